@@ -1,0 +1,125 @@
+"""Duality certificates in float64, by code that no solver owns.
+
+The certificate answers two questions about a point that somebody else computed: what is the objective there, and how
+far below it can the optimum possibly be? It reads the point and the program and nothing of the way to the point.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import torch
+from torch import Tensor
+
+from .program import Program
+from .result import Certificate
+
+
+def certify(
+    program: Program, coef: Tensor, intercept: Tensor | None = None, dual_hint: Tensor | None = None
+) -> Certificate:
+    """Bound the optimum of a program and the distance of a point from it.
+
+    Parameters
+    ----------
+    program : Program
+        The program, in the precision of the user's data; all arithmetic is float64 whatever that precision is.
+    coef : Tensor of shape ``program.coef_shape``
+        The point to certify; never changed.
+    intercept : Tensor of shape (c,), optional
+        Its intercept. Default: zeros.
+    dual_hint : Tensor of shape (N, c), optional
+        A dual point to try besides the one derived from the point (minus the per-sample gradient of the loss). It
+        need not be feasible: it is centred, moved into the domain of the conjugate and scaled first. The better bound
+        counts.
+
+    Returns
+    -------
+    Certificate
+        With a loss that has no conjugate ``dual``, ``gap`` and ``relative_gap`` are nan.
+
+    Raises
+    ------
+    ValueError
+        If the point does not have the shape of the program or is not finite.
+
+    Notes
+    -----
+    Weak duality holds for every feasible dual point, so the bound is true whatever ``coef`` is; a poor point merely
+    gets a large gap.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from convexformer_solvers import DenseMap, GroupL2, Program, Squared
+    >>> A = DenseMap(torch.eye(2, dtype=torch.float64)[:, :, None])
+    >>> program = Program(A, torch.tensor([[3.0], [0.0]], dtype=torch.float64), Squared(), GroupL2(), alpha=0.5)
+    >>> optimum = torch.tensor([[[2.0]], [[0.0]]])
+    >>> certify(program, optimum).gap
+    0.0
+    >>> certify(program, 0 * optimum).gap
+    1.0
+    """
+    _check_point(program, coef, intercept)
+    program = program.to(device=coef.device)
+    exact = _in_float64(program)
+    coef = coef.detach().double()
+    intercept = torch.zeros(coef.shape[-1]).to(coef) if intercept is None else intercept.detach().double()
+
+    pred = exact.map.matvec(coef)
+    primal = float(exact.loss_value(pred + intercept) + exact.alpha * exact.penalty.value(coef))
+    # The derived dual point takes the best intercept, not the returned one, so that it is centred from the start.
+    best = exact.best_intercept(pred, start=intercept if exact.fit_intercept else None)
+    candidates = [-exact.loss.gradient(pred + best, exact.y)]
+    if dual_hint is not None:
+        candidates.append(dual_hint.detach().to(coef))
+    feasible = [_feasible_dual_point(exact, theta) for theta in candidates]
+    dual, point = max(((float(exact.dual(theta)), theta) for theta in feasible), key=lambda pair: pair[0])
+    return Certificate(primal, dual, exact.null_value, point)
+
+
+def _check_point(program: Program, coef: Tensor, intercept: Tensor | None) -> None:
+    if tuple(coef.shape) != program.coef_shape:
+        raise ValueError(f"coef must have shape {program.coef_shape}, got {tuple(coef.shape)}")
+    if intercept is not None and tuple(intercept.shape) != (program.y.shape[1],):
+        raise ValueError(f"intercept must have shape ({program.y.shape[1]},), got {tuple(intercept.shape)}")
+    if intercept is not None and not program.fit_intercept and bool((intercept != 0).any()):
+        raise ValueError("intercept must be zero: the program has none")
+    if not bool(torch.isfinite(coef).all()) or (intercept is not None and not bool(torch.isfinite(intercept).all())):
+        raise ValueError("coef and intercept must be finite")
+
+
+def _in_float64(program: Program) -> Program:
+    """The program with targets and weights in float64; the map converts its rows as it reads them."""
+    if program.y.dtype == torch.float64:
+        return program
+    weight = None if program.sample_weight is None else program.sample_weight.double()
+    return dataclasses.replace(program, y=program.y.double(), sample_weight=weight)
+
+
+def _feasible_dual_point(program: Program, theta: Tensor) -> Tensor:
+    if program.fit_intercept:
+        theta = theta - program.weight @ theta
+        theta = _into_domain(program, theta)
+    norms = program.penalty.group_dual_norms(program.pull_back(theta))
+    largest = norms.reshape(-1, norms.shape[-1]).amax(0) if program.outputs_separate else norms.amax()
+    limit = torch.where(largest > 0, program.alpha / largest, math.inf)
+    return theta * program.loss.best_dual_scale(theta, program.y, program.weight, limit)
+
+
+def _into_domain(program: Program, theta: Tensor) -> Tensor:
+    """Mix a centred point with an interior one until the conjugate is finite; both stay centred.
+
+    The interior point is half the dual point of the best constant model: zero and that point are both in the domain.
+    """
+
+    def inside(point: Tensor) -> bool:
+        return bool(program.dual(point) > -math.inf)
+
+    if inside(theta) or math.isnan(float(program.dual(theta))):
+        return theta
+    interior = -0.5 * program.loss.gradient(program.null_intercept.expand_as(program.y), program.y)
+    interior = interior - program.weight @ interior
+    mixtures = (torch.lerp(theta, interior, 10.0**power) for power in range(-17, 0))
+    return next((point for point in mixtures if inside(point)), interior)

@@ -1,0 +1,262 @@
+"""Public tests of the contracts: for people who add a loss, a penalty, a linear map or a solver of their own.
+
+Each raises ``AssertionError`` that names the identity which failed. The package's own tests run them over every
+registered class.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from .certificate import certify
+from .losses import Logistic, Loss, Squared
+from .operators import DenseMap, LinearMap
+from .penalties import GroupL2, GroupNuclear, Penalty
+from .program import Program
+from .solver import Solver, solve
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise AssertionError(message)
+
+
+def _require_close(actual: Tensor, wanted: Tensor, tolerance: float, message: str) -> None:
+    difference = float((actual - wanted).abs().max())
+    scale = 1.0 + float(wanted.abs().max())
+    _require(difference <= tolerance * scale, f"{message}: they differ by {difference:.3e}")
+
+
+def check_loss(loss: Loss, n_outputs: int = 3, seed: int = 0) -> None:
+    """Test a loss: derivatives, smoothness, convexity, Fenchel-Young and the bookkeeping for certificates.
+
+    Parameters
+    ----------
+    loss : Loss
+        The instance to test, on its own ``example_target``.
+    n_outputs : int, default=3
+        Number of outputs to test with.
+    seed : int, default=0
+        Seed of targets and predictions.
+
+    Raises
+    ------
+    AssertionError
+        With the identity that failed.
+
+    Examples
+    --------
+    >>> from convexformer_solvers import Squared
+    >>> check_loss(Squared())
+    """
+    generator = torch.Generator().manual_seed(seed)
+    n = 40
+    y = loss.example_target(n, n_outputs, generator)
+    loss.check_target(y)
+    pred = torch.randn((n, n_outputs), generator=generator, dtype=torch.float64)
+    move = torch.randn((n, n_outputs), generator=generator, dtype=torch.float64)
+    weight = torch.full((n,), 1.0 / n, dtype=torch.float64)
+
+    value, gradient = loss.value(pred, y), loss.gradient(pred, y)
+    _require(value.shape == (n,), "value must have shape (n_samples,)")
+    _require(gradient.shape == pred.shape, "gradient must have the shape of the predictions")
+    tracked = pred.clone().requires_grad_()
+    (automatic,) = torch.autograd.grad(loss.value(tracked, y).sum(), tracked)
+    _require_close(gradient, automatic, 1e-10, "gradient is not the derivative of value")
+
+    small = 1e-6
+    numeric = (loss.gradient(pred + small * move, y) - loss.gradient(pred - small * move, y)) / (2 * small)
+    product = loss.hessian_product(pred, y, move)
+    # A kink may lie within the difference for a few samples; a wrong Hessian is wrong for most.
+    wrong = ((product - numeric).abs().amax(1) > 1e-4 * (1 + product.abs().amax(1))).double().mean()
+    _require(float(wrong) < 0.1, "hessian_product is not the derivative of gradient")
+    mean_hessian = torch.stack(
+        [weight @ loss.hessian_product(pred, y, e.expand_as(pred)) for e in torch.eye(n_outputs).double()]
+    )
+    _require_close(loss.mean_hessian(pred, y, weight), mean_hessian, 1e-10, "mean_hessian is not the mean Hessian")
+
+    excess = loss.value(pred + move, y) - value - (gradient * move).sum(1)
+    _require(bool((excess >= -1e-10).all()), "the loss is not convex")
+    if math.isfinite(loss.smoothness):
+        bound = 0.5 * loss.smoothness * move.square().sum(1)
+        _require(bool((excess <= bound + 1e-10).all()), "the curvature exceeds smoothness")
+
+    best = loss.best_intercept(pred, y, weight)
+    slope = weight @ loss.gradient(pred + best, y)
+    _require(float(slope.abs().max()) <= 1e-8, "best_intercept does not minimise the loss")
+    if loss.separable:
+        apart = torch.stack([loss.gradient(pred[:, [k]], y[:, [k]])[:, 0] for k in range(n_outputs)], 1)
+        _require_close(gradient, apart, 1e-12, "separable is True but outputs interact")
+    _check_conjugate(loss, pred, move, y, value, gradient)
+
+
+def _check_conjugate(loss: Loss, pred: Tensor, move: Tensor, y: Tensor, value: Tensor, gradient: Tensor) -> None:
+    conjugate = loss.conjugate(gradient, y)
+    if bool(conjugate.isnan().any()):
+        _require(type(loss).conjugate is Loss.conjugate, "conjugate is nan at a gradient")
+        return
+    _require_close(value + conjugate, (gradient * pred).sum(1), 1e-9, "Fenchel-Young fails with equality at the gradient")
+    elsewhere = loss.gradient(pred + move, y)
+    slack = value + loss.conjugate(elsewhere, y) - (elsewhere * pred).sum(1)
+    _require(bool((slack >= -1e-9).all()), "Fenchel-Young inequality fails: the conjugate is too small")
+    shrunk = loss.conjugate(0.5 * gradient, y)
+    _require(bool(shrunk.isfinite().all()), "the conjugate's domain must hold every point between 0 and a gradient")
+    if math.isfinite(loss.smoothness):
+        far = gradient + 1e3 * torch.sign(gradient + 1e-30)
+        _require(bool((loss.conjugate(far, y) > value.abs().max()).all()), "the conjugate is too small far outside")
+
+
+def check_penalty(penalty: Penalty, seed: int = 0) -> None:
+    """Test a penalty: norm axioms, prox (Moreau identity, optimality, zeros), dual norm and balanced factors.
+
+    Parameters
+    ----------
+    penalty : Penalty
+        The instance to test.
+    seed : int, default=0
+        Seed of the coefficients.
+
+    Raises
+    ------
+    AssertionError
+        With the identity that failed.
+
+    Examples
+    --------
+    >>> from convexformer_solvers import GroupL2
+    >>> check_penalty(GroupL2())
+    """
+    generator = torch.Generator().manual_seed(seed)
+    for shape in ((4, 3, 2), (2, 3, 2, 4), (5, 1, 1)):
+        coef = torch.randn(shape, generator=generator, dtype=torch.float64)
+        other = torch.randn(shape, generator=generator, dtype=torch.float64)
+        coef[0] = 0.0
+        value, dual_norm = penalty.value(coef), penalty.dual_norm(other)
+        _require_close(penalty.value(-3 * coef), 3 * value, 1e-12, "the penalty is not homogeneous")
+        _require(
+            float(penalty.value(coef + other)) <= float(value + penalty.value(other)) + 1e-10,
+            "the triangle inequality fails",
+        )
+        _require(float((coef * other).sum()) <= float(value * dual_norm) + 1e-10, "the dual norm is too small")
+        _check_prox(penalty, coef, other, 0.3 * float(penalty.dual_norm(coef)))
+        _check_factors(penalty, coef, generator)
+
+
+def _check_prox(penalty: Penalty, coef: Tensor, other: Tensor, step: float) -> None:
+    new = penalty.prox(coef, step)
+    dual_part = coef - new  # Moreau: the projection of coef on the dual ball of radius step
+    _require(float(penalty.dual_norm(dual_part)) <= step * (1 + 1e-9), "Moreau: coef - prox leaves the dual ball")
+    _require_close(
+        (dual_part * new).sum(), step * penalty.value(new), 1e-9, "prox is not optimal: dual norm or prox is wrong"
+    )
+
+    def objective(point: Tensor) -> float:
+        return float(step * penalty.value(point) + 0.5 * (point - coef).square().sum())
+
+    _require(objective(new) <= objective(new + 1e-3 * other) + 1e-12, "prox is not a minimiser")
+    everything = penalty.prox(coef, float(penalty.dual_norm(coef)) * (1 + 1e-12))
+    _require(bool((everything == 0).all()), "prox must give exact zeros once the step reaches the dual norm")
+
+
+def _check_factors(penalty: Penalty, coef: Tensor, generator: torch.Generator) -> None:
+    block, left, right = penalty.factorize(coef)
+    rebuilt = torch.zeros_like(coef)
+    rebuilt.index_put_(tuple(block.T), left[:, :, None] * right[:, None, :], accumulate=True)
+    _require_close(rebuilt, coef, 1e-12, "the factors do not add up to the coefficients")
+    _require_close(
+        penalty.factor_cost(left, right).sum(), penalty.value(coef), 1e-12, "the factors do not cost the penalty"
+    )
+    norms = torch.linalg.vector_norm(left, dim=1)
+    _require_close(norms, penalty.right_norm(right), 1e-12, "the factors are not balanced")
+    u = torch.randn((6, coef.shape[-2]), generator=generator, dtype=torch.float64)
+    v = torch.randn((6, coef.shape[-1]), generator=generator, dtype=torch.float64)
+    pieces = penalty.group_values(u[:, :, None] * v[:, None, :]).reshape(6, -1).sum(1)
+    _require(bool((pieces <= penalty.factor_cost(u, v) + 1e-10).all()), "factor_cost is below the penalty of its product")
+
+
+def check_map(linear_map: LinearMap, n_outputs: int = 3, seed: int = 0) -> None:
+    """Test a linear map: adjoint, matrix, precision of its products and the norm estimate.
+
+    Parameters
+    ----------
+    linear_map : LinearMap
+        The instance to test; small, as its matrix is formed.
+    n_outputs : int, default=3
+        Number of outputs to test with.
+    seed : int, default=0
+        Seed of coefficients and values.
+
+    Raises
+    ------
+    AssertionError
+        With the identity that failed.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from convexformer_solvers import DenseMap
+    >>> check_map(DenseMap(torch.randn(5, 3, 2, generator=torch.Generator().manual_seed(0))))
+    """
+    generator = torch.Generator().manual_seed(seed)
+    shape = (*linear_map.feature_shape, n_outputs)
+    coef = torch.randn(shape, generator=generator, dtype=torch.float64)
+    values = torch.randn((linear_map.n_samples, n_outputs), generator=generator, dtype=torch.float64)
+    pred, back = linear_map.matvec(coef), linear_map.rmatvec(values)
+    _require(pred.shape == values.shape and back.shape == coef.shape, "the products have wrong shapes")
+    _require(pred.dtype == back.dtype == torch.float64, "products must have the precision of their argument")
+    _require_close((pred * values).sum(), (coef * back).sum(), 1e-10, "rmatvec is not the adjoint of matvec")
+    matrix = linear_map.as_matrix().double()
+    _require_close(pred, matrix @ coef.reshape(-1, n_outputs), 1e-10, "as_matrix and matvec disagree")
+    weight = torch.rand(linear_map.n_samples, generator=generator, dtype=torch.float64)
+    norm = float(torch.linalg.matrix_norm(weight.sqrt()[:, None] * matrix, 2)) ** 2
+    estimate = linear_map.squared_norm(weight, n_steps=200)
+    _require(0.9 * norm <= estimate <= norm * (1 + 1e-9), "squared_norm is not the largest eigenvalue")
+
+
+def check_solver(solver: Solver, tol: float = 1e-6, seed: int = 0) -> None:
+    """Test a solver: certified optima on small programs, zero at alpha_max, warm starts, exact zeros, no side effects.
+
+    Parameters
+    ----------
+    solver : Solver
+        The instance to test.
+    tol : float, default=1e-6
+        Relative gap that it must reach.
+    seed : int, default=0
+        Seed of the programs.
+
+    Raises
+    ------
+    AssertionError
+        With the requirement that failed.
+
+    Examples
+    --------
+    >>> from convexformer_solvers import Fista
+    >>> check_solver(Fista())
+    """
+    generator = torch.Generator().manual_seed(seed)
+    data = torch.randn((30, 4, 3), generator=generator, dtype=torch.float64)
+    for loss, penalty, intercept in ((Squared(), GroupL2(), True), (Logistic(), GroupNuclear(), False)):
+        y = loss.example_target(30, 2, generator)
+        program = Program(DenseMap(data), y, loss, penalty, 1.0, fit_intercept=intercept)
+        before = (data.clone(), y.clone())
+        result = solve(program.with_alpha(0.2 * program.alpha_max), solver, tol=tol)
+        gap = result.certificate.relative_gap
+        _require(-1e-9 <= gap <= tol, f"{loss} with {penalty}: relative gap {gap:.3e} is not within {tol:.0e}")
+        again = certify(program.with_alpha(0.2 * program.alpha_max), result.coef, result.intercept)
+        _require(again.primal == result.certificate.primal, "the certificate is not that of the returned point")
+        _require(torch.equal(before[0], data) and torch.equal(before[1], y), "the solver changed the data")
+
+        above = solve(program.with_alpha(1.05 * program.alpha_max), solver, tol=tol)
+        _require(bool((above.coef == 0).all()), "the solution above alpha_max must be exactly zero")
+        below_program = program.with_alpha(0.95 * program.alpha_max)
+        below = solve(below_program, solver, tol=tol)
+        n_groups = int((penalty.group_values(below.coef) > 0).sum())
+        _require(0 < n_groups < 8, f"just below alpha_max {n_groups} groups are nonzero: zeros must be exact")
+        warm = solve(below_program, solver, tol=tol, start=(below.coef, below.intercept))
+        _require(warm.n_iter <= below.n_iter, "a start from the solution took longer than a cold one")
+        _require(certify(below_program, warm.coef, warm.intercept).relative_gap <= tol, "a warm start lost the solution")

@@ -1,0 +1,244 @@
+"""Linear maps from block coefficients to predictions.
+
+A coefficient array has shape ``(*block_shape, d, c)``: any number of leading block axes, then ``d`` features and
+``c`` outputs. A linear map of ``N`` samples takes it to an ``(N, c)`` array of predictions. Nothing here knows what a
+block means.
+
+Every product is computed **in the precision of its argument**: a float64 coefficient array times a float32 map gives a
+float64 result, with the map's rows converted chunk by chunk. This is what lets a certificate be computed in float64
+without a float64 copy of the data.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+# Elements of one temporary: 32 MiB in float64, large enough for full matrix-product speed.
+_CHUNK_ELEMENTS = 2**22
+
+
+class LinearMap(ABC):
+    """Linear map ``A``: coefficients ``(*block_shape, d, c)`` to predictions ``(N, c)``.
+
+    Subclasses give `shape`-like properties and the two products; all else is derived from them. ``check_map`` in
+    ``checks`` tests a new one.
+    """
+
+    @property
+    @abstractmethod
+    def n_samples(self) -> int:
+        """Number of samples ``N``."""
+
+    @property
+    @abstractmethod
+    def feature_shape(self) -> tuple[int, ...]:
+        """Shape of one output's coefficients, ``(*block_shape, d)``."""
+
+    @property
+    @abstractmethod
+    def dtype(self) -> torch.dtype:
+        """Precision in which the data are held."""
+
+    @property
+    @abstractmethod
+    def device(self) -> torch.device:
+        """Device on which the data are held."""
+
+    @abstractmethod
+    def matvec(self, coef: Tensor) -> Tensor:
+        """Predictions ``A coef``, shape ``(N, c)``, for ``coef`` of shape ``(*feature_shape, c)``."""
+
+    @abstractmethod
+    def rmatvec(self, values: Tensor) -> Tensor:
+        """Adjoint ``A' values``, shape ``(*feature_shape, c)``, for ``values`` of shape ``(N, c)``."""
+
+    @abstractmethod
+    def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> LinearMap:
+        """The same map held in another precision or on another device (itself when nothing changes)."""
+
+    @abstractmethod
+    def as_matrix(self) -> Tensor:
+        """The ``(N, prod(feature_shape))`` matrix. Only for exact solvers at small scale."""
+
+    def squared_norm(self, weight: Tensor, n_steps: int = 20) -> float:
+        """Largest eigenvalue of ``A' diag(weight) A``, estimated from below by power iteration.
+
+        Parameters
+        ----------
+        weight : Tensor of shape (N,)
+            Non-negative weights of the samples.
+        n_steps : int, default=20
+            Power steps; twenty give about two digits, enough for a first step size that a step search corrects.
+
+        Returns
+        -------
+        float
+        """
+        generator = torch.Generator().manual_seed(0)
+        vector = torch.randn((*self.feature_shape, 1), generator=generator, dtype=weight.dtype).to(weight.device)
+        value = 0.0
+        for _ in range(n_steps):
+            norm = float(torch.linalg.vector_norm(vector))
+            if norm == 0.0 or not math.isfinite(norm):
+                break
+            vector = self.rmatvec(weight[:, None] * self.matvec(vector / norm))
+            value = float(torch.linalg.vector_norm(vector))
+        return value
+
+
+def _row_chunks(n_rows: int, n_columns: int) -> Iterator[slice]:
+    size = max(1, _CHUNK_ELEMENTS // max(1, n_columns))
+    for start in range(0, n_rows, size):
+        yield slice(start, min(start + size, n_rows))
+
+
+class DenseMap(LinearMap):
+    """Dense map ``coef -> sum_b <X_i[b], coef[b]>`` held as one array.
+
+    Parameters
+    ----------
+    data : Tensor of shape (N, *block_shape, d)
+        One block array per sample; at least two-dimensional. Never copied.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from convexformer_solvers import DenseMap
+    >>> A = DenseMap(torch.ones(5, 3, 2))
+    >>> A.matvec(torch.ones(3, 2, 1)).shape
+    torch.Size([5, 1])
+    """
+
+    def __init__(self, data: Tensor) -> None:
+        if data.ndim < 2:
+            raise ValueError(f"data must have at least two dimensions (samples, ..., features), got shape {tuple(data.shape)}")
+        self.data = data
+        self._rows = data.reshape(data.shape[0], -1)
+
+    @property
+    def n_samples(self) -> int:
+        return self.data.shape[0]
+
+    @property
+    def feature_shape(self) -> tuple[int, ...]:
+        return tuple(self.data.shape[1:])
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.data.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.data.device
+
+    def matvec(self, coef: Tensor) -> Tensor:
+        columns = coef.reshape(-1, coef.shape[-1])
+        if coef.dtype == self.dtype:
+            return self._rows @ columns
+        result = coef.new_empty((self.n_samples, coef.shape[-1]))
+        for rows in _row_chunks(*self._rows.shape):
+            result[rows] = self._rows[rows].to(coef.dtype) @ columns
+        return result
+
+    def rmatvec(self, values: Tensor) -> Tensor:
+        if values.dtype == self.dtype:
+            result = self._rows.T @ values
+        else:
+            result = values.new_zeros((self._rows.shape[1], values.shape[1]))
+            for rows in _row_chunks(*self._rows.shape):
+                result += self._rows[rows].to(values.dtype).T @ values[rows]
+        return result.reshape(*self.feature_shape, values.shape[1])
+
+    def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> DenseMap:
+        data = self.data.to(dtype=dtype or self.dtype, device=device or self.device)
+        return self if data is self.data else DenseMap(data)
+
+    def as_matrix(self) -> Tensor:
+        return self._rows
+
+
+class GatedMap(LinearMap):
+    """Gated map ``coef -> sum_g mask[i, g] sum_b <X_i[b], coef[g, b]>``; the gated design is never materialised.
+
+    With ``A_g = diag(mask[:, g]) A`` all that is stored is ``X`` and the masks (paper [C], Thm 3).
+
+    Parameters
+    ----------
+    data : Tensor of shape (N, *block_shape, d)
+        One block array per sample. Never copied.
+    masks : Tensor of shape (N, h), bool
+        Which samples each of the ``h`` gates lets through.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from convexformer_solvers import GatedMap
+    >>> A = GatedMap(torch.ones(5, 3, 2), torch.ones(5, 4, dtype=torch.bool))
+    >>> A.feature_shape
+    (4, 3, 2)
+    """
+
+    def __init__(self, data: Tensor, masks: Tensor) -> None:
+        if masks.ndim != 2 or masks.shape[0] != data.shape[0] or masks.dtype != torch.bool:
+            raise ValueError(
+                f"masks must be a bool array of shape ({data.shape[0]}, n_gates), "
+                f"got {masks.dtype} of shape {tuple(masks.shape)}"
+            )
+        self._dense = DenseMap(data)
+        self.masks = masks
+
+    @property
+    def n_samples(self) -> int:
+        return self._dense.n_samples
+
+    @property
+    def feature_shape(self) -> tuple[int, ...]:
+        return (self.masks.shape[1], *self._dense.feature_shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._dense.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self._dense.device
+
+    def _chunks(self, n_outputs: int) -> Iterator[tuple[slice, Tensor]]:
+        """Row slices with the data of those rows; bounds every temporary of both products."""
+        rows_matrix = self._dense.as_matrix()
+        widest = max(rows_matrix.shape[1], self.masks.shape[1] * n_outputs)
+        for rows in _row_chunks(self.n_samples, widest):
+            yield rows, rows_matrix[rows]
+
+    def matvec(self, coef: Tensor) -> Tensor:
+        n_gates, n_outputs = self.masks.shape[1], coef.shape[-1]
+        # (h, p, c) -> (p, h c): one product serves every gate and output.
+        columns = coef.reshape(n_gates, -1, n_outputs).transpose(0, 1).reshape(-1, n_gates * n_outputs)
+        result = coef.new_empty((self.n_samples, n_outputs))
+        for rows, data in self._chunks(n_outputs):
+            by_gate = (data.to(coef.dtype) @ columns).reshape(-1, n_gates, n_outputs)
+            by_gate *= self.masks[rows, :, None]
+            torch.sum(by_gate, dim=1, out=result[rows])
+        return result
+
+    def rmatvec(self, values: Tensor) -> Tensor:
+        n_gates, n_outputs = self.masks.shape[1], values.shape[1]
+        result = values.new_zeros((math.prod(self._dense.feature_shape), n_gates * n_outputs))
+        for rows, data in self._chunks(n_outputs):
+            by_gate = (self.masks[rows, :, None] * values[rows, None, :]).reshape(-1, n_gates * n_outputs)
+            result.addmm_(data.to(values.dtype).T, by_gate)
+        return result.reshape(-1, n_gates, n_outputs).transpose(0, 1).reshape(*self.feature_shape, n_outputs)
+
+    def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> GatedMap:
+        dense = self._dense.to(dtype, device)
+        masks = self.masks.to(device=device or self.masks.device)
+        return self if dense is self._dense and masks is self.masks else GatedMap(dense.data, masks)
+
+    def as_matrix(self) -> Tensor:
+        rows = self._dense.as_matrix()
+        return (self.masks[:, :, None] * rows[:, None, :]).reshape(self.n_samples, -1)

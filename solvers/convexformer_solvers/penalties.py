@@ -1,0 +1,213 @@
+"""Penalties: value, prox, dual norm, rank-one factors and cvxpy expression.
+
+A penalty is a norm on coefficient arrays ``(*block_shape, d, c)``, summed over blocks. It holds no ``alpha``: that
+belongs to the program. Each is the gauge of rank-one blocks ``u v'`` with ``|u|_2 <= 1`` and ``v`` in the unit ball of
+a norm on outputs, which is what maps a solution back to network weights: ``factorize`` splits a block into balanced
+pairs ``(u, v)``, and ``factor_cost`` is the weight decay of such pairs. A new penalty is one class and one line of
+``PENALTIES``; ``check_penalty`` tests it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Factors(NamedTuple):
+    """Rank-one pieces of a coefficient array: ``coef[block[j]] = sum of outer(left[j], right[j])``.
+
+    Attributes
+    ----------
+    block : Tensor of shape (m, n_block_axes), int64
+        Index of the block that each piece belongs to.
+    left : Tensor of shape (m, d)
+        Feature factors.
+    right : Tensor of shape (m, c)
+        Output factors.
+    """
+
+    block: Tensor
+    left: Tensor
+    right: Tensor
+
+
+class Penalty(ABC):
+    """A norm of coefficient arrays that is a sum over blocks.
+
+    Attributes
+    ----------
+    separable : bool
+        Whether the norm is also a sum over outputs.
+    """
+
+    separable: ClassVar[bool] = False
+
+    @abstractmethod
+    def group_values(self, coef: Tensor) -> Tensor:
+        """Norm of each group; their sum is the penalty."""
+
+    @abstractmethod
+    def group_dual_norms(self, coef: Tensor) -> Tensor:
+        """Dual norm of each group; their largest is the dual norm. Outputs are the last axis when `separable`."""
+
+    @abstractmethod
+    def prox(self, coef: Tensor, step: float) -> Tensor:
+        """Minimiser over ``z`` of ``step * penalty(z) + |z - coef|^2 / 2``."""
+
+    @abstractmethod
+    def factorize(self, coef: Tensor) -> Factors:
+        """Balanced rank-one pieces whose ``factor_cost`` sums to the penalty (paper [C], Prop. 1)."""
+
+    @abstractmethod
+    def right_norm(self, right: Tensor) -> Tensor:
+        """Norm of output factors, shape ``(m,)`` for ``right`` of shape ``(m, c)``."""
+
+    def expression(self, coef: Any, n_blocks: int) -> Any:
+        """cvxpy expression for a variable of shape ``(n_blocks * d, c)``, blocks stacked."""
+        raise NotImplementedError(f"{type(self).__name__} has no method 'expression', which the solver 'exact' needs")
+
+    def value(self, coef: Tensor) -> Tensor:
+        """Penalty of ``coef``, a scalar tensor."""
+        return self.group_values(coef).sum()
+
+    def dual_norm(self, coef: Tensor) -> Tensor:
+        """Largest ``<coef, z>`` over ``penalty(z) <= 1``, a scalar tensor."""
+        return self.group_dual_norms(coef).amax()
+
+    def factor_cost(self, left: Tensor, right: Tensor) -> Tensor:
+        """Weight decay ``(|left|_2^2 + right_norm(right)^2) / 2`` of each pair, shape ``(m,)``.
+
+        At least the penalty of ``outer(left, right)``, with equality when the pair is balanced.
+        """
+        return 0.5 * (left.square().sum(1) + self.right_norm(right).square())
+
+
+@dataclass(frozen=True)
+class GroupL2(Penalty):
+    r"""Group norm :math:`\sum_{b, l} \|z_{b, :, l}\|_2` over features, per block and output.
+
+    Equals the decay :math:`\frac12(\|w_2\|_2^2 + \|w_3\|_1^2)` of the heads (paper [C], Thms 1 and 2).
+
+    Examples
+    --------
+    >>> import torch
+    >>> GroupL2().value(torch.tensor([[[3.0], [4.0]]]))
+    tensor(5.)
+    """
+
+    separable: ClassVar[bool] = True
+
+    def group_values(self, coef: Tensor) -> Tensor:
+        return torch.linalg.vector_norm(coef, dim=-2)
+
+    def group_dual_norms(self, coef: Tensor) -> Tensor:
+        return torch.linalg.vector_norm(coef, dim=-2)
+
+    def prox(self, coef: Tensor, step: float) -> Tensor:
+        norms = torch.linalg.vector_norm(coef, dim=-2, keepdim=True)
+        # A zero norm gives -inf here, hence scale 0; never 0/0.
+        return coef * (1 - step / norms).clamp(min=0)
+
+    def factorize(self, coef: Tensor) -> Factors:
+        norms = self.group_values(coef)
+        index = norms.nonzero()
+        block, output = index[:, :-1], index[:, -1]
+        kept = norms[tuple(index.T)]
+        root = kept.sqrt()
+        # Divide before taking the root out, so that tiny groups keep their direction.
+        left = coef.transpose(-1, -2)[tuple(index.T)] / kept[:, None] * root[:, None]
+        right = root[:, None] * torch.nn.functional.one_hot(output, coef.shape[-1])
+        return Factors(block, left, right)
+
+    def right_norm(self, right: Tensor) -> Tensor:
+        return torch.linalg.vector_norm(right, ord=1, dim=1)
+
+    def expression(self, coef: Any, n_blocks: int) -> Any:
+        import cvxpy as cp
+
+        groups = cp.reshape(coef, (coef.shape[0] // n_blocks, n_blocks * coef.shape[1]), order="F")
+        return cp.sum(cp.norm(groups, 2, axis=0))
+
+
+@dataclass(frozen=True)
+class GroupNuclear(Penalty):
+    r"""Nuclear norm :math:`\sum_b \|Z_b\|_*` of each block :math:`Z_b \in R^{d \times c}`.
+
+    Equals the standard weight decay :math:`\frac12(\|w_2\|_2^2 + \|w_3\|_2^2)` of the heads, which lets outputs share
+    features.
+
+    Examples
+    --------
+    >>> import torch
+    >>> GroupNuclear().value(torch.eye(2)[None])
+    tensor(2.)
+    """
+
+    def group_values(self, coef: Tensor) -> Tensor:
+        return torch.linalg.svdvals(coef).sum(-1)
+
+    def group_dual_norms(self, coef: Tensor) -> Tensor:
+        return torch.linalg.svdvals(coef)[..., 0]
+
+    def prox(self, coef: Tensor, step: float) -> Tensor:
+        wide = coef.shape[-1] > coef.shape[-2]
+        tall = (coef.transpose(-1, -2) if wide else coef).double()
+        # Eigenvectors of the smaller Gram side: batched, and accurate for singular values of the size of the step
+        # when formed in float64.
+        squares, basis = torch.linalg.eigh(tall.transpose(-1, -2) @ tall)
+        scale = (1 - step / squares.clamp(min=0).sqrt()).clamp(min=0)
+        shrunk = (tall @ basis * scale[..., None, :]) @ basis.transpose(-1, -2)
+        return (shrunk.transpose(-1, -2) if wide else shrunk).to(coef.dtype)
+
+    def factorize(self, coef: Tensor) -> Factors:
+        u, s, vh = torch.linalg.svd(coef, full_matrices=False)
+        rounding = s[..., :1] * max(coef.shape[-2:]) * torch.finfo(coef.dtype).eps
+        index = (s > rounding).nonzero()
+        where = tuple(index.T)
+        root = s[where].sqrt()[:, None]
+        return Factors(index[:, :-1], root * u.transpose(-1, -2)[where], root * vh[where])
+
+    def right_norm(self, right: Tensor) -> Tensor:
+        return torch.linalg.vector_norm(right, dim=1)
+
+    def expression(self, coef: Any, n_blocks: int) -> Any:
+        import cvxpy as cp
+
+        d = coef.shape[0] // n_blocks
+        return sum(cp.normNuc(coef[b * d : (b + 1) * d]) for b in range(n_blocks))
+
+
+PENALTIES: dict[str, type[Penalty]] = {"group_l2": GroupL2, "nuclear": GroupNuclear}
+
+
+def get_penalty(penalty: str | Penalty) -> Penalty:
+    """The penalty of a registered name, or the instance itself.
+
+    Parameters
+    ----------
+    penalty : str or Penalty
+        A key of ``PENALTIES`` or an instance.
+
+    Returns
+    -------
+    Penalty
+
+    Raises
+    ------
+    ValueError
+        If the name is unknown.
+
+    Examples
+    --------
+    >>> get_penalty("group_l2")
+    GroupL2()
+    """
+    if isinstance(penalty, Penalty):
+        return penalty
+    if isinstance(penalty, str) and penalty in PENALTIES:
+        return PENALTIES[penalty]()
+    raise ValueError(f"penalty must be one of {sorted(PENALTIES)} or a Penalty instance, got {penalty!r}")

@@ -1,0 +1,188 @@
+r"""The convex program that every solver takes and every certificate speaks of.
+
+.. math:: \min_{Z, b} \; P(Z, b) = \sum_i p_i \, l((A Z)_i + b, y_i) + \alpha \, \Omega(Z),
+          \qquad p_i = w_i / \sum_j w_j
+
+and its dual, with one row :math:`\theta_i` per sample:
+
+.. math:: \max_\theta \; D(\theta) = -\sum_i p_i \, l^*(-\theta_i, y_i)
+          \quad \text{s.t.} \quad \Omega^\circ(A^\top \mathrm{diag}(p)\, \theta) \le \alpha,
+          \quad \sum_i p_i \theta_i = 0 \;\text{(with an intercept)}.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from .losses import Loss
+from .operators import LinearMap
+from .penalties import Penalty
+
+
+@dataclass(frozen=True)
+class Program:
+    r"""Penalised mean-loss program over a linear map; immutable.
+
+    Parameters
+    ----------
+    map : LinearMap
+        Coefficients to predictions.
+    y : Tensor of shape (N, c)
+        Targets as the loss wants them (classes one-hot or as -1 and 1).
+    loss : Loss
+        Convex in the predictions of each sample.
+    penalty : Penalty
+        Norm of the coefficients.
+    alpha : float
+        Weight of the penalty against the **mean** loss; positive.
+    sample_weight : Tensor of shape (N,), optional
+        Non-negative; only ratios matter. Default: equal weights.
+    fit_intercept : bool, default=False
+        Whether an unpenalised constant per output is part of the model.
+
+    Raises
+    ------
+    ValueError
+        If shapes, weights, targets or ``alpha`` are not as above.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from convexformer_solvers import DenseMap, GroupL2, Program, Squared
+    >>> A = DenseMap(torch.eye(3, dtype=torch.float64)[:, :, None])
+    >>> program = Program(A, torch.tensor([[3.0], [0.0], [0.0]], dtype=torch.float64), Squared(), GroupL2(), alpha=0.5)
+    >>> program.alpha_max
+    1.0
+    """
+
+    map: LinearMap
+    y: Tensor
+    loss: Loss
+    penalty: Penalty
+    alpha: float
+    sample_weight: Tensor | None = None
+    fit_intercept: bool = False
+
+    def __post_init__(self) -> None:
+        n = self.map.n_samples
+        if self.y.ndim != 2 or self.y.shape[0] != n:
+            raise ValueError(f"y must have shape ({n}, n_outputs), got {tuple(self.y.shape)}")
+        if not bool(torch.isfinite(self.y).all()):
+            raise ValueError("y must be finite, got NaN or infinite values")
+        check_alpha(self.alpha)
+        self.loss.check_target(self.y)
+        weight = self.sample_weight
+        if weight is not None:
+            if weight.shape != (n,):
+                raise ValueError(f"sample_weight must have shape ({n},), got {tuple(weight.shape)}")
+            if not bool(torch.isfinite(weight).all()) or bool((weight < 0).any()):
+                raise ValueError("sample_weight must be finite and non-negative")
+            if not float(weight.sum()) > 0:
+                raise ValueError("sample_weight must have a positive sum")
+
+    @property
+    def coef_shape(self) -> tuple[int, ...]:
+        """Shape of a coefficient array, ``(*block_shape, d, c)``."""
+        return (*self.map.feature_shape, self.y.shape[1])
+
+    @property
+    def outputs_separate(self) -> bool:
+        """Whether the program is one independent program per output."""
+        return self.loss.separable and self.penalty.separable
+
+    @cached_property
+    def weight(self) -> Tensor:
+        """Weights ``p`` of the samples, summing to 1, in the precision of ``y``."""
+        if self.sample_weight is None:
+            return self.y.new_full((self.map.n_samples,), 1.0 / self.map.n_samples)
+        weight = self.sample_weight.to(self.y)
+        return weight / weight.sum()
+
+    def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Program:
+        """The same program with data held in another precision or on another device."""
+        y = self.y.to(dtype=dtype or self.y.dtype, device=device or self.y.device)
+        new_map = self.map.to(dtype, device)
+        if y is self.y and new_map is self.map:
+            return self
+        weight = None if self.sample_weight is None else self.sample_weight.to(y)
+        return dataclasses.replace(self, map=new_map, y=y, sample_weight=weight)
+
+    def with_alpha(self, alpha: float) -> Program:
+        """The same program with another weight of the penalty."""
+        return dataclasses.replace(self, alpha=alpha)
+
+    def loss_value(self, pred: Tensor) -> Tensor:
+        """Mean loss of predictions ``(N, c)``, a scalar tensor."""
+        return (self.weight * self.loss.value(pred, self.y)).sum()
+
+    def pull_back(self, theta: Tensor) -> Tensor:
+        """``A' diag(p) theta``: minus the gradient of the mean loss when ``theta`` is minus its per-sample gradient."""
+        return self.map.rmatvec(self.weight[:, None] * theta)
+
+    def best_intercept(self, pred: Tensor, start: Tensor | None = None) -> Tensor:
+        """Best constant per output to add to ``pred``; zeros when the program has no intercept."""
+        if not self.fit_intercept:
+            return pred.new_zeros(pred.shape[1])
+        return self.loss.best_intercept(pred, self.y, self.weight, start)
+
+    def lipschitz(self, pred: Tensor) -> float:
+        """Estimate of the Lipschitz constant of the mean loss's gradient in the coefficients, for first step sizes.
+
+        Where the loss has no curvature bound the curvature at ``pred`` stands in. 1 when the data are all zero.
+        """
+        smoothness = self.loss.smoothness
+        if not math.isfinite(smoothness):
+            curvature = self.loss.hessian_product(pred, self.y, torch.ones_like(pred))
+            smoothness = float(curvature[self.weight > 0].amax())
+        return smoothness * self.map.squared_norm(self.weight) or 1.0
+
+    def primal(self, coef: Tensor, intercept: Tensor | None = None) -> Tensor:
+        """Objective at a point, a scalar tensor in the precision of ``coef`` and ``y``."""
+        pred = self.map.matvec(coef)
+        if intercept is not None:
+            pred = pred + intercept
+        return self.loss_value(pred) + self.alpha * self.penalty.value(coef)
+
+    def dual(self, theta: Tensor) -> Tensor:
+        """Dual objective at ``theta`` of shape ``(N, c)``, **whether feasible or not**; -inf outside the domain."""
+        # Samples of weight zero take no part; their conjugate may be inf, and 0 * inf is not 0.
+        terms = torch.where(self.weight > 0, self.weight * self.loss.conjugate(-theta, self.y), 0.0)
+        return -terms.sum()
+
+    @cached_property
+    def null_intercept(self) -> Tensor:
+        """Intercept of the best constant model, shape ``(c,)``."""
+        return self.best_intercept(torch.zeros_like(self.y))
+
+    @cached_property
+    def null_value(self) -> float:
+        """Objective of the best constant model: the reference of relative gaps.
+
+        Kept above the rounding of the loss at zero, so that a constant ``y`` leaves relative gaps meaningful.
+        """
+        constant = self.loss_value(self.null_intercept.expand_as(self.y))
+        rounding = torch.finfo(self.y.dtype).eps * self.loss_value(torch.zeros_like(self.y))
+        return max(float(constant), float(rounding))
+
+    @cached_property
+    def alpha_max(self) -> float:
+        """Smallest ``alpha`` whose solution is zero."""
+        theta = -self.loss.gradient(self.null_intercept.expand_as(self.y), self.y)
+        return float(self.penalty.dual_norm(self.pull_back(theta)))
+
+
+def check_alpha(alpha: float) -> None:
+    """Raise ``ValueError`` unless ``alpha`` is a positive finite number.
+
+    Zero is refused: without decay the dual has no interior and no certificate can be given.
+    """
+    if isinstance(alpha, bool) or not isinstance(alpha, (int, float)):
+        raise ValueError(f"alpha must be a positive finite number, got {alpha!r}")
+    if not (math.isfinite(alpha) and alpha > 0):
+        raise ValueError(f"alpha must be positive and finite (without decay there is no certificate), got {alpha!r}")

@@ -1,0 +1,52 @@
+"""Names of the solvers; each is loaded when first asked for."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from .solver import Solver
+
+SOLVERS: dict[str, str] = {
+    "exact": "convexformer_solvers.exact:Exact",
+    "fista": "convexformer_solvers.fista:Fista",
+}
+
+
+def get_solver(solver: str | Solver) -> Solver:
+    """The solver of a registered name, a cvxpy solver by its name, or the instance itself.
+
+    Parameters
+    ----------
+    solver : str or Solver
+        A key of ``SOLVERS``; the name of a solver that cvxpy knows, in any case (``"mosek"`` is ``Exact("MOSEK")``);
+        or an instance.
+
+    Returns
+    -------
+    Solver
+
+    Raises
+    ------
+    ValueError
+        If nobody knows the name.
+
+    Examples
+    --------
+    >>> get_solver("scs")
+    Exact('SCS')
+    """
+    if isinstance(solver, Solver):
+        return solver
+    if isinstance(solver, str):
+        if solver in SOLVERS:
+            module, _, attribute = SOLVERS[solver].partition(":")
+            return getattr(import_module(module), attribute)()
+        from cvxpy.settings import SOLVERS as CVXPY_SOLVERS
+
+        if solver.upper() in CVXPY_SOLVERS:
+            from .exact import Exact
+
+            return Exact(solver)
+    raise ValueError(
+        f"solver must be one of {sorted(SOLVERS)}, the name of a solver of cvxpy, or a Solver instance, got {solver!r}"
+    )

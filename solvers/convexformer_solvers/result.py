@@ -1,0 +1,170 @@
+"""What a solve returns: status, certificate, history and the solution itself."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+from torch import Tensor
+
+
+class Status(Enum):
+    """How a solve ended; the value is the message that users read."""
+
+    CONVERGED = "converged: the certified relative gap is within tol"
+    MAX_ITER = "out of iterations before the certified relative gap was within tol"
+    STALLED = "no further progress is possible in this solver and precision"
+    STOPPED = "stopped by the callback"
+    INTERRUPTED = "interrupted from the keyboard"
+
+
+@dataclass(frozen=True, repr=False)
+class Certificate:
+    """Float64 bounds on the optimal value, computed by ``certify`` and by nothing else.
+
+    Attributes
+    ----------
+    primal : float
+        Objective at the returned point.
+    dual : float
+        Lower bound on the optimal value of the program; nan when the loss has no conjugate.
+    reference : float
+        Objective of the best constant model, the unit of the relative gap.
+    dual_point : Tensor of shape (N, c) or None
+        The feasible point behind `dual`: anyone can check the bound with ``Program.dual``.
+
+    Examples
+    --------
+    >>> Certificate(primal=1.5, dual=1.25, reference=5.0)
+    Certificate(primal=1.5, dual=1.25, gap=0.25, relative_gap=0.05)
+    """
+
+    primal: float
+    dual: float
+    reference: float
+    dual_point: Tensor | None = field(default=None, compare=False)
+
+    @property
+    def gap(self) -> float:
+        """``primal - dual``: the objective is at most this far above the optimum.
+
+        Rounding can make it negative by about 1e-16 of the objective.
+        """
+        return self.primal - self.dual
+
+    @property
+    def relative_gap(self) -> float:
+        """``gap / reference``; what ``tol`` bounds."""
+        if self.gap == 0.0:
+            return 0.0
+        return self.gap / self.reference if self.reference > 0 else math.copysign(math.inf, self.gap)
+
+    def tighten(self, other: Certificate) -> Certificate:
+        """This certificate with the better dual bound of the two, both being of the same program.
+
+        A bound on the optimum holds whichever point it was derived from.
+        """
+        if not other.dual > self.dual:
+            return self
+        return replace(self, dual=other.dual, dual_point=other.dual_point)
+
+    def __repr__(self) -> str:
+        figures = ", ".join(f"{name}={getattr(self, name):.12g}" for name in ("primal", "dual", "gap", "relative_gap"))
+        return f"Certificate({figures})"
+
+
+@dataclass
+class History:
+    """Certified progress of a solve, one entry per certificate.
+
+    Attributes
+    ----------
+    iteration, seconds, primal, dual, relative_gap : list
+        Iteration count, seconds since the start, and the figures of the certificate at that moment.
+    """
+
+    iteration: list[int] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    primal: list[float] = field(default_factory=list)
+    dual: list[float] = field(default_factory=list)
+    relative_gap: list[float] = field(default_factory=list)
+
+    def append(self, iteration: int, seconds: float, certificate: Certificate) -> None:
+        """Record one certificate."""
+        self.iteration.append(iteration)
+        self.seconds.append(seconds)
+        self.primal.append(certificate.primal)
+        self.dual.append(certificate.dual)
+        self.relative_gap.append(certificate.relative_gap)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a callback sees after each certificate; returning True stops the solve.
+
+    Attributes
+    ----------
+    iteration : int
+        Iterations done.
+    seconds : float
+        Seconds since the start.
+    certificate : Certificate
+        Certificate at the current point.
+    coef : Tensor
+        Current coefficients; not to be modified.
+    intercept : Tensor of shape (c,)
+        Current intercept.
+    """
+
+    iteration: int
+    seconds: float
+    certificate: Certificate
+    coef: Tensor = field(repr=False)
+    intercept: Tensor = field(repr=False)
+
+
+@dataclass(frozen=True)
+class SolverResult:
+    """Solution of a program with its certificate.
+
+    Attributes
+    ----------
+    coef : Tensor of shape (*feature_shape, c)
+        Coefficients.
+    intercept : Tensor of shape (c,)
+        Intercept; zeros when the program has none.
+    certificate : Certificate
+        Float64 bounds at exactly this point.
+    status : Status
+        How the solve ended.
+    n_iter : int
+        Iterations done.
+    seconds : float
+        Wall time.
+    history : History
+        Certified progress.
+    solver : str
+        Name of the solver.
+    """
+
+    coef: Tensor = field(repr=False)
+    intercept: Tensor = field(repr=False)
+    certificate: Certificate
+    status: Status
+    n_iter: int
+    seconds: float
+    history: History = field(repr=False)
+    solver: str
+
+
+class SolverInterrupted(KeyboardInterrupt):
+    """Raised on Ctrl-C during a solve; `result` holds the best point so far and its certificate."""
+
+    def __init__(self, result: SolverResult) -> None:
+        super().__init__(result.status.value)
+        self.result = result
+
+
+class SolverUnavailableError(RuntimeError):
+    """A solver that was asked for is not installed or has no licence; the message says what to do."""

@@ -1,0 +1,257 @@
+"""The contract of a solver and the one loop that runs, certifies and stops every solver."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from sklearn.exceptions import ConvergenceWarning
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from .certificate import certify
+from .losses import Loss
+from .penalties import Penalty
+from .program import Program
+from .result import Certificate, History, Progress, SolverInterrupted, SolverResult, Status
+
+Callback = Callable[[Progress], "bool | None"]
+
+
+class Point(NamedTuple):
+    """A primal point, with a dual point where the solver has one to offer.
+
+    Attributes
+    ----------
+    coef : Tensor of shape ``program.coef_shape``
+        Coefficients; a solver never changes them in place once it has handed them out.
+    intercept : Tensor of shape (c,)
+        Intercept; zeros when the program has none.
+    dual : Tensor of shape (N, c) or None
+        A candidate for ``certify``; need not be feasible.
+    """
+
+    coef: Tensor
+    intercept: Tensor
+    dual: Tensor | None = None
+
+
+class Solver(ABC):
+    """An algorithm as three steps; ``solve`` does everything else.
+
+    A solver never computes its own gap and never decides that it is done because its answer is good: it moves, and
+    the loop certifies. To add one: a subclass in a file of its own and a line in ``registry.SOLVERS``; ``check_solver``
+    tests it.
+
+    Attributes
+    ----------
+    requires_of_loss, requires_of_penalty : tuple of str
+        Optional methods that the algorithm calls; ``solve`` names those that a loss or penalty lacks.
+    check_interval : int
+        Iterations between certificates; a certificate costs about one pass over the data.
+    """
+
+    requires_of_loss: ClassVar[tuple[str, ...]] = ()
+    requires_of_penalty: ClassVar[tuple[str, ...]] = ()
+    check_interval: ClassVar[int] = 10
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """Name that users select the solver by."""
+
+    @abstractmethod
+    def init(self, program: Program, start: Point) -> Any:
+        """State at the given starting point."""
+
+    @abstractmethod
+    def step(self, program: Program, state: Any) -> Any:
+        """The state after one iteration."""
+
+    @abstractmethod
+    def point(self, program: Program, state: Any) -> Point:
+        """The point that the state stands for."""
+
+    def finished(self, state: Any) -> bool:
+        """Whether further steps could not change the point, whatever its quality."""
+        return False
+
+
+def solve(
+    program: Program,
+    solver: Solver,
+    *,
+    tol: float = 1e-4,
+    max_iter: int = 10_000,
+    start: tuple[Tensor, Tensor] | None = None,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+    callback: Callback | None = None,
+    verbose: bool = False,
+) -> SolverResult:
+    """Run a solver on a program until the certified relative gap is at most ``tol``.
+
+    Parameters
+    ----------
+    program : Program
+        What to solve. The certificate speaks of the program in the precision given here.
+    solver : Solver
+        The algorithm.
+    tol : float, default=1e-4
+        Bound on the relative gap, ``(primal - dual) / (objective of the best constant model)``.
+    max_iter : int, default=10000
+        Iterations at most.
+    start : (coef, intercept), optional
+        Starting point. Default: the best constant model.
+    dtype : torch.dtype, optional
+        Precision in which the solver works. Default: that of the program's map.
+    device : torch.device or str, optional
+        Device on which solver and certificate work. Default: that of the program's map.
+    callback : callable, optional
+        Called with a ``Progress`` after each certificate; returning True stops the solve.
+    verbose : bool, default=False
+        Whether to show a progress bar with gap and objective.
+
+    Returns
+    -------
+    SolverResult
+        The certified point with the smallest objective, tensors in the working precision and on the working device.
+
+    Raises
+    ------
+    SolverInterrupted
+        On Ctrl-C; a ``KeyboardInterrupt`` whose ``result`` is the best point so far with its certificate.
+    TypeError
+        If the loss or the penalty lacks a method that the solver requires.
+    ValueError
+        If ``tol``, ``max_iter`` or ``start`` are out of range.
+
+    Warns
+    -----
+    ConvergenceWarning
+        If ``max_iter`` or the precision ended the run with a larger gap than ``tol``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from convexformer_solvers import DenseMap, Fista, GroupL2, Program, Squared
+    >>> A = DenseMap(torch.eye(2, dtype=torch.float64)[:, :, None])
+    >>> program = Program(A, torch.tensor([[3.0], [0.0]], dtype=torch.float64), Squared(), GroupL2(), alpha=0.5)
+    >>> solve(program, Fista(), tol=1e-10).coef.flatten()
+    tensor([2., 0.], dtype=torch.float64)
+    """
+    if not tol >= 0:
+        raise ValueError(f"tol must be a non-negative number, got {tol!r}")
+    if not max_iter >= 1:
+        raise ValueError(f"max_iter must be at least 1, got {max_iter!r}")
+    _check_requirements(program, solver)
+    reference = program.to(device=device)
+    working = reference.to(dtype=dtype or program.map.dtype)
+    state = solver.init(working, _starting_point(working, start))
+    run = _Run(reference, solver.name, tol, callback)
+    with tqdm(total=max_iter, disable=not verbose, desc=solver.name, unit="it", leave=True) as bar:
+        status = run.until_stop(working, solver, state, max_iter, bar)
+    result = run.result(status)
+    if status is Status.INTERRUPTED:
+        raise SolverInterrupted(result)
+    if status in (Status.MAX_ITER, Status.STALLED):
+        _warn_not_converged(result, tol, max_iter, working.map.dtype)
+    return result
+
+
+class _Run:
+    """Book-keeping of one solve: certificates, best point, history."""
+
+    def __init__(self, program: Program, solver_name: str, tol: float, callback: Callback | None) -> None:
+        self.program, self.solver_name, self.tol, self.callback = program, solver_name, tol, callback
+        self.history = History()
+        self.began = time.perf_counter()
+        self.iteration = 0
+        self.best: tuple[Point, Certificate] | None = None
+
+    def until_stop(self, working: Program, solver: Solver, state: Any, max_iter: int, bar: tqdm) -> Status:
+        try:
+            while True:
+                state = solver.step(working, state)
+                self.iteration += 1
+                bar.update()
+                finished = solver.finished(state)
+                due = self.iteration % solver.check_interval == 0 or self.iteration in (1, 2, 4)
+                if not (due or finished or self.iteration == max_iter):
+                    continue
+                status = self.check(solver.point(working, state), bar)
+                if status is not None:
+                    return status
+                if finished:
+                    return Status.STALLED
+                if self.iteration == max_iter:
+                    return Status.MAX_ITER
+        except KeyboardInterrupt:
+            if self.best is None:
+                self.check(solver.point(working, state), bar)
+            return Status.INTERRUPTED
+
+    def check(self, point: Point, bar: tqdm) -> Status | None:
+        """Certify a point; the status that ends the run, if it does."""
+        certificate = certify(self.program, point.coef, point.intercept, point.dual)
+        if self.best is not None:
+            certificate = certificate.tighten(self.best[1])
+            if self.best[1].primal < certificate.primal:
+                point = self.best[0]
+                certificate = self.best[1].tighten(certificate)
+        self.best = (point, certificate)
+        seconds = time.perf_counter() - self.began
+        self.history.append(self.iteration, seconds, certificate)
+        bar.set_postfix_str(f"gap {certificate.relative_gap:.1e}, objective {certificate.primal:.6g}", refresh=False)
+        # The convergence test comes first: a converged point is converged whatever the callback says.
+        progress = Progress(self.iteration, seconds, certificate, point.coef, point.intercept)
+        stop = self.callback is not None and self.callback(progress) is True
+        if certificate.relative_gap <= self.tol:
+            return Status.CONVERGED
+        return Status.STOPPED if stop else None
+
+    def result(self, status: Status) -> SolverResult:
+        assert self.best is not None
+        point, certificate = self.best
+        seconds = time.perf_counter() - self.began
+        return SolverResult(
+            point.coef, point.intercept, certificate, status, self.iteration, seconds, self.history, self.solver_name
+        )
+
+
+def _starting_point(program: Program, start: tuple[Tensor, Tensor] | None) -> Point:
+    if start is None:
+        return Point(program.y.new_zeros(program.coef_shape), program.null_intercept)
+    coef, intercept = (part.detach().to(program.y) for part in start)
+    if tuple(coef.shape) != program.coef_shape or tuple(intercept.shape) != program.coef_shape[-1:]:
+        raise ValueError(
+            f"start must be a coefficient array of shape {program.coef_shape} and an intercept of shape "
+            f"{program.coef_shape[-1:]}, got {tuple(coef.shape)} and {tuple(intercept.shape)}"
+        )
+    return Point(coef, intercept)
+
+
+def _check_requirements(program: Program, solver: Solver) -> None:
+    wanted = ((program.loss, Loss, solver.requires_of_loss), (program.penalty, Penalty, solver.requires_of_penalty))
+    for part, base, methods in wanted:
+        missing = [method for method in methods if getattr(type(part), method, None) is getattr(base, method)]
+        if missing:
+            raise TypeError(f"solver {solver.name!r} needs the methods {missing} of {part!r}, which does not define them")
+
+
+def _warn_not_converged(result: SolverResult, tol: float, max_iter: int, dtype: torch.dtype) -> None:
+    remedies = {
+        Status.MAX_ITER: f"raise max_iter (now {max_iter}), raise tol or alpha, or scale the features",
+        Status.STALLED: "raise tol" + ("" if dtype == torch.float64 else ", or solve in float64 (dtype='float64')"),
+    }
+    warnings.warn(
+        f"Solver {result.solver!r} did not converge in {result.n_iter} iterations: certified relative gap "
+        f"{result.certificate.relative_gap:.3e} > tol {tol:.3e}. The result is usable and its certificate is true. "
+        f"To get closer: {remedies[result.status]}.",
+        ConvergenceWarning,
+        stacklevel=3,
+    )
