@@ -98,7 +98,9 @@ def _check_conjugate(loss: Loss, pred: Tensor, move: Tensor, y: Tensor, value: T
     if bool(conjugate.isnan().any()):
         _require(type(loss).conjugate is Loss.conjugate, "conjugate is nan at a gradient")
         return
-    _require_close(value + conjugate, (gradient * pred).sum(1), 1e-9, "Fenchel-Young fails with equality at the gradient")
+    _require_close(
+        value + conjugate, (gradient * pred).sum(1), 1e-9, "Fenchel-Young fails with equality at the gradient"
+    )
     elsewhere = loss.gradient(pred + move, y)
     slack = value + loss.conjugate(elsewhere, y) - (elsewhere * pred).sum(1)
     _require(bool((slack >= -1e-9).all()), "Fenchel-Young inequality fails: the conjugate is too small")
@@ -174,7 +176,9 @@ def _check_factors(penalty: Penalty, coef: Tensor, generator: torch.Generator) -
     u = torch.randn((6, coef.shape[-2]), generator=generator, dtype=torch.float64)
     v = torch.randn((6, coef.shape[-1]), generator=generator, dtype=torch.float64)
     pieces = penalty.group_values(u[:, :, None] * v[:, None, :]).reshape(6, -1).sum(1)
-    _require(bool((pieces <= penalty.factor_cost(u, v) + 1e-10).all()), "factor_cost is below the penalty of its product")
+    _require(
+        bool((pieces <= penalty.factor_cost(u, v) + 1e-10).all()), "factor_cost is below the penalty of its product"
+    )
 
 
 def check_map(linear_map: LinearMap, n_outputs: int = 3, seed: int = 0) -> None:
@@ -259,4 +263,6 @@ def check_solver(solver: Solver, tol: float = 1e-6, seed: int = 0) -> None:
         _require(0 < n_groups < 8, f"just below alpha_max {n_groups} groups are nonzero: zeros must be exact")
         warm = solve(below_program, solver, tol=tol, start=(below.coef, below.intercept))
         _require(warm.n_iter <= below.n_iter, "a start from the solution took longer than a cold one")
-        _require(certify(below_program, warm.coef, warm.intercept).relative_gap <= tol, "a warm start lost the solution")
+        _require(
+            certify(below_program, warm.coef, warm.intercept).relative_gap <= tol, "a warm start lost the solution"
+        )

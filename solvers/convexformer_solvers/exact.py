@@ -81,7 +81,8 @@ class Exact(Solver):
             model = model + np.ones((len(y), 1)) @ intercept
         # Predictions as variables of their own: the multiplier of this constraint is a dual point.
         link = pred == model
-        objective = program.loss.expression(pred, y, weight) + program.alpha * program.penalty.expression(coef, n_blocks)
+        decay = program.alpha * program.penalty.expression(coef, n_blocks)
+        objective = program.loss.expression(pred, y, weight) + decay
         self._solve(cp.Problem(cp.Minimize(objective), [link]))
 
         solution = torch.as_tensor(coef.value).to(program.y).reshape(program.coef_shape)

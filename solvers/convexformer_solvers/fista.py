@@ -58,9 +58,7 @@ class Fista(Solver):
         pred = torch.lerp(state.pred_previous, state.pred, 1 + weight)
         intercept = program.best_intercept(pred, state.intercept)
 
-        theta = -program.loss.gradient(pred + intercept, program.y)
-        ascent = program.pull_back(theta)
-        new, new_pred, lipschitz, curvature = self._prox_step(program, state, coef, pred, intercept, theta, ascent)
+        new, new_pred, lipschitz, curvature = self._prox_step(program, coef, pred, intercept, state.lipschitz)
 
         move = new - coef
         size = float(torch.linalg.vector_norm(move))
@@ -88,10 +86,11 @@ class Fista(Solver):
         return state.finished
 
     def _prox_step(
-        self, program: Program, state: _State, coef: Tensor, pred: Tensor, intercept: Tensor, theta: Tensor, ascent: Tensor
+        self, program: Program, coef: Tensor, pred: Tensor, intercept: Tensor, lipschitz: float
     ) -> tuple[Tensor, Tensor, float, float]:
-        """The proximal step from ``coef`` whose quadratic model holds, its predictions, step and the curvature met."""
-        lipschitz = state.lipschitz
+        """Proximal step whose quadratic model holds: its end, predictions there, inverse step and curvature met."""
+        theta = -program.loss.gradient(pred + intercept, program.y)
+        ascent = program.pull_back(theta)
         while True:
             new = program.penalty.prox(coef + ascent / lipschitz, program.alpha / lipschitz)
             new_pred = program.map.matvec(new)

@@ -1,7 +1,8 @@
 """Losses: value, gradient, conjugate, curvature and cvxpy expression, per sample.
 
 Predictions and targets are ``(N, c)`` arrays. A loss is jointly convex in the ``c`` predictions of a sample; the
-program takes its weighted mean over samples. A new loss is one class and one line of ``LOSSES``; ``check_loss`` tests it.
+program takes its weighted mean over samples. A new loss is one class and one line of ``LOSSES``;
+``check_loss`` tests it.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Loss(ABC):
         """
         return u.new_full((u.shape[0],), math.nan)
 
-    def check_target(self, y: Tensor) -> None:
+    def check_target(self, y: Tensor) -> None:  # noqa: B027 - real numbers need no check
         """Raise ``ValueError`` when ``y`` is not a target of this loss."""
 
     def example_target(self, n_samples: int, n_outputs: int, generator: torch.Generator) -> Tensor:
@@ -299,7 +300,7 @@ class Softmax(Loss):
         # The conjugate is finite only for exact sums; looser rows would leave every gap infinite.
         if bool((y < 0).any()) or bool(((y.sum(1) - 1).abs() > 1e-11).any()):
             raise ValueError(
-                "targets of the softmax loss must be rows of class probabilities that sum to 1; normalise them in float64"
+                "targets of the softmax loss must be class probabilities whose rows sum to 1; normalise them in float64"
             )
 
     def example_target(self, n_samples: int, n_outputs: int, generator: torch.Generator) -> Tensor:

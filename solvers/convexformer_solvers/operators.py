@@ -116,7 +116,9 @@ class DenseMap(LinearMap):
 
     def __init__(self, data: Tensor) -> None:
         if data.ndim < 2:
-            raise ValueError(f"data must have at least two dimensions (samples, ..., features), got shape {tuple(data.shape)}")
+            raise ValueError(
+                f"data must have at least two dimensions (samples, ..., features), got shape {tuple(data.shape)}"
+            )
         self.data = data
         self._rows = data.reshape(data.shape[0], -1)
 

@@ -240,7 +240,9 @@ def _check_requirements(program: Program, solver: Solver) -> None:
     for part, base, methods in wanted:
         missing = [method for method in methods if getattr(type(part), method, None) is getattr(base, method)]
         if missing:
-            raise TypeError(f"solver {solver.name!r} needs the methods {missing} of {part!r}, which does not define them")
+            raise TypeError(
+                f"solver {solver.name!r} needs the methods {missing} of {part!r}, which does not define them"
+            )
 
 
 def _warn_not_converged(result: SolverResult, tol: float, max_iter: int, dtype: torch.dtype) -> None:
