@@ -1,1 +1,59 @@
-"""Convexformer."""
+"""Attention networks trained to a proven global optimum.
+
+The public names load on first use, so that ``import convexformer`` is immediate.
+
+Examples
+--------
+>>> import convexformer
+>>> convexformer.ConvexAttentionRegressor(alpha=0.1)
+ConvexAttentionRegressor(alpha=0.1)
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .estimators import ConvexAttentionClassifier as ConvexAttentionClassifier
+    from .estimators import ConvexAttentionRegressor as ConvexAttentionRegressor
+    from .features import image_patches as image_patches
+    from .features import pad_sequences as pad_sequences
+    from .gates import Gates as Gates
+    from .gates import GaussianGates as GaussianGates
+    from .gates import GivenGates as GivenGates
+    from .gates import SparseGates as SparseGates
+    from .heads import Heads as Heads
+    from .model_selection import ConvexAttentionClassifierCV as ConvexAttentionClassifierCV
+    from .model_selection import ConvexAttentionRegressorCV as ConvexAttentionRegressorCV
+    from .nn import ConvexAttention as ConvexAttention
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "ConvexAttention": "nn",
+    "ConvexAttentionClassifier": "estimators",
+    "ConvexAttentionClassifierCV": "model_selection",
+    "ConvexAttentionRegressor": "estimators",
+    "ConvexAttentionRegressorCV": "model_selection",
+    "Gates": "gates",
+    "GaussianGates": "gates",
+    "GivenGates": "gates",
+    "Heads": "heads",
+    "SparseGates": "gates",
+    "image_patches": "features",
+    "pad_sequences": "features",
+}
+_SUBMODULES = ("datasets", "estimators", "features", "gates", "heads", "model_selection", "nn", "plot", "solvers")
+
+__all__ = [*_HOME, "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(import_module(f".{_HOME[name]}", __name__), name)
+    if name in _SUBMODULES:
+        return import_module(f".{name}", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOME, *_SUBMODULES])

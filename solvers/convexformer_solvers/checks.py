@@ -214,6 +214,8 @@ def check_map(linear_map: LinearMap, n_outputs: int = 3, seed: int = 0) -> None:
     _require_close((pred * values).sum(), (coef * back).sum(), 1e-10, "rmatvec is not the adjoint of matvec")
     matrix = linear_map.as_matrix().double()
     _require_close(pred, matrix @ coef.reshape(-1, n_outputs), 1e-10, "as_matrix and matvec disagree")
+    index = torch.arange(linear_map.n_samples - 1, -1, -2)
+    _require_close(linear_map.rows(index).matvec(coef), pred[index], 1e-12, "rows is not the map of those samples")
     weight = torch.rand(linear_map.n_samples, generator=generator, dtype=torch.float64)
     norm = float(torch.linalg.matrix_norm(weight.sqrt()[:, None] * matrix, 2)) ** 2
     estimate = linear_map.squared_norm(weight, n_steps=200)

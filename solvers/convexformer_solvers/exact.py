@@ -88,7 +88,7 @@ class Exact(Solver):
         solution = torch.as_tensor(coef.value).to(program.y).reshape(program.coef_shape)
         multiplier = torch.as_tensor(link.dual_value).to(program.y).reshape(program.y.shape)
         theta = torch.where(program.weight[:, None] > 0, multiplier / program.weight[:, None], 0.0)
-        start = None if intercept is None else torch.as_tensor(intercept.value[0]).to(program.y)
+        start = None if intercept is None else torch.as_tensor(intercept.value).to(program.y)[0]
         return _State(*_polish(program, solution, start), theta, True)
 
     def point(self, program: Program, state: _State) -> Point:

@@ -56,18 +56,13 @@ class Fista(Solver):
         weight = (state.momentum - 1) / t
         coef = torch.lerp(state.previous, state.coef, 1 + weight)
         pred = torch.lerp(state.pred_previous, state.pred, 1 + weight)
-        intercept = program.best_intercept(pred, state.intercept)
-
-        new, new_pred, lipschitz, curvature = self._prox_step(program, coef, pred, intercept, state.lipschitz)
+        new, new_pred, intercept, lipschitz = self._prox_step(program, state, coef, pred)
 
         move = new - coef
-        size = float(torch.linalg.vector_norm(move))
-        rounding = torch.finfo(new.dtype).eps * float(torch.linalg.vector_norm(new))
         uphill = float((move * (new - state.coef)).sum()) < 0
-        if curvature < lipschitz / self._cut:
-            lipschitz *= self._growth
         # Without momentum a step below rounding cannot lead anywhere; with it, restart first.
-        stuck = size <= rounding
+        rounding = torch.finfo(new.dtype).eps * float(torch.linalg.vector_norm(new))
+        stuck = float(torch.linalg.vector_norm(move)) <= rounding
         return _State(
             coef=new,
             previous=state.coef,
@@ -80,26 +75,31 @@ class Fista(Solver):
         )
 
     def point(self, program: Program, state: _State) -> Point:
-        return Point(state.coef, program.best_intercept(state.pred, state.intercept))
+        return Point(state.coef, state.intercept)
 
     def finished(self, state: _State) -> bool:
         return state.finished
 
     def _prox_step(
-        self, program: Program, coef: Tensor, pred: Tensor, intercept: Tensor, lipschitz: float
-    ) -> tuple[Tensor, Tensor, float, float]:
-        """Proximal step whose quadratic model holds: its end, predictions there, inverse step and curvature met."""
+        self, program: Program, state: _State, coef: Tensor, pred: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, float]:
+        """Proximal step from ``coef`` whose quadratic model holds: end, its predictions and intercept, inverse step."""
+        intercept = program.best_intercept(pred, state.intercept)
         theta = -program.loss.gradient(pred + intercept, program.y)
         ascent = program.pull_back(theta)
+        lipschitz = state.lipschitz
         while True:
             new = program.penalty.prox(coef + ascent / lipschitz, program.alpha / lipschitz)
             new_pred = program.map.matvec(new)
+            new_intercept = program.best_intercept(new_pred, intercept)
             square = float((new - coef).square().sum())
             if square == 0.0:
-                return new, new_pred, lipschitz, 0.0
-            curvature = 2 * self._excess(program, pred + intercept, new_pred - pred, theta) / square
+                return new, new_pred, new_intercept, lipschitz
+            move = new_pred - pred + (new_intercept - intercept)
+            curvature = 2 * self._excess(program, pred + intercept, move, theta) / square
             if curvature <= lipschitz * (1 + 1e-4):
-                return new, new_pred, lipschitz, curvature
+                shrink = self._growth if curvature < lipschitz / self._cut else 1.0
+                return new, new_pred, new_intercept, lipschitz * shrink
             lipschitz *= self._cut
 
     @staticmethod

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -24,11 +24,17 @@ class Loss(ABC):
     ----------
     separable : bool
         Whether the loss is a sum over outputs.
+    targets : {"real", "sign", "simplex"}
+        What a row of ``y`` is: real numbers (or counts), -1 and 1 per output, or class probabilities.
+    probabilistic : bool
+        Whether ``mean`` gives class probabilities.
     smoothness : float
         Largest eigenvalue of the Hessian in ``f`` over all ``f`` and ``y``; inf when unbounded.
     """
 
     separable: ClassVar[bool] = True
+    targets: ClassVar[Literal["real", "sign", "simplex"]] = "real"
+    probabilistic: ClassVar[bool] = False
 
     @property
     @abstractmethod
@@ -53,6 +59,10 @@ class Loss(ABC):
         The default is nan: a loss without a conjugate has no certificate, and its gap is nan, never 0.
         """
         return u.new_full((u.shape[0],), math.nan)
+
+    def mean(self, pred: Tensor) -> Tensor:
+        """Mean of the targets that predictions stand for (the inverse link), shape ``(N, c)``."""
+        return pred
 
     def check_target(self, y: Tensor) -> None:  # noqa: B027 - real numbers need no check
         """Raise ``ValueError`` when ``y`` is not a target of this loss."""
@@ -99,7 +109,9 @@ class Loss(ABC):
         per_sample = self.gradient(pred + b, y)
         for _ in range(100):
             slope = weight @ per_sample
-            if bool((slope.abs() <= rounding * (weight @ per_sample.abs())).all()):
+            size = weight @ per_sample.abs()
+            # An output whose best constant is at infinity (an absent class) is done once its slope is beneath notice.
+            if bool((slope.abs() <= rounding * size.clamp(min=rounding * float(size.max()))).all()):
                 break
             curvature, basis = torch.linalg.eigh(self.mean_hessian(pred + b, y, weight))
             floor = max(float(curvature[-1]) * 1e-10, torch.finfo(pred.dtype).tiny)
@@ -204,7 +216,8 @@ class Huber(Loss):
     def expression(self, pred: Any, y: Any, weight: Any) -> Any:
         import cvxpy as cp
 
-        return 0.5 * cp.sum(cp.multiply(weight[:, None], cp.huber(pred - y, self.delta)))
+        threshold: Any = self.delta  # cvxpy annotates an int and takes any number
+        return 0.5 * cp.sum(cp.multiply(weight[:, None], cp.huber(pred - y, threshold)))
 
     def start_intercept(self, pred: Tensor, y: Tensor, weight: Tensor) -> Tensor:
         # At the median some residual is inside the quadratic part, so that Newton has curvature to work with.
@@ -219,6 +232,8 @@ class Huber(Loss):
 class _SignLoss(Loss):
     """A loss of the margins ``y_l f_l`` for targets -1 and 1."""
 
+    targets = "sign"
+
     def check_target(self, y: Tensor) -> None:
         if not bool((y.abs() == 1).all()):
             found = f"values in [{float(y.min())}, {float(y.max())}]"
@@ -232,9 +247,14 @@ class _SignLoss(Loss):
 class Logistic(_SignLoss):
     r"""Logistic loss :math:`\sum_l \log(1 + e^{-y_l f_l})` for targets -1 and 1."""
 
+    probabilistic = True
+
     @property
     def smoothness(self) -> float:
         return 0.25
+
+    def mean(self, pred: Tensor) -> Tensor:
+        return torch.sigmoid(pred)
 
     def value(self, pred: Tensor, y: Tensor) -> Tensor:
         return softplus(-y * pred, threshold=50.0).sum(1)
@@ -288,11 +308,16 @@ class SquaredHinge(_SignLoss):
 class Softmax(Loss):
     r"""Softmax cross-entropy :math:`\log \sum_l e^{f_l} - \langle y, f \rangle` for rows ``y`` in the unit simplex."""
 
-    separable: ClassVar[bool] = False
+    separable = False
+    targets = "simplex"
+    probabilistic = True
 
     @property
     def smoothness(self) -> float:
         return 0.5
+
+    def mean(self, pred: Tensor) -> Tensor:
+        return torch.softmax(pred, 1)
 
     def check_target(self, y: Tensor) -> None:
         if y.shape[1] < 2:
@@ -346,6 +371,9 @@ class Poisson(Loss):
     @property
     def smoothness(self) -> float:
         return math.inf
+
+    def mean(self, pred: Tensor) -> Tensor:
+        return pred.exp()
 
     def check_target(self, y: Tensor) -> None:
         if bool((y < 0).any()):

@@ -62,16 +62,22 @@ class LinearMap(ABC):
         """The same map held in another precision or on another device (itself when nothing changes)."""
 
     @abstractmethod
+    def rows(self, index: Tensor) -> LinearMap:
+        """The map of some of the samples, given by their positions."""
+
+    @abstractmethod
     def as_matrix(self) -> Tensor:
         """The ``(N, prod(feature_shape))`` matrix. Only for exact solvers at small scale."""
 
-    def squared_norm(self, weight: Tensor, n_steps: int = 20) -> float:
+    def squared_norm(self, weight: Tensor, center: bool = False, n_steps: int = 20) -> float:
         """Largest eigenvalue of ``A' diag(weight) A``, estimated from below by power iteration.
 
         Parameters
         ----------
         weight : Tensor of shape (N,)
             Non-negative weights of the samples.
+        center : bool, default=False
+            Whether to subtract the weighted mean over samples from the columns of ``A``; the weights then sum to 1.
         n_steps : int, default=20
             Power steps; twenty give about two digits, enough for a first step size that a step search corrects.
 
@@ -86,7 +92,10 @@ class LinearMap(ABC):
             norm = float(torch.linalg.vector_norm(vector))
             if norm == 0.0 or not math.isfinite(norm):
                 break
-            vector = self.rmatvec(weight[:, None] * self.matvec(vector / norm))
+            values = self.matvec(vector / norm)
+            if center:
+                values = values - weight @ values
+            vector = self.rmatvec(weight[:, None] * values)
             value = float(torch.linalg.vector_norm(vector))
         return value
 
@@ -159,6 +168,9 @@ class DenseMap(LinearMap):
     def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> DenseMap:
         data = self.data.to(dtype=dtype or self.dtype, device=device or self.device)
         return self if data is self.data else DenseMap(data)
+
+    def rows(self, index: Tensor) -> DenseMap:
+        return DenseMap(self.data[index])
 
     def as_matrix(self) -> Tensor:
         return self._rows
@@ -240,6 +252,9 @@ class GatedMap(LinearMap):
         dense = self._dense.to(dtype, device)
         masks = self.masks.to(device=device or self.masks.device)
         return self if dense is self._dense and masks is self.masks else GatedMap(dense.data, masks)
+
+    def rows(self, index: Tensor) -> GatedMap:
+        return GatedMap(self._dense.data[index], self.masks[index])
 
     def as_matrix(self) -> Tensor:
         rows = self._dense.as_matrix()

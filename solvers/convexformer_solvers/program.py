@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import numbers
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -117,6 +118,11 @@ class Program:
         """The same program with another weight of the penalty."""
         return dataclasses.replace(self, alpha=alpha)
 
+    def rows(self, index: Tensor) -> Program:
+        """The same program on some of its samples, given by their positions."""
+        weight = None if self.sample_weight is None else self.sample_weight[index]
+        return dataclasses.replace(self, map=self.map.rows(index), y=self.y[index], sample_weight=weight)
+
     def loss_value(self, pred: Tensor) -> Tensor:
         """Mean loss of predictions ``(N, c)``, a scalar tensor."""
         return (self.weight * self.loss.value(pred, self.y)).sum()
@@ -134,13 +140,14 @@ class Program:
     def lipschitz(self, pred: Tensor) -> float:
         """Estimate of the Lipschitz constant of the mean loss's gradient in the coefficients, for first step sizes.
 
+        With an intercept it is that of the loss minimised over it, which the mean of the data does not enter.
         Where the loss has no curvature bound the curvature at ``pred`` stands in. 1 when the data are all zero.
         """
         smoothness = self.loss.smoothness
         if not math.isfinite(smoothness):
             curvature = self.loss.hessian_product(pred, self.y, torch.ones_like(pred))
             smoothness = float(curvature[self.weight > 0].amax())
-        return smoothness * self.map.squared_norm(self.weight) or 1.0
+        return smoothness * self.map.squared_norm(self.weight, center=self.fit_intercept) or 1.0
 
     def primal(self, coef: Tensor, intercept: Tensor | None = None) -> Tensor:
         """Objective at a point, a scalar tensor in the precision of ``coef`` and ``y``."""
@@ -182,7 +189,7 @@ def check_alpha(alpha: float) -> None:
 
     Zero is refused: without decay the dual has no interior and no certificate can be given.
     """
-    if isinstance(alpha, bool) or not isinstance(alpha, (int, float)):
+    if isinstance(alpha, bool) or not isinstance(alpha, numbers.Real):
         raise ValueError(f"alpha must be a positive finite number, got {alpha!r}")
     if not (math.isfinite(alpha) and alpha > 0):
         raise ValueError(f"alpha must be positive and finite (without decay there is no certificate), got {alpha!r}")

@@ -1,0 +1,310 @@
+"""What all estimators share: checking, building the program, solving, reading off the network."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from numbers import Integral
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted
+from torch import Tensor
+
+from convexformer_solvers import (
+    Callback,
+    DenseMap,
+    GatedMap,
+    LinearMap,
+    Loss,
+    Penalty,
+    Program,
+    Solver,
+    SolverInterrupted,
+    SolverResult,
+    alpha_grid,
+    get_penalty,
+    get_solver,
+    solve,
+    solve_path,
+)
+
+from ._validation import (
+    check_device,
+    check_dtype,
+    check_tokens,
+    check_weight,
+    predictions,
+    result_of,
+)
+from .gates import Gates, GateSource, get_gate_source
+from .heads import Heads
+from .targets import Targets
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+ACTIVATIONS = ("linear", "gated_relu")
+
+
+class PathResult(NamedTuple):
+    """Certified solutions along a grid of ``alpha``; also a plain triple.
+
+    Attributes
+    ----------
+    alphas : ndarray of shape (n_alphas,)
+        The grid, decreasing.
+    coefs : ndarray of shape (n_alphas, *coef_.shape)
+        Coefficients.
+    gaps : ndarray of shape (n_alphas,)
+        Certified relative gaps.
+    """
+
+    alphas: NDArray[np.float64]
+    coefs: NDArray[np.floating]
+    gaps: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A program with how its targets read and which gates it has.
+
+    Attributes
+    ----------
+    program : Program
+        The convex program on the training data.
+    targets : Targets
+        How ``y`` reads.
+    gates : Gates or None
+        Gates behind the program's masks.
+    """
+
+    program: Program
+    targets: Targets
+    gates: Gates | None
+
+
+class ConvexAttentionBase(BaseEstimator):
+    """All that regression and classification share: building the program, solving, reading off the network."""
+
+    alpha: float
+    loss: str | Loss
+    penalty: str | Penalty
+    activation: str
+    n_gates: int
+    gates: Any
+    solver: str | Solver
+    tol: float
+    max_iter: int
+    fit_intercept: bool
+    warm_start: bool
+    dtype: Any
+    device: Any
+    random_state: Any
+    verbose: bool
+    callback: Callback | None
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.three_d_array = True
+        return tags
+
+    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
+        """Train to a certified global optimum.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_tokens, n_features) or (n_samples, n_tokens)
+            Token sequences; each column of two-dimensional data is a token of width 1.
+        y : array-like of shape (n_samples,) or (n_samples, n_outputs)
+            Targets; labels of shape (n_samples,) for a classifier.
+        sample_weight : array-like of shape (n_samples,), optional
+            Non-negative weights; only ratios matter.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        ValueError
+            If an argument or a parameter is not as described; the message names it.
+        KeyboardInterrupt
+            On Ctrl-C, **after** the best point so far and its certificate are stored: the estimator is usable.
+
+        Warns
+        -----
+        ConvergenceWarning
+            If the certified relative gap did not come within ``tol``.
+        """
+        problem = self._problem(X, y, sample_weight, self.alpha)
+        self._fit_problem(problem, X)
+        return self
+
+    def path(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        sample_weight: ArrayLike | None = None,
+        *,
+        alphas: ArrayLike | None = None,
+        n_alphas: int = 30,
+        eps: float = 1e-2,
+    ) -> PathResult:
+        """Certified solutions for a decreasing grid of ``alpha``, each started from the one before.
+
+        Leaves the estimator as it is.
+
+        Parameters
+        ----------
+        X, y, sample_weight
+            As in ``fit``.
+        alphas : array-like of shape (n_alphas,), optional
+            The grid. Default: `n_alphas` values from ``alpha_max`` down to ``eps * alpha_max``, evenly in the
+            logarithm.
+        n_alphas : int, default=30
+            Length of the default grid.
+        eps : float, default=1e-2
+            Ratio of the last to the first alpha of the default grid.
+
+        Returns
+        -------
+        PathResult
+            ``alphas, coefs, gaps``.
+        """
+        clone = self.__class__(**self.get_params(deep=False))
+        problem = clone._problem(X, y, sample_weight, alpha=1.0)
+        program = problem.program
+        grid = alpha_grid(program.alpha_max, n_alphas, eps) if alphas is None else np.ravel(np.asarray(alphas))
+        path = solve_path(program, get_solver(self.solver), [float(a) for a in grid], **clone._options(program))
+        coefs = clone._public(path.coefs, problem.targets).numpy(force=True)
+        return PathResult(np.array(path.alphas), coefs, np.array(path.gaps))
+
+    # Building the program
+
+    def _problem(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None, alpha: float) -> Problem:
+        """Check everything and build the program."""
+        penalty = get_penalty(self.penalty)
+        source = self._gate_source()
+        tokens = check_tokens(self, X, reset=True)
+        device = check_device(self.device, tokens.device)
+        weight = check_weight(sample_weight, len(tokens))
+        targets, loss, labels = self._read_targets(y, len(tokens), weight)
+        total = targets.weight(labels, weight)
+        total_weight = None if total is None else torch.as_tensor(total, device=device)
+        tokens = tokens.to(device)
+        linear_map, gates = self._map(tokens, source, total_weight)
+        encoded = torch.as_tensor(targets.encode(labels), device=device)
+        program = Program(linear_map, encoded, loss, penalty, alpha, total_weight, bool(self.fit_intercept))
+        return Problem(program, targets, gates)
+
+    def _gate_source(self) -> GateSource | None:
+        if self.activation not in ACTIVATIONS:
+            hint = (
+                " The theory does not cover a ReLU whose gates are trained; 'gated_relu' has fixed gates."
+                if self.activation == "relu"
+                else ""
+            )
+            raise ValueError(f"activation must be one of {ACTIVATIONS}, got {self.activation!r}.{hint}")
+        return get_gate_source(self.gates, self.n_gates) if self.activation == "gated_relu" else None
+
+    def _map(self, tokens: Tensor, source: GateSource | None, weight: Tensor | None) -> tuple[LinearMap, Gates | None]:
+        if source is None:
+            return DenseMap(tokens), None
+        drawn = source.make(tokens.shape[1], tokens.shape[2], check_random_state(self.random_state))
+        gates = self._kept_gates(tokens) or drawn
+        masks = gates.masks(tokens)
+        if gates is drawn:
+            distinct = gates.distinct(masks, weight)
+            gates, masks = gates.select(distinct), masks[:, torch.as_tensor(distinct, device=masks.device)]
+        return GatedMap(tokens, masks), gates
+
+    def _kept_gates(self, tokens: Tensor) -> Gates | None:
+        """Gates of the previous fit where a warm start can go on with them."""
+        previous: Gates | None = getattr(self, "gates_", None)
+        if not self.warm_start or previous is None:
+            return None
+        return previous if (previous.u1.shape[1], previous.u2.shape[1]) == tuple(tokens.shape[1:]) else None
+
+    def _read_targets(
+        self, y: Any, n_samples: int, sample_weight: NDArray[np.float64] | None
+    ) -> tuple[Targets, Loss, NDArray]:
+        """Check ``y``: how it reads, the loss, and the checked array."""
+        raise NotImplementedError
+
+    # Solving
+
+    def _options(self, program: Program) -> dict[str, Any]:
+        """Keyword arguments of ``solve``."""
+        if not isinstance(self.max_iter, Integral) or self.max_iter < 1:
+            raise ValueError(f"max_iter must be a positive integer, got {self.max_iter!r}")
+        dtype = check_dtype(self.dtype, program.map.dtype)
+        return {
+            "tol": self.tol,
+            "max_iter": int(self.max_iter),
+            "dtype": dtype,
+            "callback": self.callback,
+            "verbose": bool(self.verbose),
+        }
+
+    def _fit_problem(self, problem: Problem, like: Any) -> None:
+        start = self._start(problem.program)
+        try:
+            result = solve(problem.program, get_solver(self.solver), start=start, **self._options(problem.program))
+        except SolverInterrupted as interruption:
+            self._store(problem, interruption.result, like)
+            raise
+        self._store(problem, result, like)
+
+    def _start(self, program: Program) -> tuple[Tensor, Tensor] | None:
+        if not self.warm_start or getattr(self, "_solution", None) is None:
+            return None
+        coef, intercept = self._solution
+        return (coef, intercept) if tuple(coef.shape) == program.coef_shape else None
+
+    def _store(self, problem: Problem, result: SolverResult, like: Any) -> None:
+        program = problem.program
+        self._solution = (result.coef.cpu(), result.intercept.cpu())
+        self._targets, self.gates_ = problem.targets, problem.gates
+        self.loss_, self.penalty_ = program.loss, program.penalty
+        self.coef_ = result_of(self._public(result.coef, problem.targets), like)
+        intercept = result.intercept[0] if problem.targets.single else result.intercept
+        self.intercept_ = result_of(intercept, like) if intercept.ndim else float(intercept)
+        dual_point = result.certificate.dual_point
+        self.certificate_ = replace(result.certificate, dual_point=None if dual_point is None else dual_point.cpu())
+        self.dual_gap_ = result.certificate.gap
+        self.status_, self.history_, self.n_iter_ = result.status, result.history, result.n_iter
+        self.alpha_max_ = program.alpha_max
+        groups = program.penalty.group_values(result.coef)
+        tokens_axis = 0 if problem.gates is None else 1
+        other_axes = [axis for axis in range(groups.ndim) if axis != tokens_axis]
+        self.token_norms_ = result_of(groups.sum(other_axes) if other_axes else groups, like)
+        self.heads_ = Heads.from_coef(
+            self._solution[0].numpy(),
+            self._solution[1].numpy(),
+            alpha=float(program.alpha),
+            loss=program.loss,
+            penalty=program.penalty,
+            gates=problem.gates,
+            targets=problem.targets,
+        )
+
+    def _public(self, coef: Tensor, targets: Targets) -> Tensor:
+        """Coefficients ``(..., n, d, c)`` without the axes that the user's data do not have."""
+        if self._n_dims == 2:
+            coef = coef.squeeze(-2)
+        return coef[..., 0] if targets.single else coef
+
+    # Predicting
+
+    def _outputs(self, X: ArrayLike) -> Tensor:
+        """Raw outputs, shape ``(N, c)``."""
+        check_is_fitted(self)
+        tokens = check_tokens(self, X, reset=False)
+        tokens = tokens.to(check_device(self.device, tokens.device))
+        linear_map = DenseMap(tokens) if self.gates_ is None else GatedMap(tokens, self.gates_.masks(tokens))
+        coef, intercept = (part.to(tokens.device) for part in self._solution)
+        return predictions(linear_map, coef, intercept, tokens.dtype)

@@ -1,0 +1,195 @@
+"""Checks of what users pass to estimators; every message names the argument."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn import get_config
+from sklearn.utils import check_array, check_consistent_length, column_or_1d
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import assert_all_finite, validate_data
+from torch import Tensor
+
+from convexformer_solvers import LinearMap, Loss
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+_FLOATS = (np.float64, np.float32)
+
+
+def keeps_tensors(X: Any) -> bool:
+    """Whether results for ``X`` are to be torch tensors: array-API dispatch is on and ``X`` is one."""
+    return torch.is_tensor(X) and bool(get_config()["array_api_dispatch"])
+
+
+def check_tokens(estimator: Any, X: Any, reset: bool) -> Tensor:
+    """Check samples and return them as a tensor of tokens.
+
+    Parameters
+    ----------
+    estimator : estimator
+        Its ``n_features_in_`` and ``n_tokens_in_`` are set when `reset`, and compared otherwise.
+    X : array-like of shape (N, n_tokens, n_features) or (N, n_tokens)
+        Two-dimensional ``X`` is read as tokens of width 1.
+    reset : bool
+        Whether this is a fit.
+
+    Returns
+    -------
+    Tensor of shape (N, n_tokens, n_features)
+        In the floating dtype of ``X`` (float64 for integers), sharing its memory where possible.
+
+    Raises
+    ------
+    ValueError
+        If ``X`` is ragged, not finite, of wrong dimension, or differs in shape from the data of the fit.
+    """
+    if torch.is_tensor(X):
+        X = X.detach()
+        if keeps_tensors(X):
+            return _check_tensor(estimator, X, reset)
+        X = X.numpy(force=True)
+    if not hasattr(X, "shape") and not hasattr(X, "__array__"):
+        X = _as_array(X)
+    if getattr(X, "ndim", 2) == 3:
+        array = check_array(X, allow_nd=True, dtype=_FLOATS, estimator=estimator, input_name="X")
+        _check_shape(estimator, array.shape, reset)
+        return _as_tensor(array)
+    if getattr(X, "ndim", 2) > 3:
+        raise ValueError(f"X must have 2 or 3 dimensions (samples, tokens[, features]), got {X.ndim}")
+    if not reset and estimator._n_dims == 3:
+        _check_shape(estimator, np.shape(X), reset)
+    array = validate_data(estimator, X, dtype=_FLOATS, reset=reset)
+    _check_shape(estimator, array.shape, reset)
+    return _as_tensor(array)[:, :, None]
+
+
+def _as_array(X: Any) -> Any:
+    try:
+        return np.asarray(X)
+    except ValueError as error:
+        raise ValueError(
+            "X is ragged: its samples differ in length. Pad them with convexformer.pad_sequences(X) first."
+        ) from error
+
+
+def _check_tensor(estimator: Any, X: Tensor, reset: bool) -> Tensor:
+    if X.ndim not in (2, 3):
+        raise ValueError(f"X must have 2 or 3 dimensions (samples, tokens[, features]), got {X.ndim}")
+    if X.dtype not in DTYPES.values():
+        raise ValueError(f"X must be a float32 or float64 tensor, got {X.dtype}")
+    if 0 in X.shape:
+        raise ValueError(f"X must have at least one sample, token and feature, got shape {tuple(X.shape)}")
+    if not bool(torch.isfinite(X).all()):
+        raise ValueError("Input X contains NaN or infinity.")
+    _check_shape(estimator, tuple(X.shape), reset)
+    return X if X.ndim == 3 else X[:, :, None]
+
+
+def _check_shape(estimator: Any, shape: tuple[int, ...], reset: bool) -> None:
+    """Record or compare the shape of a sample; ``n_features_in_`` of 2-D data is what scikit-learn defines."""
+    n_tokens, n_features = shape[1], shape[-1]
+    if reset:
+        estimator.n_features_in_, estimator.n_tokens_in_, estimator._n_dims = n_features, n_tokens, len(shape)
+        if len(shape) == 3 and hasattr(estimator, "feature_names_in_"):
+            del estimator.feature_names_in_
+        return
+    fitted = (estimator._n_dims, estimator.n_tokens_in_, estimator.n_features_in_)
+    if (len(shape), n_tokens, n_features) != fitted:
+        wanted = f"(n_samples, {fitted[1]}, {fitted[2]})" if fitted[0] == 3 else f"(n_samples, {fitted[1]})"
+        raise ValueError(f"X must have shape {wanted} as in fit, got {shape}")
+
+
+def _as_tensor(array: NDArray) -> Tensor:
+    with warnings.catch_warnings():
+        # Read-only arrays (memory maps) are safe here: nothing ever writes to X.
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.as_tensor(array)
+
+
+def check_real_target(y: Any, loss: Loss, n_samples: int) -> NDArray[np.float64]:
+    """Check targets of a regression: finite numbers of shape (N,) or (N, c)."""
+    y = check_array(_given(y), ensure_2d=False, dtype=np.float64, input_name="y")
+    if y.ndim not in (1, 2):
+        raise ValueError(f"y must have shape (n_samples,) or (n_samples, n_outputs), got {y.shape}")
+    check_consistent_length(np.empty(n_samples), y)
+    if loss.targets != "real":
+        raise ValueError(f"loss={loss!r} needs class labels; use ConvexAttentionClassifier")
+    return y
+
+
+def _given(y: Any) -> Any:
+    if y is None:
+        raise ValueError("this estimator requires y to be passed, but the target y is None")
+    return y.numpy(force=True) if torch.is_tensor(y) else y
+
+
+def check_label_target(y: Any, n_samples: int) -> NDArray:
+    """Check targets of a classification: one label per sample."""
+    y = column_or_1d(_given(y), warn=True)
+    assert_all_finite(y, input_name="y")
+    check_classification_targets(y)
+    check_consistent_length(np.empty(n_samples), y)
+    return y
+
+
+def check_weight(sample_weight: Any, n_samples: int) -> NDArray[np.float64] | None:
+    """Check weights: one finite non-negative number per sample, not all zero."""
+    if sample_weight is None:
+        return None
+    if torch.is_tensor(sample_weight):
+        sample_weight = sample_weight.numpy(force=True)
+    weight = check_array(sample_weight, ensure_2d=False, dtype=np.float64, input_name="sample_weight")
+    if weight.shape != (n_samples,):
+        raise ValueError(f"sample_weight must have shape ({n_samples},), got {weight.shape}")
+    if (weight < 0).any():
+        raise ValueError(f"sample_weight must be non-negative, got {weight.min()}")
+    if not weight.any():
+        raise ValueError("sample_weight must not be all zero: every weight is zero")
+    return weight
+
+
+def check_dtype(dtype: Any, default: torch.dtype) -> torch.dtype:
+    """The working precision that the parameter ``dtype`` means."""
+    if dtype is None:
+        return default
+    name = str(dtype).removeprefix("torch.") if isinstance(dtype, (str, torch.dtype)) else np.dtype(dtype).name
+    if name not in DTYPES:
+        raise ValueError(f"dtype must be None, 'float32' or 'float64', got {dtype!r}")
+    return DTYPES[name]
+
+
+def check_device(device: Any, default: torch.device) -> torch.device:
+    """The device that the parameter ``device`` means; asking for an absent one is an error."""
+    if device is None:
+        return default
+    try:
+        resolved = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(
+            f"device must be None or the name of a torch device such as 'cpu' or 'cuda', got {device!r}"
+        ) from error
+    if resolved.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(
+            f"device={device!r} was asked for, but this torch finds no CUDA device. Use device='cpu', or install "
+            "a CUDA build of torch on a machine with an NVIDIA GPU."
+        )
+    if resolved.type not in ("cpu", "cuda"):
+        raise ValueError(
+            f"device must be a 'cpu' or 'cuda' device (float64 is needed for certificates), got {device!r}"
+        )
+    return resolved
+
+
+def result_of(tensor: Tensor, like: Any) -> Any:
+    """A result as the user wants it: a tensor on the device of a kept tensor, else a numpy array."""
+    return tensor.to(like.device) if keeps_tensors(like) else tensor.numpy(force=True)
+
+
+def predictions(linear_map: LinearMap, coef: Tensor, intercept: Tensor, dtype: torch.dtype) -> Tensor:
+    """Outputs ``(N, c)``, computed in the higher precision of data and coefficients and returned in ``dtype``."""
+    working = torch.promote_types(linear_map.dtype, coef.dtype)
+    return (linear_map.matvec(coef.to(working)) + intercept.to(working)).to(dtype)

@@ -1,0 +1,134 @@
+"""From users' targets to what losses take: numbers, or classes as signs or one-hot rows."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from sklearn.utils.class_weight import compute_class_weight
+
+from convexformer_solvers import Loss
+
+
+class Targets(ABC):
+    """How the targets of a fitted model read; the same for training, held-out data and ``Heads.objective``.
+
+    Attributes
+    ----------
+    single : bool
+        Whether predictions drop the axis of outputs, there being one output and ``y`` one-dimensional.
+    """
+
+    single: bool
+
+    @abstractmethod
+    def encode(self, y: ArrayLike) -> NDArray[np.float64]:
+        """Targets of the loss, shape ``(N, c)``."""
+
+    @abstractmethod
+    def weight(self, y: ArrayLike, sample_weight: ArrayLike | None) -> NDArray[np.float64] | None:
+        """Weights of the samples with those of the classes multiplied in; None when all are equal."""
+
+
+@dataclass(frozen=True)
+class RealTargets(Targets):
+    """Real numbers, one or several per sample.
+
+    Parameters
+    ----------
+    single : bool, default=False
+        Whether ``y`` is one-dimensional.
+    """
+
+    single: bool = False
+
+    def encode(self, y: ArrayLike) -> NDArray[np.float64]:
+        array = np.asarray(y, dtype=np.float64)
+        return array.reshape(len(array), -1)
+
+    def weight(self, y: ArrayLike, sample_weight: ArrayLike | None) -> NDArray[np.float64] | None:
+        return None if sample_weight is None else np.asarray(sample_weight, dtype=np.float64)
+
+
+@dataclass(frozen=True, eq=False)
+class ClassTargets(Targets):
+    """Class labels.
+
+    Parameters
+    ----------
+    classes : ndarray of shape (n_classes,)
+        Sorted labels.
+    loss : Loss
+        Decides the coding: one-hot rows for a loss on the simplex; -1 and 1 for a loss of margins, in one column for
+        two classes and one column per class (one against the rest) for more.
+    class_weight : ndarray of shape (n_classes,), optional
+        Factor on the weight of each class's samples.
+    """
+
+    classes: NDArray
+    loss: Loss
+    class_weight: NDArray[np.float64] | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "single", self.loss.targets == "sign" and len(self.classes) == 2)
+
+    def index(self, y: ArrayLike) -> NDArray[np.int64]:
+        """Positions of labels in ``classes``."""
+        labels = np.asarray(y)
+        position = np.searchsorted(self.classes, labels).clip(max=len(self.classes) - 1)
+        unknown = self.classes[position] != labels
+        if unknown.any():
+            raise ValueError(f"y has labels that were not seen in fit: {np.unique(labels[unknown])[:5]}")
+        return position
+
+    def encode(self, y: ArrayLike) -> NDArray[np.float64]:
+        one_hot = np.eye(len(self.classes))[self.index(y)]
+        if self.loss.targets == "simplex":
+            return one_hot
+        signs = 2.0 * one_hot - 1.0
+        return signs[:, 1:] if self.single else signs
+
+    def weight(self, y: ArrayLike, sample_weight: ArrayLike | None) -> NDArray[np.float64] | None:
+        if self.class_weight is None:
+            return None if sample_weight is None else np.asarray(sample_weight, dtype=np.float64)
+        factor = self.class_weight[self.index(y)]
+        return factor if sample_weight is None else factor * np.asarray(sample_weight, dtype=np.float64)
+
+
+def class_targets(
+    y: NDArray, loss: Loss, class_weight: dict | str | None, sample_weight: NDArray[np.float64] | None
+) -> ClassTargets:
+    """Read the classes and their weights off training labels.
+
+    Parameters
+    ----------
+    y : ndarray of shape (N,)
+        Labels.
+    loss : Loss
+        Decides the coding.
+    class_weight : dict, "balanced" or None
+        As in scikit-learn.
+    sample_weight : ndarray of shape (N,), optional
+        Counted in by "balanced".
+
+    Returns
+    -------
+    ClassTargets
+
+    Raises
+    ------
+    ValueError
+        If fewer than two classes have positive weight.
+    """
+    classes = np.unique(y)
+    weighted = y if sample_weight is None else y[sample_weight > 0]
+    if len(np.unique(weighted)) < 2:
+        raise ValueError(
+            f"y must have at least two classes with positive weight, got one class: {np.unique(weighted)[0]!r}"
+        )
+    if class_weight is None:
+        return ClassTargets(classes, loss)
+    weights = compute_class_weight(class_weight, classes=classes, y=y, sample_weight=sample_weight)
+    return ClassTargets(classes, loss, weights)
