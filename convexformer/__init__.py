@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from .model_selection import ConvexAttentionClassifierCV as ConvexAttentionClassifierCV
     from .model_selection import ConvexAttentionRegressorCV as ConvexAttentionRegressorCV
     from .nn import ConvexAttention as ConvexAttention
+    from .persistence import load_model as load_model
+    from .persistence import save_model as save_model
 
 __version__ = "0.1.0"
 
@@ -40,9 +42,22 @@ _HOME = {
     "Heads": "heads",
     "SparseGates": "gates",
     "image_patches": "features",
+    "load_model": "persistence",
     "pad_sequences": "features",
+    "save_model": "persistence",
 }
-_SUBMODULES = ("datasets", "estimators", "features", "gates", "heads", "model_selection", "nn", "plot", "solvers")
+_SUBMODULES = (
+    "datasets",
+    "estimators",
+    "features",
+    "gates",
+    "heads",
+    "model_selection",
+    "nn",
+    "persistence",
+    "plot",
+    "solvers",
+)
 
 __all__ = [*_HOME, "__version__"]
 

@@ -267,30 +267,44 @@ class ConvexAttentionBase(BaseEstimator):
 
     def _store(self, problem: Problem, result: SolverResult, like: Any) -> None:
         program = problem.program
-        self._solution = (result.coef.cpu(), result.intercept.cpu())
-        self._targets, self.gates_ = problem.targets, problem.gates
-        self.loss_, self.penalty_ = program.loss, program.penalty
-        self.coef_ = result_of(self._public(result.coef, problem.targets), like)
-        intercept = result.intercept[0] if problem.targets.single else result.intercept
-        self.intercept_ = result_of(intercept, like) if intercept.ndim else float(intercept)
-        dual_point = result.certificate.dual_point
-        self.certificate_ = replace(result.certificate, dual_point=None if dual_point is None else dual_point.cpu())
-        self.dual_gap_ = result.certificate.gap
-        self.status_, self.history_, self.n_iter_ = result.status, result.history, result.n_iter
-        self.alpha_max_ = program.alpha_max
-        groups = program.penalty.group_values(result.coef)
-        tokens_axis = 0 if problem.gates is None else 1
-        other_axes = [axis for axis in range(groups.ndim) if axis != tokens_axis]
-        self.token_norms_ = result_of(groups.sum(other_axes) if other_axes else groups, like)
-        self.heads_ = Heads.from_coef(
-            self._solution[0].numpy(),
-            self._solution[1].numpy(),
-            alpha=float(program.alpha),
+        self._store_network(
+            (result.coef, result.intercept),
             loss=program.loss,
             penalty=program.penalty,
-            gates=problem.gates,
+            alpha=float(program.alpha),
             targets=problem.targets,
+            gates=problem.gates,
+            like=like,
         )
+        dual_point = result.certificate.dual_point
+        self.certificate_ = replace(result.certificate, dual_point=None if dual_point is None else dual_point.cpu())
+        self.dual_gap_ = self.certificate_.gap
+        self.status_, self.history_, self.n_iter_ = result.status, result.history, result.n_iter
+        self.alpha_max_ = program.alpha_max
+
+    def _store_network(
+        self,
+        solution: tuple[Tensor, Tensor],
+        *,
+        loss: Loss,
+        penalty: Penalty,
+        alpha: float,
+        targets: Targets,
+        gates: Gates | None,
+        like: Any,
+    ) -> None:
+        """Set every attribute that follows from the solution alone; results are of the kind of `like`."""
+        coef, intercept = solution
+        self._solution = (coef.cpu(), intercept.cpu())
+        self._targets, self.gates_, self.loss_, self.penalty_ = targets, gates, loss, penalty
+        self.coef_ = result_of(self._public(coef, targets), like)
+        self.intercept_ = float(intercept[0]) if targets.single else result_of(intercept, like)
+        groups = penalty.group_values(coef)
+        # Tokens are the first axis, or the second behind that of the gates.
+        by_token = groups if gates is None else groups.sum(0)
+        self.token_norms_ = result_of(by_token.reshape(by_token.shape[0], -1).sum(1), like)
+        arrays = (part.numpy() for part in self._solution)
+        self.heads_ = Heads.from_coef(*arrays, alpha=alpha, loss=loss, penalty=penalty, gates=gates, targets=targets)
 
     def _public(self, coef: Tensor, targets: Targets) -> Tensor:
         """Coefficients ``(..., n, d, c)`` without the axes that the user's data do not have."""

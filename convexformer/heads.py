@@ -56,7 +56,7 @@ class Heads:
     --------
     >>> coef = np.zeros((2, 2, 1)); coef[1] = [[3.0], [4.0]]
     >>> heads = Heads.from_coef(coef, penalty="group_l2", alpha=0.1)
-    >>> heads.w1, heads.decay()
+    >>> heads.w1, round(heads.decay(), 12)
     (array([[0., 1.]]), 5.0)
     """
 

@@ -10,6 +10,7 @@ from typing import Literal
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
@@ -61,9 +62,11 @@ class ConvexAttention(nn.Module):
     n_tokens, n_features, n_outputs : int
         Shape of the data: ``n``, ``d`` and ``c``.
     n_heads : int
-        Number of heads ``m``; spread evenly over the gates.
+        Number of heads ``m``.
     gates : Gates, optional
         Fixed gates. Default: none, every head sees every sample.
+    gate_index : array-like of shape (n_heads,), optional
+        Gate of each head. Default: heads are spread evenly over the gates.
     simplex : {"softmax", "projection"}, default="softmax"
         How the free parameter of ``w1`` is mapped into the simplex. Softmax has gradients everywhere but never an
         exact zero; the Euclidean projection has exact zeros and no gradient outside its support.
@@ -86,6 +89,7 @@ class ConvexAttention(nn.Module):
         n_outputs: int = 1,
         n_heads: int = 16,
         gates: Gates | None = None,
+        gate_index: ArrayLike | None = None,
         simplex: Simplex = "softmax",
         bias: bool = True,
         seed: int = 0,
@@ -109,8 +113,11 @@ class ConvexAttention(nn.Module):
         self.w3 = nn.Parameter(normal(n_heads, n_outputs) / math.sqrt(n_heads))  # (m, c)
         self.bias = nn.Parameter(torch.zeros(n_outputs)) if bias else None  # (c,)
         n_gates = 1 if gates is None else len(gates)
-        self.register_buffer("gate_index", torch.arange(n_heads) % n_gates)  # (m,)
+        index = torch.arange(n_heads) % n_gates if gate_index is None else torch.as_tensor(np.asarray(gate_index))
+        if index.shape != (n_heads,) or not bool(((index >= 0) & (index < n_gates)).all()):
+            raise ValueError(f"gate_index must be {n_heads} positions below {n_gates}, got shape {tuple(index.shape)}")
         self.gate_index: Tensor
+        self.register_buffer("gate_index", index)  # (m,)
 
     @property
     def w1(self) -> Tensor:
@@ -131,8 +138,8 @@ class ConvexAttention(nn.Module):
         -------
         Tensor of shape (N, c)
         """
-        values = tokens @ self.w2.T  # (N, n, m)
-        pooled = (values * self.w1.T).sum(1)  # (N, m)
+        directions = (self.w1[:, :, None] * self.w2[:, None, :]).flatten(1)  # (m, n d)
+        pooled = tokens.flatten(1) @ directions.T  # (N, m)
         if self.gates is not None:
             masks = self.gates.masks(tokens) if masks is None else masks
             pooled = pooled * masks[:, self.gate_index]
@@ -292,12 +299,10 @@ def network_from_heads(
         w1, gate_index = np.eye(1, w1.shape[1], dtype=w1.dtype), np.zeros(1, dtype=np.int64)
         w2, w3 = np.zeros((1, w2.shape[1]), w2.dtype), np.zeros((1, w3.shape[1]), w3.dtype)
     dtype = torch.as_tensor(w2).dtype
-    network = ConvexAttention(
-        w1.shape[1], w2.shape[1], w3.shape[1], n_heads=len(w1), gates=gates, simplex="projection"
-    ).to(dtype)
+    shape = (w1.shape[1], w2.shape[1], w3.shape[1], len(w1))
+    network = ConvexAttention(*shape, gates=gates, gate_index=gate_index, simplex="projection").to(dtype)
     assert network.bias is not None
     with torch.no_grad():
         for parameter, values in ((network.w1_free, w1), (network.w2, w2), (network.w3, w3), (network.bias, bias)):
             parameter.copy_(torch.as_tensor(values))
-        network.gate_index.copy_(torch.as_tensor(gate_index))
     return network

@@ -1,0 +1,136 @@
+"""Figures of solutions; needs the extra ``plot``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+def require_matplotlib() -> Any:
+    """Import ``matplotlib.pyplot``, or say which extra is missing.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        If matplotlib is not installed.
+    """
+    try:
+        import matplotlib.pyplot as plt
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError("figures need matplotlib: pip install 'convexformer[plot]'") from error
+    return plt
+
+
+def plot_token_norms(
+    token_norms: ArrayLike, *, shape: tuple[int, int] | None = None, title: str = "", ax: Axes | None = None
+) -> Axes:
+    """Draw how much of the penalty each token carries.
+
+    Parameters
+    ----------
+    token_norms : array-like of shape (n_tokens,)
+        ``token_norms_`` of a fitted estimator.
+    shape : (int, int), optional
+        Rows and columns in which the tokens are laid out, for tokens that are patches of an image. Default: bars in
+        sequence.
+    title : str, optional
+        Title of the axes.
+    ax : matplotlib axes, optional
+        Where to draw. Default: a new figure.
+
+    Returns
+    -------
+    matplotlib axes
+    """
+    axes = require_matplotlib().subplots(layout="constrained")[1] if ax is None else ax
+    norms = np.asarray(token_norms, dtype=float)
+    if shape is None:
+        axes.bar(np.arange(len(norms)), norms, color="tab:blue")
+        axes.set(xlabel="token position", ylabel="penalty carried", title=title)
+        return axes
+    grid = norms.reshape(shape)
+    image = axes.imshow(grid, cmap="Blues", vmin=0)
+    for (row, column), value in np.ndenumerate(grid):
+        shade = "white" if value > 0.6 * grid.max() else "black"
+        axes.text(column, row, f"{value:.2g}" if value else "unused", ha="center", va="center", color=shade, fontsize=8)
+    axes.set(xticks=range(shape[1]), yticks=range(shape[0]), xlabel="patch column", ylabel="patch row", title=title)
+    axes.figure.colorbar(image, ax=axes, label="penalty carried", shrink=0.8)
+    return axes
+
+
+def plot_convergence(
+    curves: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+    *,
+    bound: float,
+    title: str = "",
+    ax: Axes | None = None,
+) -> Axes:
+    """Draw objectives above a certified lower bound against seconds, on logarithmic axes.
+
+    Parameters
+    ----------
+    curves : mapping of str to (seconds, objective)
+        One curve per label. Labels that start with the same word before a colon share a colour.
+    bound : float
+        The dual bound: no point of the model class can be below it.
+    title : str, optional
+        Title of the axes.
+    ax : matplotlib axes, optional
+        Where to draw. Default: a new figure.
+
+    Returns
+    -------
+    matplotlib axes
+    """
+    axes = require_matplotlib().subplots(layout="constrained")[1] if ax is None else ax
+    families = list(dict.fromkeys(label.split(":")[0] for label in curves))
+    seen: set[str] = set()
+    for label, (seconds, objective) in curves.items():
+        family = label.split(":")[0]
+        above = np.maximum(np.asarray(objective, dtype=float) - bound, 1e-16)
+        axes.plot(
+            np.maximum(seconds, 1e-3),
+            above,
+            color=f"C{families.index(family)}",
+            label=None if family in seen else family,
+            alpha=0.85,
+        )
+        seen.add(family)
+    axes.set(xscale="log", yscale="log", xlabel="seconds", ylabel="objective - certified bound", title=title)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    return axes
+
+
+def new_figure(n_rows: int, n_columns: int, figsize: tuple[float, float]) -> tuple[Figure, Sequence[Axes]]:
+    """Make a figure that needs no display.
+
+    Parameters
+    ----------
+    n_rows, n_columns : int
+        Grid of axes.
+    figsize : (float, float)
+        Inches.
+
+    Returns
+    -------
+    figure, axes
+        The axes as a flat sequence.
+    """
+    figure, axes = require_matplotlib().subplots(
+        n_rows, n_columns, figsize=figsize, layout="constrained", squeeze=False
+    )
+    return figure, list(axes.flat)
+
+
+def save_figure(figure: Figure, path: Any) -> None:
+    """Write a figure as PNG and close it."""
+    figure.savefig(path, dpi=130)
+    require_matplotlib().close(figure)
