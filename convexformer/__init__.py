@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .nn import ConvexAttention as ConvexAttention
     from .persistence import load_model as load_model
     from .persistence import save_model as save_model
+    from .programs import attention_program as attention_program
 
 __version__ = "0.1.0"
 
@@ -41,6 +42,7 @@ _HOME = {
     "GivenGates": "gates",
     "Heads": "heads",
     "SparseGates": "gates",
+    "attention_program": "programs",
     "image_patches": "features",
     "load_model": "persistence",
     "pad_sequences": "features",
@@ -56,6 +58,7 @@ _SUBMODULES = (
     "nn",
     "persistence",
     "plot",
+    "programs",
     "solvers",
 )
 

@@ -16,9 +16,6 @@ from torch import Tensor
 
 from convexformer_solvers import (
     Callback,
-    DenseMap,
-    GatedMap,
-    LinearMap,
     Loss,
     Penalty,
     Program,
@@ -42,6 +39,7 @@ from ._validation import (
 )
 from .gates import Gates, GateSource, get_gate_source
 from .heads import Heads
+from .programs import attention_map
 from .targets import Targets
 
 if TYPE_CHECKING:
@@ -196,8 +194,9 @@ class ConvexAttentionBase(BaseEstimator):
         total = targets.weight(labels, weight)
         total_weight = None if total is None else torch.as_tensor(total, device=device)
         tokens = tokens.to(device)
-        linear_map, gates = self._map(tokens, source, total_weight)
+        gates, masks = self._gates(tokens, source, total_weight)
         encoded = torch.as_tensor(targets.encode(labels), device=device)
+        linear_map = attention_map(tokens, gates, masks)
         program = Program(linear_map, encoded, loss, penalty, alpha, total_weight, bool(self.fit_intercept))
         return Problem(program, targets, gates)
 
@@ -211,23 +210,30 @@ class ConvexAttentionBase(BaseEstimator):
             raise ValueError(f"activation must be one of {ACTIVATIONS}, got {self.activation!r}.{hint}")
         return get_gate_source(self.gates, self.n_gates) if self.activation == "gated_relu" else None
 
-    def _map(self, tokens: Tensor, source: GateSource | None, weight: Tensor | None) -> tuple[LinearMap, Gates | None]:
+    def _gates(
+        self, tokens: Tensor, source: GateSource | None, weight: Tensor | None
+    ) -> tuple[Gates | None, Tensor | None]:
+        """Gates of this fit and their masks on the training data."""
         if source is None:
-            return DenseMap(tokens), None
+            return None, None
+        kept = self._kept_gates(tokens)
+        self._gate_request = (self.gates, self.n_gates)
+        if kept is not None:
+            return kept, kept.masks(tokens)
         drawn = source.make(tokens.shape[1], tokens.shape[2], check_random_state(self.random_state))
-        gates = self._kept_gates(tokens) or drawn
-        masks = gates.masks(tokens)
-        if gates is drawn:
-            distinct = gates.distinct(masks, weight)
-            gates, masks = gates.select(distinct), masks[:, torch.as_tensor(distinct, device=masks.device)]
-        return GatedMap(tokens, masks), gates
+        masks = drawn.masks(tokens)
+        distinct = drawn.distinct(masks, weight)
+        return drawn.select(distinct), masks[:, torch.as_tensor(distinct, device=masks.device)]
 
     def _kept_gates(self, tokens: Tensor) -> Gates | None:
         """Gates of the previous fit where a warm start can go on with them."""
         previous: Gates | None = getattr(self, "gates_", None)
         if not self.warm_start or previous is None:
             return None
-        return previous if (previous.u1.shape[1], previous.u2.shape[1]) == tuple(tokens.shape[1:]) else None
+        gates, n_gates = self._gate_request
+        same_gates = gates is self.gates or (isinstance(gates, str) and gates == self.gates)
+        same_shape = (previous.u1.shape[1], previous.u2.shape[1]) == tuple(tokens.shape[1:])
+        return previous if same_gates and n_gates == self.n_gates and same_shape else None
 
     def _read_targets(
         self, y: Any, n_samples: int, sample_weight: NDArray[np.float64] | None
@@ -319,6 +325,6 @@ class ConvexAttentionBase(BaseEstimator):
         check_is_fitted(self)
         tokens = check_tokens(self, X, reset=False)
         tokens = tokens.to(check_device(self.device, tokens.device))
-        linear_map = DenseMap(tokens) if self.gates_ is None else GatedMap(tokens, self.gates_.masks(tokens))
+        linear_map = attention_map(tokens, self.gates_)
         coef, intercept = (part.to(tokens.device) for part in self._solution)
         return predictions(linear_map, coef, intercept, tokens.dtype)

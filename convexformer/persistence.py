@@ -146,6 +146,7 @@ def load_model(path: str | Path) -> ConvexAttentionBase:
     model.certificate_ = Certificate(*header["certificate"])
     model.dual_gap_ = model.certificate_.gap
     model.alpha_max_, model.n_iter_, model.status_ = header["alpha_max"], header["n_iter"], Status[header["status"]]
+    model._gate_request = (model.gates, model.n_gates)
     if isinstance(model, (ConvexAttentionClassifierCV, ConvexAttentionRegressorCV)):
         model.alpha_ = header["alpha"]
     return model

@@ -1,0 +1,110 @@
+"""The convex programs that are exactly equivalent to training attention networks (paper [C], Thms 1 to 3)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from convexformer_solvers import DenseMap, GatedMap, LinearMap, Loss, Penalty, Program, get_loss, get_penalty
+
+from .gates import Gates
+
+
+def attention_map(tokens: Tensor, gates: Gates | None = None, masks: Tensor | None = None) -> LinearMap:
+    """Linear map from coefficients to the outputs of the network; the gated design is never materialised.
+
+    Parameters
+    ----------
+    tokens : Tensor of shape (N, n_tokens, n_features)
+        The samples.
+    gates : Gates, optional
+        Fixed gates. Default: none.
+    masks : Tensor of shape (N, h), optional
+        Masks of the gates on these samples, where they have been computed before.
+
+    Returns
+    -------
+    LinearMap
+        With ``feature_shape`` ``(n_tokens, n_features)``, or ``(h, n_tokens, n_features)`` with gates.
+    """
+    if gates is None:
+        return DenseMap(tokens)
+    return GatedMap(tokens, gates.masks(tokens) if masks is None else masks)
+
+
+def attention_program(
+    X: Any,
+    y: Any,
+    *,
+    alpha: float,
+    loss: str | Loss = "squared",
+    penalty: str | Penalty = "group_l2",
+    gates: Gates | None = None,
+    sample_weight: Any = None,
+    fit_intercept: bool = False,
+) -> Program:
+    r"""Build the convex program of an attention network, for solvers, benchmarks and certificates.
+
+    .. math:: \min_{Z, b} \; \sum_i p_i \, L\Big(b + \sum_{g, k} 1[u_{1g}^\top X_i u_{2g} \ge 0] \, Z_{gk}^\top x_{ik},
+              \; y_i\Big) + \alpha \sum_{g, k} \Omega(Z_{gk})
+
+    with :math:`\Omega(Z) = \sum_l \|z_l\|_2` for ``"group_l2"`` and :math:`\Omega(Z) = \|Z\|_*` for ``"nuclear"``.
+    Its optimum is that of the non-convex network with enough heads; with too few, the network's can only be larger.
+
+    Parameters
+    ----------
+    X : array-like or Tensor of shape (N, n_tokens, n_features)
+        The samples, in float32 or float64; a tensor stays on its device.
+    y : array-like or Tensor of shape (N,) or (N, n_outputs)
+        Targets as the loss wants them: numbers, -1 and 1, or one-hot rows.
+    alpha : float
+        Weight of the decay against the mean loss; positive.
+    loss, penalty : str or Loss, str or Penalty
+        By name or as instances.
+    gates : Gates, optional
+        Fixed gates. Default: none, attention only.
+    sample_weight : array-like or Tensor of shape (N,), optional
+        Non-negative; only ratios matter.
+    fit_intercept : bool, default=False
+        Whether there is a bias per output, without decay.
+
+    Returns
+    -------
+    Program
+
+    Raises
+    ------
+    ValueError
+        If an argument is not as described; the message names it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from convexformer.solvers import Fista, solve
+    >>> X = np.random.default_rng(0).normal(size=(40, 5, 3))
+    >>> program = attention_program(X, X[:, 2, 0], alpha=0.1)
+    >>> result = solve(program, Fista(), tol=1e-8)
+    >>> result.certificate.relative_gap <= 1e-8, tuple(result.coef.shape)
+    (True, (5, 3, 1))
+    """
+    tokens = torch.as_tensor(X)
+    if tokens.ndim != 3 or tokens.dtype not in (torch.float32, torch.float64):
+        raise ValueError(
+            "X must be a float32 or float64 array of shape (n_samples, n_tokens, n_features), "
+            f"got {tokens.dtype} of shape {tuple(tokens.shape)}"
+        )
+    if not bool(torch.isfinite(tokens).all()):
+        raise ValueError("X must be finite, got NaN or infinite values")
+    target = torch.as_tensor(y, dtype=torch.float64, device=tokens.device)
+    weight = None if sample_weight is None else torch.as_tensor(sample_weight, dtype=torch.float64).to(tokens.device)
+    return Program(
+        attention_map(tokens, gates),
+        target[:, None] if target.ndim == 1 else target,
+        get_loss(loss),
+        get_penalty(penalty),
+        alpha,
+        weight,
+        fit_intercept,
+    )

@@ -1,0 +1,156 @@
+"""The command line, called in process."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from convexformer import ConvexAttentionClassifier, ConvexAttentionRegressor, cli, demo, load_model
+from convexformer.datasets import load_digit_tokens
+
+
+@pytest.fixture
+def regression_file(tmp_path):
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(60, 5, 3))
+    path = tmp_path / "data.npz"
+    np.savez(path, X=X, y=X[:, 1] @ [1.0, -1.0, 2.0] + 0.1 * rng.normal(size=60))
+    return path
+
+
+@pytest.fixture
+def class_file(tmp_path):
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(90, 4, 2))
+    path = tmp_path / "labels.npz"
+    np.savez(path, X=X, y=np.array(["low", "mid", "top"])[np.digitize(X[:, 2, 0], [-0.5, 0.5])])
+    return path
+
+
+def run_json(capsys, *arguments):
+    assert cli.main([*map(str, arguments), "--json"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    return json.loads(captured.out)
+
+
+def test_fit_then_predict_equals_the_estimator(regression_file, tmp_path, capsys):
+    model, out = tmp_path / "m.npz", tmp_path / "p.npz"
+    report = run_json(capsys, "fit", regression_file, "--model", model, "--alpha", 0.1, "--tol", 1e-8)
+    data = np.load(regression_file)
+    wanted = ConvexAttentionRegressor(alpha=0.1, tol=1e-8, random_state=0).fit(data["X"], data["y"])
+    assert report["task"] == "regression"
+    assert report["relative_gap"] <= 1e-8
+    assert report["objective"] == pytest.approx(wanted.certificate_.primal, rel=1e-12)
+    assert report["heads"] == len(wanted.heads_)
+    report = run_json(capsys, "predict", regression_file, "--model", model, "--out", out)
+    np.testing.assert_allclose(np.load(out)["predictions"], wanted.predict(data["X"]), rtol=1e-12)
+    assert report["score"] == pytest.approx(wanted.score(data["X"], data["y"]), rel=1e-12)
+
+
+def test_labels_are_classified_and_probabilities_saved(class_file, tmp_path, capsys):
+    model, out = tmp_path / "m.npz", tmp_path / "p.npz"
+    options = ("--activation", "gated_relu", "--n-gates", 6, "--penalty", "nuclear", "--seed", 3)
+    assert run_json(capsys, "fit", class_file, "--model", model, *options)["task"] == "classification"
+    run_json(capsys, "predict", class_file, "--model", model, "--out", out)
+    data = np.load(class_file)
+    wanted = ConvexAttentionClassifier(activation="gated_relu", n_gates=6, penalty="nuclear", random_state=3)
+    wanted.fit(data["X"], data["y"])
+    results = np.load(out)
+    np.testing.assert_array_equal(results["predictions"], wanted.predict(data["X"]))
+    np.testing.assert_allclose(results["probabilities"], wanted.predict_proba(data["X"]), atol=1e-12)
+    np.testing.assert_array_equal(results["classes"], ["low", "mid", "top"])
+
+
+def test_alpha_by_cross_validation(regression_file, tmp_path, capsys):
+    report = run_json(capsys, "fit", regression_file, "--model", tmp_path / "m.npz", "--alpha", "cv")
+    loaded = load_model(tmp_path / "m.npz")
+    assert type(loaded).__name__ == "ConvexAttentionRegressorCV"
+    assert loaded.alpha_ == report["alpha"] < report["alpha_max"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["fit", "absent.npz"], "no file at absent.npz"),
+        (["fit", "{data}", "--alpha", "-1"], "alpha must be positive"),
+        (["fit", "{data}", "--alpha", "much"], "--alpha must be a number or 'cv'"),
+        (["fit", "{data}", "--loss", "cubic"], "loss must be one of"),
+        (["fit", "{data}", "--penalty", "none"], "penalty must be one of"),
+        (["fit", "{data}", "--solver", "magic"], "solver must be one of"),
+        (["fit", "{data}", "--activation", "relu"], "gated_relu"),
+        (["fit", "{data}", "--device", "cuda:99"], "CUDA"),
+        (["fit", "{data}", "--task", "classification"], "(?i)label"),
+        (["predict", "{data}", "--model", "absent.npz"], "no model at absent.npz"),
+        (["predict", "{data}", "--model", "{data}"], "not a saved convexformer model"),
+    ],
+)
+def test_mistakes_end_with_one_line_and_exit_code_1(arguments, message, regression_file, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main([part.format(data=regression_file) for part in arguments] + ["--quiet"]) == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert error.startswith("convexformer: ")
+    assert re.search(message, error)
+
+
+def test_missing_arrays_are_named(tmp_path, capsys):
+    path = tmp_path / "x.npz"
+    np.savez(path, X=np.ones((3, 2)))
+    assert cli.main(["fit", str(path)]) == 1
+    assert "missing: ['y']" in capsys.readouterr().err
+
+
+def test_interrupt_saves_the_best_point_so_far(regression_file, tmp_path, capsys, monkeypatch):
+    def interrupted(task, options):
+        def callback(progress):
+            if progress.iteration >= 2:
+                raise KeyboardInterrupt
+
+        model = ConvexAttentionRegressor(alpha=0.1, tol=1e-12, callback=callback)
+        original = model.get_params
+        model.get_params = lambda deep=True: original(deep) | {"callback": None}
+        return model
+
+    monkeypatch.setattr(cli, "_new_model", interrupted)
+    path = tmp_path / "m.npz"
+    assert cli.main(["fit", str(regression_file), "--model", str(path)]) == 130
+    assert "best point so far is saved" in capsys.readouterr().err
+    assert np.isfinite(load_model(path).certificate_.gap)
+
+
+def test_demo_bounds_every_trained_network(tmp_path, capsys, monkeypatch):
+    tokens, labels = load_digit_tokens()
+    monkeypatch.setattr(demo, "load_digit_tokens", lambda: (tokens[:300], labels[:300]))
+    monkeypatch.setattr(demo, "ADAM_STEPS", 40)
+    report = run_json(capsys, "demo", "--out", tmp_path / "demo")
+    rows = report["rows"]
+    assert [row["method"] for row in rows[:4]] == ["convex, certified", "Adam, seed 0", "Adam, seed 1", "Adam, seed 2"]
+    assert len(rows) == 12
+    for row in rows:
+        if row["method"].startswith("convex"):
+            assert -1e-12 <= row["relative_gap"] <= 1e-4
+        else:
+            assert row["objective"] > row["dual_bound"]
+            assert row["relative_gap"] > 1e-4
+    for figure in report["figures"]:
+        assert Path(figure).read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert json.loads((tmp_path / "demo" / "demo.json").read_text())["rows"] == rows
+
+
+def test_table_has_a_line_per_row_in_columns():
+    row = demo.Row("p", "m", 1.0, 0.5, 0.1, 3, 0.2, 4, 5, 0.9, 0.8)
+    lines = demo.format_table([row, row]).splitlines()
+    assert len(lines) == 4
+    assert lines[0].split()[:3] == ["problem", "method", "objective"]
+    assert lines[2] == lines[3]
+
+
+def test_help_and_version(capsys):
+    for arguments in (["--help"], ["fit", "--help"], ["--version"]):
+        with pytest.raises(SystemExit) as exit_:
+            cli.main(arguments)
+        assert exit_.value.code == 0
+    assert "0.1" in capsys.readouterr().out

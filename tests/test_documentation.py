@@ -1,0 +1,60 @@
+"""The README's example, its set-up commands and the examples for teachers run as printed."""
+
+import re
+import runpy
+import subprocess
+import warnings
+from pathlib import Path
+
+import matplotlib
+import matplotlib.pyplot as plt
+import pytest
+
+ROOT = Path(__file__).parent.parent
+EXAMPLES = sorted((ROOT / "examples").glob("plot_*.py"))
+README = (ROOT / "README.md").read_text()
+
+
+@pytest.fixture(autouse=True)
+def no_display():
+    matplotlib.use("Agg")
+    yield
+    plt.close("all")
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_example_runs_and_draws(path, capsys):
+    with warnings.catch_warnings():
+        # Without a display plt.show() warns; every other warning is an error.
+        warnings.filterwarnings("ignore", message="FigureCanvasAgg is non-interactive")
+        runpy.run_path(str(path), run_name="__main__")
+    assert plt.get_fignums()
+    assert capsys.readouterr().out
+    for number in plt.get_fignums():
+        for axes in plt.figure(number).axes:
+            assert axes.get_xlabel() or axes.get_ylabel()
+
+
+def test_there_are_the_four_examples():
+    assert len(EXAMPLES) >= 4
+
+
+def test_readme_example_runs_and_says_what_it_prints(capsys):
+    (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    assert code.count("\n") <= 15
+    exec(compile(code, "README.md", "exec"), {})
+    printed = capsys.readouterr().out.splitlines()
+    assert re.match(r"Certificate\(primal=.*relative_gap=\d\.\d+e-\d+\)", printed[0])
+    assert float(printed[1]) > 0.9
+    assert printed[2].endswith("16 tokens, 4 features, 10 outputs)")
+    assert abs(float(printed[4])) < 1e-9
+
+
+def test_ci_runs_the_two_commands_of_the_readme():
+    commands = [line for line in README.splitlines() if line.startswith("python -m pip install -c constraints.txt ")]
+    assert len(commands) == 2
+    assert commands[0].endswith("&& convexformer demo")
+    assert "pytest" in commands[1]
+    gate = (ROOT / ".ci" / "run").read_text()
+    assert "README.md" in gate
+    assert subprocess.run(["bash", "-n", str(ROOT / ".ci" / "run")], check=False).returncode == 0

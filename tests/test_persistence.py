@@ -1,0 +1,85 @@
+"""Saved models come back the same."""
+
+import numpy as np
+import pytest
+
+from convexformer import (
+    ConvexAttentionClassifier,
+    ConvexAttentionClassifierCV,
+    ConvexAttentionRegressor,
+    GaussianGates,
+    load_model,
+    save_model,
+)
+from convexformer.solvers import Huber
+
+rng = np.random.default_rng(0)
+X3, X2 = rng.normal(size=(50, 4, 2)), rng.normal(size=(50, 4))
+LABELS = np.where(X3[:, 1, 0] > 0, "yes", "no")
+GATES = (rng.normal(size=(5, 4)), rng.normal(size=(5, 2)))
+
+CASES = {
+    "regression": (ConvexAttentionRegressor(alpha=0.05), X3, X3[:, 0, 0]),
+    "two-dimensional": (ConvexAttentionRegressor(alpha=0.05), X2, X2[:, :2]),
+    "nuclear": (ConvexAttentionRegressor(alpha=0.05, penalty="nuclear"), X3, X3[:, 0] @ np.ones((2, 3))),
+    "huber": (ConvexAttentionRegressor(alpha=0.05, loss="huber"), X3, X3[:, 0, 0]),
+    "float32": (ConvexAttentionRegressor(alpha=0.05), X3.astype(np.float32), X3[:, 0, 0]),
+    "labels": (ConvexAttentionClassifier(class_weight="balanced"), X3, LABELS),
+    "gated": (ConvexAttentionClassifier(activation="gated_relu", n_gates=5, random_state=0), X3, LABELS),
+    "given gates": (ConvexAttentionClassifier(activation="gated_relu", gates=GATES), X3, LABELS),
+    "softmax": (ConvexAttentionClassifier(loss="softmax", penalty="nuclear"), X3, LABELS),
+    "cv": (ConvexAttentionClassifierCV(alphas=3, cv=2), X3, LABELS),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_round_trip(case, tmp_path):
+    model, X, y = CASES[case]
+    model.fit(X, y)
+    save_model(model, tmp_path / "m.npz")
+    again = load_model(tmp_path / "m.npz")
+    np.testing.assert_array_equal(again.predict(X), model.predict(X))
+    np.testing.assert_array_equal(again.coef_, model.coef_)
+    np.testing.assert_array_equal(again.token_norms_, model.token_norms_)
+    assert again.heads_.objective(X, y) == model.heads_.objective(X, y)
+    assert again.certificate_ == model.certificate_
+    assert (again.alpha_max_, again.n_iter_, again.status_) == (model.alpha_max_, model.n_iter_, model.status_)
+    given = {"gates"} if case == "given gates" else set()
+    for name in set(model.get_params()) - given:
+        assert again.get_params()[name] == model.get_params()[name]
+    with pytest.raises(ValueError, match="X"):
+        again.predict(X[:, :3])
+
+
+def test_saving_twice_replaces_the_file_and_leaves_nothing_else(tmp_path):
+    model = ConvexAttentionRegressor(alpha=0.05).fit(X3, X3[:, 0, 0])
+    save_model(model, tmp_path / "m.npz")
+    save_model(model.set_params(alpha=0.5).fit(X3, X3[:, 0, 0]), tmp_path / "m.npz")
+    assert [path.name for path in tmp_path.iterdir()] == ["m.npz"]
+    assert load_model(tmp_path / "m.npz").alpha == 0.5
+
+
+@pytest.mark.parametrize("parameters", [{"loss": Huber(0.5)}, {"callback": print}])
+def test_a_parameter_that_cannot_be_saved_is_named(parameters, tmp_path):
+    model = ConvexAttentionRegressor(alpha=0.05, **parameters)
+    model.set_params(callback=None).fit(X3, X3[:, 0, 0])
+    model.set_params(**parameters)
+    with pytest.raises(ValueError, match=f"parameter {next(iter(parameters))}="):
+        save_model(model, tmp_path / "m.npz")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_gate_source_is_saved_as_its_gates(tmp_path):
+    model = ConvexAttentionRegressor(alpha=0.05, activation="gated_relu", gates=GaussianGates(6), random_state=1)
+    model.fit(X3, X3[:, 0, 0])
+    save_model(model, tmp_path / "m.npz")
+    again = load_model(tmp_path / "m.npz")
+    np.testing.assert_array_equal(again.gates.u1, model.gates_.u1)
+    # A refit of the loaded model meets the same gates.
+    np.testing.assert_allclose(again.fit(X3, X3[:, 0, 0]).coef_, model.coef_, atol=1e-12)
+
+
+def test_other_files_are_refused(tmp_path):
+    np.savez(tmp_path / "x.npz", X=np.ones(3))
+    with pytest.raises(ValueError, match="not a saved convexformer model"):
+        load_model(tmp_path / "x.npz")
