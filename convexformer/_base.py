@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from numbers import Integral
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -245,12 +244,10 @@ class ConvexAttentionBase(BaseEstimator):
 
     def _options(self, program: Program) -> dict[str, Any]:
         """Keyword arguments of ``solve``."""
-        if not isinstance(self.max_iter, Integral) or self.max_iter < 1:
-            raise ValueError(f"max_iter must be a positive integer, got {self.max_iter!r}")
         dtype = check_dtype(self.dtype, program.map.dtype)
         return {
             "tol": self.tol,
-            "max_iter": int(self.max_iter),
+            "max_iter": self.max_iter,
             "dtype": dtype,
             "callback": self.callback,
             "verbose": bool(self.verbose),

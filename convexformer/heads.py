@@ -182,7 +182,7 @@ class Heads:
         ndarray of shape (N, n_outputs)
             Raw outputs (scores for classifiers) in float64.
         """
-        tokens = torch.as_tensor(np.asarray(X))
+        tokens = X.detach().cpu() if isinstance(X, torch.Tensor) else torch.as_tensor(np.asarray(X))
         tokens = tokens[:, :, None] if tokens.ndim == 2 else tokens
         if tokens.shape[1:] != (self.w1.shape[1], self.w2.shape[1]):
             wanted = (self.w1.shape[1], self.w2.shape[1])

@@ -119,6 +119,16 @@ class ConvexAttention(nn.Module):
         self.gate_index: Tensor
         self.register_buffer("gate_index", index)  # (m,)
 
+    def get_extra_state(self) -> dict[str, Tensor]:
+        """Gates for ``state_dict``; they are no parameters, but without them the weights mean nothing."""
+        return (
+            {} if self.gates is None else {"u1": torch.as_tensor(self.gates.u1), "u2": torch.as_tensor(self.gates.u2)}
+        )
+
+    def set_extra_state(self, state: dict[str, Tensor]) -> None:
+        """Gates from a ``state_dict``."""
+        self.gates = Gates(state["u1"].numpy(), state["u2"].numpy()) if state else None
+
     @property
     def w1(self) -> Tensor:
         """Attention over tokens of each head, in the simplex, shape ``(m, n)``."""

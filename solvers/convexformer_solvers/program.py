@@ -86,6 +86,8 @@ class Program:
                 raise ValueError("sample_weight must be finite and non-negative")
             if not float(weight.sum()) > 0:
                 raise ValueError("sample_weight must have a positive sum")
+            # What counts must make a program too: counts with nothing but zeros have no best constant.
+            self.loss.check_target(self.y[weight > 0])
 
     @property
     def coef_shape(self) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ import time
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from numbers import Integral, Real
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -144,10 +145,10 @@ def solve(
     >>> solve(program, Fista(), tol=1e-10).coef.flatten()
     tensor([2., 0.], dtype=torch.float64)
     """
-    if not tol >= 0:
+    if not (isinstance(tol, Real) and tol >= 0):
         raise ValueError(f"tol must be a non-negative number, got {tol!r}")
-    if not max_iter >= 1:
-        raise ValueError(f"max_iter must be at least 1, got {max_iter!r}")
+    if not (isinstance(max_iter, Integral) and max_iter >= 1):
+        raise ValueError(f"max_iter must be a positive integer, got {max_iter!r}")
     _check_requirements(program, solver)
     reference = program.to(device=device)
     working = reference.to(dtype=dtype or program.map.dtype)
