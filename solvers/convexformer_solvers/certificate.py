@@ -61,7 +61,7 @@ def certify(
     >>> certify(program, 0 * optimum).gap
     1.0
     """
-    _check_point(program, coef, intercept)
+    _check_point(program, coef, intercept, dual_hint)
     program = program.to(device=coef.device)
     exact = _in_float64(program)
     coef = coef.detach().double()
@@ -79,7 +79,7 @@ def certify(
     return Certificate(primal, dual, exact.null_value, point)
 
 
-def _check_point(program: Program, coef: Tensor, intercept: Tensor | None) -> None:
+def _check_point(program: Program, coef: Tensor, intercept: Tensor | None, dual_hint: Tensor | None) -> None:
     if tuple(coef.shape) != program.coef_shape:
         raise ValueError(f"coef must have shape {program.coef_shape}, got {tuple(coef.shape)}")
     if intercept is not None and tuple(intercept.shape) != (program.y.shape[1],):
@@ -88,6 +88,8 @@ def _check_point(program: Program, coef: Tensor, intercept: Tensor | None) -> No
         raise ValueError("intercept must be zero: the program has none")
     if not bool(torch.isfinite(coef).all()) or (intercept is not None and not bool(torch.isfinite(intercept).all())):
         raise ValueError("coef and intercept must be finite")
+    if dual_hint is not None and (dual_hint.shape != program.y.shape or not bool(torch.isfinite(dual_hint).all())):
+        raise ValueError(f"dual_hint must be finite and of shape {tuple(program.y.shape)}")
 
 
 def _in_float64(program: Program) -> Program:
@@ -100,12 +102,21 @@ def _in_float64(program: Program) -> Program:
 
 def _feasible_dual_point(program: Program, theta: Tensor) -> Tensor:
     if program.fit_intercept:
-        theta = theta - program.weight @ theta
-        theta = _into_domain(program, theta)
+        theta = _into_domain(program, _centred(program, theta))
     norms = program.penalty.group_dual_norms(program.pull_back(theta))
     largest = norms.reshape(-1, norms.shape[-1]).amax(0) if program.outputs_separate else norms.amax()
     limit = torch.where(largest > 0, program.alpha / largest, math.inf)
     return theta * program.loss.best_dual_scale(theta, program.y, program.weight, limit)
+
+
+def _centred(program: Program, theta: Tensor) -> Tensor:
+    """Subtract the weighted mean of each output; a point that is nothing but its own rounding becomes zero.
+
+    Scaling such a point up would scale its remaining mean up too, and with it a bound that is not true.
+    """
+    theta = theta - program.weight @ theta
+    remaining, size = (program.weight @ theta).abs(), program.weight @ theta.abs()
+    return torch.where(remaining <= 1e-10 * size, theta, 0.0)
 
 
 def _into_domain(program: Program, theta: Tensor) -> Tensor:
@@ -120,6 +131,6 @@ def _into_domain(program: Program, theta: Tensor) -> Tensor:
     if inside(theta) or math.isnan(float(program.dual(theta))):
         return theta
     interior = -0.5 * program.loss.gradient(program.null_intercept.expand_as(program.y), program.y)
-    interior = interior - program.weight @ interior
+    interior = _centred(program, interior)
     mixtures = (torch.lerp(theta, interior, 10.0**power) for power in range(-17, 0))
     return next((point for point in mixtures if inside(point)), interior)

@@ -94,24 +94,22 @@ class Loss(ABC):
         """
         return limit.clamp(max=1.0)
 
-    def start_intercept(self, pred: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-        """First guess of ``best_intercept``, shape ``(c,)``."""
-        return pred.new_zeros(pred.shape[1])
-
     def best_intercept(self, pred: Tensor, y: Tensor, weight: Tensor, start: Tensor | None = None) -> Tensor:
         """Minimiser over ``b`` of ``sum_i weight_i l(pred_i + b, y_i)``, shape ``(c,)``, by damped Newton steps.
 
         The weights sum to 1. `start` is a first guess that saves steps.
         """
-        b = self.start_intercept(pred, y, weight) if start is None else start
+        b = torch.zeros_like(pred[0]) if start is None else start
         rounding = 8 * torch.finfo(pred.dtype).eps
         value = float((weight * self.value(pred + b, y)).sum())
+        negligible = torch.finfo(pred.dtype).eps ** 2 * float((weight * self.value(torch.zeros_like(pred), y)).sum())
         per_sample = self.gradient(pred + b, y)
         for _ in range(100):
             slope = weight @ per_sample
             size = weight @ per_sample.abs()
             # An output whose best constant is at infinity (an absent class) is done once its slope is beneath notice.
-            if bool((slope.abs() <= rounding * size.clamp(min=rounding * float(size.max()))).all()):
+            done = bool((slope.abs() <= rounding * size.clamp(min=rounding * float(size.max()))).all())
+            if done or value <= negligible:
                 break
             curvature, basis = torch.linalg.eigh(self.mean_hessian(pred + b, y, weight))
             floor = max(float(curvature[-1]) * 1e-10, torch.finfo(pred.dtype).tiny)
@@ -219,14 +217,17 @@ class Huber(Loss):
         threshold: Any = self.delta  # cvxpy annotates an int and takes any number
         return 0.5 * cp.sum(cp.multiply(weight[:, None], cp.huber(pred - y, threshold)))
 
-    def start_intercept(self, pred: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-        # At the median some residual is inside the quadratic part, so that Newton has curvature to work with.
-        return (y - pred)[weight > 0].median(0).values
-
     def best_intercept(self, pred: Tensor, y: Tensor, weight: Tensor, start: Tensor | None = None) -> Tensor:
-        if start is not None and bool((weight @ ((pred + start - y).abs() <= self.delta).to(pred.dtype) == 0).any()):
-            start = None
-        return super().best_intercept(pred, y, weight, start)
+        # The slope is piecewise linear and increasing, with a kink where a residual enters or leaves the quadratic
+        # part: walk the kinks in order and interpolate where it crosses zero. Newton steps can stall between them.
+        residual = y - pred
+        kinks, order = torch.cat([residual - self.delta, residual + self.delta]).sort(dim=0)
+        rates = torch.cat([weight, -weight])[order].cumsum(0)
+        slopes = (rates[:-1] * kinks.diff(dim=0)).cumsum(0) - self.delta
+        slopes = torch.cat([torch.full_like(kinks[:1], -self.delta), slopes])
+        last = ((slopes <= 0).sum(0, keepdim=True) - 1).clamp(max=len(kinks) - 2)
+        kink, slope, rate = (values.gather(0, last)[0] for values in (kinks, slopes, rates))
+        return torch.where(rate > 0, kink - slope / rate, kink)
 
 
 class _SignLoss(Loss):
@@ -322,8 +323,9 @@ class Softmax(Loss):
     def check_target(self, y: Tensor) -> None:
         if y.shape[1] < 2:
             raise ValueError("targets of the softmax loss need at least two columns, one per class")
-        # The conjugate is finite only for exact sums; looser rows would leave every gap infinite.
-        if bool((y < 0).any()) or bool(((y.sum(1) - 1).abs() > 1e-11).any()):
+        # The conjugate, always taken in float64, is finite only for exact sums; looser rows would have infinite gaps.
+        slack = 1e-11 if y.dtype == torch.float64 else 1e-5
+        if bool((y < 0).any()) or bool(((y.sum(1) - 1).abs() > slack).any()):
             raise ValueError(
                 "targets of the softmax loss must be class probabilities whose rows sum to 1; normalise them in float64"
             )

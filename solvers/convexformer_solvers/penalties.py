@@ -109,8 +109,7 @@ class GroupL2(Penalty):
 
     def prox(self, coef: Tensor, step: float) -> Tensor:
         norms = torch.linalg.vector_norm(coef, dim=-2, keepdim=True)
-        # A zero norm gives -inf here, hence scale 0; never 0/0.
-        return coef * (1 - step / norms).clamp(min=0)
+        return coef * torch.where(norms > step, 1 - step / norms, 0.0)
 
     def factorize(self, coef: Tensor) -> Factors:
         norms = self.group_values(coef)
@@ -159,7 +158,8 @@ class GroupNuclear(Penalty):
         # Eigenvectors of the smaller Gram side: batched, and accurate for singular values of the size of the step
         # when formed in float64.
         squares, basis = torch.linalg.eigh(tall.transpose(-1, -2) @ tall)
-        scale = (1 - step / squares.clamp(min=0).sqrt()).clamp(min=0)
+        values = squares.clamp(min=0).sqrt()
+        scale = torch.where(values > step, 1 - step / values, 0.0)
         shrunk = (tall @ basis * scale[..., None, :]) @ basis.transpose(-1, -2)
         return (shrunk.transpose(-1, -2) if wide else shrunk).to(coef.dtype)
 

@@ -77,6 +77,7 @@ class Program:
         if not bool(torch.isfinite(self.y).all()):
             raise ValueError("y must be finite, got NaN or infinite values")
         check_alpha(self.alpha)
+        object.__setattr__(self, "alpha", float(self.alpha))
         self.loss.check_target(self.y)
         weight = self.sample_weight
         if weight is not None:
