@@ -104,6 +104,13 @@ def _check_conjugate(loss: Loss, pred: Tensor, move: Tensor, y: Tensor, value: T
     elsewhere = loss.gradient(pred + move, y)
     slack = value + loss.conjugate(elsewhere, y) - (elsewhere * pred).sum(1)
     _require(bool((slack >= -1e-9).all()), "Fenchel-Young inequality fails: the conjugate is too small")
+    if type(loss).conjugate_derivatives is not Loss.conjugate_derivatives:
+        slope, curvature = loss.conjugate_derivatives(gradient, y)
+        _require_close(slope, pred, 1e-8, "the derivative of the conjugate at a gradient is not the prediction")
+        inverse = curvature * loss.hessian_product(pred, y, torch.ones_like(pred))
+        _require_close(
+            inverse, torch.ones_like(pred), 1e-8, "the curvature of the conjugate is not the inverse Hessian"
+        )
     shrunk = loss.conjugate(0.5 * gradient, y)
     _require(bool(shrunk.isfinite().all()), "the conjugate's domain must hold every point between 0 and a gradient")
     if math.isfinite(loss.smoothness):
@@ -216,10 +223,25 @@ def check_map(linear_map: LinearMap, n_outputs: int = 3, seed: int = 0) -> None:
     _require_close(pred, matrix @ coef.reshape(-1, n_outputs), 1e-10, "as_matrix and matvec disagree")
     index = torch.arange(linear_map.n_samples - 1, -1, -2)
     _require_close(linear_map.rows(index).matvec(coef), pred[index], 1e-12, "rows is not the map of those samples")
+    _check_map_blocks(linear_map, matrix, generator)
     weight = torch.rand(linear_map.n_samples, generator=generator, dtype=torch.float64)
     norm = float(torch.linalg.matrix_norm(weight.sqrt()[:, None] * matrix, 2)) ** 2
     estimate = linear_map.squared_norm(weight, n_steps=200)
     _require(0.9 * norm <= estimate <= norm * (1 + 1e-9), "squared_norm is not the largest eigenvalue")
+
+
+def _check_map_blocks(linear_map: LinearMap, matrix: Tensor, generator: torch.Generator) -> None:
+    """Products that Newton solvers use, against the matrix."""
+    d = linear_map.feature_shape[-1]
+    by_block = matrix.reshape(linear_map.n_samples, -1, d)
+    blocks = torch.arange(0, by_block.shape[1], 2)
+    columns = by_block[:, blocks]
+    _require_close(linear_map.columns(blocks).double(), columns, 1e-12, "columns are not those of the matrix")
+    scale = torch.rand(len(blocks), generator=generator, dtype=torch.float64)
+    units = torch.nn.functional.normalize(torch.randn((len(blocks), d), generator=generator, dtype=torch.float64))
+    inner = scale[:, None, None] * torch.eye(d) + (1 - scale)[:, None, None] * units[:, :, None] * units[:, None, :]
+    wanted = torch.einsum("ibd,bde,jbe->ij", columns, inner, columns)
+    _require_close(linear_map.kernel(blocks, scale, units), wanted, 1e-10, "kernel is not A J A' of the matrix")
 
 
 def check_solver(solver: Solver, tol: float = 1e-6, seed: int = 0) -> None:

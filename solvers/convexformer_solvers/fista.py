@@ -40,6 +40,7 @@ class Fista(Solver):
     # Step growth per iteration while the curvature met is below the current estimate, and its cut on a failed model.
     _growth = 0.9
     _cut = 1.5
+    _breakdown = 1e30
 
     @property
     def name(self) -> str:
@@ -101,13 +102,18 @@ class Fista(Solver):
                 shrink = self._growth if curvature < lipschitz / self._cut else 1.0
                 return new, new_pred, new_intercept, lipschitz * shrink
             lipschitz *= self._cut
+            if not lipschitz < self._breakdown * state.lipschitz:
+                # No step however short has a finite loss that the model bounds: stay.
+                return state.coef, state.pred, state.intercept, state.lipschitz
 
     @staticmethod
     def _excess(program: Program, pred: Tensor, move: Tensor, theta: Tensor) -> float:
         """Excess of the mean loss over its tangent at ``pred`` after a move in predictions."""
         before, after = float(program.loss_value(pred)), float(program.loss_value(pred + move))
         excess = after - before + float(program.weight @ (theta * move).sum(1))
-        rounding = torch.finfo(pred.dtype).eps * (abs(before) + abs(after))
+        # A small loss may be a difference of terms as large as the predictions.
+        terms = float(program.weight @ pred.abs().amax(1))
+        rounding = torch.finfo(pred.dtype).eps * (abs(before) + abs(after) + terms)
         if excess > 1e4 * rounding or not math.isfinite(excess):
             return excess
         # The difference is mostly rounding by now, but the move is then so small that the second order tells all.

@@ -60,6 +60,10 @@ class Loss(ABC):
         """
         return u.new_full((u.shape[0],), math.nan)
 
+    def conjugate_derivatives(self, u: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """First and second derivative of the conjugate of a separable loss inside its domain, ``(N, c)`` each."""
+        raise NotImplementedError(f"{type(self).__name__} has no method 'conjugate_derivatives'")
+
     def mean(self, pred: Tensor) -> Tensor:
         """Mean of the targets that predictions stand for (the inverse link), shape ``(N, c)``."""
         return pred
@@ -112,13 +116,16 @@ class Loss(ABC):
             if done or value <= negligible:
                 break
             curvature, basis = torch.linalg.eigh(self.mean_hessian(pred + b, y, weight))
-            floor = max(float(curvature[-1]) * 1e-10, torch.finfo(pred.dtype).tiny)
+            # Curvature beneath the rounding of its terms belongs to directions in which the loss is flat.
+            floor = max(float(curvature[-1]) * 1e-10, rounding * min(self.smoothness, 1.0))
             along = basis.T @ slope
             direction = -basis @ torch.where(curvature > floor, along / curvature.clamp(min=floor), along * 0)
             decrease = -float(slope @ direction)
             step, candidate = 1.0, b + direction
             new = float((weight * self.value(pred + candidate, y)).sum())
-            visible = decrease > rounding * abs(value)
+            # A small loss may be a difference of terms as large as the predictions: their rounding hides its decrease.
+            terms = float(weight @ (pred + b).abs().amax(1))
+            visible = decrease > rounding * (abs(value) + terms)
             while visible and step > 1e-8 and not new <= value - 0.25 * step * decrease:
                 step *= 0.5
                 candidate = b + step * direction
@@ -157,6 +164,9 @@ class Squared(Loss):
 
     def conjugate(self, u: Tensor, y: Tensor) -> Tensor:
         return (0.5 * u.square() + u * y).sum(1)
+
+    def conjugate_derivatives(self, u: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return u + y, torch.ones_like(u)
 
     def expression(self, pred: Any, y: Any, weight: Any) -> Any:
         import cvxpy as cp
@@ -271,6 +281,10 @@ class Logistic(_SignLoss):
         inside = (t >= 0) & (t <= 1)
         t = t.clamp(0, 1)
         return torch.where(inside, torch.xlogy(t, t) + torch.special.xlog1py(1 - t, -t), math.inf).sum(1)
+
+    def conjugate_derivatives(self, u: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        t = -u * y
+        return -y * torch.logit(t), 1 / (t * (1 - t))
 
     def expression(self, pred: Any, y: Any, weight: Any) -> Any:
         import cvxpy as cp
@@ -400,6 +414,10 @@ class Poisson(Loss):
         inside = s >= 0
         s = s.clamp(min=0)
         return torch.where(inside, torch.xlogy(s, s) - s - torch.xlogy(y, y) + y, math.inf).sum(1)
+
+    def conjugate_derivatives(self, u: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        s = u + y
+        return s.log(), 1 / s
 
     def expression(self, pred: Any, y: Any, weight: Any) -> Any:
         import cvxpy as cp

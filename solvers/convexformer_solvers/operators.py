@@ -69,6 +69,24 @@ class LinearMap(ABC):
     def as_matrix(self) -> Tensor:
         """The ``(N, prod(feature_shape))`` matrix. Only for exact solvers at small scale."""
 
+    @abstractmethod
+    def columns(self, blocks: Tensor) -> Tensor:
+        """Columns of some blocks, shape ``(N, n_blocks, d)``; `blocks` are positions in the flattened block axes."""
+
+    @abstractmethod
+    def kernel(self, blocks: Tensor, scale: Tensor, units: Tensor) -> Tensor:
+        """``(N, N)`` matrix ``sum_b A_b (s_b I + (1 - s_b) u_b u_b') A_b'`` over some blocks.
+
+        Parameters
+        ----------
+        blocks : Tensor of shape (n_blocks,)
+            Positions in the flattened block axes.
+        scale : Tensor of shape (n_blocks,)
+            The ``s_b``, in float64 for a float64 result.
+        units : Tensor of shape (n_blocks, d)
+            The unit vectors ``u_b``.
+        """
+
     def squared_norm(self, weight: Tensor, center: bool = False, n_steps: int = 20) -> float:
         """Largest eigenvalue of ``A' diag(weight) A``, estimated from below by power iteration.
 
@@ -172,6 +190,16 @@ class DenseMap(LinearMap):
     def rows(self, index: Tensor) -> DenseMap:
         return DenseMap(self.data[index])
 
+    def columns(self, blocks: Tensor) -> Tensor:
+        return self.data.reshape(self.n_samples, -1, self.data.shape[-1])[:, blocks]
+
+    def kernel(self, blocks: Tensor, scale: Tensor, units: Tensor) -> Tensor:
+        columns = self.columns(blocks).to(scale.dtype)
+        along = torch.einsum("ibd,bd->ib", columns, units)
+        inner = (columns * scale.sqrt()[:, None]).flatten(1)
+        result = inner @ inner.T
+        return result.addmm_(along * (1 - scale), along.T)
+
     def as_matrix(self) -> Tensor:
         return self._rows
 
@@ -255,6 +283,28 @@ class GatedMap(LinearMap):
 
     def rows(self, index: Tensor) -> GatedMap:
         return GatedMap(self._dense.data[index], self.masks[index])
+
+    def columns(self, blocks: Tensor) -> Tensor:
+        gate, block = self._split(blocks)
+        return self._dense.columns(block) * self.masks[:, gate, None]
+
+    def kernel(self, blocks: Tensor, scale: Tensor, units: Tensor) -> Tensor:
+        # For each dense block k the gates share X_k: sum_g s D_g X_k X_k' D_g = (X_k X_k') o (M diag(s) M').
+        gate, block = self._split(blocks)
+        result = scale.new_zeros((self.n_samples, self.n_samples))
+        for k in block.unique():
+            here = block == k
+            data = self._dense.columns(k[None])[:, 0].to(scale.dtype)
+            mask = self.masks[:, gate[here]].to(scale.dtype)
+            result += (data @ data.T).mul_((mask * scale[here]) @ mask.T)
+            along = mask * (data @ units[here].T)
+            result.addmm_(along * (1 - scale[here]), along.T)
+        return result
+
+    def _split(self, blocks: Tensor) -> tuple[Tensor, Tensor]:
+        """Gate and position in the dense blocks of flattened positions."""
+        n_dense = math.prod(self._dense.feature_shape[:-1])
+        return blocks // n_dense, blocks % n_dense
 
     def as_matrix(self) -> Tensor:
         rows = self._dense.as_matrix()

@@ -9,6 +9,7 @@ from .solver import Solver
 SOLVERS: dict[str, str] = {
     "exact": "convexformer_solvers.exact:Exact",
     "fista": "convexformer_solvers.fista:Fista",
+    "semismooth_newton": "convexformer_solvers.semismooth:SemismoothNewton",
 }
 
 
