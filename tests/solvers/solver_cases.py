@@ -1,0 +1,180 @@
+"""Small programs, and reference values computed without the package, for the tests of the solver layer."""
+
+from __future__ import annotations
+
+import itertools
+
+import cvxpy as cp
+import numpy as np
+import pytest
+import torch
+from hypothesis import settings
+from scipy.special import huber, logsumexp, xlogy
+
+from convexformer_solvers import (
+    LOSSES,
+    PENALTIES,
+    DenseMap,
+    Fista,
+    GatedMap,
+    Loss,
+    Program,
+    SolverResult,
+    get_loss,
+    get_penalty,
+    solve,
+)
+
+PROPERTY = settings(deadline=None, derandomize=True, max_examples=25, database=None)
+
+LOSS_NAMES = sorted(LOSSES)
+PENALTY_NAMES = sorted(PENALTIES)
+
+
+def accepts(loss: Loss, n_outputs: int) -> bool:
+    """Whether the loss is defined for that many outputs (cross-entropy needs two)."""
+    try:
+        loss.check_target(loss.example_target(20, n_outputs, torch.Generator().manual_seed(0)))
+    except ValueError:
+        return False
+    return True
+
+
+def randn(*shape, seed=0, scale=1.0, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(seed)
+    return scale * torch.randn(shape, generator=generator, dtype=dtype)
+
+
+def random_weight(n, seed=0, zeros=True):
+    """Uneven weights that do not sum to one, some of them zero."""
+    weight = np.random.default_rng(seed).uniform(0.2, 3.0, n)
+    if zeros:
+        weight[1::7] = 0.0
+    return torch.as_tensor(weight)
+
+
+def valid_target(loss, n, c, generator, weight=None):
+    """Random targets that the loss accepts; a handful of counts may all be zero."""
+    for _ in range(200):
+        y = loss.example_target(n, c, generator).double()
+        try:
+            loss.check_target(y if weight is None else y[weight > 0])
+        except ValueError:
+            continue
+        return y
+    raise AssertionError(f"{loss} refuses its own example targets")
+
+
+def make_program(
+    loss="squared",
+    penalty="group_l2",
+    *,
+    gated=False,
+    intercept=False,
+    weighted=False,
+    n=16,
+    blocks=3,
+    d=2,
+    c=2,
+    ratio=0.3,
+    seed=0,
+    scale=1.0,
+):
+    """A random program with ``alpha = ratio * alpha_max``."""
+    loss, penalty = get_loss(loss), get_penalty(penalty)
+    generator = torch.Generator().manual_seed(seed)
+    data = scale * torch.randn((n, blocks, d), generator=generator, dtype=torch.float64)
+    linear_map = DenseMap(data)
+    if gated:
+        masks = torch.rand((n, 3), generator=generator) > 0.4
+        masks[0] = True
+        linear_map = GatedMap(data, masks)
+    weight = random_weight(n, seed) if weighted else None
+    y = valid_target(loss, n, c, generator, weight)
+    program = Program(linear_map, y, loss, penalty, 1.0, weight, intercept)
+    return program.with_alpha(ratio * program.alpha_max if program.alpha_max > 0 else ratio)
+
+
+def cases(*flags):
+    """Parameters of every loss times penalty times booleans."""
+    params = []
+    for loss, penalty, *values in itertools.product(LOSS_NAMES, PENALTY_NAMES, *([False, True] for _ in flags)):
+        names = [flag for flag, value in zip(flags, values, strict=True) if value]
+        params.append(pytest.param(loss, penalty, *values, id="-".join([loss, penalty, *names])))
+    return params
+
+
+def fit(program, tol=1e-9, **options) -> SolverResult:
+    return solve(program, Fista(), tol=tol, max_iter=50_000, **options)
+
+
+def design(program):
+    """Matrix of the map, one unit vector at a time."""
+    shape = program.map.feature_shape
+    size = int(np.prod(shape))
+    return np.stack(
+        [program.map.matvec(unit.reshape(*shape, 1))[:, 0].numpy() for unit in torch.eye(size, dtype=torch.float64)], 1
+    )
+
+
+def probabilities(program):
+    weight = np.ones(len(program.y)) if program.sample_weight is None else program.sample_weight.double().numpy()
+    return weight / weight.sum()
+
+
+NUMPY_LOSSES = {
+    "squared": lambda f, y: 0.5 * (f - y) ** 2,
+    "huber": lambda f, y: huber(1.35, f - y),
+    "logistic": lambda f, y: np.logaddexp(0, -y * f),
+    "squared_hinge": lambda f, y: np.maximum(0, 1 - y * f) ** 2,
+    "softmax": lambda f, y: (logsumexp(f, axis=1) - (y * f).sum(1))[:, None],
+    "poisson": lambda f, y: np.exp(f) - y * f + xlogy(y, y) - y,
+}
+NUMPY_PENALTIES = {
+    "group_l2": lambda block: np.linalg.norm(block, axis=0).sum(),
+    "nuclear": lambda block: np.linalg.norm(block, "nuc"),
+}
+
+
+def registered_name(registry, instance):
+    return next(name for name, kind in registry.items() if type(instance) is kind)
+
+
+def numpy_loss(loss, pred, y):
+    """Losses per sample by formulas of this file, or by the cvxpy expression of a loss that this file does not know."""
+    name = registered_name(LOSSES, loss)
+    if name in NUMPY_LOSSES:
+        return NUMPY_LOSSES[name](pred, y).sum(1)
+    return np.array([float(loss.expression(cp.Constant(pred[[i]]), y[[i]], np.ones(1)).value) for i in range(len(y))])
+
+
+def numpy_penalty(penalty, coef):
+    """Penalty by formulas of this file, or by the cvxpy expression of a penalty that this file does not know."""
+    blocks = coef.reshape(-1, *coef.shape[-2:])
+    name = registered_name(PENALTIES, penalty)
+    if name in NUMPY_PENALTIES:
+        return sum(NUMPY_PENALTIES[name](block) for block in blocks)
+    return float(penalty.expression(cp.Constant(coef.reshape(-1, coef.shape[-1])), len(blocks)).value)
+
+
+def numpy_primal(program, coef, intercept=None):
+    """Objective in float64 numpy."""
+    coef = coef.double().numpy()
+    pred = design(program) @ coef.reshape(-1, coef.shape[-1])
+    if intercept is not None:
+        pred = pred + intercept.double().numpy()
+    loss = probabilities(program) @ numpy_loss(program.loss, pred, program.y.double().numpy())
+    return loss + program.alpha * numpy_penalty(program.penalty, coef)
+
+
+def cvxpy_value(program):
+    """Optimal value by an interior-point solver, from a model written here."""
+    y, weight = program.y.double().numpy(), probabilities(program)
+    matrix = design(program)
+    coef, shift = cp.Variable((matrix.shape[1], y.shape[1])), cp.Variable((1, y.shape[1]))
+    pred = matrix @ coef
+    if program.fit_intercept:
+        pred = pred + np.ones((len(y), 1)) @ shift
+    n_blocks = matrix.shape[1] // program.map.feature_shape[-1]
+    objective = program.loss.expression(pred, y, weight) + program.alpha * program.penalty.expression(coef, n_blocks)
+    return cp.Problem(cp.Minimize(objective)).solve(solver="CLARABEL")

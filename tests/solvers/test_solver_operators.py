@@ -1,0 +1,230 @@
+"""Linear maps: adjoints, precision, chunks, norms; the gated design as a product of masks and data."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from solver_cases import PROPERTY, randn
+
+from convexformer_solvers import DenseMap, GatedMap, check_map, operators
+
+
+def random_masks(n, h, seed=0):
+    return torch.rand((n, h), generator=torch.Generator().manual_seed(seed)) > 0.5
+
+
+def make_map(gated, n=12, blocks=3, d=2, h=4, dtype=torch.float64, seed=0):
+    data = randn(n, blocks, d, seed=seed).to(dtype)
+    return GatedMap(data, random_masks(n, h, seed)) if gated else DenseMap(data)
+
+
+both_maps = pytest.mark.parametrize("gated", [False, True], ids=["dense", "gated"])
+
+
+@both_maps
+@PROPERTY
+@given(
+    n=st.integers(1, 9),
+    blocks=st.integers(1, 4),
+    d=st.integers(1, 3),
+    h=st.integers(1, 4),
+    c=st.integers(1, 3),
+    seed=st.integers(0, 10**6),
+    double=st.booleans(),
+)
+def test_every_map_passes_its_check(gated, n, blocks, d, h, c, seed, double):
+    dtype = torch.float64 if double else torch.float32
+    check_map(make_map(gated, n, blocks, d, h, dtype, seed), n_outputs=c, seed=seed)
+
+
+@pytest.mark.parametrize("shape", [(5, 3), (5, 2, 3, 2), (5, 1, 1)])
+def test_any_number_of_block_axes(shape):
+    data = randn(*shape)
+    check_map(DenseMap(data))
+    check_map(GatedMap(data, random_masks(5, 2)))
+    assert DenseMap(data).feature_shape == shape[1:]
+    assert GatedMap(data, random_masks(5, 2)).feature_shape == (2, *shape[1:])
+
+
+def test_dense_products_are_inner_products():
+    data, coef, values = randn(5, 3, 2), randn(3, 2, 4, seed=1), randn(5, 4, seed=2)
+    torch.testing.assert_close(DenseMap(data).matvec(coef), torch.einsum("nbd,bdc->nc", data, coef))
+    torch.testing.assert_close(DenseMap(data).rmatvec(values), torch.einsum("nbd,nc->bdc", data, values))
+
+
+def test_gated_products_are_masked_sums():
+    data, masks = randn(6, 3, 2), random_masks(6, 4)
+    coef, values = randn(4, 3, 2, 5, seed=1), randn(6, 5, seed=2)
+    gates = masks.double()
+    linear_map = GatedMap(data, masks)
+    torch.testing.assert_close(linear_map.matvec(coef), torch.einsum("ng,nbd,gbdc->nc", gates, data, coef))
+    torch.testing.assert_close(linear_map.rmatvec(values), torch.einsum("ng,nbd,nc->gbdc", gates, data, values))
+
+
+def test_one_open_gate_is_the_dense_map():
+    data = randn(7, 3, 2)
+    dense, gated = DenseMap(data), GatedMap(data, torch.ones(7, 1, dtype=torch.bool))
+    coef, values = randn(3, 2, 2, seed=1), randn(7, 2, seed=2)
+    torch.testing.assert_close(gated.matvec(coef[None]), dense.matvec(coef))
+    torch.testing.assert_close(gated.rmatvec(values)[0], dense.rmatvec(values))
+
+
+def test_closed_gate_gives_nothing():
+    gated = GatedMap(randn(7, 3, 2), torch.zeros(7, 2, dtype=torch.bool))
+    assert (gated.matvec(randn(2, 3, 2, 2)) == 0).all()
+    assert (gated.rmatvec(randn(7, 2)) == 0).all()
+    assert gated.squared_norm(torch.ones(7, dtype=torch.float64)) == 0.0
+
+
+class TestPrecision:
+    @both_maps
+    def test_float32_data_times_float64_is_a_float64_product(self, gated):
+        single = make_map(gated, dtype=torch.float32)
+        double = single.to(torch.float64)
+        coef, values = randn(*single.feature_shape, 2), randn(12, 2)
+        for ours, exact in (
+            (single.matvec(coef), double.matvec(coef)),
+            (single.rmatvec(values), double.rmatvec(values)),
+        ):
+            assert ours.dtype == torch.float64
+            torch.testing.assert_close(ours, exact, rtol=1e-13, atol=1e-13)
+
+    @both_maps
+    def test_float32_argument_gives_float32(self, gated):
+        linear_map = make_map(gated, dtype=torch.float64)
+        assert linear_map.matvec(randn(*linear_map.feature_shape, 2).float()).dtype == torch.float32
+        assert linear_map.rmatvec(randn(12, 2).float()).dtype == torch.float32
+
+    @both_maps
+    def test_conversion(self, gated):
+        linear_map = make_map(gated)
+        assert linear_map.to() is linear_map
+        assert linear_map.to(torch.float64, "cpu") is linear_map
+        single = linear_map.to(torch.float32)
+        assert single.dtype == torch.float32
+        assert linear_map.dtype == torch.float64
+        assert type(single) is type(linear_map)
+        assert single.feature_shape == linear_map.feature_shape
+
+
+class TestChunks:
+    @both_maps
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    @pytest.mark.parametrize("elements", [1, 13, 30])
+    def test_products_do_not_depend_on_the_chunk_size(self, monkeypatch, gated, dtype, elements):
+        linear_map = make_map(gated, n=11, dtype=dtype)
+        coef, values = randn(*linear_map.feature_shape, 2), randn(11, 2)
+        whole = linear_map.matvec(coef), linear_map.rmatvec(values)
+        monkeypatch.setattr(operators, "_CHUNK_ELEMENTS", elements)
+        torch.testing.assert_close(linear_map.matvec(coef), whole[0], rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(linear_map.rmatvec(values), whole[1], rtol=1e-12, atol=1e-12)
+
+    @pytest.mark.parametrize(("n_rows", "n_columns"), [(1, 1), (10, 3), (9, 4), (5, 100)])
+    def test_chunks_cover_every_row_once_within_the_limit(self, monkeypatch, n_rows, n_columns):
+        monkeypatch.setattr(operators, "_CHUNK_ELEMENTS", 12)
+        chunks = [range(n_rows)[rows] for rows in operators._row_chunks(n_rows, n_columns)]
+        assert [row for chunk in chunks for row in chunk] == list(range(n_rows))
+        assert all(len(chunk) == 1 or len(chunk) * n_columns <= 12 for chunk in chunks)
+
+
+class TestSquaredNorm:
+    @both_maps
+    @pytest.mark.parametrize("center", [False, True])
+    def test_is_close_below_the_largest_eigenvalue(self, gated, center):
+        linear_map = make_map(gated, n=30)
+        weight = torch.rand(30, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+        weight /= weight.sum()
+        matrix = linear_map.as_matrix()
+        if center:
+            matrix = matrix - weight @ matrix
+        exact = float(torch.linalg.eigvalsh(matrix.T @ (weight[:, None] * matrix))[-1])
+        estimate = linear_map.squared_norm(weight, center=center)
+        assert 0.9 * exact <= estimate <= exact * (1 + 1e-12)
+
+    def test_zero_data(self):
+        weight = torch.ones(4, dtype=torch.float64)
+        assert DenseMap(torch.zeros(4, 2, 2, dtype=torch.float64)).squared_norm(weight) == 0.0
+
+    def test_constant_columns_vanish_when_centred(self):
+        weight = torch.full((4,), 0.25, dtype=torch.float64)
+        constant = DenseMap(torch.ones(4, 2, 1, dtype=torch.float64))
+        assert constant.squared_norm(weight, center=True) == 0.0
+        assert constant.squared_norm(weight) == pytest.approx(2.0)
+
+
+def test_data_are_shared_not_copied():
+    data = randn(5, 3, 2)
+    linear_map = DenseMap(data)
+    data[0] = 0.0
+    assert (linear_map.matvec(torch.ones(3, 2, 1, dtype=torch.float64))[0] == 0).all()
+
+
+def test_transposed_data():
+    data = randn(3, 2, 5).permute(2, 0, 1)
+    check_map(DenseMap(data))
+    check_map(GatedMap(data, random_masks(5, 2)))
+
+
+@both_maps
+def test_rows_of_a_map(gated):
+    linear_map = make_map(gated)
+    coef, index = randn(*linear_map.feature_shape, 2), torch.tensor([7, 0, 0, 3])
+    torch.testing.assert_close(linear_map.rows(index).matvec(coef), linear_map.matvec(coef)[index])
+
+
+class WrongScale(DenseMap):
+    def rmatvec(self, values):
+        return 1.01 * super().rmatvec(values)
+
+
+class WrongOrder(DenseMap):
+    def as_matrix(self):
+        return super().as_matrix().flip(1)
+
+
+class AlwaysSingle(DenseMap):
+    def matvec(self, coef):
+        return super().matvec(coef).float()
+
+
+class RoundedProducts(DenseMap):
+    def matvec(self, coef):
+        return super().matvec(coef.float()).to(coef.dtype)
+
+
+class WrongShape(DenseMap):
+    def rmatvec(self, values):
+        return super().rmatvec(values).flatten(0, 1)
+
+
+class WrongRows(DenseMap):
+    def rows(self, index):
+        return DenseMap(self.data[: len(index)])
+
+
+class WrongNorm(DenseMap):
+    def squared_norm(self, weight, center=False, n_steps=20):
+        return 1.01 * super().squared_norm(weight, center, n_steps)
+
+
+@pytest.mark.parametrize(
+    "kind", [WrongScale, WrongOrder, AlwaysSingle, RoundedProducts, WrongShape, WrongRows, WrongNorm]
+)
+def test_check_rejects_a_wrong_map(kind):
+    data = randn(8, 3, 2)
+    check_map(DenseMap(data))
+    with pytest.raises(AssertionError):
+        check_map(kind(data))
+
+
+class TestErrors:
+    def test_data_need_a_feature_axis(self):
+        with pytest.raises(ValueError, match=r"at least two dimensions.*\(5,\)"):
+            DenseMap(torch.ones(5))
+
+    @pytest.mark.parametrize(
+        "masks", [torch.ones(4, 2, dtype=torch.bool), torch.ones(5, dtype=torch.bool), torch.ones(5, 2)]
+    )
+    def test_masks_must_be_bool_of_one_row_per_sample(self, masks):
+        with pytest.raises(ValueError, match=r"bool array of shape \(5, n_gates\)"):
+            GatedMap(torch.ones(5, 3, 2), masks)

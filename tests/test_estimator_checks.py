@@ -1,0 +1,49 @@
+"""scikit-learn's own checks of the estimator contract, with no failure expected and no warning let through."""
+
+import pytest
+from sklearn.base import BaseEstimator
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+import convexformer
+from convexformer import (
+    ConvexAttentionClassifier,
+    ConvexAttentionClassifierCV,
+    ConvexAttentionRegressor,
+    ConvexAttentionRegressorCV,
+)
+
+GATED = {"activation": "gated_relu", "n_gates": 8, "random_state": 0}
+# A short grid that stays away from tiny alphas keeps the hundreds of fits of the checks quick.
+QUICK = {"alphas": 4, "cv": 3, "eps": 0.3}
+
+ESTIMATORS = [
+    ConvexAttentionRegressor(),
+    ConvexAttentionRegressor(**GATED),
+    ConvexAttentionRegressor(penalty="nuclear"),
+    ConvexAttentionRegressor(loss="huber"),
+    ConvexAttentionRegressorCV(**QUICK),
+    ConvexAttentionClassifier(),
+    ConvexAttentionClassifier(**GATED),
+    ConvexAttentionClassifier(penalty="nuclear"),
+    ConvexAttentionClassifier(loss="squared_hinge"),
+    ConvexAttentionClassifierCV(**QUICK),
+]
+
+
+@parametrize_with_checks(ESTIMATORS)
+def test_scikit_learn_contract(estimator, check):
+    check(estimator)
+
+
+def test_every_public_estimator_is_checked():
+    public = {getattr(convexformer, name) for name in convexformer.__all__}
+    estimators = {item for item in public if isinstance(item, type) and issubclass(item, BaseEstimator)}
+    assert estimators == {type(estimator) for estimator in ESTIMATORS}
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS, ids=lambda estimator: type(estimator).__name__)
+def test_tags_allow_token_sequences(estimator):
+    tags = estimator.__sklearn_tags__()
+    assert tags.input_tags.three_d_array
+    assert tags.input_tags.two_d_array
+    assert tags.target_tags.multi_output == isinstance(estimator, (ConvexAttentionRegressor, ConvexAttentionRegressorCV))

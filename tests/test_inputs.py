@@ -1,0 +1,255 @@
+"""Bad input gets an error that names the argument; gates and features from helpers are what they say."""
+
+import numpy as np
+import pytest
+import torch
+
+from convexformer import (
+    ConvexAttention,
+    ConvexAttentionClassifier,
+    ConvexAttentionRegressor,
+    ConvexAttentionRegressorCV,
+    Gates,
+    GaussianGates,
+    SparseGates,
+    attention_program,
+    image_patches,
+    pad_sequences,
+)
+from convexformer.datasets import load_digit_tokens
+from convexformer.solvers import SolverUnavailableError
+
+rng = np.random.default_rng(0)
+X = rng.normal(size=(20, 3, 2))
+y = X[:, 0, 0]
+labels = np.where(y > 0, 1, 0)
+
+
+def spoiled(array, value):
+    copy = array.copy()
+    copy.flat[3] = value
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((spoiled(X, np.nan), y), "Input X contains NaN"),
+        ((spoiled(X, np.inf), y), "Input X contains infinity"),
+        ((X, spoiled(y, np.nan)), "Input y contains NaN"),
+        ((X, spoiled(y, np.inf)), "Input y contains infinity"),
+        ((X[0, 0], y[:2]), "Expected 2D array, got 1D"),
+        ((X[..., None], y), "X must have 2 or 3 dimensions"),
+        (([[[1.0], [2.0]], [[3.0]]], [0.0, 1.0]), "X is ragged.*pad_sequences"),
+        ((X, y[:-1]), "inconsistent numbers of samples"),
+        ((X, X), "y must have shape|Found array with dim 3"),
+        ((X, None), "y"),
+        ((X, y, spoiled(np.ones(20), np.nan)), "sample_weight contains NaN"),
+        ((X, y, -np.ones(20)), "sample_weight must be non-negative"),
+        ((X, y, np.zeros(20)), "sample_weight must not be all zero"),
+        ((X, y, np.ones(3)), r"sample_weight must have shape \(20,\)"),
+        ((X[:0], y[:0]), "minimum of 1 is required"),
+    ],
+)
+def test_bad_data_is_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        ConvexAttentionRegressor().fit(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"alpha": -1.0}, "alpha must be positive"),
+        ({"alpha": 0.0}, "alpha must be positive"),
+        ({"alpha": np.nan}, "alpha must be positive and finite"),
+        ({"alpha": "big"}, "alpha must be a positive finite number"),
+        ({"loss": "cubic"}, "loss must be one of"),
+        ({"loss": "softmax"}, "needs class labels; use ConvexAttentionClassifier"),
+        ({"penalty": "l7"}, "penalty must be one of"),
+        ({"solver": "magic"}, "solver must be one of"),
+        ({"activation": "tanh"}, "activation must be one of"),
+        ({"activation": "relu"}, "fixed gates"),
+        ({"activation": "gated_relu", "gates": "odd"}, "gates must be one of"),
+        ({"activation": "gated_relu", "n_gates": 0}, "n_gates must be a positive integer"),
+        ({"activation": "gated_relu", "gates": ([[1.0]], [[1.0]])}, "gates: directions must have widths"),
+        ({"activation": "gated_relu", "gates": ([[np.nan]], [[1.0]])}, "gates: u1 must be a finite array"),
+        ({"tol": -1.0}, "tol must be a non-negative number"),
+        ({"tol": "small"}, "tol must be a non-negative number"),
+        ({"max_iter": 0}, "max_iter must be a positive integer"),
+        ({"max_iter": 2.5}, "max_iter must be a positive integer"),
+        ({"dtype": "int8"}, "dtype must be None, 'float32' or 'float64'"),
+        ({"device": "abacus"}, "device must be"),
+        ({"device": "mps"}, "device must be a 'cpu' or 'cuda' device"),
+    ],
+)
+def test_bad_parameters_are_named(parameters, message):
+    with pytest.raises(ValueError, match=message):
+        ConvexAttentionRegressor(**parameters).fit(X, y)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
+def test_cuda_asked_for_and_absent():
+    with pytest.raises(ValueError, match=r"device='cuda' was asked for.*no CUDA device"):
+        ConvexAttentionRegressor(device="cuda").fit(X, y)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("penalty", ["group_l2", "nuclear"])
+@pytest.mark.parametrize("activation", ["linear", "gated_relu"])
+def test_cuda_equals_cpu(penalty, activation):
+    options = {"alpha": 0.05, "penalty": penalty, "activation": activation, "random_state": 0, "tol": 1e-9}
+    cpu, gpu = (ConvexAttentionClassifier(device=device, **options).fit(X, labels) for device in ("cpu", "cuda"))
+    assert gpu.certificate_.primal == pytest.approx(cpu.certificate_.primal, rel=1e-8)
+    np.testing.assert_allclose(gpu.predict_proba(X), cpu.predict_proba(X), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("target", "parameters", "message"),
+    [
+        (np.zeros(20, int), {}, "two classes"),
+        (y, {}, "Unknown label type"),
+        (labels, {"loss": "squared"}, "use ConvexAttentionRegressor"),
+        (labels, {"class_weight": "heavy"}, "class_weight"),
+        (np.eye(20), {}, "y should be a 1d array"),
+    ],
+)
+def test_bad_labels_are_named(target, parameters, message):
+    with pytest.raises(ValueError, match=message):
+        ConvexAttentionClassifier(**parameters).fit(X, target)
+
+
+def test_one_class_left_by_the_weights_is_an_error():
+    with pytest.raises(ValueError, match="two classes with positive weight"):
+        ConvexAttentionClassifier().fit(X, labels, sample_weight=labels)
+
+
+def test_labels_unknown_to_the_heads_are_named():
+    heads = ConvexAttentionClassifier().fit(X, labels).heads_
+    with pytest.raises(ValueError, match=r"labels that were not seen in fit: \[7\]"):
+        heads.objective(X, np.where(labels == 1, 7, 0))
+
+
+@pytest.mark.parametrize("other", [X[:, :2], X[:, :, :1], X[:, :, 0], X[0]])
+def test_other_shapes_at_prediction(other):
+    model = ConvexAttentionRegressor().fit(X, y)
+    with pytest.raises(ValueError, match=r"X must have shape \(n_samples, 3, 2\) as in fit"):
+        model.predict(other)
+
+
+def test_solvers_that_are_not_there_say_what_to_do():
+    with pytest.raises(SolverUnavailableError, match=r"not installed.*installed are"):
+        ConvexAttentionRegressor(solver="gurobi").fit(X, y)
+
+
+@pytest.mark.parametrize("alphas", [[], [0.1, -0.1], [[0.1]], 0])
+def test_bad_grids_are_named(alphas):
+    with pytest.raises(ValueError, match="alphas"):
+        ConvexAttentionRegressorCV(alphas=alphas).fit(X, y)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"X": X[0], "y": y[:3]}, "X must be a float32 or float64 array"),
+        ({"X": X.astype(int), "y": y}, "X must be a float32 or float64 array"),
+        ({"X": spoiled(X, np.nan), "y": y}, "X must be finite"),
+        ({"X": X, "y": y[:4]}, r"y must have shape \(20"),
+        ({"X": X, "y": y, "loss": "logistic"}, "must be -1 or 1"),
+        ({"X": X, "y": y, "sample_weight": -np.ones(20)}, "sample_weight"),
+    ],
+)
+def test_attention_program_names_bad_arguments(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        attention_program(alpha=0.1, **arguments)
+
+
+# Gates
+
+
+def test_masks_are_those_of_the_formula_and_stored_for_new_data():
+    model = ConvexAttentionRegressor(alpha=0.01, activation="gated_relu", n_gates=9, random_state=3).fit(X, y)
+    new = rng.normal(size=(15, 3, 2))
+    masks = np.einsum("hk,ikd,hd->ih", model.gates_.u1, new, model.gates_.u2) >= 0
+    np.testing.assert_array_equal(model.gates_.masks(torch.as_tensor(new)).numpy(), masks)
+    wanted = np.einsum("ih,ikd,hkd->i", masks, new, model.coef_) + model.intercept_
+    np.testing.assert_allclose(model.predict(new), wanted, atol=1e-10)
+
+
+def test_closed_gates_are_dropped_and_duplicates_merged():
+    # All entries positive: +1 everywhere opens for all samples, -1 for none, and every positive gate is the same.
+    positive = np.abs(X)
+    u1 = np.array([[1.0, 1, 1], [-1, -1, -1], [2, 1, 3], [1, 0, 0]])
+    model = ConvexAttentionRegressor(activation="gated_relu", gates=(u1, np.ones((4, 2)))).fit(positive, y)
+    np.testing.assert_array_equal(model.gates_.u1, u1[:1])
+    linear = ConvexAttentionRegressor().fit(positive, y)
+    np.testing.assert_allclose(model.coef_[0], linear.coef_, atol=1e-12)
+    with pytest.raises(ValueError, match="no gate lets any training sample through"):
+        ConvexAttentionRegressor(activation="gated_relu", gates=(u1[1:2], np.ones((1, 2)))).fit(positive, y)
+
+
+def test_gates_that_differ_on_weightless_samples_alone_are_the_same():
+    gates = Gates([[1.0, 0, 0], [0, 1.0, 0]], [[1.0, 0], [1.0, 0]])
+    masks = gates.masks(torch.as_tensor(X))
+    same = (masks[:, 0] == masks[:, 1]) & masks[:, 0]
+    assert list(gates.distinct(masks)) == [0, 1]
+    assert list(gates.distinct(masks, same.double())) == [0]
+
+
+def test_random_gates():
+    state = np.random.RandomState
+    first, second = (GaussianGates(50).make(6, 4, state(0)) for _ in range(2))
+    np.testing.assert_array_equal(first.u1, second.u1)
+    sparse = SparseGates(50, n_nonzero=2).make(6, 1, state(0))
+    assert ((sparse.u1 != 0).sum(1) == 2).all()
+    assert ((sparse.u2 != 0).sum(1) == 1).all()
+    with pytest.raises(ValueError, match="n_nonzero"):
+        SparseGates(5, n_nonzero=0)
+
+
+def test_network_arguments():
+    with pytest.raises(ValueError, match="simplex"):
+        ConvexAttention(2, 2, 1, simplex="cube")
+    with pytest.raises(ValueError, match="n_heads"):
+        ConvexAttention(2, 2, 1, n_heads=0)
+    with pytest.raises(ValueError, match="gate_index"):
+        ConvexAttention(2, 2, 1, n_heads=2, gate_index=[0, 1])
+
+
+# Features
+
+
+def test_padding_keeps_every_row_in_place():
+    lengths = [3, 1, 4]
+    parts = [rng.normal(size=(length, 2)).astype(np.float32) for length in lengths]
+    padded = pad_sequences(parts, n_tokens=5)
+    assert padded.dtype == np.float32
+    for row, part in zip(padded, parts, strict=True):
+        np.testing.assert_array_equal(row[: len(part)], part)
+        assert (row[len(part) :] == 0).all()
+    assert pad_sequences(parts).shape == (3, 4, 2)
+
+
+@pytest.mark.parametrize(
+    ("sequences", "options", "message"),
+    [
+        ([], {}, "at least one sequence"),
+        ([[1.0, 2.0]], {}, r"sequences\[0\] must have shape"),
+        ([[[1.0]], [[1.0, 2.0]]], {}, "same number of features"),
+        ([[[1.0], [2.0]]], {"n_tokens": 1}, "n_tokens=1 is less than the longest sequence"),
+    ],
+)
+def test_padding_errors(sequences, options, message):
+    with pytest.raises(ValueError, match=message):
+        pad_sequences(sequences, **options)
+
+
+def test_patches_hold_every_pixel_once():
+    images = rng.normal(size=(2, 6, 4))
+    patches = image_patches(images, 2)
+    assert patches.shape == (2, 6, 4)
+    np.testing.assert_array_equal(patches[1, 3].reshape(2, 2), images[1, 2:4, 2:4])
+    np.testing.assert_array_equal(np.sort(patches, axis=None), np.sort(images, axis=None))
+    for bad, size in ((images, 3), (images[0], 2), (images, 0)):
+        with pytest.raises(ValueError, match=r"patch_size|images"):
+            image_patches(bad, size)
+    assert load_digit_tokens(4)[0].shape == (1797, 4, 16)

@@ -1,0 +1,298 @@
+"""Estimators behave as scikit-learn's do."""
+
+import pickle
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.model_selection import GridSearchCV, KFold
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from convexformer import (
+    ConvexAttentionClassifier,
+    ConvexAttentionClassifierCV,
+    ConvexAttentionRegressor,
+    ConvexAttentionRegressorCV,
+)
+
+GATED = {"activation": "gated_relu", "n_gates": 6, "random_state": 0}
+
+
+@parametrize_with_checks(
+    [
+        ConvexAttentionRegressor(),
+        ConvexAttentionRegressor(penalty="nuclear", loss="huber", **GATED),
+        ConvexAttentionClassifier(),
+        ConvexAttentionClassifier(loss="squared_hinge"),
+        ConvexAttentionClassifier(penalty="nuclear", **GATED),
+        ConvexAttentionRegressorCV(alphas=3, cv=3),
+        ConvexAttentionClassifierCV(alphas=3, cv=3),
+    ]
+)
+# Some checks feed unscaled noise or cut the iterations to a handful on purpose.
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.filterwarnings("ignore:The least populated class:UserWarning")
+@pytest.mark.filterwarnings("ignore:Can't check dok sparse matrix:UserWarning")
+def test_scikit_learn_checks(estimator, check):
+    check(estimator)
+
+
+def sequences(n_samples=60, n=4, d=2, seed=0):
+    return np.random.default_rng(seed).normal(size=(n_samples, n, d))
+
+
+X = sequences()
+Y = {
+    "real": X[:, 1, 0] - X[:, 2, 1] + 0.1 * X[:, 0, 0] ** 2,
+    "two": np.where(X[:, 1, 0] > 0, "yes", "no"),
+    "three": np.digitize(X[:, 2, 1], [-0.5, 0.5]),
+}
+CASES = [
+    (ConvexAttentionRegressor(), "real"),
+    (ConvexAttentionRegressor(loss="huber", penalty="nuclear", **GATED), "real"),
+    (ConvexAttentionClassifier(), "two"),
+    (ConvexAttentionClassifier(penalty="nuclear"), "three"),
+    (ConvexAttentionClassifier(class_weight="balanced", **GATED), "three"),
+]
+
+
+@pytest.mark.parametrize(("model", "kind"), CASES)
+def test_clone_and_pickle(model, kind):
+    fitted = clone(model).fit(X, Y[kind])
+    again = pickle.loads(pickle.dumps(fitted))
+    np.testing.assert_array_equal(again.predict(X), fitted.predict(X))
+    assert again.heads_.objective(X, Y[kind]) == fitted.heads_.objective(X, Y[kind])
+    assert not hasattr(clone(fitted), "coef_")
+
+
+@pytest.mark.parametrize(("model", "kind"), CASES)
+def test_set_params_and_refit_equals_a_fresh_fit(model, kind):
+    refitted = clone(model).fit(X, Y[kind]).set_params(alpha=0.05).fit(X, Y[kind])
+    fresh = clone(model).set_params(alpha=0.05).fit(X, Y[kind])
+    np.testing.assert_array_equal(refitted.coef_, fresh.coef_)
+
+
+@pytest.mark.parametrize(("model", "kind"), CASES)
+def test_weight_two_is_a_duplicated_row_and_weight_zero_no_row(model, kind):
+    model = clone(model).set_params(tol=1e-9, alpha=0.02)
+    times = np.random.default_rng(0).integers(0, 3, len(X))
+    rows = np.repeat(np.arange(len(X)), times)
+    weighted = clone(model).fit(X, Y[kind], sample_weight=times)
+    repeated = clone(model).fit(X[rows], Y[kind][rows])
+    scaled = clone(model).fit(X, Y[kind], sample_weight=0.1 * times)
+    assert weighted.certificate_.primal == pytest.approx(repeated.certificate_.primal, rel=1e-7)
+    np.testing.assert_allclose(weighted.coef_, repeated.coef_, atol=1e-3)
+    assert scaled.certificate_.primal == pytest.approx(weighted.certificate_.primal, rel=1e-7)
+    assert weighted.alpha_max_ == pytest.approx(repeated.alpha_max_, rel=1e-10)
+
+
+def test_grid_search_and_pipeline():
+    search = GridSearchCV(
+        ConvexAttentionClassifier(), {"alpha": [0.01, 0.1], "penalty": ["group_l2", "nuclear"]}, cv=2
+    ).fit(X, Y["three"])
+    assert search.best_score_ > 0.5
+    flat = X.reshape(len(X), -1)
+    pipeline = make_pipeline(StandardScaler(), ConvexAttentionRegressor(alpha=0.01)).fit(flat, Y["real"])
+    by_hand = ConvexAttentionRegressor(alpha=0.01).fit(StandardScaler().fit_transform(flat), Y["real"])
+    np.testing.assert_allclose(pipeline.predict(flat), by_hand.predict(StandardScaler().fit_transform(flat)))
+
+
+@pytest.mark.parametrize("dims", [2, 3])
+@pytest.mark.parametrize("n_outputs", [None, 1, 3])
+@pytest.mark.parametrize("gated", [False, True])
+def test_shapes(dims, n_outputs, gated):
+    samples = X if dims == 3 else X[:, :, 0]
+    y = Y["real"] if n_outputs is None else np.outer(Y["real"], np.arange(1, n_outputs + 1))
+    model = ConvexAttentionRegressor(**(GATED if gated else {})).fit(samples, y)
+    gates = (len(model.gates_),) if gated else ()
+    features = (2,) if dims == 3 else ()
+    outputs = () if n_outputs is None else (n_outputs,)
+    assert model.coef_.shape == (*gates, 4, *features, *outputs)
+    assert np.shape(model.intercept_) == outputs
+    assert model.predict(samples).shape == (len(X), *outputs)
+    assert model.token_norms_.shape == (4,)
+    assert (model.n_tokens_in_, model.n_features_in_) == (4, 2 if dims == 3 else 4)
+
+
+def test_token_norms_add_up_to_the_penalty():
+    model = ConvexAttentionRegressor(alpha=0.1, **GATED).fit(X, Y["real"])
+    assert model.token_norms_.sum() == pytest.approx(model.heads_.decay(), rel=1e-12)
+    used = model.heads_.w1.any(axis=0)
+    np.testing.assert_array_equal(model.token_norms_ > 0, used)
+
+
+def test_precision_of_the_data_is_kept():
+    single = ConvexAttentionRegressor(alpha=0.05).fit(X.astype(np.float32), Y["real"])
+    double = ConvexAttentionRegressor(alpha=0.05).fit(X, Y["real"])
+    assert single.coef_.dtype == single.predict(X.astype(np.float32)).dtype == np.float32
+    assert double.coef_.dtype == double.predict(X).dtype == np.float64
+    assert single.certificate_.relative_gap <= 1e-4
+    assert single.certificate_.primal == pytest.approx(double.certificate_.primal, rel=1e-4)
+    # The certificate speaks of the float64 data even when the solver works in float32.
+    mixed = ConvexAttentionRegressor(alpha=0.05, dtype="float32").fit(X, Y["real"])
+    assert mixed.coef_.dtype == np.float32
+    assert mixed.heads_.objective(X, Y["real"]) == pytest.approx(mixed.certificate_.primal, rel=1e-9)
+
+
+def test_warm_start_goes_on_where_the_last_fit_ended():
+    model = ConvexAttentionClassifier(alpha=0.01, warm_start=True, tol=1e-7, **GATED).fit(X, Y["three"])
+    first, gates = model.n_iter_, model.gates_
+    model.fit(X, Y["three"])
+    assert model.n_iter_ < first
+    assert model.gates_ is gates
+    # Asking for other gates is not overheard.
+    assert len(model.set_params(n_gates=12).fit(X, Y["three"]).gates_) > len(gates)
+
+
+def test_callback_stops_and_interrupt_leaves_a_usable_estimator():
+    seen = []
+    model = ConvexAttentionRegressor(alpha=0.001, tol=0.0, callback=lambda progress: seen.append(progress) or True)
+    model.fit(X, Y["real"])
+    assert len(seen) == model.n_iter_ == 1
+    assert seen[0].certificate.primal == model.certificate_.primal
+
+    def interrupt(progress):
+        if progress.iteration >= 4:
+            raise KeyboardInterrupt
+
+    model = ConvexAttentionRegressor(alpha=0.001, tol=1e-12, callback=interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(X, Y["real"])
+    assert np.isfinite(model.predict(X)).all()
+    assert model.heads_.objective(X, Y["real"]) == pytest.approx(model.certificate_.primal, rel=1e-9)
+
+
+def test_no_convergence_is_told_with_gap_tolerance_and_remedy():
+    with pytest.warns(
+        ConvergenceWarning, match=r"relative gap \d\.\d+e[-+]\d+ > tol 1\.000e-10.*raise max_iter"
+    ) as record:
+        model = ConvexAttentionRegressor(alpha=0.001, max_iter=2, tol=1e-10).fit(X, Y["real"])
+    assert f"{model.certificate_.relative_gap:.3e}" in str(record[0].message)
+    assert model.certificate_.relative_gap > 1e-10
+
+
+@pytest.mark.parametrize(("model", "kind"), [CASES[0], CASES[3]])
+def test_path_is_what_separate_fits_give(model, kind):
+    alphas, coefs, gaps = clone(model).path(X, Y[kind], n_alphas=4)
+    assert (np.diff(alphas) < 0).all()
+    assert alphas[0] == pytest.approx(100 * alphas[-1])
+    assert (gaps <= 1e-4).all()
+    assert (coefs[0] == 0).all()
+    fitted = clone(model).set_params(alpha=alphas[2]).fit(X, Y[kind])
+    assert coefs.shape == (4, *fitted.coef_.shape)
+    np.testing.assert_allclose(coefs[2], fitted.coef_, atol=0.05)
+
+
+def test_probabilities_are_those_of_the_scores():
+    binary = ConvexAttentionClassifier().fit(X, Y["two"])
+    positive = 1 / (1 + np.exp(-binary.decision_function(X)))
+    np.testing.assert_allclose(binary.predict_proba(X), np.column_stack([1 - positive, positive]), atol=1e-12)
+    for loss in ("softmax", "logistic"):
+        model = ConvexAttentionClassifier(loss=loss).fit(X, Y["three"])
+        np.testing.assert_allclose(model.predict_proba(X).sum(1), 1.0)
+        np.testing.assert_array_equal(model.predict_proba(X).argmax(1), model.predict(X))
+    two_outputs = ConvexAttentionClassifier(loss="softmax").fit(X, Y["two"])
+    assert two_outputs.decision_function(X).shape == (len(X),)
+    np.testing.assert_array_equal(two_outputs.decision_function(X) > 0, two_outputs.predict(X) == "yes")
+    assert not hasattr(ConvexAttentionClassifier(loss="squared_hinge"), "predict_proba")
+
+
+def test_poisson_predicts_means():
+    counts = np.random.default_rng(0).poisson(np.exp(X[:, 1, 0]))
+    model = ConvexAttentionRegressor(alpha=0.01, loss="poisson").fit(X, counts)
+    assert (model.predict(X) > 0).all()
+    # The best intercept matches the mean of the counts, whatever the coefficients.
+    assert model.predict(X).mean() == pytest.approx(counts.mean(), rel=1e-6)
+
+
+@pytest.mark.parametrize("scoring", [None, "accuracy"])
+def test_cross_validation_is_the_loop_over_folds(scoring):
+    folds = KFold(3, shuffle=True, random_state=0)
+    weight = np.random.default_rng(0).uniform(0.5, 2, len(X))
+    options = {"alphas": [0.1, 0.01], "cv": folds, "tol": 1e-8, "scoring": scoring}
+    model = ConvexAttentionClassifierCV(**options).fit(X, Y["three"], sample_weight=weight)
+    for row, alpha in enumerate(model.alphas_):
+        for column, (train, test) in enumerate(folds.split(X)):
+            single = ConvexAttentionClassifier(alpha=alpha, tol=1e-8)
+            single.fit(X[train], Y["three"][train], sample_weight=weight[train])
+            if scoring == "accuracy":
+                wanted = single.score(X[test], Y["three"][test], sample_weight=weight[test])
+            else:
+                chosen = single.predict_proba(X[test])[np.arange(len(test)), Y["three"][test]]
+                wanted = np.average(np.log(chosen), weights=weight[test])
+            assert model.score_path_[row, column] == pytest.approx(wanted, abs=1e-3)
+    assert model.alpha_ == model.alphas_[model.score_path_.mean(1).argmax()]
+    threaded = ConvexAttentionClassifierCV(n_jobs=2, **options).fit(X, Y["three"], sample_weight=weight)
+    np.testing.assert_allclose(threaded.score_path_, model.score_path_, atol=1e-9)
+    direct = ConvexAttentionClassifier(alpha=model.alpha_, tol=1e-8).fit(X, Y["three"], sample_weight=weight)
+    np.testing.assert_allclose(model.coef_, direct.coef_, atol=1e-10)
+
+
+def test_nothing_given_is_changed():
+    given = (X.copy(), Y["real"].copy(), np.linspace(0.5, 2, len(X)))
+    kept = tuple(array.copy() for array in given)
+    model = ConvexAttentionRegressor(alpha=0.01, **GATED)
+    before = model.get_params()
+    model.fit(*given).predict(given[0])
+    for array, copy in zip(given, kept, strict=True):
+        np.testing.assert_array_equal(array, copy)
+    assert model.get_params() == before
+
+
+def in_a_fresh_process(code, **environment):
+    import os
+
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **environment},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_import_loads_nothing_heavy_and_a_fit_no_more_than_it_needs():
+    in_a_fresh_process(
+        """
+        import sys, convexformer
+        heavy = {"cvxpy", "matplotlib", "transformers", "torch", "sklearn", "scipy"}
+        assert not heavy & set(sys.modules), heavy & set(sys.modules)
+        convexformer.ConvexAttentionRegressor().fit([[0.0], [1.0], [2.0]], [0.0, 1.0, 2.0])
+        heavy = {"cvxpy", "matplotlib", "transformers"}
+        assert not heavy & set(sys.modules), heavy & set(sys.modules)
+        """
+    )
+
+
+def test_tensors_come_back_as_tensors_under_array_api_dispatch():
+    in_a_fresh_process(
+        """
+        import numpy as np, sklearn, torch
+        from convexformer import ConvexAttentionClassifier, ConvexAttentionRegressor
+        X = torch.randn(40, 3, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        y = X[:, 1, 0]
+        model = ConvexAttentionRegressor(alpha=0.05).fit(X, y)
+        assert isinstance(model.coef_, np.ndarray) and isinstance(model.predict(X), np.ndarray)
+        with sklearn.config_context(array_api_dispatch=True):
+            kept = ConvexAttentionRegressor(alpha=0.05).fit(X, y)
+            assert torch.is_tensor(kept.coef_) and torch.is_tensor(kept.predict(X))
+            np.testing.assert_array_equal(kept.coef_.numpy(), model.coef_)
+            labels = ConvexAttentionClassifier().fit(X, (y > 0).long())
+            assert torch.is_tensor(labels.predict_proba(X))
+            try:
+                kept.fit(torch.full((4, 3, 2), float("nan")), y[:4])
+            except ValueError as error:
+                assert "X" in str(error)
+            else:
+                raise AssertionError("NaN was accepted")
+        """,
+        SCIPY_ARRAY_API="1",
+    )
