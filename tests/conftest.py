@@ -1,8 +1,58 @@
-"""One thread per test process: workers that run side by side would otherwise wait for each other's spinning threads."""
+"""Shared helpers of the tests.
+
+One thread per test process: workers that run side by side would otherwise wait for each other's spinning threads.
+"""
 
 import os
+import subprocess
+import sys
+from pathlib import Path
 
+import numpy as np
+import pytest
 import torch
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for processes that tests start
 torch.set_num_threads(1)
+
+ROOT = Path(__file__).parents[1]
+
+
+def _labels(scores, n_classes):
+    """String labels by quantile of a score, so that classes are alike in size and not in alphabetical order."""
+    edges = np.quantile(scores, np.linspace(0, 1, n_classes + 1)[1:-1])
+    return np.array(["no", "yes", "maybe", "never"])[np.digitize(scores, edges)]
+
+
+@pytest.fixture(scope="session")
+def make_problem():
+    """Function that makes a small data set ``X, y`` as users have them, for any loss."""
+
+    def make(loss="squared", *, n_samples=40, n_tokens=3, n_features=2, n_outputs=1, n_classes=2, ndim=3, seed=0):
+        rng = np.random.default_rng(seed)
+        shape = (n_samples, n_tokens, n_features) if ndim == 3 else (n_samples, n_tokens * n_features)
+        X = rng.normal(size=shape)
+        flat = X.reshape(n_samples, -1)
+        scores = flat @ rng.normal(size=(flat.shape[1], n_outputs)) / 2 + 0.5 * rng.normal(size=(n_samples, n_outputs))
+        if loss in ("logistic", "softmax", "squared_hinge", "auto"):
+            return X, _labels(scores[:, 0], n_classes)
+        y = rng.poisson(np.exp(scores / 2)).astype(float) if loss == "poisson" else scores + 0.3
+        return X, y[:, 0] if n_outputs == 1 else y
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def run_python():
+    """Function that runs code in a fresh interpreter and returns what it printed."""
+
+    def run(code, **environment):
+        paths = [str(ROOT), str(ROOT / "solvers"), os.environ.get("PYTHONPATH", "")]
+        settings = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), **environment}
+        done = subprocess.run(
+            [sys.executable, "-c", code], env={**os.environ, **settings}, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    return run

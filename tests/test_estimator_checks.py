@@ -46,4 +46,6 @@ def test_tags_allow_token_sequences(estimator):
     tags = estimator.__sklearn_tags__()
     assert tags.input_tags.three_d_array
     assert tags.input_tags.two_d_array
-    assert tags.target_tags.multi_output == isinstance(estimator, (ConvexAttentionRegressor, ConvexAttentionRegressorCV))
+    assert tags.target_tags.multi_output == isinstance(
+        estimator, (ConvexAttentionRegressor, ConvexAttentionRegressorCV)
+    )

@@ -32,7 +32,7 @@ def certify(
     dual_hint : Tensor of shape (N, c), optional
         A dual point to try besides the one derived from the point (minus the per-sample gradient of the loss). It
         need not be feasible: it is centred, moved into the domain of the conjugate and scaled first. The better bound
-        counts.
+        counts; a hint that is not finite does not.
 
     Returns
     -------
@@ -74,7 +74,11 @@ def certify(
     candidates = [-exact.loss.gradient(pred + best, exact.y)]
     if dual_hint is not None:
         candidates.append(dual_hint.detach().to(coef))
-    feasible = [_feasible_dual_point(exact, theta) for theta in candidates]
+    # Samples of weight zero take no part, wherever their predictions are.
+    candidates = [torch.where(exact.weight[:, None] > 0, theta, 0.0) for theta in candidates]
+    # Where the loss overflows at the point, or a solver's hint has, the best constant model still gives a bound.
+    usable = [theta for theta in candidates if bool(torch.isfinite(theta).all())] or [_null_dual_point(exact)]
+    feasible = [_feasible_dual_point(exact, theta) for theta in usable]
     dual, point = max(((float(exact.dual(theta)), theta) for theta in feasible), key=lambda pair: pair[0])
     return Certificate(primal, dual, exact.null_value, point)
 
@@ -88,8 +92,8 @@ def _check_point(program: Program, coef: Tensor, intercept: Tensor | None, dual_
         raise ValueError("intercept must be zero: the program has none")
     if not bool(torch.isfinite(coef).all()) or (intercept is not None and not bool(torch.isfinite(intercept).all())):
         raise ValueError("coef and intercept must be finite")
-    if dual_hint is not None and (dual_hint.shape != program.y.shape or not bool(torch.isfinite(dual_hint).all())):
-        raise ValueError(f"dual_hint must be finite and of shape {tuple(program.y.shape)}")
+    if dual_hint is not None and dual_hint.shape != program.y.shape:
+        raise ValueError(f"dual_hint must have shape {tuple(program.y.shape)}, got {tuple(dual_hint.shape)}")
 
 
 def _in_float64(program: Program) -> Program:
@@ -110,13 +114,21 @@ def _feasible_dual_point(program: Program, theta: Tensor) -> Tensor:
 
 
 def _centred(program: Program, theta: Tensor) -> Tensor:
-    """Subtract the weighted mean of each output; a point that is nothing but its own rounding becomes zero.
+    """Subtract the weighted mean of each output; an output that is nothing but rounding becomes zero.
 
-    Scaling such a point up would scale its remaining mean up too, and with it a bound that is not true.
+    Scaling such an output up would scale its remaining mean up too, and with it a bound that is not true. And that of
+    a class that never occurs is feasible at zero alone.
     """
+    size = program.weight @ theta.abs()
     theta = theta - program.weight @ theta
-    remaining, size = (program.weight @ theta).abs(), program.weight @ theta.abs()
-    return torch.where(remaining <= 1e-10 * size, theta, 0.0)
+    remaining, centred_size = (program.weight @ theta).abs(), program.weight @ theta.abs()
+    genuine = (remaining <= 1e-10 * centred_size) & (size > 1e-13 * size.max())
+    return torch.where(genuine, theta, 0.0)
+
+
+def _null_dual_point(program: Program) -> Tensor:
+    """Minus the gradient of the loss at the best constant model."""
+    return -program.loss.gradient(program.null_intercept.expand_as(program.y), program.y)
 
 
 def _into_domain(program: Program, theta: Tensor) -> Tensor:
@@ -130,7 +142,6 @@ def _into_domain(program: Program, theta: Tensor) -> Tensor:
 
     if inside(theta) or math.isnan(float(program.dual(theta))):
         return theta
-    interior = -0.5 * program.loss.gradient(program.null_intercept.expand_as(program.y), program.y)
-    interior = _centred(program, interior)
+    interior = _centred(program, 0.5 * _null_dual_point(program))
     mixtures = (torch.lerp(theta, interior, 10.0**power) for power in range(-17, 0))
     return next((point for point in mixtures if inside(point)), interior)

@@ -113,9 +113,15 @@ def _check_conjugate(loss: Loss, pred: Tensor, move: Tensor, y: Tensor, value: T
         )
     shrunk = loss.conjugate(0.5 * gradient, y)
     _require(bool(shrunk.isfinite().all()), "the conjugate's domain must hold every point between 0 and a gradient")
-    if math.isfinite(loss.smoothness):
-        far = gradient + 1e3 * torch.sign(gradient + 1e-30)
-        _require(bool((loss.conjugate(far, y) > value.abs().max()).all()), "the conjugate is too small far outside")
+    # The Fenchel-Young inequality holds for slopes outside the domain too: nothing there may be finite and too small.
+    steps = [torch.ones_like(pred), *(e.expand_as(pred) for e in torch.eye(pred.shape[1]).to(pred))]
+    for slope in (gradient + move, gradient - 10 * move, 10 * gradient):
+        bound = loss.conjugate(slope, y)
+        for step in steps:
+            for size in (-1000.0, -10.0, 10.0, 1000.0):
+                product = (slope * (size * step)).sum(1)
+                slack = loss.value(size * step, y) + bound - product
+                _require(bool((slack >= -1e-9 * (1 + product.abs())).all()), "the conjugate is too small outside")
 
 
 def check_penalty(penalty: Penalty, seed: int = 0) -> None:

@@ -110,12 +110,12 @@ class Fista(Solver):
     def _excess(program: Program, pred: Tensor, move: Tensor, theta: Tensor) -> float:
         """Excess of the mean loss over its tangent at ``pred`` after a move in predictions."""
         before, after = float(program.loss_value(pred)), float(program.loss_value(pred + move))
-        excess = after - before + float(program.weight @ (theta * move).sum(1))
+        excess = after - before + float(program.mean((theta * move).sum(1)))
         # A small loss may be a difference of terms as large as the predictions.
-        terms = float(program.weight @ pred.abs().amax(1))
+        terms = float(program.mean(pred.abs().amax(1)))
         rounding = torch.finfo(pred.dtype).eps * (abs(before) + abs(after) + terms)
         if excess > 1e4 * rounding or not math.isfinite(excess):
             return excess
         # The difference is mostly rounding by now, but the move is then so small that the second order tells all.
         product = program.loss.hessian_product(pred, program.y, move)
-        return 0.5 * float(program.weight @ (move * product).sum(1))
+        return 0.5 * float(program.mean((move * product).sum(1)))

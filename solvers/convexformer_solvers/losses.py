@@ -64,6 +64,10 @@ class Loss(ABC):
         """First and second derivative of the conjugate of a separable loss inside its domain, ``(N, c)`` each."""
         raise NotImplementedError(f"{type(self).__name__} has no method 'conjugate_derivatives'")
 
+    def magnitude(self, y: Tensor) -> Tensor:
+        """Size of the terms whose difference a sample's loss is, shape ``(N,)``; eps times it is rounding."""
+        return self.value(torch.zeros_like(y), y)
+
     def mean(self, pred: Tensor) -> Tensor:
         """Mean of the targets that predictions stand for (the inverse link), shape ``(N, c)``."""
         return pred
@@ -115,11 +119,7 @@ class Loss(ABC):
             done = bool((slope.abs() <= rounding * size.clamp(min=rounding * float(size.max()))).all())
             if done or value <= negligible:
                 break
-            curvature, basis = torch.linalg.eigh(self.mean_hessian(pred + b, y, weight))
-            # Curvature beneath the rounding of its terms belongs to directions in which the loss is flat.
-            floor = max(float(curvature[-1]) * 1e-10, rounding * min(self.smoothness, 1.0))
-            along = basis.T @ slope
-            direction = -basis @ torch.where(curvature > floor, along / curvature.clamp(min=floor), along * 0)
+            direction = self._newton_direction(pred + b, y, weight, slope)
             decrease = -float(slope @ direction)
             step, candidate = 1.0, b + direction
             new = float((weight * self.value(pred + candidate, y)).sum())
@@ -136,6 +136,18 @@ class Loss(ABC):
                 break
             b, value, per_sample = candidate, new, new_per_sample
         return b
+
+    def _newton_direction(self, pred: Tensor, y: Tensor, weight: Tensor, slope: Tensor) -> Tensor:
+        """Newton direction of an intercept; zero along directions in which the loss is flat."""
+        hessian = self.mean_hessian(pred, y, weight)
+        if self.separable:
+            curvature = hessian.diagonal()
+            return torch.where(curvature > 0, -slope / curvature, 0.0)
+        curvature, basis = torch.linalg.eigh(hessian)
+        # Curvature beneath the rounding of its terms belongs to a flat direction.
+        flat = 8 * torch.finfo(pred.dtype).eps * max(float(curvature[-1]), min(self.smoothness, 1.0))
+        along = basis.T @ slope
+        return -basis @ torch.where(curvature > flat, along / curvature.clamp(min=flat), 0.0)
 
 
 @dataclass(frozen=True)
@@ -251,7 +263,7 @@ class _SignLoss(Loss):
             raise ValueError(f"targets of the {type(self).__name__} loss must be -1 or 1, got {found}")
 
     def example_target(self, n_samples: int, n_outputs: int, generator: torch.Generator) -> Tensor:
-        return 2.0 * (super().example_target(n_samples, n_outputs, generator) > 0) - 1.0
+        return torch.where(super().example_target(n_samples, n_outputs, generator) > 0, 1.0, -1.0).double()
 
 
 @dataclass(frozen=True)
@@ -387,6 +399,9 @@ class Poisson(Loss):
     @property
     def smoothness(self) -> float:
         return math.inf
+
+    def magnitude(self, y: Tensor) -> Tensor:
+        return (1 + y + torch.xlogy(y, y).abs()).sum(1)
 
     def mean(self, pred: Tensor) -> Tensor:
         return pred.exp()

@@ -128,11 +128,16 @@ class Program:
 
     def loss_value(self, pred: Tensor) -> Tensor:
         """Mean loss of predictions ``(N, c)``, a scalar tensor."""
-        return (self.weight * self.loss.value(pred, self.y)).sum()
+        return self.mean(self.loss.value(pred, self.y))
+
+    def mean(self, values: Tensor) -> Tensor:
+        """Weighted mean of one value per sample; a sample of weight zero does not count, be its value infinite."""
+        return torch.where(self.weight > 0, self.weight * values, 0.0).sum()
 
     def pull_back(self, theta: Tensor) -> Tensor:
         """``A' diag(p) theta``: minus the gradient of the mean loss when ``theta`` is minus its per-sample gradient."""
-        return self.map.rmatvec(self.weight[:, None] * theta)
+        weight = self.weight[:, None]
+        return self.map.rmatvec(torch.where(weight > 0, weight * theta, 0.0))
 
     def best_intercept(self, pred: Tensor, start: Tensor | None = None) -> Tensor:
         """Best constant per output to add to ``pred``; zeros when the program has no intercept."""
@@ -161,9 +166,7 @@ class Program:
 
     def dual(self, theta: Tensor) -> Tensor:
         """Dual objective at ``theta`` of shape ``(N, c)``, **whether feasible or not**; -inf outside the domain."""
-        # Samples of weight zero take no part; their conjugate may be inf, and 0 * inf is not 0.
-        terms = torch.where(self.weight > 0, self.weight * self.loss.conjugate(-theta, self.y), 0.0)
-        return -terms.sum()
+        return -self.mean(self.loss.conjugate(-theta, self.y))
 
     @cached_property
     def null_intercept(self) -> Tensor:
@@ -174,10 +177,10 @@ class Program:
     def null_value(self) -> float:
         """Objective of the best constant model: the reference of relative gaps.
 
-        Kept above the rounding of the loss at zero, so that a constant ``y`` leaves relative gaps meaningful.
+        Kept above the rounding of the loss's terms, so that a constant ``y`` leaves relative gaps meaningful.
         """
         constant = self.loss_value(self.null_intercept.expand_as(self.y))
-        rounding = torch.finfo(self.y.dtype).eps * self.loss_value(torch.zeros_like(self.y))
+        rounding = 1000 * torch.finfo(self.y.dtype).eps * self.mean(self.loss.magnitude(self.y))
         return max(float(constant), float(rounding))
 
     @cached_property

@@ -104,8 +104,8 @@ def cases(*flags):
     return params
 
 
-def fit(program, tol=1e-9, **options) -> SolverResult:
-    return solve(program, Fista(), tol=tol, max_iter=50_000, **options)
+def fit(program, tol=1e-9, max_iter=10_000, **options) -> SolverResult:
+    return solve(program, Fista(), tol=tol, max_iter=max_iter, **options)
 
 
 def design(program):

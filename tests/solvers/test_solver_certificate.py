@@ -93,7 +93,7 @@ class TestWeakDuality:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # a draw may stall; its point still bounds the optimum
             best = fit(program, tol=1e-9).certificate
-        slack = 1e-9 * program.null_value
+        slack = 1e-9 * program.null_value + 1e-14  # rounding of the loss's terms, which are of size 1
         assert best.dual <= best.primal + slack
         for hint in hints:
             certificate = certify(program, coef, shift, hint)
@@ -289,7 +289,7 @@ class TestDegenerate:
 
     @staticmethod
     def assert_honest(program, gap=1e-6):
-        result = fit(program, tol=gap)
+        result = fit(program, tol=gap, max_iter=2000)
         certificate = result.certificate
         slack = 1e-12 * max(abs(certificate.primal), 1e-6)
         assert -slack <= certificate.gap <= gap * max(program.null_value, 1e-12)
@@ -316,8 +316,9 @@ class TestDegenerate:
         program = Program(
             DenseMap(randn(n, 3, 2)), row.expand(n, 2).clone(), loss, get_penalty(penalty), 0.1, fit_intercept=True
         )
-        result = fit(program, tol=1e-3)
+        result = fit(program, tol=1e-2)
         assert result.certificate.primal == pytest.approx(0.0, abs=1e-12)
+        assert result.certificate.dual == pytest.approx(0.0, abs=1e-12)
         assert result.certificate.dual <= 1e-12
         assert_feasible(program, result.certificate)
         poor = certify(program, randn(*program.coef_shape), torch.zeros(2, dtype=torch.float64))

@@ -107,7 +107,7 @@ class TestValues:
     def test_null_value_of_a_constant_target_stays_above_rounding(self):
         data = DenseMap(randn(6, 2, 1))
         program = Program(data, torch.full((6, 1), 3.0).double(), Squared(), GroupL2(), 0.1, fit_intercept=True)
-        assert 0 < program.null_value < 1e-14
+        assert 0 < program.null_value < 1e-11
 
     def test_with_alpha_changes_nothing_else(self):
         program = make_program("huber", "nuclear", intercept=True, weighted=True)

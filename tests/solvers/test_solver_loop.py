@@ -1,0 +1,532 @@
+"""The solve loop and the solvers behind it: stopping, warnings, interrupts, precision, names, cvxpy."""
+
+import itertools
+import math
+import warnings
+
+import cvxpy as cp
+import numpy as np
+import pytest
+import torch
+from sklearn.exceptions import ConvergenceWarning
+from solver_cases import LOSS_NAMES, PENALTY_NAMES, cases, cvxpy_value, fit, make_program, numpy_primal, randn
+
+from convexformer_solvers import (
+    SOLVERS,
+    DenseMap,
+    Exact,
+    Fista,
+    GatedMap,
+    GroupL2,
+    Loss,
+    Penalty,
+    Program,
+    Progress,
+    SolverInterrupted,
+    SolverUnavailableError,
+    Squared,
+    Status,
+    certify,
+    check_solver,
+    get_solver,
+    solve,
+)
+from convexformer_solvers.result import History
+
+every_penalty = pytest.mark.parametrize("penalty", PENALTY_NAMES)
+may_warn = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+
+
+def hard_program(**options):
+    """A program on which accelerated proximal steps need dozens of iterations."""
+    return make_program(**{"ratio": 0.01, "gated": True, "n": 12, "intercept": True, **options})
+
+
+class TestAgreement:
+    @pytest.mark.parametrize(("loss", "penalty"), cases())
+    def test_certificate_brackets_the_value_of_an_independent_model(self, loss, penalty):
+        program = make_program(loss, penalty, gated=True, intercept=True, weighted=True, ratio=0.1, n=12)
+        value, certificate = cvxpy_value(program), fit(program, tol=1e-8).certificate
+        assert certificate.relative_gap <= 1e-8
+        assert certificate.dual <= value + 1e-7 * program.null_value  # cvxpy may end below the optimum by its accuracy
+        assert certificate.primal >= value - 1e-7 * program.null_value
+        assert certificate.primal == pytest.approx(value, rel=1e-6)
+
+    @may_warn
+    @pytest.mark.parametrize("name", sorted(SOLVERS))
+    def test_every_solver_reaches_the_optimum_of_what_it_accepts(self, name):
+        solver, accepted = get_solver(name), 0
+        for loss, penalty in itertools.product(LOSS_NAMES, PENALTY_NAMES):
+            program = make_program(loss, penalty, intercept=True, weighted=True, ratio=0.2, n=12)
+            try:
+                certificate = solve(program, solver, tol=1e-6).certificate
+            except TypeError as refusal:
+                assert name in str(refusal)
+                continue
+            accepted += 1
+            best = fit(program, tol=1e-8).certificate
+            assert certificate.primal == pytest.approx(best.primal, abs=1e-5 * program.null_value)
+            assert certificate.dual <= best.primal + 1e-9 * program.null_value
+        assert accepted > 0
+
+    @every_penalty
+    def test_exact_hands_over_a_dual_point_as_good_as_its_primal_point(self, penalty):
+        program = make_program("squared_hinge", penalty, intercept=True, weighted=True)
+        state = Exact().step(program, Exact().init(program, None_point(program)))
+        hint = Exact().point(program, state).dual
+        poor = randn(*program.coef_shape)
+        helped = certify(program, poor, dual_hint=hint)
+        assert helped.dual == pytest.approx(fit(program).certificate.primal, rel=1e-5)
+
+    def test_gated_design_is_never_formed(self, monkeypatch):
+        def refuse(self):
+            raise AssertionError("the gated design was formed")
+
+        monkeypatch.setattr(GatedMap, "as_matrix", refuse)
+        program = make_program("logistic", "nuclear", gated=True, intercept=True, weighted=True)
+        result = fit(program, tol=1e-8)
+        assert result.status is Status.CONVERGED
+        assert certify(program, result.coef, result.intercept).relative_gap <= 1e-7
+        with pytest.raises(AssertionError, match="was formed"):
+            solve(program, Exact())
+
+
+def None_point(program):
+    from convexformer_solvers import Point
+
+    return Point(torch.zeros(program.coef_shape, dtype=torch.float64), torch.zeros(program.y.shape[1]).double())
+
+
+class WrongPoint(Fista):
+    def point(self, program, state):
+        point = super().point(program, state)
+        return point._replace(coef=1.01 * point.coef)
+
+
+class WrongIntercept(Fista):
+    def point(self, program, state):
+        point = super().point(program, state)
+        return point._replace(intercept=point.intercept + 0.05 * program.fit_intercept)
+
+
+class NeverMoves(Fista):
+    def step(self, program, state):
+        return state
+
+
+class MovesOnce(Fista):
+    def finished(self, state):
+        return True
+
+
+class NoExactZeros(Fista):
+    def point(self, program, state):
+        point = super().point(program, state)
+        return point._replace(coef=point.coef + 1e-12)
+
+
+class OverwritesTargets(Fista):
+    def step(self, program, state):
+        program.y.mul_(1 - 1e-9)
+        return super().step(program, state)
+
+
+class IgnoresTheStart(Fista):
+    """Slower the better the start."""
+
+    def init(self, program, start):
+        return super().init(program, start._replace(coef=start.coef + 100.0 * (start.coef != 0)))
+
+
+@may_warn
+@pytest.mark.parametrize(
+    "kind", [WrongPoint, WrongIntercept, NeverMoves, MovesOnce, NoExactZeros, OverwritesTargets, IgnoresTheStart]
+)
+def test_check_rejects_a_wrong_solver(kind):
+    with pytest.raises(AssertionError):
+        check_solver(kind())
+
+
+class TestStopping:
+    def test_converged(self):
+        program = make_program()
+        result = solve(program, Fista(), tol=1e-6)
+        assert result.status is Status.CONVERGED
+        assert result.certificate.relative_gap <= 1e-6
+        assert result.solver == "fista"
+
+    @pytest.mark.parametrize("max_iter", [1, 3, 7])
+    def test_out_of_iterations_says_gap_tolerance_and_remedy(self, max_iter):
+        program = hard_program()
+        with pytest.warns(ConvergenceWarning) as caught:
+            result = solve(program, Fista(), tol=1e-9, max_iter=max_iter)
+        message = str(caught[0].message)
+        assert f"{result.certificate.relative_gap:.3e}" in message
+        assert "1.000e-09" in message
+        assert f"max_iter (now {max_iter})" in message
+        assert result.status is Status.MAX_ITER
+        assert result.n_iter == max_iter
+        assert caught[0].filename == __file__  # points at the caller of solve
+
+    def test_stalled_in_float32_recommends_float64(self):
+        program = make_program(intercept=True)
+        with pytest.warns(ConvergenceWarning, match=r"tol 0\.000e\+00.*float64"):
+            result = solve(program, Fista(), tol=0, dtype=torch.float32)
+        assert result.status is Status.STALLED
+
+    @may_warn
+    def test_stalled_in_float64_is_as_good_as_the_precision(self):
+        result = solve(make_program(), Fista(), tol=0)
+        assert result.status in (Status.STALLED, Status.CONVERGED)
+        assert result.certificate.relative_gap <= 1e-12
+
+    def test_callback_sees_progress_and_stops(self):
+        seen = []
+
+        def callback(progress):
+            seen.append(progress)
+            return len(seen) == 3
+
+        program = hard_program()
+        result = solve(program, Fista(), tol=1e-12, callback=callback)
+        assert result.status is Status.STOPPED
+        assert len(seen) == 3
+        assert all(isinstance(progress, Progress) for progress in seen)
+        assert [progress.iteration for progress in seen] == result.history.iteration
+        last = seen[-1]
+        assert last.coef.shape == program.coef_shape
+        assert last.intercept.shape == (2,)
+        assert last.certificate == result.certificate
+        assert numpy_primal(program, last.coef, last.intercept) == pytest.approx(last.certificate.primal, rel=1e-13)
+
+    @pytest.mark.parametrize("answer", [None, False, 0])
+    def test_callback_that_does_not_say_true_goes_on(self, answer):
+        result = solve(hard_program(), Fista(), tol=1e-6, callback=lambda progress: answer)
+        assert result.status is Status.CONVERGED
+
+    def test_callback_may_compare_with_numpy(self):
+        # numpy's comparisons give np.bool_, which is not the object True.
+        target = np.float64(0.5)
+        result = solve(hard_program(), Fista(), tol=1e-12, callback=lambda p: p.certificate.relative_gap < target)
+        assert result.status is Status.STOPPED
+
+    def test_convergence_counts_even_if_the_callback_stops(self):
+        result = solve(make_program(), Fista(), tol=1e9, callback=lambda progress: True)
+        assert result.status is Status.CONVERGED
+
+    def test_errors_of_the_callback_are_not_swallowed(self):
+        def callback(progress):
+            raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            solve(make_program(), Fista(), callback=callback)
+
+    @pytest.mark.parametrize("tol", [-1e-3, math.nan, "1e-3", None])
+    def test_wrong_tol(self, tol):
+        with pytest.raises(ValueError, match="tol must be a non-negative number"):
+            solve(make_program(), Fista(), tol=tol)
+
+    @pytest.mark.parametrize("max_iter", [0, -5, 2.5, math.inf, math.nan, "10", None])
+    def test_wrong_max_iter(self, max_iter):
+        with pytest.raises(ValueError, match="max_iter must be a positive integer"):
+            solve(make_program(), Fista(), max_iter=max_iter)
+
+    def test_numpy_integers_are_iteration_counts(self):
+        assert solve(make_program(), Fista(), tol=1.0, max_iter=np.int64(5)).n_iter <= 5
+
+    @pytest.mark.parametrize(
+        "start",
+        [(randn(2, 2, 2), randn(2)), (randn(3, 2, 2), randn(3)), (randn(3, 2), randn(2))],
+        ids=["blocks", "intercept", "axes"],
+    )
+    def test_wrong_start(self, start):
+        with pytest.raises(ValueError, match=r"start must be .*\(3, 2, 2\)"):
+            solve(make_program(), Fista(), start=start)
+
+    @pytest.mark.parametrize("name", ["fista", "exact"])
+    def test_start_that_is_not_finite(self, name):
+        start = torch.full((3, 2, 2), math.nan, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
+        with pytest.raises(ValueError, match="finite"):
+            solve(make_program(), Fista(), start=start)
+
+    @may_warn
+    def test_start_where_the_objective_overflows_ends(self):
+        calls = []
+
+        class Counted(DenseMap):
+            def matvec(self, coef):
+                calls.append(1)
+                if len(calls) > 20_000:
+                    raise RuntimeError("the step search never ends")
+                return super().matvec(coef)
+
+        program = make_program("poisson")
+        counted = Program(Counted(program.map.data), program.y, program.loss, program.penalty, program.alpha)
+        start = torch.full(program.coef_shape, 1e6, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
+        try:
+            certificate = solve(counted, Fista(), start=start, max_iter=100).certificate
+        except ValueError:
+            return  # a refusal is as good
+        assert certificate.dual <= fit(program).certificate.primal
+
+
+class TestHistory:
+    @pytest.mark.parametrize(("loss", "penalty"), cases())
+    def test_only_improves(self, loss, penalty):
+        result = fit(hard_program(loss=loss, penalty=penalty), tol=1e-5)
+        history = result.history
+        assert (np.diff(history.iteration) > 0).all()
+        assert (np.diff(history.seconds) >= 0).all()
+        assert (np.diff(history.primal) <= 0).all()
+        assert (np.diff(history.dual) >= 0).all()
+        assert (np.diff(history.relative_gap) <= 0).all()
+        assert history.iteration[-1] == result.n_iter
+        assert history.primal[-1] == result.certificate.primal
+        assert history.dual[-1] == result.certificate.dual
+        assert len({len(column) for column in vars(history).values()}) == 1
+        assert isinstance(history, History)
+
+    @pytest.mark.parametrize(("loss", "penalty"), cases())
+    def test_certificate_is_that_of_the_returned_point(self, loss, penalty):
+        program = hard_program(loss=loss, penalty=penalty)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            result = solve(program, Fista(), tol=1e-10, max_iter=25)
+        assert numpy_primal(program, result.coef, result.intercept) == pytest.approx(
+            result.certificate.primal, rel=1e-13
+        )
+        assert float(program.dual(result.certificate.dual_point)) == result.certificate.dual
+        assert certify(program, result.coef, result.intercept).primal == result.certificate.primal
+
+
+class TestWarmStart:
+    @pytest.mark.parametrize(("loss", "penalty"), cases())
+    def test_start_from_the_solution_is_quicker(self, loss, penalty):
+        program = hard_program(loss=loss, penalty=penalty, intercept=False)
+        cold = fit(program, tol=1e-5)
+        warm = fit(program, tol=1e-5, start=(cold.coef, cold.intercept))
+        assert warm.n_iter < cold.n_iter
+        assert warm.certificate.primal <= cold.certificate.primal + 1e-5 * program.null_value
+
+    def test_start_is_left_alone(self):
+        program = hard_program()
+        coef, intercept = randn(*program.coef_shape), randn(2)
+        before = coef.clone(), intercept.clone()
+        fit(program, tol=1e-4, start=(coef, intercept))
+        assert torch.equal(coef, before[0])
+        assert torch.equal(intercept, before[1])
+
+    def test_start_in_another_precision(self):
+        program = hard_program()
+        cold = fit(program, tol=1e-6)
+        warm = fit(program, tol=1e-4, start=(cold.coef.float(), cold.intercept.float()))
+        assert warm.coef.dtype == torch.float64
+        assert warm.n_iter < cold.n_iter
+
+    @pytest.mark.parametrize("loss", LOSS_NAMES)
+    def test_any_start_leads_to_the_same_optimum(self, loss):
+        program = make_program(loss, "nuclear", intercept=True)
+        cold = fit(program, tol=1e-8).certificate
+        far = fit(program, tol=1e-8, start=(randn(*program.coef_shape, scale=2.0), randn(2))).certificate
+        assert far.primal == pytest.approx(cold.primal, abs=1e-7 * program.null_value)
+
+
+class InterruptedStep(Fista):
+    """Ctrl-C during the k-th step."""
+
+    def __init__(self, k):
+        self.left = k
+
+    def step(self, program, state):
+        self.left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt
+        return super().step(program, state)
+
+
+class TestInterrupts:
+    @pytest.mark.parametrize("k", [1, 2, 4, 23])
+    def test_during_a_step(self, k):
+        program = hard_program()
+        with pytest.raises(KeyboardInterrupt) as caught:
+            solve(program, InterruptedStep(k), tol=1e-12)
+        self.assert_usable(caught.value, program, k - 1)
+
+    @pytest.mark.parametrize("k", [1, 3])
+    def test_during_the_callback(self, k):
+        seen = []
+
+        def callback(progress):
+            seen.append(progress.iteration)
+            if len(seen) == k:
+                raise KeyboardInterrupt
+
+        program = hard_program()
+        with pytest.raises(KeyboardInterrupt) as caught:
+            solve(program, Fista(), tol=1e-12, callback=callback)
+        self.assert_usable(caught.value, program, seen[-1])
+
+    def test_twice_before_the_first_certificate(self):
+        # The callback runs again on the point that the first interrupt left.
+        def callback(progress):
+            raise KeyboardInterrupt
+
+        with pytest.raises(SolverInterrupted):
+            solve(hard_program(), InterruptedStep(1), tol=1e-12, callback=callback)
+
+    def test_of_exact_before_it_has_anything(self, monkeypatch):
+        def interrupt(self, *args, **options):
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(cp.Problem, "solve", interrupt)
+        program = hard_program()
+        with pytest.raises(KeyboardInterrupt) as caught:
+            solve(program, Exact())
+        self.assert_usable(caught.value, program, 0)
+
+    @staticmethod
+    def assert_usable(interruption, program, n_iter):
+        assert isinstance(interruption, SolverInterrupted)
+        result = interruption.result
+        assert result.status is Status.INTERRUPTED
+        assert "keyboard" in str(interruption)
+        assert result.n_iter == n_iter
+        again = certify(program, result.coef, result.intercept)
+        assert again.primal == result.certificate.primal
+        assert again.dual <= result.certificate.dual <= fit(program, tol=1e-7).certificate.primal
+        if n_iter:
+            assert result.certificate.primal <= program.null_value
+
+
+class TestPrecision:
+    @pytest.mark.parametrize(("loss", "penalty", "gated"), cases("gated"))
+    def test_float32_reaches_1e_4_and_is_certified_in_float64(self, loss, penalty, gated):
+        program = make_program(loss, penalty, gated=gated, intercept=True, weighted=True, ratio=0.1)
+        result = solve(program, Fista(), tol=1e-4, dtype=torch.float32)
+        assert result.coef.dtype == result.intercept.dtype == torch.float32
+        assert result.certificate.relative_gap <= 1e-4
+        # Data in float64: the certificate speaks of them, not of their float32 copies.
+        assert numpy_primal(program, result.coef, result.intercept) == pytest.approx(
+            result.certificate.primal, rel=1e-13
+        )
+        assert result.certificate.dual <= fit(program).certificate.primal + 1e-12
+
+    def test_default_precision_is_that_of_the_data(self):
+        program = make_program("logistic", intercept=True)
+        single = program.to(torch.float32)
+        result = solve(single, Fista(), tol=1e-4)
+        assert result.coef.dtype == torch.float32
+        assert result.certificate.dual_point.dtype == torch.float64
+        assert numpy_primal(single.to(torch.float64), result.coef, result.intercept) == pytest.approx(
+            result.certificate.primal, rel=1e-13
+        )
+
+    @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+    @pytest.mark.parametrize(("loss", "penalty"), cases())
+    def test_gpu_equals_cpu(self, loss, penalty):
+        program = make_program(loss, penalty, gated=True, intercept=True, weighted=True)
+        cpu, gpu = fit(program), fit(program, device="cuda")
+        assert gpu.coef.device.type == "cuda"
+        assert gpu.certificate.primal == pytest.approx(cpu.certificate.primal, rel=1e-8)
+
+
+class WithoutExpression(Squared):
+    expression = Loss.expression
+
+
+class NormWithoutExpression(GroupL2):
+    expression = Penalty.expression
+
+
+class TestRequirements:
+    def test_missing_method_of_the_loss_is_named(self):
+        with pytest.raises(TypeError, match=r"'exact' needs .*'expression'.*WithoutExpression"):
+            solve(make_program(WithoutExpression()), Exact())
+
+    def test_missing_method_of_the_penalty_is_named(self):
+        with pytest.raises(TypeError, match=r"'exact' needs .*'expression'.*NormWithoutExpression"):
+            solve(make_program("squared", NormWithoutExpression()), Exact())
+
+    def test_other_solvers_do_not_ask_for_it(self):
+        program = make_program(WithoutExpression(), NormWithoutExpression())
+        assert fit(program).certificate.relative_gap <= 1e-9
+
+
+class TestNames:
+    @pytest.mark.parametrize("name", sorted(SOLVERS))
+    def test_registered(self, name):
+        solver = get_solver(name)
+        assert solver.name == name
+        assert get_solver(solver) is solver
+
+    @pytest.mark.parametrize("name", ["clarabel", "CLARABEL", "scs", "Mosek", "gurobi"])
+    def test_of_cvxpy(self, name):
+        solver = get_solver(name)
+        assert isinstance(solver, Exact)
+        assert solver.cvxpy_solver == name.upper()
+
+    @pytest.mark.parametrize("wrong", ["newton", "", None, 3, Fista])
+    def test_unknown_lists_the_choices(self, wrong):
+        with pytest.raises(ValueError, match="solver must be one of") as caught:
+            get_solver(wrong)
+        assert all(name in str(caught.value) for name in SOLVERS)
+
+    def test_options_reach_cvxpy(self):
+        assert repr(Exact("scs", eps=1e-3)) == "Exact('SCS', eps=0.001)"
+        with pytest.raises(RuntimeError, match="CLARABEL"):
+            solve(make_program(), Exact(max_iter=1))
+
+
+class TestUnavailable:
+    """What users read when a solver cannot run, whatever is installed where the tests run."""
+
+    def test_not_installed(self, monkeypatch):
+        monkeypatch.setattr(cp, "installed_solvers", lambda: ["CLARABEL", "SCS"])
+        with pytest.raises(SolverUnavailableError, match=r"'GUROBI' is not installed .*CLARABEL.*SCS"):
+            solve(make_program(), get_solver("gurobi"))
+
+    def test_mosek_not_installed(self, monkeypatch):
+        monkeypatch.setattr(cp, "installed_solvers", lambda: ["CLARABEL"])
+        with pytest.raises(SolverUnavailableError, match=r"pip install 'convexformer\[mosek\]'"):
+            solve(make_program(), get_solver("mosek"))
+
+    def test_no_licence(self, monkeypatch):
+        def refuse(self, *args, **options):
+            raise cp.SolverError("License cannot be located.")
+
+        monkeypatch.setattr(cp, "installed_solvers", lambda: ["MOSEK"])
+        monkeypatch.setattr(cp.Problem, "solve", refuse)
+        with pytest.raises(SolverUnavailableError, match=r"found no licence.*MOSEKLM_LICENSE_FILE.*solver='exact'"):
+            solve(make_program(), get_solver("mosek"))
+
+    def test_failure_of_the_solver_is_a_runtime_error(self, monkeypatch):
+        def fail(self, *args, **options):
+            raise cp.SolverError("numerical problems")
+
+        monkeypatch.setattr(cp.Problem, "solve", fail)
+        with pytest.raises(RuntimeError, match="numerical problems") as caught:
+            solve(make_program(), Exact())
+        assert not isinstance(caught.value, SolverUnavailableError)
+
+    @pytest.mark.parametrize("penalty", PENALTY_NAMES)
+    def test_mosek_agrees_with_clarabel(self, penalty):
+        program = make_program("logistic", penalty, gated=True, intercept=True, weighted=True)
+        try:
+            mosek = solve(program, get_solver("mosek"), tol=1e-6).certificate
+        except SolverUnavailableError as reason:
+            pytest.skip(str(reason))
+        assert mosek.primal == pytest.approx(solve(program, Exact(), tol=1e-6).certificate.primal, rel=1e-6)
+
+
+def test_progress_bar_shows_gap_and_objective(capsys):
+    solve(hard_program(), Fista(), tol=1e-4, verbose=True)
+    shown = capsys.readouterr().err
+    assert "fista" in shown
+    assert "gap" in shown
+    assert "objective" in shown
+
+
+def test_silent_by_default(capsys):
+    solve(hard_program(), Fista(), tol=1e-4)
+    shown = capsys.readouterr()
+    assert shown.out == shown.err == ""

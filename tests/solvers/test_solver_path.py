@@ -1,0 +1,173 @@
+"""Regularisation paths: grids, warm starts, monotonicity, interrupts."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from solver_cases import LOSS_NAMES, PENALTY_NAMES, PROPERTY, cases, fit, make_program, randn
+
+from convexformer_solvers import (
+    Exact,
+    Fista,
+    Path,
+    PathInterrupted,
+    SolverInterrupted,
+    Status,
+    alpha_grid,
+    solve_path,
+)
+
+
+class TestGrid:
+    @PROPERTY
+    @given(alpha_max=st.floats(1e-9, 1e9), n_alphas=st.integers(2, 50), eps=st.floats(1e-6, 0.9))
+    def test_geometric_between_its_ends(self, alpha_max, n_alphas, eps):
+        grid = alpha_grid(alpha_max, n_alphas, eps)
+        assert len(grid) == n_alphas
+        assert grid[0] == alpha_max
+        assert grid[-1] == pytest.approx(eps * alpha_max)
+        assert all(type(alpha) is float for alpha in grid)
+        ratios = np.array(grid[1:]) / np.array(grid[:-1])
+        np.testing.assert_allclose(ratios, eps ** (1 / (n_alphas - 1)), rtol=1e-9)
+
+    def test_single_alpha_is_alpha_max(self):
+        assert alpha_grid(3.0, 1) == [3.0]
+
+    def test_grid_without_a_scale_starts_at_one(self):
+        assert alpha_grid(0.0, 3) == alpha_grid(1.0, 3)
+
+    @pytest.mark.parametrize("n_alphas", [0, -1])
+    def test_wrong_length(self, n_alphas):
+        with pytest.raises(ValueError, match="n_alphas must be at least 1"):
+            alpha_grid(1.0, n_alphas)
+
+    @pytest.mark.parametrize("eps", [0.0, 1.0, -0.1, 2.0, math.nan])
+    def test_wrong_ratio(self, eps):
+        with pytest.raises(ValueError, match="eps must lie strictly between 0 and 1"):
+            alpha_grid(1.0, 5, eps)
+
+    @pytest.mark.parametrize("alpha_max", [math.nan, math.inf])
+    def test_wrong_alpha_max(self, alpha_max):
+        with pytest.raises(ValueError, match="alpha_max"):
+            alpha_grid(alpha_max, 5)
+
+
+class TestPath:
+    @pytest.mark.parametrize(("loss", "penalty"), cases())
+    def test_agrees_with_cold_solves(self, loss, penalty):
+        program = make_program(loss, penalty, gated=True, intercept=True, weighted=True, n=12)
+        path = solve_path(program, Fista(), alpha_grid(program.alpha_max, 5, 0.1), tol=1e-7)
+        assert max(path.gaps) <= 1e-7
+        for alpha, warm in zip(path.alphas, path.results, strict=True):
+            cold = fit(program.with_alpha(alpha), tol=1e-7).certificate
+            assert warm.certificate.primal == pytest.approx(cold.primal, abs=2e-7 * program.null_value)
+            assert warm.certificate.dual <= cold.primal
+
+    @pytest.mark.parametrize("loss", LOSS_NAMES)
+    @pytest.mark.parametrize("penalty", PENALTY_NAMES)
+    def test_objective_falls_and_is_concave_in_alpha(self, loss, penalty):
+        # The optimal value is a minimum of functions that are affine and increasing in alpha.
+        program = make_program(loss, penalty, intercept=True)
+        alphas = np.linspace(1.2, 0.2, 6) * program.alpha_max
+        values = [result.certificate.primal for result in solve_path(program, Fista(), alphas, tol=1e-9).results]
+        assert (np.diff(values) <= 1e-9 * program.null_value).all()
+        assert (np.diff(values, 2) <= 1e-8 * program.null_value).all()
+        assert values[0] == pytest.approx(program.null_value)
+
+    def test_penalty_grows_and_loss_falls_along_the_path(self):
+        program = make_program("logistic", "nuclear", intercept=True)
+        path = solve_path(program, Fista(), alpha_grid(program.alpha_max, 6), tol=1e-9)
+        norms = [float(program.penalty.value(coef)) for coef in path.coefs]
+        losses = [
+            result.certificate.primal - alpha * norm
+            for result, alpha, norm in zip(path.results, path.alphas, norms, strict=True)
+        ]
+        assert (np.diff(norms) >= -1e-6).all()
+        assert (np.diff(losses) <= 1e-6).all()
+        assert norms[0] == pytest.approx(0.0, abs=1e-6)
+
+    def test_default_grid(self):
+        program = make_program(n=10)
+        path = solve_path(program, Fista(), tol=1e-3)
+        assert path.alphas == alpha_grid(program.alpha_max)
+        assert path.coefs.shape == (30, *program.coef_shape)
+
+    def test_alphas_are_sorted_to_decrease(self):
+        path = solve_path(make_program(n=10), Fista(), [0.01, 0.3, 0.1], tol=1e-4)
+        assert path.alphas == [0.3, 0.1, 0.01]
+
+    def test_alpha_of_the_program_is_ignored(self):
+        program = make_program(n=10)
+        one, other = (solve_path(program.with_alpha(alpha), Fista(), [0.1], tol=1e-8) for alpha in (0.5, 5.0))
+        assert torch.equal(one.coefs, other.coefs)
+
+    def test_warm_starts_save_iterations(self):
+        program = make_program(gated=True, intercept=True, n=12)
+        grid = alpha_grid(program.alpha_max, 20, 0.02)
+        warm = sum(result.n_iter for result in solve_path(program, Fista(), grid, tol=1e-5).results)
+        cold = sum(fit(program.with_alpha(alpha), tol=1e-5).n_iter for alpha in grid)
+        assert warm < cold
+
+    def test_start_is_that_of_the_first_alpha(self):
+        program = make_program(gated=True, intercept=True, n=12, ratio=0.05)
+        best = fit(program, tol=1e-9)
+        path = solve_path(program, Fista(), [program.alpha], tol=1e-6, start=(best.coef, best.intercept))
+        assert path.results[0].n_iter == 1
+
+    def test_other_solvers(self):
+        program = make_program("huber", intercept=True, n=10)
+        grid = alpha_grid(program.alpha_max, 3, 0.1)
+        exact, fista = (solve_path(program, solver, grid, tol=1e-5) for solver in (Exact(), Fista()))
+        torch.testing.assert_close(exact.coefs, fista.coefs, atol=1e-2, rtol=0)
+        assert max(exact.gaps) <= 1e-5
+
+    @pytest.mark.parametrize("alphas", [[0.1, -0.1], [0.0], [math.nan], [math.inf]])
+    def test_wrong_alphas(self, alphas):
+        with pytest.raises(ValueError, match="alpha must be"):
+            solve_path(make_program(n=10), Fista(), alphas, tol=1e-3)
+
+    def test_empty_grid(self):
+        assert solve_path(make_program(n=10), Fista(), []).alphas == []
+
+
+class TestInterrupts:
+    @pytest.mark.parametrize("n_finished", [0, 1, 3])
+    def test_finished_part_is_handed_over(self, n_finished):
+        program = make_program(gated=True, intercept=True, n=12)
+        grid = alpha_grid(program.alpha_max, 5, 0.1)
+        firsts = []
+
+        def callback(progress):
+            if progress.iteration == 1:
+                firsts.append(progress)
+            if len(firsts) > n_finished:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt) as caught:
+            solve_path(program, Fista(), grid, tol=1e-4, callback=callback)
+        assert isinstance(caught.value, PathInterrupted)
+        path = caught.value.path
+        assert isinstance(path, Path)
+        assert path.alphas == grid[:n_finished]
+        assert [result.status for result in path.results] == [Status.CONVERGED] * n_finished
+        assert str(n_finished) in str(caught.value)
+        # The unfinished solve is not lost either.
+        assert isinstance(caught.value.__cause__, SolverInterrupted)
+        assert caught.value.__cause__.result.coef.shape == program.coef_shape
+
+    def test_callback_that_stops_each_solve_lets_the_path_go_on(self):
+        program = make_program(gated=True, intercept=True, n=12, seed=3)
+        grid = [0.1 * program.alpha_max, 0.05 * program.alpha_max]
+        path = solve_path(program, Fista(), grid, tol=1e-12, callback=lambda progress: True)
+        assert [result.status for result in path.results] == [Status.STOPPED] * 2
+
+
+def test_coefs_are_stacked_in_order_of_the_grid():
+    program = make_program(n=10)
+    path = solve_path(program, Fista(), [0.2, 0.02], tol=1e-6)
+    assert torch.equal(path.coefs[1], path.results[1].coef)
+    assert path.gaps == [result.certificate.relative_gap for result in path.results]
+    assert randn(*path.coefs.shape).shape == (2, 3, 2, 2)

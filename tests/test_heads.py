@@ -1,0 +1,353 @@
+"""Heads: the identity with the certificate in every combination, recovery and its inverse, merging, torch."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from convexformer import ConvexAttentionClassifier, ConvexAttentionRegressor, Gates, Heads, attention_program
+from convexformer.solvers import get_penalty
+
+PENALTIES = ("group_l2", "nuclear")
+ACTIVATIONS = ("linear", "gated_relu")
+PROPERTY = settings(deadline=None, derandomize=True, max_examples=25, database=None)
+
+
+def stop_early(progress):
+    return progress.iteration >= 4
+
+
+# The identities hold at every point, converged or not: a few iterations keep these many fits quick.
+LOOSE = {"callback": stop_early, "n_gates": 5, "random_state": 0}
+
+
+def outputs_of(model, X):
+    """Raw outputs, one column each, from the public predictions of an estimator."""
+    if hasattr(model, "decision_function"):
+        scores = model.decision_function(X)
+    else:
+        scores = model.predict(X)
+        scores = np.log(scores) if model.loss == "poisson" else scores
+    return scores.reshape(len(X), -1)
+
+
+def two_columns_to_one(scores, model):
+    """Raw outputs of heads as ``decision_function`` shows them: two softmax scores become their difference."""
+    if hasattr(model, "classes_") and len(model.classes_) == 2 and scores.shape[1] == 2:
+        return scores[:, 1:] - scores[:, :1]
+    return scores
+
+
+def assert_heads_are_the_model(model, X, y, weight):
+    heads = model.heads_
+    assert len(heads) > 0
+    assert heads.objective(X, y, weight) == pytest.approx(model.certificate_.primal, rel=1e-9)
+    np.testing.assert_allclose(two_columns_to_one(heads.predict(X), model), outputs_of(model, X), atol=1e-10)
+    # Balanced: both halves of the decay are equal, head by head.
+    np.testing.assert_allclose(np.linalg.norm(heads.w2, axis=1), heads.penalty.right_norm(torch.as_tensor(heads.w3)))
+    # Heads sit on single tokens, those that the estimator reports as used.
+    assert (np.sort(heads.w1, axis=1)[:, -1] == 1).all()
+    np.testing.assert_array_equal(heads.w1.any(axis=0), model.token_norms_ > 0)
+
+
+@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
+@pytest.mark.parametrize("ndim", [2, 3])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("penalty", PENALTIES)
+@pytest.mark.parametrize("loss", ["squared", "huber", "poisson"])
+def test_objective_of_the_heads_is_the_certified_one_in_regression(
+    make_problem, loss, penalty, activation, ndim, weighted
+):
+    for n_outputs in (1, 2):
+        X, y = make_problem(loss, ndim=ndim, n_outputs=n_outputs)
+        weight = np.random.default_rng(1).uniform(0, 2, len(X)) if weighted else None
+        model = ConvexAttentionRegressor(0.02, loss=loss, penalty=penalty, activation=activation, **LOOSE)
+        assert_heads_are_the_model(model.fit(X, y, sample_weight=weight), X, y, weight)
+
+
+@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
+@pytest.mark.parametrize("ndim", [2, 3])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("penalty", PENALTIES)
+@pytest.mark.parametrize("loss", ["logistic", "softmax", "squared_hinge"])
+def test_objective_of_the_heads_is_the_certified_one_in_classification(
+    make_problem, loss, penalty, activation, ndim, weighted
+):
+    class_weights = (None, "balanced", {"no": 2.0, "yes": 0.3, "maybe": 1.0})
+    for n_classes, class_weight in itertools.product((2, 3), class_weights):
+        if isinstance(class_weight, dict) and n_classes == 2:
+            class_weight = {"no": 2.0, "yes": 0.3}
+        X, y = make_problem(loss, ndim=ndim, n_classes=n_classes)
+        weight = np.random.default_rng(1).uniform(0, 2, len(X)) if weighted else None
+        options = {"loss": loss, "penalty": penalty, "activation": activation, "class_weight": class_weight, **LOOSE}
+        model = ConvexAttentionClassifier(0.005, **options).fit(X, y, sample_weight=weight)
+        assert_heads_are_the_model(model, X, y, weight)
+
+
+@pytest.mark.parametrize("penalty", PENALTIES)
+def test_objective_of_the_heads_in_single_precision(make_problem, penalty):
+    # Heads of a float32 solution are float32: equality holds to that precision, and no better.
+    X, y = make_problem(n_outputs=2)
+    X = X.astype(np.float32)
+    model = ConvexAttentionRegressor(0.05, penalty=penalty, tol=1e-3).fit(X, y)
+    assert model.heads_.w2.dtype == np.float32
+    assert model.heads_.objective(X, y) == pytest.approx(model.certificate_.primal, rel=1e-6)
+
+
+# Recovery and its inverse
+
+
+def random_coef(seed, shape):
+    """A coefficient array with zero blocks, zero columns and rank-one blocks."""
+    rng = np.random.default_rng(seed)
+    coef = rng.normal(size=shape) * rng.integers(0, 2, size=(*shape[:-2], 1, 1)) * rng.integers(0, 2, size=shape[-1])
+    flat = coef.reshape(-1, *shape[-2:])
+    flat[0] = np.outer(rng.normal(size=shape[-2]), rng.normal(size=shape[-1]))
+    return coef
+
+
+def some_gates(n_gates, n, d, seed=0):
+    rng = np.random.default_rng(seed)
+    return Gates(rng.normal(size=(n_gates, n)), rng.normal(size=(n_gates, d)))
+
+
+shapes = st.tuples(st.integers(1, 4), st.integers(1, 3), st.integers(1, 3))
+
+
+@PROPERTY
+@given(seed=st.integers(0, 10_000), shape=shapes, penalty=st.sampled_from(PENALTIES), n_gates=st.integers(0, 3))
+def test_recovery_has_the_coefficients_the_penalty_and_the_fewest_heads(seed, shape, penalty, n_gates):
+    gates = some_gates(n_gates, *shape[:2]) if n_gates else None
+    coef = random_coef(seed, (n_gates, *shape) if gates else shape)
+    heads = Heads.from_coef(coef, alpha=0.1, penalty=penalty, gates=gates)
+    np.testing.assert_allclose(heads.to_coef(), coef, atol=1e-12)
+    blocks = coef.reshape(-1, *shape[1:])
+    singular = np.linalg.svd(blocks, compute_uv=False)
+    columns = np.linalg.norm(blocks, axis=1)
+    if penalty == "nuclear":
+        assert heads.decay() == pytest.approx(singular.sum(), rel=1e-12)
+        assert len(heads) == sum(np.linalg.matrix_rank(block) for block in blocks)
+    else:
+        assert heads.decay() == pytest.approx(columns.sum(), rel=1e-12)
+        assert len(heads) == np.count_nonzero(columns)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("penalty", PENALTIES)
+def test_predictions_are_the_formula(penalty, gated):
+    rng = np.random.default_rng(0)
+    m, n, d, c = 7, 4, 3, 2
+    X = rng.normal(size=(25, n, d))
+    gates = some_gates(3, n, d) if gated else None
+    index = rng.integers(0, 3, m) if gated else None
+    w1, w2, w3, bias = (
+        rng.dirichlet(np.ones(n), m),
+        rng.normal(size=(m, d)),
+        rng.normal(size=(m, c)),
+        rng.normal(size=c),
+    )
+    heads = Heads(w1, w2, w3, bias, None, get_penalty(penalty), 0.1, gates, index)
+    wanted = np.tile(bias, (25, 1))
+    for i, j in itertools.product(range(25), range(m)):
+        is_open = not gated or gates.u1[index[j]] @ X[i] @ gates.u2[index[j]] >= 0
+        wanted[i] += is_open * (w1[j] @ X[i] @ w2[j]) * w3[j]
+    np.testing.assert_allclose(heads.predict(X), wanted, atol=1e-12)
+    # The inverse map spreads soft heads over their tokens.
+    coef = heads.to_coef().reshape(-1, n, d, c)
+    opened = np.ones((25, 1)) if not gated else np.einsum("hk,ikd,hd->ih", gates.u1, X, gates.u2) >= 0
+    np.testing.assert_allclose(np.einsum("ih,ikd,hkdc->ic", opened, X, coef) + bias, wanted, atol=1e-12)
+
+
+def test_more_heads_than_fit_one_product():
+    rng = np.random.default_rng(0)
+    m = 1300
+    heads = Heads(
+        rng.dirichlet(np.ones(4), m), rng.normal(size=(m, 2)), rng.normal(size=(m, 3)), np.zeros(3),
+        None, get_penalty("nuclear"), 0.1, some_gates(5, 4, 2), np.arange(m) % 5,
+    )  # fmt: skip
+    X = rng.normal(size=(6, 4, 2))
+    pooled = np.einsum("mk,ikd,md->im", heads.w1, X, heads.w2)
+    opened = np.einsum("hk,ikd,hd->ih", heads.gates.u1, X, heads.gates.u2) >= 0
+    np.testing.assert_allclose(heads.predict(X), (pooled * opened[:, heads.gate_index]) @ heads.w3, atol=1e-9)
+
+
+@PROPERTY
+@given(
+    seed=st.integers(0, 10_000),
+    m=st.integers(1, 6),
+    shape=shapes,
+    penalty=st.sampled_from(PENALTIES),
+    gated=st.booleans(),
+)
+def test_any_heads_are_a_feasible_point_of_the_program_at_no_higher_objective(seed, m, shape, penalty, gated):
+    n, d, c = shape
+    rng = np.random.default_rng(seed)
+    X, y = rng.normal(size=(15, n, d)), rng.normal(size=(15, c))
+    gates = some_gates(2, n, d) if gated else None
+    index = rng.integers(0, 2, m) if gated else None
+    weights = (rng.dirichlet(np.ones(n), m), rng.normal(size=(m, d)), rng.normal(size=(m, c)), rng.normal(size=c))
+    program = attention_program(X, y, alpha=0.2, penalty=penalty, gates=gates, fit_intercept=True)
+    heads = Heads(*weights, program.loss, program.penalty, 0.2, gates, index)
+    value = float(program.primal(torch.as_tensor(heads.to_coef()), torch.as_tensor(heads.intercept)))
+    assert value <= heads.objective(X, y) * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("penalty", PENALTIES)
+def test_printed_unbalanced_split_costs_more(make_problem, penalty):
+    X, y = make_problem(n_outputs=2)
+    model = ConvexAttentionRegressor(0.05, penalty=penalty).fit(X, y)
+    heads = model.heads_
+    size = np.linalg.norm(heads.w2, axis=1, keepdims=True)
+    rest = (heads.intercept, heads.loss, heads.penalty, heads.alpha)
+    printed = Heads(heads.w1, heads.w2 / size, heads.w3 * size, *rest)
+    np.testing.assert_allclose(printed.predict(X), heads.predict(X), atol=1e-12)
+    norms = size[:, 0] ** 2
+    assert printed.decay() == pytest.approx(((1 + norms**2) / 2).sum(), rel=1e-10)
+    assert printed.objective(X, y) > model.certificate_.primal * (1 + 1e-6)
+
+
+# Merging
+
+
+def test_parallel_groups_of_several_tokens_merge_into_one_soft_head(make_problem):
+    # Token k carries t_k times one direction: one head with attention t / sum(t).
+    t, direction = np.array([3.0, 0.0, 1.0, 2.0]), np.array([0.6, -0.8])
+    coef = np.einsum("k,d,c->kdc", t, direction, [1.0])
+    heads = Heads.from_coef(coef, [0.5], alpha=0.1)
+    merged = heads.merge()
+    assert (len(heads), len(merged)) == (3, 1)
+    np.testing.assert_allclose(merged.w1[0], t / t.sum())
+    assert merged.decay() == pytest.approx(heads.decay()) == pytest.approx(6.0)
+    np.testing.assert_allclose(merged.to_coef(), coef, atol=1e-12)
+
+
+def test_opposite_signs_other_outputs_and_other_gates_stay_apart():
+    opposite = np.array([[[1.0], [2.0]], [[-1.0], [-2.0]]])
+    assert len(Heads.from_coef(opposite, alpha=0.1).merge()) == 2
+    outputs = np.zeros((2, 2, 2))
+    outputs[0, :, 0] = outputs[1, :, 1] = 1.0
+    assert len(Heads.from_coef(outputs, alpha=0.1).merge()) == 2
+    gates = some_gates(2, 2, 2)
+    gated = np.zeros((2, 2, 2, 1))
+    gated[0, 0], gated[1, 1] = 1.0, 1.0
+    assert len(Heads.from_coef(gated, alpha=0.1, gates=gates).merge()) == 2
+    gated[0, 1] = 2.0
+    merged = Heads.from_coef(gated, alpha=0.1, gates=gates).merge()
+    assert len(merged) == 2
+    np.testing.assert_allclose(merged.to_coef(), gated, atol=1e-12)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("penalty", PENALTIES)
+@pytest.mark.parametrize("loss", ["squared", "softmax"])
+def test_merging_keeps_objective_and_predictions_and_saves_heads_on_tokens_of_width_one(
+    make_problem, loss, penalty, activation
+):
+    X, y = make_problem(loss, ndim=2, n_classes=2)
+    estimator = ConvexAttentionRegressor if loss == "squared" else ConvexAttentionClassifier
+    options = {"loss": loss, "penalty": penalty, "activation": activation, **LOOSE}
+    heads = estimator(0.005, **options).fit(X, y).heads_
+    merged = heads.merge()
+    # On width 1 groups of one sign are all parallel, so some must merge; two softmax columns may differ by token.
+    assert len(merged) < len(heads)
+    assert merged.objective(X, y) == pytest.approx(heads.objective(X, y), rel=1e-9)
+    np.testing.assert_allclose(merged.predict(X), heads.predict(X), atol=1e-9)
+    np.testing.assert_allclose(merged.to_coef(), heads.to_coef(), atol=1e-9)
+    assert len(merged.merge()) == len(merged)
+
+
+# Torch
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("penalty", PENALTIES)
+@pytest.mark.parametrize("loss", ["squared", "poisson", "logistic", "softmax"])
+def test_round_trip_through_torch(make_problem, loss, penalty, activation):
+    X, y = make_problem(loss, n_outputs=2, n_classes=3)
+    estimator = ConvexAttentionRegressor if loss in ("squared", "poisson") else ConvexAttentionClassifier
+    model = estimator(0.02, loss=loss, penalty=penalty, activation=activation, **LOOSE).fit(X, y)
+    for heads in (model.heads_, model.heads_.merge()):
+        network = heads.to_torch()
+        tokens = torch.as_tensor(X)
+        np.testing.assert_allclose(network(tokens).detach().numpy(), heads.predict(X), atol=1e-12)
+        encoded = torch.as_tensor(heads.targets.encode(y))
+        value = network.objective(tokens, encoded, loss=heads.loss, penalty=heads.penalty, alpha=heads.alpha)
+        assert value.item() == pytest.approx(model.certificate_.primal, rel=1e-9)
+        options = {"alpha": heads.alpha, "loss": heads.loss, "penalty": heads.penalty, "targets": heads.targets}
+        again = Heads.from_torch(network, **options)
+        for name in ("w1", "w2", "w3", "intercept"):
+            np.testing.assert_allclose(getattr(again, name), getattr(heads, name), atol=1e-15)
+        if activation == "gated_relu":
+            np.testing.assert_array_equal(again.gate_index, heads.gate_index)
+            np.testing.assert_array_equal(again.gates.u1, heads.gates.u1)
+        assert again.objective(X, y) == pytest.approx(heads.objective(X, y), rel=1e-12)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize(
+    ("loss", "penalty"), [("squared", "group_l2"), ("softmax", "nuclear"), ("logistic", "nuclear")]
+)
+def test_zero_solution_is_a_constant_network_without_heads(make_problem, loss, penalty, activation):
+    X, y = make_problem(loss, n_classes=3 if loss == "softmax" else 2)
+    estimator = ConvexAttentionRegressor if loss == "squared" else ConvexAttentionClassifier
+    model = estimator(loss=loss, penalty=penalty, activation=activation, **LOOSE).fit(X, y)
+    model.set_params(alpha=model.alpha_max_ * 1.0001).fit(X, y)
+    heads = model.heads_
+    assert len(heads) == len(heads.merge()) == 0
+    assert (model.token_norms_ == 0).all()
+    assert (heads.to_coef() == 0).all()
+    assert heads.to_coef().shape == (*((len(model.gates_),) if model.gates_ else ()), 3, 2, len(heads.intercept))
+    if loss == "squared":
+        np.testing.assert_allclose(model.predict(X), y.mean())
+    else:
+        frequencies = (y[:, None] == model.classes_).mean(0)
+        np.testing.assert_allclose(model.predict_proba(X), np.tile(frequencies, (len(X), 1)), atol=1e-6)
+    np.testing.assert_allclose(heads.predict(X), np.tile(heads.intercept, (len(X), 1)))
+    assert heads.objective(X, y) == pytest.approx(model.certificate_.primal, rel=1e-9)
+    np.testing.assert_allclose(heads.to_torch()(torch.as_tensor(X)).detach().numpy(), heads.predict(X), atol=1e-12)
+
+
+# Errors
+
+
+def test_recovery_wants_the_right_number_of_axes():
+    with pytest.raises(ValueError, match=r"coef must have shape \(n_tokens, n_features, n_outputs\)"):
+        Heads.from_coef(np.zeros((2, 2)), alpha=0.1)
+    with pytest.raises(ValueError, match=r"coef must have shape \(n_gates, n_tokens"):
+        Heads.from_coef(np.zeros((2, 2, 1)), alpha=0.1, gates=some_gates(2, 2, 2))
+
+
+def test_prediction_on_other_shapes_is_an_error():
+    heads = Heads.from_coef(np.ones((3, 2, 1)), alpha=0.1)
+    for other in (np.zeros((4, 2, 2)), np.zeros((4, 3, 1)), np.zeros((4, 3))):
+        with pytest.raises(ValueError, match=r"X must have shape .*\(3, 2\)"):
+            heads.predict(other)
+
+
+def test_gates_and_their_index_come_together():
+    weights = (np.eye(2), np.ones((2, 3)), np.ones((2, 1)), np.zeros(1), None, get_penalty("nuclear"), 0.1)
+    with pytest.raises(ValueError, match="gates and gate_index"):
+        Heads(*weights, gates=some_gates(2, 2, 3))
+    with pytest.raises(ValueError, match=r"gate_index must have shape \(2,\)"):
+        Heads(*weights, gates=some_gates(2, 2, 3), gate_index=np.zeros(3, dtype=int))
+
+
+@pytest.mark.parametrize("wrong", [[[1.5, -0.5]], [[0.5, 0.4]], [[np.nan, 1.0]]])
+def test_attention_outside_the_simplex_is_an_error(wrong):
+    with pytest.raises(ValueError, match="rows of w1"):
+        Heads(np.array(wrong), np.ones((1, 3)), np.ones((1, 1)), np.zeros(1), None, get_penalty("nuclear"), 0.1)
+
+
+def test_gate_index_outside_the_gates_is_an_error():
+    with pytest.raises(ValueError, match="gate_index"):
+        Heads(
+            np.eye(2), np.ones((2, 3)), np.ones((2, 1)), np.zeros(1), None, get_penalty("nuclear"), 0.1,
+            some_gates(2, 2, 3), np.array([0, 2]),
+        )  # fmt: skip
+
+
+def test_representation_says_what_it_is():
+    assert repr(Heads.from_coef(np.ones((3, 2, 1)), alpha=0.1)) == "Heads(3 heads, 3 tokens, 2 features, 1 outputs)"
