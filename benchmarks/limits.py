@@ -1,4 +1,4 @@
-"""Seconds of what users wait for, beside the limit that each must keep: import, demo. Run: python benchmarks/limits.py."""
+"""Seconds of import and demo beside the limits that they must keep. Run: python benchmarks/limits.py."""
 
 from __future__ import annotations
 

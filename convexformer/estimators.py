@@ -165,7 +165,8 @@ class ConvexAttentionRegressor(RegressionMixin, ConvexAttentionBase):
     gates : {"gaussian", "sparse"}, pair of arrays, Gates or GateSource, default="gaussian"
         Where the gates come from. Those closed for every training sample are dropped, duplicates merged.
     solver : str or Solver, default="fista"
-        ``"fista"``, ``"exact"`` (cvxpy with CLARABEL, for small data), the name of any cvxpy solver, or an instance.
+        ``"fista"``, ``"semismooth_newton"`` (sharp at small ``alpha``, group-l2 with a smooth separable loss),
+        ``"exact"`` (cvxpy with CLARABEL, for small data), the name of any cvxpy solver, or an instance.
     tol : float, default=1e-4
         Bound on the certified relative gap, ``dual_gap_ / (objective of the best constant model)``.
     max_iter : int, default=10000
@@ -291,7 +292,8 @@ class ConvexAttentionClassifier(ClassificationMixin, ConvexAttentionBase):
     gates : {"gaussian", "sparse"}, pair of arrays, Gates or GateSource, default="gaussian"
         Where the gates come from. Those closed for every training sample are dropped, duplicates merged.
     solver : str or Solver, default="fista"
-        ``"fista"``, ``"exact"`` (cvxpy with CLARABEL, for small data), the name of any cvxpy solver, or an instance.
+        ``"fista"``, ``"semismooth_newton"`` (sharp at small ``alpha``, group-l2 with a smooth separable loss),
+        ``"exact"`` (cvxpy with CLARABEL, for small data), the name of any cvxpy solver, or an instance.
     tol : float, default=1e-4
         Bound on the certified relative gap, ``dual_gap_ / (objective of the best constant model)``.
     max_iter : int, default=10000

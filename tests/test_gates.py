@@ -169,7 +169,7 @@ def test_kept_gates_are_the_distinct_patterns_that_are_not_closed(seed, n_sample
     assert len(kept) == len(patterns)
     # Of duplicates the first stays.
     for column in kept:
-        assert not (counted[:, :column].T == counted[:, column]).all(axis=1).any()
+        assert not (counted[:, column] == counted[:, :column].T).all(axis=1).any()
 
 
 def test_a_fit_keeps_what_differs_on_its_training_set(make_problem):

@@ -54,5 +54,5 @@ def test_submodules_load_by_attribute():
 
 
 def test_unknown_name_is_an_attribute_error():
-    with pytest.raises(AttributeError, match="convexformer.*nonsense"):
+    with pytest.raises(AttributeError, match=r"convexformer.*nonsense"):
         convexformer.nonsense  # noqa: B018

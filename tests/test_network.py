@@ -99,7 +99,7 @@ def test_gradients_are_those_of_finite_differences(make_problem, loss, penalty, 
         call = (tokens, targets)
         options = {"loss": loss, "penalty": penalty, "alpha": 0.1}
         return torch.func.functional_call(
-            Wrapped(network), {f"inner.{n}": v for n, v in zip(names, values)}, call, options
+            Wrapped(network), {f"inner.{n}": v for n, v in zip(names, values, strict=True)}, call, options
         )
 
     class Wrapped(torch.nn.Module):

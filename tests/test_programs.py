@@ -78,7 +78,7 @@ def test_estimators_attain_the_optimum_of_the_printed_program(make_problem, loss
     wanted = by_hand(X, targets, weight, loss, penalty, 0.04, gates)
     assert model.certificate_.primal == pytest.approx(wanted, rel=1e-6)
     assert model.certificate_.dual == pytest.approx(wanted, rel=1e-6)
-    assert 0 < len(model.heads_)
+    assert len(model.heads_) > 0
 
 
 @pytest.mark.parametrize("gated", [False, True], ids=["linear", "gated"])
@@ -123,7 +123,7 @@ def test_minimising_over_the_heads_themselves_attains_the_certified_optimum(make
     # The non-convex problem written out and handed to L-BFGS from several starts: no convexity, no package code.
     X, y = make_problem(n_samples=20, n_outputs=n_outputs)
     n_heads, alpha, targets = 8, 0.15, y.reshape(len(y), -1)
-    # L-BFGS cannot cope with the kinks of the l1 norm of w3. A head with one nonzero output has none, and these suffice.
+    # L-BFGS stumbles over the kinks of the l1 norm of w3; a head with one nonzero output has none, and these suffice.
     used = np.ones((n_heads, n_outputs))
     if penalty == "group_l2":
         used = np.eye(n_outputs)[np.arange(n_heads) % n_outputs]
@@ -211,6 +211,7 @@ def test_units_of_data_and_targets(make_problem):
 def test_shifting_the_targets_moves_the_intercept_alone(make_problem):
     X, y = make_problem(n_outputs=2)
     model = ConvexAttentionRegressor(0.1, tol=1e-11).fit(X, y)
-    shifted = ConvexAttentionRegressor(0.1, tol=1e-11).fit(X, y + [100.0, -7.0])
+    shift = np.array([100.0, -7.0])
+    shifted = ConvexAttentionRegressor(0.1, tol=1e-11).fit(X, y + shift)
     np.testing.assert_allclose(shifted.coef_, model.coef_, atol=1e-5)
-    np.testing.assert_allclose(shifted.intercept_, model.intercept_ + [100.0, -7.0], atol=1e-5)
+    np.testing.assert_allclose(shifted.intercept_, model.intercept_ + shift, atol=1e-5)

@@ -12,35 +12,14 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.model_selection import GridSearchCV, KFold
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
-from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from convexformer import (
     ConvexAttentionClassifier,
     ConvexAttentionClassifierCV,
     ConvexAttentionRegressor,
-    ConvexAttentionRegressorCV,
 )
 
 GATED = {"activation": "gated_relu", "n_gates": 6, "random_state": 0}
-
-
-@parametrize_with_checks(
-    [
-        ConvexAttentionRegressor(),
-        ConvexAttentionRegressor(penalty="nuclear", loss="huber", **GATED),
-        ConvexAttentionClassifier(),
-        ConvexAttentionClassifier(loss="squared_hinge"),
-        ConvexAttentionClassifier(penalty="nuclear", **GATED),
-        ConvexAttentionRegressorCV(alphas=3, cv=3),
-        ConvexAttentionClassifierCV(alphas=3, cv=3),
-    ]
-)
-# Some checks feed unscaled noise or cut the iterations to a handful on purpose.
-@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
-@pytest.mark.filterwarnings("ignore:The least populated class:UserWarning")
-@pytest.mark.filterwarnings("ignore:Can't check dok sparse matrix:UserWarning")
-def test_scikit_learn_checks(estimator, check):
-    check(estimator)
 
 
 def sequences(n_samples=60, n=4, d=2, seed=0):

@@ -22,6 +22,7 @@ from .result import (
     SolverUnavailableError,
     Status,
 )
+from .semismooth import SemismoothNewton
 from .solver import Callback, Point, Solver, solve
 
 __all__ = [
@@ -49,6 +50,7 @@ __all__ = [
     "Poisson",
     "Program",
     "Progress",
+    "SemismoothNewton",
     "Softmax",
     "Solver",
     "SolverInterrupted",

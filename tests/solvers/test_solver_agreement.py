@@ -22,6 +22,7 @@ from convexformer_solvers import (
     PathInterrupted,
     Poisson,
     Program,
+    SemismoothNewton,
     Softmax,
     SolverInterrupted,
     SolverUnavailableError,
@@ -36,7 +37,6 @@ from convexformer_solvers import (
     solve,
     solve_path,
 )
-from convexformer_solvers.semismooth import SemismoothNewton
 
 
 @pytest.mark.parametrize(("loss", "penalty", "gated", "intercept"), cases("gated", "intercept"))

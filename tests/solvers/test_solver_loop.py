@@ -61,7 +61,8 @@ class TestAgreement:
             try:
                 certificate = solve(program, solver, tol=1e-6).certificate
             except TypeError as refusal:
-                assert name in str(refusal)
+                if name not in str(refusal):
+                    raise
                 continue
             accepted += 1
             best = fit(program, tol=1e-8).certificate
