@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -68,13 +69,15 @@ def alpha_grid(alpha_max: float, n_alphas: int = 30, eps: float = 1e-2) -> list[
     Raises
     ------
     ValueError
-        If ``n_alphas`` or ``eps`` is out of range.
+        If ``alpha_max``, ``n_alphas`` or ``eps`` is out of range.
 
     Examples
     --------
     >>> alpha_grid(1.0, n_alphas=3)
     [1.0, 0.1, 0.01]
     """
+    if not math.isfinite(alpha_max):
+        raise ValueError(f"alpha_max must be finite, got {alpha_max!r}")
     if n_alphas < 1:
         raise ValueError(f"n_alphas must be at least 1, got {n_alphas!r}")
     if not 0 < eps < 1:

@@ -193,11 +193,20 @@ class _Run:
                     return Status.MAX_ITER
         except KeyboardInterrupt:
             if self.best is None:
-                self.check(solver.point(working, state), bar)
+                self.record(solver.point(working, state), bar)
             return Status.INTERRUPTED
 
     def check(self, point: Point, bar: tqdm) -> Status | None:
-        """Certify a point; the status that ends the run, if it does."""
+        """Certify a point and ask the callback; the status that ends the run, if it does."""
+        progress = self.record(point, bar)
+        # The convergence test comes first: a converged point is converged whatever the callback says.
+        stop = self.callback is not None and bool(self.callback(progress))
+        if progress.certificate.relative_gap <= self.tol:
+            return Status.CONVERGED
+        return Status.STOPPED if stop else None
+
+    def record(self, point: Point, bar: tqdm) -> Progress:
+        """Certify a point and keep the best one so far."""
         certificate = certify(self.program, point.coef, point.intercept, point.dual)
         if self.best is not None:
             certificate = certificate.tighten(self.best[1])
@@ -208,12 +217,7 @@ class _Run:
         seconds = time.perf_counter() - self.began
         self.history.append(self.iteration, seconds, certificate)
         bar.set_postfix_str(f"gap {certificate.relative_gap:.1e}, objective {certificate.primal:.6g}", refresh=False)
-        # The convergence test comes first: a converged point is converged whatever the callback says.
-        progress = Progress(self.iteration, seconds, certificate, point.coef, point.intercept)
-        stop = self.callback is not None and self.callback(progress) is True
-        if certificate.relative_gap <= self.tol:
-            return Status.CONVERGED
-        return Status.STOPPED if stop else None
+        return Progress(self.iteration, seconds, certificate, point.coef, point.intercept)
 
     def result(self, status: Status) -> SolverResult:
         assert self.best is not None
