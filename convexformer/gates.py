@@ -116,6 +116,11 @@ class GateSource(ABC):
         """Make gates; random sources draw from ``random_state`` alone."""
 
 
+def _check_n_gates(n_gates: int) -> None:
+    if not isinstance(n_gates, (int, np.integer)) or isinstance(n_gates, bool) or n_gates < 1:
+        raise ValueError(f"n_gates must be a positive integer, got {n_gates!r}")
+
+
 @dataclass(frozen=True)
 class GaussianGates(GateSource):
     """Gates with independent standard normal directions.
@@ -127,6 +132,9 @@ class GaussianGates(GateSource):
     """
 
     n_gates: int
+
+    def __post_init__(self) -> None:
+        _check_n_gates(self.n_gates)
 
     def make(self, n_tokens: int, n_features: int, random_state: np.random.RandomState) -> Gates:
         shapes = ((self.n_gates, n_tokens), (self.n_gates, n_features))
@@ -149,6 +157,7 @@ class SparseGates(GateSource):
     n_nonzero: int = 2
 
     def __post_init__(self) -> None:
+        _check_n_gates(self.n_gates)
         if self.n_nonzero < 1:
             raise ValueError(f"n_nonzero must be at least 1, got {self.n_nonzero!r}")
 
@@ -214,9 +223,7 @@ def get_gate_source(gates: str | GateSource | Gates | tuple[ArrayLike, ArrayLike
     if isinstance(gates, Gates):
         return GivenGates(gates)
     if isinstance(gates, str) and gates in GATE_SOURCES:
-        if not isinstance(n_gates, (int, np.integer)) or isinstance(n_gates, bool) or n_gates < 1:
-            raise ValueError(f"n_gates must be a positive integer, got {n_gates!r}")
-        return GATE_SOURCES[gates](int(n_gates))
+        return GATE_SOURCES[gates](n_gates)
     if isinstance(gates, (tuple, list)) and len(gates) == 2:
         return GivenGates(Gates(*gates))
     raise ValueError(

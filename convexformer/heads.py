@@ -80,12 +80,18 @@ class Heads:
             )
         if self.intercept.shape != (self.w3.shape[1],):
             raise ValueError(f"intercept must have shape ({self.w3.shape[1]},), got {self.intercept.shape}")
-        if m and (self.w1.min() < 0 or np.abs(self.w1.sum(1) - 1).max() > 1e-5):
+        if m and not (self.w1.min() >= 0 and np.abs(self.w1.sum(1) - 1).max() <= 1e-5):
             raise ValueError("rows of w1 must be non-negative and sum to 1")
         if (self.gates is None) != (self.gate_index is None):
             raise ValueError("gates and gate_index must be given together")
         if self.gate_index is not None and self.gate_index.shape != (m,):
             raise ValueError(f"gate_index must have shape ({m},), got {self.gate_index.shape}")
+        if (
+            self.gates is not None
+            and m
+            and not (self.gate_index.min() >= 0 and self.gate_index.max() < len(self.gates))
+        ):
+            raise ValueError(f"gate_index must hold positions of the {len(self.gates)} gates, got {self.gate_index}")
 
     def __len__(self) -> int:
         return len(self.w1)
@@ -160,7 +166,7 @@ class Heads:
         n_gates = 1 if self.gates is None else len(self.gates)
         head, token = np.nonzero(self.w1)
         spread = csr_array((self.w1[head, token], (gate[head] * n + token, head)), shape=(n_gates * n, m))
-        products = (self.w2[:, :, None] * self.w3[:, None, :]).reshape(m, -1)
+        products = (self.w2[:, :, None] * self.w3[:, None, :]).reshape(m, self.w2.shape[1] * self.w3.shape[1])
         coef = (spread @ products).reshape(n_gates, n, self.w2.shape[1], self.w3.shape[1])
         return coef[0] if self.gates is None else coef
 

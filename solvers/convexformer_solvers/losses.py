@@ -107,9 +107,13 @@ class Loss(ABC):
 
         The weights sum to 1. `start` is a first guess that saves steps.
         """
-        b = torch.zeros_like(pred[0]) if start is None else start
         rounding = 8 * torch.finfo(pred.dtype).eps
-        value = float((weight * self.value(pred + b, y)).sum())
+        # Far from the predictions a loss is flat or steep, and Newton steps from there are useless.
+        guesses = [-(weight @ pred)] + ([torch.zeros_like(pred[0])] if start is None else [start])
+        value, b = min(
+            ((float((weight * self.value(pred + guess, y)).sum()), guess) for guess in guesses),
+            key=lambda pair: pair[0],
+        )
         negligible = torch.finfo(pred.dtype).eps ** 2 * float((weight * self.value(torch.zeros_like(pred), y)).sum())
         per_sample = self.gradient(pred + b, y)
         for _ in range(100):
@@ -130,6 +134,8 @@ class Loss(ABC):
                 step *= 0.5
                 candidate = b + step * direction
                 new = float((weight * self.value(pred + candidate, y)).sum())
+            if visible and not new < value:
+                break
             new_per_sample = self.gradient(pred + candidate, y)
             # Once rounding hides the decrease of the value, only the slope tells whether a step is worth it.
             if not visible and not float((weight @ new_per_sample).abs().max()) < 0.5 * float(slope.abs().max()):

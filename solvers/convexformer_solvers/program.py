@@ -106,6 +106,7 @@ class Program:
         if self.sample_weight is None:
             return self.y.new_full((self.map.n_samples,), 1.0 / self.map.n_samples)
         weight = self.sample_weight.to(self.y)
+        weight = weight / weight.max()  # so that the sum of huge weights cannot overflow
         return weight / weight.sum()
 
     def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Program:
