@@ -84,13 +84,11 @@ class Heads:
             raise ValueError("rows of w1 must be non-negative and sum to 1")
         if (self.gates is None) != (self.gate_index is None):
             raise ValueError("gates and gate_index must be given together")
-        if self.gate_index is not None and self.gate_index.shape != (m,):
+        if self.gates is None or self.gate_index is None:
+            return
+        if self.gate_index.shape != (m,):
             raise ValueError(f"gate_index must have shape ({m},), got {self.gate_index.shape}")
-        if (
-            self.gates is not None
-            and m
-            and not (self.gate_index.min() >= 0 and self.gate_index.max() < len(self.gates))
-        ):
+        if m and not (self.gate_index.min() >= 0 and self.gate_index.max() < len(self.gates)):
             raise ValueError(f"gate_index must hold positions of the {len(self.gates)} gates, got {self.gate_index}")
 
     def __len__(self) -> int:
