@@ -274,7 +274,7 @@ class ConvexAttentionBase(BaseEstimator):
             (result.coef, result.intercept),
             loss=program.loss,
             penalty=program.penalty,
-            alpha=float(program.alpha),
+            alpha=program.alpha,
             targets=problem.targets,
             gates=problem.gates,
             like=like,

@@ -7,7 +7,7 @@ import pytest
 
 import convexformer
 
-HEAVY = ("cvxpy", "matplotlib", "transformers", "torch", "sklearn")
+HEAVY = ("cvxpy", "matplotlib", "transformers", "torch", "sklearn", "scipy")
 
 
 def loaded(run_python, code):
@@ -31,7 +31,7 @@ for model in (
     model.fit(X, X[:, 0, 0]).predict(X)
 model.heads_.to_torch()
 """
-    assert loaded(run_python, code) == ["torch", "sklearn"]
+    assert loaded(run_python, code) == ["torch", "sklearn", "scipy"]
 
 
 def test_all_public_names_load():

@@ -1,8 +1,6 @@
 """Estimators behave as scikit-learn's do."""
 
 import pickle
-import subprocess
-import sys
 import textwrap
 
 import numpy as np
@@ -224,36 +222,8 @@ def test_nothing_given_is_changed():
     assert model.get_params() == before
 
 
-def in_a_fresh_process(code, **environment):
-    import os
-
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, **environment},
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def test_import_loads_nothing_heavy_and_a_fit_no_more_than_it_needs():
-    in_a_fresh_process(
-        """
-        import sys, convexformer
-        heavy = {"cvxpy", "matplotlib", "transformers", "torch", "sklearn", "scipy"}
-        assert not heavy & set(sys.modules), heavy & set(sys.modules)
-        convexformer.ConvexAttentionRegressor().fit([[0.0], [1.0], [2.0]], [0.0, 1.0, 2.0])
-        heavy = {"cvxpy", "matplotlib", "transformers"}
-        assert not heavy & set(sys.modules), heavy & set(sys.modules)
-        """
-    )
-
-
-def test_tensors_come_back_as_tensors_under_array_api_dispatch():
-    in_a_fresh_process(
-        """
+def test_tensors_come_back_as_tensors_under_array_api_dispatch(run_python):
+    code = """
         import numpy as np, sklearn, torch
         from convexformer import ConvexAttentionClassifier, ConvexAttentionRegressor
         X = torch.randn(40, 3, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -272,6 +242,6 @@ def test_tensors_come_back_as_tensors_under_array_api_dispatch():
                 assert "X" in str(error)
             else:
                 raise AssertionError("NaN was accepted")
-        """,
-        SCIPY_ARRAY_API="1",
-    )
+        print("done")
+        """
+    assert run_python(textwrap.dedent(code), SCIPY_ARRAY_API="1") == "done"

@@ -77,7 +77,7 @@ def certify(
     # Samples of weight zero take no part, wherever their predictions are.
     candidates = [torch.where(exact.weight[:, None] > 0, theta, 0.0) for theta in candidates]
     # Where the loss overflows at the point, or a solver's hint has, the best constant model still gives a bound.
-    usable = [theta for theta in candidates if bool(torch.isfinite(theta).all())] or [_null_dual_point(exact)]
+    usable = [theta for theta in candidates if bool(torch.isfinite(theta).all())] or [exact.null_dual_point]
     feasible = [_feasible_dual_point(exact, theta) for theta in usable]
     dual, point = max(((float(exact.dual(theta)), theta) for theta in feasible), key=lambda pair: pair[0])
     return Certificate(primal, dual, exact.null_value, point)
@@ -126,11 +126,6 @@ def _centred(program: Program, theta: Tensor) -> Tensor:
     return torch.where(genuine, theta, 0.0)
 
 
-def _null_dual_point(program: Program) -> Tensor:
-    """Minus the gradient of the loss at the best constant model."""
-    return -program.loss.gradient(program.null_intercept.expand_as(program.y), program.y)
-
-
 def _into_domain(program: Program, theta: Tensor) -> Tensor:
     """Mix a centred point with an interior one until the conjugate is finite; both stay centred.
 
@@ -138,10 +133,11 @@ def _into_domain(program: Program, theta: Tensor) -> Tensor:
     """
 
     def inside(point: Tensor) -> bool:
-        return bool(program.dual(point) > -math.inf)
+        # nan, of a loss without a conjugate, counts as inside: there is no domain to move into.
+        return bool(program.dual(point) != -math.inf)
 
-    if inside(theta) or math.isnan(float(program.dual(theta))):
+    if inside(theta):
         return theta
-    interior = _centred(program, 0.5 * _null_dual_point(program))
+    interior = _centred(program, 0.5 * program.null_dual_point)
     mixtures = (torch.lerp(theta, interior, 10.0**power) for power in range(-17, 0))
     return next((point for point in mixtures if inside(point)), interior)

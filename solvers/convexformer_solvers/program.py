@@ -184,11 +184,15 @@ class Program:
         rounding = 1000 * torch.finfo(self.y.dtype).eps * self.mean(self.loss.magnitude(self.y))
         return max(float(constant), float(rounding))
 
+    @property
+    def null_dual_point(self) -> Tensor:
+        """Minus the gradient of each sample's loss at the best constant model, shape ``(N, c)``."""
+        return -self.loss.gradient(self.null_intercept.expand_as(self.y), self.y)
+
     @cached_property
     def alpha_max(self) -> float:
         """Smallest ``alpha`` whose solution is zero."""
-        theta = -self.loss.gradient(self.null_intercept.expand_as(self.y), self.y)
-        return float(self.penalty.dual_norm(self.pull_back(theta)))
+        return float(self.penalty.dual_norm(self.pull_back(self.null_dual_point)))
 
 
 def check_alpha(alpha: float) -> None:

@@ -161,7 +161,7 @@ class TestValues:
     def test_soft_class_targets_survive_conversion_to_float32(self):
         # Exact sums in float64 are not exact sums in float32; the working copy of a valid program stays valid.
         program = soft_label_program()
-        program.to(torch.float32)
+        assert program.to(torch.float32).y.dtype == torch.float32
 
     def test_soft_class_targets_are_solved_in_float32(self):
         result = fit(soft_label_program(), tol=1e-4, dtype=torch.float32)
