@@ -76,7 +76,9 @@ def _add_fit(commands: Any, common: argparse.ArgumentParser) -> None:
     fit.add_argument("--activation", default="linear", help="linear or gated_relu")
     fit.add_argument("--n-gates", type=int, default=32, help="gates to draw for gated_relu")
     fit.add_argument("--gates", default="gaussian", help="gaussian or sparse")
-    fit.add_argument("--solver", default="fista", help="fista, semismooth_newton, exact, or the name of a cvxpy solver")
+    fit.add_argument(
+        "--solver", default="auto", help="auto, admm, fista, semismooth_newton, exact, or the name of a cvxpy solver"
+    )
     fit.add_argument("--tol", type=float, default=1e-4, help="bound on the certified relative gap")
     fit.add_argument("--max-iter", type=int, default=10_000, help="iterations at most")
     fit.add_argument("--dtype", help="float32 or float64; default: that of X")

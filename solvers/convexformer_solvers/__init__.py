@@ -3,6 +3,8 @@
 Users of convexformer import these names from ``convexformer.solvers``.
 """
 
+from .admm import Admm
+from .auto import Auto
 from .certificate import certify
 from .checks import check_loss, check_map, check_penalty, check_solver
 from .exact import Exact
@@ -29,6 +31,8 @@ __all__ = [
     "LOSSES",
     "PENALTIES",
     "SOLVERS",
+    "Admm",
+    "Auto",
     "Callback",
     "Certificate",
     "DenseMap",

@@ -6,7 +6,6 @@ far below it can the optimum possibly be? It reads the point and the program and
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import torch
@@ -63,7 +62,7 @@ def certify(
     """
     _check_point(program, coef, intercept, dual_hint)
     program = program.to(device=coef.device)
-    exact = _in_float64(program)
+    exact = program.with_float64_targets()
     coef = coef.detach().double()
     intercept = torch.zeros(coef.shape[-1]).to(coef) if intercept is None else intercept.detach().double()
 
@@ -94,14 +93,6 @@ def _check_point(program: Program, coef: Tensor, intercept: Tensor | None, dual_
         raise ValueError("coef and intercept must be finite")
     if dual_hint is not None and dual_hint.shape != program.y.shape:
         raise ValueError(f"dual_hint must have shape {tuple(program.y.shape)}, got {tuple(dual_hint.shape)}")
-
-
-def _in_float64(program: Program) -> Program:
-    """The program with targets and weights in float64; the map converts its rows as it reads them."""
-    if program.y.dtype == torch.float64:
-        return program
-    weight = None if program.sample_weight is None else program.sample_weight.double()
-    return dataclasses.replace(program, y=program.y.double(), sample_weight=weight)
 
 
 def _feasible_dual_point(program: Program, theta: Tensor) -> Tensor:

@@ -60,10 +60,6 @@ class Loss(ABC):
         """
         return u.new_full((u.shape[0],), math.nan)
 
-    def conjugate_derivatives(self, u: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """First and second derivative of the conjugate of a separable loss inside its domain, ``(N, c)`` each."""
-        raise NotImplementedError(f"{type(self).__name__} has no method 'conjugate_derivatives'")
-
     def magnitude(self, y: Tensor) -> Tensor:
         """Size of the terms whose difference a sample's loss is, shape ``(N,)``; eps times it is rounding."""
         return self.value(torch.zeros_like(y), y)
@@ -183,9 +179,6 @@ class Squared(Loss):
     def conjugate(self, u: Tensor, y: Tensor) -> Tensor:
         return (0.5 * u.square() + u * y).sum(1)
 
-    def conjugate_derivatives(self, u: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        return u + y, torch.ones_like(u)
-
     def expression(self, pred: Any, y: Any, weight: Any) -> Any:
         import cvxpy as cp
         import numpy as np
@@ -299,10 +292,6 @@ class Logistic(_SignLoss):
         inside = (t >= 0) & (t <= 1)
         t = t.clamp(0, 1)
         return torch.where(inside, torch.xlogy(t, t) + torch.special.xlog1py(1 - t, -t), math.inf).sum(1)
-
-    def conjugate_derivatives(self, u: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        t = -u * y
-        return -y * torch.logit(t), 1 / (t * (1 - t))
 
     def expression(self, pred: Any, y: Any, weight: Any) -> Any:
         import cvxpy as cp
@@ -435,10 +424,6 @@ class Poisson(Loss):
         inside = s >= 0
         s = s.clamp(min=0)
         return torch.where(inside, torch.xlogy(s, s) - s - torch.xlogy(y, y) + y, math.inf).sum(1)
-
-    def conjugate_derivatives(self, u: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        s = u + y
-        return s.log(), 1 / s
 
     def expression(self, pred: Any, y: Any, weight: Any) -> Any:
         import cvxpy as cp

@@ -62,8 +62,8 @@ class LinearMap(ABC):
         """The same map held in another precision or on another device (itself when nothing changes)."""
 
     @abstractmethod
-    def rows(self, index: Tensor) -> LinearMap:
-        """The map of some of the samples, given by their positions."""
+    def rows(self, index: Tensor | slice) -> LinearMap:
+        """The map of some of the samples, given by their positions or as a slice (which copies nothing)."""
 
     @abstractmethod
     def as_matrix(self) -> Tensor:
@@ -77,15 +77,46 @@ class LinearMap(ABC):
     def kernel(self, blocks: Tensor, scale: Tensor, units: Tensor) -> Tensor:
         """``(N, N)`` matrix ``sum_b A_b (s_b I + (1 - s_b) u_b u_b') A_b'`` over some blocks.
 
+        Only the lower triangle counts; what stands above the diagonal is not defined.
+
         Parameters
         ----------
         blocks : Tensor of shape (n_blocks,)
             Positions in the flattened block axes.
         scale : Tensor of shape (n_blocks,)
-            The ``s_b``, in float64 for a float64 result.
+            The ``s_b``; the result has their precision.
         units : Tensor of shape (n_blocks, d)
             The unit vectors ``u_b``.
         """
+
+    def matvec_blocks(self, blocks: Tensor, coef: Tensor) -> Tensor:
+        """Predictions ``(N,)`` of one output's coefficients ``(n_blocks, d)`` on some blocks, zero elsewhere."""
+        full = coef.new_zeros((math.prod(self.feature_shape[:-1]), coef.shape[1]))
+        full[blocks] = coef
+        return self.matvec(full.reshape(*self.feature_shape, 1))[:, 0]
+
+    def rmatvec_blocks(self, blocks: Tensor, values: Tensor) -> Tensor:
+        """Part ``(n_blocks, d)`` of the adjoint of ``values`` of shape ``(N,)`` that belongs to some blocks."""
+        return self.rmatvec(values[:, None]).reshape(-1, self.feature_shape[-1])[blocks]
+
+    def gram(self, left: Tensor, right: Tensor, weight: Tensor) -> Tensor:
+        """``A_left' diag(weight) A_right`` of some blocks' columns, shape ``(n_left d, n_right d)``.
+
+        Rows are read in chunks, so that no copy of the columns is made; computed in the precision of `weight`.
+        """
+        d = self.feature_shape[-1]
+        result = weight.new_zeros((len(left) * d, len(right) * d))
+        same = left is right
+        for rows in _row_chunks(self.n_samples, max(result.shape)):
+            part = self.rows(rows)
+            columns = part.columns(left).to(weight.dtype).flatten(1)
+            others = columns if same else part.columns(right).to(weight.dtype).flatten(1)
+            weighted = others * weight[rows, None]
+            if same:
+                _add_lower_product(result, columns.T, weighted)
+            else:
+                result.addmm_(columns.T, weighted)
+        return _mirrored(result) if same else result
 
     def squared_norm(self, weight: Tensor, center: bool = False, n_steps: int = 20) -> float:
         """Largest eigenvalue of ``A' diag(weight) A``, estimated from below by power iteration.
@@ -122,6 +153,20 @@ def _row_chunks(n_rows: int, n_columns: int) -> Iterator[slice]:
     size = max(1, _CHUNK_ELEMENTS // max(1, n_columns))
     for start in range(0, n_rows, size):
         yield slice(start, min(start + size, n_rows))
+
+
+def _add_lower_product(result: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add ``left @ right``, known to be symmetric, to the lower triangle of ``result``; the rest is not defined."""
+    size = result.shape[0]
+    height = max(256, -(-size // 8))
+    for start in range(0, size, height):
+        rows = slice(start, min(start + height, size))
+        result[rows, : rows.stop].addmm_(left[rows], right[:, : rows.stop])
+
+
+def _mirrored(lower: Tensor) -> Tensor:
+    """Symmetric matrix of a lower triangle."""
+    return lower.tril() + lower.tril(-1).T
 
 
 class DenseMap(LinearMap):
@@ -187,18 +232,38 @@ class DenseMap(LinearMap):
         data = self.data.to(dtype=dtype or self.dtype, device=device or self.device)
         return self if data is self.data else DenseMap(data)
 
-    def rows(self, index: Tensor) -> DenseMap:
+    def rows(self, index: Tensor | slice) -> DenseMap:
         return DenseMap(self.data[index])
 
+    def _blocks(self) -> Tensor:
+        return self.data.reshape(self.n_samples, -1, self.data.shape[-1])
+
+    def matvec_blocks(self, blocks: Tensor, coef: Tensor) -> Tensor:
+        if coef.dtype != self.dtype or 2 * len(blocks) > self._blocks().shape[1]:
+            return super().matvec_blocks(blocks, coef)
+        result = coef.new_zeros(self.n_samples)
+        for position, part in zip(blocks.tolist(), coef, strict=True):
+            result.addmv_(self._blocks()[:, position], part)
+        return result
+
+    def rmatvec_blocks(self, blocks: Tensor, values: Tensor) -> Tensor:
+        if values.dtype != self.dtype or not 0 < 2 * len(blocks) <= self._blocks().shape[1]:
+            return super().rmatvec_blocks(blocks, values)
+        return torch.stack([self._blocks()[:, position].T @ values for position in blocks.tolist()])
+
     def columns(self, blocks: Tensor) -> Tensor:
-        return self.data.reshape(self.n_samples, -1, self.data.shape[-1])[:, blocks]
+        return self._blocks()[:, blocks]
 
     def kernel(self, blocks: Tensor, scale: Tensor, units: Tensor) -> Tensor:
-        columns = self.columns(blocks).to(scale.dtype)
-        along = torch.einsum("ibd,bd->ib", columns, units)
-        inner = (columns * scale.sqrt()[:, None]).flatten(1)
-        result = inner @ inner.T
-        return result.addmm_(along * (1 - scale), along.T)
+        result = scale.new_zeros((self.n_samples, self.n_samples))
+        per_chunk = max(1, _CHUNK_ELEMENTS // (self.n_samples * units.shape[1]))
+        for part in torch.arange(len(blocks), device=blocks.device).split(per_chunk):
+            columns = self.columns(blocks[part]).to(scale.dtype)
+            along = torch.einsum("ibd,bd->ib", columns, units[part])
+            inner = (columns * scale[part].sqrt()[:, None]).flatten(1)
+            _add_lower_product(result, inner, inner.T)
+            _add_lower_product(result, along * (1 - scale[part]), along.T)
+        return result
 
     def as_matrix(self) -> Tensor:
         return self._rows
@@ -281,8 +346,26 @@ class GatedMap(LinearMap):
         masks = self.masks.to(device=device or self.masks.device)
         return self if dense is self._dense and masks is self.masks else GatedMap(dense.data, masks)
 
-    def rows(self, index: Tensor) -> GatedMap:
+    def rows(self, index: Tensor | slice) -> GatedMap:
         return GatedMap(self._dense.data[index], self.masks[index])
+
+    def matvec_blocks(self, blocks: Tensor, coef: Tensor) -> Tensor:
+        gate, block = self._split(blocks)
+        result = coef.new_zeros(self.n_samples)
+        for k in block.unique():
+            here = block == k
+            by_gate = self._dense.columns(k[None])[:, 0].to(coef.dtype) @ coef[here].T
+            result += (by_gate * self.masks[:, gate[here]]).sum(1)
+        return result
+
+    def rmatvec_blocks(self, blocks: Tensor, values: Tensor) -> Tensor:
+        gate, block = self._split(blocks)
+        result = values.new_zeros((len(blocks), self.feature_shape[-1]))
+        for k in block.unique():
+            here = block == k
+            data = self._dense.columns(k[None])[:, 0].to(values.dtype)
+            result[here] = (self.masks[:, gate[here]] * values[:, None]).T @ data
+        return result
 
     def columns(self, blocks: Tensor) -> Tensor:
         gate, block = self._split(blocks)
@@ -292,13 +375,18 @@ class GatedMap(LinearMap):
         # For each dense block k the gates share X_k: sum_g s D_g X_k X_k' D_g = (X_k X_k') o (M diag(s) M').
         gate, block = self._split(blocks)
         result = scale.new_zeros((self.n_samples, self.n_samples))
+        masks = self.masks.to(scale.dtype)
         for k in block.unique():
             here = block == k
             data = self._dense.columns(k[None])[:, 0].to(scale.dtype)
-            mask = self.masks[:, gate[here]].to(scale.dtype)
-            result += (data @ data.T).mul_((mask * scale[here]) @ mask.T)
-            along = mask * (data @ units[here].T)
-            result.addmm_(along * (1 - scale[here]), along.T)
+            mask = masks[:, gate[here]]
+            scaled, along = mask * scale[here], mask * (data @ units[here].T)
+            scaled_along = along * (1 - scale[here])
+            height = max(256, -(-self.n_samples // 8))
+            for start in range(0, self.n_samples, height):
+                rows, upto = slice(start, start + height), min(start + height, self.n_samples)
+                product = (scaled[rows] @ mask[:upto].T).mul_(data[rows] @ data[:upto].T)
+                result[rows, :upto] += product.addmm_(scaled_along[rows], along[:upto].T)
         return result
 
     def _split(self, blocks: Tensor) -> tuple[Tensor, Tensor]:

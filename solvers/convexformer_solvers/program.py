@@ -118,6 +118,13 @@ class Program:
         weight = None if self.sample_weight is None else self.sample_weight.to(y)
         return dataclasses.replace(self, map=new_map, y=y, sample_weight=weight)
 
+    def with_float64_targets(self) -> Program:
+        """The same program with targets and weights in float64; the map converts its rows as it reads them."""
+        if self.y.dtype == torch.float64:
+            return self
+        weight = None if self.sample_weight is None else self.sample_weight.double()
+        return dataclasses.replace(self, y=self.y.double(), sample_weight=weight)
+
     def with_alpha(self, alpha: float) -> Program:
         """The same program with another weight of the penalty."""
         return dataclasses.replace(self, alpha=alpha)
@@ -126,6 +133,11 @@ class Program:
         """The same program on some of its samples, given by their positions."""
         weight = None if self.sample_weight is None else self.sample_weight[index]
         return dataclasses.replace(self, map=self.map.rows(index), y=self.y[index], sample_weight=weight)
+
+    def counted(self) -> Program:
+        """The same program without its samples of weight zero."""
+        kept = self.weight > 0
+        return self if bool(kept.all()) else self.rows(kept.nonzero()[:, 0])
 
     def loss_value(self, pred: Tensor) -> Tensor:
         """Mean loss of predictions ``(N, c)``, a scalar tensor."""
@@ -156,7 +168,7 @@ class Program:
         if not math.isfinite(smoothness):
             curvature = self.loss.hessian_product(pred, self.y, torch.ones_like(pred))
             smoothness = float(curvature[self.weight > 0].amax())
-        return smoothness * self.map.squared_norm(self.weight, center=self.fit_intercept) or 1.0
+        return smoothness * self.map.squared_norm(self.weight, center=self.fit_intercept, n_steps=6) or 1.0
 
     def primal(self, coef: Tensor, intercept: Tensor | None = None) -> Tensor:
         """Objective at a point, a scalar tensor in the precision of ``coef`` and ``y``."""

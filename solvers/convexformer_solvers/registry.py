@@ -7,6 +7,8 @@ from importlib import import_module
 from .solver import Solver
 
 SOLVERS: dict[str, str] = {
+    "admm": "convexformer_solvers.admm:Admm",
+    "auto": "convexformer_solvers.auto:Auto",
     "exact": "convexformer_solvers.exact:Exact",
     "fista": "convexformer_solvers.fista:Fista",
     "semismooth_newton": "convexformer_solvers.semismooth:SemismoothNewton",

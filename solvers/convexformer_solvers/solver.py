@@ -77,6 +77,10 @@ class Solver(ABC):
     def point(self, program: Program, state: Any) -> Point:
         """The point that the state stands for."""
 
+    def due(self, state: Any, iteration: int) -> bool:
+        """Whether a certificate is worth its cost now; early and at regular intervals unless a solver knows better."""
+        return iteration % self.check_interval == 0 or iteration in (1, 2, 4)
+
     def finished(self, state: Any) -> bool:
         """Whether further steps could not change the point, whatever its quality."""
         return False
@@ -181,8 +185,7 @@ class _Run:
                 self.iteration += 1
                 bar.update()
                 finished = solver.finished(state)
-                due = self.iteration % solver.check_interval == 0 or self.iteration in (1, 2, 4)
-                if not (due or finished or self.iteration == max_iter):
+                if not (finished or self.iteration == max_iter or solver.due(state, self.iteration)):
                     continue
                 status = self.check(solver.point(working, state), bar)
                 if status is not None:

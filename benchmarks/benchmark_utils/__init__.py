@@ -1,0 +1,1 @@
+"""What objective, datasets, solvers and scripts of this benchmark share."""

@@ -1,0 +1,254 @@
+r"""The linear systems of semismooth Newton steps, solved in the samples or in the support, whichever is smaller.
+
+With the curvatures ``D`` of the weighted loss, the Jacobian ``J`` of the prox and a proximal weight ``sigma`` each
+system is
+
+.. math:: (I + \sigma \, (A J A^\top + 1 1^\top) \, D) \, x = r
+
+for a vector ``x`` of predictions; the term ``1 1'`` stands for the intercept and is left out without one. Nothing here
+depends on how the system came about.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .operators import LinearMap
+
+# Active columns per sample below which the system is solved in the support instead of the samples.
+_SUPPORT_RATIO = 0.9
+# Relative residual of conjugate gradients: each Newton step then takes two digits off the error at most.
+_ACCURACY = 1e-2
+# Iterations that an outdated preconditioner may take before a new one is worth its factorisation.
+_REUSE_LIMIT = 12
+_FRESH_LIMIT = 200
+
+
+class ProxJacobian(NamedTuple):
+    """Jacobian of the prox of a sum of group norms: ``s_b I + (1 - s_b) u_b u_b'`` on active groups, else zero.
+
+    Attributes
+    ----------
+    blocks : Tensor of shape (m,), int64
+        Active groups, as positions in the flattened block axes; increasing.
+    shrinkage : Tensor of shape (m,)
+        The ``s_b``, within (0, 1].
+    units : Tensor of shape (m, d)
+        The unit vectors ``u_b``.
+    """
+
+    blocks: Tensor
+    shrinkage: Tensor
+    units: Tensor
+
+    def apply(self, coef: Tensor) -> Tensor:
+        """Product with coefficients of the active groups, shape ``(m, d)``."""
+        along = (coef * self.units).sum(1, keepdim=True)
+        scale = self.shrinkage[:, None]
+        return scale * coef + (1 - scale) * along * self.units
+
+    def inverse(self) -> Tensor:
+        """Inverses of the active groups' Jacobians, shape ``(m, d, d)``."""
+        outer = self.units[:, :, None] * self.units[:, None, :]
+        inverse_scale = 1 / self.shrinkage[:, None, None]
+        identity = torch.eye(self.units.shape[1], dtype=outer.dtype, device=outer.device)
+        return inverse_scale * identity + (1 - inverse_scale) * outer
+
+
+class SupportGram:
+    """Weighted Gram matrices ``A_S' D A_S`` of varying supports; kept and extended while the weights stay the same.
+
+    Parameters
+    ----------
+    linear_map : LinearMap
+        The map ``A`` of all groups.
+    """
+
+    def __init__(self, linear_map: LinearMap) -> None:
+        self.map = linear_map
+        self._weight: Tensor | None = None
+
+    def of(self, blocks: Tensor, weight: Tensor) -> Tensor:
+        """Gram matrix of some groups, shape ``(m d, m d)``; a copy."""
+        if self._weight is None or not torch.equal(self._weight, weight):
+            self._weight, self._known = weight, blocks
+            self._gram = self.map.gram(blocks, blocks, weight)
+        new = blocks[~torch.isin(blocks, self._known)]
+        if len(new):
+            cross, corner = self.map.gram(self._known, new, weight), self.map.gram(new, new, weight)
+            self._gram = torch.cat([torch.cat([self._gram, cross], 1), torch.cat([cross.T, corner], 1)])
+            self._known = torch.cat([self._known, new])
+        order = self._known.argsort()
+        where = order[torch.searchsorted(self._known[order], blocks)]
+        d = self.map.feature_shape[-1]
+        columns = (where[:, None] * d + torch.arange(d, device=where.device)).flatten()
+        return self._gram[columns[:, None], columns]
+
+
+class NewtonSystem:
+    """Solver of one program's Newton systems; keeps what consecutive systems share.
+
+    Where the curvatures do not change from step to step the Gram matrix of the groups met so far is kept, so that a
+    step in the support costs one factorisation of the support's size. In the samples the factorisation of an earlier
+    kernel preconditions conjugate gradients until it is too old.
+
+    Parameters
+    ----------
+    linear_map : LinearMap
+        The map ``A``; products are computed in float64 whatever its precision.
+    fit_intercept : bool
+        Whether the term ``1 1'`` is there.
+    gram : SupportGram, optional
+        Gram matrices shared with the systems of other outputs.
+    """
+
+    def __init__(self, linear_map: LinearMap, fit_intercept: bool, gram: SupportGram | None = None) -> None:
+        self.map, self.fit_intercept = linear_map, fit_intercept
+        self._gram = gram or SupportGram(linear_map)
+        self._factor: Tensor | None = None
+
+    def solve(self, jacobian: ProxJacobian, sigma: float, curvature: Tensor, target: Tensor) -> Tensor:
+        """The ``x`` of the system.
+
+        Parameters
+        ----------
+        jacobian : ProxJacobian
+            The ``J``.
+        sigma : float
+            Positive.
+        curvature : Tensor of shape (N,)
+            Diagonal of ``D``, non-negative.
+        target : Tensor of shape (N,)
+            The ``r``.
+
+        Returns
+        -------
+        Tensor of shape (N,)
+            Exact, or, in the samples, to a relative residual of 1e-2.
+        """
+        n_columns = jacobian.units.numel() + self.fit_intercept
+        if n_columns == 0:
+            return target
+        if n_columns <= _SUPPORT_RATIO * len(target):
+            return self._solve_in_support(jacobian, sigma, curvature, target)
+        return self._solve_in_samples(jacobian, sigma, curvature, target)
+
+    # In the support: x = r - A_S q with (J^-1 / sigma + A_S' D A_S) q = A_S' D r
+
+    def _solve_in_support(self, jacobian: ProxJacobian, sigma: float, curvature: Tensor, target: Tensor) -> Tensor:
+        blocks, (m, d) = jacobian.blocks, jacobian.units.shape
+        system = self._support_gram(blocks, curvature)
+        blockwise = system[: m * d, : m * d].view(m, d, m, d)
+        positions = torch.arange(m, device=blocks.device)
+        blockwise[positions, :, positions, :] += jacobian.inverse() / sigma
+        right = self._adjoint(blocks, curvature * target)
+        if self.fit_intercept:
+            system[-1, -1] += 1 / sigma
+        solution = torch.cholesky_solve(right[:, None], torch.linalg.cholesky(system))[:, 0]
+        return target - self._forward(blocks, solution)
+
+    def _support_gram(self, blocks: Tensor, curvature: Tensor) -> Tensor:
+        """``A_S' D A_S``, with the intercept's column last."""
+        gram = self._gram.of(blocks, curvature)
+        if not self.fit_intercept:
+            return gram
+        column = self._adjoint(blocks, curvature)[:, None]
+        return torch.cat([torch.cat([gram, column[:-1]], 1), column.T])
+
+    def _adjoint(self, blocks: Tensor, values: Tensor) -> Tensor:
+        """``A_S' values``, with the intercept's entry last."""
+        result = self.map.rmatvec_blocks(blocks, values).flatten()
+        return torch.cat([result, values.sum()[None]]) if self.fit_intercept else result
+
+    def _forward(self, blocks: Tensor, solution: Tensor) -> Tensor:
+        constant = solution[-1] if self.fit_intercept else 0.0
+        coef = solution[: len(solution) - self.fit_intercept].view(len(blocks), self.map.feature_shape[-1])
+        return self.map.matvec_blocks(blocks, coef) + constant
+
+    # In the samples: x = r - sigma K h z with (I + sigma h K h) z = h r and h = sqrt(D), K = A J A' + 1 1'
+
+    def _solve_in_samples(self, jacobian: ProxJacobian, sigma: float, curvature: Tensor, target: Tensor) -> Tensor:
+        root = curvature.sqrt()
+        limit = _REUSE_LIMIT if self._factor is not None else 0
+        solution = _Conjugate(root * target)
+        if limit:
+            self._iterate(solution, jacobian, sigma, root, limit)
+        if not solution.done:
+            self._factor = self._factorise(jacobian, sigma, root)
+            solution.restart()
+            self._iterate(solution, jacobian, sigma, root, _FRESH_LIMIT)
+        # Only where a sample has no curvature does the image tell: elsewhere it is a difference of large numbers.
+        curved = root > 1e-10 * root.max()
+        return torch.where(curved, solution.value / torch.where(curved, root, 1.0), target - solution.image)
+
+    def _factorise(self, jacobian: ProxJacobian, sigma: float, root: Tensor) -> Tensor:
+        """Cholesky factor of ``I + sigma h K h``; in float32 on the way, as it only preconditions."""
+        single = torch.float32
+        kernel = self.map.kernel(jacobian.blocks, jacobian.shrinkage.to(single), jacobian.units.to(single))
+        if self.fit_intercept:
+            kernel += 1.0
+        kernel *= (sigma * root).to(single)[:, None]
+        kernel *= root.to(single)
+        kernel.diagonal().add_(1.0)
+        factor, failed = torch.linalg.cholesky_ex(kernel)
+        jitter = 1e-6 * float(kernel.diagonal().max())
+        while bool(failed):
+            kernel.diagonal().add_(jitter)
+            factor, failed = torch.linalg.cholesky_ex(kernel)
+            jitter *= 10
+        return factor
+
+    def _iterate(self, state: _Conjugate, jacobian: ProxJacobian, sigma: float, root: Tensor, limit: int) -> None:
+        for _ in range(limit):
+            direction = state.direction(self._precondition(state.residual))
+            state.advance(direction, sigma * self._kernel_product(jacobian, root * direction), root)
+            if state.done:
+                return
+
+    def _precondition(self, residual: Tensor) -> Tensor:
+        assert self._factor is not None
+        return torch.cholesky_solve(residual.to(self._factor.dtype)[:, None], self._factor)[:, 0].to(residual.dtype)
+
+    def _kernel_product(self, jacobian: ProxJacobian, values: Tensor) -> Tensor:
+        coef = jacobian.apply(self.map.rmatvec_blocks(jacobian.blocks, values))
+        result = self.map.matvec_blocks(jacobian.blocks, coef)
+        return result + values.sum() if self.fit_intercept else result
+
+
+class _Conjugate:
+    """Preconditioned conjugate gradients on ``I + h M h`` from zero, keeping ``M h z`` beside the solution ``z``."""
+
+    def __init__(self, target: Tensor) -> None:
+        self.residual = target
+        self.value = torch.zeros_like(target)
+        self.image = torch.zeros_like(target)
+        self._goal = _ACCURACY * float(torch.linalg.vector_norm(target))
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget the search direction: the preconditioner changes."""
+        self._direction: Tensor | None = None
+        self._product = 0.0
+
+    @property
+    def done(self) -> bool:
+        return float(torch.linalg.vector_norm(self.residual)) <= self._goal
+
+    def direction(self, preconditioned: Tensor) -> Tensor:
+        product = float(self.residual @ preconditioned)
+        if self._direction is None:
+            self._direction = preconditioned
+        else:
+            self._direction = preconditioned + (product / self._product) * self._direction
+        self._product = product
+        return self._direction
+
+    def advance(self, direction: Tensor, image: Tensor, root: Tensor) -> None:
+        applied = direction + root * image
+        step = self._product / float(direction @ applied)
+        self.residual = self.residual - step * applied
+        self.value = self.value + step * direction
+        self.image = self.image + step * image
