@@ -164,8 +164,9 @@ class ConvexAttentionRegressor(RegressionMixin, ConvexAttentionBase):
         Gates to draw; unused when gates are given or ``activation="linear"``.
     gates : {"gaussian", "sparse"}, pair of arrays, Gates or GateSource, default="gaussian"
         Where the gates come from. Those closed for every training sample are dropped, duplicates merged.
-    solver : str or Solver, default="fista"
-        ``"fista"``, ``"semismooth_newton"`` (sharp at small ``alpha``, group-l2 with a smooth separable loss),
+    solver : str or Solver, default="auto"
+        ``"auto"`` picks among the next three; ``"admm"`` (alternating directions with a cached factorisation),
+        ``"semismooth_newton"`` (group-l2 with a separable loss), ``"fista"`` (first order: any loss and size),
         ``"exact"`` (cvxpy with CLARABEL, for small data), the name of any cvxpy solver, or an instance.
     tol : float, default=1e-4
         Bound on the certified relative gap, ``dual_gap_ / (objective of the best constant model)``.
@@ -291,8 +292,9 @@ class ConvexAttentionClassifier(ClassificationMixin, ConvexAttentionBase):
         Gates to draw; unused when gates are given or ``activation="linear"``.
     gates : {"gaussian", "sparse"}, pair of arrays, Gates or GateSource, default="gaussian"
         Where the gates come from. Those closed for every training sample are dropped, duplicates merged.
-    solver : str or Solver, default="fista"
-        ``"fista"``, ``"semismooth_newton"`` (sharp at small ``alpha``, group-l2 with a smooth separable loss),
+    solver : str or Solver, default="auto"
+        ``"auto"`` picks among the next three; ``"admm"`` (alternating directions with a cached factorisation),
+        ``"semismooth_newton"`` (group-l2 with a separable loss), ``"fista"`` (first order: any loss and size),
         ``"exact"`` (cvxpy with CLARABEL, for small data), the name of any cvxpy solver, or an instance.
     tol : float, default=1e-4
         Bound on the certified relative gap, ``dual_gap_ / (objective of the best constant model)``.

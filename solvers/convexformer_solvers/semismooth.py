@@ -88,7 +88,7 @@ class SemismoothNewton(Solver):
         coef = start.coef.to(torch.float64)
         if bool(coef.any()):
             return self.init_at(program, coef, None)
-        warm_up = Admm() if math.isfinite(program.loss.smoothness) else Fista()
+        warm_up: Solver = Admm() if math.isfinite(program.loss.smoothness) else Fista()
         state = warm_up.init(program, start)
         for _ in range(_WARM_UP):
             state = warm_up.step(program, state)
