@@ -81,11 +81,14 @@ class Problem:
         How ``y`` reads.
     gates : Gates or None
         Gates behind the program's masks.
+    sample_weight : ndarray of shape (N,) or None
+        Weights as the user gave them, checked; those of the program have the classes' multiplied in.
     """
 
     program: Program
     targets: Targets
     gates: Gates | None
+    sample_weight: NDArray[np.float64] | None
 
 
 class ConvexAttentionBase(BaseEstimator):
@@ -227,7 +230,7 @@ class ConvexAttentionBase(BaseEstimator):
         encoded = as_tensor(targets.encode(labels), device)
         linear_map = attention_map(tokens, gates, masks)
         program = Program(linear_map, encoded, loss, penalty, alpha, total_weight, bool(self.fit_intercept))
-        return Problem(program, targets, gates)
+        return Problem(program, targets, gates, weight)
 
     def _gate_source(self) -> GateSource | None:
         if self.activation not in ACTIVATIONS:
