@@ -81,10 +81,9 @@ def test_a_gate_source_is_saved_as_its_gates(tmp_path):
 
 
 def test_a_path_among_the_parameters_is_saved_as_text(tmp_path):
-    model = ConvexAttentionRegressor(alpha=0.05).fit(X3, X3[:, 0, 0])
-    model.set_params(random_state=tmp_path)  # any parameter: what matters is its type
+    model = ConvexAttentionClassifierCV(alphas=2, cv=2, resume=tmp_path / "folds").fit(X3, LABELS)
     save_model(model, tmp_path / "m.npz")
-    assert load_model(tmp_path / "m.npz").random_state == str(tmp_path)
+    assert load_model(tmp_path / "m.npz").resume == str(tmp_path / "folds")
 
 
 def test_other_files_are_refused(tmp_path):
