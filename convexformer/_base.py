@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,10 +28,13 @@ from convexformer_solvers import (
     solve,
     solve_path,
 )
+from convexformer_solvers.result import check_tol
 
 from ._validation import (
+    as_tensor,
     check_device,
     check_dtype,
+    check_grid,
     check_tokens,
     check_weight,
     predictions,
@@ -77,11 +81,14 @@ class Problem:
         How ``y`` reads.
     gates : Gates or None
         Gates behind the program's masks.
+    sample_weight : ndarray of shape (N,) or None
+        Weights as the user gave them, checked; those of the program have the classes' multiplied in.
     """
 
     program: Program
     targets: Targets
     gates: Gates | None
+    sample_weight: NDArray[np.float64] | None
 
 
 class ConvexAttentionBase(BaseEstimator):
@@ -150,10 +157,11 @@ class ConvexAttentionBase(BaseEstimator):
         alphas: ArrayLike | None = None,
         n_alphas: int = 30,
         eps: float = 1e-2,
+        resume: str | os.PathLike[str] | None = None,
     ) -> PathResult:
         """Certified solutions for a decreasing grid of ``alpha``, each started from the one before.
 
-        Leaves the estimator as it is.
+        Leaves the estimator as it is. With ``verbose`` one progress bar runs over the alphas.
 
         Parameters
         ----------
@@ -166,17 +174,42 @@ class ConvexAttentionBase(BaseEstimator):
             Length of the default grid.
         eps : float, default=1e-2
             Ratio of the last to the first alpha of the default grid.
+        resume : str or path-like, optional
+            An ``.npz`` file that is brought up to date after each alpha and on Ctrl-C. A later call with the same
+            file, data and grid goes on from it, be it with another `solver`, `tol` or `max_iter`; alphas that were
+            solved to a larger gap than `tol` are solved on. Random gates need an int as `random_state`.
 
         Returns
         -------
         PathResult
             ``alphas, coefs, gaps``.
+
+        Raises
+        ------
+        PathInterrupted
+            On Ctrl-C; a ``KeyboardInterrupt`` that says how to go on and whose ``path`` holds what was finished.
+        ValueError
+            If an argument is not as described, or the file of `resume` is of other data, parameters or grid; the
+            message says what differs.
+
+        Examples
+        --------
+        >>> import os, tempfile
+        >>> from convexformer import ConvexAttentionRegressor
+        >>> X = np.random.default_rng(0).normal(size=(50, 6, 3))
+        >>> model = ConvexAttentionRegressor(tol=1e-3)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     file = os.path.join(folder, "path.npz")
+        ...     first = model.path(X, X[:, 2, 0], n_alphas=4, resume=file)
+        ...     again = model.path(X, X[:, 2, 0], n_alphas=4, resume=file)  # read from the file, certified anew
+        >>> first.coefs.shape, bool((first.coefs == again.coefs).all())
+        ((4, 6, 3), True)
         """
         clone = self.__class__(**self.get_params(deep=False))
         problem = clone._problem(X, y, sample_weight, alpha=1.0)
         program = problem.program
-        grid = alpha_grid(program.alpha_max, n_alphas, eps) if alphas is None else np.ravel(np.asarray(alphas))
-        path = solve_path(program, get_solver(self.solver), [float(a) for a in grid], **clone._options(program))
+        grid = alpha_grid(program.alpha_max, n_alphas, eps) if alphas is None else check_grid(alphas)
+        path = solve_path(program, get_solver(self.solver), grid, resume=resume, **clone._options(program))
         coefs = clone._public(path.coefs, problem.targets).numpy(force=True)
         return PathResult(np.array(path.alphas), coefs, np.array(path.gaps))
 
@@ -191,13 +224,13 @@ class ConvexAttentionBase(BaseEstimator):
         weight = check_weight(sample_weight, len(tokens))
         targets, loss, labels = self._read_targets(y, len(tokens), weight)
         total = targets.weight(labels, weight)
-        total_weight = None if total is None else torch.as_tensor(total, device=device)
+        total_weight = None if total is None else as_tensor(total, device)
         tokens = tokens.to(device)
         gates, masks = self._gates(tokens, source, total_weight)
-        encoded = torch.as_tensor(targets.encode(labels), device=device)
+        encoded = as_tensor(targets.encode(labels), device)
         linear_map = attention_map(tokens, gates, masks)
         program = Program(linear_map, encoded, loss, penalty, alpha, total_weight, bool(self.fit_intercept))
-        return Problem(program, targets, gates)
+        return Problem(program, targets, gates, weight)
 
     def _gate_source(self) -> GateSource | None:
         if self.activation not in ACTIVATIONS:
@@ -245,6 +278,7 @@ class ConvexAttentionBase(BaseEstimator):
     def _options(self, program: Program) -> dict[str, Any]:
         """Keyword arguments of ``solve``."""
         dtype = check_dtype(self.dtype, program.map.dtype)
+        check_tol(self.tol)
         return {
             "tol": self.tol,
             "max_iter": self.max_iter,
@@ -266,6 +300,8 @@ class ConvexAttentionBase(BaseEstimator):
         if not self.warm_start or getattr(self, "_solution", None) is None:
             return None
         coef, intercept = self._solution
+        if not program.fit_intercept:
+            intercept = torch.zeros_like(intercept)  # the previous fit may have had one
         return (coef, intercept) if tuple(coef.shape) == program.coef_shape else None
 
     def _store(self, problem: Problem, result: SolverResult, like: Any) -> None:

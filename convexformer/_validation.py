@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sized
 from typing import Any
 
 import numpy as np
@@ -54,17 +55,19 @@ def check_tokens(estimator: Any, X: Any, reset: bool) -> Tensor:
         X = X.numpy(force=True)
     if not hasattr(X, "shape") and not hasattr(X, "__array__"):
         X = _as_array(X)
+    elif _holds_sequences(X):
+        X = _as_array(X.tolist())
     if getattr(X, "ndim", 2) == 3:
         array = check_array(X, allow_nd=True, dtype=_FLOATS, estimator=estimator, input_name="X")
         _check_shape(estimator, array.shape, reset)
-        return _as_tensor(array)
+        return as_tensor(array)
     if getattr(X, "ndim", 2) > 3:
         raise ValueError(f"X must have 2 or 3 dimensions (samples, tokens[, features]), got {X.ndim}")
     if not reset and estimator._n_dims == 3:
         _check_shape(estimator, np.shape(X), reset)
     array = validate_data(estimator, X, dtype=_FLOATS, reset=reset)
     _check_shape(estimator, array.shape, reset)
-    return _as_tensor(array)[:, :, None]
+    return as_tensor(array)[:, :, None]
 
 
 def _as_array(X: Any) -> Any:
@@ -74,6 +77,13 @@ def _as_array(X: Any) -> Any:
         raise ValueError(
             "X is ragged: its samples differ in length. Pad them with convexformer.pad_sequences(X) first."
         ) from error
+
+
+def _holds_sequences(X: Any) -> bool:
+    """Whether ``X`` is an array of objects, some of which are sequences: what ragged data come in."""
+    if not isinstance(X, np.ndarray) or X.dtype != object:
+        return False
+    return any(isinstance(item, Sized) and not isinstance(item, (str, bytes, dict)) for item in X.flat)
 
 
 def _check_tensor(estimator: Any, X: Tensor, reset: bool) -> Tensor:
@@ -103,11 +113,14 @@ def _check_shape(estimator: Any, shape: tuple[int, ...], reset: bool) -> None:
         raise ValueError(f"X must have shape {wanted} as in fit, got {shape}")
 
 
-def _as_tensor(array: NDArray) -> Tensor:
+def as_tensor(array: Any, device: torch.device | None = None, dtype: torch.dtype | None = None) -> Tensor:
+    """A tensor that shares the memory of a numpy array where possible, be the array read-only or reversed."""
+    if isinstance(array, np.ndarray) and min(array.strides, default=0) < 0:
+        array = array.copy()  # torch has no negative strides
     with warnings.catch_warnings():
-        # Read-only arrays (memory maps) are safe here: nothing ever writes to X.
+        # Read-only arrays (memory maps) are safe here: nothing ever writes to data.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        return torch.as_tensor(array)
+        return torch.as_tensor(array, device=device, dtype=dtype)
 
 
 def check_real_target(y: Any, loss: Loss, n_samples: int) -> NDArray[np.float64]:
@@ -156,10 +169,29 @@ def check_dtype(dtype: Any, default: torch.dtype) -> torch.dtype:
     """The working precision that the parameter ``dtype`` means."""
     if dtype is None:
         return default
-    name = str(dtype).removeprefix("torch.") if isinstance(dtype, (str, torch.dtype)) else np.dtype(dtype).name
+    message = f"dtype must be None, 'float32' or 'float64', got {dtype!r}"
+    try:
+        name = str(dtype).removeprefix("torch.") if isinstance(dtype, (str, torch.dtype)) else np.dtype(dtype).name
+    except TypeError as error:
+        raise ValueError(message) from error
     if name not in DTYPES:
-        raise ValueError(f"dtype must be None, 'float32' or 'float64', got {dtype!r}")
+        raise ValueError(message)
     return DTYPES[name]
+
+
+def check_grid(alphas: Any) -> list[float]:
+    """Check a grid of alphas, positive numbers in any order."""
+    message = f"alphas must be a list of at least one positive finite number, got {alphas!r}"
+    try:
+        grid = np.asarray(alphas)
+        if grid.dtype == bool or grid.ndim != 1 or grid.size == 0:
+            raise ValueError(f"an array of shape {grid.shape} and type {grid.dtype}")
+        grid = grid.astype(float)
+    except (TypeError, ValueError) as error:
+        raise ValueError(message) from error
+    if not (np.isfinite(grid).all() and (grid > 0).all()):
+        raise ValueError(message)
+    return [float(alpha) for alpha in grid]
 
 
 def check_device(device: Any, default: torch.device) -> torch.device:

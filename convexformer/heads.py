@@ -14,6 +14,7 @@ from scipy.sparse.csgraph import connected_components
 
 from convexformer_solvers import DenseMap, Loss, Penalty, get_loss, get_penalty
 
+from ._validation import as_tensor
 from .gates import Gates
 from .nn import ConvexAttention, network_from_heads
 from .targets import RealTargets, Targets
@@ -186,7 +187,7 @@ class Heads:
         ndarray of shape (N, n_outputs)
             Raw outputs (scores for classifiers) in float64.
         """
-        tokens = X.detach().cpu() if isinstance(X, torch.Tensor) else torch.as_tensor(np.asarray(X))
+        tokens = X.detach().cpu() if isinstance(X, torch.Tensor) else as_tensor(np.asarray(X))
         tokens = tokens[:, :, None] if tokens.ndim == 2 else tokens
         if tokens.shape[1:] != (self.w1.shape[1], self.w2.shape[1]):
             wanted = (self.w1.shape[1], self.w2.shape[1])
@@ -227,7 +228,7 @@ class Heads:
         -------
         float
         """
-        encoded = torch.as_tensor(self.targets.encode(y))
+        encoded = as_tensor(self.targets.encode(y))
         weight = self.targets.weight(y, sample_weight)
         losses = self.loss.value(torch.as_tensor(self.predict(X)), encoded).numpy()
         return float(np.average(losses, weights=weight)) + self.alpha * self.decay()

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import copy
+import os
+from dataclasses import replace
+from functools import partial
 from numbers import Integral
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from joblib import Parallel, delayed
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import is_classifier
 from sklearn.metrics import check_scoring
 from sklearn.model_selection import check_cv
+from sklearn.utils import _safe_indexing
+from tqdm.auto import tqdm
 
-from convexformer_solvers import Callback, Loss, Penalty, Solver, alpha_grid, get_solver, solve_path
+from convexformer_solvers import Callback, Loss, Penalty, Solver, SolverResult, alpha_grid, get_solver, solve_path
 
 from ._base import ConvexAttentionBase, Problem
-from ._validation import check_weight, predictions
+from ._folds import Watch, run_folds
+from ._validation import check_grid, predictions
 from .estimators import ClassificationMixin, RegressionMixin
 
 
@@ -29,6 +35,7 @@ class CrossValidationMixin(ConvexAttentionBase):
     cv: Any
     scoring: Any
     n_jobs: int | None
+    resume: str | os.PathLike[str] | None
 
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Any:
         """Choose ``alpha`` by cross-validation and train to a certified global optimum.
@@ -45,60 +52,116 @@ class CrossValidationMixin(ConvexAttentionBase):
         Returns
         -------
         self
+
+        Raises
+        ------
+        ValueError
+            If an argument or a parameter is not as described, or the folder of ``resume`` is of other data; the
+            message names it.
+        KeyboardInterrupt
+            On Ctrl-C, when no fold is running any more. With ``resume`` the folder then holds what is finished.
         """
         # The placeholder alpha is never solved for: folds and final fit set their own.
         problem = self._problem(X, y, sample_weight, alpha=1.0)
         self.alphas_ = np.array(self._grid(problem.program.alpha_max))
-        weight = check_weight(sample_weight, problem.program.map.n_samples)
-        labels = np.asarray(y)
+        labels = y.numpy(force=True) if torch.is_tensor(y) else np.asarray(y)
         samples = np.zeros(len(labels))
         splits = list(check_cv(self.cv, labels, classifier=is_classifier(self)).split(samples, labels))
-        scores = Parallel(n_jobs=self.n_jobs, prefer="threads")(
-            delayed(self._fold_scores)(problem, X, labels, weight, train, test) for train, test in splits
-        )
-        self.score_path_ = np.column_stack(scores)
+        _check_splits(splits, problem.program.sample_weight)
+        files = self._resume_files(len(splits))
+        total = len(splits) * len(self.alphas_)
+        try:
+            with tqdm(total=total, disable=not self.verbose, desc=f"{len(splits)} folds", unit="alpha") as bar:
+                watch = Watch(bar)
+                folds = [
+                    partial(self._fold_scores, problem, X, labels, split, file, watch)
+                    for split, file in zip(splits, files, strict=True)
+                ]
+                self.score_path_ = np.column_stack(run_folds(folds, self.n_jobs, watch))
+        except KeyboardInterrupt as interruption:
+            if self.resume is None:
+                raise
+            raise KeyboardInterrupt(
+                f"interrupted; what is finished is in resume={os.fspath(self.resume)!r}, "
+                "and a fit with the same parameters and data goes on from there"
+            ) from interruption
         self.alpha_ = float(self.alphas_[self.score_path_.mean(axis=1).argmax()])
-        final = Problem(problem.program.with_alpha(self.alpha_), problem.targets, problem.gates)
-        self._fit_problem(final, X)
+        self._fit_problem(replace(problem, program=problem.program.with_alpha(self.alpha_)), X)
         return self
 
     def _grid(self, alpha_max: float) -> list[float]:
-        if isinstance(self.alphas, Integral):
+        if isinstance(self.alphas, Integral) and not isinstance(self.alphas, bool):
+            if self.alphas < 1:
+                raise ValueError(f"alphas must be a positive integer or a list of numbers, got {self.alphas!r}")
             return alpha_grid(alpha_max, int(self.alphas), self.eps)
-        grid = np.asarray(self.alphas, dtype=float)
-        if grid.ndim != 1 or grid.size == 0 or not (grid > 0).all():
-            raise ValueError(f"alphas must be a positive integer or a list of positive numbers, got {self.alphas!r}")
-        return sorted((float(alpha) for alpha in grid), reverse=True)
+        return sorted(check_grid(self.alphas), reverse=True)
+
+    def _resume_files(self, n_folds: int) -> list[Path] | list[None]:
+        """The file of each fold's path."""
+        if self.resume is None:
+            return [None] * n_folds
+        try:
+            folder = Path(self.resume)
+            folder.mkdir(parents=True, exist_ok=True)
+        except (TypeError, FileExistsError, NotADirectoryError) as error:
+            raise ValueError(f"resume must be None or the path of a folder, got {self.resume!r}") from error
+        return [folder / f"fold_{index}.npz" for index in range(n_folds)]
 
     def _fold_scores(
         self,
         problem: Problem,
         X: Any,
         y: NDArray,
-        weight: NDArray[np.float64] | None,
-        train: NDArray[np.int64],
-        test: NDArray[np.int64],
+        split: tuple[NDArray[np.int64], NDArray[np.int64]],
+        file: Path | None,
+        watch: Watch,
     ) -> NDArray[np.float64]:
         """Score on the held-out part for every alpha of the grid."""
-        device = problem.program.map.device
-        train_rows, test_rows = (torch.as_tensor(rows, device=device) for rows in (train, test))
-        training = Problem(problem.program.rows(train_rows), problem.targets, problem.gates)
-        held_out = problem.program.rows(test_rows)
+        train, test = (torch.as_tensor(rows, device=problem.program.map.device) for rows in split)
+        training = replace(problem, program=problem.program.rows(train))
+        held_out = problem.program.rows(test)
+        options = self._options(training.program)
+        options |= {"verbose": False, "callback": watch.stopping(self.callback)}
         path = solve_path(
-            training.program, get_solver(self.solver), self.alphas_.tolist(), **self._options(training.program)
+            training.program,
+            get_solver(self.solver),
+            self.alphas_.tolist(),
+            resume=file,
+            on_result=watch.count,
+            **options,
         )
         if self.scoring is None:
             outputs = (predictions(held_out.map, r.coef, r.intercept, torch.float64) for r in path.results)
             return np.array([-float(held_out.loss_value(pred)) for pred in outputs])
+        return self._scorer_scores(training, path.results, X, y, split[1])
+
+    def _scorer_scores(
+        self, training: Problem, results: list[SolverResult], X: Any, y: NDArray, test: NDArray[np.int64]
+    ) -> NDArray[np.float64]:
+        """Scores of scikit-learn for each result."""
         scorer = check_scoring(self, scoring=self.scoring)
-        held_out_X, held_out_y = np.asarray(X)[test], y[test]
+        held_out_X = X[test] if torch.is_tensor(X) else _safe_indexing(X, test)  # a data frame stays one
+        weight = training.sample_weight
         options = {} if weight is None else {"sample_weight": weight[test]}
         scores = []
-        for result in path.results:
+        for result in results:
             fitted = copy.copy(self)
             fitted._store(training, result, X)
-            scores.append(scorer(fitted, held_out_X, held_out_y, **options))
+            scores.append(scorer(fitted, held_out_X, y[test], **options))
         return np.array(scores)
+
+
+def _check_splits(splits: list[tuple[NDArray[np.int64], NDArray[np.int64]]], weight: torch.Tensor | None) -> None:
+    """Raise ``ValueError`` when all samples on one side of a split have weight zero."""
+    if weight is None:
+        return
+    for index, split in enumerate(splits):
+        for rows, name in zip(split, ("training", "held-out"), strict=True):
+            if not bool(weight[torch.as_tensor(rows, device=weight.device)].any()):
+                raise ValueError(
+                    f"cv: every {name} sample of fold {index} has weight zero, so that it cannot be used; leave "
+                    "samples of weight zero out, or shuffle or stratify the folds (fewer of them help as well)"
+                )
 
 
 class ConvexAttentionRegressorCV(RegressionMixin, CrossValidationMixin):
@@ -115,7 +178,10 @@ class ConvexAttentionRegressorCV(RegressionMixin, CrossValidationMixin):
     scoring : str or callable, default=None
         Score to maximise, as in scikit-learn. Default: minus the mean loss on the held-out samples.
     n_jobs : int, default=None
-        Folds to run at once, in threads.
+        Folds to run at once, in threads; `callback` is called from all of them.
+    resume : str or path-like, default=None
+        A folder in which the path of each fold is kept, made if it is not there. After Ctrl-C a fit with the same
+        data, folds and grid goes on from it; folds and gates that are drawn need an int as `random_state`.
     loss, penalty, activation, n_gates, gates, solver, tol, max_iter, fit_intercept, warm_start, dtype, device, \
 random_state, verbose, callback
         As in ``ConvexAttentionRegressor``. Gates are drawn once, on all samples.
@@ -150,6 +216,7 @@ random_state, verbose, callback
         cv: Any = None,
         scoring: Any = None,
         n_jobs: int | None = None,
+        resume: str | os.PathLike[str] | None = None,
         loss: str | Loss = "squared",
         penalty: str | Penalty = "group_l2",
         activation: str = "linear",
@@ -171,6 +238,7 @@ random_state, verbose, callback
         self.cv = cv
         self.scoring = scoring
         self.n_jobs = n_jobs
+        self.resume = resume
         self.loss = loss
         self.penalty = penalty
         self.activation = activation
@@ -202,7 +270,10 @@ class ConvexAttentionClassifierCV(ClassificationMixin, CrossValidationMixin):
     scoring : str or callable, default=None
         Score to maximise, as in scikit-learn. Default: minus the mean loss on the held-out samples.
     n_jobs : int, default=None
-        Folds to run at once, in threads.
+        Folds to run at once, in threads; `callback` is called from all of them.
+    resume : str or path-like, default=None
+        A folder in which the path of each fold is kept, made if it is not there. After Ctrl-C a fit with the same
+        data, folds and grid goes on from it; folds and gates that are drawn need an int as `random_state`.
     loss, penalty, activation, n_gates, gates, solver, tol, max_iter, fit_intercept, class_weight, warm_start, dtype, \
 device, random_state, verbose, callback
         As in ``ConvexAttentionClassifier``. Gates are drawn once, on all samples.
@@ -237,6 +308,7 @@ device, random_state, verbose, callback
         cv: Any = None,
         scoring: Any = None,
         n_jobs: int | None = None,
+        resume: str | os.PathLike[str] | None = None,
         loss: str | Loss = "auto",
         penalty: str | Penalty = "group_l2",
         activation: str = "linear",
@@ -259,6 +331,7 @@ device, random_state, verbose, callback
         self.cv = cv
         self.scoring = scoring
         self.n_jobs = n_jobs
+        self.resume = resume
         self.loss = loss
         self.penalty = penalty
         self.activation = activation

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from convexformer_solvers import LOSSES, PENALTIES, Certificate, Status
+from convexformer_solvers.archive import plain, read_archive, write_archive
 
 from . import __version__
 from ._base import ConvexAttentionBase
@@ -30,6 +29,7 @@ _ESTIMATORS = {
     )
 }
 _FORMAT = 1
+_CONTENT = "convexformer model"
 
 
 def save_model(model: ConvexAttentionBase, path: str | Path) -> None:
@@ -64,7 +64,7 @@ def save_model(model: ConvexAttentionBase, path: str | Path) -> None:
         parameters["gates"] = None  # the fitted gates, saved as arrays, take its place
     for name, value in parameters.items():
         try:
-            json.dumps(value, default=_plain)
+            json.dumps(value, default=plain)
         except TypeError as error:
             raise ValueError(f"parameter {name}={value!r} cannot be saved; give it by name or leave it out") from error
     certificate = model.certificate_
@@ -90,11 +90,7 @@ def save_model(model: ConvexAttentionBase, path: str | Path) -> None:
         arrays["classes"] = model._targets.classes
         if model._targets.class_weight is not None:
             arrays["class_weight"] = model._targets.class_weight
-    path = Path(path)
-    partial = path.with_name(path.name + ".partial")
-    with open(partial, "wb") as file:
-        np.savez(file, header=np.array(json.dumps(header, default=_plain)), **arrays)  # type: ignore[arg-type]
-    os.replace(partial, path)
+    write_archive(path, _CONTENT, header, arrays)
 
 
 def load_model(path: str | Path) -> ConvexAttentionBase:
@@ -115,11 +111,7 @@ def load_model(path: str | Path) -> ConvexAttentionBase:
     ValueError
         If the file is not a saved model.
     """
-    with np.load(path, allow_pickle=False) as file:
-        arrays = dict(file)
-    if "header" not in arrays:
-        raise ValueError(f"{path} is not a saved convexformer model; it holds {sorted(arrays)}")
-    header = json.loads(str(arrays["header"]))
+    header, arrays = read_archive(path, _CONTENT)
     if header["format"] > _FORMAT:
         raise ValueError(f"{path} was saved by convexformer {header['version']}, which is newer than this one")
     gates = Gates(arrays["u1"], arrays["u2"]) if "u1" in arrays else None
@@ -150,13 +142,6 @@ def load_model(path: str | Path) -> ConvexAttentionBase:
     if isinstance(model, (ConvexAttentionClassifierCV, ConvexAttentionRegressorCV)):
         model.alpha_ = header["alpha"]
     return model
-
-
-def _plain(value: Any) -> Any:
-    """Numpy values as JSON has them."""
-    if isinstance(value, (np.generic, np.ndarray)):
-        return value.tolist()
-    raise TypeError(type(value).__name__)
 
 
 def _registered(part: Any, registry: dict[str, type]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from convexformer_solvers import DenseMap, GatedMap, LinearMap, Loss, Penalty, Program, get_loss, get_penalty
 
+from ._validation import as_tensor
 from .gates import Gates
 
 
@@ -89,7 +90,7 @@ def attention_program(
     >>> result.certificate.relative_gap <= 1e-8, tuple(result.coef.shape)
     (True, (5, 3, 1))
     """
-    tokens = torch.as_tensor(X)
+    tokens = as_tensor(X)
     if tokens.ndim != 3 or tokens.dtype not in (torch.float32, torch.float64):
         raise ValueError(
             "X must be a float32 or float64 array of shape (n_samples, n_tokens, n_features), "
@@ -97,8 +98,8 @@ def attention_program(
         )
     if not bool(torch.isfinite(tokens).all()):
         raise ValueError("X must be finite, got NaN or infinite values")
-    target = torch.as_tensor(y, dtype=torch.float64, device=tokens.device)
-    weight = None if sample_weight is None else torch.as_tensor(sample_weight, dtype=torch.float64).to(tokens.device)
+    target = as_tensor(y, tokens.device, torch.float64)
+    weight = None if sample_weight is None else as_tensor(sample_weight, tokens.device, torch.float64)
     return Program(
         attention_map(tokens, gates),
         target[:, None] if target.ndim == 1 else target,

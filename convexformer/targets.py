@@ -120,7 +120,7 @@ def class_targets(
     Raises
     ------
     ValueError
-        If fewer than two classes have positive weight.
+        If fewer than two classes have positive weight, or a class weight is negative or not finite.
     """
     classes = np.unique(y)
     weighted = y if sample_weight is None else y[sample_weight > 0]
@@ -130,5 +130,15 @@ def class_targets(
         )
     if class_weight is None:
         return ClassTargets(classes, loss)
-    weights = compute_class_weight(class_weight, classes=classes, y=y, sample_weight=sample_weight)
+    try:
+        weights = compute_class_weight(class_weight, classes=classes, y=y, sample_weight=sample_weight)
+    except ValueError as error:
+        raise ValueError(f"class_weight={class_weight!r} cannot be used: {error}") from error
+    if not np.isfinite(weights).all() or (weights < 0).any():
+        raise ValueError(f"class_weight must be finite and not negative, got {class_weight!r}")
+    if len(np.intersect1d(weighted, classes[weights > 0])) < 2:
+        raise ValueError(
+            f"class_weight must leave at least two classes with positive weight, got {class_weight!r} for the classes "
+            f"{classes.tolist()}"
+        )
     return ClassTargets(classes, loss, weights)

@@ -7,6 +7,7 @@ import torch
 from convexformer import (
     ConvexAttention,
     ConvexAttentionClassifier,
+    ConvexAttentionClassifierCV,
     ConvexAttentionRegressor,
     ConvexAttentionRegressorCV,
     Gates,
@@ -31,6 +32,13 @@ def spoiled(array, value):
     return copy
 
 
+def ragged(samples):
+    """One-dimensional array of objects."""
+    array = np.empty(len(samples), dtype=object)
+    array[:] = samples
+    return array
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -41,6 +49,9 @@ def spoiled(array, value):
         ((X[0, 0], y[:2]), "Expected 2D array, got 1D"),
         ((X[..., None], y), "X must have 2 or 3 dimensions"),
         (([[[1.0], [2.0]], [[3.0]]], [0.0, 1.0]), "X is ragged.*pad_sequences"),
+        ((ragged([np.ones((2, 3)), np.ones((4, 3))]), [0.0, 1.0]), "X is ragged.*pad_sequences"),
+        ((ragged([[1.0, 2.0], [3.0]]), [0.0, 1.0]), "X is ragged.*pad_sequences"),
+        ((ragged([1.0, [3.0]]), [0.0, 1.0]), "X is ragged.*pad_sequences"),
         ((X, y[:-1]), "inconsistent numbers of samples"),
         ((X, X), "y must have shape|Found array with dim 3"),
         ((X, None), "y"),
@@ -75,9 +86,12 @@ def test_bad_data_is_named(arguments, message):
         ({"activation": "gated_relu", "gates": ([[np.nan]], [[1.0]])}, "gates: u1 must be a finite array"),
         ({"tol": -1.0}, "tol must be a non-negative number"),
         ({"tol": "small"}, "tol must be a non-negative number"),
+        ({"tol": True}, "tol must be a non-negative number"),
         ({"max_iter": 0}, "max_iter must be a positive integer"),
         ({"max_iter": 2.5}, "max_iter must be a positive integer"),
         ({"dtype": "int8"}, "dtype must be None, 'float32' or 'float64'"),
+        ({"dtype": 3}, "dtype must be None, 'float32' or 'float64', got 3"),
+        ({"dtype": ["float32"]}, "dtype must be None, 'float32' or 'float64'"),
         ({"device": "abacus"}, "device must be"),
         ({"device": "mps"}, "device must be a 'cpu' or 'cuda' device"),
     ],
@@ -110,6 +124,10 @@ def test_cuda_equals_cpu(penalty, activation):
         (y, {}, "Unknown label type"),
         (labels, {"loss": "squared"}, "use ConvexAttentionRegressor"),
         (labels, {"class_weight": "heavy"}, "class_weight"),
+        (labels, {"class_weight": {0: -1.0, 1: 1.0}}, "class_weight must be finite and not negative"),
+        (labels, {"class_weight": {0: np.nan, 1: 1.0}}, "class_weight must be finite and not negative"),
+        (labels, {"class_weight": {0: 0.0, 1: 1.0}}, "class_weight must leave at least two classes"),
+        (labels, {"class_weight": {0: "one", 1: 1.0}}, "class_weight=.* cannot be used"),
         (np.eye(20), {}, "y should be a 1d array"),
     ],
 )
@@ -141,10 +159,68 @@ def test_solvers_that_are_not_there_say_what_to_do():
         ConvexAttentionRegressor(solver="gurobi").fit(X, y)
 
 
-@pytest.mark.parametrize("alphas", [[], [0.1, -0.1], [[0.1]], 0])
+def test_a_class_of_weight_zero_beside_two_others_does_not_count():
+    three = np.arange(20) % 3
+    model = ConvexAttentionClassifier(class_weight={0: 1.0, 1: 1.0, 2: 0.0}, tol=1e-8).fit(X, three)
+    kept = ConvexAttentionClassifier(loss="softmax", tol=1e-8).fit(X[three < 2], three[three < 2])
+    assert model.certificate_.primal == pytest.approx(kept.certificate_.primal, rel=1e-7)
+    # Weights of samples and classes may each leave two classes and together only one.
+    with pytest.raises(ValueError, match="class_weight must leave at least two classes with positive weight"):
+        model.fit(X, three, sample_weight=(three > 0).astype(float))
+
+
+BAD_GRIDS = [[], [0.1, -0.1], [0.0], [np.nan], [np.inf], [[0.1]], [True], ["much"], "much", None, {"a": 1}]
+
+
+@pytest.mark.parametrize("alphas", [*BAD_GRIDS, 0, -2, True, 2.5, np.True_])
 def test_bad_grids_are_named(alphas):
-    with pytest.raises(ValueError, match="alphas"):
+    with pytest.raises(ValueError, match="alphas must be"):
         ConvexAttentionRegressorCV(alphas=alphas).fit(X, y)
+
+
+@pytest.mark.parametrize("alphas", [grid for grid in BAD_GRIDS if grid is not None])
+def test_bad_grids_of_paths_are_named(alphas):
+    with pytest.raises(ValueError, match="alphas must be a list of at least one positive finite number"):
+        ConvexAttentionRegressor().path(X, y, alphas=alphas)
+
+
+@pytest.mark.parametrize("n_alphas", [0, 2.5, True, "3", None])
+def test_bad_lengths_of_paths_are_named(n_alphas):
+    with pytest.raises(ValueError, match="n_alphas must be a positive integer"):
+        ConvexAttentionRegressor().path(X, y, n_alphas=n_alphas)
+
+
+def test_arrays_of_equal_sequences_are_read_as_lists_of_them_are():
+    wanted = ConvexAttentionRegressor().fit(X, y)
+    np.testing.assert_array_equal(ConvexAttentionRegressor().fit(ragged(list(X)), y).coef_, wanted.coef_)
+
+
+@pytest.mark.parametrize("view", [lambda a: a[::-1][::-1], lambda a: a[::-1]])
+def test_reversed_and_read_only_arrays(view):
+    arrays = [view(array) for array in (X.copy(), y.copy(), np.linspace(1, 2, 20))]
+    copies = [array.copy() for array in arrays]
+    for array in arrays:
+        array.setflags(write=False)
+    model, wanted = (ConvexAttentionRegressor().fit(*given) for given in (arrays, copies))
+    np.testing.assert_array_equal(model.coef_, wanted.coef_)
+    assert model.heads_.objective(*arrays) == wanted.heads_.objective(*copies)
+    program = attention_program(arrays[0], arrays[1], alpha=0.1, sample_weight=arrays[2])
+    assert program.alpha_max == attention_program(copies[0], copies[1], alpha=0.1, sample_weight=copies[2]).alpha_max
+
+
+def test_held_out_samples_without_weight_are_named():
+    weight = np.repeat([1.0, 1.0, 0.0, 1.0], 5)
+    for scoring in (None, "r2"):
+        model = ConvexAttentionRegressorCV(alphas=2, cv=4, scoring=scoring)
+        with pytest.raises(ValueError, match=r"cv: every held-out sample of fold 2 has weight zero"):
+            model.fit(X, y, sample_weight=weight)
+    with pytest.raises(ValueError, match=r"cv: every training sample of fold 0 has weight zero"):
+        model.set_params(cv=2).fit(X, y, sample_weight=np.repeat([1.0, 0.0], 10))
+    # Where classes have weights, these count too.
+    three = np.arange(20) % 3
+    folds = [(np.flatnonzero(three < 2), np.flatnonzero(three == 2)), (np.flatnonzero(three != 1), [1, 4])]
+    with pytest.raises(ValueError, match=r"cv: every held-out sample of fold 0 has weight zero"):
+        ConvexAttentionClassifierCV(alphas=2, cv=folds, class_weight={0: 1, 1: 1, 2: 0}).fit(X, three)
 
 
 @pytest.mark.parametrize(

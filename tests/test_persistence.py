@@ -12,6 +12,7 @@ from convexformer import (
     save_model,
 )
 from convexformer.solvers import Huber
+from convexformer_solvers.archive import write_archive
 
 rng = np.random.default_rng(0)
 X3, X2 = rng.normal(size=(50, 4, 2)), rng.normal(size=(50, 4))
@@ -79,7 +80,24 @@ def test_a_gate_source_is_saved_as_its_gates(tmp_path):
     np.testing.assert_allclose(again.fit(X3, X3[:, 0, 0]).coef_, model.coef_, atol=1e-12)
 
 
+def test_a_path_among_the_parameters_is_saved_as_text(tmp_path):
+    model = ConvexAttentionClassifierCV(alphas=2, cv=2, resume=tmp_path / "folds").fit(X3, LABELS)
+    save_model(model, tmp_path / "m.npz")
+    assert load_model(tmp_path / "m.npz").resume == str(tmp_path / "folds")
+
+
 def test_other_files_are_refused(tmp_path):
-    np.savez(tmp_path / "x.npz", X=np.ones(3))
+    file = tmp_path / "x.npz"
+    save_model(ConvexAttentionRegressor(alpha=0.05).fit(X3, X3[:, 0, 0]), file)
+    whole = file.read_bytes()
+    np.savez(file, X=np.ones(3))
+    other = file.read_bytes()
+    np.save(tmp_path / "x.npy", np.ones(3))
+    bare = (tmp_path / "x.npy").read_bytes()
+    for content in (other, bare, whole[: len(whole) // 2], b"", b"some text"):
+        file.write_bytes(content)
+        with pytest.raises(ValueError, match="not a saved convexformer model"):
+            load_model(file)
+    write_archive(file, "something else", {}, {})
     with pytest.raises(ValueError, match="not a saved convexformer model"):
-        load_model(tmp_path / "x.npz")
+        load_model(file)

@@ -5,6 +5,7 @@ import textwrap
 
 import numpy as np
 import pytest
+import torch
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.model_selection import GridSearchCV, KFold
@@ -15,6 +16,7 @@ from convexformer import (
     ConvexAttentionClassifier,
     ConvexAttentionClassifierCV,
     ConvexAttentionRegressor,
+    ConvexAttentionRegressorCV,
 )
 
 GATED = {"activation": "gated_relu", "n_gates": 6, "random_state": 0}
@@ -127,6 +129,26 @@ def test_warm_start_goes_on_where_the_last_fit_ended():
     assert len(model.set_params(n_gates=12).fit(X, Y["three"]).gates_) > len(gates)
 
 
+@pytest.mark.parametrize("solver", ["fista", "exact"])
+def test_warm_start_without_the_intercept_of_the_last_fit(solver, monkeypatch):
+    model = ConvexAttentionRegressor(solver=solver, warm_start=True).fit(X, Y["real"] + 5.0)
+    assert model.intercept_ > 1
+    model.set_params(fit_intercept=False)
+    cold = clone(model).fit(X, Y["real"] + 5.0)
+    assert model.fit(X, Y["real"] + 5.0).intercept_ == 0.0
+    assert model.certificate_.primal == pytest.approx(cold.certificate_.primal, rel=1e-3)
+
+    def interrupt(self, *args, **options):
+        raise KeyboardInterrupt
+
+    model.set_params(fit_intercept=True).fit(X, Y["real"] + 5.0).set_params(fit_intercept=False)
+    monkeypatch.setattr("cvxpy.Problem.solve", interrupt)
+    monkeypatch.setattr("convexformer_solvers.Fista.step", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(X, Y["real"] + 5.0)
+    assert model.intercept_ == 0.0
+
+
 def test_callback_stops_and_interrupt_leaves_a_usable_estimator():
     seen = []
     model = ConvexAttentionRegressor(alpha=0.001, tol=0.0, callback=lambda progress: seen.append(progress) or True)
@@ -209,6 +231,41 @@ def test_cross_validation_is_the_loop_over_folds(scoring):
     np.testing.assert_allclose(threaded.score_path_, model.score_path_, atol=1e-9)
     direct = ConvexAttentionClassifier(alpha=model.alpha_, tol=1e-8).fit(X, Y["three"], sample_weight=weight)
     np.testing.assert_allclose(model.coef_, direct.coef_, atol=1e-10)
+
+
+def test_cross_validated_scores_of_a_data_frame_know_its_columns():
+    pandas = pytest.importorskip("pandas")
+    flat = X[:, :, 0]
+    frame = pandas.DataFrame(flat, columns=list("abcd"), index=np.arange(60)[::-1])
+
+    def score(model, held_out, y):
+        assert isinstance(held_out, pandas.DataFrame)
+        return model.score(held_out, y)
+
+    for scoring in ("r2", score):
+        model = ConvexAttentionRegressorCV(alphas=3, cv=3, scoring=scoring).fit(frame, pandas.Series(Y["real"]))
+        assert list(model.feature_names_in_) == list("abcd")
+        plain = ConvexAttentionRegressorCV(alphas=3, cv=3, scoring="r2").fit(flat, Y["real"])
+        np.testing.assert_allclose(model.score_path_, plain.score_path_, atol=1e-12)
+    # Lists and tensors too.
+    for given in (flat.tolist(), torch.as_tensor(flat)):
+        model = ConvexAttentionRegressorCV(alphas=3, cv=3, scoring="r2").fit(given, torch.as_tensor(Y["real"]))
+        np.testing.assert_allclose(model.score_path_, plain.score_path_, atol=1e-12)
+
+
+def test_cross_validation_reads_weights_no_oftener_than_one_fit():
+    class Weights:
+        def __init__(self):
+            self.reads = 0
+
+        def __array__(self, dtype=None, copy=None):
+            self.reads += 1
+            return np.ones(60)
+
+    once, folds = Weights(), Weights()
+    ConvexAttentionRegressor().fit(X, Y["real"], sample_weight=once)
+    ConvexAttentionRegressorCV(alphas=2, cv=2, scoring="r2").fit(X, Y["real"], sample_weight=folds)
+    assert folds.reads == once.reads
 
 
 def test_nothing_given_is_changed():

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from tqdm.auto import tqdm
 
+from .path_file import PathFile
 from .program import Program
-from .result import SolverInterrupted, SolverResult
-from .solver import Solver, solve
+from .result import Progress, SolverInterrupted, SolverResult, check_tol
+from .solver import Callback, Solver, solve
 
 
 @dataclass(frozen=True)
@@ -45,8 +49,13 @@ class Path:
 class PathInterrupted(KeyboardInterrupt):
     """Raised on Ctrl-C during a path; `path` holds the alphas finished so far."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(f"interrupted after {len(path.alphas)} alphas")
+    def __init__(self, path: Path, n_alphas: int, resume: str | os.PathLike[str] | None) -> None:
+        how = (
+            "a call with resume='path.npz', the name of a file, keeps them on disk and can be continued"
+            if resume is None
+            else f"repeat the call with resume={os.fspath(resume)!r} to continue"
+        )
+        super().__init__(f"interrupted after {len(path.alphas)} of {n_alphas} alphas; {how}")
         self.path = path
 
 
@@ -78,15 +87,27 @@ def alpha_grid(alpha_max: float, n_alphas: int = 30, eps: float = 1e-2) -> list[
     """
     if not math.isfinite(alpha_max):
         raise ValueError(f"alpha_max must be finite, got {alpha_max!r}")
-    if n_alphas < 1:
-        raise ValueError(f"n_alphas must be at least 1, got {n_alphas!r}")
-    if not 0 < eps < 1:
+    if isinstance(n_alphas, bool) or not (isinstance(n_alphas, Integral) and n_alphas >= 1):
+        raise ValueError(f"n_alphas must be a positive integer, got {n_alphas!r}")
+    if not (isinstance(eps, Real) and 0 < eps < 1):
         raise ValueError(f"eps must lie strictly between 0 and 1, got {eps!r}")
     first = alpha_max if alpha_max > 0 else 1.0
-    return [float(alpha) for alpha in np.geomspace(first, eps * first, n_alphas)]
+    return [float(alpha) for alpha in np.geomspace(first, eps * first, int(n_alphas))]
 
 
-def solve_path(program: Program, solver: Solver, alphas: Sequence[float] | None = None, **options: Any) -> Path:
+def solve_path(
+    program: Program,
+    solver: Solver,
+    alphas: Sequence[float] | None = None,
+    *,
+    tol: float = 1e-4,
+    resume: str | os.PathLike[str] | None = None,
+    verbose: bool = False,
+    on_result: Callable[[SolverResult], object] | None = None,
+    callback: Callback | None = None,
+    start: tuple[Tensor, Tensor] | None = None,
+    **options: Any,
+) -> Path:
     """Solve a program for every alpha of a decreasing grid, each warm-started from the one before.
 
     Parameters
@@ -97,17 +118,36 @@ def solve_path(program: Program, solver: Solver, alphas: Sequence[float] | None 
         The algorithm.
     alphas : sequence of float, optional
         The grid; sorted to decrease. Default: ``alpha_grid(program.alpha_max)``.
+    tol : float, default=1e-4
+        Bound on the relative gap of every alpha.
+    resume : str or path-like, optional
+        An ``.npz`` file that is brought up to date after each alpha and on Ctrl-C. A later call with the same file,
+        program and grid goes on from it: stored points are certified anew, those within ``tol`` are taken as they
+        are, and from the others the solver continues. Solver, ``tol`` and options may differ from call to call.
+    verbose : bool, default=False
+        Whether to show one progress bar over the alphas, with the current gap.
+    on_result : callable, optional
+        Called with the ``SolverResult`` of each finished alpha, in the order of the grid.
+    callback : callable, optional
+        As in ``solve``; returning True stops the solve of the current alpha only.
+    start : (coef, intercept), optional
+        Starting point of the first alpha. Default: the best constant model.
     **options
-        Passed to ``solve``.
+        Passed to ``solve``: ``max_iter``, ``dtype`` and ``device``.
 
     Returns
     -------
     Path
+        A result taken from a file has the iterations and seconds of the run that found it, and a history of one
+        entry, its certificate.
 
     Raises
     ------
     PathInterrupted
         On Ctrl-C; a ``KeyboardInterrupt`` whose ``path`` holds what was finished.
+    ValueError
+        If an argument is out of range, or if the file of ``resume`` is of another program or grid; the message says
+        what differs.
 
     Examples
     --------
@@ -118,14 +158,36 @@ def solve_path(program: Program, solver: Solver, alphas: Sequence[float] | None 
     >>> solve_path(program, Fista(), [1.5, 0.5], tol=1e-10).coefs[:, 0].flatten()
     tensor([0., 2.], dtype=torch.float64)
     """
+    check_tol(tol)
     grid = alpha_grid(program.alpha_max) if alphas is None else sorted((float(alpha) for alpha in alphas), reverse=True)
+    file = None if resume is None else PathFile(resume, program, grid)
+    dtype = options.get("dtype") or program.map.dtype
+    device = torch.device(options.get("device") or program.map.device)
     results: list[SolverResult] = []
-    start: tuple[Tensor, Tensor] | None = options.pop("start", None)
-    for alpha in grid:
+    with tqdm(total=len(grid), disable=not verbose, desc=f"path, {solver.name}", unit="alpha", miniters=0) as bar:
+
+        def show(progress: Progress) -> bool:
+            bar.set_postfix_str(f"gap {progress.certificate.relative_gap:.1e}", refresh=False)
+            bar.update(0)  # draws the bar, if the last time is long enough ago
+            return callback is not None and bool(callback(progress))
+
         try:
-            result = solve(program.with_alpha(alpha), solver, start=start, **options)
-        except SolverInterrupted as interruption:
-            raise PathInterrupted(Path(grid[: len(results)], results)) from interruption
-        start = (result.coef, result.intercept)
-        results.append(result)
+            for index, alpha in enumerate(grid):
+                here = program.with_alpha(alpha)
+                result = None if file is None else file.load(index, here, dtype, device)
+                if result is None or not result.certificate.relative_gap <= tol:
+                    if result is not None:
+                        start = (result.coef, result.intercept)
+                    result = solve(here, solver, tol=tol, start=start, callback=show, **options)
+                    if file is not None:
+                        file.save(index, result)
+                start = (result.coef, result.intercept)
+                results.append(result)
+                bar.update()
+                if on_result is not None:
+                    on_result(result)
+        except KeyboardInterrupt as interruption:
+            if file is not None and isinstance(interruption, SolverInterrupted):
+                file.save(len(results), interruption.result)
+            raise PathInterrupted(Path(grid[: len(results)], results), len(grid), resume) from interruption
     return Path(grid, results)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from numbers import Real
+from typing import Any
 
 from torch import Tensor
 
@@ -156,6 +158,12 @@ class SolverResult:
     seconds: float
     history: History = field(repr=False)
     solver: str
+
+
+def check_tol(tol: Any) -> None:
+    """Raise ``ValueError`` unless ``tol`` is a non-negative number."""
+    if isinstance(tol, bool) or not (isinstance(tol, Real) and float(tol) >= 0):
+        raise ValueError(f"tol must be a non-negative number, got {tol!r}")
 
 
 class SolverInterrupted(KeyboardInterrupt):

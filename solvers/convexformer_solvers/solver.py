@@ -240,6 +240,8 @@ def _starting_point(program: Program, start: tuple[Tensor, Tensor] | None) -> Po
             f"start must be a coefficient array of shape {program.coef_shape} and an intercept of shape "
             f"{program.coef_shape[-1:]}, got {tuple(coef.shape)} and {tuple(intercept.shape)}"
         )
+    if not program.fit_intercept and bool((intercept != 0).any()):
+        raise ValueError(f"start must have an intercept of zeros, as the program has none; got {intercept.tolist()}")
     return Point(coef, intercept)
 
 

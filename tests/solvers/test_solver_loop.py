@@ -330,6 +330,14 @@ class TestWarmStart:
         assert far.primal == pytest.approx(cold.primal, abs=1e-7 * program.null_value)
 
 
+def test_start_intercept_of_a_program_without_one():
+    program = make_program(n=10)
+    coef = torch.zeros(program.coef_shape, dtype=torch.float64)
+    with pytest.raises(ValueError, match="start must have an intercept of zeros, as the program has none"):
+        solve(program, Fista(), start=(coef, torch.ones(2)))
+    assert solve(program, Fista(), start=(coef, torch.zeros(2))).certificate.relative_gap <= 1e-4
+
+
 class InterruptedStep(Fista):
     """Ctrl-C during the k-th step."""
 

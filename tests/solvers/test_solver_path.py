@@ -39,9 +39,9 @@ class TestGrid:
     def test_grid_without_a_scale_starts_at_one(self):
         assert alpha_grid(0.0, 3) == alpha_grid(1.0, 3)
 
-    @pytest.mark.parametrize("n_alphas", [0, -1])
+    @pytest.mark.parametrize("n_alphas", [0, -1, 2.5, True, "3"])
     def test_wrong_length(self, n_alphas):
-        with pytest.raises(ValueError, match="n_alphas must be at least 1"):
+        with pytest.raises(ValueError, match="n_alphas must be a positive integer"):
             alpha_grid(1.0, n_alphas)
 
     @pytest.mark.parametrize("eps", [0.0, 1.0, -0.1, 2.0, math.nan])

@@ -1,0 +1,88 @@
+"""Running the folds of a cross-validation: threads, one progress bar, and an end to all when one is interrupted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from threading import Event, Lock
+from typing import TypeVar
+
+from joblib import effective_n_jobs
+from sklearn import config_context, get_config
+from tqdm.auto import tqdm
+
+from convexformer_solvers import Callback, Progress, SolverResult
+
+T = TypeVar("T")
+
+
+class Watch:
+    """What the folds have in common: the progress bar over folds and alphas, and whether they are to stop.
+
+    Parameters
+    ----------
+    bar : tqdm
+        Moves on by one for each alpha of each fold.
+    """
+
+    def __init__(self, bar: tqdm) -> None:
+        self.stopped = Event()
+        self._bar, self._lock = bar, Lock()
+
+    def count(self, result: SolverResult) -> None:
+        """Move the bar on by one alpha."""
+        with self._lock:
+            self._bar.set_postfix_str(f"gap {result.certificate.relative_gap:.1e}", refresh=False)
+            self._bar.update()
+
+    def stopping(self, callback: Callback | None) -> Callback:
+        """The user's callback, which also interrupts the solve once another fold has ended in an error."""
+
+        def called(progress: Progress) -> bool:
+            if self.stopped.is_set():
+                raise KeyboardInterrupt
+            return callback is not None and bool(callback(progress))
+
+        return called
+
+
+def run_folds(folds: Sequence[Callable[[], T]], n_jobs: int | None, watch: Watch) -> list[T]:
+    """Results of all folds, at most `n_jobs` of them running at once.
+
+    When one raises, Ctrl-C included, the others are told to stop, and nothing runs any more when the error is raised.
+
+    Parameters
+    ----------
+    folds : sequence of callable
+        Each is called once, without arguments.
+    n_jobs : int or None
+        As in joblib, whose ``parallel_config`` is heeded.
+    watch : Watch
+        Its ``stopped`` is set when a fold raises.
+
+    Returns
+    -------
+    list
+        In the order of `folds`.
+    """
+    n_threads = min(effective_n_jobs(n_jobs), len(folds))
+    if n_threads == 1:
+        return [fold() for fold in folds]
+    config = get_config()
+
+    def configured(fold: Callable[[], T]) -> T:
+        with config_context(**config):  # scikit-learn's configuration is one per thread
+            return fold()
+
+    # Not joblib's Parallel: after an interrupt it leaves threads behind that go on.
+    with ThreadPoolExecutor(n_threads) as pool:
+        futures = [pool.submit(configured, fold) for fold in folds]
+        try:
+            for future in wait(futures, return_when=FIRST_EXCEPTION).done:
+                future.result()
+        except BaseException:
+            watch.stopped.set()
+            for future in futures:
+                future.cancel()
+            raise
+    return [future.result() for future in futures]

@@ -1,0 +1,99 @@
+"""Files of arrays with a JSON header: no pickles, replaced only when everything has been written."""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def write_archive(
+    path: str | os.PathLike[str], content: str, header: Mapping[str, Any], arrays: Mapping[str, NDArray]
+) -> None:
+    """Write arrays and a header to an ``.npz`` file; an old file of that name stays whole until the new one is.
+
+    Parameters
+    ----------
+    path : str or path-like
+        The file.
+    content : str
+        What the file holds, for example ``"convexformer model"``; ``read_archive`` asks for the same.
+    header : mapping
+        Whatever JSON holds, numpy numbers and paths.
+    arrays : mapping of str to ndarray
+        Plain arrays of any shape, under names other than ``"header"``.
+
+    Raises
+    ------
+    TypeError
+        If the header holds something that JSON cannot.
+    OSError
+        If the file cannot be written.
+
+    Examples
+    --------
+    >>> import os, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = os.path.join(folder, "x.npz")
+    ...     write_archive(file, "example", {"n": 3}, {"x": np.arange(3)})
+    ...     read_archive(file, "example")
+    ({'n': 3}, {'x': array([0, 1, 2])})
+    """
+    text = json.dumps({**header, "content": content}, default=plain)
+    path = Path(path)
+    partial = path.with_name(path.name + ".partial")
+    with open(partial, "wb") as file:
+        np.savez(file, header=np.array(text), **arrays)  # type: ignore[arg-type]
+    os.replace(partial, path)
+
+
+def read_archive(path: str | os.PathLike[str], content: str) -> tuple[dict[str, Any], dict[str, NDArray]]:
+    """Read what ``write_archive`` wrote.
+
+    Parameters
+    ----------
+    path : str or path-like
+        The file.
+    content : str
+        What the file must hold.
+
+    Returns
+    -------
+    header : dict
+    arrays : dict of str to ndarray
+
+    Raises
+    ------
+    ValueError
+        If the file is of another kind, or damaged.
+    OSError
+        If the file cannot be read.
+    """
+    try:
+        # Opened here: numpy leaves a damaged file open.
+        with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
+            arrays = dict(file)
+        found = sorted(arrays)
+        header = json.loads(str(arrays.pop("header")))
+    except KeyError as error:
+        raise ValueError(f"{path} is not a saved {content}; it holds {found}") from error
+    except (ValueError, TypeError, AttributeError, EOFError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{path} is not a saved {content}: {error}") from error
+    if not isinstance(header, dict) or header.pop("content", None) != content:
+        raise ValueError(f"{path} is not a saved {content}; it holds {found}")
+    return header, arrays
+
+
+def plain(value: Any) -> Any:
+    """Numpy values and paths as JSON has them; the ``default`` of ``json.dumps``."""
+    if isinstance(value, (np.generic, np.ndarray)):
+        return value.tolist()
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    raise TypeError(type(value).__name__)
