@@ -28,6 +28,7 @@ _INNER_ACCURACY = 0.3
 _MAX_INNER_STEPS = 30
 # A certificate is due when the estimated gap has fallen this far since the last one.
 _DUE_DECREASE = 3.0
+_LONGEST_WAIT = 4
 
 
 class _Iterate(NamedTuple):
@@ -53,6 +54,7 @@ class _State(NamedTuple):
     iterates: tuple[_Iterate, ...]  # one per output
     kept: Tensor  # positions of the samples with positive weight
     certified_gap: float  # rough gap when a certificate was last due
+    waited: int  # steps since then
 
 
 class SemismoothNewton(Solver):
@@ -108,16 +110,17 @@ class SemismoothNewton(Solver):
             pred = pred + counted.best_intercept(pred)
         columns = range(program.y.shape[1])
         gram = SupportGram(counted.map)
-        return _State(tuple(_first_iterate(counted, gram, coef, pred, k) for k in columns), kept, math.inf)
+        return _State(tuple(_first_iterate(counted, gram, coef, pred, k) for k in columns), kept, math.inf, 0)
 
     def _check(self, program: Program) -> None:
         if not isinstance(program.penalty, GroupL2) or not program.outputs_separate:
             raise TypeError(f"solver {self.name!r} needs the group-l2 penalty and a separable loss")
 
     def step(self, program: Program, state: _State) -> _State:
-        certified = _total_gap(state) if self.due(state, 0) else state.certified_gap
+        if self.due(state, 0):
+            state = state._replace(certified_gap=_total_gap(state), waited=0)
         iterates = tuple(s if s.finished else _newton_step(s) for s in state.iterates)
-        return state._replace(iterates=iterates, certified_gap=certified)
+        return state._replace(iterates=iterates, waited=state.waited + 1)
 
     def point(self, program: Program, state: _State) -> Point:
         exact, dtype = program.with_float64_targets(), program.y.dtype
@@ -128,7 +131,8 @@ class SemismoothNewton(Solver):
         return Point(coef, intercept.to(dtype), dual)
 
     def due(self, state: _State, iteration: int) -> bool:
-        return _total_gap(state) <= state.certified_gap / _DUE_DECREASE
+        # Near rounding the rough gap no longer falls, so it is not waited for too long.
+        return state.waited >= _LONGEST_WAIT or _total_gap(state) <= state.certified_gap / _DUE_DECREASE
 
     def finished(self, state: _State) -> bool:
         return all(s.finished for s in state.iterates)
