@@ -18,12 +18,17 @@ _LARGEST_SIDE = 12_000
 _NEAR = 1e-2
 # Alternating directions that have not ended the matter by then leave it to Newton steps even in the samples.
 _PATIENCE = 150
+# Newton steps that have not ended the matter by then hand back.
+_NEWTON_STEPS = 40
 
 
 class _State(NamedTuple):
     solver: Solver
     inner: Any
     iteration: int
+    newton_steps: int = 0
+    resting: tuple[Solver, Any] | None = None  # the first solver as it was when Newton steps took over
+    newton_failed: bool = False
 
 
 class Auto(Solver):
@@ -34,6 +39,8 @@ class Auto(Solver):
     - Once the rough gap is below 1e-2 of the reference and the support is narrower than the samples are many
       (or after 150 iterations): ``SemismoothNewton``, where penalty and loss separate over outputs.
     - Else ``Fista``, and for losses of unbounded curvature Newton steps from there.
+    - Where Newton steps stall in rounding, or forty of them have not ended the matter, the first solver takes over
+      again, for good.
 
     The choice depends on the program and the iterates alone, never on a clock, so that runs can be repeated.
 
@@ -52,14 +59,20 @@ class Auto(Solver):
         return _State(solver, solver.init(program, start), 0)
 
     def step(self, program: Program, state: _State) -> _State:
-        if _newton_pays(program, state):
+        if state.resting is not None and _newton_failed(state):
+            state = _State(*state.resting, state.iteration, newton_failed=True)
+        elif _newton_pays(program, state):
             newton = SemismoothNewton()
             if isinstance(state.solver, Admm):
                 inner = newton.init_at(program, state.inner.coef, state.inner.fitted)
             else:
                 inner = newton.init_at(program, state.inner.coef, None)
-            state = _State(newton, inner, state.iteration)
-        return state._replace(inner=state.solver.step(program, state.inner), iteration=state.iteration + 1)
+            state = _State(newton, inner, state.iteration, resting=(state.solver, state.inner))
+        return state._replace(
+            inner=state.solver.step(program, state.inner),
+            iteration=state.iteration + 1,
+            newton_steps=state.newton_steps + 1,
+        )
 
     def point(self, program: Program, state: _State) -> Point:
         return state.solver.point(program, state.inner)
@@ -68,7 +81,7 @@ class Auto(Solver):
         return state.solver.due(state.inner, iteration)
 
     def finished(self, state: _State) -> bool:
-        return state.solver.finished(state.inner)
+        return not isinstance(state.solver, SemismoothNewton) and state.solver.finished(state.inner)
 
 
 def _first_solver(program: Program) -> Solver:
@@ -76,8 +89,12 @@ def _first_solver(program: Program) -> Solver:
     return Admm() if math.isfinite(program.loss.smoothness) and side <= _LARGEST_SIDE else Fista()
 
 
+def _newton_failed(state: _State) -> bool:
+    return state.solver.finished(state.inner) or state.newton_steps >= _NEWTON_STEPS
+
+
 def _newton_pays(program: Program, state: _State) -> bool:
-    if isinstance(state.solver, SemismoothNewton) or not _newton_applies(program):
+    if state.newton_failed or isinstance(state.solver, SemismoothNewton) or not _newton_applies(program):
         return False
     if isinstance(state.solver, Fista):
         return state.iteration == _PATIENCE and program.map.n_samples <= _LARGEST_SIDE

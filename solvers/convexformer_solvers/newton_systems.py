@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .factorisation import cholesky
 from .operators import LinearMap
 
 # Active columns per sample below which the system is solved in the support instead of the samples.
@@ -147,7 +148,7 @@ class NewtonSystem:
         right = self._adjoint(blocks, curvature * target)
         if self.fit_intercept:
             system[-1, -1] += 1 / sigma
-        solution = torch.cholesky_solve(right[:, None], torch.linalg.cholesky(system))[:, 0]
+        solution = torch.cholesky_solve(right[:, None], cholesky(system))[:, 0]
         return target - self._forward(blocks, solution)
 
     def _support_gram(self, blocks: Tensor, curvature: Tensor) -> Tensor:
@@ -193,13 +194,7 @@ class NewtonSystem:
         kernel *= (sigma * root).to(single)[:, None]
         kernel *= root.to(single)
         kernel.diagonal().add_(1.0)
-        factor, failed = torch.linalg.cholesky_ex(kernel)
-        jitter = 1e-6 * float(kernel.diagonal().max())
-        while bool(failed):
-            kernel.diagonal().add_(jitter)
-            factor, failed = torch.linalg.cholesky_ex(kernel)
-            jitter *= 10
-        return factor
+        return cholesky(kernel)
 
     def _iterate(self, state: _Conjugate, jacobian: ProxJacobian, sigma: float, root: Tensor, limit: int) -> None:
         for _ in range(limit):

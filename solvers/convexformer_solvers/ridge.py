@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
+from .factorisation import cholesky
 from .operators import LinearMap
 
 
@@ -36,14 +37,7 @@ class RidgeSystem(ABC):
         self.weight, self.rho = weight, rho
         matrix = self._gram()
         matrix.diagonal().add_(rho)
-        # Rounding in the Gram matrix of a map of low rank may outweigh a small ratio.
-        factor, failed = torch.linalg.cholesky_ex(matrix)
-        jitter = 1e-14 * float(matrix.diagonal().max())
-        while bool(failed):
-            matrix.diagonal().add_(jitter)
-            factor, failed = torch.linalg.cholesky_ex(matrix)
-            jitter *= 10
-        self._factor = factor
+        self._factor = cholesky(matrix)
 
     @abstractmethod
     def solve(self, target: Tensor, center: Tensor, fitted_center: Tensor) -> tuple[Tensor, Tensor]:

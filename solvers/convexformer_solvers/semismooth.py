@@ -210,7 +210,12 @@ def _newton_step(iterate: _Iterate) -> _Iterate:
     program, residual = iterate.program, iterate.residual[:, 0]
     ones = torch.ones_like(iterate.pred)
     curvature = program.weight * program.loss.hessian_product(iterate.pred, program.y, ones)[:, 0]
-    direction = iterate.system.solve(_jacobian(iterate), iterate.sigma, curvature, residual)
+    try:
+        direction = iterate.system.solve(_jacobian(iterate), iterate.sigma, curvature, residual)
+    except ValueError:  # the system overflows
+        return iterate._replace(finished=True)
+    if not bool(torch.isfinite(direction).all()):
+        return iterate._replace(finished=True)
     return _line_search(iterate, direction[:, None], -float((residual * curvature) @ direction))
 
 

@@ -1,0 +1,57 @@
+"""The default solver on random programs of odd shapes and with the faults that data have."""
+
+import warnings
+
+import pytest
+import torch
+
+from convexformer_solvers import LOSSES, PENALTIES, Auto, DenseMap, GatedMap, Program, get_loss, get_penalty, solve
+
+FAULTS = ["none", "badly scaled columns", "duplicated tokens", "constant token", "zero rows", "collinear groups"]
+SHAPES = [(5, 1, 1, 1, 0), (30, 12, 7, 2, 0), (200, 3, 4, 3, 0), (40, 4, 5, 1, 9), (150, 2, 3, 2, 4)]
+
+
+def spoiled(data: torch.Tensor, fault: str, generator: torch.Generator) -> torch.Tensor:
+    if fault == "badly scaled columns":
+        return data * 10.0 ** torch.empty(data.shape[1:]).uniform_(-3, 3, generator=generator).double()
+    if fault == "duplicated tokens":
+        return data[:, torch.randint(data.shape[1], (data.shape[1],), generator=generator)]
+    if fault == "constant token":
+        data[:, 0] = 1.0
+    if fault == "zero rows":
+        data[: len(data) // 3] = 0.0
+    if fault == "collinear groups":
+        mixing = torch.randn((data.shape[2], data.shape[2]), generator=generator, dtype=data.dtype)
+        data[:, -1] = data[:, 0] @ mixing
+    return data
+
+
+def random_program(shape, loss, penalty, fault, ratio, intercept, seed):
+    n_samples, n_tokens, d, c, n_gates = shape
+    generator = torch.Generator().manual_seed(seed)
+    data = torch.randn((n_samples, n_tokens, d), generator=generator, dtype=torch.float64)
+    data = spoiled(data + 0.5 * data[:, :1], fault, generator)
+    linear_map = DenseMap(data)
+    if n_gates:
+        masks = torch.rand((n_samples, n_gates), generator=generator) < 0.5
+        linear_map = GatedMap(data, masks)
+    y = get_loss(loss).example_target(n_samples, c if loss != "softmax" else max(c, 2), generator)
+    program = Program(linear_map, y, get_loss(loss), get_penalty(penalty), 1.0, fit_intercept=intercept)
+    # Where nothing but the constant is left to explain, alpha_max is rounding.
+    return program.with_alpha(ratio * max(program.alpha_max, 1e-6))
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("penalty", list(PENALTIES))
+def test_auto_reaches_1e_6_or_says_why_not(fault, shape, penalty):
+    for seed, loss in enumerate(LOSSES):
+        if (seed + FAULTS.index(fault) + SHAPES.index(shape)) % 3:  # each loss with each fault and shape in turn
+            continue
+        ratio, intercept = (0.1, 0.01)[seed % 2], bool(seed % 3)
+        program = random_program(shape, loss, penalty, fault, ratio, intercept, seed)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            result = solve(program, Auto(), tol=1e-6, max_iter=20_000)
+        assert result.certificate.relative_gap <= 1e-6
+        assert bool(torch.isfinite(result.coef).all())
