@@ -9,6 +9,7 @@ from .admm import Admm
 from .fista import Fista
 from .penalties import GroupL2
 from .program import Program
+from .ridge import SMALL_SIDE
 from .semismooth import SemismoothNewton
 from .solver import Point, Solver
 
@@ -103,7 +104,7 @@ def _newton_pays(program: Program, state: _State) -> bool:
         return False
     sizes = program.penalty.group_dual_norms(inner.coef)
     widest = int((sizes > 0).reshape(-1, sizes.shape[-1]).sum(0).max()) * program.coef_shape[-2]
-    return widest <= 0.5 * program.map.n_samples or state.iteration >= _PATIENCE
+    return widest <= max(0.5 * program.map.n_samples, SMALL_SIDE) or state.iteration >= _PATIENCE
 
 
 def _newton_applies(program: Program) -> bool:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from .factorisation import cholesky
 from .operators import LinearMap
+from .ridge import SMALL_SIDE
 
 # Active columns per sample below which the system is solved in the support instead of the samples.
 _SUPPORT_RATIO = 0.9
@@ -133,7 +134,7 @@ class NewtonSystem:
         n_columns = jacobian.units.numel() + self.fit_intercept
         if n_columns == 0:
             return target
-        if n_columns <= _SUPPORT_RATIO * len(target):
+        if n_columns <= max(_SUPPORT_RATIO * len(target), SMALL_SIDE):
             return self._solve_in_support(jacobian, sigma, curvature, target)
         return self._solve_in_samples(jacobian, sigma, curvature, target)
 

@@ -17,6 +17,9 @@ from torch import Tensor
 from .factorisation import cholesky
 from .operators import LinearMap
 
+# Up to this many features their side is taken: there a repeated sample is the same as a weight of two.
+SMALL_SIDE = 500
+
 
 class RidgeSystem(ABC):
     """Solver of ridge problems; ``ridge_system`` picks the side.
@@ -123,6 +126,7 @@ class RidgeInFeatures(RidgeSystem):
 
 def ridge_system(linear_map: LinearMap, fit_intercept: bool) -> RidgeSystem:
     """The ridge system on the smaller side of the map."""
-    in_samples = linear_map.n_samples <= math.prod(linear_map.feature_shape)
+    n_features = math.prod(linear_map.feature_shape)
+    in_samples = linear_map.n_samples <= n_features and n_features > SMALL_SIDE
     side: type[RidgeSystem] = RidgeInSamples if in_samples else RidgeInFeatures
     return side(linear_map, fit_intercept)
