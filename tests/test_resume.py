@@ -50,7 +50,7 @@ class CountingFista(Fista):
 class TestPath:
     def test_resumed_after_an_interrupt(self, tmp_path):
         file = tmp_path / "path.npz"
-        model = ConvexAttentionRegressor(tol=1e-7, **GATED)
+        model = ConvexAttentionRegressor(tol=1e-7, solver="fista", **GATED)
         wanted = model.path(X, Y, n_alphas=6)
         model.set_params(solver=CountingFista(interrupt_solve=4))
         with pytest.raises(PathInterrupted, match=r"3 of 6 alphas; repeat the call with resume='.*path\.npz'"):

@@ -19,6 +19,8 @@ _LARGEST_SIDE = 12_000
 _NEAR = 1e-2
 # Alternating directions that have not ended the matter by then leave it to Newton steps even in the samples.
 _PATIENCE = 150
+# Accelerated gradient steps on a cross-entropy before alternating directions take over.
+_FISTA_STEPS = 400
 # Newton steps that have not ended the matter by then hand back.
 _NEWTON_STEPS = 40
 
@@ -35,8 +37,9 @@ class _State(NamedTuple):
 class Auto(Solver):
     """Alternating directions first, Newton steps in the support once near; accelerated gradients for the largest data.
 
-    - A loss of bounded curvature and data whose smaller side can be factorised: ``Admm``. Its iterations do not mind
-      correlated features and serve every penalty, all outputs and gates at once.
+    - A separable loss of bounded curvature and data whose smaller side can be factorised: ``Admm``. Its iterations do
+      not mind correlated features and serve every penalty, all outputs and gates at once.
+    - A cross-entropy: ``Fista``, and ``Admm`` from its point on where 400 steps have not ended the matter.
     - Once the rough gap is below 1e-2 of the reference and the support is narrower than the samples are many
       (or after 150 iterations): ``SemismoothNewton``, where penalty and loss separate over outputs.
     - Else ``Fista``, and for losses of unbounded curvature Newton steps from there.
@@ -62,6 +65,9 @@ class Auto(Solver):
     def step(self, program: Program, state: _State) -> _State:
         if state.resting is not None and _newton_failed(state):
             state = _State(*state.resting, state.iteration, newton_failed=True)
+        elif isinstance(state.solver, Fista) and state.iteration == _FISTA_STEPS and _admm_applies(program):
+            admm = Admm()
+            state = _State(admm, admm.init(program, self.point(program, state)), state.iteration)
         elif _newton_pays(program, state):
             newton = SemismoothNewton()
             if isinstance(state.solver, Admm):
@@ -86,8 +92,12 @@ class Auto(Solver):
 
 
 def _first_solver(program: Program) -> Solver:
+    return Admm() if program.loss.separable and _admm_applies(program) else Fista()
+
+
+def _admm_applies(program: Program) -> bool:
     side = min(program.map.n_samples, math.prod(program.map.feature_shape))
-    return Admm() if math.isfinite(program.loss.smoothness) and side <= _LARGEST_SIDE else Fista()
+    return math.isfinite(program.loss.smoothness) and side <= _LARGEST_SIDE
 
 
 def _newton_failed(state: _State) -> bool:
