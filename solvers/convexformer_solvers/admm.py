@@ -8,22 +8,21 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .primal_dual import Iterate, PrimalDualSolver, Schedule
 from .program import Program
 from .ridge import RidgeSystem, ridge_system
-from .solver import Point, Solver
 
 _OVER_RELAXATION = 1.7
 # The prox's threshold alpha / rho against the median norm of an active group.
 _THRESHOLD = 1 / 0.3
 # Iterations after which rho is set anew; it is left alone when it would change less than this.
-_ADAPT_AT = (3, 8, 20, 50, 100, 200, 400, 800)
+_ADAPT_AT = (5, 15, 40, 100, 200, 400, 800)
 _WORTH_REFACTORING = 1.5
 # Bounds of the curvature that stands for a sample's loss, beside the loss's own; and of what may exceed it.
 _LEAST_CURVATURE = 0.02
 _TOLERATED = 1.1
 _SAFETY = 1.3
 _LOOK_EVERY = 5
-_DUE_DECREASE = 3.0
 
 
 class _State(NamedTuple):
@@ -38,10 +37,9 @@ class _State(NamedTuple):
     fitted_coef: Tensor  # A Z
     multiplier: Tensor  # scaled dual U of W = Z
     fitted_multiplier: Tensor  # A U
-    iteration: int
-    gap: float  # rough
-    certified_gap: float  # rough gap when a certificate was last due
-    certified_at: int  # and the iteration
+    iteration: int = 0
+    gap: float = math.inf  # rough
+    schedule: Schedule = Schedule()
 
     @property
     def curvature(self) -> Tensor:
@@ -49,17 +47,16 @@ class _State(NamedTuple):
         return self.margin * self.local
 
 
-class Admm(Solver):
+class Admm(PrimalDualSolver):
     r"""Over-relaxed alternating directions in the metric of the data, majorised where the loss is not quadratic.
 
-    The splitting is ``W = Z``: ``W`` carries the loss, replaced by its quadratic bound of curvature
-    :math:`L A^\top \mathrm{diag}(p) A` around the last iterate, ``Z`` the penalty. Each update of ``W`` is a ridge
-    problem whose Gram matrix, on the smaller side of the data, is formed once and serves all outputs; ``rho`` follows
-    the size of the groups. Correlated features cost nothing extra: the metric takes them out. Per iteration two
-    products with the data (fewer with small Gram matrices) and one triangular solve.
+    The splitting is ``W = Z``: ``W`` carries the loss, replaced by a quadratic around the last predictions whose
+    curvature follows that of each sample, ``Z`` the penalty. Each update of ``W`` is a ridge problem whose Gram
+    matrix, on the smaller side of the data, is formed once and serves all outputs; ``rho`` follows the size of the
+    groups. Correlated features cost nothing extra: the metric takes them out. Per iteration two products with the
+    data and two triangular solves.
 
-    Needs a loss with finite ``smoothness``. Works in float64 on data of any precision. Memory: twice the square of the
-    smaller side.
+    Needs a loss with finite ``smoothness``. Memory: twice the square of the smaller side.
 
     Examples
     --------
@@ -71,58 +68,40 @@ class Admm(Solver):
     def name(self) -> str:
         return "admm"
 
-    def init(self, program: Program, start: Point) -> _State:
+    def init_at(self, program: Program, coef: Tensor, pred: Tensor | None) -> _State:
         if not math.isfinite(program.loss.smoothness):
             raise TypeError(f"solver {self.name!r} needs a loss with finite smoothness, which {program.loss!r} has not")
         program = program.counted().with_float64_targets()
-        coef = start.coef.to(program.y)
+        coef = coef.to(program.y)
         fitted_coef = program.map.matvec(coef)
-        fitted = fitted_coef + program.best_intercept(fitted_coef)
+        fitted = fitted_coef + program.best_intercept(fitted_coef) if pred is None else pred
         ascent = program.pull_back(-program.loss.gradient(fitted, program.y))
         rho = _rho_for(program, coef) or _first_rho(program, fitted, ascent)
         system = ridge_system(program.map, program.fit_intercept)
         local = _local_curvature(program, fitted)
         system.factorise(program.weight * local, rho)
         # The multiplier of the optimum is the ascent direction, which there is within the dual ball.
-        multiplier = ascent * min(1.0, program.alpha / max(float(program.penalty.dual_norm(ascent)), 1e-300)) / rho
+        multiplier = (ascent - program.penalty.prox(ascent, program.alpha)) / rho
         fitted_multiplier = program.map.matvec(multiplier)
         return _State(
-            program,
-            system,
-            local,
-            1.0,
-            0.0,
-            ascent,
-            fitted,
-            coef,
-            fitted_coef,
-            multiplier,
-            fitted_multiplier,
-            0,
-            math.inf,
-            math.inf,
-            0,
+            program, system, local, 1.0, 0.0, ascent, fitted, coef, fitted_coef, multiplier, fitted_multiplier
         )
 
     def step(self, program: Program, state: _State) -> _State:
         if self.due(state, state.iteration):
-            state = state._replace(certified_gap=state.gap, certified_at=state.iteration)
+            state = state._replace(schedule=Schedule(state.gap, state.iteration))
         state = _iterate(state._replace(iteration=state.iteration + 1))
         state = _adapted(state, due=state.iteration in _ADAPT_AT)
-        return state._replace(gap=_rough_gap(state)) if state.iteration % _LOOK_EVERY == 0 else state
+        return state._replace(gap=self.iterate(state).rough_gap()) if state.iteration % _LOOK_EVERY == 0 else state
 
-    def point(self, program: Program, state: _State) -> Point:
-        exact, dtype = program.with_float64_targets(), program.y.dtype
-        coef = state.coef.to(dtype)
-        intercept = exact.best_intercept(exact.map.matvec(coef.to(exact.y)))
-        dual = torch.zeros_like(exact.y)
-        dual[program.weight > 0] = -state.program.loss.gradient(state.fitted, state.program.y)
-        return Point(coef, intercept.to(dtype), dual)
+    def iterate(self, state: _State) -> Iterate:
+        program = state.program
+        intercept = program.weight @ (state.fitted - state.fitted_coef) * program.fit_intercept
+        return Iterate(program, state.coef, state.fitted_coef + intercept, state.fitted, state.ascent)
 
     def due(self, state: _State, iteration: int) -> bool:
         # The rough gap is off while a loss that is not quadratic still moves, so it is not waited for too long.
-        waited = iteration - state.certified_at
-        return waited >= max(_LOOK_EVERY, iteration / 3) or state.gap <= state.certified_gap / _DUE_DECREASE
+        return state.schedule.due(state.gap, state.iteration, max(_LOOK_EVERY, state.iteration / 3))
 
 
 def _iterate(state: _State) -> _State:
@@ -167,9 +146,10 @@ def _curvature_met(state: _State, move: Tensor, change: Tensor) -> float:
 def _adapted(state: _State, due: bool) -> _State:
     """Set the curvature by what was met and rho by the size of the groups; the multiplier times rho stays."""
     program, rho = state.program, state.system.rho
-    if not due and state.met <= state.margin * _TOLERATED:
+    exceeded = state.met > state.margin * _TOLERATED
+    if not (due or exceeded):
         return state
-    local, new_rho, margin = state.local, rho, max(state.margin, _SAFETY * state.met)
+    local, new_rho, margin = state.local, rho, _SAFETY * state.met if exceeded else state.margin
     if due:
         new_local = _local_curvature(program, state.fitted)
         wanted = min(1.0, _SAFETY * state.met) or 1.0
@@ -197,19 +177,9 @@ def _rho_for(program: Program, coef: Tensor) -> float | None:
 
 
 def _first_rho(program: Program, fitted: Tensor, ascent: Tensor) -> float:
-    """A tenth of the curvature along the first proximal step's direction."""
+    """A twentieth of the curvature along the first proximal step's direction."""
     direction = program.penalty.prox(ascent, program.alpha)
     image = program.map.matvec(direction)
     slope = float((ascent * direction).sum())
     curvature = program.loss.smoothness * float(program.mean(image.square().sum(1)))
-    return 0.1 * curvature / slope if slope > 0 and curvature > 0 else 1.0
-
-
-def _rough_gap(state: _State) -> float:
-    """Gap but for the centring of the dual point; costs no product. The ridge problem's stationarity gives its norm."""
-    program = state.program
-    pred = state.fitted_coef + program.weight @ (state.fitted - state.fitted_coef) * program.fit_intercept
-    primal = program.loss_value(pred) + program.alpha * program.penalty.value(state.coef)
-    norm = float(program.penalty.dual_norm(state.ascent))
-    theta = -program.loss.gradient(state.fitted, program.y)
-    return float(primal - program.dual(theta * min(1.0, program.alpha / norm) if norm > 0 else theta))
+    return 0.05 * curvature / slope if slope > 0 and curvature > 0 else 1.0

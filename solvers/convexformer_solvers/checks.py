@@ -25,6 +25,9 @@ def _require(condition: bool, message: str) -> None:
 
 
 def _require_close(actual: Tensor, wanted: Tensor, tolerance: float, message: str) -> None:
+    _require(actual.shape == wanted.shape, f"{message}: shapes {tuple(actual.shape)} and {tuple(wanted.shape)}")
+    if wanted.numel() == 0:
+        return
     difference = float((actual - wanted).abs().max())
     scale = 1.0 + float(wanted.abs().max())
     _require(difference <= tolerance * scale, f"{message}: they differ by {difference:.3e}")
@@ -230,7 +233,7 @@ def check_map(linear_map: LinearMap, n_outputs: int = 3, seed: int = 0) -> None:
 
 
 def _check_map_blocks(linear_map: LinearMap, matrix: Tensor, generator: torch.Generator) -> None:
-    """Products that Newton solvers use, against the matrix."""
+    """Products with some of the blocks, against the matrix."""
     d = linear_map.feature_shape[-1]
     by_block = matrix.reshape(linear_map.n_samples, -1, d)
     blocks = torch.arange(0, by_block.shape[1], 2)
@@ -241,6 +244,19 @@ def _check_map_blocks(linear_map: LinearMap, matrix: Tensor, generator: torch.Ge
     inner = scale[:, None, None] * torch.eye(d) + (1 - scale)[:, None, None] * units[:, :, None] * units[:, None, :]
     wanted = torch.einsum("ibd,bde,jbe->ij", columns, inner, columns)
     _require_close(linear_map.kernel(blocks, scale, units), wanted, 1e-10, "kernel is not A J A' of the matrix")
+    few = blocks[:1]
+    for chosen in (blocks, few, blocks[:0]):
+        part = by_block[:, chosen].flatten(1)
+        coef = torch.randn((len(chosen), d, 2), generator=generator, dtype=torch.float64)
+        values = torch.randn((linear_map.n_samples, 2), generator=generator, dtype=torch.float64)
+        images = part @ coef.flatten(0, 1), (part.T @ values).view(len(chosen), d, 2)
+        _require_close(linear_map.matvec_blocks(chosen, coef), images[0], 1e-10, "matvec_blocks is not the product")
+        _require_close(linear_map.rmatvec_blocks(chosen, values), images[1], 1e-10, "rmatvec_blocks is not the adjoint")
+        restricted = linear_map.restricted(chosen).as_matrix().double()
+        _require_close(restricted, part, 1e-12, "restricted does not hold the columns of the blocks")
+    weight = torch.rand(linear_map.n_samples, generator=generator, dtype=torch.float64)
+    wanted = columns.flatten(1).T @ (weight[:, None] * by_block[:, few].flatten(1))
+    _require_close(linear_map.gram(blocks, few, weight), wanted, 1e-10, "gram is not A' diag(weight) A of the matrix")
 
 
 def check_solver(solver: Solver, tol: float = 1e-6, seed: int = 0) -> None:

@@ -35,6 +35,7 @@ class Loss(ABC):
     separable: ClassVar[bool] = True
     targets: ClassVar[Literal["real", "sign", "simplex"]] = "real"
     probabilistic: ClassVar[bool] = False
+    quadratic: ClassVar[bool] = False
 
     @property
     @abstractmethod
@@ -162,6 +163,8 @@ class Squared(Loss):
     >>> Squared().value(torch.tensor([[3.0]]), torch.tensor([[1.0]]))
     tensor([2.])
     """
+
+    quadratic = True
 
     @property
     def smoothness(self) -> float:

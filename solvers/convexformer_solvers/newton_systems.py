@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from .factorisation import cholesky
+from .gram import SupportGram
 from .operators import LinearMap
 from .ridge import SMALL_SIDE
 
@@ -58,36 +59,6 @@ class ProxJacobian(NamedTuple):
         inverse_scale = 1 / self.shrinkage[:, None, None]
         identity = torch.eye(self.units.shape[1], dtype=outer.dtype, device=outer.device)
         return inverse_scale * identity + (1 - inverse_scale) * outer
-
-
-class SupportGram:
-    """Weighted Gram matrices ``A_S' D A_S`` of varying supports; kept and extended while the weights stay the same.
-
-    Parameters
-    ----------
-    linear_map : LinearMap
-        The map ``A`` of all groups.
-    """
-
-    def __init__(self, linear_map: LinearMap) -> None:
-        self.map = linear_map
-        self._weight: Tensor | None = None
-
-    def of(self, blocks: Tensor, weight: Tensor) -> Tensor:
-        """Gram matrix of some groups, shape ``(m d, m d)``; a copy."""
-        if self._weight is None or not torch.equal(self._weight, weight):
-            self._weight, self._known = weight, blocks
-            self._gram = self.map.gram(blocks, blocks, weight)
-        new = blocks[~torch.isin(blocks, self._known)]
-        if len(new):
-            cross, corner = self.map.gram(self._known, new, weight), self.map.gram(new, new, weight)
-            self._gram = torch.cat([torch.cat([self._gram, cross], 1), torch.cat([cross.T, corner], 1)])
-            self._known = torch.cat([self._known, new])
-        order = self._known.argsort()
-        where = order[torch.searchsorted(self._known[order], blocks)]
-        d = self.map.feature_shape[-1]
-        columns = (where[:, None] * d + torch.arange(d, device=where.device)).flatten()
-        return self._gram[columns[:, None], columns]
 
 
 class NewtonSystem:
@@ -162,13 +133,13 @@ class NewtonSystem:
 
     def _adjoint(self, blocks: Tensor, values: Tensor) -> Tensor:
         """``A_S' values``, with the intercept's entry last."""
-        result = self.map.rmatvec_blocks(blocks, values).flatten()
+        result = self.map.rmatvec_blocks(blocks, values[:, None]).flatten()
         return torch.cat([result, values.sum()[None]]) if self.fit_intercept else result
 
     def _forward(self, blocks: Tensor, solution: Tensor) -> Tensor:
         constant = solution[-1] if self.fit_intercept else 0.0
-        coef = solution[: len(solution) - self.fit_intercept].view(len(blocks), self.map.feature_shape[-1])
-        return self.map.matvec_blocks(blocks, coef) + constant
+        coef = solution[: len(solution) - self.fit_intercept].view(len(blocks), self.map.feature_shape[-1], 1)
+        return self.map.matvec_blocks(blocks, coef)[:, 0] + constant
 
     # In the samples: x = r - sigma K h z with (I + sigma h K h) z = h r and h = sqrt(D), K = A J A' + 1 1'
 
@@ -209,8 +180,8 @@ class NewtonSystem:
         return torch.cholesky_solve(residual.to(self._factor.dtype)[:, None], self._factor)[:, 0].to(residual.dtype)
 
     def _kernel_product(self, jacobian: ProxJacobian, values: Tensor) -> Tensor:
-        coef = jacobian.apply(self.map.rmatvec_blocks(jacobian.blocks, values))
-        result = self.map.matvec_blocks(jacobian.blocks, coef)
+        coef = jacobian.apply(self.map.rmatvec_blocks(jacobian.blocks, values[:, None])[..., 0])
+        result = self.map.matvec_blocks(jacobian.blocks, coef[..., None])[:, 0]
         return result + values.sum() if self.fit_intercept else result
 
 

@@ -90,14 +90,23 @@ class LinearMap(ABC):
         """
 
     def matvec_blocks(self, blocks: Tensor, coef: Tensor) -> Tensor:
-        """Predictions ``(N,)`` of one output's coefficients ``(n_blocks, d)`` on some blocks, zero elsewhere."""
-        full = coef.new_zeros((math.prod(self.feature_shape[:-1]), coef.shape[1]))
+        """Predictions ``(N, c)`` of coefficients ``(n_blocks, d, c)`` on some blocks, zero elsewhere."""
+        full = coef.new_zeros((math.prod(self.feature_shape[:-1]), *coef.shape[1:]))
         full[blocks] = coef
-        return self.matvec(full.reshape(*self.feature_shape, 1))[:, 0]
+        return self.matvec(full.reshape(*self.feature_shape, coef.shape[-1]))
 
     def rmatvec_blocks(self, blocks: Tensor, values: Tensor) -> Tensor:
-        """Part ``(n_blocks, d)`` of the adjoint of ``values`` of shape ``(N,)`` that belongs to some blocks."""
-        return self.rmatvec(values[:, None]).reshape(-1, self.feature_shape[-1])[blocks]
+        """Part ``(n_blocks, d, c)`` of the adjoint of ``values`` of shape ``(N, c)`` that belongs to some blocks."""
+        return self.rmatvec(values).reshape(-1, self.feature_shape[-1], values.shape[1])[blocks]
+
+    def restricted(self, blocks: Tensor) -> LinearMap:
+        """The map of some blocks alone, with feature shape ``(n_blocks, d)``; copies their columns."""
+        return DenseMap(self.columns(blocks))
+
+    def gram_work(self) -> float:
+        """Floating-point operations of forming the Gram matrix of all features, on the smaller side, roughly."""
+        n_features = math.prod(self.feature_shape)
+        return 2.0 * self.n_samples * n_features * min(self.n_samples, n_features)
 
     def gram(self, left: Tensor, right: Tensor, weight: Tensor) -> Tensor:
         """``A_left' diag(weight) A_right`` of some blocks' columns, shape ``(n_left d, n_right d)``.
@@ -241,9 +250,9 @@ class DenseMap(LinearMap):
     def matvec_blocks(self, blocks: Tensor, coef: Tensor) -> Tensor:
         if coef.dtype != self.dtype or 2 * len(blocks) > self._blocks().shape[1]:
             return super().matvec_blocks(blocks, coef)
-        result = coef.new_zeros(self.n_samples)
+        result = coef.new_zeros((self.n_samples, coef.shape[-1]))
         for position, part in zip(blocks.tolist(), coef, strict=True):
-            result.addmv_(self._blocks()[:, position], part)
+            result.addmm_(self._blocks()[:, position], part)
         return result
 
     def rmatvec_blocks(self, blocks: Tensor, values: Tensor) -> Tensor:
@@ -350,21 +359,18 @@ class GatedMap(LinearMap):
         return GatedMap(self._dense.data[index], self.masks[index])
 
     def matvec_blocks(self, blocks: Tensor, coef: Tensor) -> Tensor:
-        gate, block = self._split(blocks)
-        result = coef.new_zeros(self.n_samples)
-        for k in block.unique():
-            here = block == k
-            by_gate = self._dense.columns(k[None])[:, 0].to(coef.dtype) @ coef[here].T
-            result += (by_gate * self.masks[:, gate[here]]).sum(1)
+        result = coef.new_zeros((self.n_samples, coef.shape[-1]))
+        for data, mask, here in self._by_dense_block(blocks, coef.dtype):
+            gates_last = coef[here].permute(1, 2, 0)  # (d, c, gates)
+            by_gate = (data @ gates_last.flatten(1)).view(-1, *gates_last.shape[1:])
+            result += torch.einsum("icg,ig->ic", by_gate, mask)
         return result
 
     def rmatvec_blocks(self, blocks: Tensor, values: Tensor) -> Tensor:
-        gate, block = self._split(blocks)
-        result = values.new_zeros((len(blocks), self.feature_shape[-1]))
-        for k in block.unique():
-            here = block == k
-            data = self._dense.columns(k[None])[:, 0].to(values.dtype)
-            result[here] = (self.masks[:, gate[here]] * values[:, None]).T @ data
+        result = values.new_zeros((len(blocks), self.feature_shape[-1], values.shape[1]))
+        for data, mask, here in self._by_dense_block(blocks, values.dtype):
+            by_gate = (mask[:, :, None] * values[:, None, :]).flatten(1)
+            result[here] = (data.T @ by_gate).view(-1, mask.shape[1], values.shape[1]).transpose(0, 1)
         return result
 
     def columns(self, blocks: Tensor) -> Tensor:
@@ -373,13 +379,8 @@ class GatedMap(LinearMap):
 
     def kernel(self, blocks: Tensor, scale: Tensor, units: Tensor) -> Tensor:
         # For each dense block k the gates share X_k: sum_g s D_g X_k X_k' D_g = (X_k X_k') o (M diag(s) M').
-        gate, block = self._split(blocks)
         result = scale.new_zeros((self.n_samples, self.n_samples))
-        masks = self.masks.to(scale.dtype)
-        for k in block.unique():
-            here = block == k
-            data = self._dense.columns(k[None])[:, 0].to(scale.dtype)
-            mask = masks[:, gate[here]]
+        for data, mask, here in self._by_dense_block(blocks, scale.dtype):
             scaled, along = mask * scale[here], mask * (data @ units[here].T)
             scaled_along = along * (1 - scale[here])
             height = max(256, -(-self.n_samples // 8))
@@ -388,6 +389,19 @@ class GatedMap(LinearMap):
                 product = (scaled[rows] @ mask[:upto].T).mul_(data[rows] @ data[:upto].T)
                 result[rows, :upto] += product.addmm_(scaled_along[rows], along[:upto].T)
         return result
+
+    def gram_work(self) -> float:
+        # The gates share the data's kernel.
+        by_kernel = 2.0 * self.n_samples**2 * (self._dense.as_matrix().shape[1] + math.prod(self.feature_shape[:-1]))
+        return min(super().gram_work(), by_kernel)
+
+    def _by_dense_block(self, blocks: Tensor, dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """For each dense block among `blocks` its data ``(N, d)``, its gates' masks, and which of `blocks` they are."""
+        gate, block = self._split(blocks)
+        data = self._dense.data.reshape(self.n_samples, -1, self.feature_shape[-1])
+        for k in block.unique().tolist():
+            here = (block == k).nonzero()[:, 0]
+            yield data[:, k].to(dtype), self.masks[:, gate[here]].to(dtype), here
 
     def _split(self, blocks: Tensor) -> tuple[Tensor, Tensor]:
         """Gate and position in the dense blocks of flattened positions."""

@@ -127,6 +127,6 @@ class RidgeInFeatures(RidgeSystem):
 def ridge_system(linear_map: LinearMap, fit_intercept: bool) -> RidgeSystem:
     """The ridge system on the smaller side of the map."""
     n_features = math.prod(linear_map.feature_shape)
-    in_samples = linear_map.n_samples <= n_features and n_features > SMALL_SIDE
+    in_samples = linear_map.n_samples < n_features and n_features > SMALL_SIDE
     side: type[RidgeSystem] = RidgeInSamples if in_samples else RidgeInFeatures
     return side(linear_map, fit_intercept)

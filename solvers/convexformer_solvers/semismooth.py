@@ -11,8 +11,10 @@ from torch import Tensor
 
 from .admm import Admm
 from .fista import Fista
-from .newton_systems import NewtonSystem, ProxJacobian, SupportGram
+from .gram import SupportGram
+from .newton_systems import NewtonSystem, ProxJacobian
 from .penalties import GroupL2
+from .primal_dual import Iterate, PrimalDualSolver, Schedule, own_predictions
 from .program import Program
 from .solver import Point, Solver
 
@@ -26,8 +28,6 @@ _SIGMA_GROWTH = 9.0
 # A subproblem is solved once its residual is this far below the move of the proximal point that it causes.
 _INNER_ACCURACY = 0.3
 _MAX_INNER_STEPS = 30
-# A certificate is due when the estimated gap has fallen this far since the last one.
-_DUE_DECREASE = 3.0
 _LONGEST_WAIT = 4
 
 
@@ -52,12 +52,13 @@ class _Iterate(NamedTuple):
 
 class _State(NamedTuple):
     iterates: tuple[_Iterate, ...]  # one per output
-    kept: Tensor  # positions of the samples with positive weight
-    certified_gap: float  # rough gap when a certificate was last due
-    waited: int  # steps since then
+    program: Program  # samples of positive weight, float64 targets
+    iteration: int = 0
+    gap: float = math.inf  # rough
+    schedule: Schedule = Schedule()
 
 
-class SemismoothNewton(Solver):
+class SemismoothNewton(PrimalDualSolver):
     r"""Proximal point method whose subproblems are solved by semismooth Newton steps in the predictions.
 
     Around the proximal point :math:`Z_c` the subproblem's optimum is the root :math:`v` of
@@ -71,7 +72,7 @@ class SemismoothNewton(Solver):
     weak. Outputs are solved one by one. In the samples a step's memory and time grow with the square and the cube of
     their number, so where the support is wider than that this is for up to some thousands of samples.
 
-    Needs the group-l2 penalty and a separable loss. Works in float64 on data of any precision.
+    Needs the group-l2 penalty and a separable loss.
 
     Examples
     --------
@@ -85,61 +86,53 @@ class SemismoothNewton(Solver):
     def name(self) -> str:
         return "semismooth_newton"
 
-    def init(self, program: Program, start: Point) -> _State:
-        self._check(program)
-        coef = start.coef.to(torch.float64)
-        if bool(coef.any()):
-            return self.init_at(program, coef, None)
-        warm_up: Solver = Admm() if math.isfinite(program.loss.smoothness) else Fista()
-        state = warm_up.init(program, start)
-        for _ in range(_WARM_UP):
-            state = warm_up.step(program, state)
-        return self.init_at(program, warm_up.point(program, state).coef, None)
-
     def init_at(self, program: Program, coef: Tensor, pred: Tensor | None) -> _State:
-        """State at coefficients and predictions ``(N, c)`` that need not belong together; theirs by default.
-
-        The predictions say which dual point to start from.
-        """
         self._check(program)
-        exact = program.with_float64_targets()
-        kept = (exact.weight > 0).nonzero()[:, 0]
-        counted, coef = exact.counted(), coef.to(exact.y)
+        program = program.counted().with_float64_targets()
+        coef = coef.to(program.y)
+        if pred is None and not bool(coef.any()):
+            coef, pred = self._warmed_up(program, coef)
         if pred is None:
-            pred = counted.map.matvec(coef)
-            pred = pred + counted.best_intercept(pred)
-        columns = range(program.y.shape[1])
-        gram = SupportGram(counted.map)
-        return _State(tuple(_first_iterate(counted, gram, coef, pred, k) for k in columns), kept, math.inf, 0)
+            pred = own_predictions(program, coef)
+        gram = SupportGram(program.map)
+        iterates = tuple(_first_iterate(program, gram, coef, pred, k) for k in range(program.y.shape[1]))
+        return self._with_gap(_State(iterates, program))
+
+    @staticmethod
+    def _warmed_up(program: Program, coef: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Coefficients and predictions of a few first-order steps."""
+        solver: Solver = Admm() if math.isfinite(program.loss.smoothness) else Fista()
+        state = solver.init(program, Point(coef, program.null_intercept))
+        for _ in range(_WARM_UP):
+            state = solver.step(program, state)
+        point = solver.point(program, state)
+        return point.coef, point.pred
 
     def _check(self, program: Program) -> None:
         if not isinstance(program.penalty, GroupL2) or not program.outputs_separate:
             raise TypeError(f"solver {self.name!r} needs the group-l2 penalty and a separable loss")
 
     def step(self, program: Program, state: _State) -> _State:
-        if self.due(state, 0):
-            state = state._replace(certified_gap=_total_gap(state), waited=0)
+        if self.due(state, state.iteration):
+            state = state._replace(schedule=Schedule(state.gap, state.iteration))
         iterates = tuple(s if s.finished else _newton_step(s) for s in state.iterates)
-        return state._replace(iterates=iterates, waited=state.waited + 1)
+        return self._with_gap(state._replace(iterates=iterates, iteration=state.iteration + 1))
 
-    def point(self, program: Program, state: _State) -> Point:
-        exact, dtype = program.with_float64_targets(), program.y.dtype
-        coef = torch.cat([s.coef for s in state.iterates], dim=-1).to(dtype)
-        intercept = exact.best_intercept(exact.map.matvec(coef.to(exact.y)))
-        dual = torch.zeros_like(exact.y)
-        dual[state.kept] = torch.cat([s.theta for s in state.iterates], dim=1)
-        return Point(coef, intercept.to(dtype), dual)
+    def iterate(self, state: _State) -> Iterate:
+        coef = torch.cat([s.coef for s in state.iterates], dim=-1)
+        ascent = torch.cat([s.ascent for s in state.iterates], dim=-1)
+        fitted = torch.cat([s.pred + s.residual for s in state.iterates], dim=1)
+        return Iterate(state.program, coef, fitted, torch.cat([s.pred for s in state.iterates], dim=1), ascent)
 
     def due(self, state: _State, iteration: int) -> bool:
         # Near rounding the rough gap no longer falls, so it is not waited for too long.
-        return state.waited >= _LONGEST_WAIT or _total_gap(state) <= state.certified_gap / _DUE_DECREASE
+        return state.schedule.due(state.gap, state.iteration, _LONGEST_WAIT)
 
     def finished(self, state: _State) -> bool:
         return all(s.finished for s in state.iterates)
 
-
-def _total_gap(state: _State) -> float:
-    return sum(_rough_gap(s) for s in state.iterates)
+    def _with_gap(self, state: _State) -> _State:
+        return state._replace(gap=self.iterate(state).rough_gap())
 
 
 def _first_iterate(program: Program, gram: SupportGram, coef: Tensor, pred: Tensor, column: int) -> _Iterate:
@@ -191,9 +184,9 @@ def _proximal(iterate: _Iterate) -> _Iterate:
 
 
 def _with_residual(iterate: _Iterate) -> _Iterate:
-    groups = iterate.coef.reshape(-1, iterate.coef.shape[-2])
-    support = groups.any(dim=1).nonzero()[:, 0]
-    fitted = iterate.program.map.matvec_blocks(support, groups[support])[:, None] + iterate.intercept
+    groups = iterate.coef.reshape(-1, *iterate.coef.shape[-2:])
+    support = groups.any(dim=1)[:, 0].nonzero()[:, 0]
+    fitted = iterate.program.map.matvec_blocks(support, groups[support]) + iterate.intercept
     return iterate._replace(residual=fitted - iterate.pred)
 
 
@@ -225,15 +218,6 @@ def _solved(iterate: _Iterate) -> bool:
     move = (iterate.coef - iterate.center).square().sum()
     move = move + (iterate.intercept - iterate.center_intercept).square().sum()
     return size <= _INNER_ACCURACY * math.sqrt(float(move) / iterate.sigma)
-
-
-def _rough_gap(iterate: _Iterate) -> float:
-    """Gap of the iterate but for the centring of its dual point; costs no product."""
-    program, pred = iterate.program, iterate.pred + iterate.residual
-    norm = float(program.penalty.dual_norm(iterate.ascent))
-    scale = min(1.0, program.alpha / norm) if norm > 0 else 1.0
-    primal = program.loss_value(pred) + program.alpha * program.penalty.value(iterate.coef)
-    return float(primal - program.dual(scale * iterate.theta))
 
 
 def _jacobian(iterate: _Iterate) -> ProxJacobian:

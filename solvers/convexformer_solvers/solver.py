@@ -6,7 +6,7 @@ import time
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -18,7 +18,7 @@ from .certificate import certify
 from .losses import Loss
 from .penalties import Penalty
 from .program import Program
-from .result import Certificate, History, Progress, SolverInterrupted, SolverResult, Status
+from .result import Certificate, History, Progress, SolverInterrupted, SolverResult, Status, check_tol
 
 Callback = Callable[[Progress], "bool | None"]
 
@@ -34,11 +34,14 @@ class Point(NamedTuple):
         Intercept; zeros when the program has none.
     dual : Tensor of shape (N, c) or None
         A candidate for ``certify``; need not be feasible.
+    pred : Tensor of shape (N, c) or None
+        Predictions behind `dual`, from which another solver can start.
     """
 
     coef: Tensor
     intercept: Tensor
     dual: Tensor | None = None
+    pred: Tensor | None = None
 
 
 class Solver(ABC):
@@ -149,9 +152,8 @@ def solve(
     >>> solve(program, Fista(), tol=1e-10).coef.flatten()
     tensor([2., 0.], dtype=torch.float64)
     """
-    if not (isinstance(tol, Real) and tol >= 0):
-        raise ValueError(f"tol must be a non-negative number, got {tol!r}")
-    if not (isinstance(max_iter, Integral) and max_iter >= 1):
+    check_tol(tol)
+    if isinstance(max_iter, bool) or not (isinstance(max_iter, Integral) and max_iter >= 1):
         raise ValueError(f"max_iter must be a positive integer, got {max_iter!r}")
     _check_requirements(program, solver)
     reference = program.to(device=device)

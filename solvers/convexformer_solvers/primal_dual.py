@@ -1,0 +1,113 @@
+"""Common ground of the solvers that carry a primal and a dual point side by side."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .program import Program
+from .solver import Point, Solver
+
+# A certificate is due when the rough gap has fallen this far since the last one.
+_DUE_DECREASE = 3.0
+
+
+class Iterate(NamedTuple):
+    """A primal point, and predictions that need not be its own and stand for a dual point.
+
+    Attributes
+    ----------
+    program : Program
+        The program on its samples of positive weight, with float64 targets.
+    coef : Tensor of shape ``program.coef_shape``
+        The primal point.
+    fitted : Tensor of shape (N, c)
+        Its predictions, intercept included.
+    pred : Tensor of shape (N, c)
+        Predictions at which minus the gradient of each sample's loss is the dual point.
+    ascent : Tensor of shape ``program.coef_shape``
+        ``A' diag(p)`` times that dual point, or nearly so.
+    """
+
+    program: Program
+    coef: Tensor
+    fitted: Tensor
+    pred: Tensor
+    ascent: Tensor
+
+    def dual_point(self) -> Tensor:
+        """Minus the gradient of each sample's loss, shape ``(N, c)``."""
+        return -self.program.loss.gradient(self.pred, self.program.y)
+
+    def with_own_ascent(self) -> Iterate:
+        """The same with `ascent` computed from the dual point; costs one product."""
+        return self._replace(ascent=self.program.pull_back(self.dual_point()))
+
+    def rough_gap(self) -> float:
+        """Duality gap but for the centring of the dual point; costs no product with the data."""
+        program = self.program
+        primal = program.loss_value(self.fitted) + program.alpha * program.penalty.value(self.coef)
+        norms = program.penalty.group_dual_norms(self.ascent)
+        largest = norms.reshape(-1, norms.shape[-1]).amax(0) if program.outputs_separate else norms.amax()
+        scale = torch.where(largest > program.alpha, program.alpha / largest, 1.0)
+        return float(primal - program.dual(scale * self.dual_point()))
+
+
+class Schedule(NamedTuple):
+    """When the last certificate was due, and when the next one is."""
+
+    gap: float = float("inf")
+    iteration: int = 0
+
+    def due(self, gap: float, iteration: int, longest_wait: float) -> bool:
+        """Whether the rough gap has fallen enough since, or nobody has looked for too long."""
+        return gap < self.gap / _DUE_DECREASE or iteration - self.iteration >= longest_wait
+
+
+class PrimalDualSolver(Solver):
+    """A solver that can start from, and can be asked for, an ``Iterate``.
+
+    That is what lets solvers hand over to each other without losing either point. Works in float64 on data of any
+    precision. States have the attribute ``gap``, the rough gap when it was last computed.
+    """
+
+    @abstractmethod
+    def init_at(self, program: Program, coef: Tensor, pred: Tensor | None) -> Any:
+        """State at coefficients and predictions that need not belong together.
+
+        Parameters
+        ----------
+        program : Program
+            The program.
+        coef : Tensor of shape ``program.coef_shape``
+            The primal point.
+        pred : Tensor of shape (N, c) or None
+            Predictions, intercept included, for the samples of positive weight; they say which dual point to start
+            from. None: those of `coef`.
+        """
+
+    @abstractmethod
+    def iterate(self, state: Any) -> Iterate:
+        """Both points of a state."""
+
+    def init(self, program: Program, start: Point) -> Any:
+        pred = None if start.pred is None else start.pred[program.weight > 0].double()
+        return self.init_at(program, start.coef, pred)
+
+    def point(self, program: Program, state: Any) -> Point:
+        iterate, exact, dtype = self.iterate(state), program.with_float64_targets(), program.y.dtype
+        coef = iterate.coef.to(dtype)
+        intercept = exact.best_intercept(exact.map.matvec(coef.to(exact.y)))
+        counts = program.weight > 0
+        dual, pred = torch.zeros_like(exact.y), torch.zeros_like(exact.y)
+        dual[counts], pred[counts] = iterate.dual_point(), iterate.pred
+        return Point(coef, intercept.to(dtype), dual, pred)
+
+
+def own_predictions(program: Program, coef: Tensor) -> Tensor:
+    """Predictions of coefficients with the best intercept, shape ``(N, c)``."""
+    pred = program.map.matvec(coef)
+    return pred + program.best_intercept(pred)

@@ -1,0 +1,143 @@
+"""A solver on a growing set of blocks, checked against all blocks now and then."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .gram import SupportGram
+from .parts import CompressedPart, Part, RestrictedPart
+from .primal_dual import Iterate, PrimalDualSolver, Schedule, own_predictions
+from .program import Program
+
+# The set is solved until its rough gap is this far below that over all blocks; then all blocks are looked at.
+_INNER_DECREASE = 0.3
+_LONGEST_WAIT = 50
+# The set changes where the gap over all blocks is this far above its own, and has then so many blocks per active one.
+_WORTH_CHANGING = 4.0
+_GROWTH = 1.5
+# Share of active blocks above which a wide set is given up.
+_CROWDED = 0.9
+
+
+class _State(NamedTuple):
+    whole: Iterate  # of all blocks, when they were last looked at
+    gap: float  # its rough gap
+    gram: SupportGram
+    part: Part | None  # None: too many blocks
+    inner: Any
+    iteration: int = 0
+    looked_at: int = 0
+    schedule: Schedule = Schedule()
+
+
+class WorkingSet(PrimalDualSolver):
+    """Another solver on the blocks that violate the dual constraint most; finished when there are too many of them.
+
+    The set starts with the blocks of the largest dual norm. The inner solver works on it until the rough gap of the
+    set is well below that over all blocks. Then it becomes the active blocks and, the worst violating ones first, half
+    as many others. With the squared loss and fewer columns than samples the inner solver sees their Gram matrix in place
+    of the samples, see ``CompressedPart``. Once the set would be wider than the samples are many, or than half of all
+    columns, there is no point in it.
+
+    Parameters
+    ----------
+    inner : PrimalDualSolver
+        The solver of the set.
+    first_width : int, default=500
+        Columns of the first set, or of one block where that has more.
+
+    Examples
+    --------
+    >>> from convexformer_solvers import Admm
+    >>> WorkingSet(Admm()).name
+    'working_set(admm)'
+    """
+
+    def __init__(self, inner: PrimalDualSolver, first_width: int = 500) -> None:
+        self.inner, self.first_width = inner, first_width
+
+    @property
+    def name(self) -> str:
+        return f"working_set({self.inner.name})"
+
+    def init_at(self, program: Program, coef: Tensor, pred: Tensor | None) -> _State:
+        program = program.counted().with_float64_targets()
+        coef = coef.to(program.y)
+        if pred is None:
+            pred = own_predictions(program, coef)
+        whole = Iterate(program, coef, pred, pred, coef).with_own_ascent()
+        state = _State(whole, whole.rough_gap(), SupportGram(program.map), None, None)
+        none = torch.zeros(0, dtype=torch.int64, device=coef.device)
+        return self._on(state, _chosen(whole, none, self.first_width))
+
+    def _on(self, state: _State, blocks: Tensor | None) -> _State:
+        """The state with its inner solver started on some blocks."""
+        if blocks is None:
+            return state._replace(part=None, inner=None)
+        whole = state.whole
+        compresses = whole.program.loss.quadratic and len(blocks) * whole.coef.shape[-2] < len(whole.pred)
+        part = (
+            CompressedPart(whole.program, blocks, state.gram) if compresses else RestrictedPart(whole.program, blocks)
+        )
+        inner = self.inner.init_at(part.program, part.on_blocks(whole.coef), part.pred_of(whole))
+        return state._replace(part=part, inner=inner)
+
+    def step(self, program: Program, state: _State) -> _State:
+        if self.due(state, state.iteration):
+            state = state._replace(schedule=Schedule(state.gap, state.iteration))
+        state = state._replace(iteration=state.iteration + 1)
+        if state.part is None:
+            return state
+        state = state._replace(inner=self.inner.step(state.part.program, state.inner))
+        near = state.inner.gap <= _INNER_DECREASE * state.gap or self.inner.finished(state.inner)
+        return self._look(state) if near or state.iteration - state.looked_at >= _LONGEST_WAIT else state
+
+    def _look(self, state: _State) -> _State:
+        """Look at all blocks and change the set if others violate the dual constraint by what matters."""
+        assert state.part is not None
+        whole = self.iterate(state).with_own_ascent()
+        state = state._replace(whole=whole, gap=whole.rough_gap(), looked_at=state.iteration)
+        if state.gap <= _WORTH_CHANGING * state.inner.gap:
+            return state
+        blocks = _chosen(whole, state.part.blocks, self.first_width)
+        return state if blocks is not None and torch.equal(blocks, state.part.blocks) else self._on(state, blocks)
+
+    def iterate(self, state: _State) -> Iterate:
+        return state.whole if state.part is None else state.part.iterate_of(self.inner.iterate(state.inner))
+
+    def due(self, state: _State, iteration: int) -> bool:
+        return state.iteration == state.looked_at and state.schedule.due(state.gap, state.iteration, _LONGEST_WAIT)
+
+    def finished(self, state: _State) -> bool:
+        return state.part is None
+
+
+def _chosen(whole: Iterate, known: Tensor, first_width: int) -> Tensor | None:
+    """The active blocks and the worst violating ones, increasing; None where they are too many.
+
+    Blocks of the known set come before others that do not violate.
+    """
+    program = whole.program
+    scores, active = _by_block(program, whole.ascent), _by_block(program, whole.coef) > 0
+    eligible = scores > program.alpha
+    eligible[known] = True
+    scores[known] = scores[known].clamp(min=program.alpha)
+    scores[active] = math.inf
+    width, n_active = program.coef_shape[-2], int(active.sum())
+    size = min(max(math.ceil(_GROWTH * n_active), first_width // width, 1), int((eligible | active).sum()))
+    limit = min(program.map.n_samples / width, 0.5 * len(scores))
+    # Where next to all of the set is active there is no end in sight.
+    crowded = n_active > _CROWDED * len(known) > 0 and size > 0.5 * limit
+    if size == 0 or size > limit or crowded:
+        return None
+    return scores.topk(size).indices.sort().values
+
+
+def _by_block(program: Program, coef: Tensor) -> Tensor:
+    """Largest dual norm of each block's groups, shape ``(n_blocks,)``."""
+    norms = program.penalty.group_dual_norms(coef.reshape(-1, *coef.shape[-2:]))
+    return norms.amax(-1) if program.penalty.separable else norms
