@@ -38,10 +38,10 @@ class WorkingSet(PrimalDualSolver):
     """Another solver on the blocks that violate the dual constraint most; finished when there are too many of them.
 
     The set starts with the blocks of the largest dual norm. The inner solver works on it until the rough gap of the
-    set is well below that over all blocks. Then it becomes the active blocks and, the worst violating ones first, half
-    as many others. With the squared loss and fewer columns than samples the inner solver sees their Gram matrix in place
-    of the samples, see ``CompressedPart``. Once the set would be wider than the samples are many, or than half of all
-    columns, there is no point in it.
+    set is well below that over all blocks. Then it becomes the active blocks and, the worst violating ones first,
+    half as many others. With the squared loss and fewer columns than samples the inner solver sees their Gram matrix
+    in place of the samples, see ``CompressedPart``. Once the set would be wider than the samples are many, or than
+    half of all columns, there is no point in it.
 
     Parameters
     ----------
@@ -99,12 +99,12 @@ class WorkingSet(PrimalDualSolver):
     def _look(self, state: _State) -> _State:
         """Look at all blocks and change the set if others violate the dual constraint by what matters."""
         assert state.part is not None
-        whole = self.iterate(state).with_own_ascent()
+        whole, known = self.iterate(state).with_own_ascent(), state.part.blocks
         state = state._replace(whole=whole, gap=whole.rough_gap(), looked_at=state.iteration)
         if state.gap <= _WORTH_CHANGING * state.inner.gap:
             return state
-        blocks = _chosen(whole, state.part.blocks, self.first_width)
-        return state if blocks is not None and torch.equal(blocks, state.part.blocks) else self._on(state, blocks)
+        blocks = _chosen(whole, known, self.first_width)
+        return state if blocks is not None and torch.equal(blocks, known) else self._on(state, blocks)
 
     def iterate(self, state: _State) -> Iterate:
         return state.whole if state.part is None else state.part.iterate_of(self.inner.iterate(state.inner))
