@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -12,36 +13,49 @@ from .primal_dual import Iterate, PrimalDualSolver
 from .program import Program
 from .ridge import SMALL_SIDE
 from .semismooth import SemismoothNewton
+from .support_newton import SupportNewton
 
-# Rough gap over the best constant model's objective below which Newton steps are worth trying.
+# Rough gap over the best constant model's objective below which ``SemismoothNewton`` is worth trying.
 _NEAR = 3e-2
-# Columns of the support per sample up to which they are tried so early; wider ones after so many iterations.
+# Columns of the support per sample up to which it is tried so early; wider ones after so many iterations.
 _NARROW = 0.75
 _PATIENCE = 150
-# Newton steps that have not ended the matter by then hand back.
-_NEWTON_STEPS = 40
+# ``SupportNewton`` is tried when the number of active groups has changed less than this over so many iterations.
+_STEADY = 0.05
+_LOOK_EVERY = 10
+# Numbers that its factors may hold, unless the data hold more.
+_FACTOR_SIZE = 2**24
+
+
+class _Phase(NamedTuple):
+    """Newton steps since they took over."""
+
+    solver: PrimalDualSolver
+    inner: Any
+    gaps: tuple[float, ...]  # rough ones, from the start on
 
 
 class _State(NamedTuple):
-    solver: PrimalDualSolver
-    inner: Any
-    iteration: int = 0
-    newton_steps: int = 0
-    resting: Any = None  # the state of alternating directions when Newton steps took over
-    newton_failed: bool = False
+    admm: Any  # at rest while Newton steps are taken
+    iteration: int = 0  # of alternating directions
+    n_active: tuple[int, int] = (0, 0)  # groups when last looked at, and the time before
+    newton: _Phase | None = None
+    n_failures: int = 0
+    not_before: int = 0  # iteration until which Newton steps are not tried again
 
     @property
     def gap(self) -> float:
-        return self.inner.gap
+        return self.admm.gap if self.newton is None else self.newton.gaps[-1]
 
 
 class AdmmNewton(PrimalDualSolver):
-    """``Admm``, and ``SemismoothNewton`` from its point on once that is near.
+    """``Admm``, and Newton steps from its point on once that is near; for other penalties than group-l2 ``Admm`` alone.
 
-    Newton steps are taken where penalty and loss separate over outputs, the rough gap is below 3e-2 of the reference
-    and the support is narrower than three quarters of the samples, or after 150 iterations. Where they stall in
-    rounding, or forty of them have not ended the matter, alternating directions go on from where they stopped, for
-    good.
+    Separable losses are finished by ``SemismoothNewton``, once the rough gap is below 3e-2 of the reference and the
+    support is narrower than three quarters of the samples, or after 150 iterations. Others are finished by
+    ``SupportNewton``, once the number of active groups is steady. Where Newton steps stall, or do not halve the gap in
+    time, alternating directions go on from the better of both points. Newton steps are tried again after ten
+    iterations, and twice as many after each time that they came to nothing.
 
     Examples
     --------
@@ -49,44 +63,96 @@ class AdmmNewton(PrimalDualSolver):
     'admm_newton'
     """
 
+    _admm = Admm()
+
     @property
     def name(self) -> str:
         return "admm_newton"
 
     def init_at(self, program: Program, coef: Tensor, pred: Tensor | None) -> _State:
-        admm = Admm()
-        return _State(admm, admm.init_at(program, coef, pred))
+        return _State(self._admm.init_at(program, coef, pred))
 
     def step(self, program: Program, state: _State) -> _State:
-        if state.resting is not None and _newton_failed(state):
-            state = _State(Admm(), state.resting, state.iteration, newton_failed=True)
-        elif _newton_pays(program, state):
-            newton, iterate = SemismoothNewton(), self.iterate(state)
+        if state.newton is not None:
+            if not _stuck(state):
+                return _newton_step(program, state)
+            state = self._handed_back(program, state)
+        newton = _newton_that_pays(program, state) if state.iteration >= state.not_before else None
+        if newton is not None:
+            iterate = self.iterate(state)
             inner = newton.init_at(program, iterate.coef, iterate.pred)
-            state = _State(newton, inner, state.iteration, resting=state.inner)
-        return state._replace(
-            inner=state.solver.step(program, state.inner),
-            iteration=state.iteration + 1,
-            newton_steps=state.newton_steps + 1,
-        )
+            return _newton_step(program, state._replace(newton=_Phase(newton, inner, (inner.gap,))))
+        admm, iteration = self._admm.step(program, state.admm), state.iteration + 1
+        if iteration % _LOOK_EVERY == 0:
+            state = state._replace(n_active=(_n_active(program, admm.coef), state.n_active[0]))
+        return state._replace(admm=admm, iteration=iteration)
+
+    def _handed_back(self, program: Program, state: _State) -> _State:
+        """Alternating directions again, from where they stopped or, where that is better, from the last Newton step."""
+        iterate, n_failures = self.iterate(state), state.n_failures
+        if iterate.objective() < self._admm.iterate(state.admm).objective():
+            state = state._replace(admm=self._admm.init_at(program, iterate.coef, iterate.pred))
+        else:
+            n_failures += 1
+        not_before = state.iteration + _LOOK_EVERY * 2**n_failures
+        return state._replace(newton=None, n_failures=n_failures, not_before=not_before)
 
     def iterate(self, state: _State) -> Iterate:
-        return state.solver.iterate(state.inner)
+        solver, inner = self._current(state)
+        return solver.iterate(inner)
 
     def due(self, state: _State, iteration: int) -> bool:
-        return state.solver.due(state.inner, iteration)
+        solver, inner = self._current(state)
+        return solver.due(inner, iteration)
+
+    def _current(self, state: _State) -> tuple[PrimalDualSolver, Any]:
+        return (self._admm, state.admm) if state.newton is None else (state.newton.solver, state.newton.inner)
 
 
-def _newton_failed(state: _State) -> bool:
-    return state.solver.finished(state.inner) or state.newton_steps >= _NEWTON_STEPS
+def _newton_step(program: Program, state: _State) -> _State:
+    assert state.newton is not None
+    solver, inner, gaps = state.newton
+    inner = solver.step(program, inner)
+    return state._replace(newton=_Phase(solver, inner, (*gaps, inner.gap)))
 
 
-def _newton_pays(program: Program, state: _State) -> bool:
-    applies = isinstance(program.penalty, GroupL2) and program.outputs_separate
-    if state.newton_failed or state.resting is not None or not applies:
+def _stuck(state: _State) -> bool:
+    """Whether Newton steps have come to rest or do not halve the gap in time."""
+    assert state.newton is not None
+    solver, inner, gaps = state.newton
+    recent = gaps[-solver.halving_steps :]
+    slow = len(gaps) > len(recent) and 2 * min(recent) > min(gaps[: -len(recent)])
+    return slow or solver.finished(inner)
+
+
+def _newton_that_pays(program: Program, state: _State) -> PrimalDualSolver | None:
+    if not isinstance(program.penalty, GroupL2):
+        return None
+    if program.loss.separable:
+        return SemismoothNewton() if _near_and_narrow(program, state) else None
+    return SupportNewton() if _steady_and_small(program, state) else None
+
+
+def _near_and_narrow(program: Program, state: _State) -> bool:
+    near = 0 <= state.gap <= _NEAR * program.null_value
+    limit = max(_NARROW * program.map.n_samples, SMALL_SIDE)
+    return near and (state.iteration >= _PATIENCE or max(_widths(program, state.admm.coef)) <= limit)
+
+
+def _steady_and_small(program: Program, state: _State) -> bool:
+    now, before = state.n_active
+    if state.iteration % _LOOK_EVERY != 0 or now == 0 or abs(now - before) > _STEADY * now:
         return False
-    if not 0 <= state.gap <= _NEAR * program.null_value:
-        return False
-    sizes = program.penalty.group_dual_norms(state.inner.coef)
-    widest = int((sizes > 0).reshape(-1, sizes.shape[-1]).sum(0).max()) * program.coef_shape[-2]
-    return widest <= max(_NARROW * program.map.n_samples, SMALL_SIDE) or state.iteration >= _PATIENCE
+    size = program.map.n_samples * math.prod(program.map.feature_shape)
+    return sum(width**2 for width in _widths(program, state.admm.coef)) <= max(_FACTOR_SIZE, size)
+
+
+def _n_active(program: Program, coef: Tensor) -> int:
+    return int((program.penalty.group_values(coef) > 0).sum())
+
+
+def _widths(program: Program, coef: Tensor) -> list[int]:
+    """Columns of the support, per output."""
+    active = program.penalty.group_values(coef) > 0
+    counts = active.reshape(-1, active.shape[-1]).sum(0).tolist()
+    return [count * program.coef_shape[-2] for count in counts]

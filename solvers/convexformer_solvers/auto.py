@@ -17,6 +17,7 @@ from .working_set import WorkingSet
 _LARGEST_SIDE = 12_000
 # Accelerated gradient steps on a cross-entropy, and on a loss of unbounded curvature, before other solvers take over.
 _FISTA_STEPS = 400
+_FIRST_STEPS = 100
 _FISTA_STEPS_BEFORE_NEWTON = 150
 _NEWTON_STEPS = 40
 # A working set pays where the Gram matrix of all features costs as much as so many products with the data.
@@ -43,7 +44,9 @@ class Auto(Solver):
       ``SemismoothNewton`` once the rough gap is below 3e-2 of the reference and the support is narrow.
     - Where the Gram matrix of all features would be costly, the same on a growing working set of blocks first; with
       the squared loss the blocks' Gram matrix then takes the place of the samples.
-    - A cross-entropy: ``Fista``, and the above from its point on where 400 steps have not ended the matter.
+    - A cross-entropy is finished by ``SupportNewton`` instead. Where that has not ended the matter within a hundred
+      steps, and with other penalties than group-l2, for which there is no Newton method: 400 steps of ``Fista``, and
+      the above from its point on.
     - Else ``Fista``; for losses of unbounded curvature 150 steps of it, and Newton steps from there.
 
     The plan depends on the program and the iterates alone, never on a clock, so that runs can be repeated.
@@ -97,4 +100,6 @@ def _plan(program: Program) -> tuple[_Stage, ...]:
         plan.insert(0, _Stage(WorkingSet(AdmmNewton()), forever))
     if not program.loss.separable:
         plan.insert(0, _Stage(Fista(), _FISTA_STEPS))
+        if isinstance(program.penalty, GroupL2) and small:
+            plan.insert(0, _Stage(AdmmNewton(), _FIRST_STEPS))
     return tuple(plan)

@@ -93,6 +93,11 @@ def check_loss(loss: Loss, n_outputs: int = 3, seed: int = 0) -> None:
     if loss.separable:
         apart = torch.stack([loss.gradient(pred[:, [k]], y[:, [k]])[:, 0] for k in range(n_outputs)], 1)
         _require_close(gradient, apart, 1e-12, "separable is True but outputs interact")
+    if loss.shift_invariant:
+        _require_close(loss.value(pred + 3.0, y), value, 1e-10, "shift_invariant is True but a shift changes the value")
+    if loss.quadratic:
+        half_square = 0.5 * (pred - y).square().sum(1)
+        _require_close(value, half_square, 1e-12, "quadratic is True but the value is not half the square")
     _check_conjugate(loss, pred, move, y, value, gradient)
 
 

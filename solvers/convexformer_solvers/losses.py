@@ -28,6 +28,10 @@ class Loss(ABC):
         What a row of ``y`` is: real numbers (or counts), -1 and 1 per output, or class probabilities.
     probabilistic : bool
         Whether ``mean`` gives class probabilities.
+    quadratic : bool
+        Whether the loss is half the squared distance of prediction and target.
+    shift_invariant : bool
+        Whether the same number added to all outputs changes nothing.
     smoothness : float
         Largest eigenvalue of the Hessian in ``f`` over all ``f`` and ``y``; inf when unbounded.
     """
@@ -36,6 +40,7 @@ class Loss(ABC):
     targets: ClassVar[Literal["real", "sign", "simplex"]] = "real"
     probabilistic: ClassVar[bool] = False
     quadratic: ClassVar[bool] = False
+    shift_invariant: ClassVar[bool] = False
 
     @property
     @abstractmethod
@@ -334,6 +339,7 @@ class Softmax(Loss):
     r"""Softmax cross-entropy :math:`\log \sum_l e^{f_l} - \langle y, f \rangle` for rows ``y`` in the unit simplex."""
 
     separable = False
+    shift_invariant = True
     targets = "simplex"
     probabilistic = True
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -46,14 +46,18 @@ class Iterate(NamedTuple):
         """The same with `ascent` computed from the dual point; costs one product."""
         return self._replace(ascent=self.program.pull_back(self.dual_point()))
 
+    def objective(self) -> float:
+        """Objective of the primal point."""
+        program = self.program
+        return float(program.loss_value(self.fitted) + program.alpha * program.penalty.value(self.coef))
+
     def rough_gap(self) -> float:
         """Duality gap but for the centring of the dual point; costs no product with the data."""
         program = self.program
-        primal = program.loss_value(self.fitted) + program.alpha * program.penalty.value(self.coef)
         norms = program.penalty.group_dual_norms(self.ascent)
         largest = norms.reshape(-1, norms.shape[-1]).amax(0) if program.outputs_separate else norms.amax()
         scale = torch.where(largest > program.alpha, program.alpha / largest, 1.0)
-        return float(primal - program.dual(scale * self.dual_point()))
+        return self.objective() - float(program.dual(scale * self.dual_point()))
 
 
 class Schedule(NamedTuple):
@@ -64,7 +68,8 @@ class Schedule(NamedTuple):
 
     def due(self, gap: float, iteration: int, longest_wait: float) -> bool:
         """Whether the rough gap has fallen enough since, or nobody has looked for too long."""
-        return gap < self.gap / _DUE_DECREASE or iteration - self.iteration >= longest_wait
+        # A rough gap below zero says nothing.
+        return 0 <= gap < self.gap / _DUE_DECREASE or iteration - self.iteration >= longest_wait
 
 
 class PrimalDualSolver(Solver):
@@ -72,7 +77,14 @@ class PrimalDualSolver(Solver):
 
     That is what lets solvers hand over to each other without losing either point. Works in float64 on data of any
     precision. States have the attribute ``gap``, the rough gap when it was last computed.
+
+    Attributes
+    ----------
+    halving_steps : int
+        Steps in which the rough gap halves when all is well.
     """
+
+    halving_steps: ClassVar[int] = 10
 
     @abstractmethod
     def init_at(self, program: Program, coef: Tensor, pred: Tensor | None) -> Any:

