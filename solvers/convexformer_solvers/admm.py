@@ -15,6 +15,7 @@ from .ridge import RidgeSystem, ridge_system
 _OVER_RELAXATION = 1.7
 # The prox's threshold alpha / rho against the median norm of an active group.
 _THRESHOLD = 1 / 0.3
+_ROUNDING = 1e-2
 # Iterations after which rho is set anew; it is left alone when it would change less than this.
 _ADAPT_AT = (5, 15, 40, 100, 200, 400, 800)
 _WORTH_REFACTORING = 1.5
@@ -28,6 +29,7 @@ _LOOK_EVERY = 5
 class _State(NamedTuple):
     program: Program  # samples of positive weight, float64 targets
     system: RidgeSystem
+    largest_rho: float  # about the curvature of the loss; beyond that rho only slows down
     local: Tensor  # curvature of each sample's loss when it was last looked at, (N,)
     margin: float  # curvature of the quadratic that stands for the loss, in units of the local one
     met: float  # largest curvature met along the moves since then, in the same units
@@ -68,7 +70,7 @@ class Admm(PrimalDualSolver):
     def name(self) -> str:
         return "admm"
 
-    def init_at(self, program: Program, coef: Tensor, pred: Tensor | None) -> _State:
+    def init_at(self, program: Program, coef: Tensor, pred: Tensor | None, previous: _State | None = None) -> _State:
         if not math.isfinite(program.loss.smoothness):
             raise TypeError(f"solver {self.name!r} needs a loss with finite smoothness, which {program.loss!r} has not")
         program = program.counted().with_float64_targets()
@@ -76,19 +78,34 @@ class Admm(PrimalDualSolver):
         fitted_coef = program.map.matvec(coef)
         fitted = fitted_coef + program.best_intercept(fitted_coef) if pred is None else pred
         ascent = program.pull_back(-program.loss.gradient(fitted, program.y))
-        rho = _rho_for(program, coef) or _first_rho(program, fitted, ascent)
-        system = ridge_system(program.map, program.fit_intercept)
+        largest_rho = _curvature_along(program, ascent)
+        rho = _rho_for(program, coef, largest_rho) or _first_rho(program, ascent)
         local = _local_curvature(program, fitted)
-        system.factorise(program.weight * local, rho)
+        system = ridge_system(program.map, program.fit_intercept) if previous is None else previous.system
+        if previous is not None and torch.equal(program.weight * local, system.weight) and _close(rho, system.rho):
+            rho = system.rho
+        else:
+            system.factorise(program.weight * local, rho)
         # The multiplier of the optimum is the ascent direction, which there is within the dual ball.
         multiplier = (ascent - program.penalty.prox(ascent, program.alpha)) / rho
         fitted_multiplier = program.map.matvec(multiplier)
         return _State(
-            program, system, local, 1.0, 0.0, ascent, fitted, coef, fitted_coef, multiplier, fitted_multiplier
+            program,
+            system,
+            largest_rho,
+            local,
+            1.0,
+            0.0,
+            ascent,
+            fitted,
+            coef,
+            fitted_coef,
+            multiplier,
+            fitted_multiplier,
         )
 
     def step(self, program: Program, state: _State) -> _State:
-        if self.due(state, state.iteration):
+        if state.iteration > 0 and self.due(state, state.iteration):
             state = state._replace(schedule=Schedule(state.gap, state.iteration))
         state = _iterate(state._replace(iteration=state.iteration + 1))
         state = _adapted(state, due=state.iteration in _ADAPT_AT)
@@ -155,8 +172,8 @@ def _adapted(state: _State, due: bool) -> _State:
         wanted = min(1.0, _SAFETY * state.met) or 1.0
         if float((new_local / local - 1).abs().max()) > 0.2 or state.margin > _WORTH_REFACTORING * wanted:
             local, margin = new_local, wanted
-        wanted = _rho_for(program, state.coef) or rho
-        new_rho = wanted if max(rho / wanted, wanted / rho) > _WORTH_REFACTORING else rho
+        wanted = _rho_for(program, state.coef, state.largest_rho) or rho
+        new_rho = rho if _close(rho, wanted) else wanted
     if local is not state.local or (margin, new_rho) != (state.margin, rho):
         state.system.factorise(program.weight * margin * local, new_rho)
     scale = rho / new_rho
@@ -169,17 +186,31 @@ def _adapted(state: _State, due: bool) -> _State:
     )
 
 
-def _rho_for(program: Program, coef: Tensor) -> float | None:
-    """The rho whose threshold suits the median active group; None without any."""
+def _close(rho: float, other: float) -> bool:
+    """Whether one rho serves as well as another."""
+    return max(rho / other, other / rho) <= _WORTH_REFACTORING
+
+
+def _rho_for(program: Program, coef: Tensor, largest: float) -> float | None:
+    """The rho whose threshold suits the median active group, up to a largest one; None without any.
+
+    Groups so small that they would ask for far more than the largest are rounding and do not count.
+    """
     sizes = program.penalty.group_dual_norms(coef)
-    sizes = sizes[sizes > 0]
-    return program.alpha / (_THRESHOLD * float(sizes.median())) if len(sizes) else None
+    sizes = sizes[sizes > _ROUNDING * program.alpha / (_THRESHOLD * largest)]
+    return min(program.alpha / (_THRESHOLD * float(sizes.median())), largest) if len(sizes) else None
 
 
-def _first_rho(program: Program, fitted: Tensor, ascent: Tensor) -> float:
+def _first_rho(program: Program, ascent: Tensor) -> float:
     """A twentieth of the curvature along the first proximal step's direction."""
     direction = program.penalty.prox(ascent, program.alpha)
+    slope, square = float((ascent * direction).sum()), float(direction.square().sum())
+    rho = 0.05 * _curvature_along(program, direction) * square / slope if slope > 0 else 0.0
+    return rho if 0 < rho < math.inf else 1.0
+
+
+def _curvature_along(program: Program, direction: Tensor) -> float:
+    """Bound of the loss's curvature along a direction in the coefficients; inf where that is zero."""
+    square = float(direction.square().sum())
     image = program.map.matvec(direction)
-    slope = float((ascent * direction).sum())
-    curvature = program.loss.smoothness * float(program.mean(image.square().sum(1)))
-    return 0.05 * curvature / slope if slope > 0 and curvature > 0 else 1.0
+    return program.loss.smoothness * float(program.mean(image.square().sum(1))) / square if square > 0 else math.inf

@@ -39,6 +39,7 @@ class _State(NamedTuple):
     admm: Any  # at rest while Newton steps are taken
     iteration: int = 0  # of alternating directions
     n_active: tuple[int, int] = (0, 0)  # groups when last looked at, and the time before
+    n_at_start: int = 0  # groups active at the start
     newton: _Phase | None = None
     n_failures: int = 0
     not_before: int = 0  # iteration until which Newton steps are not tried again
@@ -69,8 +70,12 @@ class AdmmNewton(PrimalDualSolver):
     def name(self) -> str:
         return "admm_newton"
 
-    def init_at(self, program: Program, coef: Tensor, pred: Tensor | None) -> _State:
-        return _State(self._admm.init_at(program, coef, pred))
+    def init_at(self, program: Program, coef: Tensor, pred: Tensor | None, previous: _State | None = None) -> _State:
+        if previous is None:
+            return _State(self._admm.init_at(program, coef, pred))
+        admm = self._admm.init_at(program, coef, pred, previous.admm)
+        n_active = _n_active(program, admm.coef)
+        return _State(admm, n_active=(n_active, previous.n_at_start), n_at_start=n_active)
 
     def step(self, program: Program, state: _State) -> _State:
         if state.newton is not None:
@@ -91,7 +96,7 @@ class AdmmNewton(PrimalDualSolver):
         """Alternating directions again, from where they stopped or, where that is better, from the last Newton step."""
         iterate, n_failures = self.iterate(state), state.n_failures
         if iterate.objective() < self._admm.iterate(state.admm).objective():
-            state = state._replace(admm=self._admm.init_at(program, iterate.coef, iterate.pred))
+            state = state._replace(admm=self._admm.init_at(program, iterate.coef, iterate.pred, state.admm))
         else:
             n_failures += 1
         not_before = state.iteration + _LOOK_EVERY * 2**n_failures

@@ -30,10 +30,14 @@ class _Stage(NamedTuple):
 
 
 class _State(NamedTuple):
-    solver: Solver
+    stage: _Stage
     inner: Any
     later: tuple[_Stage, ...]
     steps_left: float
+
+    @property
+    def solver(self) -> Solver:
+        return self.stage.solver
 
 
 class Auto(Solver):
@@ -64,6 +68,15 @@ class Auto(Solver):
     def init(self, program: Program, start: Point) -> _State:
         return _started(_plan(program), program, start)
 
+    def init_again(self, program: Program, start: Point, previous: _State) -> _State:
+        plan = _plan(program)
+        left = [stage.solver.name for stage in (previous.stage, *previous.later)]
+        # A working set that another alpha has outgrown is not tried again.
+        plan = tuple(stage for stage in plan if stage.solver.name in left or not isinstance(stage.solver, WorkingSet))
+        if plan[0].solver.name != previous.solver.name:
+            return _started(plan, program, start)
+        return _State(plan[0], plan[0].solver.init_again(program, start, previous.inner), plan[1:], plan[0].n_steps)
+
     def step(self, program: Program, state: _State) -> _State:
         if state.later and (state.steps_left == 0 or state.solver.finished(state.inner)):
             state = _started(state.later, program, self.point(program, state))
@@ -80,8 +93,7 @@ class Auto(Solver):
 
 
 def _started(plan: tuple[_Stage, ...], program: Program, start: Point) -> _State:
-    solver, n_steps = plan[0]
-    return _State(solver, solver.init(program, start), plan[1:], n_steps)
+    return _State(plan[0], plan[0].solver.init(program, start), plan[1:], plan[0].n_steps)
 
 
 def _plan(program: Program) -> tuple[_Stage, ...]:

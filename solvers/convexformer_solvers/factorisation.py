@@ -33,7 +33,9 @@ def cholesky(matrix: Tensor) -> Tensor:
             [1., 2.]])
     """
     factor, failed = torch.linalg.cholesky_ex(matrix)
-    if bool(failed) and not bool(torch.isfinite(matrix.tril()).all()):
+    if not bool(failed):
+        return factor
+    if not bool(torch.isfinite(matrix.tril()).all()):
         raise ValueError("matrix must be finite")
     jitter = 10 * torch.finfo(matrix.dtype).eps * max(float(matrix.diagonal().abs().max()), 1e-300)
     while bool(failed):

@@ -17,7 +17,7 @@ from tqdm.auto import tqdm
 from .path_file import PathFile
 from .program import Program
 from .result import Progress, SolverInterrupted, SolverResult, check_tol
-from .solver import Callback, Solver, solve
+from .solver import Callback, Ending, Point, Solver, solve_on
 
 
 @dataclass(frozen=True)
@@ -164,6 +164,8 @@ def solve_path(
     dtype = options.get("dtype") or program.map.dtype
     device = torch.device(options.get("device") or program.map.device)
     results: list[SolverResult] = []
+    point = None if start is None else Point(*start)
+    trail = _Trail()
     with tqdm(total=len(grid), disable=not verbose, desc=f"path, {solver.name}", unit="alpha", miniters=0) as bar:
 
         def show(progress: Progress) -> bool:
@@ -176,12 +178,17 @@ def solve_path(
                 here = program.with_alpha(alpha)
                 result = None if file is None else file.load(index, here, dtype, device)
                 if result is None or not result.certificate.relative_gap <= tol:
-                    if result is not None:
-                        start = (result.coef, result.intercept)
-                    result = solve(here, solver, tol=tol, start=start, callback=show, **options)
+                    stored = None if result is None else Point(result.coef, result.intercept)
+                    first = stored or trail.ahead(alpha) or point
+                    result, ending = solve_on(
+                        here, solver, tol=tol, start=first, previous=trail.state, callback=show, **options
+                    )
+                    trail.add(alpha, ending)
                     if file is not None:
                         file.save(index, result)
-                start = (result.coef, result.intercept)
+                else:
+                    trail = _Trail()
+                point = Point(result.coef, result.intercept)
                 results.append(result)
                 bar.update()
                 if on_result is not None:
@@ -191,3 +198,31 @@ def solve_path(
                 file.save(len(results), interruption.result)
             raise PathInterrupted(Path(grid[: len(results)], results), len(grid), resume) from interruption
     return Path(grid, results)
+
+
+class _Trail:
+    """The last points of a path, and where they lead."""
+
+    def __init__(self) -> None:
+        self._alphas: list[float] = []
+        self._points: list[Point] = []
+        self.state: Any = None
+
+    def add(self, alpha: float, ending: Ending) -> None:
+        """Remember the end of the solve of one alpha."""
+        self._alphas, self._points = [*self._alphas[-1:], alpha], [*self._points[-1:], ending.point]
+        self.state = ending.state
+
+    def ahead(self, alpha: float) -> Point | None:
+        """Linear extrapolation in ``alpha``: exact between the kinks of a lasso; None before there is any point."""
+        if not self._points:
+            return None
+        before, last = self._points[0], self._points[-1]
+        if before is last or before.pred is None or last.pred is None:
+            return last
+        weight = 1 + (alpha - self._alphas[1]) / (self._alphas[1] - self._alphas[0])
+        return Point(
+            torch.lerp(before.coef, last.coef, weight),
+            torch.lerp(before.intercept, last.intercept, weight),
+            pred=torch.lerp(before.pred, last.pred, weight),
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from typing import Any, ClassVar, NamedTuple
 
@@ -61,10 +62,10 @@ class Iterate(NamedTuple):
 
 
 class Schedule(NamedTuple):
-    """When the last certificate was due, and when the next one is."""
+    """When the last certificate was due, and when the next one is; the first at once."""
 
-    gap: float = float("inf")
-    iteration: int = 0
+    gap: float = math.inf
+    iteration: float = -math.inf
 
     def due(self, gap: float, iteration: int, longest_wait: float) -> bool:
         """Whether the rough gap has fallen enough since, or nobody has looked for too long."""
@@ -87,7 +88,7 @@ class PrimalDualSolver(Solver):
     halving_steps: ClassVar[int] = 10
 
     @abstractmethod
-    def init_at(self, program: Program, coef: Tensor, pred: Tensor | None) -> Any:
+    def init_at(self, program: Program, coef: Tensor, pred: Tensor | None, previous: Any = None) -> Any:
         """State at coefficients and predictions that need not belong together.
 
         Parameters
@@ -99,6 +100,8 @@ class PrimalDualSolver(Solver):
         pred : Tensor of shape (N, c) or None
             Predictions, intercept included, for the samples of positive weight; they say which dual point to start
             from. None: those of `coef`.
+        previous : state, optional
+            A state on the same data, whose program differs in ``alpha`` alone; what it has computed is taken over.
         """
 
     @abstractmethod
@@ -106,8 +109,16 @@ class PrimalDualSolver(Solver):
         """Both points of a state."""
 
     def init(self, program: Program, start: Point) -> Any:
-        pred = None if start.pred is None else start.pred[program.weight > 0].double()
-        return self.init_at(program, start.coef, pred)
+        return self.init_again(program, start, None)
+
+    def init_again(self, program: Program, start: Point, previous: Any) -> Any:
+        pred = start.pred
+        # Predictions on the way to somewhere may be far off; worse than the best constant ones are no start.
+        if pred is not None and float(program.loss_value(pred)) > program.null_value:
+            pred = None
+        if pred is not None:
+            pred = pred[program.weight > 0].double()
+        return self.init_at(program, start.coef, pred, previous)
 
     def point(self, program: Program, state: Any) -> Point:
         iterate, exact, dtype = self.iterate(state), program.with_float64_targets(), program.y.dtype

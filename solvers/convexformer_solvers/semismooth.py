@@ -86,7 +86,7 @@ class SemismoothNewton(PrimalDualSolver):
     def name(self) -> str:
         return "semismooth_newton"
 
-    def init_at(self, program: Program, coef: Tensor, pred: Tensor | None) -> _State:
+    def init_at(self, program: Program, coef: Tensor, pred: Tensor | None, previous: _State | None = None) -> _State:
         self._check(program)
         program = program.counted().with_float64_targets()
         coef = coef.to(program.y)
@@ -113,7 +113,7 @@ class SemismoothNewton(PrimalDualSolver):
             raise TypeError(f"solver {self.name!r} needs the group-l2 penalty and a separable loss")
 
     def step(self, program: Program, state: _State) -> _State:
-        if self.due(state, state.iteration):
+        if state.iteration > 0 and self.due(state, state.iteration):
             state = state._replace(schedule=Schedule(state.gap, state.iteration))
         iterates = tuple(s if s.finished else _newton_step(s) for s in state.iterates)
         return self._with_gap(state._replace(iterates=iterates, iteration=state.iteration + 1))

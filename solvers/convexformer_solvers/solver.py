@@ -72,6 +72,13 @@ class Solver(ABC):
     def init(self, program: Program, start: Point) -> Any:
         """State at the given starting point."""
 
+    def init_again(self, program: Program, start: Point, previous: Any) -> Any:
+        """State at a starting point, on the data of a previous state whose program differs in ``alpha`` alone.
+
+        A solver that has computed something of the data takes it over; others start afresh.
+        """
+        return self.init(program, start)
+
     @abstractmethod
     def step(self, program: Program, state: Any) -> Any:
         """The state after one iteration."""
@@ -152,22 +159,55 @@ def solve(
     >>> solve(program, Fista(), tol=1e-10).coef.flatten()
     tensor([2., 0.], dtype=torch.float64)
     """
+    point = None if start is None else Point(*start)
+    return solve_on(program, solver, tol, max_iter, point, None, dtype, device, callback, verbose)[0]
+
+
+class Ending(NamedTuple):
+    """What a solve leaves to the next one on the same data.
+
+    Attributes
+    ----------
+    point : Point
+        The last point of the solver.
+    state : object
+        Its last state.
+    """
+
+    point: Point
+    state: Any
+
+
+def solve_on(
+    program: Program,
+    solver: Solver,
+    tol: float = 1e-4,
+    max_iter: int = 10_000,
+    start: Point | None = None,
+    previous: Any = None,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+    callback: Callback | None = None,
+    verbose: bool = False,
+) -> tuple[SolverResult, Ending]:
+    """``solve`` from a point and a state of a solve on the same data; also returns those that it ends with."""
     check_tol(tol)
     if isinstance(max_iter, bool) or not (isinstance(max_iter, Integral) and max_iter >= 1):
         raise ValueError(f"max_iter must be a positive integer, got {max_iter!r}")
     _check_requirements(program, solver)
     reference = program.to(device=device)
     working = reference.to(dtype=dtype or program.map.dtype)
-    state = solver.init(working, _starting_point(working, start))
+    first = _starting_point(working, start)
+    state = solver.init(working, first) if previous is None else solver.init_again(working, first, previous)
     run = _Run(reference, solver.name, tol, callback)
     with tqdm(total=max_iter, disable=not verbose, desc=solver.name, unit="it", leave=True) as bar:
-        status = run.until_stop(working, solver, state, max_iter, bar)
+        status, state = run.until_stop(working, solver, state, max_iter, bar)
     result = run.result(status)
     if status is Status.INTERRUPTED:
         raise SolverInterrupted(result)
     if status in (Status.MAX_ITER, Status.STALLED):
         _warn_not_converged(result, tol, max_iter, working.map.dtype)
-    return result
+    return result, Ending(run.last, state)
 
 
 class _Run:
@@ -179,8 +219,9 @@ class _Run:
         self.began = time.perf_counter()
         self.iteration = 0
         self.best: tuple[Point, Certificate] | None = None
+        self.last: Point
 
-    def until_stop(self, working: Program, solver: Solver, state: Any, max_iter: int, bar: tqdm) -> Status:
+    def until_stop(self, working: Program, solver: Solver, state: Any, max_iter: int, bar: tqdm) -> tuple[Status, Any]:
         try:
             while True:
                 state = solver.step(working, state)
@@ -191,15 +232,15 @@ class _Run:
                     continue
                 status = self.check(solver.point(working, state), bar)
                 if status is not None:
-                    return status
+                    return status, state
                 if finished:
-                    return Status.STALLED
+                    return Status.STALLED, state
                 if self.iteration == max_iter:
-                    return Status.MAX_ITER
+                    return Status.MAX_ITER, state
         except KeyboardInterrupt:
             if self.best is None:
                 self.record(solver.point(working, state), bar)
-            return Status.INTERRUPTED
+            return Status.INTERRUPTED, state
 
     def check(self, point: Point, bar: tqdm) -> Status | None:
         """Certify a point and ask the callback; the status that ends the run, if it does."""
@@ -212,6 +253,7 @@ class _Run:
 
     def record(self, point: Point, bar: tqdm) -> Progress:
         """Certify a point and keep the best one so far."""
+        self.last = point
         certificate = certify(self.program, point.coef, point.intercept, point.dual)
         if self.best is not None:
             certificate = certificate.tighten(self.best[1])
@@ -233,10 +275,10 @@ class _Run:
         )
 
 
-def _starting_point(program: Program, start: tuple[Tensor, Tensor] | None) -> Point:
+def _starting_point(program: Program, start: Point | None) -> Point:
     if start is None:
         return Point(program.y.new_zeros(program.coef_shape), program.null_intercept)
-    coef, intercept = (part.detach().to(program.y) for part in start)
+    coef, intercept = (part.detach().to(program.y) for part in start[:2])
     if tuple(coef.shape) != program.coef_shape or tuple(intercept.shape) != program.coef_shape[-1:]:
         raise ValueError(
             f"start must be a coefficient array of shape {program.coef_shape} and an intercept of shape "
@@ -244,7 +286,7 @@ def _starting_point(program: Program, start: tuple[Tensor, Tensor] | None) -> Po
         )
     if not program.fit_intercept and bool((intercept != 0).any()):
         raise ValueError(f"start must have an intercept of zeros, as the program has none; got {intercept.tolist()}")
-    return Point(coef, intercept)
+    return start._replace(coef=coef, intercept=intercept)
 
 
 def _check_requirements(program: Program, solver: Solver) -> None:
@@ -267,5 +309,5 @@ def _warn_not_converged(result: SolverResult, tol: float, max_iter: int, dtype: 
         f"{result.certificate.relative_gap:.3e} > tol {tol:.3e}. The result is usable and its certificate is true. "
         f"To get closer: {remedies[result.status]}.",
         ConvergenceWarning,
-        stacklevel=3,
+        stacklevel=4,
     )

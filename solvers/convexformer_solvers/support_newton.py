@@ -15,6 +15,10 @@ from .primal_dual import Iterate, PrimalDualSolver, Schedule
 from .program import Program
 
 _LONGEST_WAIT = 4
+# Share of the penalty's curvature across a group that stands for curvature along it where the same move in all outputs
+# would else meet none at all; it goes with the relative gap below the second number.
+_RADIAL = 3e-3
+_RADIAL_FULL = 1e-3
 
 
 class _State(NamedTuple):
@@ -50,7 +54,7 @@ class SupportNewton(PrimalDualSolver):
     def name(self) -> str:
         return "support_newton"
 
-    def init_at(self, program: Program, coef: Tensor, pred: Tensor | None) -> _State:
+    def init_at(self, program: Program, coef: Tensor, pred: Tensor | None, previous: _State | None = None) -> _State:
         if not isinstance(program.penalty, GroupL2):
             raise TypeError(f"solver {self.name!r} needs the group-l2 penalty")
         program = program.counted().with_float64_targets()
@@ -61,7 +65,7 @@ class SupportNewton(PrimalDualSolver):
         return _State(iterate, intercept, CoupledSystem(program.map, program.fit_intercept), iterate.rough_gap())
 
     def step(self, program: Program, state: _State) -> _State:
-        if self.due(state, state.iteration):
+        if state.iteration > 0 and self.due(state, state.iteration):
             state = state._replace(schedule=Schedule(state.gap, state.iteration))
         state = state._replace(iteration=state.iteration + 1)
         for direction in (_newton_direction, _gradient_direction):
@@ -107,7 +111,8 @@ def _newton_direction(state: _State) -> tuple[Tensor, Tensor]:
     units = torch.where(active[:, None], coef / norms.clamp(min=1e-300)[:, None], 0.0)
     scale = torch.where(active, program.alpha / norms.clamp(min=1e-300), 0.0)
     curvature = Curvature(program, iterate.pred)
-    terms = BlockTerms(active, scale, -scale, units, 0.0)
+    radial = _RADIAL * min(1.0, abs(state.gap) / (_RADIAL_FULL * program.null_value)) * curvature.common_is_free
+    terms = BlockTerms(active, scale, (radial - 1) * scale, units, 0.0)
     downhill = ascent - program.alpha * units
     intercept_ascent = (program.weight @ iterate.dual_point())[None]
     rows = system.solve(terms, curvature, torch.cat([downhill.flatten(0, 1), intercept_ascent]))

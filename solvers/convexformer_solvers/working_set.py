@@ -64,13 +64,14 @@ class WorkingSet(PrimalDualSolver):
     def name(self) -> str:
         return f"working_set({self.inner.name})"
 
-    def init_at(self, program: Program, coef: Tensor, pred: Tensor | None) -> _State:
+    def init_at(self, program: Program, coef: Tensor, pred: Tensor | None, previous: _State | None = None) -> _State:
         program = program.counted().with_float64_targets()
         coef = coef.to(program.y)
         if pred is None:
             pred = own_predictions(program, coef)
         whole = Iterate(program, coef, pred, pred, coef).with_own_ascent()
-        state = _State(whole, whole.rough_gap(), SupportGram(program.map), None, None)
+        gram = SupportGram(program.map) if previous is None else previous.gram
+        state = _State(whole, whole.rough_gap(), gram, None, None)
         none = torch.zeros(0, dtype=torch.int64, device=coef.device)
         return self._on(state, _chosen(whole, none, self.first_width))
 
@@ -87,7 +88,7 @@ class WorkingSet(PrimalDualSolver):
         return state._replace(part=part, inner=inner)
 
     def step(self, program: Program, state: _State) -> _State:
-        if self.due(state, state.iteration):
+        if state.iteration > 0 and self.due(state, state.iteration):
             state = state._replace(schedule=Schedule(state.gap, state.iteration))
         state = state._replace(iteration=state.iteration + 1)
         if state.part is None:

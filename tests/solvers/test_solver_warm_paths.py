@@ -1,0 +1,76 @@
+"""What a path takes over from alpha to alpha."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from solver_cases import make_program
+
+from convexformer_solvers import Admm, Auto, Fista, alpha_grid, solve, solve_path
+from convexformer_solvers import admm as admm_module
+from convexformer_solvers.admm_newton import AdmmNewton
+from convexformer_solvers.path import _Trail
+from convexformer_solvers.ridge import RidgeSystem
+from convexformer_solvers.solver import Ending, Point
+from convexformer_solvers.working_set import WorkingSet
+
+
+def test_the_trail_is_linear_in_alpha():
+    trail = _Trail()
+    assert trail.ahead(1.0) is None
+    generator = torch.Generator().manual_seed(0)
+    slope, offset = torch.randn(2, 4, 3, 2, generator=generator, dtype=torch.float64)
+
+    def point(alpha):
+        coef = slope * alpha + offset
+        return Point(coef, coef.sum((0, 1)), pred=coef[:, 0])
+
+    trail.add(1.0, Ending(point(1.0), "state"))
+    assert torch.equal(trail.ahead(0.7).coef, point(1.0).coef)
+    trail.add(0.7, Ending(point(0.7), "state"))
+    trail.add(0.5, Ending(point(0.5), "state"))
+    ahead = trail.ahead(0.35)
+    for name in ("coef", "intercept", "pred"):
+        torch.testing.assert_close(getattr(ahead, name), getattr(point(0.35), name))
+
+
+@pytest.mark.parametrize("loss", ["squared", "logistic", "softmax"])
+@pytest.mark.parametrize("gated", [False, True])
+def test_a_path_takes_fewer_iterations_than_separate_solves(loss, gated):
+    program = make_program(loss, n=60, blocks=8, d=3, c=2, gated=gated, intercept=True, weighted=True)
+    grid = alpha_grid(program.alpha_max, n_alphas=12, eps=0.05)
+    path = solve_path(program, Auto(), grid, tol=1e-6)
+    alone = [solve(program.with_alpha(alpha), Auto(), tol=1e-6) for alpha in grid]
+    assert max(path.gaps) <= 1e-6
+    for result, other in zip(path.results, alone, strict=True):
+        assert result.certificate.primal == pytest.approx(other.certificate.primal, rel=3e-6)
+    assert sum(result.n_iter for result in path.results) < sum(result.n_iter for result in alone)
+
+
+@pytest.mark.parametrize("n", [30, 200])  # both sides of the ridge system
+def test_a_path_forms_one_gram_matrix(monkeypatch, n):
+    formed, factorised = [], []
+    make, factorise = admm_module.ridge_system, RidgeSystem.factorise
+    monkeypatch.setattr(admm_module, "ridge_system", lambda *args: formed.append(args) or make(*args))
+    monkeypatch.setattr(RidgeSystem, "factorise", lambda self, *args: factorised.append(args) or factorise(self, *args))
+    program = make_program("squared", n=n, blocks=12, d=8, c=2, intercept=True)
+    path = solve_path(program, Admm(), alpha_grid(program.alpha_max, n_alphas=30), tol=1e-5)
+    assert max(path.gaps) <= 1e-5
+    assert len(formed) == 1
+    assert len(factorised) < 30
+
+
+@pytest.mark.parametrize("solver", [Admm(), AdmmNewton(), WorkingSet(AdmmNewton(), first_width=2), Auto(), Fista()])
+def test_any_previous_state_leads_to_the_same_optimum(solver):
+    program = make_program("squared", n=60, blocks=24, d=2, c=2, intercept=True, ratio=0.75)
+    start = Point(torch.zeros(program.coef_shape, dtype=torch.float64), program.null_intercept)
+    state = solver.init(program.with_alpha(3 * program.alpha), start)
+    for _ in range(25):
+        state = solver.step(program.with_alpha(3 * program.alpha), state)
+    state = solver.init_again(program, start, state)
+    for _ in range(300):
+        if not solver.finished(state):
+            state = solver.step(program, state)
+    reached = solver.point(program, state)
+    wanted = solve(program, Fista(), tol=1e-9, max_iter=20_000)
+    assert float(program.primal(reached.coef, reached.intercept)) == pytest.approx(wanted.certificate.primal, rel=1e-5)
