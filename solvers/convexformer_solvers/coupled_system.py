@@ -126,7 +126,10 @@ class CoupledSystem:
             if not product > goal:
                 break
             image = self._apply(terms, curvature, direction) * mask
-            step = product / float((direction * image).sum())
+            bend = float((direction * image).sum())
+            if not bend > 0:  # rounding: the rest of the residual is out of reach
+                break
+            step = product / bend
             solution, residual = solution + step * direction, residual - step * image
             preconditioned = self._precondition(residual)
             product, previous = float((residual * preconditioned).sum()), product

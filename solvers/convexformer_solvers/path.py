@@ -217,10 +217,10 @@ class _Trail:
         """Linear extrapolation in ``alpha``: exact between the kinks of a lasso; None before there is any point."""
         if not self._points:
             return None
-        before, last = self._points[0], self._points[-1]
-        if before is last or before.pred is None or last.pred is None:
+        before, last, distance = self._points[0], self._points[-1], self._alphas[-1] - self._alphas[0]
+        if distance == 0 or before.pred is None or last.pred is None:
             return last
-        weight = 1 + (alpha - self._alphas[1]) / (self._alphas[1] - self._alphas[0])
+        weight = 1 + (alpha - self._alphas[-1]) / distance
         return Point(
             torch.lerp(before.coef, last.coef, weight),
             torch.lerp(before.intercept, last.intercept, weight),

@@ -11,7 +11,7 @@ from torch import Tensor
 from .coupled_system import BlockTerms, CoupledSystem
 from .curvature import Curvature
 from .penalties import GroupL2
-from .primal_dual import Iterate, PrimalDualSolver, Schedule
+from .primal_dual import Iterate, PrimalDualSolver, Schedule, own_predictions
 from .program import Program
 
 _LONGEST_WAIT = 4
@@ -23,7 +23,6 @@ _RADIAL_FULL = 1e-3
 
 class _State(NamedTuple):
     iterate: Iterate  # its predictions are its own
-    intercept: Tensor  # (c,)
     system: CoupledSystem
     gap: float
     iteration: int = 0
@@ -59,21 +58,22 @@ class SupportNewton(PrimalDualSolver):
             raise TypeError(f"solver {self.name!r} needs the group-l2 penalty")
         program = program.counted().with_float64_targets()
         coef = coef.to(program.y)
-        fitted = program.map.matvec(coef)
-        intercept = program.best_intercept(fitted)
-        iterate = _at(program, coef, fitted + intercept)
-        return _State(iterate, intercept, CoupledSystem(program.map, program.fit_intercept), iterate.rough_gap())
+        iterate = _at(program, coef, own_predictions(program, coef))
+        return _State(iterate, CoupledSystem(program.map, program.fit_intercept), iterate.rough_gap())
 
     def step(self, program: Program, state: _State) -> _State:
         if state.iteration > 0 and self.due(state, state.iteration):
             state = state._replace(schedule=Schedule(state.gap, state.iteration))
         state = state._replace(iteration=state.iteration + 1)
         for direction in (_newton_direction, _gradient_direction):
-            move, intercept_move = direction(state)
+            try:
+                move, intercept_move = direction(state)
+            except ValueError:  # the system overflows
+                continue
             image = state.iterate.program.map.matvec(move) + intercept_move
             step = _search(state.iterate, move, image)
             if step is not None:
-                return _moved(state, step, move, intercept_move, image)
+                return _moved(state, step, move, image)
         return state._replace(finished=True)
 
     def iterate(self, state: _State) -> Iterate:
@@ -94,11 +94,10 @@ def _flat(coef: Tensor) -> Tensor:
     return coef.reshape(-1, *coef.shape[-2:])
 
 
-def _moved(state: _State, step: float, move: Tensor, intercept_move: Tensor, image: Tensor) -> _State:
+def _moved(state: _State, step: float, move: Tensor, image: Tensor) -> _State:
     before = state.iterate
     iterate = _at(before.program, before.coef + step * move, before.pred + step * image)
-    intercept = state.intercept + step * intercept_move
-    return state._replace(iterate=iterate, intercept=intercept, gap=iterate.rough_gap())
+    return state._replace(iterate=iterate, gap=iterate.rough_gap())
 
 
 def _newton_direction(state: _State) -> tuple[Tensor, Tensor]:
@@ -138,7 +137,7 @@ def _gradient_direction(state: _State) -> tuple[Tensor, Tensor]:
     program = iterate.program
     length = _best_length(program, Curvature(program, iterate.pred), iterate.ascent)
     target = program.penalty.prox(iterate.coef + length * iterate.ascent, length * program.alpha)
-    return target - iterate.coef, torch.zeros_like(state.intercept)
+    return target - iterate.coef, target.new_zeros(target.shape[-1])
 
 
 def _best_length(program: Program, curvature: Curvature, direction: Tensor) -> float:

@@ -32,6 +32,8 @@ def test_the_trail_is_linear_in_alpha():
     ahead = trail.ahead(0.35)
     for name in ("coef", "intercept", "pred"):
         torch.testing.assert_close(getattr(ahead, name), getattr(point(0.35), name))
+    trail.add(0.5, Ending(point(0.5), "state"))
+    assert torch.equal(trail.ahead(0.4).coef, point(0.5).coef)  # the same alpha twice leads nowhere
 
 
 @pytest.mark.parametrize("loss", ["squared", "logistic", "softmax"])
@@ -62,7 +64,7 @@ def test_a_path_forms_one_gram_matrix(monkeypatch, n):
 
 @pytest.mark.parametrize("solver", [Admm(), AdmmNewton(), WorkingSet(AdmmNewton(), first_width=2), Auto(), Fista()])
 def test_any_previous_state_leads_to_the_same_optimum(solver):
-    program = make_program("squared", n=60, blocks=24, d=2, c=2, intercept=True, ratio=0.75)
+    program = make_program("squared", n=60, blocks=60, d=2, c=2, intercept=True, ratio=0.8)
     start = Point(torch.zeros(program.coef_shape, dtype=torch.float64), program.null_intercept)
     state = solver.init(program.with_alpha(3 * program.alpha), start)
     for _ in range(25):
