@@ -196,9 +196,10 @@ class TestCrossValidation:
 @pytest.mark.parametrize("n_jobs", [1, 2])
 def test_ctrl_c_in_a_process_of_its_own(n_jobs, tmp_path):
     code = f"""
-        import sys, threading
+        import signal, sys, threading
         import numpy as np
         from convexformer import ConvexAttentionRegressorCV
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # processes in the background may ignore it
         X = np.random.default_rng(0).normal(size=(60, 4, 2))
         y = X[:, 1, 0] + 0.1 * X[:, 0, 0] ** 2
         def callback(progress):
@@ -214,6 +215,7 @@ def test_ctrl_c_in_a_process_of_its_own(n_jobs, tmp_path):
         try:
             model.set_params(solver=Endless()).fit(X, y)
         except KeyboardInterrupt as interruption:
+            print()  # the interrupt may have come within a line
             print(*(thread.name for thread in threading.enumerate() if thread.name != "tqdm_monitor"), interruption)
         """
     root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
