@@ -19,6 +19,8 @@ _LONGEST_WAIT = 50
 # The set changes where the gap over all blocks is this far above its own, and has then so many blocks per active one.
 _WORTH_CHANGING = 4.0
 _GROWTH = 1.5
+# Columns of the widest set: five matrices of that side are held.
+_LARGEST_WIDTH = 6000
 # Share of active blocks above which a wide set is given up.
 _CROWDED = 0.9
 
@@ -40,8 +42,8 @@ class WorkingSet(PrimalDualSolver):
     The set starts with the blocks of the largest dual norm. The inner solver works on it until the rough gap of the
     set is well below that over all blocks. Then it becomes the active blocks and, the worst violating ones first,
     half as many others. With the squared loss and fewer columns than samples the inner solver sees their Gram matrix
-    in place of the samples, see ``CompressedPart``. Once the set would be wider than the samples are many, or than
-    half of all columns, there is no point in it.
+    in place of the samples, see ``CompressedPart``. Once the set would be wider than the samples are many, than half of
+    all columns, or than 6000 columns, there is no point in it.
 
     Parameters
     ----------
@@ -130,7 +132,7 @@ def _chosen(whole: Iterate, known: Tensor, first_width: int) -> Tensor | None:
     scores[active] = math.inf
     width, n_active = program.coef_shape[-2], int(active.sum())
     size = min(max(math.ceil(_GROWTH * n_active), first_width // width, 1), int((eligible | active).sum()))
-    limit = min(program.map.n_samples / width, 0.5 * len(scores))
+    limit = min(program.map.n_samples / width, 0.5 * len(scores), _LARGEST_WIDTH / width)
     # Where next to all of the set is active there is no end in sight.
     crowded = n_active > _CROWDED * len(known) > 0 and size > 0.5 * limit
     if size == 0 or size > limit or crowded:
