@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .curvature import hessian_columns
 from .primal_dual import Iterate, PrimalDualSolver, Schedule
 from .program import Program
 from .ridge import RidgeSystem, ridge_system
@@ -78,7 +79,7 @@ class Admm(PrimalDualSolver):
         fitted_coef = program.map.matvec(coef)
         fitted = fitted_coef + program.best_intercept(fitted_coef) if pred is None else pred
         ascent = program.pull_back(-program.loss.gradient(fitted, program.y))
-        largest_rho = _curvature_along(program, ascent)
+        largest_rho = _largest_rho(program, ascent)
         rho = _rho_for(program, coef, largest_rho) or _first_rho(program, ascent)
         local = _local_curvature(program, fitted)
         system = ridge_system(program.map, program.fit_intercept) if previous is None else previous.system
@@ -105,8 +106,7 @@ class Admm(PrimalDualSolver):
         )
 
     def step(self, program: Program, state: _State) -> _State:
-        if state.iteration > 0 and self.due(state, state.iteration):
-            state = state._replace(schedule=Schedule(state.gap, state.iteration))
+        state = self.noted(state)
         state = _iterate(state._replace(iteration=state.iteration + 1))
         state = _adapted(state, due=state.iteration in _ADAPT_AT)
         return state._replace(gap=self.iterate(state).rough_gap()) if state.iteration % _LOOK_EVERY == 0 else state
@@ -146,11 +146,8 @@ def _iterate(state: _State) -> _State:
 def _local_curvature(program: Program, pred: Tensor) -> Tensor:
     """Bound of the curvature of each sample's loss at its prediction, kept away from zero, shape ``(N,)``."""
     loss, largest = program.loss, pred.new_zeros(len(pred))
-    for output in range(pred.shape[1]):
-        direction = torch.zeros_like(pred)
-        direction[:, output] = 1.0
-        rows = loss.hessian_product(pred, program.y, direction).abs().sum(1)  # Gershgorin's bound
-        largest = torch.maximum(largest, rows)
+    for column in hessian_columns(loss, pred, program.y):
+        largest = torch.maximum(largest, column.abs().sum(1))  # Gershgorin's bound
     return largest.clamp(min=_LEAST_CURVATURE * loss.smoothness, max=loss.smoothness)
 
 
@@ -204,13 +201,18 @@ def _rho_for(program: Program, coef: Tensor, largest: float) -> float | None:
 def _first_rho(program: Program, ascent: Tensor) -> float:
     """A twentieth of the curvature along the first proximal step's direction."""
     direction = program.penalty.prox(ascent, program.alpha)
-    slope, square = float((ascent * direction).sum()), float(direction.square().sum())
-    rho = 0.05 * _curvature_along(program, direction) * square / slope if slope > 0 else 0.0
-    return rho if 0 < rho < math.inf else 1.0
+    slope = float((ascent * direction).sum())
+    rho = 0.05 * _bend(program, direction) / slope if slope > 0 else 0.0
+    return rho if rho > 0 else 1.0
 
 
-def _curvature_along(program: Program, direction: Tensor) -> float:
-    """Bound of the loss's curvature along a direction in the coefficients; inf where that is zero."""
-    square = float(direction.square().sum())
+def _largest_rho(program: Program, ascent: Tensor) -> float:
+    """About the curvature of the loss in the coefficients; inf where nothing leads anywhere."""
+    square = float(ascent.square().sum())
+    return _bend(program, ascent) / square if square > 0 else math.inf
+
+
+def _bend(program: Program, direction: Tensor) -> float:
+    """Bound of the loss's second derivative along a direction in the coefficients."""
     image = program.map.matvec(direction)
-    return program.loss.smoothness * float(program.mean(image.square().sum(1))) / square if square > 0 else math.inf
+    return program.loss.smoothness * float(program.mean(image.square().sum(1)))

@@ -34,6 +34,17 @@ class _Phase(NamedTuple):
     inner: Any
     gaps: tuple[float, ...]  # rough ones, from the start on
 
+    def after_step(self, program: Program) -> _Phase:
+        inner = self.solver.step(program, self.inner)
+        return _Phase(self.solver, inner, (*self.gaps, inner.gap))
+
+    @property
+    def stuck(self) -> bool:
+        """Whether the steps have come to rest or do not halve the gap in time."""
+        recent = self.gaps[-self.solver.halving_steps :]
+        slow = len(self.gaps) > len(recent) and 2 * min(recent) > min(self.gaps[: -len(recent)])
+        return slow or self.solver.finished(self.inner)
+
 
 class _State(NamedTuple):
     admm: Any  # at rest while Newton steps are taken
@@ -79,14 +90,14 @@ class AdmmNewton(PrimalDualSolver):
 
     def step(self, program: Program, state: _State) -> _State:
         if state.newton is not None:
-            if not _stuck(state):
-                return _newton_step(program, state)
+            if not state.newton.stuck:
+                return state._replace(newton=state.newton.after_step(program))
             state = self._handed_back(program, state)
         newton = _newton_that_pays(program, state) if state.iteration >= state.not_before else None
         if newton is not None:
             iterate = self.iterate(state)
             inner = newton.init_at(program, iterate.coef, iterate.pred)
-            return _newton_step(program, state._replace(newton=_Phase(newton, inner, (inner.gap,))))
+            return state._replace(newton=_Phase(newton, inner, (inner.gap,)).after_step(program))
         admm, iteration = self._admm.step(program, state.admm), state.iteration + 1
         if iteration % _LOOK_EVERY == 0:
             state = state._replace(n_active=(_n_active(program, admm.coef), state.n_active[0]))
@@ -112,22 +123,6 @@ class AdmmNewton(PrimalDualSolver):
 
     def _current(self, state: _State) -> tuple[PrimalDualSolver, Any]:
         return (self._admm, state.admm) if state.newton is None else (state.newton.solver, state.newton.inner)
-
-
-def _newton_step(program: Program, state: _State) -> _State:
-    assert state.newton is not None
-    solver, inner, gaps = state.newton
-    inner = solver.step(program, inner)
-    return state._replace(newton=_Phase(solver, inner, (*gaps, inner.gap)))
-
-
-def _stuck(state: _State) -> bool:
-    """Whether Newton steps have come to rest or do not halve the gap in time."""
-    assert state.newton is not None
-    solver, inner, gaps = state.newton
-    recent = gaps[-solver.halving_steps :]
-    slow = len(gaps) > len(recent) and 2 * min(recent) > min(gaps[: -len(recent)])
-    return slow or solver.finished(inner)
 
 
 def _newton_that_pays(program: Program, state: _State) -> PrimalDualSolver | None:

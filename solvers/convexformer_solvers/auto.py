@@ -106,12 +106,13 @@ def _plan(program: Program) -> tuple[_Stage, ...]:
         newton = _Stage(SemismoothNewton(), _NEWTON_STEPS)
         return _Stage(Fista(), _FISTA_STEPS_BEFORE_NEWTON), newton, _Stage(Fista(), forever)
     small = min(n_samples, n_features) <= _LARGEST_SIDE
-    plan = [_Stage(AdmmNewton() if small else Fista(), forever)]
+    plan = []
+    if not program.loss.separable:
+        if isinstance(program.penalty, GroupL2) and small:
+            plan.append(_Stage(AdmmNewton(), _FIRST_STEPS))
+        plan.append(_Stage(Fista(), _FISTA_STEPS))
     n_products = program.map.gram_work() / (2 * n_samples * n_features * program.y.shape[1])
     if n_products > _PRODUCTS:
-        plan.insert(0, _Stage(WorkingSet(AdmmNewton()), forever))
-    if not program.loss.separable:
-        plan.insert(0, _Stage(Fista(), _FISTA_STEPS))
-        if isinstance(program.penalty, GroupL2) and small:
-            plan.insert(0, _Stage(AdmmNewton(), _FIRST_STEPS))
+        plan.append(_Stage(WorkingSet(AdmmNewton()), forever))
+    plan.append(_Stage(AdmmNewton() if small else Fista(), forever))
     return tuple(plan)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from .curvature import Curvature
 from .factorisation import cholesky
-from .gram import SupportGram
+from .gram import SupportGram, add_to_blocks, bordered
 from .operators import LinearMap
 
 # Decrease of the residual, in the norm of the preconditioner.
@@ -151,13 +151,11 @@ class CoupledSystem:
         self._common = _common_part(terms) if curvature.common_is_free else None
         for output in range(diagonal.shape[1]):
             (blocks, own), weight = terms.of_output(output), diagonal[:, output].contiguous()
-            m, d = own.shape[:2]
-            system, positions = self._gram.of(blocks, weight), torch.arange(m, device=weight.device)
-            system.view(m, d, m, d)[positions, :, positions, :] += own
+            system = self._gram.of(blocks, weight)
+            add_to_blocks(system, own)
             if self.fit_intercept:
-                column = self.map.rmatvec_blocks(blocks, weight[:, None]).reshape(-1, 1)
-                corner = (weight.sum() + terms.intercept).reshape(1, 1)
-                system = torch.cat([torch.cat([system, column], 1), torch.cat([column.T, corner], 1)])
+                column = self.map.rmatvec_blocks(blocks, weight[:, None]).flatten()
+                system = bordered(system, torch.cat([column, (weight.sum() + terms.intercept)[None]]))
             self._factors.append((self._mask[:, output].nonzero()[:, 0], cholesky(system)))
 
     def _precondition(self, residual: Tensor) -> Tensor:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
+from .losses import Loss
 from .program import Program
 
 
@@ -41,9 +44,14 @@ class Curvature:
         """Diagonal, shape ``(N, c)``."""
         if self.diagonal_is_all:
             return self.product(torch.ones_like(self._pred))
-        result = torch.empty_like(self._pred)
-        for output in range(result.shape[1]):
-            unit = torch.zeros_like(self._pred)
-            unit[:, output] = 1.0
-            result[:, output] = self.product(unit)[:, output]
-        return result
+        program = self._program
+        columns = enumerate(hessian_columns(program.loss, self._pred, program.y))
+        return program.weight[:, None] * torch.stack([column[:, output] for output, column in columns], dim=1)
+
+
+def hessian_columns(loss: Loss, pred: Tensor, y: Tensor) -> Iterator[Tensor]:
+    """Columns of each sample's Hessian of the loss in predictions, shape ``(N, c)``, one output after the other."""
+    for output in range(pred.shape[1]):
+        unit = torch.zeros_like(pred)
+        unit[:, output] = 1.0
+        yield loss.hessian_product(pred, y, unit)

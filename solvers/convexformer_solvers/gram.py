@@ -31,6 +31,18 @@ def select_blocks(gram: Tensor, rows: Tensor, columns: Tensor, width: int) -> Te
     return chosen.view(len(rows) * width, len(columns) * width)
 
 
+def add_to_blocks(gram: Tensor, blocks: Tensor) -> None:
+    """Add matrices ``(n_blocks, width, width)`` to the diagonal blocks of a matrix, in place."""
+    n_blocks, width = blocks.shape[:2]
+    positions = torch.arange(n_blocks, device=gram.device)
+    gram.view(n_blocks, width, n_blocks, width)[positions, :, positions, :] += blocks
+
+
+def bordered(gram: Tensor, border: Tensor) -> Tensor:
+    """A symmetric matrix with one more row and column, whose last entry is the corner; a copy."""
+    return torch.cat([torch.cat([gram, border[:-1, None]], 1), border[None]])
+
+
 class SupportGram:
     """Weighted Gram matrices ``A_S' D A_S`` of varying supports; kept and extended while the weights stay the same.
 

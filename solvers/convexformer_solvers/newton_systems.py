@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from .factorisation import cholesky
-from .gram import SupportGram
+from .gram import SupportGram, add_to_blocks, bordered
 from .operators import LinearMap
 from .ridge import SMALL_SIDE
 
@@ -112,24 +112,16 @@ class NewtonSystem:
     # In the support: x = r - A_S q with (J^-1 / sigma + A_S' D A_S) q = A_S' D r
 
     def _solve_in_support(self, jacobian: ProxJacobian, sigma: float, curvature: Tensor, target: Tensor) -> Tensor:
-        blocks, (m, d) = jacobian.blocks, jacobian.units.shape
-        system = self._support_gram(blocks, curvature)
-        blockwise = system[: m * d, : m * d].view(m, d, m, d)
-        positions = torch.arange(m, device=blocks.device)
-        blockwise[positions, :, positions, :] += jacobian.inverse() / sigma
-        right = self._adjoint(blocks, curvature * target)
+        blocks = jacobian.blocks
+        system = self._gram.of(blocks, curvature)
+        add_to_blocks(system, jacobian.inverse() / sigma)
         if self.fit_intercept:
-            system[-1, -1] += 1 / sigma
+            border = self._adjoint(blocks, curvature)
+            border[-1] += 1 / sigma
+            system = bordered(system, border)
+        right = self._adjoint(blocks, curvature * target)
         solution = torch.cholesky_solve(right[:, None], cholesky(system))[:, 0]
         return target - self._forward(blocks, solution)
-
-    def _support_gram(self, blocks: Tensor, curvature: Tensor) -> Tensor:
-        """``A_S' D A_S``, with the intercept's column last."""
-        gram = self._gram.of(blocks, curvature)
-        if not self.fit_intercept:
-            return gram
-        column = self._adjoint(blocks, curvature)[:, None]
-        return torch.cat([torch.cat([gram, column[:-1]], 1), column.T])
 
     def _adjoint(self, blocks: Tensor, values: Tensor) -> Tensor:
         """``A_S' values``, with the intercept's entry last."""
@@ -145,10 +137,9 @@ class NewtonSystem:
 
     def _solve_in_samples(self, jacobian: ProxJacobian, sigma: float, curvature: Tensor, target: Tensor) -> Tensor:
         root = curvature.sqrt()
-        limit = _REUSE_LIMIT if self._factor is not None else 0
         solution = _Conjugate(root * target)
-        if limit:
-            self._iterate(solution, jacobian, sigma, root, limit)
+        if self._factor is not None:
+            self._iterate(solution, jacobian, sigma, root, _REUSE_LIMIT)
         if not solution.done:
             self._factor = self._factorise(jacobian, sigma, root)
             solution.restart()

@@ -91,9 +91,8 @@ class CompressedPart(Part):
         self._factor = cholesky(matrix)  # R'
         self._scale = math.sqrt(len(matrix) + 1)  # the program of the part averages over its samples
         pulled = self._to_samples(whole.map.rmatvec_blocks(blocks, weight * targets))
-        constant = (
-            self._scale * (whole.weight @ targets.square() - (pulled / self._scale).square().sum(0)).clamp(min=0).sqrt()
-        )
+        unexplained = whole.weight @ targets.square() - (pulled / self._scale).square().sum(0)
+        constant = self._scale * unexplained.clamp(min=0).sqrt()
         data = torch.cat([self._scale * self._factor.T, torch.zeros_like(matrix[:1])])
         small_map = _RootMap(data.view(len(data), len(blocks), -1), matrix)
         y = torch.cat([pulled, constant[None]])

@@ -108,16 +108,21 @@ class PrimalDualSolver(Solver):
     def iterate(self, state: Any) -> Iterate:
         """Both points of a state."""
 
+    def noted(self, state: Any) -> Any:
+        """The state, before its next step, with its schedule moved on where a certificate was due."""
+        if state.iteration > 0 and self.due(state, state.iteration):
+            return state._replace(schedule=Schedule(state.gap, state.iteration))
+        return state
+
     def init(self, program: Program, start: Point) -> Any:
         return self.init_again(program, start, None)
 
     def init_again(self, program: Program, start: Point, previous: Any) -> Any:
         pred = start.pred
-        # Predictions on the way to somewhere may be far off; worse than the best constant ones are no start.
-        if pred is not None and float(program.loss_value(pred)) > program.null_value:
-            pred = None
         if pred is not None:
-            pred = pred[program.weight > 0].double()
+            # Predictions on the way to somewhere may be far off; worse than the best constant ones are no start.
+            far_off = float(program.loss_value(pred)) > program.null_value
+            pred = None if far_off else pred[program.weight > 0].double()
         return self.init_at(program, start.coef, pred, previous)
 
     def point(self, program: Program, state: Any) -> Point:

@@ -91,8 +91,8 @@ class RidgeInSamples(RidgeSystem):
         if self._kernel is None:
             n_groups, d = math.prod(self.map.feature_shape[:-1]), self.map.feature_shape[-1]
             blocks = torch.arange(n_groups, device=self.weight.device)
-            kernel = self.map.kernel(blocks, self.weight.new_ones(n_groups), self.weight.new_zeros((n_groups, d)))
-            self._kernel = kernel
+            ones, zeros = self.weight.new_ones(n_groups), self.weight.new_zeros((n_groups, d))
+            self._kernel = self.map.kernel(blocks, ones, zeros)
         root = self.weight.sqrt()
         if not self.fit_intercept:
             return self._kernel * root[:, None] * root

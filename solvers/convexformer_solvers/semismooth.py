@@ -80,8 +80,6 @@ class SemismoothNewton(PrimalDualSolver):
     'semismooth_newton'
     """
 
-    check_interval = 1
-
     @property
     def name(self) -> str:
         return "semismooth_newton"
@@ -113,8 +111,7 @@ class SemismoothNewton(PrimalDualSolver):
             raise TypeError(f"solver {self.name!r} needs the group-l2 penalty and a separable loss")
 
     def step(self, program: Program, state: _State) -> _State:
-        if state.iteration > 0 and self.due(state, state.iteration):
-            state = state._replace(schedule=Schedule(state.gap, state.iteration))
+        state = self.noted(state)
         iterates = tuple(s if s.finished else _newton_step(s) for s in state.iterates)
         return self._with_gap(state._replace(iterates=iterates, iteration=state.iteration + 1))
 

@@ -46,7 +46,6 @@ class SupportNewton(PrimalDualSolver):
     'support_newton'
     """
 
-    check_interval = 1
     halving_steps = 4
 
     @property
@@ -62,8 +61,7 @@ class SupportNewton(PrimalDualSolver):
         return _State(iterate, CoupledSystem(program.map, program.fit_intercept), iterate.rough_gap())
 
     def step(self, program: Program, state: _State) -> _State:
-        if state.iteration > 0 and self.due(state, state.iteration):
-            state = state._replace(schedule=Schedule(state.gap, state.iteration))
+        state = self.noted(state)
         state = state._replace(iteration=state.iteration + 1)
         for direction in (_newton_direction, _gradient_direction):
             try:

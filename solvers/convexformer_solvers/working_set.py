@@ -90,8 +90,7 @@ class WorkingSet(PrimalDualSolver):
         return state._replace(part=part, inner=inner)
 
     def step(self, program: Program, state: _State) -> _State:
-        if state.iteration > 0 and self.due(state, state.iteration):
-            state = state._replace(schedule=Schedule(state.gap, state.iteration))
+        state = self.noted(state)
         state = state._replace(iteration=state.iteration + 1)
         if state.part is None:
             return state
@@ -110,7 +109,9 @@ class WorkingSet(PrimalDualSolver):
         return state if blocks is not None and torch.equal(blocks, known) else self._on(state, blocks)
 
     def iterate(self, state: _State) -> Iterate:
-        return state.whole if state.part is None else state.part.iterate_of(self.inner.iterate(state.inner))
+        if state.part is None or state.iteration == state.looked_at:
+            return state.whole
+        return state.part.iterate_of(self.inner.iterate(state.inner))
 
     def due(self, state: _State, iteration: int) -> bool:
         return state.iteration == state.looked_at and state.schedule.due(state.gap, state.iteration, _LONGEST_WAIT)
