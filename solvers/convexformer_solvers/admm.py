@@ -8,23 +8,26 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .anderson import Anderson
 from .curvature import hessian_columns
-from .primal_dual import Iterate, PrimalDualSolver, Schedule
+from .primal_dual import Iterate, PrimalDualSolver
 from .program import Program
 from .ridge import RidgeSystem, ridge_system
 
 _OVER_RELAXATION = 1.7
+# Differences that the acceleration keeps, and the growth of rounding that it may cause.
+_MEMORY = 8
+_LARGEST_GROWTH = 1e6
 # The prox's threshold alpha / rho against the median norm of an active group.
 _THRESHOLD = 1 / 0.3
 _ROUNDING = 1e-2
 # Iterations after which rho is set anew; it is left alone when it would change less than this.
 _ADAPT_AT = (5, 15, 40, 100, 200, 400, 800)
-_WORTH_REFACTORING = 1.5
+_WORTH_REFACTORING = 2.0
 # Bounds of the curvature that stands for a sample's loss, beside the loss's own; and of what may exceed it.
 _LEAST_CURVATURE = 0.02
 _TOLERATED = 1.1
 _SAFETY = 1.3
-_LOOK_EVERY = 5
 
 
 class _State(NamedTuple):
@@ -36,13 +39,14 @@ class _State(NamedTuple):
     met: float  # largest curvature met along the moves since then, in the same units
     ascent: Tensor  # A' diag(p) theta of the dual point that W gives
     fitted: Tensor  # A W + b, (N, c); W carries the loss
+    expansion: Tensor  # where the quadratics touch the samples' losses, (N, c)
     coef: Tensor  # Z, which carries the penalty
     fitted_coef: Tensor  # A Z
     multiplier: Tensor  # scaled dual U of W = Z
     fitted_multiplier: Tensor  # A U
+    acceleration: Anderson  # of Z + U
     iteration: int = 0
     gap: float = math.inf  # rough
-    schedule: Schedule = Schedule()
 
     @property
     def curvature(self) -> Tensor:
@@ -79,14 +83,20 @@ class Admm(PrimalDualSolver):
         fitted_coef = program.map.matvec(coef)
         fitted = fitted_coef + program.best_intercept(fitted_coef) if pred is None else pred
         ascent = program.pull_back(-program.loss.gradient(fitted, program.y))
-        largest_rho = _largest_rho(program, ascent)
+        largest_rho = _largest_rho(program, ascent) if previous is None else previous.largest_rho
         rho = _rho_for(program, coef, largest_rho) or _first_rho(program, ascent)
         local = _local_curvature(program, fitted)
-        system = ridge_system(program.map, program.fit_intercept) if previous is None else previous.system
+        if previous is None:
+            system = ridge_system(program.map, program.fit_intercept)
+            acceleration = Anderson(_MEMORY, program.outputs_separate)
+        else:
+            system, acceleration = previous.system, previous.acceleration
         if previous is not None and torch.equal(program.weight * local, system.weight) and _close(rho, system.rho):
             rho = system.rho
+            acceleration.restart()
         else:
             system.factorise(program.weight * local, rho)
+            acceleration.forget()
         # The multiplier of the optimum is the ascent direction, which there is within the dual ball.
         multiplier = (ascent - program.penalty.prox(ascent, program.alpha)) / rho
         fitted_multiplier = program.map.matvec(multiplier)
@@ -99,47 +109,51 @@ class Admm(PrimalDualSolver):
             0.0,
             ascent,
             fitted,
+            fitted,
             coef,
             fitted_coef,
             multiplier,
             fitted_multiplier,
+            acceleration,
         )
 
     def step(self, program: Program, state: _State) -> _State:
-        state = self.noted(state)
         state = _iterate(state._replace(iteration=state.iteration + 1))
         state = _adapted(state, due=state.iteration in _ADAPT_AT)
-        return state._replace(gap=self.iterate(state).rough_gap()) if state.iteration % _LOOK_EVERY == 0 else state
+        return state._replace(gap=self.iterate(state).rough_gap())
 
     def iterate(self, state: _State) -> Iterate:
         program = state.program
         intercept = program.weight @ (state.fitted - state.fitted_coef) * program.fit_intercept
         return Iterate(program, state.coef, state.fitted_coef + intercept, state.fitted, state.ascent)
 
-    def due(self, state: _State, iteration: int) -> bool:
-        # The rough gap is off while a loss that is not quadratic still moves, so it is not waited for too long.
-        return state.schedule.due(state.gap, state.iteration, max(_LOOK_EVERY, state.iteration / 3))
-
 
 def _iterate(state: _State) -> _State:
     program, system, curvature = state.program, state.system, state.curvature[:, None]
     rho = system.rho
-    gradient = program.loss.gradient(state.fitted, program.y)
+    gradient = program.loss.gradient(state.expansion, program.y)
     center, fitted_center = state.coef - state.multiplier, state.fitted_coef - state.fitted_multiplier
-    smooth, fitted = system.solve(state.fitted - gradient / curvature, center, fitted_center)
+    smooth, fitted = system.solve(state.expansion - gradient / curvature, center, fitted_center)
     relaxed = torch.lerp(state.coef, smooth, _OVER_RELAXATION)
     relaxed_fitted = torch.lerp(state.fitted_coef, fitted, _OVER_RELAXATION)
-    coef = program.penalty.prox(relaxed + state.multiplier, program.alpha / rho)
+    # Z and U are functions of their sum, and A of each: all follows from the acceleration of the sum.
+    total, fitted_total, expansion = state.acceleration.next(
+        state.coef + state.multiplier, (relaxed + state.multiplier, relaxed_fitted + state.fitted_multiplier, fitted)
+    )
+    if state.acceleration.rounding_growth > _LARGEST_GROWTH:
+        fitted_total, state.acceleration.rounding_growth = program.map.matvec(total), 1.0
+    coef = program.penalty.prox(total, program.alpha / rho)
     fitted_coef = program.map.matvec(coef)
     change = program.loss.gradient(fitted, program.y) - gradient
     return state._replace(
-        met=max(state.met, _curvature_met(state, fitted - state.fitted, change)),
+        met=max(state.met, _curvature_met(state, fitted - state.expansion, change)),
         ascent=rho * (smooth - center),
         fitted=fitted,
+        expansion=expansion,
         coef=coef,
         fitted_coef=fitted_coef,
-        multiplier=state.multiplier + relaxed - coef,
-        fitted_multiplier=state.fitted_multiplier + relaxed_fitted - fitted_coef,
+        multiplier=total - coef,
+        fitted_multiplier=fitted_total - fitted_coef,
     )
 
 
@@ -173,6 +187,7 @@ def _adapted(state: _State, due: bool) -> _State:
         new_rho = rho if _close(rho, wanted) else wanted
     if local is not state.local or (margin, new_rho) != (state.margin, rho):
         state.system.factorise(program.weight * margin * local, new_rho)
+        state.acceleration.forget()
     scale = rho / new_rho
     return state._replace(
         local=local,

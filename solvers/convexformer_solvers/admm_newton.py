@@ -8,21 +8,30 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from .admm import Admm
+from .newton_systems import solved_in_support
+from .operators import WORK_OF_A_READ
 from .penalties import GroupL2
 from .primal_dual import Iterate, PrimalDualSolver
 from .program import Program
-from .ridge import SMALL_SIDE
 from .semismooth import SemismoothNewton
 from .support_newton import SupportNewton
 
 # Rough gap over the best constant model's objective below which ``SemismoothNewton`` is worth trying.
 _NEAR = 3e-2
-# Columns of the support per sample up to which it is tried so early; wider ones after so many iterations.
-_NARROW = 0.75
-_PATIENCE = 150
-# ``SupportNewton`` is tried when the number of active groups has changed less than this over so many iterations.
+# Steps of alternating directions that one of its steps may cost, and how many after that many iterations.
+_PATIENCE = 4.0
+_LATE = 150
+_LATE_PATIENCE = 40.0
+# Products with the data in such a step: of its line search, and of conjugate gradients where there are any.
+_SEARCH_PRODUCTS = 3
+_ITERATION_PRODUCTS = 20
+# ``SupportNewton`` is tried when the number of active groups has changed less than this over so many iterations, and
+# for the first time after so many: near the end of another alpha's solve few are needed.
 _STEADY = 0.05
 _LOOK_EVERY = 10
+_FIRST_LOOK = 5
+# Gap of a Newton step, beside that of alternating directions, from which these go on where Newton steps are given up.
+_FAR_BETTER = 0.1
 # Numbers that its factors may hold, unless the data hold more.
 _FACTOR_SIZE = 2**24
 
@@ -52,6 +61,7 @@ class _State(NamedTuple):
     n_active: tuple[int, int] = (0, 0)  # groups when last looked at, and the time before
     n_at_start: int = 0  # groups active at the start
     newton: _Phase | None = None
+    known: Any = None  # the last state of Newton steps: what it has computed of the data serves again
     n_failures: int = 0
     not_before: int = 0  # iteration until which Newton steps are not tried again
 
@@ -63,11 +73,11 @@ class _State(NamedTuple):
 class AdmmNewton(PrimalDualSolver):
     """``Admm``, and Newton steps from its point on once that is near; for other penalties than group-l2 ``Admm`` alone.
 
-    Separable losses are finished by ``SemismoothNewton``, once the rough gap is below 3e-2 of the reference and the
-    support is narrower than three quarters of the samples, or after 150 iterations. Others are finished by
+    Separable losses are finished by ``SemismoothNewton``, once the rough gap is below 3e-2 of the reference and one of
+    its steps costs no more than four alternating ones, or, after 150 iterations, forty. Others are finished by
     ``SupportNewton``, once the number of active groups is steady. Where Newton steps stall, or do not halve the gap in
-    time, alternating directions go on from the better of both points. Newton steps are tried again after ten
-    iterations, and twice as many after each time that they came to nothing.
+    time, alternating directions go on, from their own last point if that is not far worse. Newton steps are tried again
+    after ten iterations, and after twice as many each time.
 
     Examples
     --------
@@ -86,7 +96,7 @@ class AdmmNewton(PrimalDualSolver):
             return _State(self._admm.init_at(program, coef, pred))
         admm = self._admm.init_at(program, coef, pred, previous.admm)
         n_active = _n_active(program, admm.coef)
-        return _State(admm, n_active=(n_active, previous.n_at_start), n_at_start=n_active)
+        return _State(admm, n_active=(n_active, previous.n_at_start), n_at_start=n_active, known=previous.known)
 
     def step(self, program: Program, state: _State) -> _State:
         if state.newton is not None:
@@ -96,30 +106,26 @@ class AdmmNewton(PrimalDualSolver):
         newton = _newton_that_pays(program, state) if state.iteration >= state.not_before else None
         if newton is not None:
             iterate = self.iterate(state)
-            inner = newton.init_at(program, iterate.coef, iterate.pred)
-            return state._replace(newton=_Phase(newton, inner, (inner.gap,)).after_step(program))
+            inner = newton.init_at(program, iterate.coef, iterate.pred, state.known)
+            phase = _Phase(newton, inner, (inner.gap,)).after_step(program)
+            return state._replace(newton=phase, known=phase.inner)
         admm, iteration = self._admm.step(program, state.admm), state.iteration + 1
-        if iteration % _LOOK_EVERY == 0:
+        if _looks_at(iteration):
             state = state._replace(n_active=(_n_active(program, admm.coef), state.n_active[0]))
         return state._replace(admm=admm, iteration=iteration)
 
     def _handed_back(self, program: Program, state: _State) -> _State:
-        """Alternating directions again, from where they stopped or, where that is better, from the last Newton step."""
-        iterate, n_failures = self.iterate(state), state.n_failures
-        if iterate.objective() < self._admm.iterate(state.admm).objective():
+        """Alternating directions again, from where they stopped or, where that is far better, from the last step."""
+        if state.gap < _FAR_BETTER * abs(state.admm.gap):
+            iterate = self.iterate(state)
             state = state._replace(admm=self._admm.init_at(program, iterate.coef, iterate.pred, state.admm))
-        else:
-            n_failures += 1
+        n_failures = state.n_failures + 1
         not_before = state.iteration + _LOOK_EVERY * 2**n_failures
         return state._replace(newton=None, n_failures=n_failures, not_before=not_before)
 
     def iterate(self, state: _State) -> Iterate:
         solver, inner = self._current(state)
         return solver.iterate(inner)
-
-    def due(self, state: _State, iteration: int) -> bool:
-        solver, inner = self._current(state)
-        return solver.due(inner, iteration)
 
     def _current(self, state: _State) -> tuple[PrimalDualSolver, Any]:
         return (self._admm, state.admm) if state.newton is None else (state.newton.solver, state.newton.inner)
@@ -134,14 +140,41 @@ def _newton_that_pays(program: Program, state: _State) -> PrimalDualSolver | Non
 
 
 def _near_and_narrow(program: Program, state: _State) -> bool:
-    near = 0 <= state.gap <= _NEAR * program.null_value
-    limit = max(_NARROW * program.map.n_samples, SMALL_SIDE)
-    return near and (state.iteration >= _PATIENCE or max(_widths(program, state.admm.coef)) <= limit)
+    if not 0 <= state.gap <= _NEAR * program.null_value:
+        return False
+    patience = _LATE_PATIENCE if state.iteration >= _LATE else _PATIENCE
+    return _newton_work(program, state.admm.coef) <= patience * _admm_work(program)
+
+
+def _admm_work(program: Program) -> float:
+    """Work of one step of alternating directions."""
+    linear_map, n_outputs = program.map, program.y.shape[1]
+    side = min(linear_map.n_samples, math.prod(linear_map.feature_shape))
+    return 2 * linear_map.product_work(n_outputs) + side**2 * max(2.0 * n_outputs, WORK_OF_A_READ)
+
+
+def _newton_work(program: Program, coef: Tensor) -> float:
+    """Work of one step of ``SemismoothNewton``, which takes one output after the other."""
+    linear_map, product = program.map, program.map.product_work(1)
+    n_samples, n_features = linear_map.n_samples, math.prod(linear_map.feature_shape)
+    total = 0.0
+    for width in _widths(program, coef):
+        if solved_in_support(width, n_samples):
+            gram = 0 if program.loss.quadratic else n_samples * width**2
+            total += gram + width**3 / 3 + _SEARCH_PRODUCTS * product
+        else:
+            kernel = linear_map.gram_work() * width / n_features
+            total += kernel + n_samples**3 / 3 + (_SEARCH_PRODUCTS + _ITERATION_PRODUCTS) * product
+    return total
+
+
+def _looks_at(iteration: int) -> bool:
+    return iteration % _LOOK_EVERY == 0 or iteration == _FIRST_LOOK
 
 
 def _steady_and_small(program: Program, state: _State) -> bool:
     now, before = state.n_active
-    if state.iteration % _LOOK_EVERY != 0 or now == 0 or abs(now - before) > _STEADY * now:
+    if not _looks_at(state.iteration) or now == 0 or abs(now - before) > _STEADY * now:
         return False
     size = program.map.n_samples * math.prod(program.map.feature_shape)
     return sum(width**2 for width in _widths(program, state.admm.coef)) <= max(_FACTOR_SIZE, size)

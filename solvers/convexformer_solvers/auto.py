@@ -21,7 +21,7 @@ _FIRST_STEPS = 100
 _FISTA_STEPS_BEFORE_NEWTON = 150
 _NEWTON_STEPS = 40
 # A working set pays where the Gram matrix of all features costs as much as so many products with the data.
-_PRODUCTS = 100
+_PRODUCTS = 80
 
 
 class _Stage(NamedTuple):
@@ -34,6 +34,7 @@ class _State(NamedTuple):
     inner: Any
     later: tuple[_Stage, ...]
     steps_left: float
+    outgrown: bool  # whether a working set has become too wide
 
     @property
     def solver(self) -> Solver:
@@ -66,37 +67,38 @@ class Auto(Solver):
         return "auto"
 
     def init(self, program: Program, start: Point) -> _State:
-        return _started(_plan(program), program, start)
+        return _started(_plan(program, warm=False), program, start)
 
     def init_again(self, program: Program, start: Point, previous: _State) -> _State:
-        plan = _plan(program)
-        left = [stage.solver.name for stage in (previous.stage, *previous.later)]
-        # A working set that another alpha has outgrown is not tried again.
-        plan = tuple(stage for stage in plan if stage.solver.name in left or not isinstance(stage.solver, WorkingSet))
+        plan = _plan(program, warm=True)
+        if previous.outgrown:
+            plan = tuple(stage for stage in plan if not isinstance(stage.solver, WorkingSet))
         if plan[0].solver.name != previous.solver.name:
-            return _started(plan, program, start)
-        return _State(plan[0], plan[0].solver.init_again(program, start, previous.inner), plan[1:], plan[0].n_steps)
+            return _started(plan, program, start, previous.outgrown)
+        inner = plan[0].solver.init_again(program, start, previous.inner)
+        return _State(plan[0], inner, plan[1:], plan[0].n_steps, previous.outgrown)
 
     def step(self, program: Program, state: _State) -> _State:
         if state.later and (state.steps_left == 0 or state.solver.finished(state.inner)):
-            state = _started(state.later, program, self.point(program, state))
+            outgrown = state.outgrown or isinstance(state.solver, WorkingSet)
+            state = _started(state.later, program, self.point(program, state), outgrown)
         return state._replace(inner=state.solver.step(program, state.inner), steps_left=state.steps_left - 1)
 
     def point(self, program: Program, state: _State) -> Point:
         return state.solver.point(program, state.inner)
 
-    def due(self, state: _State, iteration: int) -> bool:
-        return state.solver.due(state.inner, iteration)
+    def estimated_gap(self, state: _State) -> float | None:
+        return state.solver.estimated_gap(state.inner)
 
     def finished(self, state: _State) -> bool:
         return not state.later and state.solver.finished(state.inner)
 
 
-def _started(plan: tuple[_Stage, ...], program: Program, start: Point) -> _State:
-    return _State(plan[0], plan[0].solver.init(program, start), plan[1:], plan[0].n_steps)
+def _started(plan: tuple[_Stage, ...], program: Program, start: Point, outgrown: bool = False) -> _State:
+    return _State(plan[0], plan[0].solver.init(program, start), plan[1:], plan[0].n_steps, outgrown)
 
 
-def _plan(program: Program) -> tuple[_Stage, ...]:
+def _plan(program: Program, warm: bool) -> tuple[_Stage, ...]:
     n_samples, n_features = program.map.n_samples, math.prod(program.map.feature_shape)
     forever = math.inf
     if not math.isfinite(program.loss.smoothness):
@@ -111,8 +113,8 @@ def _plan(program: Program) -> tuple[_Stage, ...]:
         if isinstance(program.penalty, GroupL2) and small:
             plan.append(_Stage(AdmmNewton(), _FIRST_STEPS))
         plan.append(_Stage(Fista(), _FISTA_STEPS))
-    n_products = program.map.gram_work() / (2 * n_samples * n_features * program.y.shape[1])
-    if n_products > _PRODUCTS:
+    n_products = program.map.gram_work() / program.map.product_work(program.y.shape[1])
+    if (program.loss.quadratic and n_products > _PRODUCTS) or (warm and program.loss.separable):
         plan.append(_Stage(WorkingSet(AdmmNewton()), forever))
     plan.append(_Stage(AdmmNewton() if small else Fista(), forever))
     return tuple(plan)

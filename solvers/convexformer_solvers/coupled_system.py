@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from .curvature import Curvature
-from .factorisation import cholesky
+from .factorisation import CholeskySolver, cholesky
 from .gram import SupportGram, add_to_blocks, bordered
 from .operators import LinearMap
 
@@ -27,7 +27,7 @@ from .operators import LinearMap
 _ACCURACY = 0.1
 _MAX_ITERATIONS = 200
 # Iterations that an outdated preconditioner may take before a new one is worth its factorisations.
-_REUSE_LIMIT = 10
+_REUSE_LIMIT = 15
 
 
 class BlockTerms(NamedTuple):
@@ -81,10 +81,10 @@ class CoupledSystem:
     def __init__(self, linear_map: LinearMap, fit_intercept: bool) -> None:
         self.map, self.fit_intercept = linear_map, fit_intercept
         self._gram = SupportGram(linear_map)
-        self._mask: Tensor | None = None
-        self._factors: list[tuple[Tensor, Tensor]] = []  # rows and their Cholesky factor, per output
+        self._factored: Tensor | None = None  # the groups that were active then
+        self._factors: list[tuple[Tensor, CholeskySolver]] = []  # rows and their Cholesky factor, per output
+        self._added: tuple[Tensor, Tensor, Tensor] | None = None  # blocks, outputs and factors of other groups
         self._common: tuple[Tensor, Tensor] | None = None
-        self._n_iterations = 0  # of the last solve
 
     def forward(self, rows: Tensor) -> Tensor:
         """Predictions ``(N, c)`` of features and intercepts."""
@@ -112,29 +112,37 @@ class CoupledSystem:
         Tensor of shape (n_features + 1, c)
             Zero outside the active groups.
         """
-        mask = self._rows_of(terms.active)
-        changed = self._mask is None or not torch.equal(mask, self._mask)
-        if changed or self._n_iterations > _REUSE_LIMIT or curvature.diagonal_is_all:
-            self._mask = mask
-            self._factorise(terms, curvature)
-        residual, solution = right * mask, torch.zeros_like(right)
-        preconditioned = self._precondition(residual)
+        right = right * self._rows_of(terms.active)
+        self._common = _common_part(terms) if curvature.common_is_free else None
+        if self._factored is not None and not curvature.diagonal_is_all:
+            self._adopt(terms, curvature)
+            solution = self._iterated(terms, curvature, right, _REUSE_LIMIT)
+            if solution is not None:
+                return solution
+        self._factorise(terms, curvature)
+        solution = self._iterated(terms, curvature, right, _MAX_ITERATIONS)
+        assert solution is not None
+        return solution
+
+    def _iterated(self, terms: BlockTerms, curvature: Curvature, right: Tensor, limit: int) -> Tensor | None:
+        """Solution by conjugate gradients; None where they take more iterations than a short limit."""
+        mask, residual, solution = self._rows_of(terms.active), right, torch.zeros_like(right)
+        preconditioned = self._precondition(residual) * mask
         direction, product = preconditioned, float((residual * preconditioned).sum())
         goal = _ACCURACY**2 * product
-        for iteration in range(_MAX_ITERATIONS):
-            self._n_iterations = iteration
+        for _ in range(limit):
             if not product > goal:
-                break
+                return solution
             image = self._apply(terms, curvature, direction) * mask
             bend = float((direction * image).sum())
             if not bend > 0:  # rounding: the rest of the residual is out of reach
-                break
+                return solution
             step = product / bend
             solution, residual = solution + step * direction, residual - step * image
-            preconditioned = self._precondition(residual)
+            preconditioned = self._precondition(residual) * mask
             product, previous = float((residual * preconditioned).sum()), product
             direction = preconditioned + (product / previous) * direction
-        return solution
+        return solution if limit == _MAX_ITERATIONS else None
 
     def _rows_of(self, active: Tensor) -> Tensor:
         rows = active.repeat_interleave(self.map.feature_shape[-1], dim=0)
@@ -146,9 +154,9 @@ class CoupledSystem:
         return own + self.adjoint(curvature.product(self.forward(rows)))
 
     def _factorise(self, terms: BlockTerms, curvature: Curvature) -> None:
-        assert self._mask is not None
-        diagonal, self._factors = curvature.diagonal(), []
-        self._common = _common_part(terms) if curvature.common_is_free else None
+        """One Cholesky factor per output."""
+        self._factored, self._factors, self._added = terms.active, [], None
+        rows, diagonal = self._rows_of(terms.active), curvature.diagonal()
         for output in range(diagonal.shape[1]):
             (blocks, own), weight = terms.of_output(output), diagonal[:, output].contiguous()
             system = self._gram.of(blocks, weight)
@@ -156,13 +164,35 @@ class CoupledSystem:
             if self.fit_intercept:
                 column = self.map.rmatvec_blocks(blocks, weight[:, None]).flatten()
                 system = bordered(system, torch.cat([column, (weight.sum() + terms.intercept)[None]]))
-            self._factors.append((self._mask[:, output].nonzero()[:, 0], cholesky(system)))
+            self._factors.append((rows[:, output].nonzero()[:, 0], CholeskySolver(cholesky(system))))
+
+    def _adopt(self, terms: BlockTerms, curvature: Curvature) -> None:
+        """Give groups that have become active since the factorisation a factor each."""
+        assert self._factored is not None
+        self._added, new = None, terms.active & ~self._factored
+        if not bool(new.any()):
+            return
+        diagonal, parts = curvature.diagonal(), []
+        for output in range(new.shape[1]):
+            blocks, own = terms._replace(active=new).of_output(output)
+            columns = self.map.columns(blocks).to(diagonal.dtype)
+            parts.append(torch.einsum("nbd,n,nbe->bde", columns, diagonal[:, output], columns) + own)
+        # In the order of the outputs, as in the transposed mask.
+        outputs, blocks = new.T.nonzero(as_tuple=True)
+        factors, failed = torch.linalg.cholesky_ex(torch.cat(parts))
+        kept = failed == 0
+        self._added = blocks[kept], outputs[kept], factors[kept]
 
     def _precondition(self, residual: Tensor) -> Tensor:
         result = torch.zeros_like(residual)
         for output, (rows, factor) in enumerate(self._factors):
             if len(rows):
-                result[rows, output] = torch.cholesky_solve(residual[rows, output][:, None], factor)[:, 0]
+                result[rows, output] = factor.solve(residual[rows, output][:, None])[:, 0]
+        if self._added is not None:
+            blocks, outputs, factors = self._added
+            by_block = (-1, self.map.feature_shape[-1], residual.shape[1])
+            part = residual[:-1].view(by_block)[blocks, :, outputs]
+            result[:-1].view(by_block)[blocks, :, outputs] = torch.cholesky_solve(part[..., None], factors)[..., 0]
         if self._common is not None:
             blocks, factors = self._common
             by_block = (-1, self.map.feature_shape[-1], residual.shape[1])

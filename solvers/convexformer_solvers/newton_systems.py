@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .factorisation import cholesky
+from .factorisation import CholeskySolver, cholesky
 from .gram import SupportGram, add_to_blocks, bordered
 from .operators import LinearMap
 from .ridge import SMALL_SIDE
@@ -61,6 +61,11 @@ class ProxJacobian(NamedTuple):
         return inverse_scale * identity + (1 - inverse_scale) * outer
 
 
+def solved_in_support(n_columns: int, n_samples: int) -> bool:
+    """Whether systems with so many active columns are solved in the support."""
+    return n_columns <= max(_SUPPORT_RATIO * n_samples, SMALL_SIDE)
+
+
 class NewtonSystem:
     """Solver of one program's Newton systems; keeps what consecutive systems share.
 
@@ -81,7 +86,7 @@ class NewtonSystem:
     def __init__(self, linear_map: LinearMap, fit_intercept: bool, gram: SupportGram | None = None) -> None:
         self.map, self.fit_intercept = linear_map, fit_intercept
         self._gram = gram or SupportGram(linear_map)
-        self._factor: Tensor | None = None
+        self._factor: CholeskySolver | None = None
 
     def solve(self, jacobian: ProxJacobian, sigma: float, curvature: Tensor, target: Tensor) -> Tensor:
         """The ``x`` of the system.
@@ -105,7 +110,7 @@ class NewtonSystem:
         n_columns = jacobian.units.numel() + self.fit_intercept
         if n_columns == 0:
             return target
-        if n_columns <= max(_SUPPORT_RATIO * len(target), SMALL_SIDE):
+        if solved_in_support(n_columns, len(target)):
             return self._solve_in_support(jacobian, sigma, curvature, target)
         return self._solve_in_samples(jacobian, sigma, curvature, target)
 
@@ -120,7 +125,7 @@ class NewtonSystem:
             border[-1] += 1 / sigma
             system = bordered(system, border)
         right = self._adjoint(blocks, curvature * target)
-        solution = torch.cholesky_solve(right[:, None], cholesky(system))[:, 0]
+        solution = CholeskySolver(cholesky(system)).solve(right[:, None])[:, 0]
         return target - self._forward(blocks, solution)
 
     def _adjoint(self, blocks: Tensor, values: Tensor) -> Tensor:
@@ -148,7 +153,7 @@ class NewtonSystem:
         curved = root > 1e-10 * root.max()
         return torch.where(curved, solution.value / torch.where(curved, root, 1.0), target - solution.image)
 
-    def _factorise(self, jacobian: ProxJacobian, sigma: float, root: Tensor) -> Tensor:
+    def _factorise(self, jacobian: ProxJacobian, sigma: float, root: Tensor) -> CholeskySolver:
         """Cholesky factor of ``I + sigma h K h``; in float32 on the way, as it only preconditions."""
         single = torch.float32
         kernel = self.map.kernel(jacobian.blocks, jacobian.shrinkage.to(single), jacobian.units.to(single))
@@ -157,7 +162,7 @@ class NewtonSystem:
         kernel *= (sigma * root).to(single)[:, None]
         kernel *= root.to(single)
         kernel.diagonal().add_(1.0)
-        return cholesky(kernel)
+        return CholeskySolver(cholesky(kernel))
 
     def _iterate(self, state: _Conjugate, jacobian: ProxJacobian, sigma: float, root: Tensor, limit: int) -> None:
         for _ in range(limit):
@@ -168,7 +173,7 @@ class NewtonSystem:
 
     def _precondition(self, residual: Tensor) -> Tensor:
         assert self._factor is not None
-        return torch.cholesky_solve(residual.to(self._factor.dtype)[:, None], self._factor)[:, 0].to(residual.dtype)
+        return self._factor.solve(residual.to(self._factor.dtype)[:, None])[:, 0].to(residual.dtype)
 
     def _kernel_product(self, jacobian: ProxJacobian, values: Tensor) -> Tensor:
         coef = jacobian.apply(self.map.rmatvec_blocks(jacobian.blocks, values[:, None])[..., 0])

@@ -18,6 +18,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+# Floating-point operations in a product of large matrices in the time in which a number is read from memory.
+WORK_OF_A_READ = 40.0
 # Elements of one temporary: 32 MiB in float64, large enough for full matrix-product speed.
 _CHUNK_ELEMENTS = 2**22
 
@@ -103,6 +105,13 @@ class LinearMap(ABC):
         """The map of some blocks alone, with feature shape ``(n_blocks, d)``; copies their columns."""
         return DenseMap(self.columns(blocks))
 
+    def product_work(self, n_outputs: int) -> float:
+        """Work of one product with coefficients or values of so many outputs, in the unit of ``gram_work``.
+
+        For few outputs it is the reading of the data that takes the time.
+        """
+        return self.n_samples * math.prod(self.feature_shape) * max(2.0 * n_outputs, WORK_OF_A_READ)
+
     def gram_work(self) -> float:
         """Floating-point operations of forming the Gram matrix of all features, on the smaller side, roughly."""
         n_features = math.prod(self.feature_shape)
@@ -174,8 +183,15 @@ def _add_lower_product(result: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 def _mirrored(lower: Tensor) -> Tensor:
-    """Symmetric matrix of a lower triangle."""
-    return lower.tril() + lower.tril(-1).T
+    """Symmetric matrix of a lower triangle, in its place."""
+    size = lower.shape[0]
+    height = max(256, -(-size // 8))
+    for start in range(0, size, height):
+        rows, below = slice(start, start + height), slice(min(start + height, size), size)
+        corner = lower[rows, rows]
+        corner.copy_(corner.tril() + corner.tril(-1).T)
+        lower[rows, below] = lower[below, rows].T
+    return lower
 
 
 class DenseMap(LinearMap):
@@ -230,7 +246,8 @@ class DenseMap(LinearMap):
 
     def rmatvec(self, values: Tensor) -> Tensor:
         if values.dtype == self.dtype:
-            result = self._rows.T @ values
+            # Twice as fast as the data's transpose times few columns.
+            result = (values.T @ self._rows).T.contiguous()
         else:
             result = values.new_zeros((self._rows.shape[1], values.shape[1]))
             for rows in _row_chunks(*self._rows.shape):
@@ -389,6 +406,12 @@ class GatedMap(LinearMap):
                 product = (scaled[rows] @ mask[:upto].T).mul_(data[rows] @ data[:upto].T)
                 result[rows, :upto] += product.addmm_(scaled_along[rows], along[:upto].T)
         return result
+
+    def product_work(self, n_outputs: int) -> float:
+        # The data are read once for all gates; what each gate makes of them is written and read.
+        by_gate = self.n_samples * self.masks.shape[1] * n_outputs
+        operations = 2.0 * by_gate * math.prod(self._dense.feature_shape)
+        return max(operations + 2 * WORK_OF_A_READ * by_gate, self._dense.product_work(n_outputs))
 
     def gram_work(self) -> float:
         # The gates share the data's kernel.

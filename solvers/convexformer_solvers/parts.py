@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from .factorisation import cholesky
+from .factorisation import CholeskySolver, cholesky
 from .gram import SupportGram, select_blocks
 from .operators import DenseMap
 from .primal_dual import Iterate
@@ -88,12 +88,12 @@ class CompressedPart(Part):
             self._column_means = whole.map.rmatvec_blocks(blocks, weight).flatten()
             matrix -= self._column_means[:, None] * self._column_means
         targets = whole.y - self._mean
-        self._factor = cholesky(matrix)  # R'
+        self._root = CholeskySolver(cholesky(matrix))  # R' R
         self._scale = math.sqrt(len(matrix) + 1)  # the program of the part averages over its samples
         pulled = self._to_samples(whole.map.rmatvec_blocks(blocks, weight * targets))
         unexplained = whole.weight @ targets.square() - (pulled / self._scale).square().sum(0)
         constant = self._scale * unexplained.clamp(min=0).sqrt()
-        data = torch.cat([self._scale * self._factor.T, torch.zeros_like(matrix[:1])])
+        data = torch.cat([self._scale * self._root.lower.T, torch.zeros_like(matrix[:1])])
         small_map = _RootMap(data.view(len(data), len(blocks), -1), matrix)
         y = torch.cat([pulled, constant[None]])
         self.program = dataclasses.replace(whole, map=small_map, y=y, sample_weight=None, fit_intercept=False)
@@ -101,14 +101,14 @@ class CompressedPart(Part):
     def _to_samples(self, ascent: Tensor) -> Tensor:
         """Values of the samples behind features, whose adjoint is given as ``(m, d, c)``."""
         flat = ascent.reshape(-1, ascent.shape[-1])
-        return self._scale * torch.linalg.solve_triangular(self._factor, flat, upper=False)
+        return self._scale * self._root.solve_lower(flat)
 
     def pred_of(self, iterate: Iterate) -> Tensor:
         theta = self._to_samples(self.on_blocks(iterate.ascent))
         return torch.cat([self.program.y[:-1] - theta, torch.zeros_like(theta[:1])])
 
     def iterate_of(self, iterate: Iterate) -> Iterate:
-        behind = torch.linalg.solve_triangular(self._factor.T, iterate.pred[:-1] / self._scale, upper=True)
+        behind = self._root.solve_upper(iterate.pred[:-1] / self._scale)
         both = torch.cat([iterate.coef, behind.view_as(iterate.coef)], dim=-1)
         pred = self.whole.map.matvec_blocks(self.blocks, both)
         pred = pred + (self._mean.repeat(2) - self._column_means @ both.flatten(0, 1))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from typing import Any, ClassVar, NamedTuple
 
@@ -11,9 +10,6 @@ from torch import Tensor
 
 from .program import Program
 from .solver import Point, Solver
-
-# A certificate is due when the rough gap has fallen this far since the last one.
-_DUE_DECREASE = 3.0
 
 
 class Iterate(NamedTuple):
@@ -61,23 +57,11 @@ class Iterate(NamedTuple):
         return self.objective() - float(program.dual(scale * self.dual_point()))
 
 
-class Schedule(NamedTuple):
-    """When the last certificate was due, and when the next one is; the first at once."""
-
-    gap: float = math.inf
-    iteration: float = -math.inf
-
-    def due(self, gap: float, iteration: int, longest_wait: float) -> bool:
-        """Whether the rough gap has fallen enough since, or nobody has looked for too long."""
-        # A rough gap below zero says nothing.
-        return 0 <= gap < self.gap / _DUE_DECREASE or iteration - self.iteration >= longest_wait
-
-
 class PrimalDualSolver(Solver):
     """A solver that can start from, and can be asked for, an ``Iterate``.
 
     That is what lets solvers hand over to each other without losing either point. Works in float64 on data of any
-    precision. States have the attribute ``gap``, the rough gap when it was last computed.
+    precision. States have the attribute ``gap``, the rough gap.
 
     Attributes
     ----------
@@ -108,11 +92,8 @@ class PrimalDualSolver(Solver):
     def iterate(self, state: Any) -> Iterate:
         """Both points of a state."""
 
-    def noted(self, state: Any) -> Any:
-        """The state, before its next step, with its schedule moved on where a certificate was due."""
-        if state.iteration > 0 and self.due(state, state.iteration):
-            return state._replace(schedule=Schedule(state.gap, state.iteration))
-        return state
+    def estimated_gap(self, state: Any) -> float:
+        return state.gap
 
     def init(self, program: Program, start: Point) -> Any:
         return self.init_again(program, start, None)

@@ -14,11 +14,13 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from .factorisation import cholesky
+from .factorisation import CholeskySolver, cholesky_in_place
 from .operators import LinearMap
 
 # Up to this many features their side is taken: there a repeated sample is the same as a weight of two.
 SMALL_SIDE = 500
+# Up to this side matrices of the features are kept in double precision.
+_LARGEST_DOUBLE_SIDE = 5000
 
 
 class RidgeSystem(ABC):
@@ -34,13 +36,19 @@ class RidgeSystem(ABC):
 
     def __init__(self, linear_map: LinearMap, fit_intercept: bool) -> None:
         self.map, self.fit_intercept = linear_map, fit_intercept
+        self._inverse: CholeskySolver | None = None
 
     def factorise(self, weight: Tensor, rho: float) -> None:
         """Take positive weights ``q`` of shape ``(N,)`` and another ``rho``; costs one Cholesky factorisation."""
         self.weight, self.rho = weight, rho
-        matrix = self._gram()
-        matrix.diagonal().add_(rho)
-        self._factor = cholesky(matrix)
+        self._inverse = None  # its memory is needed
+
+        def system() -> Tensor:
+            matrix = self._gram()
+            matrix.diagonal().add_(rho)
+            return matrix
+
+        self._inverse = CholeskySolver(cholesky_in_place(system))
 
     @abstractmethod
     def solve(self, target: Tensor, center: Tensor, fitted_center: Tensor) -> tuple[Tensor, Tensor]:
@@ -67,6 +75,10 @@ class RidgeSystem(ABC):
     def _gram(self) -> Tensor:
         """A copy of the weighted and centred Gram matrix; only its lower triangle counts."""
 
+    def _solved(self, right: Tensor) -> Tensor:
+        assert self._inverse is not None
+        return self._inverse.solve(right.to(self._inverse.dtype)).to(right.dtype)
+
     def _mean(self, values: Tensor) -> Tensor:
         return self.weight @ values / self.weight.sum()
 
@@ -82,7 +94,7 @@ class RidgeInSamples(RidgeSystem):
     def solve(self, target: Tensor, center: Tensor, fitted_center: Tensor) -> tuple[Tensor, Tensor]:
         root = self.weight.sqrt()[:, None]
         residual = self._centered(target - fitted_center)
-        scaled = torch.cholesky_solve(root * residual, self._factor)
+        scaled = self._solved(root * residual)
         coef = center + self.map.rmatvec(root * scaled)
         # The system itself says what the fit is, so that no product is needed.
         return coef, target - self.rho * scaled / root
@@ -95,31 +107,42 @@ class RidgeInSamples(RidgeSystem):
             self._kernel = self.map.kernel(blocks, ones, zeros)
         root = self.weight.sqrt()
         if not self.fit_intercept:
-            return self._kernel * root[:, None] * root
+            return (self._kernel * root[:, None]).mul_(root)
         mean = self._mean(self._kernel.tril()) + self._kernel.tril(-1) @ (self.weight / self.weight.sum())
-        return (self._kernel - (mean - self._mean(mean)) - mean[:, None]) * root[:, None] * root
+        centered = (self._kernel - (mean - self._mean(mean))).sub_(mean[:, None])
+        return centered.mul_(root[:, None]).mul_(root)
 
 
 class RidgeInFeatures(RidgeSystem):
-    """Through the ``p x p`` matrix of the features."""
+    """Through the ``p x p`` matrix of the features.
+
+    A large one is kept in single precision. Each solve improves on the move of the solve before, whose fit is known,
+    so that what the factor lacks in precision is made up for from solve to solve.
+    """
 
     _weighted: tuple[Tensor, Tensor] | None = None  # weights and their Gram matrix
+    _before: tuple[Tensor, Tensor] | None = None  # the last solution minus its centre, and its fit
 
     def solve(self, target: Tensor, center: Tensor, fitted_center: Tensor) -> tuple[Tensor, Tensor]:
-        residual = self._centered(target - fitted_center)
-        right = self.map.rmatvec(self.weight[:, None] * residual)
-        move = torch.cholesky_solve(right.reshape(-1, right.shape[-1]), self._factor)
-        coef = center + move.reshape(center.shape)
+        move, fitted_move = self._before or (torch.zeros_like(center), torch.zeros_like(fitted_center))
+        residual = self._centered(target - fitted_center - fitted_move)
+        right = self.map.rmatvec(self.weight[:, None] * residual).sub_(move, alpha=self.rho)
+        correction = self._solved(right.reshape(-1, right.shape[-1]))
+        coef = center + move + correction.view_as(center)
         fitted = self.map.matvec(coef)
+        self._before = coef - center, fitted - fitted_center
         return coef, fitted + self._mean(target - fitted) if self.fit_intercept else fitted
 
     def _gram(self) -> Tensor:
         if self._weighted is None or not torch.equal(self._weighted[0], self.weight):
+            self._weighted = None  # its memory is needed
             blocks = torch.arange(math.prod(self.map.feature_shape[:-1]), device=self.weight.device)
-            matrix = self.map.gram(blocks, blocks, self.weight)
+            large = math.prod(self.map.feature_shape) > _LARGEST_DOUBLE_SIDE
+            weight = self.weight.float() if large else self.weight
+            matrix = self.map.gram(blocks, blocks, weight)
             if self.fit_intercept:
-                total = self.map.rmatvec(self.weight[:, None]).flatten()
-                matrix -= total[:, None] * total / self.weight.sum()
+                total = self.map.rmatvec(self.weight[:, None]).flatten().to(matrix)
+                matrix.addr_(total, total, alpha=-1 / float(self.weight.sum()))
             self._weighted = self.weight, matrix
         return self._weighted[1].clone()
 

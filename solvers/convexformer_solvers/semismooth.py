@@ -14,7 +14,7 @@ from .fista import Fista
 from .gram import SupportGram
 from .newton_systems import NewtonSystem, ProxJacobian
 from .penalties import GroupL2
-from .primal_dual import Iterate, PrimalDualSolver, Schedule, own_predictions
+from .primal_dual import Iterate, PrimalDualSolver, own_predictions
 from .program import Program
 from .solver import Point, Solver
 
@@ -28,7 +28,7 @@ _SIGMA_GROWTH = 9.0
 # A subproblem is solved once its residual is this far below the move of the proximal point that it causes.
 _INNER_ACCURACY = 0.3
 _MAX_INNER_STEPS = 30
-_LONGEST_WAIT = 4
+_AFFINE = ("pred", "theta", "ascent")
 
 
 class _Iterate(NamedTuple):
@@ -53,9 +53,9 @@ class _Iterate(NamedTuple):
 class _State(NamedTuple):
     iterates: tuple[_Iterate, ...]  # one per output
     program: Program  # samples of positive weight, float64 targets
+    gram: SupportGram
     iteration: int = 0
     gap: float = math.inf  # rough
-    schedule: Schedule = Schedule()
 
 
 class SemismoothNewton(PrimalDualSolver):
@@ -92,9 +92,9 @@ class SemismoothNewton(PrimalDualSolver):
             coef, pred = self._warmed_up(program, coef)
         if pred is None:
             pred = own_predictions(program, coef)
-        gram = SupportGram(program.map)
+        gram = SupportGram(program.map) if previous is None else previous.gram
         iterates = tuple(_first_iterate(program, gram, coef, pred, k) for k in range(program.y.shape[1]))
-        return self._with_gap(_State(iterates, program))
+        return self._with_gap(_State(iterates, program, gram))
 
     @staticmethod
     def _warmed_up(program: Program, coef: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -111,7 +111,6 @@ class SemismoothNewton(PrimalDualSolver):
             raise TypeError(f"solver {self.name!r} needs the group-l2 penalty and a separable loss")
 
     def step(self, program: Program, state: _State) -> _State:
-        state = self.noted(state)
         iterates = tuple(s if s.finished else _newton_step(s) for s in state.iterates)
         return self._with_gap(state._replace(iterates=iterates, iteration=state.iteration + 1))
 
@@ -120,10 +119,6 @@ class SemismoothNewton(PrimalDualSolver):
         ascent = torch.cat([s.ascent for s in state.iterates], dim=-1)
         fitted = torch.cat([s.pred + s.residual for s in state.iterates], dim=1)
         return Iterate(state.program, coef, fitted, torch.cat([s.pred for s in state.iterates], dim=1), ascent)
-
-    def due(self, state: _State, iteration: int) -> bool:
-        # Near rounding the rough gap no longer falls, so it is not waited for too long.
-        return state.schedule.due(state.gap, state.iteration, _LONGEST_WAIT)
 
     def finished(self, state: _State) -> bool:
         return all(s.finished for s in state.iterates)
@@ -230,10 +225,15 @@ def _jacobian(iterate: _Iterate) -> ProxJacobian:
 def _line_search(iterate: _Iterate, direction: Tensor, slope: float) -> _Iterate:
     """Armijo steps; where rounding hides any decrease the iterate is marked finished."""
     rounding = 1e-14 * abs(iterate.merit)
+    full = candidate = _at(iterate, iterate.pred + direction)
     step = 1.0
     while step > 1e-9:
-        candidate = _at(iterate, iterate.pred + step * direction)
         if candidate.merit <= iterate.merit + 1e-4 * step * slope + rounding:
             return _with_residual(candidate)._replace(inner_steps=iterate.inner_steps + 1)
         step *= 0.5
+        if iterate.program.loss.quadratic:  # then what follows from the predictions but for the prox is affine
+            pred, theta, ascent = (torch.lerp(getattr(iterate, name), getattr(full, name), step) for name in _AFFINE)
+            candidate = _proximal(iterate._replace(pred=pred, theta=theta, ascent=ascent))
+        else:
+            candidate = _at(iterate, iterate.pred + step * direction)
     return iterate._replace(finished=True)

@@ -19,6 +19,7 @@ from .losses import Loss
 from .penalties import Penalty
 from .program import Program
 from .result import Certificate, History, Progress, SolverInterrupted, SolverResult, Status, check_tol
+from .schedule import Schedule
 
 Callback = Callable[[Progress], "bool | None"]
 
@@ -55,13 +56,10 @@ class Solver(ABC):
     ----------
     requires_of_loss, requires_of_penalty : tuple of str
         Optional methods that the algorithm calls; ``solve`` names those that a loss or penalty lacks.
-    check_interval : int
-        Iterations between certificates; a certificate costs about one pass over the data.
     """
 
     requires_of_loss: ClassVar[tuple[str, ...]] = ()
     requires_of_penalty: ClassVar[tuple[str, ...]] = ()
-    check_interval: ClassVar[int] = 10
 
     @property
     @abstractmethod
@@ -87,9 +85,13 @@ class Solver(ABC):
     def point(self, program: Program, state: Any) -> Point:
         """The point that the state stands for."""
 
-    def due(self, state: Any, iteration: int) -> bool:
-        """Whether a certificate is worth its cost now; early and at regular intervals unless a solver knows better."""
-        return iteration % self.check_interval == 0 or iteration in (1, 2, 4)
+    def estimated_gap(self, state: Any) -> float | None:
+        """What the duality gap of ``point`` may be; only says when a certificate is worth its cost.
+
+        Absolute. None, which is the default: nothing is known, certificates come at regular intervals. Infinite: not
+        now.
+        """
+        return None
 
     def finished(self, state: Any) -> bool:
         """Whether further steps could not change the point, whatever its quality."""
@@ -220,17 +222,20 @@ class _Run:
         self.iteration = 0
         self.best: tuple[Point, Certificate] | None = None
         self.last: Point
+        self.last_gap: float
 
     def until_stop(self, working: Program, solver: Solver, state: Any, max_iter: int, bar: tqdm) -> tuple[Status, Any]:
+        schedule = Schedule(self.tol * self.program.null_value)
         try:
             while True:
                 state = solver.step(working, state)
                 self.iteration += 1
                 bar.update()
-                finished = solver.finished(state)
-                if not (finished or self.iteration == max_iter or solver.due(state, self.iteration)):
+                finished, estimate = solver.finished(state), solver.estimated_gap(state)
+                if not (finished or self.iteration == max_iter or schedule.due(self.iteration, estimate)):
                     continue
                 status = self.check(solver.point(working, state), bar)
+                schedule.certified(self.iteration, estimate, self.last_gap)
                 if status is not None:
                     return status, state
                 if finished:
@@ -255,6 +260,7 @@ class _Run:
         """Certify a point and keep the best one so far."""
         self.last = point
         certificate = certify(self.program, point.coef, point.intercept, point.dual)
+        self.last_gap = certificate.gap
         if self.best is not None:
             certificate = certificate.tighten(self.best[1])
             if self.best[1].primal < certificate.primal:

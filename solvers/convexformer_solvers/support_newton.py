@@ -11,10 +11,9 @@ from torch import Tensor
 from .coupled_system import BlockTerms, CoupledSystem
 from .curvature import Curvature
 from .penalties import GroupL2
-from .primal_dual import Iterate, PrimalDualSolver, Schedule, own_predictions
+from .primal_dual import Iterate, PrimalDualSolver, own_predictions
 from .program import Program
 
-_LONGEST_WAIT = 4
 # Share of the penalty's curvature across a group that stands for curvature along it where the same move in all outputs
 # would else meet none at all; it goes with the relative gap below the second number.
 _RADIAL = 3e-3
@@ -26,7 +25,6 @@ class _State(NamedTuple):
     system: CoupledSystem
     gap: float
     iteration: int = 0
-    schedule: Schedule = Schedule()
     finished: bool = False
 
 
@@ -58,10 +56,10 @@ class SupportNewton(PrimalDualSolver):
         program = program.counted().with_float64_targets()
         coef = coef.to(program.y)
         iterate = _at(program, coef, own_predictions(program, coef))
-        return _State(iterate, CoupledSystem(program.map, program.fit_intercept), iterate.rough_gap())
+        system = CoupledSystem(program.map, program.fit_intercept) if previous is None else previous.system
+        return _State(iterate, system, iterate.rough_gap())
 
     def step(self, program: Program, state: _State) -> _State:
-        state = self.noted(state)
         state = state._replace(iteration=state.iteration + 1)
         for direction in (_newton_direction, _gradient_direction):
             try:
@@ -76,9 +74,6 @@ class SupportNewton(PrimalDualSolver):
 
     def iterate(self, state: _State) -> Iterate:
         return state.iterate
-
-    def due(self, state: _State, iteration: int) -> bool:
-        return state.schedule.due(state.gap, state.iteration, _LONGEST_WAIT)
 
     def finished(self, state: _State) -> bool:
         return state.finished
@@ -116,13 +111,16 @@ def _newton_direction(state: _State) -> tuple[Tensor, Tensor]:
     move = rows[:-1].reshape(coef.shape)
     crosses = active & (((coef + move) * coef).sum(1) <= 0)
     move = torch.where(crosses[:, None], -coef, move)
-    return (move + _entering(program, curvature, ascent, active)).reshape(iterate.coef.shape), rows[-1]
+    # What the active groups lack may be the cause of as large a violation elsewhere, which then goes by itself.
+    unexplained = torch.linalg.vector_norm(torch.where(active[:, None], downhill, 0.0), dim=1).amax()
+    entering = _entering(program, curvature, ascent, active, unexplained)
+    return (move + entering).reshape(iterate.coef.shape), rows[-1]
 
 
-def _entering(program: Program, curvature: Curvature, ascent: Tensor, active: Tensor) -> Tensor:
-    """Proximal gradient step of the groups at zero that violate their dual constraint."""
+def _entering(program: Program, curvature: Curvature, ascent: Tensor, active: Tensor, tolerated: Tensor) -> Tensor:
+    """Proximal gradient step of the groups at zero that violate their dual constraint by more than is tolerated."""
     norms = torch.linalg.vector_norm(ascent, dim=1)
-    violating = ~active & (norms > program.alpha)
+    violating = ~active & (norms > program.alpha + tolerated)
     if not bool(violating.any()):
         return torch.zeros_like(ascent)
     shrunk = torch.where(violating[:, None], (1 - program.alpha / norms)[:, None] * ascent, 0.0)

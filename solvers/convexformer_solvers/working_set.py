@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .gram import SupportGram
 from .parts import CompressedPart, Part, RestrictedPart
-from .primal_dual import Iterate, PrimalDualSolver, Schedule, own_predictions
+from .primal_dual import Iterate, PrimalDualSolver, own_predictions
 from .program import Program
 
 # The set is solved until its rough gap is this far below that over all blocks; then all blocks are looked at.
@@ -23,6 +23,8 @@ _GROWTH = 1.5
 _LARGEST_WIDTH = 6000
 # Share of active blocks above which a wide set is given up.
 _CROWDED = 0.9
+# Dual norm of a block, in units of alpha, that says that it will be active.
+_FAR = 2.0
 
 
 class _State(NamedTuple):
@@ -33,7 +35,6 @@ class _State(NamedTuple):
     inner: Any
     iteration: int = 0
     looked_at: int = 0
-    schedule: Schedule = Schedule()
 
 
 class WorkingSet(PrimalDualSolver):
@@ -90,7 +91,6 @@ class WorkingSet(PrimalDualSolver):
         return state._replace(part=part, inner=inner)
 
     def step(self, program: Program, state: _State) -> _State:
-        state = self.noted(state)
         state = state._replace(iteration=state.iteration + 1)
         if state.part is None:
             return state
@@ -113,8 +113,8 @@ class WorkingSet(PrimalDualSolver):
             return state.whole
         return state.part.iterate_of(self.inner.iterate(state.inner))
 
-    def due(self, state: _State, iteration: int) -> bool:
-        return state.iteration == state.looked_at and state.schedule.due(state.gap, state.iteration, _LONGEST_WAIT)
+    def estimated_gap(self, state: _State) -> float:
+        return state.gap if state.iteration == state.looked_at else math.inf
 
     def finished(self, state: _State) -> bool:
         return state.part is None
@@ -127,16 +127,18 @@ def _chosen(whole: Iterate, known: Tensor, first_width: int) -> Tensor | None:
     """
     program = whole.program
     scores, active = _by_block(program, whole.ascent), _by_block(program, whole.coef) > 0
-    eligible = scores > program.alpha
+    violation, eligible = scores.clone(), scores > program.alpha
     eligible[known] = True
     scores[known] = scores[known].clamp(min=program.alpha)
     scores[active] = math.inf
     width, n_active = program.coef_shape[-2], int(active.sum())
-    size = min(max(math.ceil(_GROWTH * n_active), first_width // width, 1), int((eligible | active).sum()))
+    wanted = max(math.ceil(_GROWTH * n_active), first_width // width)
+    size = max(min(wanted, int((eligible | active).sum())), 1)
     limit = min(program.map.n_samples / width, 0.5 * len(scores), _LARGEST_WIDTH / width)
-    # Where next to all of the set is active there is no end in sight.
+    # Where next to all of the set is active, or far too many others violate by far, there is no end in sight.
     crowded = n_active > _CROWDED * len(known) > 0 and size > 0.5 * limit
-    if size == 0 or size > limit or crowded:
+    far_off = len(known) > 0 and int((active | (violation > _FAR * program.alpha)).sum()) > limit
+    if size > limit or crowded or far_off:
         return None
     return scores.topk(size).indices.sort().values
 

@@ -22,7 +22,7 @@ from convexformer_solvers import (
 )
 from convexformer_solvers.coupled_system import BlockTerms, CoupledSystem
 from convexformer_solvers.curvature import Curvature
-from convexformer_solvers.primal_dual import own_predictions
+from convexformer_solvers.solver import Point
 from convexformer_solvers.support_newton import SupportNewton
 
 K, D, C = 4, 3, 3
@@ -86,13 +86,31 @@ class TestCoupledSystem:
 
 def test_the_common_move_of_all_outputs_costs_no_iterations(monkeypatch):
     monkeypatch.setattr(coupled_system, "_ACCURACY", 1e-6)
-    counts = []
+    counts, apply = [], CoupledSystem._apply
+    monkeypatch.setattr(CoupledSystem, "_apply", lambda *args: counts.append(counts.pop() + 1) or apply(*args))
     for common_part in (coupled_system._common_part, lambda terms: None):
         monkeypatch.setattr(coupled_system, "_common_part", common_part)
         _, system, terms, curvature, mask, _ = system_of("softmax", weak=1e-6, all_active=True)
+        counts.append(0)
         system.solve(terms, curvature, randn(*mask.shape, seed=9))
-        counts.append(system._n_iterations)
     assert 2 * counts[0] < counts[1]
+
+
+@pytest.mark.parametrize("limit", [0, 200])  # without and with the factors of the first system
+@pytest.mark.parametrize("intercept", [False, True])
+def test_other_active_groups_are_solved_for_with_the_factors_of_earlier_ones(monkeypatch, limit, intercept):
+    monkeypatch.setattr(coupled_system, "_ACCURACY", 1e-9)
+    monkeypatch.setattr(coupled_system, "_REUSE_LIMIT", limit)
+    _, system, all_terms, curvature, mask, matrix = system_of("softmax", intercept=intercept, all_active=True)
+    factorised, factorise = [], CoupledSystem._factorise
+    monkeypatch.setattr(CoupledSystem, "_factorise", lambda *args: factorised.append(args) or factorise(*args))
+    right, first, second = randn(*mask.shape, seed=9), all_terms.active.clone(), all_terms.active.clone()
+    first[0], second[1, 0], second[2] = False, False, False
+    for active in (first, second):
+        rows = torch.cat([active.repeat_interleave(D, 0), mask[-1:]])
+        solution = system.solve(all_terms._replace(active=active), curvature, right)
+        torch.testing.assert_close(solution, exact_solution(matrix, rows, right), rtol=1e-5, atol=1e-7)
+    assert len(factorised) == (1 if limit else 2)
 
 
 @pytest.mark.parametrize("loss", ["squared", "logistic", "softmax"])
@@ -105,23 +123,17 @@ def test_support_newton_finishes_what_is_near(loss, gated, intercept):
     assert result.certificate.relative_gap <= 1e-9
 
 
-class CertifiedAtEveryStep(SupportNewton):
-    def due(self, state, iteration):
-        return True
-
-
 def test_support_newton_never_goes_uphill():
     program = make_program("softmax", n=60, blocks=8, d=2, c=3, intercept=True, ratio=0.3)
-    objectives = []
-
-    def record(progress):
-        pred = own_predictions(program, progress.coef)
-        objectives.append(float(program.loss_value(pred) + program.alpha * program.penalty.value(progress.coef)))
-
-    start = (0.3 * randn(*program.coef_shape, seed=2), program.null_intercept)
-    solve(program, CertifiedAtEveryStep(), tol=1e-8, max_iter=60, start=start, callback=record)
+    solver = SupportNewton()
+    state = solver.init(program, Point(0.3 * randn(*program.coef_shape, seed=2), program.null_intercept))
+    objectives = [solver.iterate(state).objective()]
+    while not solver.finished(state) and len(objectives) < 60:
+        state = solver.step(program, state)
+        objectives.append(solver.iterate(state).objective())
     assert len(objectives) > 5
     assert all(after <= before + 1e-12 for before, after in pairwise(objectives))
+    assert objectives[-1] == pytest.approx(solve(program, Fista(), tol=1e-8).certificate.primal, rel=1e-7)
 
 
 def test_support_newton_says_what_it_cannot_do():

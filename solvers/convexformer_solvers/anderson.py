@@ -1,0 +1,125 @@
+"""Anderson acceleration of fixed-point iterations."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+# A residual that grows by more than this after an extrapolation takes the extrapolation back.
+_TOLERATED_GROWTH = 2.0
+_REGULARISATION = 1e-10
+# Sum of the coefficients' sizes above which an extrapolation is nothing but rounding.
+_LARGEST_WEIGHTS = 1e4
+
+
+class Anderson:
+    r"""Extrapolates ``x -> F(x)`` from its last moves, with a safeguard.
+
+    With the residuals :math:`g_k = F(x_k) - x_k` the next point is :math:`F(x_k) - \sum_j \gamma_j \Delta F_j`, where
+    the coefficients minimise :math:`\|g_k - \sum_j \gamma_j \Delta g_j\|` over the last differences. Where the residual
+    has more than doubled after that, the point without the extrapolation is taken instead: a nonexpansive map's own
+    residuals never grow, so that nothing is lost but one iteration.
+
+    Parameters
+    ----------
+    memory : int
+        Differences that are kept.
+    columns_apart : bool
+        Whether the map works on each column, the last axis, by itself: each then has its own coefficients.
+
+    Attributes
+    ----------
+    rounding_growth : float
+        How much larger than rounding the error may be by which the arrays that follow a point miss their images of
+        it; to be set to 1 where they are computed afresh.
+
+    Examples
+    --------
+    >>> import torch
+    >>> acceleration, x = Anderson(2, columns_apart=False), torch.tensor([[8.0], [8.0]])
+    >>> for _ in range(5):
+    ...     (x,) = acceleration.next(x, (torch.tensor([[0.9], [0.5]]) * x,))
+    >>> bool(x.norm() < 1e-4)
+    True
+    """
+
+    def __init__(self, memory: int, columns_apart: bool) -> None:
+        self.memory, self.columns_apart = memory, columns_apart
+        self.rounding_growth = 1.0
+        self.forget()
+
+    def forget(self) -> None:
+        """Start anew: the map is another one."""
+        self.restart()
+        self._n_differences = 0
+
+    def restart(self) -> None:
+        """Go on from elsewhere: the map is nearly the same."""
+        self._last: tuple[Tensor, tuple[Tensor, ...]] | None = None  # residual and what F gave
+        self._limit: Tensor | None = None  # of the next squared residual, per column
+
+    def next(self, start: Tensor, end: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """The point to go on from.
+
+        Parameters
+        ----------
+        start : Tensor
+            The ``x``.
+        end : tuple of Tensor
+            ``F(x)``, and other arrays that are linear images of it; all with the same last axis.
+
+        Returns
+        -------
+        tuple of Tensor
+            In place of `end`.
+        """
+        ends = tuple(self._columns(part) for part in end)
+        residual = ends[0] - self._columns(start)
+        size = residual.square().sum(0)
+        last, limit = self._last, self._limit
+        if last is not None:
+            self._remember(residual - last[0], [new - old for new, old in zip(ends, last[1], strict=True)])
+        self._last, self._limit = (residual, ends), _TOLERATED_GROWTH**2 * size
+        result = self._extrapolated(residual, ends)
+        if last is not None and limit is not None and bool((size > limit).any()):
+            back = size > limit
+            result = [torch.where(back, old, new) for old, new in zip(last[1], result, strict=True)]
+            self._limit[back] = math.inf
+        return tuple(part.view_as(like) for part, like in zip(result, end, strict=True))
+
+    def _columns(self, values: Tensor) -> Tensor:
+        return values.reshape(-1, values.shape[-1] if self.columns_apart else 1)
+
+    def _remember(self, residual: Tensor, ends: list[Tensor]) -> None:
+        """Put one difference in the place of the oldest."""
+        if self._n_differences == 0:
+            self._residuals = residual.new_zeros((self.memory, *residual.shape))
+            self._ends = [part.new_zeros((self.memory, *part.shape)) for part in ends]
+            self._products = residual.new_zeros((residual.shape[1], self.memory, self.memory))
+        place = self._n_differences % self.memory
+        self._n_differences += 1
+        self._residuals[place] = residual
+        for kept, part in zip(self._ends, ends, strict=True):
+            kept[place] = part
+        self._products[:, place] = self._products[:, :, place] = self._against(residual)
+
+    def _against(self, residual: Tensor) -> Tensor:
+        """Products of the kept differences with a residual, shape ``(columns, memory)``."""
+        return torch.einsum("mpc,pc->cm", self._residuals, residual)
+
+    def _extrapolated(self, residual: Tensor, ends: tuple[Tensor, ...]) -> list[Tensor]:
+        if self._n_differences < 2:
+            return list(ends)
+        # Places still empty have a product of zero and get a coefficient of zero.
+        scale = self._products.diagonal(dim1=1, dim2=2).sum(1)
+        ridge = (_REGULARISATION * scale).clamp(min=torch.finfo(scale.dtype).tiny)
+        system = self._products + torch.diag_embed(ridge[:, None].expand(-1, self.memory))
+        factor, failed = torch.linalg.cholesky_ex(system)
+        weights = torch.cholesky_solve(self._against(residual)[..., None], factor)[..., 0]
+        size = weights.abs().sum(1)
+        usable = (failed == 0) & (size <= _LARGEST_WEIGHTS)
+        weights = torch.where(usable[:, None], weights, 0.0)
+        self.rounding_growth *= 1 + float(torch.where(usable, size, 0.0).max())
+        return [part - torch.einsum("mpc,cm->pc", kept, weights) for part, kept in zip(ends, self._ends, strict=True)]

@@ -1,0 +1,169 @@
+"""Extrapolation of fixed-point iterations, factors for few right sides, and when certificates are due."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+from solver_cases import make_program, randn
+
+from convexformer_solvers import Admm, Fista, ridge, solve
+from convexformer_solvers.anderson import Anderson
+from convexformer_solvers.factorisation import CholeskySolver, cholesky, cholesky_in_place
+from convexformer_solvers.ridge import RidgeInFeatures
+from convexformer_solvers.schedule import Schedule
+
+
+def contraction(size, rate, seed):
+    """A symmetric affine contraction of columns and its fixed point."""
+    basis = torch.linalg.qr(randn(size, size, seed=seed))[0]
+    matrix = basis @ torch.diag(torch.linspace(0.1, rate, size, dtype=torch.float64)) @ basis.T
+    fixed = randn(size, 2, seed=seed + 1)
+    return (lambda x: fixed + matrix @ (x - fixed)), fixed
+
+
+def distance_after(n_steps, step, fixed, acceleration):
+    x = torch.zeros_like(fixed)
+    for _ in range(n_steps):
+        end = step(x)
+        (x,) = acceleration.next(x, (end,)) if acceleration else (end,)
+    return float((x - fixed).abs().max())
+
+
+class TestAnderson:
+    @pytest.mark.parametrize("columns_apart", [False, True])
+    def test_an_affine_map_is_solved_in_as_many_steps_as_it_has_eigenvalues(self, columns_apart):
+        step, fixed = contraction(5, 0.99, seed=0)
+        # Two columns together need twice the memory.
+        acceleration = Anderson(12, columns_apart)
+        assert distance_after(14, step, fixed, acceleration) < 1e-5
+        assert distance_after(14, step, fixed, None) > 0.1
+
+    def test_columns_apart_do_not_know_of_each_other(self):
+        step, fixed = contraction(6, 0.95, seed=2)
+        both, single = Anderson(4, True), Anderson(4, True)
+        x, alone = torch.zeros_like(fixed), torch.zeros_like(fixed[:, :1])
+        for _ in range(12):
+            (x,) = both.next(x, (step(x),))
+            widened = torch.cat([alone, alone], 1)
+            (alone,) = single.next(alone, (step(widened)[:, :1],))
+            torch.testing.assert_close(x[:, :1], alone, rtol=1e-9, atol=1e-12)
+
+    def test_followers_stay_images(self):
+        step, fixed = contraction(6, 0.95, seed=3)
+        image = randn(9, 6, seed=4)
+        acceleration, x = Anderson(3, False), torch.zeros_like(fixed)
+        for _ in range(10):
+            end = step(x)
+            x, follower = acceleration.next(x, (end, image @ end))
+            torch.testing.assert_close(follower, image @ x, rtol=0, atol=1e-12 * acceleration.rounding_growth)
+
+    def test_a_map_that_is_not_smooth_still_converges(self):
+        # Soft-thresholding steps of a lasso: nonexpansive, with kinks on the way.
+        design, target = randn(20, 30, seed=5), randn(20, 1, seed=6)
+        length = 1 / float(torch.linalg.matrix_norm(design, 2)) ** 2
+
+        def step(x):
+            z = x - length * design.T @ (design @ x - target)
+            return z.sign() * (z.abs() - 0.5 * length).clamp(min=0)
+
+        def residual_after(acceleration):
+            x = torch.zeros(30, 1, dtype=torch.float64)
+            for _ in range(300):
+                (x,) = acceleration.next(x, (step(x),)) if acceleration else (step(x),)
+            return float((step(x) - x).abs().max())
+
+        assert residual_after(Anderson(8, False)) < min(1e-12, 1e-3 * residual_after(None))
+
+    def test_a_bad_extrapolation_is_taken_back(self):
+        acceleration = Anderson(2, False)
+        point = torch.tensor([[4.0], [0.0]])
+        ends = [torch.tensor([[3.0], [0.0]]), torch.tensor([[2.5], [0.5]]), torch.tensor([[2.2], [0.7]])]
+        for end in ends:
+            (point,) = acceleration.next(point, (end,))
+        plain = ends[-1]
+        assert not torch.equal(point, plain)
+        (point,) = acceleration.next(point, (point + 100.0,))
+        assert torch.equal(point, plain)
+
+
+class TestFactors:
+    @pytest.mark.parametrize("size", [1, 5, 256, 257, 600])
+    @pytest.mark.parametrize("n_right", [1, 3])
+    def test_solutions_are_those_of_torch(self, size, n_right):
+        root = randn(size, size, seed=0)
+        matrix, right = root @ root.T + size * torch.eye(size, dtype=torch.float64), randn(size, n_right, seed=1)
+        factor = cholesky(matrix)
+        torch.testing.assert_close(cholesky_in_place(lambda: matrix.tril()).tril(), factor)
+        solver = CholeskySolver(factor)
+        torch.testing.assert_close(solver.solve(right), torch.cholesky_solve(right, factor))
+        torch.testing.assert_close(factor @ solver.solve_lower(right), right)
+        torch.testing.assert_close(factor.T @ solver.solve_upper(right), right)
+
+    def test_a_matrix_without_full_rank_is_raised_by_rounding_only(self):
+        root = randn(40, 3, seed=2)
+        matrix, made = root @ root.T, []
+        factor = cholesky_in_place(lambda: made.append(1) or matrix.clone())
+        assert len(made) > 1
+        torch.testing.assert_close(factor @ factor.T, matrix, rtol=0, atol=1e-9)
+
+    def test_a_matrix_that_is_not_finite_is_refused(self):
+        with pytest.raises(ValueError, match="must be finite"):
+            cholesky_in_place(lambda: torch.full((2, 2), math.nan))
+
+    @pytest.mark.parametrize("intercept", [False, True])
+    @pytest.mark.parametrize("loss", ["squared", "logistic"])
+    def test_a_factor_in_single_precision_costs_no_accuracy(self, monkeypatch, loss, intercept):
+        monkeypatch.setattr(ridge, "_LARGEST_DOUBLE_SIDE", 0)
+        precisions, solved = [], RidgeInFeatures._solved
+        monkeypatch.setattr(
+            RidgeInFeatures,
+            "_solved",
+            lambda self, right: precisions.append(self._inverse.dtype) or solved(self, right),
+        )
+        program = make_program(loss, n=90, blocks=6, d=3, c=2, intercept=intercept, ratio=0.05)
+        result = solve(program, Admm(), tol=1e-10, max_iter=2000)
+        assert set(precisions) == {torch.float32}
+        assert result.certificate.relative_gap <= 1e-10
+        assert result.certificate.primal == pytest.approx(
+            solve(program, Fista(), tol=1e-9).certificate.primal, rel=1e-8
+        )
+
+
+class TestSchedule:
+    def iterations_due(self, estimates, gaps=None, goal=1e-4):
+        schedule, found = Schedule(goal), []
+        for iteration, estimate in enumerate(estimates, start=1):
+            if schedule.due(iteration, estimate):
+                found.append(iteration)
+                gap = estimate if gaps is None else gaps[iteration - 1]
+                schedule.certified(iteration, estimate, math.inf if gap is None else gap)
+        return found
+
+    def test_without_estimates_at_regular_intervals(self):
+        assert self.iterations_due([None] * 30) == [1, 2, 4, 10, 20, 30]
+
+    def test_at_the_goal_at_once(self):
+        assert 7 in self.iterations_due([1.0] * 6 + [0.9e-4])
+
+    def test_a_good_start_at_once(self):
+        assert self.iterations_due([5e-4]) == [1]
+
+    def test_a_tenth_is_worth_a_look(self):
+        assert self.iterations_due([1.0, 0.5, 0.2, 0.09, 0.08]) == [4]
+
+    def test_an_estimate_that_was_too_low_is_corrected(self):
+        # Three times too low: certificates come once the estimate is a third of the goal.
+        estimates = [1.0, 0.9e-4, 0.8e-4, 0.5e-4, 0.32e-4]
+        assert self.iterations_due(estimates, [3 * estimate for estimate in estimates]) == [2, 5]
+
+    def test_never_where_the_solver_says_not_now(self):
+        assert self.iterations_due([math.inf] * 100) == []
+
+    @pytest.mark.parametrize("estimate", [1.0, -1.0, 0.0])
+    def test_never_too_seldom(self, estimate):
+        due = self.iterations_due([estimate] * 2000, [1.0] * 2000)
+        assert due[0] <= 25
+        assert all(after - before <= max(25, after / 3 + 1) for before, after in pairwise(due))
