@@ -33,10 +33,10 @@ class LadderSolver(BaseSolver):
         Settings from loose to tight: tolerances of the package, or numbers of iterations.
     losses : tuple of str
         Losses that the package can combine with a group norm per output.
-    records_history : bool
-        Whether the contender records certified progress itself: one run to the last rung is then its curve.
+    watches_clock : bool
+        Whether the contender ends its runs by itself at the limit; it then may finish the step that crosses it.
     history : list of (seconds, value, relative gap)
-        That progress, of the last run.
+        Certified progress that the contender recorded by itself in the last run, if it does.
     limit : float
         Seconds after which a contender that can stop itself should.
     """
@@ -44,7 +44,7 @@ class LadderSolver(BaseSolver):
     sampling_strategy = "tolerance"
     rungs: ClassVar[tuple[float, ...]] = ()
     losses: ClassVar[tuple[str, ...]] = ("squared",)
-    records_history: ClassVar[bool] = False
+    watches_clock: ClassVar[bool] = False
     history: Sequence[tuple[float, float, float]] = ()
     limit: float = float("inf")
     program: Program

@@ -10,6 +10,8 @@ from torch import Tensor
 # A residual that grows by more than this after an extrapolation takes the extrapolation back.
 _TOLERATED_GROWTH = 2.0
 _REGULARISATION = 1e-10
+# Steps within which the residual must halve; else the map is left alone for as many, then for twice as many.
+_WINDOW = 40
 # Sum of the coefficients' sizes above which an extrapolation is nothing but rounding.
 _LARGEST_WEIGHTS = 1e4
 
@@ -20,7 +22,8 @@ class Anderson:
     With the residuals :math:`g_k = F(x_k) - x_k` the next point is :math:`F(x_k) - \sum_j \gamma_j \Delta F_j`, where
     the coefficients minimise :math:`\|g_k - \sum_j \gamma_j \Delta g_j\|` over the last differences. Where the residual
     has more than doubled after that, the point without the extrapolation is taken instead: a nonexpansive map's own
-    residuals never grow, so that nothing is lost but one iteration.
+    residuals never grow, so that nothing is lost but one iteration. Where the residual does not halve within forty
+    steps, as at kinks of the map, it rests for as many steps, and for twice as many each further time.
 
     Parameters
     ----------
@@ -59,6 +62,7 @@ class Anderson:
         """Go on from elsewhere: the map is nearly the same."""
         self._last: tuple[Tensor, tuple[Tensor, ...]] | None = None  # residual and what F gave
         self._limit: Tensor | None = None  # of the next squared residual, per column
+        self._goal, self._steps_left, self._rest, self._resting = 0.0, 0, _WINDOW, False
 
     def next(self, start: Tensor, end: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """The point to go on from.
@@ -78,6 +82,8 @@ class Anderson:
         ends = tuple(self._columns(part) for part in end)
         residual = ends[0] - self._columns(start)
         size = residual.square().sum(0)
+        if self._rests(float(size.sum())):
+            return end
         last, limit = self._last, self._limit
         if last is not None:
             self._remember(residual - last[0], [new - old for new, old in zip(ends, last[1], strict=True)])
@@ -88,6 +94,20 @@ class Anderson:
             result = [torch.where(back, old, new) for old, new in zip(last[1], result, strict=True)]
             self._limit[back] = math.inf
         return tuple(part.view_as(like) for part, like in zip(result, end, strict=True))
+
+    def _rests(self, size: float) -> bool:
+        """Whether to leave the map alone, after a look at whether the squared residual falls as it should."""
+        if not self._resting and size <= self._goal:
+            self._goal, self._steps_left, self._rest = 0.25 * size, _WINDOW, _WINDOW
+        if self._steps_left == 0:
+            self._resting = not self._resting and self._goal > 0
+            self._steps_left = self._rest if self._resting else _WINDOW
+            self._goal = 0.25 * size
+            if self._resting:
+                self._rest *= 2
+                self._last, self._limit, self._n_differences = None, None, 0
+        self._steps_left -= 1
+        return self._resting
 
     def _columns(self, values: Tensor) -> Tensor:
         return values.reshape(-1, values.shape[-1] if self.columns_apart else 1)
@@ -112,12 +132,14 @@ class Anderson:
     def _extrapolated(self, residual: Tensor, ends: tuple[Tensor, ...]) -> list[Tensor]:
         if self._n_differences < 2:
             return list(ends)
-        # Places still empty have a product of zero and get a coefficient of zero.
-        scale = self._products.diagonal(dim1=1, dim2=2).sum(1)
-        ridge = (_REGULARISATION * scale).clamp(min=torch.finfo(scale.dtype).tiny)
-        system = self._products + torch.diag_embed(ridge[:, None].expand(-1, self.memory))
+        # Of unit length small late differences count beside large early ones; places still empty stay zero.
+        lengths = self._products.diagonal(dim1=1, dim2=2).sqrt()
+        inverse = torch.where(lengths > 0, 1 / lengths, 0.0)
+        system = inverse[:, :, None] * self._products * inverse[:, None, :]
+        system.diagonal(dim1=1, dim2=2).add_(_REGULARISATION)
         factor, failed = torch.linalg.cholesky_ex(system)
-        weights = torch.cholesky_solve(self._against(residual)[..., None], factor)[..., 0]
+        right = inverse * self._against(residual)
+        weights = inverse * torch.cholesky_solve(right[..., None], factor)[..., 0]
         size = weights.abs().sum(1)
         usable = (failed == 0) & (size <= _LARGEST_WEIGHTS)
         weights = torch.where(usable[:, None], weights, 0.0)

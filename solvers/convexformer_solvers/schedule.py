@@ -10,8 +10,6 @@ _INTERVAL = 10
 _WITHOUT_PROGRESS = 25
 _WITHOUT_SENSE = 5
 _EARLY = (1, 2, 4)
-# Estimate, in units of the goal, with which a start may already be good enough.
-_FIRST = 10.0
 # The decrease of the estimate since the last certificate, and the share of all iterations since then.
 _DECREASE = 10.0
 _SHARE = 1 / 3
@@ -54,7 +52,6 @@ class Schedule:
             return waited >= _WITHOUT_SENSE
         if self._estimate is None:
             self._estimate = estimate
-            return estimate <= _FIRST * self._goal
         near = estimate <= self._trust * self._goal or estimate < self._estimate / _DECREASE
         return near or waited >= max(_WITHOUT_PROGRESS, _SHARE * iteration)
 

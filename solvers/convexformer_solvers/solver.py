@@ -123,7 +123,7 @@ def solve(
     max_iter : int, default=10000
         Iterations at most.
     start : (coef, intercept), optional
-        Starting point. Default: the best constant model.
+        Starting point, returned as it is where its certified gap is within ``tol``. Default: the best constant model.
     dtype : torch.dtype, optional
         Precision in which the solver works. Default: that of the program's map.
     device : torch.device or str, optional
@@ -200,10 +200,14 @@ def solve_on(
     reference = program.to(device=device)
     working = reference.to(dtype=dtype or program.map.dtype)
     first = _starting_point(working, start)
-    state = solver.init(working, first) if previous is None else solver.init_again(working, first, previous)
     run = _Run(reference, solver.name, tol, callback)
     with tqdm(total=max_iter, disable=not verbose, desc=solver.name, unit="it", leave=True) as bar:
-        status, state = run.until_stop(working, solver, state, max_iter, bar)
+        # Predictions come with points on the way to somewhere; one without may be good enough as it is.
+        given = start is not None and start.pred is None
+        status, state = run.at_start(first, bar) if given else None, previous
+        if status is None:
+            state = solver.init(working, first) if previous is None else solver.init_again(working, first, previous)
+            status, state = run.until_stop(working, solver, state, max_iter, bar)
     result = run.result(status)
     if status is Status.INTERRUPTED:
         raise SolverInterrupted(result)
@@ -223,6 +227,15 @@ class _Run:
         self.best: tuple[Point, Certificate] | None = None
         self.last: Point
         self.last_gap: float
+
+    def at_start(self, point: Point, bar: tqdm) -> Status | None:
+        """Certify a point that somebody gave; the status that ends the run, if it does."""
+        try:
+            return self.check(point, bar)
+        except KeyboardInterrupt:
+            if self.best is None:
+                self.record(point, bar)
+            return Status.INTERRUPTED
 
     def until_stop(self, working: Program, solver: Solver, state: Any, max_iter: int, bar: tqdm) -> tuple[Status, Any]:
         schedule = Schedule(self.tol * self.program.null_value)

