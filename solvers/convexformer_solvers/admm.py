@@ -84,11 +84,13 @@ class Admm(PrimalDualSolver):
         fitted = fitted_coef + program.best_intercept(fitted_coef) if pred is None else pred
         ascent = program.pull_back(-program.loss.gradient(fitted, program.y))
         largest_rho = _largest_rho(program, ascent) if previous is None else previous.largest_rho
-        rho = _rho_for(program, coef, largest_rho) or _first_rho(program, ascent)
+        rho = _rho_for(program, coef, largest_rho) or _first_rho(program, ascent, largest_rho)
         local = _local_curvature(program, fitted)
         if previous is None:
             system = ridge_system(program.map, program.fit_intercept)
-            acceleration = Anderson(_MEMORY, program.outputs_separate)
+            # Where curvatures jump, extrapolations across the jumps lead astray.
+            memory = _MEMORY if program.loss.smooth_curvature else 0
+            acceleration = Anderson(memory, program.outputs_separate)
         else:
             system, acceleration = previous.system, previous.acceleration
         if previous is not None and torch.equal(program.weight * local, system.weight) and _close(rho, system.rho):
@@ -213,11 +215,12 @@ def _rho_for(program: Program, coef: Tensor, largest: float) -> float | None:
     return min(program.alpha / (_THRESHOLD * float(sizes.median())), largest) if len(sizes) else None
 
 
-def _first_rho(program: Program, ascent: Tensor) -> float:
-    """A twentieth of the curvature along the first proximal step's direction."""
+def _first_rho(program: Program, ascent: Tensor, largest: float) -> float:
+    """A quarter of the rho for the groups of the first proximal step: they grow where features are correlated."""
     direction = program.penalty.prox(ascent, program.alpha)
     slope = float((ascent * direction).sum())
-    rho = 0.05 * _bend(program, direction) / slope if slope > 0 else 0.0
+    step = slope / _bend(program, direction) if slope > 0 else 0.0
+    rho = 0.25 * (_rho_for(program, step * direction, largest) or 0.0)
     return rho if rho > 0 else 1.0
 
 

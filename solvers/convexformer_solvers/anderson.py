@@ -7,9 +7,9 @@ import math
 import torch
 from torch import Tensor
 
-# A residual that grows by more than this after an extrapolation takes the extrapolation back.
+# An extrapolation is taken back where it leads to a residual so many times the smallest one so far.
 _TOLERATED_GROWTH = 2.0
-_REGULARISATION = 1e-10
+_REGULARISATION = 1e-8
 # Steps within which the residual must halve; else the map is left alone for as many, then for twice as many.
 _WINDOW = 40
 # Sum of the coefficients' sizes above which an extrapolation is nothing but rounding.
@@ -21,14 +21,15 @@ class Anderson:
 
     With the residuals :math:`g_k = F(x_k) - x_k` the next point is :math:`F(x_k) - \sum_j \gamma_j \Delta F_j`, where
     the coefficients minimise :math:`\|g_k - \sum_j \gamma_j \Delta g_j\|` over the last differences. Where the residual
-    has more than doubled after that, the point without the extrapolation is taken instead: a nonexpansive map's own
-    residuals never grow, so that nothing is lost but one iteration. Where the residual does not halve within forty
-    steps, as at kinks of the map, it rests for as many steps, and for twice as many each further time.
+    is then more than twice the smallest one so far, the point without the extrapolation is taken instead: a
+    nonexpansive map's own residuals never grow, so that nothing is lost but one iteration. Where the residual does not
+    halve within forty steps, as at kinks of the map, it rests for as many steps, and for twice as many each further
+    time.
 
     Parameters
     ----------
     memory : int
-        Differences that are kept.
+        Differences that are kept; with none the map is left alone.
     columns_apart : bool
         Whether the map works on each column, the last axis, by itself: each then has its own coefficients.
 
@@ -51,6 +52,7 @@ class Anderson:
     def __init__(self, memory: int, columns_apart: bool) -> None:
         self.memory, self.columns_apart = memory, columns_apart
         self.rounding_growth = 1.0
+        self._goal, self._steps_left, self._rest, self._resting = 0.0, 0, _WINDOW, False
         self.forget()
 
     def forget(self) -> None:
@@ -61,8 +63,7 @@ class Anderson:
     def restart(self) -> None:
         """Go on from elsewhere: the map is nearly the same."""
         self._last: tuple[Tensor, tuple[Tensor, ...]] | None = None  # residual and what F gave
-        self._limit: Tensor | None = None  # of the next squared residual, per column
-        self._goal, self._steps_left, self._rest, self._resting = 0.0, 0, _WINDOW, False
+        self._best = self._limit = torch.tensor(math.inf)  # squared residuals per column: smallest, and next at most
 
     def next(self, start: Tensor, end: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """The point to go on from.
@@ -79,6 +80,8 @@ class Anderson:
         tuple of Tensor
             In place of `end`.
         """
+        if self.memory == 0:
+            return end
         ends = tuple(self._columns(part) for part in end)
         residual = ends[0] - self._columns(start)
         size = residual.square().sum(0)
@@ -87,9 +90,10 @@ class Anderson:
         last, limit = self._last, self._limit
         if last is not None:
             self._remember(residual - last[0], [new - old for new, old in zip(ends, last[1], strict=True)])
-        self._last, self._limit = (residual, ends), _TOLERATED_GROWTH**2 * size
+        self._best = torch.minimum(self._best.to(size), size)
+        self._last, self._limit = (residual, ends), _TOLERATED_GROWTH**2 * self._best
         result = self._extrapolated(residual, ends)
-        if last is not None and limit is not None and bool((size > limit).any()):
+        if last is not None and bool((size > limit).any()):
             back = size > limit
             result = [torch.where(back, old, new) for old, new in zip(last[1], result, strict=True)]
             self._limit[back] = math.inf
@@ -105,7 +109,7 @@ class Anderson:
             self._goal = 0.25 * size
             if self._resting:
                 self._rest *= 2
-                self._last, self._limit, self._n_differences = None, None, 0
+                self.forget()
         self._steps_left -= 1
         return self._resting
 

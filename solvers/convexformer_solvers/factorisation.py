@@ -68,18 +68,27 @@ def cholesky_in_place(make: Callable[[], Tensor]) -> Tensor:
     tensor([[2., 0.],
             [1., 2.]])
     """
-    raised = jitter = 0.0
+    factor, failed = _factorised_in_place(make())
+    if not failed:
+        return factor
+    del factor
+    matrix = make()
+    raised = _first_jitter(matrix)
     while True:
-        matrix = make()
         matrix.diagonal().add_(raised)
-        jitter = jitter or _first_jitter(matrix)
-        failed = torch.zeros((), dtype=torch.int32, device=matrix.device)
-        # The factorisation works in place column by column, hence on the transpose.
-        torch.linalg.cholesky_ex(matrix.mT, upper=True, out=(matrix.mT, failed))
-        if not bool(failed):
-            return matrix
-        raised += jitter
-        jitter *= 10
+        factor, failed = _factorised_in_place(matrix)
+        if not failed:
+            return factor
+        matrix = make()
+        raised *= 10
+
+
+def _factorised_in_place(matrix: Tensor) -> tuple[Tensor, bool]:
+    """Lower factor of a matrix of which only the lower triangle counts, and whether that failed."""
+    failed = torch.zeros((), dtype=torch.int32, device=matrix.device)
+    # It works column by column, hence on the transpose.
+    torch.linalg.cholesky_ex(matrix.mT, upper=True, out=(matrix.mT, failed))
+    return matrix, bool(failed)
 
 
 def _first_jitter(matrix: Tensor) -> float:

