@@ -18,6 +18,8 @@ from .program import Program
 # would else meet none at all; it goes with the relative gap below the second number.
 _RADIAL = 3e-3
 _RADIAL_FULL = 1e-3
+# Violation of a group at zero, in units of what the active ones lack of stationarity, with which it stays there.
+_TOLERATED = 0.3
 
 
 class _State(NamedTuple):
@@ -113,7 +115,7 @@ def _newton_direction(state: _State) -> tuple[Tensor, Tensor]:
     move = torch.where(crosses[:, None], -coef, move)
     # What the active groups lack may be the cause of as large a violation elsewhere, which then goes by itself.
     unexplained = torch.linalg.vector_norm(torch.where(active[:, None], downhill, 0.0), dim=1).amax()
-    entering = _entering(program, curvature, ascent, active, unexplained)
+    entering = _entering(program, curvature, ascent, active, _TOLERATED * unexplained)
     return (move + entering).reshape(iterate.coef.shape), rows[-1]
 
 
