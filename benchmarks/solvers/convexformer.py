@@ -17,7 +17,7 @@ class Solver(LadderSolver):
 
     name = "convexformer"
     parameters = {"solver": ["auto", "fista"]}  # noqa: RUF012 - benchopt's form
-    rungs = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
+    rungs = (1e-2, 1e-4, 1e-6)
     losses = tuple(LOSSES)
     watches_clock = True
 

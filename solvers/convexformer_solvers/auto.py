@@ -20,7 +20,7 @@ _FISTA_STEPS = 400
 _FIRST_STEPS = 100
 _FISTA_STEPS_BEFORE_NEWTON = 150
 _NEWTON_STEPS = 40
-# A working set pays where the Gram matrix of all features costs as much as so many products with the data.
+# A working set pays where the Gram matrix of all features takes as long as so many products with the data.
 _PRODUCTS = 80
 
 
@@ -47,8 +47,9 @@ class Auto(Solver):
     - A separable loss of bounded curvature and data whose smaller side can be factorised: ``Admm``, whose iterations
       do not mind correlated features and serve every penalty, all outputs and gates at once; finished by
       ``SemismoothNewton`` once the rough gap is below 3e-2 of the reference and the support is narrow.
-    - Where the Gram matrix of all features would be costly, the same on a growing working set of blocks first; with
-      the squared loss the blocks' Gram matrix then takes the place of the samples.
+    - The squared loss where the Gram matrix of all features would be costly: the same on a growing working set of
+      blocks first, whose Gram matrix takes the place of the samples. Along a path every separable loss starts each
+      alpha on a working set, until an alpha outgrows it.
     - A cross-entropy is finished by ``SupportNewton`` instead. Where that has not ended the matter within a hundred
       steps, and with other penalties than group-l2, for which there is no Newton method: 400 steps of ``Fista``, and
       the above from its point on.
@@ -114,7 +115,8 @@ def _plan(program: Program, warm: bool) -> tuple[_Stage, ...]:
             plan.append(_Stage(AdmmNewton(), _FIRST_STEPS))
         plan.append(_Stage(Fista(), _FISTA_STEPS))
     n_products = program.map.gram_work() / program.map.product_work(program.y.shape[1])
-    if (program.loss.quadratic and n_products > _PRODUCTS) or (warm and program.loss.separable):
+    costly = n_products > _PRODUCTS and program.loss.quadratic
+    if costly or (warm and program.loss.separable):
         plan.append(_Stage(WorkingSet(AdmmNewton()), forever))
     plan.append(_Stage(AdmmNewton() if small else Fista(), forever))
     return tuple(plan)
