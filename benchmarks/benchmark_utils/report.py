@@ -154,6 +154,7 @@ def draw(records: list[Record], folder: Path) -> list[Path]:
 
     mpl.use("Agg")
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     names = list(dict.fromkeys(record.contender for record in records))
     colors = {name: f"C{i % 10}" for i, name in enumerate(names)}
@@ -167,6 +168,9 @@ def draw(records: list[Record], folder: Path) -> list[Path]:
             for name in names:
                 _draw_curve(axis, [r for r in records if r.problem == problem and r.contender == name], colors[name])
             axis.set(xscale="log", yscale="log", xlabel="seconds")
+            axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            axis.xaxis.set_minor_formatter(NullFormatter())
             axis.set_title(f"{dataset}, alpha / alpha_max = {problem.ratio:g}, {problem.design}")
             axis.grid(True, alpha=0.3)
         axes[0, 0].set_ylabel("certified relative gap")
