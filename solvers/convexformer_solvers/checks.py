@@ -305,6 +305,11 @@ def check_solver(solver: Solver, tol: float = 1e-6, seed: int = 0) -> None:
         below = solve(below_program, solver, tol=tol)
         n_groups = int((penalty.group_values(below.coef) > 0).sum())
         _require(0 < n_groups < 8, f"just below alpha_max {n_groups} groups are nonzero: zeros must be exact")
+        warm = solve(below_program, solver, tol=tol, start=(below.coef, below.intercept))
+        _require(warm.n_iter <= below.n_iter, "a start from the solution took longer than a cold one")
+        _require(
+            certify(below_program, warm.coef, warm.intercept).relative_gap <= tol, "a warm start lost the solution"
+        )
         start = Point(below.coef, below.intercept)
         point = solver.point(below_program, solver.step(below_program, solver.init(below_program, start)))
         primal = certify(below_program, point.coef, point.intercept).primal

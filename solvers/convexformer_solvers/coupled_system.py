@@ -116,33 +116,31 @@ class CoupledSystem:
         self._common = _common_part(terms) if curvature.common_is_free else None
         if self._factored is not None and not curvature.diagonal_is_all:
             self._adopt(terms, curvature)
-            solution = self._iterated(terms, curvature, right, _REUSE_LIMIT)
-            if solution is not None:
+            solution, found = self._iterated(terms, curvature, right, _REUSE_LIMIT)
+            if found:
                 return solution
         self._factorise(terms, curvature)
-        solution = self._iterated(terms, curvature, right, _MAX_ITERATIONS)
-        assert solution is not None
-        return solution
+        return self._iterated(terms, curvature, right, _MAX_ITERATIONS)[0]
 
-    def _iterated(self, terms: BlockTerms, curvature: Curvature, right: Tensor, limit: int) -> Tensor | None:
-        """Solution by conjugate gradients; None where they take more iterations than a short limit."""
+    def _iterated(self, terms: BlockTerms, curvature: Curvature, right: Tensor, limit: int) -> tuple[Tensor, bool]:
+        """Solution by conjugate gradients, and whether it was found within a limit of iterations."""
         mask, residual, solution = self._rows_of(terms.active), right, torch.zeros_like(right)
         preconditioned = self._precondition(residual) * mask
         direction, product = preconditioned, float((residual * preconditioned).sum())
         goal = _ACCURACY**2 * product
         for _ in range(limit):
             if not product > goal:
-                return solution
+                return solution, True
             image = self._apply(terms, curvature, direction) * mask
             bend = float((direction * image).sum())
             if not bend > 0:  # rounding: the rest of the residual is out of reach
-                return solution
+                return solution, True
             step = product / bend
             solution, residual = solution + step * direction, residual - step * image
             preconditioned = self._precondition(residual) * mask
             product, previous = float((residual * preconditioned).sum()), product
             direction = preconditioned + (product / previous) * direction
-        return solution if limit == _MAX_ITERATIONS else None
+        return solution, False
 
     def _rows_of(self, active: Tensor) -> Tensor:
         rows = active.repeat_interleave(self.map.feature_shape[-1], dim=0)

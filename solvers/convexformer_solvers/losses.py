@@ -408,8 +408,6 @@ class Poisson(Loss):
 
     smooth_curvature = True
 
-    smooth_curvature = True
-
     @property
     def smoothness(self) -> float:
         return math.inf

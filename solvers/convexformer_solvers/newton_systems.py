@@ -125,7 +125,7 @@ class NewtonSystem:
             border[-1] += 1 / sigma
             system = bordered(system, border)
         right = self._adjoint(blocks, curvature * target)
-        solution = CholeskySolver(cholesky(system)).solve(right[:, None])[:, 0]
+        solution = torch.cholesky_solve(right[:, None], cholesky(system))[:, 0]
         return target - self._forward(blocks, solution)
 
     def _adjoint(self, blocks: Tensor, values: Tensor) -> Tensor:

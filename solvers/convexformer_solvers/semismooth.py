@@ -28,7 +28,6 @@ _SIGMA_GROWTH = 9.0
 # A subproblem is solved once its residual is this far below the move of the proximal point that it causes.
 _INNER_ACCURACY = 0.3
 _MAX_INNER_STEPS = 30
-_AFFINE = ("pred", "theta", "ascent")
 
 
 class _Iterate(NamedTuple):
@@ -232,7 +231,8 @@ def _line_search(iterate: _Iterate, direction: Tensor, slope: float) -> _Iterate
             return _with_residual(candidate)._replace(inner_steps=iterate.inner_steps + 1)
         step *= 0.5
         if iterate.program.loss.quadratic:  # then what follows from the predictions but for the prox is affine
-            pred, theta, ascent = (torch.lerp(getattr(iterate, name), getattr(full, name), step) for name in _AFFINE)
+            pred = torch.lerp(iterate.pred, full.pred, step)
+            theta, ascent = torch.lerp(iterate.theta, full.theta, step), torch.lerp(iterate.ascent, full.ascent, step)
             candidate = _proximal(iterate._replace(pred=pred, theta=theta, ascent=ascent))
         else:
             candidate = _at(iterate, iterate.pred + step * direction)
