@@ -56,3 +56,8 @@ def run_python():
         return done.stdout.strip()
 
     return run
+
+
+def pytest_addoption(parser):
+    parser.addoption("--large-shapes", type=int, default=12, help="how many random large shapes the sweep takes")
+    parser.addoption("--large-size", type=float, default=1e6, help="numbers in the largest array of each")

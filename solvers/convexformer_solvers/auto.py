@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from .admm_newton import AdmmNewton
 from .fista import Fista
 from .penalties import GroupL2
+from .polish import Polished
 from .program import Program
 from .semismooth import SemismoothNewton
 from .solver import Point, Solver
@@ -27,6 +28,7 @@ _PRODUCTS = 80
 class _Stage(NamedTuple):
     solver: Solver
     n_steps: float  # at most
+    on_working_set: bool = False
 
 
 class _State(NamedTuple):
@@ -46,7 +48,8 @@ class Auto(Solver):
 
     - A separable loss of bounded curvature and data whose smaller side can be factorised: ``Admm``, whose iterations
       do not mind correlated features and serve every penalty, all outputs and gates at once; finished by
-      ``SemismoothNewton`` once the rough gap is below 3e-2 of the reference and the support is narrow.
+      ``SemismoothNewton`` once the rough gap is below 3e-2 of the reference and the support is narrow. With the
+      group-l2 penalty its iterates are ``Polished``.
     - The squared loss where the Gram matrix of all features would be costly: the same on a growing working set of
       blocks first, whose Gram matrix takes the place of the samples. Along a path every separable loss starts each
       alpha on a working set, until an alpha outgrows it.
@@ -73,7 +76,7 @@ class Auto(Solver):
     def init_again(self, program: Program, start: Point, previous: _State) -> _State:
         plan = _plan(program, warm=True)
         if previous.outgrown:
-            plan = tuple(stage for stage in plan if not isinstance(stage.solver, WorkingSet))
+            plan = tuple(stage for stage in plan if not stage.on_working_set)
         if plan[0].solver.name != previous.solver.name:
             return _started(plan, program, start, previous.outgrown)
         inner = plan[0].solver.init_again(program, start, previous.inner)
@@ -81,7 +84,7 @@ class Auto(Solver):
 
     def step(self, program: Program, state: _State) -> _State:
         if state.later and (state.steps_left == 0 or state.solver.finished(state.inner)):
-            outgrown = state.outgrown or isinstance(state.solver, WorkingSet)
+            outgrown = state.outgrown or state.stage.on_working_set
             state = _started(state.later, program, self.point(program, state), outgrown)
         return state._replace(inner=state.solver.step(program, state.inner), steps_left=state.steps_left - 1)
 
@@ -117,6 +120,6 @@ def _plan(program: Program, warm: bool) -> tuple[_Stage, ...]:
     n_products = program.map.gram_work() / program.map.product_work(program.y.shape[1])
     costly = n_products > _PRODUCTS and program.loss.quadratic
     if costly or (warm and program.loss.separable):
-        plan.append(_Stage(WorkingSet(AdmmNewton()), forever))
-    plan.append(_Stage(AdmmNewton() if small else Fista(), forever))
+        plan.append(_Stage(Polished(WorkingSet(Polished(AdmmNewton()))), forever, on_working_set=True))
+    plan.append(_Stage(Polished(AdmmNewton()) if small else Fista(), forever))
     return tuple(plan)

@@ -159,6 +159,23 @@ def check_penalty(penalty: Penalty, seed: int = 0) -> None:
         _require(float((coef * other).sum()) <= float(value * dual_norm) + 1e-10, "the dual norm is too small")
         _check_prox(penalty, coef, other, 0.3 * float(penalty.dual_norm(coef)))
         _check_factors(penalty, coef, generator)
+        _check_active_groups(penalty, coef, other)
+
+
+def _check_active_groups(penalty: Penalty, coef: Tensor, ascent: Tensor) -> None:
+    groups = penalty.active_groups(ascent, coef, 0.5 * float(penalty.dual_norm(ascent)))
+    if groups is None:
+        return
+    norms = penalty.group_dual_norms(ascent).reshape(-1, coef.shape[-1])
+    active = torch.zeros_like(norms, dtype=torch.bool)
+    active[groups.block, groups.output] = True
+    wanted = (norms > 0.5 * norms.max()) | (penalty.group_values(coef).reshape(norms.shape) > 0)
+    _require(bool((active == wanted).all()), "active_groups are not those that violate or are not zero")
+    step = 1e-6 * torch.randn(ascent.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    moved = penalty.group_dual_norms(ascent + step) - penalty.group_dual_norms(ascent - step)
+    slope = (groups.unit * step.reshape(-1, *step.shape[-2:])[groups.block, :, groups.output]).sum(1)
+    moved = moved.reshape(norms.shape)[groups.block, groups.output]
+    _require_close(moved, 2 * slope, 1e-6, "the units of active_groups are not the gradients of the dual norms")
 
 
 def _check_prox(penalty: Penalty, coef: Tensor, other: Tensor, step: float) -> None:
@@ -249,6 +266,9 @@ def _check_map_blocks(linear_map: LinearMap, matrix: Tensor, generator: torch.Ge
     inner = scale[:, None, None] * torch.eye(d) + (1 - scale)[:, None, None] * units[:, :, None] * units[:, None, :]
     wanted = torch.einsum("ibd,bde,jbe->ij", columns, inner, columns)
     _require_close(linear_map.kernel(blocks, scale, units), wanted, 1e-10, "kernel is not A J A' of the matrix")
+    repeated = torch.arange(len(blocks)).repeat_interleave(torch.arange(len(blocks)) % 2 + 1)
+    wanted = torch.einsum("ibd,bd->bi", columns[:, repeated], units[repeated])
+    _require_close(linear_map.along(blocks[repeated], units[repeated]), wanted, 1e-10, "along is not A u of each block")
     few = blocks[:1]
     for chosen in (blocks, few, blocks[:0]):
         part = by_block[:, chosen].flatten(1)

@@ -101,6 +101,23 @@ class LinearMap(ABC):
         """Part ``(n_blocks, d, c)`` of the adjoint of ``values`` of shape ``(N, c)`` that belongs to some blocks."""
         return self.rmatvec(values).reshape(-1, self.feature_shape[-1], values.shape[1])[blocks]
 
+    def along(self, blocks: Tensor, units: Tensor) -> Tensor:
+        """Predictions of each of some blocks by itself, shape ``(n_blocks, N)``.
+
+        Parameters
+        ----------
+        blocks : Tensor of shape (n_blocks,)
+            Positions in the flattened block axes, not decreasing; they may repeat.
+        units : Tensor of shape (n_blocks, d)
+            The coefficients of each; the result has their precision.
+        """
+        result = units.new_empty((len(blocks), self.n_samples))
+        distinct, counts = blocks.unique_consecutive(return_counts=True)
+        of_block = counts.tolist()
+        for block, unit, part in zip(distinct, units.split(of_block), result.split(of_block), strict=True):
+            part.copy_(self.matvec_blocks(block[None], unit.T[None]).T)
+        return result
+
     def restricted(self, blocks: Tensor) -> LinearMap:
         """The map of some blocks alone, with feature shape ``(n_blocks, d)``; copies their columns."""
         return DenseMap(self.columns(blocks))
@@ -277,6 +294,19 @@ class DenseMap(LinearMap):
             return super().rmatvec_blocks(blocks, values)
         return torch.stack([self._blocks()[:, position].T @ values for position in blocks.tolist()])
 
+    def along(self, blocks: Tensor, units: Tensor) -> Tensor:
+        if units.dtype != self.dtype:
+            return super().along(blocks, units)
+        result, data = units.new_empty((len(blocks), self.n_samples)), self._blocks()
+        distinct, counts = blocks.unique_consecutive(return_counts=True)
+        of_block = counts.tolist()
+        for block, unit, part in zip(distinct.tolist(), units.split(of_block), result.split(of_block), strict=True):
+            if len(unit) == 1:
+                torch.mv(data[:, block], unit[0], out=part[0])
+            else:
+                torch.mm(unit, data[:, block].T, out=part)
+        return result
+
     def columns(self, blocks: Tensor) -> Tensor:
         return self._blocks()[:, blocks]
 
@@ -393,6 +423,12 @@ class GatedMap(LinearMap):
     def columns(self, blocks: Tensor) -> Tensor:
         gate, block = self._split(blocks)
         return self._dense.columns(block) * self.masks[:, gate, None]
+
+    def along(self, blocks: Tensor, units: Tensor) -> Tensor:
+        result = units.new_empty((len(blocks), self.n_samples))
+        for data, mask, here in self._by_dense_block(blocks, units.dtype):
+            result[here] = (units[here] @ data.T).mul_(mask.T)
+        return result
 
     def kernel(self, blocks: Tensor, scale: Tensor, units: Tensor) -> Tensor:
         # For each dense block k the gates share X_k: sum_g s D_g X_k X_k' D_g = (X_k X_k') o (M diag(s) M').

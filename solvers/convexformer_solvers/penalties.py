@@ -35,6 +35,24 @@ class Factors(NamedTuple):
     right: Tensor
 
 
+class ActiveGroups(NamedTuple):
+    """Groups, each of one block and one output, with the gradients of their dual norms.
+
+    Attributes
+    ----------
+    block : Tensor of shape (m,), int64
+        Positions in the flattened block axes, not decreasing.
+    output : Tensor of shape (m,), int64
+        Outputs.
+    unit : Tensor of shape (m, d)
+        Gradient of each group's dual norm.
+    """
+
+    block: Tensor
+    output: Tensor
+    unit: Tensor
+
+
 class Penalty(ABC):
     """A norm of coefficient arrays that is a sum over blocks.
 
@@ -69,6 +87,23 @@ class Penalty(ABC):
     def expression(self, coef: Any, n_blocks: int) -> Any:
         """cvxpy expression for a variable of shape ``(n_blocks * d, c)``, blocks stacked."""
         raise NotImplementedError(f"{type(self).__name__} has no method 'expression', which the solver 'exact' needs")
+
+    def active_groups(self, ascent: Tensor, coef: Tensor, alpha: float) -> ActiveGroups | None:
+        """Groups whose dual norm is ``alpha`` at the optimum as far as one can tell from points near it.
+
+        None, the default, where groups are not of one block and one output each or are not written down; then points
+        cannot be polished.
+
+        Parameters
+        ----------
+        ascent : Tensor of shape ``(*block_shape, d, c)``
+            ``A' diag(p) theta`` of a dual point; groups that violate its constraint count as active.
+        coef : Tensor of shape ``(*block_shape, d, c)``
+            A primal point; its groups that are not zero count as active.
+        alpha : float
+            Bound of the dual norm.
+        """
+        return None
 
     def value(self, coef: Tensor) -> Tensor:
         """Penalty of ``coef``, a scalar tensor."""
@@ -110,6 +145,13 @@ class GroupL2(Penalty):
     def prox(self, coef: Tensor, step: float) -> Tensor:
         norms = torch.linalg.vector_norm(coef, dim=-2, keepdim=True)
         return coef * torch.where(norms > step, 1 - step / norms, 0.0)
+
+    def active_groups(self, ascent: Tensor, coef: Tensor, alpha: float) -> ActiveGroups:
+        ascent, coef = (part.reshape(-1, *part.shape[-2:]) for part in (ascent, coef))
+        norms = self.group_dual_norms(ascent)
+        tight = (norms > alpha) | ((self.group_values(coef) > 0) & (norms > 0))
+        block, output = tight.nonzero(as_tuple=True)
+        return ActiveGroups(block, output, ascent[block, :, output] / norms[block, output][:, None])
 
     def factorize(self, coef: Tensor) -> Factors:
         norms = self.group_values(coef)

@@ -70,9 +70,8 @@ class WorkingSet(PrimalDualSolver):
     def init_at(self, program: Program, coef: Tensor, pred: Tensor | None, previous: _State | None = None) -> _State:
         program = program.counted().with_float64_targets()
         coef = coef.to(program.y)
-        if pred is None:
-            pred = own_predictions(program, coef)
-        whole = Iterate(program, coef, pred, pred, coef).with_own_ascent()
+        fitted = own_predictions(program, coef)
+        whole = Iterate(program, coef, fitted, fitted if pred is None else pred, coef).with_own_ascent()
         gram = SupportGram(program.map) if previous is None else previous.gram
         state = _State(whole, whole.rough_gap(), gram, None, None)
         none = torch.zeros(0, dtype=torch.int64, device=coef.device)

@@ -1,5 +1,7 @@
 """The default solver on random programs of odd shapes and with the faults that data have."""
 
+import math
+import random
 import warnings
 
 import pytest
@@ -41,6 +43,22 @@ def random_program(shape, loss, penalty, fault, ratio, intercept, seed):
     return program.with_alpha(ratio * max(program.alpha_max, 1e-6))
 
 
+def large_shapes(count, largest_size):
+    """Shapes drawn evenly on a logarithmic scale whose data, coefficients and gated products are not too large."""
+    generator = random.Random(0)
+
+    def drawn(low, high):
+        return round(math.exp(generator.uniform(math.log(low), math.log(high))))
+
+    while count:
+        n_samples, n_tokens, d, c = drawn(100, 50_000), drawn(1, 512), drawn(1, 768), drawn(1, 100)
+        n_gates = drawn(1, 1000) if generator.random() < 0.3 else 0
+        sizes = (n_samples * n_tokens * d, n_tokens * d * c * (n_gates or 1), n_samples * c * (n_gates or 1))
+        if max(sizes) <= largest_size < 100 * max(sizes):
+            count -= 1
+            yield n_samples, n_tokens, d, c, n_gates
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("penalty", list(PENALTIES))
@@ -55,3 +73,21 @@ def test_auto_reaches_1e_6_or_says_why_not(fault, shape, penalty):
             result = solve(program, Auto(), tol=1e-6, max_iter=20_000)
         assert result.certificate.relative_gap <= 1e-6
         assert bool(torch.isfinite(result.coef).all())
+
+
+def pytest_generate_tests(metafunc):
+    if "large_shape" in metafunc.fixturenames:
+        count, size = metafunc.config.getoption("large_shapes"), metafunc.config.getoption("large_size")
+        metafunc.parametrize(("number", "large_shape"), list(enumerate(large_shapes(count, size))))
+
+
+def test_auto_reaches_1e_6_on_large_shapes(number, large_shape):
+    """More and larger ones: ``pytest tests/solvers/test_solver_sweep.py --large-shapes 50 --large-size 3e7``."""
+    loss, fault = list(LOSSES)[number % len(LOSSES)], FAULTS[(number // 2) % len(FAULTS)]
+    ratio, intercept = (0.1, 0.01)[number % 2], bool(number % 3)
+    program = random_program(large_shape, loss, "group_l2", fault, ratio, intercept, number)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = solve(program, Auto(), tol=1e-6, max_iter=20_000)
+    assert result.certificate.relative_gap <= 1e-6
+    assert bool(torch.isfinite(result.coef).all())

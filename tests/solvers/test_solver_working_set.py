@@ -131,8 +131,8 @@ def test_auto_takes_a_working_set_where_the_whole_gram_matrix_is_costly(ratio, o
     program = program.with_alpha(ratio * program.alpha_max)
     auto = Auto()
     state = auto.init(program, Point(torch.zeros(program.coef_shape, dtype=torch.float64), program.null_intercept))
-    assert isinstance(state.solver, WorkingSet)
+    assert state.stage.on_working_set
     for _ in range(60):
         state = auto.step(program, state)
-    assert isinstance(state.solver, WorkingSet) != outgrown
+    assert state.stage.on_working_set != outgrown
     assert solve(program, auto, tol=1e-7).certificate.relative_gap <= 1e-7

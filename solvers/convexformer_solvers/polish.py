@@ -1,0 +1,211 @@
+"""Primal and dual points made consistent on the active groups.
+
+Near an optimum the duality gap is mostly of two kinds: the price of scaling a dual point until its largest dual norm is
+``alpha``, where one group that exceeds by a thousandth costs a thousandth of the penalty; and the sizes of the active
+groups, which converge long after their directions. Both follow from one system with one unknown per active group, and
+what is left is of second order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .curvature import Curvature
+from .penalties import ActiveGroups
+from .primal_dual import Iterate, PrimalDualSolver
+from .program import Program
+
+# Moves of the dual point, with the system of the first.
+_MOVES = 2
+# Gap over the best constant model's objective below which a polish is worth its cost.
+_NEAR = 5e-2
+# Iterations from one polish to the next: at least, and as a share of those so far; twice that where a polish has not
+# halved the gap.
+_LEAST_WAIT = 2
+_SHARE = 0.125
+_WORTH_POLISHING = 0.5
+_REGULARISATION = 1e-10
+# Numbers that the groups' images may hold, unless the data hold more.
+_LARGEST_SIZE = 2**24
+
+
+class Polished(PrimalDualSolver):
+    """Another solver, whose iterates are polished now and then; it goes on from its own.
+
+    Parameters
+    ----------
+    inner : PrimalDualSolver
+        The solver.
+
+    Examples
+    --------
+    >>> from convexformer_solvers import Admm
+    >>> Polished(Admm()).name
+    'polished(admm)'
+    """
+
+    def __init__(self, inner: PrimalDualSolver) -> None:
+        self.inner = inner
+
+    @property
+    def name(self) -> str:
+        return f"polished({self.inner.name})"
+
+    def init_at(self, program: Program, coef: Tensor, pred: Tensor | None, previous: Any = None) -> _State:
+        inner = self.inner.init_at(program, coef, pred, None if previous is None else previous.inner)
+        return _State(inner, None, inner.gap)
+
+    def step(self, program: Program, state: _State) -> _State:
+        inner, iteration = self.inner.step(program, state.inner), state.iteration + 1
+        state = state._replace(inner=inner, polished=None, gap=self.inner.estimated_gap(inner), iteration=iteration)
+        if iteration < state.next_polish or not abs(state.gap) <= _NEAR * program.null_value:
+            return state
+        better = polished(self.inner.iterate(inner))
+        gap = math.inf if better is None else better.rough_gap()
+        wait = max(_LEAST_WAIT, math.ceil(_SHARE * iteration))
+        if not abs(gap) < _WORTH_POLISHING * abs(state.gap):
+            wait *= 2
+        if abs(gap) < abs(state.gap):
+            state = state._replace(polished=better, gap=gap)
+        return state._replace(next_polish=iteration + wait)
+
+    def iterate(self, state: _State) -> Iterate:
+        return self.inner.iterate(state.inner) if state.polished is None else state.polished
+
+    def finished(self, state: _State) -> bool:
+        return self.inner.finished(state.inner)
+
+
+class _State(NamedTuple):
+    inner: Any
+    polished: Iterate | None  # of the last step, if it was polished
+    gap: float
+    iteration: int = 0
+    next_polish: int = _LEAST_WAIT
+
+
+def polished(iterate: Iterate) -> Iterate | None:
+    r"""The iterate with sizes of its active groups that suit its dual point, and with a dual point that suits them.
+
+    Let :math:`u_j` be the gradients of the active groups' dual norms, :math:`a_j = A u_j` their images, :math:`H` the
+    Hessian of the mean loss at the predictions :math:`v` that stand for the dual point, and :math:`S = (a_i' H a_j)`.
+
+    - The dual point moves along :math:`v + \sum_j \lambda_j a_j` with :math:`S \lambda` equal to the excess of each
+      dual norm over ``alpha``, which takes all of them to ``alpha`` but for second order. It stays in the domain of
+      the conjugate.
+    - The primal point is :math:`\sum_j t_j u_j` with the :math:`t_j` that minimise the second-order model of the
+      objective at :math:`v`, negative ones set to zero, where that lowers the objective.
+
+    Parameters
+    ----------
+    iterate : Iterate
+        Where to start.
+
+    Returns
+    -------
+    Iterate or None
+        None where outputs do not separate, where there are no or too many active groups, or where the penalty does not
+        say which they are.
+    """
+    program = iterate.program
+    if not program.outputs_separate:
+        return None
+    if not program.loss.quadratic:
+        iterate = iterate.with_own_ascent()
+    groups = program.penalty.active_groups(iterate.ascent, iterate.coef, program.alpha)
+    limit = max(_LARGEST_SIZE, program.map.n_samples * math.prod(program.map.feature_shape))
+    if groups is None or not 0 < len(groups.block) * len(iterate.pred) <= limit:
+        return None
+    images = _Images(program, groups)
+    solve, excess = images.system(iterate.pred), images.excess(iterate)
+    explained = images.products(Curvature(program, iterate.pred).product(iterate.pred))
+    move, size = solve(torch.stack([excess, excess + explained], dim=1)).T
+    result = images.better_primal(iterate, size)
+    for _ in range(_MOVES - 1):
+        result = images.moved(result, move)
+        move = solve(images.excess(result)[:, None])[:, 0]
+    return images.moved(result, move)
+
+
+class _Images:
+    """Images of the active groups' units, and of the intercepts, which come last.
+
+    Parameters
+    ----------
+    program : Program
+        The program.
+    groups : ActiveGroups
+        The groups.
+    """
+
+    def __init__(self, program: Program, groups: ActiveGroups) -> None:
+        self.program, self.groups = program, groups
+        output, n_outputs = groups.output, program.y.shape[1]
+        self.images = program.map.along(groups.block, groups.unit)  # (m, N)
+        if program.fit_intercept:
+            self.images = torch.cat([self.images, self.images.new_ones((n_outputs, self.images.shape[1]))])
+            output = torch.cat([output, torch.arange(n_outputs, device=output.device)])
+        self.of_output = [(output == k).nonzero()[:, 0] for k in range(n_outputs)]
+
+    def excess(self, iterate: Iterate) -> Tensor:
+        """By how much the dual norms exceed ``alpha``, and the means of the dual point zero."""
+        program = self.program
+        norms = program.penalty.group_dual_norms(iterate.ascent).reshape(-1, program.y.shape[1])
+        excess = norms[self.groups.block, self.groups.output] - program.alpha
+        return torch.cat([excess, program.weight @ iterate.dual_point()]) if program.fit_intercept else excess
+
+    def products(self, values: Tensor) -> Tensor:
+        """Products of the images with values of shape ``(N, c)``, shape ``(m,)``."""
+        result = values.new_empty(len(self.images))
+        for mine, column in zip(self.of_output, values.T, strict=True):
+            result[mine] = self.images[mine] @ column
+        return result
+
+    def combined(self, weights: Tensor) -> Tensor:
+        """Weighted sum of the images, shape ``(N, c)``."""
+        return torch.stack([weights[mine] @ self.images[mine] for mine in self.of_output], dim=1)
+
+    def better_primal(self, iterate: Iterate, size: Tensor) -> Iterate:
+        """The iterate with groups of these sizes, none of them negative, if that lowers the objective."""
+        block, output, unit = self.groups
+        size = size.clone()
+        size[: len(block)].clamp_(min=0)
+        coef = torch.zeros_like(iterate.coef)
+        coef.view(-1, *coef.shape[-2:])[block, :, output] = size[: len(block), None] * unit
+        better = iterate._replace(coef=coef, fitted=self.combined(size))
+        return better if better.objective() < iterate.objective() else iterate
+
+    def moved(self, iterate: Iterate, move: Tensor) -> Iterate:
+        """The iterate with its dual point's predictions moved along the images."""
+        return iterate._replace(pred=iterate.pred + self.combined(move)).with_own_ascent()
+
+    def system(self, pred: Tensor) -> Callable[[Tensor], Tensor]:
+        """Solver of systems with the products of the images in the Hessian of the loss at some predictions."""
+        images, factors = self.images, []
+        for mine, weight in zip(self.of_output, Curvature(self.program, pred).diagonal().T, strict=True):
+            factors.append(_factor((images[mine] * weight) @ images[mine].T))
+
+        def solve(right: Tensor) -> Tensor:
+            result = torch.zeros_like(right)
+            for mine, (inverse, factor) in zip(self.of_output, factors, strict=True):
+                result[mine] = inverse * torch.cholesky_solve(inverse * right[mine], factor)
+            return result
+
+        return solve
+
+
+def _factor(system: Tensor) -> tuple[Tensor, Tensor]:
+    """Inverse scale and Cholesky factor of a scaled and regularised positive semidefinite system."""
+    root = system.diagonal().sqrt()
+    inverse = torch.where(root > 0, 1 / root, 0.0)[:, None]
+    scaled = inverse * system * inverse.T
+    scaled.diagonal().add_(_REGULARISATION)
+    factor, failed = torch.linalg.cholesky_ex(scaled)
+    if bool(failed):  # no step at all
+        return torch.zeros_like(inverse), torch.eye(len(system)).to(system)
+    return inverse, factor

@@ -1,0 +1,126 @@
+"""Primal and dual points that are made consistent on the active groups."""
+
+import math
+
+import pytest
+import torch
+from solver_cases import LOSS_NAMES, make_program, randn
+
+from convexformer_solvers import Admm, DenseMap, Fista, GroupL2, Program, SemismoothNewton, Squared, certify, solve
+from convexformer_solvers.admm_newton import AdmmNewton
+from convexformer_solvers.polish import Polished, polished
+from convexformer_solvers.primal_dual import Iterate, own_predictions
+from convexformer_solvers.solver import Point
+
+SMOOTH = ["logistic", "poisson", "squared"]
+SEPARABLE = [loss for loss in LOSS_NAMES if loss != "softmax"]
+
+
+def near_optimum(program, optimum, distance):
+    """An iterate whose points are both off by a distance; the active groups stay the same."""
+    coef = optimum + distance * randn(*optimum.shape, seed=3) * (optimum != 0)
+    pred = own_predictions(program, optimum + distance * randn(*optimum.shape, seed=4))
+    return Iterate(program, coef, own_predictions(program, coef), pred, coef).with_own_ascent()
+
+
+def program_and_optimum(loss, **options):
+    program = make_program(loss, n=60, blocks=4, d=3, c=2, ratio=0.5, **options).counted()
+    # Newton steps find groups that are zero exactly, whose violation by rounding would count as activity.
+    return program, solve(program, SemismoothNewton(), tol=1e-12, max_iter=500).coef
+
+
+@pytest.mark.parametrize("loss", SMOOTH)
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("intercept", [False, True])
+def test_error_is_of_second_order(loss, gated, intercept):
+    program, optimum = program_and_optimum(loss, gated=gated, intercept=intercept, weighted=True)
+    gaps, scaled = [], []
+    for distance in (1e-4, 1e-5):
+        iterate = near_optimum(program, optimum, distance)
+        scaled.append(iterate.rough_gap())
+        gaps.append(polished(iterate).rough_gap())
+    assert 5 < scaled[0] / scaled[1] < 20  # scaling into the dual ball costs in proportion to the distance
+    assert gaps[0] / gaps[1] > 50
+    assert gaps[1] < 0.01 * scaled[1]
+
+
+@pytest.mark.parametrize("loss", SEPARABLE)
+@pytest.mark.parametrize("intercept", [False, True])
+def test_all_parts_belong_together_and_the_objective_does_not_rise(loss, intercept):
+    program = make_program(loss, n=60, blocks=4, d=3, c=2, ratio=0.5, intercept=intercept, weighted=True).counted()
+    optimum = solve(program, Fista(), tol=1e-8, max_iter=50_000).coef
+    before = near_optimum(program, optimum, 1e-2)
+    after = polished(before)
+    assert after.objective() <= before.objective()
+    shift = after.fitted - program.map.matvec(after.coef)
+    torch.testing.assert_close(shift, shift[:1].expand_as(shift), rtol=0, atol=1e-10)
+    assert intercept or float(shift.abs().max()) < 1e-10
+    torch.testing.assert_close(after.ascent, program.pull_back(after.dual_point()), rtol=1e-12, atol=1e-14)
+    if intercept:
+        # The dual point is as nearly centred as it is nearly feasible.
+        assert float((program.weight @ after.dual_point()).abs().max()) < 1e-3
+
+
+def test_dual_norms_of_active_groups_become_alpha():
+    program, optimum = program_and_optimum("squared")
+    active = program.penalty.group_values(optimum) > 0
+    assert 0 < int(active.sum()) < active.numel()
+    norms = program.penalty.group_dual_norms(polished(near_optimum(program, optimum, 1e-3)).ascent)
+    torch.testing.assert_close(norms[active], torch.full_like(norms[active], program.alpha), rtol=1e-7, atol=0)
+
+
+@pytest.mark.parametrize(("loss", "penalty"), [("softmax", "group_l2"), ("squared", "nuclear")])
+def test_what_cannot_be_polished_is_left_alone(loss, penalty):
+    program = make_program(loss, penalty, n=40, c=3)
+    coef = solve(program, Fista(), tol=1e-4).coef
+    assert polished(near_optimum(program, coef, 1e-3)) is None
+    plain, wrapped = (solve(program, solver, tol=1e-5) for solver in (Admm(), Polished(Admm())))
+    assert torch.equal(plain.coef, wrapped.coef)
+
+
+def test_repeated_blocks_can_be_polished():
+    data = randn(60, 2, 3, seed=1).repeat(1, 3, 1)
+    program = Program(DenseMap(data), randn(60, 2, seed=2), Squared(), GroupL2(), 0.01)
+    coef = 0.1 * torch.ones(program.coef_shape, dtype=torch.float64)
+    pred = own_predictions(program, coef)
+    after = polished(Iterate(program, coef, pred, pred, coef).with_own_ascent())
+    assert bool(torch.isfinite(after.coef).all() and torch.isfinite(after.pred).all())
+    assert solve(program, Polished(Admm()), tol=1e-9).certificate.relative_gap <= 1e-9
+
+
+@pytest.mark.parametrize("loss", SEPARABLE)
+@pytest.mark.parametrize("gated", [False, True])
+def test_solvers_reach_the_same_optimum_in_no_more_iterations(loss, gated):
+    program = make_program(loss, gated=gated, n=80, blocks=12, d=3, c=1, ratio=0.1, intercept=True, seed=2)
+    if not math.isfinite(program.loss.smoothness):
+        pytest.skip("ADMM needs bounded curvature")
+    plain, wrapped = (solve(program, solver, tol=1e-7) for solver in (AdmmNewton(), Polished(AdmmNewton())))
+    assert wrapped.n_iter <= plain.n_iter
+    assert wrapped.certificate.primal == pytest.approx(plain.certificate.primal, rel=1e-6)
+
+
+def test_fewer_iterations_to_a_tolerance_on_correlated_features():
+    data = randn(100, 40, 4, seed=1)
+    for token in range(1, 40):
+        data[:, token] = 0.8 * data[:, token - 1] + 0.6 * data[:, token]
+    data += data.mean(1, keepdim=True)
+    y = data[:, :3].sum((1, 2))[:, None] + randn(100, 1, seed=2)
+    program = Program(DenseMap(data), y, Squared(), GroupL2(), 1.0)
+    program = program.with_alpha(0.02 * program.alpha_max)
+    plain, wrapped = (solve(program, solver, tol=1e-6) for solver in (Admm(), Polished(Admm())))
+    assert wrapped.n_iter <= 0.75 * plain.n_iter
+
+
+def test_the_point_handed_out_is_the_polished_one():
+    program = make_program("squared", n=80, blocks=12, d=3, c=1, ratio=0.1)
+    solver = Polished(Admm())
+    state = solver.init(program, Point(torch.zeros(program.coef_shape, dtype=torch.float64), program.null_intercept))
+    improved = 0
+    for _ in range(30):
+        state = solver.step(program, state)
+        point, inner = solver.point(program, state), solver.inner.point(program, state.inner)
+        gap = certify(program, point.coef, point.intercept, point.dual).gap
+        inner_gap = certify(program, inner.coef, inner.intercept, inner.dual).gap
+        assert gap <= inner_gap * (1 + 1e-9) + 1e-12
+        improved += gap < 0.5 * inner_gap
+    assert improved >= 3
