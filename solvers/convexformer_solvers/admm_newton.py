@@ -18,8 +18,9 @@ from .support_newton import SupportNewton
 
 # Rough gap over the best constant model's objective below which ``SemismoothNewton`` is worth trying.
 _NEAR = 3e-2
-# Steps of alternating directions that one of its steps may cost, and how many after that many iterations.
-_PATIENCE = 2.0
+# Steps of alternating directions that one of its steps may cost, few as polished ones converge as fast; and how many
+# after that many iterations.
+_PATIENCE = 0.5
 _LATE = 150
 _LATE_PATIENCE = 40.0
 # Products with the data in such a step: of its line search, and of conjugate gradients where there are any.
@@ -74,7 +75,7 @@ class AdmmNewton(PrimalDualSolver):
     """``Admm``, and Newton steps from its point on once that is near; for other penalties than group-l2 ``Admm`` alone.
 
     Separable losses are finished by ``SemismoothNewton``, once the rough gap is below 3e-2 of the reference and one of
-    its steps costs no more than two alternating ones, or, after 150 iterations, forty. Others are finished by
+    its steps costs no more than half an alternating one, or, after 150 iterations, forty. Others are finished by
     ``SupportNewton``, once the number of active groups is steady. Where Newton steps stall, or do not halve the gap in
     time, alternating directions go on, from their own last point if that is not far worse. Newton steps are tried again
     after ten iterations, and after twice as many each time.

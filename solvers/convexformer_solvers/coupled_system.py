@@ -162,7 +162,7 @@ class CoupledSystem:
             if self.fit_intercept:
                 column = self.map.rmatvec_blocks(blocks, weight[:, None]).flatten()
                 system = bordered(system, torch.cat([column, (weight.sum() + terms.intercept)[None]]))
-            self._factors.append((rows[:, output].nonzero()[:, 0], CholeskySolver(cholesky(system))))
+            self._factors.append((rows[:, output].nonzero()[:, 0], CholeskySolver(cholesky(system).T)))
 
     def _adopt(self, terms: BlockTerms, curvature: Curvature) -> None:
         """Give groups that have become active since the factorisation a factor each."""

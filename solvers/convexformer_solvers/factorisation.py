@@ -37,7 +37,9 @@ def cholesky(matrix: Tensor) -> Tensor:
     factor, failed = torch.linalg.cholesky_ex(matrix)
     if not bool(failed):
         return factor
-    jitter = _first_jitter(matrix)
+    if not bool(torch.isfinite(matrix.tril()).all()):
+        raise ValueError("matrix must be finite")
+    jitter = _jitter(float(matrix.diagonal().abs().max()), matrix.dtype)
     while bool(failed):
         matrix.diagonal().add_(jitter)
         factor, failed = torch.linalg.cholesky_ex(matrix)
@@ -45,57 +47,9 @@ def cholesky(matrix: Tensor) -> Tensor:
     return factor
 
 
-def cholesky_in_place(make: Callable[[], Tensor]) -> Tensor:
-    """``cholesky`` of a matrix made by a function, within the memory of that matrix.
-
-    Parameters
-    ----------
-    make : callable
-        Returns the matrix; called again each time that its diagonal has to be raised.
-
-    Returns
-    -------
-    Tensor of shape (n, n)
-
-    Raises
-    ------
-    ValueError
-        If the matrix is not finite.
-
-    Examples
-    --------
-    >>> cholesky_in_place(lambda: torch.tensor([[4.0, 2.0], [2.0, 5.0]]))
-    tensor([[2., 0.],
-            [1., 2.]])
-    """
-    factor, failed = _factorised_in_place(make())
-    if not failed:
-        return factor
-    del factor
-    matrix = make()
-    raised = _first_jitter(matrix)
-    while True:
-        matrix.diagonal().add_(raised)
-        factor, failed = _factorised_in_place(matrix)
-        if not failed:
-            return factor
-        matrix = make()
-        raised *= 10
-
-
-def _factorised_in_place(matrix: Tensor) -> tuple[Tensor, bool]:
-    """Lower factor of a matrix of which only the lower triangle counts, and whether that failed."""
-    failed = torch.zeros((), dtype=torch.int32, device=matrix.device)
-    # It works column by column, hence on the transpose.
-    torch.linalg.cholesky_ex(matrix.mT, upper=True, out=(matrix.mT, failed))
-    return matrix, bool(failed)
-
-
-def _first_jitter(matrix: Tensor) -> float:
+def _jitter(largest: float, dtype: torch.dtype) -> float:
     """Ten times the rounding of a matrix's largest entry."""
-    if not bool(torch.isfinite(matrix.tril()).all()):
-        raise ValueError("matrix must be finite")
-    return 10 * torch.finfo(matrix.dtype).eps * max(float(matrix.diagonal().abs().max()), 1e-300)
+    return 10 * torch.finfo(dtype).eps * max(largest, 1e-300)
 
 
 # Side of the diagonal blocks whose inverses are kept.
@@ -103,37 +57,36 @@ _BLOCK = 256
 
 
 class CholeskySolver:
-    """Solver of many systems with one positive semidefinite matrix and few right sides each.
+    """Solver of many systems with one positive semidefinite matrix ``L L'`` and few right sides each.
 
     The inverses of the factor's diagonal blocks are kept: all else is matrix products, which read the factor once per
     substitution. ``torch.cholesky_solve`` takes seven times longer for one right side and 4000 unknowns.
 
     Parameters
     ----------
-    lower : Tensor of shape (n, n)
-        The Cholesky factor.
+    upper : Tensor of shape (n, n)
+        The transposed Cholesky factor ``L'``. Only what stands above the diagonal blocks is read, later, too.
+    inverses : list of Tensor, optional
+        Inverses of the diagonal blocks of ``L``. Default: computed.
 
     Examples
     --------
     >>> factor = cholesky(torch.tensor([[4.0, 0.0], [2.0, 5.0]]))
-    >>> CholeskySolver(factor).solve(torch.tensor([[8.0], [8.0]])).flatten()
+    >>> CholeskySolver(factor.T).solve(torch.tensor([[8.0], [8.0]])).flatten()
     tensor([1.5000, 1.0000])
     """
 
-    def __init__(self, lower: Tensor) -> None:
-        self.lower = lower
-        blocks = [slice(start, start + _BLOCK) for start in range(0, len(lower), _BLOCK)]
-        identity = torch.eye(min(_BLOCK, len(lower)), dtype=lower.dtype, device=lower.device)
-        self._inverses = []
-        for block in blocks:
-            corner = self.lower[block, block]
-            unit = identity[: len(corner), : len(corner)]
-            self._inverses.append((block, torch.linalg.solve_triangular(corner, unit, upper=False)))
+    def __init__(self, upper: Tensor, inverses: list[Tensor] | None = None) -> None:
+        self.upper = upper
+        blocks = diagonal_blocks(len(upper))
+        if inverses is None:
+            inverses = [_inverse_of_lower(upper[block, block].T) for block in blocks]
+        self._blocks = list(zip(blocks, inverses, strict=True))
 
     @property
     def dtype(self) -> torch.dtype:
         """Precision of the factor."""
-        return self.lower.dtype
+        return self.upper.dtype
 
     def solve(self, right: Tensor) -> Tensor:
         """Solution of the system, of the shape ``(n, k)`` of the right side."""
@@ -142,17 +95,98 @@ class CholeskySolver:
     def solve_lower(self, right: Tensor) -> Tensor:
         """Solution of the system with the lower factor ``L``."""
         solution = right.clone()
-        for block, inverse in self._inverses:
+        for block, inverse in self._blocks:
             if block.start:
-                solution[block].addmm_(self.lower[block, : block.start], solution[: block.start], alpha=-1)
+                solution[block].addmm_(self.upper[: block.start, block].T, solution[: block.start], alpha=-1)
             solution[block] = inverse @ solution[block]
         return solution
 
     def solve_upper(self, right: Tensor) -> Tensor:
         """Solution of the system with ``L'``."""
         solution = right.clone()
-        for block, inverse in reversed(self._inverses):
+        for block, inverse in reversed(self._blocks):
             if block.stop < len(solution):
-                solution[block].addmm_(self.lower[block.stop :, block].T, solution[block.stop :], alpha=-1)
+                solution[block].addmm_(self.upper[block, block.stop :], solution[block.stop :], alpha=-1)
             solution[block] = inverse.T @ solution[block]
         return solution
+
+
+def factorised_above(matrix: Tensor, entries: Callable[[slice], Tensor]) -> CholeskySolver:
+    """Factorise a matrix made from the lower triangle of another, within the memory of that one.
+
+    The factor takes the place of what stands above the diagonal blocks of `matrix`; its lower triangle stays as it is
+    and can serve again. Where rounding hides a positive eigenvalue the diagonal is raised as in ``cholesky``.
+
+    Parameters
+    ----------
+    matrix : Tensor of shape (n, n)
+        Where the factor goes.
+    entries : callable
+        Given a slice of rows, which is a diagonal block, the matrix to factorise in these rows and from the first of
+        these columns on, as a new tensor.
+
+    Returns
+    -------
+    CholeskySolver
+
+    Raises
+    ------
+    ValueError
+        If the matrix is not finite.
+
+    Examples
+    --------
+    >>> matrix = torch.tensor([[3.0, 0.0], [2.0, 4.0]])
+    >>> solver = factorised_above(matrix, lambda rows: lower_rows(matrix, rows) + torch.eye(2)[rows])
+    >>> solver.solve(torch.tensor([[8.0], [8.0]])).flatten()
+    tensor([1.5000, 1.0000])
+    """
+    raised = 0.0
+    while True:
+        inverses = _inverses_of_factor(matrix, entries, raised)
+        if inverses is not None:
+            return CholeskySolver(matrix, inverses)
+        if raised == 0.0:
+            blocks = diagonal_blocks(len(matrix))
+            largest = max(float(entries(block).diagonal().abs().max()) for block in blocks)
+            if not all(bool(torch.isfinite(entries(block)).all()) for block in blocks):
+                raise ValueError("matrix must be finite")
+            raised = _jitter(largest, matrix.dtype)
+        else:
+            raised *= 10
+
+
+def lower_rows(matrix: Tensor, rows: slice) -> Tensor:
+    """Rows of a symmetric matrix, from the first of the same columns on, read from its lower triangle; a copy."""
+    result = matrix[rows.start :, rows].T.clone()
+    corner = matrix[rows, rows]
+    result[:, : len(corner)] = corner.tril() + corner.tril(-1).T
+    return result
+
+
+def _inverses_of_factor(matrix: Tensor, entries: Callable[[slice], Tensor], raised: float) -> list[Tensor] | None:
+    """Inverses of the factor's diagonal blocks, the rest of it being written; None where there is no factor."""
+    inverses = []
+    for block in diagonal_blocks(len(matrix)):
+        rows = entries(block)
+        if block.start:
+            rows.addmm_(matrix[: block.start, block].T, matrix[: block.start, block.start :], alpha=-1)
+        corner = rows[:, : len(rows)]
+        corner.diagonal().add_(raised)
+        factor, failed = torch.linalg.cholesky_ex(corner)
+        if bool(failed):
+            return None
+        inverses.append(_inverse_of_lower(factor))
+        if block.stop < len(matrix):
+            torch.mm(inverses[-1], rows[:, len(rows) :], out=matrix[block, block.stop :])
+    return inverses
+
+
+def diagonal_blocks(size: int) -> list[slice]:
+    """The rows and columns of the diagonal blocks whose inverses are kept."""
+    return [slice(start, min(start + _BLOCK, size)) for start in range(0, size, _BLOCK)]
+
+
+def _inverse_of_lower(lower: Tensor) -> Tensor:
+    identity = torch.eye(len(lower), dtype=lower.dtype, device=lower.device)
+    return torch.linalg.solve_triangular(lower, identity, upper=False)

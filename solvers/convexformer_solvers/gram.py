@@ -63,8 +63,15 @@ class SupportGram:
             self._gram = self.map.gram(blocks, blocks, weight)
         new = blocks[~torch.isin(blocks, self._known)]
         if len(new):
-            cross, corner = self.map.gram(self._known, new, weight), self.map.gram(new, new, weight)
-            self._gram = torch.cat([torch.cat([self._gram, cross], 1), torch.cat([cross.T, corner], 1)])
+            old = len(self._gram)
+            size = old + len(new) * self.map.feature_shape[-1]
+            # Part by part, so that there are never more than two such matrices.
+            grown = self._gram.new_empty((size, size))
+            grown[:old, :old] = self._gram
+            self._gram = grown
+            grown[:old, old:] = self.map.gram(self._known, new, weight)
+            grown[old:, :old] = grown[:old, old:].T
+            grown[old:, old:] = self.map.gram(new, new, weight)
             self._known = torch.cat([self._known, new])
         if torch.equal(blocks, self._known):
             return self._gram.clone()

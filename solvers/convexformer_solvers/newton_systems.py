@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .factorisation import CholeskySolver, cholesky
+from .factorisation import CholeskySolver, cholesky, factorised_above, lower_rows
 from .gram import SupportGram, add_to_blocks, bordered
 from .operators import LinearMap
 from .ridge import SMALL_SIDE
@@ -125,7 +125,7 @@ class NewtonSystem:
             border[-1] += 1 / sigma
             system = bordered(system, border)
         right = self._adjoint(blocks, curvature * target)
-        solution = torch.cholesky_solve(right[:, None], cholesky(system))[:, 0]
+        solution = factorised_above(system, lambda rows: lower_rows(system, rows)).solve(right[:, None])[:, 0]
         return target - self._forward(blocks, solution)
 
     def _adjoint(self, blocks: Tensor, values: Tensor) -> Tensor:
@@ -162,7 +162,7 @@ class NewtonSystem:
         kernel *= (sigma * root).to(single)[:, None]
         kernel *= root.to(single)
         kernel.diagonal().add_(1.0)
-        return CholeskySolver(cholesky(kernel))
+        return CholeskySolver(cholesky(kernel).T)
 
     def _iterate(self, state: _Conjugate, jacobian: ProxJacobian, sigma: float, root: Tensor, limit: int) -> None:
         for _ in range(limit):

@@ -22,6 +22,8 @@ from torch import Tensor
 WORK_OF_A_READ = 40.0
 # Elements of one temporary: 32 MiB in float64, large enough for full matrix-product speed.
 _CHUNK_ELEMENTS = 2**22
+# Rows at least in a chunk of a product along the rows.
+_LEAST_HEIGHT = 512
 
 
 class LinearMap(ABC):
@@ -142,7 +144,7 @@ class LinearMap(ABC):
         d = self.feature_shape[-1]
         result = weight.new_zeros((len(left) * d, len(right) * d))
         same = left is right
-        for rows in _row_chunks(self.n_samples, max(result.shape)):
+        for rows in _tall_chunks(self.n_samples, max(result.shape)):
             part = self.rows(rows)
             columns = part.columns(left).to(weight.dtype).flatten(1)
             others = columns if same else part.columns(right).to(weight.dtype).flatten(1)
@@ -188,6 +190,22 @@ def _row_chunks(n_rows: int, n_columns: int) -> Iterator[slice]:
     size = max(1, _CHUNK_ELEMENTS // max(1, n_columns))
     for start in range(0, n_rows, size):
         yield slice(start, min(start + size, n_rows))
+
+
+def _tall_chunks(n_rows: int, n_columns: int) -> Iterator[slice]:
+    """Smaller chunks, but tall enough for full speed of products along the rows."""
+    size = max(_LEAST_HEIGHT, _CHUNK_ELEMENTS // 4 // max(1, n_columns))
+    for start in range(0, n_rows, size):
+        yield slice(start, min(start + size, n_rows))
+
+
+def weighted_gram(columns: Tensor, weight: Tensor) -> Tensor:
+    """``columns' diag(weight) columns`` for ``(N, m)`` columns, of which no copy is made."""
+    result = columns.new_zeros((columns.shape[1], columns.shape[1]))
+    for rows in _tall_chunks(*columns.shape):
+        part = columns[rows]
+        _add_lower_product(result, part.T, part * weight[rows, None])
+    return _mirrored(result)
 
 
 def _add_lower_product(result: Tensor, left: Tensor, right: Tensor) -> None:
@@ -436,7 +454,7 @@ class GatedMap(LinearMap):
         for data, mask, here in self._by_dense_block(blocks, scale.dtype):
             scaled, along = mask * scale[here], mask * (data @ units[here].T)
             scaled_along = along * (1 - scale[here])
-            height = max(256, -(-self.n_samples // 8))
+            height = max(128, -(-self.n_samples // 16))
             for start in range(0, self.n_samples, height):
                 rows, upto = slice(start, start + height), min(start + height, self.n_samples)
                 product = (scaled[rows] @ mask[:upto].T).mul_(data[rows] @ data[:upto].T)

@@ -88,12 +88,12 @@ class CompressedPart(Part):
             self._column_means = whole.map.rmatvec_blocks(blocks, weight).flatten()
             matrix -= self._column_means[:, None] * self._column_means
         targets = whole.y - self._mean
-        self._root = CholeskySolver(cholesky(matrix))  # R' R
+        self._root = CholeskySolver(cholesky(matrix).T)  # R' R
         self._scale = math.sqrt(len(matrix) + 1)  # the program of the part averages over its samples
         pulled = self._to_samples(whole.map.rmatvec_blocks(blocks, weight * targets))
         unexplained = whole.weight @ targets.square() - (pulled / self._scale).square().sum(0)
         constant = self._scale * unexplained.clamp(min=0).sqrt()
-        data = torch.cat([self._scale * self._root.lower.T, torch.zeros_like(matrix[:1])])
+        data = torch.cat([self._scale * self._root.upper, torch.zeros_like(matrix[:1])])
         small_map = _RootMap(data.view(len(data), len(blocks), -1), matrix)
         y = torch.cat([pulled, constant[None]])
         self.program = dataclasses.replace(whole, map=small_map, y=y, sample_weight=None, fit_intercept=False)

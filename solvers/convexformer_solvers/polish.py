@@ -9,13 +9,14 @@ what is left is of second order.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .curvature import Curvature
+from .operators import weighted_gram
 from .penalties import ActiveGroups
 from .primal_dual import Iterate, PrimalDualSolver
 from .program import Program
@@ -30,8 +31,8 @@ _LEAST_WAIT = 2
 _SHARE = 0.125
 _WORTH_POLISHING = 0.5
 _REGULARISATION = 1e-10
-# Numbers that the groups' images may hold, unless the data hold more.
-_LARGEST_SIZE = 2**24
+# Products with the data in the time of which a polish must be possible.
+_PATIENCE = 8
 
 
 class Polished(PrimalDualSolver):
@@ -118,8 +119,7 @@ def polished(iterate: Iterate) -> Iterate | None:
     if not program.loss.quadratic:
         iterate = iterate.with_own_ascent()
     groups = program.penalty.active_groups(iterate.ascent, iterate.coef, program.alpha)
-    limit = max(_LARGEST_SIZE, program.map.n_samples * math.prod(program.map.feature_shape))
-    if groups is None or not 0 < len(groups.block) * len(iterate.pred) <= limit:
+    if groups is None or not _pays(program, groups):
         return None
     images = _Images(program, groups)
     solve, excess = images.system(iterate.pred), images.excess(iterate)
@@ -130,6 +130,15 @@ def polished(iterate: Iterate) -> Iterate | None:
         result = images.moved(result, move)
         move = solve(images.excess(result)[:, None])[:, 0]
     return images.moved(result, move)
+
+
+def _pays(program: Program, groups: ActiveGroups) -> bool:
+    """Whether there are active groups, in no output more than samples, and few enough for a system of them."""
+    n_samples, n_outputs = program.y.shape
+    counts = groups.output.bincount(minlength=n_outputs).double()
+    work = 2.0 * n_samples * (float(counts.square().sum()) + len(groups.block) * program.coef_shape[-2])
+    limit = _PATIENCE * program.map.product_work(n_outputs)
+    return 0 < float(counts.max()) <= n_samples and work <= limit
 
 
 class _Images:
@@ -150,7 +159,9 @@ class _Images:
         if program.fit_intercept:
             self.images = torch.cat([self.images, self.images.new_ones((n_outputs, self.images.shape[1]))])
             output = torch.cat([output, torch.arange(n_outputs, device=output.device)])
-        self.of_output = [(output == k).nonzero()[:, 0] for k in range(n_outputs)]
+        # With one output no copies are made of its images.
+        several = [(output == k).nonzero()[:, 0] for k in range(n_outputs)] if n_outputs > 1 else None
+        self.of_output: Sequence[Tensor | slice] = several or [slice(None)]
 
     def excess(self, iterate: Iterate) -> Tensor:
         """By how much the dual norms exceed ``alpha``, and the means of the dual point zero."""
@@ -188,7 +199,7 @@ class _Images:
         """Solver of systems with the products of the images in the Hessian of the loss at some predictions."""
         images, factors = self.images, []
         for mine, weight in zip(self.of_output, Curvature(self.program, pred).diagonal().T, strict=True):
-            factors.append(_factor((images[mine] * weight) @ images[mine].T))
+            factors.append(_factor(weighted_gram(images[mine].T, weight)))
 
         def solve(right: Tensor) -> Tensor:
             result = torch.zeros_like(right)

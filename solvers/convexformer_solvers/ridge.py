@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from .factorisation import CholeskySolver, cholesky_in_place
+from .factorisation import CholeskySolver, diagonal_blocks, factorised_above, lower_rows
 from .operators import LinearMap
 
 # Up to this many features their side is taken: there a repeated sample is the same as a weight of two.
@@ -40,15 +41,17 @@ class RidgeSystem(ABC):
 
     def factorise(self, weight: Tensor, rho: float) -> None:
         """Take positive weights ``q`` of shape ``(N,)`` and another ``rho``; costs one Cholesky factorisation."""
+        self._inverse = None  # the factor stands above the Gram matrix
         self.weight, self.rho = weight, rho
-        self._inverse = None  # its memory is needed
+        matrix = self._gram()
+        entries = self._entries(matrix)
 
-        def system() -> Tensor:
-            matrix = self._gram()
-            matrix.diagonal().add_(rho)
-            return matrix
+        def system(rows: slice) -> Tensor:
+            result = entries(rows)
+            result.diagonal().add_(rho)
+            return result
 
-        self._inverse = CholeskySolver(cholesky_in_place(system))
+        self._inverse = factorised_above(matrix, system)
 
     @abstractmethod
     def solve(self, target: Tensor, center: Tensor, fitted_center: Tensor) -> tuple[Tensor, Tensor]:
@@ -73,7 +76,11 @@ class RidgeSystem(ABC):
 
     @abstractmethod
     def _gram(self) -> Tensor:
-        """A copy of the weighted and centred Gram matrix; only its lower triangle counts."""
+        """A matrix whose lower triangle is kept, and says what the Gram matrix is."""
+
+    @abstractmethod
+    def _entries(self, matrix: Tensor) -> Callable[[slice], Tensor]:
+        """Rows of the weighted and centred Gram matrix, from the first of the same columns on, as new tensors."""
 
     def _solved(self, right: Tensor) -> Tensor:
         assert self._inverse is not None
@@ -105,12 +112,24 @@ class RidgeInSamples(RidgeSystem):
             blocks = torch.arange(n_groups, device=self.weight.device)
             ones, zeros = self.weight.new_ones(n_groups), self.weight.new_zeros((n_groups, d))
             self._kernel = self.map.kernel(blocks, ones, zeros)
+        return self._kernel
+
+    def _entries(self, matrix: Tensor) -> Callable[[slice], Tensor]:
         root = self.weight.sqrt()
-        if not self.fit_intercept:
-            return (self._kernel * root[:, None]).mul_(root)
-        mean = self._mean(self._kernel.tril()) + self._kernel.tril(-1) @ (self.weight / self.weight.sum())
-        centered = (self._kernel - (mean - self._mean(mean))).sub_(mean[:, None])
-        return centered.mul_(root[:, None]).mul_(root)
+        # Mean over all samples of each sample's row, as far as the intercept takes it away.
+        mean, share = torch.zeros_like(root), self.weight / self.weight.sum()
+        for rows in diagonal_blocks(len(root)) if self.fit_intercept else ():
+            part = lower_rows(matrix, rows)
+            mean[rows.start :] += share[rows] @ part
+            mean[rows] += part[:, len(part) :] @ share[rows.stop :]
+        common = self._mean(mean)
+
+        def entries(rows: slice) -> Tensor:
+            right = slice(rows.start, None)
+            centered = lower_rows(matrix, rows).sub_(mean[rows, None] - common).sub_(mean[right])
+            return centered.mul_(root[rows, None]).mul_(root[right])
+
+        return entries
 
 
 class RidgeInFeatures(RidgeSystem):
@@ -144,7 +163,10 @@ class RidgeInFeatures(RidgeSystem):
                 total = self.map.rmatvec(self.weight[:, None]).flatten().to(matrix)
                 matrix.addr_(total, total, alpha=-1 / float(self.weight.sum()))
             self._weighted = self.weight, matrix
-        return self._weighted[1].clone()
+        return self._weighted[1]
+
+    def _entries(self, matrix: Tensor) -> Callable[[slice], Tensor]:
+        return lambda rows: lower_rows(matrix, rows)
 
 
 def ridge_system(linear_map: LinearMap, fit_intercept: bool) -> RidgeSystem:

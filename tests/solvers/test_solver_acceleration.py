@@ -11,7 +11,7 @@ from solver_cases import make_program, randn
 
 from convexformer_solvers import Admm, Fista, ridge, solve
 from convexformer_solvers.anderson import Anderson
-from convexformer_solvers.factorisation import CholeskySolver, cholesky, cholesky_in_place
+from convexformer_solvers.factorisation import CholeskySolver, cholesky, factorised_above, lower_rows
 from convexformer_solvers.ridge import RidgeInFeatures
 from convexformer_solvers.schedule import Schedule
 
@@ -96,22 +96,35 @@ class TestFactors:
         root = randn(size, size, seed=0)
         matrix, right = root @ root.T + size * torch.eye(size, dtype=torch.float64), randn(size, n_right, seed=1)
         factor = cholesky(matrix)
-        torch.testing.assert_close(cholesky_in_place(lambda: matrix.tril()).tril(), factor)
-        solver = CholeskySolver(factor)
+        solver = CholeskySolver(factor.T)
         torch.testing.assert_close(solver.solve(right), torch.cholesky_solve(right, factor))
         torch.testing.assert_close(factor @ solver.solve_lower(right), right)
         torch.testing.assert_close(factor.T @ solver.solve_upper(right), right)
 
+    @pytest.mark.parametrize("size", [1, 5, 256, 257, 600])
+    def test_a_factor_above_leaves_the_triangle_below(self, size):
+        root, right = randn(size, size, seed=0), randn(size, 2, seed=1)
+        matrix = root @ root.T
+        shared = matrix.tril()
+        for shift in (size, 2.0 * size):
+            shifted = matrix + shift * torch.eye(size, dtype=torch.float64)
+            solver = factorised_above(shared, lambda rows, shifted=shifted: shifted[rows, rows.start :].clone())
+            torch.testing.assert_close(solver.solve(right), torch.linalg.solve(shifted, right))
+            assert torch.equal(shared.tril(), matrix.tril())
+        for rows in (slice(0, size), slice(size // 2, size)):
+            torch.testing.assert_close(lower_rows(shared, rows), matrix[rows, rows.start :])
+
     def test_a_matrix_without_full_rank_is_raised_by_rounding_only(self):
         root = randn(40, 3, seed=2)
         matrix, made = root @ root.T, []
-        factor = cholesky_in_place(lambda: made.append(1) or matrix.clone())
+        solver = factorised_above(matrix.clone(), lambda rows: made.append(1) or matrix[rows, rows.start :].clone())
         assert len(made) > 1
-        torch.testing.assert_close(factor @ factor.T, matrix, rtol=0, atol=1e-9)
+        right = matrix @ randn(40, 1, seed=3)
+        torch.testing.assert_close(matrix @ solver.solve(right), right, rtol=1e-6, atol=1e-6)
 
     def test_a_matrix_that_is_not_finite_is_refused(self):
         with pytest.raises(ValueError, match="must be finite"):
-            cholesky_in_place(lambda: torch.full((2, 2), math.nan))
+            factorised_above(torch.zeros(2, 2), lambda rows: torch.full((2, 2), math.nan))
 
     @pytest.mark.parametrize("intercept", [False, True])
     @pytest.mark.parametrize("loss", ["squared", "logistic"])
