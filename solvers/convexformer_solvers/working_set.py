@@ -23,8 +23,10 @@ _GROWTH = 1.5
 _LARGEST_WIDTH = 6000
 # Share of active blocks above which a wide set is given up.
 _CROWDED = 0.9
-# Dual norm of a block, in units of alpha, that says that it will be active.
+# Dual norm of a block, in units of alpha, that says that it will be active; and the products with the data that the Gram
+# matrix of all features costs per look at all blocks before that counts.
 _FAR = 2.0
+_PRODUCTS_PER_LOOK = 100.0
 
 
 class _State(NamedTuple):
@@ -35,6 +37,7 @@ class _State(NamedTuple):
     inner: Any
     iteration: int = 0
     looked_at: int = 0
+    n_looks: int = 0
 
 
 class WorkingSet(PrimalDualSolver):
@@ -101,10 +104,13 @@ class WorkingSet(PrimalDualSolver):
         """Look at all blocks and change the set if others violate the dual constraint by what matters."""
         assert state.part is not None
         whole, known = self.iterate(state).with_own_ascent(), state.part.blocks
-        state = state._replace(whole=whole, gap=whole.rough_gap(), looked_at=state.iteration)
+        n_looks = state.n_looks + 1
+        state = state._replace(whole=whole, gap=whole.rough_gap(), looked_at=state.iteration, n_looks=n_looks)
         if state.gap <= _WORTH_CHANGING * state.inner.gap:
             return state
-        blocks = _chosen(whole, known, self.first_width)
+        linear_map = whole.program.map
+        n_products = linear_map.gram_work() / linear_map.product_work(whole.pred.shape[1])
+        blocks = _chosen(whole, known, self.first_width, hopeful=n_looks < n_products / _PRODUCTS_PER_LOOK)
         return state if blocks is not None and torch.equal(blocks, known) else self._on(state, blocks)
 
     def iterate(self, state: _State) -> Iterate:
@@ -119,10 +125,11 @@ class WorkingSet(PrimalDualSolver):
         return state.part is None
 
 
-def _chosen(whole: Iterate, known: Tensor, first_width: int) -> Tensor | None:
+def _chosen(whole: Iterate, known: Tensor, first_width: int, hopeful: bool = True) -> Tensor | None:
     """The active blocks and the worst violating ones, increasing; None where they are too many.
 
-    Blocks of the known set come before others that do not violate.
+    Blocks of the known set come before others that do not violate. Without hope those that violate by far count as
+    active ones to come.
     """
     program = whole.program
     scores, active = _by_block(program, whole.ascent), _by_block(program, whole.coef) > 0
@@ -136,7 +143,7 @@ def _chosen(whole: Iterate, known: Tensor, first_width: int) -> Tensor | None:
     limit = min(program.map.n_samples / width, 0.5 * len(scores), _LARGEST_WIDTH / width)
     # Where next to all of the set is active, or far too many others violate by far, there is no end in sight.
     crowded = n_active > _CROWDED * len(known) > 0 and size > 0.5 * limit
-    far_off = len(known) > 0 and int((active | (violation > _FAR * program.alpha)).sum()) > limit
+    far_off = not hopeful and int((active | (violation > _FAR * program.alpha)).sum()) > limit
     if size > limit or crowded or far_off:
         return None
     return scores.topk(size).indices.sort().values
