@@ -24,6 +24,7 @@ _ROUNDING = 1e-2
 # Iterations after which rho is set anew; it is left alone when it would change less than this.
 _ADAPT_AT = (5, 15, 40, 100, 200, 400, 800)
 _WORTH_REFACTORING = 2.0
+_CURVATURE_CHANGE = 0.2
 # Bounds of the curvature that stands for a sample's loss, beside the loss's own; and of what may exceed it.
 _LEAST_CURVATURE = 0.02
 _TOLERATED = 1.1
@@ -85,7 +86,9 @@ class Admm(PrimalDualSolver):
         ascent = program.pull_back(-program.loss.gradient(fitted, program.y))
         largest_rho = _largest_rho(program, ascent) if previous is None else previous.largest_rho
         rho = _rho_for(program, coef, largest_rho) or _first_rho(program, ascent, largest_rho)
-        local = _local_curvature(program, fitted)
+        local, margin = _local_curvature(program, fitted), 1.0
+        if previous is not None and _alike(local, previous.local):
+            local, margin = previous.local, previous.margin
         if previous is None:
             system = ridge_system(program.map, program.fit_intercept)
             # Where curvatures jump, extrapolations across the jumps lead astray.
@@ -93,11 +96,12 @@ class Admm(PrimalDualSolver):
             acceleration = Anderson(memory, program.outputs_separate)
         else:
             system, acceleration = previous.system, previous.acceleration
-        if previous is not None and torch.equal(program.weight * local, system.weight) and _close(rho, system.rho):
+        weight = program.weight * margin * local
+        if previous is not None and torch.equal(weight, system.weight) and _close(rho, system.rho):
             rho = system.rho
             acceleration.restart()
         else:
-            system.factorise(program.weight * local, rho)
+            system.factorise(weight, rho)
             acceleration.forget()
         # The multiplier of the optimum is the ascent direction, which there is within the dual ball.
         multiplier = (ascent - program.penalty.prox(ascent, program.alpha)) / rho
@@ -107,7 +111,7 @@ class Admm(PrimalDualSolver):
             system,
             largest_rho,
             local,
-            1.0,
+            margin,
             0.0,
             ascent,
             fitted,
@@ -184,7 +188,7 @@ def _adapted(state: _State, due: bool) -> _State:
     if due:
         new_local = _local_curvature(program, state.fitted)
         wanted = min(1.0, _SAFETY * state.met) or 1.0
-        if float((new_local / local - 1).abs().max()) > 0.2 or state.margin > _WORTH_REFACTORING * wanted:
+        if not _alike(new_local, local) or state.margin > _WORTH_REFACTORING * wanted:
             local, margin = new_local, wanted
         wanted = _rho_for(program, state.coef, state.largest_rho) or rho
         new_rho = rho if _close(rho, wanted) else wanted
@@ -199,6 +203,11 @@ def _adapted(state: _State, due: bool) -> _State:
         multiplier=scale * state.multiplier,
         fitted_multiplier=scale * state.fitted_multiplier,
     )
+
+
+def _alike(local: Tensor, other: Tensor) -> bool:
+    """Whether one bound of the samples' curvatures serves as well as another."""
+    return local.shape == other.shape and float((local / other - 1).abs().max()) <= _CURVATURE_CHANGE
 
 
 def _close(rho: float, other: float) -> bool:

@@ -27,10 +27,11 @@ _LATE_PATIENCE = 40.0
 _SEARCH_PRODUCTS = 3
 _ITERATION_PRODUCTS = 20
 # ``SupportNewton`` is tried when the number of active groups has changed less than this over so many iterations, and
-# for the first time after so many: near the end of another alpha's solve few are needed.
+# for the first time after so many; any Newton step after so many where the start is that of a path.
 _STEADY = 0.05
 _LOOK_EVERY = 10
 _FIRST_LOOK = 5
+_WARM_LOOK = 20
 # Gap of a Newton step, beside that of alternating directions, from which these go on where Newton steps are given up.
 _FAR_BETTER = 0.1
 # Numbers that its factors may hold, unless the data hold more.
@@ -60,7 +61,6 @@ class _State(NamedTuple):
     admm: Any  # at rest while Newton steps are taken
     iteration: int = 0  # of alternating directions
     n_active: tuple[int, int] = (0, 0)  # groups when last looked at, and the time before
-    n_at_start: int = 0  # groups active at the start
     newton: _Phase | None = None
     known: Any = None  # the last state of Newton steps: what it has computed of the data serves again
     n_failures: int = 0
@@ -97,7 +97,7 @@ class AdmmNewton(PrimalDualSolver):
             return _State(self._admm.init_at(program, coef, pred))
         admm = self._admm.init_at(program, coef, pred, previous.admm)
         n_active = _n_active(program, admm.coef)
-        return _State(admm, n_active=(n_active, previous.n_at_start), n_at_start=n_active, known=previous.known)
+        return _State(admm, n_active=(n_active, n_active), known=previous.known, not_before=_WARM_LOOK)
 
     def step(self, program: Program, state: _State) -> _State:
         if state.newton is not None:

@@ -115,7 +115,7 @@ def _plan(program: Program, warm: bool) -> tuple[_Stage, ...]:
     plan = []
     if not program.loss.separable:
         if isinstance(program.penalty, GroupL2) and small:
-            plan.append(_Stage(AdmmNewton(), _FIRST_STEPS))
+            plan.append(_Stage(Polished(AdmmNewton()), _FIRST_STEPS))
         plan.append(_Stage(Fista(), _FISTA_STEPS))
     n_products = program.map.gram_work() / program.map.product_work(program.y.shape[1])
     costly = n_products > _PRODUCTS and program.loss.quadratic

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .curvature import Curvature
+from .curvature import Curvature, hessian_columns
 from .operators import weighted_gram
 from .penalties import ActiveGroups
 from .primal_dual import Iterate, PrimalDualSolver
@@ -67,11 +67,13 @@ class Polished(PrimalDualSolver):
         if iteration < state.next_polish or not abs(state.gap) <= _NEAR * program.null_value:
             return state
         better = polished(self.inner.iterate(inner))
-        gap = math.inf if better is None else better.rough_gap()
+        gap = math.inf if better is None else abs(better.rough_gap())
+        # A rough gap below zero is that of an ascent that is not the dual point's; polished points have their own.
+        before = state.gap if state.gap > 0 else math.inf
         wait = max(_LEAST_WAIT, math.ceil(_SHARE * iteration))
-        if not abs(gap) < _WORTH_POLISHING * abs(state.gap):
+        if not gap < _WORTH_POLISHING * before:
             wait *= 2
-        if abs(gap) < abs(state.gap):
+        if gap < before:
             state = state._replace(polished=better, gap=gap)
         return state._replace(next_polish=iteration + wait)
 
@@ -110,12 +112,9 @@ def polished(iterate: Iterate) -> Iterate | None:
     Returns
     -------
     Iterate or None
-        None where outputs do not separate, where there are no or too many active groups, or where the penalty does not
-        say which they are.
+        None where there are no or too many active groups, or where the penalty does not say which they are.
     """
     program = iterate.program
-    if not program.outputs_separate:
-        return None
     if not program.loss.quadratic:
         iterate = iterate.with_own_ascent()
     groups = program.penalty.active_groups(iterate.ascent, iterate.coef, program.alpha)
@@ -197,17 +196,32 @@ class _Images:
 
     def system(self, pred: Tensor) -> Callable[[Tensor], Tensor]:
         """Solver of systems with the products of the images in the Hessian of the loss at some predictions."""
-        images, factors = self.images, []
-        for mine, weight in zip(self.of_output, Curvature(self.program, pred).diagonal().T, strict=True):
-            factors.append(_factor(weighted_gram(images[mine].T, weight)))
+        images, curvature = self.images, Curvature(self.program, pred)
+        if curvature.diagonal_is_all:
+            together, systems = self.of_output, []
+            for mine, weight in zip(self.of_output, curvature.diagonal().T, strict=True):
+                systems.append(weighted_gram(images[mine].T, weight))
+        else:
+            together, systems = [slice(None)], [self._coupled_system(pred)]
+        factors = [_factor(system) for system in systems]
 
         def solve(right: Tensor) -> Tensor:
             result = torch.zeros_like(right)
-            for mine, (inverse, factor) in zip(self.of_output, factors, strict=True):
+            for mine, (inverse, factor) in zip(together, factors, strict=True):
                 result[mine] = inverse * torch.cholesky_solve(inverse * right[mine], factor)
             return result
 
         return solve
+
+    def _coupled_system(self, pred: Tensor) -> Tensor:
+        program, images = self.program, self.images
+        output = torch.empty(len(images), dtype=torch.int64, device=images.device)
+        for k, mine in enumerate(self.of_output):
+            output[mine] = k
+        system = images.new_empty((len(images), len(images)))
+        for mine, column in zip(self.of_output, hessian_columns(program.loss, pred, program.y), strict=True):
+            system[mine] = images[mine] @ ((program.weight[:, None] * column).T[output] * images).T
+        return system
 
 
 def _factor(system: Tensor) -> tuple[Tensor, Tensor]:

@@ -23,8 +23,8 @@ _GROWTH = 1.5
 _LARGEST_WIDTH = 6000
 # Share of active blocks above which a wide set is given up.
 _CROWDED = 0.9
-# Dual norm of a block, in units of alpha, that says that it will be active; and the products with the data that the Gram
-# matrix of all features costs per look at all blocks before that counts.
+# Dual norm of a block, in units of alpha, that says that it will be active. This counts after one look at all blocks
+# for so many products with the data that the Gram matrix of all features costs.
 _FAR = 2.0
 _PRODUCTS_PER_LOOK = 100.0
 
