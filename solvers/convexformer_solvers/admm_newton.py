@@ -128,6 +128,10 @@ class AdmmNewton(PrimalDualSolver):
         solver, inner = self._current(state)
         return solver.iterate(inner)
 
+    def activity(self, state: _State) -> str:
+        solver, inner = self._current(state)
+        return solver.activity(inner)
+
     def _current(self, state: _State) -> tuple[PrimalDualSolver, Any]:
         return (self._admm, state.admm) if state.newton is None else (state.newton.solver, state.newton.inner)
 

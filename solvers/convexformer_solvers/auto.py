@@ -94,6 +94,9 @@ class Auto(Solver):
     def estimated_gap(self, state: _State) -> float | None:
         return state.solver.estimated_gap(state.inner)
 
+    def activity(self, state: _State) -> str:
+        return f"{self.name}: {state.solver.activity(state.inner)}"
+
     def finished(self, state: _State) -> bool:
         return not state.later and state.solver.finished(state.inner)
 

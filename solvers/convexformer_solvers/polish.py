@@ -80,6 +80,9 @@ class Polished(PrimalDualSolver):
     def iterate(self, state: _State) -> Iterate:
         return self.inner.iterate(state.inner) if state.polished is None else state.polished
 
+    def activity(self, state: _State) -> str:
+        return self.inner.activity(state.inner) + (", polished" if state.polished is not None else "")
+
     def finished(self, state: _State) -> bool:
         return self.inner.finished(state.inner)
 
@@ -115,11 +118,13 @@ def polished(iterate: Iterate) -> Iterate | None:
         None where there are no or too many active groups, or where the penalty does not say which they are.
     """
     program = iterate.program
-    if not program.loss.quadratic:
-        iterate = iterate.with_own_ascent()
     groups = program.penalty.active_groups(iterate.ascent, iterate.coef, program.alpha)
     if groups is None or not _pays(program, groups):
         return None
+    if not program.loss.quadratic:
+        iterate = iterate.with_own_ascent()
+        groups = program.penalty.active_groups(iterate.ascent, iterate.coef, program.alpha)
+        assert groups is not None
     images = _Images(program, groups)
     solve, excess = images.system(iterate.pred), images.excess(iterate)
     explained = images.products(Curvature(program, iterate.pred).product(iterate.pred))

@@ -6,6 +6,7 @@ import time
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from numbers import Integral
 from typing import Any, ClassVar, NamedTuple
 
@@ -93,6 +94,10 @@ class Solver(ABC):
         """
         return None
 
+    def activity(self, state: Any) -> str:
+        """What the algorithm is doing, in a few words for the progress bar."""
+        return self.name
+
     def finished(self, state: Any) -> bool:
         """Whether further steps could not change the point, whatever its quality."""
         return False
@@ -131,7 +136,7 @@ def solve(
     callback : callable, optional
         Called with a ``Progress`` after each certificate; returning True stops the solve.
     verbose : bool, default=False
-        Whether to show a progress bar with gap and objective.
+        Whether to show a progress bar with gap, objective and what the solver is doing.
 
     Returns
     -------
@@ -200,14 +205,18 @@ def solve_on(
     reference = program.to(device=device)
     working = reference.to(dtype=dtype or program.map.dtype)
     first = _starting_point(working, start)
-    run = _Run(reference, solver.name, tol, callback)
+    run = _Run(reference, solver.name, tol, callback, first)
     with tqdm(total=max_iter, disable=not verbose, desc=solver.name, unit="it", leave=True) as bar:
         # Predictions come with points on the way to somewhere; one without may be good enough as it is.
         given = start is not None and start.pred is None
-        status, state = run.at_start(first, bar) if given else None, previous
-        if status is None:
-            state = solver.init(working, first) if previous is None else solver.init_again(working, first, previous)
-            status, state = run.until_stop(working, solver, state, max_iter, bar)
+        state: Any = previous
+        try:
+            status = run.check(first, bar) if given else None
+            if status is None:
+                state = solver.init(working, first) if previous is None else solver.init_again(working, first, previous)
+                status, state = run.until_stop(working, solver, state, max_iter, bar)
+        except KeyboardInterrupt:
+            status = run.interrupted(bar)
     result = run.result(status)
     if status is Status.INTERRUPTED:
         raise SolverInterrupted(result)
@@ -219,8 +228,9 @@ def solve_on(
 class _Run:
     """Book-keeping of one solve: certificates, best point, history."""
 
-    def __init__(self, program: Program, solver_name: str, tol: float, callback: Callback | None) -> None:
+    def __init__(self, program: Program, solver_name: str, tol: float, callback: Callback | None, start: Point) -> None:
         self.program, self.solver_name, self.tol, self.callback = program, solver_name, tol, callback
+        self.latest: Callable[[], Point] = lambda: start
         self.history = History()
         self.began = time.perf_counter()
         self.iteration = 0
@@ -228,37 +238,32 @@ class _Run:
         self.last: Point
         self.last_gap: float
 
-    def at_start(self, point: Point, bar: tqdm) -> Status | None:
-        """Certify a point that somebody gave; the status that ends the run, if it does."""
-        try:
-            return self.check(point, bar)
-        except KeyboardInterrupt:
-            if self.best is None:
-                self.record(point, bar)
-            return Status.INTERRUPTED
-
     def until_stop(self, working: Program, solver: Solver, state: Any, max_iter: int, bar: tqdm) -> tuple[Status, Any]:
         schedule = Schedule(self.tol * self.program.null_value)
-        try:
-            while True:
-                state = solver.step(working, state)
-                self.iteration += 1
-                bar.update()
-                finished, estimate = solver.finished(state), solver.estimated_gap(state)
-                if not (finished or self.iteration == max_iter or schedule.due(self.iteration, estimate)):
-                    continue
-                status = self.check(solver.point(working, state), bar)
-                schedule.certified(self.iteration, estimate, self.last_gap)
-                if status is not None:
-                    return status, state
-                if finished:
-                    return Status.STALLED, state
-                if self.iteration == max_iter:
-                    return Status.MAX_ITER, state
-        except KeyboardInterrupt:
-            if self.best is None:
-                self.record(solver.point(working, state), bar)
-            return Status.INTERRUPTED, state
+        while True:
+            state = solver.step(working, state)
+            self.latest = partial(solver.point, working, state)
+            self.iteration += 1
+            if not bar.disable:
+                bar.set_description_str(solver.activity(state), refresh=False)
+            bar.update()
+            finished, estimate = solver.finished(state), solver.estimated_gap(state)
+            if not (finished or self.iteration == max_iter or schedule.due(self.iteration, estimate)):
+                continue
+            status = self.check(self.latest(), bar)
+            schedule.certified(self.iteration, estimate, self.last_gap)
+            if status is not None:
+                return status, state
+            if finished:
+                return Status.STALLED, state
+            if self.iteration == max_iter:
+                return Status.MAX_ITER, state
+
+    def interrupted(self, bar: tqdm) -> Status:
+        """See to it that there is a point to return."""
+        if self.best is None:
+            self.record(self.latest(), bar)
+        return Status.INTERRUPTED
 
     def check(self, point: Point, bar: tqdm) -> Status | None:
         """Certify a point and ask the callback; the status that ends the run, if it does."""

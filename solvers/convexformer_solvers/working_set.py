@@ -121,6 +121,12 @@ class WorkingSet(PrimalDualSolver):
     def estimated_gap(self, state: _State) -> float:
         return state.gap if state.iteration == state.looked_at else math.inf
 
+    def activity(self, state: _State) -> str:
+        if state.part is None:
+            return "working set outgrown"
+        n_blocks = math.prod(state.whole.coef.shape[:-2])
+        return f"{self.inner.activity(state.inner)} on {len(state.part.blocks)} of {n_blocks} blocks"
+
     def finished(self, state: _State) -> bool:
         return state.part is None
 

@@ -1,4 +1,4 @@
-"""The solve loop and the solvers behind it: stopping, warnings, interrupts, precision, names, cvxpy."""
+"""The solve loop and the solvers behind it: stopping, warnings, interrupts, precision."""
 
 import itertools
 import math
@@ -13,19 +13,15 @@ from solver_cases import LOSS_NAMES, PENALTY_NAMES, cases, cvxpy_value, fit, mak
 
 from convexformer_solvers import (
     SOLVERS,
+    Auto,
     DenseMap,
     Exact,
     Fista,
     GatedMap,
-    GroupL2,
-    Loss,
-    Penalty,
     Point,
     Program,
     Progress,
     SolverInterrupted,
-    SolverUnavailableError,
-    Squared,
     Status,
     certify,
     check_solver,
@@ -351,7 +347,24 @@ class InterruptedStep(Fista):
         return super().step(program, state)
 
 
+class InterruptedSetUp(Fista):
+    """Ctrl-C before the first step."""
+
+    def init(self, program, start):
+        raise KeyboardInterrupt
+
+
 class TestInterrupts:
+    @pytest.mark.parametrize("given", [False, True])
+    def test_during_set_up(self, given):
+        program = hard_program()
+        start = fit(program, tol=1e-2) if given else None
+        with pytest.raises(KeyboardInterrupt) as caught:
+            solve(program, InterruptedSetUp(), tol=1e-12, start=start and (start.coef, start.intercept))
+        self.assert_usable(caught.value, program, 0)
+        if given:
+            assert torch.equal(caught.value.result.coef, start.coef)
+
     @pytest.mark.parametrize("k", [1, 2, 4, 23])
     def test_during_a_step(self, k):
         program = hard_program()
@@ -439,100 +452,17 @@ class TestPrecision:
         assert gpu.certificate.primal == pytest.approx(cpu.certificate.primal, rel=1e-8)
 
 
-class WithoutExpression(Squared):
-    expression = Loss.expression
-
-
-class NormWithoutExpression(GroupL2):
-    expression = Penalty.expression
-
-
-class TestRequirements:
-    def test_missing_method_of_the_loss_is_named(self):
-        with pytest.raises(TypeError, match=r"'exact' needs .*'expression'.*WithoutExpression"):
-            solve(make_program(WithoutExpression()), Exact())
-
-    def test_missing_method_of_the_penalty_is_named(self):
-        with pytest.raises(TypeError, match=r"'exact' needs .*'expression'.*NormWithoutExpression"):
-            solve(make_program("squared", NormWithoutExpression()), Exact())
-
-    def test_other_solvers_do_not_ask_for_it(self):
-        program = make_program(WithoutExpression(), NormWithoutExpression())
-        assert fit(program).certificate.relative_gap <= 1e-9
-
-
-class TestNames:
-    @pytest.mark.parametrize("name", sorted(SOLVERS))
-    def test_registered(self, name):
-        solver = get_solver(name)
-        assert solver.name == name
-        assert get_solver(solver) is solver
-
-    @pytest.mark.parametrize("name", ["clarabel", "CLARABEL", "scs", "Mosek", "gurobi"])
-    def test_of_cvxpy(self, name):
-        solver = get_solver(name)
-        assert isinstance(solver, Exact)
-        assert solver.cvxpy_solver == name.upper()
-
-    @pytest.mark.parametrize("wrong", ["newton", "", None, 3, Fista])
-    def test_unknown_lists_the_choices(self, wrong):
-        with pytest.raises(ValueError, match="solver must be one of") as caught:
-            get_solver(wrong)
-        assert all(name in str(caught.value) for name in SOLVERS)
-
-    def test_options_reach_cvxpy(self):
-        assert repr(Exact("scs", eps=1e-3)) == "Exact('SCS', eps=0.001)"
-        with pytest.raises(RuntimeError, match="CLARABEL"):
-            solve(make_program(), Exact(max_iter=1))
-
-
-class TestUnavailable:
-    """What users read when a solver cannot run, whatever is installed where the tests run."""
-
-    def test_not_installed(self, monkeypatch):
-        monkeypatch.setattr(cp, "installed_solvers", lambda: ["CLARABEL", "SCS"])
-        with pytest.raises(SolverUnavailableError, match=r"'GUROBI' is not installed .*CLARABEL.*SCS"):
-            solve(make_program(), get_solver("gurobi"))
-
-    def test_mosek_not_installed(self, monkeypatch):
-        monkeypatch.setattr(cp, "installed_solvers", lambda: ["CLARABEL"])
-        with pytest.raises(SolverUnavailableError, match=r"pip install 'convexformer\[mosek\]'"):
-            solve(make_program(), get_solver("mosek"))
-
-    def test_no_licence(self, monkeypatch):
-        def refuse(self, *args, **options):
-            raise cp.SolverError("License cannot be located.")
-
-        monkeypatch.setattr(cp, "installed_solvers", lambda: ["MOSEK"])
-        monkeypatch.setattr(cp.Problem, "solve", refuse)
-        with pytest.raises(SolverUnavailableError, match=r"found no licence.*MOSEKLM_LICENSE_FILE.*solver='exact'"):
-            solve(make_program(), get_solver("mosek"))
-
-    def test_failure_of_the_solver_is_a_runtime_error(self, monkeypatch):
-        def fail(self, *args, **options):
-            raise cp.SolverError("numerical problems")
-
-        monkeypatch.setattr(cp.Problem, "solve", fail)
-        with pytest.raises(RuntimeError, match="numerical problems") as caught:
-            solve(make_program(), Exact())
-        assert not isinstance(caught.value, SolverUnavailableError)
-
-    @pytest.mark.parametrize("penalty", PENALTY_NAMES)
-    def test_mosek_agrees_with_clarabel(self, penalty):
-        program = make_program("logistic", penalty, gated=True, intercept=True, weighted=True)
-        try:
-            mosek = solve(program, get_solver("mosek"), tol=1e-6).certificate
-        except SolverUnavailableError as reason:
-            pytest.skip(str(reason))
-        assert mosek.primal == pytest.approx(solve(program, Exact(), tol=1e-6).certificate.primal, rel=1e-6)
-
-
 def test_progress_bar_shows_gap_and_objective(capsys):
     solve(hard_program(), Fista(), tol=1e-4, verbose=True)
     shown = capsys.readouterr().err
     assert "fista" in shown
     assert "gap" in shown
     assert "objective" in shown
+
+
+def test_progress_bar_says_what_auto_does(capsys):
+    solve(hard_program(), Auto(), tol=1e-4, verbose=True)
+    assert "auto: admm" in capsys.readouterr().err
 
 
 def test_silent_by_default(capsys):

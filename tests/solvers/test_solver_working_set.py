@@ -132,7 +132,12 @@ def test_auto_takes_a_working_set_where_the_whole_gram_matrix_is_costly(ratio, o
     auto = Auto()
     state = auto.init(program, Point(torch.zeros(program.coef_shape, dtype=torch.float64), program.null_intercept))
     assert state.stage.on_working_set
+    activities = []
     for _ in range(60):
         state = auto.step(program, state)
+        activities.append(auto.activity(state))
     assert state.stage.on_working_set != outgrown
+    assert "of 33 blocks" in activities[0]
+    assert ("of 33 blocks" in activities[-1]) != outgrown
+    assert all(activity.startswith("auto: ") for activity in activities)
     assert solve(program, auto, tol=1e-7).certificate.relative_gap <= 1e-7
