@@ -109,7 +109,9 @@ class PrimalDualSolver(Solver):
     def point(self, program: Program, state: Any) -> Point:
         iterate, exact, dtype = self.iterate(state), program.with_float64_targets(), program.y.dtype
         coef = iterate.coef.to(dtype)
-        intercept = exact.best_intercept(exact.map.matvec(coef.to(exact.y)))
+        intercept = program.null_intercept
+        if program.fit_intercept:
+            intercept = exact.best_intercept(exact.map.matvec(coef.to(exact.y)))
         counts = program.weight > 0
         dual, pred = torch.zeros_like(exact.y), torch.zeros_like(exact.y)
         dual[counts], pred[counts] = iterate.dual_point(), iterate.pred
