@@ -38,6 +38,7 @@ class _State(NamedTuple):
     iteration: int = 0
     looked_at: int = 0
     n_looks: int = 0
+    to_change: bool = False
 
 
 class WorkingSet(PrimalDualSolver):
@@ -94,6 +95,8 @@ class WorkingSet(PrimalDualSolver):
 
     def step(self, program: Program, state: _State) -> _State:
         state = state._replace(iteration=state.iteration + 1)
+        if state.to_change:  # not earlier: the solve might have ended with the look
+            state = self._changed(state)
         if state.part is None:
             return state
         state = state._replace(inner=self.inner.step(state.part.program, state.inner))
@@ -101,16 +104,18 @@ class WorkingSet(PrimalDualSolver):
         return self._look(state) if near or state.iteration - state.looked_at >= _LONGEST_WAIT else state
 
     def _look(self, state: _State) -> _State:
-        """Look at all blocks and change the set if others violate the dual constraint by what matters."""
+        """Look at all blocks, and see whether others violate the dual constraint by what matters."""
         assert state.part is not None
-        whole, known = self.iterate(state).with_own_ascent(), state.part.blocks
-        n_looks = state.n_looks + 1
+        whole, n_looks = self.iterate(state).with_own_ascent(), state.n_looks + 1
         state = state._replace(whole=whole, gap=whole.rough_gap(), looked_at=state.iteration, n_looks=n_looks)
-        if state.gap <= _WORTH_CHANGING * state.inner.gap:
-            return state
-        linear_map = whole.program.map
+        return state._replace(to_change=state.gap > _WORTH_CHANGING * state.inner.gap)
+
+    def _changed(self, state: _State) -> _State:
+        assert state.part is not None
+        whole, known, linear_map = state.whole, state.part.blocks, state.whole.program.map
         n_products = linear_map.gram_work() / linear_map.product_work(whole.pred.shape[1])
-        blocks = _chosen(whole, known, self.first_width, hopeful=n_looks < n_products / _PRODUCTS_PER_LOOK)
+        blocks = _chosen(whole, known, self.first_width, hopeful=state.n_looks < n_products / _PRODUCTS_PER_LOOK)
+        state = state._replace(to_change=False)
         return state if blocks is not None and torch.equal(blocks, known) else self._on(state, blocks)
 
     def iterate(self, state: _State) -> Iterate:
