@@ -19,6 +19,8 @@ _LONGEST_WAIT = 50
 # The set changes where the gap over all blocks is this far above its own, and has then so many blocks per active one.
 _WORTH_CHANGING = 4.0
 _GROWTH = 1.5
+# Columns of the widest set over the number of samples: beyond, all samples serve as well and once and for all.
+_WIDEST = 0.6
 # Columns of the widest set: five matrices of that side are held.
 _LARGEST_WIDTH = 6000
 # Share of active blocks above which a wide set is given up.
@@ -47,8 +49,8 @@ class WorkingSet(PrimalDualSolver):
     The set starts with the blocks of the largest dual norm. The inner solver works on it until the rough gap of the
     set is well below that over all blocks. Then it becomes the active blocks and, the worst violating ones first,
     half as many others. With the squared loss and fewer columns than samples the inner solver sees their Gram matrix
-    in place of the samples, see ``CompressedPart``. Once the set would be wider than the samples are many, than half of
-    all columns, or than 6000 columns, there is no point in it.
+    in place of the samples, see ``CompressedPart``. Once the set would be wider than three fifths of the number of
+    samples, than half of all columns, or than 6000 columns, there is no point in it.
 
     Parameters
     ----------
@@ -151,7 +153,7 @@ def _chosen(whole: Iterate, known: Tensor, first_width: int, hopeful: bool = Tru
     width, n_active = program.coef_shape[-2], int(active.sum())
     wanted = max(math.ceil(_GROWTH * n_active), first_width // width)
     size = max(min(wanted, int((eligible | active).sum())), 1)
-    limit = min(program.map.n_samples / width, 0.5 * len(scores), _LARGEST_WIDTH / width)
+    limit = min(_WIDEST * program.map.n_samples / width, 0.5 * len(scores), _LARGEST_WIDTH / width)
     # Where next to all of the set is active, or far too many others violate by far, there is no end in sight.
     crowded = n_active > _CROWDED * len(known) > 0 and size > 0.5 * limit
     far_off = not hopeful and int((active | (violation > _FAR * program.alpha)).sum()) > limit

@@ -75,11 +75,11 @@ def test_collinear_blocks_compress():
     assert objective(part.program, coef) == pytest.approx(objective(whole, part.on_all(coef)), rel=1e-7)
 
 
-def sparse_program(loss, penalty, *, gated=False, intercept=False, ratio=0.75):
+def sparse_program(loss, penalty, *, n=60, gated=False, intercept=False, ratio=0.75):
     """Many blocks, few of which are active."""
     c = 2 if accepts(get_loss(loss), 2) else 1
     return make_program(
-        loss, penalty, gated=gated, intercept=intercept, weighted=True, n=60, blocks=24, d=2, c=c, ratio=ratio, seed=5
+        loss, penalty, gated=gated, intercept=intercept, weighted=True, n=n, blocks=24, d=2, c=c, ratio=ratio, seed=5
     )
 
 
@@ -88,7 +88,7 @@ def sparse_program(loss, penalty, *, gated=False, intercept=False, ratio=0.75):
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("intercept", [False, True])
 def test_working_sets_reach_the_optimum_of_all_blocks(loss, penalty, gated, intercept):
-    program = sparse_program(loss, penalty, gated=gated, intercept=intercept)
+    program = sparse_program(loss, penalty, n=100, gated=gated, intercept=intercept)
     solver = WorkingSet(AdmmNewton(), first_width=2)
     wanted = solve(program, Fista(), tol=1e-9, max_iter=50_000)
     result = solve(program, solver, tol=1e-8, max_iter=3000)
