@@ -31,6 +31,7 @@ _LEAST_WAIT = 2
 _SHARE = 0.125
 _WORTH_POLISHING = 0.5
 _REGULARISATION = 1e-10
+_ROUNDING = 1e-14
 # Products with the data in the time of which a polish must be possible.
 _PATIENCE = 8
 
@@ -137,12 +138,11 @@ def polished(iterate: Iterate) -> Iterate | None:
 
 
 def _pays(program: Program, groups: ActiveGroups) -> bool:
-    """Whether there are active groups, in no output more than samples, and few enough for a system of them."""
+    """Whether there are active groups, and few enough for a system of them; the number of samples does not matter."""
     n_samples, n_outputs = program.y.shape
     counts = groups.output.bincount(minlength=n_outputs).double()
     work = 2.0 * n_samples * (float(counts.square().sum()) + len(groups.block) * program.coef_shape[-2])
-    limit = _PATIENCE * program.map.product_work(n_outputs)
-    return 0 < float(counts.max()) <= n_samples and work <= limit
+    return 0 < work <= _PATIENCE * program.map.product_work(n_outputs)
 
 
 class _Images:
@@ -193,7 +193,10 @@ class _Images:
         coef = torch.zeros_like(iterate.coef)
         coef.view(-1, *coef.shape[-2:])[block, :, output] = size[: len(block), None] * unit
         better = iterate._replace(coef=coef, fitted=self.combined(size))
-        return better if better.objective() < iterate.objective() else iterate
+        if not better.objective() < (1 - _ROUNDING) * self.program.null_value:  # sizes that are nothing but rounding
+            constant = self.program.null_intercept.expand_as(iterate.fitted)
+            better = iterate._replace(coef=torch.zeros_like(coef), fitted=constant)
+        return better if better.objective() <= (1 + _ROUNDING) * iterate.objective() else iterate
 
     def moved(self, iterate: Iterate, move: Tensor) -> Iterate:
         """The iterate with its dual point's predictions moved along the images."""

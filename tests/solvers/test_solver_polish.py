@@ -122,3 +122,15 @@ def test_the_point_handed_out_is_the_polished_one():
         assert gap <= inner_gap * (1 + 1e-9) + 1e-12
         improved += gap < 0.5 * inner_gap
     assert improved >= 3
+
+
+@pytest.mark.parametrize("intercept", [False, True])
+@pytest.mark.parametrize("loss", ["logistic", "squared"])
+def test_zeros_at_alpha_max_stay_zeros(loss, intercept):
+    program = make_program(loss, n=60, blocks=4, d=3, c=2, intercept=intercept).counted()
+    program = program.with_alpha(program.alpha_max)
+    coef = 1e-6 * randn(*program.coef_shape, seed=3)
+    after = polished(
+        Iterate(program, coef, own_predictions(program, coef), program.null_intercept + 0 * program.y, coef)
+    )
+    assert not bool(after.coef.any())
