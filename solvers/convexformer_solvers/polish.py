@@ -163,6 +163,7 @@ class _Images:
         if program.fit_intercept:
             self.images = torch.cat([self.images, self.images.new_ones((n_outputs, self.images.shape[1]))])
             output = torch.cat([output, torch.arange(n_outputs, device=output.device)])
+        self.output = output
         # With one output no copies are made of its images.
         several = [(output == k).nonzero()[:, 0] for k in range(n_outputs)] if n_outputs > 1 else None
         self.of_output: Sequence[Tensor | slice] = several or [slice(None)]
@@ -223,12 +224,9 @@ class _Images:
 
     def _coupled_system(self, pred: Tensor) -> Tensor:
         program, images = self.program, self.images
-        output = torch.empty(len(images), dtype=torch.int64, device=images.device)
-        for k, mine in enumerate(self.of_output):
-            output[mine] = k
         system = images.new_empty((len(images), len(images)))
         for mine, column in zip(self.of_output, hessian_columns(program.loss, pred, program.y), strict=True):
-            system[mine] = images[mine] @ ((program.weight[:, None] * column).T[output] * images).T
+            system[mine] = images[mine] @ ((program.weight[:, None] * column).T[self.output] * images).T
         return system
 
 

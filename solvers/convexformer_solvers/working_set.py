@@ -108,11 +108,18 @@ class WorkingSet(PrimalDualSolver):
     def _look(self, state: _State) -> _State:
         """Look at all blocks, and see whether others violate the dual constraint by what matters."""
         assert state.part is not None
-        whole, n_looks = self.iterate(state).with_own_ascent(), state.n_looks + 1
-        state = state._replace(whole=whole, gap=whole.rough_gap(), looked_at=state.iteration, n_looks=n_looks)
-        return state._replace(to_change=state.gap > _WORTH_CHANGING * state.inner.gap)
+        whole = self.iterate(state).with_own_ascent()
+        gap = whole.rough_gap()
+        return state._replace(
+            whole=whole,
+            gap=gap,
+            looked_at=state.iteration,
+            n_looks=state.n_looks + 1,
+            to_change=gap > _WORTH_CHANGING * state.inner.gap,
+        )
 
     def _changed(self, state: _State) -> _State:
+        """The state on the set that the last look asks for."""
         assert state.part is not None
         whole, known, linear_map = state.whole, state.part.blocks, state.whole.program.map
         n_products = linear_map.gram_work() / linear_map.product_work(whole.pred.shape[1])
