@@ -20,8 +20,12 @@ from torch import Tensor
 
 # Floating-point operations in a product of large matrices in the time in which a number is read from memory.
 WORK_OF_A_READ = 40.0
-# Elements of one temporary: 32 MiB in float64, large enough for full matrix-product speed.
-_CHUNK_ELEMENTS = 2**22
+# Elements of one temporary: 8 MiB in float64, large enough for full matrix-product speed; of larger ones the allocator
+# gives the memory back each time, and getting it anew costs more than the product.
+_CHUNK_ELEMENTS = 2**20
+# Elements of one temporary in a product with few columns: on a CPU it should stay in the cache.
+_PRODUCT_ELEMENTS = 2**18
+_PRODUCT_ELEMENTS_OF_DEVICE = 2**24
 # Rows at least in a chunk of a product along the rows.
 _LEAST_HEIGHT = 512
 
@@ -186,15 +190,17 @@ class LinearMap(ABC):
         return value
 
 
-def _row_chunks(n_rows: int, n_columns: int) -> Iterator[slice]:
-    size = max(1, _CHUNK_ELEMENTS // max(1, n_columns))
+def _row_chunks(n_rows: int, n_columns: int, device: torch.device) -> Iterator[slice]:
+    """Chunks of the rows for a product with few columns."""
+    elements = _PRODUCT_ELEMENTS if device.type == "cpu" else _PRODUCT_ELEMENTS_OF_DEVICE
+    size = max(1, elements // max(1, n_columns))
     for start in range(0, n_rows, size):
         yield slice(start, min(start + size, n_rows))
 
 
 def _tall_chunks(n_rows: int, n_columns: int) -> Iterator[slice]:
     """Smaller chunks, but tall enough for full speed of products along the rows."""
-    size = max(_LEAST_HEIGHT, _CHUNK_ELEMENTS // 4 // max(1, n_columns))
+    size = max(_LEAST_HEIGHT, _CHUNK_ELEMENTS // max(1, n_columns))
     for start in range(0, n_rows, size):
         yield slice(start, min(start + size, n_rows))
 
@@ -275,7 +281,7 @@ class DenseMap(LinearMap):
         if coef.dtype == self.dtype:
             return self._rows @ columns
         result = coef.new_empty((self.n_samples, coef.shape[-1]))
-        for rows in _row_chunks(*self._rows.shape):
+        for rows in _row_chunks(*self._rows.shape, self.device):
             result[rows] = self._rows[rows].to(coef.dtype) @ columns
         return result
 
@@ -285,8 +291,8 @@ class DenseMap(LinearMap):
             result = (values.T @ self._rows).T.contiguous()
         else:
             result = values.new_zeros((self._rows.shape[1], values.shape[1]))
-            for rows in _row_chunks(*self._rows.shape):
-                result += self._rows[rows].to(values.dtype).T @ values[rows]
+            for rows in _row_chunks(*self._rows.shape, self.device):
+                result.addmm_(self._rows[rows].to(values.dtype).T, values[rows])
         return result.reshape(*self.feature_shape, values.shape[1])
 
     def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> DenseMap:
@@ -300,29 +306,28 @@ class DenseMap(LinearMap):
         return self.data.reshape(self.n_samples, -1, self.data.shape[-1])
 
     def matvec_blocks(self, blocks: Tensor, coef: Tensor) -> Tensor:
-        if coef.dtype != self.dtype or 2 * len(blocks) > self._blocks().shape[1]:
+        if 2 * len(blocks) > self._blocks().shape[1]:
             return super().matvec_blocks(blocks, coef)
         result = coef.new_zeros((self.n_samples, coef.shape[-1]))
         for position, part in zip(blocks.tolist(), coef, strict=True):
-            result.addmm_(self._blocks()[:, position], part)
+            result.addmm_(self._blocks()[:, position].to(coef.dtype), part)
         return result
 
     def rmatvec_blocks(self, blocks: Tensor, values: Tensor) -> Tensor:
-        if values.dtype != self.dtype or not 0 < 2 * len(blocks) <= self._blocks().shape[1]:
+        if not 0 < 2 * len(blocks) <= self._blocks().shape[1]:
             return super().rmatvec_blocks(blocks, values)
-        return torch.stack([self._blocks()[:, position].T @ values for position in blocks.tolist()])
+        return torch.stack([self._blocks()[:, position].to(values.dtype).T @ values for position in blocks.tolist()])
 
     def along(self, blocks: Tensor, units: Tensor) -> Tensor:
-        if units.dtype != self.dtype:
-            return super().along(blocks, units)
         result, data = units.new_empty((len(blocks), self.n_samples)), self._blocks()
         distinct, counts = blocks.unique_consecutive(return_counts=True)
         of_block = counts.tolist()
         for block, unit, part in zip(distinct.tolist(), units.split(of_block), result.split(of_block), strict=True):
+            columns = data[:, block].to(units.dtype)
             if len(unit) == 1:
-                torch.mv(data[:, block], unit[0], out=part[0])
+                torch.mv(columns, unit[0], out=part[0])
             else:
-                torch.mm(unit, data[:, block].T, out=part)
+                torch.mm(unit, columns.T, out=part)
         return result
 
     def columns(self, blocks: Tensor) -> Tensor:
@@ -393,7 +398,7 @@ class GatedMap(LinearMap):
         """Row slices with the data of those rows; bounds every temporary of both products."""
         rows_matrix = self._dense.as_matrix()
         widest = max(rows_matrix.shape[1], self.masks.shape[1] * n_outputs)
-        for rows in _row_chunks(self.n_samples, widest):
+        for rows in _row_chunks(self.n_samples, widest, self.device):
             yield rows, rows_matrix[rows]
 
     def matvec(self, coef: Tensor) -> Tensor:
