@@ -281,7 +281,7 @@ class DenseMap(LinearMap):
         if coef.dtype == self.dtype:
             return self._rows @ columns
         result = coef.new_empty((self.n_samples, coef.shape[-1]))
-        for rows in _row_chunks(*self._rows.shape, self.device):
+        for rows in _row_chunks(self.n_samples, self._rows.shape[1], self.device):
             result[rows] = self._rows[rows].to(coef.dtype) @ columns
         return result
 
@@ -291,7 +291,7 @@ class DenseMap(LinearMap):
             result = (values.T @ self._rows).T.contiguous()
         else:
             result = values.new_zeros((self._rows.shape[1], values.shape[1]))
-            for rows in _row_chunks(*self._rows.shape, self.device):
+            for rows in _row_chunks(self.n_samples, self._rows.shape[1], self.device):
                 result.addmm_(self._rows[rows].to(values.dtype).T, values[rows])
         return result.reshape(*self.feature_shape, values.shape[1])
 

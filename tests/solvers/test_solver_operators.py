@@ -115,14 +115,14 @@ class TestChunks:
         linear_map = make_map(gated, n=11, dtype=dtype)
         coef, values = randn(*linear_map.feature_shape, 2), randn(11, 2)
         whole = linear_map.matvec(coef), linear_map.rmatvec(values)
-        monkeypatch.setattr(operators, "_CHUNK_ELEMENTS", elements)
+        monkeypatch.setattr(operators, "_PRODUCT_ELEMENTS", elements)
         torch.testing.assert_close(linear_map.matvec(coef), whole[0], rtol=1e-12, atol=1e-12)
         torch.testing.assert_close(linear_map.rmatvec(values), whole[1], rtol=1e-12, atol=1e-12)
 
     @pytest.mark.parametrize(("n_rows", "n_columns"), [(1, 1), (10, 3), (9, 4), (5, 100)])
     def test_chunks_cover_every_row_once_within_the_limit(self, monkeypatch, n_rows, n_columns):
-        monkeypatch.setattr(operators, "_CHUNK_ELEMENTS", 12)
-        chunks = [range(n_rows)[rows] for rows in operators._row_chunks(n_rows, n_columns)]
+        monkeypatch.setattr(operators, "_PRODUCT_ELEMENTS", 12)
+        chunks = [range(n_rows)[rows] for rows in operators._row_chunks(n_rows, n_columns, torch.device("cpu"))]
         assert [row for chunk in chunks for row in chunk] == list(range(n_rows))
         assert all(len(chunk) == 1 or len(chunk) * n_columns <= 12 for chunk in chunks)
 
