@@ -15,9 +15,9 @@ from .program import Program
 from .ridge import RidgeSystem, ridge_system
 
 _OVER_RELAXATION = 1.7
-# Differences that the acceleration keeps, and the growth of rounding that it may cause.
+# Differences that the acceleration keeps, and the rounding that it may cause, in units of its root.
 _MEMORY = 8
-_LARGEST_GROWTH = 1e6
+_LARGEST_GROWTH = 1e-2
 # The prox's threshold alpha / rho against the median norm of an active group.
 _THRESHOLD = 1 / 0.3
 _ROUNDING = 1e-2
@@ -32,7 +32,8 @@ _SAFETY = 1.3
 
 
 class _State(NamedTuple):
-    program: Program  # samples of positive weight, float64 targets
+    exact: Program  # samples of positive weight, float64 targets
+    program: Program  # the same in the precision of the iterations
     system: RidgeSystem
     largest_rho: float  # about the curvature of the loss; beyond that rho only slows down
     local: Tensor  # curvature of each sample's loss when it was last looked at, (N,)
@@ -66,11 +67,20 @@ class Admm(PrimalDualSolver):
 
     Needs a loss with finite ``smoothness``. Memory: twice the square of the smaller side.
 
+    Parameters
+    ----------
+    dtype : torch.dtype, default=torch.float64
+        Precision of the iterations; that of the points which they give is float64 in any case. Data in another
+        precision are copied where it is float32, and converted as they are read where it is float64.
+
     Examples
     --------
     >>> Admm().name
     'admm'
     """
+
+    def __init__(self, dtype: torch.dtype = torch.float64) -> None:
+        self.dtype = dtype
 
     @property
     def name(self) -> str:
@@ -79,10 +89,14 @@ class Admm(PrimalDualSolver):
     def init_at(self, program: Program, coef: Tensor, pred: Tensor | None, previous: _State | None = None) -> _State:
         if not math.isfinite(program.loss.smoothness):
             raise TypeError(f"solver {self.name!r} needs a loss with finite smoothness, which {program.loss!r} has not")
-        program = program.counted().with_float64_targets()
+        exact = program.counted().with_float64_targets()
+        if previous is not None:
+            program = previous.program.with_alpha(exact.alpha)
+        else:
+            program = exact if self.dtype == torch.float64 else exact.to(self.dtype)
         coef = coef.to(program.y)
         fitted_coef = program.map.matvec(coef)
-        fitted = fitted_coef + program.best_intercept(fitted_coef) if pred is None else pred
+        fitted = fitted_coef + program.best_intercept(fitted_coef) if pred is None else pred.to(program.y)
         ascent = program.pull_back(-program.loss.gradient(fitted, program.y))
         largest_rho = _largest_rho(program, ascent) if previous is None else previous.largest_rho
         rho = _rho_for(program, coef, largest_rho) or _first_rho(program, ascent, largest_rho)
@@ -107,6 +121,7 @@ class Admm(PrimalDualSolver):
         multiplier = (ascent - program.penalty.prox(ascent, program.alpha)) / rho
         fitted_multiplier = program.map.matvec(multiplier)
         return _State(
+            exact,
             program,
             system,
             largest_rho,
@@ -130,9 +145,12 @@ class Admm(PrimalDualSolver):
         return state._replace(gap=self.iterate(state).rough_gap())
 
     def iterate(self, state: _State) -> Iterate:
-        program = state.program
-        intercept = program.weight @ (state.fitted - state.fitted_coef) * program.fit_intercept
-        return Iterate(program, state.coef, state.fitted_coef + intercept, state.fitted, state.ascent)
+        exact = state.exact
+        coef, fitted_coef, fitted, ascent = (
+            part.to(exact.y) for part in (state.coef, state.fitted_coef, state.fitted, state.ascent)
+        )
+        intercept = exact.weight @ (fitted - fitted_coef) * exact.fit_intercept
+        return Iterate(exact, coef, fitted_coef + intercept, fitted, ascent)
 
 
 def _iterate(state: _State) -> _State:
@@ -147,7 +165,7 @@ def _iterate(state: _State) -> _State:
     total, fitted_total, expansion = state.acceleration.next(
         state.coef + state.multiplier, (relaxed + state.multiplier, relaxed_fitted + state.fitted_multiplier, fitted)
     )
-    if state.acceleration.rounding_growth > _LARGEST_GROWTH:
+    if state.acceleration.rounding_growth > _LARGEST_GROWTH / math.sqrt(torch.finfo(total.dtype).eps):
         fitted_total, state.acceleration.rounding_growth = program.map.matvec(total), 1.0
     coef = program.penalty.prox(total, program.alpha / rho)
     fitted_coef = program.map.matvec(coef)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from .admm import Admm
+from .mixed_precision import MixedPrecision
 from .newton_systems import solved_in_support
 from .operators import WORK_OF_A_READ
 from .penalties import GroupL2
@@ -80,13 +81,19 @@ class AdmmNewton(PrimalDualSolver):
     time, alternating directions go on, from their own last point if that is not far worse. Newton steps are tried again
     after ten iterations, and after twice as many each time.
 
+    Parameters
+    ----------
+    first : Admm or MixedPrecision, default=Admm()
+        The alternating directions.
+
     Examples
     --------
     >>> AdmmNewton().name
     'admm_newton'
     """
 
-    _admm = Admm()
+    def __init__(self, first: Admm | MixedPrecision | None = None) -> None:
+        self.first = first or Admm()
 
     @property
     def name(self) -> str:
@@ -94,8 +101,8 @@ class AdmmNewton(PrimalDualSolver):
 
     def init_at(self, program: Program, coef: Tensor, pred: Tensor | None, previous: _State | None = None) -> _State:
         if previous is None:
-            return _State(self._admm.init_at(program, coef, pred))
-        admm = self._admm.init_at(program, coef, pred, previous.admm)
+            return _State(self.first.init_at(program, coef, pred))
+        admm = self.first.init_at(program, coef, pred, previous.admm)
         n_active = _n_active(program, admm.coef)
         return _State(admm, n_active=(n_active, n_active), known=previous.known, not_before=_WARM_LOOK)
 
@@ -110,7 +117,7 @@ class AdmmNewton(PrimalDualSolver):
             inner = newton.init_at(program, iterate.coef, iterate.pred, state.known)
             phase = _Phase(newton, inner, (inner.gap,)).after_step(program)
             return state._replace(newton=phase, known=phase.inner)
-        admm, iteration = self._admm.step(program, state.admm), state.iteration + 1
+        admm, iteration = self.first.step(program, state.admm), state.iteration + 1
         if _looks_at(iteration):
             state = state._replace(n_active=(_n_active(program, admm.coef), state.n_active[0]))
         return state._replace(admm=admm, iteration=iteration)
@@ -119,7 +126,7 @@ class AdmmNewton(PrimalDualSolver):
         """Alternating directions again, from where they stopped or, where that is far better, from the last step."""
         if state.gap < _FAR_BETTER * abs(state.admm.gap):
             iterate = self.iterate(state)
-            state = state._replace(admm=self._admm.init_at(program, iterate.coef, iterate.pred, state.admm))
+            state = state._replace(admm=self.first.init_at(program, iterate.coef, iterate.pred, state.admm))
         n_failures = state.n_failures + 1
         not_before = state.iteration + _LOOK_EVERY * 2**n_failures
         return state._replace(newton=None, n_failures=n_failures, not_before=not_before)
@@ -133,7 +140,7 @@ class AdmmNewton(PrimalDualSolver):
         return solver.activity(inner)
 
     def _current(self, state: _State) -> tuple[PrimalDualSolver, Any]:
-        return (self._admm, state.admm) if state.newton is None else (state.newton.solver, state.newton.inner)
+        return (self.first, state.admm) if state.newton is None else (state.newton.solver, state.newton.inner)
 
 
 def _newton_that_pays(program: Program, state: _State) -> PrimalDualSolver | None:

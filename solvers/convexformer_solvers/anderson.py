@@ -9,7 +9,9 @@ from torch import Tensor
 
 # An extrapolation is taken back where it leads to a residual so many times the smallest one so far.
 _TOLERATED_GROWTH = 2.0
+# Regularisation of the system for the coefficients: at least, and in units of the rounding.
 _REGULARISATION = 1e-8
+_REGULARISED_ROUNDING = 32.0
 # Steps within which the residual must halve; else the map is left alone for as many, then for twice as many.
 _WINDOW = 40
 # Sum of the coefficients' sizes above which an extrapolation is nothing but rounding.
@@ -140,7 +142,8 @@ class Anderson:
         lengths = self._products.diagonal(dim1=1, dim2=2).sqrt()
         inverse = torch.where(lengths > 0, 1 / lengths, 0.0)
         system = inverse[:, :, None] * self._products * inverse[:, None, :]
-        system.diagonal(dim1=1, dim2=2).add_(_REGULARISATION)
+        rounding = torch.finfo(system.dtype).eps
+        system.diagonal(dim1=1, dim2=2).add_(max(_REGULARISATION, _REGULARISED_ROUNDING * rounding))
         factor, failed = torch.linalg.cholesky_ex(system)
         right = inverse * self._against(residual)
         weights = inverse * torch.cholesky_solve(right[..., None], factor)[..., 0]

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from .admm_newton import AdmmNewton
 from .fista import Fista
+from .mixed_precision import MixedPrecision
 from .penalties import GroupL2
 from .polish import Polished
 from .program import Program
@@ -47,7 +48,8 @@ class Auto(Solver):
     """A plan of solvers, each of which starts from the point of the one before.
 
     - A separable loss of bounded curvature and data whose smaller side can be factorised: ``Admm``, whose iterations
-      do not mind correlated features and serve every penalty, all outputs and gates at once; finished by
+      do not mind correlated features and serve every penalty, all outputs and gates at once, in ``MixedPrecision``;
+      finished by
       ``SemismoothNewton`` once the rough gap is below 3e-2 of the reference and the support is narrow. With the
       group-l2 penalty its iterates are ``Polished``.
     - The squared loss where the Gram matrix of all features would be costly: the same on a growing working set of
@@ -118,11 +120,11 @@ def _plan(program: Program, warm: bool) -> tuple[_Stage, ...]:
     plan = []
     if not program.loss.separable:
         if isinstance(program.penalty, GroupL2) and small:
-            plan.append(_Stage(Polished(AdmmNewton()), _FIRST_STEPS))
+            plan.append(_Stage(Polished(AdmmNewton(MixedPrecision())), _FIRST_STEPS))
         plan.append(_Stage(Fista(), _FISTA_STEPS))
     n_products = program.map.gram_work() / program.map.product_work(program.y.shape[1])
     costly = n_products > _PRODUCTS and program.loss.quadratic
     if costly or (warm and program.loss.separable):
         plan.append(_Stage(Polished(WorkingSet(Polished(AdmmNewton()))), forever, on_working_set=True))
-    plan.append(_Stage(Polished(AdmmNewton()) if small else Fista(), forever))
+    plan.append(_Stage(Polished(AdmmNewton(MixedPrecision())) if small else Fista(), forever))
     return tuple(plan)

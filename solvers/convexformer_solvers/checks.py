@@ -247,7 +247,12 @@ def check_map(linear_map: LinearMap, n_outputs: int = 3, seed: int = 0) -> None:
     _require_close(pred, matrix @ coef.reshape(-1, n_outputs), 1e-10, "as_matrix and matvec disagree")
     index = torch.arange(linear_map.n_samples - 1, -1, -2)
     _require_close(linear_map.rows(index).matvec(coef), pred[index], 1e-12, "rows is not the map of those samples")
+    _require(linear_map.largest() >= float(matrix.abs().max()), "largest is not a bound of the entries")
     _check_map_blocks(linear_map, matrix, generator)
+    weight = torch.rand(linear_map.n_samples, generator=generator, dtype=torch.float64)
+    centered = linear_map.centered(weight / weight.sum(), torch.float64)
+    shift = centered.matvec(coef) - pred
+    _require_close(shift, shift[:1].expand_as(shift), 1e-10, "centered does not differ by a constant per output")
     weight = torch.rand(linear_map.n_samples, generator=generator, dtype=torch.float64)
     norm = float(torch.linalg.matrix_norm(weight.sqrt()[:, None] * matrix, 2)) ** 2
     estimate = linear_map.squared_norm(weight, n_steps=200)

@@ -30,6 +30,8 @@ class Loss(ABC):
         Whether ``mean`` gives class probabilities.
     quadratic : bool
         Whether the loss is half the squared distance of prediction and target.
+    of_residual : bool
+        Whether the loss is a function of the prediction minus the target.
     shift_invariant : bool
         Whether the same number added to all outputs changes nothing.
     smooth_curvature : bool
@@ -42,6 +44,7 @@ class Loss(ABC):
     targets: ClassVar[Literal["real", "sign", "simplex"]] = "real"
     probabilistic: ClassVar[bool] = False
     quadratic: ClassVar[bool] = False
+    of_residual: ClassVar[bool] = False
     shift_invariant: ClassVar[bool] = False
     smooth_curvature: ClassVar[bool] = False
 
@@ -173,6 +176,7 @@ class Squared(Loss):
     """
 
     quadratic = True
+    of_residual = True
     smooth_curvature = True
 
     @property
@@ -218,6 +222,8 @@ class Huber(Loss):
     delta : float, default=1.35
         Residual at which the loss turns linear, in units of ``y``; 1.35 keeps 95% efficiency on unit Gaussian noise.
     """
+
+    of_residual = True
 
     delta: float = 1.35
 

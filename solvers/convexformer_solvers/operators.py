@@ -57,6 +57,16 @@ class LinearMap(ABC):
     def device(self) -> torch.device:
         """Device on which the data are held."""
 
+    @property
+    def n_stored(self) -> int:
+        """Numbers that the map holds in the precision `dtype`."""
+        return self.n_samples * math.prod(self.feature_shape)
+
+    def largest(self) -> float:
+        """Largest absolute value of an entry, or a bound of it."""
+        blocks = range(math.prod(self.feature_shape[:-1]))
+        return max((float(self.columns(torch.tensor([block])).abs().max()) for block in blocks), default=0.0)
+
     @abstractmethod
     def matvec(self, coef: Tensor) -> Tensor:
         """Predictions ``A coef``, shape ``(N, c)``, for ``coef`` of shape ``(*feature_shape, c)``."""
@@ -68,6 +78,18 @@ class LinearMap(ABC):
     @abstractmethod
     def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> LinearMap:
         """The same map held in another precision or on another device (itself when nothing changes)."""
+
+    def centered(self, weight: Tensor, dtype: torch.dtype) -> LinearMap:
+        """A copy in some precision whose columns have weighted mean zero, or the map itself where it has no such copy.
+
+        Parameters
+        ----------
+        weight : Tensor of shape (N,)
+            Weights of the samples, summing to 1.
+        dtype : torch.dtype
+            Precision of the copy.
+        """
+        return self
 
     @abstractmethod
     def rows(self, index: Tensor | slice) -> LinearMap:
@@ -276,6 +298,10 @@ class DenseMap(LinearMap):
     def device(self) -> torch.device:
         return self.data.device
 
+    def largest(self) -> float:
+        smallest, largest = torch.aminmax(self.data)
+        return max(-float(smallest), float(largest))
+
     def matvec(self, coef: Tensor) -> Tensor:
         columns = coef.reshape(-1, coef.shape[-1])
         if coef.dtype == self.dtype:
@@ -298,6 +324,13 @@ class DenseMap(LinearMap):
     def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> DenseMap:
         data = self.data.to(dtype=dtype or self.dtype, device=device or self.device)
         return self if data is self.data else DenseMap(data)
+
+    def centered(self, weight: Tensor, dtype: torch.dtype) -> DenseMap:
+        mean = self.rmatvec(weight[:, None]).flatten()
+        result = torch.empty_like(self._rows, dtype=dtype)
+        for rows in _row_chunks(self.n_samples, self._rows.shape[1], self.device):
+            result[rows] = self._rows[rows] - mean
+        return DenseMap(result.view_as(self.data))
 
     def rows(self, index: Tensor | slice) -> DenseMap:
         return DenseMap(self.data[index])
@@ -393,6 +426,13 @@ class GatedMap(LinearMap):
     @property
     def device(self) -> torch.device:
         return self._dense.device
+
+    @property
+    def n_stored(self) -> int:
+        return self._dense.n_stored
+
+    def largest(self) -> float:
+        return self._dense.largest()
 
     def _chunks(self, n_outputs: int) -> Iterator[tuple[slice, Tensor]]:
         """Row slices with the data of those rows; bounds every temporary of both products."""

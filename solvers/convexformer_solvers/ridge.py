@@ -102,6 +102,9 @@ class RidgeInSamples(RidgeSystem):
         root = self.weight.sqrt()[:, None]
         residual = self._centered(target - fitted_center)
         scaled = self._solved(root * residual)
+        if self.fit_intercept:
+            # Rounding leaves it a mean, which large means of the features would make much of.
+            scaled = scaled - root * (root.T @ scaled / self.weight.sum())
         coef = center + self.map.rmatvec(root * scaled)
         # The system itself says what the fit is, so that no product is needed.
         return coef, target - self.rho * scaled / root

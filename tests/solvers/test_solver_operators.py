@@ -82,9 +82,14 @@ class TestPrecision:
         single = make_map(gated, dtype=torch.float32)
         double = single.to(torch.float64)
         coef, values = randn(*single.feature_shape, 2), randn(12, 2)
+        blocks, d = torch.tensor([1]), single.feature_shape[-1]
+        part, units = randn(1, d, 2), randn(1, d)
         for ours, exact in (
             (single.matvec(coef), double.matvec(coef)),
             (single.rmatvec(values), double.rmatvec(values)),
+            (single.matvec_blocks(blocks, part), double.matvec_blocks(blocks, part)),
+            (single.rmatvec_blocks(blocks, values), double.rmatvec_blocks(blocks, values)),
+            (single.along(blocks, units), double.along(blocks, units)),
         ):
             assert ours.dtype == torch.float64
             torch.testing.assert_close(ours, exact, rtol=1e-13, atol=1e-13)
@@ -105,6 +110,20 @@ class TestPrecision:
         assert linear_map.dtype == torch.float64
         assert type(single) is type(linear_map)
         assert single.feature_shape == linear_map.feature_shape
+
+
+def test_centered_columns_have_mean_zero():
+    weight = torch.tensor([0.5, 0.25, 0.25, 0.0], dtype=torch.float64)
+    centered = DenseMap(randn(4, 3, 2) + 1e4).centered(weight, torch.float32)
+    assert centered.dtype == torch.float32
+    assert float((weight @ centered.as_matrix().double()).abs().max()) < 1e-6
+
+
+def test_largest_entry_and_stored_numbers():
+    dense, gated = make_map(False), make_map(True)
+    assert dense.largest() == float(dense.as_matrix().abs().max())
+    assert dense.n_stored == dense.as_matrix().numel()
+    assert gated.n_stored == gated.as_matrix().numel() // gated.feature_shape[0]
 
 
 class TestChunks:
