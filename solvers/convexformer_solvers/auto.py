@@ -6,6 +6,7 @@ import math
 from typing import Any, NamedTuple
 
 from .admm_newton import AdmmNewton
+from .first_steps import FirstSteps, nearly_independent
 from .fista import Fista
 from .mixed_precision import MixedPrecision
 from .penalties import GroupL2
@@ -24,6 +25,8 @@ _FISTA_STEPS_BEFORE_NEWTON = 150
 _NEWTON_STEPS = 40
 # A working set pays where the Gram matrix of all features takes as long as so many products with the data.
 _PRODUCTS = 80
+# So many of them at least make other first steps worth a look at how independent the features are.
+_PRODUCTS_BEFORE = 20
 
 
 class _Stage(NamedTuple):
@@ -49,9 +52,9 @@ class Auto(Solver):
 
     - A separable loss of bounded curvature and data whose smaller side can be factorised: ``Admm``, whose iterations
       do not mind correlated features and serve every penalty, all outputs and gates at once, in ``MixedPrecision``;
-      finished by
-      ``SemismoothNewton`` once the rough gap is below 3e-2 of the reference and the support is narrow. With the
-      group-l2 penalty its iterates are ``Polished``.
+      finished by ``SemismoothNewton`` once the rough gap is below 3e-2 of the reference and the support is narrow.
+      With the group-l2 penalty its iterates are ``Polished``.
+    - The same where the features are nearly independent and their Gram matrix takes a while: ``FirstSteps`` before.
     - The squared loss where the Gram matrix of all features would be costly: the same on a growing working set of
       blocks first, whose Gram matrix takes the place of the samples. Along a path every separable loss starts each
       alpha on a working set, until an alpha outgrows it.
@@ -123,6 +126,8 @@ def _plan(program: Program, warm: bool) -> tuple[_Stage, ...]:
             plan.append(_Stage(Polished(AdmmNewton(MixedPrecision())), _FIRST_STEPS))
         plan.append(_Stage(Fista(), _FISTA_STEPS))
     n_products = program.map.gram_work() / program.map.product_work(program.y.shape[1])
+    if program.loss.separable and not warm and n_products > _PRODUCTS_BEFORE and nearly_independent(program):
+        plan.append(_Stage(FirstSteps(), forever))
     costly = n_products > _PRODUCTS and program.loss.quadratic
     if costly or (warm and program.loss.separable):
         plan.append(_Stage(Polished(WorkingSet(Polished(AdmmNewton()))), forever, on_working_set=True))

@@ -31,6 +31,11 @@ class Fista(Solver):
     coefficients with the same gradient. Momentum restarts when it points uphill. The step follows the
     curvature met on the way: it grows while the quadratic model overestimates and shrinks when the model fails.
 
+    Parameters
+    ----------
+    power_steps : int, default=6
+        Steps of the power iteration, two products each, that the first step size comes from.
+
     Examples
     --------
     >>> Fista().name
@@ -42,6 +47,11 @@ class Fista(Solver):
     _cut = 1.5
     _breakdown = 1e30
 
+    power_steps: int = 6
+
+    def __init__(self, power_steps: int = 6) -> None:
+        self.power_steps = power_steps
+
     @property
     def name(self) -> str:
         return "fista"
@@ -49,7 +59,7 @@ class Fista(Solver):
     def init(self, program: Program, start: Point) -> _State:
         pred = program.map.matvec(start.coef)
         intercept = program.best_intercept(pred, start.intercept if program.fit_intercept else None)
-        lipschitz = program.lipschitz(pred + intercept)
+        lipschitz = program.lipschitz(pred + intercept, self.power_steps)
         return _State(start.coef, start.coef, pred, pred, intercept, 1.0, lipschitz, False)
 
     def step(self, program: Program, state: _State) -> _State:

@@ -47,8 +47,8 @@ class MixedPrecision(PrimalDualSolver):
         if previous is not None:
             single, offset, solver = previous.single.with_alpha(exact.alpha), previous.offset, previous.solver
         else:
-            single, offset = _around_zero(exact)
-            solver = self._single if _suits_single(single) else self._double
+            single, offset = around_zero(exact)
+            solver = self._single if suits_single(single) else self._double
         if solver is self._double:
             inner = solver.init_at(exact, coef, pred, None if previous is None else previous.inner)
         else:
@@ -109,7 +109,7 @@ class _State(NamedTuple):
         return self.solver.dtype != torch.float64
 
 
-def _around_zero(program: Program) -> tuple[Program, Tensor]:
+def around_zero(program: Program) -> tuple[Program, Tensor]:
     """An equivalent program that loses few digits in float32, and by how much its predictions are lower.
 
     With an intercept the features can be centred, where they are copied anyway, and the targets of a regression.
@@ -122,7 +122,7 @@ def _around_zero(program: Program) -> tuple[Program, Tensor]:
     return dataclasses.replace(program, map=linear_map, y=program.y - offset), offset
 
 
-def _suits_single(program: Program) -> bool:
+def suits_single(program: Program) -> bool:
     """Whether the data are in single precision, or a copy of them may be, and no squares of them leave its range."""
     if program.map.dtype != torch.float32 and program.map.n_stored > _LARGEST_COPY:
         return False

@@ -448,7 +448,7 @@ class GatedMap(LinearMap):
         result = coef.new_empty((self.n_samples, n_outputs))
         for rows, data in self._chunks(n_outputs):
             by_gate = (data.to(coef.dtype) @ columns).reshape(-1, n_gates, n_outputs)
-            by_gate *= self.masks[rows, :, None]
+            by_gate *= self.masks[rows, :, None].to(coef.dtype)  # products with numbers are five times faster
             torch.sum(by_gate, dim=1, out=result[rows])
         return result
 
@@ -456,7 +456,8 @@ class GatedMap(LinearMap):
         n_gates, n_outputs = self.masks.shape[1], values.shape[1]
         result = values.new_zeros((math.prod(self._dense.feature_shape), n_gates * n_outputs))
         for rows, data in self._chunks(n_outputs):
-            by_gate = (self.masks[rows, :, None] * values[rows, None, :]).reshape(-1, n_gates * n_outputs)
+            mask = self.masks[rows, :, None].to(values.dtype)
+            by_gate = (mask * values[rows, None, :]).reshape(-1, n_gates * n_outputs)
             result.addmm_(data.to(values.dtype).T, by_gate)
         return result.reshape(-1, n_gates, n_outputs).transpose(0, 1).reshape(*self.feature_shape, n_outputs)
 

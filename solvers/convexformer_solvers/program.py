@@ -158,7 +158,7 @@ class Program:
             return pred.new_zeros(pred.shape[1])
         return self.loss.best_intercept(pred, self.y, self.weight, start)
 
-    def lipschitz(self, pred: Tensor) -> float:
+    def lipschitz(self, pred: Tensor, power_steps: int = 6) -> float:
         """Estimate of the Lipschitz constant of the mean loss's gradient in the coefficients, for first step sizes.
 
         With an intercept it is that of the loss minimised over it, which the mean of the data does not enter.
@@ -168,7 +168,7 @@ class Program:
         if not math.isfinite(smoothness):
             curvature = self.loss.hessian_product(pred, self.y, torch.ones_like(pred))
             smoothness = float(curvature[self.weight > 0].amax())
-        return smoothness * self.map.squared_norm(self.weight, center=self.fit_intercept, n_steps=6) or 1.0
+        return smoothness * self.map.squared_norm(self.weight, center=self.fit_intercept, n_steps=power_steps) or 1.0
 
     def primal(self, coef: Tensor, intercept: Tensor | None = None) -> Tensor:
         """Objective at a point, a scalar tensor in the precision of ``coef`` and ``y``."""

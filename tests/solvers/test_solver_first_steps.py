@@ -1,0 +1,100 @@
+"""First-order steps before others, where features are nearly independent."""
+
+import dataclasses
+
+import pytest
+import torch
+from solver_cases import LOSS_NAMES, randn, valid_target
+
+from convexformer_solvers import Auto, DenseMap, GatedMap, GroupL2, Program, get_loss, solve
+from convexformer_solvers.first_steps import FirstSteps, nearly_independent
+from convexformer_solvers.solver import Point
+
+BOUNDED = [loss for loss in LOSS_NAMES if loss not in ("poisson", "softmax")]
+
+
+def wide_program(loss="squared", data=None, ratio=0.1, intercept=False):
+    data = randn(300, 20, 40) if data is None else data
+    loss = get_loss(loss)
+    y = valid_target(loss, len(data), 1, torch.Generator().manual_seed(1))
+    program = Program(DenseMap(data), y, loss, GroupL2(), 1.0, fit_intercept=intercept)
+    return program.with_alpha(ratio * program.alpha_max)
+
+
+def start(program):
+    return Point(torch.zeros(program.coef_shape, dtype=torch.float64), program.null_intercept)
+
+
+def correlated(data):
+    """Tokens that share most of their variance with their neighbours."""
+    data = data.clone()
+    for token in range(1, data.shape[1]):
+        data[:, token] = 0.9 * data[:, token - 1] + 0.44 * data[:, token]
+    return data
+
+
+class TestNearlyIndependent:
+    @pytest.mark.parametrize("shape", [(50, 20, 40), (300, 20, 40), (3000, 4, 10), (300, 1, 1)])
+    @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
+    def test_independent_features_are(self, shape, scale):
+        assert nearly_independent(wide_program(data=scale * randn(*shape)))
+
+    def test_correlated_tokens_uneven_sizes_and_common_means_are_not(self):
+        data = randn(300, 20, 40)
+        for other in (correlated(data), data * torch.arange(1, 41) ** -0.5, data + 1):
+            assert not nearly_independent(wide_program(data=other))
+
+    def test_an_intercept_takes_means_away(self):
+        assert nearly_independent(wide_program(data=randn(300, 20, 40) + 1, intercept=True))
+
+    def test_sorted_samples(self):
+        data = randn(2000, 5, 8)
+        data = data[data[:, 0, 0].argsort()] * torch.linspace(0.1, 3, 2000)[:, None, None]
+        shuffled = data[torch.randperm(2000, generator=torch.Generator().manual_seed(0))]
+        assert nearly_independent(wide_program(data=data)) == nearly_independent(wide_program(data=shuffled))
+
+
+@pytest.mark.parametrize("loss", BOUNDED)
+@pytest.mark.parametrize("intercept", [False, True])
+def test_they_lead_near_the_optimum_of_independent_features(loss, intercept):
+    program = wide_program(loss, ratio=0.3, intercept=intercept)
+    solver = FirstSteps()
+    state = solver.init(program, start(program))
+    gaps = []
+    while not solver.finished(state) and len(gaps) < 100:
+        state = solver.step(program, state)
+        gaps.append(state.gap / program.null_value)
+    optimum = solve(program, Auto(), tol=1e-9).certificate.primal
+    assert min(gaps) < 1e-3
+    iterate = solver.iterate(state)
+    assert optimum <= iterate.objective() * (1 + 1e-8)
+    assert iterate.objective() - optimum <= 1e-3 * program.null_value
+    # Predictions belong to the point, in the precision of the program.
+    shift = iterate.fitted - program.map.matvec(iterate.coef)
+    assert float((shift - shift.mean()).abs().max()) < 1e-4
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_they_give_up_where_they_do_not_lead_on(gated):
+    program = wide_program(data=correlated(randn(300, 20, 40)) * torch.arange(1, 41) ** -1.0, ratio=0.01)
+    if gated:
+        program = dataclasses.replace(program, map=GatedMap(program.map.data, randn(300, 5, seed=4) > 0))
+    solver = FirstSteps()
+    state = solver.init(program, start(program))
+    while not solver.finished(state):
+        state = solver.step(program, state)
+    assert state.iteration <= 1.5 * state.n_steps
+    assert solver.iterate(state).objective() < program.null_value
+
+
+def test_auto_takes_them_for_large_independent_features_alone():
+    data = randn(600, 20, 60)
+    steps = []
+    for other in (data, correlated(data)):
+        program, auto = wide_program(data=other, ratio=0.3), Auto()
+        first = auto.init(program, start(program)).solver
+        steps.append(isinstance(first, FirstSteps))
+        assert solve(program, auto, tol=1e-6).certificate.relative_gap <= 1e-6
+    assert steps == [True, False]
+    small = wide_program(data=data[:50])
+    assert not isinstance(Auto().init(small, start(small)).solver, FirstSteps)
