@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .anderson import Anderson
-from .curvature import hessian_columns
+from .curvature import curvature_bound
 from .primal_dual import Iterate, PrimalDualSolver
 from .program import Program
 from .ridge import RidgeSystem, ridge_system
@@ -144,6 +144,37 @@ class Admm(PrimalDualSolver):
         state = _adapted(state, due=state.iteration in _ADAPT_AT)
         return state._replace(gap=self.iterate(state).rough_gap())
 
+    def carried_on(self, exact: Program, state: _State, offset: Tensor) -> _State:
+        """The state of iterations in another precision, for iterations in this one.
+
+        Parameters
+        ----------
+        exact : Program
+            The program, on its samples of positive weight; that of the state may differ by constant predictions.
+        state : state
+            The state to go on from.
+        offset : Tensor of shape (c,)
+            What has been taken from the predictions of the state's program.
+        """
+        coef, multiplier, local = (part.to(exact.y) for part in (state.coef, state.multiplier, state.local))
+        fitted, expansion = (part.to(exact.y) + offset for part in (state.fitted, state.expansion))
+        system = ridge_system(exact.map, exact.fit_intercept)
+        system.factorise(exact.weight * state.margin * local, state.system.rho)
+        return state._replace(
+            exact=exact,
+            program=exact,
+            system=system,
+            local=local,
+            ascent=state.ascent.to(exact.y),
+            fitted=fitted,
+            expansion=expansion,
+            coef=coef,
+            fitted_coef=exact.map.matvec(coef),
+            multiplier=multiplier,
+            fitted_multiplier=exact.map.matvec(multiplier),
+            acceleration=Anderson(state.acceleration.memory, exact.outputs_separate),
+        )
+
     def iterate(self, state: _State) -> Iterate:
         exact = state.exact
         coef, fitted_coef, fitted, ascent = (
@@ -184,10 +215,9 @@ def _iterate(state: _State) -> _State:
 
 def _local_curvature(program: Program, pred: Tensor) -> Tensor:
     """Bound of the curvature of each sample's loss at its prediction, kept away from zero, shape ``(N,)``."""
-    loss, largest = program.loss, pred.new_zeros(len(pred))
-    for column in hessian_columns(loss, pred, program.y):
-        largest = torch.maximum(largest, column.abs().sum(1))  # Gershgorin's bound
-    return largest.clamp(min=_LEAST_CURVATURE * loss.smoothness, max=loss.smoothness)
+    loss = program.loss
+    bound = curvature_bound(loss, pred, program.y)
+    return bound.clamp(min=_LEAST_CURVATURE * loss.smoothness, max=loss.smoothness)
 
 
 def _curvature_met(state: _State, move: Tensor, change: Tensor) -> float:

@@ -76,6 +76,11 @@ def check_loss(loss: Loss, n_outputs: int = 3, seed: int = 0) -> None:
     # A kink may lie within the difference for a few samples; a wrong Hessian is wrong for most.
     wrong = ((product - numeric).abs().amax(1) > 1e-4 * (1 + product.abs().amax(1))).double().mean()
     _require(float(wrong) < 0.1, "hessian_product is not the derivative of gradient")
+    parts = loss.hessian_parts(pred, y)
+    if parts is not None:
+        diagonal, root = parts
+        taken = 0.0 if root is None else root * (root * move).sum(1, keepdim=True)
+        _require_close(diagonal * move - taken, product, 1e-10, "hessian_parts are not those of the Hessian")
     mean_hessian = torch.stack(
         [weight @ loss.hessian_product(pred, y, e.expand_as(pred)) for e in torch.eye(n_outputs).double()]
     )

@@ -42,14 +42,59 @@ class Curvature:
 
     def diagonal(self) -> Tensor:
         """Diagonal, shape ``(N, c)``."""
-        if self.diagonal_is_all:
-            return self.product(torch.ones_like(self._pred))
         program = self._program
-        columns = enumerate(hessian_columns(program.loss, self._pred, program.y))
-        return program.weight[:, None] * torch.stack([column[:, output] for output, column in columns], dim=1)
+        parts = program.loss.hessian_parts(self._pred, program.y)
+        if parts is None:
+            columns = enumerate(_hessian_columns(program.loss, self._pred, program.y))
+            diagonal = torch.stack([column[:, output] for output, column in columns], dim=1)
+        else:
+            diagonal = parts[0] if parts[1] is None else parts[0] - parts[1].square()
+        return program.weight[:, None] * diagonal
+
+    def gram(self, images: Tensor, output: Tensor) -> Tensor:
+        """Products ``a_i' H a_j`` of directions that each have one output, shape ``(m, m)``.
+
+        Parameters
+        ----------
+        images : Tensor of shape (m, N)
+            The directions.
+        output : Tensor of shape (m,)
+            Their outputs.
+        """
+        program = self._program
+        of_output = [(output == k).nonzero()[:, 0] for k in range(self._pred.shape[1])]
+        parts = program.loss.hessian_parts(self._pred, program.y)
+        if parts is None:
+            result = images.new_empty((len(images), len(images)))
+            columns = _hessian_columns(program.loss, self._pred, program.y)
+            for mine, column in zip(of_output, columns, strict=True):
+                result[mine] = images[mine] @ ((program.weight[:, None] * column).T[output] * images).T
+            return result
+        diagonal, root = parts
+        if root is None:
+            result = images.new_zeros((len(images), len(images)))
+        else:
+            scaled = images * (program.weight.sqrt()[:, None] * root).T[output]
+            result = -(scaled @ scaled.T)
+        for mine, column in zip(of_output, diagonal.T, strict=True):
+            result[mine[:, None], mine] += (images[mine] * (program.weight * column)) @ images[mine].T
+        return result
 
 
-def hessian_columns(loss: Loss, pred: Tensor, y: Tensor) -> Iterator[Tensor]:
+def curvature_bound(loss: Loss, pred: Tensor, y: Tensor) -> Tensor:
+    """Gershgorin's bound of the largest eigenvalue of each sample's Hessian in predictions, shape ``(N,)``."""
+    parts = loss.hessian_parts(pred, y)
+    if parts is None:
+        return torch.stack([column.abs().sum(1) for column in _hessian_columns(loss, pred, y)]).amax(0)
+    diagonal, root = parts
+    if root is None:
+        return diagonal.abs().amax(1)
+    size = root.abs()
+    others = size * (size.sum(1, keepdim=True) - size)
+    return ((diagonal - size.square()).abs() + others).amax(1)
+
+
+def _hessian_columns(loss: Loss, pred: Tensor, y: Tensor) -> Iterator[Tensor]:
     """Columns of each sample's Hessian of the loss in predictions, shape ``(N, c)``, one output after the other."""
     for output in range(pred.shape[1]):
         unit = torch.zeros_like(pred)

@@ -16,6 +16,8 @@ from .program import Program
 # Iterations, at least and as a share of those so far, within which the rough gap must halve.
 _PATIENCE = 30
 _SHARE = 0.25
+# Rough gap, in units of the smallest one, beyond which rounding has led astray.
+_ASTRAY = 100.0
 # Numbers of which a copy in single precision is made: 256 MB.
 _LARGEST_COPY = 2**26
 # Squares of the data and the targets within this range of 1 are safe, sums of products of two squares included.
@@ -70,8 +72,8 @@ class MixedPrecision(PrimalDualSolver):
         return state
 
     def _in_double(self, state: _State) -> _State:
-        iterate = self.iterate(state._replace(inner=state.best))
-        inner = self._double.init_at(state.exact, iterate.coef, iterate.pred)
+        astray = not abs(state.inner.gap) <= _ASTRAY * state.goal
+        inner = self._double.carried_on(state.exact, state.best if astray else state.inner, state.offset)
         return state._replace(solver=self._double, inner=inner, best=inner)
 
     def iterate(self, state: _State) -> Iterate:

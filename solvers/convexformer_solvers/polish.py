@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .curvature import Curvature, hessian_columns
+from .curvature import Curvature
 from .operators import weighted_gram
 from .penalties import ActiveGroups
 from .primal_dual import Iterate, PrimalDualSolver
@@ -27,7 +27,7 @@ _MOVES = 2
 _NEAR = 5e-2
 # Iterations from one polish to the next: at least, and as a share of those so far; twice that where a polish has not
 # halved the gap.
-_LEAST_WAIT = 2
+_LEAST_WAIT = 4
 _SHARE = 0.125
 _WORTH_POLISHING = 0.5
 _REGULARISATION = 1e-10
@@ -211,7 +211,7 @@ class _Images:
             for mine, weight in zip(self.of_output, curvature.diagonal().T, strict=True):
                 systems.append(weighted_gram(images[mine].T, weight))
         else:
-            together, systems = [slice(None)], [self._coupled_system(pred)]
+            together, systems = [slice(None)], [curvature.gram(images, self.output)]
         factors = [_factor(system) for system in systems]
 
         def solve(right: Tensor) -> Tensor:
@@ -221,13 +221,6 @@ class _Images:
             return result
 
         return solve
-
-    def _coupled_system(self, pred: Tensor) -> Tensor:
-        program, images = self.program, self.images
-        system = images.new_empty((len(images), len(images)))
-        for mine, column in zip(self.of_output, hessian_columns(program.loss, pred, program.y), strict=True):
-            system[mine] = images[mine] @ ((program.weight[:, None] * column).T[self.output] * images).T
-        return system
 
 
 def _factor(system: Tensor) -> tuple[Tensor, Tensor]:

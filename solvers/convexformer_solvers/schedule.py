@@ -10,6 +10,8 @@ _INTERVAL = 10
 _WITHOUT_PROGRESS = 25
 _WITHOUT_SENSE = 5
 _EARLY = (1, 2, 4)
+# Iterations after the last certificate before which only a reached goal is worth one.
+_EARLIEST = 5
 # The decrease of the estimate since the last certificate, and the share of all iterations since then.
 _DECREASE = 10.0
 _SHARE = 1 / 3
@@ -19,7 +21,8 @@ class Schedule:
     """Decides, by the solver's own estimate of its gap, when to certify.
 
     A certificate costs as much as one or two iterations. It is due where the estimate says that the goal is reached,
-    corrected by how far the last one was off, where it has fallen to a tenth, and now and then in any case.
+    corrected by how far the last one was off; from the fifth iteration on where it has fallen to a tenth; and now and
+    then in any case.
 
     Parameters
     ----------
@@ -52,8 +55,9 @@ class Schedule:
             return waited >= _WITHOUT_SENSE
         if self._estimate is None:
             self._estimate = estimate
-        near = estimate <= self._trust * self._goal or estimate < self._estimate / _DECREASE
-        return near or waited >= max(_WITHOUT_PROGRESS, _SHARE * iteration)
+        reached = estimate <= self._trust * self._goal
+        fallen = estimate < self._estimate / _DECREASE and waited >= _EARLIEST
+        return reached or fallen or waited >= max(_WITHOUT_PROGRESS, _SHARE * iteration)
 
     def certified(self, iteration: int, estimate: float | None, gap: float) -> None:
         """Learn from a certificate."""

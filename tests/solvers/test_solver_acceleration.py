@@ -161,8 +161,9 @@ class TestSchedule:
     def test_at_the_goal_at_once(self):
         assert 7 in self.iterations_due([1.0] * 6 + [0.9e-4])
 
-    def test_a_tenth_is_worth_a_look(self):
-        assert self.iterations_due([1.0, 0.5, 0.2, 0.09, 0.08]) == [4]
+    def test_a_tenth_is_worth_a_look_from_the_fifth_iteration_on(self):
+        assert self.iterations_due([1.0, 0.5, 0.2, 0.09, 0.08, 0.07]) == [5]
+        assert self.iterations_due([1.0] * 10 + [0.09, 0.008, 0.0007, 0.00069, 0.00068, 0.00067]) == [11, 16]
 
     def test_an_estimate_that_was_too_low_is_corrected(self):
         # Three times too low: certificates come once the estimate is a third of the goal.

@@ -1,13 +1,15 @@
 """Primal and dual points that are made consistent on the active groups."""
 
+import dataclasses
 import math
 
 import pytest
 import torch
 from solver_cases import LOSS_NAMES, make_program, randn
 
-from convexformer_solvers import Admm, Auto, DenseMap, Fista, GroupL2, Program, Squared, certify, solve
+from convexformer_solvers import Admm, Auto, DenseMap, Fista, GroupL2, Program, Softmax, Squared, certify, solve
 from convexformer_solvers.admm_newton import AdmmNewton
+from convexformer_solvers.curvature import Curvature, curvature_bound
 from convexformer_solvers.polish import Polished, polished
 from convexformer_solvers.primal_dual import Iterate, own_predictions
 from convexformer_solvers.solver import Point
@@ -21,6 +23,32 @@ def near_optimum(program, optimum, distance):
     coef = optimum + distance * randn(*optimum.shape, seed=3) * (optimum != 0)
     pred = own_predictions(program, optimum + distance * randn(*optimum.shape, seed=4))
     return Iterate(program, coef, own_predictions(program, coef), pred, coef).with_own_ascent()
+
+
+class PlainSoftmax(Softmax):
+    """A loss that couples its outputs and does not say how."""
+
+    def hessian_parts(self, pred, y):
+        return None
+
+
+@pytest.mark.parametrize("loss", ["softmax", "squared", "logistic"])
+def test_hessian_parts_give_what_its_columns_give(loss):
+    program = make_program(loss, n=20, blocks=4, d=3, c=3, weighted=True).counted()
+    plain = dataclasses.replace(program, loss=PlainSoftmax()) if loss == "softmax" else program
+    pred, images = randn(len(program.y), 3, seed=1, scale=2.0), randn(7, len(program.y), seed=2)
+    output = torch.tensor([0, 2, 1, 0, 0, 2, 2])
+    unit = torch.eye(3, dtype=torch.float64)
+    hessian = torch.stack([program.loss.hessian_product(pred, program.y, e.expand_as(pred)) for e in unit], dim=2)
+    weighted = program.weight[:, None, None] * hessian
+    wanted = torch.einsum("in,nij,jn->ij", images, weighted[:, output][:, :, output], images)
+    for one in (program, plain):
+        curvature = Curvature(one, pred)
+        torch.testing.assert_close(curvature.gram(images, output), wanted, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(curvature.diagonal(), weighted.diagonal(dim1=1, dim2=2), rtol=1e-10, atol=1e-14)
+        bound = curvature_bound(one.loss, pred, one.y)
+        assert (bound >= torch.linalg.eigvalsh(hessian)[:, -1] * (1 - 1e-12)).all()
+        torch.testing.assert_close(bound, hessian.abs().sum(1).amax(1), rtol=1e-10, atol=1e-14)
 
 
 def program_and_optimum(loss, **options):
