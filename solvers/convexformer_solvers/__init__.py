@@ -9,8 +9,9 @@ from .certificate import certify
 from .checks import check_loss, check_map, check_penalty, check_solver
 from .exact import Exact
 from .fista import Fista
+from .gated_map import GatedMap
 from .losses import LOSSES, Huber, Logistic, Loss, Poisson, Softmax, Squared, SquaredHinge, get_loss
-from .operators import DenseMap, GatedMap, LinearMap
+from .operators import DenseMap, LinearMap
 from .path import Path, PathInterrupted, alpha_grid, solve_path
 from .penalties import PENALTIES, Factors, GroupL2, GroupNuclear, Penalty, get_penalty
 from .program import Program

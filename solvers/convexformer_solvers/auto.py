@@ -110,6 +110,11 @@ def _started(plan: tuple[_Stage, ...], program: Program, start: Point, outgrown:
     return _State(plan[0], plan[0].solver.init(program, start), plan[1:], plan[0].n_steps, outgrown)
 
 
+def _polished_admm() -> Solver:
+    # A polish, in double precision, takes as long as four iterations in single.
+    return Polished(AdmmNewton(MixedPrecision()), least_wait=4)
+
+
 def _plan(program: Program, warm: bool) -> tuple[_Stage, ...]:
     n_samples, n_features = program.map.n_samples, math.prod(program.map.feature_shape)
     forever = math.inf
@@ -123,7 +128,7 @@ def _plan(program: Program, warm: bool) -> tuple[_Stage, ...]:
     plan = []
     if not program.loss.separable:
         if isinstance(program.penalty, GroupL2) and small:
-            plan.append(_Stage(Polished(AdmmNewton(MixedPrecision())), _FIRST_STEPS))
+            plan.append(_Stage(_polished_admm(), _FIRST_STEPS))
         plan.append(_Stage(Fista(), _FISTA_STEPS))
     n_products = program.map.gram_work() / program.map.product_work(program.y.shape[1])
     if program.loss.separable and not warm and n_products > _PRODUCTS_BEFORE and nearly_independent(program):
@@ -131,5 +136,5 @@ def _plan(program: Program, warm: bool) -> tuple[_Stage, ...]:
     costly = n_products > _PRODUCTS and program.loss.quadratic
     if costly or (warm and program.loss.separable):
         plan.append(_Stage(Polished(WorkingSet(Polished(AdmmNewton()))), forever, on_working_set=True))
-    plan.append(_Stage(Polished(AdmmNewton(MixedPrecision())) if small else Fista(), forever))
+    plan.append(_Stage(_polished_admm() if small else Fista(), forever))
     return tuple(plan)

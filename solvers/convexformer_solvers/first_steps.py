@@ -132,11 +132,14 @@ def nearly_independent(program: Program) -> bool:
     """
     linear_map = program.map
     n_samples, n_features = min(_SAMPLES, linear_map.n_samples), math.prod(linear_map.feature_shape)
-    sample = linear_map.rows(torch.linspace(0, linear_map.n_samples - 1, n_samples).long())
+    positions = torch.linspace(0, linear_map.n_samples - 1, n_samples, device=linear_map.device)
+    sample = linear_map.rows(positions.long())
     n_blocks, d = n_features // linear_map.feature_shape[-1], linear_map.feature_shape[-1]
     ones = torch.ones(n_blocks, dtype=torch.float64, device=linear_map.device)
     kernel = sample.kernel(torch.arange(n_blocks, device=ones.device), ones, ones.new_zeros((n_blocks, d)))
     kernel = kernel.tril() + kernel.tril(-1).T
+    if not bool(torch.isfinite(kernel).all()):
+        return False
     if program.fit_intercept:
         kernel = kernel - kernel.mean(0) - (kernel.mean(0) - kernel.mean())[:, None]
     mean = float(kernel.trace()) / min(n_samples, n_features)

@@ -212,7 +212,7 @@ class LinearMap(ABC):
         return value
 
 
-def _row_chunks(n_rows: int, n_columns: int, device: torch.device) -> Iterator[slice]:
+def row_chunks(n_rows: int, n_columns: int, device: torch.device) -> Iterator[slice]:
     """Chunks of the rows for a product with few columns."""
     elements = _PRODUCT_ELEMENTS if device.type == "cpu" else _PRODUCT_ELEMENTS_OF_DEVICE
     size = max(1, elements // max(1, n_columns))
@@ -307,7 +307,7 @@ class DenseMap(LinearMap):
         if coef.dtype == self.dtype:
             return self._rows @ columns
         result = coef.new_empty((self.n_samples, coef.shape[-1]))
-        for rows in _row_chunks(self.n_samples, self._rows.shape[1], self.device):
+        for rows in row_chunks(self.n_samples, self._rows.shape[1], self.device):
             result[rows] = self._rows[rows].to(coef.dtype) @ columns
         return result
 
@@ -317,7 +317,7 @@ class DenseMap(LinearMap):
             result = (values.T @ self._rows).T.contiguous()
         else:
             result = values.new_zeros((self._rows.shape[1], values.shape[1]))
-            for rows in _row_chunks(self.n_samples, self._rows.shape[1], self.device):
+            for rows in row_chunks(self.n_samples, self._rows.shape[1], self.device):
                 result.addmm_(self._rows[rows].to(values.dtype).T, values[rows])
         return result.reshape(*self.feature_shape, values.shape[1])
 
@@ -328,7 +328,7 @@ class DenseMap(LinearMap):
     def centered(self, weight: Tensor, dtype: torch.dtype) -> DenseMap:
         mean = self.rmatvec(weight[:, None]).flatten()
         result = torch.empty_like(self._rows, dtype=dtype)
-        for rows in _row_chunks(self.n_samples, self._rows.shape[1], self.device):
+        for rows in row_chunks(self.n_samples, self._rows.shape[1], self.device):
             result[rows] = self._rows[rows] - mean
         return DenseMap(result.view_as(self.data))
 
@@ -379,158 +379,3 @@ class DenseMap(LinearMap):
 
     def as_matrix(self) -> Tensor:
         return self._rows
-
-
-class GatedMap(LinearMap):
-    """Gated map ``coef -> sum_g mask[i, g] sum_b <X_i[b], coef[g, b]>``; the gated design is never materialised.
-
-    With ``A_g = diag(mask[:, g]) A`` all that is stored is ``X`` and the masks (paper [C], Thm 3).
-
-    Parameters
-    ----------
-    data : Tensor of shape (N, *block_shape, d)
-        One block array per sample. Never copied.
-    masks : Tensor of shape (N, h), bool
-        Which samples each of the ``h`` gates lets through.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from convexformer_solvers import GatedMap
-    >>> A = GatedMap(torch.ones(5, 3, 2), torch.ones(5, 4, dtype=torch.bool))
-    >>> A.feature_shape
-    (4, 3, 2)
-    """
-
-    def __init__(self, data: Tensor, masks: Tensor) -> None:
-        if masks.ndim != 2 or masks.shape[0] != data.shape[0] or masks.dtype != torch.bool:
-            raise ValueError(
-                f"masks must be a bool array of shape ({data.shape[0]}, n_gates), "
-                f"got {masks.dtype} of shape {tuple(masks.shape)}"
-            )
-        self._dense = DenseMap(data)
-        self.masks = masks
-
-    @property
-    def n_samples(self) -> int:
-        return self._dense.n_samples
-
-    @property
-    def feature_shape(self) -> tuple[int, ...]:
-        return (self.masks.shape[1], *self._dense.feature_shape)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._dense.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self._dense.device
-
-    @property
-    def n_stored(self) -> int:
-        return self._dense.n_stored
-
-    def largest(self) -> float:
-        return self._dense.largest()
-
-    def _chunks(self, n_outputs: int) -> Iterator[tuple[slice, Tensor]]:
-        """Row slices with the data of those rows; bounds every temporary of both products."""
-        rows_matrix = self._dense.as_matrix()
-        widest = max(rows_matrix.shape[1], self.masks.shape[1] * n_outputs)
-        for rows in _row_chunks(self.n_samples, widest, self.device):
-            yield rows, rows_matrix[rows]
-
-    def matvec(self, coef: Tensor) -> Tensor:
-        n_gates, n_outputs = self.masks.shape[1], coef.shape[-1]
-        # (h, p, c) -> (p, h c): one product serves every gate and output.
-        columns = coef.reshape(n_gates, -1, n_outputs).transpose(0, 1).reshape(-1, n_gates * n_outputs)
-        result = coef.new_empty((self.n_samples, n_outputs))
-        for rows, data in self._chunks(n_outputs):
-            by_gate = (data.to(coef.dtype) @ columns).reshape(-1, n_gates, n_outputs)
-            by_gate *= self.masks[rows, :, None].to(coef.dtype)  # products with numbers are five times faster
-            torch.sum(by_gate, dim=1, out=result[rows])
-        return result
-
-    def rmatvec(self, values: Tensor) -> Tensor:
-        n_gates, n_outputs = self.masks.shape[1], values.shape[1]
-        result = values.new_zeros((math.prod(self._dense.feature_shape), n_gates * n_outputs))
-        for rows, data in self._chunks(n_outputs):
-            mask = self.masks[rows, :, None].to(values.dtype)
-            by_gate = (mask * values[rows, None, :]).reshape(-1, n_gates * n_outputs)
-            result.addmm_(data.to(values.dtype).T, by_gate)
-        return result.reshape(-1, n_gates, n_outputs).transpose(0, 1).reshape(*self.feature_shape, n_outputs)
-
-    def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> GatedMap:
-        dense = self._dense.to(dtype, device)
-        masks = self.masks.to(device=device or self.masks.device)
-        return self if dense is self._dense and masks is self.masks else GatedMap(dense.data, masks)
-
-    def rows(self, index: Tensor | slice) -> GatedMap:
-        return GatedMap(self._dense.data[index], self.masks[index])
-
-    def matvec_blocks(self, blocks: Tensor, coef: Tensor) -> Tensor:
-        result = coef.new_zeros((self.n_samples, coef.shape[-1]))
-        for data, mask, here in self._by_dense_block(blocks, coef.dtype):
-            gates_last = coef[here].permute(1, 2, 0)  # (d, c, gates)
-            by_gate = (data @ gates_last.flatten(1)).view(-1, *gates_last.shape[1:])
-            result += torch.einsum("icg,ig->ic", by_gate, mask)
-        return result
-
-    def rmatvec_blocks(self, blocks: Tensor, values: Tensor) -> Tensor:
-        result = values.new_zeros((len(blocks), self.feature_shape[-1], values.shape[1]))
-        for data, mask, here in self._by_dense_block(blocks, values.dtype):
-            by_gate = (mask[:, :, None] * values[:, None, :]).flatten(1)
-            result[here] = (data.T @ by_gate).view(-1, mask.shape[1], values.shape[1]).transpose(0, 1)
-        return result
-
-    def columns(self, blocks: Tensor) -> Tensor:
-        gate, block = self._split(blocks)
-        return self._dense.columns(block) * self.masks[:, gate, None]
-
-    def along(self, blocks: Tensor, units: Tensor) -> Tensor:
-        result = units.new_empty((len(blocks), self.n_samples))
-        for data, mask, here in self._by_dense_block(blocks, units.dtype):
-            result[here] = (units[here] @ data.T).mul_(mask.T)
-        return result
-
-    def kernel(self, blocks: Tensor, scale: Tensor, units: Tensor) -> Tensor:
-        # For each dense block k the gates share X_k: sum_g s D_g X_k X_k' D_g = (X_k X_k') o (M diag(s) M').
-        result = scale.new_zeros((self.n_samples, self.n_samples))
-        for data, mask, here in self._by_dense_block(blocks, scale.dtype):
-            scaled, along = mask * scale[here], mask * (data @ units[here].T)
-            scaled_along = along * (1 - scale[here])
-            height = max(128, -(-self.n_samples // 16))
-            for start in range(0, self.n_samples, height):
-                rows, upto = slice(start, start + height), min(start + height, self.n_samples)
-                product = (scaled[rows] @ mask[:upto].T).mul_(data[rows] @ data[:upto].T)
-                result[rows, :upto] += product.addmm_(scaled_along[rows], along[:upto].T)
-        return result
-
-    def product_work(self, n_outputs: int) -> float:
-        # The data are read once for all gates; what each gate makes of them is written and read.
-        by_gate = self.n_samples * self.masks.shape[1] * n_outputs
-        operations = 2.0 * by_gate * math.prod(self._dense.feature_shape)
-        return max(operations + 2 * WORK_OF_A_READ * by_gate, self._dense.product_work(n_outputs))
-
-    def gram_work(self) -> float:
-        # The gates share the data's kernel.
-        by_kernel = 2.0 * self.n_samples**2 * (self._dense.as_matrix().shape[1] + math.prod(self.feature_shape[:-1]))
-        return min(super().gram_work(), by_kernel)
-
-    def _by_dense_block(self, blocks: Tensor, dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """For each dense block among `blocks` its data ``(N, d)``, its gates' masks, and which of `blocks` they are."""
-        gate, block = self._split(blocks)
-        data = self._dense.data.reshape(self.n_samples, -1, self.feature_shape[-1])
-        for k in block.unique().tolist():
-            here = (block == k).nonzero()[:, 0]
-            yield data[:, k].to(dtype), self.masks[:, gate[here]].to(dtype), here
-
-    def _split(self, blocks: Tensor) -> tuple[Tensor, Tensor]:
-        """Gate and position in the dense blocks of flattened positions."""
-        n_dense = math.prod(self._dense.feature_shape[:-1])
-        return blocks // n_dense, blocks % n_dense
-
-    def as_matrix(self) -> Tensor:
-        rows = self._dense.as_matrix()
-        return (self.masks[:, :, None] * rows[:, None, :]).reshape(self.n_samples, -1)

@@ -25,9 +25,7 @@ from .program import Program
 _MOVES = 2
 # Gap over the best constant model's objective below which a polish is worth its cost.
 _NEAR = 5e-2
-# Iterations from one polish to the next: at least, and as a share of those so far; twice that where a polish has not
-# halved the gap.
-_LEAST_WAIT = 4
+# Iterations from one polish to the next as a share of those so far; twice that where a polish has not halved the gap.
 _SHARE = 0.125
 _WORTH_POLISHING = 0.5
 _REGULARISATION = 1e-10
@@ -43,6 +41,9 @@ class Polished(PrimalDualSolver):
     ----------
     inner : PrimalDualSolver
         The solver.
+    least_wait : int, default=2
+        Iterations at least from one polish to the next, about as many as cost as much as a polish: two of two products
+        each in the precision of the polish.
 
     Examples
     --------
@@ -51,8 +52,8 @@ class Polished(PrimalDualSolver):
     'polished(admm)'
     """
 
-    def __init__(self, inner: PrimalDualSolver) -> None:
-        self.inner = inner
+    def __init__(self, inner: PrimalDualSolver, least_wait: int = 2) -> None:
+        self.inner, self.least_wait = inner, least_wait
 
     @property
     def name(self) -> str:
@@ -60,7 +61,7 @@ class Polished(PrimalDualSolver):
 
     def init_at(self, program: Program, coef: Tensor, pred: Tensor | None, previous: Any = None) -> _State:
         inner = self.inner.init_at(program, coef, pred, None if previous is None else previous.inner)
-        return _State(inner, None, inner.gap)
+        return _State(inner, None, inner.gap, self.least_wait)
 
     def step(self, program: Program, state: _State) -> _State:
         inner, iteration = self.inner.step(program, state.inner), state.iteration + 1
@@ -71,7 +72,7 @@ class Polished(PrimalDualSolver):
         gap = math.inf if better is None else abs(better.rough_gap())
         # A rough gap below zero is that of an ascent that is not the dual point's; polished points have their own.
         before = state.gap if state.gap > 0 else math.inf
-        wait = max(_LEAST_WAIT, math.ceil(_SHARE * iteration))
+        wait = max(self.least_wait, math.ceil(_SHARE * iteration))
         if not gap < _WORTH_POLISHING * before:
             wait *= 2
         if gap < before:
@@ -92,8 +93,8 @@ class _State(NamedTuple):
     inner: Any
     polished: Iterate | None  # of the last step, if it was polished
     gap: float
+    next_polish: int
     iteration: int = 0
-    next_polish: int = _LEAST_WAIT
 
 
 def polished(iterate: Iterate) -> Iterate | None:

@@ -141,7 +141,7 @@ class TestChunks:
     @pytest.mark.parametrize(("n_rows", "n_columns"), [(1, 1), (10, 3), (9, 4), (5, 100)])
     def test_chunks_cover_every_row_once_within_the_limit(self, monkeypatch, n_rows, n_columns):
         monkeypatch.setattr(operators, "_PRODUCT_ELEMENTS", 12)
-        chunks = [range(n_rows)[rows] for rows in operators._row_chunks(n_rows, n_columns, torch.device("cpu"))]
+        chunks = [range(n_rows)[rows] for rows in operators.row_chunks(n_rows, n_columns, torch.device("cpu"))]
         assert [row for chunk in chunks for row in chunk] == list(range(n_rows))
         assert all(len(chunk) == 1 or len(chunk) * n_columns <= 12 for chunk in chunks)
 
