@@ -19,9 +19,10 @@ from .support_newton import SupportNewton
 
 # Rough gap over the best constant model's objective below which ``SemismoothNewton`` is worth trying.
 _NEAR = 3e-2
-# Steps of alternating directions that one of its steps may cost, few as polished ones converge as fast; and how many
-# after that many iterations.
+# Steps of alternating directions that one of its steps may cost, few as polished ones converge as fast; as a share of
+# those so far, as ten steps mostly suffice; and how many after that many iterations.
 _PATIENCE = 0.5
+_GROWING = 0.1
 _LATE = 150
 _LATE_PATIENCE = 40.0
 # Products with the data in such a step: of its line search, and of conjugate gradients where there are any.
@@ -76,10 +77,10 @@ class AdmmNewton(PrimalDualSolver):
     """``Admm``, and Newton steps from its point on once that is near; for other penalties than group-l2 ``Admm`` alone.
 
     Separable losses are finished by ``SemismoothNewton``, once the rough gap is below 3e-2 of the reference and one of
-    its steps costs no more than half an alternating one, or, after 150 iterations, forty. Others are finished by
-    ``SupportNewton``, once the number of active groups is steady. Where Newton steps stall, or do not halve the gap in
-    time, alternating directions go on, from their own last point if that is not far worse. Newton steps are tried again
-    after ten iterations, and after twice as many each time.
+    its steps costs no more than half an alternating one, a tenth of those so far, or, after 150 iterations, forty.
+    Others are finished by ``SupportNewton``, once the number of active groups is steady. Where Newton steps stall, or
+    do not halve the gap in time, alternating directions go on, from their own last point if that is not far worse.
+    Newton steps are tried again after ten iterations, and after twice as many each time.
 
     Parameters
     ----------
@@ -154,7 +155,7 @@ def _newton_that_pays(program: Program, state: _State) -> PrimalDualSolver | Non
 def _near_and_narrow(program: Program, state: _State) -> bool:
     if not 0 <= state.gap <= _NEAR * program.null_value:
         return False
-    patience = _LATE_PATIENCE if state.iteration >= _LATE else _PATIENCE
+    patience = _LATE_PATIENCE if state.iteration >= _LATE else max(_PATIENCE, _GROWING * state.iteration)
     return _newton_work(program, state.admm.coef) <= patience * _admm_work(program)
 
 
