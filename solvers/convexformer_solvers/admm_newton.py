@@ -20,9 +20,11 @@ from .support_newton import SupportNewton
 # Rough gap over the best constant model's objective below which ``SemismoothNewton`` is worth trying.
 _NEAR = 3e-2
 # Steps of alternating directions that one of its steps may cost, few as polished ones converge as fast; as a share of
-# those so far, as ten steps mostly suffice; and how many after that many iterations.
+# those so far, as ten steps mostly suffice, where its matrices are no larger than a Gram matrix in single precision;
+# and how many after that many iterations.
 _PATIENCE = 0.5
 _GROWING = 0.1
+_NARROW = 0.4
 _LATE = 150
 _LATE_PATIENCE = 40.0
 # Products with the data in such a step: of its line search, and of conjugate gradients where there are any.
@@ -155,15 +157,24 @@ def _newton_that_pays(program: Program, state: _State) -> PrimalDualSolver | Non
 def _near_and_narrow(program: Program, state: _State) -> bool:
     if not 0 <= state.gap <= _NEAR * program.null_value:
         return False
-    patience = _LATE_PATIENCE if state.iteration >= _LATE else max(_PATIENCE, _GROWING * state.iteration)
+    patience = _PATIENCE
+    if state.iteration >= _LATE:
+        patience = _LATE_PATIENCE
+    elif max(_widths(program, state.admm.coef), default=0) <= _NARROW * _side(program):
+        patience = max(_PATIENCE, _GROWING * state.iteration)
     return _newton_work(program, state.admm.coef) <= patience * _admm_work(program)
 
 
 def _admm_work(program: Program) -> float:
     """Work of one step of alternating directions."""
-    linear_map, n_outputs = program.map, program.y.shape[1]
-    side = min(linear_map.n_samples, math.prod(linear_map.feature_shape))
-    return 2 * linear_map.product_work(n_outputs) + side**2 * max(2.0 * n_outputs, WORK_OF_A_READ)
+    n_outputs = program.y.shape[1]
+    solves = _side(program) ** 2 * max(2.0 * n_outputs, WORK_OF_A_READ)
+    return 2 * program.map.product_work(n_outputs) + solves
+
+
+def _side(program: Program) -> int:
+    """Side of the Gram matrix."""
+    return min(program.map.n_samples, math.prod(program.map.feature_shape))
 
 
 def _newton_work(program: Program, coef: Tensor) -> float:
