@@ -14,14 +14,15 @@ from .operators import WORK_OF_A_READ
 from .penalties import GroupL2
 from .primal_dual import Iterate, PrimalDualSolver
 from .program import Program
+from .ridge import SMALL_SIDE
 from .semismooth import SemismoothNewton
 from .support_newton import SupportNewton
 
 # Rough gap over the best constant model's objective below which ``SemismoothNewton`` is worth trying.
 _NEAR = 3e-2
 # Steps of alternating directions that one of its steps may cost, few as polished ones converge as fast; as a share of
-# those so far, as ten steps mostly suffice, where its matrices are no larger than a Gram matrix in single precision;
-# and how many after that many iterations.
+# those so far, as ten steps mostly suffice, where the data are not small and its matrices no larger than a Gram matrix
+# in single precision; and how many after that many iterations.
 _PATIENCE = 0.5
 _GROWING = 0.1
 _NARROW = 0.4
@@ -160,7 +161,7 @@ def _near_and_narrow(program: Program, state: _State) -> bool:
     patience = _PATIENCE
     if state.iteration >= _LATE:
         patience = _LATE_PATIENCE
-    elif max(_widths(program, state.admm.coef), default=0) <= _NARROW * _side(program):
+    elif _side(program) > SMALL_SIDE and max(_widths(program, state.admm.coef)) <= _NARROW * _side(program):
         patience = max(_PATIENCE, _GROWING * state.iteration)
     return _newton_work(program, state.admm.coef) <= patience * _admm_work(program)
 

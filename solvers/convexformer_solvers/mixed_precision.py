@@ -18,6 +18,8 @@ _PATIENCE = 30
 _SHARE = 0.25
 # Rough gap, in units of the smallest one, beyond which rounding has led astray.
 _ASTRAY = 100.0
+# Distance from ``alpha_max``, relative, within which rounding in float32 may decide whether the solution is zero.
+_AT_ALPHA_MAX = 1e-5
 # Numbers of which a copy in single precision is made: 256 MB.
 _LARGEST_COPY = 2**26
 # Squares of the data and the targets within this range of 1 are safe, sums of products of two squares included.
@@ -30,7 +32,12 @@ class MixedPrecision(PrimalDualSolver):
     Iterations in float32 take half the time, or less where the data are float32 and float64 would have to convert
     them. Their points are about as good as rounding to seven digits lets them be: ``Polished`` makes that a gap
     of second order. Data in float64 are copied, up to 67 million numbers; larger ones are solved in float64 from the
-    start.
+    start, and so are small ones, where there is no time to gain, and programs whose solution is zero.
+
+    Parameters
+    ----------
+    smallest : int, default=2**18
+        Numbers that the data hold at least where float32 is used: two megabytes in float64.
 
     Examples
     --------
@@ -40,23 +47,35 @@ class MixedPrecision(PrimalDualSolver):
 
     _single, _double = Admm(torch.float32), Admm()
 
+    def __init__(self, smallest: int = 2**18) -> None:
+        self.smallest = smallest
+
     @property
     def name(self) -> str:
         return self._double.name
 
     def init_at(self, program: Program, coef: Tensor, pred: Tensor | None, previous: _State | None = None) -> _State:
         exact = program.counted().with_float64_targets()
+        if previous is not None and previous.at_zero:
+            previous = None
         if previous is not None:
             single, offset, solver = previous.single.with_alpha(exact.alpha), previous.offset, previous.solver
         else:
-            single, offset = around_zero(exact)
-            solver = self._single if suits_single(single) else self._double
+            large = exact.map.n_stored >= self.smallest
+            single, offset = around_zero(exact) if large else (exact, torch.zeros_like(exact.null_intercept))
+            solver = self._single if large and suits_single(single) else self._double
+        if solver is self._single and not bool(coef.any()) and exact.alpha >= (1 - _AT_ALPHA_MAX) * exact.alpha_max:
+            return self._all_in_double(exact, coef, pred)  # rounding would leave groups that are not zero
         if solver is self._double:
             inner = solver.init_at(exact, coef, pred, None if previous is None else previous.inner)
         else:
             pred = None if pred is None else pred - offset
             inner = solver.init_at(single, coef, pred, None if previous is None else previous.inner)
         return _State(exact, single, offset, solver, inner, inner)
+
+    def _all_in_double(self, exact: Program, coef: Tensor, pred: Tensor | None) -> _State:
+        inner = self._double.init_at(exact, coef, pred)
+        return _State(exact, exact, torch.zeros_like(exact.null_intercept), self._double, inner, inner, at_zero=True)
 
     def step(self, program: Program, state: _State) -> _State:
         if state.is_single and state.iteration >= state.until:
@@ -94,6 +113,7 @@ class _State(NamedTuple):
     solver: Admm
     inner: Any
     best: Any  # the inner state that last reached a goal
+    at_zero: bool = False  # in double precision for this alpha alone, as its solution may be zero
     iteration: int = 0
     goal: float = math.inf  # rough gap of which half is the next goal
     until: int = _PATIENCE  # iteration until which it must be reached

@@ -61,7 +61,9 @@ class Polished(PrimalDualSolver):
 
     def init_at(self, program: Program, coef: Tensor, pred: Tensor | None, previous: Any = None) -> _State:
         inner = self.inner.init_at(program, coef, pred, None if previous is None else previous.inner)
-        return _State(inner, None, inner.gap, self.least_wait)
+        # Near alpha_max few iterations suffice, and a polish tells rounding from zero.
+        first = self.least_wait if bool(coef.any()) else min(2, self.least_wait)
+        return _State(inner, None, inner.gap, first)
 
     def step(self, program: Program, state: _State) -> _State:
         inner, iteration = self.inner.step(program, state.inner), state.iteration + 1

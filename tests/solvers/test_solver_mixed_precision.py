@@ -6,11 +6,13 @@ import pytest
 import torch
 from solver_cases import LOSS_NAMES, make_program, randn
 
-from convexformer_solvers import Admm, Auto, DenseMap, GatedMap, solve
+from convexformer_solvers import Admm, DenseMap, GatedMap, solve
+from convexformer_solvers.admm_newton import AdmmNewton
 from convexformer_solvers.mixed_precision import MixedPrecision
 from convexformer_solvers.polish import Polished
 from convexformer_solvers.solver import Point
 
+MIXED = Polished(AdmmNewton(MixedPrecision(smallest=0)))
 BOUNDED = [loss for loss in LOSS_NAMES if loss != "poisson"]
 
 
@@ -31,13 +33,13 @@ def run(program, solver, n_steps):
 @pytest.mark.parametrize("intercept", [False, True])
 def test_what_single_precision_cannot_reach_double_does(loss, gated, intercept):
     program = make_program(loss, n=60, blocks=4, d=3, c=2, ratio=0.3, gated=gated, intercept=intercept, weighted=True)
-    result = solve(program, MixedPrecision(), tol=1e-11, max_iter=3000)
+    result = solve(program, MixedPrecision(smallest=0), tol=1e-11, max_iter=3000)
     assert result.certificate.relative_gap <= 1e-11
 
 
 def test_polished_single_precision_is_enough_for_the_usual_tolerance():
     program = make_program("squared", n=200, blocks=40, d=8, ratio=0.05)
-    solver = Polished(MixedPrecision())
+    solver = Polished(MixedPrecision(smallest=0))
     states = run(program, solver, 60)
     gaps = [state.gap / program.null_value for state in states if state.polished is not None]
     assert all(state.inner.is_single for state in states)
@@ -50,7 +52,7 @@ def test_means_of_features_and_targets_cost_no_iterations(loss):
     shifted = dataclasses.replace(program, map=DenseMap(program.map.data + 100 * randn(10, 4, seed=5).sign()))
     if program.loss.of_residual:
         shifted = dataclasses.replace(shifted, y=program.y + 1e4)
-    plain, moved = (solve(one, Auto(), tol=1e-8) for one in (program, shifted))
+    plain, moved = (solve(one, MIXED, tol=1e-8) for one in (program, shifted))
     assert moved.certificate.primal == pytest.approx(plain.certificate.primal, rel=1e-6)
     assert moved.n_iter <= plain.n_iter + 10
 
@@ -59,8 +61,8 @@ def test_means_of_features_and_targets_cost_no_iterations(loss):
 def test_data_beyond_the_range_of_single_precision(scale):
     program = make_program("squared", n=100, blocks=10, d=4, ratio=0.1)
     scaled = dataclasses.replace(program, map=DenseMap(program.map.data * scale), alpha=program.alpha * scale)
-    assert solve(scaled, Auto(), tol=1e-8).certificate.primal == pytest.approx(
-        solve(program, Auto(), tol=1e-8).certificate.primal, rel=1e-6
+    assert solve(scaled, MIXED, tol=1e-8).certificate.primal == pytest.approx(
+        solve(program, MIXED, tol=1e-8).certificate.primal, rel=1e-6
     )
 
 
@@ -68,7 +70,7 @@ def test_data_beyond_the_range_of_single_precision(scale):
 def test_targets_beyond_the_range_of_single_precision(scale):
     program = make_program("squared", n=100, blocks=10, d=4, ratio=0.1)
     scaled = dataclasses.replace(program, y=program.y * scale, alpha=program.alpha * scale)
-    assert solve(scaled, Auto(), tol=1e-8).certificate.relative_gap <= 1e-8
+    assert solve(scaled, MIXED, tol=1e-8).certificate.relative_gap <= 1e-8
 
 
 @pytest.mark.parametrize("gated", [False, True])
@@ -78,22 +80,22 @@ def test_large_means_that_cannot_be_taken_out(gated):
     linear_map = GatedMap(data, program.map.masks) if gated else DenseMap(data)
     program = dataclasses.replace(program, map=linear_map)
     program = program.with_alpha(0.1 * program.alpha_max)
-    assert solve(program, MixedPrecision(), tol=1e-6, max_iter=3000).certificate.relative_gap <= 1e-6
+    assert solve(program, MixedPrecision(smallest=0), tol=1e-6, max_iter=3000).certificate.relative_gap <= 1e-6
 
 
 def test_data_too_large_for_a_copy_are_solved_in_double_precision(monkeypatch):
     program = make_program("squared", n=100, blocks=10, d=4, ratio=0.1, intercept=True)
     monkeypatch.setattr("convexformer_solvers.mixed_precision._LARGEST_COPY", 10)
-    mixed, double = (run(program, solver, 20)[-1] for solver in (MixedPrecision(), Admm()))
+    mixed, double = (run(program, solver, 20)[-1] for solver in (MixedPrecision(smallest=0), Admm()))
     assert not mixed.is_single
     assert torch.equal(mixed.coef, double.coef)
     single = program.to(torch.float32)
-    assert run(single, MixedPrecision(), 20)[-1].is_single
+    assert run(single, MixedPrecision(smallest=0), 20)[-1].is_single
 
 
 def test_a_path_goes_on_in_the_precision_of_its_last_alpha():
     program = make_program("squared", n=100, blocks=10, d=4, ratio=0.3, intercept=True)
-    solver = MixedPrecision()
+    solver = MixedPrecision(smallest=0)
     state = run(program, solver, 5)[-1]
     smaller = program.with_alpha(0.5 * program.alpha)
     again = solver.init_again(smaller, solver.point(program, state), state)
@@ -104,3 +106,19 @@ def test_a_path_goes_on_in_the_precision_of_its_last_alpha():
     assert not again.is_single
     assert 0 <= again.gap <= 1e-12 * program.null_value
     assert not solver.init_again(program, solver.point(smaller, again), again).is_single
+
+
+def test_zero_solutions_are_zero_and_do_not_end_single_precision():
+    program = make_program("squared", n=100, blocks=10, d=4, ratio=1.0)
+    solver = MixedPrecision(smallest=0)
+    state = run(program, solver, 30)[-1]
+    assert not state.is_single
+    assert float(state.coef.abs().max()) < 1e-14
+    smaller = program.with_alpha(0.5 * program.alpha)
+    assert solver.init_again(smaller, solver.point(program, state), state).is_single
+
+
+def test_small_data_stay_in_double_precision():
+    program = make_program("squared", n=100, blocks=10, d=4, ratio=0.1)
+    assert not run(program, MixedPrecision(), 1)[-1].is_single
+    assert run(program, MixedPrecision(smallest=100 * 10 * 4), 1)[-1].is_single
