@@ -353,12 +353,6 @@ class SquaredHinge(_SignLoss):
         return cp.sum(cp.multiply(weight[:, None], cp.square(cp.pos(1 - cp.multiply(y, pred)))))
 
 
-def _softmax(pred: Tensor) -> Tensor:
-    """Softmax of each row; ``torch.softmax`` takes three times as long for ten columns."""
-    result = (pred - pred.amax(1, keepdim=True)).exp_()
-    return result.div_(result.sum(1, keepdim=True))
-
-
 @dataclass(frozen=True)
 class Softmax(Loss):
     r"""Softmax cross-entropy :math:`\log \sum_l e^{f_l} - \langle y, f \rangle` for rows ``y`` in the unit simplex."""
@@ -374,7 +368,7 @@ class Softmax(Loss):
         return 0.5
 
     def mean(self, pred: Tensor) -> Tensor:
-        return _softmax(pred)
+        return torch.softmax(pred, 1)
 
     def check_target(self, y: Tensor) -> None:
         if y.shape[1] < 2:
@@ -394,19 +388,19 @@ class Softmax(Loss):
         return torch.logsumexp(pred, 1) - (y * pred).sum(1)
 
     def gradient(self, pred: Tensor, y: Tensor) -> Tensor:
-        return _softmax(pred) - y
+        return torch.softmax(pred, 1) - y
 
     def hessian_product(self, pred: Tensor, y: Tensor, direction: Tensor) -> Tensor:
-        probability = _softmax(pred)
+        probability = torch.softmax(pred, 1)
         weighted = probability * direction
         return weighted - probability * weighted.sum(1, keepdim=True)
 
     def hessian_parts(self, pred: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        probability = _softmax(pred)
+        probability = torch.softmax(pred, 1)
         return probability, probability
 
     def mean_hessian(self, pred: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-        probability = _softmax(pred)
+        probability = torch.softmax(pred, 1)
         weighted = weight[:, None] * probability
         return torch.diag(weighted.sum(0)) - weighted.T @ probability
 
