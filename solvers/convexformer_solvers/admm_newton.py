@@ -158,10 +158,10 @@ def _newton_that_pays(program: Program, state: _State) -> PrimalDualSolver | Non
 def _near_and_narrow(program: Program, state: _State) -> bool:
     if not 0 <= state.gap <= _NEAR * program.null_value:
         return False
-    patience = _PATIENCE
+    patience, side = _PATIENCE, program.map.smaller_side
     if state.iteration >= _LATE:
         patience = _LATE_PATIENCE
-    elif _side(program) > SMALL_SIDE and max(_widths(program, state.admm.coef)) <= _NARROW * _side(program):
+    elif side > SMALL_SIDE and max(_widths(program, state.admm.coef)) <= _NARROW * side:
         patience = max(_PATIENCE, _GROWING * state.iteration)
     return _newton_work(program, state.admm.coef) <= patience * _admm_work(program)
 
@@ -169,13 +169,8 @@ def _near_and_narrow(program: Program, state: _State) -> bool:
 def _admm_work(program: Program) -> float:
     """Work of one step of alternating directions."""
     n_outputs = program.y.shape[1]
-    solves = _side(program) ** 2 * max(2.0 * n_outputs, WORK_OF_A_READ)
+    solves = program.map.smaller_side**2 * max(2.0 * n_outputs, WORK_OF_A_READ)
     return 2 * program.map.product_work(n_outputs) + solves
-
-
-def _side(program: Program) -> int:
-    """Side of the Gram matrix."""
-    return min(program.map.n_samples, math.prod(program.map.feature_shape))
 
 
 def _newton_work(program: Program, coef: Tensor) -> float:

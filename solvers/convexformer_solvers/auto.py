@@ -116,15 +116,14 @@ def _polished_admm() -> Solver:
 
 
 def _plan(program: Program, warm: bool) -> tuple[_Stage, ...]:
-    n_samples, n_features = program.map.n_samples, math.prod(program.map.feature_shape)
     forever = math.inf
     if not math.isfinite(program.loss.smoothness):
         newton_applies = isinstance(program.penalty, GroupL2) and program.outputs_separate
-        if not newton_applies or n_samples > _LARGEST_SIDE:
+        if not newton_applies or program.map.n_samples > _LARGEST_SIDE:
             return (_Stage(Fista(), forever),)
         newton = _Stage(SemismoothNewton(), _NEWTON_STEPS)
         return _Stage(Fista(), _FISTA_STEPS_BEFORE_NEWTON), newton, _Stage(Fista(), forever)
-    small = min(n_samples, n_features) <= _LARGEST_SIDE
+    small = program.map.smaller_side <= _LARGEST_SIDE
     plan = []
     if not program.loss.separable:
         if isinstance(program.penalty, GroupL2) and small:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from .fista import Fista
-from .mixed_precision import around_zero, suits_single
+from .mixed_precision import for_single
+from .operators import mirrored
 from .polish import polished
 from .primal_dual import Iterate, PrimalDualSolver
 from .program import Program
@@ -50,11 +51,9 @@ class FirstSteps(PrimalDualSolver):
 
     def init_at(self, program: Program, coef: Tensor, pred: Tensor | None, previous: _State | None = None) -> _State:
         exact = program.counted().with_float64_targets()
-        single, offset = around_zero(exact)
-        if suits_single(single):
+        single, offset = for_single(exact) or (exact, torch.zeros_like(exact.null_intercept))
+        if single is not exact:
             single = single.to(torch.float32)
-        else:
-            single, offset = exact, torch.zeros_like(offset)
         inner = self._fista.init(single, Point(coef.to(single.y), single.null_intercept))
         return _State(exact, single, offset, inner, _steps_of_other_solvers(exact))
 
@@ -109,9 +108,8 @@ class _State(NamedTuple):
 def _steps_of_other_solvers(program: Program) -> float:
     """Steps, of two products each, in the time that alternating directions take from scratch."""
     linear_map = program.map
-    side = min(linear_map.n_samples, math.prod(linear_map.feature_shape))
     product = linear_map.product_work(program.y.shape[1])
-    return (linear_map.gram_work() + side**3 / 3) / (2 * product) + _OTHER_ITERATIONS
+    return (linear_map.gram_work() + linear_map.smaller_side**3 / 3) / (2 * product) + _OTHER_ITERATIONS
 
 
 def nearly_independent(program: Program) -> bool:
@@ -136,8 +134,7 @@ def nearly_independent(program: Program) -> bool:
     sample = linear_map.rows(positions.long())
     n_blocks, d = n_features // linear_map.feature_shape[-1], linear_map.feature_shape[-1]
     ones = torch.ones(n_blocks, dtype=torch.float64, device=linear_map.device)
-    kernel = sample.kernel(torch.arange(n_blocks, device=ones.device), ones, ones.new_zeros((n_blocks, d)))
-    kernel = kernel.tril() + kernel.tril(-1).T
+    kernel = mirrored(sample.kernel(torch.arange(n_blocks, device=ones.device), ones, ones.new_zeros((n_blocks, d))))
     if not bool(torch.isfinite(kernel).all()):
         return False
     if program.fit_intercept:

@@ -61,9 +61,9 @@ class MixedPrecision(PrimalDualSolver):
         if previous is not None:
             single, offset, solver = previous.single.with_alpha(exact.alpha), previous.offset, previous.solver
         else:
-            large = exact.map.n_stored >= self.smallest
-            single, offset = around_zero(exact) if large else (exact, torch.zeros_like(exact.null_intercept))
-            solver = self._single if large and suits_single(single) else self._double
+            found = for_single(exact) if exact.map.n_stored >= self.smallest else None
+            single, offset = found or (exact, torch.zeros_like(exact.null_intercept))
+            solver = self._double if found is None else self._single
         if solver is self._single and not bool(coef.any()) and exact.alpha >= (1 - _AT_ALPHA_MAX) * exact.alpha_max:
             return self._all_in_double(exact, coef, pred)  # rounding would leave groups that are not zero
         if solver is self._double:
@@ -131,22 +131,21 @@ class _State(NamedTuple):
         return self.solver.dtype != torch.float64
 
 
-def around_zero(program: Program) -> tuple[Program, Tensor]:
+def for_single(program: Program) -> tuple[Program, Tensor] | None:
     """An equivalent program that loses few digits in float32, and by how much its predictions are lower.
 
-    With an intercept the features can be centred, where they are copied anyway, and the targets of a regression.
+    With an intercept the features can be centred, where they are copied anyway, and the targets of a regression. None
+    where the data are too large for a copy and not in float32, or where their squares leave its range.
     """
-    offset, linear_map = torch.zeros_like(program.null_intercept), program.map
+    linear_map, offset = program.map, torch.zeros_like(program.null_intercept)
+    may_copy = linear_map.n_stored <= _LARGEST_COPY
+    if linear_map.dtype != torch.float32 and not may_copy:
+        return None
     if program.fit_intercept and program.loss.of_residual:
         offset = program.null_intercept
-    if linear_map.n_stored <= _LARGEST_COPY:
-        linear_map = linear_map.centered(program.weight, torch.float32) if program.fit_intercept else linear_map
-    return dataclasses.replace(program, map=linear_map, y=program.y - offset), offset
-
-
-def suits_single(program: Program) -> bool:
-    """Whether the data are in single precision, or a copy of them may be, and no squares of them leave its range."""
-    if program.map.dtype != torch.float32 and program.map.n_stored > _LARGEST_COPY:
-        return False
-    entry, slope = program.map.largest(), float(program.null_dual_point.abs().max())
-    return all(1 / _RANGE < size < _RANGE for size in (entry**2, slope, slope * entry**2))
+    if program.fit_intercept and may_copy:
+        linear_map = linear_map.centered(program.weight, torch.float32)
+    result = dataclasses.replace(program, map=linear_map, y=program.y - offset)
+    entry, slope = linear_map.largest(), float(result.null_dual_point.abs().max())
+    within = all(1 / _RANGE < size < _RANGE for size in (entry**2, slope, slope * entry**2))
+    return (result, offset) if within else None

@@ -62,6 +62,11 @@ class LinearMap(ABC):
         """Numbers that the map holds in the precision `dtype`."""
         return self.n_samples * math.prod(self.feature_shape)
 
+    @property
+    def smaller_side(self) -> int:
+        """Side of the Gram matrix of all features or, where that is smaller, of all samples."""
+        return min(self.n_samples, math.prod(self.feature_shape))
+
     def largest(self) -> float:
         """Largest absolute value of an entry, or a bound of it."""
         blocks = range(math.prod(self.feature_shape[:-1]))
@@ -159,8 +164,7 @@ class LinearMap(ABC):
 
     def gram_work(self) -> float:
         """Floating-point operations of forming the Gram matrix of all features, on the smaller side, roughly."""
-        n_features = math.prod(self.feature_shape)
-        return 2.0 * self.n_samples * n_features * min(self.n_samples, n_features)
+        return 2.0 * self.n_samples * math.prod(self.feature_shape) * self.smaller_side
 
     def gram(self, left: Tensor, right: Tensor, weight: Tensor) -> Tensor:
         """``A_left' diag(weight) A_right`` of some blocks' columns, shape ``(n_left d, n_right d)``.
@@ -179,7 +183,7 @@ class LinearMap(ABC):
                 _add_lower_product(result, columns.T, weighted)
             else:
                 result.addmm_(columns.T, weighted)
-        return _mirrored(result) if same else result
+        return mirrored(result) if same else result
 
     def squared_norm(self, weight: Tensor, center: bool = False, n_steps: int = 20) -> float:
         """Largest eigenvalue of ``A' diag(weight) A``, estimated from below by power iteration.
@@ -233,7 +237,7 @@ def weighted_gram(columns: Tensor, weight: Tensor) -> Tensor:
     for rows in _tall_chunks(*columns.shape):
         part = columns[rows]
         _add_lower_product(result, part.T, part * weight[rows, None])
-    return _mirrored(result)
+    return mirrored(result)
 
 
 def _add_lower_product(result: Tensor, left: Tensor, right: Tensor) -> None:
@@ -245,7 +249,7 @@ def _add_lower_product(result: Tensor, left: Tensor, right: Tensor) -> None:
         result[rows, : rows.stop].addmm_(left[rows], right[:, : rows.stop])
 
 
-def _mirrored(lower: Tensor) -> Tensor:
+def mirrored(lower: Tensor) -> Tensor:
     """Symmetric matrix of a lower triangle, in its place."""
     size = lower.shape[0]
     height = max(256, -(-size // 8))
