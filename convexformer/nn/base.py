@@ -1,0 +1,153 @@
+"""What the non-convex networks share: predictions, decay, and the objective made of both."""
+
+from __future__ import annotations
+
+import numbers
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from convexformer_solvers import Loss, Penalty, get_loss
+
+
+def sample_losses(predictions: Tensor, y: Tensor, loss: str | Loss = "squared") -> Tensor:
+    r"""Loss of each sample; that of a sequence is the sum over its positions.
+
+    Parameters
+    ----------
+    predictions : Tensor of shape (N, c) or (N, T, c)
+        Outputs of a network, per sample or per sample and position.
+    y : Tensor of the shape of ``predictions`` or (N, T * c)
+        Targets of the loss.
+    loss : str or Loss, default="squared"
+        Half the squared distance by default. Of a loss that is a sum over outputs this is the loss of the flattened
+        ``(N, T * c)`` predictions; softmax cross-entropy is taken over the ``c`` outputs of each position.
+
+    Returns
+    -------
+    Tensor of shape (N,)
+
+    Raises
+    ------
+    ValueError
+        If ``y`` does not have as many samples, or numbers per sample, as ``predictions``.
+
+    Examples
+    --------
+    >>> sample_losses(torch.zeros(1, 2, 1), torch.tensor([[[2.0], [4.0]]]))
+    tensor([10.])
+    """
+    if y.ndim < 2 or y.flatten(1).shape != predictions.flatten(1).shape:
+        raise ValueError(f"y must have shape {tuple(predictions.shape)}, that of the predictions, got {tuple(y.shape)}")
+    n_outputs = predictions.shape[-1]
+    by_position = get_loss(loss).value(predictions.reshape(-1, n_outputs), y.reshape(-1, n_outputs))
+    return by_position.reshape(len(predictions), -1).sum(1)
+
+
+def normal_draws(seed: int) -> Callable[..., Tensor]:
+    """Function of a shape that draws standard normal numbers, without touching torch's global generator."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.get_default_dtype())
+
+    return draw
+
+
+def check_sizes(**sizes: int) -> None:
+    """Raise ``ValueError`` naming the first size that is not a positive integer."""
+    for name, size in sizes.items():
+        if isinstance(size, bool) or not isinstance(size, numbers.Integral) or size < 1:
+            raise ValueError(f"{name} must be at least 1 and an integer, got {size!r}")
+
+
+class AttentionNetwork(nn.Module, ABC):
+    """A network of attention heads with its own weight decay; what ``train`` trains.
+
+    A subclass gives ``forward`` and ``decay``, and ``prepared`` where something about the samples never changes
+    during training.
+
+    Examples
+    --------
+    >>> class Mean(AttentionNetwork):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.weight = nn.Parameter(torch.ones(3, 1))
+    ...
+    ...     def forward(self, tokens):
+    ...         return tokens.mean(1) @ self.weight
+    ...
+    ...     def decay(self, penalty=None):
+    ...         return self.weight.square().sum() / 2
+    >>> Mean().objective(torch.ones(4, 2, 3), torch.zeros(4, 1), alpha=1.0).item()
+    6.0
+    """
+
+    @abstractmethod
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Predictions of shape ``(N, c)`` or ``(N, T, c)`` for tokens of shape ``(N, n, d)``."""
+
+    @abstractmethod
+    def decay(self, penalty: str | Penalty | None = None) -> Tensor:
+        """Weight decay, a scalar; None is the network's own default."""
+
+    def prepared(self, tokens: Tensor) -> tuple[Tensor, ...]:
+        """Arguments of ``forward`` for these samples, with all that no training step changes already computed.
+
+        Parameters
+        ----------
+        tokens : Tensor of shape (N, n, d)
+            The samples.
+
+        Returns
+        -------
+        tuple of Tensor
+            Each with one entry per sample, so that ``network(*(part[rows] for part in prepared))`` are predictions
+            for some of the samples. The tokens alone by default.
+        """
+        return (tokens,)
+
+    def objective(
+        self,
+        tokens: Tensor,
+        y: Tensor,
+        *,
+        loss: str | Loss = "squared",
+        penalty: str | Penalty | None = None,
+        alpha: float,
+        sample_weight: Tensor | None = None,
+    ) -> Tensor:
+        """Mean loss over samples plus ``alpha`` times the decay.
+
+        Where a convex program is equivalent to the network this is never below the program's certified dual bound.
+
+        Parameters
+        ----------
+        tokens : Tensor of shape (N, n, d)
+            The samples.
+        y : Tensor of the shape of the predictions, or (N, T * c) for predictions of shape (N, T, c)
+            Targets of the loss; that of a sequence is summed over its positions.
+        loss : str or Loss, default="squared"
+            As in the program.
+        penalty : str or Penalty, optional
+            As in the program. Default: the network's own, see ``decay``.
+        alpha : float
+            Weight of the decay.
+        sample_weight : Tensor of shape (N,), optional
+            Weights; only ratios matter.
+
+        Returns
+        -------
+        Tensor
+            A scalar with gradients.
+
+        Raises
+        ------
+        ValueError
+            If ``y`` does not fit the predictions.
+        """
+        losses = sample_losses(self(tokens), y, loss)
+        mean = losses.mean() if sample_weight is None else (losses * sample_weight).sum() / sample_weight.sum()
+        return mean + alpha * self.decay(penalty)

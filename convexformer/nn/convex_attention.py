@@ -1,0 +1,169 @@
+"""Heads whose attention over tokens is a weight vector: the network that the convex programs solve."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor, nn
+
+from convexformer.gates import Gates
+from convexformer_solvers import Penalty, get_penalty
+
+from .base import AttentionNetwork, check_sizes, normal_draws
+from .simplex import Simplex, first_free, into_simplex
+
+
+class ConvexAttention(AttentionNetwork):
+    r"""The non-convex network of convex-attention heads, trainable with any optimiser (paper [C], eqs. 4-6 and 9).
+
+    .. math:: f(X) = b + \sum_j g_j(X) \; (w_{1j}^\top X w_{2j}) \, w_{3j}, \qquad
+              w_{1j} \in \Delta^n, \; w_{2j} \in R^d, \; w_{3j} \in R^c
+
+    with :math:`g_j = 1`, or with a fixed gate :math:`g_j(X) = 1[u_{1}^\top X u_{2} \ge 0]`. With enough heads its
+    globally optimal objective equals the optimum of the convex program; with too few it can only be larger.
+
+    Parameters
+    ----------
+    n_tokens, n_features, n_outputs : int
+        Shape of the data: ``n``, ``d`` and ``c``.
+    n_heads : int
+        Number of heads ``m``.
+    gates : Gates, optional
+        Fixed gates. Default: none, every head sees every sample.
+    gate_index : array-like of shape (n_heads,), optional
+        Gate of each head. Default: heads are spread evenly over the gates.
+    simplex : {"softmax", "projection"}, default="softmax"
+        How the free parameter of ``w1`` is mapped into the simplex. Softmax has gradients everywhere but never an
+        exact zero; the Euclidean projection has exact zeros and no gradient outside its support.
+    bias : bool, default=True
+        Whether there is a bias per output, without decay.
+    seed : int, default=0
+        Seed of the initial weights.
+
+    Examples
+    --------
+    >>> network = ConvexAttention(4, 3, 2, n_heads=8)
+    >>> network(torch.zeros(5, 4, 3)).shape
+    torch.Size([5, 2])
+    """
+
+    def __init__(
+        self,
+        n_tokens: int,
+        n_features: int,
+        n_outputs: int = 1,
+        n_heads: int = 16,
+        gates: Gates | None = None,
+        gate_index: ArrayLike | None = None,
+        simplex: Simplex = "softmax",
+        bias: bool = True,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        check_sizes(n_tokens=n_tokens, n_features=n_features, n_outputs=n_outputs, n_heads=n_heads)
+        normal = normal_draws(seed)
+        self.simplex = simplex
+        self.gates = gates
+        self.w1_free = nn.Parameter(first_free(normal(n_heads, n_tokens), simplex))  # (m, n)
+        self.w2 = nn.Parameter(normal(n_heads, n_features) / math.sqrt(n_features))  # (m, d)
+        self.w3 = nn.Parameter(normal(n_heads, n_outputs) / math.sqrt(n_heads))  # (m, c)
+        self.bias = nn.Parameter(torch.zeros(n_outputs)) if bias else None  # (c,)
+        n_gates = 1 if gates is None else len(gates)
+        index = torch.arange(n_heads) % n_gates if gate_index is None else torch.as_tensor(np.asarray(gate_index))
+        if index.shape != (n_heads,) or not bool(((index >= 0) & (index < n_gates)).all()):
+            raise ValueError(f"gate_index must be {n_heads} positions below {n_gates}, got shape {tuple(index.shape)}")
+        self.gate_index: Tensor
+        self.register_buffer("gate_index", index)  # (m,)
+
+    def get_extra_state(self) -> dict[str, Tensor]:
+        """Gates for ``state_dict``; they are no parameters, but without them the weights mean nothing."""
+        return (
+            {} if self.gates is None else {"u1": torch.as_tensor(self.gates.u1), "u2": torch.as_tensor(self.gates.u2)}
+        )
+
+    def set_extra_state(self, state: dict[str, Tensor]) -> None:
+        """Gates from a ``state_dict``."""
+        self.gates = Gates(*(state[name].numpy(force=True) for name in ("u1", "u2"))) if state else None
+
+    @property
+    def w1(self) -> Tensor:
+        """Attention over tokens of each head, in the simplex, shape ``(m, n)``."""
+        return into_simplex(self.w1_free, self.simplex)
+
+    def forward(self, tokens: Tensor, masks: Tensor | None = None) -> Tensor:
+        """Predictions.
+
+        Parameters
+        ----------
+        tokens : Tensor of shape (N, n, d)
+            The samples.
+        masks : Tensor of shape (N, h), optional
+            Masks of the gates on these samples, where they have been computed before.
+
+        Returns
+        -------
+        Tensor of shape (N, c)
+        """
+        directions = (self.w1[:, :, None] * self.w2[:, None, :]).flatten(1)  # (m, n d)
+        pooled = tokens.flatten(1) @ directions.T  # (N, m)
+        if self.gates is not None:
+            masks = self.gates.masks(tokens) if masks is None else masks
+            pooled = pooled * masks[:, self.gate_index]
+        pred = pooled @ self.w3  # (N, c)
+        return pred if self.bias is None else pred + self.bias
+
+    def prepared(self, tokens: Tensor) -> tuple[Tensor, ...]:
+        """Tokens and, with gates, their masks."""
+        return (tokens,) if self.gates is None else (tokens, self.gates.masks(tokens))
+
+    def decay(self, penalty: str | Penalty | None = None) -> Tensor:
+        """Weight decay of all heads, ``sum_j (|w2_j|_2^2 + |w3_j|^2) / 2``.
+
+        Parameters
+        ----------
+        penalty : str or Penalty, optional
+            The norm of ``w3`` is l1 for ``"group_l2"``, the default, and l2 for ``"nuclear"``.
+
+        Returns
+        -------
+        Tensor
+            A scalar with gradients.
+        """
+        return get_penalty("group_l2" if penalty is None else penalty).factor_cost(self.w2, self.w3).sum()
+
+
+def network_from_heads(
+    w1: np.ndarray, w2: np.ndarray, w3: np.ndarray, bias: np.ndarray, gates: Gates | None, gate_index: np.ndarray
+) -> ConvexAttention:
+    """A network with exactly these weights, its attention in the projection form that has exact zeros.
+
+    Parameters
+    ----------
+    w1, w2, w3 : ndarray of shapes (m, n), (m, d), (m, c)
+        Weights of the heads.
+    bias : ndarray of shape (c,)
+        Bias.
+    gates : Gates or None
+        The gates.
+    gate_index : ndarray of shape (m,)
+        Gate of each head.
+
+    Returns
+    -------
+    ConvexAttention
+        In the precision of ``w2``. Without any heads it has one whose weights are zero.
+    """
+    if len(w1) == 0:
+        w1, gate_index = np.eye(1, w1.shape[1], dtype=w1.dtype), np.zeros(1, dtype=np.int64)
+        w2, w3 = np.zeros((1, w2.shape[1]), w2.dtype), np.zeros((1, w3.shape[1]), w3.dtype)
+    dtype = torch.as_tensor(w2).dtype
+    shape = (w1.shape[1], w2.shape[1], w3.shape[1], len(w1))
+    network = ConvexAttention(*shape, gates=gates, gate_index=gate_index, simplex="projection").to(dtype)
+    assert network.bias is not None
+    with torch.no_grad():
+        for parameter, values in ((network.w1_free, w1), (network.w2, w2), (network.w3, w3), (network.bias, bias)):
+            parameter.copy_(torch.as_tensor(values))
+    return network

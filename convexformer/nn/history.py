@@ -1,0 +1,81 @@
+"""What a training run leaves behind besides the weights."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+End = Literal["n_steps", "patience", "seconds", "callback", "diverged"]
+
+
+@dataclass
+class TrainingHistory:
+    """Course of one training run: one learning rate and one weight decay.
+
+    Attributes
+    ----------
+    steps : list of int
+        Steps done when each entry of ``objective`` and ``seconds`` was taken: each step on the full batch, about every
+        hundredth part of the run with minibatches.
+    objective : list of float
+        Mean loss over **all** training samples plus ``alpha`` times the decay, before the step.
+    seconds : list of float
+        Wall time of the steps so far, without evaluations and callbacks.
+    validation_steps : list of int
+        Steps done when each entry of ``validation`` was taken.
+    validation : list of float
+        Mean loss, without decay, on the validation data; empty without any.
+    lr, weight_decay : float
+        First learning rate and AdamW's decay of this run.
+    ended_by : {"n_steps", "patience", "seconds", "callback", "diverged"}
+        What ended the run.
+    kept_step : int
+        Steps done by the weights that the run ended with: fewer than were made where the best weights by validation,
+        or the initial ones after a divergence, were put back.
+    trials : list of TrainingHistory
+        Of what ``train`` returns: the runs of all combinations, this one among them, in the order of the grid.
+
+    Examples
+    --------
+    >>> history = TrainingHistory(steps=[0, 1], objective=[2.0, 1.0], seconds=[0.0, 0.5], kept_step=1)
+    >>> history.final_objective, history.total_seconds, history.stopped_early
+    (1.0, 0.5, False)
+    """
+
+    steps: list[int] = field(default_factory=list)
+    objective: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    validation_steps: list[int] = field(default_factory=list)
+    validation: list[float] = field(default_factory=list)
+    lr: float = math.nan
+    weight_decay: float = 0.0
+    ended_by: End = "n_steps"
+    kept_step: int = 0
+    trials: list[TrainingHistory] = field(default_factory=list)
+
+    @property
+    def stopped_early(self) -> bool:
+        """Whether the run ended before its last step."""
+        return self.ended_by != "n_steps"
+
+    @property
+    def final_objective(self) -> float:
+        """Objective of the weights that the run ended with."""
+        return self.objective[self.steps.index(self.kept_step)]
+
+    @property
+    def final_validation(self) -> float:
+        """Validation loss of the weights that the run ended with; nan without validation data."""
+        return self.validation[self.validation_steps.index(self.kept_step)] if self.validation else math.nan
+
+    @property
+    def total_seconds(self) -> float:
+        """Seconds of the whole search, all combinations together."""
+        return sum(trial.seconds[-1] for trial in self.trials or [self])
+
+    @property
+    def score(self) -> float:
+        """What the best combination has the least of: final validation loss, else objective; inf if not finite."""
+        value = self.final_validation if self.validation else self.final_objective
+        return value if math.isfinite(value) and self.ended_by != "diverged" else math.inf

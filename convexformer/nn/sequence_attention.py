@@ -1,0 +1,113 @@
+"""Heads that map a sequence to a sequence, their attention shared by all samples."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from convexformer_solvers import Penalty, get_penalty
+
+from .base import AttentionNetwork, check_sizes, normal_draws
+from .simplex import Simplex, first_free, into_simplex
+
+
+class SequenceAttention(AttentionNetwork):
+    r"""The non-convex network of convex-attention heads for sequence targets (paper [C], Thm A.1).
+
+    .. math:: F(X) = B + \sum_j W_{1j} X w_{2j} w_{3j}^\top, \qquad
+              W_{1j} \in R^{T \times n} \text{ with rows in } \Delta^n, \; w_{2j} \in R^d, \; w_{3j} \in R^c
+
+    Every sample is mixed by the same ``W1``. With the default decay and enough heads, ``2 d c`` are, the globally
+    optimal objective is the optimum of the exact convex program for sequence targets, whose variables are
+    non-negative matrices of equal row sums. With the decay of a named penalty no equivalent convex program is
+    known: minimising it is NP-hard in general.
+
+    Parameters
+    ----------
+    n_tokens, n_features, n_outputs : int
+        Shape of the data: ``n``, ``d`` and ``c`` numbers per target position.
+    n_heads : int, default=16
+        Number of heads ``m``.
+    n_targets : int, optional
+        Target positions ``T``. Default: ``n_tokens``, one per token.
+    simplex : {"softmax", "projection"}, default="softmax"
+        How the free parameter of each row of ``w1`` is mapped into the simplex, as in ``ConvexAttention``.
+    bias : bool, default=True
+        Whether there is a bias per target position and output, without decay.
+    seed : int, default=0
+        Seed of the initial weights.
+
+    Raises
+    ------
+    ValueError
+        If a size is not a positive integer or ``simplex`` is unknown.
+
+    Examples
+    --------
+    >>> network = SequenceAttention(4, 3, 2, n_heads=8)
+    >>> network(torch.zeros(5, 4, 3)).shape
+    torch.Size([5, 4, 2])
+    """
+
+    def __init__(
+        self,
+        n_tokens: int,
+        n_features: int,
+        n_outputs: int = 1,
+        n_heads: int = 16,
+        n_targets: int | None = None,
+        simplex: Simplex = "softmax",
+        bias: bool = True,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        n_targets = n_tokens if n_targets is None else n_targets
+        check_sizes(n_tokens=n_tokens, n_features=n_features, n_outputs=n_outputs, n_heads=n_heads, n_targets=n_targets)
+        normal = normal_draws(seed)
+        self.simplex = simplex
+        self.w1_free = nn.Parameter(first_free(normal(n_heads, n_targets, n_tokens), simplex))  # (m, T, n)
+        self.w2 = nn.Parameter(normal(n_heads, n_features) / math.sqrt(n_features))  # (m, d)
+        self.w3 = nn.Parameter(normal(n_heads, n_outputs) / math.sqrt(n_heads))  # (m, c)
+        self.bias = nn.Parameter(torch.zeros(n_targets, n_outputs)) if bias else None  # (T, c)
+
+    @property
+    def w1(self) -> Tensor:
+        """Attention over tokens of each head and target position, rows in the simplex, shape ``(m, T, n)``."""
+        return into_simplex(self.w1_free, self.simplex)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Predictions.
+
+        Parameters
+        ----------
+        tokens : Tensor of shape (N, n, d)
+            The samples.
+
+        Returns
+        -------
+        Tensor of shape (N, T, c)
+        """
+        projected = tokens @ self.w2.T  # (N, n, m)
+        mixed = torch.einsum("jtk,ikj->itj", self.w1, projected)  # (N, T, m)
+        pred = mixed @ self.w3  # (N, T, c)
+        return pred if self.bias is None else pred + self.bias
+
+    def decay(self, penalty: str | Penalty | None = None) -> Tensor:
+        r"""Weight decay of all heads.
+
+        Parameters
+        ----------
+        penalty : str or Penalty, optional
+            Default: :math:`\frac12 \sum_j (\|w_{2j}\|_1^2 + \|w_{3j}\|_1^2)`, that of the exact convex program. A
+            named penalty gives the decay that ``ConvexAttention`` has under it, with the l2 norm of ``w2``.
+
+        Returns
+        -------
+        Tensor
+            A scalar with gradients.
+        """
+        if penalty is not None:
+            return get_penalty(penalty).factor_cost(self.w2, self.w3).sum()
+        return 0.5 * sum(torch.linalg.vector_norm(w, ord=1, dim=1).square().sum() for w in (self.w2, self.w3))

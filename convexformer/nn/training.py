@@ -1,0 +1,252 @@
+"""Training of the non-convex networks: one function for all of them, with an equal budget for every setting tried."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import numbers
+import warnings
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from convexformer_solvers import Loss, Penalty, get_loss, get_penalty
+
+from ._trial import OPTIMIZERS, Data, Settings, Trial, load_weights, weights_of
+from .base import AttentionNetwork, check_sizes, sample_losses
+from .history import TrainingHistory
+
+
+def train(
+    network: AttentionNetwork,
+    tokens: Tensor,
+    y: Tensor,
+    *,
+    loss: str | Loss = "squared",
+    penalty: str | Penalty | None = None,
+    alpha: float,
+    sample_weight: Tensor | None = None,
+    optimizer: str = "adam",
+    lr: float | Sequence[float] = 1e-2,
+    weight_decay: float | Sequence[float] = 0.0,
+    n_steps: int = 1000,
+    batch_size: int | None = None,
+    validation: tuple[Tensor, Tensor] | None = None,
+    patience: int | None = None,
+    seconds: float | None = None,
+    seed: int = 0,
+    callback: Callable[[int, float], bool | None] | None = None,
+    verbose: bool = False,
+) -> TrainingHistory:
+    """Train a network in place by Adam, its learning rate falling to zero along a cosine over ``n_steps``.
+
+    The objective is ``AttentionNetwork.objective``, decay included, so that it can be compared with a certificate.
+    Where ``lr`` or ``weight_decay`` are several, every combination starts from the network's initial weights, draws
+    the same minibatches and gets the same budget of steps and seconds. The network ends with the weights of the best:
+    that of smallest validation loss or, without ``validation``, of smallest final objective.
+
+    Parameters
+    ----------
+    network : AttentionNetwork
+        Changed in place.
+    tokens : Tensor of shape (N, n, d)
+        The samples, in the precision and on the device of the network.
+    y : Tensor of the shape of the predictions, or (N, T * c) for predictions of shape (N, T, c)
+        Targets of the loss.
+    loss : str or Loss, default="squared"
+        As in ``AttentionNetwork.objective``.
+    penalty : str or Penalty, optional
+        As in ``network.decay``. Default: the network's own, which is ``"group_l2"`` for ``ConvexAttention``.
+    alpha : float
+        Weight of the decay in the objective, 0 or more.
+    sample_weight : Tensor of shape (N,), optional
+        Non-negative weights of the training samples; only ratios matter.
+    optimizer : {"adam", "adamw"}, default="adam"
+        ``"adamw"`` has decoupled weight decay, which is not part of the objective: a network so trained minimises
+        something else than the convex program, unless ``weight_decay`` is 0.
+    lr : float or sequence of float, default=1e-2
+        First learning rate, or several to choose from.
+    weight_decay : float or sequence of float, default=0.0
+        Decoupled decay of AdamW on all parameters, biases included, or several to choose from. Adam has none: the
+        decay of the objective is ``alpha``.
+    n_steps : int, default=1000
+        Steps of each combination.
+    batch_size : int, optional
+        Samples of a minibatch, drawn without replacement in passes over the samples that drop what does not fill a
+        batch. Default: all samples in every step. With minibatches the objective on all samples is recorded only
+        every ``max(1, n_steps // 100)`` steps.
+    validation : pair of Tensor, optional
+        Held-out ``(tokens, y)``, whose unweighted mean loss without decay is recorded every
+        ``max(1, n_steps // 100)`` steps.
+    patience : int, optional
+        Number of such evaluations in a row without progress in the validation loss after which training stops. The
+        best weights by validation are then kept, whether or not it stopped. Default: train on, and keep the last.
+    seconds : float, optional
+        Wall time of each combination, checked before every step. Evaluations and callbacks do not count. The cosine
+        is that of ``n_steps`` all the same. Default: no limit.
+    seed : int, default=0
+        Of the minibatches; the same on every device.
+    callback : callable, optional
+        Called with the step and the objective whenever the objective is recorded before a step; returning True ends
+        this combination.
+    verbose : bool, default=False
+        Whether to show a progress bar over the steps of all combinations.
+
+    Returns
+    -------
+    TrainingHistory
+        Of the best combination, with those of all as ``trials``.
+
+    Raises
+    ------
+    ValueError
+        If an argument is not as described; the message names it.
+    KeyboardInterrupt
+        After Ctrl-C. The network then has the weights of the best combination that was finished or, if there is none,
+        those that the first one had reached: its best by validation with ``patience``, else its last.
+
+    Warns
+    -----
+    RuntimeWarning
+        If the objective of every combination became infinite or nan. Such a combination ends at once and loses
+        against all others; the network gets its initial weights back, or the best by validation with ``patience``.
+
+    Examples
+    --------
+    >>> from convexformer.nn import ConvexAttention
+    >>> tokens, y = torch.ones(4, 2, 3), torch.ones(4, 1)
+    >>> history = train(ConvexAttention(2, 3, 1, n_heads=4), tokens, y, alpha=0.01, lr=[1e-4, 1e-2], n_steps=50)
+    >>> history.lr, history.final_objective < history.objective[0], len(history.trials)
+    (0.01, True, 2)
+    """
+    _check_budget(optimizer, n_steps, batch_size, validation, patience, seconds, len(tokens))
+    if not 0 <= alpha < math.inf:
+        raise ValueError(f"alpha must be a number of at least 0, got {alpha!r}")
+    loss, penalty = get_loss(loss), None if penalty is None else get_penalty(penalty)
+    grid = list(itertools.product(_grid("lr", lr), _grid("weight_decay", weight_decay)))
+    if min(rate for rate, _ in grid) == 0:
+        raise ValueError(f"lr must be positive, got {lr!r}")
+    if optimizer != "adamw" and any(decay > 0 for _, decay in grid):
+        raise ValueError("weight_decay is that of optimizer='adamw'; the decay of the objective is alpha")
+    data, n_outputs = _data("", network, tokens, y, loss, sample_weight)
+    loss.check_target(y.reshape(-1, n_outputs))
+    held_out = None if validation is None else _data("validation ", network, *validation, loss)[0]
+    settings = Settings(
+        loss=loss,
+        penalty=penalty,
+        alpha=float(alpha),
+        optimizer=optimizer,
+        n_steps=n_steps,
+        batch_size=batch_size,
+        patience=patience,
+        seconds=math.inf if seconds is None else seconds,
+        seed=seed,
+        callback=callback,
+    )
+    with tqdm(total=n_steps * len(grid), disable=not verbose, desc=optimizer) as bar:
+        return _search(network, data, held_out, settings, grid, bar)
+
+
+def _search(
+    network: AttentionNetwork,
+    data: Data,
+    held_out: Data | None,
+    settings: Settings,
+    grid: list[tuple[float, float]],
+    bar: tqdm,
+) -> TrainingHistory:
+    """Train with every combination from the same weights and load the best."""
+    start = weights_of(network)
+    trials: list[TrainingHistory] = []
+    best, best_weights = 0, start
+    try:
+        for number, (rate, decay) in enumerate(grid):
+            load_weights(network, start)
+            trials.append(Trial(network, data, held_out, settings, rate, decay, bar).run())
+            bar.update((number + 1) * settings.n_steps - bar.n)
+            if number == 0 or trials[-1].score < trials[best].score:
+                best, best_weights = number, weights_of(network)
+    except KeyboardInterrupt:
+        if trials:
+            load_weights(network, best_weights)
+        raise
+    load_weights(network, best_weights)
+    if math.isinf(trials[best].score):
+        warnings.warn(
+            f"training diverged with every learning rate ({', '.join(str(rate) for rate, _ in grid)}); "
+            "the network was reset, try smaller ones",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    return dataclasses.replace(trials[best], trials=trials)
+
+
+def _grid(name: str, values: float | Sequence[float]) -> list[float]:
+    """The numbers to try."""
+    array = np.atleast_1d(np.asarray(values, dtype=np.float64))
+    if array.ndim != 1 or array.size == 0 or not np.isfinite(array).all() or (array < 0).any():
+        raise ValueError(f"{name} must be a non-negative number or a non-empty sequence of them, got {values!r}")
+    return [float(value) for value in array]
+
+
+def _check_budget(
+    optimizer: str,
+    n_steps: int,
+    batch_size: int | None,
+    validation: tuple[Tensor, Tensor] | None,
+    patience: int | None,
+    seconds: float | None,
+    n_samples: int,
+) -> None:
+    if optimizer not in OPTIMIZERS:
+        raise ValueError(f"optimizer must be one of {sorted(OPTIMIZERS)}, got {optimizer!r}")
+    check_sizes(n_steps=n_steps)
+    if batch_size is not None:
+        check_sizes(batch_size=batch_size)
+        if batch_size > n_samples:
+            raise ValueError(f"batch_size must be at most the number of samples, {n_samples}, got {batch_size}")
+    if validation is not None and (not isinstance(validation, (tuple, list)) or len(validation) != 2):
+        raise ValueError(f"validation must be a pair (tokens, y), got {type(validation).__name__}")
+    if patience is not None:
+        check_sizes(patience=patience)
+        if validation is None:
+            raise ValueError("patience needs validation=(tokens, y), whose loss it watches")
+    if seconds is not None and not (isinstance(seconds, numbers.Real) and seconds > 0):
+        raise ValueError(f"seconds must be positive or None, got {seconds!r}")
+
+
+def _data(
+    kind: str, network: AttentionNetwork, tokens: Tensor, y: Tensor, loss: Loss, weight: Tensor | None = None
+) -> tuple[Data, int]:
+    """Checked samples, which `kind` names in messages, and how many outputs the network has."""
+    parameter = next(network.parameters())
+    if tokens.ndim != 3 or len(tokens) == 0:
+        raise ValueError(f"{kind}tokens must have shape (n_samples, n_tokens, n_features), got {tuple(tokens.shape)}")
+    if len(y) != len(tokens):
+        raise ValueError(f"{kind}y must have one row per sample, {len(tokens)}, got {len(y)}")
+    for name, part in ((f"{kind}tokens", tokens), (f"{kind}y", y)):
+        if part.dtype != parameter.dtype or part.device != parameter.device:
+            raise ValueError(
+                f"{name} must be {parameter.dtype} on {parameter.device} like the network, "
+                f"got {part.dtype} on {part.device}"
+            )
+    data = Data(network.prepared(tokens), y, None if weight is None else _relative(weight, tokens))
+    first = data.rows(torch.arange(1, device=y.device))
+    with torch.no_grad():
+        prediction = network(*first.inputs)
+    sample_losses(prediction, first.y, loss)  # its check of shapes
+    return data, prediction.shape[-1]
+
+
+def _relative(weight: Tensor, tokens: Tensor) -> Tensor:
+    """Checked weights of mean 1."""
+    if weight.shape != (len(tokens),):
+        raise ValueError(f"sample_weight must have shape ({len(tokens)},), got {tuple(weight.shape)}")
+    if not bool(torch.isfinite(weight).all()) or bool((weight < 0).any()) or not bool((weight > 0).any()):
+        raise ValueError("sample_weight must be finite, non-negative and not all zero")
+    weight = weight.to(tokens)
+    return weight / weight.mean()
