@@ -145,7 +145,11 @@ def test_minibatches_depend_on_the_seed_alone():
 def test_a_batch_of_all_samples_is_the_full_batch():
     def run(size):
         weight = torch.linspace(0.5, 2, 40, dtype=torch.float64)
-        return train(NETWORKS["convex"](), *data(), alpha=0.05, n_steps=50, batch_size=size, sample_weight=weight)
+        network = NETWORKS["convex"]()
+        history = train(network, *data(), alpha=0.05, n_steps=50, batch_size=size, sample_weight=weight)
+        wanted = network.objective(*data(), alpha=0.05, sample_weight=weight).item()
+        assert history.final_objective == pytest.approx(wanted, rel=1e-12)
+        return history
 
     np.testing.assert_allclose(run(40).objective, run(None).objective, rtol=1e-10)
 
@@ -207,6 +211,17 @@ def test_patience_stops_and_restores_the_best_weights(batch_size):
     assert network.objective(*held_out, alpha=0.0).item() == pytest.approx(min(history.validation), rel=1e-12)
     assert history.final_validation == min(history.validation)
     assert network.objective(*train_data, alpha=0.0).item() == pytest.approx(history.final_objective, rel=1e-12)
+
+
+def test_progress_gives_patience_back():
+    # Single samples make the validation loss rise and fall on its way down.
+    options = {"lr": 0.02, "n_steps": 190, "validation": data(seed=1), "patience": 6, "batch_size": 1}
+    history = train(NETWORKS["convex"](), *data(noise=0.5), alpha=0.0, **options)
+    values = np.array(history.validation)
+    best = int(values.argmin())
+    rises = values[1 : best + 1] >= np.minimum.accumulate(values)[:best]
+    assert rises.sum() >= 6  # more in all than patience allows in a row
+    assert len(values) == best + 7
 
 
 def test_patience_that_is_never_exhausted_still_keeps_the_best_weights():
