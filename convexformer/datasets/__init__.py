@@ -1,5 +1,7 @@
-"""Data sets as token arrays; none of them is downloaded."""
+"""Data sets as token arrays; only models and texts asked for by name at a hub are ever downloaded."""
 
+from ._activations import Activations, load_attention_activations
 from ._digits import load_digit_tokens
+from ._sentences import load_documentation_sentences
 
-__all__ = ["load_digit_tokens"]
+__all__ = ["Activations", "load_attention_activations", "load_digit_tokens", "load_documentation_sentences"]
