@@ -25,9 +25,14 @@ if TYPE_CHECKING:
     from .model_selection import ConvexAttentionClassifierCV as ConvexAttentionClassifierCV
     from .model_selection import ConvexAttentionRegressorCV as ConvexAttentionRegressorCV
     from .nn import ConvexAttention as ConvexAttention
+    from .nn import SequenceAttention as SequenceAttention
+    from .nn import SoftmaxAttention as SoftmaxAttention
     from .persistence import load_model as load_model
     from .persistence import save_model as save_model
     from .programs import attention_program as attention_program
+    from .sequences import ConvexSequenceRegressor as ConvexSequenceRegressor
+    from .sequences import SequenceHeads as SequenceHeads
+    from .sequences import sequence_program as sequence_program
 
 __version__ = "0.1.0"
 
@@ -37,16 +42,21 @@ _HOME = {
     "ConvexAttentionClassifierCV": "model_selection",
     "ConvexAttentionRegressor": "estimators",
     "ConvexAttentionRegressorCV": "model_selection",
+    "ConvexSequenceRegressor": "sequences",
     "Gates": "gates",
     "GaussianGates": "gates",
     "GivenGates": "gates",
     "Heads": "heads",
+    "SequenceAttention": "nn",
+    "SequenceHeads": "sequences",
+    "SoftmaxAttention": "nn",
     "SparseGates": "gates",
     "attention_program": "programs",
     "image_patches": "features",
     "load_model": "persistence",
     "pad_sequences": "features",
     "save_model": "persistence",
+    "sequence_program": "sequences",
 }
 _SUBMODULES = (
     "datasets",
@@ -59,6 +69,7 @@ _SUBMODULES = (
     "persistence",
     "plot",
     "programs",
+    "sequences",
     "solvers",
 )
 

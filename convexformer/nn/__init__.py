@@ -4,7 +4,7 @@ from .base import AttentionNetwork, sample_losses
 from .convex_attention import ConvexAttention, network_from_heads
 from .cost import ModelCost, model_cost
 from .history import TrainingHistory
-from .sequence_attention import SequenceAttention
+from .sequence_attention import SequenceAttention, sequence_network_from_heads
 from .simplex import Simplex, project_to_simplex
 from .softmax_attention import SoftmaxAttention
 from .training import train
@@ -21,5 +21,6 @@ __all__ = [
     "network_from_heads",
     "project_to_simplex",
     "sample_losses",
+    "sequence_network_from_heads",
     "train",
 ]

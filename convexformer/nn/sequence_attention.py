@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -111,3 +112,30 @@ class SequenceAttention(AttentionNetwork):
         if penalty is not None:
             return get_penalty(penalty).factor_cost(self.w2, self.w3).sum()
         return 0.5 * sum(torch.linalg.vector_norm(w, ord=1, dim=1).square().sum() for w in (self.w2, self.w3))
+
+
+def sequence_network_from_heads(w1: np.ndarray, w2: np.ndarray, w3: np.ndarray, bias: np.ndarray) -> SequenceAttention:
+    """A network with exactly these weights, its attention in the projection form that has exact zeros.
+
+    Parameters
+    ----------
+    w1, w2, w3 : ndarray of shapes (m, T, n), (m, d), (m, c)
+        Weights of the heads.
+    bias : ndarray of shape (T, c)
+        Bias.
+
+    Returns
+    -------
+    SequenceAttention
+        In the precision of ``w2``. Without any heads it has one whose weights are zero.
+    """
+    if len(w1) == 0:
+        w1 = np.full((1, *w1.shape[1:]), 1 / w1.shape[2])
+        w2, w3 = np.zeros((1, w2.shape[1]), w2.dtype), np.zeros((1, w3.shape[1]), w3.dtype)
+    shape = (w1.shape[2], w2.shape[1], w3.shape[1], len(w1), w1.shape[1])
+    network = SequenceAttention(*shape, simplex="projection").to(torch.as_tensor(w2).dtype)
+    assert network.bias is not None
+    with torch.no_grad():
+        for parameter, values in ((network.w1_free, w1), (network.w2, w2), (network.w3, w3), (network.bias, bias)):
+            parameter.copy_(torch.as_tensor(values))
+    return network

@@ -7,13 +7,14 @@ from .admm import Admm
 from .auto import Auto
 from .certificate import certify
 from .checks import check_loss, check_map, check_penalty, check_solver
+from .column_generation import ColumnGeneration
 from .exact import Exact
 from .fista import Fista
 from .gated_map import GatedMap
 from .losses import LOSSES, Huber, Logistic, Loss, Poisson, Softmax, Squared, SquaredHinge, get_loss
 from .operators import DenseMap, LinearMap
 from .path import Path, PathInterrupted, alpha_grid, solve_path
-from .penalties import PENALTIES, Factors, GroupL2, GroupNuclear, Penalty, get_penalty
+from .penalties import PENALTIES, Atoms, Factors, GroupL2, GroupNuclear, Penalty, get_penalty
 from .program import Program
 from .registry import SOLVERS, get_solver
 from .result import (
@@ -26,6 +27,8 @@ from .result import (
     Status,
 )
 from .semismooth import SemismoothNewton
+from .sequence_penalties import PerTarget, RowStochastic
+from .signed_map import SignedMap
 from .solver import Callback, Point, Solver, solve
 
 __all__ = [
@@ -33,9 +36,11 @@ __all__ = [
     "PENALTIES",
     "SOLVERS",
     "Admm",
+    "Atoms",
     "Auto",
     "Callback",
     "Certificate",
+    "ColumnGeneration",
     "DenseMap",
     "Exact",
     "Factors",
@@ -51,11 +56,14 @@ __all__ = [
     "Path",
     "PathInterrupted",
     "Penalty",
+    "PerTarget",
     "Point",
     "Poisson",
     "Program",
     "Progress",
+    "RowStochastic",
     "SemismoothNewton",
+    "SignedMap",
     "Softmax",
     "Solver",
     "SolverInterrupted",

@@ -61,7 +61,8 @@ class Auto(Solver):
     - A cross-entropy is finished by ``SupportNewton`` instead. Where that has not ended the matter within a hundred
       steps, and with other penalties than group-l2, for which there is no Newton method: 400 steps of ``Fista``, and
       the above from its point on.
-    - Else ``Fista``; for losses of unbounded curvature 150 steps of it, and Newton steps from there.
+    - Else, and with penalties that are no sum over blocks, ``Fista``; for losses of unbounded curvature 150 steps of
+      it, and Newton steps from there.
 
     The plan depends on the program and the iterates alone, never on a clock, so that runs can be repeated.
 
@@ -123,6 +124,8 @@ def _plan(program: Program, warm: bool) -> tuple[_Stage, ...]:
             return (_Stage(Fista(), forever),)
         newton = _Stage(SemismoothNewton(), _NEWTON_STEPS)
         return _Stage(Fista(), _FISTA_STEPS_BEFORE_NEWTON), newton, _Stage(Fista(), forever)
+    if not program.penalty.by_block:  # the size of groups says nothing of a good rho
+        return (_Stage(Fista(), forever),)
     small = program.map.smaller_side <= _LARGEST_SIDE
     plan = []
     if not program.loss.separable:

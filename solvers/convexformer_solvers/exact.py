@@ -83,7 +83,7 @@ class Exact(Solver):
         link = pred == model
         decay = program.alpha * program.penalty.expression(coef, n_blocks)
         objective = program.loss.expression(pred, y, weight) + decay
-        self._solve(cp.Problem(cp.Minimize(objective), [link]))
+        self._solve(cp.Problem(cp.Minimize(objective), [link, *program.penalty.constraints(coef, n_blocks)]))
 
         solution = torch.as_tensor(coef.value).to(program.y).reshape(program.coef_shape)
         multiplier = torch.as_tensor(link.dual_value).to(program.y).reshape(program.y.shape)

@@ -53,15 +53,36 @@ class ActiveGroups(NamedTuple):
     unit: Tensor
 
 
-class Penalty(ABC):
-    """A norm of coefficient arrays that is a sum over blocks.
+class Atoms(NamedTuple):
+    """Extreme points of the unit ball of a penalty, by their nonzero coefficients.
 
     Attributes
     ----------
+    position : Tensor of shape (m, n_nonzero), int64
+        Where in the flattened coefficient array.
+    value : Tensor of shape (m, n_nonzero)
+        The coefficients there.
+    excess : Tensor of shape (m,)
+        Inner product of each with the array that they were searched for, over ``alpha``, less 1.
+    """
+
+    position: Tensor
+    value: Tensor
+    excess: Tensor
+
+
+class Penalty(ABC):
+    """A norm of coefficient arrays, as a rule a sum over blocks.
+
+    Attributes
+    ----------
+    by_block : bool
+        Whether the norm is a sum over blocks, so that some of them can be left out.
     separable : bool
         Whether the norm is also a sum over outputs.
     """
 
+    by_block: ClassVar[bool] = True
     separable: ClassVar[bool] = False
 
     @abstractmethod
@@ -76,9 +97,9 @@ class Penalty(ABC):
     def prox(self, coef: Tensor, step: float) -> Tensor:
         """Minimiser over ``z`` of ``step * penalty(z) + |z - coef|^2 / 2``."""
 
-    @abstractmethod
     def factorize(self, coef: Tensor) -> Factors:
         """Balanced rank-one pieces whose ``factor_cost`` sums to the penalty (paper [C], Prop. 1)."""
+        raise NotImplementedError(f"{type(self).__name__} is not a sum over blocks with rank-one pieces")
 
     @abstractmethod
     def right_norm(self, right: Tensor) -> Tensor:
@@ -87,6 +108,22 @@ class Penalty(ABC):
     def expression(self, coef: Any, n_blocks: int) -> Any:
         """cvxpy expression for a variable of shape ``(n_blocks * d, c)``, blocks stacked."""
         raise NotImplementedError(f"{type(self).__name__} has no method 'expression', which the solver 'exact' needs")
+
+    def constraints(self, coef: Any, n_blocks: int) -> list[Any]:
+        """cvxpy constraints that hold wherever the penalty is finite, for the variable of ``expression``."""
+        return []
+
+    def violating_atoms(self, ascent: Tensor, alpha: float) -> Atoms:
+        """Extreme points of the unit ball whose inner product with `ascent` exceeds `alpha`, the best of each group.
+
+        Parameters
+        ----------
+        ascent : Tensor of shape ``(*block_shape, d, c)``
+            ``A' diag(p) theta`` of a dual point.
+        alpha : float
+            Bound of the dual norm.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no search for the atom that violates most")
 
     def active_groups(self, ascent: Tensor, coef: Tensor, alpha: float) -> ActiveGroups | None:
         """Groups whose dual norm is ``alpha`` at the optimum as far as one can tell from points near it.
@@ -153,6 +190,14 @@ class GroupL2(Penalty):
         block, output = tight.nonzero(as_tuple=True)
         return ActiveGroups(block, output, ascent[block, :, output] / norms[block, output][:, None])
 
+    def violating_atoms(self, ascent: Tensor, alpha: float) -> Atoms:
+        columns = ascent.transpose(-1, -2).flatten(0, -2)  # one group a row
+        norms = torch.linalg.vector_norm(columns, dim=1)
+        violating = norms > alpha
+        positions = torch.arange(ascent.numel(), device=ascent.device).view(ascent.shape).transpose(-1, -2)
+        index = positions.flatten(0, -2)[violating]
+        return Atoms(index, columns[violating] / norms[violating][:, None], norms[violating] / alpha - 1)
+
     def factorize(self, coef: Tensor) -> Factors:
         norms = self.group_values(coef)
         index = norms.nonzero()
@@ -204,6 +249,14 @@ class GroupNuclear(Penalty):
         scale = torch.where(values > step, 1 - step / values, 0.0)
         shrunk = (tall @ basis * scale[..., None, :]) @ basis.transpose(-1, -2)
         return (shrunk.transpose(-1, -2) if wide else shrunk).to(coef.dtype)
+
+    def violating_atoms(self, ascent: Tensor, alpha: float) -> Atoms:
+        u, s, vh = torch.linalg.svd(ascent.flatten(0, -3), full_matrices=False)
+        norms = s[:, 0]
+        violating = norms > alpha
+        outer = u[violating, :, :1] * vh[violating, :1]
+        index = torch.arange(ascent.numel(), device=ascent.device).view(len(norms), -1)[violating]
+        return Atoms(index, outer.flatten(1), norms[violating] / alpha - 1)
 
     def factorize(self, coef: Tensor) -> Factors:
         u, s, vh = torch.linalg.svd(coef, full_matrices=False)

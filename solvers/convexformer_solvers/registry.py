@@ -9,6 +9,7 @@ from .solver import Solver
 SOLVERS: dict[str, str] = {
     "admm": "convexformer_solvers.admm:Admm",
     "auto": "convexformer_solvers.auto:Auto",
+    "column_generation": "convexformer_solvers.column_generation:ColumnGeneration",
     "exact": "convexformer_solvers.exact:Exact",
     "fista": "convexformer_solvers.fista:Fista",
     "semismooth_newton": "convexformer_solvers.semismooth:SemismoothNewton",

@@ -1,0 +1,89 @@
+"""A linear map of differences: non-negative coefficients that come in pairs, one added and one subtracted."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from .operators import LinearMap
+
+
+class SignedMap(LinearMap):
+    """The map ``coef -> A coef[0] - A coef[1]`` of another map ``A``; its data are neither copied nor doubled.
+
+    Parameters
+    ----------
+    unsigned : LinearMap
+        The map ``A``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from convexformer_solvers import DenseMap, SignedMap
+    >>> A = SignedMap(DenseMap(torch.ones(5, 3, 2)))
+    >>> A.feature_shape
+    (2, 3, 2)
+    >>> A.matvec(torch.stack([torch.ones(3, 2, 1), 0.5 * torch.ones(3, 2, 1)]))[0]
+    tensor([3.])
+    """
+
+    def __init__(self, unsigned: LinearMap) -> None:
+        self.unsigned = unsigned
+
+    @property
+    def n_samples(self) -> int:
+        return self.unsigned.n_samples
+
+    @property
+    def feature_shape(self) -> tuple[int, ...]:
+        return (2, *self.unsigned.feature_shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.unsigned.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.unsigned.device
+
+    @property
+    def n_stored(self) -> int:
+        return self.unsigned.n_stored
+
+    def largest(self) -> float:
+        return self.unsigned.largest()
+
+    def matvec(self, coef: Tensor) -> Tensor:
+        return self.unsigned.matvec(coef[0] - coef[1])
+
+    def rmatvec(self, values: Tensor) -> Tensor:
+        result = self.unsigned.rmatvec(values)
+        return torch.stack([result, -result])
+
+    def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> SignedMap:
+        unsigned = self.unsigned.to(dtype, device)
+        return self if unsigned is self.unsigned else SignedMap(unsigned)
+
+    def centered(self, weight: Tensor, dtype: torch.dtype) -> SignedMap:
+        return SignedMap(self.unsigned.centered(weight, dtype))
+
+    def rows(self, index: Tensor | slice) -> SignedMap:
+        return SignedMap(self.unsigned.rows(index))
+
+    def columns(self, blocks: Tensor) -> Tensor:
+        block, sign = self._unsigned_blocks(blocks)
+        return self.unsigned.columns(block) * sign[:, None].to(self.dtype)
+
+    def kernel(self, blocks: Tensor, scale: Tensor, units: Tensor) -> Tensor:
+        return self.unsigned.kernel(self._unsigned_blocks(blocks)[0], scale, units)
+
+    def as_matrix(self) -> Tensor:
+        matrix = self.unsigned.as_matrix()
+        return torch.cat([matrix, -matrix], dim=1)
+
+    def _unsigned_blocks(self, blocks: Tensor) -> tuple[Tensor, Tensor]:
+        """Positions of the blocks in the other map, and their signs."""
+        n_blocks = math.prod(self.unsigned.feature_shape[:-1])
+        return blocks % n_blocks, 1 - 2 * (blocks >= n_blocks).long()

@@ -1,0 +1,249 @@
+"""Networks for sequence targets: programs, heads, the estimator."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.base import clone
+from sklearn.linear_model import Lasso
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from convexformer import (
+    ConvexAttentionRegressor,
+    ConvexSequenceRegressor,
+    SequenceAttention,
+    SequenceHeads,
+    attention_program,
+    sequence_program,
+)
+from convexformer.nn import train
+from convexformer.solvers import ColumnGeneration, certify, solve
+
+FORMS = ["single_row", "stochastic", "substochastic"]
+KINDS = [
+    ("single_row", "group_l2"),
+    ("single_row", "nuclear"),
+    ("stochastic", "group_l2"),
+    ("substochastic", "group_l2"),
+]
+
+
+def data(n_samples=30, n=4, d=3, n_targets=3, c=2, seed=0, dtype=np.float64):
+    """Targets that mix tokens by one row-stochastic matrix."""
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(n_samples, n, d))
+    mixing = rng.dirichlet(0.5 * np.ones(n), size=n_targets)
+    Y = np.einsum("tk,ikd,dc->itc", mixing, X, rng.normal(size=(d, c))) + 0.3 * rng.normal(
+        size=(n_samples, n_targets, c)
+    )
+    return X.astype(dtype), (Y + 1).astype(dtype)
+
+
+@parametrize_with_checks([ConvexSequenceRegressor(max_iter=500), ConvexSequenceRegressor(form="stochastic")])
+def test_estimator_manners(estimator, check):
+    check(estimator)
+
+
+def test_counterexample_of_the_printed_theorem():
+    # X = [1; 1], Y = [1; 0], beta = .01: equal row sums cannot treat the two rows apart, unequal ones can.
+    X, Y = np.ones((1, 2, 1)), np.array([[[1.0], [0.0]]])
+    fits = {form: ConvexSequenceRegressor(0.01, form=form, fit_intercept=False, tol=1e-8).fit(X, Y) for form in FORMS}
+    assert fits["stochastic"].certificate_.primal == pytest.approx(0.254975, abs=1e-8)
+    assert fits["stochastic"].certificate_.dual == pytest.approx(0.254975, abs=1e-8)
+    assert fits["substochastic"].certificate_.primal == pytest.approx(0.00995, abs=1e-8)
+
+
+@pytest.mark.parametrize(("form", "penalty"), KINDS)
+def test_heads_are_the_solution(form, penalty):
+    X, Y = data()
+    model = ConvexSequenceRegressor(0.05, form=form, penalty=penalty, tol=1e-7).fit(X, Y)
+    heads = model.heads_
+    assert len(heads) > 0
+    assert heads.objective(X, Y) == pytest.approx(model.certificate_.primal, rel=1e-11)
+    np.testing.assert_allclose(heads.predict(X), model.predict(X), atol=1e-11)
+    np.testing.assert_allclose(heads.to_coef(), model.coef_, atol=1e-12)
+    by_hand = np.einsum("tkdc,ikd->itc", model.coef_, X) + model.intercept_
+    np.testing.assert_allclose(model.predict(X), by_hand, atol=1e-11)
+    assert model.attention_map_.shape == (3, 4)
+    sums = heads.w1.sum(2)
+    if form == "stochastic":
+        np.testing.assert_allclose(sums, 1, atol=1e-9)
+        np.testing.assert_allclose(model.attention_map_.sum(1), 1, atol=1e-9)
+        assert len(heads) <= 2 * 2 * 3
+    elif form == "substochastic":
+        assert sums.max() <= 1 + 1e-9
+    else:
+        assert ((sums == 0) | (sums == 1)).all()
+        assert model.attention_map_.sum() == pytest.approx(1)
+
+
+@pytest.mark.parametrize(("form", "penalty"), KINDS)
+def test_going_back_from_heads_keeps_the_certified_objective(form, penalty):
+    X, Y = data()
+    model = ConvexSequenceRegressor(0.05, form=form, penalty=penalty, tol=1e-7).fit(X, Y)
+    program = sequence_program(X, Y, alpha=0.05, form=form, penalty=penalty, fit_intercept=True)
+    again = certify(program, model.heads_.program_coef(), torch.as_tensor(model.intercept_).flatten())
+    assert again.primal == pytest.approx(model.certificate_.primal, rel=1e-11)
+
+
+def test_classes_of_networks_are_ordered():
+    # Every row-stochastic matrix is sub-stochastic. One row at a time costs once per row, so it is no smaller class.
+    X, Y = data()
+    value = {form: ConvexSequenceRegressor(0.05, form=form, tol=1e-8).fit(X, Y).certificate_.primal for form in FORMS}
+    assert value["substochastic"] < value["stochastic"]
+    one_row = {
+        form: ConvexSequenceRegressor(0.05, form=form, tol=1e-8).fit(X[..., :1], Y[:, :1, 0]).certificate_.primal
+        for form in FORMS
+    }
+    # With one target row and tokens of width 1 the forms agree but for rows that look away, which cost nothing there.
+    assert one_row["single_row"] == pytest.approx(one_row["stochastic"], rel=1e-6)
+    assert one_row["single_row"] == pytest.approx(one_row["substochastic"], rel=1e-6)
+
+
+def test_single_row_form_is_one_vector_program_per_target_row():
+    X, Y = data()
+    for penalty in ("group_l2", "nuclear"):
+        together = ConvexSequenceRegressor(0.05, penalty=penalty, tol=1e-9).fit(X, Y)
+        apart = [ConvexAttentionRegressor(0.05, penalty=penalty, tol=1e-9).fit(X, Y[:, t]) for t in range(3)]
+        total = sum(model.certificate_.primal for model in apart)
+        assert together.certificate_.primal == pytest.approx(total, rel=1e-7)
+        np.testing.assert_allclose(together.coef_, np.stack([model.coef_ for model in apart]), atol=1e-3)
+
+
+def test_one_row_and_one_output_is_the_lasso():
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(40, 6)), rng.normal(size=40)
+    lasso = Lasso(alpha=0.1, tol=1e-12).fit(X, y)
+    for form in FORMS:
+        model = ConvexSequenceRegressor(0.1, form=form, tol=1e-10).fit(X, y)
+        np.testing.assert_allclose(model.coef_[0, :, 0, 0], lasso.coef_, atol=1e-5)
+        np.testing.assert_allclose(model.predict(X), lasso.predict(X), atol=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_trained_network_falls_below_the_bound(seed):
+    X, Y = data(seed=seed)
+    alpha = 0.05
+    model = ConvexSequenceRegressor(alpha, form="stochastic", tol=1e-7).fit(X, Y)
+    network = SequenceAttention(4, 3, 2, n_heads=12, n_targets=3, seed=seed).double()
+    train(network, torch.as_tensor(X), torch.as_tensor(Y), alpha=alpha, lr=0.05, n_steps=600)
+    heads = SequenceHeads.from_torch(network, alpha=alpha)
+    assert heads.objective(X, Y) >= model.certificate_.dual
+    assert heads.objective(X, Y) <= 1.1 * model.certificate_.primal  # with enough heads training comes near
+    program = sequence_program(X, Y, alpha=alpha, form="stochastic", fit_intercept=True)
+    inside = certify(program, heads.program_coef(), torch.as_tensor(heads.intercept).flatten())
+    assert model.certificate_.dual <= inside.primal <= heads.objective(X, Y) + 1e-12
+
+
+def test_torch_round_trip():
+    X, Y = data()
+    heads = ConvexSequenceRegressor(0.05, form="stochastic").fit(X, Y).heads_
+    network = heads.to_torch()
+    np.testing.assert_allclose(network(torch.as_tensor(X)).detach().numpy(), heads.predict(X), atol=1e-12)
+    assert float(network.decay().detach()) == pytest.approx(heads.decay(), rel=1e-12)
+    back = SequenceHeads.from_torch(network, alpha=0.05)
+    assert back.objective(X, Y) == pytest.approx(heads.objective(X, Y), rel=1e-12)
+    empty = ConvexSequenceRegressor(1e3, form="stochastic").fit(X, Y).heads_
+    assert len(empty) == 0
+    np.testing.assert_allclose(empty.to_torch()(torch.as_tensor(X)).detach().numpy(), empty.predict(X), atol=1e-12)
+    assert (empty.attention_map() == 0).all()
+
+
+def test_float32_data_are_solved_in_float64_where_rows_must_have_equal_sums():
+    X, Y = data(dtype=np.float32)
+    model = ConvexSequenceRegressor(0.05, form="stochastic", tol=1e-7).fit(X, Y)
+    exact = ConvexSequenceRegressor(0.05, form="stochastic", tol=1e-7).fit(X.astype(float), Y.astype(float))
+    assert model.certificate_.primal == pytest.approx(exact.certificate_.primal, rel=1e-6)
+    assert model.predict(X).dtype == np.float32
+    with pytest.raises(ValueError, match="dtype must be None or 'float64'"):
+        clone(model).set_params(dtype="float32").fit(X, Y)
+    single = ConvexSequenceRegressor(0.05).fit(X, Y)
+    assert single.coef_.dtype == np.float32
+
+
+def test_solvers_agree():
+    X, Y = data()
+    values = {
+        solver: ConvexSequenceRegressor(0.02, form="stochastic", solver=solver, tol=1e-6).fit(X, Y).certificate_.primal
+        for solver in ("auto", "fista", "column_generation", "exact")
+    }
+    assert max(values.values()) - min(values.values()) <= 2e-6 * max(values.values())
+
+
+def test_weights_are_repetitions():
+    X, Y = data()
+    weight = np.arange(len(X)) % 3
+    repeated = (np.repeat(part, weight, axis=0) for part in (X, Y))
+    for form in FORMS:
+        weighted = ConvexSequenceRegressor(0.05, form=form, tol=1e-9).fit(X, Y, sample_weight=weight)
+        plain = ConvexSequenceRegressor(0.05, form=form, tol=1e-9).fit(*(np.repeat(p, weight, axis=0) for p in (X, Y)))
+        assert weighted.certificate_.primal == pytest.approx(plain.certificate_.primal, rel=1e-8)
+    assert all(len(part) == weight.sum() for part in repeated)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"form": "rows"}, "form must be one of"),
+        ({"penalty": "l1"}, "penalty must be one of"),
+        ({"form": "stochastic", "penalty": "nuclear"}, r"penalty must be one of \['group_l2'\] with form='stochastic'"),
+        ({"loss": "softmax"}, "loss must be a loss of numbers"),
+        ({"loss": "logistic"}, "loss must be a loss of numbers"),
+        ({"alpha": 0.0}, "alpha must be a positive finite number|alpha must be positive"),
+        ({"tol": -1.0}, "tol"),
+        ({"device": "nowhere"}, "device must be"),
+    ],
+)
+def test_wrong_parameters_are_named(change, message):
+    X, Y = data()
+    with pytest.raises(ValueError, match=message):
+        ConvexSequenceRegressor(**change).fit(X, Y)
+
+
+def test_wrong_data_are_named():
+    X, Y = data()
+    with pytest.raises(ValueError, match="y must have shape"):
+        ConvexSequenceRegressor().fit(X, Y[..., None])
+    with pytest.raises(ValueError, match="y must have shape"):
+        sequence_program(X, Y[:, 0], alpha=0.1)
+    with pytest.raises(ValueError, match="inconsistent numbers of samples"):
+        ConvexSequenceRegressor().fit(X, Y[1:])
+    with pytest.raises(ValueError, match=r"X must have shape \(n_samples, 4, 3\) as in fit"):
+        ConvexSequenceRegressor().fit(X, Y).predict(X[:, :3])
+    eye = np.eye(2)[None]
+    with pytest.raises(ValueError, match="rows of w1 must sum to 1"):
+        SequenceHeads(0.5 * eye, [[1.0]], [[1.0]], np.zeros((2, 1)), alpha=0.1, form="stochastic")
+    with pytest.raises(ValueError, match="one row in the simplex"):
+        SequenceHeads(eye, [[1.0]], [[1.0]], np.zeros((2, 1)), alpha=0.1, form="single_row")
+    with pytest.raises(ValueError, match="at most 1"):
+        SequenceHeads(2 * eye, [[1.0]], [[1.0]], np.zeros((2, 1)), alpha=0.1, form="substochastic")
+    with pytest.raises(ValueError, match="intercept must have shape"):
+        SequenceHeads(eye, [[1.0]], [[1.0]], np.zeros(2), alpha=0.1, form="stochastic")
+    with pytest.raises(ValueError, match="row-stochastic attention"):
+        SequenceHeads(0.5 * eye, [[1.0]], [[1.0]], np.zeros((2, 1)), alpha=0.1, form="substochastic").to_torch()
+
+
+def test_an_interrupt_leaves_a_usable_estimator():
+    X, Y = data()
+
+    def stop(progress):
+        raise KeyboardInterrupt
+
+    model = ConvexSequenceRegressor(0.01, form="stochastic", callback=stop, tol=1e-9)
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(X, Y)
+    assert model.status_.name == "INTERRUPTED"
+    assert model.predict(X).shape == Y.shape
+
+
+def test_column_generation_refuses_a_penalty_without_atoms():
+    X, Y = data()
+    program = sequence_program(X, Y, alpha=0.05, penalty="nuclear")
+    with pytest.raises(TypeError, match="violating_atoms"):
+        solve(program, ColumnGeneration())
+
+
+def test_program_of_one_target_row_is_the_attention_program():
+    X, Y = data()
+    one = sequence_program(X, Y[:, :1], alpha=0.05)
+    other = attention_program(X, Y[:, 0], alpha=0.05)
+    assert one.alpha_max == pytest.approx(other.alpha_max, rel=1e-12)
