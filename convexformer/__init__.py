@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from .nn import ConvexAttention as ConvexAttention
     from .nn import SequenceAttention as SequenceAttention
     from .nn import SoftmaxAttention as SoftmaxAttention
+    from .optimality import OptimalityGap as OptimalityGap
+    from .optimality import optimality_gap as optimality_gap
     from .persistence import load_model as load_model
     from .persistence import save_model as save_model
     from .programs import attention_program as attention_program
@@ -47,6 +49,7 @@ _HOME = {
     "GaussianGates": "gates",
     "GivenGates": "gates",
     "Heads": "heads",
+    "OptimalityGap": "optimality",
     "SequenceAttention": "nn",
     "SequenceHeads": "sequences",
     "SoftmaxAttention": "nn",
@@ -54,6 +57,7 @@ _HOME = {
     "attention_program": "programs",
     "image_patches": "features",
     "load_model": "persistence",
+    "optimality_gap": "optimality",
     "pad_sequences": "features",
     "save_model": "persistence",
     "sequence_program": "sequences",
@@ -66,6 +70,7 @@ _SUBMODULES = (
     "heads",
     "model_selection",
     "nn",
+    "optimality",
     "persistence",
     "plot",
     "programs",

@@ -5,18 +5,21 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
+from torch import Tensor
 
-from convexformer_solvers import DenseMap, Loss, Penalty, get_loss, get_penalty
+from convexformer_solvers import DenseMap, Loss, Penalty, Program, get_loss, get_penalty
 
 from ._validation import as_tensor
 from .gates import Gates
 from .nn import ConvexAttention, network_from_heads
+from .programs import attention_program
 from .targets import RealTargets, Targets
 
 # Heads per product when predicting: bounds the directions in memory.
@@ -168,6 +171,54 @@ class Heads:
         products = (self.w2[:, :, None] * self.w3[:, None, :]).reshape(m, self.w2.shape[1] * self.w3.shape[1])
         coef = (spread @ products).reshape(n_gates, n, self.w2.shape[1], self.w3.shape[1])
         return coef[0] if self.gates is None else coef
+
+    def program_coef(self) -> Tensor:
+        """``to_coef`` as a tensor: a feasible point of ``program``."""
+        return torch.as_tensor(self.to_coef())
+
+    def gate_of_heads(self) -> list[int]:
+        """Gate of each head; zeros without gates."""
+        return [0] * len(self) if self.gate_index is None else self.gate_index.tolist()
+
+    def replace(self, **changes: Any) -> Heads:
+        """The same heads trained for something else: another ``alpha``, ``loss`` or ``penalty``."""
+        read: dict[str, Any] = {"loss": get_loss, "penalty": get_penalty, "alpha": float}
+        return dataclasses.replace(self, **{name: read[name](value) for name, value in changes.items()})
+
+    def with_coef(self, coef: Tensor, intercept: Tensor) -> Heads:
+        """The heads of other coefficients of the same program."""
+        arrays = (part.numpy(force=True) for part in (coef, intercept))
+        options: dict[str, Any] = {"alpha": self.alpha, "loss": self.loss, "penalty": self.penalty}
+        return Heads.from_coef(*arrays, gates=self.gates, targets=self.targets, **options)
+
+    def program(
+        self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None, fit_intercept: bool = True
+    ) -> Program:
+        """The convex program of this class of networks on some data.
+
+        Parameters
+        ----------
+        X : array-like of shape (N, n_tokens, n_features)
+            Samples.
+        y, sample_weight : array-like
+            As in ``objective``.
+        fit_intercept : bool, default=True
+            Whether the networks have a bias.
+
+        Returns
+        -------
+        Program
+        """
+        return attention_program(
+            X,
+            self.targets.encode(y),
+            alpha=self.alpha,
+            loss=self.loss,
+            penalty=self.penalty,
+            gates=self.gates,
+            sample_weight=self.targets.weight(y, sample_weight),
+            fit_intercept=fit_intercept,
+        )
 
     def decay(self) -> float:
         """Weight decay of all heads, the penalty's counterpart; float64."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,9 +12,9 @@ from torch import Tensor
 
 from convexformer._validation import as_tensor
 from convexformer.nn import SequenceAttention, sequence_network_from_heads
-from convexformer_solvers import Loss, Penalty, get_loss
+from convexformer_solvers import Loss, Penalty, Program, get_loss
 
-from .forms import HeadWeights, SequenceForm, get_form, signed_coef
+from .forms import HeadWeights, SequenceForm, get_form, sequence_program, signed_coef
 
 # Heads per product when predicting: bounds what is held in memory.
 _HEADS_AT_ONCE = 64
@@ -180,6 +181,39 @@ class SequenceHeads:
     def program_coef(self) -> Tensor:
         """Coefficients of ``sequence_program``: a feasible point whose penalty is at most the decay of the heads."""
         return self.form.coef(self._weights())
+
+    def gate_of_heads(self) -> list[int]:
+        """Zeros: there are no gates."""
+        return [0] * len(self)
+
+    def replace(self, **changes: Any) -> SequenceHeads:
+        """The same heads trained for something else: another ``alpha``, ``loss`` or ``penalty``."""
+        return SequenceHeads(self.w1, self.w2, self.w3, self.intercept, **(self._trained_for() | changes))
+
+    def with_coef(self, coef: Tensor, intercept: Tensor) -> SequenceHeads:
+        """The heads of other coefficients of the same program."""
+        return SequenceHeads.from_coef(coef, intercept, n_targets=self.w1.shape[1], **self._trained_for())
+
+    def program(
+        self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None, fit_intercept: bool = True
+    ) -> Program:
+        """The convex program of this class of networks on some data.
+
+        Parameters
+        ----------
+        X, y, sample_weight : array-like
+            As in ``objective``.
+        fit_intercept : bool, default=True
+            Whether the networks have a bias.
+
+        Returns
+        -------
+        Program
+        """
+        return sequence_program(X, y, sample_weight=sample_weight, fit_intercept=fit_intercept, **self._trained_for())
+
+    def _trained_for(self) -> dict[str, Any]:
+        return {"alpha": self.alpha, "form": self.form, "penalty": self.penalty, "loss": self.loss}
 
     def _weights(self) -> HeadWeights:
         return HeadWeights(*(torch.as_tensor(part) for part in (self.w1, self.w2, self.w3)))

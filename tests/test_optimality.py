@@ -1,0 +1,139 @@
+"""The optimality meter: bounds of trained networks."""
+
+import numpy as np
+import pytest
+import torch
+
+from convexformer import (
+    ConvexAttention,
+    ConvexAttentionClassifier,
+    ConvexAttentionRegressor,
+    ConvexSequenceRegressor,
+    GaussianGates,
+    Heads,
+    SequenceAttention,
+    SoftmaxAttention,
+    optimality_gap,
+)
+from convexformer.nn import train
+
+ALPHA = 0.05
+
+
+def data(n_samples=40, n=3, d=2, c=2, seed=0):
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(n_samples, n, d))
+    Y = X[:, 0] @ rng.normal(size=(d, c)) - X[:, 2] @ rng.normal(size=(d, c)) + 0.3 * rng.normal(size=(n_samples, c))
+    return torch.as_tensor(X), torch.as_tensor(Y)
+
+
+def gates(seed=0):
+    return GaussianGates(3).make(3, 2, np.random.RandomState(seed))
+
+
+CLASSES = {
+    "l1 output": (lambda seed: ConvexAttention(3, 2, 2, n_heads=12, seed=seed), "group_l2", 2),
+    "standard decay": (lambda seed: ConvexAttention(3, 2, 2, n_heads=12, seed=seed), "nuclear", 2),
+    "no bias": (lambda seed: ConvexAttention(3, 2, 2, n_heads=12, seed=seed, bias=False), "group_l2", 2),
+    "gated": (lambda seed: ConvexAttention(3, 2, 2, n_heads=36, gates=gates(), seed=seed), "group_l2", 2),
+    "sequence": (lambda seed: SequenceAttention(3, 2, 1, n_heads=10, n_targets=2, seed=seed), None, 3),
+}
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+@pytest.mark.parametrize("seed", range(2))
+def test_no_network_of_a_covered_class_is_below_its_bound_however_far_it_is_trained(kind, seed):
+    make, penalty, ndim = CLASSES[kind]
+    X, Y = data(seed=seed)
+    Y = Y if ndim == 2 else Y[..., None]
+    network = make(seed).double()
+    gaps = []
+    for n_steps in (1, 500):
+        train(network, X, Y, alpha=ALPHA, penalty=penalty, lr=0.05, n_steps=n_steps)
+        result = optimality_gap(network, X, Y, ALPHA, penalty=penalty, tol=1e-8)
+        assert result.covered
+        assert result.exact
+        assert result.bound <= result.certificate.primal <= result.start_objective <= result.objective + 1e-12
+        assert network.objective(X, Y, alpha=ALPHA, penalty=penalty).item() == pytest.approx(result.objective, rel=1e-9)
+        gaps.append(result.relative_gap)
+    assert gaps[1] < 0.02 < 0.2 < gaps[0]  # training closes the gap, as the class attains the bound
+
+
+def test_heads_of_a_solution_have_no_gap_but_the_certificate():
+    X, Y = data()
+    model = ConvexAttentionRegressor(ALPHA, penalty="nuclear", tol=1e-8).fit(X.numpy(), Y.numpy())
+    result = optimality_gap(model.heads_, X, Y, tol=1e-8)
+    assert 0 <= result.relative_gap <= 2e-8
+    assert result.exact
+    assert result.n_heads == len(model.heads_)
+
+
+def test_an_unbalanced_split_is_seen_as_distance_of_the_heads_and_not_of_the_point():
+    X, Y = data()
+    heads = ConvexAttentionRegressor(ALPHA, tol=1e-8).fit(X.numpy(), Y.numpy()).heads_
+    unbalanced = Heads(heads.w1, 3 * heads.w2, heads.w3 / 3, heads.intercept, heads.loss, heads.penalty, heads.alpha)
+    result = optimality_gap(unbalanced, X, Y, tol=1e-8)
+    extra = heads.alpha * (unbalanced.decay() - heads.decay())
+    assert result.gap == pytest.approx(extra, rel=1e-5)
+    assert result.start_objective == pytest.approx(heads.objective(X, Y), rel=1e-9)
+
+
+def test_labels_and_weights_are_read_as_in_fit():
+    X, Y = data()
+    labels, weight = np.where(Y[:, 0] > 0, "up", "down"), np.arange(len(X)) % 3 + 1.0
+    model = ConvexAttentionClassifier(0.02, class_weight="balanced", tol=1e-7).fit(X.numpy(), labels, weight)
+    result = optimality_gap(model.heads_, X, labels, sample_weight=weight, tol=1e-7)
+    assert 0 <= result.relative_gap <= 2e-7
+    assert result.certificate.primal == pytest.approx(model.certificate_.primal, rel=1e-6)
+
+
+def test_sequence_heads_of_a_solution_have_no_gap():
+    X, Y = data()
+    for form in ("single_row", "stochastic", "substochastic"):
+        model = ConvexSequenceRegressor(ALPHA, form=form, tol=1e-7).fit(X.numpy(), Y.numpy())
+        result = optimality_gap(model.heads_, X.numpy(), Y.numpy()[..., None], tol=1e-7)
+        assert -1e-12 <= result.relative_gap <= 2e-7
+
+
+def test_too_few_heads_leave_the_bound_and_not_its_exactness():
+    X, Y = data()
+    network = ConvexAttention(3, 2, 2, n_heads=1).double()
+    train(network, X, Y, alpha=ALPHA, lr=0.05, n_steps=500)
+    result = optimality_gap(network, X, Y, ALPHA)
+    assert result.covered
+    assert not result.exact
+    assert result.relative_gap > 0.05
+    assert "fewer heads" in str(result)
+
+
+def test_softmax_attention_gets_no_bound():
+    X, Y = data()
+    network = SoftmaxAttention(2, 2, n_heads=2, position=0).double()
+    result = optimality_gap(network, X, Y, ALPHA)
+    assert not result.covered
+    assert not result.exact
+    assert np.isnan([result.bound, result.gap, result.relative_gap, result.start_objective]).all()
+    assert result.objective == pytest.approx(network.objective(X, Y, alpha=ALPHA).item(), rel=1e-12)
+    same = ConvexAttentionRegressor(ALPHA).fit(X.numpy(), Y.numpy())
+    assert result.certificate.primal == pytest.approx(same.certificate_.primal, rel=1e-3)
+    assert "another class" in str(result)
+    sequence = optimality_gap(SoftmaxAttention(2, 1, n_heads=2).double(), X, X[..., :1], ALPHA)
+    assert not sequence.covered
+    assert sequence.refit.form.name == "single_row"
+
+
+def test_the_refit_starts_from_the_network():
+    X, Y = data()
+    model = ConvexAttentionRegressor(ALPHA, tol=1e-9).fit(X.numpy(), Y.numpy())
+    result = optimality_gap(model.heads_.to_torch(), X, Y, ALPHA, tol=1e-4, max_iter=1)
+    assert result.certificate.relative_gap <= 1e-4  # no iteration is needed from there
+
+
+def test_wrong_arguments_are_named():
+    X, Y = data()
+    with pytest.raises(TypeError, match=r"model must be a ConvexAttention, .* got Linear"):
+        optimality_gap(torch.nn.Linear(2, 2), X, Y, ALPHA)
+    with pytest.raises(ValueError, match="alpha must be given for a module"):
+        optimality_gap(ConvexAttention(3, 2, 2), X, Y)
+    with pytest.raises(ValueError, match="alpha must be"):
+        optimality_gap(ConvexAttention(3, 2, 2), X, Y, -1.0)
