@@ -82,9 +82,10 @@ class ConvexSequenceRegressor(RegressorMixin, BaseEstimator):
     intercept_ : ndarray of shape (n_targets, n_outputs)
         Bias.
     attention_map_ : ndarray of shape (n_targets, n_tokens)
-        How much each target row reads from each token, see ``SequenceHeads.attention_map``.
+        How much each target row reads from each token: mean ``W1`` of the heads, weighted by their decay. Rows sum to 1
+        in the form ``"stochastic"``; for ``"single_row"`` the whole sums to 1. All zero without heads.
     heads_ : SequenceHeads
-        The network.
+        The network, recovered when first asked for.
     certificate_ : Certificate
         ``primal``, ``dual``, ``gap`` and ``relative_gap`` at the returned point, in float64.
     dual_gap_ : float
@@ -225,23 +226,32 @@ class ConvexSequenceRegressor(RegressorMixin, BaseEstimator):
         n_targets = self._target_shape[0]
         self._solution = (result.coef.cpu(), result.intercept.cpu())
         self._form = form
-        self.heads_ = SequenceHeads.from_coef(
-            *self._solution,
-            n_targets=n_targets,
-            alpha=program.alpha,
-            form=form,
-            penalty=self.penalty,
-            loss=program.loss,
-        )
+        self._heads: SequenceHeads | None = None
+        penalty = form.check_penalty(self.penalty)
+        self._trained_for: dict[str, Any] = {
+            "alpha": program.alpha,
+            "form": form,
+            "penalty": penalty,
+            "loss": program.loss,
+        }
+        attention = form.attention(self._solution[0], penalty, n_targets, self.n_tokens_in_)
+        self.attention_map_ = result_of(attention, like)
         signed = signed_coef(self._solution[0], form, n_targets, self.n_tokens_in_)
         self.coef_ = result_of(signed.contiguous(), like)
         self.intercept_ = result_of(self._solution[1].view(tuple(self._target_shape)), like)
-        self.attention_map_ = self.heads_.attention_map()
         dual_point = result.certificate.dual_point
         self.certificate_ = replace(result.certificate, dual_point=None if dual_point is None else dual_point.cpu())
         self.dual_gap_ = self.certificate_.gap
         self.status_, self.history_, self.n_iter_ = result.status, result.history, result.n_iter
         self.alpha_max_ = program.alpha_max
+
+    @property
+    def heads_(self) -> SequenceHeads:
+        """The network as its heads, recovered when first asked for: there may be very many."""
+        check_is_fitted(self)
+        if self._heads is None:
+            self._heads = SequenceHeads.from_coef(*self._solution, n_targets=self._target_shape[0], **self._trained_for)
+        return self._heads
 
     def predict(self, X: ArrayLike) -> Any:
         """Predict target sequences (their means for the Poisson loss).
@@ -261,7 +271,7 @@ class ConvexSequenceRegressor(RegressorMixin, BaseEstimator):
         tokens = tokens.to(check_device(self.device, tokens.device))
         coef, intercept = (part.to(tokens.device) for part in self._solution)
         outputs = predictions(self._form.linear_map(tokens), coef, intercept, tokens.dtype)
-        means: Tensor = self.heads_.loss.mean(outputs)
+        means: Tensor = self._trained_for["loss"].mean(outputs)
         shapes: dict[int, tuple[int, ...]] = {1: (), 2: (self._target_shape[0],), 3: tuple(self._target_shape)}
         return result_of(means.reshape(len(means), *shapes[self._y_ndim]), X)
 

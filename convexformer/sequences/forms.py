@@ -80,6 +80,10 @@ class SequenceForm(ABC):
         """Heads of the program's coefficients: the same predictions at a decay equal to the penalty."""
 
     @abstractmethod
+    def attention(self, coef: Tensor, penalty: Penalty, n_targets: int, n_tokens: int) -> Tensor:
+        """Share of the penalty with which each target row reads from each token, shape ``(T, n)``."""
+
+    @abstractmethod
     def coef(self, weights: HeadWeights) -> Tensor:
         """The program's coefficients of heads: the same predictions at a penalty of at most the decay."""
 
@@ -125,6 +129,10 @@ class SingleRow(SequenceForm):
         w1[torch.arange(len(left)), block[:, 0], block[:, 1]] = 1.0
         return HeadWeights(w1, left, right)
 
+    def attention(self, coef: Tensor, penalty: Penalty, n_targets: int, n_tokens: int) -> Tensor:
+        by_target = coef.unflatten(-1, (n_targets, -1)).movedim(-2, 0)
+        return _shares(penalty.group_values(by_target).reshape(n_targets, n_tokens, -1).sum(2))
+
     def coef(self, weights: HeadWeights) -> Tensor:
         return _combined(weights).permute(1, 2, 0, 3).flatten(-2)
 
@@ -167,6 +175,10 @@ class Stochastic(SequenceForm):
         w2 = root * torch.nn.functional.one_hot(feature, matrices.shape[1]) * (1 - 2 * sign)[:, None]
         w3 = root * torch.nn.functional.one_hot(output, matrices.shape[2])
         return HeadWeights(w1, w2, w3)
+
+    def attention(self, coef: Tensor, penalty: Penalty, n_targets: int, n_tokens: int) -> Tensor:
+        total = RowStochastic(n_targets).matrices(coef).sum((0, 1, 2))
+        return _shares(total)[:, :n_tokens] * n_targets
 
     def coef(self, weights: HeadWeights) -> Tensor:
         w1, w2, w3 = (part.double() for part in weights)
@@ -326,6 +338,12 @@ def sequence_program(
         weight,
         fit_intercept,
     )
+
+
+def _shares(values: Tensor) -> Tensor:
+    """Values over their sum, or zeros."""
+    total = values.sum()
+    return values / total if bool(total > 0) else values
 
 
 def _combined(weights: HeadWeights) -> Tensor:
