@@ -65,7 +65,7 @@ class Admm(PrimalDualSolver):
     groups. Correlated features cost nothing extra: the metric takes them out. Per iteration two products with the
     data and two triangular solves.
 
-    Needs a loss with finite ``smoothness``. Memory: twice the square of the smaller side.
+    Needs a loss with finite ``smoothness`` and a penalty that is a sum over blocks. Memory: twice the square of the smaller side.
 
     Parameters
     ----------
@@ -89,6 +89,8 @@ class Admm(PrimalDualSolver):
     def init_at(self, program: Program, coef: Tensor, pred: Tensor | None, previous: _State | None = None) -> _State:
         if not math.isfinite(program.loss.smoothness):
             raise TypeError(f"solver {self.name!r} needs a loss with finite smoothness, which {program.loss!r} has not")
+        if not program.penalty.by_block:  # the rule for rho goes by the size of groups
+            raise TypeError(f"solver {self.name!r} needs a penalty that is a sum over blocks, not {program.penalty!r}")
         exact = program.counted().with_float64_targets()
         if previous is not None:
             program = previous.program.with_alpha(exact.alpha)

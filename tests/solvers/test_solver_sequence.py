@@ -169,6 +169,11 @@ def test_column_generation_serves_any_penalty_with_atoms():
     assert certificate.primal == pytest.approx(cvxpy_value(program), rel=1e-5)
 
 
+def test_alternating_directions_refuse_what_their_rule_for_rho_does_not_suit():
+    with pytest.raises(TypeError, match="'admm' needs a penalty that is a sum over blocks"):
+        solve(sequence_program(), get_solver("admm"))
+
+
 class TestPerTarget:
     def test_is_the_other_penalty_on_each_target_row(self):
         coef, penalty = randn(4, 3, 6), PerTarget(GroupNuclear(), 3)
