@@ -65,7 +65,8 @@ class Admm(PrimalDualSolver):
     groups. Correlated features cost nothing extra: the metric takes them out. Per iteration two products with the
     data and two triangular solves.
 
-    Needs a loss with finite ``smoothness`` and a penalty that is a sum over blocks. Memory: twice the square of the smaller side.
+    Needs a loss with finite ``smoothness`` and a penalty that is a sum over blocks. Memory: twice the square of the
+    smaller side.
 
     Parameters
     ----------
