@@ -123,6 +123,19 @@ def as_tensor(array: Any, device: torch.device | None = None, dtype: torch.dtype
         return torch.as_tensor(array, device=device, dtype=dtype)
 
 
+def check_program_tokens(X: Any) -> Tensor:
+    """Samples of a program as a tensor: finite floats of shape (N, n, d), taken as they are."""
+    tokens = as_tensor(X)
+    if tokens.ndim != 3 or tokens.dtype not in (torch.float32, torch.float64):
+        raise ValueError(
+            "X must be a float32 or float64 array of shape (n_samples, n_tokens, n_features), "
+            f"got {tokens.dtype} of shape {tuple(tokens.shape)}"
+        )
+    if not bool(torch.isfinite(tokens).all()):
+        raise ValueError("X must be finite, got NaN or infinite values")
+    return tokens
+
+
 def check_real_target(y: Any, loss: Loss, n_samples: int) -> NDArray[np.float64]:
     """Check targets of a regression: finite numbers of shape (N,) or (N, c)."""
     y = check_array(_given(y), ensure_2d=False, dtype=np.float64, input_name="y")

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from convexformer_solvers import DenseMap, GatedMap, LinearMap, Loss, Penalty, Program, get_loss, get_penalty
 
-from ._validation import as_tensor
+from ._validation import as_tensor, check_program_tokens
 from .gates import Gates
 
 
@@ -90,14 +90,7 @@ def attention_program(
     >>> result.certificate.relative_gap <= 1e-8, tuple(result.coef.shape)
     (True, (5, 3, 1))
     """
-    tokens = as_tensor(X)
-    if tokens.ndim != 3 or tokens.dtype not in (torch.float32, torch.float64):
-        raise ValueError(
-            "X must be a float32 or float64 array of shape (n_samples, n_tokens, n_features), "
-            f"got {tokens.dtype} of shape {tuple(tokens.shape)}"
-        )
-    if not bool(torch.isfinite(tokens).all()):
-        raise ValueError("X must be finite, got NaN or infinite values")
+    tokens = check_program_tokens(X)
     target = as_tensor(y, tokens.device, torch.float64)
     weight = None if sample_weight is None else as_tensor(sample_weight, tokens.device, torch.float64)
     return Program(

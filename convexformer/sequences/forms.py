@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from convexformer._validation import as_tensor
+from convexformer._validation import as_tensor, check_program_tokens
 from convexformer_solvers import (
     DenseMap,
     GroupL2,
@@ -316,14 +316,7 @@ def sequence_program(
     base = form.check_penalty(penalty)
     if not loss.separable or loss.targets != "real":
         raise ValueError(f"loss must be a loss of numbers that is a sum over outputs, such as 'squared', got {loss!r}")
-    tokens = as_tensor(X)
-    if tokens.ndim != 3 or tokens.dtype not in (torch.float32, torch.float64):
-        raise ValueError(
-            "X must be a float32 or float64 array of shape (n_samples, n_tokens, n_features), "
-            f"got {tokens.dtype} of shape {tuple(tokens.shape)}"
-        )
-    if not bool(torch.isfinite(tokens).all()):
-        raise ValueError("X must be finite, got NaN or infinite values")
+    tokens = check_program_tokens(X)
     target = as_tensor(y, tokens.device, torch.float64)
     if target.ndim != 3 or len(target) != len(tokens):
         raise ValueError(f"y must have shape ({len(tokens)}, n_targets, n_outputs), got {tuple(target.shape)}")
