@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from functools import singledispatch
 from pathlib import Path
 from typing import Any
 
 import torch
+from sklearn.utils.validation import check_is_fitted
 
 from convexformer_solvers import LOSSES, PENALTIES, Certificate, Status
 from convexformer_solvers.archive import plain, read_archive, write_archive
@@ -17,22 +19,24 @@ from ._base import ConvexAttentionBase
 from .estimators import ConvexAttentionClassifier, ConvexAttentionRegressor
 from .gates import Gates
 from .model_selection import ConvexAttentionClassifierCV, ConvexAttentionRegressorCV
+from .sequences import ConvexSequenceRegressor, get_form
 from .targets import ClassTargets, RealTargets
 
-_ESTIMATORS = {
+_ESTIMATORS: dict[str, type[Any]] = {
     cls.__name__: cls
     for cls in (
         ConvexAttentionClassifier,
         ConvexAttentionClassifierCV,
         ConvexAttentionRegressor,
         ConvexAttentionRegressorCV,
+        ConvexSequenceRegressor,
     )
 }
 _FORMAT = 1
 _CONTENT = "convexformer model"
 
 
-def save_model(model: ConvexAttentionBase, path: str | Path) -> None:
+def save_model(model: ConvexAttentionBase | ConvexSequenceRegressor, path: str | Path) -> None:
     """Save a fitted estimator; the file holds no code and is safe to share.
 
     Parameters
@@ -45,6 +49,10 @@ def save_model(model: ConvexAttentionBase, path: str | Path) -> None:
 
     Raises
     ------
+    TypeError
+        If the model is of another class.
+    NotFittedError
+        If it is not fitted.
     ValueError
         If a parameter is an object that JSON cannot hold (give losses and penalties by name, drop callbacks).
 
@@ -59,8 +67,12 @@ def save_model(model: ConvexAttentionBase, path: str | Path) -> None:
     >>> bool(again.predict([[3.0]]) == model.predict([[3.0]]))
     True
     """
+    if type(model).__name__ not in _ESTIMATORS:
+        raise TypeError(f"model must be one of {sorted(_ESTIMATORS)}, got {type(model).__name__}")
+    check_is_fitted(model)
     parameters = model.get_params(deep=False)
-    if model.gates_ is not None and not isinstance(parameters["gates"], str):
+    network, arrays = _network_of(model)
+    if "u1" in arrays and not isinstance(parameters["gates"], str):
         parameters["gates"] = None  # the fitted gates, saved as arrays, take its place
     for name, value in parameters.items():
         try:
@@ -73,27 +85,18 @@ def save_model(model: ConvexAttentionBase, path: str | Path) -> None:
         "version": __version__,
         "estimator": type(model).__name__,
         "parameters": parameters,
-        "loss": _registered(model.loss_, LOSSES),
-        "penalty": _registered(model.penalty_, PENALTIES),
-        "single": model._targets.single,
+        **network,
         "shape": [model._n_dims, model.n_tokens_in_, model.n_features_in_],
         "certificate": [certificate.primal, certificate.dual, certificate.reference],
-        "alpha": model.heads_.alpha,
         "alpha_max": model.alpha_max_,
         "n_iter": model.n_iter_,
         "status": model.status_.name,
     }
-    arrays = {"coef": model._solution[0].numpy(), "intercept": model._solution[1].numpy()}
-    if model.gates_ is not None:
-        arrays |= {"u1": model.gates_.u1, "u2": model.gates_.u2}
-    if isinstance(model._targets, ClassTargets):
-        arrays["classes"] = model._targets.classes
-        if model._targets.class_weight is not None:
-            arrays["class_weight"] = model._targets.class_weight
+    arrays |= {"coef": model._solution[0].numpy(), "intercept": model._solution[1].numpy()}
     write_archive(path, _CONTENT, header, arrays)
 
 
-def load_model(path: str | Path) -> ConvexAttentionBase:
+def load_model(path: str | Path) -> ConvexAttentionBase | ConvexSequenceRegressor:
     """Load an estimator that ``save_model`` wrote.
 
     Parameters
@@ -114,34 +117,93 @@ def load_model(path: str | Path) -> ConvexAttentionBase:
     header, arrays = read_archive(path, _CONTENT)
     if header["format"] > _FORMAT:
         raise ValueError(f"{path} was saved by convexformer {header['version']}, which is newer than this one")
-    gates = Gates(arrays["u1"], arrays["u2"]) if "u1" in arrays else None
     parameters = header["parameters"]
-    if parameters["gates"] is None:
-        parameters["gates"] = gates
+    if "u1" in arrays and parameters["gates"] is None:
+        parameters["gates"] = Gates(arrays["u1"], arrays["u2"])
     model = _ESTIMATORS[header["estimator"]](**parameters)
-    loss, penalty = _rebuilt(header["loss"], LOSSES), _rebuilt(header["penalty"], PENALTIES)
     model._n_dims, model.n_tokens_in_, model.n_features_in_ = header["shape"]
+    _restore_network(model, header, arrays)
+    model.certificate_ = Certificate(*header["certificate"])
+    model.dual_gap_ = model.certificate_.gap
+    model.alpha_max_, model.n_iter_, model.status_ = header["alpha_max"], header["n_iter"], Status[header["status"]]
+    return model
+
+
+@singledispatch
+def _network_of(model: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What the header and the arrays of a file must hold of the network, besides the solution."""
+    raise NotImplementedError
+
+
+@_network_of.register
+def _(model: ConvexAttentionBase) -> tuple[dict[str, Any], dict[str, Any]]:
+    header = {
+        "loss": _registered(model.loss_, LOSSES),
+        "penalty": _registered(model.penalty_, PENALTIES),
+        "alpha": model.heads_.alpha,
+        "single": model._targets.single,
+    }
+    arrays: dict[str, Any] = {}
+    if model.gates_ is not None:
+        arrays |= {"u1": model.gates_.u1, "u2": model.gates_.u2}
+    if isinstance(model._targets, ClassTargets):
+        arrays["classes"] = model._targets.classes
+        if model._targets.class_weight is not None:
+            arrays["class_weight"] = model._targets.class_weight
+    return header, arrays
+
+
+@_network_of.register
+def _(model: ConvexSequenceRegressor) -> tuple[dict[str, Any], dict[str, Any]]:
+    trained_for = model._trained_for
+    header = {
+        "loss": _registered(trained_for["loss"], LOSSES),
+        "penalty": _registered(trained_for["penalty"], PENALTIES),
+        "alpha": trained_for["alpha"],
+        "form": trained_for["form"].name,
+        "targets": [model._y_ndim, *model._target_shape],
+    }
+    return header, {}
+
+
+@singledispatch
+def _restore_network(model: Any, header: dict[str, Any], arrays: dict[str, Any]) -> None:
+    """Give a new estimator the network of a file."""
+    raise NotImplementedError
+
+
+@_restore_network.register
+def _(model: ConvexAttentionBase, header: dict[str, Any], arrays: dict[str, Any]) -> None:
+    loss, penalty = _rebuilt(header["loss"], LOSSES), _rebuilt(header["penalty"], PENALTIES)
+    gates = Gates(arrays["u1"], arrays["u2"]) if "u1" in arrays else None
     if "classes" in arrays:
         targets: Any = ClassTargets(arrays["classes"], loss, arrays.get("class_weight"))
         model.classes_ = targets.classes
     else:
         targets = RealTargets(header["single"])
     model._store_network(
-        (torch.as_tensor(arrays["coef"]), torch.as_tensor(arrays["intercept"])),
-        loss=loss,
-        penalty=penalty,
-        alpha=header["alpha"],
-        targets=targets,
-        gates=gates,
-        like=None,
+        _solution(arrays), loss=loss, penalty=penalty, alpha=header["alpha"], targets=targets, gates=gates, like=None
     )
-    model.certificate_ = Certificate(*header["certificate"])
-    model.dual_gap_ = model.certificate_.gap
-    model.alpha_max_, model.n_iter_, model.status_ = header["alpha_max"], header["n_iter"], Status[header["status"]]
     model._gate_request = (model.gates, model.n_gates)
     if isinstance(model, (ConvexAttentionClassifierCV, ConvexAttentionRegressorCV)):
         model.alpha_ = header["alpha"]
-    return model
+
+
+@_restore_network.register
+def _(model: ConvexSequenceRegressor, header: dict[str, Any], arrays: dict[str, Any]) -> None:
+    model._y_ndim, *target_shape = header["targets"]
+    model._target_shape = tuple(target_shape)
+    trained_for = {
+        "alpha": header["alpha"],
+        "form": get_form(header["form"]),
+        "penalty": _rebuilt(header["penalty"], PENALTIES),
+        "loss": _rebuilt(header["loss"], LOSSES),
+    }
+    model._store_network(_solution(arrays), trained_for, like=None)
+
+
+def _solution(arrays: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.as_tensor(arrays["coef"]), torch.as_tensor(arrays["intercept"])
 
 
 def _registered(part: Any, registry: dict[str, type]) -> dict[str, Any]:

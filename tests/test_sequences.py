@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import Lasso
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
@@ -13,6 +14,8 @@ from convexformer import (
     SequenceAttention,
     SequenceHeads,
     attention_program,
+    load_model,
+    save_model,
     sequence_program,
 )
 from convexformer.nn import train
@@ -220,6 +223,25 @@ def test_wrong_data_are_named():
         SequenceHeads(eye, [[1.0]], [[1.0]], np.zeros(2), alpha=0.1, form="stochastic")
     with pytest.raises(ValueError, match="row-stochastic attention"):
         SequenceHeads(0.5 * eye, [[1.0]], [[1.0]], np.zeros((2, 1)), alpha=0.1, form="substochastic").to_torch()
+
+
+@pytest.mark.parametrize("ndim", [1, 2, 3])
+@pytest.mark.parametrize("form", FORMS)
+def test_saved_and_loaded(form, ndim, tmp_path):
+    X, Y = data()
+    target = [None, Y[:, 0, 0], Y[:, :, 0], Y][ndim]
+    model = ConvexSequenceRegressor(0.05, form=form).fit(X, target)
+    save_model(model, tmp_path / "model.npz")
+    again = load_model(tmp_path / "model.npz")
+    np.testing.assert_array_equal(again.predict(X), model.predict(X))
+    np.testing.assert_array_equal(again.attention_map_, model.attention_map_)
+    assert again.get_params() == model.get_params()
+    assert (again.certificate_.primal, again.certificate_.dual) == (model.certificate_.primal, model.certificate_.dual)
+    assert len(again.heads_) == len(model.heads_)
+    with pytest.raises(TypeError, match="model must be one of"):
+        save_model(Lasso(), tmp_path / "other.npz")
+    with pytest.raises(NotFittedError):
+        save_model(ConvexSequenceRegressor(), tmp_path / "other.npz")
 
 
 def test_an_interrupt_leaves_a_usable_estimator():

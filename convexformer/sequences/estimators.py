@@ -223,27 +223,24 @@ class ConvexSequenceRegressor(RegressorMixin, BaseEstimator):
         return dtype
 
     def _store(self, form: SequenceForm, program: Program, result: SolverResult, like: Any) -> None:
-        n_targets = self._target_shape[0]
-        self._solution = (result.coef.cpu(), result.intercept.cpu())
-        self._form = form
-        self._heads: SequenceHeads | None = None
         penalty = form.check_penalty(self.penalty)
-        self._trained_for: dict[str, Any] = {
-            "alpha": program.alpha,
-            "form": form,
-            "penalty": penalty,
-            "loss": program.loss,
-        }
-        attention = form.attention(self._solution[0], penalty, n_targets, self.n_tokens_in_)
-        self.attention_map_ = result_of(attention, like)
-        signed = signed_coef(self._solution[0], form, n_targets, self.n_tokens_in_)
-        self.coef_ = result_of(signed.contiguous(), like)
-        self.intercept_ = result_of(self._solution[1].view(tuple(self._target_shape)), like)
+        trained_for = {"alpha": program.alpha, "form": form, "penalty": penalty, "loss": program.loss}
+        self._store_network((result.coef, result.intercept), trained_for, like)
         dual_point = result.certificate.dual_point
         self.certificate_ = replace(result.certificate, dual_point=None if dual_point is None else dual_point.cpu())
         self.dual_gap_ = self.certificate_.gap
         self.status_, self.history_, self.n_iter_ = result.status, result.history, result.n_iter
         self.alpha_max_ = program.alpha_max
+
+    def _store_network(self, solution: tuple[Tensor, Tensor], trained_for: dict[str, Any], like: Any) -> None:
+        """Set every attribute that follows from the solution alone; results are of the kind of `like`."""
+        coef, intercept = (part.cpu() for part in solution)
+        form, shape = trained_for["form"], (self._target_shape[0], self.n_tokens_in_)
+        self._solution, self._trained_for = (coef, intercept), trained_for
+        self._heads: SequenceHeads | None = None
+        self.coef_ = result_of(signed_coef(coef, form, *shape).contiguous(), like)
+        self.intercept_ = result_of(intercept.view(tuple(self._target_shape)), like)
+        self.attention_map_ = result_of(form.attention(coef, trained_for["penalty"], *shape), like)
 
     @property
     def heads_(self) -> SequenceHeads:
@@ -270,7 +267,7 @@ class ConvexSequenceRegressor(RegressorMixin, BaseEstimator):
         tokens = check_tokens(self, X, reset=False)
         tokens = tokens.to(check_device(self.device, tokens.device))
         coef, intercept = (part.to(tokens.device) for part in self._solution)
-        outputs = predictions(self._form.linear_map(tokens), coef, intercept, tokens.dtype)
+        outputs = predictions(self._trained_for["form"].linear_map(tokens), coef, intercept, tokens.dtype)
         means: Tensor = self._trained_for["loss"].mean(outputs)
         shapes: dict[int, tuple[int, ...]] = {1: (), 2: (self._target_shape[0],), 3: tuple(self._target_shape)}
         return result_of(means.reshape(len(means), *shapes[self._y_ndim]), X)
