@@ -76,6 +76,7 @@ _SUBMODULES = (
     "programs",
     "sequences",
     "solvers",
+    "text",
 )
 
 __all__ = [*_HOME, "__version__"]

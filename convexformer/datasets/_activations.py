@@ -240,7 +240,7 @@ def _run(
     finished = 0
     try:
         for start in tqdm(starts, disable=not verbose, desc="activations", unit="batch"):
-            batch = _fill(token_ids[start : start + batch_size], n_tokens, teacher.padding)
+            batch = fill(token_ids[start : start + batch_size], n_tokens, teacher.padding)
             parts = teacher.run(*batch) if kept is None else kept.get(teacher.run, *batch)
             for name, part in parts.items():
                 whole = arrays.setdefault(name, np.empty((len(token_ids), *part.shape[1:]), np.float32))
@@ -256,7 +256,7 @@ def _run(
     return arrays
 
 
-def _fill(token_ids: list[list[int]], n_tokens: int, padding: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+def fill(token_ids: list[list[int]], n_tokens: int, padding: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Token ids ``(B, n_tokens)`` and which of them are real."""
     mask = np.arange(n_tokens) < np.array([len(ids) for ids in token_ids])[:, None]
     filled = np.full(mask.shape, padding, dtype=np.int64)

@@ -71,29 +71,34 @@ class Teacher:
     @torch.inference_mode()
     def run(self, ids: NDArray[np.int64], mask: NDArray[np.bool_]) -> Arrays:
         """Activations of one batch of tokens of shape ``(B, n_tokens)``; zeros where the mask is False."""
-        network, block = self._network
-        seen: dict[str, Tensor] = {}
-        with ExitStack() as hooks:
-            for handle in _watch(block, seen):
-                hooks.callback(handle.remove)
-            network(
-                input_ids=torch.as_tensor(ids, device=self.device),
-                attention_mask=torch.as_tensor(mask.astype(np.int64), device=self.device),
-                output_attentions=True,
-            )
+        real = torch.as_tensor(mask, device=self.device)
+        seen = self.passing(torch.as_tensor(ids, device=self.device), real, output_attentions=True)
         inputs, outputs = seen.get("inputs"), seen.get(self.site)
         if inputs is None or outputs is None or outputs.shape != inputs.shape:
-            raise self._unsupported(network)
-        real = torch.as_tensor(mask, device=self.device)
+            raise self._unsupported(self.network)
         arrays = {"inputs": inputs * real[:, :, None], "outputs": outputs * real[:, :, None]}
         weights = seen.get("weights")
         if weights is not None and weights.shape[2:] == (ids.shape[1], ids.shape[1]):
             arrays["attention"] = weights.mean(1) * real[:, :, None] * real[:, None, :]
         return {name: values.float().numpy(force=True) for name, values in arrays.items()}
 
+    def passing(self, ids: Tensor, real: Tensor, **options: Any) -> dict[str, Tensor]:
+        """What passes through the layer, by name, for tokens of shape ``(B, n_tokens)`` some of which are real."""
+        network, block = self._network_and_layer
+        seen: dict[str, Tensor] = {}
+        with ExitStack() as hooks:
+            for handle in _watch(block, seen):
+                hooks.callback(handle.remove)
+            network(input_ids=ids, attention_mask=real.long(), **options)
+        return seen
+
+    @property
+    def network(self) -> nn.Module:
+        """The encoder up to the layer."""
+        return self._network_and_layer[0]
+
     @cached_property
-    def _network(self) -> tuple[nn.Module, nn.Module]:
-        """The encoder up to the layer, and the layer."""
+    def _network_and_layer(self) -> tuple[nn.Module, nn.Module]:
         network = self._load("AutoModel", attn_implementation="eager")
         found = [part for part in network.modules() if _is_stack(part, self.config.num_hidden_layers)]
         if len(found) != 1:
