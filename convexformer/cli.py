@@ -1,4 +1,4 @@
-"""The command line: ``convexformer demo``, ``fit`` and ``predict``."""
+"""The command line: ``convexformer demo``, ``fit``, ``predict`` and ``reproduce``."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_demo(commands, common)
     _add_fit(commands, common)
     _add_predict(commands, common)
+    _add_reproduce(commands, common)
     return parser
 
 
@@ -100,6 +101,70 @@ def _add_predict(commands: Any, common: argparse.ArgumentParser) -> None:
         "--out", type=Path, default=Path("predictions.npz"), help="where to save predictions (and probabilities)"
     )
     predict.set_defaults(run=_run_predict)
+
+
+def _add_reproduce(commands: Any, common: argparse.ArgumentParser) -> None:
+    reproduce = commands.add_parser("reproduce", help="experiments of the paper, several seeds, with tuned baselines")
+    experiments = reproduce.add_subparsers(dest="experiment", required=True, metavar="EXPERIMENT")
+    _add_student_teacher(experiments, common)
+
+
+# Options of the experiment that are settings by the same name: type and help.
+_STUDENT_TEACHER_OPTIONS: dict[str, tuple[type, str]] = {
+    "model": (str, "teacher: folder or name of an encoder (default: all-MiniLM-L6-v2)"),
+    "layer": (int, "layer of the teacher, from 0 (default: 2)"),
+    "site": (str, "targets: outputs of the 'attention' sublayer or of the whole 'layer' (default: attention)"),
+    "sentences": (str, "text file, 'documentation' or 'glue/mrpc' (default: documentation)"),
+    "n_sentences": (int, "sentences that are long enough (default: 2800, small: 400)"),
+    "n_tokens": (int, "tokens per sentence (default: 32, small: 12)"),
+    "position": (int, "token whose output is the target (default: a quarter of the tokens)"),
+    "n_outputs": (int, "principal directions of the targets (default: all outputs, small: 8)"),
+    "map_outputs": (int, "the same for the attention maps (default: 32, small: 4)"),
+    "n_gates": (int, "gates of the gated class (default: 64, small: 16)"),
+    "n_steps": (int, "steps of Adam for every combination (default: 3000, small: 200)"),
+    "device": (str, "cpu or cuda (default: cpu)"),
+}
+
+
+def _add_student_teacher(experiments: Any, common: argparse.ArgumentParser) -> None:
+    command = experiments.add_parser(
+        "student-teacher",
+        parents=[common],
+        help="students of an attention layer of a pretrained encoder (paper, Figs 2 and 3)",
+        description="Students of an attention layer of a pretrained encoder: certified convex programs, their networks "
+        "under Adam, softmax attention and ridge. A call that was interrupted goes on after its last finished seed.",
+    )
+    command.add_argument("--small", action="store_true", help="about two minutes on two cores; else meant for a GPU")
+    command.add_argument(
+        "--out",
+        type=Path,
+        default=Path("convexformer-student-teacher"),
+        help="folder for student_teacher.json and the figures (default: %(default)s)",
+    )
+    command.add_argument("--seeds", type=int, default=3, help="number of splits and initial weights (default: 3)")
+    command.add_argument("--cache", type=Path, help="folder for the teacher's activations (default: inside --out)")
+    for name, (kind, text) in _STUDENT_TEACHER_OPTIONS.items():
+        command.add_argument("--" + name.replace("_", "-"), type=kind, help=text)
+    command.set_defaults(run=_run_student_teacher)
+
+
+def _run_student_teacher(options: argparse.Namespace) -> dict[str, Any]:
+    from .reproduce import StudentTeacherSettings, finished_seeds, format_report, run_student_teacher
+
+    changes = {name: getattr(options, name) for name in _STUDENT_TEACHER_OPTIONS if getattr(options, name) is not None}
+    settings = StudentTeacherSettings.small(**changes) if options.small else StudentTeacherSettings(**changes)
+    quiet = options.quiet or options.json
+    try:
+        report = run_student_teacher(options.out, settings, n_seeds=options.seeds, cache=options.cache, quiet=quiet)
+    except KeyboardInterrupt:
+        finished = finished_seeds(options.out)
+        print(
+            f"interrupted; {len(finished)} of {options.seeds} seeds are finished in {options.out}, and the same "
+            "command goes on from there",
+            file=sys.stderr,
+        )
+        raise
+    return {name: value for name, value in report.items() if name != "runs"} | {"text": format_report(report)}
 
 
 def _run_demo(options: argparse.Namespace) -> dict[str, Any]:
@@ -239,7 +304,7 @@ def main(arguments: list[str] | None = None) -> int:
     warnings.showwarning = lambda message, *_, **__: print(f"warning: {message}", file=sys.stderr)
     try:
         report = options.run(options)
-    except (CommandError, ValueError, ModuleNotFoundError, RuntimeError) as error:
+    except (CommandError, ValueError, TypeError, OSError, ModuleNotFoundError, RuntimeError) as error:
         print(f"convexformer: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

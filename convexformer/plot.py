@@ -109,6 +109,30 @@ def plot_convergence(
     return axes
 
 
+def plot_attention_map(weights: ArrayLike, *, title: str = "", ax: Axes | None = None) -> Axes:
+    """Draw how much each target position reads from each token.
+
+    Parameters
+    ----------
+    weights : array-like of shape (n_targets, n_tokens)
+        Non-negative, for example ``attention_map_`` of a fitted estimator.
+    title : str, optional
+        Title of the axes.
+    ax : matplotlib axes, optional
+        Where to draw. Default: a new figure.
+
+    Returns
+    -------
+    matplotlib axes
+    """
+    axes = require_matplotlib().subplots(layout="constrained")[1] if ax is None else ax
+    image = axes.imshow(np.asarray(weights, dtype=float), cmap="Blues", vmin=0)
+    axes.set(xlabel="position read from", ylabel="position of the output", title=title)
+    axes.locator_params(integer=True)
+    axes.figure.colorbar(image, ax=axes, label="weight", shrink=0.8)
+    return axes
+
+
 def new_figure(n_rows: int, n_columns: int, figsize: tuple[float, float]) -> tuple[Figure, Sequence[Axes]]:
     """Make a figure that needs no display.
 
