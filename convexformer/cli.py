@@ -116,12 +116,12 @@ _STUDENT_TEACHER_OPTIONS: dict[str, tuple[type, str]] = {
     "site": (str, "targets: outputs of the 'attention' sublayer or of the whole 'layer' (default: attention)"),
     "sentences": (str, "text file, 'documentation' or 'glue/mrpc' (default: documentation)"),
     "n_sentences": (int, "sentences that are long enough (default: 2800, small: 400)"),
-    "n_tokens": (int, "tokens per sentence (default: 32, small: 12)"),
+    "n_tokens": (int, "tokens per sentence (default: 32, small: 10)"),
     "position": (int, "token whose output is the target (default: a quarter of the tokens)"),
     "n_outputs": (int, "principal directions of the targets (default: all outputs, small: 8)"),
     "map_outputs": (int, "the same for the attention maps (default: 32, small: 4)"),
-    "n_gates": (int, "gates of the gated class (default: 64, small: 16)"),
-    "n_steps": (int, "steps of Adam for every combination (default: 3000, small: 200)"),
+    "n_gates": (int, "gates of the gated class (default: 64, small: 8)"),
+    "n_steps": (int, "steps of Adam for every combination (default: 3000, small: 150)"),
     "device": (str, "cpu or cuda (default: cpu)"),
 }
 

@@ -109,13 +109,15 @@ def plot_convergence(
     return axes
 
 
-def plot_attention_map(weights: ArrayLike, *, title: str = "", ax: Axes | None = None) -> Axes:
+def plot_attention_map(weights: ArrayLike, *, first: int = 0, title: str = "", ax: Axes | None = None) -> Axes:
     """Draw how much each target position reads from each token.
 
     Parameters
     ----------
     weights : array-like of shape (n_targets, n_tokens)
         Non-negative, for example ``attention_map_`` of a fitted estimator.
+    first : int, default=0
+        Position of the first row and the first column.
     title : str, optional
         Title of the axes.
     ax : matplotlib axes, optional
@@ -126,7 +128,9 @@ def plot_attention_map(weights: ArrayLike, *, title: str = "", ax: Axes | None =
     matplotlib axes
     """
     axes = require_matplotlib().subplots(layout="constrained")[1] if ax is None else ax
-    image = axes.imshow(np.asarray(weights, dtype=float), cmap="Blues", vmin=0)
+    array = np.asarray(weights, dtype=float)
+    bottom, right = array.shape[0] + first - 0.5, array.shape[1] + first - 0.5
+    image = axes.imshow(array, cmap="Blues", vmin=0, extent=(first - 0.5, right, bottom, first - 0.5))
     axes.set(xlabel="position read from", ylabel="position of the output", title=title)
     axes.locator_params(integer=True)
     axes.figure.colorbar(image, ax=axes, label="weight", shrink=0.8)

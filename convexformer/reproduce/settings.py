@@ -45,7 +45,8 @@ class StudentTeacherSettings:
     learning_rates : tuple of float
         Grid for the networks of the convex programs.
     softmax_learning_rates, softmax_alphas : tuple of float
-        Grids for softmax attention, every pair of which is tried.
+        Grids for softmax attention, every pair of which is tried. An ``alpha`` here is per output: the weight of the
+        decay is `alpha` times the number of outputs that the loss sums over.
     softmax_heads, softmax_head_width : int, default=12 and 32
         Size of softmax attention; the default is that of MiniLM's own layers.
     ridge_alphas : tuple of float
@@ -86,7 +87,7 @@ class StudentTeacherSettings:
     softmax_alphas: tuple[float, ...] = (1e-4, 1e-3, 1e-2)
     softmax_heads: int = 12
     softmax_head_width: int = 32
-    ridge_alphas: tuple[float, ...] = tuple(10.0**power for power in range(0, 8))
+    ridge_alphas: tuple[float, ...] = tuple(10.0**power for power in range(-3, 6))
     tol: float = 1e-4
     search_tol: float = 1e-3
     device: str | None = None
@@ -127,14 +128,14 @@ class StudentTeacherSettings:
         """
         sizes: dict[str, Any] = {
             "n_sentences": 400,
-            "n_tokens": 12,
+            "n_tokens": 10,
             "n_outputs": 8,
             "map_outputs": 4,
-            "n_gates": 16,
+            "n_gates": 8,
             "n_alphas": 8,
             "alpha_ratio": 0.02,
             "map_alpha_ratios": (0.3, 0.1, 0.03),
-            "n_steps": 200,
+            "n_steps": 150,
             "softmax_alphas": (1e-3, 1e-2),
             "softmax_heads": 4,
             "softmax_head_width": 16,
