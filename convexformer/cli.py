@@ -304,7 +304,7 @@ def main(arguments: list[str] | None = None) -> int:
     warnings.showwarning = lambda message, *_, **__: print(f"warning: {message}", file=sys.stderr)
     try:
         report = options.run(options)
-    except (CommandError, ValueError, TypeError, OSError, ModuleNotFoundError, RuntimeError) as error:
+    except (CommandError, ValueError, OSError, ModuleNotFoundError, RuntimeError) as error:
         print(f"convexformer: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

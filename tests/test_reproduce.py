@@ -191,7 +191,8 @@ def test_results_of_other_settings_or_files_are_not_mixed(settings, report, tmp_
         run_student_teacher(tmp_path, settings, quiet=True)
 
 
-def test_the_command_runs_the_experiment(settings, tmp_path, capsys):
+def test_the_command_runs_the_experiment(settings, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(experiment, "draw_figures", lambda report, folder: [])  # those of the fixture are checked
     sizes = ("--n-sentences", 40, "--n-tokens", 5, "--n-outputs", 2, "--map-outputs", 1, "--n-gates", 2, "--n-steps", 3)
     teacher = ("--model", settings.model, "--layer", 1, "--sentences", settings.sentences)
     command = ["reproduce", "student-teacher", "--small", "--seeds", 1, "--out", tmp_path, "--json", *teacher, *sizes]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -77,7 +78,7 @@ def format_report(report: dict[str, Any]) -> str:
     parts = [f"medians over {counted(n_seeds, 'seed')}", format_rows(report["medians"], _COLUMNS)]
     if report["map_medians"]:
         parts += ["", "attention map against the teacher's", format_rows(report["map_medians"], _MAP_COLUMNS)]
-    parts += ["", *(f"skipped: {reason}" for reason in report["skipped"]), report["remark"]]
+    parts += ["", *(f"skipped: {reason}" for reason in report["skipped"]), textwrap.fill(report["remark"], 120)]
     return "\n".join([*parts, "figures: " + ", ".join(report["figures"])])
 
 
@@ -105,7 +106,7 @@ def remark(settings: StudentTeacherSettings) -> str:
         f"the same alpha, as many heads as the certified solution, {settings.n_steps} full-batch steps each, or for "
         f"each rate the seconds of the convex fit, chosen by objective; softmax attention "
         f"({settings.softmax_heads} heads of width {settings.softmax_head_width}) {n_softmax} learning rates x "
-        f"{len(settings.softmax_alphas)} alphas, {settings.n_steps} steps each and the best step; ridge "
+        f"{len(settings.softmax_alphas)} alphas per output, {settings.n_steps} steps each and the best step; ridge "
         f"{len(settings.ridge_alphas)} weights. choice s = seconds of that search without the final fit. The objective "
         "of softmax attention is of another class and not to be compared. R2 weights outputs by variance; test error = "
         "squared error / squared error of the training mean. Maps: rows scaled to sum 1, mean attention of the teacher "

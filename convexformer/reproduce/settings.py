@@ -84,7 +84,7 @@ class StudentTeacherSettings:
     n_steps: int = 3000
     learning_rates: tuple[float, ...] = (3e-3, 1e-2, 3e-2)
     softmax_learning_rates: tuple[float, ...] = (1e-3, 3e-3, 1e-2)
-    softmax_alphas: tuple[float, ...] = (1e-4, 1e-3, 1e-2)
+    softmax_alphas: tuple[float, ...] = (3e-3, 1e-2, 3e-2)
     softmax_heads: int = 12
     softmax_head_width: int = 32
     ridge_alphas: tuple[float, ...] = tuple(10.0**power for power in range(-3, 6))
@@ -136,7 +136,7 @@ class StudentTeacherSettings:
             "alpha_ratio": 0.02,
             "map_alpha_ratios": (0.3, 0.1, 0.03),
             "n_steps": 150,
-            "softmax_alphas": (1e-3, 1e-2),
+            "softmax_alphas": (1e-2, 3e-2),
             "softmax_heads": 4,
             "softmax_head_width": 16,
         }

@@ -60,8 +60,8 @@ def run_student_teacher(
     Returns
     -------
     dict
-        What the JSON file holds: ``settings``, ``data``, ``versions``, ``remark``, ``skipped``, ``runs`` with rows,
-        curves and maps of each seed, ``medians`` and ``map_medians`` over seeds, and ``figures``.
+        What the JSON file holds: ``settings``, ``data``, ``remark``, ``skipped``, ``runs`` with versions, rows, curves
+        and maps of each seed, ``medians`` and ``map_medians`` over seeds, and ``figures``.
 
     Raises
     ------
@@ -137,13 +137,6 @@ def _begin(path: Path, settings: StudentTeacherSettings, data: Activations) -> d
             "padding": "none: shorter sentences are left out, longer ones cut",
             "tokens_sha256": hashlib.sha256(json.dumps(data.tokens).encode()).hexdigest(),
         },
-        "versions": {
-            "convexformer": convexformer.__version__,
-            "torch": torch.__version__,
-            "scikit-learn": sklearn.__version__,
-            "python": platform.python_version(),
-        },
-        "threads": torch.get_num_threads(),
         "remark": remark(settings),
         "skipped": _skipped(data),
         "runs": [],
@@ -198,6 +191,8 @@ def _run_seed(data: Activations, settings: StudentTeacherSettings, seed: int, ba
     rows += staged("ridge", lambda: [fit_ridge(own, split, settings, seed) for own in (False, True)])
     run: dict[str, Any] = {
         "seed": seed,
+        "versions": _versions(),
+        "threads": torch.get_num_threads(),
         "variance_kept": split.variance_kept,
         "rows": [row.as_json() for row in rows],
         "curves": [_thinned(curve.as_json()) for curve in curves],
@@ -212,6 +207,16 @@ def _run_seed(data: Activations, settings: StudentTeacherSettings, seed: int, ba
     else:
         bar.update()
     return run
+
+
+def _versions() -> dict[str, str]:
+    """Versions that numbers may depend on; an experiment may be gone on with under others."""
+    return {
+        "convexformer": convexformer.__version__,
+        "torch": torch.__version__,
+        "scikit-learn": sklearn.__version__,
+        "python": platform.python_version(),
+    }
 
 
 def _thinned(curve: dict[str, Any]) -> dict[str, Any]:
