@@ -134,7 +134,7 @@ def _add_student_teacher(experiments: Any, common: argparse.ArgumentParser) -> N
         description="Students of an attention layer of a pretrained encoder: certified convex programs, their networks "
         "under Adam, softmax attention and ridge. A call that was interrupted goes on after its last finished seed.",
     )
-    command.add_argument("--small", action="store_true", help="about two minutes on two cores; else meant for a GPU")
+    command.add_argument("--small", action="store_true", help="a few minutes on two cores; else meant for a GPU")
     command.add_argument(
         "--out",
         type=Path,

@@ -115,7 +115,7 @@ class StudentTeacherSettings:
 
     @classmethod
     def small(cls, **changes: Any) -> StudentTeacherSettings:
-        """The setting that takes about two minutes on two cores.
+        """The setting that takes a few minutes on two cores.
 
         Parameters
         ----------
@@ -136,6 +136,7 @@ class StudentTeacherSettings:
             "alpha_ratio": 0.02,
             "map_alpha_ratios": (0.3, 0.1, 0.03),
             "n_steps": 150,
+            "softmax_learning_rates": (3e-3, 1e-2),
             "softmax_alphas": (1e-2, 3e-2),
             "softmax_heads": 4,
             "softmax_head_width": 16,
