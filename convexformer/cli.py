@@ -121,7 +121,7 @@ _STUDENT_TEACHER_OPTIONS: dict[str, tuple[type, str]] = {
     "n_outputs": (int, "principal directions of the targets (default: all outputs, small: 8)"),
     "map_outputs": (int, "the same for the attention maps (default: 32, small: 4)"),
     "n_gates": (int, "gates of the gated class (default: 64, small: 8)"),
-    "n_steps": (int, "steps of Adam for every combination (default: 3000, small: 150)"),
+    "n_steps": (int, "steps of Adam for every combination (default: 3000, small: 200)"),
     "device": (str, "cpu or cuda (default: cpu)"),
 }
 

@@ -10,6 +10,7 @@ from convexformer import (
     ConvexAttentionClassifierCV,
     ConvexAttentionRegressor,
     ConvexAttentionRegressorCV,
+    ConvexSequenceRegressor,
 )
 
 GATED = {"activation": "gated_relu", "n_gates": 8, "random_state": 0}
@@ -27,6 +28,8 @@ ESTIMATORS = [
     ConvexAttentionClassifier(penalty="nuclear"),
     ConvexAttentionClassifier(loss="squared_hinge"),
     ConvexAttentionClassifierCV(**QUICK),
+    ConvexSequenceRegressor(),
+    ConvexSequenceRegressor(form="stochastic"),
 ]
 
 
@@ -47,5 +50,5 @@ def test_tags_allow_token_sequences(estimator):
     assert tags.input_tags.three_d_array
     assert tags.input_tags.two_d_array
     assert tags.target_tags.multi_output == isinstance(
-        estimator, (ConvexAttentionRegressor, ConvexAttentionRegressorCV)
+        estimator, (ConvexAttentionRegressor, ConvexAttentionRegressorCV, ConvexSequenceRegressor)
     )

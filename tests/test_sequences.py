@@ -6,7 +6,6 @@ import torch
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import Lasso
-from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from convexformer import (
     ConvexAttentionRegressor,
@@ -39,11 +38,6 @@ def data(n_samples=30, n=4, d=3, n_targets=3, c=2, seed=0, dtype=np.float64):
         size=(n_samples, n_targets, c)
     )
     return X.astype(dtype), (Y + 1).astype(dtype)
-
-
-@parametrize_with_checks([ConvexSequenceRegressor(max_iter=500), ConvexSequenceRegressor(form="stochastic")])
-def test_estimator_manners(estimator, check):
-    check(estimator)
 
 
 def test_counterexample_of_the_printed_theorem():

@@ -179,9 +179,10 @@ def load_attention_activations(
     check_count("n_tokens", n_tokens)
     check_count("batch_size", batch_size)
     check_count("n_sentences", n_sentences, optional=True)
-    teacher = Teacher(model, layer, site, check_device(device, torch.device("cpu")))
-    teacher.check_n_tokens(n_tokens)
+    place = check_device(device, torch.device("cpu"))
     texts = read_sentences(sentences)
+    teacher = Teacher(model, layer, site, place)
+    teacher.check_n_tokens(n_tokens)
     token_ids = teacher.tokenize(texts)
     index = _choose([len(ids) for ids in token_ids], n_tokens, n_sentences, short)
     token_ids = [token_ids[i][:n_tokens] for i in index]
