@@ -115,13 +115,13 @@ _STUDENT_TEACHER_OPTIONS: dict[str, tuple[type, str]] = {
     "layer": (int, "layer of the teacher, from 0 (default: 2)"),
     "site": (str, "targets: outputs of the 'attention' sublayer or of the whole 'layer' (default: attention)"),
     "sentences": (str, "text file, 'documentation' or 'glue/mrpc' (default: documentation)"),
-    "n_sentences": (int, "sentences that are long enough (default: 2800, small: 400)"),
+    "n_sentences": (int, "sentences that are long enough (default: 2800, small: 300)"),
     "n_tokens": (int, "tokens per sentence (default: 32, small: 10)"),
     "position": (int, "token whose output is the target (default: a quarter of the tokens)"),
     "n_outputs": (int, "principal directions of the targets (default: all outputs, small: 8)"),
-    "map_outputs": (int, "the same for the attention maps (default: 32, small: 4)"),
+    "map_outputs": (int, "the same for the attention maps (default: all outputs, small: 4)"),
     "n_gates": (int, "gates of the gated class (default: 64, small: 8)"),
-    "n_steps": (int, "steps of Adam for every combination (default: 3000, small: 200)"),
+    "n_steps": (int, "steps of Adam for every combination (default: 3000, small: 150)"),
     "device": (str, "cpu or cuda (default: cpu)"),
 }
 
@@ -134,7 +134,7 @@ def _add_student_teacher(experiments: Any, common: argparse.ArgumentParser) -> N
         description="Students of an attention layer of a pretrained encoder: certified convex programs, their networks "
         "under Adam, softmax attention and ridge. A call that was interrupted goes on after its last finished seed.",
     )
-    command.add_argument("--small", action="store_true", help="a few minutes on two cores; else meant for a GPU")
+    command.add_argument("--small", action="store_true", help="about three minutes on two cores; else meant for a GPU")
     command.add_argument(
         "--out",
         type=Path,
