@@ -22,6 +22,7 @@ from .datasets import load_digit_tokens
 from .estimators import ConvexAttentionClassifier, ConvexAttentionRegressor
 from .heads import Heads
 from .nn import ConvexAttention, TrainingHistory, train
+from .tables import format_rows
 
 ADAM_SEEDS = (0, 1, 2)
 ADAM_STEPS = 2000
@@ -147,12 +148,7 @@ def format_table(rows: list[Row]) -> str:
     -------
     str
     """
-    lines = [[title for title, _, _ in _COLUMNS]] + [[show(row) for _, _, show in _COLUMNS] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    aligns = [align for _, align, _ in _COLUMNS]
-    text = ["  ".join(f"{cell:{a}{w}}" for cell, a, w in zip(line, aligns, widths, strict=True)) for line in lines]
-    rule = "-" * len(text[0])
-    return "\n".join(line.rstrip() for line in [text[0], rule, *text[1:]])
+    return format_rows(rows, _COLUMNS)
 
 
 def rows_as_json(rows: list[Row]) -> list[dict[str, Any]]:

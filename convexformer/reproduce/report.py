@@ -6,8 +6,10 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
+from convexformer.tables import format_rows
+
 from .maps import SMOOTHING
-from .rows import Column, counted, format_rows, medians, shown
+from .rows import Column, counted, medians, shown
 from .settings import StudentTeacherSettings
 
 

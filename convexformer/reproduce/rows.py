@@ -122,28 +122,6 @@ def _median(group: list[dict[str, Any]], left_out: set[str]) -> dict[str, Any]:
 Column = tuple[str, str, Callable[[dict[str, Any]], str]]
 
 
-def format_rows(rows: Sequence[dict[str, Any]], columns: Sequence[Column]) -> str:
-    """Lay rows out as a text table.
-
-    Parameters
-    ----------
-    rows : sequence of dict
-        The lines.
-    columns : sequence of (title, alignment, function)
-        The function makes the cell of a row; the alignment is "<" or ">".
-
-    Returns
-    -------
-    str
-    """
-    lines = [[title for title, _, _ in columns]] + [[show(row) for _, _, show in columns] for row in rows]
-    widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
-    aligns = [align for _, align, _ in columns]
-    text = ["  ".join(f"{cell:{a}{w}}" for cell, a, w in zip(line, aligns, widths, strict=True)) for line in lines]
-    rule = "-" * len(text[0])
-    return "\n".join(line.rstrip() for line in [text[0], rule, *text[1:]])
-
-
 def counted(number: int, noun: str) -> str:
     """A number with its noun, which has an s unless it is one."""
     return f"{number} {noun}" + "s" * (number != 1)
