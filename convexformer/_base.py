@@ -91,7 +91,37 @@ class Problem:
     sample_weight: NDArray[np.float64] | None
 
 
-class ConvexAttentionBase(BaseEstimator):
+class CertifiedEstimator(BaseEstimator):
+    """What every estimator asks of ``solve``, and what it keeps of the answer besides the network."""
+
+    solver: str | Solver
+    tol: float
+    max_iter: int
+    dtype: Any
+    verbose: bool
+    callback: Callback | None
+
+    def _options(self, program: Program) -> dict[str, Any]:
+        """Keyword arguments of ``solve``."""
+        dtype = check_dtype(self.dtype, program.map.dtype)
+        check_tol(self.tol)
+        return {
+            "tol": self.tol,
+            "max_iter": self.max_iter,
+            "dtype": dtype,
+            "callback": self.callback,
+            "verbose": bool(self.verbose),
+        }
+
+    def _store_certificate(self, program: Program, result: SolverResult) -> None:
+        dual_point = result.certificate.dual_point
+        self.certificate_ = replace(result.certificate, dual_point=None if dual_point is None else dual_point.cpu())
+        self.dual_gap_ = self.certificate_.gap
+        self.status_, self.history_, self.n_iter_ = result.status, result.history, result.n_iter
+        self.alpha_max_ = program.alpha_max
+
+
+class ConvexAttentionBase(CertifiedEstimator):
     """All that regression and classification share: building the program, solving, reading off the network."""
 
     alpha: float
@@ -100,16 +130,10 @@ class ConvexAttentionBase(BaseEstimator):
     activation: str
     n_gates: int
     gates: Any
-    solver: str | Solver
-    tol: float
-    max_iter: int
     fit_intercept: bool
     warm_start: bool
-    dtype: Any
     device: Any
     random_state: Any
-    verbose: bool
-    callback: Callback | None
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -275,18 +299,6 @@ class ConvexAttentionBase(BaseEstimator):
 
     # Solving
 
-    def _options(self, program: Program) -> dict[str, Any]:
-        """Keyword arguments of ``solve``."""
-        dtype = check_dtype(self.dtype, program.map.dtype)
-        check_tol(self.tol)
-        return {
-            "tol": self.tol,
-            "max_iter": self.max_iter,
-            "dtype": dtype,
-            "callback": self.callback,
-            "verbose": bool(self.verbose),
-        }
-
     def _fit_problem(self, problem: Problem, like: Any) -> None:
         start = self._start(problem.program)
         try:
@@ -315,11 +327,7 @@ class ConvexAttentionBase(BaseEstimator):
             gates=problem.gates,
             like=like,
         )
-        dual_point = result.certificate.dual_point
-        self.certificate_ = replace(result.certificate, dual_point=None if dual_point is None else dual_point.cpu())
-        self.dual_gap_ = self.certificate_.gap
-        self.status_, self.history_, self.n_iter_ = result.status, result.history, result.n_iter
-        self.alpha_max_ = program.alpha_max
+        self._store_certificate(program, result)
 
     def _store_network(
         self,

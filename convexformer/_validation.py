@@ -138,7 +138,7 @@ def check_program_tokens(X: Any) -> Tensor:
 
 def check_real_target(y: Any, loss: Loss, n_samples: int) -> NDArray[np.float64]:
     """Check targets of a regression: finite numbers of shape (N,) or (N, c)."""
-    y = check_array(_given(y), ensure_2d=False, dtype=np.float64, input_name="y")
+    y = check_array(given(y), ensure_2d=False, dtype=np.float64, input_name="y")
     if y.ndim not in (1, 2):
         raise ValueError(f"y must have shape (n_samples,) or (n_samples, n_outputs), got {y.shape}")
     check_consistent_length(np.empty(n_samples), y)
@@ -147,7 +147,8 @@ def check_real_target(y: Any, loss: Loss, n_samples: int) -> NDArray[np.float64]
     return y
 
 
-def _given(y: Any) -> Any:
+def given(y: Any) -> Any:
+    """Targets that are there, a tensor as an array."""
     if y is None:
         raise ValueError("this estimator requires y to be passed, but the target y is None")
     return y.numpy(force=True) if torch.is_tensor(y) else y
@@ -155,7 +156,7 @@ def _given(y: Any) -> Any:
 
 def check_label_target(y: Any, n_samples: int) -> NDArray:
     """Check targets of a classification: one label per sample."""
-    y = column_or_1d(_given(y), warn=True)
+    y = column_or_1d(given(y), warn=True)
     assert_all_finite(y, input_name="y")
     check_classification_targets(y)
     check_consistent_length(np.empty(n_samples), y)

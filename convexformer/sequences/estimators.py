@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.base import RegressorMixin
 from sklearn.metrics import r2_score
 from sklearn.utils.validation import check_array, check_consistent_length, check_is_fitted
 from torch import Tensor
 
-from convexformer._validation import check_device, check_dtype, check_tokens, check_weight, predictions, result_of
+from convexformer._base import CertifiedEstimator
+from convexformer._validation import check_device, check_tokens, check_weight, given, predictions, result_of
 from convexformer_solvers import (
     Callback,
     Loss,
@@ -25,7 +25,6 @@ from convexformer_solvers import (
     get_solver,
     solve,
 )
-from convexformer_solvers.result import check_tol
 
 from .forms import SequenceForm, get_form, sequence_program, signed_coef
 from .heads import SequenceHeads
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class ConvexSequenceRegressor(RegressorMixin, BaseEstimator):
+class ConvexSequenceRegressor(RegressorMixin, CertifiedEstimator):
     r"""Attention network for sequence targets, trained to a certified global optimum.
 
     Minimises over any number of heads, with a bias :math:`b \in R^{T \times c}` without decay,
@@ -195,42 +194,25 @@ class ConvexSequenceRegressor(RegressorMixin, BaseEstimator):
             sample_weight=weight,
             fit_intercept=bool(self.fit_intercept),
         )
-        dtype = self._dtype(form, program)
-        check_tol(self.tol)
+        options = self._options(program)
+        if form.exact_sums and options["dtype"] != torch.float64:
+            raise ValueError(
+                f"dtype must be None or 'float64' with form={form.name!r}: in float32 no two rows have equal sums"
+            )
         self._y_ndim, self._target_shape = y.ndim, target.shape[1:]
         try:
-            result = solve(
-                program,
-                get_solver(self.solver),
-                tol=self.tol,
-                max_iter=self.max_iter,
-                dtype=dtype,
-                callback=self.callback,
-                verbose=bool(self.verbose),
-            )
+            result = solve(program, get_solver(self.solver), **options)
         except SolverInterrupted as interruption:
             self._store(form, program, interruption.result, X)
             raise
         self._store(form, program, result, X)
         return self
 
-    def _dtype(self, form: SequenceForm, program: Program) -> torch.dtype:
-        dtype = check_dtype(self.dtype, program.map.dtype)
-        if form.exact_sums and dtype != torch.float64:
-            raise ValueError(
-                f"dtype must be None or 'float64' with form={form.name!r}: in float32 no two rows have equal sums"
-            )
-        return dtype
-
     def _store(self, form: SequenceForm, program: Program, result: SolverResult, like: Any) -> None:
         penalty = form.check_penalty(self.penalty)
         trained_for = {"alpha": program.alpha, "form": form, "penalty": penalty, "loss": program.loss}
         self._store_network((result.coef, result.intercept), trained_for, like)
-        dual_point = result.certificate.dual_point
-        self.certificate_ = replace(result.certificate, dual_point=None if dual_point is None else dual_point.cpu())
-        self.dual_gap_ = self.certificate_.gap
-        self.status_, self.history_, self.n_iter_ = result.status, result.history, result.n_iter
-        self.alpha_max_ = program.alpha_max
+        self._store_certificate(program, result)
 
     def _store_network(self, solution: tuple[Tensor, Tensor], trained_for: dict[str, Any], like: Any) -> None:
         """Set every attribute that follows from the solution alone; results are of the kind of `like`."""
@@ -291,10 +273,7 @@ class ConvexSequenceRegressor(RegressorMixin, BaseEstimator):
 
 def _check_sequences(y: Any, n_samples: int) -> NDArray[np.float64]:
     """Check target sequences: finite numbers with one to three axes."""
-    if y is None:
-        raise ValueError("this estimator requires y to be passed, but the target y is None")
-    y = y.numpy(force=True) if torch.is_tensor(y) else y
-    y = check_array(y, ensure_2d=False, allow_nd=True, dtype=np.float64, input_name="y")
+    y = check_array(given(y), ensure_2d=False, allow_nd=True, dtype=np.float64, input_name="y")
     if y.ndim > 3:
         raise ValueError(f"y must have shape (n_samples, n_targets, n_outputs), got {y.shape}")
     check_consistent_length(np.empty(n_samples), y)
