@@ -2,6 +2,14 @@
 
 from ._activations import Activations, load_attention_activations
 from ._digits import load_digit_tokens
+from ._modular import ModularArithmetic, make_modular_arithmetic
 from ._sentences import load_documentation_sentences
 
-__all__ = ["Activations", "load_attention_activations", "load_digit_tokens", "load_documentation_sentences"]
+__all__ = [
+    "Activations",
+    "ModularArithmetic",
+    "load_attention_activations",
+    "load_digit_tokens",
+    "load_documentation_sentences",
+    "make_modular_arithmetic",
+]
