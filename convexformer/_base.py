@@ -252,7 +252,7 @@ class ConvexAttentionBase(CertifiedEstimator):
         tokens = tokens.to(device)
         gates, masks = self._gates(tokens, source, total_weight)
         encoded = as_tensor(targets.encode(labels), device)
-        linear_map = attention_map(tokens, gates, masks)
+        linear_map = attention_map(tokens, gates, masks, encoded.shape[-1])
         program = Program(linear_map, encoded, loss, penalty, alpha, total_weight, bool(self.fit_intercept))
         return Problem(program, targets, gates, weight)
 

@@ -7,14 +7,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from convexformer_solvers import DenseMap, GatedMap, LinearMap, Loss, Penalty, Program, get_loss, get_penalty
+from convexformer_solvers import DenseMap, LinearMap, Loss, Penalty, Program, TableMap, get_loss, get_penalty
 
 from ._validation import as_tensor, check_program_tokens
 from .gates import Gates
 
 
-def attention_map(tokens: Tensor, gates: Gates | None = None, masks: Tensor | None = None) -> LinearMap:
+def attention_map(
+    tokens: Tensor, gates: Gates | None = None, masks: Tensor | None = None, n_outputs: int = 1
+) -> LinearMap:
     """Linear map from coefficients to the outputs of the network; the gated design is never materialised.
+
+    Where gated tokens repeat between samples, as symbols do, what they share is computed once.
 
     Parameters
     ----------
@@ -24,6 +28,8 @@ def attention_map(tokens: Tensor, gates: Gates | None = None, masks: Tensor | No
         Fixed gates. Default: none.
     masks : Tensor of shape (N, h), optional
         Masks of the gates on these samples, where they have been computed before.
+    n_outputs : int, default=1
+        Outputs ``c`` of the products to come, by which the way to compute them is chosen; all give the same.
 
     Returns
     -------
@@ -32,7 +38,7 @@ def attention_map(tokens: Tensor, gates: Gates | None = None, masks: Tensor | No
     """
     if gates is None:
         return DenseMap(tokens)
-    return GatedMap(tokens, gates.masks(tokens) if masks is None else masks)
+    return TableMap.where_it_pays(tokens, gates.masks(tokens) if masks is None else masks, n_outputs)
 
 
 def attention_program(
@@ -93,9 +99,10 @@ def attention_program(
     tokens = check_program_tokens(X)
     target = as_tensor(y, tokens.device, torch.float64)
     weight = None if sample_weight is None else as_tensor(sample_weight, tokens.device, torch.float64)
+    target = target[:, None] if target.ndim == 1 else target
     return Program(
-        attention_map(tokens, gates),
-        target[:, None] if target.ndim == 1 else target,
+        attention_map(tokens, gates, n_outputs=target.shape[-1]),
+        target,
         get_loss(loss),
         get_penalty(penalty),
         alpha,

@@ -30,6 +30,7 @@ from .semismooth import SemismoothNewton
 from .sequence_penalties import PerTarget, RowStochastic
 from .signed_map import SignedMap
 from .solver import Callback, Point, Solver, solve
+from .table_map import TableMap
 
 __all__ = [
     "LOSSES",
@@ -72,6 +73,7 @@ __all__ = [
     "Squared",
     "SquaredHinge",
     "Status",
+    "TableMap",
     "alpha_grid",
     "certify",
     "check_loss",

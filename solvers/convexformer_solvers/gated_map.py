@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from .operators import WORK_OF_A_READ, DenseMap, LinearMap, row_chunks
+from .operators import WORK_OF_A_READ, DenseMap, LinearMap, row_chunks, tall_chunks
 
 
 class GatedMap(LinearMap):
@@ -71,8 +71,24 @@ class GatedMap(LinearMap):
         for rows in row_chunks(self.n_samples, widest, self.device):
             yield rows, rows_matrix[rows]
 
+    def _narrow(self, n_outputs: int) -> bool:
+        """Whether a sample has fewer numbers than outputs, so that its gated copies are cheaper than its outputs."""
+        return math.prod(self._dense.feature_shape) < n_outputs
+
+    def _gated_chunks(self, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
+        """Row slices with those rows of the design, a chunk at a time."""
+        rows_matrix = self._dense.as_matrix()
+        for rows in tall_chunks(self.n_samples, math.prod(self.feature_shape)):
+            data, mask = rows_matrix[rows].to(dtype), self.masks[rows].to(dtype)
+            yield rows, (mask[:, :, None] * data[:, None, :]).flatten(1)
+
     def matvec(self, coef: Tensor) -> Tensor:
         n_gates, n_outputs = self.masks.shape[1], coef.shape[-1]
+        if self._narrow(n_outputs):
+            result = coef.new_empty((self.n_samples, n_outputs))
+            for rows, gated in self._gated_chunks(coef.dtype):
+                torch.mm(gated, coef.reshape(-1, n_outputs), out=result[rows])
+            return result
         # (h, p, c) -> (p, h c): one product serves every gate and output.
         columns = coef.reshape(n_gates, -1, n_outputs).transpose(0, 1).reshape(-1, n_gates * n_outputs)
         result = coef.new_empty((self.n_samples, n_outputs))
@@ -84,6 +100,11 @@ class GatedMap(LinearMap):
 
     def rmatvec(self, values: Tensor) -> Tensor:
         n_gates, n_outputs = self.masks.shape[1], values.shape[1]
+        if self._narrow(n_outputs):
+            result = values.new_zeros((math.prod(self.feature_shape), n_outputs))
+            for rows, gated in self._gated_chunks(values.dtype):
+                result.addmm_(gated.T, values[rows])
+            return result.reshape(*self.feature_shape, n_outputs)
         result = values.new_zeros((math.prod(self._dense.feature_shape), n_gates * n_outputs))
         for rows, data in self._chunks(n_outputs):
             mask = self.masks[rows, :, None].to(values.dtype)
@@ -138,9 +159,10 @@ class GatedMap(LinearMap):
         return result
 
     def product_work(self, n_outputs: int) -> float:
-        # The data are read once for all gates; what each gate makes of them is written and read.
-        by_gate = self.n_samples * self.masks.shape[1] * n_outputs
-        operations = 2.0 * by_gate * math.prod(self._dense.feature_shape)
+        # The data are read once for all gates; what each gate makes of them, or of their products, is written and read.
+        width = math.prod(self._dense.feature_shape)
+        by_gate = self.n_samples * self.masks.shape[1] * min(width, n_outputs)
+        operations = 2.0 * self.n_samples * self.masks.shape[1] * width * n_outputs
         return max(operations + 2 * WORK_OF_A_READ * by_gate, self._dense.product_work(n_outputs))
 
     def gram_work(self) -> float:

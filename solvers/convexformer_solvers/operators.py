@@ -174,7 +174,7 @@ class LinearMap(ABC):
         d = self.feature_shape[-1]
         result = weight.new_zeros((len(left) * d, len(right) * d))
         same = left is right
-        for rows in _tall_chunks(self.n_samples, max(result.shape)):
+        for rows in tall_chunks(self.n_samples, max(result.shape)):
             part = self.rows(rows)
             columns = part.columns(left).to(weight.dtype).flatten(1)
             others = columns if same else part.columns(right).to(weight.dtype).flatten(1)
@@ -224,7 +224,7 @@ def row_chunks(n_rows: int, n_columns: int, device: torch.device) -> Iterator[sl
         yield slice(start, min(start + size, n_rows))
 
 
-def _tall_chunks(n_rows: int, n_columns: int) -> Iterator[slice]:
+def tall_chunks(n_rows: int, n_columns: int) -> Iterator[slice]:
     """Smaller chunks, but tall enough for full speed of products along the rows."""
     size = max(_LEAST_HEIGHT, _CHUNK_ELEMENTS // max(1, n_columns))
     for start in range(0, n_rows, size):
@@ -234,7 +234,7 @@ def _tall_chunks(n_rows: int, n_columns: int) -> Iterator[slice]:
 def weighted_gram(columns: Tensor, weight: Tensor) -> Tensor:
     """``columns' diag(weight) columns`` for ``(N, m)`` columns, of which no copy is made."""
     result = columns.new_zeros((columns.shape[1], columns.shape[1]))
-    for rows in _tall_chunks(*columns.shape):
+    for rows in tall_chunks(*columns.shape):
         part = columns[rows]
         _add_lower_product(result, part.T, part * weight[rows, None])
     return mirrored(result)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from solver_cases import PROPERTY, randn
 
-from convexformer_solvers import DenseMap, GatedMap, check_map, operators
+from convexformer_solvers import DenseMap, GatedMap, TableMap, check_map, operators
 
 
 def random_masks(n, h, seed=0):
@@ -59,6 +59,74 @@ def test_gated_products_are_masked_sums():
     linear_map = GatedMap(data, masks)
     torch.testing.assert_close(linear_map.matvec(coef), torch.einsum("ng,nbd,gbdc->nc", gates, data, coef))
     torch.testing.assert_close(linear_map.rmatvec(values), torch.einsum("ng,nbd,nc->gbdc", gates, data, values))
+
+
+@pytest.mark.parametrize("n_outputs", [1, 3, 7], ids=["wide", "equal", "narrow"])
+def test_gated_products_do_not_depend_on_which_is_wider_data_or_outputs(n_outputs):
+    data, masks = randn(40, 2, 2), random_masks(40, 5)
+    coef, values = randn(5, 2, 2, n_outputs, seed=1), randn(40, n_outputs, seed=2)
+    linear_map = GatedMap(data, masks)
+    assert linear_map._narrow(n_outputs) == (n_outputs == 7)
+    torch.testing.assert_close(linear_map.matvec(coef), torch.einsum("ng,nbd,gbdc->nc", masks.double(), data, coef))
+    torch.testing.assert_close(linear_map.rmatvec(values), torch.einsum("ng,nbd,nc->gbdc", masks.double(), data, values))
+
+
+class TestTableMap:
+    @PROPERTY
+    @given(
+        n=st.integers(1, 9),
+        blocks=st.integers(1, 3),
+        n_rows=st.integers(1, 5),
+        d=st.integers(1, 3),
+        h=st.integers(1, 4),
+        seed=st.integers(0, 10**6),
+        double=st.booleans(),
+    )
+    def test_passes_the_check_and_is_the_gated_map(self, n, blocks, n_rows, d, h, seed, double):
+        dtype = torch.float64 if double else torch.float32
+        tables = randn(blocks, n_rows, d, seed=seed).to(dtype)
+        symbols = torch.randint(n_rows, (n, blocks), generator=torch.Generator().manual_seed(seed))
+        masks = random_masks(n, h, seed)
+        table, plain = TableMap(tables, symbols, masks), GatedMap(tables[torch.arange(blocks), symbols], masks)
+        check_map(table, seed=seed)
+        coef, values = randn(h, blocks, d, 2, seed=seed), randn(n, 2, seed=seed + 1)
+        torch.testing.assert_close(table.matvec(coef), plain.matvec(coef))
+        torch.testing.assert_close(table.rmatvec(values), plain.rmatvec(values))
+
+    def test_gradient_of_the_tables_is_that_of_autograd(self):
+        tables, symbols, masks = randn(2, 4, 3), torch.arange(20).reshape(10, 2) % 4, random_masks(10, 3)
+        coef, values = randn(3, 2, 3, 5, seed=1), randn(10, 5, seed=2)
+        leaf = tables.clone().requires_grad_()
+        pred = torch.einsum("ng,nbd,gbdc->nc", masks.double(), leaf[torch.arange(2), symbols], coef)
+        (pred * values).sum().backward()
+        torch.testing.assert_close(TableMap(tables, symbols, masks).table_gradient(coef, values), leaf.grad)
+
+    def test_is_found_where_rows_repeat_and_only_there(self):
+        tables, symbols = randn(2, 10, 8), torch.arange(1000).reshape(500, 2) % 10
+        repeated, masks = tables[torch.arange(2), symbols], random_masks(500, 6)
+        found = TableMap.where_it_pays(repeated, masks, 20)
+        assert isinstance(found, TableMap)
+        torch.testing.assert_close(found.tables[torch.arange(2), found.symbols], repeated, rtol=0, atol=0)
+        assert not isinstance(TableMap.where_it_pays(randn(500, 2, 8), masks, 20), TableMap)
+        assert not isinstance(TableMap.where_it_pays(repeated[:100], masks[:100], 20), TableMap)
+
+    def test_does_less_work_than_the_plain_map(self):
+        symbols = torch.arange(2000).reshape(1000, 2) % 20
+        table = TableMap(randn(2, 20, 16), symbols, random_masks(1000, 8))
+        assert table.product_work(10) < GatedMap(table.tables[torch.arange(2), symbols], table.masks).product_work(10)
+
+    @pytest.mark.parametrize(
+        ("tables", "symbols", "message"),
+        [
+            (torch.ones(4, 2), torch.zeros(3, 1, dtype=torch.int64), "tables must have shape"),
+            (torch.ones(1, 4, 2), torch.zeros(3, 2, dtype=torch.int64), "symbols must be int64 of shape"),
+            (torch.ones(1, 4, 2), torch.zeros(3, 1), "symbols must be int64"),
+            (torch.ones(1, 4, 2), torch.full((3, 1), 4), "symbols must be below the number of rows"),
+        ],
+    )
+    def test_refuses_what_does_not_fit(self, tables, symbols, message):
+        with pytest.raises(ValueError, match=message):
+            TableMap(tables, symbols, torch.ones(3, 1, dtype=torch.bool))
 
 
 def test_one_open_gate_is_the_dense_map():
