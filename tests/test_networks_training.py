@@ -181,6 +181,61 @@ def test_gated_networks_train_on_minibatches_with_their_masks():
     assert history.final_objective < 0.5 * history.objective[0]
 
 
+# Optimisers, schedules and looks
+
+
+def test_a_constant_rate_does_not_depend_on_how_long_the_run_is_and_a_cosine_does():
+    def after_20(n_steps, schedule):
+        network = NETWORKS["convex"]()
+        options = {"schedule": schedule, "n_steps": n_steps, "callback": lambda step, _: step == 20}
+        train(network, *data(), alpha=0.05, lr=0.05, **options)
+        return weights(network)
+
+    assert torch.equal(after_20(20, "constant"), after_20(60, "constant"))
+    assert not torch.equal(after_20(20, "cosine"), after_20(60, "cosine"))
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw"])
+def test_steps_are_those_of_torch_with_the_given_memories(optimizer):
+    (X, y), network, other = data(), NETWORKS["convex"](), NETWORKS["convex"]()
+    options = {"lr": 0.05, "betas": (0.5, 0.8), "weight_decay": 0.3 if optimizer == "adamw" else 0.0}
+    train(network, X, y, alpha=0.05, optimizer=optimizer, schedule="constant", n_steps=15, **options)
+    steps = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[optimizer](other.parameters(), **options)
+    for _ in range(15):
+        steps.zero_grad()
+        other.objective(X, y, alpha=0.05).backward()
+        steps.step()
+    torch.testing.assert_close(weights(network), weights(other), rtol=1e-10, atol=1e-12)
+
+
+def test_callbacks_come_at_each_look_and_see_the_weights_of_their_step():
+    (X, y), network, seen = data(), NETWORKS["convex"](), []
+
+    def watch(step, objective):
+        assert objective == pytest.approx(network.objective(X, y, alpha=0.05).item(), rel=1e-12)
+        seen.append(step)
+        return step >= 21
+
+    options = {"n_steps": 100, "batch_size": 10, "look_every": 7, "validation": data(seed=1)}
+    history = train(network, X, y, alpha=0.05, callback=watch, **options)
+    assert seen == history.steps == [0, 7, 14, 21]
+    assert history.validation_steps == seen
+    assert history.ended_by == "callback"
+
+
+@pytest.mark.parametrize("batch_size", [None, 10])
+def test_looks_leave_training_as_it_is(batch_size):
+    ends = []
+    for every in (None, 9):
+        network = NETWORKS["convex"]()
+        options = {"n_steps": 30, "batch_size": batch_size, "look_every": every, "validation": data(seed=1)}
+        history = train(network, *data(), alpha=0.05, **options)
+        ends.append((weights(network), history.final_validation))
+    assert torch.equal(ends[0][0], ends[1][0])
+    assert ends[0][1] == ends[1][1]
+    assert history.validation_steps == [0, 9, 18, 27, 30]
+
+
 # Validation and early stops
 
 
@@ -362,6 +417,10 @@ def test_a_gpu_trains_to_the_same_weights(make, batch_size):
     ("options", "message"),
     [
         ({"optimizer": "sgd"}, "optimizer must be one of"),
+        ({"schedule": "linear"}, "schedule must be one of"),
+        ({"betas": (0.9, 1.0)}, "betas must be two numbers"),
+        ({"betas": 0.9}, "betas must be two numbers"),
+        ({"look_every": 0}, "look_every must be at least 1"),
         ({"lr": []}, "lr must be"),
         ({"lr": -0.1}, "lr must be"),
         ({"lr": 0.0}, "lr must be positive"),

@@ -21,6 +21,10 @@ OPTIMIZERS: dict[str, type[torch.optim.Adam] | type[torch.optim.AdamW]] = {
     "adam": torch.optim.Adam,
     "adamw": torch.optim.AdamW,
 }
+SCHEDULES: dict[str, Callable[[torch.optim.Optimizer, int], torch.optim.lr_scheduler.LRScheduler]] = {
+    "cosine": torch.optim.lr_scheduler.CosineAnnealingLR,
+    "constant": lambda optimizer, n_steps: torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0),
+}
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,10 @@ class Settings:
     penalty: Penalty | None
     alpha: float
     optimizer: str
+    betas: tuple[float, float]
+    schedule: str
     n_steps: int
+    look_every: int | None
     batch_size: int | None
     patience: int | None
     seconds: float
@@ -65,7 +72,7 @@ class Settings:
     @property
     def interval(self) -> int:
         """Steps between evaluations."""
-        return max(1, self.n_steps // 100)
+        return max(1, self.n_steps // 100) if self.look_every is None else self.look_every
 
 
 class Stopwatch:
@@ -110,8 +117,8 @@ class Trial:
     ) -> None:
         self.network, self.data, self.held_out, self.settings, self.bar = network, data, held_out, settings, bar
         kind = OPTIMIZERS[settings.optimizer]
-        self.optimizer = kind(network.parameters(), lr=lr, weight_decay=weight_decay)
-        self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, settings.n_steps)
+        self.optimizer = kind(network.parameters(), lr=lr, betas=settings.betas, weight_decay=weight_decay)
+        self.schedule = SCHEDULES[settings.schedule](self.optimizer, settings.n_steps)
         self.stopwatch = Stopwatch(data.y.device)
         self.history = TrainingHistory(lr=lr, weight_decay=weight_decay)
         self.best_weights, self.best_step, self.best_validation = weights_of(network), 0, math.inf

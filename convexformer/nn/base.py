@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numbers
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -56,6 +57,19 @@ def normal_draws(seed: int) -> Callable[..., Tensor]:
     return draw
 
 
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Let torch's modules draw their initial weights from a seed; its global generator is as before afterwards."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed other devices too
+        yield
+
+
+def draw_seed() -> int:
+    """A seed from torch's global generator, for a part that has a stream of its own inside ``seeded``."""
+    return int(torch.randint(2**31, ()))
+
+
 def check_sizes(**sizes: int) -> None:
     """Raise ``ValueError`` naming the first size that is not a positive integer."""
     for name, size in sizes.items():
@@ -63,11 +77,20 @@ def check_sizes(**sizes: int) -> None:
             raise ValueError(f"{name} must be at least 1 and an integer, got {size!r}")
 
 
+def check_like(parameter: Tensor, part: Tensor, name: str) -> None:
+    """Raise ``ValueError`` naming a part of the data whose precision or device is not that of a parameter."""
+    if part.dtype != parameter.dtype or part.device != parameter.device:
+        raise ValueError(
+            f"{name} must be {parameter.dtype} on {parameter.device} like the network, "
+            f"got {part.dtype} on {part.device}"
+        )
+
+
 class AttentionNetwork(nn.Module, ABC):
     """A network of attention heads with its own weight decay; what ``train`` trains.
 
-    A subclass gives ``forward`` and ``decay``, and ``prepared`` where something about the samples never changes
-    during training.
+    A subclass gives ``forward`` and ``decay``, ``prepared`` where something about the samples never changes during
+    training, and ``check_samples`` where samples are something else than tokens.
 
     Examples
     --------
@@ -92,6 +115,25 @@ class AttentionNetwork(nn.Module, ABC):
     @abstractmethod
     def decay(self, penalty: str | Penalty | None = None) -> Tensor:
         """Weight decay, a scalar; None is the network's own default."""
+
+    def check_samples(self, samples: Tensor, name: str = "tokens") -> None:
+        """Refuse samples that ``forward`` does not take; by default all but tokens like the network's weights.
+
+        Parameters
+        ----------
+        samples : Tensor of shape (N, n, d)
+            The samples, in the precision and on the device of the network.
+        name : str, default="tokens"
+            What messages call them.
+
+        Raises
+        ------
+        ValueError
+            If the samples are none, or of another shape, precision or device.
+        """
+        if samples.ndim != 3 or len(samples) == 0:
+            raise ValueError(f"{name} must have shape (n_samples, n_tokens, n_features), got {tuple(samples.shape)}")
+        check_like(next(self.parameters()), samples, name)
 
     def prepared(self, tokens: Tensor) -> tuple[Tensor, ...]:
         """Arguments of ``forward`` for these samples, with all that no training step changes already computed.

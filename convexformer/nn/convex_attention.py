@@ -13,10 +13,11 @@ from convexformer.gates import Gates
 from convexformer_solvers import Penalty, get_penalty
 
 from .base import AttentionNetwork, check_sizes, normal_draws
+from .gated import GatedModule
 from .simplex import Simplex, first_free, into_simplex
 
 
-class ConvexAttention(AttentionNetwork):
+class ConvexAttention(GatedModule, AttentionNetwork):
     r"""The non-convex network of convex-attention heads, trainable with any optimiser (paper [C], eqs. 4-6 and 9).
 
     .. math:: f(X) = b + \sum_j g_j(X) \; (w_{1j}^\top X w_{2j}) \, w_{3j}, \qquad
@@ -78,16 +79,6 @@ class ConvexAttention(AttentionNetwork):
         self.gate_index: Tensor
         self.register_buffer("gate_index", index)  # (m,)
 
-    def get_extra_state(self) -> dict[str, Tensor]:
-        """Gates for ``state_dict``; they are no parameters, but without them the weights mean nothing."""
-        return (
-            {} if self.gates is None else {"u1": torch.as_tensor(self.gates.u1), "u2": torch.as_tensor(self.gates.u2)}
-        )
-
-    def set_extra_state(self, state: dict[str, Tensor]) -> None:
-        """Gates from a ``state_dict``."""
-        self.gates = Gates(*(state[name].numpy(force=True) for name in ("u1", "u2"))) if state else None
-
     @property
     def w1(self) -> Tensor:
         """Attention over tokens of each head, in the simplex, shape ``(m, n)``."""
@@ -110,7 +101,7 @@ class ConvexAttention(AttentionNetwork):
         directions = (self.w1[:, :, None] * self.w2[:, None, :]).flatten(1)  # (m, n d)
         pooled = tokens.flatten(1) @ directions.T  # (N, m)
         if self.gates is not None:
-            masks = self.gates.masks(tokens) if masks is None else masks
+            masks = self.gates.masks(tokens.detach()) if masks is None else masks
             pooled = pooled * masks[:, self.gate_index]
         pred = pooled @ self.w3  # (N, c)
         return pred if self.bias is None else pred + self.bias

@@ -16,8 +16,8 @@ class TrainingHistory:
     Attributes
     ----------
     steps : list of int
-        Steps done when each entry of ``objective`` and ``seconds`` was taken: each step on the full batch, about every
-        hundredth part of the run with minibatches.
+        Steps done when each entry of ``objective`` and ``seconds`` was taken: each step on the full batch, the
+        looks of ``train`` with minibatches.
     objective : list of float
         Mean loss over **all** training samples plus ``alpha`` times the decay, before the step.
     seconds : list of float

@@ -16,8 +16,8 @@ from tqdm.auto import tqdm
 
 from convexformer_solvers import Loss, Penalty, get_loss, get_penalty
 
-from ._trial import OPTIMIZERS, Data, Settings, Trial, load_weights, weights_of
-from .base import AttentionNetwork, check_sizes, sample_losses
+from ._trial import OPTIMIZERS, SCHEDULES, Data, Settings, Trial, load_weights, weights_of
+from .base import AttentionNetwork, check_like, check_sizes, sample_losses
 from .history import TrainingHistory
 
 
@@ -33,7 +33,10 @@ def train(
     optimizer: str = "adam",
     lr: float | Sequence[float] = 1e-2,
     weight_decay: float | Sequence[float] = 0.0,
+    betas: tuple[float, float] = (0.9, 0.999),
+    schedule: str = "cosine",
     n_steps: int = 1000,
+    look_every: int | None = None,
     batch_size: int | None = None,
     validation: tuple[Tensor, Tensor] | None = None,
     patience: int | None = None,
@@ -42,7 +45,7 @@ def train(
     callback: Callable[[int, float], bool | None] | None = None,
     verbose: bool = False,
 ) -> TrainingHistory:
-    """Train a network in place by Adam, its learning rate falling to zero along a cosine over ``n_steps``.
+    """Train a network in place by Adam, its learning rate falling to zero along a cosine or constant.
 
     The objective is ``AttentionNetwork.objective``, decay included, so that it can be compared with a certificate.
     Where ``lr`` or ``weight_decay`` are several, every combination starts from the network's initial weights, draws
@@ -53,10 +56,11 @@ def train(
     ----------
     network : AttentionNetwork
         Changed in place.
-    tokens : Tensor of shape (N, n, d)
-        The samples, in the precision and on the device of the network.
+    tokens : Tensor of shape (N, n, d) or (N, n)
+        The samples, in the precision and on the device of the network; what ``network.check_samples`` allows. Networks
+        of symbols take integers of shape ``(N, n)``.
     y : Tensor of the shape of the predictions, or (N, T * c) for predictions of shape (N, T, c)
-        Targets of the loss.
+        Targets of the loss, in the precision and on the device of the network.
     loss : str or Loss, default="squared"
         As in ``AttentionNetwork.objective``.
     penalty : str or Penalty, optional
@@ -73,17 +77,24 @@ def train(
     weight_decay : float or sequence of float, default=0.0
         Decoupled decay of AdamW on all parameters, biases included, or several to choose from. Adam has none: the
         decay of the objective is ``alpha``.
+    betas : pair of float, default=(0.9, 0.999)
+        Adam's memories of the gradient and of its square, 0 or more and below 1; torch's defaults.
+    schedule : {"cosine", "constant"}, default="cosine"
+        Course of the learning rate: down to zero along a cosine over ``n_steps``, which ends in a point near to a
+        stationary one, or none, under which a run does not depend on how long it was meant to be.
     n_steps : int, default=1000
         Steps of each combination.
+    look_every : int, optional
+        Steps between looks: what is recorded only at times is recorded before the first step, each so many steps and
+        at the end. Default: ``max(1, n_steps // 100)``.
     batch_size : int, optional
         Samples of a minibatch, drawn without replacement in passes over the samples that drop what does not fill a
         batch. Default: all samples in every step. With minibatches the objective on all samples is recorded only
-        every ``max(1, n_steps // 100)`` steps.
+        at looks.
     validation : pair of Tensor, optional
-        Held-out ``(tokens, y)``, whose unweighted mean loss without decay is recorded every
-        ``max(1, n_steps // 100)`` steps.
+        Held-out ``(tokens, y)``, whose unweighted mean loss without decay is recorded at looks.
     patience : int, optional
-        Number of such evaluations in a row without progress in the validation loss after which training stops. The
+        Number of looks in a row without progress in the validation loss after which training stops. The
         best weights by validation are then kept, whether or not it stopped. Default: train on, and keep the last.
     seconds : float, optional
         Wall time of each combination, checked before every step. Evaluations and callbacks do not count. The cosine
@@ -91,8 +102,9 @@ def train(
     seed : int, default=0
         Of the minibatches; the same on every device.
     callback : callable, optional
-        Called with the step and the objective whenever the objective is recorded before a step; returning True ends
-        this combination.
+        Called with the steps done and the objective whenever the objective is recorded before a step: at each look
+        with minibatches, before each step without. It may read the network, whose weights are those after so many
+        steps; its time does not count. Returning True ends this combination.
     verbose : bool, default=False
         Whether to show a progress bar over the steps of all combinations.
 
@@ -123,7 +135,8 @@ def train(
     >>> history.lr, history.final_objective < history.objective[0], len(history.trials)
     (0.01, True, 2)
     """
-    _check_budget(optimizer, n_steps, batch_size, validation, patience, seconds, len(tokens))
+    _check_budget(n_steps, look_every, batch_size, validation, patience, seconds, len(tokens))
+    _check_optimizer(optimizer, betas, schedule)
     if not 0 <= alpha < math.inf:
         raise ValueError(f"alpha must be a number of at least 0, got {alpha!r}")
     loss, penalty = get_loss(loss), None if penalty is None else get_penalty(penalty)
@@ -140,7 +153,10 @@ def train(
         penalty=penalty,
         alpha=float(alpha),
         optimizer=optimizer,
+        betas=(float(betas[0]), float(betas[1])),
+        schedule=schedule,
         n_steps=n_steps,
+        look_every=look_every,
         batch_size=batch_size,
         patience=patience,
         seconds=math.inf if seconds is None else seconds,
@@ -193,18 +209,27 @@ def _grid(name: str, values: float | Sequence[float]) -> list[float]:
     return [float(value) for value in array]
 
 
+def _check_optimizer(optimizer: str, betas: tuple[float, float], schedule: str) -> None:
+    for name, value, known in (("optimizer", optimizer, OPTIMIZERS), ("schedule", schedule, SCHEDULES)):
+        if value not in known:
+            raise ValueError(f"{name} must be one of {sorted(known)}, got {value!r}")
+    pair = np.asarray(betas)
+    if pair.shape != (2,) or pair.dtype.kind not in "iuf" or not ((pair >= 0) & (pair < 1)).all():
+        raise ValueError(f"betas must be two numbers of at least 0 and below 1, got {betas!r}")
+
+
 def _check_budget(
-    optimizer: str,
     n_steps: int,
+    look_every: int | None,
     batch_size: int | None,
     validation: tuple[Tensor, Tensor] | None,
     patience: int | None,
     seconds: float | None,
     n_samples: int,
 ) -> None:
-    if optimizer not in OPTIMIZERS:
-        raise ValueError(f"optimizer must be one of {sorted(OPTIMIZERS)}, got {optimizer!r}")
     check_sizes(n_steps=n_steps)
+    if look_every is not None:
+        check_sizes(look_every=look_every)
     if batch_size is not None:
         check_sizes(batch_size=batch_size)
         if batch_size > n_samples:
@@ -223,18 +248,11 @@ def _data(
     kind: str, network: AttentionNetwork, tokens: Tensor, y: Tensor, loss: Loss, weight: Tensor | None = None
 ) -> tuple[Data, int]:
     """Checked samples, which `kind` names in messages, and how many outputs the network has."""
-    parameter = next(network.parameters())
-    if tokens.ndim != 3 or len(tokens) == 0:
-        raise ValueError(f"{kind}tokens must have shape (n_samples, n_tokens, n_features), got {tuple(tokens.shape)}")
+    network.check_samples(tokens, f"{kind}tokens")
     if len(y) != len(tokens):
         raise ValueError(f"{kind}y must have one row per sample, {len(tokens)}, got {len(y)}")
-    for name, part in ((f"{kind}tokens", tokens), (f"{kind}y", y)):
-        if part.dtype != parameter.dtype or part.device != parameter.device:
-            raise ValueError(
-                f"{name} must be {parameter.dtype} on {parameter.device} like the network, "
-                f"got {part.dtype} on {part.device}"
-            )
-    data = Data(network.prepared(tokens), y, None if weight is None else _relative(weight, tokens))
+    check_like(next(network.parameters()), y, f"{kind}y")
+    data = Data(network.prepared(tokens), y, None if weight is None else _relative(weight, y))
     first = data.rows(torch.arange(1, device=y.device))
     with torch.no_grad():
         prediction = network(*first.inputs)
@@ -242,11 +260,11 @@ def _data(
     return data, prediction.shape[-1]
 
 
-def _relative(weight: Tensor, tokens: Tensor) -> Tensor:
+def _relative(weight: Tensor, y: Tensor) -> Tensor:
     """Checked weights of mean 1."""
-    if weight.shape != (len(tokens),):
-        raise ValueError(f"sample_weight must have shape ({len(tokens)},), got {tuple(weight.shape)}")
+    if weight.shape != (len(y),):
+        raise ValueError(f"sample_weight must have shape ({len(y)},), got {tuple(weight.shape)}")
     if not bool(torch.isfinite(weight).all()) or bool((weight < 0).any()) or not bool((weight > 0).any()):
         raise ValueError("sample_weight must be finite, non-negative and not all zero")
-    weight = weight.to(tokens)
+    weight = weight.to(y)
     return weight / weight.mean()

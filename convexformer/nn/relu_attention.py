@@ -1,0 +1,121 @@
+"""Heads of convex attention followed by a true ReLU: what the gated programs fix the gates of."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from convexformer_solvers import Penalty, get_penalty
+
+from .base import AttentionNetwork, check_sizes, normal_draws
+from .simplex import Simplex, first_free, into_simplex
+
+
+class ReluAttention(AttentionNetwork):
+    r"""Heads of convex attention with a ReLU, their gates trained with the weights; paper [C], Thm 3, fixes them.
+
+    .. math:: f(X) = b + \sum_j \mathrm{relu}(w_{1j}^\top X w_{2j}) \, w_{3j}, \qquad
+              w_{1j} \in \Delta^n, \; w_{2j} \in R^d, \; w_{3j} \in R^c
+
+    **Not covered by the convex programs.** A head is the gated head of ``ConvexAttention`` whose gate
+    :math:`1[w_{1j}^\top X w_{2j} \ge 0]` is its own, so at the weights of the moment this is a feasible point of the
+    gated program with the gates of ``gate_directions``: the certified optimum of *that* program, with these gates
+    fixed, is at most this network's objective. It is no lower bound for other weights.
+
+    Parameters
+    ----------
+    n_tokens, n_features, n_outputs : int
+        Shape of the data: ``n``, ``d`` and ``c``.
+    n_heads : int, default=16
+        Number of heads ``m``.
+    simplex : {"softmax", "projection"}, default="softmax"
+        How the free parameter of ``w1`` is mapped into the simplex, as in ``ConvexAttention``.
+    bias : bool, default=True
+        Whether there is a bias per output, without decay.
+    seed : int, default=0
+        Seed of the initial weights.
+
+    Raises
+    ------
+    ValueError
+        If a size is not a positive integer or ``simplex`` is unknown.
+
+    Examples
+    --------
+    >>> network = ReluAttention(4, 3, 2, n_heads=8)
+    >>> u1, u2 = network.gate_directions()
+    >>> network(torch.zeros(5, 4, 3)).shape, u1.shape, u2.shape
+    (torch.Size([5, 2]), (8, 4), (8, 3))
+    """
+
+    def __init__(
+        self,
+        n_tokens: int,
+        n_features: int,
+        n_outputs: int = 1,
+        n_heads: int = 16,
+        simplex: Simplex = "softmax",
+        bias: bool = True,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        check_sizes(n_tokens=n_tokens, n_features=n_features, n_outputs=n_outputs, n_heads=n_heads)
+        normal = normal_draws(seed)
+        self.simplex = simplex
+        self.w1_free = nn.Parameter(first_free(normal(n_heads, n_tokens), simplex))  # (m, n)
+        self.w2 = nn.Parameter(normal(n_heads, n_features) / math.sqrt(n_features))  # (m, d)
+        self.w3 = nn.Parameter(normal(n_heads, n_outputs) / math.sqrt(n_heads))  # (m, c)
+        self.bias = nn.Parameter(torch.zeros(n_outputs)) if bias else None  # (c,)
+
+    @property
+    def w1(self) -> Tensor:
+        """Attention over tokens of each head, in the simplex, shape ``(m, n)``."""
+        return into_simplex(self.w1_free, self.simplex)
+
+    def gate_directions(self) -> tuple[NDArray[np.floating], NDArray[np.floating]]:
+        """Directions ``u1, u2`` of the gates that the network has now, as ``Gates`` takes them.
+
+        Returns
+        -------
+        u1 : ndarray of shape (m, n)
+            Token directions: a copy of ``w1``.
+        u2 : ndarray of shape (m, d)
+            Feature directions: a copy of ``w2``.
+        """
+        u1, u2 = (weight.detach().cpu().numpy().copy() for weight in (self.w1, self.w2))
+        return u1, u2
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Predictions.
+
+        Parameters
+        ----------
+        tokens : Tensor of shape (N, n, d)
+            The samples.
+
+        Returns
+        -------
+        Tensor of shape (N, c)
+        """
+        directions = (self.w1[:, :, None] * self.w2[:, None, :]).flatten(1)  # (m, n d)
+        pred = torch.relu(tokens.flatten(1) @ directions.T) @ self.w3  # (N, c)
+        return pred if self.bias is None else pred + self.bias
+
+    def decay(self, penalty: str | Penalty | None = None) -> Tensor:
+        """Weight decay of all heads, ``sum_j (|w2_j|_2^2 + |w3_j|^2) / 2``.
+
+        Parameters
+        ----------
+        penalty : str or Penalty, optional
+            The norm of ``w3`` is l1 for ``"group_l2"``, the default, and l2 for ``"nuclear"``.
+
+        Returns
+        -------
+        Tensor
+            A scalar with gradients.
+        """
+        return get_penalty("group_l2" if penalty is None else penalty).factor_cost(self.w2, self.w3).sum()
