@@ -36,23 +36,28 @@ def model_cost(
     head_width: int | None = None,
     n_gates: int | None = None,
     n_targets: int | None = None,
+    n_layers: int | None = None,
     position: Position = None,
     bias: bool = True,
 ) -> ModelCost:
     r"""Trainable parameters of a model and operations of its prediction, from its sizes alone.
 
-    With ``n`` tokens of width ``d``, ``c`` outputs, ``h`` gates, ``T`` target positions, ``m`` heads of width ``w``:
+    With ``n`` tokens of width ``d``, ``c`` outputs, ``h`` gates, ``T`` target positions, ``m`` heads of width ``w`` and
+    ``L`` layers:
 
-    =========================  ===========================  ==================================================
-    model                      parameters, without bias     what it is
-    =========================  ===========================  ==================================================
-    ``"softmax_attention"``    ``m w (3 d + c)``            ``SoftmaxAttention``
-    ``"convex_attention"``     ``m (n + d + c)``            ``ConvexAttention``, gated where ``n_gates`` is given
-    ``"sequence_attention"``   ``m (T n + d + c)``          ``SequenceAttention``
-    ``"convex_program"``       ``n d c`` or ``h n d c``     scalar (``c = 1``), vector and gated convex programs
-    ``"sequence_program"``     ``2 d c T n``                exact program of sequence targets: matrices ``C``
-    ``"row_program"``          ``T n d c``                  program of heads that each serve one target position
-    =========================  ===========================  ==================================================
+    =============================  ===========================  =======================================================
+    model                          parameters, without bias     what it is
+    =============================  ===========================  =======================================================
+    ``"softmax_attention"``        ``m w (3 d + c)``            ``SoftmaxAttention``
+    ``"convex_attention"``         ``m (n + d + c)``            ``ConvexAttention``, gated where ``n_gates`` is given
+    ``"relu_attention"``           ``m (n + d + c)``            ``ReluAttention``
+    ``"deep_convex_transformer"``  ``(L - 1) m (n n + 2 d)``    ``DeepConvexTransformer``
+                                   ``+ m (n + d + c)``
+    ``"sequence_attention"``       ``m (T n + d + c)``          ``SequenceAttention``
+    ``"convex_program"``           ``n d c`` or ``h n d c``     scalar (``c = 1``), vector and gated convex programs
+    ``"sequence_program"``         ``2 d c T n``                exact program of sequence targets: matrices ``C``
+    ``"row_program"``              ``T n d c``                  program of heads that each serve one target position
+    =============================  ===========================  =======================================================
 
     Parameters
     ----------
@@ -65,10 +70,13 @@ def model_cost(
     head_width : int, optional
         Width of the heads of ``"softmax_attention"``, which needs it.
     n_gates : int, optional
-        Gates of ``"convex_attention"`` and ``"convex_program"``. Default: none. Gates are fixed, so they are no
-        parameters, but evaluating them takes ``2 h n d`` operations.
+        Gates of ``"convex_attention"``, ``"convex_program"`` and each layer of ``"deep_convex_transformer"``, which
+        needs them. Default: none. Gates are fixed, so they are no parameters, but evaluating them takes ``2 h n d``
+        operations.
     n_targets : int, optional
         Target positions of the sequence models. Default: ``n_tokens``.
+    n_layers : int, optional
+        Layers of ``"deep_convex_transformer"``, which needs it.
     position : int, "mean" or None, default=None
         As in ``SoftmaxAttention``: what is predicted and so what is computed.
     bias : bool, default=True
@@ -93,7 +101,13 @@ def model_cost(
     if model not in _MODELS:
         raise ValueError(f"model must be one of {sorted(_MODELS)}, got {model!r}")
     count, needed, allowed = _MODELS[model]
-    optional = {"n_heads": n_heads, "head_width": head_width, "n_gates": n_gates, "n_targets": n_targets}
+    optional = {
+        "n_heads": n_heads,
+        "head_width": head_width,
+        "n_gates": n_gates,
+        "n_targets": n_targets,
+        "n_layers": n_layers,
+    }
     given = {name: size for name, size in optional.items() if size is not None}
     check_sizes(n_tokens=n_tokens, n_features=n_features, n_outputs=n_outputs, **given)
     check_position(position)
@@ -128,6 +142,19 @@ def _convex_attention(n: int, d: int, c: int, *, n_heads: int, n_gates: int | No
     return ModelCost(n_heads * (n + d + c), 2 * products), c
 
 
+def _relu_attention(n: int, d: int, c: int, *, n_heads: int) -> tuple[ModelCost, int]:
+    return _convex_attention(n, d, c, n_heads=n_heads)
+
+
+def _deep_convex_transformer(
+    n: int, d: int, c: int, *, n_heads: int, n_gates: int, n_layers: int
+) -> tuple[ModelCost, int]:
+    last, n_biases = _convex_attention(n, d, c, n_heads=n_heads, n_gates=n_gates)
+    block, _ = _sequence_attention(n, d, d, n_heads=n_heads)
+    flops = last.flops + (n_layers - 1) * (block.flops + 2 * _gates(n, d, n_gates))
+    return ModelCost(last.parameters + (n_layers - 1) * block.parameters, flops), n_biases
+
+
 def _convex_program(n: int, d: int, c: int, *, n_gates: int | None = None) -> tuple[ModelCost, int]:
     parameters = (n_gates or 1) * n * d * c
     return ModelCost(parameters, 2 * (parameters + _gates(n, d, n_gates))), c
@@ -154,6 +181,8 @@ def _row_program(n: int, d: int, c: int, *, n_targets: int | None = None) -> tup
 _MODELS: dict[str, tuple[Callable[..., tuple[ModelCost, int]], set[str], set[str]]] = {
     "softmax_attention": (_softmax_attention, {"n_heads", "head_width"}, {"position"}),
     "convex_attention": (_convex_attention, {"n_heads"}, {"n_gates"}),
+    "relu_attention": (_relu_attention, {"n_heads"}, set()),
+    "deep_convex_transformer": (_deep_convex_transformer, {"n_heads", "n_gates", "n_layers"}, set()),
     "sequence_attention": (_sequence_attention, {"n_heads"}, {"n_targets"}),
     "convex_program": (_convex_program, set(), {"n_gates"}),
     "sequence_program": (_sequence_program, set(), {"n_targets"}),

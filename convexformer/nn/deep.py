@@ -21,9 +21,9 @@ from .simplex import Simplex
 class DeepConvexTransformer(AttentionNetwork):
     r"""Layers of gated convex attention one after another (paper [C], section 4), trained end to end.
 
-    **Not convex as a whole, and without a certificate.** The name is that of its parts: of each layer, on fixed inputs
-    and with the others held, training is the convex program of its heads; of all together it is not, and training may
-    end anywhere. ``GreedyConvexTransformerClassifier`` trains layer by layer with a certificate for each.
+    **Not convex as a whole, and without a certificate.** The name is that of its parts, heads of convex attention with
+    fixed gates: to train the last layer on fixed inputs is a convex program, to train all of them together is not, and
+    may end anywhere. ``GreedyConvexTransformerClassifier`` trains layer by layer with a certificate for each.
 
     All layers but the last map tokens to tokens, the last one to outputs, both with fixed gates :math:`g_j`:
 
