@@ -13,6 +13,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .deep import GreedyConvexTransformerClassifier as GreedyConvexTransformerClassifier
+    from .deep import GreedyConvexTransformerRegressor as GreedyConvexTransformerRegressor
     from .estimators import ConvexAttentionClassifier as ConvexAttentionClassifier
     from .estimators import ConvexAttentionRegressor as ConvexAttentionRegressor
     from .features import image_patches as image_patches
@@ -25,8 +27,11 @@ if TYPE_CHECKING:
     from .model_selection import ConvexAttentionClassifierCV as ConvexAttentionClassifierCV
     from .model_selection import ConvexAttentionRegressorCV as ConvexAttentionRegressorCV
     from .nn import ConvexAttention as ConvexAttention
+    from .nn import DeepConvexTransformer as DeepConvexTransformer
+    from .nn import ReluAttention as ReluAttention
     from .nn import SequenceAttention as SequenceAttention
     from .nn import SoftmaxAttention as SoftmaxAttention
+    from .nn import SoftmaxTransformer as SoftmaxTransformer
     from .optimality import OptimalityGap as OptimalityGap
     from .optimality import optimality_gap as optimality_gap
     from .persistence import load_model as load_model
@@ -45,14 +50,19 @@ _HOME = {
     "ConvexAttentionRegressor": "estimators",
     "ConvexAttentionRegressorCV": "model_selection",
     "ConvexSequenceRegressor": "sequences",
+    "DeepConvexTransformer": "nn",
     "Gates": "gates",
     "GaussianGates": "gates",
     "GivenGates": "gates",
+    "GreedyConvexTransformerClassifier": "deep",
+    "GreedyConvexTransformerRegressor": "deep",
     "Heads": "heads",
     "OptimalityGap": "optimality",
+    "ReluAttention": "nn",
     "SequenceAttention": "nn",
     "SequenceHeads": "sequences",
     "SoftmaxAttention": "nn",
+    "SoftmaxTransformer": "nn",
     "SparseGates": "gates",
     "attention_program": "programs",
     "image_patches": "features",
@@ -64,6 +74,7 @@ _HOME = {
 }
 _SUBMODULES = (
     "datasets",
+    "deep",
     "estimators",
     "features",
     "gates",

@@ -11,9 +11,12 @@ from convexformer import (
     ConvexAttentionRegressor,
     ConvexAttentionRegressorCV,
     ConvexSequenceRegressor,
+    GreedyConvexTransformerClassifier,
+    GreedyConvexTransformerRegressor,
 )
 
 GATED = {"activation": "gated_relu", "n_gates": 8, "random_state": 0}
+DEEP = {"alpha": 0.05, "n_gates": 4, "random_state": 0}
 # A short grid that stays away from tiny alphas keeps the hundreds of fits of the checks quick.
 QUICK = {"alphas": 4, "cv": 3, "eps": 0.3}
 
@@ -30,6 +33,8 @@ ESTIMATORS = [
     ConvexAttentionClassifierCV(**QUICK),
     ConvexSequenceRegressor(),
     ConvexSequenceRegressor(form="stochastic"),
+    GreedyConvexTransformerRegressor(**DEEP),
+    GreedyConvexTransformerClassifier(**DEEP),
 ]
 
 
@@ -50,5 +55,11 @@ def test_tags_allow_token_sequences(estimator):
     assert tags.input_tags.three_d_array
     assert tags.input_tags.two_d_array
     assert tags.target_tags.multi_output == isinstance(
-        estimator, (ConvexAttentionRegressor, ConvexAttentionRegressorCV, ConvexSequenceRegressor)
+        estimator,
+        (
+            ConvexAttentionRegressor,
+            ConvexAttentionRegressorCV,
+            ConvexSequenceRegressor,
+            GreedyConvexTransformerRegressor,
+        ),
     )
