@@ -64,6 +64,12 @@ class _EarlierGates(GateSource):
         if self.more is None:
             return Gates(self.earlier.u1, blind)
         new = self.more.make(n_tokens, n_features, random_state)
+        if new.u2.shape[1] != n_features:
+            raise ValueError(
+                f"gates: the source must make gates for the {n_features} features that later layers have, got "
+                f"directions of width {new.u2.shape[1]}; give the gates themselves, which serve "
+                "all layers, or use n_layers=1"
+            )
         return Gates(np.concatenate([self.earlier.u1, new.u1]), np.concatenate([blind, new.u2]))
 
 

@@ -15,6 +15,7 @@ from convexformer import (
     GreedyConvexTransformerRegressor,
     attention_program,
 )
+from convexformer.gates import GateSource
 
 OPTIONS = {"n_gates": 5, "random_state": 0, "alpha": 0.03}
 
@@ -118,6 +119,20 @@ def test_given_gates_serve_all_layers():
     assert np.array_equal(first.gates_.u2, gates.u2)
     assert np.array_equal(second.gates_.u2, np.pad(gates.u2, ((0, 0), (0, 1))))
     assert second.certificate_.primal <= first.certificate_.primal + second.certificate_.gap
+
+
+class FirstLayerGates(GateSource):
+    """A source that knows one width."""
+
+    def make(self, n_tokens, n_features, random_state):
+        return Gates(np.eye(2), np.eye(2, 3))
+
+
+def test_a_source_that_cannot_serve_later_layers_is_refused():
+    X, y, _ = data()
+    GreedyConvexTransformerRegressor(n_layers=1, gates=FirstLayerGates()).fit(X, y)
+    with pytest.raises(ValueError, match=r"gates for the 4 features that later layers have, got .* width 3"):
+        GreedyConvexTransformerRegressor(gates=FirstLayerGates()).fit(X, y)
 
 
 def test_fewer_layers_are_the_first_of_more():
