@@ -149,7 +149,8 @@ def _add_student_teacher(experiments: Any, common: argparse.ArgumentParser) -> N
 
 
 def _run_student_teacher(options: argparse.Namespace) -> dict[str, Any]:
-    from .reproduce import StudentTeacherSettings, finished_seeds, format_report, run_student_teacher
+    from .reproduce import StudentTeacherSettings, finished_seeds, format_student_teacher, run_student_teacher
+    from .reproduce.student_teacher import FILE
 
     changes = {name: getattr(options, name) for name in _STUDENT_TEACHER_OPTIONS if getattr(options, name) is not None}
     settings = StudentTeacherSettings.small(**changes) if options.small else StudentTeacherSettings(**changes)
@@ -157,14 +158,15 @@ def _run_student_teacher(options: argparse.Namespace) -> dict[str, Any]:
     try:
         report = run_student_teacher(options.out, settings, n_seeds=options.seeds, cache=options.cache, quiet=quiet)
     except KeyboardInterrupt:
-        finished = finished_seeds(options.out)
+        finished = finished_seeds(options.out / FILE)
         print(
             f"interrupted; {len(finished)} of {options.seeds} seeds are finished in {options.out}, and the same "
             "command goes on from there",
             file=sys.stderr,
         )
         raise
-    return {name: value for name, value in report.items() if name != "runs"} | {"text": format_report(report)}
+    shown = {name: value for name, value in report.items() if name != "runs"}
+    return shown | {"text": format_student_teacher(report)}
 
 
 def _run_demo(options: argparse.Namespace) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """Experiments of the paper and what they leave open, each one command: ``convexformer reproduce``."""
 
-from .report import format_report
-from .settings import StudentTeacherSettings
-from .student_teacher import finished_seeds, run_student_teacher
+from .common import finished_seeds
+from .student_teacher import StudentTeacherSettings, format_student_teacher, run_student_teacher
 
-__all__ = ["StudentTeacherSettings", "finished_seeds", "format_report", "run_student_teacher"]
+__all__ = ["StudentTeacherSettings", "finished_seeds", "format_student_teacher", "run_student_teacher"]

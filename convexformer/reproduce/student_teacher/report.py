@@ -6,10 +6,10 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
+from convexformer.reproduce.common import Column, counted, medians, shown
 from convexformer.tables import format_rows
 
 from .maps import SMOOTHING
-from .rows import Column, counted, medians, shown
 from .settings import StudentTeacherSettings
 
 
@@ -64,7 +64,7 @@ def summarise(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def format_report(report: dict[str, Any]) -> str:
+def format_student_teacher(report: dict[str, Any]) -> str:
     """Tables, what was skipped, and the remark.
 
     Parameters

@@ -11,11 +11,11 @@ from test_activations import SIZES, random_sentences, save_random
 
 from convexformer import cli
 from convexformer.datasets import load_attention_activations
-from convexformer.reproduce import StudentTeacherSettings, finished_seeds, format_report, run_student_teacher
-from convexformer.reproduce import student_teacher as experiment
-from convexformer.reproduce.convex_students import CLASSES
-from convexformer.reproduce.data import r2_and_error, split_activations
-from convexformer.reproduce.maps import normalise_rows, similarity
+from convexformer.reproduce import StudentTeacherSettings, finished_seeds, format_student_teacher, run_student_teacher
+from convexformer.reproduce.student_teacher import experiment
+from convexformer.reproduce.student_teacher.convex_students import CLASSES
+from convexformer.reproduce.student_teacher.data import r2_and_error, split_activations
+from convexformer.reproduce.student_teacher.maps import normalise_rows, similarity
 
 METHODS = ("convex, certified", "Adam", "Adam, seconds of convex")
 
@@ -142,7 +142,7 @@ def test_everything_is_on_disk_and_in_the_text(report, settings):
     for figure in report["figures"]:
         assert experiment.Path(figure).read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     assert len(report["figures"]) == 3
-    lines = format_report(report).splitlines()
+    lines = format_student_teacher(report).splitlines()
     for row in report["medians"]:
         (line,) = (line for line in lines if line.startswith(f"{row['model']}  ") and f"  {row['method']}  " in line)
         assert f"{row['test_r2']:.3f}" in line
@@ -155,21 +155,21 @@ def test_everything_is_on_disk_and_in_the_text(report, settings):
 def test_an_interrupted_run_goes_on_with_the_seeds_that_are_missing(report, settings, tmp_path, monkeypatch):
     run_seed = experiment._run_seed
 
-    def interrupted(data, settings, seed, bar):
+    def interrupted(data, settings, bar, seed):
         if seed == 1:
             raise KeyboardInterrupt
-        return run_seed(data, settings, seed, bar)
+        return run_seed(data, settings, bar, seed)
 
     monkeypatch.setattr(experiment, "draw_figures", lambda report, folder: [])
     monkeypatch.setattr(experiment, "_run_seed", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run_student_teacher(tmp_path, settings, n_seeds=2, quiet=True)
-    assert finished_seeds(tmp_path) == [0]
+    assert finished_seeds(tmp_path / experiment.FILE) == [0]
     began = []
 
-    def counted(data, settings, seed, bar):
+    def counted(data, settings, bar, seed):
         began.append(seed)
-        return run_seed(data, settings, seed, bar)
+        return run_seed(data, settings, bar, seed)
 
     monkeypatch.setattr(experiment, "_run_seed", counted)
     resumed = run_student_teacher(tmp_path, settings, n_seeds=2, quiet=True)
@@ -202,7 +202,7 @@ def test_the_command_runs_the_experiment(settings, tmp_path, capsys, monkeypatch
     shown, stored = json.loads(captured.out), json.loads((tmp_path / "student_teacher.json").read_text())
     assert shown == {name: value for name, value in stored.items() if name != "runs"}
     assert stored["settings"]["n_gates"] == 2
-    assert finished_seeds(tmp_path) == [0]
+    assert finished_seeds(tmp_path / experiment.FILE) == [0]
 
 
 # Data

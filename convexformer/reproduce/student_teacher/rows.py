@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
-
-import numpy as np
 
 
 @dataclass(frozen=True)
@@ -83,50 +80,3 @@ class Curve:
     def as_json(self) -> dict[str, Any]:
         """The curve as a plain dictionary."""
         return asdict(self)
-
-
-def medians(rows: Sequence[dict[str, Any]], keys: Sequence[str]) -> list[dict[str, Any]]:
-    """Medians over seeds of all numbers, and the range of the test R2.
-
-    Parameters
-    ----------
-    rows : sequence of dict
-        Rows of all seeds.
-    keys : sequence of str
-        Entries that say which rows belong together.
-
-    Returns
-    -------
-    list of dict
-        In the order of first appearance, with ``n_seeds`` and ``test_r2_range``.
-    """
-    groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
-    for row in rows:
-        groups.setdefault(tuple(row[key] for key in keys), []).append(row)
-    return [
-        dict(zip(keys, names, strict=True)) | _median(group, {*keys, "seed"}) | {"n_seeds": len(group)}
-        for names, group in groups.items()
-    ]
-
-
-def _median(group: list[dict[str, Any]], left_out: set[str]) -> dict[str, Any]:
-    summary: dict[str, Any] = {}
-    for name in (name for name in group[0] if name not in left_out):
-        values = [row[name] for row in group if row[name] is not None]
-        summary[name] = float(np.median(values)) if values else None
-        if name == "test_r2" and values:
-            summary["test_r2_range"] = [min(values), max(values)]
-    return summary
-
-
-Column = tuple[str, str, Callable[[dict[str, Any]], str]]
-
-
-def counted(number: int, noun: str) -> str:
-    """A number with its noun, which has an s unless it is one."""
-    return f"{number} {noun}" + "s" * (number != 1)
-
-
-def shown(name: str, form: str) -> Callable[[dict[str, Any]], str]:
-    """Function that shows an entry of a row in a format, and a dash where it does not apply."""
-    return lambda row: "-" if row[name] is None else f"{row[name]:{form}}"

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from convexformer import plot
+from convexformer.reproduce.common import counted
 
 from .baselines import RIDGE, SOFTMAX
 from .convex_students import CERTIFIED, CLASSES, TUNED
 from .maps import CONVEX, TEACHER, without_first
 from .maps import SOFTMAX as SOFTMAX_MAP
-from .rows import counted
 
 _COLOURS = {kind.name: f"C{number}" for number, kind in enumerate(CLASSES)}
 

@@ -5,18 +5,24 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import platform
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import sklearn
 import torch
 from tqdm.auto import tqdm
 
-import convexformer
 from convexformer import plot
 from convexformer.datasets import Activations, load_attention_activations
+from convexformer.reproduce.common import (
+    begin_report,
+    check_n_seeds,
+    run_missing_seeds,
+    thinned,
+    versions,
+    write_json,
+)
 
 from .baselines import DECAYS, fit_group_lasso, fit_ridge, missing_group_lasso, train_softmax
 from .convex_students import CLASSES, Solved, solve_class, train_class
@@ -28,7 +34,6 @@ from .rows import Curve, Row
 from .settings import StudentTeacherSettings
 
 FILE = "student_teacher.json"
-_KEPT_POINTS = 100
 
 
 def run_student_teacher(
@@ -74,42 +79,19 @@ def run_student_teacher(
     """
     plot.require_matplotlib()
     settings = StudentTeacherSettings() if settings is None else settings
-    if isinstance(n_seeds, bool) or not isinstance(n_seeds, int) or n_seeds < 1:
-        raise ValueError(f"n_seeds must be a positive integer, got {n_seeds!r}")
+    check_n_seeds(n_seeds)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
+    path = folder / FILE
     data = _load(settings, folder / "activations" if cache is None else cache, quiet)
-    report = _begin(folder / FILE, settings, data)
-    finished = {run["seed"] for run in report["runs"]}
+    report = begin_report(path, _fresh(settings, data))
     stages = len(CLASSES) * 2 + len(DECAYS) + 2
-    with tqdm(total=n_seeds * stages, disable=quiet, unit="model") as bar:
-        for seed in range(n_seeds):
-            if seed in finished:
-                bar.update(stages)
-                continue
-            report["runs"].append(_run_seed(data, settings, seed, bar))
-            report["runs"].sort(key=lambda run: run["seed"])
-            _write(folder / FILE, report | summarise(report["runs"]))
-    report |= summarise(report["runs"])
-    report["figures"] = [str(path) for path in draw_figures(report, folder)]
-    _write(folder / FILE, report)
+    done = stages * sum(run["seed"] < n_seeds for run in report["runs"])
+    with tqdm(total=n_seeds * stages, initial=done, disable=quiet, unit="model") as bar:
+        report = run_missing_seeds(path, report, n_seeds, partial(_run_seed, data, settings, bar), summarise)
+    report["figures"] = [str(figure) for figure in draw_figures(report, folder)]
+    write_json(path, report)
     return report
-
-
-def finished_seeds(folder: str | os.PathLike[str]) -> list[int]:
-    """Seeds whose numbers are in a folder.
-
-    Parameters
-    ----------
-    folder : path-like
-        As given to ``run_student_teacher``.
-
-    Returns
-    -------
-    list of int
-    """
-    path = Path(folder) / FILE
-    return [run["seed"] for run in json.loads(path.read_text())["runs"]] if path.exists() else []
 
 
 def _load(settings: StudentTeacherSettings, cache: str | os.PathLike[str], quiet: bool) -> Activations:
@@ -127,9 +109,9 @@ def _load(settings: StudentTeacherSettings, cache: str | os.PathLike[str], quiet
     )
 
 
-def _begin(path: Path, settings: StudentTeacherSettings, data: Activations) -> dict[str, Any]:
-    """The report so far: that of the file, if there is one, which must be of the same settings and sentences."""
-    fresh: dict[str, Any] = {
+def _fresh(settings: StudentTeacherSettings, data: Activations) -> dict[str, Any]:
+    """The report of no seed."""
+    return {
         "settings": settings.as_json(),
         "data": {
             "n_sentences": len(data),
@@ -141,22 +123,6 @@ def _begin(path: Path, settings: StudentTeacherSettings, data: Activations) -> d
         "skipped": _skipped(data),
         "runs": [],
     }
-    if not path.exists():
-        return fresh
-    try:
-        found = json.loads(path.read_text())
-        before = {**found["settings"], **found["data"]}
-        runs = found["runs"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is not a report of this experiment ({error!r}); choose another folder") from error
-    now = {**fresh["settings"], **fresh["data"]}
-    for name, value in now.items():
-        if before.get(name) != value:
-            raise ValueError(
-                f"{path} holds results with {name}={before.get(name)!r}, not {value!r}; choose another folder, "
-                "or delete that file"
-            )
-    return fresh | {"runs": runs}
 
 
 def _skipped(data: Activations) -> list[str]:
@@ -166,7 +132,7 @@ def _skipped(data: Activations) -> list[str]:
     return [reason for reason in reasons if reason is not None]
 
 
-def _run_seed(data: Activations, settings: StudentTeacherSettings, seed: int, bar: Any) -> dict[str, Any]:
+def _run_seed(data: Activations, settings: StudentTeacherSettings, bar: Any, seed: int) -> dict[str, Any]:
     """Rows, curves and maps of one seed."""
 
     def staged(title: str, work: Callable[..., Any], *arguments: Any) -> Any:
@@ -191,11 +157,11 @@ def _run_seed(data: Activations, settings: StudentTeacherSettings, seed: int, ba
     rows += staged("ridge", lambda: [fit_ridge(own, split, settings, seed) for own in (False, True)])
     run: dict[str, Any] = {
         "seed": seed,
-        "versions": _versions(),
+        "versions": versions(),
         "threads": torch.get_num_threads(),
         "variance_kept": split.variance_kept,
         "rows": [row.as_json() for row in rows],
-        "curves": [_thinned(curve.as_json()) for curve in curves],
+        "curves": [thinned(curve.as_json(), ("seconds", "excess")) for curve in curves],
         "map_rows": [],
         "maps": {},
     }
@@ -207,27 +173,3 @@ def _run_seed(data: Activations, settings: StudentTeacherSettings, seed: int, ba
     else:
         bar.update()
     return run
-
-
-def _versions() -> dict[str, str]:
-    """Versions that numbers may depend on; an experiment may be gone on with under others."""
-    return {
-        "convexformer": convexformer.__version__,
-        "torch": torch.__version__,
-        "scikit-learn": sklearn.__version__,
-        "python": platform.python_version(),
-    }
-
-
-def _thinned(curve: dict[str, Any]) -> dict[str, Any]:
-    """At most so many points of the objective, more of them early, with the first and the last."""
-    count = len(curve["seconds"])
-    kept = sorted({round(count ** (i / _KEPT_POINTS)) - 1 for i in range(_KEPT_POINTS + 1)}) if count else []
-    return curve | {name: [curve[name][i] for i in kept] for name in ("seconds", "excess")}
-
-
-def _write(path: Path, report: dict[str, Any]) -> None:
-    """Replace the file at once, so that an interrupt leaves the old one or the new one."""
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(report, indent=1, allow_nan=False) + "\n")
-    os.replace(partial, path)

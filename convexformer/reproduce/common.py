@@ -1,0 +1,248 @@
+"""What all experiments share: their report on disk, going on with it seed by seed, medians over seeds."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import sklearn
+import torch
+
+import convexformer
+
+Column = tuple[str, str, Callable[[dict[str, Any]], str]]
+
+
+def write_json(path: Path, report: Mapping[str, Any]) -> None:
+    """Replace a file at once, so that an interrupt leaves the old one or the new one.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    report : mapping
+        Of what JSON can hold.
+
+    Raises
+    ------
+    ValueError
+        If a number is infinite or nan.
+    """
+    unfinished = path.with_suffix(".partial")
+    unfinished.write_text(json.dumps(report, indent=1, allow_nan=False) + "\n")
+    os.replace(unfinished, path)
+
+
+def begin_report(path: Path, fresh: dict[str, Any]) -> dict[str, Any]:
+    """Begin a report, or go on with that of the file, which must be of the same settings and data.
+
+    Parameters
+    ----------
+    path : Path
+        File of the report; need not be there.
+    fresh : dict
+        The report of no seed: ``settings`` and ``data`` as they read back from JSON, ``runs``, which is empty, and
+        what else belongs to it.
+
+    Returns
+    -------
+    dict
+        `fresh` with the runs of the file.
+
+    Raises
+    ------
+    ValueError
+        If the file is no such report, or one of other settings or data.
+    """
+    if not path.exists():
+        return fresh
+    try:
+        found = json.loads(path.read_text())
+        before = {**found["settings"], **found["data"]}
+        runs = found["runs"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is not a report of this experiment ({error!r}); choose another folder") from error
+    for name, value in {**fresh["settings"], **fresh["data"]}.items():
+        if before.get(name) != value:
+            raise ValueError(
+                f"{path} holds results with {name}={before.get(name)!r}, not {value!r}; choose another folder, "
+                "or delete that file"
+            )
+    return fresh | {"runs": runs}
+
+
+def run_missing_seeds(
+    path: Path,
+    report: dict[str, Any],
+    n_seeds: int,
+    run_seed: Callable[[int], dict[str, Any]],
+    summarise: Callable[[list[dict[str, Any]]], dict[str, Any]],
+) -> dict[str, Any]:
+    """Run the seeds that a report lacks and write it after each of them.
+
+    Parameters
+    ----------
+    path : Path
+        File of the report.
+    report : dict
+        As ``begin_report`` returns it.
+    n_seeds : int
+        Seeds 0, 1, ...
+    run_seed : callable
+        From a seed to its run, a dictionary with the seed as ``seed``.
+    summarise : callable
+        From all runs to the entries of the report that are taken over seeds.
+
+    Returns
+    -------
+    dict
+        The report with all runs in the order of seeds, also those of the file beyond `n_seeds`.
+    """
+    finished = {run["seed"] for run in report["runs"]}
+    for seed in range(n_seeds):
+        if seed not in finished:
+            runs = sorted([*report["runs"], run_seed(seed)], key=lambda run: run["seed"])
+            report = report | {"runs": runs} | summarise(runs)
+            write_json(path, report)
+    return report | summarise(report["runs"])
+
+
+def finished_seeds(path: str | os.PathLike[str]) -> list[int]:
+    """Seeds whose numbers are in a report.
+
+    Parameters
+    ----------
+    path : path-like
+        File of the report; need not be there.
+
+    Returns
+    -------
+    list of int
+
+    Examples
+    --------
+    >>> finished_seeds("convexformer-student-teacher/not_there.json")
+    []
+    """
+    path = Path(path)
+    return [run["seed"] for run in json.loads(path.read_text())["runs"]] if path.exists() else []
+
+
+def check_n_seeds(n_seeds: int) -> None:
+    """Refuse a number of seeds that is no positive integer.
+
+    Parameters
+    ----------
+    n_seeds : int
+        What was asked for.
+
+    Raises
+    ------
+    ValueError
+        If it is none.
+    """
+    if isinstance(n_seeds, bool) or not isinstance(n_seeds, int) or n_seeds < 1:
+        raise ValueError(f"n_seeds must be a positive integer, got {n_seeds!r}")
+
+
+def versions() -> dict[str, str]:
+    """Versions that numbers may depend on; an experiment may be gone on with under others.
+
+    Returns
+    -------
+    dict
+        By the name of the package, and of Python.
+    """
+    return {
+        "convexformer": convexformer.__version__,
+        "torch": torch.__version__,
+        "scikit-learn": sklearn.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def thinned(curve: dict[str, Any], names: Sequence[str], n_points: int = 100) -> dict[str, Any]:
+    """A curve with fewer points, evenly in the logarithm of their number, the first and the last among them.
+
+    Parameters
+    ----------
+    curve : dict
+        With lists of equal length.
+    names : sequence of str
+        Which entries those are; all others are kept.
+    n_points : int, default=100
+        About how many points to keep at most; there is one more.
+
+    Returns
+    -------
+    dict
+
+    Examples
+    --------
+    >>> thinned({"step": list(range(1000)), "lr": 0.1}, ["step"], n_points=3)
+    {'step': [0, 9, 99, 999], 'lr': 0.1}
+    """
+    count = len(curve[names[0]])
+    kept = sorted({round(count ** (i / n_points)) - 1 for i in range(n_points + 1)}) if count else []
+    return curve | {name: [curve[name][i] for i in kept] for name in names}
+
+
+def medians(rows: Sequence[dict[str, Any]], keys: Sequence[str]) -> list[dict[str, Any]]:
+    """Medians over seeds of all numbers, and the range of the test R2.
+
+    Parameters
+    ----------
+    rows : sequence of dict
+        Rows of all seeds.
+    keys : sequence of str
+        Entries that say which rows belong together.
+
+    Returns
+    -------
+    list of dict
+        In the order of first appearance, with ``n_seeds`` and ``test_r2_range``.
+    """
+    groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[key] for key in keys), []).append(row)
+    return [
+        dict(zip(keys, names, strict=True)) | _median(group, {*keys, "seed"}) | {"n_seeds": len(group)}
+        for names, group in groups.items()
+    ]
+
+
+def _median(group: list[dict[str, Any]], left_out: set[str]) -> dict[str, Any]:
+    summary: dict[str, Any] = {}
+    for name in (name for name in group[0] if name not in left_out):
+        values = [row[name] for row in group if row[name] is not None]
+        summary[name] = float(np.median(values)) if values else None
+        if name == "test_r2" and values:
+            summary["test_r2_range"] = [min(values), max(values)]
+    return summary
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun, which has an s unless it is one.
+
+    Examples
+    --------
+    >>> counted(1, "seed"), counted(3, "seed")
+    ('1 seed', '3 seeds')
+    """
+    return f"{number} {noun}" + "s" * (number != 1)
+
+
+def shown(name: str, form: str) -> Callable[[dict[str, Any]], str]:
+    """Function that shows an entry of a row in a format, and a dash where it does not apply.
+
+    Examples
+    --------
+    >>> shown("ratio", ".2f")({"ratio": 1.0}), shown("ratio", ".2f")({"ratio": None})
+    ('1.00', '-')
+    """
+    return lambda row: "-" if row[name] is None else f"{row[name]:{form}}"
