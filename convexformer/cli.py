@@ -115,7 +115,7 @@ _STUDENT_TEACHER_OPTIONS: dict[str, tuple[type, str]] = {
     "layer": (int, "layer of the teacher, from 0 (default: 2)"),
     "site": (str, "targets: outputs of the 'attention' sublayer or of the whole 'layer' (default: attention)"),
     "sentences": (str, "text file, 'documentation' or 'glue/mrpc' (default: documentation)"),
-    "n_sentences": (int, "sentences that are long enough (default: 2800, small: 300)"),
+    "n_sentences": (int, "sentences that are long enough (default: 2800, small: 270)"),
     "n_tokens": (int, "tokens per sentence (default: 32, small: 10)"),
     "position": (int, "token whose output is the target (default: a quarter of the tokens)"),
     "n_outputs": (int, "principal directions of the targets (default: all outputs, small: 8)"),
@@ -134,7 +134,9 @@ def _add_student_teacher(experiments: Any, common: argparse.ArgumentParser) -> N
         description="Students of an attention layer of a pretrained encoder: certified convex programs, their networks "
         "under Adam, softmax attention and ridge. A call that was interrupted goes on after its last finished seed.",
     )
-    command.add_argument("--small", action="store_true", help="about three minutes on two cores; else meant for a GPU")
+    command.add_argument(
+        "--small", action="store_true", help="two to two and a half minutes on two cores; else meant for a GPU"
+    )
     command.add_argument(
         "--out",
         type=Path,

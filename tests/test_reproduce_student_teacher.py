@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from test_activations import SIZES, random_sentences, save_random
+from tiny_encoders import SIZES, random_sentences, save_random
 
 from convexformer import cli
 from convexformer.datasets import load_attention_activations

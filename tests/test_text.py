@@ -1,56 +1,29 @@
 """Recovered heads on an encoder: the module is the estimator, from sentences on."""
 
 import copy
-import json
 from functools import cache
 
 import numpy as np
 import pytest
 import torch
 import transformers
+from tiny_encoders import SIZES, VOCABULARY, WIDTH, random_sentences, save_random
 
 from convexformer import ConvexAttentionClassifier, ConvexAttentionRegressor, Heads
 from convexformer.datasets import load_attention_activations
 from convexformer.text import EncoderWithHeads
 
-WORDS = ("the", "attention", "of", "a", "network", "is", "convex", "token", "and", "proof")
-VOCABULARY = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS)
-N_TOKENS, WIDTH = 7, 16
+N_TOKENS = 7
 PLACES = [(0, "layer"), (1, "layer"), (2, "layer"), (1, "attention")]
-
-
-def random_sentences(n_sentences, seed):
-    """Sentences of 1 to 9 words: with [CLS] and [SEP] some shorter, some longer than N_TOKENS."""
-    rng = np.random.default_rng(seed)
-    return [" ".join(rng.choice(WORDS, size=rng.integers(1, 10))) for _ in range(n_sentences)]
-
-
-SENTENCES, NEW = random_sentences(40, seed=0), random_sentences(25, seed=1)
+# Of 1 to 9 words: with [CLS] and [SEP] some shorter, some longer than N_TOKENS.
+SENTENCES, NEW = random_sentences(40, (1, 10), seed=0), random_sentences(25, (1, 10), seed=1)
 
 
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory):
     """Folder of a tiny random BERT."""
-    folder = tmp_path_factory.mktemp("bert")
-    config = transformers.BertConfig(
-        vocab_size=len(VOCABULARY),
-        hidden_size=WIDTH,
-        num_hidden_layers=3,
-        num_attention_heads=2,
-        intermediate_size=24,
-        max_position_embeddings=20,
-    )
-    model = transformers.BertModel(config)
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            noise = torch.randn(parameter.shape, generator=generator)
-            parameter.copy_(0.5 * noise if parameter.ndim == 2 else parameter + 0.2 * noise)
-    model.save_pretrained(folder)
-    (folder / "vocab.txt").write_text("\n".join(VOCABULARY))
-    settings = {"tokenizer_class": "BertTokenizer", "do_lower_case": True, "model_max_length": 20}
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    return folder
+    config = transformers.BertConfig(**SIZES)
+    return save_random(transformers.BertModel(config), tmp_path_factory.mktemp("bert"))
 
 
 @pytest.fixture(scope="module")
@@ -233,7 +206,7 @@ def test_a_copy_is_independent(fitted):
     ("heads", "options", "message"),
     [
         (closed_heads(n_features=8), {}, "heads are for 8 features per token, but the layers of model .* have 16"),
-        (closed_heads(n_tokens=21), {}, "n_tokens=21 is more than the 20 tokens"),
+        (closed_heads(n_tokens=41), {}, "n_tokens=41 is more than the 40 tokens"),
         (closed_heads(), {"layer": 3}, "layer must be an integer from 0 to 2 in model .*, got 3"),
         (closed_heads(), {"layer": None}, "layer must be an integer from 0 to 2"),
         (closed_heads(), {"site": "inputs"}, "site must be 'attention' or 'layer', got 'inputs'"),
@@ -258,8 +231,8 @@ def test_what_is_no_heads_is_refused(bert):
         ([], ValueError, "sentences must hold at least one sentence"),
         (["the", b"proof"], TypeError, r"sentences\[1\] must be a str, got bytes"),
         ([[2, 3], "the"], ValueError, r"sentences\[1\] must be a str, or one or more token ids .* one kind, got 'the'"),
-        ([[2, 3], []], ValueError, r"sentences\[1\] must be .* token ids from 0 to 14; .* got \[\]"),
-        ([[2, 15]], ValueError, r"sentences\[0\] must be .* from 0 to 14"),
+        ([[2, 3], []], ValueError, r"sentences\[1\] must be .* token ids from 0 to 17; .* got \[\]"),
+        ([[2, 18]], ValueError, r"sentences\[0\] must be .* from 0 to 17"),
         ([[2, -1]], ValueError, r"sentences\[0\] must be"),
         ([[0.5]], ValueError, r"sentences\[0\] must be"),
     ],

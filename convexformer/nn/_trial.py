@@ -71,8 +71,8 @@ class Settings:
 
     @property
     def interval(self) -> int:
-        """Steps between evaluations."""
-        return max(1, self.n_steps // 100) if self.look_every is None else self.look_every
+        """Steps between evaluations; by default there are at most 100 of them and the last."""
+        return math.ceil(self.n_steps / 100) if self.look_every is None else self.look_every
 
 
 class Stopwatch:
