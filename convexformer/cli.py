@@ -115,7 +115,7 @@ _STUDENT_TEACHER_OPTIONS: dict[str, tuple[type, str]] = {
     "layer": (int, "layer of the teacher, from 0 (default: 2)"),
     "site": (str, "targets: outputs of the 'attention' sublayer or of the whole 'layer' (default: attention)"),
     "sentences": (str, "text file, 'documentation' or 'glue/mrpc' (default: documentation)"),
-    "n_sentences": (int, "sentences that are long enough (default: 2800, small: 270)"),
+    "n_sentences": (int, "sentences that are long enough (default: 2800, small: 300)"),
     "n_tokens": (int, "tokens per sentence (default: 32, small: 10)"),
     "position": (int, "token whose output is the target (default: a quarter of the tokens)"),
     "n_outputs": (int, "principal directions of the targets (default: all outputs, small: 8)"),

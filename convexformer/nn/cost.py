@@ -96,7 +96,7 @@ def model_cost(
     >>> model_cost("convex_program", n_tokens=16, n_features=4, n_outputs=10)
     ModelCost(parameters=650, flops=1280)
     >>> model_cost("softmax_attention", n_tokens=16, n_features=4, n_outputs=10, n_heads=2, head_width=2, position=0)
-    ModelCost(parameters=98, flops=1392)
+    ModelCost(parameters=98, flops=688)
     """
     if model not in _MODELS:
         raise ValueError(f"model must be one of {sorted(_MODELS)}, got {model!r}")
@@ -125,10 +125,12 @@ def _softmax_attention(
     n: int, d: int, c: int, *, n_heads: int, head_width: int, position: Position = None
 ) -> tuple[ModelCost, int]:
     width = n_heads * head_width
+    # A single row is computed through the features of the tokens, without their keys or values.
     n_queries = n if position in (None, "mean") else 1
     n_rows = n if position is None else 1
-    projections = (2 * n + n_queries) * d * width
-    products = projections + n_queries * n * width + n_rows * n * width + n_rows * width * c
+    scores = n_queries * d * width + (d * width + n_heads * n * d if n_queries == 1 else n * d * width + n * n * width)
+    mixing = d * width + n_heads * n * d if n_rows == 1 else n * d * width + n * n * width
+    products = scores + mixing + n_rows * width * c
     return ModelCost(width * (3 * d + c), 2 * products), c
 
 

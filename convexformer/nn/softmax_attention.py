@@ -119,8 +119,11 @@ class SoftmaxAttention(AttentionNetwork):
             If the samples have no token at ``position``.
         """
         queries = torch.einsum("iqd,hdw->ihqw", self._queried(tokens), self.wq)
-        keys = torch.einsum("ikd,hdw->ihkw", tokens, self.wk)
-        weights = torch.softmax(self.scale * queries @ keys.transpose(-1, -2), -1)
+        if queries.shape[2] == 1:  # through the features takes fewer products than keys of all tokens
+            scores = torch.einsum("ihqd,ikd->ihqk", torch.einsum("ihqw,hdw->ihqd", queries, self.wk), tokens)
+        else:
+            scores = queries @ torch.einsum("ikd,hdw->ihkw", tokens, self.wk).transpose(-1, -2)
+        weights = torch.softmax(self.scale * scores, -1)
         return weights.mean(2, keepdim=True) if self.position == "mean" else weights
 
     def _queried(self, tokens: Tensor) -> Tensor:
@@ -149,8 +152,11 @@ class SoftmaxAttention(AttentionNetwork):
         ValueError
             If the samples have no token at ``position``.
         """
-        values = torch.einsum("ikd,hdw->ihkw", tokens, self.wv)
-        mixed = self.attention(tokens) @ values  # (N, H, n or 1, w)
+        weights = self.attention(tokens)
+        if weights.shape[2] == 1:  # one row: mixing tokens first takes fewer products than values of all tokens
+            mixed = torch.einsum("ihqd,hdw->ihqw", torch.einsum("ihqk,ikd->ihqd", weights, tokens), self.wv)
+        else:
+            mixed = weights @ torch.einsum("ikd,hdw->ihkw", tokens, self.wv)  # (N, H, n, w)
         pred = mixed.transpose(1, 2).flatten(2) @ self.wo.flatten(0, 1)  # (N, n or 1, c)
         pred = pred if self.position is None else pred[:, 0]
         return pred if self.bias is None else pred + self.bias

@@ -65,7 +65,7 @@ class StudentTeacherSettings:
     --------
     >>> settings = StudentTeacherSettings.small(n_tokens=8)
     >>> settings.n_sentences, settings.target_position
-    (270, 2)
+    (300, 2)
     """
 
     model: str | None = None
@@ -127,7 +127,7 @@ class StudentTeacherSettings:
         StudentTeacherSettings
         """
         sizes: dict[str, Any] = {
-            "n_sentences": 270,
+            "n_sentences": 300,
             "n_tokens": 10,
             "n_outputs": 8,
             "map_outputs": 4,
@@ -136,8 +136,7 @@ class StudentTeacherSettings:
             "alpha_ratio": 0.02,
             "map_alpha_ratios": (0.3, 0.1, 0.03),
             "n_steps": 150,
-            "learning_rates": (1e-2, 3e-2),
-            "softmax_learning_rates": (3e-3, 1e-2),
+            "softmax_learning_rates": (1e-3, 3e-3, 1e-2),
             "softmax_alphas": (1e-2, 3e-2),
             "softmax_heads": 4,
             "softmax_head_width": 16,
