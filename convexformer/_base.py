@@ -40,7 +40,7 @@ from ._validation import (
     predictions,
     result_of,
 )
-from .gates import Gates, GateSource, get_gate_source
+from .gates import Gates, GatesInterrupted, GateSource, TrainingData, get_gate_source
 from .heads import Heads
 from .programs import attention_map
 from .targets import Targets
@@ -83,12 +83,15 @@ class Problem:
         Gates behind the program's masks.
     sample_weight : ndarray of shape (N,) or None
         Weights as the user gave them, checked; those of the program have the classes' multiplied in.
+    interruption : GatesInterrupted or None
+        Ctrl-C while the gates were made; its solution is of this program.
     """
 
     program: Program
     targets: Targets
     gates: Gates | None
     sample_weight: NDArray[np.float64] | None
+    interruption: GatesInterrupted | None = None
 
 
 class CertifiedEstimator(BaseEstimator):
@@ -213,8 +216,8 @@ class ConvexAttentionBase(CertifiedEstimator):
         PathInterrupted
             On Ctrl-C; a ``KeyboardInterrupt`` that says how to go on and whose ``path`` holds what was finished.
         ValueError
-            If an argument is not as described, or the file of `resume` is of other data, parameters or grid; the
-            message says what differs.
+            If an argument is not as described, the gates depend on ``alpha`` (``"generated"``), or the file of `resume`
+            is of other data, parameters or grid; the message says what differs.
 
         Examples
         --------
@@ -230,7 +233,7 @@ class ConvexAttentionBase(CertifiedEstimator):
         ((4, 6, 3), True)
         """
         clone = self.__class__(**self.get_params(deep=False))
-        problem = clone._problem(X, y, sample_weight, alpha=1.0)
+        problem = clone._problem(X, y, sample_weight, alpha=1.0, is_grid=True)
         program = problem.program
         grid = alpha_grid(program.alpha_max, n_alphas, eps) if alphas is None else check_grid(alphas)
         path = solve_path(program, get_solver(self.solver), grid, resume=resume, **clone._options(program))
@@ -239,24 +242,27 @@ class ConvexAttentionBase(CertifiedEstimator):
 
     # Building the program
 
-    def _problem(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None, alpha: float) -> Problem:
-        """Check everything and build the program."""
+    def _problem(
+        self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None, alpha: float, is_grid: bool = False
+    ) -> Problem:
+        """Check everything and build the program; for a grid `alpha` is a placeholder."""
         penalty = get_penalty(self.penalty)
-        source = self._gate_source()
+        source = self._gate_source(is_grid)
         tokens = check_tokens(self, X, reset=True)
         device = check_device(self.device, tokens.device)
         weight = check_weight(sample_weight, len(tokens))
         targets, loss, labels = self._read_targets(y, len(tokens), weight)
         total = targets.weight(labels, weight)
         total_weight = None if total is None else as_tensor(total, device)
-        tokens = tokens.to(device)
-        gates, masks = self._gates(tokens, source, total_weight)
-        encoded = as_tensor(targets.encode(labels), device)
+        tokens, encoded = tokens.to(device), as_tensor(targets.encode(labels), device)
+        has_intercept = bool(self.fit_intercept)
+        data = TrainingData(tokens, encoded, loss, penalty, None if is_grid else alpha, total_weight, has_intercept)
+        gates, masks, interruption = self._gates(data, source)
         linear_map = attention_map(tokens, gates, masks, encoded.shape[-1])
-        program = Program(linear_map, encoded, loss, penalty, alpha, total_weight, bool(self.fit_intercept))
-        return Problem(program, targets, gates, weight)
+        program = Program(linear_map, encoded, loss, penalty, alpha, total_weight, has_intercept)
+        return Problem(program, targets, gates, weight, interruption)
 
-    def _gate_source(self) -> GateSource | None:
+    def _gate_source(self, is_grid: bool) -> GateSource | None:
         if self.activation not in ACTIVATIONS:
             hint = (
                 " The theory does not cover a ReLU whose gates are trained; 'gated_relu' has fixed gates."
@@ -264,22 +270,33 @@ class ConvexAttentionBase(CertifiedEstimator):
                 else ""
             )
             raise ValueError(f"activation must be one of {ACTIVATIONS}, got {self.activation!r}.{hint}")
-        return get_gate_source(self.gates, self.n_gates) if self.activation == "gated_relu" else None
+        if self.activation != "gated_relu":
+            return None
+        source = get_gate_source(self.gates, self.n_gates)
+        if is_grid and source.depends_on_alpha:
+            raise ValueError(
+                f"gates={self.gates!r} depend on alpha, so a grid of alphas has no one program; give gates that are "
+                "made beforehand, for example generate_gates(X, y, alpha=...).gates, or fit each alpha by itself"
+            )
+        return source
 
     def _gates(
-        self, tokens: Tensor, source: GateSource | None, weight: Tensor | None
-    ) -> tuple[Gates | None, Tensor | None]:
-        """Gates of this fit and their masks on the training data."""
+        self, data: TrainingData, source: GateSource | None
+    ) -> tuple[Gates | None, Tensor | None, GatesInterrupted | None]:
+        """Gates of this fit, their masks on the training data, and what interrupted their making."""
         if source is None:
-            return None, None
-        kept = self._kept_gates(tokens)
+            return None, None, None
+        kept = self._kept_gates(data.tokens)
         self._gate_request = (self.gates, self.n_gates)
         if kept is not None:
-            return kept, kept.masks(tokens)
-        drawn = source.make(tokens.shape[1], tokens.shape[2], check_random_state(self.random_state))
-        masks = drawn.masks(tokens)
-        distinct = drawn.distinct(masks, weight)
-        return drawn.select(distinct), masks[:, torch.as_tensor(distinct, device=masks.device)]
+            return kept, kept.masks(data.tokens), None
+        try:
+            made = source.make(data, check_random_state(self.random_state))
+        except GatesInterrupted as interruption:
+            return interruption.gates, interruption.gates.masks(data.tokens), interruption
+        masks = made.masks(data.tokens)
+        distinct = made.distinct(masks, data.sample_weight)
+        return made.select(distinct), masks[:, torch.as_tensor(distinct, device=masks.device)], None
 
     def _kept_gates(self, tokens: Tensor) -> Gates | None:
         """Gates of the previous fit where a warm start can go on with them."""
@@ -300,6 +317,9 @@ class ConvexAttentionBase(CertifiedEstimator):
     # Solving
 
     def _fit_problem(self, problem: Problem, like: Any) -> None:
+        if problem.interruption is not None:
+            self._store(problem, problem.interruption.solution, like)
+            raise problem.interruption
         start = self._start(problem.program)
         try:
             result = solve(problem.program, get_solver(self.solver), start=start, **self._options(problem.program))

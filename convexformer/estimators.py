@@ -161,9 +161,12 @@ class ConvexAttentionRegressor(RegressionMixin, ConvexAttentionBase):
     activation : {"linear", "gated_relu"}, default="linear"
         ``"gated_relu"`` adds fixed gates :math:`g(X) = 1[u_1^\top X u_2 \ge 0]` (Thm 3).
     n_gates : int, default=32
-        Gates to draw; unused when gates are given or ``activation="linear"``.
-    gates : {"gaussian", "sparse"}, pair of arrays, Gates or GateSource, default="gaussian"
-        Where the gates come from. Those closed for every training sample are dropped, duplicates merged.
+        Gates to make where `gates` is a name, generated ones at most; unused otherwise.
+    gates : str, pair of arrays, Gates or GateSource, default="gaussian"
+        Where the gates come from: ``"gaussian"`` or ``"sparse"`` random directions, ``"fourier"`` (one frequency each,
+        of features in pairs of cos and sin), ``"difference"`` (between pairs of samples), ``"generated"`` (added while
+        they lower the objective, see ``generate_gates``). The sources of ``convexformer.gates`` have more parameters.
+        Gates closed for every training sample are dropped, duplicates merged.
     solver : str or Solver, default="auto"
         ``"auto"`` picks among the next three; ``"admm"`` (alternating directions with a cached factorisation),
         ``"semismooth_newton"`` (group-l2 with a separable loss), ``"fista"`` (first order: any loss and size),
@@ -289,9 +292,12 @@ class ConvexAttentionClassifier(ClassificationMixin, ConvexAttentionBase):
     activation : {"linear", "gated_relu"}, default="linear"
         ``"gated_relu"`` adds fixed gates :math:`g(X) = 1[u_1^\top X u_2 \ge 0]` (Thm 3).
     n_gates : int, default=32
-        Gates to draw; unused when gates are given or ``activation="linear"``.
-    gates : {"gaussian", "sparse"}, pair of arrays, Gates or GateSource, default="gaussian"
-        Where the gates come from. Those closed for every training sample are dropped, duplicates merged.
+        Gates to make where `gates` is a name, generated ones at most; unused otherwise.
+    gates : str, pair of arrays, Gates or GateSource, default="gaussian"
+        Where the gates come from: ``"gaussian"`` or ``"sparse"`` random directions, ``"fourier"`` (one frequency each,
+        of features in pairs of cos and sin), ``"difference"`` (between pairs of samples), ``"generated"`` (added while
+        they lower the objective, see ``generate_gates``). The sources of ``convexformer.gates`` have more parameters.
+        Gates closed for every training sample are dropped, duplicates merged.
     solver : str or Solver, default="auto"
         ``"auto"`` picks among the next three; ``"admm"`` (alternating directions with a cached factorisation),
         ``"semismooth_newton"`` (group-l2 with a separable loss), ``"fista"`` (first order: any loss and size),

@@ -56,13 +56,13 @@ class CrossValidationMixin(ConvexAttentionBase):
         Raises
         ------
         ValueError
-            If an argument or a parameter is not as described, or the folder of ``resume`` is of other data; the
-            message names it.
+            If an argument or a parameter is not as described, the gates depend on ``alpha``, or the folder of
+            ``resume`` is of other data; the message names it.
         KeyboardInterrupt
             On Ctrl-C, when no fold is running any more. With ``resume`` the folder then holds what is finished.
         """
         # The placeholder alpha is never solved for: folds and final fit set their own.
-        problem = self._problem(X, y, sample_weight, alpha=1.0)
+        problem = self._problem(X, y, sample_weight, alpha=1.0, is_grid=True)
         self.alphas_ = np.array(self._grid(problem.program.alpha_max))
         labels = y.numpy(force=True) if torch.is_tensor(y) else np.asarray(y)
         samples = np.zeros(len(labels))
@@ -184,7 +184,8 @@ class ConvexAttentionRegressorCV(RegressionMixin, CrossValidationMixin):
         data, folds and grid goes on from it; folds and gates that are drawn need an int as `random_state`.
     loss, penalty, activation, n_gates, gates, solver, tol, max_iter, fit_intercept, warm_start, dtype, device, \
 random_state, verbose, callback
-        As in ``ConvexAttentionRegressor``. Gates are drawn once, on all samples.
+        As in ``ConvexAttentionRegressor``. Gates are made once, on all samples; those that depend on ``alpha``,
+        ``"generated"``, are refused.
 
     Attributes
     ----------
@@ -276,7 +277,8 @@ class ConvexAttentionClassifierCV(ClassificationMixin, CrossValidationMixin):
         data, folds and grid goes on from it; folds and gates that are drawn need an int as `random_state`.
     loss, penalty, activation, n_gates, gates, solver, tol, max_iter, fit_intercept, class_weight, warm_start, dtype, \
 device, random_state, verbose, callback
-        As in ``ConvexAttentionClassifier``. Gates are drawn once, on all samples.
+        As in ``ConvexAttentionClassifier``. Gates are made once, on all samples; those that depend on ``alpha``,
+        ``"generated"``, are refused.
 
     Attributes
     ----------

@@ -17,7 +17,7 @@ from convexformer import (
     GivenGates,
     SparseGates,
 )
-from convexformer.gates import GATE_SOURCES, GateSource, get_gate_source
+from convexformer.gates import GATE_SOURCES, GateSource, TrainingData, get_gate_source
 
 PROPERTY = settings(deadline=None, derandomize=True, max_examples=30, database=None)
 
@@ -27,7 +27,7 @@ def masks_by_formula(gates, X):
 
 
 def draw(source, n=5, d=3, seed=0):
-    return source.make(n, d, np.random.RandomState(seed))
+    return source.make(TrainingData(torch.zeros(1, n, d)), np.random.RandomState(seed))
 
 
 @PROPERTY
@@ -101,7 +101,9 @@ def test_names_arrays_gates_and_sources_all_name_a_source():
 
 @pytest.mark.parametrize("wrong", ["relu", None, 3, (1, 2, 3), {"u1": 1}])
 def test_other_gates_are_an_error_that_names_them(wrong):
-    with pytest.raises(ValueError, match=r"gates must be one of \['gaussian', 'sparse'\]"):
+    with pytest.raises(
+        ValueError, match=r"gates must be one of \['difference', 'fourier', 'gaussian', 'generated', 'sparse'\]"
+    ):
         get_gate_source(wrong, 8)
 
 
@@ -277,7 +279,8 @@ def test_a_true_relu_is_refused_with_the_way_out(make_problem, estimator):
 
 def test_a_source_of_ones_own(make_problem):
     class Halves(GateSource):
-        def make(self, n_tokens, n_features, random_state):
+        def make(self, data, random_state):
+            n_tokens, n_features = data.token_shape
             return Gates([[1.0] * n_tokens, [-1.0] * n_tokens], np.ones((2, n_features)))
 
     X, y = make_problem()

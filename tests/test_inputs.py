@@ -18,6 +18,7 @@ from convexformer import (
     pad_sequences,
 )
 from convexformer.datasets import load_digit_tokens
+from convexformer.gates import TrainingData
 from convexformer.solvers import SolverUnavailableError
 
 rng = np.random.default_rng(0)
@@ -273,9 +274,9 @@ def test_gates_that_differ_on_weightless_samples_alone_are_the_same():
 
 def test_random_gates():
     state = np.random.RandomState
-    first, second = (GaussianGates(50).make(6, 4, state(0)) for _ in range(2))
+    first, second = (GaussianGates(50).make(TrainingData(torch.zeros(1, 6, 4)), state(0)) for _ in range(2))
     np.testing.assert_array_equal(first.u1, second.u1)
-    sparse = SparseGates(50, n_nonzero=2).make(6, 1, state(0))
+    sparse = SparseGates(50, n_nonzero=2).make(TrainingData(torch.zeros(1, 6, 1)), state(0))
     assert ((sparse.u1 != 0).sum(1) == 2).all()
     assert ((sparse.u2 != 0).sum(1) == 1).all()
     with pytest.raises(ValueError, match="n_nonzero"):

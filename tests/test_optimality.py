@@ -15,6 +15,7 @@ from convexformer import (
     SoftmaxAttention,
     optimality_gap,
 )
+from convexformer.gates import TrainingData
 from convexformer.nn import train
 
 ALPHA = 0.05
@@ -28,7 +29,7 @@ def data(n_samples=40, n=3, d=2, c=2, seed=0):
 
 
 def gates(seed=0):
-    return GaussianGates(3).make(3, 2, np.random.RandomState(seed))
+    return GaussianGates(3).make(TrainingData(torch.zeros(1, 3, 2)), np.random.RandomState(seed))
 
 
 CLASSES = {

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from sklearn.utils import check_random_state
 
 from convexformer.estimators import ConvexAttentionRegressor
-from convexformer.gates import Gates, GaussianGates
+from convexformer.gates import Gates, GaussianGates, TrainingData
 from convexformer.heads import Heads
 from convexformer.nn import ConvexAttention, TrainingHistory, train
 from convexformer.programs import attention_map
@@ -170,9 +170,9 @@ def train_class(
 
 def _draw_gates(train_part: Part, n_gates: int, seed: int) -> Gates:
     """Gates that differ on the training samples and let some through."""
-    n_tokens, n_features = train_part.tokens.shape[1:]
-    drawn = GaussianGates(n_gates).make(n_tokens, n_features, check_random_state(seed))
-    return drawn.select(drawn.distinct(drawn.masks(torch.as_tensor(train_part.tokens))))
+    tokens = torch.as_tensor(train_part.tokens)
+    drawn = GaussianGates(n_gates).make(TrainingData(tokens), check_random_state(seed))
+    return drawn.select(drawn.distinct(drawn.masks(tokens)))
 
 
 def _linear_map(part: Part, options: dict[str, Any], device: str | None) -> LinearMap:

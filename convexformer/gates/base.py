@@ -1,0 +1,218 @@
+"""What a set of gates is, and the interface of what makes one."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from convexformer_solvers import DenseMap, Loss, Penalty, SolverResult
+
+
+@dataclass(frozen=True, eq=False, init=False)
+class Gates:
+    """A set of ``h`` fixed gates ``1[u1' X u2 >= 0]``.
+
+    Parameters
+    ----------
+    u1 : ndarray of shape (h, n_tokens)
+        Token directions.
+    u2 : ndarray of shape (h, n_features)
+        Feature directions.
+
+    Raises
+    ------
+    ValueError
+        If the arrays are not two-dimensional, finite and of equal length.
+
+    Examples
+    --------
+    >>> gates = Gates([[1.0, 0.0]], [[0.0, 1.0]])
+    >>> gates.masks(torch.tensor([[[5.0, 1.0], [0.0, 0.0]], [[5.0, -1.0], [0.0, 0.0]]]))
+    tensor([[ True],
+            [False]])
+    """
+
+    u1: NDArray[np.float64]
+    u2: NDArray[np.float64]
+
+    def __init__(self, u1: ArrayLike, u2: ArrayLike) -> None:
+        for name, values in (("u1", u1), ("u2", u2)):
+            array = np.asarray(values, dtype=np.float64)
+            if array.ndim != 2 or array.size == 0 or not np.isfinite(array).all():
+                raise ValueError(
+                    f"gates: {name} must be a finite array of shape (n_gates, ...), got shape {array.shape}"
+                )
+            object.__setattr__(self, name, array)
+        if len(self.u1) != len(self.u2):
+            raise ValueError(f"gates: u1 and u2 must have equal length, got {len(self.u1)} and {len(self.u2)}")
+
+    def __len__(self) -> int:
+        return len(self.u1)
+
+    def masks(self, tokens: Tensor) -> Tensor:
+        """Which samples each gate lets through.
+
+        Parameters
+        ----------
+        tokens : Tensor of shape (N, n_tokens, n_features)
+            The samples, in any precision; the products are formed in float64.
+
+        Returns
+        -------
+        Tensor of shape (N, h), bool
+        """
+        u1, u2 = (torch.as_tensor(u, device=tokens.device) for u in (self.u1, self.u2))
+        directions = torch.einsum("hk,hd->kdh", u1, u2)
+        return DenseMap(tokens).matvec(directions) >= 0
+
+    def select(self, index: NDArray[np.int64]) -> Gates:
+        """The gates at the given positions."""
+        return Gates(self.u1[index], self.u2[index])
+
+    def distinct(self, masks: Tensor, sample_weight: Tensor | None = None) -> NDArray[np.int64]:
+        """Positions of the gates that differ on a training set: all-closed gates dropped, duplicates merged.
+
+        Parameters
+        ----------
+        masks : Tensor of shape (N, h), bool
+            Masks of the training samples.
+        sample_weight : Tensor of shape (N,), optional
+            Samples of weight zero do not count.
+
+        Returns
+        -------
+        ndarray of shape (n_distinct,)
+            Increasing positions.
+
+        Raises
+        ------
+        ValueError
+            If no gate lets any sample through.
+        """
+        counted = masks if sample_weight is None else masks[sample_weight > 0]
+        patterns = counted.cpu().numpy()
+        _, first = np.unique(np.packbits(patterns, axis=0), axis=1, return_index=True)
+        kept = np.sort(first)
+        kept = kept[patterns[:, kept].any(axis=0)]
+        if len(kept) == 0:
+            raise ValueError("gates: no gate lets any training sample through; use more gates or other directions")
+        return kept
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingData:
+    """What a gate source may look at: the training data and the program that the gates are for.
+
+    Sources that draw at random look at the shape of `tokens` alone.
+
+    Parameters
+    ----------
+    tokens : Tensor of shape (N, n_tokens, n_features)
+        The samples.
+    target : Tensor of shape (N, n_outputs), optional
+        Targets as the loss wants them: numbers, -1 and 1, or one-hot rows.
+    loss : Loss, optional
+        Loss of the program.
+    penalty : Penalty, optional
+        Penalty of the program.
+    alpha : float, optional
+        Its weight. None where the gates are for a whole grid of alphas.
+    sample_weight : Tensor of shape (N,), optional
+        Non-negative weights. Default: equal weights.
+    fit_intercept : bool, default=False
+        Whether the program has an intercept.
+
+    Examples
+    --------
+    >>> TrainingData(torch.zeros(100, 4, 3)).token_shape
+    (4, 3)
+    """
+
+    tokens: Tensor
+    target: Tensor | None = None
+    loss: Loss | None = None
+    penalty: Penalty | None = None
+    alpha: float | None = None
+    sample_weight: Tensor | None = None
+    fit_intercept: bool = False
+
+    @property
+    def token_shape(self) -> tuple[int, int]:
+        """``(n_tokens, n_features)``."""
+        return self.tokens.shape[1], self.tokens.shape[2]
+
+    def counted_tokens(self) -> Tensor:
+        """The samples whose weight is not zero."""
+        return self.tokens if self.sample_weight is None else self.tokens[self.sample_weight > 0]
+
+
+class GateSource(ABC):
+    """Something that makes gates for training data.
+
+    A source of one's own is a subclass with the method ``make``, given to an estimator as ``gates=``.
+
+    Attributes
+    ----------
+    depends_on_alpha : bool
+        Whether the gates depend on ``alpha``, so that there is no one program for a grid of alphas.
+
+    Examples
+    --------
+    >>> class Halves(GateSource):
+    ...     def make(self, data, random_state):
+    ...         n_tokens, n_features = data.token_shape
+    ...         return Gates([[1.0] * n_tokens, [-1.0] * n_tokens], np.ones((2, n_features)))
+    >>> len(Halves().make(TrainingData(torch.zeros(100, 4, 3)), np.random.RandomState(0)))
+    2
+    """
+
+    depends_on_alpha: ClassVar[bool] = False
+
+    @abstractmethod
+    def make(self, data: TrainingData, random_state: np.random.RandomState) -> Gates:
+        """Make gates; random sources draw from ``random_state`` alone.
+
+        Parameters
+        ----------
+        data : TrainingData
+            What the source may look at.
+        random_state : RandomState
+            Where it draws from.
+
+        Returns
+        -------
+        Gates
+
+        Raises
+        ------
+        GatesInterrupted
+            On Ctrl-C, by a source that has gates and a certified point to keep.
+        """
+
+
+class GatesInterrupted(KeyboardInterrupt):
+    """Raised on Ctrl-C while gates are made; what there is by then is kept.
+
+    Attributes
+    ----------
+    gates : Gates
+        The gates so far; they differ on the training set.
+    solution : SolverResult
+        A certified point of the program with exactly these gates.
+    """
+
+    def __init__(self, gates: Gates, solution: SolverResult) -> None:
+        super().__init__(f"interrupted in the making of gates, with {len(gates)} made")
+        self.gates, self.solution = gates, solution
+
+
+def check_count(value: Any, name: str = "n_gates") -> None:
+    """Raise ``ValueError`` unless a number of things is a positive integer."""
+    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{name} must be a positive integer, got {value!r}")
