@@ -45,7 +45,7 @@ def planted(n_samples=14, seed=0):
 def all_gates(X, n_angles=120):
     """A gate for each mask, by a fine grid over the angles of both directions."""
     angles = np.stack(np.meshgrid(np.arange(n_angles), np.arange(2 * n_angles)), -1).reshape(-1, 2)
-    first, second = (np.pi / n_angles * (angles + [0.1, 0.2])).T
+    first, second = np.pi / n_angles * (angles.T + np.array([[0.1], [0.2]]))
     gates = Gates(np.c_[np.cos(first), np.sin(first)], np.c_[np.cos(second), np.sin(second)])
     return gates.select(gates.distinct(gates.masks(torch.as_tensor(X))))
 
@@ -91,7 +91,7 @@ def test_generated_gates_do_as_well_as_all_gates_together(problem, generated):
     known = solve(attention_program(X, y, alpha=ALPHA, gates=own), Fista(), tol=1e-6).certificate
     assert best.primal < known.primal
     assert generated.certificate.primal < known.dual  # better than the gates that made the targets
-    assert best.dual <= generated.certificate.primal <= best.primal + 0.005 * best.reference
+    assert best.dual <= generated.certificate.primal <= best.primal + 1e-3 * best.reference
     assert len(generated.gates) < len(everything) / 5
 
 
@@ -150,9 +150,10 @@ def test_search_finds_the_mask_of_the_largest_dual_norm(penalty):
 # Other programs
 
 
-@pytest.mark.parametrize("loss", ["logistic", "softmax", "huber"])
-@pytest.mark.parametrize("penalty", ["group_l2", "nuclear"])
-def test_every_loss_and_penalty_with_weights_and_intercept(loss, penalty):
+@pytest.mark.parametrize(
+    ("loss", "penalty"), [("logistic", "group_l2"), ("softmax", "nuclear"), ("huber", "group_l2"), ("huber", "nuclear")]
+)
+def test_other_losses_and_penalties_with_weights_and_intercept(loss, penalty):
     rng = np.random.default_rng(0)
     X, weight = rng.normal(size=(40, 3, 2)), rng.uniform(0, 1, size=40)
     score = np.where(X[:, 0, 0] > 0, X[:, 1, 0], -X[:, 2, 1])
@@ -266,17 +267,16 @@ def press_ctrl_c(step):
         raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize(
-    "options", [{"callback": press_ctrl_c}, {"solver": InterruptedFista()}], ids=["search", "solve"]
-)
-def test_ctrl_c_keeps_what_there_is(problem, options):
+@pytest.mark.parametrize("where", ["search", "solve"])
+def test_ctrl_c_keeps_what_there_is(problem, where):
     X, y, _ = problem
+    options = {"callback": press_ctrl_c} if where == "search" else {"solver": InterruptedFista()}
     with pytest.raises(GenerationInterrupted, match="gates") as caught:
         generate_gates(X, y, alpha=ALPHA, random_state=0, per_round=2, **options)
     result = caught.value.result
     assert result.end is GenerationEnd.INTERRUPTED
     assert caught.value.gates is result.gates
-    assert len(result.gates) == (3 if "callback" in options else 5)
+    assert len(result.gates) == (3 if where == "search" else 5)
     assert result.certificate.primal <= result.rounds[-1].objective
     assert_certified(result, X, y, tol=1.0)
 
