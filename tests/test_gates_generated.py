@@ -160,7 +160,7 @@ def test_other_losses_and_penalties_with_weights_and_intercept(loss, penalty):
     classes = np.digitize(score, [-0.5, 0.5])
     y = {"logistic": np.sign(score)[:, None], "softmax": np.eye(3)[classes], "huber": np.c_[score, score**2]}[loss]
     parts = {"loss": loss, "penalty": penalty, "sample_weight": weight, "fit_intercept": True}
-    result = generate_gates(X, y, alpha=0.03, max_gates=6, n_restarts=24, random_state=1, **parts)
+    result = generate_gates(X, y, alpha=0.03, max_gates=5, n_restarts=24, random_state=1, **parts)
     assert len(result.rounds) > 1
     assert_lower_every_round(result)
     assert_certified(result, X, y, alpha=0.03, tol=1e-4, **parts)
@@ -186,7 +186,7 @@ def test_single_precision(problem):
 
 def test_random_state_decides_the_gates(problem):
     X, y, _ = problem
-    options = {"alpha": ALPHA, "max_gates": 4}
+    options = {"alpha": ALPHA, "max_gates": 3, "solver": "fista"}
     first, same, other = (generate_gates(X, y, random_state=state, **options) for state in (0, 0, 1))
     np.testing.assert_array_equal(first.gates.u1, same.gates.u1)
     assert not np.array_equal(first.gates.u1, other.gates.u1)
@@ -323,8 +323,8 @@ def test_the_source_has_the_parameters_of_the_function():
 def test_an_estimator_with_generated_gates_attains_what_was_generated(problem, tmp_path):
     X, y, _ = problem
     options = {"activation": "gated_relu", "gates": "generated", "random_state": 0}
-    model = ConvexAttentionRegressor(ALPHA, n_gates=9, **options).fit(X, y)
-    result = generate_gates(X, y, alpha=ALPHA, fit_intercept=True, max_gates=9, random_state=0)
+    model = ConvexAttentionRegressor(ALPHA, n_gates=5, **options).fit(X, y)
+    result = generate_gates(X, y, alpha=ALPHA, fit_intercept=True, max_gates=5, random_state=0)
     np.testing.assert_array_equal(model.gates_.u1, result.gates.u1)
     assert model.certificate_.primal == pytest.approx(result.certificate.primal, rel=1e-3)
     save_model(model, tmp_path / "m.npz")
@@ -334,11 +334,11 @@ def test_an_estimator_with_generated_gates_attains_what_was_generated(problem, t
 
 def test_an_instance_with_its_own_parameters_and_its_clone(problem):
     X, y, _ = problem
-    source = GeneratedGates(5, per_round=1, n_restarts=8)
+    source = GeneratedGates(3, per_round=1, n_restarts=8)
     labels = np.where(y > 0, "up", "down")
     model = ConvexAttentionClassifier(0.02, activation="gated_relu", gates=source, random_state=0)
     first, second = model.fit(X, labels), clone(model).fit(X, labels)
-    assert 1 < len(first.gates_) <= 5
+    assert 1 < len(first.gates_) <= 3
     np.testing.assert_array_equal(first.coef_, second.coef_)
 
 
