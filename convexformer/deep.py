@@ -20,7 +20,7 @@ from convexformer_solvers import Callback, Loss, Penalty, Solver
 from ._base import ConvexAttentionBase
 from ._validation import as_tensor, check_tokens, check_weight
 from .estimators import ClassificationMixin, ConvexAttentionClassifier, ConvexAttentionRegressor, RegressionMixin
-from .gates import Gates, GateSource, GivenGates, get_gate_source
+from .gates import Gates, GateSource, GivenGates, TrainingData, get_gate_source
 from .nn.base import check_sizes
 
 if TYPE_CHECKING:
@@ -59,11 +59,12 @@ class _EarlierGates(GateSource):
     earlier: Gates
     more: GateSource | None
 
-    def make(self, n_tokens: int, n_features: int, random_state: np.random.RandomState) -> Gates:
+    def make(self, data: TrainingData, random_state: np.random.RandomState) -> Gates:
+        n_features = data.token_shape[1]
         blind = np.pad(self.earlier.u2, ((0, 0), (0, n_features - self.earlier.u2.shape[1])))
         if self.more is None:
             return Gates(self.earlier.u1, blind)
-        new = self.more.make(n_tokens, n_features, random_state)
+        new = self.more.make(data, random_state)
         if new.u2.shape[1] != n_features:
             raise ValueError(
                 f"gates: the source must make gates for the {n_features} features that later layers have, got "

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from convexformer.gates import Gates, get_gate_source
+from convexformer.gates import Gates, TrainingData, get_gate_source
 from convexformer_solvers import Penalty
 
 from .base import AttentionNetwork, check_sizes
@@ -43,7 +43,7 @@ class DeepConvexTransformer(AttentionNetwork):
     n_heads : int, default=16
         Heads of each layer, spread evenly over its gates.
     gates : {"gaussian", "sparse"}, pair of arrays, Gates or GateSource, default="gaussian"
-        Where the gates of each layer come from; given ones serve every layer.
+        Where the gates of each layer come from; given ones serve every layer. Not a source that looks at data.
     n_gates : int, optional
         Gates to draw for each layer, where they are drawn. Default: ``n_heads``, so that each head has its own.
     residual : bool, default=True
@@ -87,7 +87,8 @@ class DeepConvexTransformer(AttentionNetwork):
         source = get_gate_source(gates, n_heads if n_gates is None else n_gates)
         rng = np.random.RandomState(seed)
         shape = (n_tokens, n_features)
-        draws = [(source.make(*shape, rng), int(rng.randint(2**31))) for _ in range(n_layers)]
+        data = TrainingData(torch.zeros(1, *shape))  # for the shape alone
+        draws = [(source.make(data, rng), int(rng.randint(2**31))) for _ in range(n_layers)]
         self.blocks = nn.ModuleList([_Block(*shape, n_heads, made, simplex, number) for made, number in draws[:-1]])
         made, number = draws[-1]
         self.last = ConvexAttention(*shape, n_outputs, n_heads, made, simplex=simplex, bias=bias, seed=number)

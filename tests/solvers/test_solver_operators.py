@@ -68,7 +68,9 @@ def test_gated_products_do_not_depend_on_which_is_wider_data_or_outputs(n_output
     linear_map = GatedMap(data, masks)
     assert linear_map._narrow(n_outputs) == (n_outputs == 7)
     torch.testing.assert_close(linear_map.matvec(coef), torch.einsum("ng,nbd,gbdc->nc", masks.double(), data, coef))
-    torch.testing.assert_close(linear_map.rmatvec(values), torch.einsum("ng,nbd,nc->gbdc", masks.double(), data, values))
+    torch.testing.assert_close(
+        linear_map.rmatvec(values), torch.einsum("ng,nbd,nc->gbdc", masks.double(), data, values)
+    )
 
 
 class TestTableMap:
