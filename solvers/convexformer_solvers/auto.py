@@ -6,6 +6,7 @@ import math
 from typing import Any, NamedTuple
 
 from .admm_newton import AdmmNewton
+from .block_descent import BlockDescent, applies
 from .first_steps import FirstSteps, nearly_independent
 from .fista import Fista
 from .mixed_precision import MixedPrecision
@@ -55,8 +56,9 @@ class Auto(Solver):
       finished by ``SemismoothNewton`` once the rough gap is below 3e-2 of the reference and the support is narrow.
       With the group-l2 penalty its iterates are ``Polished``.
     - The same where the features are nearly independent and their Gram matrix takes a while: ``FirstSteps`` before.
-    - The squared loss where the Gram matrix of all features would be costly: the same on a growing working set of
-      blocks first, whose Gram matrix takes the place of the samples. Along a path every separable loss starts each
+    - The squared loss where the Gram matrix of all features would be costly: on a growing working set of blocks first,
+      whose Gram matrix takes the place of the samples; with one output and the group-l2 penalty by ``BlockDescent``,
+      until the set gets too wide, else by the same solvers. Along a path every separable loss starts each
       alpha on a working set, until an alpha outgrows it.
     - A cross-entropy is finished by ``SupportNewton`` instead. Where that has not ended the matter within a hundred
       steps, and with other penalties than group-l2, for which there is no Newton method: 400 steps of ``Fista``, and
@@ -136,7 +138,9 @@ def _plan(program: Program, warm: bool) -> tuple[_Stage, ...]:
     if program.loss.separable and not warm and n_products > _PRODUCTS_BEFORE and nearly_independent(program):
         plan.append(_Stage(FirstSteps(), forever))
     costly = n_products > _PRODUCTS and program.loss.quadratic
-    if costly or (warm and program.loss.separable):
+    if costly and not warm and applies(program):
+        plan.append(_Stage(BlockDescent(), forever, on_working_set=True))
+    elif costly or (warm and program.loss.separable):
         plan.append(_Stage(Polished(WorkingSet(Polished(AdmmNewton()))), forever, on_working_set=True))
     plan.append(_Stage(_polished_admm() if small else Fista(), forever))
     return tuple(plan)

@@ -1,0 +1,326 @@
+"""Exact block descent on a growing set of blocks, in the Gram matrix of their columns."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from .gram import SupportGram
+from .penalties import GroupL2
+from .primal_dual import Iterate, PrimalDualSolver, own_predictions
+from .program import Program
+
+# The set is solved until its gap is this share of that over all blocks at the last look.
+_DECREASE = 0.1
+# Blocks are added where the gap over all blocks is this far above that of the set.
+_WORTH_GROWING = 4.0
+# Columns of the widest set over the number of samples, and in all.
+_WIDEST = 1.0
+_LARGEST_WIDTH = 6000
+# Dual norm of a block, in units of alpha, that says after the first solve of a set that it will be active.
+_FAR = 4.0
+# Sweeps from one polish to the next, to an extrapolation, and after which a set is given up.
+_POLISH_EVERY = 3
+_EXTRAPOLATE_EVERY = 6
+_MOST_SWEEPS = 200
+# Steps to the size of a block, and their accuracy.
+_SIZE_STEPS = 50
+_SIZE_ACCURACY = 1e-3
+_REGULARISATION = 1e-12
+# Looks within which the gap must halve.
+_LOOKS = 2
+
+
+class _Point(NamedTuple):
+    """Coefficients of the set and the gradient of its loss with the opposite sign, both of shape ``(p,)``."""
+
+    coef: NDArray
+    ascent: NDArray
+
+
+class GramProgram:
+    r"""The program on some blocks with the squared loss and one output, known by products of their columns alone.
+
+    .. math:: \tfrac12 (s - 2 q' z + z' G z) + \alpha \sum_g \|z_g\|_2
+
+    Parameters
+    ----------
+    gram : ndarray of shape (p, p)
+        Products ``G`` of the columns with each other, averaged over the samples.
+    target : ndarray of shape (p,)
+        Products ``q`` of the columns with the targets.
+    square : float
+        Mean square ``s`` of the targets.
+    width : int
+        Columns of a block.
+    alpha : float
+        Weight of the penalty.
+    known : GramProgram, optional
+        The same program on the first of these blocks.
+    """
+
+    def __init__(
+        self,
+        gram: NDArray,
+        target: NDArray,
+        square: float,
+        width: int,
+        alpha: float,
+        known: GramProgram | None = None,
+    ) -> None:
+        self.gram, self.target, self.square, self.width, self.alpha = gram, target, square, width, alpha
+        self._blocks = [slice(first, first + width) for first in range(0, len(target), width)]
+        self._eigen: list[tuple[NDArray, NDArray]] = [] if known is None else list(known._eigen)
+        for block in self._blocks[len(self._eigen) :]:
+            self._eigen.append(np.linalg.eigh(gram[block, block]))
+
+    def at(self, coef: NDArray) -> _Point:
+        """The point of some coefficients."""
+        return _Point(coef, self.target - self.gram @ coef)
+
+    def norms(self, values: NDArray) -> NDArray:
+        """Norm of each block."""
+        return np.linalg.norm(values.reshape(-1, self.width), axis=1)
+
+    def primal(self, point: _Point) -> float:
+        """Objective of the coefficients."""
+        unexplained = self.square - point.coef @ (self.target + point.ascent)
+        return float(0.5 * unexplained + self.alpha * self.norms(point.coef).sum())
+
+    def dual(self, point: _Point) -> float:
+        """Dual objective of the residuals, scaled until they are feasible."""
+        scale = self.alpha / max(self.alpha, self.norms(point.ascent).max())
+        unexplained = self.square - point.coef @ (self.target + point.ascent)
+        return float(scale * (self.square - point.coef @ self.target) - 0.5 * scale**2 * unexplained)
+
+    def solved(self, coef: NDArray, goal: float) -> tuple[_Point, _Point, float]:
+        """Primal and dual point from some coefficients on, and their gap, which misses the goal after many sweeps."""
+        point, recent = self.at(coef.copy()), []
+        for sweep in range(1, _MOST_SWEEPS + 1):
+            self._sweep(point)
+            recent.append(_Point(point.coef.copy(), point.ascent.copy()))
+            if sweep % _EXTRAPOLATE_EVERY == 0:
+                point, recent = self._extrapolated(point, recent), []
+            if sweep % _POLISH_EVERY == 0:
+                candidates = [point, *self._polished(point)]
+                primal, dual = min(candidates, key=self.primal), max(candidates, key=self.dual)
+                gap = self.primal(primal) - self.dual(dual)
+                if gap <= goal:
+                    break
+        return primal, dual, gap
+
+    def _sweep(self, point: _Point) -> None:
+        """Minimise over one block after the other, in place."""
+        for block, (spectrum, basis) in zip(self._blocks, self._eigen, strict=True):
+            old, ascent = point.coef[block], point.ascent[block]
+            size = math.sqrt(old @ old)
+            if size == 0 and ascent @ ascent <= self.alpha**2:
+                continue
+            new = basis @ _minimiser(spectrum, (ascent + self.gram[block, block] @ old) @ basis, self.alpha, size)
+            move = new - old
+            point.coef[block] = new
+            point.ascent[:] -= move @ self.gram[block]
+
+    def _extrapolated(self, point: _Point, recent: list[_Point]) -> _Point:
+        """Anderson's combination of recent points, where it lowers the objective."""
+        coefs, ascents = (np.stack(part) for part in zip(*recent, strict=True))
+        moves = np.diff(coefs, axis=0)
+        weights = _solved(moves @ moves.T, np.ones(len(moves)))
+        if not weights.sum() > 0:
+            return point
+        weights /= weights.sum()
+        better = _Point(weights @ coefs[1:], weights @ ascents[1:])
+        return better if self.primal(better) < self.primal(point) else point
+
+    def _polished(self, point: _Point) -> list[_Point]:
+        """The primal point with best sizes, and the dual point moved to norms of alpha, on the active blocks."""
+        active = self.norms(point.coef).nonzero()[0]
+        if len(active) == 0:
+            return []
+        blocks = [self._blocks[position] for position in active]
+        units = np.zeros((len(active), len(self.target)))
+        for unit, block in zip(units, blocks, strict=True):
+            unit[block] = point.ascent[block] / np.linalg.norm(point.ascent[block])
+        images = np.stack([unit[block] @ self.gram[block] for unit, block in zip(units, blocks, strict=True)])
+        system = images @ units.T
+        sizes = np.maximum(_solved(system, units @ self.target - self.alpha), 0)
+        primal = _Point(sizes @ units, self.target - sizes @ images)
+        move = _solved(system, self.norms(point.ascent)[active] - self.alpha)
+        dual = _Point(point.coef + move @ units, point.ascent - move @ images)
+        return [primal, dual]
+
+
+def _solved(system: NDArray, right: NDArray) -> NDArray:
+    """Solution of a slightly regularised positive semidefinite system; zero where that is all zero."""
+    scale = np.trace(system)
+    if not scale > 0:
+        return np.zeros_like(right)
+    return np.linalg.solve(system + _REGULARISATION * scale * np.eye(len(system)), right)
+
+
+def _minimiser(spectrum: NDArray, slope: NDArray, alpha: float, size: float) -> NDArray:
+    """Minimiser of ``z' diag(spectrum) z / 2 - slope' z + alpha |z|``; `size` is a guess of its norm.
+
+    Newton steps on the inverse of the norm that the stationary point would have in units of its size: they converge
+    from any side.
+    """
+    squares = slope * slope
+    if slope @ slope <= alpha**2:
+        return np.zeros_like(slope)
+    for _ in range(_SIZE_STEPS):
+        inverse = 1 / (spectrum * size + alpha)
+        terms = squares * inverse
+        total = terms @ inverse
+        terms *= inverse * inverse
+        bend = terms @ spectrum
+        if bend <= 0:  # the block carries no quadratic: nothing but rounding
+            break
+        step = (1 - total**-0.5) * total / bend * total**0.5
+        size = max(size + step, 0.0)
+        if abs(step) <= _SIZE_ACCURACY * size:
+            break
+    return slope * (size / (spectrum * size + alpha))
+
+
+class _State(NamedTuple):
+    whole: Iterate
+    gap: float  # its rough gap
+    gram: SupportGram
+    pulled: Tensor  # products of the columns with the targets, which an intercept centres; like the coefficients
+    blocks: Tensor  # of the set, in the order in which they came
+    inner: GramProgram | None = None  # None: no blocks yet
+    gaps: tuple[float, ...] = ()  # at all looks
+    n_looks: int = 0
+    to_grow: bool = False
+    finished: bool = False
+
+
+class BlockDescent(PrimalDualSolver):
+    """Exact minimisation over one block after the other, on the blocks that violate the dual constraint most.
+
+    For the squared loss, the group-l2 penalty and one output. A step solves the program on a set of blocks, given by
+    the Gram matrix of their columns, to a tenth of the gap over all blocks, and looks at all blocks, which takes two
+    products with the data. Those that violate the dual constraint most join the set; none ever leaves it, so that the
+    Gram matrix is only extended. The blocks of the set are minimised over in turn, in their eigenbases; the sweeps
+    are extrapolated and polished. Finished once the set would be wider than the number of samples, where sweeps take
+    too long, and where the gap over all blocks has not halved in two looks. The sweeps run on the CPU.
+
+    Parameters
+    ----------
+    width : int, default=256
+        Columns by which the set grows at least, or of one block where that has more.
+
+    Examples
+    --------
+    >>> BlockDescent().name
+    'block_descent'
+    """
+
+    def __init__(self, width: int = 256) -> None:
+        self.width = width
+
+    @property
+    def name(self) -> str:
+        return "block_descent"
+
+    def init_at(self, program: Program, coef: Tensor, pred: Tensor | None, previous: _State | None = None) -> _State:
+        if not applies(program):
+            raise TypeError(
+                f"solver {self.name!r} needs the squared loss, the group-l2 penalty and one output, got "
+                f"{program.loss!r}, {program.penalty!r} and {program.y.shape[1]} outputs"
+            )
+        program = program.counted().with_float64_targets()
+        coef = coef.to(program.y)
+        fitted = own_predictions(program, coef)
+        whole = Iterate(program, coef, fitted, fitted if pred is None else pred, coef).with_own_ascent()
+        gram = SupportGram(program.map) if previous is None else previous.gram
+        support = coef.flatten(0, -3).flatten(1).any(dim=1).nonzero()[:, 0]
+        pulled = program.pull_back(program.y - program.null_intercept)
+        state = _State(whole, whole.rough_gap(), gram, pulled, support)
+        return self._grown(state, at_least=1)
+
+    def step(self, program: Program, state: _State) -> _State:
+        if state.to_grow:  # not earlier: the solve might have ended with the look
+            state = self._grown(state)
+        if state.finished:
+            return state
+        assert state.inner is not None
+        coef = self._on_set(state, state.whole.coef).flatten().cpu().numpy()
+        primal, dual, gap = state.inner.solved(coef, _DECREASE * state.gap)
+        whole = self._of_all(state, primal, dual)
+        new_gap = whole.rough_gap()
+        gaps = (*(state.gaps or (state.gap,)), new_gap)
+        falls = len(gaps) <= _LOOKS or new_gap <= 0.5 * gaps[-1 - _LOOKS]
+        return state._replace(
+            whole=whole,
+            gap=new_gap,
+            n_looks=state.n_looks + 1,
+            to_grow=new_gap > _WORTH_GROWING * gap,
+            gaps=gaps,
+            finished=gap > _DECREASE * state.gap or not falls,
+        )
+
+    def _grown(self, state: _State, at_least: int = 0) -> _State:
+        """The state with the worst violating blocks in its set; finished where they are too many."""
+        program = state.whole.program
+        norms = program.penalty.group_dual_norms(state.whole.ascent).flatten()
+        norms[state.blocks] = 0.0
+        d, n_active = program.coef_shape[-2], int((self._on_set(state, state.whole.coef) != 0).any(dim=1).sum())
+        wanted = max(self.width // d, n_active // 2, 1)
+        size = max(min(wanted, int((norms > program.alpha).sum())), at_least - len(state.blocks), 0)
+        limit = min(_WIDEST * len(program.y), _LARGEST_WIDTH) / d
+        far = int((norms > _FAR * program.alpha).sum()) if state.n_looks > 0 else 0
+        if len(state.blocks) + max(size, far) > limit:
+            return state._replace(finished=True, to_grow=False)
+        blocks = torch.cat([state.blocks, norms.topk(size).indices])
+        inner = self._inner(state, blocks)
+        return state._replace(blocks=blocks, inner=inner, to_grow=False, finished=inner is None)
+
+    def _inner(self, state: _State, blocks: Tensor) -> GramProgram | None:
+        """The program on some blocks; None where products of columns overflow."""
+        program = state.whole.program
+        gram = state.gram.of(blocks, program.weight)
+        if program.fit_intercept:
+            means = program.map.rmatvec_blocks(blocks, program.weight[:, None]).flatten()
+            gram -= means[:, None] * means
+        if not bool(torch.isfinite(gram).all()):
+            return None
+        square = float(program.mean((program.y - program.null_intercept).square().sum(1)))
+        pulled = state.pulled.reshape(-1, *state.pulled.shape[-2:])[blocks]
+        target = pulled.flatten().cpu().numpy()
+        return GramProgram(gram.cpu().numpy(), target, square, program.coef_shape[-2], program.alpha, state.inner)
+
+    def _on_set(self, state: _State, coef: Tensor) -> Tensor:
+        return coef.reshape(-1, *coef.shape[-2:])[state.blocks]
+
+    def _of_all(self, state: _State, primal: _Point, dual: _Point) -> Iterate:
+        """The iterate of the whole program that two points of the set stand for."""
+        program = state.whole.program
+        both = torch.as_tensor(np.stack([primal.coef, dual.coef], axis=1)).to(program.y)
+        both = both.view(len(state.blocks), -1, 2)
+        pred = program.map.matvec_blocks(state.blocks, both)
+        if program.fit_intercept:
+            pred = pred + program.weight @ (program.y - pred)
+        coef = torch.zeros_like(state.whole.coef)
+        coef.view(-1, *coef.shape[-2:])[state.blocks] = both[..., :1]
+        return Iterate(program, coef, pred[:, :1], pred[:, 1:], coef).with_own_ascent()
+
+    def iterate(self, state: _State) -> Iterate:
+        return state.whole
+
+    def activity(self, state: _State) -> str:
+        n_blocks = math.prod(state.whole.coef.shape[:-2])
+        return f"{self.name} on {len(state.blocks)} of {n_blocks} blocks"
+
+    def finished(self, state: _State) -> bool:
+        return state.finished
+
+
+def applies(program: Program) -> bool:
+    """Whether a program has the squared loss, the group-l2 penalty and one output."""
+    return program.loss.quadratic and isinstance(program.penalty, GroupL2) and program.y.shape[1] == 1
