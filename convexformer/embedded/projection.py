@@ -1,0 +1,189 @@
+"""Variable projection: the block is solved, the embedding moves along the gradient of the optimal value."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from convexformer.nn.base import check_sizes
+from convexformer_solvers import Fista, Point, Program, get_solver, solve
+
+from .problem import EmbeddedProblem, along_sphere, random_tables, unit_rows
+from .schedule import FallingAlpha, check_rate
+from .state import Callback, EmbeddedState, EmbeddingInterrupted
+
+_SOLVER = Fista()
+
+
+def optimal_value(
+    problem: EmbeddedProblem, tables: Tensor, alpha: float, *, tol: float = 1e-8, max_iter: int = 10_000
+) -> tuple[float, Tensor]:
+    r"""Optimal value of the block on an embedding, and its gradient with respect to the embedding.
+
+    By the envelope theorem the gradient is the partial one at the optimal coefficients,
+
+    .. math:: \nabla V(E) = \partial_E \, \frac1N \sum_i L(f_{E, Z^*}(s_i), y_i),
+
+    wherever :math:`V` is differentiable and no gate is about to switch.
+
+    Parameters
+    ----------
+    problem : EmbeddedProblem
+        Symbols, targets and gates.
+    tables : Tensor of shape (n_tokens, n_symbols, width)
+        The embedding.
+    alpha : float
+        Weight of the penalty.
+    tol : float, default=1e-8
+        Certified relative gap of the solution. The gradient is accurate to the root of it.
+    max_iter : int, default=10000
+        Steps at most.
+
+    Returns
+    -------
+    value : float
+        Optimal objective.
+    gradient : Tensor of the shape of ``tables``
+        The rows' lengths are not held.
+
+    Warns
+    -----
+    ConvergenceWarning
+        If the gap did not come within ``tol``.
+
+    Examples
+    --------
+    >>> from convexformer.gates import Gates
+    >>> from convexformer.solvers import get_loss, get_penalty
+    >>> gates = Gates([[1.0, 0.0]], [[1.0, 0.0]])
+    >>> loss, penalty = get_loss("squared"), get_penalty("nuclear")
+    >>> symbols, target = torch.tensor([[0, 1], [1, 0]]), torch.eye(2, dtype=torch.float64)
+    >>> problem = EmbeddedProblem(symbols, target, gates, loss, penalty, 2)
+    >>> value, gradient = optimal_value(problem, random_tables(problem), alpha=0.01)
+    >>> gradient.shape
+    torch.Size([2, 2, 2])
+    """
+    program = problem.program(tables, alpha)
+    result = solve(program, get_solver("auto"), tol=tol, max_iter=max_iter)
+    return result.certificate.primal, partial_gradient(program, result.coef)
+
+
+def partial_gradient(program: Program, coef: Tensor, pred: Tensor | None = None) -> Tensor:
+    """Gradient of the mean loss with respect to the tables behind a program, coefficients and gates held."""
+    pred = program.map.matvec(coef) if pred is None else pred
+    values = program.loss.gradient(pred, program.y) / len(pred)
+    gradient: Tensor = program.map.table_gradient(coef, values)  # type: ignore[attr-defined]
+    return gradient
+
+
+def train_by_projection(
+    problem: EmbeddedProblem,
+    tables: Tensor | None = None,
+    *,
+    alpha: float,
+    first_alpha: float | None = None,
+    n_steps: int = 200,
+    hold_steps: int = 0,
+    fall_steps: int = 50,
+    lr: float = 0.02,
+    head_steps: int = 20,
+    seed: int = 0,
+    callback: Callback | None = None,
+    verbose: bool = False,
+) -> EmbeddedState:
+    r"""Train an embedding by variable projection, the block on it solved anew at each step from the last solution.
+
+    Each step takes `head_steps` accelerated proximal gradient steps on the coefficients, from those of the step before,
+    and one Adam step on the embedding along the gradient of the optimal value, on the unit spheres of its rows. **Not
+    convex as a whole**: where the embedding ends depends on where it began. The block on the last embedding has a
+    global optimum, with a certificate: ``certified_head`` of the result.
+
+    Parameters
+    ----------
+    problem : EmbeddedProblem
+        Symbols, targets and gates.
+    tables : Tensor of shape (n_tokens, n_symbols, width), optional
+        Embedding to begin with; its rows are scaled to length one. Default: ``random_tables(problem, seed)``.
+    alpha : float
+        Weight of the penalty at the end.
+    first_alpha : float, optional
+        Weight at the beginning: too little lets the block memorise the samples before the embedding has any
+        structure. Default: `alpha` throughout.
+    n_steps : int, default=200
+        Steps of the embedding.
+    hold_steps, fall_steps : int, default=0 and 50
+        Steps at `first_alpha`, and steps in which it falls geometrically to `alpha`.
+    lr : float, default=0.02
+        Learning rate of Adam; rows have length one.
+    head_steps : int, default=20
+        Steps on the coefficients between two of the embedding. With few of them the embedding follows a gradient that
+        is not that of the optimal value, and takes many times as many steps.
+    seed : int, default=0
+        Seed of the embedding to begin with.
+    callback : callable, optional
+        Called with the ``EmbeddedState`` before each step and at the end; returning True stops.
+    verbose : bool, default=False
+        Whether to show a progress bar.
+
+    Returns
+    -------
+    EmbeddedState
+
+    Raises
+    ------
+    ValueError
+        If an argument is not as described.
+    EmbeddingInterrupted
+        On Ctrl-C; a ``KeyboardInterrupt`` whose ``state`` is the last complete step.
+
+    Examples
+    --------
+    >>> from convexformer.gates import Gates
+    >>> from convexformer.solvers import get_loss, get_penalty
+    >>> symbols = torch.tensor([[a, b] for a in range(3) for b in range(3)])
+    >>> target = torch.eye(3)[symbols.sum(1) % 3]
+    >>> gates = Gates([[1.0, 0.0], [0.0, 1.0]], [[1.0, 0.5], [-0.5, 1.0]])
+    >>> problem = EmbeddedProblem(symbols, target, gates, get_loss("softmax"), get_penalty("nuclear"), 3)
+    >>> state = train_by_projection(problem, alpha=1e-3, n_steps=5)
+    >>> state.step, state.head_steps, bool(state.certified_head(1e-3).certificate.relative_gap <= 1e-3)
+    (5, 120, True)
+    """
+    check_sizes(n_steps=n_steps, head_steps=head_steps)
+    alphas = FallingAlpha(alpha, first_alpha, hold_steps, fall_steps)
+    check_rate("lr", lr)
+    start = time.perf_counter()
+    tables = random_tables(problem, seed) if tables is None else unit_rows(tables.to(problem.target))
+    optimizer = torch.optim.Adam([tables], lr=lr)
+    state = EmbeddedState(problem, tables.clone(), tables.new_zeros(problem.coef_shape), alphas(0), 0, 0, 0.0, 0.0)
+    outside = 0.0  # seconds of the callback
+    try:
+        for step in tqdm(range(n_steps + 1), disable=not verbose, desc="embedding"):
+            program = problem.program(tables, alphas(step))
+            coef, pred = _solved(program, state.coef, head_steps)
+            n_gradients = head_steps + (step > 0)  # of the coefficients, and of the embedding before
+            done = (step, state.head_steps + head_steps, state.gradient_evaluations + n_gradients)
+            state = EmbeddedState(
+                problem, tables.clone(), coef, program.alpha, *done, time.perf_counter() - start - outside
+            )
+            before = time.perf_counter()
+            stop = callback is not None and callback(state) is True
+            outside += time.perf_counter() - before
+            if stop or step == n_steps:
+                break
+            tables.grad = along_sphere(tables, partial_gradient(program, coef, pred))
+            optimizer.step()
+            tables.copy_(unit_rows(tables))
+    except KeyboardInterrupt as interrupt:
+        raise EmbeddingInterrupted(state) from interrupt
+    return state
+
+
+def _solved(program: Program, coef: Tensor, n_steps: int) -> tuple[Tensor, Tensor]:
+    """Coefficients after so many solver steps, and their predictions."""
+    state = _SOLVER.init(program, Point(coef, coef.new_zeros(coef.shape[-1])))
+    for _ in range(n_steps):
+        state = _SOLVER.step(program, state)
+    return state.coef, state.pred

@@ -1,0 +1,40 @@
+"""How the weight of the penalty changes during training."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from dataclasses import dataclass
+
+
+def check_rate(name: str, value: float) -> None:
+    """Raise ``ValueError`` naming a number that is not positive and finite."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 < value < math.inf:
+        raise ValueError(f"{name} must be a positive number, got {value!r}")
+
+
+@dataclass(frozen=True)
+class FallingAlpha:
+    """Weight of the penalty at each step: held, then falling geometrically, then held."""
+
+    last: float
+    first: float | None
+    hold_steps: int
+    fall_steps: int
+
+    def __post_init__(self) -> None:
+        check_rate("alpha", self.last)
+        if self.first is not None:
+            check_rate("first_alpha", self.first)
+            if self.first < self.last:
+                raise ValueError(f"first_alpha must be at least alpha={self.last}, got {self.first!r}")
+        for name in ("hold_steps", "fall_steps"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 0:
+                raise ValueError(f"{name} must be an integer of at least 0, got {value!r}")
+
+    def __call__(self, step: int) -> float:
+        if self.first is None or step >= self.hold_steps + self.fall_steps:
+            return self.last
+        share = max(0, step - self.hold_steps) / self.fall_steps if step > self.hold_steps else 0.0
+        return self.first * (self.last / self.first) ** share

@@ -1,0 +1,100 @@
+"""Where the training of an embedding stands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from convexformer_solvers import SolverResult, get_solver, solve
+
+from .problem import EmbeddedProblem
+
+
+@dataclass(frozen=True, eq=False)
+class EmbeddedState:
+    """An embedding with a block on it, and the work that it took.
+
+    Attributes
+    ----------
+    problem : EmbeddedProblem
+        What it is a solution of.
+    tables : Tensor of shape (n_tokens, n_symbols, width)
+        The embedding.
+    coef : Tensor of shape (h, n_tokens, width, n_outputs)
+        Coefficients of the block.
+    alpha : float
+        Weight of the penalty at this step.
+    step : int
+        Steps of the embedding so far.
+    head_steps : int
+        Steps of the coefficients so far.
+    gradient_evaluations : int
+        Gradients taken so far over all samples, with respect to coefficients or embedding; one over a part of the
+        samples counts as that part.
+    seconds : float
+        Seconds of training so far, without those of the callback.
+
+    Examples
+    --------
+    See ``train_by_projection``.
+    """
+
+    problem: EmbeddedProblem
+    tables: Tensor
+    coef: Tensor
+    alpha: float
+    step: int
+    head_steps: int
+    gradient_evaluations: float
+    seconds: float
+
+    def outputs(self, symbols: Tensor | None = None) -> Tensor:
+        """Outputs for symbols of shape ``(N, n_tokens)``; by default those trained on."""
+        return self.problem.outputs(self.tables, self.coef, symbols)
+
+    def objective(self) -> float:
+        """Mean loss plus ``alpha`` times the penalty."""
+        loss = self.problem.loss.value(self.outputs(), self.problem.target).mean()
+        return float(loss) + self.alpha * float(self.problem.penalty.value(self.coef))
+
+    def certified_head(self, tol: float = 1e-4, solver: str = "fista", max_iter: int = 5000) -> SolverResult:
+        """The best block on this embedding, with its certificate, in float64.
+
+        Parameters
+        ----------
+        tol : float, default=1e-4
+            Relative gap.
+        solver : str, default="fista"
+            Whose steps take least where symbols repeat.
+        max_iter : int, default=5000
+            Steps at most.
+
+        Returns
+        -------
+        SolverResult
+            Global in the coefficients, for this embedding; nothing is said of other embeddings.
+        """
+        double = self.problem.double()
+        program = double.program(self.tables.double(), self.alpha)
+        start = (self.coef.double(), torch.zeros(self.coef.shape[-1], dtype=torch.float64, device=self.coef.device))
+        return solve(program, get_solver(solver), tol=tol, max_iter=max_iter, start=start)
+
+
+class EmbeddingInterrupted(KeyboardInterrupt):
+    """Raised on Ctrl-C during the training of an embedding.
+
+    Attributes
+    ----------
+    state : EmbeddedState
+        The last complete step.
+    """
+
+    def __init__(self, state: EmbeddedState) -> None:
+        super().__init__(f"interrupted after {state.step} steps of the embedding; .state holds what there is")
+        self.state = state
+
+
+Callback = Callable[[EmbeddedState], bool | None]

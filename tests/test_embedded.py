@@ -1,0 +1,243 @@
+"""Convex blocks on learned embeddings: envelope theorem, descent, exact zeros, certificates."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from convexformer.embedded import (
+    EmbeddedProblem,
+    EmbeddingInterrupted,
+    optimal_value,
+    random_tables,
+    train_by_projection,
+    train_jointly,
+)
+from convexformer.embedded.problem import along_sphere
+from convexformer.embedded.schedule import FallingAlpha
+from convexformer.gates import Gates
+from convexformer.solvers import get_loss, get_penalty
+
+P = 5
+TRAINERS = pytest.mark.parametrize("train", [train_by_projection, train_jointly])
+
+
+def randn(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def make_problem(loss="softmax", penalty="nuclear", dtype=torch.float64, n_gates=4, width=3):
+    """Addition modulo five."""
+    symbols = torch.cartesian_prod(torch.arange(P), torch.arange(P))
+    target = torch.eye(P, dtype=dtype)[symbols.sum(1) % P]
+    gates = Gates(torch.eye(2)[torch.arange(n_gates) % 2].numpy(), randn(n_gates, width, seed=3).numpy())
+    return EmbeddedProblem(symbols, target, gates, get_loss(loss), get_penalty(penalty), P)
+
+
+class TestEnvelopeTheorem:
+    @pytest.mark.parametrize("loss", ["squared", "softmax"])
+    @pytest.mark.parametrize("penalty", ["nuclear", "group_l2"])
+    def test_the_gradient_of_the_optimal_value_is_its_finite_difference(self, loss, penalty):
+        problem = make_problem(loss, penalty)
+        tables, direction = random_tables(problem, seed=1), randn(2, P, 3, seed=2)
+        alpha = 0.1 * problem.program(tables, 1.0).alpha_max
+        value, gradient = optimal_value(problem, tables, alpha, tol=1e-11)
+        step = 1e-4
+        either_side = [tables + sign * step * direction for sign in (1, -1)]
+        masks = [problem.map(side).masks for side in either_side]
+        assert torch.equal(*masks)
+        above, below = (optimal_value(problem, side, alpha, tol=1e-11)[0] for side in either_side)
+        slope = (above - below) / (2 * step)
+        assert abs(slope) > 1e-3 * value
+        assert slope == pytest.approx(float((gradient * direction).sum()), rel=2e-4)
+
+    def test_at_other_coefficients_the_partial_gradient_is_not_that_of_the_optimal_value(self):
+        problem = make_problem()
+        tables = random_tables(problem, seed=1)
+        alpha = 0.1 * problem.program(tables, 1.0).alpha_max
+        rough = optimal_value_after(problem, tables, alpha, n_steps=1)
+        exact = optimal_value(problem, tables, alpha)[1]
+        better = optimal_value_after(problem, tables, alpha, n_steps=200)
+        assert (better - exact).norm() < 1e-3 * exact.norm() < (rough - exact).norm()
+
+
+def optimal_value_after(problem, tables, alpha, n_steps):
+    """Partial gradient after so many solver steps from zero."""
+    from convexformer.embedded.projection import _solved, partial_gradient
+
+    program = problem.program(tables, alpha)
+    coef, pred = _solved(program, tables.new_zeros(problem.coef_shape), n_steps)
+    return partial_gradient(program, coef, pred)
+
+
+class TestProjection:
+    def test_the_optimal_value_falls(self):
+        problem = make_problem()
+        tables = random_tables(problem, seed=1)
+        alpha = 0.1 * problem.program(tables, 1.0).alpha_max
+        state = train_by_projection(problem, tables, alpha=alpha, n_steps=30, lr=0.01, head_steps=30)
+        before, after = (optimal_value(problem, where, alpha, tol=1e-6)[0] for where in (tables, state.tables))
+        assert after < 0.95 * before
+
+    def test_the_block_is_close_to_its_certified_optimum(self):
+        problem = make_problem()
+        state = train_by_projection(problem, alpha=0.01, n_steps=10, head_steps=100)
+        result = state.certified_head(1e-8)
+        assert result.certificate.relative_gap <= 1e-8
+        assert result.certificate.dual <= state.objective() <= result.certificate.primal * (1 + 1e-3)
+
+    def test_work_is_counted(self):
+        states = []
+        train_by_projection(make_problem(), alpha=0.01, n_steps=4, head_steps=7, callback=states.append)
+        assert [state.step for state in states] == [0, 1, 2, 3, 4]
+        assert [state.head_steps for state in states] == [7, 14, 21, 28, 35]
+        assert [state.gradient_evaluations for state in states] == [7, 15, 23, 31, 39]
+
+    def test_more_steps_on_the_block_lead_further_in_as_many_of_the_embedding(self):
+        problem = make_problem()
+        alpha = 0.05 * problem.program(random_tables(problem), 1.0).alpha_max
+        few, many = (
+            train_by_projection(problem, alpha=alpha, n_steps=20, head_steps=n).certified_head(1e-6) for n in (1, 50)
+        )
+        assert many.certificate.primal < few.certificate.dual
+
+
+class TestJoint:
+    def test_the_objective_falls_and_zeros_are_exact(self):
+        problem = make_problem()
+        alpha = 0.2 * problem.program(random_tables(problem), 1.0).alpha_max
+        states = []
+        state = train_jointly(problem, alpha=alpha, n_steps=300, callback=states.append, look_every=100)
+        assert [seen.step for seen in states] == [0, 100, 200, 300]
+        assert state.objective() < 0.9 * states[0].objective()
+        singular = torch.linalg.svdvals(state.coef)
+        assert (singular[..., -1] < 1e-12).any()
+        assert (singular[..., 0] > 1e-2).any()
+
+    def test_the_first_step_is_that_of_adam_followed_by_the_proximal_step(self):
+        problem, tables = make_problem(), random_tables(make_problem(), seed=1)
+        states = []
+        train_jointly(problem, tables, alpha=0.1, n_steps=1, lr=0.02, head_lr=0.05, callback=states.append)
+        first, second = states
+        program = problem.program(tables, 0.1)
+        slope = -program.pull_back(-program.loss.gradient(program.map.matvec(first.coef), program.y))
+        size = 0.05 / slope.square().mean((-2, -1), keepdim=True).sqrt()
+        moved, wanted = first.coef - size * slope, torch.empty_like(first.coef)
+        for gate, token in torch.cartesian_prod(torch.arange(4), torch.arange(2)).tolist():
+            scale = float(size[gate, token])
+            wanted[gate, token] = problem.penalty.prox(moved[gate, token][None], scale * 0.1)[0]
+        torch.testing.assert_close(second.coef, wanted)
+
+    def test_where_it_stops_the_block_is_optimal(self):
+        problem = make_problem()
+        alpha = 0.2 * problem.program(random_tables(problem), 1.0).alpha_max
+        state = train_jointly(problem, alpha=alpha, n_steps=600, lr=1e-9, head_lr=3e-3)
+        best = state.certified_head(1e-6).certificate
+        assert best.dual <= state.objective() <= best.primal * 1.01
+
+    def test_batches_are_drawn_by_seed(self):
+        problem = make_problem()
+        first, again, other = (
+            train_jointly(problem, random_tables(problem), alpha=1e-3, n_steps=5, batch_size=10, seed=seed).coef
+            for seed in (0, 0, 1)
+        )
+        assert torch.equal(first, again)
+        assert not torch.equal(first, other)
+
+
+@TRAINERS
+class TestBoth:
+    def test_rows_of_the_embedding_have_length_one(self, train):
+        state = train(make_problem(), 3 * random_tables(make_problem()), alpha=1e-3, n_steps=3)
+        torch.testing.assert_close(state.tables.norm(dim=-1), torch.ones(2, P, dtype=torch.float64))
+
+    def test_the_embedding_given_is_left_alone(self, train):
+        tables = random_tables(make_problem())
+        copy = tables.clone()
+        train(make_problem(), tables, alpha=1e-3, n_steps=2)
+        assert torch.equal(tables, copy)
+
+    def test_alpha_falls_as_asked(self, train):
+        seen = []
+        train(
+            make_problem(),
+            alpha=0.01,
+            first_alpha=0.1,
+            hold_steps=2,
+            fall_steps=2,
+            n_steps=5,
+            callback=lambda state: seen.append(state.alpha),
+        )
+        assert seen == pytest.approx([0.1, 0.1, 0.1, 0.1 * 0.1**0.5, 0.01, 0.01])
+
+    def test_true_from_the_callback_stops(self, train):
+        assert train(make_problem(), alpha=1e-3, n_steps=9, callback=lambda state: state.step == 3).step == 3
+
+    def test_an_interrupt_keeps_the_last_step(self, train):
+        def interrupt(state):
+            if state.step == 2:
+                raise KeyboardInterrupt
+
+        with pytest.raises(EmbeddingInterrupted, match="after 2 steps") as caught:
+            train(make_problem(), alpha=1e-3, n_steps=9, callback=interrupt)
+        assert caught.value.state.outputs().shape == (P * P, P)
+
+    def test_single_precision_stays(self, train):
+        state = train(make_problem(dtype=torch.float32), alpha=1e-3, n_steps=2)
+        assert state.tables.dtype == state.coef.dtype == torch.float32
+        assert state.certified_head(1e-2).coef.dtype == torch.float64
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            ({"alpha": 0.0}, "alpha must be a positive number"),
+            ({"alpha": 1.0, "first_alpha": 0.5}, "first_alpha must be at least alpha"),
+            ({"alpha": 1.0, "n_steps": 0}, "n_steps must be at least 1"),
+            ({"alpha": 1.0, "lr": -1.0}, "lr must be a positive number"),
+            ({"alpha": 1.0, "hold_steps": -1}, "hold_steps must be an integer of at least 0"),
+        ],
+    )
+    def test_bad_arguments_are_named(self, train, arguments, message):
+        with pytest.raises(ValueError, match=message):
+            train(make_problem(), **arguments)
+
+
+def test_outputs_are_those_of_the_gated_heads_on_looked_up_tokens():
+    problem = make_problem()
+    tables, coef = random_tables(problem), randn(*problem.coef_shape)
+    other = torch.tensor([[4, 0], [2, 2]])
+    tokens = torch.stack([tables[0, other[:, 0]], tables[1, other[:, 1]]], 1)
+    masks = problem.gates.masks(tokens).double()
+    wanted = torch.einsum("ig,ikd,gkdc->ic", masks, tokens, coef)
+    torch.testing.assert_close(problem.outputs(tables, coef, other), wanted)
+
+
+def test_gradients_along_the_sphere_do_not_change_lengths():
+    tables, gradient = random_tables(make_problem()), randn(2, P, 3)
+    assert (along_sphere(tables, gradient) * tables).sum(-1).abs().max() < 1e-14
+
+
+def test_weight_without_a_first_one_is_constant():
+    alphas = FallingAlpha(0.1, None, 3, 0)
+    assert [alphas(step) for step in (0, 3, 100)] == [0.1, 0.1, 0.1]
+    assert FallingAlpha(0.1, 1.0, 2, 0)(1) == 1.0
+    assert FallingAlpha(0.1, 1.0, 2, 0)(2) == 0.1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"symbols": torch.zeros(4, 2)}, "symbols must be int64"),
+        ({"n_symbols": 4}, "symbols must be from 0 to below n_symbols=4"),
+        ({"target": torch.zeros(3, P)}, "target must be floating and of shape"),
+        ({"gates": Gates([[1.0]], [[1.0]])}, "gates: u1 must have n_tokens=2 columns"),
+    ],
+)
+def test_parts_that_do_not_fit_are_named(change, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(make_problem(), **change)
+
+
+def test_a_batch_is_drawn_from_the_samples():
+    with pytest.raises(ValueError, match="batch_size must be at most the number of samples, 25"):
+        train_jointly(make_problem(), alpha=1.0, batch_size=26)
