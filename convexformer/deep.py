@@ -253,8 +253,8 @@ class GreedyConvexTransformerRegressor(RegressionMixin, GreedyConvexTransformerB
         Convex form of the decay, as in ``ConvexAttentionRegressor``.
     n_gates : int, default=32
         New gates of each layer, where they are drawn.
-    gates : {"gaussian", "sparse"}, pair of arrays, Gates or GateSource, default="gaussian"
-        Where the gates come from. A source draws anew for every layer, in the width of its inputs; given gates serve
+    gates : str, pair of arrays, Gates or GateSource, default="gaussian"
+        Where the gates come from. A source makes new ones for every layer, in the width of its inputs; given gates serve
         all layers and are blind to predictions.
     solver, tol, max_iter, fit_intercept, dtype, device
         As in ``ConvexAttentionRegressor``, for every layer.
@@ -352,7 +352,7 @@ class GreedyConvexTransformerClassifier(ClassificationMixin, GreedyConvexTransfo
         Convex form of the decay, as in ``ConvexAttentionClassifier``.
     n_gates : int, default=32
         New gates of each layer, where they are drawn.
-    gates : {"gaussian", "sparse"}, pair of arrays, Gates or GateSource, default="gaussian"
+    gates : str, pair of arrays, Gates or GateSource, default="gaussian"
         As in ``GreedyConvexTransformerRegressor``.
     solver, tol, max_iter, fit_intercept, dtype, device
         As in ``ConvexAttentionClassifier``, for every layer.

@@ -124,7 +124,7 @@ def test_given_gates_serve_all_layers():
 class FirstLayerGates(GateSource):
     """A source that knows one width."""
 
-    def make(self, n_tokens, n_features, random_state):
+    def make(self, data, random_state):
         return Gates(np.eye(2), np.eye(2, 3))
 
 

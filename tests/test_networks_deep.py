@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from convexformer import Gates, Heads
+from convexformer.gates import GATE_SOURCES, GateSource, TrainingData, get_gate_source
 from convexformer.nn import ConvexAttention, DeepConvexTransformer, ReluAttention, model_cost, train
 from convexformer.optimality import optimality_gap
 from convexformer.solvers import get_solver, solve
@@ -195,6 +196,31 @@ def test_given_gates_serve_every_layer_and_must_fit():
         DeepConvexTransformer(3, 4, gates=gates)
     with pytest.raises(ValueError, match="n_layers must be at least 1"):
         DeepConvexTransformer(3, 2, n_layers=0)
+
+
+@pytest.mark.parametrize("name", GATE_SOURCES)
+def test_sources_that_read_data_are_refused_and_no_others(name):
+    if name in ("difference", "generated"):
+        with pytest.raises(ValueError, match=rf"gates='{name}' are made from training data.*beforehand"):
+            DeepConvexTransformer(3, 2, gates=name)
+        return
+    network = DeepConvexTransformer(3, 2, n_layers=1, gates=name, seed=4)
+    made = get_gate_source(name, 16).make(TrainingData(data()[0]), np.random.RandomState(4))
+    assert np.array_equal(network.last.gates.u1, made.u1)
+    assert np.array_equal(network.last.gates.u2, made.u2)
+
+
+class FirstSample(GateSource):
+    """A source that reads data and does not say so."""
+
+    def make(self, data, random_state):
+        return Gates(data.tokens[0, :, :1].T.tolist(), data.tokens[0, :1].tolist())
+
+
+def test_a_source_that_reads_data_secretly_fails():
+    assert len(FirstSample().make(TrainingData(data()[0]), np.random.RandomState(0))) == 1
+    with pytest.raises((NotImplementedError, RuntimeError), match="meta"):
+        DeepConvexTransformer(3, 2, gates=FirstSample())
 
 
 @pytest.mark.parametrize("n_layers", [1, 2, 4])

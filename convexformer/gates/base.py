@@ -161,6 +161,9 @@ class GateSource(ABC):
     ----------
     depends_on_alpha : bool
         Whether the gates depend on ``alpha``, so that there is no one program for a grid of alphas.
+    needs_data : bool
+        Whether ``make`` reads more of its data than their shape. Networks that are built before there are any data
+        refuse such sources.
 
     Examples
     --------
@@ -173,6 +176,7 @@ class GateSource(ABC):
     """
 
     depends_on_alpha: ClassVar[bool] = False
+    needs_data: ClassVar[bool] = False
 
     @abstractmethod
     def make(self, data: TrainingData, random_state: np.random.RandomState) -> Gates:

@@ -403,6 +403,7 @@ class GeneratedGates(GateSource):
     verbose: bool = False
 
     depends_on_alpha: ClassVar[bool] = True
+    needs_data: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_count(self.max_gates, "max_gates")

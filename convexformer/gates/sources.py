@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -172,6 +172,8 @@ class DifferenceGates(GateSource):
     """
 
     n_gates: int
+
+    needs_data: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_count(self.n_gates)

@@ -42,8 +42,9 @@ class DeepConvexTransformer(AttentionNetwork):
         Number of layers ``L``.
     n_heads : int, default=16
         Heads of each layer, spread evenly over its gates.
-    gates : {"gaussian", "sparse"}, pair of arrays, Gates or GateSource, default="gaussian"
-        Where the gates of each layer come from; given ones serve every layer. Not a source that looks at data.
+    gates : {"gaussian", "sparse", "fourier"}, pair of arrays, Gates or GateSource, default="gaussian"
+        Where the gates of each layer come from; given ones serve every layer. Sources that read data (``needs_data``)
+        have none to read here: give the gates that they make, ``source.make(TrainingData(X), random_state)``.
     n_gates : int, optional
         Gates to draw for each layer, where they are drawn. Default: ``n_heads``, so that each head has its own.
     residual : bool, default=True
@@ -58,7 +59,8 @@ class DeepConvexTransformer(AttentionNetwork):
     Raises
     ------
     ValueError
-        If a size is not a positive integer, or ``gates`` or ``simplex`` is none of the above.
+        If a size is not a positive integer, ``gates`` or ``simplex`` is none of the above, or the source of the gates
+        reads data.
 
     Examples
     --------
@@ -85,9 +87,14 @@ class DeepConvexTransformer(AttentionNetwork):
         check_sizes(n_tokens=n_tokens, n_features=n_features, n_outputs=n_outputs, n_layers=n_layers, n_heads=n_heads)
         self.residual = residual
         source = get_gate_source(gates, n_heads if n_gates is None else n_gates)
+        if source.needs_data:
+            raise ValueError(
+                f"gates={gates!r} are made from training data, which there are none of when a network is built; give "
+                "gates that are made beforehand, Gates or a pair of arrays, or draw them, for example 'gaussian'"
+            )
         rng = np.random.RandomState(seed)
         shape = (n_tokens, n_features)
-        data = TrainingData(torch.zeros(1, *shape))  # for the shape alone
+        data = TrainingData(torch.empty(1, *shape, device="meta"))  # a shape without values, so that none can be read
         draws = [(source.make(data, rng), int(rng.randint(2**31))) for _ in range(n_layers)]
         self.blocks = nn.ModuleList([_Block(*shape, n_heads, made, simplex, number) for made, number in draws[:-1]])
         made, number = draws[-1]
