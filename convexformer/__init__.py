@@ -19,9 +19,13 @@ if TYPE_CHECKING:
     from .estimators import ConvexAttentionRegressor as ConvexAttentionRegressor
     from .features import image_patches as image_patches
     from .features import pad_sequences as pad_sequences
+    from .gates import DifferenceGates as DifferenceGates
+    from .gates import FourierGates as FourierGates
     from .gates import Gates as Gates
     from .gates import GaussianGates as GaussianGates
+    from .gates import GeneratedGates as GeneratedGates
     from .gates import GivenGates as GivenGates
+    from .gates import NetworkGates as NetworkGates
     from .gates import SparseGates as SparseGates
     from .heads import Heads as Heads
     from .model_selection import ConvexAttentionClassifierCV as ConvexAttentionClassifierCV
@@ -51,12 +55,16 @@ _HOME = {
     "ConvexAttentionRegressorCV": "model_selection",
     "ConvexSequenceRegressor": "sequences",
     "DeepConvexTransformer": "nn",
+    "DifferenceGates": "gates",
+    "FourierGates": "gates",
     "Gates": "gates",
     "GaussianGates": "gates",
+    "GeneratedGates": "gates",
     "GivenGates": "gates",
     "GreedyConvexTransformerClassifier": "deep",
     "GreedyConvexTransformerRegressor": "deep",
     "Heads": "heads",
+    "NetworkGates": "gates",
     "OptimalityGap": "optimality",
     "ReluAttention": "nn",
     "SequenceAttention": "nn",

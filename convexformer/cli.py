@@ -55,6 +55,8 @@ def _add_demo(commands: Any, common: argparse.ArgumentParser) -> None:
 
 
 def _add_fit(commands: Any, common: argparse.ArgumentParser) -> None:
+    from .gates import GATE_SOURCES
+
     fit = commands.add_parser(
         "fit",
         parents=[common],
@@ -75,8 +77,8 @@ def _add_fit(commands: Any, common: argparse.ArgumentParser) -> None:
     fit.add_argument("--loss", help="loss by name; default: squared, or logistic / softmax for labels")
     fit.add_argument("--penalty", default="group_l2", help="group_l2 or nuclear")
     fit.add_argument("--activation", default="linear", help="linear or gated_relu")
-    fit.add_argument("--n-gates", type=int, default=32, help="gates to draw for gated_relu")
-    fit.add_argument("--gates", default="gaussian", help="gaussian or sparse")
+    fit.add_argument("--n-gates", type=int, default=32, help="gates of gated_relu; at most so many are generated")
+    fit.add_argument("--gates", choices=sorted(GATE_SOURCES), default="gaussian", help="where the gates come from")
     fit.add_argument(
         "--solver", default="auto", help="auto, admm, fista, semismooth_newton, exact, or the name of a cvxpy solver"
     )

@@ -9,6 +9,7 @@ import pytest
 
 from convexformer import ConvexAttentionClassifier, ConvexAttentionRegressor, cli, demo, load_model
 from convexformer.datasets import load_digit_tokens
+from convexformer.gates import GATE_SOURCES
 
 
 @pytest.fixture
@@ -169,6 +170,25 @@ def test_table_has_a_line_per_row_in_columns():
     assert len(lines) == 4
     assert lines[0].split()[:3] == ["problem", "method", "objective"]
     assert lines[2] == lines[3]
+
+
+@pytest.mark.parametrize("gates", GATE_SOURCES)
+def test_all_gates_of_the_registry_can_be_asked_for(gates, regression_file, tmp_path, capsys):
+    options = ["--activation", "gated_relu", "--gates", gates, "--n-gates", "3", "--alpha", "0.1"]
+    run_json(capsys, "fit", regression_file, "--model", tmp_path / "m.npz", *options)
+    model = load_model(tmp_path / "m.npz")
+    assert model.gates == gates
+    assert 1 <= len(model.gates_) <= 3
+
+
+def test_help_names_the_gates_and_others_are_refused(regression_file, capsys):
+    for arguments in (["fit", "--help"], ["fit", str(regression_file), "--gates", "nonsense"]):
+        with pytest.raises(SystemExit) as exit_:
+            cli.main(arguments)
+        assert exit_.value.code == (0 if "--help" in arguments else 2)
+        output = "".join(capsys.readouterr())
+        assert all(name in output for name in GATE_SOURCES)
+    assert "nonsense" in output
 
 
 def test_help_and_version(capsys):
