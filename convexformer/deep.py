@@ -254,7 +254,7 @@ class GreedyConvexTransformerRegressor(RegressionMixin, GreedyConvexTransformerB
     n_gates : int, default=32
         New gates of each layer, where they are drawn.
     gates : str, pair of arrays, Gates or GateSource, default="gaussian"
-        Where the gates come from. A source makes new ones for every layer, in the width of its inputs; given gates serve
+        Where the gates come from. A source makes new ones for each layer, in the width of its inputs; given gates serve
         all layers and are blind to predictions.
     solver, tol, max_iter, fit_intercept, dtype, device
         As in ``ConvexAttentionRegressor``, for every layer.

@@ -28,9 +28,11 @@ from convexformer.gates import (
     generate_gates,
 )
 from convexformer.gates.search import DualPoint, find_violated
-from convexformer.solvers import Fista, certify, get_penalty, solve
+from convexformer.solvers import Fista, certify, get_penalty, get_solver, solve
 
 ALPHA = 0.1
+# Few restarts, for tests of anything but what the search finds.
+QUICK = {"alpha": ALPHA, "n_restarts": 8, "random_state": 0}
 
 
 def planted(n_samples=14, seed=0):
@@ -53,6 +55,11 @@ def all_gates(X, n_angles=120):
 @pytest.fixture(scope="module")
 def problem():
     return planted()
+
+
+@pytest.fixture(scope="module")
+def everything(problem):
+    return all_gates(problem[0])
 
 
 @pytest.fixture(scope="module")
@@ -83,11 +90,11 @@ def assert_lower_every_round(result):
 # Against all gates that there are
 
 
-def test_generated_gates_do_as_well_as_all_gates_together(problem, generated):
+def test_generated_gates_do_as_well_as_all_gates_together(problem, everything, generated):
     X, y, own = problem
-    everything = all_gates(X)
     assert len(everything) > 200
-    best = solve(attention_program(X, y, alpha=ALPHA, gates=everything), Fista(), tol=1e-5, max_iter=50_000).certificate
+    program = attention_program(X, y, alpha=ALPHA, gates=everything)
+    best = solve(program, get_solver("auto"), tol=1e-5, max_iter=50_000).certificate
     known = solve(attention_program(X, y, alpha=ALPHA, gates=own), Fista(), tol=1e-6).certificate
     assert best.primal < known.primal
     assert generated.certificate.primal < known.dual  # better than the gates that made the targets
@@ -126,11 +133,11 @@ def test_masks_differ_and_none_is_closed(problem, generated):
 
 
 @pytest.mark.parametrize("penalty", ["group_l2", "nuclear"])
-def test_search_finds_the_mask_of_the_largest_dual_norm(penalty):
-    X, _, _ = planted()
+def test_search_finds_the_mask_of_the_largest_dual_norm(penalty, problem, everything):
+    X = problem[0]
     values = np.random.default_rng(1).normal(size=(14, 2))
-    everything = all_gates(X).masks(torch.as_tensor(X)).numpy()
-    sums = np.einsum("ig,ikd,ic->gkdc", everything.astype(float), X, values)
+    masks = everything.masks(torch.as_tensor(X)).numpy()
+    sums = np.einsum("ig,ikd,ic->gkdc", masks.astype(float), X, values)
     by_block = {
         "group_l2": np.linalg.norm(sums, axis=2).max(axis=(1, 2)),
         "nuclear": np.linalg.norm(sums, ord=2, axis=(2, 3)).max(axis=1),
@@ -141,7 +148,7 @@ def test_search_finds_the_mask_of_the_largest_dual_norm(penalty):
     found = find_violated(point, known, None, **options)
     assert found.violation == pytest.approx(by_block[penalty].max() / 2.0 - 1, rel=1e-9)
     first = found.gates.masks(torch.as_tensor(X)).numpy()[:, 0]
-    assert (everything[:, by_block[penalty].argmax()] == first).all()
+    assert (masks[:, by_block[penalty].argmax()] == first).all()
     # A mask that the program has is not found again.
     again = find_violated(point, torch.as_tensor(first)[:, None], None, **options)
     assert not (again.gates.masks(torch.as_tensor(X)).numpy() == first[:, None]).all(0).any()
@@ -155,20 +162,20 @@ def test_search_finds_the_mask_of_the_largest_dual_norm(penalty):
 )
 def test_other_losses_and_penalties_with_weights_and_intercept(loss, penalty):
     rng = np.random.default_rng(0)
-    X, weight = rng.normal(size=(40, 3, 2)), rng.uniform(0, 1, size=40)
+    X, weight = rng.normal(size=(24, 3, 2)), rng.uniform(0, 1, size=24)
     score = np.where(X[:, 0, 0] > 0, X[:, 1, 0], -X[:, 2, 1])
     classes = np.digitize(score, [-0.5, 0.5])
     y = {"logistic": np.sign(score)[:, None], "softmax": np.eye(3)[classes], "huber": np.c_[score, score**2]}[loss]
     parts = {"loss": loss, "penalty": penalty, "sample_weight": weight, "fit_intercept": True}
-    result = generate_gates(X, y, alpha=0.03, max_gates=5, n_restarts=24, random_state=1, **parts)
+    result = generate_gates(X, y, max_gates=4, **QUICK, **parts)
     assert len(result.rounds) > 1
     assert_lower_every_round(result)
-    assert_certified(result, X, y, alpha=0.03, tol=1e-4, **parts)
+    assert_certified(result, X, y, tol=1e-4, **parts)
 
 
 def test_samples_of_weight_zero_do_not_count(problem):
     X, y, _ = problem
-    options = {"alpha": ALPHA, "max_gates": 5, "random_state": 0}
+    options = {**QUICK, "max_gates": 5}
     weight = np.r_[np.ones(10), np.zeros(4)]
     weighted, alone = generate_gates(X, y, sample_weight=weight, **options), generate_gates(X[:10], y[:10], **options)
     assert weighted.certificate.primal == pytest.approx(alone.certificate.primal, rel=1e-3)
@@ -178,7 +185,7 @@ def test_samples_of_weight_zero_do_not_count(problem):
 
 def test_single_precision(problem):
     X, y, _ = problem
-    result = generate_gates(X.astype(np.float32), y, alpha=ALPHA, max_gates=8, random_state=0)
+    result = generate_gates(X.astype(np.float32), y, max_gates=5, **QUICK)
     assert result.solution.coef.dtype == torch.float32
     assert_lower_every_round(result)
     assert_certified(result, X.astype(np.float32), y, tol=1e-4)
@@ -186,8 +193,8 @@ def test_single_precision(problem):
 
 def test_random_state_decides_the_gates(problem):
     X, y, _ = problem
-    options = {"alpha": ALPHA, "max_gates": 3, "solver": "fista"}
-    first, same, other = (generate_gates(X, y, random_state=state, **options) for state in (0, 0, 1))
+    options = {**QUICK, "max_gates": 2}
+    first, same, other = (generate_gates(X, y, **{**options, "random_state": state}) for state in (0, 0, 1))
     np.testing.assert_array_equal(first.gates.u1, same.gates.u1)
     assert not np.array_equal(first.gates.u1, other.gates.u1)
 
@@ -195,11 +202,10 @@ def test_random_state_decides_the_gates(problem):
 # Starts and ends
 
 
-@pytest.mark.parametrize("per_round", [1, 3])
-@pytest.mark.parametrize("max_gates", [1, 4])
+@pytest.mark.parametrize(("max_gates", "per_round"), [(1, 3), (3, 1), (4, 3)])
 def test_budget(problem, max_gates, per_round):
     X, y, _ = problem
-    result = generate_gates(X, y, alpha=0.02, max_gates=max_gates, per_round=per_round, random_state=0)
+    result = generate_gates(X, y, max_gates=max_gates, per_round=per_round, **QUICK)
     assert result.end is GenerationEnd.BUDGET
     assert len(result.gates) == max_gates
     assert result.rounds[-1].violation > 1e-4
@@ -209,7 +215,7 @@ def test_budget(problem, max_gates, per_round):
 @pytest.mark.parametrize("start", [GaussianGates(3), Gates([[1.0, 0.0], [1.0, 0.0]], [[1.0, 0.0], [2.0, 0.0]])])
 def test_other_starts(problem, start):
     X, y, _ = problem
-    result = generate_gates(X, y, alpha=ALPHA, start=start, max_gates=6, random_state=0)
+    result = generate_gates(X, y, start=start, max_gates=6, **QUICK)
     # Of gates with equal masks one is left.
     assert result.rounds[0].n_gates == (3 if isinstance(start, GaussianGates) else 1)
     assert_lower_every_round(result)
@@ -229,9 +235,7 @@ def test_where_no_gate_could_help_none_is_found(problem):
 def test_callback_sees_every_round_and_can_stop(problem):
     X, y, _ = problem
     seen = []
-    result = generate_gates(
-        X, y, alpha=ALPHA, random_state=0, callback=lambda step: seen.append(step) or len(seen) == 2
-    )
+    result = generate_gates(X, y, callback=lambda step: seen.append(step) or len(seen) == 2, **QUICK)
     assert result.end is GenerationEnd.STOPPED
     assert seen == result.rounds
     assert len(seen) == 2
@@ -239,7 +243,7 @@ def test_callback_sees_every_round_and_can_stop(problem):
 
 def test_progress_bar(problem, capsys):
     X, y, _ = problem
-    generate_gates(X, y, alpha=ALPHA, max_gates=2, verbose=True, random_state=0)
+    generate_gates(X, y, max_gates=2, verbose=True, **QUICK)
     shown = capsys.readouterr().err
     assert "gates: 100%" in shown
     assert "violation" in shown
@@ -272,7 +276,7 @@ def test_ctrl_c_keeps_what_there_is(problem, where):
     X, y, _ = problem
     options = {"callback": press_ctrl_c} if where == "search" else {"solver": InterruptedFista()}
     with pytest.raises(GenerationInterrupted, match="gates") as caught:
-        generate_gates(X, y, alpha=ALPHA, random_state=0, per_round=2, **options)
+        generate_gates(X, y, per_round=2, **QUICK, **options)
     result = caught.value.result
     assert result.end is GenerationEnd.INTERRUPTED
     assert caught.value.gates is result.gates
@@ -283,7 +287,8 @@ def test_ctrl_c_keeps_what_there_is(problem, where):
 
 def test_ctrl_c_in_an_estimator_leaves_it_usable(problem):
     X, y, _ = problem
-    model = ConvexAttentionRegressor(ALPHA, activation="gated_relu", gates=GeneratedGates(callback=press_ctrl_c))
+    source = GeneratedGates(n_restarts=8, callback=press_ctrl_c)
+    model = ConvexAttentionRegressor(ALPHA, activation="gated_relu", gates=source)
     with pytest.raises(KeyboardInterrupt):
         model.fit(X, y)
     assert len(model.gates_) > 1
@@ -323,8 +328,8 @@ def test_the_source_has_the_parameters_of_the_function():
 def test_an_estimator_with_generated_gates_attains_what_was_generated(problem, tmp_path):
     X, y, _ = problem
     options = {"activation": "gated_relu", "gates": "generated", "random_state": 0}
-    model = ConvexAttentionRegressor(ALPHA, n_gates=5, **options).fit(X, y)
-    result = generate_gates(X, y, alpha=ALPHA, fit_intercept=True, max_gates=5, random_state=0)
+    model = ConvexAttentionRegressor(ALPHA, n_gates=3, **options).fit(X, y)
+    result = generate_gates(X, y, alpha=ALPHA, fit_intercept=True, max_gates=3, random_state=0)
     np.testing.assert_array_equal(model.gates_.u1, result.gates.u1)
     assert model.certificate_.primal == pytest.approx(result.certificate.primal, rel=1e-3)
     save_model(model, tmp_path / "m.npz")
@@ -336,7 +341,7 @@ def test_an_instance_with_its_own_parameters_and_its_clone(problem):
     X, y, _ = problem
     source = GeneratedGates(3, per_round=1, n_restarts=8)
     labels = np.where(y > 0, "up", "down")
-    model = ConvexAttentionClassifier(0.02, activation="gated_relu", gates=source, random_state=0)
+    model = ConvexAttentionClassifier(ALPHA, activation="gated_relu", gates=source, random_state=0)
     first, second = model.fit(X, labels), clone(model).fit(X, labels)
     assert 1 < len(first.gates_) <= 3
     np.testing.assert_array_equal(first.coef_, second.coef_)
@@ -364,7 +369,7 @@ def test_solves_that_do_not_converge_warn_but_the_certificate_stays_true(problem
     X, y, _ = problem
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        result = generate_gates(X, y, alpha=0.01, solver="fista", max_iter=3, max_gates=4, random_state=0)
+        result = generate_gates(X, y, solver="fista", max_iter=3, max_gates=4, **{**QUICK, "alpha": 0.01})
     assert any("did not converge" in str(warning.message) for warning in caught)
     assert_lower_every_round(result)
     assert_certified(result, X, y, alpha=0.01, tol=result.certificate.relative_gap)
