@@ -133,7 +133,9 @@ for row, frequency in zip(axes, (1, 2), strict=True):
     row[1].plot(read[behind].T, ".-")
     row[2].plot(written[behind].T, ".-")
     row[0].set(ylabel=f"frequency {frequency}", yticks=(0, 1), yticklabels=("closed", "open"))
-titles = {"a": "gate on a", "b": "read from b: w2", "y": "written to y: w3"}
+    row[1].set(ylabel="w2 on b")
+    row[2].set(ylabel="w3")
+titles = {"a": "gate on a", "b": "read from b", "y": "written to y"}
 for column, (name, title) in zip(axes.T, titles.items(), strict=True):
     column[0].set(title=title)
     column[1].set(xlabel=f"log {name}, to the base {data.primitive_root}")
