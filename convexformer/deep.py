@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class _HandOn:
+class HandOn:
     """Predictions as further features of every token, centred and on the whole as large as the tokens in training."""
 
     centre: Tensor  # (c,)
     factor: float
 
     @classmethod
-    def fitted(cls, tokens: Tensor, outputs: Tensor, sample_weight: NDArray[np.float64] | None) -> _HandOn:
+    def fitted(cls, tokens: Tensor, outputs: Tensor, sample_weight: NDArray[np.float64] | None) -> HandOn:
         weight = np.ones(len(tokens)) if sample_weight is None else sample_weight
         share = as_tensor(weight / weight.sum(), tokens.device)
         outputs = outputs.double()
@@ -122,12 +122,12 @@ class GreedyConvexTransformerBase(BaseEstimator):
         weight = check_weight(sample_weight, len(inputs))
         random_state = check_random_state(self.random_state)
         layers: list[Any] = []
-        hand_on: list[_HandOn] = []
+        hand_on: list[HandOn] = []
         while len(layers) < self.n_layers:
             if layers:
                 outputs = layers[-1]._outputs(inputs)
                 inputs = inputs.to(outputs.device)
-                hand_on.append(_HandOn.fitted(inputs, outputs, weight))
+                hand_on.append(HandOn.fitted(inputs, outputs, weight))
                 inputs = hand_on[-1](inputs, outputs)
             layer = self._new_layer(layers, random_state)
             try:
@@ -140,16 +140,19 @@ class GreedyConvexTransformerBase(BaseEstimator):
 
     def _new_layer(self, layers: list[Any], random_state: np.random.RandomState) -> Any:
         """A layer to be trained next; those after the first go on with the gates that there are."""
-        options = self.get_params(deep=False)
-        del options["n_layers"]
-        options["random_state"] = random_state
+        gates = self.gates
         if layers:
             source = get_gate_source(self.gates, self.n_gates)
             more = None if isinstance(source, GivenGates) else source
-            options["gates"] = _EarlierGates(layers[-1].gates_, more)
-        return self._layer(activation="gated_relu", **options)
+            gates = _EarlierGates(layers[-1].gates_, more)
+        return self._layer_with_gates(gates).set_params(random_state=random_state)
 
-    def _store(self, layers: list[Any], hand_on: list[_HandOn]) -> None:
+    def _layer_with_gates(self, gates: Any) -> Any:
+        """A layer that is not yet trained, with the parameters of all layers."""
+        options = {name: value for name, value in self.get_params(deep=False).items() if name != "n_layers"}
+        return self._layer(activation="gated_relu", **{**options, "gates": gates})
+
+    def _store(self, layers: list[Any], hand_on: list[HandOn]) -> None:
         """Set every attribute that follows from the layers."""
         last = layers[-1]
         self.layers_, self._hand_on = list(layers), list(hand_on)

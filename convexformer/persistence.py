@@ -16,8 +16,14 @@ from convexformer_solvers.archive import plain, read_archive, write_archive
 
 from . import __version__
 from ._base import ConvexAttentionBase
+from .deep import (
+    GreedyConvexTransformerBase,
+    GreedyConvexTransformerClassifier,
+    GreedyConvexTransformerRegressor,
+    HandOn,
+)
 from .estimators import ConvexAttentionClassifier, ConvexAttentionRegressor
-from .gates import Gates
+from .gates import Gates, GivenGates, get_gate_source
 from .model_selection import ConvexAttentionClassifierCV, ConvexAttentionRegressorCV
 from .sequences import ConvexSequenceRegressor, get_form
 from .targets import ClassTargets, RealTargets
@@ -30,13 +36,18 @@ _ESTIMATORS: dict[str, type[Any]] = {
         ConvexAttentionRegressor,
         ConvexAttentionRegressorCV,
         ConvexSequenceRegressor,
+        GreedyConvexTransformerClassifier,
+        GreedyConvexTransformerRegressor,
     )
 }
 _FORMAT = 1
 _CONTENT = "convexformer model"
 
 
-def save_model(model: ConvexAttentionBase | ConvexSequenceRegressor, path: str | Path) -> None:
+_Model = ConvexAttentionBase | ConvexSequenceRegressor | GreedyConvexTransformerBase
+
+
+def save_model(model: _Model, path: str | Path) -> None:
     """Save a fitted estimator; the file holds no code and is safe to share.
 
     Parameters
@@ -54,7 +65,9 @@ def save_model(model: ConvexAttentionBase | ConvexSequenceRegressor, path: str |
     NotFittedError
         If it is not fitted.
     ValueError
-        If a parameter is an object that JSON cannot hold (give losses and penalties by name, drop callbacks).
+        If a parameter is an object that JSON cannot hold (give losses and penalties by name, drop callbacks). A gate
+        source is saved as the gates that it made, but that of a greedy model, which makes others for each layer, must
+        be given by name.
 
     Examples
     --------
@@ -71,7 +84,7 @@ def save_model(model: ConvexAttentionBase | ConvexSequenceRegressor, path: str |
         raise TypeError(f"model must be one of {sorted(_ESTIMATORS)}, got {type(model).__name__}")
     check_is_fitted(model)
     parameters = model.get_params(deep=False)
-    network, arrays = _network_of(model)
+    contents, arrays = _contents_of(model)
     if "u1" in arrays and not isinstance(parameters["gates"], str):
         parameters["gates"] = None  # the fitted gates, saved as arrays, take its place
     for name, value in parameters.items():
@@ -79,24 +92,18 @@ def save_model(model: ConvexAttentionBase | ConvexSequenceRegressor, path: str |
             json.dumps(value, default=plain)
         except TypeError as error:
             raise ValueError(f"parameter {name}={value!r} cannot be saved; give it by name or leave it out") from error
-    certificate = model.certificate_
     header = {
         "format": _FORMAT,
         "version": __version__,
         "estimator": type(model).__name__,
         "parameters": parameters,
-        **network,
         "shape": [model._n_dims, model.n_tokens_in_, model.n_features_in_],
-        "certificate": [certificate.primal, certificate.dual, certificate.reference],
-        "alpha_max": model.alpha_max_,
-        "n_iter": model.n_iter_,
-        "status": model.status_.name,
+        **contents,
     }
-    arrays |= {"coef": model._solution[0].numpy(), "intercept": model._solution[1].numpy()}
     write_archive(path, _CONTENT, header, arrays)
 
 
-def load_model(path: str | Path) -> ConvexAttentionBase | ConvexSequenceRegressor:
+def load_model(path: str | Path) -> _Model:
     """Load an estimator that ``save_model`` wrote.
 
     Parameters
@@ -121,12 +128,61 @@ def load_model(path: str | Path) -> ConvexAttentionBase | ConvexSequenceRegresso
     if "u1" in arrays and parameters["gates"] is None:
         parameters["gates"] = Gates(arrays["u1"], arrays["u2"])
     model = _ESTIMATORS[header["estimator"]](**parameters)
+    _restore(model, header, arrays)
+    return model
+
+
+@singledispatch
+def _contents_of(model: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What the header and the arrays of a file must hold of a fit; of all but layers one solution."""
+    network, arrays = _network_of(model)
+    certificate = model.certificate_
+    figures = {
+        "certificate": [certificate.primal, certificate.dual, certificate.reference],
+        "alpha_max": model.alpha_max_,
+        "n_iter": model.n_iter_,
+        "status": model.status_.name,
+    }
+    coef, intercept = (part.numpy() for part in model._solution)
+    return network | figures, arrays | {"coef": coef, "intercept": intercept}
+
+
+@_contents_of.register
+def _(model: GreedyConvexTransformerBase) -> tuple[dict[str, Any], dict[str, Any]]:
+    first = model.layers_[0]
+    given = isinstance(get_gate_source(model.gates, model.n_gates), GivenGates)
+    all_arrays: dict[str, Any] = {"u1": first.gates_.u1, "u2": first.gates_.u2} if given else {}
+    layers = []
+    for number, layer in enumerate(model.layers_):
+        header, arrays = _contents_of(layer)
+        layers.append(header | {"shape": [layer._n_dims, layer.n_tokens_in_, layer.n_features_in_]})
+        all_arrays |= {f"layer{number}_{name}": array for name, array in arrays.items()}
+    for number, hand_on in enumerate(model._hand_on):
+        all_arrays[f"centre{number}"] = hand_on.centre.numpy()
+    return {"layers": layers, "factors": [hand_on.factor for hand_on in model._hand_on]}, all_arrays
+
+
+@singledispatch
+def _restore(model: Any, header: dict[str, Any], arrays: dict[str, Any]) -> None:
+    """Give a new estimator the fit of a file."""
     model._n_dims, model.n_tokens_in_, model.n_features_in_ = header["shape"]
     _restore_network(model, header, arrays)
     model.certificate_ = Certificate(*header["certificate"])
     model.dual_gap_ = model.certificate_.gap
     model.alpha_max_, model.n_iter_, model.status_ = header["alpha_max"], header["n_iter"], Status[header["status"]]
-    return model
+
+
+@_restore.register
+def _(model: GreedyConvexTransformerBase, header: dict[str, Any], arrays: dict[str, Any]) -> None:
+    model._n_dims, model.n_tokens_in_, model.n_features_in_ = header["shape"]
+    layers = []
+    for number, contents in enumerate(header["layers"]):
+        prefix = f"layer{number}_"
+        own = {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+        layers.append(model._layer_with_gates(Gates(own["u1"], own["u2"])))
+        _restore(layers[-1], contents, own)
+    centres = (torch.as_tensor(arrays[f"centre{number}"]) for number in range(len(header["factors"])))
+    model._store(layers, [HandOn(centre, factor) for centre, factor in zip(centres, header["factors"], strict=True)])
 
 
 @singledispatch

@@ -8,6 +8,8 @@ from convexformer import (
     ConvexAttentionClassifierCV,
     ConvexAttentionRegressor,
     GaussianGates,
+    GreedyConvexTransformerClassifier,
+    GreedyConvexTransformerRegressor,
     load_model,
     save_model,
 )
@@ -78,6 +80,60 @@ def test_a_gate_source_is_saved_as_its_gates(tmp_path):
     np.testing.assert_array_equal(again.gates.u1, model.gates_.u1)
     # A refit of the loaded model meets the same gates.
     np.testing.assert_allclose(again.fit(X3, X3[:, 0, 0]).coef_, model.coef_, atol=1e-12)
+
+
+LAYERS = {
+    "regression": (GreedyConvexTransformerRegressor(0.05, n_layers=3, n_gates=3, random_state=0), X3, X3[:, 0, 0]),
+    "two-dimensional": (GreedyConvexTransformerRegressor(0.05, n_gates=3, random_state=0), X2, X2[:, :2]),
+    "float32": (
+        GreedyConvexTransformerRegressor(0.05, n_gates=3, random_state=0),
+        X3.astype(np.float32),
+        X3[:, 0, 0],
+    ),
+    "one layer": (GreedyConvexTransformerRegressor(0.05, n_layers=1, n_gates=3, random_state=0), X3, X3[:, 0, 0]),
+    "labels": (
+        GreedyConvexTransformerClassifier(0.05, n_gates=3, class_weight="balanced", random_state=0),
+        X3,
+        LABELS,
+    ),
+    "three classes": (
+        GreedyConvexTransformerClassifier(0.05, penalty="nuclear", gates=GATES),
+        X3,
+        np.digitize(X3[:, 1, 0], [-0.5, 0.5]),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LAYERS)
+def test_round_trip_of_layers(case, tmp_path):
+    model, X, y = LAYERS[case]
+    model.fit(X, y)
+    save_model(model, tmp_path / "m.npz")
+    again = load_model(tmp_path / "m.npz")
+    assert type(again) is type(model)
+    assert again.predict(X).dtype == model.predict(X).dtype
+    for before, after in zip(model.staged_predict(X), again.staged_predict(X), strict=True):
+        np.testing.assert_array_equal(after, before)
+    if hasattr(model, "predict_proba"):
+        np.testing.assert_array_equal(again.predict_proba(X), model.predict_proba(X))
+    assert again.certificates_ == model.certificates_
+    assert again.n_iter_ == model.n_iter_
+    for before, after in zip(model.layers_, again.layers_, strict=True):
+        np.testing.assert_array_equal(after.coef_, before.coef_)
+        assert (after.status_, after.alpha_max_) == (before.status_, before.alpha_max_)
+    given = {"gates"} if case == "three classes" else set()
+    for name in set(model.get_params()) - given:
+        assert again.get_params()[name] == model.get_params()[name]
+    # A refit meets the same gates.
+    np.testing.assert_allclose(again.fit(X, y).layers_[-1].coef_, model.layers_[-1].coef_, atol=1e-6)
+    with pytest.raises(ValueError, match="X"):
+        again.predict(X[:, :3])
+
+
+def test_a_gate_source_of_layers_cannot_be_saved(tmp_path):
+    model = GreedyConvexTransformerRegressor(0.05, gates=GaussianGates(3), random_state=0).fit(X3, X3[:, 0, 0])
+    with pytest.raises(ValueError, match=r"parameter gates=GaussianGates.*by name"):
+        save_model(model, tmp_path / "m.npz")
 
 
 def test_a_path_among_the_parameters_is_saved_as_text(tmp_path):
