@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -114,23 +115,16 @@ class TableMap(GatedMap):
     def rmatvec(self, values: Tensor) -> Tensor:
         n_gates, n_outputs = self.masks.shape[1], values.shape[1]
         result = values.new_empty((*self.feature_shape, n_outputs))
-        for block, (table, sums) in enumerate(zip(self.tables, self.sums_by_row(values), strict=True)):
+        for block, (table, sums) in enumerate(zip(self.tables, self._sums_by_row(values), strict=True)):
             product = table.to(values.dtype).T @ sums.flatten(1)  # (d, h c)
             result[:, block] = product.view(-1, n_gates, n_outputs).transpose(0, 1)
         return result
 
-    def sums_by_row(self, values: Tensor) -> Tensor:
-        """Sums of ``values`` over the samples that have a row and pass a gate, shape ``(B, V, h, c)``.
-
-        Parameters
-        ----------
-        values : Tensor of shape (N, c)
-            One row per sample.
-        """
+    def _sums_by_row(self, values: Tensor) -> Iterator[Tensor]:
+        """For each block the sums ``(V, h, c)`` of `values` over the samples that have a row and pass a gate."""
         padded = torch.cat([values, values.new_zeros((1, values.shape[1]))])
-        return torch.stack(
-            [torch.bmm(position.masks.to(values.dtype).mT, padded[position.order]) for position in self._positions]
-        )
+        for position in self._positions:
+            yield torch.bmm(position.masks.to(values.dtype).mT, padded[position.order])
 
     def table_gradient(self, coef: Tensor, values: Tensor) -> Tensor:
         """Gradient of ``sum(values * (A coef))`` with respect to the tables, the masks held; shape ``(B, V, d)``.
@@ -142,7 +136,11 @@ class TableMap(GatedMap):
         values : Tensor of shape (N, c)
             One row per sample.
         """
-        return torch.einsum("bvhc,hbdc->bvd", self.sums_by_row(values), coef)
+        parts = [
+            sums.flatten(1) @ coef[:, block].transpose(1, 2).flatten(0, 1)  # (V, h c) by (h c, d)
+            for block, sums in enumerate(self._sums_by_row(values))
+        ]
+        return torch.stack(parts)
 
     def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> TableMap:
         dtype, device = dtype or self.dtype, torch.device(device or self.device)
