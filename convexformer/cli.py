@@ -109,6 +109,7 @@ def _add_reproduce(commands: Any, common: argparse.ArgumentParser) -> None:
     reproduce = commands.add_parser("reproduce", help="experiments of the paper, several seeds, with tuned baselines")
     experiments = reproduce.add_subparsers(dest="experiment", required=True, metavar="EXPERIMENT")
     _add_student_teacher(experiments, common)
+    _add_grokking(experiments, common)
 
 
 # Options of the experiment that are settings by the same name: type and help.
@@ -150,6 +151,62 @@ def _add_student_teacher(experiments: Any, common: argparse.ArgumentParser) -> N
     for name, (kind, text) in _STUDENT_TEACHER_OPTIONS.items():
         command.add_argument("--" + name.replace("_", "-"), type=kind, help=text)
     command.set_defaults(run=_run_student_teacher)
+
+
+# Options of the experiment on grokking that are settings by the same name: type and help.
+_GROKKING_OPTIONS: dict[str, tuple[type, str]] = {
+    "n_steps": (int, "steps after which a tuned method is given up (default: 10000, small: 1000)"),
+    "untuned_steps": (int, "the same for the untuned transformer (default: 100000, small: 300)"),
+    "tuning_steps": (int, "steps of every pair of learning rate and decay tried (default: 4000, small: 300)"),
+    "device": (str, "cpu or cuda (default: cpu)"),
+}
+_GROKKING_TUPLES = ("moduli", "layers", "transformer_layers")
+
+
+def _add_grokking(experiments: Any, common: argparse.ArgumentParser) -> None:
+    command = experiments.add_parser(
+        "grokking",
+        parents=[common],
+        help="steps to learn division modulo p, and the grokking delay (paper, Figs 4 to 7)",
+        description="Division modulo p from half of the table: certified convex programs, convex attention trained end "
+        "to end, and transformers and MLPs tuned with equal budgets. A call that was interrupted goes on after the "
+        "last finished seed of a method, or the last finished pair of its search.",
+    )
+    command.add_argument("--small", action="store_true", help="three minutes on two cores; else hours, or a GPU")
+    command.add_argument(
+        "--out",
+        type=Path,
+        default=Path("convexformer-grokking"),
+        help="folder for grokking.json and the figures (default: %(default)s)",
+    )
+    command.add_argument("--seeds", type=int, default=3, help="number of splits and initial weights (default: 3)")
+    command.add_argument("--moduli", type=int, nargs="+", help="moduli p of the tables (default: 97 15, small: 31)")
+    command.add_argument(
+        "--layers", type=int, nargs="+", help="depths L of convex attention (default: 1 2 4, small: 1 2)"
+    )
+    command.add_argument(
+        "--transformer-layers", type=int, nargs="+", help="depths L of the transformers (default: 1 2 4, small: 1)"
+    )
+    command.add_argument("--methods", nargs="+", metavar="NAME", help="beginnings of names of methods (default: all)")
+    for name, (kind, text) in _GROKKING_OPTIONS.items():
+        command.add_argument("--" + name.replace("_", "-"), type=kind, help=text)
+    command.set_defaults(run=_run_grokking)
+
+
+def _run_grokking(options: argparse.Namespace) -> dict[str, Any]:
+    from .reproduce import GrokkingSettings, format_grokking, run_grokking
+
+    changes = {name: getattr(options, name) for name in _GROKKING_OPTIONS if getattr(options, name) is not None}
+    changes |= {name: tuple(getattr(options, name)) for name in _GROKKING_TUPLES if getattr(options, name)}
+    settings = GrokkingSettings.small(**changes) if options.small else GrokkingSettings(**changes)
+    quiet = options.quiet or options.json
+    try:
+        report = run_grokking(options.out, settings, n_seeds=options.seeds, methods=options.methods, quiet=quiet)
+    except KeyboardInterrupt:
+        print(f"interrupted; what is finished is in {options.out}, and the same command goes on", file=sys.stderr)
+        raise
+    shown = {name: value for name, value in report.items() if name != "runs"}
+    return shown | {"text": format_grokking(report)}
 
 
 def _run_student_teacher(options: argparse.Namespace) -> dict[str, Any]:

@@ -38,7 +38,7 @@ def write_json(path: Path, report: Mapping[str, Any]) -> None:
     os.replace(unfinished, path)
 
 
-def begin_report(path: Path, fresh: dict[str, Any]) -> dict[str, Any]:
+def begin_report(path: Path, fresh: dict[str, Any], kept: Sequence[str] = ("runs",)) -> dict[str, Any]:
     """Begin a report, or go on with that of the file, which must be of the same settings and data.
 
     Parameters
@@ -48,11 +48,13 @@ def begin_report(path: Path, fresh: dict[str, Any]) -> dict[str, Any]:
     fresh : dict
         The report of no seed: ``settings`` and ``data`` as they read back from JSON, ``runs``, which is empty, and
         what else belongs to it.
+    kept : sequence of str, default=("runs",)
+        Entries that are those of the file, where there is one.
 
     Returns
     -------
     dict
-        `fresh` with the runs of the file.
+        `fresh` with the runs, or what else is `kept`, of the file.
 
     Raises
     ------
@@ -64,7 +66,7 @@ def begin_report(path: Path, fresh: dict[str, Any]) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text())
         before = {**found["settings"], **found["data"]}
-        runs = found["runs"]
+        results = {name: found[name] for name in kept}
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is not a report of this experiment ({error!r}); choose another folder") from error
     for name, value in {**fresh["settings"], **fresh["data"]}.items():
@@ -73,7 +75,7 @@ def begin_report(path: Path, fresh: dict[str, Any]) -> dict[str, Any]:
                 f"{path} holds results with {name}={before.get(name)!r}, not {value!r}; choose another folder, "
                 "or delete that file"
             )
-    return fresh | {"runs": runs}
+    return fresh | results
 
 
 def run_missing_seeds(
