@@ -155,6 +155,7 @@ def _run(unit: _Unit, settings: GrokkingSettings, report: dict[str, Any]) -> Non
             "tuning_pairs": len(trials),
             "tuning_steps": sum(trial["steps"] for trial in trials),
             "tuning_seconds": sum(trial["seconds"] for trial in trials),
+            "n_steps": watch.looks[-1].step if unit.method.convex else watch.n_steps,  # a solver ends by itself
             "versions": versions(),
             "threads": torch.get_num_threads(),
             "curve": thinned(watch.course(), COURSE),
@@ -226,12 +227,11 @@ def milestones(watch: Watch) -> dict[str, Any]:
     Returns
     -------
     dict
-        Steps are None where never reached in ``n_steps``; ``delay`` is from the training to the test accuracy.
+        Steps are None where never reached; ``delay`` is from the training to the test accuracy.
     """
     train, test = watch.first("train_accuracy"), watch.first("test_accuracy")
     last = watch.looks[-1] if watch.looks else None
     return {
-        "n_steps": watch.n_steps,
         "train_step": None if train is None else train.step,
         "test_step": None if test is None else test.step,
         "delay": None if train is None or test is None else test.step - train.step,

@@ -58,8 +58,10 @@ class Method:
         return self.n_layers is None or self.n_layers in depths
 
     def steps(self, settings: GrokkingSettings) -> int:
-        """Steps at most."""
-        return settings.n_steps if self.tuned or self.convex else settings.untuned_steps
+        """Steps at most, or iterations for each convex program."""
+        if self.convex:
+            return settings.max_iter
+        return settings.n_steps if self.tuned else settings.untuned_steps
 
 
 METHODS: tuple[Method, ...] = (

@@ -55,6 +55,8 @@ class GrokkingSettings:
         ``alpha`` of the convex programs, as part of ``alpha_max``.
     tol, greedy_tol : float, default=1e-4 and 1e-3
         Certified relative gaps of the fully convex program and of each layer of the layer-wise form.
+    max_iter : int, default=10000
+        Iterations of the solver at most, for each program.
     device : str, optional
         Device of everything. Default: the CPU.
 
@@ -92,6 +94,7 @@ class GrokkingSettings:
     alpha_ratio: float = 0.01
     tol: float = 1e-4
     greedy_tol: float = 1e-3
+    max_iter: int = 10_000
     device: str | None = None
 
     def __post_init__(self) -> None:
