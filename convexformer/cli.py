@@ -155,9 +155,9 @@ def _add_student_teacher(experiments: Any, common: argparse.ArgumentParser) -> N
 
 # Options of the experiment on grokking that are settings by the same name: type and help.
 _GROKKING_OPTIONS: dict[str, tuple[type, str]] = {
-    "n_steps": (int, "steps after which a tuned method is given up (default: 10000, small: 1000)"),
-    "untuned_steps": (int, "the same for the untuned transformer (default: 100000, small: 300)"),
-    "tuning_steps": (int, "steps of every pair of learning rate and decay tried (default: 4000, small: 300)"),
+    "n_steps": (int, "steps after which a tuned method is given up (default: 10000, small: 500)"),
+    "untuned_steps": (int, "the same for the untuned transformer (default: 100000, small: 200)"),
+    "tuning_steps": (int, "steps of every pair of learning rate and decay tried (default: 4000, small: 200)"),
     "device": (str, "cpu or cuda (default: cpu)"),
 }
 _GROKKING_TUPLES = ("moduli", "layers", "transformer_layers")

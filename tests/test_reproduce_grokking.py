@@ -19,9 +19,9 @@ from convexformer.reproduce.grokking.watch import COURSE, Watch
 
 @pytest.fixture(scope="module")
 def settings():
-    """Settings of a run of seconds: of the table modulo 13 most rows are for training."""
+    """Settings of a run of seconds: of the table modulo 19 most rows are for training."""
     return GrokkingSettings.small(
-        moduli=(13,),
+        moduli=(19,),
         fraction=0.8,
         n_steps=60,
         untuned_steps=20,
@@ -32,7 +32,8 @@ def settings():
         embedding_width=8,
         n_hidden=16,
         n_heads=8,
-        n_gates=20,
+        n_gates=40,
+        alpha_ratio=0.05,
         greedy_gates=10,
         tol=1e-3,
         greedy_tol=1e-2,
@@ -67,7 +68,7 @@ def test_every_method_is_there_for_every_seed(report, settings):
 
 def test_the_search_of_every_tuned_method_has_the_same_budget(report, settings):
     for method in chosen_methods(settings):
-        trials = experiment.trials_of(report, 13, method.name)
+        trials = experiment.trials_of(report, 19, method.name)
         pairs = [(trial["learning_rate"], trial["weight_decay"]) for trial in trials]
         assert pairs == (settings.grid if method.tuned else [])
         assert all(trial["steps"] <= settings.tuning_steps for trial in trials)
@@ -128,9 +129,9 @@ def test_curves_agree_with_the_milestones(report, settings):
 def test_everything_is_on_disk_and_in_the_text(report, folder):
     assert json.loads((folder / FILE).read_text()) == report
     assert [figure.split("/")[-1] for figure in report["figures"]] == [
-        "accuracy_p13.png",
-        "loss_p13.png",
-        "steps_p13.png",
+        "accuracy_p19.png",
+        "loss_p19.png",
+        "steps_p19.png",
     ]
     for figure in report["figures"]:
         assert experiment.Path(figure).read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
@@ -140,7 +141,7 @@ def test_everything_is_on_disk_and_in_the_text(report, folder):
         shown = f">{row['n_steps']:.0f}" if row["test_step"] is None else f"{row['test_step']:.0f}"
         assert f" {shown} " in line
         assert f" {row['n_reached']}/2 " in line
-    assert "table p = 13: 156 rows, 125 to train on" in text
+    assert "table p = 19: 342 rows, 274 to train on" in text
 
 
 # Going on
@@ -177,7 +178,7 @@ def test_an_interrupted_run_goes_on_with_what_is_missing(settings, tmp_path, mon
 
 def test_the_command_runs_the_experiment(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(experiment, "draw_figures", lambda report, folder: [])  # those of the fixture are checked
-    options = ["--moduli", 13, 15, "--methods", "fully", "MLP, quadratic", "--n-steps", 400, "--tuning-steps", 10]
+    options = ["--moduli", 7, 15, "--methods", "fully", "MLP, quadratic", "--n-steps", 400, "--tuning-steps", 10]
     command = ["reproduce", "grokking", "--small", "--seeds", 1, "--out", tmp_path, "--json", *options]
     assert cli.main([str(part) for part in command]) == 0
     captured = capsys.readouterr()
@@ -185,8 +186,8 @@ def test_the_command_runs_the_experiment(tmp_path, capsys, monkeypatch):
     assert shown == {name: value for name, value in stored.items() if name != "runs"}
     assert stored["settings"]["n_steps"] == 400
     assert [(run["p"], run["method"]) for run in stored["runs"]] == [
-        (13, "MLP, quadratic"),
-        (13, "fully convex"),
+        (7, "MLP, quadratic"),
+        (7, "fully convex"),
         (15, "MLP, quadratic"),
     ]
     assert stored["skipped"] == [

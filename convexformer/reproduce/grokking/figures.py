@@ -13,6 +13,7 @@ from convexformer import plot
 from convexformer.reproduce.common import counted
 
 _POINTS = 200
+_FEW = 4  # looks, of which each is marked
 _LEAST = {"step": 1.0, "seconds": 1e-2}  # where a logarithmic axis begins; what is earlier is drawn there
 _LABELS = {"step": "steps (or solver iterations)", "seconds": "seconds of training"}
 
@@ -70,6 +71,8 @@ def _draw_courses(runs: list[dict[str, Any]], kind: str, p: int, path: Path) -> 
                 _draw_band(ax, group, axis, f"test_{kind}", f"C{number}", "-")
                 _draw_band(ax, group, axis, f"train_{kind}", f"C{number}", "--")
         ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), fontsize=9)
+    for row in (axes[: len(families)], axes[len(families) :]):
+        _share_limits(row, kind)
     plot.save_figure(figure, path)
 
 
@@ -83,6 +86,14 @@ def _prepare(ax: Any, family: str, kind: str, axis: str) -> None:
         ax.set(yscale="log", ylabel="mean cross-entropy (nats)")
 
 
+def _share_limits(row: Sequence[Any], kind: str) -> None:
+    """Give the panels of a row the same axes, so that families can be compared."""
+    for ax in row:
+        ax.set_xlim(min(other.get_xlim()[0] for other in row), max(other.get_xlim()[1] for other in row))
+        if kind == "loss":
+            ax.set_ylim(min(other.get_ylim()[0] for other in row), max(other.get_ylim()[1] for other in row))
+
+
 def _draw_band(ax: Any, group: list[dict[str, Any]], axis: str, name: str, colour: str, style: str) -> None:
     curves = [run["curve"] for run in group if run["curve"][axis]]
     if not curves:
@@ -91,6 +102,11 @@ def _draw_band(ax: Any, group: list[dict[str, Any]], axis: str, name: str, colou
     is_test = name.startswith("test")
     label = group[0]["method"] if is_test else None
     ax.plot(where, np.median(values, axis=0), style, color=colour, label=label, linewidth=1.8 if is_test else 1.1)
+    if max(len(curve[axis]) for curve in curves) <= _FEW:
+        for curve in curves:
+            ax.plot(
+                curve[axis], curve[name], "o", color=colour, markersize=4, markerfacecolor=colour if is_test else "w"
+            )
     ax.fill_between(where, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.2 if is_test else 0.1)
 
 
@@ -110,7 +126,8 @@ def _draw_steps(runs: list[dict[str, Any]], settings: dict[str, Any], p: int, pa
     figure, (left, right) = plot.new_figure(1, 2, figsize=(13, 1.6 + 0.42 * len(methods)))
     figure.suptitle(
         f"Division modulo {p}: how long methods take to answer {settings['threshold']:.0%} of the rows not trained on\n"
-        f"bar: median of {_seeds(runs)}; dot: a seed; hollow triangle: not reached by that seed in so many steps"
+        f"bar: median of {_seeds(runs)}; dot: a seed; hollow triangle: not reached by that seed in so many steps "
+        "(solvers: when solved)"
     )
     for place, group in enumerate(methods.values()):
         ends = [(run["test_step"], run["n_steps"]) for run in group]
@@ -130,11 +147,11 @@ def _draw_steps(runs: list[dict[str, Any]], settings: dict[str, Any], p: int, pa
 
 
 def _draw_seeds(ax: Any, place: int, ends: list[tuple[int | None, int]], colour: str) -> None:
-    """A dot per seed, a triangle at the last step of one that never got there, and a bar to their median."""
+    """A dot per seed, a triangle at the last step of one that never got there, and a bar at their median."""
     if not ends:
         return
     values = [limit if step is None else step for step, limit in ends]
-    ax.barh(place, np.median(values), height=0.6, color=colour, alpha=0.3)
+    ax.vlines(np.median(values), place - 0.36, place + 0.36, color=colour, alpha=0.4, linewidth=5)
     for number, (step, limit) in enumerate(ends):
         height = place + 0.18 * (number - (len(ends) - 1) / 2)
         if step is None:
