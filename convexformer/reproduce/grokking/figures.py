@@ -37,7 +37,7 @@ def draw_figures(report: dict[str, Any], folder: Path) -> list[Path]:
         runs = [run for run in report["runs"] if run["p"] == p]
         for kind in ("accuracy", "loss"):
             paths.append(folder / f"{kind}_p{p}.png")
-            _draw_courses(runs, kind, p, paths[-1])
+            _draw_courses(runs, kind, f"{report['settings']['fraction']:.0%} of the table modulo {p}", paths[-1])
         paths.append(folder / f"steps_p{p}.png")
         _draw_steps(runs, report["settings"], p, paths[-1])
     return paths
@@ -54,12 +54,12 @@ def _seeds(runs: Sequence[dict[str, Any]]) -> str:
     return counted(len({run["seed"] for run in runs}), "seed")
 
 
-def _draw_courses(runs: list[dict[str, Any]], kind: str, p: int, path: Path) -> None:
+def _draw_courses(runs: list[dict[str, Any]], kind: str, table: str, path: Path) -> None:
     families = _by(runs, "family")
     figure, axes = plot.new_figure(2, len(families), figsize=(4.6 * len(families), 8.6))
     what = "share of rows answered rightly" if kind == "accuracy" else "mean cross-entropy"
     figure.suptitle(
-        f"Division modulo {p}: {kind} ({what}) while methods train on half of the table\n"
+        f"Division: {kind} ({what}) while methods train on {table}\n"
         f"solid: rows not trained on (test); dashed: rows trained on. Line: median of {_seeds(runs)}; band: all of "
         "them; a run that has ended keeps its last value"
     )
