@@ -89,6 +89,8 @@ def test_alpha_by_cross_validation(regression_file, tmp_path, capsys):
         (["reproduce", "student-teacher", "--small", "--n-steps", "0"], "n_steps must be a positive integer, got 0"),
         (["reproduce", "student-teacher", "--seeds", "0"], "n_seeds must be a positive integer, got 0"),
         (["reproduce", "student-teacher", "--site", "head"], "site must be 'attention' or 'layer'"),
+        (["reproduce", "grokking", "--moduli", "2"], "moduli must hold one or more integers of at least 3"),
+        (["reproduce", "grokking", "--methods", "oracle"], "methods must begin like some of"),
         (["predict", "{data}", "--model", "{data}"], "not a saved convexformer model"),
     ],
 )

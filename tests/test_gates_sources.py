@@ -31,9 +31,16 @@ def test_fourier_gates_look_at_one_frequency_each_and_at_all_in_turn(token_weigh
     by_pair = np.linalg.norm(gates.u2.reshape(24, 3, 2), axis=2)
     np.testing.assert_allclose(np.sort(by_pair, axis=1), np.tile([0, 0, 1.0], (24, 1)), atol=1e-15)
     np.testing.assert_array_equal((by_pair > 0).sum(0), [8, 8, 8])
-    assert set(np.abs(gates.u1).sum(1)) == ({1.0} if token_weights == "one" else {2.0})
+    np.testing.assert_allclose(np.abs(gates.u1).sum(1), 1.0 if token_weights == "one" else 2.0)
     # Phases that are spread evenly sum to zero, as the corners of a polygon do.
     np.testing.assert_allclose(gates.u2.sum(0), 0, atol=1e-12)
+
+
+def test_equal_tokens_are_on_the_boundary_of_no_fourier_gate():
+    X, a, b = on_circles(31, frequencies=(1, 3))
+    gates = make(FourierGates(40, token_weights="signs"), X)
+    assert {tuple(signs) for signs in np.sign(gates.u1)} == {(1, 1), (1, -1), (-1, 1), (-1, -1)}
+    assert np.abs(np.einsum("gn,ind,gd->ig", gates.u1, X[a == b], gates.u2)).min() > 1e-6
 
 
 def test_fourier_gates_take_only_the_frequencies_that_they_are_given():

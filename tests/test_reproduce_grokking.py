@@ -48,7 +48,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def report(settings, folder):
     def draw_some(report, folder):
-        runs = [run for run in report["runs"] if run["family"] in ("MLPs", "certified convex programs")]
+        runs = [run for run in report["runs"] if run["family"] == "certified convex programs"]
         return draw_figures(report | {"runs": runs}, folder)
 
     with pytest.MonkeyPatch.context() as patch:

@@ -87,7 +87,8 @@ class FourierGates(GateSource):
         Which pairs of columns. Default: all pairs; an odd last column is in none. Give them where some columns are no
         waves.
     token_weights : {"one", "signs"}, default="one"
-        Token directions: a single token, or a random sign for every token.
+        Token directions: a single token, or a random sign for every token, with weights that fall from 1.1 to 0.9 over
+        the tokens, so that tokens that are equal do not cancel.
 
     Raises
     ------
@@ -129,7 +130,9 @@ class FourierGates(GateSource):
         u2[np.arange(self.n_gates), 2 * pair + 1] = np.sin(phase)
         if self.token_weights == "one":
             return Gates(np.eye(n_tokens)[token], u2)
-        return Gates(random_state.choice([-1.0, 1.0], size=(self.n_gates, n_tokens)), u2)
+        signs = random_state.choice([-1.0, 1.0], size=(self.n_gates, n_tokens))
+        # With equal weights a gate of opposite signs would be on its boundary wherever the tokens are equal.
+        return Gates(signs * np.linspace(1.1, 0.9, n_tokens), u2)
 
     def _pairs(self, n_features: int) -> NDArray[np.int64]:
         """The frequencies, as positions of pairs of columns."""
