@@ -8,10 +8,13 @@ from typing import Literal
 
 from .convex_programs import greedy_layers, solve_fourier
 from .data import is_prime
+from .learned import join, project
 from .networks import Trainer, adamw, convex_attention, mlp, transformer
 from .settings import GrokkingSettings
 
-Family = Literal["transformers", "MLPs", "convex attention, end to end", "certified convex programs"]
+Family = Literal[
+    "transformers", "MLPs", "convex attention, end to end", "convex block, learned tokens", "certified convex programs"
+]
 
 
 def _any_modulus(p: int) -> bool:
@@ -74,6 +77,8 @@ METHODS: tuple[Method, ...] = (
     Method("convex attention, L = 1", "convex attention, end to end", adamw(convex_attention(1)), n_layers=1),
     Method("convex attention, L = 2", "convex attention, end to end", adamw(convex_attention(2)), n_layers=2),
     Method("convex attention, L = 4", "convex attention, end to end", adamw(convex_attention(4)), n_layers=4),
+    Method("convex block, joint", "convex block, learned tokens", join, tuned=False),
+    Method("convex block, projection", "convex block, learned tokens", project, tuned=False),
     Method("fully convex", "certified convex programs", solve_fourier, tuned=False, convex=True, applies=is_prime),
     *(
         Method(

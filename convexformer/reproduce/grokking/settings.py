@@ -51,6 +51,20 @@ class GrokkingSettings:
         Gates of the fully convex program.
     greedy_gates : int, default=20
         New gates of each layer of the layer-wise form; fewer than `n_gates`, so that a layer leaves something to do.
+    learned_width, learned_gates : int, default=24 and 144
+        Width of the learned tokens of the convex block, and its gates.
+    learned_first_ratio, learned_last_ratio : float, default=0.1 and 0.001
+        ``alpha`` of the convex block at the beginning and at the end, as parts of its ``alpha_max`` on random tokens.
+    projection_steps : int, default=300
+        Steps of the embedding at most, by variable projection.
+    projection_hold, projection_fall : int, default=35 and 60
+        Steps at the first ``alpha``, and steps in which it falls to the last.
+    projection_rate : float, default=0.04
+        Learning rate of the embedding by variable projection.
+    head_steps : int, default=20
+        Solver steps on the block for each step of the embedding.
+    joint_hold : int, default=1000
+        Steps at the first ``alpha`` in joint training, and steps in which it falls.
     alpha_ratio : float, default=0.01
         ``alpha`` of the convex programs, as part of ``alpha_max``.
     tol, greedy_tol : float, default=1e-4 and 1e-3
@@ -91,6 +105,16 @@ class GrokkingSettings:
     n_heads: int = 512
     n_gates: int = 60
     greedy_gates: int = 20
+    learned_width: int = 24
+    learned_gates: int = 144
+    learned_first_ratio: float = 0.1
+    learned_last_ratio: float = 0.001
+    projection_steps: int = 300
+    projection_hold: int = 35
+    projection_fall: int = 60
+    projection_rate: float = 0.04
+    head_steps: int = 20
+    joint_hold: int = 1000
     alpha_ratio: float = 0.01
     tol: float = 1e-4
     greedy_tol: float = 1e-3
@@ -105,7 +129,7 @@ class GrokkingSettings:
             values = getattr(self, name)
             if not values or not all(_is_count(value) and value >= least for value in values):
                 raise ValueError(f"{name} must hold one or more integers of at least {least}, got {values!r}")
-        for name in ("fraction", "threshold", "alpha_ratio"):
+        for name in ("fraction", "threshold", "alpha_ratio", "learned_first_ratio", "learned_last_ratio"):
             if not 0 < getattr(self, name) < 1:
                 raise ValueError(f"{name} must be between 0 and 1, got {getattr(self, name)!r}")
         if not 1 <= self.run_on < math.inf:
