@@ -144,7 +144,7 @@ def _run(unit: _Unit, settings: GrokkingSettings, report: dict[str, Any]) -> Non
         report["trials"].append(_trial(unit, split, settings, trials))
         return
     choice = best_pair(trials) if unit.method.tuned else None
-    watch = Watch(split, unit.method.steps(settings), settings.look_every, settings.threshold, settings.run_on)
+    watch = Watch(split, getattr(settings, unit.method.limit), settings.look_every, settings.threshold, settings.run_on)
     extra = unit.method.train(split, settings, unit.seed, choice, watch)
     report["runs"].append(
         {"p": unit.p, "method": unit.method.name, "family": unit.method.family, "seed": unit.seed}

@@ -71,8 +71,8 @@ def _draw_courses(runs: list[dict[str, Any]], kind: str, table: str, path: Path)
                 _draw_band(ax, group, axis, f"test_{kind}", f"C{number}", "-")
                 _draw_band(ax, group, axis, f"train_{kind}", f"C{number}", "--")
         ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), fontsize=9)
-    for row in (axes[: len(families)], axes[len(families) :]):
-        _share_limits(row, kind)
+    for panels in (axes[: len(families)], axes[len(families) :]):
+        _share_limits(panels, kind)
     plot.save_figure(figure, path)
 
 

@@ -41,7 +41,7 @@ def project(
         **_common(problem, settings, seed),
         hold_steps=settings.projection_hold,
         fall_steps=settings.projection_fall,
-        n_steps=min(watch.n_steps, settings.projection_steps),
+        n_steps=watch.n_steps,
         lr=settings.projection_rate,
         head_steps=settings.head_steps,
         callback=lambda state: _look(state, watch) if state.step % _LOOK_EVERY == 0 else None,

@@ -12,9 +12,8 @@ from .learned import join, project
 from .networks import Trainer, adamw, convex_attention, mlp, transformer
 from .settings import GrokkingSettings
 
-Family = Literal[
-    "transformers", "MLPs", "convex attention, end to end", "convex block, learned tokens", "certified convex programs"
-]
+_END_TO_END, _CERTIFIED = "convex attention, end to end", "certified convex programs"
+_LEARNED = "convex block, learned tokens"
 
 
 def _any_modulus(p: int) -> bool:
@@ -42,17 +41,20 @@ class Method:
     n_layers : int, default=None
         Depth, where there is one.
     convex : bool, default=False
-        Whether each program that it solves is convex and certified.
+        Whether each program that it solves is convex and certified, so that it ends by itself.
+    limit : {"n_steps", "untuned_steps", "max_iter"}, default="n_steps"
+        The setting that is ``watch.n_steps`` outside the search.
     applies : callable
         Whether it can be used for a modulus. Default: for all.
     """
 
     name: str
-    family: Family
+    family: str
     train: Trainer
     tuned: bool = True
     n_layers: int | None = None
     convex: bool = False
+    limit: Literal["n_steps", "untuned_steps", "max_iter"] = "n_steps"
     applies: Callable[[int], bool] = _any_modulus
 
     def is_in(self, settings: GrokkingSettings) -> bool:
@@ -60,11 +62,9 @@ class Method:
         depths = settings.transformer_layers if self.family == "transformers" else settings.layers
         return self.n_layers is None or self.n_layers in depths
 
-    def steps(self, settings: GrokkingSettings) -> int:
-        """Steps at most, or iterations for each convex program."""
-        if self.convex:
-            return settings.max_iter
-        return settings.n_steps if self.tuned else settings.untuned_steps
+
+def _certified(name: str, trainer: Trainer, n_layers: int | None = None) -> Method:
+    return Method(name, _CERTIFIED, trainer, False, n_layers, convex=True, limit="max_iter", applies=is_prime)
 
 
 METHODS: tuple[Method, ...] = (
@@ -73,25 +73,23 @@ METHODS: tuple[Method, ...] = (
     Method("transformer, L = 1", "transformers", adamw(transformer(1)), n_layers=1),
     Method("transformer, L = 2", "transformers", adamw(transformer(2)), n_layers=2),
     Method("transformer, L = 4", "transformers", adamw(transformer(4)), n_layers=4),
-    Method("transformer, L = 1, untuned", "transformers", adamw(transformer(1)), tuned=False, n_layers=1),
-    Method("convex attention, L = 1", "convex attention, end to end", adamw(convex_attention(1)), n_layers=1),
-    Method("convex attention, L = 2", "convex attention, end to end", adamw(convex_attention(2)), n_layers=2),
-    Method("convex attention, L = 4", "convex attention, end to end", adamw(convex_attention(4)), n_layers=4),
-    Method("convex block, joint", "convex block, learned tokens", join, tuned=False),
-    Method("convex block, projection", "convex block, learned tokens", project, tuned=False),
-    Method("fully convex", "certified convex programs", solve_fourier, tuned=False, convex=True, applies=is_prime),
-    *(
-        Method(
-            f"layer-wise convex, L = {n_layers}",
-            "certified convex programs",
-            greedy_layers(n_layers),
-            tuned=False,
-            n_layers=n_layers,
-            convex=True,
-            applies=is_prime,
-        )
-        for n_layers in (1, 2, 4)
+    Method(
+        "transformer, L = 1, untuned",
+        "transformers",
+        adamw(transformer(1)),
+        tuned=False,
+        n_layers=1,
+        limit="untuned_steps",
     ),
+    Method("convex attention, L = 1", _END_TO_END, adamw(convex_attention(1)), n_layers=1),
+    Method("convex attention, L = 2", _END_TO_END, adamw(convex_attention(2)), n_layers=2),
+    Method("convex attention, L = 4", _END_TO_END, adamw(convex_attention(4)), n_layers=4),
+    Method("convex block, joint", _LEARNED, join, tuned=False),
+    Method("convex block, projection", _LEARNED, project, tuned=False, limit="projection_steps"),
+    _certified("fully convex", solve_fourier),
+    _certified("layer-wise convex, L = 1", greedy_layers(1), 1),
+    _certified("layer-wise convex, L = 2", greedy_layers(2), 2),
+    _certified("layer-wise convex, L = 4", greedy_layers(4), 4),
 )
 
 
