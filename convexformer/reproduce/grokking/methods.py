@@ -42,7 +42,7 @@ class Method:
         Depth, where there is one.
     convex : bool, default=False
         Whether each program that it solves is convex and certified, so that it ends by itself.
-    limit : {"n_steps", "untuned_steps", "max_iter"}, default="n_steps"
+    limit : {"n_steps", "untuned_steps", "projection_steps", "max_iter"}, default="n_steps"
         The setting that is ``watch.n_steps`` outside the search.
     applies : callable
         Whether it can be used for a modulus. Default: for all.
@@ -54,7 +54,7 @@ class Method:
     tuned: bool = True
     n_layers: int | None = None
     convex: bool = False
-    limit: Literal["n_steps", "untuned_steps", "max_iter"] = "n_steps"
+    limit: Literal["n_steps", "untuned_steps", "projection_steps", "max_iter"] = "n_steps"
     applies: Callable[[int], bool] = _any_modulus
 
     def is_in(self, settings: GrokkingSettings) -> bool:
