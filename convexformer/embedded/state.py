@@ -60,13 +60,17 @@ class EmbeddedState:
         loss = self.problem.loss.value(self.outputs(), self.problem.target).mean()
         return float(loss) + self.alpha * float(self.problem.penalty.value(self.coef))
 
-    def certified_head(self, tol: float = 1e-4, solver: str = "fista", max_iter: int = 5000) -> SolverResult:
+    def certified_head(
+        self, tol: float = 1e-4, alpha: float | None = None, solver: str = "fista", max_iter: int = 5000
+    ) -> SolverResult:
         """The best block on this embedding, with its certificate, in float64.
 
         Parameters
         ----------
         tol : float, default=1e-4
             Relative gap.
+        alpha : float, optional
+            Weight of the penalty. Default: that of this state; a structured embedding takes much less.
         solver : str, default="fista"
             Whose steps take least where symbols repeat.
         max_iter : int, default=5000
@@ -78,7 +82,7 @@ class EmbeddedState:
             Global in the coefficients, for this embedding; nothing is said of other embeddings.
         """
         double = self.problem.double()
-        program = double.program(self.tables.double(), self.alpha)
+        program = double.program(self.tables.double(), self.alpha if alpha is None else alpha)
         start = (self.coef.double(), torch.zeros(self.coef.shape[-1], dtype=torch.float64, device=self.coef.device))
         return solve(program, get_solver(solver), tol=tol, max_iter=max_iter, start=start)
 

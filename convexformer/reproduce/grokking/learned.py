@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from convexformer.embedded import (
     EmbeddedProblem,
@@ -34,21 +36,44 @@ STRUCTURE = (
 def project(
     split: Split, settings: GrokkingSettings, seed: int, choice: tuple[float, float] | None, watch: Watch
 ) -> dict[str, Any]:
-    """Variable projection: the block is solved at each step of the embedding. Its steps are those of the embedding."""
+    """Variable projection: the block is solved at each step of the embedding. Its steps are those of the embedding.
+
+    The last look is at the block solved once more, to a certified gap and with less decay than the embedding needed.
+    """
     problem = _problem(split, settings, seed)
+    tables, largest = _start(problem, seed)
+    alpha = settings.learned_last_ratio * largest
+
+    def look(state: EmbeddedState) -> None:
+        if state.step % _LOOK_EVERY == 0:
+            _look(state, watch)
+
     state = train_by_projection(
         problem,
-        **_common(problem, settings, seed),
-        hold_steps=settings.projection_hold,
-        fall_steps=settings.projection_fall,
+        tables,
+        alpha=settings.learned_first_ratio * largest,
         n_steps=watch.n_steps,
         lr=settings.projection_rate,
         head_steps=settings.head_steps,
-        callback=lambda state: _look(state, watch) if state.step % _LOOK_EVERY == 0 else None,
+        callback=look,
     )
-    # Embedding and gates held, the block is a convex program.
-    certificate = state.certified_head(settings.greedy_tol, max_iter=settings.max_iter).certificate
-    return _described(state, settings) | {"relative_gap": certificate.relative_gap}
+    result = state.certified_head(settings.greedy_tol, alpha, max_iter=settings.max_iter)
+    double = state.problem.double(), state.tables.double()
+    last = replace(
+        state,
+        problem=double[0],
+        tables=double[1],
+        coef=result.coef,
+        alpha=alpha,
+        head_steps=state.head_steps + result.n_iter,
+        gradient_evaluations=state.gradient_evaluations + result.n_iter,
+    )
+    _look(last, watch)
+    return _described(last) | {
+        "relative_gap": result.certificate.relative_gap,
+        "certified_steps": state.step,
+        "certified_seconds": watch.looks[-1].seconds,
+    }
 
 
 def join(
@@ -56,18 +81,22 @@ def join(
 ) -> dict[str, Any]:
     """Embedding and block trained together by proximal Adam, as in the paper."""
     problem = _problem(split, settings, seed)
+    tables, largest = _start(problem, seed)
     rows = len(problem.symbols)
     state = train_jointly(
         problem,
-        **_common(problem, settings, seed),
+        tables,
+        alpha=settings.learned_last_ratio * largest,
+        first_alpha=settings.learned_first_ratio * largest,
         hold_steps=settings.joint_hold,
         fall_steps=settings.joint_hold,
         n_steps=watch.n_steps,
         batch_size=settings.batch_size if settings.batch_size < rows else None,
+        seed=seed,
         look_every=watch.look_every,
         callback=lambda state: _look(state, watch),
     )
-    return _described(state, settings) | {"batch_size": min(settings.batch_size, rows)}
+    return _described(state) | {"batch_size": min(settings.batch_size, rows)}
 
 
 def _problem(split: Split, settings: GrokkingSettings, seed: int) -> EmbeddedProblem:
@@ -77,11 +106,10 @@ def _problem(split: Split, settings: GrokkingSettings, seed: int) -> EmbeddedPro
     return EmbeddedProblem(split.train.symbols, split.targets, gates, loss, penalty, split.p)
 
 
-def _common(problem: EmbeddedProblem, settings: GrokkingSettings, seed: int) -> dict[str, Any]:
+def _start(problem: EmbeddedProblem, seed: int) -> tuple[Tensor, float]:
+    """Random embedding, and the weight of the penalty from which on the block on it is zero."""
     tables = random_tables(problem, seed)
-    largest = problem.program(tables, 1.0).alpha_max
-    ratios = settings.learned_last_ratio, settings.learned_first_ratio
-    return {"tables": tables, "seed": seed, "alpha": ratios[0] * largest, "first_alpha": ratios[1] * largest}
+    return tables, problem.program(tables, 1.0).alpha_max
 
 
 def _look(state: EmbeddedState, watch: Watch) -> bool:
@@ -93,7 +121,7 @@ def _look(state: EmbeddedState, watch: Watch) -> bool:
     )
 
 
-def _described(state: EmbeddedState, settings: GrokkingSettings) -> dict[str, Any]:
+def _described(state: EmbeddedState) -> dict[str, Any]:
     return {
         "alpha": state.alpha,
         "batch_size": len(state.problem.symbols),

@@ -53,12 +53,11 @@ class GrokkingSettings:
         New gates of each layer of the layer-wise form; fewer than `n_gates`, so that a layer leaves something to do.
     learned_width, learned_gates : int, default=24 and 144
         Width of the learned tokens of the convex block, and its gates.
-    learned_first_ratio, learned_last_ratio : float, default=0.1 and 0.001
-        ``alpha`` of the convex block at the beginning and at the end, as parts of its ``alpha_max`` on random tokens.
-    projection_steps : int, default=300
-        Steps of the embedding at most, by variable projection.
-    projection_hold, projection_fall : int, default=35 and 60
-        Steps at the first ``alpha``, and steps in which it falls to the last.
+    learned_first_ratio, learned_last_ratio : float, default=0.1 and 0.003
+        ``alpha`` of the convex block while the embedding is found and at the end, as parts of its ``alpha_max`` on
+        random tokens.
+    projection_steps : int, default=60
+        Steps of the embedding by variable projection, all of which are taken.
     projection_rate : float, default=0.04
         Learning rate of the embedding by variable projection.
     head_steps : int, default=20
@@ -108,10 +107,8 @@ class GrokkingSettings:
     learned_width: int = 24
     learned_gates: int = 144
     learned_first_ratio: float = 0.1
-    learned_last_ratio: float = 0.001
-    projection_steps: int = 300
-    projection_hold: int = 35
-    projection_fall: int = 60
+    learned_last_ratio: float = 0.003
+    projection_steps: int = 60
     projection_rate: float = 0.04
     head_steps: int = 20
     joint_hold: int = 1000
@@ -164,6 +161,10 @@ class GrokkingSettings:
             "look_every": 10,
             "transformer_width": 32,
             "n_heads": 32,
+            "learned_width": 12,
+            "learned_gates": 72,
+            "projection_steps": 40,
+            "joint_hold": 150,
         }
         return cls(**sizes | changes)
 
