@@ -164,6 +164,9 @@ def test_an_interrupted_experiment_says_how_to_go_on(tmp_path, capsys, monkeypat
     monkeypatch.setattr("convexformer.reproduce.run_student_teacher", interrupted)
     assert cli.main(["reproduce", "student-teacher", "--small", "--out", str(tmp_path)]) == 130
     assert "1 of 3 seeds are finished" in capsys.readouterr().err
+    monkeypatch.setattr("convexformer.reproduce.run_grokking", interrupted)
+    assert cli.main(["reproduce", "grokking", "--small", "--out", str(tmp_path)]) == 130
+    assert f"what is finished is in {tmp_path}, and the same command goes on" in capsys.readouterr().err
 
 
 def test_table_has_a_line_per_row_in_columns():
@@ -194,7 +197,13 @@ def test_help_names_the_gates_and_others_are_refused(regression_file, capsys):
 
 
 def test_help_and_version(capsys):
-    for arguments in (["--help"], ["fit", "--help"], ["reproduce", "student-teacher", "--help"], ["--version"]):
+    for arguments in (
+        ["--help"],
+        ["fit", "--help"],
+        ["reproduce", "--help"],
+        ["reproduce", "grokking", "--help"],
+        ["--version"],
+    ):
         with pytest.raises(SystemExit) as exit_:
             cli.main(arguments)
         assert exit_.value.code == 0

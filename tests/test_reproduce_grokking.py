@@ -23,9 +23,9 @@ def settings():
     return GrokkingSettings.small(
         moduli=(19,),
         fraction=0.8,
-        n_steps=40,
+        n_steps=30,
         untuned_steps=20,
-        tuning_steps=20,
+        tuning_steps=10,
         learning_rates=(1e-2,),
         decays=(0.0, 1.0),
         transformer_width=16,
@@ -178,8 +178,8 @@ def test_an_interrupted_run_goes_on_with_what_is_missing(settings, tmp_path, mon
     third = run_grokking(tmp_path, other, n_seeds=1, methods=["fully"], quiet=True)
     assert third["runs"][:-1] == second["runs"]
     assert (third["runs"][-1]["p"], third["runs"][-1]["method"]) == (11, "fully convex")
-    with pytest.raises(ValueError, match=r"holds results with n_steps=40, not 41; choose another folder"):
-        run_grokking(tmp_path, dataclasses.replace(settings, n_steps=41), quiet=True)
+    with pytest.raises(ValueError, match=r"holds results with n_steps=30, not 31; choose another folder"):
+        run_grokking(tmp_path, dataclasses.replace(settings, n_steps=31), quiet=True)
 
 
 def test_the_command_runs_the_experiment(tmp_path, capsys, monkeypatch):
