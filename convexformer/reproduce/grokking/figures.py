@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -132,7 +134,8 @@ def _draw_steps(runs: list[dict[str, Any]], settings: dict[str, Any], p: int, pa
     for place, group in enumerate(methods.values()):
         ends = [(run["test_step"], run["n_steps"]) for run in group]
         _draw_seeds(left, place, ends, "C0")
-        gaps = [(run["delay"], run["n_steps"] - run["train_step"]) for run in group if run["train_step"] is not None]
+        fitted = [run for run in group if run["train_step"] is not None]
+        gaps = [(run["delay"], run["n_steps"] - run["train_step"]) for run in fitted if _has_delay(run)]
         _draw_seeds(right, place, gaps, "C1")
     names = list(methods)
     left.set(xscale="log", xlabel=_LABELS["step"], title="steps to 99% test accuracy")
@@ -146,12 +149,18 @@ def _draw_steps(runs: list[dict[str, Any]], settings: dict[str, Any], p: int, pa
     plot.save_figure(figure, path)
 
 
+def _has_delay(run: dict[str, Any]) -> bool:
+    """Whether there is a delay, be it one of unknown length; a solved program that fails has none."""
+    return run["delay"] is not None or not run["convex"]
+
+
 def _draw_seeds(ax: Any, place: int, ends: list[tuple[int | None, int]], colour: str) -> None:
-    """A dot per seed, a triangle at the last step of one that never got there, and a bar at their median."""
+    """A dot per seed, a triangle at the last step of one that never got there, and a bar at the median if it did."""
     if not ends:
         return
-    values = [limit if step is None else step for step, limit in ends]
-    ax.vlines(np.median(values), place - 0.36, place + 0.36, color=colour, alpha=0.4, linewidth=5)
+    middle = median(math.inf if step is None else step for step, _ in ends)
+    if math.isfinite(middle):
+        ax.vlines(middle, place - 0.36, place + 0.36, color=colour, alpha=0.4, linewidth=5)
     for number, (step, limit) in enumerate(ends):
         height = place + 0.18 * (number - (len(ends) - 1) / 2)
         if step is None:

@@ -61,7 +61,9 @@ def summarise(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _median_row(group: list[dict[str, Any]]) -> dict[str, Any]:
-    row: dict[str, Any] = {name: group[0].get(name) for name in ("p", "method", "family", "n_layers", "structure")}
+    row: dict[str, Any] = {
+        name: group[0].get(name) for name in ("p", "method", "family", "n_layers", "convex", "structure")
+    }
     row |= {"n_seeds": len(group), "n_reached": sum(run["test_step"] is not None for run in group)}
     for name in _REACHED:
         middle = median(math.inf if run.get(name) is None else run[name] for run in group)
@@ -73,13 +75,19 @@ def _median_row(group: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _or_more(name: str, form: str = ".0f") -> Callable[[dict[str, Any]], str]:
-    """A number of steps, or ``>N`` where it was never reached in N of them."""
-    return lambda row: f">{row['n_steps']:.0f}" if row[name] is None else f"{row[name]:{form}}"
+    """A number of steps, or ``>N`` where it was not reached in N of them; never, where a program was solved by then."""
+
+    def cell(row: dict[str, Any]) -> str:
+        if row[name] is not None:
+            return f"{row[name]:{form}}"
+        return "never" if row["convex"] else f">{row['n_steps']:.0f}"
+
+    return cell
 
 
 def _delay(row: dict[str, Any]) -> str:
     if row["delay"] is None:
-        return "-" if row["train_step"] is None else f">{row['n_steps'] - row['train_step']:.0f}"
+        return "-" if row["train_step"] is None or row["convex"] else f">{row['n_steps'] - row['train_step']:.0f}"
     return f"{row['delay']:.0f}"
 
 
@@ -181,7 +189,8 @@ def remark(settings: GrokkingSettings) -> str:
         f"Division a / b modulo p, {settings.fraction:.0%} of the table to train on, the rest to test on; a seed draws "
         "split, initial weights, gates and minibatches. Steps are those of the optimiser, or iterations of the convex "
         f"solver; they are counted to the first look, every {settings.look_every} steps (10 iterations), with an "
-        f"accuracy of {settings.threshold:.0%}. '>N': not reached in N steps; such seeds count as the slowest in "
+        f"accuracy of {settings.threshold:.0%}. '>N': not reached in N steps; 'never': the solved program does "
+        "not; such seeds count as the slowest in "
         "medians. delay = steps from 99% training to 99% test accuracy. gradients = gradients taken until then, each "
         "over so many rows ('rows each'); s = seconds of training until then, looks not counted, on whatever machine "
         "and beside whatever else ran. Loss: mean cross-entropy in nats. A run ends after "
