@@ -141,6 +141,7 @@ def _draw_steps(runs: list[dict[str, Any]], settings: dict[str, Any], p: int, pa
     left.set(xscale="log", xlabel=_LABELS["step"], title="steps to 99% test accuracy")
     right.set(xlabel=_LABELS["step"], title="delay: from 99% training to 99% test accuracy")
     right.set_xscale("symlog", linthresh=10)
+    right.set_xlim(left=-1)
     left.set_yticks(range(len(names)), names)
     right.set_yticks(range(len(names)), [])
     for ax in (left, right):
