@@ -24,8 +24,8 @@ from .data import Split
 from .settings import GrokkingSettings
 from .watch import Watch
 
-# Steps of the embedding between looks; each holds many of the block.
-_LOOK_EVERY = 5
+# Steps of the embedding between looks, each at a block that is solved for it.
+_LOOK_EVERY = 20
 
 STRUCTURE = (
     "none of the group: the embedding is learned; gates that each look at one pair of its features at one token; alpha "
@@ -38,16 +38,12 @@ def project(
 ) -> dict[str, Any]:
     """Variable projection: the block is solved at each step of the embedding. Its steps are those of the embedding.
 
-    The last look is at the block solved once more, to a certified gap and with less decay than the embedding needed.
+    An embedding is found under much decay, which keeps the block from memorising. What is looked at is the block solved
+    on it once more with little, to a certified gap; those iterations are counted.
     """
     problem = _problem(split, settings, seed)
     tables, largest = _start(problem, seed)
-    alpha = settings.learned_last_ratio * largest
-
-    def look(state: EmbeddedState) -> None:
-        if state.step % _LOOK_EVERY == 0:
-            _look(state, watch)
-
+    shown = _Shown(watch, settings, settings.learned_last_ratio * largest)
     state = train_by_projection(
         problem,
         tables,
@@ -55,25 +51,40 @@ def project(
         n_steps=watch.n_steps,
         lr=settings.projection_rate,
         head_steps=settings.head_steps,
-        callback=look,
+        callback=shown,
     )
-    result = state.certified_head(settings.greedy_tol, alpha, max_iter=settings.max_iter)
-    double = state.problem.double(), state.tables.double()
-    last = replace(
-        state,
-        problem=double[0],
-        tables=double[1],
-        coef=result.coef,
-        alpha=alpha,
-        head_steps=state.head_steps + result.n_iter,
-        gradient_evaluations=state.gradient_evaluations + result.n_iter,
-    )
-    _look(last, watch)
-    return _described(last) | {
-        "relative_gap": result.certificate.relative_gap,
+    return _described(state) | {
+        "alpha": shown.alpha,
+        "relative_gap": shown.relative_gap,
         "certified_steps": state.step,
         "certified_seconds": watch.looks[-1].seconds,
     }
+
+
+class _Shown:
+    """Shows blocks of little decay on embeddings to the watch, and counts what they take."""
+
+    def __init__(self, watch: Watch, settings: GrokkingSettings, alpha: float) -> None:
+        self.watch, self.settings, self.alpha = watch, settings, alpha
+        self.n_iterations, self.relative_gap = 0, math.inf
+
+    def __call__(self, state: EmbeddedState) -> None:
+        if state.step % _LOOK_EVERY and state.step < self.watch.n_steps:
+            return
+        result = state.certified_head(self.settings.greedy_tol, self.alpha, max_iter=self.settings.max_iter)
+        self.n_iterations += result.n_iter
+        self.relative_gap = result.certificate.relative_gap
+        _look(
+            replace(
+                state,
+                problem=state.problem.double(),
+                tables=state.tables.double(),
+                coef=result.coef,
+                head_steps=state.head_steps + self.n_iterations,
+                gradient_evaluations=state.gradient_evaluations + self.n_iterations,
+            ),
+            self.watch,
+        )
 
 
 def join(
