@@ -37,6 +37,11 @@ def settings():
         greedy_gates=10,
         tol=1e-3,
         greedy_tol=1e-2,
+        learned_width=4,
+        learned_gates=8,
+        projection_steps=25,
+        head_steps=5,
+        joint_hold=10,
     )
 
 
@@ -65,7 +70,7 @@ def runs_of(report, method):
 
 def test_every_method_is_there_for_every_seed(report, settings):
     names = [method.name for method in chosen_methods(settings)]
-    assert len(names) == 9
+    assert len(names) == 11
     assert [(run["method"], run["seed"]) for run in report["runs"]] == [
         (name, seed) for name in names for seed in (0, 1)
     ]
@@ -88,7 +93,7 @@ def test_convex_methods_come_with_a_certificate_and_say_what_they_were_given(rep
     for method in chosen_methods(settings):
         tol = settings.tol if method.name == "fully convex" else settings.greedy_tol
         for run in runs_of(report, method.name):
-            assert ("relative_gap" in run) is method.convex
+            assert ("relative_gap" in run) is (method.convex or method.name == "convex block, projection")
             if method.convex:
                 assert 0 <= run["relative_gap"] <= tol
                 assert run["certified_steps"] == run["curve"]["step"][-1]
@@ -100,6 +105,23 @@ def test_the_fully_convex_program_learns_the_group(report):
         assert run["test_step"] is not None
         assert run["test_step"] <= run["certified_steps"]
         assert run["final_test_accuracy"] >= 0.99
+
+
+def test_projection_ends_with_a_certified_block_and_counts_its_work(report, settings):
+    for run in runs_of(report, "convex block, projection"):
+        curve = run["curve"]
+        assert 0 <= run["relative_gap"] <= settings.greedy_tol
+        assert curve["step"] == [0, 20, 25]
+        assert curve["head_steps"][-1] > 26 * settings.head_steps
+        # One gradient for each step of the block and one for each of the embedding.
+        differences = np.subtract(curve["gradient_evaluations"], curve["head_steps"])
+        assert differences.tolist() == curve["step"]
+        assert curve["train_loss"][-1] < curve["train_loss"][0]
+
+
+def test_learned_embeddings_are_told_nothing_of_the_group(report):
+    for name in ("convex block, joint", "convex block, projection"):
+        assert all(run["structure"].startswith("none of the group") for run in runs_of(report, name))
 
 
 def test_a_layer_more_fits_the_training_rows_better(report):
