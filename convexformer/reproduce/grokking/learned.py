@@ -69,7 +69,8 @@ class _Shown:
         self.n_iterations, self.relative_gap = 0, math.inf
 
     def __call__(self, state: EmbeddedState) -> None:
-        if state.step % _LOOK_EVERY and state.step < self.watch.n_steps:
+        between = state.step % _LOOK_EVERY and state.step < self.watch.n_steps
+        if between or state.step == 0:  # a block on random tokens takes long to solve and memorises
             return
         result = state.certified_head(self.settings.greedy_tol, self.alpha, max_iter=self.settings.max_iter)
         self.n_iterations += result.n_iter
