@@ -138,7 +138,7 @@ def _add_student_teacher(experiments: Any, common: argparse.ArgumentParser) -> N
         "under Adam, softmax attention and ridge. A call that was interrupted goes on after its last finished seed.",
     )
     command.add_argument(
-        "--small", action="store_true", help="two to two and a half minutes on two cores; else meant for a GPU"
+        "--small", action="store_true", help="about two minutes on two cores; else meant for a GPU"
     )
     command.add_argument(
         "--out",

@@ -115,7 +115,7 @@ class StudentTeacherSettings:
 
     @classmethod
     def small(cls, **changes: Any) -> StudentTeacherSettings:
-        """The setting that takes two to two and a half minutes on two cores.
+        """The setting that takes about two minutes on two cores.
 
         Parameters
         ----------
@@ -135,7 +135,7 @@ class StudentTeacherSettings:
             "n_alphas": 8,
             "alpha_ratio": 0.02,
             "map_alpha_ratios": (0.3, 0.1, 0.03),
-            "n_steps": 150,
+            "n_steps": 100,
             "softmax_learning_rates": (1e-3, 3e-3, 1e-2),
             "softmax_alphas": (1e-2, 3e-2),
             "softmax_heads": 4,
