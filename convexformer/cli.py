@@ -124,7 +124,7 @@ _STUDENT_TEACHER_OPTIONS: dict[str, tuple[type, str]] = {
     "n_outputs": (int, "principal directions of the targets (default: all outputs, small: 8)"),
     "map_outputs": (int, "the same for the attention maps (default: all outputs, small: 4)"),
     "n_gates": (int, "gates of the gated class (default: 64, small: 8)"),
-    "n_steps": (int, "steps of Adam for every combination (default: 3000, small: 150)"),
+    "n_steps": (int, "steps of Adam for every combination (default: 3000, small: 100)"),
     "device": (str, "cpu or cuda (default: cpu)"),
 }
 
@@ -137,9 +137,7 @@ def _add_student_teacher(experiments: Any, common: argparse.ArgumentParser) -> N
         description="Students of an attention layer of a pretrained encoder: certified convex programs, their networks "
         "under Adam, softmax attention and ridge. A call that was interrupted goes on after its last finished seed.",
     )
-    command.add_argument(
-        "--small", action="store_true", help="about two minutes on two cores; else meant for a GPU"
-    )
+    command.add_argument("--small", action="store_true", help="about two minutes on two cores; else meant for a GPU")
     command.add_argument(
         "--out",
         type=Path,
