@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
@@ -60,11 +61,11 @@ def _draw_courses(runs: list[dict[str, Any]], kind: str, table: str, path: Path)
     families = _by(runs, "family")
     figure, axes = plot.new_figure(2, len(families), figsize=(4.6 * len(families), 8.6))
     what = "share of rows answered rightly" if kind == "accuracy" else "mean cross-entropy"
-    figure.suptitle(
-        f"Division: {kind} ({what}) while methods train on {table}\n"
-        f"solid: rows not trained on (test); dashed: rows trained on. Line: median of {_seeds(runs)}; band: all of "
-        "them; a run that has ended keeps its last value"
+    title = (
+        f"Division: {kind} ({what}) while methods train on {table}. Solid: rows not trained on (test); dashed: rows "
+        f"trained on. Line: median of {_seeds(runs)}; band: all of them; a run that has ended keeps its last value."
     )
+    figure.suptitle(textwrap.fill(title, width=42 * len(families)))
     for column, (family, members) in enumerate(families.items()):
         for row, axis in enumerate(("step", "seconds")):
             ax = axes[row * len(families) + column]
