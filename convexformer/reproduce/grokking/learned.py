@@ -29,7 +29,7 @@ _LOOK_EVERY = 20
 
 STRUCTURE = (
     "none of the group: the embedding is learned; gates that each look at one pair of its features at one token; "
-    "sizes, alpha and the learning rate were set by hand, by test accuracy on seeds 0 and 1 for p = 97, and not searched"
+    "sizes, alpha and learning rate were set by hand, by test accuracy on seeds 0 and 1 for p = 97, and not searched"
 )
 
 
