@@ -116,7 +116,7 @@ def test_projection_ends_with_a_certified_block_and_counts_its_work(report, sett
         # One gradient for each step of the block and one for each of the embedding.
         differences = np.subtract(curve["gradient_evaluations"], curve["head_steps"])
         assert differences.tolist() == curve["step"]
-        assert curve["train_loss"][-1] < curve["train_loss"][0]
+        assert curve["train_loss"][-1] < np.log(19)  # that of guessing
 
 
 def test_learned_embeddings_are_told_nothing_of_the_group(report):
