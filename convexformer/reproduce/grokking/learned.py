@@ -94,7 +94,6 @@ def join(
     """Embedding and block trained together by proximal Adam, as in the paper."""
     problem = _problem(split, settings, seed)
     tables, largest = _start(problem, seed)
-    rows = len(problem.symbols)
     state = train_jointly(
         problem,
         tables,
@@ -103,12 +102,13 @@ def join(
         hold_steps=settings.joint_hold,
         fall_steps=settings.joint_hold,
         n_steps=watch.n_steps,
-        batch_size=settings.batch_size if settings.batch_size < rows else None,
+        lr=settings.joint_rate,
+        head_lr=settings.joint_head_rate,
         seed=seed,
         look_every=watch.look_every,
         callback=lambda state: _look(state, watch),
     )
-    return _described(state) | {"batch_size": min(settings.batch_size, rows)}
+    return _described(state)
 
 
 def _problem(split: Split, settings: GrokkingSettings, seed: int) -> EmbeddedProblem:

@@ -62,8 +62,10 @@ class GrokkingSettings:
         Learning rate of the embedding by variable projection.
     head_steps : int, default=20
         Solver steps on the block for each step of the embedding.
-    joint_hold : int, default=1000
-        Steps at the first ``alpha`` in joint training, and steps in which it falls.
+    joint_hold : int, default=300
+        Steps at the first ``alpha`` in joint training, on all rows, and steps in which it falls.
+    joint_rate, joint_head_rate : float, default=0.01 and 0.003
+        Learning rates of the embedding and of the block in joint training.
     alpha_ratio : float, default=0.01
         ``alpha`` of the convex programs, as part of ``alpha_max``.
     tol, greedy_tol : float, default=1e-4 and 1e-3
@@ -111,7 +113,9 @@ class GrokkingSettings:
     projection_steps: int = 60
     projection_rate: float = 0.04
     head_steps: int = 20
-    joint_hold: int = 1000
+    joint_hold: int = 300
+    joint_rate: float = 0.01
+    joint_head_rate: float = 0.003
     alpha_ratio: float = 0.01
     tol: float = 1e-4
     greedy_tol: float = 1e-3
