@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -54,9 +55,19 @@ def _add_demo(commands: Any, common: argparse.ArgumentParser) -> None:
     demo.set_defaults(run=_run_demo)
 
 
-def _add_fit(commands: Any, common: argparse.ArgumentParser) -> None:
-    from .gates import GATE_SOURCES
+class _GateNames:
+    """Names of gate sources, read when they are asked for: the registry loads torch, which the parser need not."""
 
+    def __iter__(self) -> Iterator[str]:
+        from .gates import GATE_SOURCES
+
+        return iter(sorted(GATE_SOURCES))
+
+    def __contains__(self, name: object) -> bool:
+        return name in tuple(self)
+
+
+def _add_fit(commands: Any, common: argparse.ArgumentParser) -> None:
     fit = commands.add_parser(
         "fit",
         parents=[common],
@@ -78,7 +89,13 @@ def _add_fit(commands: Any, common: argparse.ArgumentParser) -> None:
     fit.add_argument("--penalty", default="group_l2", help="group_l2 or nuclear")
     fit.add_argument("--activation", default="linear", help="linear or gated_relu")
     fit.add_argument("--n-gates", type=int, default=32, help="gates of gated_relu; at most so many are generated")
-    fit.add_argument("--gates", choices=sorted(GATE_SOURCES), default="gaussian", help="where the gates come from")
+    fit.add_argument(
+        "--gates",
+        choices=_GateNames(),
+        default="gaussian",
+        metavar="NAME",
+        help="where the gates come from: %(choices)s (default: %(default)s)",
+    )
     fit.add_argument(
         "--solver", default="auto", help="auto, admm, fista, semismooth_newton, exact, or the name of a cvxpy solver"
     )

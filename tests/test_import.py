@@ -19,6 +19,18 @@ def test_import_loads_nothing_heavy(run_python):
     assert loaded(run_python, "import convexformer") == []
 
 
+def test_the_command_line_describes_itself_without_loading_anything_heavy(run_python):
+    code = """
+from convexformer import cli
+cli.build_parser().parse_args(["reproduce", "grokking", "--small"])
+try:
+    cli.main(["--version"])
+except SystemExit:
+    pass
+"""
+    assert loaded(run_python, code) == []
+
+
 def test_a_fit_with_the_default_solver_loads_torch_but_neither_cvxpy_nor_matplotlib_nor_transformers(run_python):
     code = """
 import numpy as np, convexformer
