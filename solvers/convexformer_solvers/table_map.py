@@ -113,12 +113,15 @@ class TableMap(GatedMap):
         return (table.to(coef.dtype) @ columns).view(-1, n_gates, n_outputs)
 
     def rmatvec(self, values: Tensor) -> Tensor:
-        n_gates, n_outputs = self.masks.shape[1], values.shape[1]
-        result = values.new_empty((*self.feature_shape, n_outputs))
-        for block, (table, sums) in enumerate(zip(self.tables, self._sums_by_row(values), strict=True)):
-            product = table.to(values.dtype).T @ sums.flatten(1)  # (d, h c)
-            result[:, block] = product.view(-1, n_gates, n_outputs).transpose(0, 1)
+        result = values.new_empty((*self.feature_shape, values.shape[1]))
+        for block, sums in enumerate(self._sums_by_row(values)):
+            result[:, block] = self._coef_part(block, sums)
         return result
+
+    def _coef_part(self, block: int, sums: Tensor) -> Tensor:
+        """Part ``(h, d, c)`` of the adjoint that belongs to a block."""
+        product = self.tables[block].to(sums.dtype).T @ sums.flatten(1)  # (d, h c)
+        return product.view(-1, *sums.shape[1:]).transpose(0, 1)
 
     def _sums_by_row(self, values: Tensor) -> Iterator[Tensor]:
         """For each block the sums ``(V, h, c)`` of `values` over the samples that have a row and pass a gate."""
@@ -136,11 +139,24 @@ class TableMap(GatedMap):
         values : Tensor of shape (N, c)
             One row per sample.
         """
+        return torch.stack([_table_part(coef[:, block], sums) for block, sums in enumerate(self._sums_by_row(values))])
+
+    def gradients(self, coef: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """``rmatvec(values)`` and ``table_gradient(coef, values)``, whose sums over samples are the same.
+
+        Parameters
+        ----------
+        coef : Tensor of shape (h, B, d, c)
+            Coefficients.
+        values : Tensor of shape (N, c)
+            One row per sample.
+        """
         parts = [
-            sums.flatten(1) @ coef[:, block].transpose(1, 2).flatten(0, 1)  # (V, h c) by (h c, d)
+            (self._coef_part(block, sums), _table_part(coef[:, block], sums))
             for block, sums in enumerate(self._sums_by_row(values))
         ]
-        return torch.stack(parts)
+        of_coef, of_tables = zip(*parts, strict=True)
+        return torch.stack(of_coef, 1), torch.stack(of_tables)
 
     def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> TableMap:
         dtype, device = dtype or self.dtype, torch.device(device or self.device)
@@ -156,6 +172,11 @@ class TableMap(GatedMap):
             by_row = 2.0 * n_rows * n_gates * n_outputs * (d + height)
             work += by_row + 2 * WORK_OF_A_READ * (n_rows * n_gates * (n_outputs + height) + self.n_samples * n_outputs)
         return work
+
+
+def _table_part(coef: Tensor, sums: Tensor) -> Tensor:
+    """Gradient ``(V, d)`` with respect to a table, from the coefficients ``(h, d, c)`` of its block."""
+    return sums.flatten(1) @ coef.transpose(1, 2).flatten(0, 1)  # (V, h c) by (h c, d)
 
 
 def _grouped(symbols: Tensor, n_rows: int, masks: Tensor) -> _Position:

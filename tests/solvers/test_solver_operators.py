@@ -101,7 +101,11 @@ class TestTableMap:
         leaf = tables.clone().requires_grad_()
         pred = torch.einsum("ng,nbd,gbdc->nc", masks.double(), leaf[torch.arange(2), symbols], coef)
         (pred * values).sum().backward()
-        torch.testing.assert_close(TableMap(tables, symbols, masks).table_gradient(coef, values), leaf.grad)
+        table = TableMap(tables, symbols, masks)
+        torch.testing.assert_close(table.table_gradient(coef, values), leaf.grad)
+        of_coef, of_tables = table.gradients(coef, values)
+        assert torch.equal(of_coef, table.rmatvec(values))
+        assert torch.equal(of_tables, table.table_gradient(coef, values))
 
     def test_is_found_where_rows_repeat_and_only_there(self):
         tables, symbols = randn(2, 10, 8), torch.arange(1000).reshape(500, 2) % 10
