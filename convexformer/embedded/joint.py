@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import time
+import itertools
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from convexformer.nn._trial import Stopwatch
 from convexformer.nn.base import check_sizes, normal_draws
 from convexformer_solvers import Penalty
 
-from .problem import EmbeddedProblem, along_sphere, random_tables, unit_rows
-from .projection import partial_gradient
+from .course import Callback, MovingTables, follow
+from .problem import EmbeddedProblem
 from .schedule import FallingAlpha, check_rate
-from .state import Callback, EmbeddedState, EmbeddingInterrupted
+from .state import EmbeddedState
 
 
 def train_jointly(
@@ -96,43 +98,41 @@ def train_jointly(
         check_sizes(batch_size=batch_size)
         if batch_size > n_samples:
             raise ValueError(f"batch_size must be at most the number of samples, {n_samples}, got {batch_size}")
-    start = time.perf_counter()
-    tables = random_tables(problem, seed) if tables is None else unit_rows(tables.to(problem.target))
-    coef = (normal_draws(seed + 1)(*problem.coef_shape) / n_samples).to(tables)
-    optimizer, head = torch.optim.Adam([tables], lr=lr), _ProximalAdam(coef, problem.penalty, head_lr)
-    generator = torch.Generator().manual_seed(seed)
+    tables_now = MovingTables(problem, tables, seed, lr)
+    coef = (normal_draws(seed + 1)(*problem.coef_shape) / n_samples).to(tables_now.now)
+    start = EmbeddedState(problem, tables_now.now.clone(), coef, alphas(0), 0, 0, 0, 0.0)
+    head = _ProximalAdam(coef, problem.penalty, head_lr)
     share = 1.0 if batch_size is None else batch_size / n_samples
-    outside = 0.0  # seconds of the callback
 
-    def state_at(step: int) -> EmbeddedState:
-        seconds = time.perf_counter() - start - outside
-        # One pass over a part gives both gradients; the count is that of the coefficients' and the embedding's.
-        return EmbeddedState(problem, tables.clone(), coef, alphas(step), step, step, 2 * step * share, seconds)
-
-    state = state_at(0)
-    try:
-        for step in tqdm(range(n_steps + 1), disable=not verbose, desc="joint"):
+    def states(steps: Iterable[int]) -> Iterator[EmbeddedState]:
+        stopwatch, coef = Stopwatch(start.coef.device), start.coef
+        parts = _parts(problem, batch_size, seed)
+        for step in steps:
             if step % look_every == 0 or step == n_steps:
-                state = state_at(step)
-                before = time.perf_counter()
-                stop = callback is not None and callback(state) is True
-                outside += time.perf_counter() - before
-                if stop or step == n_steps:
-                    break
-            part = problem
-            if batch_size is not None:
-                drawn = torch.randperm(n_samples, generator=generator)[:batch_size]
-                part = problem.rows(drawn.to(tables.device))
-            program = part.program(tables, alphas(step))
-            pred = program.map.matvec(coef)
-            slope = program.map.rmatvec(program.loss.gradient(pred, program.y) / len(pred))
-            tables.grad = along_sphere(tables, partial_gradient(program, coef, pred))
-            optimizer.step()
-            tables.copy_(unit_rows(tables))
-            coef = head.step(coef, slope, program.alpha)
-    except KeyboardInterrupt as interrupt:
-        raise EmbeddingInterrupted(state) from interrupt
-    return state
+                # One pass over a part gives both gradients; the count is that of coefficients and embedding.
+                done = (step, step, 2 * step * share, stopwatch.seconds)
+                yield EmbeddedState(problem, tables_now.now.clone(), coef, alphas(step), *done)
+            if step < n_steps:
+                with stopwatch:
+                    part = next(parts)
+                    linear_map = part.map(tables_now.now)
+                    values = part.loss.gradient(linear_map.matvec(coef), part.target) / len(part.target)
+                    slope, of_tables = linear_map.gradients(coef, values)
+                    tables_now.move(of_tables)
+                    coef = head.step(coef, slope, alphas(step))
+
+    with tqdm(range(n_steps + 1), disable=not verbose, desc="joint") as steps:
+        return follow(start, states(steps), callback)
+
+
+def _parts(problem: EmbeddedProblem, batch_size: int | None, seed: int) -> Iterator[EmbeddedProblem]:
+    """The problem again and again, or problems of batches, each drawn anew."""
+    if batch_size is None:
+        yield from itertools.repeat(problem)
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        drawn = torch.randperm(len(problem.symbols), generator=generator)[:batch_size]
+        yield problem.rows(drawn.to(problem.symbols.device))
 
 
 class _ProximalAdam:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Iterable, Iterator
 
-import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from convexformer.nn._trial import Stopwatch
 from convexformer.nn.base import check_sizes
-from convexformer_solvers import Fista, Point, Program, get_solver, solve
+from convexformer_solvers import Fista, Point, Program, TableMap, get_solver, solve
 
-from .problem import EmbeddedProblem, along_sphere, random_tables, unit_rows
+from .course import Callback, MovingTables, follow
+from .problem import EmbeddedProblem
 from .schedule import FallingAlpha, check_rate
-from .state import Callback, EmbeddedState, EmbeddingInterrupted
+from .state import EmbeddedState
 
 _SOLVER = Fista()
 
@@ -56,6 +57,8 @@ def optimal_value(
 
     Examples
     --------
+    >>> import torch
+    >>> from convexformer.embedded import random_tables
     >>> from convexformer.gates import Gates
     >>> from convexformer.solvers import get_loss, get_penalty
     >>> gates = Gates([[1.0, 0.0]], [[1.0, 0.0]])
@@ -75,8 +78,8 @@ def partial_gradient(program: Program, coef: Tensor, pred: Tensor | None = None)
     """Gradient of the mean loss with respect to the tables behind a program, coefficients and gates held."""
     pred = program.map.matvec(coef) if pred is None else pred
     values = program.loss.gradient(pred, program.y) / len(pred)
-    gradient: Tensor = program.map.table_gradient(coef, values)  # type: ignore[attr-defined]
-    return gradient
+    assert isinstance(program.map, TableMap)
+    return program.map.table_gradient(coef, values)
 
 
 def train_by_projection(
@@ -141,6 +144,7 @@ def train_by_projection(
 
     Examples
     --------
+    >>> import torch
     >>> from convexformer.gates import Gates
     >>> from convexformer.solvers import get_loss, get_penalty
     >>> symbols = torch.tensor([[a, b] for a in range(3) for b in range(3)])
@@ -154,31 +158,36 @@ def train_by_projection(
     check_sizes(n_steps=n_steps, head_steps=head_steps)
     alphas = FallingAlpha(alpha, first_alpha, hold_steps, fall_steps)
     check_rate("lr", lr)
-    start = time.perf_counter()
-    tables = random_tables(problem, seed) if tables is None else unit_rows(tables.to(problem.target))
-    optimizer = torch.optim.Adam([tables], lr=lr)
-    state = EmbeddedState(problem, tables.clone(), tables.new_zeros(problem.coef_shape), alphas(0), 0, 0, 0.0, 0.0)
-    outside = 0.0  # seconds of the callback
-    try:
-        for step in tqdm(range(n_steps + 1), disable=not verbose, desc="embedding"):
-            program = problem.program(tables, alphas(step))
-            coef, pred = _solved(program, state.coef, head_steps)
-            n_gradients = head_steps + (step > 0)  # of the coefficients, and of the embedding before
-            done = (step, state.head_steps + head_steps, state.gradient_evaluations + n_gradients)
-            state = EmbeddedState(
-                problem, tables.clone(), coef, program.alpha, *done, time.perf_counter() - start - outside
-            )
-            before = time.perf_counter()
-            stop = callback is not None and callback(state) is True
-            outside += time.perf_counter() - before
-            if stop or step == n_steps:
-                break
-            tables.grad = along_sphere(tables, partial_gradient(program, coef, pred))
-            optimizer.step()
-            tables.copy_(unit_rows(tables))
-    except KeyboardInterrupt as interrupt:
-        raise EmbeddingInterrupted(state) from interrupt
-    return state
+    tables_now = MovingTables(problem, tables, seed, lr)
+    coef = tables_now.now.new_zeros(problem.coef_shape)
+    start = EmbeddedState(problem, tables_now.now.clone(), coef, alphas(0), 0, 0, 0, 0.0)
+    with tqdm(range(n_steps + 1), disable=not verbose, desc="embedding") as steps:
+        return follow(start, _states(problem, tables_now, coef, alphas, steps, head_steps), callback)
+
+
+def _states(
+    problem: EmbeddedProblem,
+    tables: MovingTables,
+    coef: Tensor,
+    alphas: FallingAlpha,
+    steps: Iterable[int],
+    head_steps: int,
+) -> Iterator[EmbeddedState]:
+    """The states of variable projection, one for each step."""
+    stopwatch = Stopwatch(coef.device)
+    program: Program | None = None
+    pred: Tensor | None = None
+    for step in steps:
+        with stopwatch:
+            if program is not None:
+                tables.move(partial_gradient(program, coef, pred))
+            program = problem.program(tables.now, alphas(step))
+            coef, pred = _solved(program, coef, head_steps)
+        n_head = (step + 1) * head_steps
+        # A gradient of the coefficients for each of their steps, and one of the embedding for each of its own.
+        yield EmbeddedState(
+            problem, tables.now.clone(), coef, program.alpha, step, n_head, n_head + step, stopwatch.seconds
+        )
 
 
 def _solved(program: Program, coef: Tensor, n_steps: int) -> tuple[Tensor, Tensor]:

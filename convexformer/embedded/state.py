@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -99,6 +98,3 @@ class EmbeddingInterrupted(KeyboardInterrupt):
     def __init__(self, state: EmbeddedState) -> None:
         super().__init__(f"interrupted after {state.step} steps of the embedding; .state holds what there is")
         self.state = state
-
-
-Callback = Callable[[EmbeddedState], bool | None]
