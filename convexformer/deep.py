@@ -18,10 +18,10 @@ from torch import Tensor
 from convexformer_solvers import Callback, Loss, Penalty, Solver
 
 from ._base import ConvexAttentionBase
+from ._integers import check_counts
 from ._validation import as_tensor, check_tokens, check_weight
 from .estimators import ClassificationMixin, ConvexAttentionClassifier, ConvexAttentionRegressor, RegressionMixin
 from .gates import Gates, GateSource, GivenGates, TrainingData, get_gate_source
-from .nn.base import check_sizes
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -117,7 +117,7 @@ class GreedyConvexTransformerBase(BaseEstimator):
         ConvergenceWarning
             If the certified relative gap of a layer did not come within ``tol``.
         """
-        check_sizes(n_layers=self.n_layers)
+        check_counts(n_layers=self.n_layers)
         inputs = check_tokens(self, X, reset=True)
         weight = check_weight(sample_weight, len(inputs))
         random_state = check_random_state(self.random_state)
@@ -190,7 +190,7 @@ class GreedyConvexTransformerBase(BaseEstimator):
             If there are not as many layers.
         """
         check_is_fitted(self)
-        check_sizes(n_layers=n_layers)
+        check_counts(n_layers=n_layers)
         if n_layers > len(self.layers_):
             raise ValueError(f"n_layers must be at most the {len(self.layers_)} layers that there are, got {n_layers}")
         shallow = copy.copy(self)

@@ -192,7 +192,7 @@ class TestBoth:
         [
             ({"alpha": 0.0}, "alpha must be a positive number"),
             ({"alpha": 1.0, "first_alpha": 0.5}, "first_alpha must be at least alpha"),
-            ({"alpha": 1.0, "n_steps": 0}, "n_steps must be at least 1"),
+            ({"alpha": 1.0, "n_steps": 0}, "n_steps must be a positive integer"),
             ({"alpha": 1.0, "lr": -1.0}, "lr must be a positive number"),
             ({"alpha": 1.0, "hold_steps": -1}, "hold_steps must be an integer of at least 0"),
         ],

@@ -211,8 +211,8 @@ def test_ctrl_c_keeps_the_layers_that_there_are():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"n_layers": 0}, "n_layers must be at least 1"),
-        ({"n_layers": 1.5}, "n_layers must be at least 1 and an integer"),
+        ({"n_layers": 0}, "n_layers must be a positive integer"),
+        ({"n_layers": 1.5}, "n_layers must be a positive integer"),
         ({"alpha": -1.0}, "alpha must be"),
         ({"n_gates": 0}, "n_gates must be"),
         ({"gates": "nonsense"}, "gates must be"),

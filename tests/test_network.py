@@ -238,7 +238,7 @@ def test_no_random_network_is_below_the_bound(make_problem, seed, n_heads, scale
     ("options", "message"),
     [
         ({"simplex": "cube"}, "simplex must be"),
-        ({"n_heads": 0}, "n_heads must be at least 1"),
+        ({"n_heads": 0}, "n_heads must be a positive integer"),
         ({"n_heads": 2, "gate_index": [0]}, "gate_index"),
         ({"n_heads": 2, "gate_index": [0, -1]}, "gate_index"),
     ],

@@ -106,7 +106,7 @@ def test_sequence_program(n_targets):
         ("convex_program", {"n_heads": 2}, "has no n_heads"),
         ("convex_program", {"position": 0}, "has no position"),
         ("sequence_attention", {"n_heads": 2, "n_gates": 2}, "has no n_gates"),
-        ("convex_attention", {"n_heads": 0}, "n_heads must be at least 1"),
+        ("convex_attention", {"n_heads": 0}, "n_heads must be a positive integer"),
         ("softmax_attention", {"n_heads": 2, "head_width": 1, "position": "last"}, "position must be"),
     ],
 )

@@ -83,7 +83,7 @@ def test_bias_and_seed_of_relu_heads():
     assert (network(X) + network(-X)).abs().max() > 1e-3  # and not linear
     assert torch.equal(weights(ReluAttention(3, 2, seed=5)), weights(ReluAttention(3, 2, seed=5)))
     assert not torch.equal(weights(ReluAttention(3, 2, seed=5)), weights(ReluAttention(3, 2, seed=6)))
-    with pytest.raises(ValueError, match="n_heads must be at least 1"):
+    with pytest.raises(ValueError, match="n_heads must be a positive integer"):
         ReluAttention(3, 2, n_heads=0)
 
 
@@ -194,7 +194,7 @@ def test_given_gates_serve_every_layer_and_must_fit():
     assert all(part.gates is gates for part in (*network.blocks, network.last))
     with pytest.raises(ValueError, match="directions must have widths"):
         DeepConvexTransformer(3, 4, gates=gates)
-    with pytest.raises(ValueError, match="n_layers must be at least 1"):
+    with pytest.raises(ValueError, match="n_layers must be a positive integer"):
         DeepConvexTransformer(3, 2, n_layers=0)
 
 

@@ -166,7 +166,7 @@ def test_state_dict_round_trip():
 @pytest.mark.parametrize("value", [0, -1, 1.5, True])
 def test_bad_sizes_are_named(name, value):
     sizes = {"n_tokens": 3, "n_features": 2, name: value}
-    with pytest.raises(ValueError, match=f"{name} must be at least 1"):
+    with pytest.raises(ValueError, match=f"{name} must be a positive integer"):
         SequenceAttention(**sizes)
 
 

@@ -129,8 +129,8 @@ def test_state_dict_round_trip_and_seeds():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"n_heads": 0}, "n_heads must be at least 1"),
-        ({"head_width": 0}, "head_width must be at least 1"),
+        ({"n_heads": 0}, "n_heads must be a positive integer"),
+        ({"head_width": 0}, "head_width must be a positive integer"),
         ({"position": "last"}, "position must be"),
         ({"position": True}, "position must be"),
         ({"position": 1.0}, "position must be"),

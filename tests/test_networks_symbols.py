@@ -164,7 +164,7 @@ def test_tokens_have_norm_one_on_average(width):
 
 
 def test_sizes_are_checked():
-    with pytest.raises(ValueError, match="n_symbols must be at least 1"):
+    with pytest.raises(ValueError, match="n_symbols must be a positive integer"):
         TokenEmbedding(0, 2, 3)
     with pytest.raises(ValueError, match="activation must be one of"):
         EmbeddingMLP(3, 2, 3, activation="gelu")

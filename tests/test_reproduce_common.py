@@ -106,6 +106,7 @@ def test_medians_are_over_rows_of_the_same_keys():
         for seed, (loss, r2) in enumerate([(1.0, 0.5), (5.0, 0.1), (3.0, 0.2)])
         for model, loss in (("a", loss), ("b", None))
     ]
-    first, second = medians(rows, ("model",))
+    first, second = medians(rows, ("model",), ("test_r2",))
     assert first == {"model": "a", "loss": 3.0, "test_r2": 0.2, "test_r2_range": [0.1, 0.5], "n_seeds": 3}
     assert (second["model"], second["loss"]) == ("b", None)
+    assert "test_r2_range" not in medians(rows, ("model",))[0]

@@ -12,9 +12,10 @@ import torch
 from numpy.typing import NDArray
 from tqdm.auto import tqdm
 
+from convexformer._integers import check_counts, check_optional_counts
 from convexformer._validation import check_device
 
-from ._sentences import check_count, read_sentences
+from ._sentences import read_sentences
 from ._teacher import BatchCache, Teacher
 
 Site = Literal["attention", "layer"]
@@ -176,9 +177,8 @@ def load_attention_activations(
         raise ValueError(f"site must be 'attention' or 'layer', got {site!r}")
     if short not in ("error", "drop", "pad"):
         raise ValueError(f"short must be 'error', 'drop' or 'pad', got {short!r}")
-    check_count("n_tokens", n_tokens)
-    check_count("batch_size", batch_size)
-    check_count("n_sentences", n_sentences, optional=True)
+    check_counts(n_tokens=n_tokens, batch_size=batch_size)
+    check_optional_counts(n_sentences=n_sentences)
     place = check_device(device, torch.device("cpu"))
     texts = read_sentences(sentences)
     teacher = Teacher(model, layer, site, place)

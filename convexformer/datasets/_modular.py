@@ -5,8 +5,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import gcd, isqrt
-from numbers import Integral, Real
+from math import gcd
+from numbers import Real
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -14,9 +14,8 @@ import torch
 from numpy.typing import NDArray
 from sklearn.utils import check_random_state
 
+from convexformer._integers import check_optional_counts, is_integer, is_prime
 from convexformer._validation import check_dtype
-
-from ._sentences import check_count
 
 Operation = Literal["+", "-", "x", "/"]
 Encoding = Literal["index", "one_hot", "fourier"]
@@ -215,7 +214,7 @@ def make_modular_arithmetic(
 
 def _check(p: Any, operation: Any, fraction: Any, distinct: Any, encoding: Any) -> tuple[int, float]:
     """Refuse wrong arguments; modulus and fraction as Python numbers."""
-    if not isinstance(p, Integral) or isinstance(p, bool) or p < 2:
+    if not is_integer(p, 2):
         raise ValueError(f"p must be an integer of at least 2, got {p!r}")
     if operation not in get_args(Operation):
         raise ValueError(f"operation must be '+', '-', 'x' (for multiplication) or '/', got {operation!r}")
@@ -304,7 +303,7 @@ def _fourier(
 
 def _primitive_root(p: int, operation: Operation) -> int:
     """The least number whose powers are all residues but 0."""
-    if p == 2 or any(p % divisor == 0 for divisor in range(2, isqrt(p) + 1)):
+    if p == 2 or not is_prime(p):
         raise ValueError(
             f"encoding='fourier' with operation={operation!r} needs discrete logarithms, so p must be an odd prime, "
             f"got {p}; take encoding='index' or 'one_hot'"
@@ -316,7 +315,7 @@ def _primitive_root(p: int, operation: Operation) -> int:
 def _frequencies(order: int, n_frequencies: Any, frequencies: Any, generator: np.random.RandomState) -> tuple[int, ...]:
     """Frequencies of waves on a cyclic group of this order that separate its elements."""
     available = order // 2
-    check_count("n_frequencies", n_frequencies, optional=True)
+    check_optional_counts(n_frequencies=n_frequencies)
     if n_frequencies is not None and n_frequencies > available:
         raise ValueError(f"n_frequencies must be at most {available}, half the period {order}, got {n_frequencies}")
     count = min(_DEFAULT_N_FREQUENCIES, available) if n_frequencies is None else int(n_frequencies)
@@ -357,11 +356,9 @@ def _check_frequencies(order: int, frequencies: Any) -> tuple[int, ...]:
     message = f"frequencies must be None, 'random' or a sequence of integers from 1 to {order - 1}, got {frequencies!r}"
     if isinstance(frequencies, str) or not isinstance(frequencies, (Sequence, np.ndarray)) or not len(frequencies):
         raise ValueError(message)
-    if not all(isinstance(k, Integral) and not isinstance(k, bool) for k in frequencies):
+    if not all(is_integer(k) and k < order for k in frequencies):
         raise ValueError(message)
     chosen = tuple(int(k) for k in frequencies)
-    if not all(0 < k < order for k in chosen):
-        raise ValueError(message)
     if len({min(k, order - k) for k in chosen}) < len(chosen):
         raise ValueError(
             f"frequencies must not hold a k twice, nor k and {order} - k (one wave up to sign), got {frequencies!r}"

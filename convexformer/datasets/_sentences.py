@@ -11,13 +11,14 @@ from functools import cache
 from importlib import import_module
 from importlib.machinery import SourceFileLoader
 from importlib.util import find_spec
-from numbers import Integral
 from pathlib import Path
 from types import CodeType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from convexformer._integers import check_optional_counts
 
 _MIN_WORDS, _MAX_WORDS = 8, 60
 _MIN_PLAIN_WORDS = 0.85
@@ -78,7 +79,7 @@ def load_documentation_sentences(
     >>> len(sentences), labels.shape, set(labels.tolist())
     (100, (100,), {'sklearn'})
     """
-    check_count("n_sentences", n_sentences, optional=True)
+    check_optional_counts(n_sentences=n_sentences)
     names = (packages,) if isinstance(packages, str) else tuple(packages)
     found = _labelled_sentences(names)
     if n_sentences is not None and n_sentences > len(found):
@@ -88,14 +89,6 @@ def load_documentation_sentences(
         )
     chosen = found[:n_sentences]
     return [sentence for sentence, _ in chosen], np.array([package for _, package in chosen], dtype=np.str_)
-
-
-def check_count(name: str, value: Any, optional: bool = False) -> None:
-    """Refuse what is not a positive whole number."""
-    if optional and value is None:
-        return
-    if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{name} must be a positive integer{' or None' if optional else ''}, got {value!r}")
 
 
 def read_sentences(sentences: Any) -> list[str]:

@@ -10,7 +10,6 @@ from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from importlib import import_module
 from importlib.util import find_spec
-from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+
+from convexformer._integers import is_integer
 
 Arrays = dict[str, NDArray[np.float32]]
 Run = Callable[[NDArray[np.int64], NDArray[np.bool_]], Arrays]
@@ -43,7 +44,7 @@ class Teacher:
         n_layers = getattr(self.config, "num_hidden_layers", None)
         if n_layers is None:
             raise self._unsupported()
-        if not isinstance(layer, Integral) or isinstance(layer, bool) or not 0 <= layer < n_layers:
+        if not is_integer(layer, 0) or layer >= n_layers:
             raise ValueError(f"layer must be an integer from 0 to {n_layers - 1} in model {self.name!r}, got {layer!r}")
         self.layer: int = int(layer)
         self.tokenizer: Any = self._load("AutoTokenizer")

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from convexformer._integers import check_counts
 from convexformer.nn._trial import Stopwatch
-from convexformer.nn.base import check_sizes, normal_draws
+from convexformer.nn.base import normal_draws
 from convexformer_solvers import Penalty
 
 from .course import Callback, MovingTables, follow
@@ -89,13 +90,13 @@ def train_jointly(
     >>> train_jointly(problem, alpha=1e-3, n_steps=20, batch_size=4).step
     20
     """
-    check_sizes(n_steps=n_steps, look_every=look_every)
+    check_counts(n_steps=n_steps, look_every=look_every)
     alphas = FallingAlpha(alpha, first_alpha, hold_steps, fall_steps)
     check_rate("lr", lr)
     check_rate("head_lr", head_lr)
     n_samples = len(problem.symbols)
     if batch_size is not None:
-        check_sizes(batch_size=batch_size)
+        check_counts(batch_size=batch_size)
         if batch_size > n_samples:
             raise ValueError(f"batch_size must be at most the number of samples, {n_samples}, got {batch_size}")
     tables_now = MovingTables(problem, tables, seed, lr)

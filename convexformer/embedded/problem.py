@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from convexformer._integers import check_counts
 from convexformer.gates import Gates
-from convexformer.nn.base import check_sizes, normal_draws
+from convexformer.nn.base import normal_draws
 from convexformer_solvers import Loss, Penalty, Program, TableMap
 
 
@@ -64,7 +65,7 @@ class EmbeddedProblem:
     n_symbols: int
 
     def __post_init__(self) -> None:
-        check_sizes(n_symbols=self.n_symbols)
+        check_counts(n_symbols=self.n_symbols)
         if self.symbols.ndim != 2 or self.symbols.dtype != torch.int64 or len(self.symbols) == 0:
             raise ValueError(
                 f"symbols must be int64 of shape (n_samples, n_tokens), got {self.symbols.dtype} of shape "

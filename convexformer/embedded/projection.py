@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from convexformer._integers import check_counts
 from convexformer.nn._trial import Stopwatch
-from convexformer.nn.base import check_sizes
 from convexformer_solvers import Fista, Point, Program, TableMap, get_solver, solve
 
 from .course import Callback, MovingTables, follow
@@ -155,7 +155,7 @@ def train_by_projection(
     >>> state.step, state.head_steps, bool(state.certified_head(1e-3).certificate.relative_gap <= 1e-3)
     (5, 120, True)
     """
-    check_sizes(n_steps=n_steps, head_steps=head_steps)
+    check_counts(n_steps=n_steps, head_steps=head_steps)
     alphas = FallingAlpha(alpha, first_alpha, hold_steps, fall_steps)
     check_rate("lr", lr)
     tables_now = MovingTables(problem, tables, seed, lr)

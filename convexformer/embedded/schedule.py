@@ -6,6 +6,8 @@ import math
 import numbers
 from dataclasses import dataclass
 
+from convexformer._integers import is_integer
+
 
 def check_rate(name: str, value: float) -> None:
     """Raise ``ValueError`` naming a number that is not positive and finite."""
@@ -30,7 +32,7 @@ class FallingAlpha:
                 raise ValueError(f"first_alpha must be at least alpha={self.last}, got {self.first!r}")
         for name in ("hold_steps", "fall_steps"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 0:
+            if not is_integer(value, 0):
                 raise ValueError(f"{name} must be an integer of at least 0, got {value!r}")
 
     def __call__(self, step: int) -> float:

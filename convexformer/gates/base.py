@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -214,9 +214,3 @@ class GatesInterrupted(KeyboardInterrupt):
     def __init__(self, gates: Gates, solution: SolverResult) -> None:
         super().__init__(f"interrupted in the making of gates, with {len(gates)} made")
         self.gates, self.solution = gates, solution
-
-
-def check_count(value: Any, name: str = "n_gates") -> None:
-    """Raise ``ValueError`` unless a number of things is a positive integer."""
-    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{name} must be a positive integer, got {value!r}")

@@ -18,6 +18,7 @@ from sklearn.utils import check_random_state
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from convexformer._integers import check_counts
 from convexformer._validation import as_tensor, check_program_tokens
 from convexformer_solvers import (
     Certificate,
@@ -35,7 +36,7 @@ from convexformer_solvers import (
 )
 from convexformer_solvers.result import check_tol
 
-from .base import Gates, GatesInterrupted, GateSource, TrainingData, check_count
+from .base import Gates, GatesInterrupted, GateSource, TrainingData
 from .search import DualPoint, Found, find_violated
 from .sources import GivenGates
 
@@ -221,8 +222,7 @@ def generate_gates(
     target = target[:, None] if target.ndim == 1 else target
     weight = None if sample_weight is None else as_tensor(sample_weight, tokens.device, torch.float64)
     parts = (target, get_loss(loss), get_penalty(penalty), alpha, weight, fit_intercept)
-    for name, value in (("max_gates", max_gates), ("n_restarts", n_restarts), ("per_round", per_round)):
-        check_count(value, name)
+    check_counts(max_gates=max_gates, n_restarts=n_restarts, per_round=per_round)
     check_tol(tol)
     search = {"n_restarts": n_restarts, "tol": tol, "random_state": check_random_state(random_state)}
     with tqdm(total=max_gates, disable=not verbose, desc="gates", unit="gate") as bar:
@@ -406,7 +406,7 @@ class GeneratedGates(GateSource):
     needs_data: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_count(self.max_gates, "max_gates")
+        check_counts(max_gates=self.max_gates)
 
     def make(self, data: TrainingData, random_state: np.random.RandomState) -> Gates:
         if data.target is None or data.loss is None or data.penalty is None or data.alpha is None:

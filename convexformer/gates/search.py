@@ -136,10 +136,11 @@ def _starting_directions(
     if near and in_use is not None:
         noise = _random_directions(point, near, random_state)
         index = random_state.randint(len(in_use), size=near)
-        own = (torch.as_tensor(u[index], device=point.tokens.device) for u in (in_use.u1, in_use.u2))
-        parts.append(
-            tuple(torch.nn.functional.normalize(u) + _PERTURBATION * v for u, v in zip(own, noise, strict=True))  # type: ignore[arg-type]
+        own1, own2 = (
+            torch.nn.functional.normalize(torch.as_tensor(u[index], device=point.tokens.device))
+            for u in (in_use.u1, in_use.u2)
         )
+        parts.append((own1 + _PERTURBATION * noise[0], own2 + _PERTURBATION * noise[1]))
     u1, u2 = (torch.cat(directions) for directions in zip(*parts, strict=True))
     return torch.nn.functional.normalize(u1), torch.nn.functional.normalize(u2)
 

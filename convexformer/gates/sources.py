@@ -11,7 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .base import Gates, GateSource, TrainingData, check_count
+from convexformer._integers import check_counts
+
+from .base import Gates, GateSource, TrainingData
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class GaussianGates(GateSource):
     n_gates: int
 
     def __post_init__(self) -> None:
-        check_count(self.n_gates)
+        check_counts(n_gates=self.n_gates)
 
     def make(self, data: TrainingData, random_state: np.random.RandomState) -> Gates:
         return Gates(*(random_state.standard_normal((self.n_gates, width)) for width in data.token_shape))
@@ -49,7 +51,7 @@ class SparseGates(GateSource):
     n_nonzero: int = 2
 
     def __post_init__(self) -> None:
-        check_count(self.n_gates)
+        check_counts(n_gates=self.n_gates)
         if self.n_nonzero < 1:
             raise ValueError(f"n_nonzero must be at least 1, got {self.n_nonzero!r}")
 
@@ -110,7 +112,7 @@ class FourierGates(GateSource):
     token_weights: str = "one"
 
     def __post_init__(self) -> None:
-        check_count(self.n_gates)
+        check_counts(n_gates=self.n_gates)
         chosen = self.frequencies
         if chosen is not None and not (len(chosen) and all(isinstance(f, (int, np.integer)) for f in chosen)):
             raise ValueError(f"frequencies must be a sequence of integers with at least one, got {chosen!r}")
@@ -179,7 +181,7 @@ class DifferenceGates(GateSource):
     needs_data: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_count(self.n_gates)
+        check_counts(n_gates=self.n_gates)
 
     def make(self, data: TrainingData, random_state: np.random.RandomState) -> Gates:
         samples = torch.unique(data.counted_tokens(), dim=0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numbers
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -68,13 +67,6 @@ def seeded(seed: int) -> Iterator[None]:
 def draw_seed() -> int:
     """A seed from torch's global generator, for a part that has a stream of its own inside ``seeded``."""
     return int(torch.randint(2**31, ()))
-
-
-def check_sizes(**sizes: int) -> None:
-    """Raise ``ValueError`` naming the first size that is not a positive integer."""
-    for name, size in sizes.items():
-        if isinstance(size, bool) or not isinstance(size, numbers.Integral) or size < 1:
-            raise ValueError(f"{name} must be at least 1 and an integer, got {size!r}")
 
 
 def check_like(parameter: Tensor, part: Tensor, name: str) -> None:

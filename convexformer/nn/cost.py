@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .base import check_sizes
+from convexformer._integers import check_counts
+
 from .softmax_attention import Position, check_position
 
 
@@ -109,7 +110,7 @@ def model_cost(
         "n_layers": n_layers,
     }
     given = {name: size for name, size in optional.items() if size is not None}
-    check_sizes(n_tokens=n_tokens, n_features=n_features, n_outputs=n_outputs, **given)
+    check_counts(n_tokens=n_tokens, n_features=n_features, n_outputs=n_outputs, **given)
     check_position(position)
     if position is not None:
         given["position"] = position  # type: ignore[assignment]

@@ -8,10 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from convexformer._integers import check_counts
 from convexformer.gates import Gates, TrainingData, get_gate_source
 from convexformer_solvers import Penalty
 
-from .base import AttentionNetwork, check_sizes
+from .base import AttentionNetwork
 from .convex_attention import ConvexAttention
 from .gated import GatedModule
 from .sequence_attention import SequenceAttention
@@ -84,7 +85,7 @@ class DeepConvexTransformer(AttentionNetwork):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        check_sizes(n_tokens=n_tokens, n_features=n_features, n_outputs=n_outputs, n_layers=n_layers, n_heads=n_heads)
+        check_counts(n_tokens=n_tokens, n_features=n_features, n_outputs=n_outputs, n_layers=n_layers, n_heads=n_heads)
         self.residual = residual
         source = get_gate_source(gates, n_heads if n_gates is None else n_gates)
         if source.needs_data:

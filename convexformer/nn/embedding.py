@@ -7,9 +7,10 @@ import math
 import torch
 from torch import Tensor, nn
 
+from convexformer._integers import check_counts
 from convexformer_solvers import Penalty
 
-from .base import AttentionNetwork, check_sizes, normal_draws
+from .base import AttentionNetwork, normal_draws
 
 
 class TokenEmbedding(nn.Module):
@@ -48,7 +49,7 @@ class TokenEmbedding(nn.Module):
 
     def __init__(self, n_symbols: int, n_tokens: int, width: int, shared: bool = False, seed: int = 0) -> None:
         super().__init__()
-        check_sizes(n_symbols=n_symbols, n_tokens=n_tokens, width=width)
+        check_counts(n_symbols=n_symbols, n_tokens=n_tokens, width=width)
         self.n_symbols, self.n_tokens, self.shared = n_symbols, n_tokens, shared
         tables = () if shared else (n_tokens,)
         self.weight = nn.Parameter(normal_draws(seed)(*tables, n_symbols, width) / math.sqrt(width))

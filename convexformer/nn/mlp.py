@@ -8,7 +8,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from .base import check_sizes, draw_seed, seeded
+from convexformer._integers import check_counts
+
+from .base import draw_seed, seeded
 from .embedding import SymbolNetwork, TokenEmbedding
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": torch.relu, "quadratic": torch.square}
@@ -61,7 +63,7 @@ class EmbeddingMLP(SymbolNetwork):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        check_sizes(n_outputs=n_outputs, n_hidden=n_hidden)
+        check_counts(n_outputs=n_outputs, n_hidden=n_hidden)
         if activation not in _ACTIVATIONS:
             raise ValueError(f"activation must be one of {tuple(_ACTIVATIONS)}, got {activation!r}")
         self.activation = activation

@@ -9,9 +9,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from convexformer._integers import check_counts
 from convexformer_solvers import Penalty
 
-from .base import AttentionNetwork, check_sizes, normal_draws
+from .base import AttentionNetwork, normal_draws
 
 Position = int | Literal["mean"] | None
 DecayOn = Literal["all", "values", "none"]
@@ -80,9 +81,9 @@ class SoftmaxAttention(AttentionNetwork):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        check_sizes(n_features=n_features, n_outputs=n_outputs, n_heads=n_heads)
+        check_counts(n_features=n_features, n_outputs=n_outputs, n_heads=n_heads)
         head_width = max(1, n_features // n_heads) if head_width is None else head_width
-        check_sizes(head_width=head_width)
+        check_counts(head_width=head_width)
         if decay_on not in _DECAYED:
             raise ValueError(f"decay_on must be one of {sorted(_DECAYED)}, got {decay_on!r}")
         check_position(position)

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from convexformer._integers import check_counts
 from convexformer_solvers import Loss, Penalty, get_loss, get_penalty
 
 from ._trial import OPTIMIZERS, SCHEDULES, Data, Settings, Trial, load_weights, weights_of
-from .base import AttentionNetwork, check_like, check_sizes, sample_losses
+from .base import AttentionNetwork, check_like, sample_losses
 from .history import TrainingHistory
 
 
@@ -227,17 +228,17 @@ def _check_budget(
     seconds: float | None,
     n_samples: int,
 ) -> None:
-    check_sizes(n_steps=n_steps)
+    check_counts(n_steps=n_steps)
     if look_every is not None:
-        check_sizes(look_every=look_every)
+        check_counts(look_every=look_every)
     if batch_size is not None:
-        check_sizes(batch_size=batch_size)
+        check_counts(batch_size=batch_size)
         if batch_size > n_samples:
             raise ValueError(f"batch_size must be at most the number of samples, {n_samples}, got {batch_size}")
     if validation is not None and (not isinstance(validation, (tuple, list)) or len(validation) != 2):
         raise ValueError(f"validation must be a pair (tokens, y), got {type(validation).__name__}")
     if patience is not None:
-        check_sizes(patience=patience)
+        check_counts(patience=patience)
         if validation is None:
             raise ValueError("patience needs validation=(tokens, y), whose loss it watches")
     if seconds is not None and not (isinstance(seconds, numbers.Real) and seconds > 0):

@@ -8,7 +8,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from .base import check_sizes, draw_seed, seeded
+from convexformer._integers import check_counts
+
+from .base import draw_seed, seeded
 from .embedding import SymbolNetwork, TokenEmbedding
 
 
@@ -78,7 +80,7 @@ class SoftmaxTransformer(SymbolNetwork):
     ) -> None:
         super().__init__()
         hidden_width = 4 * width if hidden_width is None else hidden_width
-        check_sizes(n_outputs=n_outputs, n_layers=n_layers, width=width, n_heads=n_heads, hidden_width=hidden_width)
+        check_counts(n_outputs=n_outputs, n_layers=n_layers, width=width, n_heads=n_heads, hidden_width=hidden_width)
         if width % n_heads:
             raise ValueError(f"width must be a multiple of n_heads={n_heads}, got {width}")
         for name, value, known in (

@@ -135,23 +135,6 @@ def finished_seeds(path: str | os.PathLike[str]) -> list[int]:
     return [run["seed"] for run in json.loads(path.read_text())["runs"]] if path.exists() else []
 
 
-def check_n_seeds(n_seeds: int) -> None:
-    """Refuse a number of seeds that is no positive integer.
-
-    Parameters
-    ----------
-    n_seeds : int
-        What was asked for.
-
-    Raises
-    ------
-    ValueError
-        If it is none.
-    """
-    if isinstance(n_seeds, bool) or not isinstance(n_seeds, int) or n_seeds < 1:
-        raise ValueError(f"n_seeds must be a positive integer, got {n_seeds!r}")
-
-
 def versions() -> dict[str, str]:
     """Versions that numbers may depend on; an experiment may be gone on with under others.
 
@@ -194,8 +177,8 @@ def thinned(curve: dict[str, Any], names: Sequence[str], n_points: int = 100) ->
     return curve | {name: [curve[name][i] for i in kept] for name in names}
 
 
-def medians(rows: Sequence[dict[str, Any]], keys: Sequence[str]) -> list[dict[str, Any]]:
-    """Medians over seeds of all numbers, and the range of the test R2.
+def medians(rows: Sequence[dict[str, Any]], keys: Sequence[str], ranges: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """Medians over seeds of all numbers, and the ranges of some.
 
     Parameters
     ----------
@@ -203,28 +186,30 @@ def medians(rows: Sequence[dict[str, Any]], keys: Sequence[str]) -> list[dict[st
         Rows of all seeds.
     keys : sequence of str
         Entries that say which rows belong together.
+    ranges : sequence of str, default=()
+        Entries whose least and largest numbers are wanted as well.
 
     Returns
     -------
     list of dict
-        In the order of first appearance, with ``n_seeds`` and ``test_r2_range``.
+        In the order of first appearance, with ``n_seeds`` and, of an entry ``x`` of `ranges`, ``x_range``.
     """
     groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for row in rows:
         groups.setdefault(tuple(row[key] for key in keys), []).append(row)
     return [
-        dict(zip(keys, names, strict=True)) | _median(group, {*keys, "seed"}) | {"n_seeds": len(group)}
+        dict(zip(keys, names, strict=True)) | _median(group, {*keys, "seed"}, ranges) | {"n_seeds": len(group)}
         for names, group in groups.items()
     ]
 
 
-def _median(group: list[dict[str, Any]], left_out: set[str]) -> dict[str, Any]:
+def _median(group: list[dict[str, Any]], left_out: set[str], ranges: Sequence[str]) -> dict[str, Any]:
     summary: dict[str, Any] = {}
     for name in (name for name in group[0] if name not in left_out):
         values = [row[name] for row in group if row[name] is not None]
         summary[name] = float(np.median(values)) if values else None
-        if name == "test_r2" and values:
-            summary["test_r2_range"] = [min(values), max(values)]
+        if name in ranges and values:
+            summary[f"{name}_range"] = [min(values), max(values)]
     return summary
 
 

@@ -97,17 +97,6 @@ def make_split(p: int, seed: int, fraction: float = 0.5, device: str | None = No
     return Split(p, seed, fraction, device, train, test)
 
 
-def is_prime(p: int) -> bool:
-    """Whether a modulus is prime, which discrete logarithms need here.
-
-    Examples
-    --------
-    >>> [p for p in range(2, 16) if is_prime(p)]
-    [2, 3, 5, 7, 11, 13]
-    """
-    return p > 1 and all(p % divisor for divisor in range(2, int(p**0.5) + 1))
-
-
 def describe_table(p: int, fraction: float = 0.5) -> dict[str, Any]:
     """What the table of a modulus holds, for the report.
 

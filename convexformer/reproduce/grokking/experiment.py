@@ -11,8 +11,9 @@ import torch
 from tqdm.auto import tqdm
 
 from convexformer import plot
+from convexformer._integers import check_counts
 from convexformer._validation import check_device
-from convexformer.reproduce.common import begin_report, check_n_seeds, thinned, versions, write_json
+from convexformer.reproduce.common import begin_report, thinned, versions, write_json
 
 from .data import Split, describe_table, make_split
 from .figures import draw_figures
@@ -89,7 +90,7 @@ def run_grokking(
     """
     plot.require_matplotlib()
     settings = GrokkingSettings() if settings is None else settings
-    check_n_seeds(n_seeds)
+    check_counts(n_seeds=n_seeds)
     check_device(settings.device, torch.device("cpu"))
     chosen = chosen_methods(settings, None if methods is None else list(methods))
     folder = Path(folder)

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from convexformer._integers import is_prime
+
 from .convex_programs import greedy_layers, solve_fourier
-from .data import is_prime
 from .learned import join, project
 from .networks import Trainer, adamw, convex_attention, mlp, transformer
 from .settings import GrokkingSettings

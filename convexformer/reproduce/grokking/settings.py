@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from numbers import Integral
 from typing import Any
+
+from convexformer._integers import is_integer
 
 _CHOICES = ("moduli", "layers", "transformer_layers")
 
@@ -124,11 +125,11 @@ class GrokkingSettings:
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            if isinstance(getattr(type(self), name), int) and not _is_count(value):
+            if isinstance(getattr(type(self), name), int) and not is_integer(value):
                 raise ValueError(f"{name} must be a positive integer, got {value!r}")
         for name, least in (("moduli", 3), ("layers", 1), ("transformer_layers", 1)):
             values = getattr(self, name)
-            if not values or not all(_is_count(value) and value >= least for value in values):
+            if not values or not all(is_integer(value, least) for value in values):
                 raise ValueError(f"{name} must hold one or more integers of at least {least}, got {values!r}")
         for name in ("fraction", "threshold", "alpha_ratio", "learned_first_ratio", "learned_last_ratio"):
             if not 0 < getattr(self, name) < 1:
@@ -181,7 +182,3 @@ class GrokkingSettings:
         """Settings that the numbers of every method depend on, as they read back from a JSON file."""
         plain = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
         return {name: value for name, value in plain.items() if name not in _CHOICES}
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1

@@ -14,10 +14,10 @@ import torch
 from tqdm.auto import tqdm
 
 from convexformer import plot
+from convexformer._integers import check_counts
 from convexformer.datasets import Activations, load_attention_activations
 from convexformer.reproduce.common import (
     begin_report,
-    check_n_seeds,
     run_missing_seeds,
     thinned,
     versions,
@@ -79,7 +79,7 @@ def run_student_teacher(
     """
     plot.require_matplotlib()
     settings = StudentTeacherSettings() if settings is None else settings
-    check_n_seeds(n_seeds)
+    check_counts(n_seeds=n_seeds)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / FILE

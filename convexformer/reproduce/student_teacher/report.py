@@ -59,7 +59,7 @@ def summarise(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
         ``medians`` of the students and ``map_medians`` of the attention maps.
     """
     return {
-        "medians": medians([row for run in runs for row in run["rows"]], ("model", "method")),
+        "medians": medians([row for run in runs for row in run["rows"]], ("model", "method"), ("test_r2",)),
         "map_medians": medians([row for run in runs for row in run["map_rows"]], ("student",)),
     }
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from numbers import Integral
 from typing import Any, Literal
+
+from convexformer._integers import is_integer
 
 
 @dataclass(frozen=True)
@@ -96,13 +97,13 @@ class StudentTeacherSettings:
         counts = ("n_tokens", "n_outputs", "map_outputs", "n_gates", "n_alphas", "n_steps")
         for name in counts:
             value = getattr(self, name)
-            if not (value is None and name in ("n_outputs", "map_outputs")) and not _is_count(value, 1):
+            if not (value is None and name in ("n_outputs", "map_outputs")) and not is_integer(value):
                 raise ValueError(f"{name} must be a positive integer, got {value!r}")
-        if not _is_count(self.n_sentences, 10):
+        if not is_integer(self.n_sentences, 10):
             raise ValueError(
                 f"n_sentences must be an integer of at least 10, to be split in three, got {self.n_sentences!r}"
             )
-        if self.position is not None and not (_is_count(self.position, 0) and self.position < self.n_tokens):
+        if self.position is not None and not (is_integer(self.position, 0) and self.position < self.n_tokens):
             raise ValueError(
                 f"position must be one of the n_tokens={self.n_tokens} tokens, from 0, got {self.position!r}"
             )
@@ -152,7 +153,3 @@ class StudentTeacherSettings:
         """Settings as they read back from a JSON file."""
         plain = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
         return plain | {"position": self.target_position}
-
-
-def _is_count(value: Any, least: int) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least

@@ -1,0 +1,56 @@
+"""Checks of integers that users pass; every message names the argument."""
+
+from __future__ import annotations
+
+from math import isqrt
+from numbers import Integral
+from typing import Any
+
+
+def is_integer(value: Any, least: int = 1) -> bool:
+    """Whether a value is an integer, of numpy or Python and no truth value, and not below another.
+
+    Examples
+    --------
+    >>> is_integer(3), is_integer(0), is_integer(0, least=0), is_integer(2.0), is_integer(True)
+    (True, False, True, False, False)
+    """
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
+
+
+def check_counts(**counts: Any) -> None:
+    """Raise ``ValueError`` naming the first argument that is no positive integer.
+
+    Examples
+    --------
+    >>> check_counts(n_heads=4, n_gates=0)
+    Traceback (most recent call last):
+        ...
+    ValueError: n_gates must be a positive integer, got 0
+    """
+    for name, value in counts.items():
+        if not is_integer(value):
+            raise ValueError(f"{name} must be a positive integer, got {value!r}")
+
+
+def check_optional_counts(**counts: Any) -> None:
+    """The same where ``None`` is an answer too.
+
+    Examples
+    --------
+    >>> check_optional_counts(n_sentences=None)
+    """
+    for name, value in counts.items():
+        if value is not None and not is_integer(value):
+            raise ValueError(f"{name} must be a positive integer or None, got {value!r}")
+
+
+def is_prime(p: int) -> bool:
+    """Whether a number is prime.
+
+    Examples
+    --------
+    >>> [p for p in range(16) if is_prime(p)]
+    [2, 3, 5, 7, 11, 13]
+    """
+    return p > 1 and all(p % divisor for divisor in range(2, isqrt(p) + 1))
