@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
-from torch import Tensor, nn
+from torch import Tensor
 
 from convexformer.gates import Gates
-from convexformer_solvers import Penalty, get_penalty
 
-from .base import AttentionNetwork, check_sizes, normal_draws
 from .gated import GatedModule
-from .simplex import Simplex, first_free, into_simplex
+from .simplex import Simplex
+from .simplex_heads import SimplexHeads
 
 
-class ConvexAttention(GatedModule, AttentionNetwork):
+class ConvexAttention(GatedModule, SimplexHeads):
     r"""The non-convex network of convex-attention heads, trainable with any optimiser (paper [C], eqs. 4-6 and 9).
 
     .. math:: f(X) = b + \sum_j g_j(X) \; (w_{1j}^\top X w_{2j}) \, w_{3j}, \qquad
@@ -63,26 +60,14 @@ class ConvexAttention(GatedModule, AttentionNetwork):
         bias: bool = True,
         seed: int = 0,
     ) -> None:
-        super().__init__()
-        check_sizes(n_tokens=n_tokens, n_features=n_features, n_outputs=n_outputs, n_heads=n_heads)
-        normal = normal_draws(seed)
-        self.simplex = simplex
+        super().__init__((n_tokens,), n_features, n_outputs, n_heads, simplex, bias, seed)
         self.gates = gates
-        self.w1_free = nn.Parameter(first_free(normal(n_heads, n_tokens), simplex))  # (m, n)
-        self.w2 = nn.Parameter(normal(n_heads, n_features) / math.sqrt(n_features))  # (m, d)
-        self.w3 = nn.Parameter(normal(n_heads, n_outputs) / math.sqrt(n_heads))  # (m, c)
-        self.bias = nn.Parameter(torch.zeros(n_outputs)) if bias else None  # (c,)
         n_gates = 1 if gates is None else len(gates)
         index = torch.arange(n_heads) % n_gates if gate_index is None else torch.as_tensor(np.asarray(gate_index))
         if index.shape != (n_heads,) or not bool(((index >= 0) & (index < n_gates)).all()):
             raise ValueError(f"gate_index must be {n_heads} positions below {n_gates}, got shape {tuple(index.shape)}")
         self.gate_index: Tensor
         self.register_buffer("gate_index", index)  # (m,)
-
-    @property
-    def w1(self) -> Tensor:
-        """Attention over tokens of each head, in the simplex, shape ``(m, n)``."""
-        return into_simplex(self.w1_free, self.simplex)
 
     def forward(self, tokens: Tensor, masks: Tensor | None = None) -> Tensor:
         """Predictions.
@@ -109,21 +94,6 @@ class ConvexAttention(GatedModule, AttentionNetwork):
     def prepared(self, tokens: Tensor) -> tuple[Tensor, ...]:
         """Tokens and, with gates, their masks."""
         return (tokens,) if self.gates is None else (tokens, self.gates.masks(tokens))
-
-    def decay(self, penalty: str | Penalty | None = None) -> Tensor:
-        """Weight decay of all heads, ``sum_j (|w2_j|_2^2 + |w3_j|^2) / 2``.
-
-        Parameters
-        ----------
-        penalty : str or Penalty, optional
-            The norm of ``w3`` is l1 for ``"group_l2"``, the default, and l2 for ``"nuclear"``.
-
-        Returns
-        -------
-        Tensor
-            A scalar with gradients.
-        """
-        return get_penalty("group_l2" if penalty is None else penalty).factor_cost(self.w2, self.w3).sum()
 
 
 def network_from_heads(
@@ -153,8 +123,5 @@ def network_from_heads(
     dtype = torch.as_tensor(w2).dtype
     shape = (w1.shape[1], w2.shape[1], w3.shape[1], len(w1))
     network = ConvexAttention(*shape, gates=gates, gate_index=gate_index, simplex="projection").to(dtype)
-    assert network.bias is not None
-    with torch.no_grad():
-        for parameter, values in ((network.w1_free, w1), (network.w2, w2), (network.w3, w3), (network.bias, bias)):
-            parameter.copy_(torch.as_tensor(values))
+    network.set_weights(w1, w2, w3, bias)
     return network

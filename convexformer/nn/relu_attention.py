@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
-from convexformer_solvers import Penalty, get_penalty
-
-from .base import AttentionNetwork, check_sizes, normal_draws
-from .simplex import Simplex, first_free, into_simplex
+from .simplex import Simplex
+from .simplex_heads import SimplexHeads
 
 
-class ReluAttention(AttentionNetwork):
+class ReluAttention(SimplexHeads):
     r"""Heads of convex attention with a ReLU, their gates trained with the weights; paper [C], Thm 3, fixes them.
 
     .. math:: f(X) = b + \sum_j \mathrm{relu}(w_{1j}^\top X w_{2j}) \, w_{3j}, \qquad
@@ -62,19 +58,7 @@ class ReluAttention(AttentionNetwork):
         bias: bool = True,
         seed: int = 0,
     ) -> None:
-        super().__init__()
-        check_sizes(n_tokens=n_tokens, n_features=n_features, n_outputs=n_outputs, n_heads=n_heads)
-        normal = normal_draws(seed)
-        self.simplex = simplex
-        self.w1_free = nn.Parameter(first_free(normal(n_heads, n_tokens), simplex))  # (m, n)
-        self.w2 = nn.Parameter(normal(n_heads, n_features) / math.sqrt(n_features))  # (m, d)
-        self.w3 = nn.Parameter(normal(n_heads, n_outputs) / math.sqrt(n_heads))  # (m, c)
-        self.bias = nn.Parameter(torch.zeros(n_outputs)) if bias else None  # (c,)
-
-    @property
-    def w1(self) -> Tensor:
-        """Attention over tokens of each head, in the simplex, shape ``(m, n)``."""
-        return into_simplex(self.w1_free, self.simplex)
+        super().__init__((n_tokens,), n_features, n_outputs, n_heads, simplex, bias, seed)
 
     def gate_directions(self) -> tuple[NDArray[np.floating], NDArray[np.floating]]:
         """Directions ``u1, u2`` of the gates that the network has now, as ``Gates`` takes them.
@@ -104,18 +88,3 @@ class ReluAttention(AttentionNetwork):
         directions = (self.w1[:, :, None] * self.w2[:, None, :]).flatten(1)  # (m, n d)
         pred = torch.relu(tokens.flatten(1) @ directions.T) @ self.w3  # (N, c)
         return pred if self.bias is None else pred + self.bias
-
-    def decay(self, penalty: str | Penalty | None = None) -> Tensor:
-        """Weight decay of all heads, ``sum_j (|w2_j|_2^2 + |w3_j|^2) / 2``.
-
-        Parameters
-        ----------
-        penalty : str or Penalty, optional
-            The norm of ``w3`` is l1 for ``"group_l2"``, the default, and l2 for ``"nuclear"``.
-
-        Returns
-        -------
-        Tensor
-            A scalar with gradients.
-        """
-        return get_penalty("group_l2" if penalty is None else penalty).factor_cost(self.w2, self.w3).sum()

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from convexformer._integers import check_counts
 from convexformer_solvers import Penalty, get_penalty
 
-from .base import AttentionNetwork, check_sizes, normal_draws
-from .simplex import Simplex, first_free, into_simplex
+from .simplex import Simplex
+from .simplex_heads import SimplexHeads
 
 
-class SequenceAttention(AttentionNetwork):
+class SequenceAttention(SimplexHeads):
     r"""The non-convex network of convex-attention heads for sequence targets (paper [C], Thm A.1).
 
     .. math:: F(X) = B + \sum_j W_{1j} X w_{2j} w_{3j}^\top, \qquad
@@ -63,20 +62,9 @@ class SequenceAttention(AttentionNetwork):
         bias: bool = True,
         seed: int = 0,
     ) -> None:
-        super().__init__()
         n_targets = n_tokens if n_targets is None else n_targets
-        check_sizes(n_tokens=n_tokens, n_features=n_features, n_outputs=n_outputs, n_heads=n_heads, n_targets=n_targets)
-        normal = normal_draws(seed)
-        self.simplex = simplex
-        self.w1_free = nn.Parameter(first_free(normal(n_heads, n_targets, n_tokens), simplex))  # (m, T, n)
-        self.w2 = nn.Parameter(normal(n_heads, n_features) / math.sqrt(n_features))  # (m, d)
-        self.w3 = nn.Parameter(normal(n_heads, n_outputs) / math.sqrt(n_heads))  # (m, c)
-        self.bias = nn.Parameter(torch.zeros(n_targets, n_outputs)) if bias else None  # (T, c)
-
-    @property
-    def w1(self) -> Tensor:
-        """Attention over tokens of each head and target position, rows in the simplex, shape ``(m, T, n)``."""
-        return into_simplex(self.w1_free, self.simplex)
+        check_counts(n_tokens=n_tokens, n_targets=n_targets)
+        super().__init__((n_targets, n_tokens), n_features, n_outputs, n_heads, simplex, bias, seed)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Predictions.
@@ -134,8 +122,5 @@ def sequence_network_from_heads(w1: np.ndarray, w2: np.ndarray, w3: np.ndarray, 
         w2, w3 = np.zeros((1, w2.shape[1]), w2.dtype), np.zeros((1, w3.shape[1]), w3.dtype)
     shape = (w1.shape[2], w2.shape[1], w3.shape[1], len(w1), w1.shape[1])
     network = SequenceAttention(*shape, simplex="projection").to(torch.as_tensor(w2).dtype)
-    assert network.bias is not None
-    with torch.no_grad():
-        for parameter, values in ((network.w1_free, w1), (network.w2, w2), (network.w3, w3), (network.bias, bias)):
-            parameter.copy_(torch.as_tensor(values))
+    network.set_weights(w1, w2, w3, bias)
     return network

@@ -1,0 +1,86 @@
+"""What heads share whose attention over tokens is a weight vector, the same for all samples."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from convexformer._integers import check_counts
+from convexformer_solvers import Penalty, get_penalty
+
+from .base import AttentionNetwork, normal_draws
+from .simplex import Simplex, first_free, into_simplex
+
+
+class SimplexHeads(AttentionNetwork):
+    """Weights of heads with attention in the simplex, drawn from a seed, and their decay; a subclass gives ``forward``.
+
+    Parameters
+    ----------
+    attention_shape : tuple of int
+        Shape of one head's attention ``w1``, whose last axis is in the simplex: ``(n,)``, or ``(T, n)`` with a row for
+        each target position. The bias has the leading axes too.
+    n_features, n_outputs, n_heads : int
+        ``d``, ``c`` and ``m``.
+    simplex : {"softmax", "projection"}
+        How the free parameter of ``w1`` is mapped into the simplex.
+    bias : bool
+        Whether there is a bias, without decay.
+    seed : int
+        Seed of the initial weights.
+
+    Raises
+    ------
+    ValueError
+        If a size is not a positive integer or ``simplex`` is unknown.
+    """
+
+    def __init__(
+        self,
+        attention_shape: tuple[int, ...],
+        n_features: int,
+        n_outputs: int,
+        n_heads: int,
+        simplex: Simplex,
+        bias: bool,
+        seed: int,
+    ) -> None:
+        super().__init__()
+        check_counts(n_tokens=attention_shape[-1], n_features=n_features, n_outputs=n_outputs, n_heads=n_heads)
+        normal = normal_draws(seed)
+        self.simplex = simplex
+        self.w1_free = nn.Parameter(first_free(normal(n_heads, *attention_shape), simplex))  # (m, n) or (m, T, n)
+        self.w2 = nn.Parameter(normal(n_heads, n_features) / math.sqrt(n_features))  # (m, d)
+        self.w3 = nn.Parameter(normal(n_heads, n_outputs) / math.sqrt(n_heads))  # (m, c)
+        self.bias = nn.Parameter(torch.zeros(*attention_shape[:-1], n_outputs)) if bias else None  # (c,) or (T, c)
+
+    @property
+    def w1(self) -> Tensor:
+        """Attention over tokens of each head, in the simplex, shape ``(m, n)`` or ``(m, T, n)``."""
+        return into_simplex(self.w1_free, self.simplex)
+
+    def decay(self, penalty: str | Penalty | None = None) -> Tensor:
+        """Weight decay of all heads, ``sum_j (|w2_j|_2^2 + |w3_j|^2) / 2``.
+
+        Parameters
+        ----------
+        penalty : str or Penalty, optional
+            The norm of ``w3`` is l1 for ``"group_l2"``, the default, and l2 for ``"nuclear"``.
+
+        Returns
+        -------
+        Tensor
+            A scalar with gradients.
+        """
+        return get_penalty("group_l2" if penalty is None else penalty).factor_cost(self.w2, self.w3).sum()
+
+    def set_weights(self, w1: Any, w2: Any, w3: Any, bias: Any) -> None:
+        """Take these weights, arrays of the shapes of the parameters; for ``simplex="projection"`` and with a bias."""
+        assert self.simplex == "projection"
+        assert self.bias is not None
+        with torch.no_grad():
+            for parameter, values in ((self.w1_free, w1), (self.w2, w2), (self.w3, w3), (self.bias, bias)):
+                parameter.copy_(torch.as_tensor(values))
