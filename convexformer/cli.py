@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -129,8 +129,8 @@ def _add_reproduce(commands: Any, common: argparse.ArgumentParser) -> None:
     _add_grokking(experiments, common)
 
 
-# Options of the experiment that are settings by the same name: type and help.
-_STUDENT_TEACHER_OPTIONS: dict[str, tuple[type, str]] = {
+# Options of an experiment that are settings by the same name: type and help. A list stands for one or more.
+_STUDENT_TEACHER_SETTINGS: dict[str, tuple[Any, str]] = {
     "model": (str, "teacher: folder or name of an encoder (default: all-MiniLM-L6-v2)"),
     "layer": (int, "layer of the teacher, from 0 (default: 2)"),
     "site": (str, "targets: outputs of the 'attention' sublayer or of the whole 'layer' (default: attention)"),
@@ -144,92 +144,84 @@ _STUDENT_TEACHER_OPTIONS: dict[str, tuple[type, str]] = {
     "n_steps": (int, "steps of Adam for every combination (default: 3000, small: 100)"),
     "device": (str, "cpu or cuda (default: cpu)"),
 }
-
-
-def _add_student_teacher(experiments: Any, common: argparse.ArgumentParser) -> None:
-    command = experiments.add_parser(
-        "student-teacher",
-        parents=[common],
-        help="students of an attention layer of a pretrained encoder (paper, Figs 2 and 3)",
-        description="Students of an attention layer of a pretrained encoder: certified convex programs, their networks "
-        "under Adam, softmax attention and ridge. A call that was interrupted goes on after its last finished seed.",
-    )
-    command.add_argument("--small", action="store_true", help="about two minutes on two cores; else meant for a GPU")
-    command.add_argument(
-        "--out",
-        type=Path,
-        default=Path("convexformer-student-teacher"),
-        help="folder for student_teacher.json and the figures (default: %(default)s)",
-    )
-    command.add_argument("--seeds", type=int, default=3, help="number of splits and initial weights (default: 3)")
-    command.add_argument("--cache", type=Path, help="folder for the teacher's activations (default: inside --out)")
-    for name, (kind, text) in _STUDENT_TEACHER_OPTIONS.items():
-        command.add_argument("--" + name.replace("_", "-"), type=kind, help=text)
-    command.set_defaults(run=_run_student_teacher)
-
-
-# Options of the experiment on grokking that are settings by the same name: type and help.
-_GROKKING_OPTIONS: dict[str, tuple[type, str]] = {
+_GROKKING_SETTINGS: dict[str, tuple[Any, str]] = {
+    "moduli": ([int], "moduli p of the tables (default: 97 15, small: 31)"),
+    "layers": ([int], "depths L of convex attention (default: 1 2 4, small: 1 2)"),
+    "transformer_layers": ([int], "depths L of the transformers (default: 1 2 4, small: 1)"),
     "n_steps": (int, "steps after which a tuned method is given up (default: 10000, small: 500)"),
     "untuned_steps": (int, "the same for the untuned transformer (default: 100000, small: 200)"),
     "tuning_steps": (int, "steps of every pair of learning rate and decay tried (default: 4000, small: 200)"),
     "device": (str, "cpu or cuda (default: cpu)"),
 }
-_GROKKING_TUPLES = ("moduli", "layers", "transformer_layers")
+
+
+def _add_experiment(
+    experiments: Any, common: argparse.ArgumentParser, name: str, small: str, settings: dict[str, Any], **texts: str
+) -> argparse.ArgumentParser:
+    """A command with the options that every experiment has, and those of its settings."""
+    command: argparse.ArgumentParser = experiments.add_parser(name, parents=[common], **texts)
+    command.add_argument("--small", action="store_true", help=small)
+    command.add_argument(
+        "--out",
+        type=Path,
+        default=Path(f"convexformer-{name}"),
+        help=f"folder for {name.replace('-', '_')}.json and the figures (default: %(default)s)",
+    )
+    command.add_argument("--seeds", type=int, default=3, help="number of splits and initial weights (default: 3)")
+    for setting, (kind, text) in settings.items():
+        several = {"type": kind[0], "nargs": "+"} if isinstance(kind, list) else {"type": kind}
+        command.add_argument("--" + setting.replace("_", "-"), help=text, **several)
+    return command
+
+
+def _add_student_teacher(experiments: Any, common: argparse.ArgumentParser) -> None:
+    command = _add_experiment(
+        experiments,
+        common,
+        "student-teacher",
+        "about two minutes on two cores; else meant for a GPU",
+        _STUDENT_TEACHER_SETTINGS,
+        help="students of an attention layer of a pretrained encoder (paper, Figs 2 and 3)",
+        description="Students of an attention layer of a pretrained encoder: certified convex programs, their networks "
+        "under Adam, softmax attention and ridge. A call that was interrupted goes on after its last finished seed.",
+    )
+    command.add_argument("--cache", type=Path, help="folder for the teacher's activations (default: inside --out)")
+    command.set_defaults(run=_run_student_teacher)
 
 
 def _add_grokking(experiments: Any, common: argparse.ArgumentParser) -> None:
-    command = experiments.add_parser(
+    command = _add_experiment(
+        experiments,
+        common,
         "grokking",
-        parents=[common],
+        "three minutes on two cores; else hours, or a GPU",
+        _GROKKING_SETTINGS,
         help="steps to learn division modulo p, and the grokking delay (paper, Figs 4 to 7)",
         description="Division modulo p from half of the table: certified convex programs, convex attention trained end "
         "to end, and transformers and MLPs tuned with equal budgets. A call that was interrupted goes on after the "
         "last finished seed of a method, or the last finished pair of its search.",
     )
-    command.add_argument("--small", action="store_true", help="three minutes on two cores; else hours, or a GPU")
-    command.add_argument(
-        "--out",
-        type=Path,
-        default=Path("convexformer-grokking"),
-        help="folder for grokking.json and the figures (default: %(default)s)",
-    )
-    command.add_argument("--seeds", type=int, default=3, help="number of splits and initial weights (default: 3)")
-    command.add_argument("--moduli", type=int, nargs="+", help="moduli p of the tables (default: 97 15, small: 31)")
-    command.add_argument(
-        "--layers", type=int, nargs="+", help="depths L of convex attention (default: 1 2 4, small: 1 2)"
-    )
-    command.add_argument(
-        "--transformer-layers", type=int, nargs="+", help="depths L of the transformers (default: 1 2 4, small: 1)"
-    )
     command.add_argument("--methods", nargs="+", metavar="NAME", help="beginnings of names of methods (default: all)")
-    for name, (kind, text) in _GROKKING_OPTIONS.items():
-        command.add_argument("--" + name.replace("_", "-"), type=kind, help=text)
     command.set_defaults(run=_run_grokking)
 
 
-def _run_grokking(options: argparse.Namespace) -> dict[str, Any]:
-    from .reproduce import GrokkingSettings, format_grokking, run_grokking
+def _experiment_settings(options: argparse.Namespace, kind: Any, names: Iterable[str]) -> Any:
+    """The small or the full setting of an experiment with what the user asked to be otherwise."""
+    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    changes = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    return kind.small(**changes) if options.small else kind(**changes)
 
-    changes = {name: getattr(options, name) for name in _GROKKING_OPTIONS if getattr(options, name) is not None}
-    changes |= {name: tuple(getattr(options, name)) for name in _GROKKING_TUPLES if getattr(options, name)}
-    settings = GrokkingSettings.small(**changes) if options.small else GrokkingSettings(**changes)
-    quiet = options.quiet or options.json
-    try:
-        report = run_grokking(options.out, settings, n_seeds=options.seeds, methods=options.methods, quiet=quiet)
-    except KeyboardInterrupt:
-        print(f"interrupted; what is finished is in {options.out}, and the same command goes on", file=sys.stderr)
-        raise
-    shown = {name: value for name, value in report.items() if name != "runs"}
-    return shown | {"text": format_grokking(report)}
+
+def _without_runs(report: dict[str, Any], text: str) -> dict[str, Any]:
+    """What is shown of a report: its summary."""
+    return {name: value for name, value in report.items() if name != "runs"} | {"text": text}
 
 
 def _run_student_teacher(options: argparse.Namespace) -> dict[str, Any]:
     from .reproduce import StudentTeacherSettings, finished_seeds, format_student_teacher, run_student_teacher
     from .reproduce.student_teacher import FILE
 
-    changes = {name: getattr(options, name) for name in _STUDENT_TEACHER_OPTIONS if getattr(options, name) is not None}
-    settings = StudentTeacherSettings.small(**changes) if options.small else StudentTeacherSettings(**changes)
+    settings = _experiment_settings(options, StudentTeacherSettings, _STUDENT_TEACHER_SETTINGS)
     quiet = options.quiet or options.json
     try:
         report = run_student_teacher(options.out, settings, n_seeds=options.seeds, cache=options.cache, quiet=quiet)
@@ -241,8 +233,20 @@ def _run_student_teacher(options: argparse.Namespace) -> dict[str, Any]:
             file=sys.stderr,
         )
         raise
-    shown = {name: value for name, value in report.items() if name != "runs"}
-    return shown | {"text": format_student_teacher(report)}
+    return _without_runs(report, format_student_teacher(report))
+
+
+def _run_grokking(options: argparse.Namespace) -> dict[str, Any]:
+    from .reproduce import GrokkingSettings, format_grokking, run_grokking
+
+    settings = _experiment_settings(options, GrokkingSettings, _GROKKING_SETTINGS)
+    quiet = options.quiet or options.json
+    try:
+        report = run_grokking(options.out, settings, n_seeds=options.seeds, methods=options.methods, quiet=quiet)
+    except KeyboardInterrupt:
+        print(f"interrupted; what is finished is in {options.out}, and the same command goes on", file=sys.stderr)
+        raise
+    return _without_runs(report, format_grokking(report))
 
 
 def _run_demo(options: argparse.Namespace) -> dict[str, Any]:
