@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from numbers import Integral
@@ -19,7 +20,17 @@ from sklearn.model_selection import check_cv
 from sklearn.utils import _safe_indexing
 from tqdm.auto import tqdm
 
-from convexformer_solvers import Callback, Loss, Penalty, Solver, SolverResult, alpha_grid, get_solver, solve_path
+from convexformer_solvers import (
+    Callback,
+    Loss,
+    Penalty,
+    Program,
+    Solver,
+    SolverResult,
+    alpha_grid,
+    get_solver,
+    iterate_path,
+)
 
 from ._base import ConvexAttentionBase, Problem
 from ._folds import Watch, run_folds
@@ -122,33 +133,37 @@ class CrossValidationMixin(ConvexAttentionBase):
         held_out = problem.program.rows(test)
         options = self._options(training.program)
         options |= {"verbose": False, "callback": watch.stopping(self.callback)}
-        path = solve_path(
-            training.program,
-            get_solver(self.solver),
-            self.alphas_.tolist(),
-            resume=file,
-            on_result=watch.count,
-            **options,
-        )
-        if self.scoring is None:
-            outputs = (predictions(held_out.map, r.coef, r.intercept, torch.float64) for r in path.results)
-            return np.array([-float(held_out.loss_value(pred)) for pred in outputs])
-        return self._scorer_scores(training, path.results, X, y, split[1])
+        score: Callable[[SolverResult], float] = partial(_held_out_score, held_out)
+        if self.scoring is not None:
+            score = self._scorer_score(training, X, y, split[1])
+        scores = []
+        for result in iterate_path(
+            training.program, get_solver(self.solver), self.alphas_.tolist(), resume=file, **options
+        ):
+            watch.count(result)
+            scores.append(score(result))
+        return np.array(scores)
 
-    def _scorer_scores(
-        self, training: Problem, results: list[SolverResult], X: Any, y: NDArray, test: NDArray[np.int64]
-    ) -> NDArray[np.float64]:
-        """Scores of scikit-learn for each result."""
+    def _scorer_score(
+        self, training: Problem, X: Any, y: NDArray, test: NDArray[np.int64]
+    ) -> Callable[[SolverResult], float]:
+        """Function that gives scikit-learn's score of a result."""
         scorer = check_scoring(self, scoring=self.scoring)
         held_out_X = X[test] if torch.is_tensor(X) else _safe_indexing(X, test)  # a data frame stays one
         weight = training.sample_weight
         options = {} if weight is None else {"sample_weight": weight[test]}
-        scores = []
-        for result in results:
+
+        def score(result: SolverResult) -> float:
             fitted = copy.copy(self)
             fitted._store(training, result, X)
-            scores.append(scorer(fitted, held_out_X, y[test], **options))
-        return np.array(scores)
+            return float(scorer(fitted, held_out_X, y[test], **options))
+
+        return score
+
+
+def _held_out_score(held_out: Program, result: SolverResult) -> float:
+    """Minus the mean loss."""
+    return -float(held_out.loss_value(predictions(held_out.map, result.coef, result.intercept, torch.float64)))
 
 
 def _check_splits(splits: list[tuple[NDArray[np.int64], NDArray[np.int64]]], weight: torch.Tensor | None) -> None:

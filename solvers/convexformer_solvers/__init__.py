@@ -13,7 +13,7 @@ from .fista import Fista
 from .gated_map import GatedMap
 from .losses import LOSSES, Huber, Logistic, Loss, Poisson, Softmax, Squared, SquaredHinge, get_loss
 from .operators import DenseMap, LinearMap
-from .path import Path, PathInterrupted, alpha_grid, solve_path
+from .path import Path, PathInterrupted, alpha_grid, iterate_path, solve_path
 from .penalties import PENALTIES, Atoms, Factors, GroupL2, GroupNuclear, Penalty, get_penalty
 from .program import Program
 from .registry import SOLVERS, get_solver
@@ -83,6 +83,7 @@ __all__ = [
     "get_loss",
     "get_penalty",
     "get_solver",
+    "iterate_path",
     "solve",
     "solve_path",
 ]

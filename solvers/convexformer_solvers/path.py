@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Any
@@ -103,12 +103,13 @@ def solve_path(
     tol: float = 1e-4,
     resume: str | os.PathLike[str] | None = None,
     verbose: bool = False,
-    on_result: Callable[[SolverResult], object] | None = None,
     callback: Callback | None = None,
     start: tuple[Tensor, Tensor] | None = None,
     **options: Any,
 ) -> Path:
     """Solve a program for every alpha of a decreasing grid, each warm-started from the one before.
+
+    Keeps all solutions; ``iterate_path`` gives them one at a time.
 
     Parameters
     ----------
@@ -126,8 +127,6 @@ def solve_path(
         are, and from the others the solver continues. Solver, ``tol`` and options may differ from call to call.
     verbose : bool, default=False
         Whether to show one progress bar over the alphas, with the current gap.
-    on_result : callable, optional
-        Called with the ``SolverResult`` of each finished alpha, in the order of the grid.
     callback : callable, optional
         As in ``solve``; returning True stops the solve of the current alpha only.
     start : (coef, intercept), optional
@@ -158,13 +157,93 @@ def solve_path(
     >>> solve_path(program, Fista(), [1.5, 0.5], tol=1e-10).coefs[:, 0].flatten()
     tensor([0., 2.], dtype=torch.float64)
     """
+    grid = _grid(program, alphas)
+    results: list[SolverResult] = []
+    try:
+        results.extend(
+            iterate_path(
+                program,
+                solver,
+                grid,
+                tol=tol,
+                resume=resume,
+                verbose=verbose,
+                callback=callback,
+                start=start,
+                **options,
+            )
+        )
+    except KeyboardInterrupt as interruption:
+        raise PathInterrupted(Path(grid[: len(results)], results), len(grid), resume) from interruption
+    return Path(grid, results)
+
+
+def iterate_path(
+    program: Program,
+    solver: Solver,
+    alphas: Sequence[float] | None = None,
+    *,
+    tol: float = 1e-4,
+    resume: str | os.PathLike[str] | None = None,
+    verbose: bool = False,
+    callback: Callback | None = None,
+    start: tuple[Tensor, Tensor] | None = None,
+    **options: Any,
+) -> Iterator[SolverResult]:
+    """The results of ``solve_path`` one at a time, for what would not fit into memory together.
+
+    Parameters
+    ----------
+    program, solver, alphas, tol, resume, verbose, callback, start, **options
+        As in ``solve_path``.
+
+    Yields
+    ------
+    SolverResult
+        In the order of the grid. Only the last two points are kept, to start the next alpha from.
+
+    Raises
+    ------
+    SolverInterrupted
+        On Ctrl-C during a solve; its point is in the file of ``resume``, where there is one.
+    ValueError
+        As in ``solve_path``, before the first alpha is solved.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from convexformer_solvers import DenseMap, Fista, GroupL2, Program, Squared
+    >>> A = DenseMap(torch.eye(2, dtype=torch.float64)[:, :, None])
+    >>> program = Program(A, torch.tensor([[3.0], [0.0]], dtype=torch.float64), Squared(), GroupL2(), alpha=1.0)
+    >>> [round(result.certificate.primal, 6) for result in iterate_path(program, Fista(), [1.5, 0.5], tol=1e-10)]
+    [2.25, 1.25]
+    """
     check_tol(tol)
-    grid = alpha_grid(program.alpha_max) if alphas is None else sorted((float(alpha) for alpha in alphas), reverse=True)
+    grid = _grid(program, alphas)
     file = None if resume is None else PathFile(resume, program, grid)
+    first = None if start is None else Point(*start)
+    return _results(program, solver, grid, file, first, tol, verbose, callback, options)
+
+
+def _grid(program: Program, alphas: Sequence[float] | None) -> list[float]:
+    if alphas is None:
+        return alpha_grid(program.alpha_max)
+    return sorted((float(alpha) for alpha in alphas), reverse=True)
+
+
+def _results(
+    program: Program,
+    solver: Solver,
+    grid: list[float],
+    file: PathFile | None,
+    point: Point | None,
+    tol: float,
+    verbose: bool,
+    callback: Callback | None,
+    options: dict[str, Any],
+) -> Iterator[SolverResult]:
     dtype = options.get("dtype") or program.map.dtype
     device = torch.device(options.get("device") or program.map.device)
-    results: list[SolverResult] = []
-    point = None if start is None else Point(*start)
     trail = _Trail()
     with tqdm(total=len(grid), disable=not verbose, desc=f"path, {solver.name}", unit="alpha", miniters=0) as bar:
 
@@ -173,31 +252,28 @@ def solve_path(
             bar.update(0)  # draws the bar, if the last time is long enough ago
             return callback is not None and bool(callback(progress))
 
-        try:
-            for index, alpha in enumerate(grid):
-                here = program.with_alpha(alpha)
-                result = None if file is None else file.load(index, here, dtype, device)
-                if result is None or not result.certificate.relative_gap <= tol:
-                    stored = None if result is None else Point(result.coef, result.intercept)
-                    first = stored or trail.ahead(alpha) or point
+        for index, alpha in enumerate(grid):
+            here = program.with_alpha(alpha)
+            result = None if file is None else file.load(index, here, dtype, device)
+            if result is None or not result.certificate.relative_gap <= tol:
+                stored = None if result is None else Point(result.coef, result.intercept)
+                first = stored or trail.ahead(alpha) or point
+                try:
                     result, ending = solve_on(
                         here, solver, tol=tol, start=first, previous=trail.state, callback=show, **options
                     )
-                    trail.add(alpha, ending)
+                except SolverInterrupted as interruption:
                     if file is not None:
-                        file.save(index, result)
-                else:
-                    trail = _Trail()
-                point = Point(result.coef, result.intercept)
-                results.append(result)
-                bar.update()
-                if on_result is not None:
-                    on_result(result)
-        except KeyboardInterrupt as interruption:
-            if file is not None and isinstance(interruption, SolverInterrupted):
-                file.save(len(results), interruption.result)
-            raise PathInterrupted(Path(grid[: len(results)], results), len(grid), resume) from interruption
-    return Path(grid, results)
+                        file.save(index, interruption.result)
+                    raise
+                trail.add(alpha, ending)
+                if file is not None:
+                    file.save(index, result)
+            else:
+                trail = _Trail()
+            point = Point(result.coef, result.intercept)
+            bar.update()
+            yield result
 
 
 class _Trail:

@@ -1,7 +1,9 @@
 """Paths that are kept in a file: what is resumed, what is refused, what the file is believed; the progress bar."""
 
 import dataclasses
+import gc
 import re
+import weakref
 
 import numpy as np
 import pytest
@@ -20,10 +22,12 @@ from convexformer_solvers import (
     Status,
     alpha_grid,
     certify,
+    iterate_path,
     solve,
     solve_path,
 )
 from convexformer_solvers.archive import read_archive, write_archive
+from convexformer_solvers.path_file import PathFile
 
 PROGRAM = make_program(gated=True, intercept=True, weighted=True, n=12)
 GRID = alpha_grid(PROGRAM.alpha_max, 5, 0.05)
@@ -112,17 +116,19 @@ class TestResume:
         assert interrupts > 2
         assert max(path.gaps) <= 1e-2
 
-    def test_interrupted_between_two_solves(self, tmp_path):
+    def test_interrupted_between_two_solves(self, tmp_path, monkeypatch):
         # Not inside the loop of solve: its own interruption is not there to catch.
-        def on_result(result):
-            if len(seen) == 2:
+        def save(file, index, result):
+            saved(file, index, result)
+            if index == 2:
                 raise KeyboardInterrupt
-            seen.append(result)
 
-        seen = []
+        saved = PathFile.save
+        monkeypatch.setattr(PathFile, "save", save)
         with pytest.raises(PathInterrupted) as caught:
-            solve_path(PROGRAM, Fista(), GRID, on_result=on_result, resume=tmp_path / "path.npz")
-        assert len(caught.value.path.results) == 3
+            solve_path(PROGRAM, Fista(), GRID, resume=tmp_path / "path.npz")
+        assert len(caught.value.path.results) == 2
+        monkeypatch.undo()
         solver = CountingFista()
         solve_path(PROGRAM, solver, GRID, resume=tmp_path / "path.npz")
         assert solver.alphas == GRID[3:]
@@ -336,8 +342,51 @@ class TestProgress:
         shown = capsys.readouterr()
         assert shown.out == shown.err == ""
 
-    def test_results_are_told_as_they_come(self):
-        told = []
-        path = solve_path(PROGRAM, Fista(), GRID, on_result=told.append)
-        assert len(told) == 5
-        assert all(one is two for one, two in zip(told, path.results, strict=True))
+
+class TestOneAtATime:
+    def test_they_are_the_results_of_the_path(self):
+        results = iterate_path(PROGRAM, Fista(), GRID)
+        for one, two in zip(results, solve_path(PROGRAM, Fista(), GRID).results, strict=True):
+            assert torch.equal(one.coef, two.coef)
+            assert one.certificate.primal == two.certificate.primal
+
+    def test_an_alpha_is_solved_when_it_is_asked_for(self):
+        solver = CountingFista()
+        results = iterate_path(PROGRAM, solver, GRID)
+        assert solver.alphas == []
+        next(results)
+        next(results)
+        assert solver.alphas == GRID[:2]
+
+    def test_what_was_left_after_some_is_gone_on_with(self, tmp_path):
+        results = iterate_path(PROGRAM, Fista(), GRID, resume=tmp_path / "path.npz")
+        next(results)
+        results.close()
+        solver = CountingFista()
+        assert len(list(iterate_path(PROGRAM, solver, GRID, resume=tmp_path / "path.npz"))) == 5
+        assert solver.alphas == GRID[1:]
+
+    def test_only_the_last_points_are_kept(self):
+        results = iterate_path(PROGRAM, Fista(), GRID)
+        first = next(results)
+        reference = weakref.ref(first.coef)
+        del first
+        for _ in range(3):
+            next(results)
+        gc.collect()
+        assert reference() is None
+
+    def test_an_interrupt_is_that_of_the_solve_and_its_point_is_in_the_file(self, tmp_path):
+        finished = []
+        with pytest.raises(SolverInterrupted) as caught:
+            finished.extend(iterate_path(PROGRAM, CountingFista(interrupt_at=5), GRID, resume=tmp_path / "path.npz"))
+        result, alpha = caught.value.result, GRID[len(finished)]
+        assert result.n_iter > 0
+        stored = PathFile(tmp_path / "path.npz", PROGRAM, GRID).load(
+            len(finished), PROGRAM.with_alpha(alpha), torch.float64, torch.device("cpu")
+        )
+        assert torch.equal(stored.coef, result.coef)
+
+    def test_bad_arguments_are_named_before_the_first_alpha(self, tmp_path):
+        with pytest.raises(ValueError, match="tol"):
+            iterate_path(PROGRAM, Fista(), GRID, tol=-1.0)

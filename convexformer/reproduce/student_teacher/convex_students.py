@@ -16,8 +16,8 @@ from convexformer.estimators import ConvexAttentionRegressor
 from convexformer.gates import Gates, GaussianGates, TrainingData
 from convexformer.heads import Heads
 from convexformer.nn import ConvexAttention, TrainingHistory, train
-from convexformer.programs import attention_map
-from convexformer_solvers import LinearMap, Progress
+from convexformer.programs import attention_map, attention_program
+from convexformer_solvers import LinearMap, Progress, alpha_grid, get_solver, iterate_path
 
 from .data import Part, Split, r2_and_error
 from .rows import Curve, Row
@@ -88,12 +88,13 @@ def solve_class(kind: ProgramClass, split: Split, settings: StudentTeacherSettin
     Solved
     """
     began = time.perf_counter()
-    options: dict[str, Any] = {"penalty": kind.penalty, "device": settings.device}
-    if kind.gated:
-        options |= {"activation": "gated_relu", "gates": _draw_gates(split.train, settings.n_gates, seed)}
-    alpha, validation_r2 = _choose_alpha(options, split, settings)
+    gates = _draw_gates(split.train, settings.n_gates, seed) if kind.gated else None
+    alpha, validation_r2 = _choose_alpha(kind, gates, split, settings)
     choice_seconds = time.perf_counter() - began
-    watch = _Watch(_linear_map(split.test, options, settings.device), split.test.y)
+    watch = _Watch(_linear_map(split.test, gates, settings.device), split.test.y)
+    options: dict[str, Any] = {"penalty": kind.penalty, "device": settings.device}
+    if gates is not None:
+        options |= {"activation": "gated_relu", "gates": gates}
     model = ConvexAttentionRegressor(alpha, tol=settings.tol, callback=watch, **options)
     watch.start()
     model.fit(*split.train)
@@ -175,27 +176,29 @@ def _draw_gates(train_part: Part, n_gates: int, seed: int) -> Gates:
     return drawn.select(drawn.distinct(drawn.masks(tokens)))
 
 
-def _linear_map(part: Part, options: dict[str, Any], device: str | None) -> LinearMap:
+def _linear_map(part: Part, gates: Gates | None, device: str | None) -> LinearMap:
     """From coefficients to outputs of the network on some samples."""
-    return attention_map(torch.as_tensor(part.tokens, device=device), options.get("gates"))
+    return attention_map(torch.as_tensor(part.tokens, device=device), gates)
 
 
-def _choose_alpha(options: dict[str, Any], split: Split, settings: StudentTeacherSettings) -> tuple[float, float]:
-    """The alpha with the best validation R2, and that R2."""
-    model = ConvexAttentionRegressor(tol=settings.search_tol, **options)
-    path = model.path(*split.train, n_alphas=settings.n_alphas, eps=settings.alpha_ratio)
-    train_map, validation_map = (_linear_map(part, options, settings.device) for part in split[:2])
+def _choose_alpha(
+    kind: ProgramClass, gates: Gates | None, split: Split, settings: StudentTeacherSettings
+) -> tuple[float, float]:
+    """The alpha with the best validation R2, and that R2; one solution of the path is in memory at a time."""
+    tokens = torch.as_tensor(split.train.tokens, device=settings.device)
+    program = attention_program(tokens, split.train.y, alpha=1.0, penalty=kind.penalty, gates=gates, fit_intercept=True)
+    alphas = alpha_grid(program.alpha_max, settings.n_alphas, settings.alpha_ratio)
+    validation_map = _linear_map(split.validation, gates, settings.device)
     scores = []
-    for coef in map(torch.as_tensor, path.coefs):
-        # Targets are centred and the bias has no decay, so it makes up for the mean of the rest.
-        intercept = split.train.y.mean(0) - _apply(train_map, coef).mean(0)
-        scores.append(r2_and_error(_apply(validation_map, coef) + intercept, split.validation.y)[0])
+    for result in iterate_path(program, get_solver("auto"), alphas, tol=settings.search_tol):
+        outputs = _outputs(validation_map, result.coef, result.intercept)
+        scores.append(r2_and_error(outputs, split.validation.y)[0])
     best = int(np.argmax(scores))
-    return float(path.alphas[best]), scores[best]
+    return alphas[best], scores[best]
 
 
-def _apply(linear_map: LinearMap, coef: torch.Tensor) -> NDArray[np.float64]:
-    return linear_map.matvec(coef.to(linear_map.device, linear_map.dtype)).cpu().double().numpy()
+def _outputs(linear_map: LinearMap, coef: torch.Tensor, intercept: torch.Tensor) -> NDArray[np.float64]:
+    return (linear_map.matvec(coef.to(linear_map.dtype)) + intercept).cpu().double().numpy()
 
 
 class _Watch:
@@ -219,8 +222,7 @@ class _Watch:
         now = time.perf_counter()
         self.seconds.append(now - self.began)
         self.primal.append(progress.certificate.primal)
-        outputs = _apply(self.test_map, progress.coef) + progress.intercept.cpu().double().numpy()
-        self.scores.append(r2_and_error(outputs, self.targets)[0])
+        self.scores.append(r2_and_error(_outputs(self.test_map, progress.coef, progress.intercept), self.targets)[0])
         self.began += time.perf_counter() - now
 
 
