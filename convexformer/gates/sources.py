@@ -70,8 +70,9 @@ class FourierGates(GateSource):
 
     Features come in pairs of columns, ``(2f, 2f + 1) = (cos, sin)`` of the frequency ``f``. A gate's feature direction
     is :math:`(\cos\varphi, \sin\varphi)` on one pair and zero elsewhere. Frequencies, and with ``"one"`` the tokens,
-    take turns, so that each has its share of the gates; their phases :math:`\varphi` are spread evenly over the circle
-    from a random first one.
+    take turns, so that each has its share of the gates; the phases :math:`\varphi` of the :math:`m` gates of a share are
+    :math:`\varphi_0 + \pi j (1 + 1/m)` from a random first one: their boundaries are evenly spread, and their sides
+    alternate.
 
     Let two tokens stand for :math:`a, b` at angular frequency :math:`\omega`. A gate on the first alone is a square
     wave whose first harmonic is :math:`\tfrac{2}{\pi} \cos(\omega a - \varphi)`; what it lets through of the other is
@@ -126,7 +127,8 @@ class FourierGates(GateSource):
         turn, cell = np.divmod(np.arange(self.n_gates), n_cells)
         token, pair = cell // len(pairs), pairs[cell % len(pairs)]
         first = random_state.uniform(0, 2 * np.pi, size=n_cells)
-        phase = first[cell] + 2 * np.pi * turn / np.bincount(cell, minlength=n_cells)[cell]
+        # No gate is the complement of another, as half of those at even steps around the circle would be.
+        phase = first[cell] + np.pi * turn * (1 + 1 / np.bincount(cell, minlength=n_cells)[cell])
         u2 = np.zeros((self.n_gates, n_features))
         u2[np.arange(self.n_gates), 2 * pair] = np.cos(phase)
         u2[np.arange(self.n_gates), 2 * pair + 1] = np.sin(phase)
