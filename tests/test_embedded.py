@@ -75,7 +75,7 @@ class TestProjection:
         problem = make_problem()
         tables = random_tables(problem, seed=1)
         alpha = 0.1 * problem.program(tables, 1.0).alpha_max
-        state = train_by_projection(problem, tables, alpha=alpha, n_steps=30, lr=0.01, head_steps=30)
+        state = train_by_projection(problem, tables, alpha=alpha, n_steps=30, lr=0.05, head_steps=30)
         before, after = (optimal_value(problem, where, alpha, tol=1e-6)[0] for where in (tables, state.tables))
         assert after < 0.95 * before
 
@@ -97,7 +97,10 @@ class TestProjection:
         problem = make_problem()
         alpha = 0.05 * problem.program(random_tables(problem), 1.0).alpha_max
         few, many = (
-            train_by_projection(problem, alpha=alpha, n_steps=20, head_steps=n).certified_head(1e-6) for n in (1, 50)
+            train_by_projection(
+                problem, alpha=alpha, n_steps=20, optimizer="adam", lr=0.02, head_steps=n
+            ).certified_head(1e-6)
+            for n in (1, 50)
         )
         assert many.certificate.primal < few.certificate.dual
 
@@ -170,6 +173,14 @@ class TestBoth:
         )
         assert seen == pytest.approx([0.1, 0.1, 0.1, 0.1 * 0.1**0.5, 0.01, 0.01])
 
+    def test_a_step_of_muon_moves_all_directions_of_a_table_alike_and_by_the_rate(self, train):
+        problem, tables = make_problem(), random_tables(make_problem())
+        state = train(problem, tables, alpha=1e-3, n_steps=1, optimizer="muon", lr=0.01)
+        for moved in state.tables - tables:
+            spread = torch.linalg.svdvals(moved)
+            assert spread[0] < 3 * spread[-1]  # by Adam they are far apart
+            assert float(moved.square().mean().sqrt()) == pytest.approx(0.2 * 0.01, rel=0.3)
+
     def test_true_from_the_callback_stops(self, train):
         assert train(make_problem(), alpha=1e-3, n_steps=9, callback=lambda state: state.step == 3).step == 3
 
@@ -194,6 +205,7 @@ class TestBoth:
             ({"alpha": 1.0, "first_alpha": 0.5}, "first_alpha must be at least alpha"),
             ({"alpha": 1.0, "n_steps": 0}, "n_steps must be a positive integer"),
             ({"alpha": 1.0, "lr": -1.0}, "lr must be a positive number"),
+            ({"alpha": 1.0, "optimizer": "sgd"}, r"optimizer must be one of \['adam', 'muon'\], got 'sgd'"),
             ({"alpha": 1.0, "hold_steps": -1}, "hold_steps must be an integer of at least 0"),
         ],
     )

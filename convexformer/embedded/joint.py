@@ -29,7 +29,9 @@ def train_jointly(
     hold_steps: int = 0,
     fall_steps: int = 50,
     n_steps: int = 2000,
+    optimizer: str = "adam",
     lr: float = 0.02,
+    schedule: str = "constant",
     head_lr: float = 0.01,
     batch_size: int | None = None,
     seed: int = 0,
@@ -39,7 +41,8 @@ def train_jointly(
 ) -> EmbeddedState:
     r"""Train an embedding and the block on it together by proximal Adam.
 
-    Each step takes one Adam step on the embedding and one proximal step on the coefficients of each gate and token,
+    Each step takes one step of an optimiser on the embedding and one proximal step on the coefficients of each gate and
+    token,
 
     .. math:: Z_{gk} \leftarrow \mathrm{prox}_{\eta_{gk} \alpha \Omega}\big(Z_{gk} - \eta_{gk} M_{gk}\big), \qquad
               \eta_{gk} = \mathtt{head\_lr} / \sqrt{V_{gk}}
@@ -55,8 +58,14 @@ def train_jointly(
         As in ``train_by_projection``.
     n_steps : int, default=2000
         Steps.
-    lr, head_lr : float, default=0.02 and 0.01
-        Learning rates of the embedding, whose rows have length one, and of the coefficients.
+    optimizer : {"adam", "muon"}, default="adam"
+        What moves the embedding, as in ``train_by_projection``; Adam is the paper's.
+    lr : float, default=0.02
+        Learning rate of the embedding, whose rows have length one.
+    schedule : {"constant", "cosine"}, default="constant"
+        How that rate goes over the steps.
+    head_lr : float, default=0.01
+        Learning rate of the coefficients.
     batch_size : int, optional
         Samples of a step, drawn anew for each. Default: all.
     seed : int, default=0
@@ -92,14 +101,13 @@ def train_jointly(
     """
     check_counts(n_steps=n_steps, look_every=look_every)
     alphas = FallingAlpha(alpha, first_alpha, hold_steps, fall_steps)
-    check_rate("lr", lr)
     check_rate("head_lr", head_lr)
     n_samples = len(problem.symbols)
     if batch_size is not None:
         check_counts(batch_size=batch_size)
         if batch_size > n_samples:
             raise ValueError(f"batch_size must be at most the number of samples, {n_samples}, got {batch_size}")
-    tables_now = MovingTables(problem, tables, seed, lr)
+    tables_now = MovingTables(problem, tables, seed, optimizer, lr, schedule, n_steps)
     coef = (normal_draws(seed + 1)(*problem.coef_shape) / n_samples).to(tables_now.now)
     start = EmbeddedState(problem, tables_now.now.clone(), coef, alphas(0), 0, 0, 0, 0.0)
     head = _ProximalAdam(coef, problem.penalty, head_lr)

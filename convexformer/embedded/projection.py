@@ -13,7 +13,7 @@ from convexformer_solvers import Fista, Point, Program, TableMap, get_solver, so
 
 from .course import Callback, MovingTables, follow
 from .problem import EmbeddedProblem
-from .schedule import FallingAlpha, check_rate
+from .schedule import FallingAlpha
 from .state import EmbeddedState
 
 _SOLVER = Fista()
@@ -91,7 +91,9 @@ def train_by_projection(
     n_steps: int = 200,
     hold_steps: int = 0,
     fall_steps: int = 50,
-    lr: float = 0.02,
+    optimizer: str = "muon",
+    lr: float = 0.3,
+    schedule: str = "cosine",
     head_steps: int = 20,
     seed: int = 0,
     callback: Callback | None = None,
@@ -100,9 +102,9 @@ def train_by_projection(
     r"""Train an embedding by variable projection, the block on it solved anew at each step from the last solution.
 
     Each step takes `head_steps` accelerated proximal gradient steps on the coefficients, from those of the step before,
-    and one Adam step on the embedding along the gradient of the optimal value, on the unit spheres of its rows. **Not
-    convex as a whole**: where the embedding ends depends on where it began. The block on the last embedding has a
-    global optimum, with a certificate: ``certified_head`` of the result.
+    and one step of an optimiser on the embedding along the gradient of the optimal value, on the unit spheres of its
+    rows. **Not convex as a whole**: where the embedding ends depends on where it began. The block on the last embedding
+    has a global optimum, with a certificate: ``certified_head`` of the result.
 
     Parameters
     ----------
@@ -119,8 +121,14 @@ def train_by_projection(
         Steps of the embedding.
     hold_steps, fall_steps : int, default=0 and 50
         Steps at `first_alpha`, and steps in which it falls geometrically to `alpha`.
-    lr : float, default=0.02
-        Learning rate of Adam; rows have length one.
+    optimizer : {"muon", "adam"}, default="muon"
+        What moves the embedding. Muon moves all directions of a table alike, those with a small gradient too: it finds
+        the structure of an operation in half of Adam's steps.
+    lr : float, default=0.3
+        Learning rate. A step moves the entries of a table by a fifth of it with Muon, by all of it with Adam, in root
+        mean square; rows have length one.
+    schedule : {"cosine", "constant"}, default="cosine"
+        How the rate goes over the steps: to zero along a cosine, or not at all.
     head_steps : int, default=20
         Steps on the coefficients between two of the embedding. With few of them the embedding follows a gradient that
         is not that of the optimal value, and takes many times as many steps.
@@ -157,8 +165,7 @@ def train_by_projection(
     """
     check_counts(n_steps=n_steps, head_steps=head_steps)
     alphas = FallingAlpha(alpha, first_alpha, hold_steps, fall_steps)
-    check_rate("lr", lr)
-    tables_now = MovingTables(problem, tables, seed, lr)
+    tables_now = MovingTables(problem, tables, seed, optimizer, lr, schedule, n_steps)
     coef = tables_now.now.new_zeros(problem.coef_shape)
     start = EmbeddedState(problem, tables_now.now.clone(), coef, alphas(0), 0, 0, 0, 0.0)
     with tqdm(range(n_steps + 1), disable=not verbose, desc="embedding") as steps:

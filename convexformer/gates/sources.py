@@ -70,9 +70,9 @@ class FourierGates(GateSource):
 
     Features come in pairs of columns, ``(2f, 2f + 1) = (cos, sin)`` of the frequency ``f``. A gate's feature direction
     is :math:`(\cos\varphi, \sin\varphi)` on one pair and zero elsewhere. Frequencies, and with ``"one"`` the tokens,
-    take turns, so that each has its share of the gates; the phases :math:`\varphi` of the :math:`m` gates of a share are
-    :math:`\varphi_0 + \pi j (1 + 1/m)` from a random first one: their boundaries are evenly spread, and their sides
-    alternate.
+    take turns, so that each has its share of the gates; the phases :math:`\varphi` of a share of :math:`m` gates are
+    :math:`\varphi_0 + \pi j (1 + 1/m)` with a random :math:`\varphi_0`: their boundaries are evenly spread, and their
+    sides alternate. An odd :math:`m` spreads those evenly too.
 
     Let two tokens stand for :math:`a, b` at angular frequency :math:`\omega`. A gate on the first alone is a square
     wave whose first harmonic is :math:`\tfrac{2}{\pi} \cos(\omega a - \varphi)`; what it lets through of the other is
