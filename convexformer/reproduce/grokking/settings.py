@@ -52,20 +52,20 @@ class GrokkingSettings:
         Gates of the fully convex program.
     greedy_gates : int, default=20
         New gates of each layer of the layer-wise form; fewer than `n_gates`, so that a layer leaves something to do.
-    learned_width, learned_gates : int, default=24 and 144
+    learned_width, learned_gates : int, default=24 and 120
         Width of the learned tokens of the convex block, and its gates.
     learned_first_ratio, learned_last_ratio : float, default=0.1 and 0.003
         ``alpha`` of the convex block while the embedding is found and at the end, as parts of its ``alpha_max`` on
         random tokens.
-    projection_steps : int, default=60
-        Steps of the embedding by variable projection, all of which are taken.
-    projection_rate : float, default=0.04
-        Learning rate of the embedding by variable projection.
-    head_steps : int, default=20
+    projection_steps : int, default=40
+        Steps of the embedding by variable projection, all of which are taken while the learning rate falls to zero.
+    projection_rate : float, default=0.3
+        Learning rate of the embedding by variable projection at the first of them.
+    head_steps : int, default=30
         Solver steps on the block for each step of the embedding.
-    joint_hold : int, default=300
+    joint_hold : int, default=100
         Steps at the first ``alpha`` in joint training, on all rows, and steps in which it falls.
-    joint_rate, joint_head_rate : float, default=0.01 and 0.003
+    joint_rate, joint_head_rate : float, default=0.1 and 0.03
         Learning rates of the embedding and of the block in joint training.
     alpha_ratio : float, default=0.01
         ``alpha`` of the convex programs, as part of ``alpha_max``.
@@ -108,15 +108,15 @@ class GrokkingSettings:
     n_gates: int = 60
     greedy_gates: int = 20
     learned_width: int = 24
-    learned_gates: int = 144
+    learned_gates: int = 120
     learned_first_ratio: float = 0.1
     learned_last_ratio: float = 0.003
-    projection_steps: int = 60
-    projection_rate: float = 0.04
-    head_steps: int = 20
-    joint_hold: int = 300
-    joint_rate: float = 0.01
-    joint_head_rate: float = 0.003
+    projection_steps: int = 40
+    projection_rate: float = 0.3
+    head_steps: int = 30
+    joint_hold: int = 100
+    joint_rate: float = 0.1
+    joint_head_rate: float = 0.03
     alpha_ratio: float = 0.01
     tol: float = 1e-4
     greedy_tol: float = 1e-3
@@ -167,9 +167,8 @@ class GrokkingSettings:
             "transformer_width": 32,
             "n_heads": 32,
             "learned_width": 12,
-            "learned_gates": 72,
-            "projection_steps": 40,
-            "joint_hold": 150,
+            "learned_gates": 60,
+            "projection_steps": 60,
         }
         return cls(**sizes | changes)
 
