@@ -85,6 +85,12 @@ def _add_fit(commands: Any, common: argparse.ArgumentParser) -> None:
     fit.add_argument(
         "--alpha", default="0.01", help="weight of the decay against the mean loss, or 'cv' to cross-validate"
     )
+    fit.add_argument(
+        "--resume",
+        type=Path,
+        metavar="FOLDER",
+        help="with --alpha cv: folder that keeps what is finished, to go on from",
+    )
     fit.add_argument("--loss", help="loss by name; default: squared, or logistic / softmax for labels")
     fit.add_argument("--penalty", default="group_l2", help="group_l2 or nuclear")
     fit.add_argument("--activation", default="linear", help="linear or gated_relu")
@@ -322,7 +328,11 @@ def _new_model(task: str, options: argparse.Namespace) -> Any:
         parameters["loss"] = options.loss
     name = "ConvexAttentionRegressor" if task == "regression" else "ConvexAttentionClassifier"
     if options.alpha == "cv":
-        return getattr(convexformer, name + "CV")(**parameters)
+        return getattr(convexformer, name + "CV")(resume=options.resume, **parameters)
+    if options.resume is not None:
+        raise CommandError(
+            "--resume is for --alpha cv; a single fit that is interrupted saves its best point in --model"
+        )
     try:
         alpha = float(options.alpha)
     except ValueError:
@@ -389,8 +399,8 @@ def main(arguments: list[str] | None = None) -> int:
     except (CommandError, ValueError, OSError, ModuleNotFoundError, RuntimeError) as error:
         print(f"convexformer: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        print("convexformer: interrupted", file=sys.stderr)
+    except KeyboardInterrupt as interruption:
+        print(f"convexformer: {interruption or 'interrupted'}", file=sys.stderr)
         return 130
     text = report.pop("text")
     print(json.dumps(report, indent=2) if options.json else text)

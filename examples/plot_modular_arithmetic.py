@@ -47,8 +47,9 @@ for encoding in ("one_hot", "fourier"):
 # %%
 # **Gates multiply.** A gate on a lets a head read b for some a only, and the first harmonic of the gate's square wave
 # times a wave of b holds cos(k (log a - log b)). For this the gate should look at one frequency. Three gates per
-# frequency and operand, at phases a third of a circle apart, are enough here; two are opposite to each other, a cosine
-# without its sine. Gaussian gates mix the frequencies, and many more are needed.
+# frequency and operand, at phases a third of a circle apart, are enough here; two, a quarter apart, make the cosine and
+# the sine, but with more of the square waves' other harmonics. Gaussian gates mix the frequencies, and many more are
+# needed.
 counts = (10, 20, 30, 60)
 kinds = {"one frequency each": FourierGates, "gaussian": GaussianGates}
 by_count = {kind: [] for kind in kinds}

@@ -10,6 +10,7 @@ import pytest
 from convexformer import ConvexAttentionClassifier, ConvexAttentionRegressor, cli, demo, load_model
 from convexformer.datasets import load_digit_tokens
 from convexformer.gates import GATE_SOURCES
+from convexformer_solvers.path_file import PathFile
 
 
 @pytest.fixture
@@ -72,12 +73,31 @@ def test_alpha_by_cross_validation(regression_file, tmp_path, capsys):
     assert loaded.alpha_ == report["alpha"] < report["alpha_max"]
 
 
+def test_interrupted_cross_validation_goes_on_from_its_folder(regression_file, tmp_path, capsys, monkeypatch):
+    def save(file, index, result):
+        original(file, index, result)
+        saved.append(index)
+        if saved == [0, 1, 2]:
+            raise KeyboardInterrupt
+
+    original, saved = PathFile.save, []
+    monkeypatch.setattr(PathFile, "save", save)
+    folder = tmp_path / "folds"
+    arguments = ["fit", regression_file, "--model", tmp_path / "m.npz", "--alpha", "cv", "--resume", folder]
+    assert cli.main([*map(str, arguments)]) == 130
+    assert f"what is finished is in resume='{folder}'" in capsys.readouterr().err.replace("PosixPath", "")
+    report = run_json(capsys, *arguments)
+    assert saved == [*range(30), *(4 * [*range(30)])]  # five folds, the first of which had three alphas
+    assert report["alpha"] == run_json(capsys, *arguments[:-2])["alpha"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["fit", "absent.npz"], "no file at absent.npz"),
         (["fit", "{data}", "--alpha", "-1"], "alpha must be positive"),
         (["fit", "{data}", "--alpha", "much"], "--alpha must be a number or 'cv'"),
+        (["fit", "{data}", "--resume", "folds"], "--resume is for --alpha cv"),
         (["fit", "{data}", "--loss", "cubic"], "loss must be one of"),
         (["fit", "{data}", "--penalty", "none"], "penalty must be one of"),
         (["fit", "{data}", "--solver", "magic"], "solver must be one of"),
