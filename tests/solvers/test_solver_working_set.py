@@ -122,6 +122,24 @@ def test_a_set_that_gets_too_large_hands_over_its_point():
     assert certify(program, point.coef, point.intercept).primal < program.null_value
 
 
+def test_auto_begins_anew_after_a_set_that_its_first_look_shows_to_be_one_of_many(monkeypatch):
+    monkeypatch.setattr("convexformer_solvers.auto._PRODUCTS", 0.0)
+    monkeypatch.setattr("convexformer_solvers.auto._PRODUCTS_BEFORE", float("inf"))
+    data, y = randn(40, 16, 6, seed=1), randn(40, 1, seed=2)
+    program = Program(DenseMap(data), y, Squared(), GroupL2(), 1.0)
+    start = randn(*program.coef_shape, seed=3) * 0.01
+    auto = Auto()
+    state = auto.init(program.with_alpha(0.01 * program.alpha_max), Point(start, program.null_intercept))
+    points = []
+    while state.stage.on_working_set:
+        state = auto.step(program.with_alpha(0.01 * program.alpha_max), state)
+        points.append(auto.point(program, state).coef)
+        assert len(points) < 10
+    assert len(points) <= 3
+    assert not torch.equal(points[0], start)
+    assert torch.equal(state.start.coef, start)
+
+
 @pytest.mark.parametrize(("ratio", "outgrown"), [(0.5, False), (0.01, True)])
 def test_auto_takes_a_working_set_where_the_whole_gram_matrix_is_costly(ratio, outgrown):
     generator = torch.Generator().manual_seed(0)
