@@ -52,7 +52,7 @@ class GrokkingSettings:
         Gates of the fully convex program.
     greedy_gates : int, default=20
         New gates of each layer of the layer-wise form; fewer than `n_gates`, so that a layer leaves something to do.
-    learned_width, learned_gates : int, default=24 and 120
+    learned_width, learned_gates : int, default=32 and 160
         Width of the learned tokens of the convex block, and its gates.
     learned_first_ratio, learned_last_ratio : float, default=0.1 and 0.003
         ``alpha`` of the convex block while the embedding is found and at the end, as parts of its ``alpha_max`` on
@@ -65,7 +65,7 @@ class GrokkingSettings:
         Solver steps on the block for each step of the embedding.
     joint_hold : int, default=100
         Steps at the first ``alpha`` in joint training, on all rows, and steps in which it falls.
-    joint_rate, joint_head_rate : float, default=0.1 and 0.03
+    joint_rate, joint_head_rate : float, default=0.06 and 0.03
         Learning rates of the embedding and of the block in joint training.
     alpha_ratio : float, default=0.01
         ``alpha`` of the convex programs, as part of ``alpha_max``.
@@ -107,15 +107,15 @@ class GrokkingSettings:
     n_heads: int = 512
     n_gates: int = 60
     greedy_gates: int = 20
-    learned_width: int = 24
-    learned_gates: int = 120
+    learned_width: int = 32
+    learned_gates: int = 160
     learned_first_ratio: float = 0.1
     learned_last_ratio: float = 0.003
     projection_steps: int = 40
     projection_rate: float = 0.3
     head_steps: int = 30
     joint_hold: int = 100
-    joint_rate: float = 0.1
+    joint_rate: float = 0.06
     joint_head_rate: float = 0.03
     alpha_ratio: float = 0.01
     tol: float = 1e-4
