@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from math import isqrt
 from numbers import Integral
-from typing import Any
+from typing import Any, TypeGuard
 
 
-def is_integer(value: Any, least: int = 1) -> bool:
-    """Whether a value is an integer, of numpy or Python and no truth value, and not below another.
+def is_integer(value: Any, least: int | None = None) -> TypeGuard[int]:
+    """Whether a value is an integer, of numpy or Python and no truth value, and not below `least`.
 
     Examples
     --------
-    >>> is_integer(3), is_integer(0), is_integer(0, least=0), is_integer(2.0), is_integer(True)
-    (True, False, True, False, False)
+    >>> is_integer(-3), is_integer(0, least=1), is_integer(2.0), is_integer(True)
+    (True, False, False, False)
     """
-    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
+    whole = isinstance(value, Integral) and not isinstance(value, bool)
+    return whole and (least is None or int(value) >= least)
 
 
 def check_counts(**counts: Any) -> None:
@@ -29,7 +30,7 @@ def check_counts(**counts: Any) -> None:
     ValueError: n_gates must be a positive integer, got 0
     """
     for name, value in counts.items():
-        if not is_integer(value):
+        if not is_integer(value, 1):
             raise ValueError(f"{name} must be a positive integer, got {value!r}")
 
 
@@ -41,7 +42,7 @@ def check_optional_counts(**counts: Any) -> None:
     >>> check_optional_counts(n_sentences=None)
     """
     for name, value in counts.items():
-        if value is not None and not is_integer(value):
+        if value is not None and not is_integer(value, 1):
             raise ValueError(f"{name} must be a positive integer or None, got {value!r}")
 
 

@@ -6,13 +6,15 @@ import argparse
 import json
 import sys
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from . import __version__
+
+_GOES_ON = "interrupted; what is finished is in {}, and the same command goes on"
 
 
 class CommandError(Exception):
@@ -55,18 +57,6 @@ def _add_demo(commands: Any, common: argparse.ArgumentParser) -> None:
     demo.set_defaults(run=_run_demo)
 
 
-class _GateNames:
-    """Names of gate sources, read when they are asked for: the registry loads torch, which the parser need not."""
-
-    def __iter__(self) -> Iterator[str]:
-        from .gates import GATE_SOURCES
-
-        return iter(sorted(GATE_SOURCES))
-
-    def __contains__(self, name: object) -> bool:
-        return name in tuple(self)
-
-
 def _add_fit(commands: Any, common: argparse.ArgumentParser) -> None:
     fit = commands.add_parser(
         "fit",
@@ -95,13 +85,7 @@ def _add_fit(commands: Any, common: argparse.ArgumentParser) -> None:
     fit.add_argument("--penalty", default="group_l2", help="group_l2 or nuclear")
     fit.add_argument("--activation", default="linear", help="linear or gated_relu")
     fit.add_argument("--n-gates", type=int, default=32, help="gates of gated_relu; at most so many are generated")
-    fit.add_argument(
-        "--gates",
-        choices=_GateNames(),
-        default="gaussian",
-        metavar="NAME",
-        help="where the gates come from: %(choices)s (default: %(default)s)",
-    )
+    fit.add_argument("--gates", default="gaussian", help="gaussian, sparse, fourier, difference or generated")
     fit.add_argument(
         "--solver", default="auto", help="auto, admm, fista, semismooth_newton, exact, or the name of a cvxpy solver"
     )
@@ -250,7 +234,7 @@ def _run_grokking(options: argparse.Namespace) -> dict[str, Any]:
     try:
         report = run_grokking(options.out, settings, n_seeds=options.seeds, methods=options.methods, quiet=quiet)
     except KeyboardInterrupt:
-        print(f"interrupted; what is finished is in {options.out}, and the same command goes on", file=sys.stderr)
+        print(_GOES_ON.format(options.out), file=sys.stderr)
         raise
     return _without_runs(report, format_grokking(report))
 
@@ -287,6 +271,8 @@ def _run_fit(options: argparse.Namespace) -> dict[str, Any]:
         if hasattr(model, "certificate_"):
             save_model(model, options.model)
             print(f"interrupted; the best point so far is saved in {options.model}", file=sys.stderr)
+        elif options.resume is not None:
+            print(_GOES_ON.format(options.resume), file=sys.stderr)
         raise
     save_model(model, options.model)
     certificate = model.certificate_
@@ -311,6 +297,10 @@ def _run_fit(options: argparse.Namespace) -> dict[str, Any]:
 def _new_model(task: str, options: argparse.Namespace) -> Any:
     import convexformer
 
+    from .gates import GATE_SOURCES
+
+    if options.gates not in GATE_SOURCES:
+        raise CommandError(f"--gates must be one of {sorted(GATE_SOURCES)}, got {options.gates!r}")
     parameters = {
         "penalty": options.penalty,
         "activation": options.activation,
@@ -399,8 +389,8 @@ def main(arguments: list[str] | None = None) -> int:
     except (CommandError, ValueError, OSError, ModuleNotFoundError, RuntimeError) as error:
         print(f"convexformer: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt as interruption:
-        print(f"convexformer: {interruption or 'interrupted'}", file=sys.stderr)
+    except KeyboardInterrupt:
+        print("convexformer: interrupted", file=sys.stderr)
         return 130
     text = report.pop("text")
     print(json.dumps(report, indent=2) if options.json else text)

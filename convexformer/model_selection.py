@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +33,7 @@ from convexformer_solvers import (
 
 from ._base import ConvexAttentionBase, Problem
 from ._folds import Watch, run_folds
+from ._integers import is_integer
 from ._validation import check_grid, predictions
 from .estimators import ClassificationMixin, RegressionMixin
 
@@ -101,7 +101,7 @@ class CrossValidationMixin(ConvexAttentionBase):
         return self
 
     def _grid(self, alpha_max: float) -> list[float]:
-        if isinstance(self.alphas, Integral) and not isinstance(self.alphas, bool):
+        if is_integer(self.alphas):
             if self.alphas < 1:
                 raise ValueError(f"alphas must be a positive integer or a list of numbers, got {self.alphas!r}")
             return alpha_grid(alpha_max, int(self.alphas), self.eps)

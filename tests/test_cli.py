@@ -85,7 +85,7 @@ def test_interrupted_cross_validation_goes_on_from_its_folder(regression_file, t
     folder = tmp_path / "folds"
     arguments = ["fit", regression_file, "--model", tmp_path / "m.npz", "--alpha", "cv", "--resume", folder]
     assert cli.main([*map(str, arguments)]) == 130
-    assert f"what is finished is in resume='{folder}'" in capsys.readouterr().err.replace("PosixPath", "")
+    assert f"what is finished is in {folder}, and the same command goes on" in capsys.readouterr().err
     report = run_json(capsys, *arguments)
     assert saved == [*range(30), *(4 * [*range(30)])]  # five folds, the first of which had three alphas
     assert report["alpha"] == run_json(capsys, *arguments[:-2])["alpha"]
@@ -207,13 +207,13 @@ def test_all_gates_of_the_registry_can_be_asked_for(gates, regression_file, tmp_
 
 
 def test_help_names_the_gates_and_others_are_refused(regression_file, capsys):
-    for arguments in (["fit", "--help"], ["fit", str(regression_file), "--gates", "nonsense"]):
-        with pytest.raises(SystemExit) as exit_:
-            cli.main(arguments)
-        assert exit_.value.code == (0 if "--help" in arguments else 2)
-        output = "".join(capsys.readouterr())
-        assert all(name in output for name in GATE_SOURCES)
-    assert "nonsense" in output
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(["fit", "--help"])
+    assert exit_.value.code == 0
+    text = capsys.readouterr().out
+    assert all(name in text for name in GATE_SOURCES)
+    assert cli.main(["fit", str(regression_file), "--gates", "nonsense"]) == 1
+    assert "--gates must be one of ['difference'" in capsys.readouterr().err
 
 
 def test_help_and_version(capsys):

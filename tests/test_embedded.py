@@ -1,6 +1,7 @@
 """Convex blocks on learned embeddings: envelope theorem, descent, exact zeros, certificates."""
 
 import dataclasses
+import itertools
 
 import pytest
 import torch
@@ -78,6 +79,14 @@ class TestProjection:
         state = train_by_projection(problem, tables, alpha=alpha, n_steps=30, lr=0.05, head_steps=30)
         before, after = (optimal_value(problem, where, alpha, tol=1e-6)[0] for where in (tables, state.tables))
         assert after < 0.95 * before
+
+    def test_with_the_defaults_the_optimal_value_falls(self):
+        problem = make_problem()
+        tables = random_tables(problem, seed=1)
+        alpha = 0.1 * problem.program(tables, 1.0).alpha_max
+        state = train_by_projection(problem, tables, alpha=alpha, n_steps=30)
+        before, after = (optimal_value(problem, where, alpha, tol=1e-6)[0] for where in (tables, state.tables))
+        assert after < 0.9 * before
 
     def test_the_block_is_close_to_its_certified_optimum(self):
         problem = make_problem()
@@ -181,6 +190,18 @@ class TestBoth:
             assert spread[0] < 3 * spread[-1]  # by Adam they are far apart
             assert float(moved.square().mean().sqrt()) == pytest.approx(0.2 * 0.01, rel=0.3)
 
+    @pytest.mark.parametrize("optimizer", ["adam", "muon"])
+    def test_the_rate_falls_to_zero_along_a_cosine_or_not_at_all(self, train, optimizer):
+        last = {}
+        for schedule in ("constant", "cosine"):
+            states = []
+            options = {"optimizer": optimizer, "lr": 0.01, "schedule": schedule}
+            train(make_problem(), alpha=1e-3, n_steps=20, callback=states.append, **options)
+            moves = [(after.tables - before.tables).norm() for before, after in itertools.pairwise(states)]
+            last[schedule] = float(moves[-1] / moves[0])
+        # The rate of step 20 of 20 is (1 + cos(19 pi / 20)) / 2 = .006 of the first.
+        assert last["cosine"] < 0.02 < 0.1 < last["constant"]
+
     def test_true_from_the_callback_stops(self, train):
         assert train(make_problem(), alpha=1e-3, n_steps=9, callback=lambda state: state.step == 3).step == 3
 
@@ -205,6 +226,7 @@ class TestBoth:
             ({"alpha": 1.0, "first_alpha": 0.5}, "first_alpha must be at least alpha"),
             ({"alpha": 1.0, "n_steps": 0}, "n_steps must be a positive integer"),
             ({"alpha": 1.0, "lr": -1.0}, "lr must be a positive number"),
+            ({"alpha": 1.0, "schedule": "linear"}, r"schedule must be one of \['constant', 'cosine'\], got 'linear'"),
             ({"alpha": 1.0, "optimizer": "sgd"}, r"optimizer must be one of \['adam', 'muon'\], got 'sgd'"),
             ({"alpha": 1.0, "hold_steps": -1}, "hold_steps must be an integer of at least 0"),
         ],

@@ -303,3 +303,10 @@ def test_tensors_come_back_as_tensors_under_array_api_dispatch(run_python):
         print("done")
         """
     assert run_python(textwrap.dedent(code), SCIPY_ARRAY_API="1") == "done"
+
+
+def test_warnings_point_at_the_line_that_fits():
+    X = np.random.default_rng(0).normal(size=(30, 4, 3))
+    with pytest.warns(ConvergenceWarning) as caught:
+        ConvexAttentionRegressor(alpha=1e-3, tol=1e-12, max_iter=1).fit(X, X[:, 0, 0])
+    assert caught[0].filename == __file__

@@ -356,7 +356,7 @@ def _check_frequencies(order: int, frequencies: Any) -> tuple[int, ...]:
     message = f"frequencies must be None, 'random' or a sequence of integers from 1 to {order - 1}, got {frequencies!r}"
     if isinstance(frequencies, str) or not isinstance(frequencies, (Sequence, np.ndarray)) or not len(frequencies):
         raise ValueError(message)
-    if not all(is_integer(k) and k < order for k in frequencies):
+    if not all(is_integer(k, 1) and k < order for k in frequencies):
         raise ValueError(message)
     chosen = tuple(int(k) for k in frequencies)
     if len({min(k, order - k) for k in chosen}) < len(chosen):

@@ -16,7 +16,7 @@ from .state import EmbeddedState, EmbeddingInterrupted
 Callback = Callable[[EmbeddedState], bool | None]
 
 
-# Both move an entry by about the learning rate, Muon by a fifth of it, in root mean square over a table.
+# A step moves the entries of a table by at most about the learning rate with Adam and by a fifth of it with Muon.
 OPTIMIZERS: dict[str, Callable[[list[Tensor], float], torch.optim.Optimizer]] = {
     "adam": lambda tables, lr: torch.optim.Adam(tables, lr),
     "muon": lambda tables, lr: torch.optim.Muon(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Iterator
 
 import torch
@@ -39,10 +38,10 @@ def train_jointly(
     look_every: int = 1,
     verbose: bool = False,
 ) -> EmbeddedState:
-    r"""Train an embedding and the block on it together by proximal Adam.
+    r"""Train an embedding and the block on it together, the block by proximal Adam.
 
-    Each step takes one step of an optimiser on the embedding and one proximal step on the coefficients of each gate and
-    token,
+    Each step takes one step of an optimiser on the embedding, and one proximal step on the coefficients of each gate
+    and token,
 
     .. math:: Z_{gk} \leftarrow \mathrm{prox}_{\eta_{gk} \alpha \Omega}\big(Z_{gk} - \eta_{gk} M_{gk}\big), \qquad
               \eta_{gk} = \mathtt{head\_lr} / \sqrt{V_{gk}}
@@ -107,9 +106,9 @@ def train_jointly(
         check_counts(batch_size=batch_size)
         if batch_size > n_samples:
             raise ValueError(f"batch_size must be at most the number of samples, {n_samples}, got {batch_size}")
-    tables_now = MovingTables(problem, tables, seed, optimizer, lr, schedule, n_steps)
-    coef = (normal_draws(seed + 1)(*problem.coef_shape) / n_samples).to(tables_now.now)
-    start = EmbeddedState(problem, tables_now.now.clone(), coef, alphas(0), 0, 0, 0, 0.0)
+    moving = MovingTables(problem, tables, seed, optimizer, lr, schedule, n_steps)
+    coef = (normal_draws(seed + 1)(*problem.coef_shape) / n_samples).to(moving.now)
+    start = EmbeddedState(problem, moving.now.clone(), coef, alphas(0), 0, 0, 0, 0.0)
     head = _ProximalAdam(coef, problem.penalty, head_lr)
     share = 1.0 if batch_size is None else batch_size / n_samples
 
@@ -120,14 +119,14 @@ def train_jointly(
             if step % look_every == 0 or step == n_steps:
                 # One pass over a part gives both gradients; the count is that of coefficients and embedding.
                 done = (step, step, 2 * step * share, stopwatch.seconds)
-                yield EmbeddedState(problem, tables_now.now.clone(), coef, alphas(step), *done)
+                yield EmbeddedState(problem, moving.now.clone(), coef, alphas(step), *done)
             if step < n_steps:
                 with stopwatch:
                     part = next(parts)
-                    linear_map = part.map(tables_now.now)
+                    linear_map = part.map(moving.now)
                     values = part.loss.gradient(linear_map.matvec(coef), part.target) / len(part.target)
                     slope, of_tables = linear_map.gradients(coef, values)
-                    tables_now.move(of_tables)
+                    moving.move(of_tables)
                     coef = head.step(coef, slope, alphas(step))
 
     with tqdm(range(n_steps + 1), disable=not verbose, desc="joint") as steps:
@@ -136,12 +135,13 @@ def train_jointly(
 
 def _parts(problem: EmbeddedProblem, batch_size: int | None, seed: int) -> Iterator[EmbeddedProblem]:
     """The problem again and again, or problems of batches, each drawn anew."""
-    if batch_size is None:
-        yield from itertools.repeat(problem)
     generator = torch.Generator().manual_seed(seed)
     while True:
-        drawn = torch.randperm(len(problem.symbols), generator=generator)[:batch_size]
-        yield problem.rows(drawn.to(problem.symbols.device))
+        if batch_size is None:
+            yield problem
+        else:
+            drawn = torch.randperm(len(problem.symbols), generator=generator)[:batch_size]
+            yield problem.rows(drawn.to(problem.symbols.device))
 
 
 class _ProximalAdam:

@@ -122,11 +122,10 @@ def train_by_projection(
     hold_steps, fall_steps : int, default=0 and 50
         Steps at `first_alpha`, and steps in which it falls geometrically to `alpha`.
     optimizer : {"muon", "adam"}, default="muon"
-        What moves the embedding. Muon moves all directions of a table alike, those with a small gradient too: it finds
-        the structure of an operation in half of Adam's steps.
+        What moves the embedding. Muon moves all directions of a table alike, those with a small gradient too.
     lr : float, default=0.3
-        Learning rate. A step moves the entries of a table by a fifth of it with Muon, by all of it with Adam, in root
-        mean square; rows have length one.
+        Learning rate. A step moves the entries of a table by a fifth of it with Muon, by at most about all of it with
+        Adam, in root mean square; rows have length one.
     schedule : {"cosine", "constant"}, default="cosine"
         How the rate goes over the steps: to zero along a cosine, or not at all.
     head_steps : int, default=20
@@ -165,16 +164,16 @@ def train_by_projection(
     """
     check_counts(n_steps=n_steps, head_steps=head_steps)
     alphas = FallingAlpha(alpha, first_alpha, hold_steps, fall_steps)
-    tables_now = MovingTables(problem, tables, seed, optimizer, lr, schedule, n_steps)
-    coef = tables_now.now.new_zeros(problem.coef_shape)
-    start = EmbeddedState(problem, tables_now.now.clone(), coef, alphas(0), 0, 0, 0, 0.0)
+    moving = MovingTables(problem, tables, seed, optimizer, lr, schedule, n_steps)
+    coef = moving.now.new_zeros(problem.coef_shape)
+    start = EmbeddedState(problem, moving.now.clone(), coef, alphas(0), 0, 0, 0, 0.0)
     with tqdm(range(n_steps + 1), disable=not verbose, desc="embedding") as steps:
-        return follow(start, _states(problem, tables_now, coef, alphas, steps, head_steps), callback)
+        return follow(start, _states(problem, moving, coef, alphas, steps, head_steps), callback)
 
 
 def _states(
     problem: EmbeddedProblem,
-    tables: MovingTables,
+    moving: MovingTables,
     coef: Tensor,
     alphas: FallingAlpha,
     steps: Iterable[int],
@@ -187,13 +186,13 @@ def _states(
     for step in steps:
         with stopwatch:
             if program is not None:
-                tables.move(partial_gradient(program, coef, pred))
-            program = problem.program(tables.now, alphas(step))
+                moving.move(partial_gradient(program, coef, pred))
+            program = problem.program(moving.now, alphas(step))
             coef, pred = _solved(program, coef, head_steps)
         n_head = (step + 1) * head_steps
         # A gradient of the coefficients for each of their steps, and one of the embedding for each of its own.
         yield EmbeddedState(
-            problem, tables.now.clone(), coef, program.alpha, step, n_head, n_head + step, stopwatch.seconds
+            problem, moving.now.clone(), coef, program.alpha, step, n_head, n_head + step, stopwatch.seconds
         )
 
 

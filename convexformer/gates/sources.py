@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from convexformer._integers import check_counts
+from convexformer._integers import check_counts, is_integer
 
 from .base import Gates, GateSource, TrainingData
 
@@ -52,8 +52,7 @@ class SparseGates(GateSource):
 
     def __post_init__(self) -> None:
         check_counts(n_gates=self.n_gates)
-        if self.n_nonzero < 1:
-            raise ValueError(f"n_nonzero must be at least 1, got {self.n_nonzero!r}")
+        check_counts(n_nonzero=self.n_nonzero)
 
     def make(self, data: TrainingData, random_state: np.random.RandomState) -> Gates:
         def directions(width: int) -> NDArray[np.float64]:
@@ -115,7 +114,7 @@ class FourierGates(GateSource):
     def __post_init__(self) -> None:
         check_counts(n_gates=self.n_gates)
         chosen = self.frequencies
-        if chosen is not None and not (len(chosen) and all(isinstance(f, (int, np.integer)) for f in chosen)):
+        if chosen is not None and not (len(chosen) and all(is_integer(f) for f in chosen)):
             raise ValueError(f"frequencies must be a sequence of integers with at least one, got {chosen!r}")
         if self.token_weights not in ("one", "signs"):
             raise ValueError(f"token_weights must be 'one' or 'signs', got {self.token_weights!r}")
@@ -127,7 +126,7 @@ class FourierGates(GateSource):
         turn, cell = np.divmod(np.arange(self.n_gates), n_cells)
         token, pair = cell // len(pairs), pairs[cell % len(pairs)]
         first = random_state.uniform(0, 2 * np.pi, size=n_cells)
-        # No gate is the complement of another, as half of those at even steps around the circle would be.
+        # Half a turn more at each step: at plain ones an even number would have every boundary twice.
         phase = first[cell] + np.pi * turn * (1 + 1 / np.bincount(cell, minlength=n_cells)[cell])
         u2 = np.zeros((self.n_gates, n_features))
         u2[np.arange(self.n_gates), 2 * pair] = np.cos(phase)

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from convexformer._integers import check_counts
+from convexformer._integers import check_counts, is_integer
 from convexformer_solvers import Penalty
 
 from .base import AttentionNetwork, normal_draws
@@ -129,7 +129,7 @@ class SoftmaxAttention(AttentionNetwork):
 
     def _queried(self, tokens: Tensor) -> Tensor:
         """Tokens whose queries are needed."""
-        if not isinstance(self.position, numbers.Integral):
+        if not is_integer(self.position):
             return tokens
         if not -tokens.shape[1] <= self.position < tokens.shape[1]:
             raise ValueError(f"position must be one of the {tokens.shape[1]} tokens, got {self.position}")
@@ -181,6 +181,5 @@ class SoftmaxAttention(AttentionNetwork):
 
 def check_position(position: Position) -> None:
     """Raise ``ValueError`` when ``position`` is no position, "mean" or None."""
-    whole = isinstance(position, numbers.Integral) and not isinstance(position, bool)
-    if position is not None and position != "mean" and not whole:
+    if position is not None and position != "mean" and not is_integer(position):
         raise ValueError(f"position must be an integer, 'mean' or None, got {position!r}")

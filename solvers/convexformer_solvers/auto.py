@@ -26,8 +26,6 @@ _FISTA_STEPS_BEFORE_NEWTON = 150
 _NEWTON_STEPS = 40
 # A working set pays where the Gram matrix of all features takes as long as so many products with the data.
 _PRODUCTS = 60
-# Steps of a solver on a working set until it has looked at all blocks after its first set and given up.
-_STEPS_OF_FIRST_SET = 2
 # So many of them at least make other first steps worth a look at how independent the features are.
 _PRODUCTS_BEFORE = 20
 
@@ -40,11 +38,10 @@ class _Stage(NamedTuple):
 
 class _State(NamedTuple):
     stage: _Stage
-    start: Point  # of the stage
     inner: Any
     later: tuple[_Stage, ...]
+    steps_left: float
     outgrown: bool  # whether a working set has become too wide
-    n_steps: int = 0  # of the stage
 
     @property
     def solver(self) -> Solver:
@@ -52,7 +49,7 @@ class _State(NamedTuple):
 
 
 class Auto(Solver):
-    """A plan of solvers, each of which starts from the point of the one before.
+    """A plan of solvers, each of which starts from the point that the one before hands over.
 
     - A separable loss of bounded curvature and data whose smaller side can be factorised: ``Admm``, whose iterations
       do not mind correlated features and serve every penalty, all outputs and gates at once, in ``MixedPrecision``;
@@ -91,15 +88,13 @@ class Auto(Solver):
         if plan[0].solver.name != previous.solver.name:
             return _started(plan, program, start, previous.outgrown)
         inner = plan[0].solver.init_again(program, start, previous.inner)
-        return _State(plan[0], start, inner, plan[1:], previous.outgrown)
+        return _State(plan[0], inner, plan[1:], plan[0].n_steps, previous.outgrown)
 
     def step(self, program: Program, state: _State) -> _State:
-        if state.later and (state.n_steps == state.stage.n_steps or state.solver.finished(state.inner)):
+        if state.later and (state.steps_left == 0 or state.solver.finished(state.inner)):
             outgrown = state.outgrown or state.stage.on_working_set
-            # The first of many sets has a few blocks that are far too large, which mislead what goes by their size.
-            useless = state.stage.on_working_set and state.n_steps <= _STEPS_OF_FIRST_SET
-            state = _started(state.later, program, state.start if useless else self.point(program, state), outgrown)
-        return state._replace(inner=state.solver.step(program, state.inner), n_steps=state.n_steps + 1)
+            state = _started(state.later, program, state.solver.handover(program, state.inner), outgrown)
+        return state._replace(inner=state.solver.step(program, state.inner), steps_left=state.steps_left - 1)
 
     def point(self, program: Program, state: _State) -> Point:
         return state.solver.point(program, state.inner)
@@ -115,7 +110,7 @@ class Auto(Solver):
 
 
 def _started(plan: tuple[_Stage, ...], program: Program, start: Point, outgrown: bool = False) -> _State:
-    return _State(plan[0], start, plan[0].solver.init(program, start), plan[1:], outgrown)
+    return _State(plan[0], plan[0].solver.init(program, start), plan[1:], plan[0].n_steps, outgrown)
 
 
 def _polished_admm() -> Solver:

@@ -14,6 +14,7 @@ from .gram import SupportGram
 from .penalties import GroupL2
 from .primal_dual import Iterate, PrimalDualSolver, own_predictions
 from .program import Program
+from .solver import Point
 
 # The set is solved until its gap is this share of that over all blocks at the last look.
 _DECREASE = 0.1
@@ -188,6 +189,7 @@ def _minimiser(spectrum: NDArray, slope: NDArray, alpha: float, size: float) -> 
 
 
 class _State(NamedTuple):
+    first: Iterate  # where it began
     whole: Iterate
     gap: float  # its rough gap
     gram: SupportGram
@@ -198,6 +200,7 @@ class _State(NamedTuple):
     n_looks: int = 0
     to_grow: bool = False
     finished: bool = False
+    misleads: bool = False  # whether its first set was one of many
 
 
 class BlockDescent(PrimalDualSolver):
@@ -241,7 +244,7 @@ class BlockDescent(PrimalDualSolver):
         gram = SupportGram(program.map) if previous is None else previous.gram
         support = coef.flatten(0, -3).flatten(1).any(dim=1).nonzero()[:, 0]
         pulled = program.pull_back(program.y - program.null_intercept)
-        state = _State(whole, whole.rough_gap(), gram, pulled, support)
+        state = _State(whole, whole, whole.rough_gap(), gram, pulled, support)
         return self._grown(state, at_least=1)
 
     def step(self, program: Program, state: _State) -> _State:
@@ -276,7 +279,7 @@ class BlockDescent(PrimalDualSolver):
         limit = min(_WIDEST * len(program.y), _LARGEST_WIDTH) / d
         far = int((norms > _FAR * program.alpha).sum()) if state.n_looks > 0 else 0
         if len(state.blocks) + max(size, far) > limit:
-            return state._replace(finished=True, to_grow=False)
+            return state._replace(finished=True, to_grow=False, misleads=state.n_looks == 1)
         blocks = torch.cat([state.blocks, norms.topk(size).indices])
         inner = self._inner(state, blocks)
         return state._replace(blocks=blocks, inner=inner, to_grow=False, finished=inner is None)
@@ -312,6 +315,10 @@ class BlockDescent(PrimalDualSolver):
 
     def iterate(self, state: _State) -> Iterate:
         return state.whole
+
+    def handover(self, program: Program, state: _State) -> Point:
+        # The first of many sets leaves a few blocks that are far too large, which misleads what goes by their size.
+        return self.point(program, state._replace(whole=state.first) if state.misleads else state)
 
     def activity(self, state: _State) -> str:
         n_blocks = math.prod(state.whole.coef.shape[:-2])

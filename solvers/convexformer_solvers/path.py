@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from numbers import Integral, Real
 from typing import Any
 
@@ -200,14 +201,14 @@ def iterate_path(
     Yields
     ------
     SolverResult
-        In the order of the grid. Only the last two points are kept, to start the next alpha from.
+        In the order of the grid. The last two points and the solver's state are kept, to start the next alpha from.
 
     Raises
     ------
     SolverInterrupted
         On Ctrl-C during a solve; its point is in the file of ``resume``, where there is one.
     ValueError
-        As in ``solve_path``, before the first alpha is solved.
+        As in ``solve_path``.
 
     Examples
     --------
@@ -221,59 +222,49 @@ def iterate_path(
     check_tol(tol)
     grid = _grid(program, alphas)
     file = None if resume is None else PathFile(resume, program, grid)
-    first = None if start is None else Point(*start)
-    return _results(program, solver, grid, file, first, tol, verbose, callback, options)
+    dtype = options.get("dtype") or program.map.dtype
+    device = torch.device(options.get("device") or program.map.device)
+
+    def results() -> Iterator[SolverResult]:
+        trail, point = _Trail(), None if start is None else Point(*start)
+        with tqdm(total=len(grid), disable=not verbose, desc=f"path, {solver.name}", unit="alpha", miniters=0) as bar:
+            shown = partial(_show_gap, bar, callback)
+            for index, alpha in enumerate(grid):
+                here = program.with_alpha(alpha)
+                result = None if file is None else file.load(index, here, dtype, device)
+                if result is None or not result.certificate.relative_gap <= tol:
+                    stored = None if result is None else Point(result.coef, result.intercept)
+                    first = stored or trail.ahead(alpha) or point
+                    try:
+                        result, ending = solve_on(
+                            here, solver, tol=tol, start=first, previous=trail.state, callback=shown, **options
+                        )
+                    except SolverInterrupted as interruption:
+                        if file is not None:
+                            file.save(index, interruption.result)
+                        raise
+                    trail.add(alpha, ending)
+                    if file is not None:
+                        file.save(index, result)
+                else:
+                    trail = _Trail()
+                point = Point(result.coef, result.intercept)
+                bar.update()
+                yield result
+
+    return results()
+
+
+def _show_gap(bar: tqdm, callback: Callback | None, progress: Progress) -> bool:
+    bar.set_postfix_str(f"gap {progress.certificate.relative_gap:.1e}", refresh=False)
+    bar.update(0)  # draws the bar, if the last time is long enough ago
+    return callback is not None and bool(callback(progress))
 
 
 def _grid(program: Program, alphas: Sequence[float] | None) -> list[float]:
     if alphas is None:
         return alpha_grid(program.alpha_max)
     return sorted((float(alpha) for alpha in alphas), reverse=True)
-
-
-def _results(
-    program: Program,
-    solver: Solver,
-    grid: list[float],
-    file: PathFile | None,
-    point: Point | None,
-    tol: float,
-    verbose: bool,
-    callback: Callback | None,
-    options: dict[str, Any],
-) -> Iterator[SolverResult]:
-    dtype = options.get("dtype") or program.map.dtype
-    device = torch.device(options.get("device") or program.map.device)
-    trail = _Trail()
-    with tqdm(total=len(grid), disable=not verbose, desc=f"path, {solver.name}", unit="alpha", miniters=0) as bar:
-
-        def show(progress: Progress) -> bool:
-            bar.set_postfix_str(f"gap {progress.certificate.relative_gap:.1e}", refresh=False)
-            bar.update(0)  # draws the bar, if the last time is long enough ago
-            return callback is not None and bool(callback(progress))
-
-        for index, alpha in enumerate(grid):
-            here = program.with_alpha(alpha)
-            result = None if file is None else file.load(index, here, dtype, device)
-            if result is None or not result.certificate.relative_gap <= tol:
-                stored = None if result is None else Point(result.coef, result.intercept)
-                first = stored or trail.ahead(alpha) or point
-                try:
-                    result, ending = solve_on(
-                        here, solver, tol=tol, start=first, previous=trail.state, callback=show, **options
-                    )
-                except SolverInterrupted as interruption:
-                    if file is not None:
-                        file.save(index, interruption.result)
-                    raise
-                trail.add(alpha, ending)
-                if file is not None:
-                    file.save(index, result)
-            else:
-                trail = _Trail()
-            point = Point(result.coef, result.intercept)
-            bar.update()
-            yield result
 
 
 class _Trail:

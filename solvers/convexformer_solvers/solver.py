@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 import warnings
 from abc import ABC, abstractmethod
@@ -85,6 +86,10 @@ class Solver(ABC):
     @abstractmethod
     def point(self, program: Program, state: Any) -> Point:
         """The point that the state stands for."""
+
+    def handover(self, program: Program, state: Any) -> Point:
+        """The point for another solver to go on from, where this one is given up."""
+        return self.point(program, state)
 
     def estimated_gap(self, state: Any) -> float | None:
         """What the duality gap of ``point`` may be; only says when a certificate is worth its cost.
@@ -333,5 +338,16 @@ def _warn_not_converged(result: SolverResult, tol: float, max_iter: int, dtype: 
         f"{result.certificate.relative_gap:.3e} > tol {tol:.3e}. The result is usable and its certificate is true. "
         f"To get closer: {remedies[result.status]}.",
         ConvergenceWarning,
-        stacklevel=4,
+        stacklevel=_level_of_caller(),
     )
+
+
+_OWN_PACKAGES = ("convexformer", "convexformer_solvers")
+
+
+def _level_of_caller() -> int:
+    """Stack level, for a warning of the calling function, of the line outside this package that led there."""
+    frame, level = inspect.currentframe(), 0
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _OWN_PACKAGES:
+        frame, level = frame.f_back, level + 1
+    return level

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from sklearn.exceptions import ConvergenceWarning
 from solver_cases import LOSS_NAMES, PENALTY_NAMES, PROPERTY, cases, fit, make_program, randn
 
 from convexformer_solvers import (
@@ -17,6 +18,7 @@ from convexformer_solvers import (
     SolverInterrupted,
     Status,
     alpha_grid,
+    iterate_path,
     solve_path,
 )
 
@@ -171,3 +173,11 @@ def test_coefs_are_stacked_in_order_of_the_grid():
     assert torch.equal(path.coefs[1], path.results[1].coef)
     assert path.gaps == [result.certificate.relative_gap for result in path.results]
     assert randn(*path.coefs.shape).shape == (2, 3, 2, 2)
+
+
+@pytest.mark.parametrize("follow", [solve_path, lambda *parts, **rest: list(iterate_path(*parts, **rest))])
+def test_warnings_point_at_the_caller(follow):
+    program = make_program(n=12, gated=True)
+    with pytest.warns(ConvergenceWarning) as caught:
+        follow(program, Fista(), [0.01 * program.alpha_max], tol=1e-9, max_iter=1)
+    assert caught[0].filename == __file__

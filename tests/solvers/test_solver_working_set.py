@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from solver_cases import LOSS_NAMES, PENALTY_NAMES, accepts, make_program, randn
 
-from convexformer_solvers import Admm, Auto, DenseMap, Fista, GroupL2, Program, Squared, certify, get_loss, solve
+from convexformer_solvers import Admm, Auto, DenseMap, Fista, GroupL2, Program, Squared, auto, certify, get_loss, solve
 from convexformer_solvers.admm_newton import AdmmNewton
 from convexformer_solvers.gram import SupportGram
 from convexformer_solvers.parts import CompressedPart, RestrictedPart
@@ -122,22 +124,28 @@ def test_a_set_that_gets_too_large_hands_over_its_point():
     assert certify(program, point.coef, point.intercept).primal < program.null_value
 
 
-def test_auto_begins_anew_after_a_set_that_its_first_look_shows_to_be_one_of_many(monkeypatch):
-    monkeypatch.setattr("convexformer_solvers.auto._PRODUCTS", 0.0)
-    monkeypatch.setattr("convexformer_solvers.auto._PRODUCTS_BEFORE", float("inf"))
-    data, y = randn(40, 16, 6, seed=1), randn(40, 1, seed=2)
+@pytest.mark.parametrize(("ratio", "misleads"), [(0.01, True), (0.3, False)])
+def test_auto_begins_anew_after_a_set_that_its_first_look_shows_to_be_one_of_many(monkeypatch, ratio, misleads):
+    def started(plan, program, point, outgrown=False):
+        starts.append(point.coef)
+        return start_stage(plan, program, point, outgrown)
+
+    start_stage, starts, on_set = auto._started, [], []
+    monkeypatch.setattr(auto, "_PRODUCTS", 0.0)
+    monkeypatch.setattr(auto, "_PRODUCTS_BEFORE", math.inf)
+    monkeypatch.setattr(auto, "_started", started)
+    data, y = randn(600, 100, 32, seed=1), randn(600, 1, seed=2)
     program = Program(DenseMap(data), y, Squared(), GroupL2(), 1.0)
-    start = randn(*program.coef_shape, seed=3) * 0.01
-    auto = Auto()
-    state = auto.init(program.with_alpha(0.01 * program.alpha_max), Point(start, program.null_intercept))
-    points = []
-    while state.stage.on_working_set:
-        state = auto.step(program.with_alpha(0.01 * program.alpha_max), state)
-        points.append(auto.point(program, state).coef)
-        assert len(points) < 10
-    assert len(points) <= 3
-    assert not torch.equal(points[0], start)
-    assert torch.equal(state.start.coef, start)
+    program = program.with_alpha(ratio * program.alpha_max)
+    solver, first = Auto(), torch.zeros(program.coef_shape, dtype=torch.float64)
+    first[0] = 0.01
+    state = solver.init(program, Point(first, program.null_intercept))
+    while len(starts) == 1:
+        on_set.append(solver.point(program, state).coef)
+        state = solver.step(program, state)
+        assert len(on_set) < 50
+    assert not torch.allclose(on_set[-1], first)
+    torch.testing.assert_close(starts[1], first if misleads else on_set[-1])
 
 
 @pytest.mark.parametrize(("ratio", "outgrown"), [(0.5, False), (0.01, True)])

@@ -24,9 +24,6 @@ from .data import Split
 from .settings import GrokkingSettings
 from .watch import Watch
 
-# Steps of the embedding between looks, each at a block that is solved for it.
-_LOOK_EVERY = 8
-
 STRUCTURE = (
     "none of the group: the embedding is learned; gates that each look at one pair of its features at one token; "
     "sizes, alpha and learning rates were set by hand, by test accuracy on seeds 10 to 12 for p = 97, and not searched"
@@ -69,7 +66,7 @@ class _Shown:
         self.n_iterations, self.relative_gap = 0, math.inf
 
     def __call__(self, state: EmbeddedState) -> None:
-        between = state.step % _LOOK_EVERY and state.step < self.watch.n_steps
+        between = state.step % self.settings.projection_look_every and state.step < self.watch.n_steps
         if between or state.step == 0:  # a block on random tokens takes long to solve and memorises
             return
         result = state.certified_head(self.settings.greedy_tol, self.alpha, max_iter=self.settings.max_iter)

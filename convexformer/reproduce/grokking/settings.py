@@ -37,7 +37,8 @@ class GrokkingSettings:
     batch_size : int, default=512
         Rows per step; all of them where there are fewer.
     look_every : int, default=20
-        Steps between looks at accuracies and losses, and so the resolution of the steps to 99%.
+        Steps between looks at accuracies and losses, and so the resolution of the steps to 99%; variable projection has
+        its own.
     threshold : float, default=0.99
         The accuracy whose first look is counted.
     run_on : float, default=1.25
@@ -61,6 +62,8 @@ class GrokkingSettings:
         Steps of the embedding by variable projection, all of which are taken while the learning rate falls to zero.
     projection_rate : float, default=0.3
         Learning rate of the embedding by variable projection at the first of them.
+    projection_look_every : int, default=8
+        Steps of the embedding between looks of variable projection, each at a block that is solved for it.
     head_steps : int, default=30
         Solver steps on the block for each step of the embedding.
     joint_hold : int, default=100
@@ -113,6 +116,7 @@ class GrokkingSettings:
     learned_last_ratio: float = 0.003
     projection_steps: int = 40
     projection_rate: float = 0.3
+    projection_look_every: int = 8
     head_steps: int = 30
     joint_hold: int = 100
     joint_rate: float = 0.06
@@ -125,7 +129,7 @@ class GrokkingSettings:
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            if isinstance(getattr(type(self), name), int) and not is_integer(value):
+            if isinstance(getattr(type(self), name), int) and not is_integer(value, 1):
                 raise ValueError(f"{name} must be a positive integer, got {value!r}")
         for name, least in (("moduli", 3), ("layers", 1), ("transformer_layers", 1)):
             values = getattr(self, name)

@@ -184,7 +184,7 @@ def _linear_map(part: Part, gates: Gates | None, device: str | None) -> LinearMa
 def _choose_alpha(
     kind: ProgramClass, gates: Gates | None, split: Split, settings: StudentTeacherSettings
 ) -> tuple[float, float]:
-    """The alpha with the best validation R2, and that R2; one solution of the path is in memory at a time."""
+    """The alpha with the best validation R2, and that R2; the solutions of the path are not kept."""
     tokens = torch.as_tensor(split.train.tokens, device=settings.device)
     program = attention_program(tokens, split.train.y, alpha=1.0, penalty=kind.penalty, gates=gates, fit_intercept=True)
     alphas = alpha_grid(program.alpha_max, settings.n_alphas, settings.alpha_ratio)

@@ -97,7 +97,7 @@ class StudentTeacherSettings:
         counts = ("n_tokens", "n_outputs", "map_outputs", "n_gates", "n_alphas", "n_steps")
         for name in counts:
             value = getattr(self, name)
-            if not (value is None and name in ("n_outputs", "map_outputs")) and not is_integer(value):
+            if not (value is None and name in ("n_outputs", "map_outputs")) and not is_integer(value, 1):
                 raise ValueError(f"{name} must be a positive integer, got {value!r}")
         if not is_integer(self.n_sentences, 10):
             raise ValueError(
