@@ -184,7 +184,7 @@ def _add_grokking(experiments: Any, common: argparse.ArgumentParser) -> None:
         experiments,
         common,
         "grokking",
-        "three minutes on two cores; else hours, or a GPU",
+        "two minutes on two cores; else hours, or a GPU",
         _GROKKING_SETTINGS,
         help="steps to learn division modulo p, and the grokking delay (paper, Figs 4 to 7)",
         description="Division modulo p from half of the table: certified convex programs, convex attention trained end "

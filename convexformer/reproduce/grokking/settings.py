@@ -147,7 +147,7 @@ class GrokkingSettings:
 
     @classmethod
     def small(cls, **changes: Any) -> GrokkingSettings:
-        """The setting that takes about three minutes on two cores.
+        """The setting that takes about two minutes on two cores.
 
         Parameters
         ----------
