@@ -51,8 +51,7 @@ class SparseGates(GateSource):
     n_nonzero: int = 2
 
     def __post_init__(self) -> None:
-        check_counts(n_gates=self.n_gates)
-        check_counts(n_nonzero=self.n_nonzero)
+        check_counts(n_gates=self.n_gates, n_nonzero=self.n_nonzero)
 
     def make(self, data: TrainingData, random_state: np.random.RandomState) -> Gates:
         def directions(width: int) -> NDArray[np.float64]:

@@ -6,7 +6,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from convexformer._integers import is_integer
+from convexformer._integers import check_counts, is_integer
 
 _CHOICES = ("moduli", "layers", "transformer_layers")
 
@@ -128,9 +128,7 @@ class GrokkingSettings:
     device: str | None = None
 
     def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
-            if isinstance(getattr(type(self), name), int) and not is_integer(value, 1):
-                raise ValueError(f"{name} must be a positive integer, got {value!r}")
+        check_counts(**{name: n for name, n in asdict(self).items() if isinstance(getattr(type(self), name), int)})
         for name, least in (("moduli", 3), ("layers", 1), ("transformer_layers", 1)):
             values = getattr(self, name)
             if not values or not all(is_integer(value, least) for value in values):

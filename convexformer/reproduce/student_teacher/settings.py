@@ -6,7 +6,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from convexformer._integers import is_integer
+from convexformer._integers import check_counts, check_optional_counts, is_integer
 
 
 @dataclass(frozen=True)
@@ -94,11 +94,8 @@ class StudentTeacherSettings:
     device: str | None = None
 
     def __post_init__(self) -> None:
-        counts = ("n_tokens", "n_outputs", "map_outputs", "n_gates", "n_alphas", "n_steps")
-        for name in counts:
-            value = getattr(self, name)
-            if not (value is None and name in ("n_outputs", "map_outputs")) and not is_integer(value, 1):
-                raise ValueError(f"{name} must be a positive integer, got {value!r}")
+        check_counts(n_tokens=self.n_tokens, n_gates=self.n_gates, n_alphas=self.n_alphas, n_steps=self.n_steps)
+        check_optional_counts(n_outputs=self.n_outputs, map_outputs=self.map_outputs)
         if not is_integer(self.n_sentences, 10):
             raise ValueError(
                 f"n_sentences must be an integer of at least 10, to be split in three, got {self.n_sentences!r}"
