@@ -138,7 +138,7 @@ def _plan(program: Program, warm: bool) -> tuple[_Stage, ...]:
     if program.loss.separable and not warm and n_products > _PRODUCTS_BEFORE and nearly_independent(program):
         plan.append(_Stage(FirstSteps(), forever))
     costly = n_products > _PRODUCTS and program.loss.quadratic
-    if costly and not warm and applies(program):
+    if costly and applies(program):
         plan.append(_Stage(BlockDescent(), forever, on_working_set=True))
     elif costly or (warm and program.loss.separable):
         plan.append(_Stage(Polished(WorkingSet(Polished(AdmmNewton()))), forever, on_working_set=True))

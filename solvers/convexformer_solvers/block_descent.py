@@ -23,8 +23,11 @@ _WORTH_GROWING = 4.0
 # Columns of the widest set over the number of samples, and in all.
 _WIDEST = 1.0
 _LARGEST_WIDTH = 6000
-# Dual norm of a block, in units of alpha, that says after the first solve of a set that it will be active.
-_FAR = 4.0
+# Columns of the active blocks, over the number of samples, from which the next alpha of a path is left to others.
+_WIDEST_START = 0.5
+# Dual norms of blocks, in units of alpha, that say after the first solve of a set that they will be active, and how many
+# of these are too many, in units of the largest number of blocks.
+_FAR = ((4.0, 1.0), (2.0, 2.5))
 # Sweeps from one polish to the next, to an extrapolation, and after which a set is given up.
 _POLISH_EVERY = 3
 _EXTRAPOLATE_EVERY = 6
@@ -79,6 +82,10 @@ class GramProgram:
         self._eigen: list[tuple[NDArray, NDArray]] = [] if known is None else list(known._eigen)
         for block in self._blocks[len(self._eigen) :]:
             self._eigen.append(np.linalg.eigh(gram[block, block]))
+
+    def with_alpha(self, alpha: float) -> GramProgram:
+        """The same program with another weight of the penalty."""
+        return GramProgram(self.gram, self.target, self.square, self.width, alpha, self)
 
     def at(self, coef: NDArray) -> _Point:
         """The point of some coefficients."""
@@ -241,10 +248,23 @@ class BlockDescent(PrimalDualSolver):
         coef = coef.to(program.y)
         fitted = own_predictions(program, coef)
         whole = Iterate(program, coef, fitted, fitted if pred is None else pred, coef).with_own_ascent()
-        gram = SupportGram(program.map) if previous is None else previous.gram
         support = coef.flatten(0, -3).flatten(1).any(dim=1).nonzero()[:, 0]
-        pulled = program.pull_back(program.y - program.null_intercept)
-        state = _State(whole, whole, whole.rough_gap(), gram, pulled, support)
+        if previous is None:
+            pulled = program.pull_back(program.y - program.null_intercept)
+            state = _State(whole, whole, whole.rough_gap(), SupportGram(program.map), pulled, support)
+        else:
+            others = support[~torch.isin(support, previous.blocks)]
+            state = _State(
+                whole,
+                whole,
+                whole.rough_gap(),
+                previous.gram,
+                previous.pulled,
+                torch.cat([previous.blocks, others]),
+                previous.inner,
+            )
+        if previous is not None and len(support) * coef.shape[-2] > _WIDEST_START * len(program.y):
+            return state._replace(finished=True)
         return self._grown(state, at_least=1)
 
     def step(self, program: Program, state: _State) -> _State:
@@ -276,9 +296,11 @@ class BlockDescent(PrimalDualSolver):
         d, n_active = program.coef_shape[-2], int((self._on_set(state, state.whole.coef) != 0).any(dim=1).sum())
         wanted = max(self.width // d, n_active // 2, 1)
         size = max(min(wanted, int((norms > program.alpha).sum())), at_least - len(state.blocks), 0)
+        if size == 0 and state.inner is not None and len(state.inner.target) == len(state.blocks) * d:
+            return state._replace(inner=state.inner.with_alpha(program.alpha), to_grow=False)
         limit = min(_WIDEST * len(program.y), _LARGEST_WIDTH) / d
-        far = int((norms > _FAR * program.alpha).sum()) if state.n_looks > 0 else 0
-        if len(state.blocks) + max(size, far) > limit:
+        far = [int((norms > factor * program.alpha).sum()) > share * limit for factor, share in _FAR]
+        if len(state.blocks) + size > limit or (state.n_looks > 0 and any(far)):
             return state._replace(finished=True, to_grow=False, misleads=state.n_looks == 1)
         blocks = torch.cat([state.blocks, norms.topk(size).indices])
         inner = self._inner(state, blocks)
@@ -287,11 +309,11 @@ class BlockDescent(PrimalDualSolver):
     def _inner(self, state: _State, blocks: Tensor) -> GramProgram | None:
         """The program on some blocks; None where products of columns overflow."""
         program = state.whole.program
-        gram = state.gram.of(blocks, program.weight)
+        gram = state.gram.read_only(blocks, program.weight)
         if program.fit_intercept:
             means = program.map.rmatvec_blocks(blocks, program.weight[:, None]).flatten()
-            gram -= means[:, None] * means
-        if not bool(torch.isfinite(gram).all()):
+            gram = torch.addr(gram, means, means, alpha=-1)
+        if not bool(torch.isfinite(gram.diagonal()).all()):  # the largest products are those of columns with themselves
             return None
         square = float(program.mean((program.y - program.null_intercept).square().sum(1)))
         pulled = state.pulled.reshape(-1, *state.pulled.shape[-2:])[blocks]

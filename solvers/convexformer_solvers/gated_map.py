@@ -149,8 +149,9 @@ class GatedMap(LinearMap):
         # For each dense block k the gates share X_k: sum_g s D_g X_k X_k' D_g = (X_k X_k') o (M diag(s) M').
         result = scale.new_zeros((self.n_samples, self.n_samples))
         for data, mask, here in self._by_dense_block(blocks, scale.dtype):
-            scaled, along = mask * scale[here], mask * (data @ units[here].T)
-            scaled_along = along * (1 - scale[here])
+            scaled, uneven = mask * scale[here], scale[here] != 1  # where it is 1 the units do not matter
+            along = mask[:, uneven] * (data @ units[here][uneven].T)
+            scaled_along = along * (1 - scale[here][uneven])
             height = max(128, -(-self.n_samples // 16))
             for start in range(0, self.n_samples, height):
                 rows, upto = slice(start, start + height), min(start + height, self.n_samples)

@@ -7,6 +7,9 @@ from torch import Tensor
 
 from .operators import LinearMap
 
+# Side of a matrix with room for more groups over that which it had.
+_ROOM = 1.25
+
 
 def select_blocks(gram: Tensor, rows: Tensor, columns: Tensor, width: int) -> Tensor:
     """Rows and columns of some blocks of a matrix of square blocks; a copy.
@@ -58,23 +61,36 @@ class SupportGram:
 
     def of(self, blocks: Tensor, weight: Tensor) -> Tensor:
         """Gram matrix of some groups, shape ``(m d, m d)``; a copy."""
-        if self._weight is None or not torch.equal(self._weight, weight):
-            self._weight, self._known = weight, blocks
-            self._gram = self.map.gram(blocks, blocks, weight)
-        new = blocks[~torch.isin(blocks, self._known)]
-        if len(new):
-            old = len(self._gram)
-            size = old + len(new) * self.map.feature_shape[-1]
-            # Part by part, so that there are never more than two such matrices.
-            grown = self._gram.new_empty((size, size))
-            grown[:old, :old] = self._gram
-            self._gram = grown
-            grown[:old, old:] = self.map.gram(self._known, new, weight)
-            grown[old:, :old] = grown[:old, old:].T
-            grown[old:, old:] = self.map.gram(new, new, weight)
-            self._known = torch.cat([self._known, new])
+        known = self._extended(blocks, weight)
         if torch.equal(blocks, self._known):
-            return self._gram.clone()
+            return known.clone()
         order = self._known.argsort()
         where = order[torch.searchsorted(self._known[order], blocks)]
-        return select_blocks(self._gram, where, where, self.map.feature_shape[-1])
+        return select_blocks(known, where, where, self.map.feature_shape[-1])
+
+    def read_only(self, blocks: Tensor, weight: Tensor) -> Tensor:
+        """The same, without a copy where the groups are those known, in the order in which they came to be known."""
+        known = self._extended(blocks, weight)
+        return known if torch.equal(blocks, self._known) else self.of(blocks, weight)
+
+    def _extended(self, blocks: Tensor, weight: Tensor) -> Tensor:
+        """Gram matrix of all known groups, to which others of these are added."""
+        d = self.map.feature_shape[-1]
+        if self._weight is None or not torch.equal(self._weight, weight):
+            self._weight, self._known = weight, blocks
+            self._store = self.map.gram(blocks, blocks, weight)
+        new = blocks[~torch.isin(blocks, self._known)]
+        if len(new):
+            old, size = len(self._known) * d, (len(self._known) + len(new)) * d
+            if size > len(self._store):
+                # Part by part, so that there are never more than two such matrices; with room for some more.
+                capacity = max(size, int(_ROOM * old))
+                store = self._store.new_empty((capacity, capacity))
+                store[:old, :old] = self._store[:old, :old]
+                self._store = store
+            self._store[:old, old:size] = self.map.gram(self._known, new, weight)
+            self._store[old:size, :old] = self._store[:old, old:size].T
+            self._store[old:size, old:size] = self.map.gram(new, new, weight)
+            self._known = torch.cat([self._known, new])
+        size = len(self._known) * d
+        return self._store[:size, :size]
