@@ -139,7 +139,7 @@ class Admm(PrimalDualSolver):
             multiplier,
             fitted_multiplier,
             acceleration,
-            iteration=0 if previous is None else _ADAPT_AT[0],  # near the end of another solve rho suits from the start
+            iteration=0 if previous is None else 2,  # near the end of another solve rho suits from the start
         )
 
     def step(self, program: Program, state: _State) -> _State:

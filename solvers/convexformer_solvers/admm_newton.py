@@ -36,7 +36,7 @@ _ITERATION_PRODUCTS = 20
 _STEADY = 0.05
 _LOOK_EVERY = 10
 _FIRST_LOOK = 5
-_WARM_LOOK = 20
+_WARM_LOOK = 40
 # Gap of a Newton step, beside that of alternating directions, from which these go on where Newton steps are given up.
 _FAR_BETTER = 0.1
 # Numbers that its factors may hold, unless the data hold more.

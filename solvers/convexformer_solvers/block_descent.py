@@ -25,9 +25,9 @@ _WIDEST = 1.0
 _LARGEST_WIDTH = 6000
 # Columns of the active blocks, over the number of samples, from which the next alpha of a path is left to others.
 _WIDEST_START = 0.5
-# Dual norms of blocks, in units of alpha, that say after the first solve of a set that they will be active, and how many
-# of these are too many, in units of the largest number of blocks.
-_FAR = ((4.0, 1.0), (2.0, 2.5))
+# Dual norms of blocks, in units of alpha, that say after the first solve of a set that they will be active; how many of
+# these are too many, in units of the largest number of blocks; and what share of the set must be active for that.
+_FAR = ((4.0, 1.0, 0.0), (2.0, 2.5, 0.5))
 # Sweeps from one polish to the next, to an extrapolation, and after which a set is given up.
 _POLISH_EVERY = 3
 _EXTRAPOLATE_EVERY = 6
@@ -36,8 +36,10 @@ _MOST_SWEEPS = 200
 _SIZE_STEPS = 50
 _SIZE_ACCURACY = 1e-3
 _REGULARISATION = 1e-12
-# Looks within which the gap must halve.
+# Looks within which the gap must halve, and while a set that grows takes less than this share of the work for the Gram
+# matrix of all features need not.
 _LOOKS = 2
+_CHEAP = 0.5
 
 
 class _Point(NamedTuple):
@@ -216,9 +218,12 @@ class BlockDescent(PrimalDualSolver):
     For the squared loss, the group-l2 penalty and one output. A step solves the program on a set of blocks, given by
     the Gram matrix of their columns, to a tenth of the gap over all blocks, and looks at all blocks, which takes two
     products with the data. Those that violate the dual constraint most join the set; none ever leaves it, so that the
-    Gram matrix is only extended. The blocks of the set are minimised over in turn, in their eigenbases; the sweeps
-    are extrapolated and polished. Finished once the set would be wider than the number of samples, where sweeps take
-    too long, and where the gap over all blocks has not halved in two looks. The sweeps run on the CPU.
+    Gram matrix is only extended; along a path each alpha goes on with the set of the one before. The blocks of the
+    set are minimised over in turn, in their eigenbases; the sweeps are extrapolated and polished. Finished once the
+    set would be wider than the number of samples, where after a solve far too many others are far from feasible,
+    where sweeps take too long, and where the gap over all blocks has not halved in two looks, unless the set has grown
+    and its Gram matrix has taken less than half of the work of that of all features; along a path also where the
+    active blocks are half as wide as the number of samples. The sweeps run on the CPU.
 
     Parameters
     ----------
@@ -248,26 +253,17 @@ class BlockDescent(PrimalDualSolver):
         coef = coef.to(program.y)
         fitted = own_predictions(program, coef)
         whole = Iterate(program, coef, fitted, fitted if pred is None else pred, coef).with_own_ascent()
-        support = coef.flatten(0, -3).flatten(1).any(dim=1).nonzero()[:, 0]
+        gap, support = whole.rough_gap(), coef.flatten(0, -3).flatten(1).any(dim=1).nonzero()[:, 0]
         if previous is None:
             pulled = program.pull_back(program.y - program.null_intercept)
-            state = _State(whole, whole, whole.rough_gap(), SupportGram(program.map), pulled, support)
-        else:
-            others = support[~torch.isin(support, previous.blocks)]
-            state = _State(
-                whole,
-                whole,
-                whole.rough_gap(),
-                previous.gram,
-                previous.pulled,
-                torch.cat([previous.blocks, others]),
-                previous.inner,
-            )
-        if previous is not None and len(support) * coef.shape[-2] > _WIDEST_START * len(program.y):
-            return state._replace(finished=True)
-        return self._grown(state, at_least=1)
+            return self._grown(_State(whole, whole, gap, SupportGram(program.map), pulled, support), at_least=1)
+        blocks = torch.cat([previous.blocks, support[~torch.isin(support, previous.blocks)]])
+        state = _State(whole, whole, gap, previous.gram, previous.pulled, blocks, previous.inner)
+        wide = len(support) * coef.shape[-2] > _WIDEST_START * len(program.y)
+        return state._replace(finished=True) if wide else self._grown(state, at_least=1)
 
     def step(self, program: Program, state: _State) -> _State:
+        n_before = len(state.blocks)
         if state.to_grow:  # not earlier: the solve might have ended with the look
             state = self._grown(state)
         if state.finished:
@@ -279,13 +275,14 @@ class BlockDescent(PrimalDualSolver):
         new_gap = whole.rough_gap()
         gaps = (*(state.gaps or (state.gap,)), new_gap)
         falls = len(gaps) <= _LOOKS or new_gap <= 0.5 * gaps[-1 - _LOOKS]
+        promising = falls or (len(state.blocks) > n_before and _cheap(state))
         return state._replace(
             whole=whole,
             gap=new_gap,
             n_looks=state.n_looks + 1,
             to_grow=new_gap > _WORTH_GROWING * gap,
             gaps=gaps,
-            finished=gap > _DECREASE * state.gap or not falls,
+            finished=gap > _DECREASE * state.gap or not promising,
         )
 
     def _grown(self, state: _State, at_least: int = 0) -> _State:
@@ -299,7 +296,10 @@ class BlockDescent(PrimalDualSolver):
         if size == 0 and state.inner is not None and len(state.inner.target) == len(state.blocks) * d:
             return state._replace(inner=state.inner.with_alpha(program.alpha), to_grow=False)
         limit = min(_WIDEST * len(program.y), _LARGEST_WIDTH) / d
-        far = [int((norms > factor * program.alpha).sum()) > share * limit for factor, share in _FAR]
+        far = [
+            int((norms > factor * program.alpha).sum()) > share * limit and n_active >= active * len(state.blocks)
+            for factor, share, active in _FAR
+        ]
         if len(state.blocks) + size > limit or (state.n_looks > 0 and any(far)):
             return state._replace(finished=True, to_grow=False, misleads=state.n_looks == 1)
         blocks = torch.cat([state.blocks, norms.topk(size).indices])
@@ -348,6 +348,13 @@ class BlockDescent(PrimalDualSolver):
 
     def finished(self, state: _State) -> bool:
         return state.finished
+
+
+def _cheap(state: _State) -> bool:
+    """Whether the Gram matrix of the set has taken little of the work of that of all features."""
+    linear_map = state.whole.program.map
+    work = 2.0 * linear_map.n_samples * (len(state.blocks) * linear_map.feature_shape[-1]) ** 2
+    return work <= _CHEAP * linear_map.gram_work()
 
 
 def applies(program: Program) -> bool:

@@ -13,16 +13,20 @@ _EARLY = (1, 2, 4)
 # Iterations after the last certificate before which only a reached goal is worth one.
 _EARLIEST = 5
 # The decrease of the estimate since the last certificate, and the share of all iterations since then.
-_DECREASE = 10.0
+_DECREASE = 100.0
 _SHARE = 1 / 3
+# Growth, per iteration, of the trust in estimates after one that was off, as later points may be better known; and
+# iterations after which it grows no more.
+_RECOVERY = 2.0
+_FORGOTTEN = 64
 
 
 class Schedule:
     """Decides, by the solver's own estimate of its gap, when to certify.
 
     A certificate costs as much as one or two iterations. It is due where the estimate says that the goal is reached,
-    corrected by how far the last one was off; from the fifth iteration on where it has fallen to a tenth; and now and
-    then in any case.
+    corrected by how far the last one was off, less with every iteration since; from the fifth iteration on where it
+    has fallen to a hundredth; and now and then in any case.
 
     Parameters
     ----------
@@ -55,7 +59,8 @@ class Schedule:
             return waited >= _WITHOUT_SENSE
         if self._estimate is None:
             self._estimate = estimate
-        reached = estimate <= self._trust * self._goal
+        trust = min(1.0, self._trust * _RECOVERY ** min(waited, _FORGOTTEN))
+        reached = estimate <= trust * self._goal
         fallen = estimate < self._estimate / _DECREASE and waited >= _EARLIEST
         return reached or fallen or waited >= max(_WITHOUT_PROGRESS, _SHARE * iteration)
 

@@ -161,14 +161,16 @@ class TestSchedule:
     def test_at_the_goal_at_once(self):
         assert 7 in self.iterations_due([1.0] * 6 + [0.9e-4])
 
-    def test_a_tenth_is_worth_a_look_from_the_fifth_iteration_on(self):
-        assert self.iterations_due([1.0, 0.5, 0.2, 0.09, 0.08, 0.07]) == [5]
-        assert self.iterations_due([1.0] * 10 + [0.09, 0.008, 0.0007, 0.00069, 0.00068, 0.00067]) == [11, 16]
+    def test_a_hundredth_is_worth_a_look_from_the_fifth_iteration_on(self):
+        assert self.iterations_due([1.0, 0.5, 0.02, 0.009, 0.008, 0.007]) == [5]
+        estimates = [1.0] * 10 + [0.009, 5e-4, 8e-5, 7e-5, 6e-5, 5e-5]
+        assert self.iterations_due(estimates, goal=1e-9) == [11, 16]
 
     def test_an_estimate_that_was_too_low_is_corrected(self):
-        # Three times too low: certificates come once the estimate is a third of the goal.
-        estimates = [1.0, 0.9e-4, 0.8e-4, 0.5e-4, 0.32e-4]
-        assert self.iterations_due(estimates, [3 * estimate for estimate in estimates]) == [2, 5]
+        # Ten times too low: a tenth of the goal would do, and twice as much with every iteration.
+        estimates = [1.0, 0.9e-4, 0.8e-4, 0.7e-4, 0.6e-4]
+        assert self.iterations_due(estimates, [10 * estimate for estimate in estimates]) == [2, 5]
+        assert self.iterations_due([*estimates[:2], 0.19e-4], [1.0, 9e-4, 1.9e-4]) == [2, 3]
 
     def test_never_where_the_solver_says_not_now(self):
         assert self.iterations_due([math.inf] * 100) == []

@@ -7,8 +7,21 @@ import pytest
 import torch
 from solver_cases import make_program, randn
 
-from convexformer_solvers import DenseMap, Fista, GroupL2, Program, Squared, certify, solve
+from convexformer_solvers import (
+    Auto,
+    DenseMap,
+    Fista,
+    GroupL2,
+    Program,
+    Squared,
+    alpha_grid,
+    auto,
+    certify,
+    solve,
+    solve_path,
+)
 from convexformer_solvers.block_descent import BlockDescent, GramProgram
+from convexformer_solvers.operators import LinearMap
 from convexformer_solvers.solver import Point
 
 
@@ -91,6 +104,69 @@ def test_a_set_wider_than_the_samples_ends_it():
         assert steps < 100
     point = solver.point(program, state)
     assert certify(program, point.coef, point.intercept).primal < program.null_value
+
+
+def test_it_ends_where_nothing_moves_any_more():
+    program, solver = sparse_program(), BlockDescent()
+    state, steps = solver.init(program, start_of(program)), 0
+    while not solver.finished(state):
+        state, steps = solver.step(program, state), steps + 1
+        assert steps < 30
+    assert state.gap <= 1e-12 * program.null_value
+
+
+def test_nearly_all_blocks_far_off_end_it_after_the_first_set():
+    data = randn(100, 300, 4, seed=1)
+    program = Program(DenseMap(data), data.sum((1, 2))[:, None], Squared(), GroupL2(), 1.0)
+    program = program.with_alpha(0.2 * program.alpha_max)
+    solver = BlockDescent(width=8)
+    state = solver.step(program, solver.init(program, start_of(program)))
+    assert not solver.finished(state)
+    norms = program.penalty.group_dual_norms(state.whole.ascent) / program.alpha
+    assert int((norms > 4).sum()) <= 25 < int((norms > 2).sum()) / 2.5  # a set may have 25 blocks
+    state = solver.step(program, state)
+    assert solver.finished(state)
+    assert len(state.blocks) == 2
+    assert bool((solver.handover(program, state).coef == 0).all())  # such a set misleads
+
+
+@pytest.mark.parametrize("intercept", [False, True])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_path_goes_on_with_the_set_and_its_gram_matrix(monkeypatch, intercept, weighted):
+    formed, form = [], LinearMap.gram
+    monkeypatch.setattr(LinearMap, "gram", lambda self, *args: formed.append(args) or form(self, *args))
+    program = sparse_program(intercept=intercept, weighted=weighted)
+    grid = alpha_grid(program.alpha_max, n_alphas=10, eps=0.3)
+    path = solve_path(program, BlockDescent(width=3), grid, tol=1e-8, max_iter=50)
+    own = torch.cat([left for left, right, _ in formed if left is right])
+    assert len(own) == len(own.unique()) < 12  # no block's products with itself are formed twice
+    for alpha, result in zip(grid, path.results, strict=True):
+        wanted = solve(program.with_alpha(alpha), Fista(), tol=1e-9, max_iter=50_000)
+        assert result.certificate.relative_gap <= 1e-8
+        assert result.certificate.primal == pytest.approx(wanted.certificate.primal, rel=1e-7)
+
+
+def test_an_alpha_whose_support_is_wide_is_left_to_others():
+    program, solver = sparse_program(), BlockDescent()
+    state = solver.step(program, solver.init(program, start_of(program)))
+    wide = Point(torch.ones(program.coef_shape, dtype=torch.float64), program.null_intercept)
+    narrow = Point(torch.zeros_like(wide.coef), program.null_intercept)
+    assert not solver.finished(solver.init_again(program, narrow, state))
+    assert not solver.finished(solver.init_again(program, wide, state))  # 36 columns, 100 samples
+    few = program.rows(torch.arange(60))
+    state = solver.step(few, solver.init(few, start_of(few)))
+    assert solver.finished(solver.init_again(few, wide, state))
+
+
+def test_auto_takes_it_along_a_path(monkeypatch):
+    previous, init_at = [], BlockDescent.init_at
+    monkeypatch.setattr(BlockDescent, "init_at", lambda *args: previous.append(args[-1]) or init_at(*args))
+    monkeypatch.setattr(auto, "_PRODUCTS", 1)  # as if the Gram matrix of all features were costly
+    program = sparse_program()
+    path = solve_path(program, Auto(), alpha_grid(program.alpha_max, n_alphas=8, eps=0.5), tol=1e-6)
+    assert max(path.gaps) <= 1e-6
+    assert len(previous) == 8
+    assert [state is None for state in previous] == [True] + 7 * [False]
 
 
 @pytest.mark.parametrize(("loss", "c"), [("logistic", 1), ("squared", 2)])
