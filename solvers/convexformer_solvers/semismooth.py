@@ -127,7 +127,7 @@ class SemismoothNewton(PrimalDualSolver):
 
 
 def _first_iterate(program: Program, gram: SupportGram, coef: Tensor, pred: Tensor, column: int) -> _Iterate:
-    single = dataclasses.replace(program, y=program.y[:, [column]])
+    single = dataclasses.replace(program, y=program.y[:, column : column + 1])
     center, pred = coef[..., [column]], pred[:, [column]]
     fitted = single.map.matvec(center)
     intercept = single.best_intercept(fitted)
