@@ -228,11 +228,21 @@ def check_device(device: Any, default: torch.device) -> torch.device:
             f"device={device!r} was asked for, but this torch finds no CUDA device. Use device='cpu', or install "
             "a CUDA build of torch on a machine with an NVIDIA GPU."
         )
-    if resolved.type not in ("cpu", "cuda"):
+    if not _holds_float64(resolved):
         raise ValueError(
             f"device must be a 'cpu' or 'cuda' device (float64 is needed for certificates), got {device!r}"
         )
     return resolved
+
+
+def _holds_float64(device: torch.device) -> bool:
+    if device.type == "meta":  # holds nothing
+        return False
+    try:
+        torch.empty(0, dtype=torch.float64, device=device)
+    except (RuntimeError, TypeError, NotImplementedError, AssertionError):
+        return False
+    return True
 
 
 def result_of(tensor: Tensor, like: Any) -> Any:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import stand_in_device
 import torch
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for processes that tests start
@@ -61,3 +62,15 @@ def run_python():
 def pytest_addoption(parser):
     parser.addoption("--large-shapes", type=int, default=12, help="how many random large shapes the sweep takes")
     parser.addoption("--large-size", type=float, default=1e6, help="numbers in the largest array of each")
+
+
+@pytest.fixture(params=[stand_in_device.NAME, "cuda"])
+def accelerator(request):
+    """Name of a device that is not the CPU: one that stands in for any, and a GPU where there is one."""
+    if request.param == "cuda":
+        if not torch.cuda.is_available():
+            pytest.skip("no CUDA device")
+        yield "cuda"
+        return
+    with stand_in_device.stand_in():
+        yield request.param

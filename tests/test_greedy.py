@@ -225,9 +225,8 @@ def test_bad_parameters_are_named(options, message):
         GreedyConvexTransformerRegressor(**options).fit(X, y)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_gpu_trains_to_the_same_predictions():
+def test_any_device_trains_to_the_same_predictions(accelerator):
     X, y, _ = data()
     options = {**OPTIONS, "tol": 1e-7}
-    models = [GreedyConvexTransformerRegressor(device=device, **options).fit(X, y) for device in ("cpu", "cuda")]
+    models = [GreedyConvexTransformerRegressor(device=device, **options).fit(X, y) for device in ("cpu", accelerator)]
     np.testing.assert_allclose(models[0].predict(X), models[1].predict(X), atol=1e-3)

@@ -236,9 +236,8 @@ def test_costs_count_the_parameters(n_layers):
     assert relu.flops == model_cost("convex_attention", **sizes).flops
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("make", [ReluAttention, DeepConvexTransformer])
-def test_a_gpu_predicts_the_same(make):
+def test_any_device_predicts_the_same(make, accelerator):
     network, (X, _) = make(3, 2, 2).double(), data()
     expected = network(X)
-    torch.testing.assert_close(network.cuda()(X.cuda()).cpu(), expected, rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(network.to(accelerator)(X.to(accelerator)).cpu(), expected, rtol=1e-8, atol=1e-10)

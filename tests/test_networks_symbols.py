@@ -247,9 +247,8 @@ def test_an_embedded_network_is_its_network_on_the_tokens():
     assert torch.equal(network(symbols), network.network(network.embedding(symbols)))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @any_network
-def test_a_gpu_predicts_the_same(make):
+def test_any_device_predicts_the_same(make, accelerator):
     network, (symbols, _) = make().double(), table()
     expected = network(symbols)
-    torch.testing.assert_close(network.cuda()(symbols.cuda()).cpu(), expected, rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(network.to(accelerator)(symbols.to(accelerator)).cpu(), expected, rtol=1e-8, atol=1e-10)

@@ -396,12 +396,11 @@ def test_ctrl_c_with_patience_keeps_the_best_by_validation():
 # Devices
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @any_network
 @pytest.mark.parametrize("batch_size", [None, 10])
-def test_a_gpu_trains_to_the_same_weights(make, batch_size):
+def test_any_device_trains_to_the_same_weights(make, batch_size, accelerator):
     ends = []
-    for device in ("cpu", "cuda"):
+    for device in ("cpu", accelerator):
         network = make().to(device)
         X, y = (part.to(device) for part in data())
         history = train(network, X, y, alpha=0.05, n_steps=50, batch_size=batch_size, validation=(X, y), patience=50)

@@ -133,7 +133,7 @@ class SoftmaxAttention(AttentionNetwork):
             return tokens
         if not -tokens.shape[1] <= self.position < tokens.shape[1]:
             raise ValueError(f"position must be one of the {tokens.shape[1]} tokens, got {self.position}")
-        return tokens[:, [self.position]]
+        return tokens[:, self.position, None]
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Predictions.

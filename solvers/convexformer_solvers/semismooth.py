@@ -127,8 +127,9 @@ class SemismoothNewton(PrimalDualSolver):
 
 
 def _first_iterate(program: Program, gram: SupportGram, coef: Tensor, pred: Tensor, column: int) -> _Iterate:
-    single = dataclasses.replace(program, y=program.y[:, column : column + 1])
-    center, pred = coef[..., [column]], pred[:, [column]]
+    one = slice(column, column + 1)
+    single = dataclasses.replace(program, y=program.y[:, one])
+    center, pred = coef[..., one], pred[:, one]
     fitted = single.map.matvec(center)
     intercept = single.best_intercept(fitted)
     theta = -single.loss.gradient(pred, single.y)

@@ -1,0 +1,36 @@
+"""Solvers on another device than the CPU: a GPU where there is one, and a stand-in."""
+
+import pytest
+import torch
+from solver_cases import make_program
+
+from convexformer_solvers import alpha_grid, get_solver, solve, solve_path
+from convexformer_solvers.registry import SOLVERS
+
+
+@pytest.mark.parametrize("solver", sorted(SOLVERS))
+@pytest.mark.parametrize("loss", ["squared", "softmax"])
+def test_every_solver_takes_the_same_steps(solver, loss, accelerator):
+    c = 1 if solver == "block_descent" else 2
+    program = make_program(loss, n=30, blocks=6, d=2, c=c, gated=True, intercept=True, weighted=True)
+    try:
+        here = solve(program, get_solver(solver), tol=1e-5, max_iter=200)
+    except (TypeError, ImportError) as error:
+        pytest.skip(f"this solver does not take the program: {error}")
+    there = solve(program, get_solver(solver), tol=1e-5, max_iter=200, device=accelerator)
+    assert there.coef.device.type == accelerator
+    assert there.n_iter == pytest.approx(here.n_iter, abs=2)
+    assert there.certificate.primal == pytest.approx(here.certificate.primal, rel=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("loss", "c"), [("squared", 1), ("logistic", 1), ("squared", 3)])
+def test_paths(loss, c, dtype, accelerator):
+    program = make_program(loss, n=60, blocks=12, d=3, c=c, intercept=True)
+    grid = alpha_grid(program.alpha_max, n_alphas=6, eps=0.05)
+    here, there = (
+        solve_path(program, get_solver("auto"), grid, tol=1e-4, dtype=dtype, device=device)
+        for device in ("cpu", accelerator)
+    )
+    assert max(there.gaps) <= 1e-4
+    torch.testing.assert_close(there.coefs.cpu(), here.coefs, atol=1e-2, rtol=1e-2)

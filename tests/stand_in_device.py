@@ -1,0 +1,118 @@
+"""A device that stands in for an accelerator: its tensors live on the CPU and refuse what those of a GPU refuse.
+
+They mix with no tensor of the CPU that has a dimension, are not converted to numpy without ``.cpu()``, and what is made
+of them stays with them. So code that runs here runs on any device whose kernels exist. Names of an experimental part of
+torch are used, which is why a torch without them skips the tests.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils import backend_registration
+from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
+
+NAME = "stand_in"
+_HINT = f"can't convert a tensor of device type {NAME} to numpy; use Tensor.cpu() first"
+_ops = torch.ops.aten
+# What copies from device to device, and what takes indices from the CPU.
+_COPIES = (_ops._to_copy.default, _ops.copy_.default)
+_INDEXING = (_ops.index.Tensor, _ops.index_put.default, _ops.index_put_.default, _ops._index_put_impl_.default)
+
+
+class StandIn(torch.Tensor):
+    """A tensor on the device; `inner` is where its numbers are."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, inner):
+        result = torch.Tensor._make_wrapper_subclass(
+            cls,
+            inner.size(),
+            strides=inner.stride(),
+            storage_offset=inner.storage_offset(),
+            dtype=inner.dtype,
+            layout=inner.layout,
+            device=torch.device(NAME, 0),
+        )
+        result.inner = inner
+        return result
+
+    @classmethod
+    def __torch_dispatch__(cls, operation, types, args=(), kwargs=None):
+        return _run(operation, args, kwargs or {})
+
+    def tolist(self):
+        return self.inner.tolist()
+
+    def numpy(self, *, force=False):
+        if not force:
+            raise TypeError(_HINT)
+        return self.inner.numpy(force=True)
+
+    def __array__(self, *args, **kwargs):
+        raise TypeError(_HINT)
+
+    def __repr__(self, **kwargs):
+        return f"StandIn({self.inner!r})"
+
+
+class _Mode(TorchDispatchMode):
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        return _run(operation, args, kwargs or {})
+
+
+def _run(operation, args, kwargs):
+    with _Mode():  # in inference mode composed operations come as they are
+        result = operation.decompose(*args, **kwargs)
+    return _run_kernel(operation, args, kwargs) if result is NotImplemented else result
+
+
+def _run_kernel(operation, args, kwargs):
+    tensors = []
+    _mapped(tensors.append, [args, kwargs])
+    there = [tensor for tensor in tensors if isinstance(tensor, StandIn)]
+    here = [tensor for tensor in tensors if not isinstance(tensor, StandIn) and tensor.ndim > 0]
+    on_device = bool(there)
+    if operation in _INDEXING:
+        on_device = isinstance(args[0], StandIn)
+        if there and not on_device:
+            raise RuntimeError(f"{operation}: indices of {NAME} into a tensor of the CPU")
+    elif operation is _ops.copy_.default:
+        on_device = isinstance(args[0], StandIn)
+    elif there and here and operation not in _COPIES:
+        raise RuntimeError(f"{operation}: expected all tensors to be on the same device")
+    if operation not in _COPIES[1:] and kwargs.get("device") is not None:
+        on_device = torch.device(kwargs["device"]).type == NAME
+        kwargs = {**kwargs, "device": torch.device("cpu")}
+    result = operation(*_mapped(_inner, args), **_mapped(_inner, kwargs))
+    return return_and_correct_aliasing(operation, args, kwargs, _mapped(StandIn, result)) if on_device else result
+
+
+def _inner(tensor):
+    return tensor.inner if isinstance(tensor, StandIn) else tensor
+
+
+def _mapped(function, value):
+    """The function on all tensors within lists, tuples and dictionaries."""
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if isinstance(value, (list, tuple)):
+        return type(value)([_mapped(function, item) for item in value])
+    if isinstance(value, dict):
+        return {key: _mapped(function, item) for key, item in value.items()}
+    return value
+
+
+_register = getattr(backend_registration, "_setup_privateuseone_for_python_backend", None)
+if _register is not None:
+    # At import, as the first backward pass of a process starts the threads of all devices that there are.
+    _register(NAME)
+
+
+def stand_in():
+    """Context in which the device is there."""
+    if _register is None:
+        pytest.skip("this torch has no devices written in Python")
+    return _Mode()

@@ -1,0 +1,172 @@
+"""The same code on another device than the CPU gives the same answers: a GPU where there is one, and a stand-in."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from stand_in_device import NAME, StandIn
+from tiny_encoders import SIZES, random_sentences, save_random
+
+from convexformer import (
+    ConvexAttentionClassifierCV,
+    ConvexAttentionRegressor,
+    ConvexAttentionRegressorCV,
+    ConvexSequenceRegressor,
+    attention_program,
+    optimality_gap,
+)
+from convexformer.nn import ConvexAttention, SoftmaxAttention, train
+from convexformer.reproduce import GrokkingSettings, StudentTeacherSettings, run_grokking, run_student_teacher
+from convexformer.solvers import get_solver, solve
+
+
+def data(n_samples=40, n=4, d=3, c=1, seed=0):
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(n_samples, n, d))
+    return X, X[:, 0, :c] - X[:, 1, -c:] + 0.1 * rng.normal(size=(n_samples, c))
+
+
+# The stand-in itself
+
+
+def test_the_stand_in_refuses_what_a_gpu_refuses():
+    from stand_in_device import stand_in
+
+    with stand_in():
+        here = torch.arange(6.0).view(2, 3)
+        there = here.to(NAME)
+        assert isinstance(there, StandIn)
+        assert there.device.type == NAME
+        for mixture in (lambda: there + here, lambda: there @ here.T, lambda: here[there[0].long()]):
+            with pytest.raises(RuntimeError):
+                mixture()
+        for conversion in (there.numpy, lambda: np.asarray(there)):
+            with pytest.raises(TypeError, match="cpu"):
+                conversion()
+        assert torch.equal((there + 1).cpu(), here + 1)
+        assert torch.equal(there[:, torch.tensor([2, 0])].cpu(), here[:, [2, 0]])  # indices from the CPU are allowed
+        there[0] += torch.ones(3, device=NAME)
+        assert torch.equal(there.cpu()[0], here[0] + 1)
+        assert float(there.sum()) == float(here.sum()) + 3
+
+
+# Estimators
+
+
+@pytest.mark.parametrize("estimator", [ConvexAttentionRegressorCV, ConvexAttentionClassifierCV])
+def test_cross_validation(estimator, accelerator):
+    X, y = data()
+    y = y[:, 0] if estimator is ConvexAttentionRegressorCV else y[:, 0] > 0
+    here, there = (estimator(alphas=4, cv=2, device=device).fit(X, y) for device in ("cpu", accelerator))
+    assert there.alpha_ == pytest.approx(here.alpha_)
+    np.testing.assert_allclose(there.coef_, here.coef_, atol=1e-3)
+
+
+@pytest.mark.parametrize("form", ["single_row", "stochastic", "substochastic"])
+def test_sequences(form, accelerator):
+    X, y = data(c=2)
+    Y = np.stack([y, X[..., 0, :2]], axis=1)
+    here, there = (
+        ConvexSequenceRegressor(0.05, form=form, tol=1e-6, device=device).fit(X, Y) for device in ("cpu", accelerator)
+    )
+    assert there.certificate_.primal == pytest.approx(here.certificate_.primal, rel=1e-5)
+    np.testing.assert_allclose(there.predict(X), here.predict(X), atol=1e-2)
+
+
+def test_tensors_stay_where_they_are(accelerator):
+    X, y = (torch.as_tensor(part).to(accelerator) for part in data())
+    program = attention_program(X, y, alpha=0.05)
+    result = solve(program, get_solver("auto"), tol=1e-6)
+    assert result.coef.device.type == result.certificate.dual_point.device.type == accelerator
+    expected = ConvexAttentionRegressor(0.05, tol=1e-6).fit(*data())
+    assert result.certificate.primal == pytest.approx(expected.certificate_.primal, rel=1e-4)
+
+
+# Networks
+
+
+def test_the_optimality_gap_of_a_network(accelerator):
+    gaps = []
+    for device in ("cpu", accelerator):
+        X, y = (torch.as_tensor(part).to(device) for part in data())
+        network = ConvexAttention(4, 3, 1, 6).double().to(device)
+        train(network, X, y, alpha=0.05, n_steps=20)
+        gaps.append(optimality_gap(network, X, y, alpha=0.05))
+    assert gaps[1].objective == pytest.approx(gaps[0].objective, rel=1e-6)
+    assert gaps[1].bound == pytest.approx(gaps[0].bound, rel=1e-3)
+
+
+@pytest.mark.parametrize("position", [0, -1, "mean"])
+def test_softmax_attention_at_any_position(position, accelerator):
+    network, X = SoftmaxAttention(3, 1, 2, 2, position=position).double(), torch.as_tensor(data()[0])
+    expected = network(X)
+    torch.testing.assert_close(network.to(accelerator)(X.to(accelerator)).cpu(), expected)
+
+
+# Experiments
+
+
+def test_student_and_teacher(tmp_path, accelerator):
+    model = save_random(transformers.BertModel(transformers.BertConfig(**SIZES)), tmp_path / "bert")
+    (tmp_path / "sentences.txt").write_text("\n".join(random_sentences(40)))
+    settings = StudentTeacherSettings.small(
+        model=str(model),
+        layer=1,
+        sentences=str(tmp_path / "sentences.txt"),
+        n_sentences=40,
+        n_tokens=5,
+        n_outputs=2,
+        map_outputs=1,
+        n_gates=2,
+        n_alphas=3,
+        map_alpha_ratios=(0.1,),
+        n_steps=5,
+        learning_rates=(1e-2,),
+        softmax_learning_rates=(1e-2,),
+        softmax_heads=1,
+        softmax_head_width=2,
+    )
+    rows = []
+    for device in ("cpu", accelerator):
+        report = run_student_teacher(
+            tmp_path / device, dataclasses.replace(settings, device=device), n_seeds=1, quiet=True
+        )
+        rows.append([row for row in report["runs"][0]["rows"] if "seconds" not in row["method"]])
+    for here, there in zip(*rows, strict=True):
+        assert (there["model"], there["method"]) == (here["model"], here["method"])
+        assert there["test_r2"] == pytest.approx(here["test_r2"], abs=1e-3)
+
+
+def test_grokking(tmp_path, accelerator):
+    settings = GrokkingSettings.small(
+        moduli=(11,),
+        fraction=0.8,
+        n_steps=10,
+        untuned_steps=10,
+        tuning_steps=5,
+        learning_rates=(1e-2,),
+        decays=(0.0,),
+        transformer_width=8,
+        embedding_width=4,
+        n_hidden=8,
+        n_heads=4,
+        n_gates=10,
+        greedy_gates=4,
+        tol=1e-2,
+        greedy_tol=1e-1,
+        learned_width=4,
+        learned_gates=4,
+        projection_steps=2,
+        head_steps=3,
+        joint_hold=5,
+    )
+    runs = [
+        run_grokking(tmp_path / device, dataclasses.replace(settings, device=device), n_seeds=1, quiet=True)["runs"]
+        for device in ("cpu", accelerator)
+    ]
+    for here, there in zip(*runs, strict=True):
+        assert there["method"] == here["method"]
+        for value in ("final_train_accuracy", "final_test_accuracy", "final_test_loss"):
+            assert there[value] == pytest.approx(here[value], rel=1e-2, abs=0.02), here["method"]
