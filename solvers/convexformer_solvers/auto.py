@@ -19,9 +19,11 @@ from .working_set import WorkingSet
 
 # Side of the largest matrix to factorise beside the data.
 _LARGEST_SIDE = 12_000
-# Accelerated gradient steps on a cross-entropy, and on a loss of unbounded curvature, before other solvers take over.
+# Accelerated gradient steps on a cross-entropy, and on a loss of unbounded curvature, before other solvers take over;
+# alternating ones before these, with Newton steps and where there are none.
 _FISTA_STEPS = 400
 _FIRST_STEPS = 100
+_FIRST_STEPS_ALONE = 400
 _FISTA_STEPS_BEFORE_NEWTON = 150
 _NEWTON_STEPS = 40
 # A working set pays where the Gram matrix of all features takes as long as so many products with the data.
@@ -61,8 +63,8 @@ class Auto(Solver):
       until the set gets too wide, else by the same solvers. Along a path every separable loss starts each
       alpha on a working set, until an alpha outgrows it.
     - A cross-entropy is finished by ``SupportNewton`` instead. Where that has not ended the matter within a hundred
-      steps, and with other penalties than group-l2, for which there is no Newton method: 400 steps of ``Fista``, and
-      the above from its point on.
+      steps: 400 steps of ``Fista``, and the above from its point on. With other penalties than group-l2, for which
+      there is no Newton method, 400 alternating steps come first, but not where the features are nearly independent.
     - Else, and with penalties that are no sum over blocks, ``Fista``; for losses of unbounded curvature 150 steps of
       it, and Newton steps from there.
 
@@ -133,6 +135,8 @@ def _plan(program: Program, warm: bool) -> tuple[_Stage, ...]:
     if not program.loss.separable:
         if isinstance(program.penalty, GroupL2) and small:
             plan.append(_Stage(_polished_admm(), _FIRST_STEPS))
+        elif small and not nearly_independent(program):
+            plan.append(_Stage(_polished_admm(), _FIRST_STEPS_ALONE))
         plan.append(_Stage(Fista(), _FISTA_STEPS))
     n_products = program.map.gram_work() / program.map.product_work(program.y.shape[1])
     if program.loss.separable and not warm and n_products > _PRODUCTS_BEFORE and nearly_independent(program):

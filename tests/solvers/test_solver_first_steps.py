@@ -6,7 +6,7 @@ import pytest
 import torch
 from solver_cases import LOSS_NAMES, randn, valid_target
 
-from convexformer_solvers import Auto, DenseMap, GatedMap, GroupL2, Program, get_loss, solve
+from convexformer_solvers import Auto, DenseMap, Fista, GatedMap, GroupL2, GroupNuclear, Program, get_loss, solve
 from convexformer_solvers.first_steps import FirstSteps, nearly_independent
 from convexformer_solvers.solver import Point
 
@@ -98,3 +98,16 @@ def test_auto_takes_them_for_large_independent_features_alone():
     assert steps == [True, False]
     small = wide_program(data=data[:50])
     assert not isinstance(Auto().init(small, start(small)).solver, FirstSteps)
+
+
+def test_a_nuclear_cross_entropy_starts_with_them_on_independent_features_alone():
+    data, first = randn(200, 10, 8), []
+    y = torch.nn.functional.one_hot(data[:, 0, 0].gt(0) + 1 * data[:, 1, 0].gt(0), 3).double()
+    for tokens in (data, correlated(data)):
+        program = Program(DenseMap(tokens), y, get_loss("softmax"), GroupNuclear(), 1.0, fit_intercept=True)
+        program, auto = program.with_alpha(0.1 * program.alpha_max), Auto()
+        zeros = torch.zeros(program.coef_shape, dtype=torch.float64)
+        first.append(auto.init(program, Point(zeros, program.null_intercept)).solver)
+        assert solve(program, auto, tol=1e-6).certificate.relative_gap <= 1e-6
+    assert isinstance(first[0], Fista)
+    assert "admm" in first[1].name
