@@ -1,13 +1,9 @@
 """The same code on another device than the CPU gives the same answers: a GPU where there is one, and a stand-in."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 import torch
-import transformers
 from stand_in_device import NAME, StandIn
-from tiny_encoders import SIZES, random_sentences, save_random
 
 from convexformer import (
     ConvexAttentionClassifierCV,
@@ -18,7 +14,6 @@ from convexformer import (
     optimality_gap,
 )
 from convexformer.nn import ConvexAttention, SoftmaxAttention, train
-from convexformer.reproduce import GrokkingSettings, StudentTeacherSettings, run_grokking, run_student_teacher
 from convexformer.solvers import get_solver, solve
 
 
@@ -103,70 +98,3 @@ def test_softmax_attention_at_any_position(position, accelerator):
     network, X = SoftmaxAttention(3, 1, 2, 2, position=position).double(), torch.as_tensor(data()[0])
     expected = network(X)
     torch.testing.assert_close(network.to(accelerator)(X.to(accelerator)).cpu(), expected)
-
-
-# Experiments
-
-
-def test_student_and_teacher(tmp_path, accelerator):
-    model = save_random(transformers.BertModel(transformers.BertConfig(**SIZES)), tmp_path / "bert")
-    (tmp_path / "sentences.txt").write_text("\n".join(random_sentences(40)))
-    settings = StudentTeacherSettings.small(
-        model=str(model),
-        layer=1,
-        sentences=str(tmp_path / "sentences.txt"),
-        n_sentences=40,
-        n_tokens=5,
-        n_outputs=2,
-        map_outputs=1,
-        n_gates=2,
-        n_alphas=3,
-        map_alpha_ratios=(0.1,),
-        n_steps=5,
-        learning_rates=(1e-2,),
-        softmax_learning_rates=(1e-2,),
-        softmax_heads=1,
-        softmax_head_width=2,
-    )
-    rows = []
-    for device in ("cpu", accelerator):
-        report = run_student_teacher(
-            tmp_path / device, dataclasses.replace(settings, device=device), n_seeds=1, quiet=True
-        )
-        rows.append([row for row in report["runs"][0]["rows"] if "seconds" not in row["method"]])
-    for here, there in zip(*rows, strict=True):
-        assert (there["model"], there["method"]) == (here["model"], here["method"])
-        assert there["test_r2"] == pytest.approx(here["test_r2"], abs=1e-3)
-
-
-def test_grokking(tmp_path, accelerator):
-    settings = GrokkingSettings.small(
-        moduli=(11,),
-        fraction=0.8,
-        n_steps=10,
-        untuned_steps=10,
-        tuning_steps=5,
-        learning_rates=(1e-2,),
-        decays=(0.0,),
-        transformer_width=8,
-        embedding_width=4,
-        n_hidden=8,
-        n_heads=4,
-        n_gates=10,
-        greedy_gates=4,
-        tol=1e-2,
-        greedy_tol=1e-1,
-        learned_width=4,
-        learned_gates=4,
-        projection_steps=2,
-        head_steps=3,
-        joint_hold=5,
-    )
-    runs = [
-        run_grokking(tmp_path / device, dataclasses.replace(settings, device=device), n_seeds=1, quiet=True)["runs"]
-        for device in ("cpu", accelerator)
-    ]
-    for here, there in zip(*runs, strict=True):
-        assert there["method"] == here["method"]
-        for value in ("final_train_accuracy", "final_test_accuracy", "final_test_loss"):
-            assert there[value] == pytest.approx(here[value], rel=1e-2, abs=0.02), here["method"]

@@ -305,3 +305,24 @@ def test_names_of_methods_differ_and_unknown_ones_are_refused():
 def test_settings_out_of_range_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         GrokkingSettings.small(**changes)
+
+
+def test_any_device_gives_the_same(settings, tmp_path, accelerator):
+    settings = dataclasses.replace(
+        settings,
+        moduli=(11,),
+        n_steps=10,
+        untuned_steps=10,
+        tuning_steps=5,
+        decays=(0.0,),
+        greedy_tol=1e-1,
+        projection_steps=2,
+    )
+    runs = [
+        run_grokking(tmp_path / device, dataclasses.replace(settings, device=device), n_seeds=1, quiet=True)["runs"]
+        for device in ("cpu", accelerator)
+    ]
+    for here, there in zip(*runs, strict=True):
+        assert there["method"] == here["method"]
+        for value in ("final_train_accuracy", "final_test_accuracy", "final_test_loss"):
+            assert there[value] == pytest.approx(here[value], rel=1e-2, abs=0.02), here["method"]

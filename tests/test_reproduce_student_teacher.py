@@ -283,3 +283,17 @@ def test_a_device_that_is_absent_is_named(settings, tmp_path):
         pytest.skip("there is a GPU")
     with pytest.raises(ValueError, match="CUDA"):
         run_student_teacher(tmp_path, dataclasses.replace(settings, device="cuda"), quiet=True)
+
+
+def test_any_device_gives_the_same(settings, tmp_path, accelerator):
+    fewer = {"n_gates": 2, "n_alphas": 3, "map_outputs": 1, "map_alpha_ratios": (0.1,), "n_steps": 5}
+    settings = dataclasses.replace(settings, learning_rates=(1e-2,), softmax_learning_rates=(1e-2,), **fewer)
+    rows = []
+    for device in ("cpu", accelerator):
+        report = run_student_teacher(
+            tmp_path / device, dataclasses.replace(settings, device=device), n_seeds=1, quiet=True
+        )
+        rows.append([row for row in report["runs"][0]["rows"] if "seconds" not in row["method"]])
+    for here, there in zip(*rows, strict=True):
+        assert (there["model"], there["method"]) == (here["model"], here["method"])
+        assert there["test_r2"] == pytest.approx(here["test_r2"], abs=1e-3)
