@@ -43,6 +43,14 @@ class StandIn(torch.Tensor):
     def __torch_dispatch__(cls, operation, types, args=(), kwargs=None):
         return _run(operation, args, kwargs or {})
 
+    def __getitem__(self, index):
+        # Lists would be turned into tensors of the device by kernels that it has not.
+        parts = index if isinstance(index, tuple) else (index,)
+        return super().__getitem__(tuple(_as_index(part) for part in parts))
+
+    def new_tensor(self, values, *, dtype=None):
+        return torch.as_tensor(values, dtype=dtype or self.dtype).to(NAME)
+
     def tolist(self):
         return self.inner.tolist()
 
@@ -88,6 +96,10 @@ def _run_kernel(operation, args, kwargs):
         kwargs = {**kwargs, "device": torch.device("cpu")}
     result = operation(*_mapped(_inner, args), **_mapped(_inner, kwargs))
     return return_and_correct_aliasing(operation, args, kwargs, _mapped(StandIn, result)) if on_device else result
+
+
+def _as_index(part):
+    return torch.as_tensor(part, dtype=None if part else torch.int64) if isinstance(part, list) else part
 
 
 def _inner(tensor):

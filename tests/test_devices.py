@@ -13,6 +13,7 @@ from convexformer import (
     attention_program,
     optimality_gap,
 )
+from convexformer.gates import generate_gates
 from convexformer.nn import ConvexAttention, SoftmaxAttention, train
 from convexformer.solvers import get_solver, solve
 
@@ -42,6 +43,7 @@ def test_the_stand_in_refuses_what_a_gpu_refuses():
                 conversion()
         assert torch.equal((there + 1).cpu(), here + 1)
         assert torch.equal(there[:, torch.tensor([2, 0])].cpu(), here[:, [2, 0]])  # indices from the CPU are allowed
+        assert torch.equal(there[:, [2, 0]].cpu(), here[:, [2, 0]])
         there[0] += torch.ones(3, device=NAME)
         assert torch.equal(there.cpu()[0], here[0] + 1)
         assert float(there.sum()) == float(here.sum()) + 3
@@ -77,6 +79,16 @@ def test_tensors_stay_where_they_are(accelerator):
     assert result.coef.device.type == result.certificate.dual_point.device.type == accelerator
     expected = ConvexAttentionRegressor(0.05, tol=1e-6).fit(*data())
     assert result.certificate.primal == pytest.approx(expected.certificate_.primal, rel=1e-4)
+
+
+def test_generated_gates(accelerator):
+    X, y = data(c=2)
+    here, there = (
+        generate_gates(*(torch.as_tensor(part).to(device) for part in (X, y)), alpha=0.005, max_gates=6, random_state=0)
+        for device in ("cpu", accelerator)
+    )
+    assert len(there.gates) == len(here.gates) > 1
+    assert there.certificate.primal == pytest.approx(here.certificate.primal, rel=1e-4)
 
 
 # Networks
