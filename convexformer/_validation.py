@@ -228,21 +228,17 @@ def check_device(device: Any, default: torch.device) -> torch.device:
             f"device={device!r} was asked for, but this torch finds no CUDA device. Use device='cpu', or install "
             "a CUDA build of torch on a machine with an NVIDIA GPU."
         )
-    if not _holds_float64(resolved):
-        raise ValueError(
-            f"device must be a 'cpu' or 'cuda' device (float64 is needed for certificates), got {device!r}"
-        )
-    return resolved
-
-
-def _holds_float64(device: torch.device) -> bool:
-    if device.type == "meta":  # holds nothing
-        return False
+    if resolved.type == "meta":
+        raise ValueError(f"device must be one that holds numbers, such as 'cpu' or 'cuda', got {device!r}")
     try:
-        torch.empty(0, dtype=torch.float64, device=device)
-    except (RuntimeError, TypeError, NotImplementedError, AssertionError):
-        return False
-    return True
+        torch.empty(0, dtype=torch.float64, device=resolved)
+    except (RuntimeError, TypeError, AssertionError, ImportError) as error:
+        reason = str(error).partition(". ")[0]  # the rest of it may be pages
+        raise ValueError(
+            "device must be one on which torch holds float64, which certificates need, such as 'cpu' or 'cuda', "
+            f"got {device!r}: {reason}"
+        ) from error
+    return resolved
 
 
 def result_of(tensor: Tensor, like: Any) -> Any:

@@ -72,5 +72,7 @@ def accelerator(request):
             pytest.skip("no CUDA device")
         yield "cuda"
         return
+    before = stand_in_device.Counter.n_results
     with stand_in_device.stand_in():
         yield request.param
+    assert stand_in_device.Counter.n_results > before + 20, "next to nothing was computed on the device"

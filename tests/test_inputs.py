@@ -17,6 +17,7 @@ from convexformer import (
     image_patches,
     pad_sequences,
 )
+from convexformer._validation import check_program_tokens
 from convexformer.datasets import load_digit_tokens
 from convexformer.gates import TrainingData
 from convexformer.solvers import SolverUnavailableError
@@ -94,12 +95,23 @@ def test_bad_data_is_named(arguments, message):
         ({"dtype": 3}, "dtype must be None, 'float32' or 'float64', got 3"),
         ({"dtype": ["float32"]}, "dtype must be None, 'float32' or 'float64'"),
         ({"device": "abacus"}, "device must be"),
-        ({"device": "mps"}, "device must be a 'cpu' or 'cuda' device"),
+        ({"device": "mps"}, "device must be one on which torch holds float64.*got 'mps'"),
+        ({"device": "hpu"}, "device must be one on which torch holds float64.*got 'hpu'"),
+        ({"device": "meta"}, "device must be one that holds numbers"),
     ],
 )
 def test_bad_parameters_are_named(parameters, message):
     with pytest.raises(ValueError, match=message):
         ConvexAttentionRegressor(**parameters).fit(X, y)
+
+
+def test_data_whose_sum_overflows_are_finite():
+    huge = torch.full((20, 3, 2), 3e38)  # in float32
+    assert not bool(torch.isfinite(huge.sum()))
+    assert check_program_tokens(huge) is huge
+    huge[3, 1, 0] = torch.inf
+    with pytest.raises(ValueError, match="X must be finite"):
+        check_program_tokens(huge)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")

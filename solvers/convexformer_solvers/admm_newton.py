@@ -83,7 +83,8 @@ class AdmmNewton(PrimalDualSolver):
     its steps costs no more than half an alternating one, a tenth of those so far, or, after 150 iterations, forty.
     Others are finished by ``SupportNewton``, once the number of active groups is steady. Where Newton steps stall, or
     do not halve the gap in time, alternating directions go on, from their own last point if that is not far worse.
-    Newton steps are tried again after ten iterations, and after twice as many each time.
+    Newton steps are tried again after twenty iterations, and after twice as many each further time; along a path not
+    before forty.
 
     Parameters
     ----------

@@ -19,11 +19,12 @@ from .working_set import WorkingSet
 
 # Side of the largest matrix to factorise beside the data.
 _LARGEST_SIDE = 12_000
-# Accelerated gradient steps on a cross-entropy, and on a loss of unbounded curvature, before other solvers take over;
-# alternating ones before these, with Newton steps and where there are none.
-_FISTA_STEPS = 400
+# Steps on a cross-entropy before other solvers take over: alternating ones with Newton steps, the same where no Newton
+# method applies, and accelerated gradient steps.
 _FIRST_STEPS = 100
 _FIRST_STEPS_ALONE = 400
+_FISTA_STEPS = 400
+# The last on a loss of unbounded curvature, and the Newton steps that follow.
 _FISTA_STEPS_BEFORE_NEWTON = 150
 _NEWTON_STEPS = 40
 # A working set pays where the Gram matrix of all features takes as long as so many products with the data.

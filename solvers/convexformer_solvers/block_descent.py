@@ -25,9 +25,11 @@ _WIDEST = 1.0
 _LARGEST_WIDTH = 6000
 # Columns of the active blocks, over the number of samples, from which the next alpha of a path is left to others.
 _WIDEST_START = 0.5
-# Dual norms of blocks, in units of alpha, that say after the first solve of a set that they will be active; how many of
-# these are too many, in units of the largest number of blocks; and what share of the set must be active for that.
-_FAR = ((4.0, 1.0, 0.0), (2.0, 2.5, 0.5))
+# After the first solve of a set blocks of such a dual norm, in units of alpha, will be active. Too many are more than a
+# set may have; or 2.5 times as many with a smaller dual norm, unless less than half of the set is active.
+_VERY_FAR, _FAR = 4.0, 2.0
+_FAR_BLOCKS = 2.5
+_FAR_ACTIVE = 0.5
 # Sweeps from one polish to the next, to an extrapolation, and after which a set is given up.
 _POLISH_EVERY = 3
 _EXTRAPOLATE_EVERY = 6
@@ -36,8 +38,8 @@ _MOST_SWEEPS = 200
 _SIZE_STEPS = 50
 _SIZE_ACCURACY = 1e-3
 _REGULARISATION = 1e-12
-# Looks within which the gap must halve, and while a set that grows takes less than this share of the work for the Gram
-# matrix of all features need not.
+# Looks within which the gap must halve. A set that has just grown is spared that as long as its Gram matrix takes less
+# than this share of the work for that of all features.
 _LOOKS = 2
 _CHEAP = 0.5
 
@@ -219,11 +221,13 @@ class BlockDescent(PrimalDualSolver):
     the Gram matrix of their columns, to a tenth of the gap over all blocks, and looks at all blocks, which takes two
     products with the data. Those that violate the dual constraint most join the set; none ever leaves it, so that the
     Gram matrix is only extended; along a path each alpha goes on with the set of the one before. The blocks of the
-    set are minimised over in turn, in their eigenbases; the sweeps are extrapolated and polished. Finished once the
-    set would be wider than the number of samples, where after a solve far too many others are far from feasible,
-    where sweeps take too long, and where the gap over all blocks has not halved in two looks, unless the set has grown
-    and its Gram matrix has taken less than half of the work of that of all features; along a path also where the
-    active blocks are half as wide as the number of samples. The sweeps run on the CPU.
+    set are minimised over in turn, in their eigenbases; the sweeps are extrapolated and polished.
+
+    Finished once the set would be wider than the number of samples; where after a solve more blocks than a set may have
+    exceed alpha four times, or 2.5 times as many twice while half of the set is active; where sweeps take too long; and
+    where the gap over all blocks has not halved in two looks, unless the set has grown and its Gram matrix has taken
+    less than half of the work of that of all features. Along a path also where the active blocks are half as wide as
+    the number of samples. The sweeps run on the CPU.
 
     Parameters
     ----------
@@ -296,11 +300,9 @@ class BlockDescent(PrimalDualSolver):
         if size == 0 and state.inner is not None and len(state.inner.target) == len(state.blocks) * d:
             return state._replace(inner=state.inner.with_alpha(program.alpha), to_grow=False)
         limit = min(_WIDEST * len(program.y), _LARGEST_WIDTH) / d
-        far = [
-            int((norms > factor * program.alpha).sum()) > share * limit and n_active >= active * len(state.blocks)
-            for factor, share, active in _FAR
-        ]
-        if len(state.blocks) + size > limit or (state.n_looks > 0 and any(far)):
+        very_far, far = (int((norms > factor * program.alpha).sum()) for factor in (_VERY_FAR, _FAR))
+        hopeless = very_far > limit or (far > _FAR_BLOCKS * limit and n_active >= _FAR_ACTIVE * len(state.blocks))
+        if len(state.blocks) + size > limit or (state.n_looks > 0 and hopeless):
             return state._replace(finished=True, to_grow=False, misleads=state.n_looks == 1)
         blocks = torch.cat([state.blocks, norms.topk(size).indices])
         inner = self._inner(state, blocks)

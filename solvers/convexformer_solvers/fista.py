@@ -70,10 +70,10 @@ class Fista(Solver):
         new, new_pred, intercept, lipschitz = self._prox_step(program, state, coef, pred)
 
         move = new - coef
-        uphill = float((move * (new - state.coef)).sum()) < 0
         # Without momentum a step below rounding cannot lead anywhere; with it, restart first.
         rounding = torch.finfo(new.dtype).eps * float(torch.linalg.vector_norm(new))
         stuck = float(torch.linalg.vector_norm(move)) <= rounding
+        uphill = float(move.mul_(new - state.coef).sum()) < 0
         return _State(
             coef=new,
             previous=state.coef,
@@ -100,10 +100,10 @@ class Fista(Solver):
         ascent = program.pull_back(theta)
         lipschitz = state.lipschitz
         while True:
-            new = program.penalty.prox(coef + ascent / lipschitz, program.alpha / lipschitz)
+            new = program.penalty.prox(torch.add(coef, ascent, alpha=1 / lipschitz), program.alpha / lipschitz)
             new_pred = program.map.matvec(new)
             new_intercept = program.best_intercept(new_pred, intercept)
-            square = float((new - coef).square().sum())
+            square = float((new - coef).square_().sum())
             if square == 0.0:
                 return new, new_pred, new_intercept, lipschitz
             move = new_pred - pred + (new_intercept - intercept)

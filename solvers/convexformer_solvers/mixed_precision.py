@@ -37,7 +37,7 @@ class MixedPrecision(PrimalDualSolver):
     Parameters
     ----------
     smallest : int, default=2**18
-        Numbers that the data hold at least where float32 is used: two megabytes in float64.
+        Numbers that data or coefficients hold at least where float32 is used: two megabytes in float64.
 
     Examples
     --------
@@ -61,7 +61,8 @@ class MixedPrecision(PrimalDualSolver):
         if previous is not None:
             single, offset, solver = previous.single.with_alpha(exact.alpha), previous.offset, previous.solver
         else:
-            found = for_single(exact) if exact.map.n_stored >= self.smallest else None
+            large = max(exact.map.n_stored, coef.numel()) >= self.smallest
+            found = for_single(exact) if large else None
             single, offset = found or (exact, torch.zeros_like(exact.null_intercept))
             solver = self._double if found is None else self._single
         if solver is self._single and not bool(coef.any()) and exact.alpha >= (1 - _AT_ALPHA_MAX) * exact.alpha_max:

@@ -174,8 +174,11 @@ class GroupL2(Penalty):
     separable: ClassVar[bool] = True
 
     def group_values(self, coef: Tensor) -> Tensor:
-        # Several outputs lie innermost: there sums of squares are four to ten times as fast.
-        return torch.linalg.vector_norm(coef, dim=-2) if coef.shape[-1] == 1 else coef.square().sum(-2).sqrt()
+        # Several outputs lie innermost: there sums of squares are mostly several times as fast. Roots have no gradient
+        # at zero.
+        if coef.shape[-1] == 1 or coef.requires_grad:
+            return torch.linalg.vector_norm(coef, dim=-2)
+        return coef.square().sum(-2).sqrt()
 
     def group_dual_norms(self, coef: Tensor) -> Tensor:
         return self.group_values(coef)

@@ -15,18 +15,17 @@ _EARLIEST = 5
 # The decrease of the estimate since the last certificate, and the share of all iterations since then.
 _DECREASE = 100.0
 _SHARE = 1 / 3
-# Growth, per iteration, of the trust in estimates after one that was off, as later points may be better known; and
-# iterations after which it grows no more.
-_RECOVERY = 2.0
-_FORGOTTEN = 64
+# Iterations to wait after one miss, and after each further one in a row, before an estimate is taken at its word again.
+_WAIT_AFTER_MISS = 2
 
 
 class Schedule:
     """Decides, by the solver's own estimate of its gap, when to certify.
 
     A certificate costs as much as one or two iterations. It is due where the estimate says that the goal is reached,
-    corrected by how far the last one was off, less with every iteration since; from the fifth iteration on where it
-    has fallen to a hundredth; and now and then in any case.
+    corrected by how far the last one was off, or without that correction after two iterations, twice as many after
+    each further miss, as later points may be better known; from the fifth iteration on where the estimate has fallen to
+    a hundredth; and now and then in any case.
 
     Parameters
     ----------
@@ -39,6 +38,7 @@ class Schedule:
         self._iteration = 0
         self._estimate: float | None = None
         self._trust = 1.0
+        self._misses = 0  # in a row
 
     def due(self, iteration: int, estimate: float | None) -> bool:
         """Whether a certificate is due after an iteration.
@@ -59,8 +59,8 @@ class Schedule:
             return waited >= _WITHOUT_SENSE
         if self._estimate is None:
             self._estimate = estimate
-        trust = min(1.0, self._trust * _RECOVERY ** min(waited, _FORGOTTEN))
-        reached = estimate <= trust * self._goal
+        patient = waited >= _WAIT_AFTER_MISS**self._misses
+        reached = estimate <= (1.0 if patient else self._trust) * self._goal
         fallen = estimate < self._estimate / _DECREASE and waited >= _EARLIEST
         return reached or fallen or waited >= max(_WITHOUT_PROGRESS, _SHARE * iteration)
 
@@ -68,5 +68,6 @@ class Schedule:
         """Learn from a certificate."""
         self._iteration = iteration
         if estimate is not None and 0 < estimate < math.inf:
-            self._estimate = estimate
-            self._trust = min(1.0, estimate / gap) if gap > self._goal else 1.0
+            missed = gap > self._goal
+            self._misses = self._misses + 1 if missed and estimate <= self._goal else 0
+            self._estimate, self._trust = estimate, min(1.0, estimate / gap) if missed else 1.0

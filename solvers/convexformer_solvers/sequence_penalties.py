@@ -12,6 +12,8 @@ from .penalties import Atoms, Factors, Penalty
 
 # Rows of a matrix whose sums differ by less than this, relative to them, differ by rounding.
 _ROUNDING = 1e-12
+# Coefficients of which the prox is taken at once.
+_PROX_ELEMENTS = 2**22
 
 
 @dataclass(frozen=True)
@@ -68,17 +70,25 @@ class RowStochastic(Penalty):
         return self.matrices(coef).amax(-1).sum(-1)
 
     def prox(self, coef: Tensor, step: float) -> Tensor:
-        matrices = self.matrices(coef)
+        result = torch.empty_like(coef, memory_format=torch.contiguous_format)
+        # Some features at a time, as each matrix takes ten times its own memory on the way.
+        at_once = max(1, _PROX_ELEMENTS * coef.shape[2] // max(1, coef.numel()))
+        for part, shrunk in zip(coef.split(at_once, dim=2), result.split(at_once, dim=2), strict=True):
+            shrunk.copy_(self._coef(self._prox_of(self.matrices(part), step)))
+        return result
+
+    @staticmethod
+    def _prox_of(matrices: Tensor, step: float) -> Tensor:
         ordered = matrices.sort(dim=-1, descending=True).values
         totals = ordered.cumsum(-1)
-        counts = torch.arange(1, ordered.shape[-1] + 1, device=coef.device, dtype=coef.dtype)
+        counts = torch.arange(1, ordered.shape[-1] + 1, device=ordered.device, dtype=ordered.dtype)
         # Row sums at which each further entry becomes positive.
         enters = totals - counts * ordered
-        size = coef.new_zeros(matrices.shape[:3])
+        size = ordered.new_zeros(matrices.shape[:3])
         # The rows' thresholds fall along a convex function of the size, so that Newton steps from zero end exactly.
         while True:
             last = (enters <= size[..., None, None]).sum(-1).clamp(min=1) - 1
-            total, n_positive = totals.gather(-1, last[..., None])[..., 0], (last + 1).to(coef.dtype)
+            total, n_positive = totals.gather(-1, last[..., None])[..., 0], (last + 1).to(ordered.dtype)
             slope = (1 / n_positive).sum(-1)
             wanted = (((total / n_positive).sum(-1) - step) / slope).clamp(min=0)
             if not bool((wanted > size * (1 + 1e-15)).any()):
@@ -87,8 +97,7 @@ class RowStochastic(Penalty):
         threshold = (total - size[..., None]) / n_positive
         result = torch.where(size[..., None, None] > 0, (matrices - threshold[..., None]).clamp(min=0), 0.0)
         sums = result.sum(-1, keepdim=True)
-        result = result * torch.where(sums > 0, size[..., None, None] / sums, 0.0)
-        return self._coef(result).contiguous()
+        return result * torch.where(sums > 0, size[..., None, None] / sums, 0.0)
 
     def factor_cost(self, left: Tensor, right: Tensor) -> Tensor:
         """Weight decay ``(|left|_1^2 + |right|_1^2) / 2`` of each head, shape ``(m,)``."""

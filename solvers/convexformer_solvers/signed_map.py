@@ -59,8 +59,11 @@ class SignedMap(LinearMap):
         return self.unsigned.matvec(coef[0] - coef[1])
 
     def rmatvec(self, values: Tensor) -> Tensor:
-        result = self.unsigned.rmatvec(values)
-        return torch.stack([result, -result])
+        positive = self.unsigned.rmatvec(values)
+        result = positive.new_empty((2, *positive.shape))
+        result[0] = positive
+        torch.neg(positive, out=result[1])
+        return result
 
     def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> SignedMap:
         unsigned = self.unsigned.to(dtype, device)

@@ -10,10 +10,12 @@ import torch
 from solver_cases import make_program, randn
 
 from convexformer_solvers import Admm, Fista, ridge, solve
+from convexformer_solvers import admm as admm_module
 from convexformer_solvers.anderson import Anderson
 from convexformer_solvers.factorisation import CholeskySolver, cholesky, factorised_above, lower_rows
 from convexformer_solvers.ridge import RidgeInFeatures
 from convexformer_solvers.schedule import Schedule
+from convexformer_solvers.solver import Point
 
 
 def contraction(size, rate, seed):
@@ -145,6 +147,15 @@ class TestFactors:
         )
 
 
+@pytest.mark.parametrize(("largest", "wanted"), [(2**30, 8), (2 * 10 * 4 * 3 * 5, 5), (1, 2)])
+def test_many_coefficients_leave_fewer_differences(monkeypatch, largest, wanted):
+    monkeypatch.setattr(admm_module, "_LARGEST_MEMORY", largest)
+    program = make_program("squared", n=30, blocks=10, d=4, c=3, ratio=0.1)
+    state = Admm().init(program, Point(torch.zeros(program.coef_shape, dtype=torch.float64), program.null_intercept))
+    assert state.acceleration.memory == wanted
+    assert solve(program, Admm(), tol=1e-8).certificate.relative_gap <= 1e-8
+
+
 class TestSchedule:
     def iterations_due(self, estimates, gaps=None, goal=1e-4):
         schedule, found = Schedule(goal), []
@@ -167,10 +178,23 @@ class TestSchedule:
         assert self.iterations_due(estimates, goal=1e-9) == [11, 16]
 
     def test_an_estimate_that_was_too_low_is_corrected(self):
-        # Ten times too low: a tenth of the goal would do, and twice as much with every iteration.
-        estimates = [1.0, 0.9e-4, 0.8e-4, 0.7e-4, 0.6e-4]
-        assert self.iterations_due(estimates, [10 * estimate for estimate in estimates]) == [2, 5]
-        assert self.iterations_due([*estimates[:2], 0.19e-4], [1.0, 9e-4, 1.9e-4]) == [2, 3]
+        # Three times too low: a third of the goal would do.
+        assert self.iterations_due([1.0, 0.9e-4, 0.3e-4], [3.0, 2.7e-4, 0.9e-4]) == [2, 3]
+
+    @pytest.mark.parametrize("factor", [1.5, 3, 10, 1000])
+    def test_estimates_that_stay_too_low_cost_few_certificates(self, factor):
+        estimates = [1e-4 * 0.98**iteration for iteration in range(1, 1000)]
+        gaps = [factor * estimate for estimate in estimates]
+        due = self.iterations_due(estimates, gaps)
+        reached = next(iteration for iteration, gap in enumerate(gaps, start=1) if gap <= 1e-4)
+        assert sum(iteration < reached for iteration in due) <= 1 + math.log2(reached) + reached / 25
+        # And the goal is not missed for long.
+        assert next(iteration for iteration in due if gaps[iteration - 1] <= 1e-4) <= 2 * reached + 25
+
+    def test_one_that_was_too_low_once_is_not_held_against_later_ones(self):
+        estimates = [1.0, 0.5e-4, *[0.9e-4] * 10]
+        gaps = [1.0, 1.0, *[0.9e-4] * 10]
+        assert self.iterations_due(estimates, gaps)[:2] == [2, 4]
 
     def test_never_where_the_solver_says_not_now(self):
         assert self.iterations_due([math.inf] * 100) == []

@@ -106,13 +106,58 @@ def test_a_set_wider_than_the_samples_ends_it():
     assert certify(program, point.coef, point.intercept).primal < program.null_value
 
 
-def test_it_ends_where_nothing_moves_any_more():
+def test_it_ends_where_rounding_keeps_the_gap_from_falling():
     program, solver = sparse_program(), BlockDescent()
     state, steps = solver.init(program, start_of(program)), 0
     while not solver.finished(state):
         state, steps = solver.step(program, state), steps + 1
         assert steps < 30
     assert state.gap <= 1e-12 * program.null_value
+
+
+def chained_program(correlation, ratio):
+    """Sixty blocks of three features, each correlated with the next, and a hundred samples; every seventh counts."""
+    data = randn(100, 60, 3)
+    for block in range(1, 60):
+        data[:, block] = correlation * data[:, block - 1] + (1 - correlation**2) ** 0.5 * data[:, block]
+    y = data[:, ::7].sum((1, 2))[:, None] + randn(100, 1, seed=1000)
+    program = Program(DenseMap(data), y, Squared(), GroupL2(), 1.0)
+    return program.with_alpha(ratio * program.alpha_max)
+
+
+def test_a_small_set_that_grows_is_not_given_up_for_a_gap_that_falls_slowly():
+    program = chained_program(0.0, ratio=0.5)
+    solver, gaps = BlockDescent(width=3), []  # a block at a time
+    state = solver.init(program, start_of(program))
+    while not solver.finished(state) and state.gap > 1e-9 * program.null_value:
+        state = solver.step(program, state)
+        gaps.append(state.gap)
+    assert any(later > 0.5 * gap for gap, later in zip(gaps, gaps[2:], strict=False))  # not halved in two looks
+    assert state.gap <= 1e-9 * program.null_value
+
+
+def test_more_blocks_far_above_alpha_than_a_set_may_have_end_it():
+    program, solver = chained_program(0.9, ratio=0.1), BlockDescent(width=3)
+    state, steps = solver.init(program, start_of(program)), 0
+    while not solver.finished(state):
+        norms = program.penalty.group_dual_norms(state.whole.ascent)
+        state, steps = solver.step(program, state), steps + 1
+    assert steps == 2
+    assert len(state.blocks) == 1
+    assert int((norms > 4 * program.alpha).sum()) > 100 / 3
+
+
+@pytest.mark.parametrize("intercept", [False, True])
+def test_columns_whose_products_overflow_end_it(intercept):
+    data, y = randn(60, 10, 3), randn(60, 1, seed=1)
+    data[:, 5] *= 1e160
+    program = Program(DenseMap(data), y, Squared(), GroupL2(), 0.1, fit_intercept=intercept)
+    solver = BlockDescent(width=30)
+    state = solver.init(program, start_of(program))
+    for _ in range(10):
+        state = state if solver.finished(state) else solver.step(program, state)
+    assert solver.finished(state)
+    assert bool(torch.isfinite(solver.point(program, state).coef).all())
 
 
 def test_nearly_all_blocks_far_off_end_it_after_the_first_set():

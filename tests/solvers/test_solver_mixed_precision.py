@@ -104,7 +104,7 @@ def test_a_path_goes_on_in_the_precision_of_its_last_alpha():
     for _ in range(200):
         again = solver.step(smaller, again)
     assert not again.is_single
-    assert 0 <= again.gap <= 1e-12 * program.null_value
+    assert abs(again.gap) <= 1e-12 * program.null_value
     assert not solver.init_again(program, solver.point(smaller, again), again).is_single
 
 
@@ -122,3 +122,6 @@ def test_small_data_stay_in_double_precision():
     program = make_program("squared", n=100, blocks=10, d=4, ratio=0.1)
     assert not run(program, MixedPrecision(), 1)[-1].is_single
     assert run(program, MixedPrecision(smallest=100 * 10 * 4), 1)[-1].is_single
+    many = make_program("squared", n=20, blocks=10, d=4, c=30, ratio=0.1)  # more coefficients than data
+    assert run(many, MixedPrecision(smallest=10 * 4 * 30), 1)[-1].is_single
+    assert not run(many, MixedPrecision(smallest=10 * 4 * 30 + 1), 1)[-1].is_single

@@ -28,6 +28,13 @@ def test_every_penalty_passes_its_check(penalty, seed):
     check_penalty(penalty, seed=seed)
 
 
+@pytest.mark.parametrize("c", [1, 3])
+def test_a_group_of_zeros_has_a_gradient_of_zero(c):
+    coef = torch.zeros(2, 3, c, dtype=torch.float64, requires_grad=True)
+    GroupL2().value(coef).backward()
+    assert bool((coef.grad == 0).all())
+
+
 def wrong_prox_step(kind):
     return {"prox": lambda self, coef, step: kind.prox(self, coef, 0.5 * step)}
 

@@ -21,6 +21,7 @@ from convexformer_solvers import (
     check_map,
     get_loss,
     get_solver,
+    sequence_penalties,
     solve,
 )
 
@@ -104,6 +105,12 @@ class TestRowStochastic:
             objective = cp.Minimize(0.5 * cp.sum_squares(C - matrix.numpy()) + step * s)
             cp.Problem(objective, [cp.sum(C, axis=1) == s]).solve(solver="CLARABEL")
             np.testing.assert_allclose(mine.numpy(), C.value, atol=1e-5)
+
+    def test_prox_takes_some_features_at_a_time(self, monkeypatch):
+        coef = randn(*self.shape, seed=6)
+        whole = self.penalty.prox(coef, 0.3)
+        monkeypatch.setattr(sequence_penalties, "_PROX_ELEMENTS", 1)
+        torch.testing.assert_close(self.penalty.prox(coef, 0.3), whole, rtol=0, atol=0)
 
     def test_prox_of_nan_ends(self):
         assert self.penalty.prox(torch.full(self.shape, torch.nan), 0.1).shape == self.shape
