@@ -13,6 +13,7 @@ from .mixed_precision import MixedPrecision
 from .penalties import GroupL2
 from .polish import Polished
 from .program import Program
+from .ridge import SMALL_SIDE
 from .semismooth import SemismoothNewton
 from .solver import Point, Solver
 from .working_set import WorkingSet
@@ -65,7 +66,8 @@ class Auto(Solver):
       alpha on a working set, until an alpha outgrows it.
     - A cross-entropy is finished by ``SupportNewton`` instead. Where that has not ended the matter within a hundred
       steps: 400 steps of ``Fista``, and the above from its point on. With other penalties than group-l2, for which
-      there is no Newton method, 400 alternating steps come first, but not where the features are nearly independent.
+      there is no Newton method, 400 alternating steps come first on more than 500 features, unless these are nearly
+      independent.
     - Else, and with penalties that are no sum over blocks, ``Fista``; for losses of unbounded curvature 150 steps of
       it, and Newton steps from there.
 
@@ -131,12 +133,13 @@ def _plan(program: Program, warm: bool) -> tuple[_Stage, ...]:
         return _Stage(Fista(), _FISTA_STEPS_BEFORE_NEWTON), newton, _Stage(Fista(), forever)
     if not program.penalty.by_block:  # the size of groups says nothing of a good rho
         return (_Stage(Fista(), forever),)
-    small = program.map.smaller_side <= _LARGEST_SIDE
+    small, n_features = program.map.smaller_side <= _LARGEST_SIDE, math.prod(program.map.feature_shape)
     plan = []
     if not program.loss.separable:
         if isinstance(program.penalty, GroupL2) and small:
             plan.append(_Stage(_polished_admm(), _FIRST_STEPS))
-        elif small and not nearly_independent(program):
+        elif small and n_features > SMALL_SIDE and not nearly_independent(program):
+            # On fewer features a repeated sample is the same as a weight of two, and a look at some samples is not.
             plan.append(_Stage(_polished_admm(), _FIRST_STEPS_ALONE))
         plan.append(_Stage(Fista(), _FISTA_STEPS))
     n_products = program.map.gram_work() / program.map.product_work(program.y.shape[1])

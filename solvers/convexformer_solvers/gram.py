@@ -7,7 +7,7 @@ from torch import Tensor
 
 from .operators import LinearMap
 
-# Side of a matrix with room for more groups over that which it had.
+# How much wider a matrix becomes where there is no more room, so that the next groups find some.
 _ROOM = 1.25
 
 
@@ -69,7 +69,7 @@ class SupportGram:
         return select_blocks(known, where, where, self.map.feature_shape[-1])
 
     def read_only(self, blocks: Tensor, weight: Tensor) -> Tensor:
-        """The same, without a copy where the groups are those known, in the order in which they came to be known."""
+        """The same to be read alone; no copy where the groups are all that were ever asked for, in that order."""
         known = self._extended(blocks, weight)
         return known if torch.equal(blocks, self._known) else self.of(blocks, weight)
 

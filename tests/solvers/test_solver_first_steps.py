@@ -67,7 +67,7 @@ def test_they_lead_near_the_optimum_of_independent_features(loss, intercept):
     optimum = solve(program, Auto(), tol=1e-9).certificate.primal
     assert min(gaps) < 1e-3
     iterate = solver.iterate(state)
-    assert optimum <= iterate.objective() * (1 + 1e-8)
+    assert optimum <= iterate.objective() * (1 + 1e-6)  # its predictions are in single precision
     assert iterate.objective() - optimum <= 1e-3 * program.null_value
     # Predictions belong to the point, in the precision of the program.
     shift = iterate.fitted - program.map.matvec(iterate.coef)
@@ -101,7 +101,7 @@ def test_auto_takes_them_for_large_independent_features_alone():
 
 
 def test_a_nuclear_cross_entropy_starts_with_them_on_independent_features_alone():
-    data, first = randn(200, 10, 8), []
+    data, first = randn(200, 65, 8), []
     y = torch.nn.functional.one_hot(data[:, 0, 0].gt(0) + 1 * data[:, 1, 0].gt(0), 3).double()
     for tokens in (data, correlated(data)):
         program = Program(DenseMap(tokens), y, get_loss("softmax"), GroupNuclear(), 1.0, fit_intercept=True)
