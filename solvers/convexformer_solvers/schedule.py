@@ -15,7 +15,7 @@ _EARLIEST = 5
 # The decrease of the estimate since the last certificate, and the share of all iterations since then.
 _DECREASE = 100.0
 _SHARE = 1 / 3
-# Iterations to wait after one miss, and after each further one in a row, before an estimate is taken at its word again.
+# Iterations after a miss until an estimate is taken at its word again; to the power of the misses in a row.
 _WAIT_AFTER_MISS = 2
 
 
