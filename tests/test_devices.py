@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from stand_in_device import NAME, StandIn
+from stand_in_device import NAME, StandIn, stand_in
 
 from convexformer import (
     ConvexAttentionClassifierCV,
@@ -28,8 +28,6 @@ def data(n_samples=40, n=4, d=3, c=1, seed=0):
 
 
 def test_the_stand_in_refuses_what_a_gpu_refuses():
-    from stand_in_device import stand_in
-
     with stand_in():
         here = torch.arange(6.0).view(2, 3)
         there = here.to(NAME)

@@ -15,10 +15,10 @@ from .program import Program
 from .ridge import RidgeSystem, ridge_system
 
 _OVER_RELAXATION = 1.7
-# Differences that the acceleration keeps, and the rounding that it may cause, in units of its root.
+# Differences that the acceleration keeps, at most and at least, and the numbers that they may hold in all unless the
+# least hold more: 4 GB in single precision. The rounding that it may cause, in units of its root.
 _MEMORY = 8
 _LEAST_MEMORY = 2
-# Numbers that the differences may hold in all, unless the least are more: 4 GB in single precision.
 _LARGEST_MEMORY = 2**30
 _LARGEST_GROWTH = 1e-2
 # The prox's threshold alpha / rho against the median norm of an active group.
@@ -26,10 +26,10 @@ _THRESHOLD = 1 / 0.3
 _ROUNDING = 1e-2
 # Iterations after which rho is set anew; it is left alone when it would change less than this.
 _ADAPT_AT = (5, 15, 40, 100, 200, 400, 800)
-# Iterations that a start from another state counts for, so that rho is first set anew after three.
-_WARM = 2
 _WORTH_REFACTORING = 2.0
 _CURVATURE_CHANGE = 0.2
+# Iterations that a start from another state counts for, so that rho is first set anew after three.
+_WARM = 2
 # Bounds of the curvature that stands for a sample's loss, beside the loss's own; and of what may exceed it.
 _LEAST_CURVATURE = 0.02
 _TOLERATED = 1.1
@@ -113,8 +113,8 @@ class Admm(PrimalDualSolver):
             local, margin = previous.local, previous.margin
         if previous is None:
             system = ridge_system(program.map, program.fit_intercept)
-            # Where curvatures jump, extrapolations across the jumps lead astray.
             fitting = max(_LARGEST_MEMORY // (2 * max(1, coef.numel())), _LEAST_MEMORY)
+            # Where curvatures jump, extrapolations across the jumps lead astray.
             memory = min(_MEMORY, fitting) if program.loss.smooth_curvature else 0
             acceleration = Anderson(memory, program.outputs_separate)
         else:

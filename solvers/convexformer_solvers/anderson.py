@@ -141,8 +141,9 @@ class Anderson:
         # Ten times faster than a batch of products, whose innermost index would jump from row to row.
         products = residual.new_zeros((self.memory, n_columns))
         for rows in row_chunks(len(residual), n_columns, residual.device):
+            part = residual[rows]
             for product, kept in zip(products, self._residuals[: self._n_differences], strict=False):
-                product += (kept[rows] * residual[rows]).sum(0)
+                product += (kept[rows] * part).sum(0)
         return products.T
 
     def _extrapolated(self, residual: Tensor, ends: tuple[Tensor, ...]) -> list[Tensor]:

@@ -311,7 +311,7 @@ class BlockDescent(PrimalDualSolver):
     def _inner(self, state: _State, blocks: Tensor) -> GramProgram | None:
         """The program on some blocks; None where products of columns overflow."""
         program = state.whole.program
-        gram = state.gram.read_only(blocks, program.weight)
+        gram = state.gram.of(blocks, program.weight, copy=False)
         if program.fit_intercept:
             means = program.map.rmatvec_blocks(blocks, program.weight[:, None]).flatten()
             gram = torch.addr(gram, means, means, alpha=-1)

@@ -59,19 +59,18 @@ class SupportGram:
         self.map = linear_map
         self._weight: Tensor | None = None
 
-    def of(self, blocks: Tensor, weight: Tensor) -> Tensor:
-        """Gram matrix of some groups, shape ``(m d, m d)``; a copy."""
+    def of(self, blocks: Tensor, weight: Tensor, copy: bool = True) -> Tensor:
+        """Gram matrix of some groups, shape ``(m d, m d)``.
+
+        Without `copy` it may only be read: it is the matrix kept here where the groups are all that were ever asked
+        for, in that order.
+        """
         known = self._extended(blocks, weight)
         if torch.equal(blocks, self._known):
-            return known.clone()
+            return known.clone() if copy else known
         order = self._known.argsort()
         where = order[torch.searchsorted(self._known[order], blocks)]
         return select_blocks(known, where, where, self.map.feature_shape[-1])
-
-    def read_only(self, blocks: Tensor, weight: Tensor) -> Tensor:
-        """The same to be read alone; no copy where the groups are all that were ever asked for, in that order."""
-        known = self._extended(blocks, weight)
-        return known if torch.equal(blocks, self._known) else self.of(blocks, weight)
 
     def _extended(self, blocks: Tensor, weight: Tensor) -> Tensor:
         """Gram matrix of all known groups, to which others of these are added."""

@@ -375,11 +375,10 @@ class DenseMap(LinearMap):
         per_chunk = max(1, _CHUNK_ELEMENTS // (self.n_samples * units.shape[1]))
         for part in torch.arange(len(blocks), device=blocks.device).split(per_chunk):
             columns = self.columns(blocks[part]).to(scale.dtype)
-            uneven = scale[part] != 1  # where it is 1 the units do not matter
-            along = torch.einsum("ibd,bd->ib", columns[:, uneven], units[part][uneven])
+            along = torch.einsum("ibd,bd->ib", columns, units[part])
             inner = (columns * scale[part].sqrt()[:, None]).flatten(1)
             _add_lower_product(result, inner, inner.T)
-            _add_lower_product(result, along * (1 - scale[part][uneven]), along.T)
+            _add_lower_product(result, along * (1 - scale[part]), along.T)
         return result
 
     def as_matrix(self) -> Tensor:
