@@ -66,7 +66,7 @@ def certify(
     coef = coef.detach().double()
     intercept = torch.zeros(coef.shape[-1]).to(coef) if intercept is None else intercept.detach().double()
 
-    pred = exact.map.matvec(coef)
+    pred = exact.map.sparse_matvec(coef)
     primal = float(exact.loss_value(pred + intercept) + exact.alpha * exact.penalty.value(coef))
     # The derived dual point takes the best intercept, not the returned one, so that it is centred from the start.
     best = exact.best_intercept(pred, start=intercept if exact.fit_intercept else None)
@@ -77,7 +77,7 @@ def certify(
     candidates = [torch.where(exact.weight[:, None] > 0, theta, 0.0) for theta in candidates]
     # Where the loss overflows at the point, or a solver's hint has, the best constant model still gives a bound.
     usable = [theta for theta in candidates if bool(torch.isfinite(theta).all())] or [exact.null_dual_point]
-    feasible = [_feasible_dual_point(exact, theta) for theta in usable]
+    feasible = _feasible_dual_points(exact, usable)
     dual, point = max(((float(exact.dual(theta)), theta) for theta in feasible), key=lambda pair: pair[0])
     return Certificate(primal, dual, exact.null_value, point)
 
@@ -95,10 +95,16 @@ def _check_point(program: Program, coef: Tensor, intercept: Tensor | None, dual_
         raise ValueError(f"dual_hint must have shape {tuple(program.y.shape)}, got {tuple(dual_hint.shape)}")
 
 
-def _feasible_dual_point(program: Program, theta: Tensor) -> Tensor:
+def _feasible_dual_points(program: Program, candidates: list[Tensor]) -> list[Tensor]:
     if program.fit_intercept:
-        theta = _into_domain(program, _centred(program, theta))
-    norms = program.penalty.group_dual_norms(program.pull_back(theta))
+        candidates = [_into_domain(program, _centred(program, theta)) for theta in candidates]
+    # One product for all: the data are read once.
+    ascents = program.pull_back(torch.cat(candidates, dim=1)).split(program.y.shape[1], dim=-1)
+    return [_scaled(program, *pair) for pair in zip(candidates, ascents, strict=True)]
+
+
+def _scaled(program: Program, theta: Tensor, ascent: Tensor) -> Tensor:
+    norms = program.penalty.group_dual_norms(ascent)
     largest = norms.reshape(-1, norms.shape[-1]).amax(0) if program.outputs_separate else norms.amax()
     limit = torch.where(largest > 0, program.alpha / largest, math.inf)
     return theta * program.loss.best_dual_scale(theta, program.y, program.weight, limit)

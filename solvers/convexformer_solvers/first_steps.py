@@ -22,7 +22,7 @@ _LOOK_EVERY = 5
 _SHARE = 0.25
 _LOOKS = 2
 # Gap over the best constant model's objective below which a polish is worth its cost.
-_NEAR = 2.5e-2
+_NEAR = 8e-3
 # Iterations that alternating directions take, beside the Gram matrix and its factor.
 _OTHER_ITERATIONS = 20
 # Largest over mean eigenvalue of the Gram matrix of so many samples, in units of what it is for independent features,

@@ -135,6 +135,8 @@ class _State(NamedTuple):
 def for_single(program: Program) -> tuple[Program, Tensor] | None:
     """An equivalent program that loses few digits in float32, and by how much its predictions are lower.
 
+    Its map is in float32 where it may be copied; its targets are not.
+
     With an intercept the features can be centred, where they are copied anyway, and the targets of a regression. None
     where the data are too large for a copy and not in float32, or where their squares leave its range.
     """
@@ -146,6 +148,8 @@ def for_single(program: Program) -> tuple[Program, Tensor] | None:
         offset = program.null_intercept
     if program.fit_intercept and may_copy:
         linear_map = linear_map.centered(program.weight, torch.float32)
+    if may_copy:
+        linear_map = linear_map.to(torch.float32)
     result = dataclasses.replace(program, map=linear_map, y=program.y - offset)
     entry, slope = linear_map.largest(), float(result.null_dual_point.abs().max())
     within = all(1 / _RANGE < size < _RANGE for size in (entry**2, slope, slope * entry**2))

@@ -130,6 +130,12 @@ class LinearMap(ABC):
         full[blocks] = coef
         return self.matvec(full.reshape(*self.feature_shape, coef.shape[-1]))
 
+    def sparse_matvec(self, coef: Tensor) -> Tensor:
+        """``matvec``; where three quarters of the blocks are zero, these cost nothing."""
+        blocks = coef.reshape(-1, *coef.shape[-2:])
+        support = blocks.flatten(1).any(dim=1).nonzero()[:, 0]
+        return self.matvec_blocks(support, blocks[support]) if 4 * len(support) <= len(blocks) else self.matvec(coef)
+
     def rmatvec_blocks(self, blocks: Tensor, values: Tensor) -> Tensor:
         """Part ``(n_blocks, d, c)`` of the adjoint of ``values`` of shape ``(N, c)`` that belongs to some blocks."""
         return self.rmatvec(values).reshape(-1, self.feature_shape[-1], values.shape[1])[blocks]

@@ -111,7 +111,7 @@ class PrimalDualSolver(Solver):
         coef = iterate.coef.to(dtype)
         intercept = program.null_intercept
         if program.fit_intercept:
-            intercept = exact.best_intercept(exact.map.matvec(coef.to(exact.y)))
+            intercept = exact.best_intercept(exact.map.sparse_matvec(coef.to(exact.y)))
         counts = program.weight > 0
         dual, pred = torch.zeros_like(exact.y), torch.zeros_like(exact.y)
         dual[counts], pred[counts] = iterate.dual_point(), iterate.pred
@@ -120,7 +120,5 @@ class PrimalDualSolver(Solver):
 
 def own_predictions(program: Program, coef: Tensor) -> Tensor:
     """Predictions of coefficients with the best intercept, shape ``(N, c)``; blocks of zeros cost nothing."""
-    blocks = coef.reshape(-1, *coef.shape[-2:])
-    support = blocks.flatten(1).any(dim=1).nonzero()[:, 0]
-    pred = program.map.matvec_blocks(support, blocks[support])
+    pred = program.map.sparse_matvec(coef)
     return pred + program.best_intercept(pred)

@@ -7,14 +7,16 @@ import math
 # Iterations between certificates of a solver that has no estimate of its gap, the first ones come earlier; of one
 # whose estimate does not fall; and of one whose estimate is below zero.
 _INTERVAL = 10
-_WITHOUT_PROGRESS = 25
+_WITHOUT_PROGRESS = 50
 _WITHOUT_SENSE = 5
 _EARLY = (1, 2, 4)
-# Iterations after the last certificate before which only a reached goal is worth one.
-_EARLIEST = 5
-# The decrease of the estimate since the last certificate, and the share of all iterations since then.
-_DECREASE = 100.0
+# Of one whose estimate falls, as a share of all iterations.
 _SHARE = 1 / 3
+# Where somebody watches: iterations between certificates at most, as long as that share is less, and at least where the
+# goal is not reached; and the decrease of the estimate that is worth one.
+_WATCHED = 25
+_EARLIEST = 5
+_DECREASE = 100.0
 # Iterations after a miss until an estimate is taken at its word again; to the power of the misses in a row.
 _WAIT_AFTER_MISS = 2
 
@@ -24,17 +26,19 @@ class Schedule:
 
     A certificate costs as much as one or two iterations. It is due where the estimate says that the goal is reached,
     corrected by how far the last one was off, or without that correction after two iterations, twice as many after
-    each further miss, as later points may be better known; from the fifth iteration on where the estimate has fallen to
-    a hundredth; and now and then in any case.
+    each further miss, as later points may be better known; and now and then in any case, more often where somebody
+    watches: from the fifth iteration on where the estimate has fallen to a hundredth.
 
     Parameters
     ----------
     goal : float
         The gap that ends the solve.
+    watched : bool, default=False
+        Whether somebody is told of each certificate.
     """
 
-    def __init__(self, goal: float) -> None:
-        self._goal = goal
+    def __init__(self, goal: float, watched: bool = False) -> None:
+        self._goal, self._watched = goal, watched
         self._iteration = 0
         self._estimate: float | None = None
         self._trust = 1.0
@@ -57,12 +61,13 @@ class Schedule:
         waited = iteration - self._iteration
         if estimate <= 0:  # rounding, or a dual point that is not feasible
             return waited >= _WITHOUT_SENSE
-        if self._estimate is None:
-            self._estimate = estimate
         patient = waited >= _WAIT_AFTER_MISS**self._misses
         reached = estimate <= (1.0 if patient else self._trust) * self._goal
-        fallen = estimate < self._estimate / _DECREASE and waited >= _EARLIEST
-        return reached or fallen or waited >= max(_WITHOUT_PROGRESS, _SHARE * iteration)
+        if self._estimate is None:
+            self._estimate = estimate
+        fallen = self._watched and estimate < self._estimate / _DECREASE and waited >= _EARLIEST
+        longest = _WATCHED if self._watched else _WITHOUT_PROGRESS
+        return reached or fallen or waited >= max(longest, _SHARE * iteration)
 
     def certified(self, iteration: int, estimate: float | None, gap: float) -> None:
         """Learn from a certificate."""
@@ -70,4 +75,5 @@ class Schedule:
         if estimate is not None and 0 < estimate < math.inf:
             missed = gap > self._goal
             self._misses = self._misses + 1 if missed and estimate <= self._goal else 0
-            self._estimate, self._trust = estimate, min(1.0, estimate / gap) if missed else 1.0
+            self._estimate = estimate
+            self._trust = min(1.0, estimate / gap) if missed else 1.0

@@ -139,7 +139,8 @@ def solve(
     device : torch.device or str, optional
         Device on which solver and certificate work. Default: that of the program's map.
     callback : callable, optional
-        Called with a ``Progress`` after each certificate; returning True stops the solve.
+        Called with a ``Progress`` after each certificate; returning True stops the solve. With a callback or a
+        progress bar certificates come a little more often.
     verbose : bool, default=False
         Whether to show a progress bar with gap, objective and what the solver is doing.
 
@@ -244,7 +245,7 @@ class _Run:
         self.last_gap: float
 
     def until_stop(self, working: Program, solver: Solver, state: Any, max_iter: int, bar: tqdm) -> tuple[Status, Any]:
-        schedule = Schedule(self.tol * self.program.null_value)
+        schedule = Schedule(self.tol * self.program.null_value, watched=self.callback is not None or not bar.disable)
         while True:
             state = solver.step(working, state)
             self.latest = partial(solver.point, working, state)
