@@ -21,10 +21,14 @@ _MEMORY = 8
 _LEAST_MEMORY = 2
 _LARGEST_MEMORY = 2**30
 _LARGEST_GROWTH = 1e-2
-# The prox's threshold alpha / rho against the median norm of an active group.
+# The prox's threshold alpha / rho against the median norm of an active group; and for losses that couple the outputs
+# where the start is that of another state, near the optimum: there a number stands for each sample's matrix of
+# curvatures, and is too large in most directions.
 _THRESHOLD = 1 / 0.3
+_NEAR_THRESHOLD = 1.5
 _ROUNDING = 1e-2
-# Iterations after which rho is set anew; it is left alone when it would change less than this.
+# Iterations after which rho is set anew; it is left alone when it would change less than this. So are the samples'
+# curvatures when they change less on average; single ones that are too low show in the curvature that is met.
 _ADAPT_AT = (5, 15, 40, 100, 200, 400, 800)
 _WORTH_REFACTORING = 2.0
 _CURVATURE_CHANGE = 0.2
@@ -40,6 +44,7 @@ class _State(NamedTuple):
     exact: Program  # samples of positive weight, float64 targets
     program: Program  # the same in the precision of the iterations
     system: RidgeSystem
+    threshold: float  # that alpha / rho is set to, in units of the median norm of an active group
     largest_rho: float  # about the curvature of the loss; beyond that rho only slows down
     local: Tensor  # curvature of each sample's loss when it was last looked at, (N,)
     margin: float  # curvature of the quadratic that stands for the loss, in units of the local one
@@ -107,7 +112,8 @@ class Admm(PrimalDualSolver):
         fitted = fitted_coef + program.best_intercept(fitted_coef) if pred is None else pred.to(program.y)
         ascent = program.pull_back(-program.loss.gradient(fitted, program.y))
         largest_rho = _largest_rho(program, ascent) if previous is None else previous.largest_rho
-        rho = _rho_for(program, coef, largest_rho) or _first_rho(program, ascent, largest_rho)
+        threshold = _THRESHOLD if previous is None or program.loss.separable else _NEAR_THRESHOLD
+        rho = _rho_for(program, coef, threshold, largest_rho) or _first_rho(program, ascent, largest_rho)
         local, margin = _local_curvature(program, fitted), 1.0
         if previous is not None and _alike(local, previous.local):
             local, margin = previous.local, previous.margin
@@ -133,6 +139,7 @@ class Admm(PrimalDualSolver):
             exact,
             program,
             system,
+            threshold,
             largest_rho,
             local,
             margin,
@@ -247,7 +254,7 @@ def _adapted(state: _State, due: bool) -> _State:
         wanted = min(1.0, _SAFETY * state.met) or 1.0
         if not _alike(new_local, local) or state.margin > _WORTH_REFACTORING * wanted:
             local, margin = new_local, wanted
-        wanted = _rho_for(program, state.coef, state.largest_rho) or rho
+        wanted = _rho_for(program, state.coef, state.threshold, state.largest_rho) or rho
         new_rho = rho if _close(rho, wanted) else wanted
     if local is not state.local or (margin, new_rho) != (state.margin, rho):
         state.system.factorise(program.weight * margin * local, new_rho)
@@ -264,7 +271,7 @@ def _adapted(state: _State, due: bool) -> _State:
 
 def _alike(local: Tensor, other: Tensor) -> bool:
     """Whether one bound of the samples' curvatures serves as well as another."""
-    return local.shape == other.shape and float((local / other - 1).abs().max()) <= _CURVATURE_CHANGE
+    return local.shape == other.shape and float((local / other - 1).abs().mean()) <= _CURVATURE_CHANGE
 
 
 def _close(rho: float, other: float) -> bool:
@@ -272,14 +279,14 @@ def _close(rho: float, other: float) -> bool:
     return max(rho / other, other / rho) <= _WORTH_REFACTORING
 
 
-def _rho_for(program: Program, coef: Tensor, largest: float) -> float | None:
-    """The rho whose threshold suits the median active group, up to a largest one; None without any.
+def _rho_for(program: Program, coef: Tensor, threshold: float, largest: float) -> float | None:
+    """The rho that makes alpha / rho so many times the median active group, up to a largest one; None without any.
 
     Groups so small that they would ask for far more than the largest are rounding and do not count.
     """
     sizes = program.penalty.group_dual_norms(coef)
-    sizes = sizes[sizes > _ROUNDING * program.alpha / (_THRESHOLD * largest)]
-    return min(program.alpha / (_THRESHOLD * float(sizes.median())), largest) if len(sizes) else None
+    sizes = sizes[sizes > _ROUNDING * program.alpha / (threshold * largest)]
+    return min(program.alpha / (threshold * float(sizes.median())), largest) if len(sizes) else None
 
 
 def _first_rho(program: Program, ascent: Tensor, largest: float) -> float:
@@ -287,7 +294,7 @@ def _first_rho(program: Program, ascent: Tensor, largest: float) -> float:
     direction = program.penalty.prox(ascent, program.alpha)
     slope = float((ascent * direction).sum())
     step = slope / _bend(program, direction) if slope > 0 else 0.0
-    rho = 0.25 * (_rho_for(program, step * direction, largest) or 0.0)
+    rho = 0.25 * (_rho_for(program, step * direction, _THRESHOLD, largest) or 0.0)
     return rho if rho > 0 else 1.0
 
 
