@@ -37,6 +37,9 @@ _PATIENCE = 8
 class Polished(PrimalDualSolver):
     """Another solver, whose iterates are polished now and then; it goes on from its own.
 
+    Along a path the first polish comes after as many iterations as the alpha before took, one fewer where its first
+    one ended it, and others after half as many iterations as otherwise.
+
     Parameters
     ----------
     inner : PrimalDualSolver
@@ -62,8 +65,11 @@ class Polished(PrimalDualSolver):
     def init_at(self, program: Program, coef: Tensor, pred: Tensor | None, previous: Any = None) -> _State:
         inner = self.inner.init_at(program, coef, pred, None if previous is None else previous.inner)
         # Near alpha_max few iterations suffice, and a polish tells rounding from zero.
-        first = self.least_wait if bool(coef.any()) else min(2, self.least_wait)
-        return _State(inner, None, inner.gap, first)
+        first, wait = self.least_wait if bool(coef.any()) else min(2, self.least_wait), self.least_wait
+        if previous is not None and previous.n_polishes > 0:
+            wait = max(2, wait // 2)
+            first = min(max(wait, previous.iteration - (previous.n_polishes == 1)), 2 * self.least_wait)
+        return _State(inner, None, inner.gap, first, wait)
 
     def step(self, program: Program, state: _State) -> _State:
         inner, iteration = self.inner.step(program, state.inner), state.iteration + 1
@@ -74,12 +80,12 @@ class Polished(PrimalDualSolver):
         gap = math.inf if better is None else abs(better.rough_gap())
         # A rough gap below zero is that of an ascent that is not the dual point's; polished points have their own.
         before = state.gap if state.gap > 0 else math.inf
-        wait = max(self.least_wait, math.ceil(_SHARE * iteration))
+        wait = max(state.wait, math.ceil(_SHARE * iteration))
         if not gap < _WORTH_POLISHING * before:
             wait *= 2
         if gap < before:
             state = state._replace(polished=better, gap=gap)
-        return state._replace(next_polish=iteration + wait)
+        return state._replace(next_polish=iteration + wait, n_polishes=state.n_polishes + 1)
 
     def iterate(self, state: _State) -> Iterate:
         return self.inner.iterate(state.inner) if state.polished is None else state.polished
@@ -96,7 +102,9 @@ class _State(NamedTuple):
     polished: Iterate | None  # of the last step, if it was polished
     gap: float
     next_polish: int
+    wait: int  # iterations from one polish to the next, at least
     iteration: int = 0
+    n_polishes: int = 0
 
 
 def polished(iterate: Iterate) -> Iterate | None:

@@ -8,7 +8,7 @@ import math
 # whose estimate does not fall; and of one whose estimate is below zero.
 _INTERVAL = 10
 _WITHOUT_PROGRESS = 50
-_WITHOUT_SENSE = 5
+_WITHOUT_SENSE = 10
 _EARLY = (1, 2, 4)
 # Of one whose estimate falls, as a share of all iterations.
 _SHARE = 1 / 3
@@ -59,10 +59,10 @@ class Schedule:
         if not math.isfinite(estimate):
             return False
         waited = iteration - self._iteration
-        if estimate <= 0:  # rounding, or a dual point that is not feasible
-            return waited >= _WITHOUT_SENSE
         patient = waited >= _WAIT_AFTER_MISS**self._misses
-        reached = estimate <= (1.0 if patient else self._trust) * self._goal
+        reached = abs(estimate) <= (1.0 if patient else self._trust) * self._goal
+        if estimate < 0:  # rounding, or a dual point that is not feasible
+            return reached or waited >= _WITHOUT_SENSE
         if self._estimate is None:
             self._estimate = estimate
         fallen = self._watched and estimate < self._estimate / _DECREASE and waited >= _EARLIEST
@@ -72,8 +72,8 @@ class Schedule:
     def certified(self, iteration: int, estimate: float | None, gap: float) -> None:
         """Learn from a certificate."""
         self._iteration = iteration
-        if estimate is not None and 0 < estimate < math.inf:
-            missed = gap > self._goal
-            self._misses = self._misses + 1 if missed and estimate <= self._goal else 0
-            self._estimate = estimate
-            self._trust = min(1.0, estimate / gap) if missed else 1.0
+        if estimate is not None and abs(estimate) < math.inf:
+            missed, size = gap > self._goal, abs(estimate)
+            self._misses = self._misses + 1 if missed and size <= self._goal else 0
+            self._estimate = size
+            self._trust = min(1.0, size / gap) if missed else 1.0

@@ -200,6 +200,13 @@ class TestSchedule:
         gaps = [1.0, 1.0, *[0.9e-4] * 10]
         assert self.iterations_due(estimates, gaps)[:2] == [2, 4]
 
+    def test_what_is_zero_but_for_rounding_is_reached(self):
+        assert self.iterations_due([1.0, -1e-6]) == [2]
+        assert self.iterations_due([1.0, 0.0]) == [2]
+
+    def test_below_zero_by_more_is_no_sign_of_anything(self):
+        assert self.iterations_due([-1e-2] * 30) == [10, 20, 30]
+
     def test_never_where_the_solver_says_not_now(self):
         assert self.iterations_due([math.inf] * 100) == []
 

@@ -8,6 +8,7 @@ import torch
 from solver_cases import LOSS_NAMES, make_program, randn
 
 from convexformer_solvers import Admm, Auto, DenseMap, Fista, GroupL2, Program, Softmax, Squared, certify, solve
+from convexformer_solvers import polish as polish_module
 from convexformer_solvers.admm_newton import AdmmNewton
 from convexformer_solvers.curvature import Curvature, curvature_bound
 from convexformer_solvers.polish import Polished, polished
@@ -102,6 +103,37 @@ def test_what_cannot_be_polished_is_left_alone():
     assert polished(near_optimum(program, coef, 1e-3)) is None
     plain, wrapped = (solve(program, solver, tol=1e-5) for solver in (Admm(), Polished(Admm())))
     assert torch.equal(plain.coef, wrapped.coef)
+
+
+class Counting(Admm):
+    """Iterations whose gaps say nothing, so that polishes come by their number alone."""
+
+    def estimated_gap(self, state):
+        return 0.0
+
+
+def test_along_a_path_the_first_polish_comes_when_the_last_alpha_ended(monkeypatch):
+    program = make_program("squared", n=60, blocks=8, d=3, ratio=0.2)
+    zeros = torch.zeros(program.coef_shape, dtype=torch.float64)
+    optimum, at = solve(program, Auto(), tol=1e-6).coef, []
+    monkeypatch.setattr(polish_module, "polished", lambda iterate: at.append(iterate) or None)
+    solver = Polished(Counting(), least_wait=4)
+
+    def polishes(state, n_iter):
+        found = []
+        for iteration in range(1, n_iter + 1):
+            before, state = len(at), solver.step(program, state)
+            found += [iteration] * (len(at) - before)
+        return found, state
+
+    assert polishes(solver.init_at(program, zeros, None), 12)[0] == [2, 10]  # twice four after one that did not help
+    found, state = polishes(solver.init_at(program, optimum, None), 4)
+    assert found == [4]
+    found, state = polishes(solver.init_at(program, optimum, None, state), 7)
+    assert found == [3, 7]  # one earlier, as the first one was enough; the next after half as many as from scratch
+    found, state = polishes(solver.init_at(program, optimum, None, state), 20)
+    assert found[0] == 7
+    assert polishes(solver.init_at(program, optimum, None, state), 8)[0] == [8]  # never later than that
 
 
 def test_repeated_blocks_can_be_polished():

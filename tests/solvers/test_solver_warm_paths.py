@@ -76,3 +76,26 @@ def test_any_previous_state_leads_to_the_same_optimum(solver):
     reached = solver.point(program, state)
     wanted = solve(program, Fista(), tol=1e-9, max_iter=20_000)
     assert float(program.primal(reached.coef, reached.intercept)) == pytest.approx(wanted.certificate.primal, rel=1e-5)
+
+
+def test_coupled_losses_take_a_shorter_threshold_along_paths():
+    program = make_program("softmax", n=80, blocks=8, d=3, c=4, ratio=0.1)
+    coef, solver = solve(program, Auto(), tol=1e-4).coef, Admm()
+    sizes = program.penalty.group_dual_norms(coef)
+    median = float(sizes[sizes > 0].median())
+    cold = solver.init_at(program, coef, None)
+    assert program.alpha / cold.system.rho == pytest.approx(cold.threshold * median)
+    warm = solver.init_at(program, coef, None, cold)
+    assert program.alpha / warm.system.rho == pytest.approx(warm.threshold * median)
+    assert warm.threshold < cold.threshold
+    separable = make_program("logistic", n=80, blocks=8, d=3, c=1, ratio=0.1)
+    state = solver.init_at(separable, torch.zeros(separable.coef_shape, dtype=torch.float64), None)
+    assert solver.init_at(separable, state.coef, None, state).threshold == cold.threshold
+
+
+def test_one_sample_whose_curvature_jumps_does_not_cost_a_factorisation():
+    before = torch.full((100,), 0.2)
+    after = before.clone()
+    after[3] = 1.0
+    assert admm_module._alike(after, before)
+    assert not admm_module._alike(1.5 * before, before)
