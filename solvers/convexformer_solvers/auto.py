@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from .admm_newton import AdmmNewton
 from .block_descent import BlockDescent, applies
+from .constant import Constant
 from .first_steps import FirstSteps, nearly_independent
 from .fista import Fista
 from .mixed_precision import MixedPrecision
@@ -55,6 +56,7 @@ class _State(NamedTuple):
 class Auto(Solver):
     """A plan of solvers, each of which starts from the point that the one before hands over.
 
+    - From ``alpha_max`` on: the best constant model.
     - A separable loss of bounded curvature and data whose smaller side can be factorised: ``Admm``, whose iterations
       do not mind correlated features and serve every penalty, all outputs and gates at once, in ``MixedPrecision``;
       finished by ``SemismoothNewton`` once the rough gap is below 3e-2 of the reference and the support is narrow.
@@ -133,8 +135,10 @@ def _plan(program: Program, warm: bool) -> tuple[_Stage, ...]:
         return _Stage(Fista(), _FISTA_STEPS_BEFORE_NEWTON), newton, _Stage(Fista(), forever)
     if not program.penalty.by_block:  # the size of groups says nothing of a good rho
         return (_Stage(Fista(), forever),)
-    small, n_features = program.map.smaller_side <= _LARGEST_SIDE, math.prod(program.map.feature_shape)
     plan = []
+    if program.alpha >= program.alpha_max:
+        plan.append(_Stage(Constant(), 1))  # rounding may be in the way
+    small, n_features = program.map.smaller_side <= _LARGEST_SIDE, math.prod(program.map.feature_shape)
     if not program.loss.separable:
         if isinstance(program.penalty, GroupL2) and small:
             plan.append(_Stage(_polished_admm(), _FIRST_STEPS))

@@ -26,6 +26,10 @@ from .operators import LinearMap
 from .penalties import Penalty
 
 
+# Cached properties that do not depend on alpha.
+_WITHOUT_ALPHA = ("weight", "null_intercept", "null_value", "alpha_max")
+
+
 @dataclass(frozen=True)
 class Program:
     r"""Penalised mean-loss program over a linear map; immutable.
@@ -126,8 +130,11 @@ class Program:
         return dataclasses.replace(self, y=self.y.double(), sample_weight=weight)
 
     def with_alpha(self, alpha: float) -> Program:
-        """The same program with another weight of the penalty."""
-        return dataclasses.replace(self, alpha=alpha)
+        """The same program with another weight of the penalty; what does not depend on that is not computed again."""
+        result = dataclasses.replace(self, alpha=alpha)
+        known = {name: self.__dict__[name] for name in _WITHOUT_ALPHA if name in self.__dict__}
+        result.__dict__.update(known)
+        return result
 
     def rows(self, index: Tensor) -> Program:
         """The same program on some of its samples, given by their positions."""

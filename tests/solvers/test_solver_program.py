@@ -1,5 +1,6 @@
 """The program: objective, dual, alpha_max, best constants, agreement with scikit-learn, invariances, errors."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -118,6 +119,9 @@ class TestValues:
         assert other.sample_weight is program.sample_weight
         assert other.fit_intercept
         assert other.alpha_max == program.alpha_max
+        for name in ("alpha_max", "null_value", "null_intercept", "weight"):  # known by now, and taken over
+            fresh = getattr(dataclasses.replace(program, alpha=0.7), name)
+            assert torch.equal(torch.as_tensor(getattr(program.with_alpha(0.7), name)), torch.as_tensor(fresh)), name
 
     def test_rows_are_the_program_of_those_samples(self):
         program = make_program("logistic", gated=True, intercept=True, weighted=True)

@@ -1,0 +1,32 @@
+"""The solution from alpha_max on."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from solver_cases import LOSS_NAMES, make_program
+
+from convexformer_solvers import Auto, solve
+from convexformer_solvers.constant import Constant
+
+
+@pytest.mark.parametrize("loss", LOSS_NAMES)
+@pytest.mark.parametrize("penalty", ["group_l2", "nuclear"])
+@pytest.mark.parametrize("intercept", [False, True])
+@pytest.mark.parametrize("factor", [1.0, 3.0])
+def test_is_certified_from_alpha_max_on(loss, penalty, intercept, factor):
+    program = make_program(loss, penalty, n=40, c=2, intercept=intercept, weighted=True)
+    program = program.with_alpha(factor * program.alpha_max)
+    result = solve(program, Constant(), tol=1e-10, max_iter=1)
+    assert not result.coef.any()
+    assert torch.equal(result.intercept, program.null_intercept)
+    assert result.certificate.primal == pytest.approx(program.null_value, rel=1e-12)
+
+
+@pytest.mark.parametrize("loss", ["squared", "logistic", "softmax"])
+def test_auto_takes_one_iteration_there_and_goes_on_below(loss):
+    program = make_program(loss, n=40, c=2, intercept=True)
+    assert solve(program.with_alpha(program.alpha_max), Auto(), tol=1e-10).n_iter == 1
+    below = solve(program.with_alpha(0.99 * program.alpha_max), Auto(), tol=1e-10)
+    assert below.coef.any()
+    assert below.certificate.relative_gap <= 1e-10
