@@ -25,7 +25,6 @@ from .losses import Loss
 from .operators import LinearMap
 from .penalties import Penalty
 
-
 # Cached properties that do not depend on alpha.
 _WITHOUT_ALPHA = ("weight", "null_intercept", "null_value", "alpha_max")
 
