@@ -30,7 +30,7 @@ _ROUNDING = 1e-2
 # Iterations after which rho is set anew; it is left alone when it would change less than this. So are the samples'
 # curvatures when they change less on average; single ones that are too low show in the curvature that is met.
 _ADAPT_AT = (5, 15, 40, 100, 200, 400, 800)
-_WORTH_REFACTORING = 2.5
+_WORTH_REFACTORING = 2.2
 _CURVATURE_CHANGE = 0.2
 # Iterations that a start from another state counts for, so that rho is first set anew after three.
 _WARM = 2
