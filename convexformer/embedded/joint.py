@@ -9,7 +9,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from convexformer._integers import check_counts
-from convexformer.nn._trial import Stopwatch
+from convexformer._stopwatch import Stopwatch
 from convexformer.nn.base import normal_draws
 from convexformer_solvers import Penalty
 

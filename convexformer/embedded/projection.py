@@ -8,7 +8,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from convexformer._integers import check_counts
-from convexformer.nn._trial import Stopwatch
+from convexformer._stopwatch import Stopwatch
 from convexformer_solvers import Fista, Point, Program, TableMap, get_solver, solve
 
 from .course import Callback, MovingTables, follow

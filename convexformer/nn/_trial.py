@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from convexformer._stopwatch import Stopwatch
 from convexformer_solvers import Loss, Penalty
 
 from .base import AttentionNetwork, sample_losses
@@ -73,21 +73,6 @@ class Settings:
     def interval(self) -> int:
         """Steps between evaluations; by default there are at most 100 of them and the last."""
         return math.ceil(self.n_steps / 100) if self.look_every is None else self.look_every
-
-
-class Stopwatch:
-    """Wall time spent in its ``with`` blocks, work that a device has still to do included."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device, self.seconds = device, 0.0
-
-    def __enter__(self) -> None:
-        self._began = time.perf_counter()
-
-    def __exit__(self, *exception: object) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        self.seconds += time.perf_counter() - self._began
 
 
 def weights_of(network: AttentionNetwork) -> list[Tensor]:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from convexformer._stopwatch import finish_work
 from convexformer.nn.embedding import SymbolNetwork
 
 from .data import Split
@@ -118,8 +119,8 @@ class Watch:
         bool
             Whether training is to end: the test accuracy has been reached, long enough ago, or a loss is not finite.
         """
-        if self.split.device is not None and torch.device(self.split.device).type == "cuda":
-            torch.cuda.synchronize(self.split.device)
+        if self.split.device is not None:
+            finish_work(self.split.device)
         began = time.perf_counter()
         train, test = outputs()
         seen = Look(
