@@ -299,7 +299,7 @@ def test_a_spent_budget_of_seconds_ends_every_combination():
 def test_evaluations_and_callbacks_do_not_count_as_seconds(monkeypatch):
     # A clock that only callbacks advance.
     now = [0.0]
-    monkeypatch.setattr("convexformer.nn._trial.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("convexformer._stopwatch.time.perf_counter", lambda: now[0])
 
     def wait(step, objective):
         now[0] += 100.0
