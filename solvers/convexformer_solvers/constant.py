@@ -26,8 +26,8 @@ class Constant(Solver):
         return None
 
     def point(self, program: Program, state: None) -> Point:
-        zeros, pred = program.y.new_zeros(program.coef_shape), program.null_intercept.expand_as(program.y)
-        return Point(zeros, program.null_intercept, program.null_dual_point, pred)
+        zeros, exact = program.y.new_zeros(program.coef_shape), program.with_float64_targets()
+        return Point(zeros, program.null_intercept, exact.null_dual_point, exact.null_intercept.expand_as(exact.y))
 
     def estimated_gap(self, state: None) -> float:
         return 0.0

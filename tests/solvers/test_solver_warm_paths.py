@@ -49,6 +49,18 @@ def test_a_path_takes_fewer_iterations_than_separate_solves(loss, gated):
     assert sum(result.n_iter for result in path.results) < sum(result.n_iter for result in alone)
 
 
+@pytest.mark.parametrize("loss", ["squared", "logistic", "softmax"])
+@pytest.mark.parametrize("intercept", [False, True])
+def test_a_path_in_float32_is_that_in_float64(loss, intercept):
+    program = make_program(loss, n=60, blocks=8, d=3, c=2, intercept=intercept)
+    grid = alpha_grid(program.alpha_max, n_alphas=6, eps=0.1)
+    double, single = (solve_path(other, Auto(), grid, tol=1e-5) for other in (program, program.to(torch.float32)))
+    assert max(single.gaps) <= 1e-5
+    assert {result.coef.dtype for result in single.results} == {torch.float32}
+    for result, other in zip(single.results, double.results, strict=True):
+        assert result.certificate.primal == pytest.approx(other.certificate.primal, rel=3e-5)
+
+
 @pytest.mark.parametrize("n", [30, 200])  # both sides of the ridge system
 def test_a_path_forms_one_gram_matrix(monkeypatch, n):
     formed, factorised = [], []

@@ -61,7 +61,7 @@ def _draw_objective(runs: list[dict[str, Any]], path: Path) -> None:
 
 def _draw_scores(report: dict[str, Any], path: Path) -> None:
     runs = report["runs"]
-    figure, axes = plot.new_figure(1, 2, figsize=(13, 4.8))
+    figure, axes = plot.new_figure(1, 2, figsize=(13, 6.2))
     figure.suptitle(f"R2 on test sentences while the chosen model is trained, {counted(len(runs), 'seed')}")
     scores = []
     for ax, title in zip(axes, ("attention shared by all sentences", "softmax attention and ridge"), strict=True):
@@ -84,7 +84,7 @@ def _draw_scores(report: dict[str, Any], path: Path) -> None:
     for ax in axes:
         # Networks start far below zero, which would leave no room for the differences at the end.
         ax.set_ylim(max(-0.1, min(scores) - 0.05), max(scores) + 0.03)
-        ax.legend(fontsize=7, loc="lower right")
+        ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncol=2, fontsize=8)
     plot.save_figure(figure, path)
 
 
