@@ -141,7 +141,7 @@ def listen(events: Connection, record: Record, limit: float) -> None:
             return
         kind = event["event"]
         if kind == "ready":
-            # Who watches the clock itself keeps its curve: it may finish the step that crosses the limit.
+            # Who watches the clock itself keeps its curve: it may still certify its last point.
             allowed = 2 * limit + 5 if event["watches_clock"] else limit + 0.5
         patience, phase = (allowed, f"rung {event['rung']:g}") if kind == "begin" else (PREPARATION_SECONDS, kind)
         absorb(record, event)

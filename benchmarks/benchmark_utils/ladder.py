@@ -34,7 +34,7 @@ class LadderSolver(BaseSolver):
     losses : tuple of str
         Losses that the package can combine with a group norm per output.
     watches_clock : bool
-        Whether the contender ends its runs by itself at the limit; it then may finish the step that crosses it.
+        Whether the contender ends its runs by itself at the limit; it then may still certify its last point.
     history : list of (seconds, value, relative gap)
         Certified progress that the contender recorded by itself in the last run, if it does.
     limit : float

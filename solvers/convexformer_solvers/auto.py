@@ -56,7 +56,8 @@ class _State(NamedTuple):
 class Auto(Solver):
     """A plan of solvers, each of which starts from the point that the one before hands over.
 
-    - From ``alpha_max`` on: the best constant model.
+    - Losses of bounded curvature and penalties that are a sum over blocks, from ``alpha_max`` on: the best constant
+      model.
     - A separable loss of bounded curvature and data whose smaller side can be factorised: ``Admm``, whose iterations
       do not mind correlated features and serve every penalty, all outputs and gates at once, in ``MixedPrecision``;
       finished by ``SemismoothNewton`` once the rough gap is below 3e-2 of the reference and the support is narrow.
@@ -137,7 +138,7 @@ def _plan(program: Program, warm: bool) -> tuple[_Stage, ...]:
         return (_Stage(Fista(), forever),)
     plan = []
     if program.alpha >= program.alpha_max:
-        plan.append(_Stage(Constant(), 1))  # rounding may be in the way
+        plan.append(_Stage(Constant(), forever))
     small, n_features = program.map.smaller_side <= _LARGEST_SIDE, math.prod(program.map.feature_shape)
     if not program.loss.separable:
         if isinstance(program.penalty, GroupL2) and small:

@@ -98,6 +98,8 @@ def _check_point(program: Program, coef: Tensor, intercept: Tensor | None, dual_
 def _feasible_dual_points(program: Program, candidates: list[Tensor]) -> list[Tensor]:
     if program.fit_intercept:
         candidates = [_into_domain(program, _centred(program, theta)) for theta in candidates]
+    if math.prod(program.coef_shape) > program.map.n_stored:  # one after the other, to save memory
+        return [_scaled(program, theta, program.pull_back(theta)) for theta in candidates]
     # One product for all: the data are read once.
     ascents = program.pull_back(torch.cat(candidates, dim=1)).split(program.y.shape[1], dim=-1)
     return [_scaled(program, *pair) for pair in zip(candidates, ascents, strict=True)]

@@ -7,7 +7,7 @@ from .solver import Point, Solver
 
 
 class Constant(Solver):
-    """Stays at the best constant model, whose dual point is optimal where ``alpha >= alpha_max``.
+    """Stays at the best constant model, whose dual point is optimal where ``alpha >= alpha_max``; one step is all.
 
     Examples
     --------
@@ -19,15 +19,20 @@ class Constant(Solver):
     def name(self) -> str:
         return "constant"
 
-    def init(self, program: Program, start: Point) -> None:
-        return None
+    def init(self, program: Program, start: Point) -> bool:
+        return False
 
-    def step(self, program: Program, state: None) -> None:
-        return None
+    def step(self, program: Program, state: bool) -> bool:
+        return True
 
-    def point(self, program: Program, state: None) -> Point:
+    def point(self, program: Program, state: bool) -> Point:
         zeros, exact = program.y.new_zeros(program.coef_shape), program.with_float64_targets()
-        return Point(zeros, program.null_intercept, exact.null_dual_point, exact.null_intercept.expand_as(exact.y))
+        return Point(
+            zeros, program.null_intercept.clone(), exact.null_dual_point, exact.null_intercept.expand_as(exact.y)
+        )
 
-    def estimated_gap(self, state: None) -> float:
+    def estimated_gap(self, state: bool) -> float:
         return 0.0
+
+    def finished(self, state: bool) -> bool:
+        return state

@@ -28,6 +28,9 @@ _PRODUCT_ELEMENTS = 2**18
 _PRODUCT_ELEMENTS_OF_DEVICE = 2**24
 # Rows at least in a chunk of a product along the rows.
 _LEAST_HEIGHT = 512
+# Blocks are read one by one where all are at least so many times as many, and so wide that a read is not mostly others.
+_FEW_BLOCKS = 4
+_WIDE_BLOCK = 16
 
 
 class LinearMap(ABC):
@@ -130,11 +133,16 @@ class LinearMap(ABC):
         full[blocks] = coef
         return self.matvec(full.reshape(*self.feature_shape, coef.shape[-1]))
 
+    def few(self, n_blocks: int) -> bool:
+        """Whether products with so many blocks take less time one by one than those with all blocks together."""
+        n_all, d = math.prod(self.feature_shape[:-1]), self.feature_shape[-1]
+        return _FEW_BLOCKS * n_blocks <= n_all and d >= _WIDE_BLOCK
+
     def sparse_matvec(self, coef: Tensor) -> Tensor:
-        """``matvec``; where three quarters of the blocks are zero, these cost nothing."""
+        """``matvec``; blocks of zeros cost nothing where the others are ``few``."""
         blocks = coef.reshape(-1, *coef.shape[-2:])
         support = blocks.flatten(1).any(dim=1).nonzero()[:, 0]
-        return self.matvec_blocks(support, blocks[support]) if 4 * len(support) <= len(blocks) else self.matvec(coef)
+        return self.matvec_blocks(support, blocks[support]) if self.few(len(support)) else self.matvec(coef)
 
     def rmatvec_blocks(self, blocks: Tensor, values: Tensor) -> Tensor:
         """Part ``(n_blocks, d, c)`` of the adjoint of ``values`` of shape ``(N, c)`` that belongs to some blocks."""

@@ -228,7 +228,8 @@ def iterate_path(
     def results() -> Iterator[SolverResult]:
         trail, point = _Trail(), None if start is None else Point(*start)
         with tqdm(total=len(grid), disable=not verbose, desc=f"path, {solver.name}", unit="alpha", miniters=0) as bar:
-            shown = partial(_show_gap, bar, callback)
+            # Without either, certificates are fewer.
+            shown = partial(_show_gap, bar, callback) if verbose or callback is not None else None
             for index, alpha in enumerate(grid):
                 here = program.with_alpha(alpha)
                 result = None if file is None else file.load(index, here, dtype, device)

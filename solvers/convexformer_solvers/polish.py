@@ -37,8 +37,8 @@ _PATIENCE = 8
 class Polished(PrimalDualSolver):
     """Another solver, whose iterates are polished now and then; it goes on from its own.
 
-    Along a path the first polish comes after as many iterations as the alpha before took, one fewer where its first
-    one ended it, and others after half as many iterations as otherwise.
+    Along a path the first polish comes after as many iterations as the alpha before took, one fewer where that had
+    one polish alone, and at most twice `least_wait`; others come after half as many iterations as otherwise.
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ class Polished(PrimalDualSolver):
         # Near alpha_max few iterations suffice, and a polish tells rounding from zero.
         first, wait = self.least_wait if bool(coef.any()) else min(2, self.least_wait), self.least_wait
         if previous is not None and previous.n_polishes > 0:
-            wait = max(2, wait // 2)
+            wait = max(1, wait // 2)
             first = min(max(wait, previous.iteration - (previous.n_polishes == 1)), 2 * self.least_wait)
         return _State(inner, None, inner.gap, first, wait)
 
@@ -138,14 +138,15 @@ def polished(iterate: Iterate) -> Iterate | None:
         groups = program.penalty.active_groups(iterate.ascent, iterate.coef, program.alpha)
         assert groups is not None
     images = _Images(program, groups)
-    solve, excess = images.system(iterate.pred), images.excess(iterate)
+    norms = program.penalty.group_dual_norms(iterate.ascent).reshape(-1, program.y.shape[1])
+    solve, excess = images.system(iterate.pred), images.excess(iterate, norms[groups.block, groups.output])
     explained = images.products(Curvature(program, iterate.pred).product(iterate.pred))
     move, size = solve(torch.stack([excess, excess + explained], dim=1)).T
     result = images.better_primal(iterate, size)
     for _ in range(_MOVES - 1):
         result = images.moved(result, move)
-        move = solve(images.excess(result)[:, None])[:, 0]
-    return images.moved(result, move)
+        move = solve(images.excess(result, images.dual_norms(result))[:, None])[:, 0]
+    return images.moved(result, move).with_own_ascent()
 
 
 def _pays(program: Program, groups: ActiveGroups) -> bool:
@@ -179,11 +180,19 @@ class _Images:
         several = [(output == k).nonzero()[:, 0] for k in range(n_outputs)] if n_outputs > 1 else None
         self.of_output: Sequence[Tensor | slice] = several or [slice(None)]
 
-    def excess(self, iterate: Iterate) -> Tensor:
-        """By how much the dual norms exceed ``alpha``, and the means of the dual point zero."""
-        program = self.program
-        norms = program.penalty.group_dual_norms(iterate.ascent).reshape(-1, program.y.shape[1])
-        excess = norms[self.groups.block, self.groups.output] - program.alpha
+    def dual_norms(self, iterate: Iterate) -> Tensor:
+        """Dual norms of the active groups at the dual point; where their blocks are few, these alone are read."""
+        program, (block, output, _) = self.program, self.groups
+        distinct, position = block.unique(return_inverse=True)
+        weighted = program.weight[:, None] * iterate.dual_point()
+        if program.map.few(len(distinct)):
+            return program.penalty.group_dual_norms(program.map.rmatvec_blocks(distinct, weighted))[position, output]
+        norms = program.penalty.group_dual_norms(program.map.rmatvec(weighted))
+        return norms.reshape(-1, norms.shape[-1])[block, output]
+
+    def excess(self, iterate: Iterate, norms: Tensor) -> Tensor:
+        """By how much these dual norms exceed ``alpha``, and the means of the dual point zero."""
+        program, excess = self.program, norms - self.program.alpha
         return torch.cat([excess, program.weight @ iterate.dual_point()]) if program.fit_intercept else excess
 
     def products(self, values: Tensor) -> Tensor:
@@ -211,8 +220,8 @@ class _Images:
         return better if better.objective() <= (1 + _ROUNDING) * iterate.objective() else iterate
 
     def moved(self, iterate: Iterate, move: Tensor) -> Iterate:
-        """The iterate with its dual point's predictions moved along the images."""
-        return iterate._replace(pred=iterate.pred + self.combined(move)).with_own_ascent()
+        """The iterate with its dual point's predictions moved along the images; its ascent is not."""
+        return iterate._replace(pred=iterate.pred + self.combined(move))
 
     def system(self, pred: Tensor) -> Callable[[Tensor], Tensor]:
         """Solver of systems with the products of the images in the Hessian of the loss at some predictions."""

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import math
 
-# Iterations between certificates of a solver that has no estimate of its gap, the first ones come earlier; of one
-# whose estimate does not fall; and of one whose estimate is below zero.
+# Iterations between certificates of a solver that has no estimate of its gap; the first ones come earlier.
 _INTERVAL = 10
-_WITHOUT_PROGRESS = 50
-_WITHOUT_SENSE = 10
 _EARLY = (1, 2, 4)
-# Of one whose estimate falls, as a share of all iterations.
+# Iterations between certificates, or that share of all iterations where it is more: while the goal is not reached, the
+# same where somebody watches, and while the estimate is below zero.
+_LONGEST = 50
+_LONGEST_WATCHED = 25
+_LONGEST_BELOW_ZERO = 10
 _SHARE = 1 / 3
-# Where somebody watches: iterations between certificates at most, as long as that share is less, and at least where the
-# goal is not reached; and the decrease of the estimate that is worth one.
-_WATCHED = 25
-_EARLIEST = 5
+# For a watcher: the decrease of the estimate that is worth a certificate, from so many iterations on after the last.
 _DECREASE = 100.0
+_EARLIEST = 5
 # Iterations after a miss until an estimate is taken at its word again; to the power of the misses in a row.
 _WAIT_AFTER_MISS = 2
 
@@ -60,13 +59,14 @@ class Schedule:
             return False
         waited = iteration - self._iteration
         patient = waited >= _WAIT_AFTER_MISS**self._misses
-        reached = abs(estimate) <= (1.0 if patient else self._trust) * self._goal
+        size = abs(estimate)
+        reached = size <= self._goal and (patient or size < self._trust * self._goal)
         if estimate < 0:  # rounding, or a dual point that is not feasible
-            return reached or waited >= _WITHOUT_SENSE
+            return reached or waited >= max(_LONGEST_BELOW_ZERO, _SHARE * iteration)
         if self._estimate is None:
             self._estimate = estimate
         fallen = self._watched and estimate < self._estimate / _DECREASE and waited >= _EARLIEST
-        longest = _WATCHED if self._watched else _WITHOUT_PROGRESS
+        longest = _LONGEST_WATCHED if self._watched else _LONGEST
         return reached or fallen or waited >= max(longest, _SHARE * iteration)
 
     def certified(self, iteration: int, estimate: float | None, gap: float) -> None:

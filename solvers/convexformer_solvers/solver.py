@@ -266,8 +266,8 @@ class _Run:
                 return Status.MAX_ITER, state
 
     def interrupted(self, bar: tqdm) -> Status:
-        """See to it that there is a point to return."""
-        if self.best is None:
+        """Certify the last point, unless that has been done."""
+        if self.best is None or self.history.iteration[-1] < self.iteration:
             self.record(self.latest(), bar)
         return Status.INTERRUPTED
 

@@ -96,6 +96,9 @@ class TableMap(GatedMap):
         table = cls(*found, masks)
         return table if table.product_work(n_outputs) < plain.product_work(n_outputs) else plain
 
+    def few(self, n_blocks: int) -> bool:
+        return False  # one by one they would be read as a ``GatedMap`` reads them
+
     def matvec(self, coef: Tensor) -> Tensor:
         n_outputs = coef.shape[-1]
         result = coef.new_zeros((self.n_samples, n_outputs))

@@ -204,8 +204,13 @@ class TestSchedule:
         assert self.iterations_due([1.0, -1e-6]) == [2]
         assert self.iterations_due([1.0, 0.0]) == [2]
 
+    @pytest.mark.parametrize("estimate", [0.0, -1e-6, 1e-6])
+    def test_where_that_is_not_so_looks_become_rare(self, estimate):
+        assert self.iterations_due([estimate] * 60, [1.0] * 60)[:5] == [1, 3, 7, 15, 25 if estimate < 0 else 31]
+
     def test_below_zero_by_more_is_no_sign_of_anything(self):
         assert self.iterations_due([-1e-2] * 30) == [10, 20, 30]
+        assert len(self.iterations_due([-1e-2] * 3000)) < 30
 
     def test_never_where_the_solver_says_not_now(self):
         assert self.iterations_due([math.inf] * 100) == []

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
+from sklearn.exceptions import ConvergenceWarning
 from solver_cases import LOSS_NAMES, make_program
 
 from convexformer_solvers import Auto, solve
 from convexformer_solvers.constant import Constant
+from convexformer_solvers.solver import Point
+
+
+def start_of(program):
+    return Point(torch.zeros(program.coef_shape, dtype=program.y.dtype), program.null_intercept)
 
 
 @pytest.mark.parametrize("loss", LOSS_NAMES)
@@ -26,7 +32,23 @@ def test_is_certified_from_alpha_max_on(loss, penalty, intercept, factor):
 @pytest.mark.parametrize("loss", ["squared", "logistic", "softmax"])
 def test_auto_takes_one_iteration_there_and_goes_on_below(loss):
     program = make_program(loss, n=40, c=2, intercept=True)
-    assert solve(program.with_alpha(program.alpha_max), Auto(), tol=1e-10).n_iter == 1
+    largest = program.with_alpha(program.alpha_max)
+    assert solve(largest, Auto(), tol=1e-10).n_iter == 1
+    assert Auto().activity(Auto().init(largest, start_of(largest))) == "auto: constant"
     below = solve(program.with_alpha(0.99 * program.alpha_max), Auto(), tol=1e-10)
     assert below.coef.any()
     assert below.certificate.relative_gap <= 1e-10
+
+
+def test_below_it_the_run_ends_after_the_one_step():
+    program = make_program("squared", n=40, c=2, ratio=0.5)
+    with pytest.warns(ConvergenceWarning):
+        result = solve(program, Constant(), tol=1e-3)
+    assert result.n_iter == 1
+
+
+def test_the_intercept_may_be_changed():
+    program = make_program("squared", n=40, c=2, intercept=True)
+    before = program.null_intercept.clone()
+    solve(program.with_alpha(program.alpha_max), Auto(), tol=1e-6).intercept.add_(1.0)
+    assert torch.equal(program.null_intercept, before)

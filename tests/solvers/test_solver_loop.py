@@ -372,6 +372,12 @@ class TestInterrupts:
             solve(program, InterruptedStep(k), tol=1e-12)
         self.assert_usable(caught.value, program, k - 1)
 
+    def test_the_last_point_is_certified(self):
+        program = hard_program()
+        with pytest.raises(KeyboardInterrupt) as caught:
+            solve(program, InterruptedStep(29), tol=1e-12)  # the last certificate was at 20
+        assert caught.value.result.history.iteration[-1] == 28
+
     @pytest.mark.parametrize("k", [1, 3])
     def test_during_the_callback(self, k):
         seen = []

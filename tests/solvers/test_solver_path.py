@@ -18,6 +18,7 @@ from convexformer_solvers import (
     SolverInterrupted,
     Status,
     alpha_grid,
+    get_solver,
     iterate_path,
     solve_path,
 )
@@ -165,6 +166,16 @@ class TestInterrupts:
         grid = [0.1 * program.alpha_max, 0.05 * program.alpha_max]
         path = solve_path(program, Fista(), grid, tol=1e-12, callback=lambda progress: True)
         assert [result.status for result in path.results] == [Status.STOPPED] * 2
+
+
+def test_who_does_not_watch_pays_for_fewer_certificates():
+    program = make_program("squared", n=60, blocks=12, d=3, c=1, ratio=0.02, seed=1)
+    solver, grid = get_solver("admm"), [0.05 * program.alpha_max, 0.02 * program.alpha_max]
+    watched = solve_path(program, solver, grid, tol=1e-9, callback=lambda progress: None)
+    alone = solve_path(program, solver, grid, tol=1e-9)
+    assert max(alone.gaps) <= 1e-9
+    counts = [sum(len(result.history.iteration) for result in path.results) for path in (alone, watched)]
+    assert counts[0] < counts[1]
 
 
 def test_coefs_are_stacked_in_order_of_the_grid():
