@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from contextlib import AbstractContextManager
+from functools import cache
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
 from .gram import SupportGram
@@ -42,6 +45,17 @@ _REGULARISATION = 1e-12
 # than this share of the work for that of all features.
 _LOOKS = 2
 _CHEAP = 0.5
+
+
+@cache
+def _libraries() -> Any:
+    """What controls the threads of the loaded libraries; looked for once."""
+    return ThreadpoolController()
+
+
+def _numpy_on_one_thread() -> AbstractContextManager:
+    """Products with a block are too small for more; idle threads of numpy's BLAS then keep torch's from their cores."""
+    return _libraries().limit(limits=1, user_api="blas")
 
 
 class _Point(NamedTuple):
@@ -84,8 +98,9 @@ class GramProgram:
         self.gram, self.target, self.square, self.width, self.alpha = gram, target, square, width, alpha
         self._blocks = [slice(first, first + width) for first in range(0, len(target), width)]
         self._eigen: list[tuple[NDArray, NDArray]] = [] if known is None else list(known._eigen)
-        for block in self._blocks[len(self._eigen) :]:
-            self._eigen.append(np.linalg.eigh(gram[block, block]))
+        with _numpy_on_one_thread():
+            for block in self._blocks[len(self._eigen) :]:
+                self._eigen.append(np.linalg.eigh(gram[block, block]))
 
     def with_alpha(self, alpha: float) -> GramProgram:
         """The same program with another weight of the penalty."""
@@ -274,7 +289,8 @@ class BlockDescent(PrimalDualSolver):
             return state
         assert state.inner is not None
         coef = self._on_set(state, state.whole.coef).flatten().cpu().numpy()
-        primal, dual, gap = state.inner.solved(coef, _DECREASE * state.gap)
+        with _numpy_on_one_thread():
+            primal, dual, gap = state.inner.solved(coef, _DECREASE * state.gap)
         whole = self._of_all(state, primal, dual)
         new_gap = whole.rough_gap()
         gaps = (*(state.gaps or (state.gap,)), new_gap)

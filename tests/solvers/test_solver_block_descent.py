@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from solver_cases import make_program, randn
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from convexformer_solvers import (
     Auto,
@@ -219,3 +220,17 @@ def test_other_programs_are_refused(loss, c):
     program = make_program(loss, "group_l2", n=30, blocks=3, d=2, c=c)
     with pytest.raises(TypeError, match="block_descent"):
         BlockDescent().init(program, start_of(program))
+
+
+def test_numpy_works_on_one_thread_and_gets_its_others_back(monkeypatch):
+    def threads():
+        return [library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"]
+
+    seen, solved = [], GramProgram.solved
+    monkeypatch.setattr(GramProgram, "solved", lambda *args: seen.append(threads()) or solved(*args))
+    with threadpool_limits(2, user_api="blas"):
+        before = threads()
+        assert solve(sparse_program(), BlockDescent(), tol=1e-4).certificate.relative_gap <= 1e-4
+        assert threads() == before
+    assert seen
+    assert {number for numbers in seen for number in numbers} == {1}
