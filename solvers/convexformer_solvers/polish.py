@@ -138,14 +138,13 @@ def polished(iterate: Iterate) -> Iterate | None:
         groups = program.penalty.active_groups(iterate.ascent, iterate.coef, program.alpha)
         assert groups is not None
     images = _Images(program, groups)
-    norms = program.penalty.group_dual_norms(iterate.ascent).reshape(-1, program.y.shape[1])
-    solve, excess = images.system(iterate.pred), images.excess(iterate, norms[groups.block, groups.output])
+    solve, excess = images.system(iterate.pred), images.excess(iterate, images.dual_norms(iterate.ascent))
     explained = images.products(Curvature(program, iterate.pred).product(iterate.pred))
     move, size = solve(torch.stack([excess, excess + explained], dim=1)).T
     result = images.better_primal(iterate, size)
     for _ in range(_MOVES - 1):
         result = images.moved(result, move)
-        move = solve(images.excess(result, images.dual_norms(result))[:, None])[:, 0]
+        move = solve(images.excess(result, images.dual_norms_at(result))[:, None])[:, 0]
     return images.moved(result, move).with_own_ascent()
 
 
@@ -180,15 +179,19 @@ class _Images:
         several = [(output == k).nonzero()[:, 0] for k in range(n_outputs)] if n_outputs > 1 else None
         self.of_output: Sequence[Tensor | slice] = several or [slice(None)]
 
-    def dual_norms(self, iterate: Iterate) -> Tensor:
-        """Dual norms of the active groups at the dual point; where their blocks are few, these alone are read."""
-        program, (block, output, _) = self.program, self.groups
-        distinct, position = block.unique(return_inverse=True)
-        weighted = program.weight[:, None] * iterate.dual_point()
-        if program.map.few(len(distinct)):
-            return program.penalty.group_dual_norms(program.map.rmatvec_blocks(distinct, weighted))[position, output]
-        norms = program.penalty.group_dual_norms(program.map.rmatvec(weighted))
-        return norms.reshape(-1, norms.shape[-1])[block, output]
+    def dual_norms(self, ascent: Tensor) -> Tensor:
+        """Dual norms of the active groups, from the ascent of all."""
+        norms = self.program.penalty.group_dual_norms(ascent)
+        return norms.reshape(-1, norms.shape[-1])[self.groups.block, self.groups.output]
+
+    def dual_norms_at(self, iterate: Iterate) -> Tensor:
+        """The same at the dual point; where the blocks of active groups are few, these alone are read."""
+        program, theta = self.program, iterate.dual_point()
+        distinct, position = self.groups.block.unique(return_inverse=True)
+        if not program.map.few(len(distinct)):
+            return self.dual_norms(program.pull_back(theta))
+        ascent = program.map.rmatvec_blocks(distinct, program.weight[:, None] * theta)
+        return program.penalty.group_dual_norms(ascent)[position, self.groups.output]
 
     def excess(self, iterate: Iterate, norms: Tensor) -> Tensor:
         """By how much these dual norms exceed ``alpha``, and the means of the dual point zero."""
