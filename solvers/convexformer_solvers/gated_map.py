@@ -159,6 +159,13 @@ class GatedMap(LinearMap):
                 result[rows, :upto] += product.addmm_(scaled_along[rows], along[:upto].T)
         return result
 
+    def full_kernel(self, dtype: torch.dtype) -> Tensor:
+        # Every gate sees all of the data: A A' = (X X') o (M M').
+        result, mask = self._dense.full_kernel(dtype), self.masks.to(dtype)
+        for rows in tall_chunks(self.n_samples, self.n_samples):
+            result[rows, : rows.stop] *= mask[rows] @ mask[: rows.stop].T
+        return result
+
     def product_work(self, n_outputs: int) -> float:
         # The data are read once for all gates; what each gate makes of them, or of their products, is written and read.
         width = math.prod(self._dense.feature_shape)

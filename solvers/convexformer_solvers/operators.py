@@ -127,6 +127,12 @@ class LinearMap(ABC):
             The unit vectors ``u_b``.
         """
 
+    def full_kernel(self, dtype: torch.dtype) -> Tensor:
+        """``(N, N)`` matrix ``A A'``, of which only the lower triangle counts, computed in a precision."""
+        n_blocks, d = math.prod(self.feature_shape[:-1]), self.feature_shape[-1]
+        ones = torch.ones(n_blocks, dtype=dtype, device=self.device)
+        return self.kernel(torch.arange(n_blocks, device=self.device), ones, ones.new_zeros((n_blocks, d)))
+
     def matvec_blocks(self, blocks: Tensor, coef: Tensor) -> Tensor:
         """Predictions ``(N, c)`` of coefficients ``(n_blocks, d, c)`` on some blocks, zero elsewhere."""
         full = coef.new_zeros((math.prod(self.feature_shape[:-1]), *coef.shape[1:]))
@@ -257,7 +263,7 @@ def weighted_gram(columns: Tensor, weight: Tensor) -> Tensor:
 def _add_lower_product(result: Tensor, left: Tensor, right: Tensor) -> None:
     """Add ``left @ right``, known to be symmetric, to the lower triangle of ``result``; the rest is not defined."""
     size = result.shape[0]
-    height = max(256, -(-size // 8))
+    height = max(128, -(-size // 8))
     for start in range(0, size, height):
         rows = slice(start, min(start + height, size))
         result[rows, : rows.stop].addmm_(left[rows], right[:, : rows.stop])
@@ -393,6 +399,14 @@ class DenseMap(LinearMap):
             inner = (columns * scale[part].sqrt()[:, None]).flatten(1)
             _add_lower_product(result, inner, inner.T)
             _add_lower_product(result, along * (1 - scale[part]), along.T)
+        return result
+
+    def full_kernel(self, dtype: torch.dtype) -> Tensor:
+        result = self._rows.new_zeros((self.n_samples, self.n_samples), dtype=dtype)
+        width = self._rows.shape[1] if dtype == self.dtype else max(1, _CHUNK_ELEMENTS // self.n_samples)
+        for columns in self._rows.split(width, dim=1):
+            columns = columns.to(dtype)
+            _add_lower_product(result, columns, columns.T)
         return result
 
     def as_matrix(self) -> Tensor:

@@ -111,10 +111,7 @@ class RidgeInSamples(RidgeSystem):
 
     def _gram(self) -> Tensor:
         if self._kernel is None:
-            n_groups, d = math.prod(self.map.feature_shape[:-1]), self.map.feature_shape[-1]
-            blocks = torch.arange(n_groups, device=self.weight.device)
-            ones, zeros = self.weight.new_ones(n_groups), self.weight.new_zeros((n_groups, d))
-            self._kernel = self.map.kernel(blocks, ones, zeros)
+            self._kernel = self.map.full_kernel(self.weight.dtype)
         return self._kernel
 
     def _entries(self, matrix: Tensor) -> Callable[[slice], Tensor]:

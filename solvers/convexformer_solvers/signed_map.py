@@ -82,6 +82,9 @@ class SignedMap(LinearMap):
     def kernel(self, blocks: Tensor, scale: Tensor, units: Tensor) -> Tensor:
         return self.unsigned.kernel(self._unsigned_blocks(blocks)[0], scale, units)
 
+    def full_kernel(self, dtype: torch.dtype) -> Tensor:
+        return self.unsigned.full_kernel(dtype).mul_(2)
+
     def as_matrix(self) -> Tensor:
         matrix = self.unsigned.as_matrix()
         return torch.cat([matrix, -matrix], dim=1)

@@ -46,6 +46,15 @@ def test_any_number_of_block_axes(shape):
     assert GatedMap(data, random_masks(5, 2)).feature_shape == (2, *shape[1:])
 
 
+@both_maps
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_full_kernel_of_several_chunks(gated, dtype, monkeypatch):
+    monkeypatch.setattr(operators, "_CHUNK_ELEMENTS", 2**12)
+    linear_map = make_map(gated, n=700, blocks=5, d=3, dtype=dtype)
+    matrix = linear_map.as_matrix().double()
+    torch.testing.assert_close(linear_map.full_kernel(torch.float64).tril(), (matrix @ matrix.T).tril())
+
+
 def test_dense_products_are_inner_products():
     data, coef, values = randn(5, 3, 2), randn(3, 2, 4, seed=1), randn(5, 4, seed=2)
     torch.testing.assert_close(DenseMap(data).matvec(coef), torch.einsum("nbd,bdc->nc", data, coef))
