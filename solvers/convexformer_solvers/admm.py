@@ -13,6 +13,7 @@ from .curvature import curvature_bound
 from .primal_dual import Iterate, PrimalDualSolver
 from .program import Program
 from .ridge import RidgeSystem, ridge_system
+from .spread import spread
 
 _OVER_RELAXATION = 1.7
 # Differences that the acceleration keeps, at most and at least, and the numbers that they may hold in all unless the
@@ -26,6 +27,11 @@ _LARGEST_GROWTH = 1e-2
 # curvatures, and is too large in most directions.
 _THRESHOLD = 1 / 0.3
 _NEAR_THRESHOLD = 1.5
+# The same from scratch, in units of the root of the features' spread: the more correlated they are, the longer groups
+# grow. At least, where the loss is quadratic, else as above; and at most.
+_THRESHOLD_OF_SPREAD = 1.6
+_LEAST_THRESHOLD = 2.0
+_LARGEST_THRESHOLD = 5.0
 _ROUNDING = 1e-2
 # Iterations after which rho is set anew; it is left alone when it would change less than this. So are the samples'
 # curvatures when they change less on average; single ones that are too low show in the curvature that is met.
@@ -112,7 +118,7 @@ class Admm(PrimalDualSolver):
         fitted = fitted_coef + program.best_intercept(fitted_coef) if pred is None else pred.to(program.y)
         ascent = program.pull_back(-program.loss.gradient(fitted, program.y))
         largest_rho = _largest_rho(program, ascent) if previous is None else previous.largest_rho
-        threshold = _THRESHOLD if previous is None or program.loss.separable else _NEAR_THRESHOLD
+        threshold = _threshold(program, warm=previous is not None)
         rho = _rho_for(program, coef, threshold, largest_rho) or _first_rho(program, ascent, largest_rho)
         local, margin = _local_curvature(program, fitted), 1.0
         if previous is not None and _alike(local, previous.local):
@@ -287,6 +293,16 @@ def _rho_for(program: Program, coef: Tensor, threshold: float, largest: float) -
     sizes = program.penalty.group_dual_norms(coef)
     sizes = sizes[sizes > _ROUNDING * program.alpha / (threshold * largest)]
     return min(program.alpha / (threshold * float(sizes.median())), largest) if len(sizes) else None
+
+
+def _threshold(program: Program, warm: bool) -> float:
+    """The prox's threshold in units of the median norm of an active group."""
+    if not program.loss.separable:
+        return _NEAR_THRESHOLD if warm else _THRESHOLD
+    if warm:
+        return _THRESHOLD
+    least = _LEAST_THRESHOLD if program.loss.quadratic else _THRESHOLD
+    return min(_LARGEST_THRESHOLD, max(least, _THRESHOLD_OF_SPREAD * math.sqrt(spread(program))))
 
 
 def _first_rho(program: Program, ascent: Tensor, largest: float) -> float:

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from .fista import Fista
 from .mixed_precision import for_single
-from .operators import mirrored
 from .polish import polished
 from .primal_dual import Iterate, PrimalDualSolver
 from .program import Program
 from .solver import Point
+from .spread import spread
 
 # Steps between looks at the rough gap, at least and as a share of those so far, and looks within which it must halve
 # in the end.
@@ -25,10 +25,8 @@ _LOOKS = 2
 _NEAR = 8e-3
 # Iterations that alternating directions take, beside the Gram matrix and its factor.
 _OTHER_ITERATIONS = 20
-# Largest over mean eigenvalue of the Gram matrix of so many samples, in units of what it is for independent features,
-# below which these steps are tried.
-_SPREAD = 1.15
-_SAMPLES = 64
+# Spread of the features up to which these steps are tried: with gated ones of 1.5 alternating directions are as fast.
+_LARGEST_SPREAD = 1.15
 
 
 class FirstSteps(PrimalDualSolver):
@@ -113,11 +111,7 @@ def _steps_of_other_solvers(program: Program) -> float:
 
 
 def nearly_independent(program: Program) -> bool:
-    r"""Whether the features are so nearly independent that first-order steps converge quickly.
-
-    The ratio of the largest to the mean eigenvalue of the Gram matrix of some samples is compared with that of
-    independent features of one size, :math:`(1 + \sqrt{N / p})^2`. On tokens of text it is 30 times as large and
-    more; on gated independent features 1.3 times, and there alternating directions are as fast.
+    """Whether the features are so nearly independent that first-order steps converge quickly.
 
     Parameters
     ----------
@@ -128,17 +122,4 @@ def nearly_independent(program: Program) -> bool:
     -------
     bool
     """
-    linear_map = program.map
-    n_samples, n_features = min(_SAMPLES, linear_map.n_samples), math.prod(linear_map.feature_shape)
-    positions = torch.linspace(0, linear_map.n_samples - 1, n_samples, device=linear_map.device)
-    sample = linear_map.rows(positions.long())
-    n_blocks, d = n_features // linear_map.feature_shape[-1], linear_map.feature_shape[-1]
-    ones = torch.ones(n_blocks, dtype=torch.float64, device=linear_map.device)
-    kernel = mirrored(sample.kernel(torch.arange(n_blocks, device=ones.device), ones, ones.new_zeros((n_blocks, d))))
-    if not bool(torch.isfinite(kernel).all()):
-        return False
-    if program.fit_intercept:
-        kernel = kernel - kernel.mean(0) - (kernel.mean(0) - kernel.mean())[:, None]
-    mean = float(kernel.trace()) / min(n_samples, n_features)
-    largest = float(torch.linalg.eigvalsh(kernel)[-1])
-    return largest <= _SPREAD * (1 + math.sqrt(n_samples / n_features)) ** 2 * mean
+    return spread(program) <= _LARGEST_SPREAD
