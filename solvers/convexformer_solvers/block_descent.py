@@ -27,7 +27,7 @@ _WORTH_GROWING = 4.0
 _WIDEST = 1.0
 _LARGEST_WIDTH = 6000
 # Columns of the active blocks, over the number of samples, from which the next alpha of a path is left to others.
-_WIDEST_START = 0.5
+_WIDEST_START = 0.35
 # After the first solve of a set blocks of such a dual norm, in units of alpha, will be active. Too many are more than a
 # set may have; or 2.5 times as many with a smaller dual norm, unless less than half of the set is active.
 _VERY_FAR, _FAR = 4.0, 2.0
@@ -241,8 +241,8 @@ class BlockDescent(PrimalDualSolver):
     Finished once the set would be wider than the number of samples; where after a solve more blocks than a set may have
     exceed alpha four times, or 2.5 times as many twice while half of the set is active; where sweeps take too long; and
     where the gap over all blocks has not halved in two looks, unless the set has grown and its Gram matrix has taken
-    less than half of the work of that of all features. Along a path also where the active blocks are half as wide as
-    the number of samples. The sweeps run on the CPU.
+    less than half of the work of that of all features. Along a path also where the active blocks are wider than 0.35
+    times the number of samples. The sweeps run on the CPU.
 
     Parameters
     ----------

@@ -24,7 +24,7 @@ from .program import Program
 # Moves of the dual point, with the system of the first.
 _MOVES = 2
 # Gap over the best constant model's objective below which a polish is worth its cost.
-_NEAR = 2e-2
+_NEAR = 3e-3
 # Iterations from one polish to the next as a share of those so far; twice that where a polish has not halved the gap.
 _SHARE = 0.125
 _WORTH_POLISHING = 0.5
