@@ -302,7 +302,7 @@ class BlockDescent(PrimalDualSolver):
             n_looks=state.n_looks + 1,
             to_grow=new_gap > _WORTH_GROWING * gap,
             gaps=gaps,
-            finished=gap > _DECREASE * state.gap or not promising,
+            finished=gap > _DECREASE * state.gap or not promising or not new_gap > 0,
         )
 
     def _grown(self, state: _State, at_least: int = 0) -> _State:

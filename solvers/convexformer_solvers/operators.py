@@ -28,7 +28,8 @@ _PRODUCT_ELEMENTS = 2**18
 _PRODUCT_ELEMENTS_OF_DEVICE = 2**24
 # Rows at least in a chunk of a product along the rows.
 _LEAST_HEIGHT = 512
-# Blocks are read one by one where all are at least so many times as many, and so wide that a read is not mostly others.
+# Blocks are read one by one where all are at least so many times as many; a narrower one takes as long as one of this
+# width, as most of what is read with it belongs to others.
 _FEW_BLOCKS = 4
 _WIDE_BLOCK = 16
 
@@ -142,7 +143,7 @@ class LinearMap(ABC):
     def few(self, n_blocks: int) -> bool:
         """Whether products with so many blocks take less time one by one than those with all blocks together."""
         n_all, d = math.prod(self.feature_shape[:-1]), self.feature_shape[-1]
-        return _FEW_BLOCKS * n_blocks <= n_all and d >= _WIDE_BLOCK
+        return _FEW_BLOCKS * n_blocks * max(d, _WIDE_BLOCK) <= n_all * d
 
     def sparse_matvec(self, coef: Tensor) -> Tensor:
         """``matvec``; blocks of zeros cost nothing where the others are ``few``."""
@@ -363,7 +364,7 @@ class DenseMap(LinearMap):
         return self.data.reshape(self.n_samples, -1, self.data.shape[-1])
 
     def matvec_blocks(self, blocks: Tensor, coef: Tensor) -> Tensor:
-        if 2 * len(blocks) > self._blocks().shape[1]:
+        if not self.few(len(blocks)):
             return super().matvec_blocks(blocks, coef)
         result = coef.new_zeros((self.n_samples, coef.shape[-1]))
         for position, part in zip(blocks.tolist(), coef, strict=True):
@@ -371,7 +372,7 @@ class DenseMap(LinearMap):
         return result
 
     def rmatvec_blocks(self, blocks: Tensor, values: Tensor) -> Tensor:
-        if not 0 < 2 * len(blocks) <= self._blocks().shape[1]:
+        if len(blocks) == 0 or not self.few(len(blocks)):
             return super().rmatvec_blocks(blocks, values)
         return torch.stack([self._blocks()[:, position].to(values.dtype).T @ values for position in blocks.tolist()])
 

@@ -116,6 +116,19 @@ def test_it_ends_where_rounding_keeps_the_gap_from_falling():
     assert state.gap <= 1e-12 * program.null_value
 
 
+def test_a_gap_of_nothing_ends_it():
+    # Features of which none says anything of the targets: the constant model is the best, to the last digit.
+    program = Program(
+        DenseMap(torch.eye(8)[:, :4, None].double()), torch.eye(8)[:, 7:].double(), Squared(), GroupL2(), 0.1
+    )
+    solver = BlockDescent()
+    state, steps = solver.init(program, start_of(program)), 0
+    while not solver.finished(state):
+        state, steps = solver.step(program, state), steps + 1
+        assert steps < 5
+    assert state.gap == 0.0
+
+
 def chained_program(correlation, ratio):
     """Sixty blocks of three features, each correlated with the next, and a hundred samples; every seventh counts."""
     data = randn(100, 60, 3)
@@ -196,9 +209,9 @@ def test_an_alpha_whose_support_is_wide_is_left_to_others():
     program, solver = sparse_program(), BlockDescent()
     state = solver.step(program, solver.init(program, start_of(program)))
     wide = Point(torch.ones(program.coef_shape, dtype=torch.float64), program.null_intercept)
-    narrow = Point(torch.zeros_like(wide.coef), program.null_intercept)
-    assert not solver.finished(solver.init_again(program, narrow, state))
-    assert not solver.finished(solver.init_again(program, wide, state))  # 36 columns, 100 samples
+    half = Point(wide.coef.clone(), program.null_intercept)
+    half.coef[::2] = 0.0
+    assert not solver.finished(solver.init_again(program, half, state))  # 18 columns, 100 samples
     few = program.rows(torch.arange(60))
     state = solver.step(few, solver.init(few, start_of(few)))
     assert solver.finished(solver.init_again(few, wide, state))

@@ -1,5 +1,7 @@
 """Linear maps: adjoints, precision, chunks, norms; the gated design as a product of masks and data."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given
@@ -44,6 +46,17 @@ def test_any_number_of_block_axes(shape):
     check_map(GatedMap(data, random_masks(5, 2)))
     assert DenseMap(data).feature_shape == shape[1:]
     assert GatedMap(data, random_masks(5, 2)).feature_shape == (2, *shape[1:])
+
+
+@both_maps
+@pytest.mark.parametrize("d", [1, 5, 20])
+def test_few_blocks_of_many_are_read_one_by_one(gated, d):
+    linear_map = make_map(gated, n=9, blocks=80, d=d, h=2)
+    n_blocks = math.prod(linear_map.feature_shape[:-1])
+    assert linear_map.few(1)
+    assert not linear_map.few(n_blocks // 2)
+    assert linear_map.few(4) == (d >= 5)  # narrow ones take longer for each of their columns
+    check_map(linear_map)
 
 
 @both_maps
