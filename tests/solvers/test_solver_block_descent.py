@@ -183,6 +183,9 @@ def test_nearly_all_blocks_far_off_end_it_after_the_first_set():
     assert not solver.finished(state)
     norms = program.penalty.group_dual_norms(state.whole.ascent) / program.alpha
     assert int((norms > 4).sum()) <= 25 < int((norms > 2).sum()) / 2.5  # a set may have 25 blocks
+    # Where most of the set turned out to be of no use, what its gradient says of the others may be as wrong.
+    unused = torch.cat([state.blocks, torch.arange(250, 260)])
+    assert not solver.finished(solver.step(program, state._replace(blocks=unused)))
     state = solver.step(program, state)
     assert solver.finished(state)
     assert len(state.blocks) == 2

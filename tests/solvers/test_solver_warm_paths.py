@@ -6,7 +6,7 @@ import pytest
 import torch
 from solver_cases import make_program
 
-from convexformer_solvers import Admm, Auto, Fista, alpha_grid, solve, solve_path
+from convexformer_solvers import Admm, Auto, Fista, alpha_grid, mixed_precision, solve, solve_path
 from convexformer_solvers import admm as admm_module
 from convexformer_solvers.admm_newton import AdmmNewton
 from convexformer_solvers.path import _Trail
@@ -103,6 +103,28 @@ def test_coupled_losses_take_a_shorter_threshold_along_paths():
     separable = make_program("logistic", n=80, blocks=8, d=3, c=1, ratio=0.1)
     state = solver.init_at(separable, torch.zeros(separable.coef_shape, dtype=torch.float64), None)
     assert solver.init_at(separable, state.coef, None, state).threshold == cold.threshold
+
+
+def test_rho_is_set_anew_by_the_threshold_of_the_state():
+    program, solver = make_program("squared", n=80, blocks=8, d=3, ratio=0.1), Admm()
+    coef = solve(program, Auto(), tol=1e-4).coef
+    sizes = program.penalty.group_dual_norms(coef)
+    median = float(sizes[sizes > 0].median())
+    state = solver.init_at(program, coef, None)
+    for factor in (10, 1, 0.1):
+        before = state.system.rho * state.multiplier
+        state = admm_module._adapted(state._replace(threshold=factor * state.threshold), due=True)
+        assert program.alpha / state.system.rho == pytest.approx(state.threshold * median)
+        torch.testing.assert_close(state.system.rho * state.multiplier, before)
+
+
+def test_a_path_converts_the_data_once(monkeypatch):
+    converted, convert = [], mixed_precision.for_single
+    monkeypatch.setattr(mixed_precision, "for_single", lambda *args: converted.append(args) or convert(*args))
+    program = make_program("squared", n=300, blocks=30, d=32, ratio=0.1)
+    path = solve_path(program, Auto(), alpha_grid(program.alpha_max, n_alphas=8, eps=0.05))
+    assert max(path.gaps) <= 1e-4
+    assert len(converted) == 1
 
 
 def test_one_sample_whose_curvature_jumps_does_not_cost_a_factorisation():
