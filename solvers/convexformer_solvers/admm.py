@@ -27,8 +27,9 @@ _LARGEST_GROWTH = 1e-2
 # curvatures, and is too large in most directions.
 _THRESHOLD = 1 / 0.3
 _NEAR_THRESHOLD = 1.5
-# The same from scratch, in units of the root of the features' spread: the more correlated they are, the longer groups
-# grow. At least, where the loss is quadratic, else as above; and at most.
+# The same from scratch, for losses of each output by itself whose curvature does not jump, in units of the root of the
+# features' spread: the more correlated they are, the longer groups grow. At least, where the loss is quadratic, else as
+# above; and at most. Sets rho from its first adaptation on; before, groups are too far from what they will be.
 _THRESHOLD_OF_SPREAD = 1.6
 _LEAST_THRESHOLD = 2.0
 _LARGEST_THRESHOLD = 5.0
@@ -297,12 +298,14 @@ def _rho_for(program: Program, coef: Tensor, threshold: float, largest: float) -
 
 def _threshold(program: Program, warm: bool) -> float:
     """The prox's threshold in units of the median norm of an active group."""
-    if not program.loss.separable:
-        return _NEAR_THRESHOLD if warm else _THRESHOLD
-    if warm:
+    loss = program.loss
+    if warm and not loss.separable:
+        return _NEAR_THRESHOLD
+    found = spread(program) if loss.separable and loss.smooth_curvature and not warm else math.nan
+    if math.isnan(found):
         return _THRESHOLD
-    least = _LEAST_THRESHOLD if program.loss.quadratic else _THRESHOLD
-    return min(_LARGEST_THRESHOLD, max(least, _THRESHOLD_OF_SPREAD * math.sqrt(spread(program))))
+    least = _LEAST_THRESHOLD if loss.quadratic else _THRESHOLD
+    return min(_LARGEST_THRESHOLD, max(least, _THRESHOLD_OF_SPREAD * math.sqrt(found)))
 
 
 def _first_rho(program: Program, ascent: Tensor, largest: float) -> float:

@@ -238,11 +238,11 @@ class BlockDescent(PrimalDualSolver):
     Gram matrix is only extended; along a path each alpha goes on with the set of the one before. The blocks of the
     set are minimised over in turn, in their eigenbases; the sweeps are extrapolated and polished.
 
-    Finished once the set would be wider than the number of samples; where after a solve more blocks than a set may have
-    exceed alpha four times, or 2.5 times as many twice while half of the set is active; where sweeps take too long; and
-    where the gap over all blocks has not halved in two looks, unless the set has grown and its Gram matrix has taken
-    less than half of the work of that of all features. Along a path also where the active blocks are wider than 0.35
-    times the number of samples. The sweeps run on the CPU.
+    Finished at a gap of zero; once the set would be wider than the number of samples; where after a solve more blocks
+    than a set may have exceed alpha four times, or 2.5 times as many twice while half of the set is active; where
+    sweeps take too long; and where the gap over all blocks has not halved in two looks, unless the set has grown and
+    its Gram matrix has taken less than half of the work of that of all features. Along a path also where the active
+    blocks are wider than 0.35 times the number of samples. The sweeps run on the CPU.
 
     Parameters
     ----------

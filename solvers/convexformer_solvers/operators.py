@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -26,12 +27,18 @@ _CHUNK_ELEMENTS = 2**20
 # Elements of one temporary in a product with few columns: on a CPU it should stay in the cache.
 _PRODUCT_ELEMENTS = 2**18
 _PRODUCT_ELEMENTS_OF_DEVICE = 2**24
+# An adjoint takes so many rows at a time where a sample's outputs have so many bytes, the result no more than so many
+# numbers, and the data more bytes than caches hold.
+_FEW_ROWS = 32
+_SEVERAL = 64
+_LARGEST_SUM = 2**19
+_BEYOND_CACHE = 2**26
 # Rows at least in a chunk of a product along the rows.
 _LEAST_HEIGHT = 512
-# Blocks are read one by one where all are at least so many times as many; a narrower one takes as long as one of this
-# width, as most of what is read with it belongs to others.
-_FEW_BLOCKS = 4
-_WIDE_BLOCK = 16
+# Blocks are read one by one where that takes less time: a column takes so many times as long as one of all, and each
+# block as long as so many columns more.
+_COLUMN_ALONE = 2
+_BLOCK_ALONE = 16
 
 
 class LinearMap(ABC):
@@ -40,6 +47,9 @@ class LinearMap(ABC):
     Subclasses give `shape`-like properties and the two products; all else is derived from them. ``check_map`` in
     ``checks`` tests a new one.
     """
+
+    # Whether a few rows say what the others are like.
+    rows_are_samples: ClassVar[bool] = True
 
     @property
     @abstractmethod
@@ -129,7 +139,7 @@ class LinearMap(ABC):
         """
 
     def full_kernel(self, dtype: torch.dtype) -> Tensor:
-        """``(N, N)`` matrix ``A A'``, of which only the lower triangle counts, computed in a precision."""
+        """``(N, N)`` matrix ``A A'``, of which only the lower triangle counts; a new tensor of a precision."""
         n_blocks, d = math.prod(self.feature_shape[:-1]), self.feature_shape[-1]
         ones = torch.ones(n_blocks, dtype=dtype, device=self.device)
         return self.kernel(torch.arange(n_blocks, device=self.device), ones, ones.new_zeros((n_blocks, d)))
@@ -143,7 +153,7 @@ class LinearMap(ABC):
     def few(self, n_blocks: int) -> bool:
         """Whether products with so many blocks take less time one by one than those with all blocks together."""
         n_all, d = math.prod(self.feature_shape[:-1]), self.feature_shape[-1]
-        return _FEW_BLOCKS * n_blocks * max(d, _WIDE_BLOCK) <= n_all * d
+        return _COLUMN_ALONE * n_blocks * (d + _BLOCK_ALONE) <= n_all * d
 
     def sparse_matvec(self, coef: Tensor) -> Tensor:
         """``matvec``; blocks of zeros cost nothing where the others are ``few``."""
@@ -240,16 +250,21 @@ class LinearMap(ABC):
 def row_chunks(n_rows: int, n_columns: int, device: torch.device) -> Iterator[slice]:
     """Chunks of the rows for a product with few columns."""
     elements = _PRODUCT_ELEMENTS if device.type == "cpu" else _PRODUCT_ELEMENTS_OF_DEVICE
-    size = max(1, elements // max(1, n_columns))
-    for start in range(0, n_rows, size):
-        yield slice(start, min(start + size, n_rows))
+    return _slices(n_rows, max(1, elements // max(1, n_columns)))
 
 
 def tall_chunks(n_rows: int, n_columns: int) -> Iterator[slice]:
     """Smaller chunks, but tall enough for full speed of products along the rows."""
-    size = max(_LEAST_HEIGHT, _CHUNK_ELEMENTS // max(1, n_columns))
-    for start in range(0, n_rows, size):
-        yield slice(start, min(start + size, n_rows))
+    return _slices(n_rows, max(_LEAST_HEIGHT, _CHUNK_ELEMENTS // max(1, n_columns)))
+
+
+def _slices(n_rows: int, height: int) -> Iterator[slice]:
+    return (slice(start, min(start + height, n_rows)) for start in range(0, n_rows, height))
+
+
+def even_rows(n_rows: int, n_chosen: int, device: torch.device) -> Tensor:
+    """Positions of some rows, from the first to the last at even distances."""
+    return torch.arange(n_chosen, device=device) * (n_rows - 1) // max(1, n_chosen - 1)
 
 
 def weighted_gram(columns: Tensor, weight: Tensor) -> Tensor:
@@ -337,14 +352,23 @@ class DenseMap(LinearMap):
         return result
 
     def rmatvec(self, values: Tensor) -> Tensor:
-        if values.dtype == self.dtype:
+        width, n_outputs = self._rows.shape[1], values.shape[1]
+        few = self._by_few_rows(n_outputs)
+        if values.dtype == self.dtype and not few:
             # Twice as fast as the data's transpose times few columns.
             result = (values.T @ self._rows).T.contiguous()
         else:
-            result = values.new_zeros((self._rows.shape[1], values.shape[1]))
-            for rows in row_chunks(self.n_samples, self._rows.shape[1], self.device):
+            result = values.new_zeros((width, n_outputs))
+            chunks = _slices(self.n_samples, _FEW_ROWS) if few else row_chunks(self.n_samples, width, self.device)
+            for rows in chunks:
                 result.addmm_(self._rows[rows].to(values.dtype).T, values[rows])
-        return result.reshape(*self.feature_shape, values.shape[1])
+        return result.reshape(*self.feature_shape, n_outputs)
+
+    def _by_few_rows(self, n_outputs: int) -> bool:
+        """Whether a few rows at a time are twice as fast: for several outputs on data larger than a CPU's cache."""
+        size = self.data.element_size()
+        several, small = n_outputs * size >= _SEVERAL, self._rows.shape[1] * n_outputs <= _LARGEST_SUM
+        return self.device.type == "cpu" and several and small and self.data.numel() * size >= _BEYOND_CACHE
 
     def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> DenseMap:
         data = self.data.to(dtype=dtype or self.dtype, device=device or self.device)

@@ -117,7 +117,9 @@ class CompressedPart(Part):
 
 
 class _RootMap(DenseMap):
-    """Map whose Gram matrix under the mean over its samples is known."""
+    """Map of a triangular root, whose Gram matrix under the mean over its rows is known."""
+
+    rows_are_samples = False
 
     def __init__(self, data: Tensor, gram: Tensor) -> None:
         super().__init__(data)

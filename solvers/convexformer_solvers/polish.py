@@ -23,8 +23,9 @@ from .program import Program
 
 # Moves of the dual point, with the system of the first.
 _MOVES = 2
-# Gap over the best constant model's objective below which a polish is worth its cost.
+# Gap over the best constant model's objective below which a polish is worth its cost, from scratch and along paths.
 _NEAR = 3e-3
+_NEAR_ALONG_PATHS = 2e-2
 # Iterations from one polish to the next as a share of those so far; twice that where a polish has not halved the gap.
 _SHARE = 0.125
 _WORTH_POLISHING = 0.5
@@ -69,12 +70,13 @@ class Polished(PrimalDualSolver):
         if previous is not None and previous.n_polishes > 0:
             wait = max(1, wait // 2)
             first = min(max(wait, previous.iteration - (previous.n_polishes == 1)), 2 * self.least_wait)
-        return _State(inner, None, inner.gap, first, wait)
+        near = _NEAR if previous is None else _NEAR_ALONG_PATHS
+        return _State(inner, None, inner.gap, first, wait, near)
 
     def step(self, program: Program, state: _State) -> _State:
         inner, iteration = self.inner.step(program, state.inner), state.iteration + 1
         state = state._replace(inner=inner, polished=None, gap=self.inner.estimated_gap(inner), iteration=iteration)
-        if iteration < state.next_polish or not abs(state.gap) <= _NEAR * program.null_value:
+        if iteration < state.next_polish or not abs(state.gap) <= state.near * program.null_value:
             return state
         better = polished(self.inner.iterate(inner))
         gap = math.inf if better is None else abs(better.rough_gap())
@@ -103,6 +105,7 @@ class _State(NamedTuple):
     gap: float
     next_polish: int
     wait: int  # iterations from one polish to the next, at least
+    near: float  # gap over the best constant model's objective from which on polishes come
     iteration: int = 0
     n_polishes: int = 0
 

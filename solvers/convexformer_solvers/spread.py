@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from .operators import mirrored
+from .operators import even_rows, mirrored
 from .program import Program
 
 _SAMPLES = 64
@@ -15,8 +15,9 @@ _SAMPLES = 64
 def spread(program: Program) -> float:
     r"""Largest eigenvalue over the mean one, in units of what that is for independent features of one size.
 
-    Of the Gram matrix of 64 samples at most; for ``n`` of them and ``p`` independent features the ratio is about
-    :math:`(1 + \sqrt{n / p})^2`. About 1 for independent features, 1.5 for gated ones, and 10 to 40 for tokens of text.
+    Of the Gram matrix of 64 samples at most. For ``n`` of them and ``p`` independent features the ratio is about
+    :math:`(1 + \sqrt{\min(n, p) / \max(n, p)})^2`. About 1 for independent features, 1.5 and more where gates share
+    them, and 10 to 40 for tokens of text.
 
     Parameters
     ----------
@@ -26,7 +27,8 @@ def spread(program: Program) -> float:
     Returns
     -------
     float
-        Infinite where the samples' products overflow, NaN where all are zero.
+        Infinite where the samples' products overflow; NaN where all are zero, and where the rows of the map are no
+        samples.
 
     Examples
     --------
@@ -42,12 +44,15 @@ def spread(program: Program) -> float:
     """
     linear_map = program.map
     n_samples, n_features = min(_SAMPLES, linear_map.n_samples), math.prod(linear_map.feature_shape)
-    positions = torch.linspace(0, linear_map.n_samples - 1, n_samples, device=linear_map.device)
-    kernel = mirrored(linear_map.rows(positions.long()).full_kernel(torch.float64))
-    if not bool(torch.isfinite(kernel).all()):
-        return math.inf
+    if not linear_map.rows_are_samples:
+        return math.nan
+    sample = linear_map.rows(even_rows(linear_map.n_samples, n_samples, linear_map.device))
+    kernel = mirrored(sample.full_kernel(torch.float64))
     if program.fit_intercept:
         kernel = kernel - kernel.mean(0) - (kernel.mean(0) - kernel.mean())[:, None]
-    mean = float(kernel.trace()) / min(n_samples, n_features)
+    if not bool(torch.isfinite(kernel).all()):
+        return math.inf
+    fewer, more = sorted((n_samples, n_features))
+    mean = float(kernel.trace()) / fewer
     largest = float(torch.linalg.eigvalsh(kernel)[-1])
-    return largest / ((1 + math.sqrt(n_samples / n_features)) ** 2 * mean) if mean > 0 else math.nan
+    return largest / ((1 + math.sqrt(fewer / more)) ** 2 * mean) if mean > 0 else math.nan

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .gated_map import GatedMap
-from .operators import WORK_OF_A_READ
+from .operators import WORK_OF_A_READ, even_rows
 
 # Rows that are looked at before all are compared.
 _TRIAL_ROWS = 256
@@ -203,7 +203,7 @@ def _tables(data: Tensor) -> tuple[Tensor, Tensor] | None:
     n_samples, n_blocks, d = data.shape
     if n_samples < _TRIAL_ROWS:
         return None
-    trial = data[torch.linspace(0, n_samples - 1, _TRIAL_ROWS, device=data.device).long()]
+    trial = data[even_rows(n_samples, _TRIAL_ROWS, data.device)]
     for block in range(n_blocks):
         if len(trial[:, block].unique(dim=0)) > _TRIAL_ROWS // 2:
             return None

@@ -4,15 +4,17 @@ import math
 
 import pytest
 import torch
-from solver_cases import make_program, randn
+from solver_cases import randn
 
 from convexformer_solvers import Admm, DenseMap, GatedMap, GroupL2, Program, get_loss
+from convexformer_solvers.gram import SupportGram
+from convexformer_solvers.parts import CompressedPart
 from convexformer_solvers.spread import spread
 
 
-def program_of(linear_map, loss="squared", intercept=False):
+def program_of(linear_map, loss="squared", intercept=False, c=1):
     loss = get_loss(loss)
-    y = loss.example_target(linear_map.n_samples, 1, torch.Generator().manual_seed(0))
+    y = loss.example_target(linear_map.n_samples, c, torch.Generator().manual_seed(0))
     return Program(linear_map, y, loss, GroupL2(), 1.0, fit_intercept=intercept)
 
 
@@ -30,8 +32,11 @@ class TestSpread:
     def test_is_about_one_for_independent_features(self, shape):
         assert spread(program_of(DenseMap(randn(*shape)))) == pytest.approx(1, abs=0.15)
 
-    def test_is_at_most_one_for_a_single_feature(self):
-        assert 0 < spread(program_of(DenseMap(randn(300, 1, 1)))) <= 1
+    @pytest.mark.parametrize("n_features", [1, 5, 30, 64])
+    def test_does_not_take_few_features_for_independent_or_correlated_ones(self, n_features):
+        assert 0.6 < spread(program_of(DenseMap(randn(300, n_features, 1)))) < 1.3
+        if n_features > 1:
+            assert spread(program_of(DenseMap(correlated(randn(300, n_features, 1), 0.99)))) > 1.6
 
     def test_grows_with_the_correlation(self):
         data = randn(300, 20, 40)
@@ -57,7 +62,21 @@ class TestSpread:
 
     def test_without_any_numbers_or_with_too_large_ones(self):
         assert math.isnan(spread(program_of(DenseMap(torch.zeros(10, 2, 3)))))
+        for size in (1e152, 1e200):
+            data = size * randn(10, 2, 3)
+            assert spread(program_of(DenseMap(data), intercept=True)) in (math.inf, pytest.approx(1, abs=0.7))
         assert spread(program_of(DenseMap(torch.full((10, 2, 3), 1e200, dtype=torch.float64)))) == math.inf
+
+    def test_of_very_many_samples(self):
+        n = 2**24 + 4
+        program = program_of(DenseMap(torch.ones(1, 1, 1).expand(n, 1, 1)))
+        assert 0 < spread(program) < math.inf
+
+    def test_rows_of_a_root_say_nothing(self):
+        program = program_of(DenseMap(randn(100, 6, 2)))
+        part = CompressedPart(program, torch.arange(4), SupportGram(program.map))
+        assert math.isnan(spread(part.program))
+        assert threshold(part.program) == threshold(program_of(DenseMap(randn(100, 6, 2)), "huber"))
 
 
 def threshold(program):
@@ -66,21 +85,39 @@ def threshold(program):
 
 
 class TestThreshold:
-    def test_is_larger_on_correlated_features(self):
+    def test_goes_by_the_root_of_the_spread_between_bounds(self):
         data = randn(200, 20, 8)
-        for loss in ("squared", "logistic"):
-            independent, common = (threshold(program_of(DenseMap(x), loss)) for x in (data, correlated(data, 0.95)))
-            assert independent < common
+        programs = [program_of(DenseMap(correlated(data, share))) for share in (0.0, 0.2, 0.3)]
+        least, some, more = (threshold(program) for program in programs)
+        narrow = randn(200, 100, 1)
+        most, also_most = (threshold(program_of(DenseMap(correlated(narrow, share)))) for share in (0.9, 0.99))
+        assert least < some < more < most
+        assert more / some == pytest.approx(math.sqrt(spread(programs[2]) / spread(programs[1])))
+        assert least == threshold(program_of(DenseMap(randn(200, 20, 8, seed=7))))
+        assert most == also_most
 
-    def test_is_smaller_where_the_loss_is_its_own_quadratic(self):
+    def test_is_larger_where_the_loss_is_not_its_own_quadratic(self):
         data = randn(200, 20, 8)
         assert threshold(program_of(DenseMap(data))) < threshold(program_of(DenseMap(data), "logistic"))
+        common = correlated(data, 0.95)
+        assert threshold(program_of(DenseMap(data), "logistic")) < threshold(program_of(DenseMap(common), "logistic"))
 
     def test_without_any_numbers(self):
         program = program_of(DenseMap(torch.zeros(10, 2, 3, dtype=torch.float64)))
         assert 0 < Admm().init_at(program, torch.zeros(2, 3, 1).double(), None).threshold < math.inf
 
-    def test_of_coupled_outputs_goes_by_the_start_alone(self):
-        program = make_program("softmax", n=80, blocks=8, d=3, c=4, ratio=0.1)
-        common = make_program("softmax", n=80, blocks=8, d=3, c=4, ratio=0.1, seed=1)
-        assert threshold(program) == threshold(common)
+    @pytest.mark.parametrize(("loss", "c"), [("softmax", 3), ("huber", 1), ("squared_hinge", 1)])
+    def test_of_coupled_outputs_and_jumping_curvature_goes_by_the_start_alone(self, loss, c):
+        data = randn(200, 20, 8)
+        first, second = (threshold(program_of(DenseMap(x), loss, c=c)) for x in (data, correlated(data, 0.95)))
+        assert first == second
+
+    def test_along_paths_does_not_go_by_the_spread(self):
+        for data in (randn(200, 20, 8), correlated(randn(200, 20, 8), 0.95)):
+            program = program_of(DenseMap(data))
+            program = program.with_alpha(0.1 * program.alpha_max)
+            zeros = torch.zeros(program.coef_shape, dtype=torch.float64)
+            cold = Admm().init_at(program, zeros, None)
+            warm = Admm().init_at(program, zeros, None, cold)
+            assert warm.threshold == threshold(program_of(DenseMap(data), "huber"))
+            assert warm.threshold != cold.threshold

@@ -100,9 +100,6 @@ def test_coupled_losses_take_a_shorter_threshold_along_paths():
     warm = solver.init_at(program, coef, None, cold)
     assert program.alpha / warm.system.rho == pytest.approx(warm.threshold * median)
     assert warm.threshold < cold.threshold
-    separable = make_program("logistic", n=80, blocks=8, d=3, c=1, ratio=0.1)
-    state = solver.init_at(separable, torch.zeros(separable.coef_shape, dtype=torch.float64), None)
-    assert solver.init_at(separable, state.coef, None, state).threshold == cold.threshold
 
 
 def test_rho_is_set_anew_by_the_threshold_of_the_state():
