@@ -12,7 +12,7 @@ from .anderson import Anderson
 from .curvature import curvature_bound
 from .primal_dual import Iterate, PrimalDualSolver
 from .program import Program
-from .ridge import RidgeSystem, ridge_system
+from .ridge import SMALL_SIDE, RidgeSystem, ridge_system
 from .spread import spread
 
 _OVER_RELAXATION = 1.7
@@ -27,9 +27,10 @@ _LARGEST_GROWTH = 1e-2
 # curvatures, and is too large in most directions.
 _THRESHOLD = 1 / 0.3
 _NEAR_THRESHOLD = 1.5
-# The same from scratch, for losses of each output by itself whose curvature does not jump, in units of the root of the
-# features' spread: the more correlated they are, the longer groups grow. At least, where the loss is quadratic, else as
-# above; and at most. Sets rho from its first adaptation on; before, groups are too far from what they will be.
+# The same from scratch, for losses of each output by itself whose curvature does not jump and more than a few features,
+# in units of the root of their spread: the more correlated they are, the longer groups grow. At least, where the loss is
+# quadratic, else as above; and at most. Sets rho from its first adaptation on; before, groups are too far from what they
+# will be.
 _THRESHOLD_OF_SPREAD = 1.6
 _LEAST_THRESHOLD = 2.0
 _LARGEST_THRESHOLD = 5.0
@@ -301,7 +302,10 @@ def _threshold(program: Program, warm: bool) -> float:
     loss = program.loss
     if warm and not loss.separable:
         return _NEAR_THRESHOLD
-    found = spread(program) if loss.separable and loss.smooth_curvature and not warm else math.nan
+    # On fewer features a repeated sample is the same as a weight of two, and a look at some samples is not.
+    worth_a_look = math.prod(program.map.feature_shape) > SMALL_SIDE
+    looks = worth_a_look and loss.separable and loss.smooth_curvature and not warm
+    found = spread(program) if looks else math.nan
     if math.isnan(found):
         return _THRESHOLD
     least = _LEAST_THRESHOLD if loss.quadratic else _THRESHOLD

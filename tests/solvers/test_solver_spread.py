@@ -1,5 +1,6 @@
 """How correlated features are, and what alternating directions make of it."""
 
+import dataclasses
 import math
 
 import pytest
@@ -86,21 +87,30 @@ def threshold(program):
 
 class TestThreshold:
     def test_goes_by_the_root_of_the_spread_between_bounds(self):
-        data = randn(200, 20, 8)
+        data = randn(200, 80, 8)
         programs = [program_of(DenseMap(correlated(data, share))) for share in (0.0, 0.2, 0.3)]
         least, some, more = (threshold(program) for program in programs)
-        narrow = randn(200, 100, 1)
+        narrow = randn(200, 600, 1)
         most, also_most = (threshold(program_of(DenseMap(correlated(narrow, share)))) for share in (0.9, 0.99))
         assert least < some < more < most
         assert more / some == pytest.approx(math.sqrt(spread(programs[2]) / spread(programs[1])))
-        assert least == threshold(program_of(DenseMap(randn(200, 20, 8, seed=7))))
+        assert least == threshold(program_of(DenseMap(randn(200, 80, 8, seed=7))))
         assert most == also_most
 
     def test_is_larger_where_the_loss_is_not_its_own_quadratic(self):
-        data = randn(200, 20, 8)
+        data = randn(200, 80, 8)
         assert threshold(program_of(DenseMap(data))) < threshold(program_of(DenseMap(data), "logistic"))
         common = correlated(data, 0.95)
         assert threshold(program_of(DenseMap(data), "logistic")) < threshold(program_of(DenseMap(common), "logistic"))
+
+    def test_on_few_features_a_repeated_sample_is_a_weight_of_two(self):
+        data, twice = correlated(randn(100, 20, 8), 0.9), torch.arange(100) % 3 == 0
+        program = program_of(DenseMap(data))
+        weighted = dataclasses.replace(program, sample_weight=1.0 + twice.double())
+        rows = torch.cat([torch.arange(100), twice.nonzero()[:, 0]])
+        repeated = Program(DenseMap(data[rows]), program.y[rows], program.loss, program.penalty, program.alpha)
+        assert threshold(weighted) == threshold(repeated)
+        assert spread(weighted) != spread(repeated)
 
     def test_without_any_numbers(self):
         program = program_of(DenseMap(torch.zeros(10, 2, 3, dtype=torch.float64)))
@@ -108,12 +118,12 @@ class TestThreshold:
 
     @pytest.mark.parametrize(("loss", "c"), [("softmax", 3), ("huber", 1), ("squared_hinge", 1)])
     def test_of_coupled_outputs_and_jumping_curvature_goes_by_the_start_alone(self, loss, c):
-        data = randn(200, 20, 8)
+        data = randn(200, 80, 8)
         first, second = (threshold(program_of(DenseMap(x), loss, c=c)) for x in (data, correlated(data, 0.95)))
         assert first == second
 
     def test_along_paths_does_not_go_by_the_spread(self):
-        for data in (randn(200, 20, 8), correlated(randn(200, 20, 8), 0.95)):
+        for data in (randn(200, 80, 8), correlated(randn(200, 80, 8), 0.95)):
             program = program_of(DenseMap(data))
             program = program.with_alpha(0.1 * program.alpha_max)
             zeros = torch.zeros(program.coef_shape, dtype=torch.float64)
