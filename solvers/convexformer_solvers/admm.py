@@ -28,9 +28,9 @@ _LARGEST_GROWTH = 1e-2
 _THRESHOLD = 1 / 0.3
 _NEAR_THRESHOLD = 1.5
 # The same from scratch, for losses of each output by itself whose curvature does not jump and more than a few features,
-# in units of the root of their spread: the more correlated they are, the longer groups grow. At least, where the loss is
-# quadratic, else as above; and at most. Sets rho from its first adaptation on; before, groups are too far from what they
-# will be.
+# in units of the root of their spread: the more correlated they are, the longer groups grow. At least, where the loss
+# is quadratic, else as above; and at most. Sets rho from its first adaptation on; before, groups are too far from what
+# they will be.
 _THRESHOLD_OF_SPREAD = 1.6
 _LEAST_THRESHOLD = 2.0
 _LARGEST_THRESHOLD = 5.0
