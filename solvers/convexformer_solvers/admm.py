@@ -42,10 +42,12 @@ _WORTH_REFACTORING = 2.2
 _CURVATURE_CHANGE = 0.2
 # Iterations that a start from another state counts for, so that rho is first set anew after three.
 _WARM = 2
-# Bounds of the curvature that stands for a sample's loss, beside the loss's own; and of what may exceed it.
+# Bounds of the curvature that stands for a sample's loss, beside the loss's own; of what may exceed it; and of what
+# margin moves without any curvature, as in the linear part of Huber's loss, may leave.
 _LEAST_CURVATURE = 0.02
 _TOLERATED = 1.1
 _SAFETY = 1.3
+_LEAST_MARGIN = 0.1
 
 
 class _State(NamedTuple):
@@ -259,7 +261,7 @@ def _adapted(state: _State, due: bool) -> _State:
     local, new_rho, margin = state.local, rho, _SAFETY * state.met if exceeded else state.margin
     if due:
         new_local = _local_curvature(program, state.fitted)
-        wanted = min(1.0, _SAFETY * state.met) or 1.0
+        wanted = min(1.0, max(_LEAST_MARGIN, _SAFETY * state.met))
         if not _alike(new_local, local) or state.margin > _WORTH_REFACTORING * wanted:
             local, margin = new_local, wanted
         wanted = _rho_for(program, state.coef, state.threshold, state.largest_rho) or rho

@@ -28,6 +28,9 @@ _GROWING = 0.1
 _NARROW = 0.4
 _LATE = 150
 _LATE_PATIENCE = 40.0
+# Iterations after which the gap need not be near on a loss that is not quadratic: where its curvature jumps alternating
+# directions may never get there.
+_LATE_FAR = 40
 # Products with the data in such a step: of its line search, and of conjugate gradients where there are any.
 _SEARCH_PRODUCTS = 3
 _ITERATION_PRODUCTS = 20
@@ -80,7 +83,8 @@ class AdmmNewton(PrimalDualSolver):
     """``Admm``, and Newton steps from its point on once that is near; for other penalties than group-l2 ``Admm`` alone.
 
     Separable losses are finished by ``SemismoothNewton``, once the rough gap is below 3e-2 of the reference and one of
-    its steps costs no more than half an alternating one, a tenth of those so far, or, after 150 iterations, forty.
+    its steps costs no more than half an alternating one, a tenth of those so far, or, after 150 iterations, forty. On
+    a loss that is not quadratic forty iterations do instead of that gap, and one may cost forty from there on.
     Others are finished by ``SupportNewton``, once the number of active groups is steady. Where Newton steps stall, or
     do not halve the gap in time, alternating directions go on, from their own last point if that is not far worse.
     Newton steps are tried again after twenty iterations, and after twice as many each further time; along a path not
@@ -157,10 +161,12 @@ def _newton_that_pays(program: Program, state: _State) -> PrimalDualSolver | Non
 
 
 def _near_and_narrow(program: Program, state: _State) -> bool:
-    if not 0 <= state.gap <= _NEAR * program.null_value:
+    near = 0 <= state.gap <= _NEAR * program.null_value
+    late = state.iteration >= _LATE_FAR and not program.loss.quadratic
+    if not (near or late):
         return False
     patience, side = _PATIENCE, program.map.smaller_side
-    if state.iteration >= _LATE:
+    if late or state.iteration >= _LATE:
         patience = _LATE_PATIENCE
     elif side > SMALL_SIDE and max(_widths(program, state.admm.coef)) <= _NARROW * side:
         patience = max(_PATIENCE, _GROWING * state.iteration)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from .admm_newton import AdmmNewton
@@ -29,6 +30,11 @@ _FISTA_STEPS = 400
 # The last on a loss of unbounded curvature, and the Newton steps that follow.
 _FISTA_STEPS_BEFORE_NEWTON = 150
 _NEWTON_STEPS = 40
+# Turns that alternating and gradient steps take on a loss that is not quadratic, before the last: the former stand
+# still where curvatures jump and the regularisation is weak, the latter where features are correlated.
+_TURNS = (100, 400, 400, 1000, 2000)
+# Smaller side of the data up to which Newton steps take the place of all but the first alternating ones.
+_SMALL_NEWTON_SIDE = 2000
 # A working set pays where the Gram matrix of all features takes as long as so many products with the data.
 _PRODUCTS = 60
 # So many of them at least make other first steps worth a look at how independent the features are.
@@ -71,6 +77,9 @@ class Auto(Solver):
       steps: 400 steps of ``Fista``, and the above from its point on. With other penalties than group-l2, for which
       there is no Newton method, 400 alternating steps come first on more than 500 features, unless these are nearly
       independent.
+    - On losses that are not quadratic all of these have a limited number of steps, after which gradient steps, Newton
+      steps where they apply to small data, and alternating ones take turns of growing length. A turn starts from the
+      point of the one before where that is better than the best constant model.
     - Else, and with penalties that are no sum over blocks, ``Fista``; for losses of unbounded curvature 150 steps of
       it, and Newton steps from there.
 
@@ -101,7 +110,8 @@ class Auto(Solver):
     def step(self, program: Program, state: _State) -> _State:
         if state.later and (state.steps_left == 0 or state.solver.finished(state.inner)):
             outgrown = state.outgrown or state.stage.on_working_set
-            state = _started(state.later, program, state.solver.handover(program, state.inner), outgrown)
+            start = _no_worse_than_constant(program, state.solver.handover(program, state.inner))
+            state = _started(state.later, program, start, outgrown)
         return state._replace(inner=state.solver.step(program, state.inner), steps_left=state.steps_left - 1)
 
     def point(self, program: Program, state: _State) -> Point:
@@ -119,6 +129,13 @@ class Auto(Solver):
 
 def _started(plan: tuple[_Stage, ...], program: Program, start: Point, outgrown: bool = False) -> _State:
     return _State(plan[0], plan[0].solver.init(program, start), plan[1:], plan[0].n_steps, outgrown)
+
+
+def _no_worse_than_constant(program: Program, point: Point) -> Point:
+    """A point, or that of the best constant model where this is better: a solver that is given up may have diverged."""
+    if float(program.primal(point.coef, point.intercept)) <= program.null_value:
+        return point
+    return Point(program.y.new_zeros(program.coef_shape), program.null_intercept)
 
 
 def _polished_admm() -> Solver:
@@ -154,6 +171,25 @@ def _plan(program: Program, warm: bool) -> tuple[_Stage, ...]:
     if costly and applies(program):
         plan.append(_Stage(BlockDescent(), forever, on_working_set=True))
     elif costly or (warm and program.loss.separable):
-        plan.append(_Stage(Polished(WorkingSet(Polished(AdmmNewton()))), forever, on_working_set=True))
-    plan.append(_Stage(_polished_admm() if small else Fista(), forever))
+        n_steps = forever if program.loss.quadratic else _TURNS[0]
+        plan.append(_Stage(Polished(WorkingSet(Polished(AdmmNewton()))), n_steps, on_working_set=True))
+    if not small:
+        plan.append(_Stage(Fista(), forever))
+    elif program.loss.quadratic:
+        plan.append(_Stage(_polished_admm(), forever))
+    else:
+        plan.extend(_in_turns(program))
     return tuple(plan)
+
+
+def _in_turns(program: Program) -> Iterator[_Stage]:
+    """Alternating and accelerated gradient steps, and Newton steps where they apply and cost little."""
+    newton_applies = isinstance(program.penalty, GroupL2) and program.outputs_separate
+    yield _Stage(_polished_admm(), _TURNS[0])
+    for n_gradient_steps, n_steps in zip(_TURNS[1::2], _TURNS[2::2], strict=True):
+        yield _Stage(Fista(), n_gradient_steps)
+        if newton_applies and program.map.smaller_side <= _SMALL_NEWTON_SIDE:
+            yield _Stage(SemismoothNewton(), _NEWTON_STEPS)
+        else:
+            yield _Stage(_polished_admm(), n_steps)
+    yield _Stage(Fista(), math.inf)

@@ -223,6 +223,8 @@ def solve_on(
                 status, state = run.until_stop(working, solver, state, max_iter, bar)
         except KeyboardInterrupt:
             status = run.interrupted(bar)
+    if status is not Status.CONVERGED and run.better_is(first):
+        status = Status.CONVERGED
     result = run.result(status)
     if status is Status.INTERRUPTED:
         raise SolverInterrupted(result)
@@ -264,6 +266,16 @@ class _Run:
                 return Status.STALLED, state
             if self.iteration == max_iter:
                 return Status.MAX_ITER, state
+
+    def better_is(self, start: Point) -> bool:
+        """Keep the starting point if no other is as good, as few steps may lead away; whether that ends the matter."""
+        assert self.best is not None
+        certificate = certify(self.program, start.coef, start.intercept, start.dual).tighten(self.best[1])
+        if certificate.primal >= self.best[1].primal:
+            return False
+        self.best = (start, certificate)
+        self.history.append(self.iteration, time.perf_counter() - self.began, certificate)
+        return certificate.relative_gap <= self.tol
 
     def interrupted(self, bar: tqdm) -> Status:
         """Certify the last point, unless that has been done."""

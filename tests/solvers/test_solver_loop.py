@@ -29,6 +29,7 @@ from convexformer_solvers import (
     solve,
 )
 from convexformer_solvers.result import History
+from convexformer_solvers.solver import Solver
 
 every_penalty = pytest.mark.parametrize("penalty", PENALTY_NAMES)
 may_warn = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -474,3 +475,33 @@ def test_silent_by_default(capsys):
     solve(hard_program(), Fista(), tol=1e-4)
     shown = capsys.readouterr()
     assert shown.out == shown.err == ""
+
+
+class _AwayFromStart(Solver):
+    name = "away_from_start"
+
+    def init(self, program, start):
+        return start
+
+    def step(self, program, state):
+        return state._replace(coef=state.coef + 1e3)
+
+    def point(self, program, state):
+        return state
+
+
+class TestNoWorseThanTheStart:
+    def test_few_steps_that_lead_away_return_the_start(self):
+        program = hard_program()
+        with pytest.warns(ConvergenceWarning):
+            result = solve(program, _AwayFromStart(), tol=1e-8, max_iter=3)
+        assert not result.coef.any()
+        assert result.certificate.primal == pytest.approx(program.null_value)
+        assert result.history.primal[-1] == result.certificate.primal
+
+    def test_a_start_that_is_optimal_ends_the_matter(self):
+        program = hard_program()
+        program = program.with_alpha(2 * program.alpha_max)
+        result = solve(program, _AwayFromStart(), tol=1e-8, max_iter=3)
+        assert result.status is Status.CONVERGED
+        assert not result.coef.any()

@@ -1,0 +1,89 @@
+"""The plan of ``Auto``: what it falls back on where the first choice leads nowhere."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from solver_cases import make_program, randn
+
+from convexformer_solvers import Auto, DenseMap, Program, Status, get_loss, get_penalty, solve
+from convexformer_solvers import auto as auto_module
+from convexformer_solvers.solver import Point, Solver
+
+
+def signs(scores):
+    """Three ordered classes of scores, one column of signs each; the middle one is no half space."""
+    label = torch.bucketize(scores, torch.tensor([-0.5, 0.5], dtype=scores.dtype))
+    return 2 * torch.nn.functional.one_hot(label, 3).double() - 1
+
+
+def weakly_regularised(loss, penalty, alpha, n=200, blocks=8, d=8, seed=0, scale=1.0):
+    data = randn(n, blocks, d, seed=seed)
+    scores = data[:, 0, 0] + 0.5 * randn(n, seed=seed + 50)
+    y = scale * scores[:, None] if loss == "huber" else signs(scores)
+    return Program(DenseMap(data), y, get_loss(loss), get_penalty(penalty), alpha, fit_intercept=True)
+
+
+class TestWeakRegularisationOfSmallData:
+    """Alternating directions alone take ten thousand steps on most of these, or diverge."""
+
+    @pytest.mark.parametrize("seed", range(4))
+    @pytest.mark.parametrize("penalty", ["group_l2", "nuclear"])
+    def test_squared_hinge(self, penalty, seed):
+        program = weakly_regularised("squared_hinge", penalty, 1e-3, seed=seed)
+        assert solve(program, Auto(), tol=1e-4, max_iter=4000).status is Status.CONVERGED
+
+    @pytest.mark.parametrize("seed", range(4))
+    @pytest.mark.parametrize(("shape", "alpha", "scale"), [((20, 8, 5), 1e-4, 3.0), ((100, 4, 3), 0.01, 1e3)])
+    def test_huber_with_few_samples_or_targets_in_large_units(self, shape, alpha, scale, seed):
+        n, blocks, d = shape
+        program = weakly_regularised("huber", "group_l2", alpha, n, blocks, d, seed, scale)
+        assert solve(program, Auto(), tol=1e-4, max_iter=1000).status is Status.CONVERGED
+
+    @pytest.mark.parametrize("seed", range(3))
+    def test_logistic_with_correlated_tokens(self, seed):
+        data = 0.3 * randn(200, 8, 8, seed=seed) + randn(200, 1, 8, seed=seed + 10)
+        data = data * torch.logspace(0, -1.3, 8, dtype=data.dtype)
+        y = signs(2 * data[:, 0, 0] + 0.3 * randn(200, seed=seed + 50))
+        program = Program(DenseMap(data), y, get_loss("logistic"), get_penalty("group_l2"), 1.0, fit_intercept=True)
+        program = program.with_alpha(1e-3 * program.alpha_max)
+        assert solve(program, Auto(), tol=1e-4, max_iter=400).status is Status.CONVERGED
+
+
+class _Astray(Solver):
+    """Hands over a point that is worse than the best constant model."""
+
+    name = "astray"
+
+    def init(self, program, start):
+        return start
+
+    def step(self, program, state):
+        return Point(torch.full(program.coef_shape, 1e12, dtype=program.y.dtype), program.null_intercept)
+
+    def point(self, program, state):
+        return state
+
+
+class _Kept(Solver):
+    """Remembers where it was started from."""
+
+    name = "kept"
+    init = _Astray.init
+    point = _Astray.point
+
+    def step(self, program, state):
+        return state
+
+
+def test_a_turn_never_starts_from_worse_than_the_best_constant_model(monkeypatch):
+    program = make_program("logistic", n=40, c=2, intercept=True)
+    stages = (auto_module._Stage(_Astray(), 1), auto_module._Stage(_Kept(), 1))
+    monkeypatch.setattr(auto_module, "_plan", lambda program, warm: stages)
+    auto = Auto()
+    state = auto.init(program, Point(torch.zeros(program.coef_shape).double(), program.null_intercept))
+    state = auto.step(program, auto.step(program, state))
+    point = auto.point(program, state)
+    assert isinstance(state.solver, _Kept)
+    assert not point.coef.any()
+    assert torch.equal(point.intercept, program.null_intercept)
