@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from sklearn.utils.validation import check_is_fitted
 
 from convexformer_solvers import LOSSES, PENALTIES, Certificate, Status
@@ -67,7 +68,7 @@ def save_model(model: _Model, path: str | Path) -> None:
     ValueError
         If a parameter is an object that JSON cannot hold (give losses and penalties by name, drop callbacks). A gate
         source is saved as the gates that it made, but that of a greedy model, which makes others for each layer, must
-        be given by name.
+        be given by name. Or if labels are objects other than strings.
 
     Examples
     --------
@@ -203,10 +204,21 @@ def _(model: ConvexAttentionBase) -> tuple[dict[str, Any], dict[str, Any]]:
     if model.gates_ is not None:
         arrays |= {"u1": model.gates_.u1, "u2": model.gates_.u2}
     if isinstance(model._targets, ClassTargets):
-        arrays["classes"] = model._targets.classes
+        arrays["classes"] = _plain_classes(model._targets.classes)
         if model._targets.class_weight is not None:
             arrays["class_weight"] = model._targets.class_weight
     return header, arrays
+
+
+def _plain_classes(classes: NDArray) -> NDArray:
+    """Labels that a file without code can hold: strings that came as objects, as from data frames, become strings."""
+    if not classes.dtype.hasobject:
+        return classes
+    if all(isinstance(label, str) for label in classes):
+        return classes.astype(str)
+    raise ValueError(
+        f"the labels {classes.tolist()} cannot be saved, as they are objects; fit on strings, integers or booleans"
+    )
 
 
 @_network_of.register

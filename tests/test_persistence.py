@@ -1,5 +1,7 @@
 """Saved models come back the same."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -52,6 +54,26 @@ def test_round_trip(case, tmp_path):
         assert again.get_params()[name] == model.get_params()[name]
     with pytest.raises(ValueError, match="X"):
         again.predict(X[:, :3])
+
+
+def test_labels_of_a_data_frame_are_saved_as_text(tmp_path):
+    labels = np.where(X3[:, 0, 0] > 0, "yes", "no").astype(object)
+    model = ConvexAttentionClassifier(alpha=0.05).fit(X3, labels)
+    save_model(model, tmp_path / "m.npz")
+    again = load_model(tmp_path / "m.npz")
+    np.testing.assert_array_equal(again.predict(X3), model.predict(X3))
+    assert again.classes_.tolist() == ["no", "yes"]
+
+
+def test_objects_are_refused_before_anything_is_written(tmp_path):
+    labels = np.array([None, 3], dtype=object)[(X3[:, 0, 0] > 0).astype(int)]
+    model = ConvexAttentionClassifier(alpha=0.05).fit(X3, (X3[:, 0, 0] > 0).astype(int))
+    model._targets = dataclasses.replace(model._targets, classes=labels[:2])
+    with pytest.raises(ValueError, match="cannot be saved, as they are objects"):
+        save_model(model, tmp_path / "m.npz")
+    with pytest.raises(TypeError, match=r"\['x'\] hold objects"):
+        write_archive(tmp_path / "m.npz", "something", {}, {"x": labels})
+    assert not list(tmp_path.iterdir())
 
 
 def test_saving_twice_replaces_the_file_and_leaves_nothing_else(tmp_path):

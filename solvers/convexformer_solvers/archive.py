@@ -32,7 +32,7 @@ def write_archive(
     Raises
     ------
     TypeError
-        If the header holds something that JSON cannot.
+        If the header holds something that JSON cannot, or an array holds objects.
     OSError
         If the file cannot be written.
 
@@ -46,6 +46,9 @@ def write_archive(
     ({'n': 3}, {'x': array([0, 1, 2])})
     """
     text = json.dumps({**header, "content": content}, default=plain)
+    objects = [name for name, array in arrays.items() if array.dtype.hasobject]
+    if objects:
+        raise TypeError(f"arrays must hold numbers or text, not objects; {objects} hold objects")
     path = Path(path)
     partial = path.with_name(path.name + ".partial")
     with open(partial, "wb") as file:

@@ -106,7 +106,7 @@ def _feasible_dual_points(program: Program, candidates: list[Tensor]) -> list[Te
 
 
 def _scaled(program: Program, theta: Tensor, ascent: Tensor) -> Tensor:
-    norms = program.penalty.group_dual_norms(ascent)
+    norms = program.penalty.group_dual_norms_in_any_units(ascent)
     largest = norms.reshape(-1, norms.shape[-1]).amax(0) if program.outputs_separate else norms.amax()
     limit = torch.where(largest > 0, program.alpha / largest, math.inf)
     return theta * program.loss.best_dual_scale(theta, program.y, program.weight, limit)

@@ -9,6 +9,7 @@ pairs ``(u, v)``, and ``factor_cost`` is the weight decay of such pairs. A new p
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -149,6 +150,24 @@ class Penalty(ABC):
     def dual_norm(self, coef: Tensor) -> Tensor:
         """Largest ``<coef, z>`` over ``penalty(z) <= 1``, a scalar tensor."""
         return self.group_dual_norms(coef).amax()
+
+    def group_dual_norms_in_any_units(self, coef: Tensor) -> Tensor:
+        """``group_dual_norms`` of arrays whose squares may be too small or too large for their precision.
+
+        Each output in units of its own, powers of two, so that nothing is rounded.
+        """
+        sizes = coef.abs().reshape(-1, coef.shape[-1]).amax(0)
+        if not self.separable:
+            sizes = sizes.amax(0, keepdim=True)
+        limits = torch.finfo(coef.dtype)
+        small, large = limits.tiny ** (1 / 3), limits.max ** (1 / 3)
+        odd = (sizes > 0) & (sizes < small) | (sizes > large) & torch.isfinite(sizes)
+        if not bool(odd.any()):
+            return self.group_dual_norms(coef)
+        largest = math.floor(math.log2(limits.max)) - 4  # the inverse of such a power is a normal number
+        exponents = torch.frexp(sizes)[1].clamp(-largest, largest)
+        unit = torch.where(odd, torch.exp2(exponents.to(coef)), 1.0)
+        return self.group_dual_norms(coef / unit) * unit
 
     def factor_cost(self, left: Tensor, right: Tensor) -> Tensor:
         """Weight decay ``(|left|_2^2 + right_norm(right)^2) / 2`` of each pair, shape ``(m,)``.

@@ -22,11 +22,14 @@ import torch
 from torch import Tensor
 
 from .losses import Loss
-from .operators import LinearMap
+from .operators import LinearMap, even_rows
 from .penalties import Penalty
 
 # Cached properties that do not depend on alpha.
 _WITHOUT_ALPHA = ("weight", "null_intercept", "null_value", "alpha_max")
+# What sums of products may be off by, in units of the rounding of one; and samples that are looked at first.
+_ROUNDING = 8
+_SAMPLES = 64
 
 
 @dataclass(frozen=True)
@@ -196,10 +199,12 @@ class Program:
     def null_value(self) -> float:
         """Objective of the best constant model: the reference of relative gaps.
 
-        Kept above the rounding of the loss's terms, so that a constant ``y`` leaves relative gaps meaningful.
+        Kept above the rounding of the loss's terms, and above what an intercept in the precision of the data leaves, so
+        that a constant ``y`` leaves relative gaps meaningful.
         """
         constant = self.loss_value(self.null_intercept.expand_as(self.y))
-        rounding = 1000 * torch.finfo(self.y.dtype).eps * self.mean(self.loss.magnitude(self.y))
+        unit = max(torch.finfo(self.y.dtype).eps, torch.finfo(self.map.dtype).eps ** 2)
+        rounding = 1000 * unit * self.mean(self.loss.magnitude(self.y))
         return max(float(constant), float(rounding))
 
     @property
@@ -209,8 +214,21 @@ class Program:
 
     @cached_property
     def alpha_max(self) -> float:
-        """Smallest ``alpha`` whose solution is zero."""
-        return float(self.penalty.dual_norm(self.pull_back(self.null_dual_point)))
+        """Smallest ``alpha`` whose solution is zero; zero where nothing but the intercept can lower the loss."""
+        exact = self.with_float64_targets()  # an intercept in float32 may be far off on many samples
+        theta = exact.null_dual_point
+        found = float(self.penalty.group_dual_norms_in_any_units(exact.pull_back(theta)).amax())
+        return 0.0 if self.fit_intercept and exact._is_rounding(found, theta) else found
+
+    def _is_rounding(self, norm: float, theta: Tensor) -> bool:
+        """Whether a dual norm is what rounding leaves of features that an intercept takes away."""
+        n_samples = self.map.n_samples
+        mean = float((self.weight @ theta).abs().max())  # zero but for rounding
+        rounding = mean + torch.finfo(theta.dtype).eps * float(self.mean(theta.abs().amax(1)))
+        bound = _ROUNDING * math.sqrt(math.prod(self.coef_shape[-2:])) * rounding
+        sample = self.map.rows(even_rows(n_samples, min(_SAMPLES, n_samples), self.map.device))
+        # All features are looked at only where some samples of them are as large as that.
+        return norm <= bound * sample.largest() and norm <= bound * self.map.largest()
 
 
 def check_alpha(alpha: float) -> None:

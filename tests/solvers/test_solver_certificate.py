@@ -1,5 +1,6 @@
 """Certificates: true at every point, however bad, and sharp at the optimum."""
 
+import dataclasses
 import math
 import warnings
 
@@ -365,6 +366,32 @@ class TestDegenerate:
         assert certificate.primal >= value - 1e-6 * bad.null_value
         assert math.isfinite(certificate.gap)
         assert_feasible(bad, certificate)
+
+    @every_penalty
+    @pytest.mark.parametrize("loss", ["squared", "huber", "softmax"])
+    @pytest.mark.parametrize("exponent", [-900, -560, 560, 900])
+    def test_units_of_the_data_change_nothing(self, loss, penalty, exponent):
+        """Even where squares of the data are too small or too large for float64."""
+        program = make_program(loss, penalty, n=30, c=2, intercept=True)
+        unit = torch.tensor(2.0, dtype=torch.float64).pow(exponent)
+        other = dataclasses.replace(program, map=DenseMap(program.map.data * unit))
+        assert other.alpha_max == pytest.approx(program.alpha_max * float(unit), rel=1e-12)
+        program, other = (part.with_alpha(0.1 * part.alpha_max) for part in (program, other))
+        coef = torch.zeros(program.coef_shape, dtype=torch.float64)
+        expected, found = (certify(part, coef, part.null_intercept) for part in (program, other))
+        assert 0 < expected.gap == pytest.approx(found.gap, rel=1e-10)
+
+    @pytest.mark.parametrize("exponent", [-900, 0])
+    def test_units_of_one_output_change_nothing(self, exponent):
+        program = make_program("squared", "group_l2", n=30, c=2)
+        unit = torch.tensor(2.0, dtype=torch.float64).pow(exponent)
+        y = program.y * torch.stack([torch.ones_like(unit), unit])
+        alone = dataclasses.replace(program, y=y[:, 1:]).with_alpha(1e-3 * float(unit))
+        theta = certify(
+            dataclasses.replace(program, y=y).with_alpha(alone.alpha), torch.zeros(program.coef_shape).double()
+        )
+        slope = alone.pull_back(theta.dual_point[:, 1:]) / unit
+        assert float(alone.penalty.dual_norm(slope)) <= 1e-3 * (1 + 1e-12)
 
     @every_penalty
     @pytest.mark.parametrize("offset", [1e3, 1e6])

@@ -182,6 +182,24 @@ def soft_label_program():
 
 
 class TestAlphaMax:
+    @pytest.mark.parametrize("loss", ["squared", "softmax"])
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    @pytest.mark.parametrize("n", [7, 5000])
+    def test_is_zero_for_features_that_an_intercept_takes_away(self, loss, dtype, n):
+        data = randn(1, 6, 3, seed=3).expand(n, 6, 3) * 1e3
+        loss = get_loss(loss)
+        y = loss.example_target(n, 3, torch.Generator().manual_seed(0))
+        program = Program(DenseMap(data.to(dtype)), y.to(dtype), loss, GroupL2(), 1.0, fit_intercept=True)
+        assert program.alpha_max == 0
+        assert dataclasses.replace(program, fit_intercept=False).alpha_max > 0 or loss.shift_invariant
+
+    def test_of_features_that_hardly_vary_is_what_they_give(self):
+        data = 1e3 + 1e-4 * randn(200, 3, 2, seed=1)
+        y = data[:, 0, :1] - data[:, 0, :1].mean()
+        program = Program(DenseMap(data), 1e4 * y, get_loss("squared"), GroupL2(), 1.0, fit_intercept=True)
+        centred = Program(DenseMap(data - data.mean(0)), 1e4 * y, get_loss("squared"), GroupL2(), 1.0)
+        assert program.alpha_max == pytest.approx(centred.alpha_max, rel=1e-5)
+
     @every_case
     def test_zero_above_and_nonzero_just_below(self, loss, penalty, gated, intercept):
         program = make_program(loss, penalty, gated=gated, intercept=intercept, weighted=True)
