@@ -114,7 +114,12 @@ def _check_shape(estimator: Any, shape: tuple[int, ...], reset: bool) -> None:
 
 
 def as_tensor(array: Any, device: torch.device | None = None, dtype: torch.dtype | None = None) -> Tensor:
-    """A tensor that shares the memory of a numpy array where possible, be the array read-only or reversed."""
+    """A tensor that shares the memory of a numpy array where possible, be the array read-only or reversed.
+
+    Lists become what numpy makes of them, float64; torch would round them to float32.
+    """
+    if not isinstance(array, torch.Tensor):
+        array = np.asarray(array)
     if isinstance(array, np.ndarray) and min(array.strides, default=0) < 0:
         array = array.copy()  # torch has no negative strides
     with warnings.catch_warnings():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import warnings
 from collections.abc import Iterable
@@ -263,6 +264,7 @@ def _run_fit(options: argparse.Namespace) -> dict[str, Any]:
     if task == "auto":
         task = "regression" if np.issubdtype(y.dtype, np.floating) else "classification"
     model = _new_model(task, options)
+    _check_target(options.model)  # before the minutes that a fit may take
     from .persistence import save_model
 
     try:
@@ -338,16 +340,27 @@ def _run_predict(options: argparse.Namespace) -> dict[str, Any]:
         raise CommandError(
             f"no model at {options.model}; 'convexformer fit FILE.npz --model {options.model}' makes one"
         )
+    _check_target(options.out)
     model: Any = load_model(options.model)
     results = {"predictions": model.predict(arrays["X"])}
     if hasattr(model, "predict_proba"):
         results |= {"probabilities": model.predict_proba(arrays["X"]), "classes": model.classes_}
-    np.savez(options.out, **results)
+    with open(options.out, "wb") as file:  # by its name numpy would add an ending
+        np.savez(file, **results)
     report: dict[str, Any] = {"model": str(options.model), "predictions": str(options.out), "n": len(arrays["X"])}
     if "y" in arrays:
         report["score"] = float(model.score(arrays["X"], arrays["y"]))
     report["text"] = _as_lines(report)
     return report
+
+
+def _check_target(path: Path) -> None:
+    if path.is_dir():
+        raise CommandError(f"{path} is a folder; give the name of a file")
+    if not path.parent.is_dir():
+        raise CommandError(f"no folder at {path.parent}; make it first or give another name than {path}")
+    if not os.access(path.parent, os.W_OK):
+        raise CommandError(f"{path.parent} cannot be written to; give another name than {path}")
 
 
 def _load(path: Path, wanted: tuple[str, ...]) -> dict[str, Any]:

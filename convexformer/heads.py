@@ -16,7 +16,7 @@ from torch import Tensor
 
 from convexformer_solvers import DenseMap, Loss, Penalty, Program, get_loss, get_penalty
 
-from ._validation import as_tensor
+from ._validation import as_tensor, check_weight
 from .gates import Gates
 from .nn import ConvexAttention, network_from_heads
 from .programs import attention_program
@@ -278,10 +278,20 @@ class Heads:
         Returns
         -------
         float
+
+        Raises
+        ------
+        ValueError
+            If ``X``, ``y`` or ``sample_weight`` are of other shapes, or weights are negative.
         """
-        encoded = as_tensor(self.targets.encode(y))
-        weight = self.targets.weight(y, sample_weight)
-        losses = self.loss.value(torch.as_tensor(self.predict(X)), encoded).numpy()
+        pred, encoded = torch.as_tensor(self.predict(X)), as_tensor(self.targets.encode(y))
+        if encoded.shape != pred.shape:
+            raise ValueError(
+                f"y must have a row for each of the {len(pred)} samples, of {pred.shape[1]} outputs "
+                f"as in fit; it gives {tuple(encoded.shape)}"
+            )
+        weight = self.targets.weight(y, check_weight(sample_weight, len(pred)))
+        losses = self.loss.value(pred, encoded).numpy()
         return float(np.average(losses, weights=weight)) + self.alpha * self.decay()
 
     def merge(self, tol: float = 1e-9) -> Heads:

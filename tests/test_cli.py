@@ -39,7 +39,7 @@ def run_json(capsys, *arguments):
 
 
 def test_fit_then_predict_equals_the_estimator(regression_file, tmp_path, capsys):
-    model, out = tmp_path / "m.npz", tmp_path / "p.npz"
+    model, out = tmp_path / "m.npz", tmp_path / "predictions"  # a name without an ending is taken as it is
     report = run_json(capsys, "fit", regression_file, "--model", model, "--alpha", 0.1, "--tol", 1e-8)
     data = np.load(regression_file)
     wanted = ConvexAttentionRegressor(alpha=0.1, tol=1e-8, random_state=0).fit(data["X"], data["y"])
@@ -104,6 +104,8 @@ def test_interrupted_cross_validation_goes_on_from_its_folder(regression_file, t
         (["fit", "{data}", "--activation", "relu"], "gated_relu"),
         (["fit", "{data}", "--device", "cuda:99"], "CUDA"),
         (["fit", "{data}", "--task", "classification"], "(?i)label"),
+        (["fit", "{data}", "--model", "absent/m.npz", "--alpha", "1e-12"], "no folder at absent"),
+        (["fit", "{data}", "--model", "."], "is a folder"),
         (["predict", "{data}", "--model", "absent.npz"], "no model at absent.npz"),
         (["reproduce", "student-teacher", "--sentences", "absent.txt"], "sentences='absent.txt' is no file"),
         (["reproduce", "student-teacher", "--small", "--n-steps", "0"], "n_steps must be a positive integer, got 0"),

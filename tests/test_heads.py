@@ -351,3 +351,19 @@ def test_gate_index_outside_the_gates_is_an_error():
 
 def test_representation_says_what_it_is():
     assert repr(Heads.from_coef(np.ones((3, 2, 1)), alpha=0.1)) == "Heads(3 heads, 3 tokens, 2 features, 1 outputs)"
+
+
+@pytest.mark.parametrize(
+    ("y", "weight", "message"),
+    [
+        (np.zeros(5), None, "y must have a row for each of the 20 samples"),
+        (np.zeros((20, 2)), None, "of 1 outputs"),
+        (np.zeros(20), -np.ones(20), "sample_weight"),
+        (np.zeros(20), np.ones(3), "sample_weight"),
+    ],
+)
+def test_objective_of_other_shapes_is_refused(y, weight, message):
+    X = np.random.default_rng(0).normal(size=(20, 3, 2))
+    heads = ConvexAttentionRegressor(alpha=0.01).fit(X, X[:, 0, 0]).heads_
+    with pytest.raises(ValueError, match=message):
+        heads.objective(X, y, weight)

@@ -341,3 +341,12 @@ def test_patches_hold_every_pixel_once():
         with pytest.raises(ValueError, match=r"patch_size|images"):
             image_patches(bad, size)
     assert load_digit_tokens(4)[0].shape == (1797, 4, 16)
+
+
+def test_lists_make_the_same_program_as_arrays():
+    X = np.random.default_rng(0).normal(size=(6, 2, 3))
+    y = X[:, 0, 0]
+    expected = attention_program(X, y, alpha=0.1)
+    found = attention_program(X.tolist(), y.tolist(), alpha=0.1)
+    assert found.map.dtype == torch.float64
+    assert found.alpha_max == expected.alpha_max

@@ -16,7 +16,7 @@ from convexformer import (
     save_model,
 )
 from convexformer.solvers import Huber
-from convexformer_solvers.archive import write_archive
+from convexformer_solvers.archive import read_archive, write_archive
 
 rng = np.random.default_rng(0)
 X3, X2 = rng.normal(size=(50, 4, 2)), rng.normal(size=(50, 4))
@@ -179,3 +179,17 @@ def test_other_files_are_refused(tmp_path):
     write_archive(file, "something else", {}, {})
     with pytest.raises(ValueError, match="not a saved convexformer model"):
         load_model(file)
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
+    write_archive(tmp_path / "m.npz", "example", {}, {"x": np.arange(3)})
+
+    def full(file, **arrays):
+        file.write(b"half")
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(np, "savez", full)
+    with pytest.raises(OSError, match="no space"):
+        write_archive(tmp_path / "m.npz", "example", {}, {"x": np.arange(5)})
+    assert [path.name for path in tmp_path.iterdir()] == ["m.npz"]
+    assert read_archive(tmp_path / "m.npz", "example")[1]["x"].tolist() == [0, 1, 2]

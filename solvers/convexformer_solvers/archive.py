@@ -51,9 +51,13 @@ def write_archive(
         raise TypeError(f"arrays must hold numbers or text, not objects; {objects} hold objects")
     path = Path(path)
     partial = path.with_name(path.name + ".partial")
-    with open(partial, "wb") as file:
-        np.savez(file, header=np.array(text), **arrays)  # type: ignore[arg-type]
-    os.replace(partial, path)
+    try:
+        with open(partial, "wb") as file:
+            np.savez(file, header=np.array(text), **arrays)  # type: ignore[arg-type]
+        os.replace(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
 
 
 def read_archive(path: str | os.PathLike[str], content: str) -> tuple[dict[str, Any], dict[str, NDArray]]:
