@@ -45,6 +45,7 @@ class _Stage(NamedTuple):
     solver: Solver
     n_steps: float  # at most
     on_working_set: bool = False
+    afresh: bool = False  # from the best constant model rather than the point of the stage before
 
 
 class _State(NamedTuple):
@@ -78,8 +79,8 @@ class Auto(Solver):
       there is no Newton method, 400 alternating steps come first on more than 500 features, unless these are nearly
       independent.
     - On losses that are not quadratic all of these have a limited number of steps, after which gradient steps, Newton
-      steps where they apply to small data, and alternating ones take turns of growing length. A turn starts from the
-      point of the one before where that is better than the best constant model.
+      steps where they apply to small data, first from scratch, and alternating ones take turns of growing length. A
+      turn starts from the point of the one before where that is better than the best constant model.
     - Else, and with penalties that are no sum over blocks, ``Fista``; for losses of unbounded curvature 150 steps of
       it, and Newton steps from there.
 
@@ -110,7 +111,11 @@ class Auto(Solver):
     def step(self, program: Program, state: _State) -> _State:
         if state.later and (state.steps_left == 0 or state.solver.finished(state.inner)):
             outgrown = state.outgrown or state.stage.on_working_set
-            start = _no_worse_than_constant(program, state.solver.handover(program, state.inner))
+            constant = Point(program.y.new_zeros(program.coef_shape), program.null_intercept)
+            start = constant if state.later[0].afresh else state.solver.handover(program, state.inner)
+            # A solver that is given up may have diverged.
+            if not float(program.primal(start.coef, start.intercept)) <= program.null_value:
+                start = constant
             state = _started(state.later, program, start, outgrown)
         return state._replace(inner=state.solver.step(program, state.inner), steps_left=state.steps_left - 1)
 
@@ -129,13 +134,6 @@ class Auto(Solver):
 
 def _started(plan: tuple[_Stage, ...], program: Program, start: Point, outgrown: bool = False) -> _State:
     return _State(plan[0], plan[0].solver.init(program, start), plan[1:], plan[0].n_steps, outgrown)
-
-
-def _no_worse_than_constant(program: Program, point: Point) -> Point:
-    """A point, or that of the best constant model where this is better: a solver that is given up may have diverged."""
-    if float(program.primal(point.coef, point.intercept)) <= program.null_value:
-        return point
-    return Point(program.y.new_zeros(program.coef_shape), program.null_intercept)
 
 
 def _polished_admm() -> Solver:
@@ -185,10 +183,13 @@ def _plan(program: Program, warm: bool) -> tuple[_Stage, ...]:
 def _in_turns(program: Program) -> Iterator[_Stage]:
     """Alternating and accelerated gradient steps, and Newton steps where they apply and cost little."""
     newton_applies = isinstance(program.penalty, GroupL2) and program.outputs_separate
+    newton_applies = newton_applies and program.map.smaller_side <= _SMALL_NEWTON_SIDE
     yield _Stage(_polished_admm(), _TURNS[0])
+    if newton_applies:  # where curvatures jump, points of other solvers that are not near lead it astray
+        yield _Stage(SemismoothNewton(), _NEWTON_STEPS, afresh=True)
     for n_gradient_steps, n_steps in zip(_TURNS[1::2], _TURNS[2::2], strict=True):
         yield _Stage(Fista(), n_gradient_steps)
-        if newton_applies and program.map.smaller_side <= _SMALL_NEWTON_SIDE:
+        if newton_applies:
             yield _Stage(SemismoothNewton(), _NEWTON_STEPS)
         else:
             yield _Stage(_polished_admm(), n_steps)

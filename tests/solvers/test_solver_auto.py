@@ -41,11 +41,12 @@ class TestWeakRegularisationOfSmallData:
         assert solve(program, Auto(), tol=1e-4, max_iter=1000).status is Status.CONVERGED
 
     @pytest.mark.parametrize("seed", range(3))
-    def test_logistic_with_correlated_tokens(self, seed):
+    @pytest.mark.parametrize("loss", ["logistic", "squared_hinge"])
+    def test_correlated_tokens(self, loss, seed):
         data = 0.3 * randn(200, 8, 8, seed=seed) + randn(200, 1, 8, seed=seed + 10)
         data = data * torch.logspace(0, -1.3, 8, dtype=data.dtype)
         y = signs(2 * data[:, 0, 0] + 0.3 * randn(200, seed=seed + 50))
-        program = Program(DenseMap(data), y, get_loss("logistic"), get_penalty("group_l2"), 1.0, fit_intercept=True)
+        program = Program(DenseMap(data), y, get_loss(loss), get_penalty("group_l2"), 1.0, fit_intercept=True)
         program = program.with_alpha(1e-3 * program.alpha_max)
         assert solve(program, Auto(), tol=1e-4, max_iter=400).status is Status.CONVERGED
 
