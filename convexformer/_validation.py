@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sized
+from collections.abc import Iterable, Sized
 from typing import Any
 
 import numpy as np
@@ -52,12 +52,16 @@ def check_tokens(estimator: Any, X: Any, reset: bool) -> Tensor:
         X = X.detach()
         if keeps_tensors(X):
             return _check_tensor(estimator, X, reset)
+        if X.dtype == torch.bfloat16:
+            raise ValueError("X must not be bfloat16, which numpy does not have; give X.float()")
         X = X.numpy(force=True)
     if not hasattr(X, "shape") and not hasattr(X, "__array__"):
         X = _as_array(X)
     elif _holds_sequences(X):
         X = _as_array(X.tolist())
     if getattr(X, "ndim", 2) == 3:
+        if len(X):  # scikit-learn tells of no samples
+            _check_not_empty(X.shape)
         array = check_array(X, allow_nd=True, dtype=_FLOATS, estimator=estimator, input_name="X")
         _check_shape(estimator, array.shape, reset)
         return as_tensor(array)
@@ -91,12 +95,16 @@ def _check_tensor(estimator: Any, X: Tensor, reset: bool) -> Tensor:
         raise ValueError(f"X must have 2 or 3 dimensions (samples, tokens[, features]), got {X.ndim}")
     if X.dtype not in DTYPES.values():
         raise ValueError(f"X must be a float32 or float64 tensor, got {X.dtype}")
-    if 0 in X.shape:
-        raise ValueError(f"X must have at least one sample, token and feature, got shape {tuple(X.shape)}")
+    _check_not_empty(X.shape)
     if not _all_finite(X):
         raise ValueError("Input X contains NaN or infinity.")
     _check_shape(estimator, tuple(X.shape), reset)
     return X if X.ndim == 3 else X[:, :, None]
+
+
+def _check_not_empty(shape: Iterable[int]) -> None:
+    if 0 in tuple(shape):
+        raise ValueError(f"X must have at least one sample, token and feature, got shape {tuple(shape)}")
 
 
 def _check_shape(estimator: Any, shape: tuple[int, ...], reset: bool) -> None:
@@ -177,6 +185,10 @@ def check_weight(sample_weight: Any, n_samples: int) -> NDArray[np.float64] | No
     """Check weights: one finite non-negative number per sample, not all zero."""
     if sample_weight is None:
         return None
+    if isinstance(sample_weight, str):
+        raise ValueError(
+            f"sample_weight must hold a number per sample, got {sample_weight!r}; class_weight takes names"
+        )
     if torch.is_tensor(sample_weight):
         sample_weight = sample_weight.numpy(force=True)
     weight = check_array(sample_weight, ensure_2d=False, dtype=np.float64, input_name="sample_weight")

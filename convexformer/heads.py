@@ -306,11 +306,18 @@ class Heads:
         -------
         Heads
 
+        Raises
+        ------
+        ValueError
+            If ``tol`` is not in ``[0, 1)``.
+
         Notes
         -----
         Solutions of correlated tokens often use one direction at several tokens; the merged heads show that as one
         attention pattern.
         """
+        if not 0 <= tol < 1:
+            raise ValueError(f"tol must lie in [0, 1), got {tol!r}")
         if len(self) == 0:
             return self
         norms2, norms3 = np.linalg.norm(self.w2, axis=1), np.linalg.norm(self.w3, axis=1)

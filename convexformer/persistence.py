@@ -8,6 +8,7 @@ from functools import singledispatch
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from sklearn.utils.validation import check_is_fitted
@@ -54,8 +55,8 @@ def save_model(model: _Model, path: str | Path) -> None:
     Parameters
     ----------
     model : estimator
-        A fitted estimator of this package. Kept are its parameters, network and certified figures; not kept are the
-        training history and the dual point.
+        A fitted estimator of this package. Kept are its parameters, network, names of features and certified figures;
+        not kept are the training history, the dual point and the scores of a cross-validation.
     path : str or Path
         File to write; replaced only when everything has been written.
 
@@ -101,6 +102,8 @@ def save_model(model: _Model, path: str | Path) -> None:
         "shape": [model._n_dims, model.n_tokens_in_, model.n_features_in_],
         **contents,
     }
+    if hasattr(model, "feature_names_in_"):
+        header["feature_names"] = list(model.feature_names_in_)
     write_archive(path, _CONTENT, header, arrays)
 
 
@@ -130,6 +133,8 @@ def load_model(path: str | Path) -> _Model:
         parameters["gates"] = Gates(arrays["u1"], arrays["u2"])
     model = _ESTIMATORS[header["estimator"]](**parameters)
     _restore(model, header, arrays)
+    if "feature_names" in header:
+        model.feature_names_in_ = np.array(header["feature_names"], dtype=object)
     return model
 
 

@@ -367,3 +367,11 @@ def test_objective_of_other_shapes_is_refused(y, weight, message):
     heads = ConvexAttentionRegressor(alpha=0.01).fit(X, X[:, 0, 0]).heads_
     with pytest.raises(ValueError, match=message):
         heads.objective(X, y, weight)
+
+
+@pytest.mark.parametrize("tol", [-1.0, 1.0, np.nan])
+def test_merging_refuses_a_tolerance_out_of_range(tol):
+    X = np.random.default_rng(0).normal(size=(20, 3, 2))
+    heads = ConvexAttentionRegressor(alpha=0.01).fit(X, X[:, 0, 0]).heads_
+    with pytest.raises(ValueError, match="tol must lie in"):
+        heads.merge(tol)

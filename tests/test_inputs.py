@@ -350,3 +350,17 @@ def test_lists_make_the_same_program_as_arrays():
     found = attention_program(X.tolist(), y.tolist(), alpha=0.1)
     assert found.map.dtype == torch.float64
     assert found.alpha_max == expected.alpha_max
+
+
+@pytest.mark.parametrize(
+    ("X", "weight", "message"),
+    [
+        (np.zeros((6, 0, 3)), None, "at least one sample, token and feature"),
+        (np.zeros((6, 2, 0)), None, "at least one sample, token and feature"),
+        (torch.zeros(6, 2, 3, dtype=torch.bfloat16), None, "X must not be bfloat16"),
+        (np.ones((6, 2, 3)), "balanced", "sample_weight must hold a number per sample"),
+    ],
+)
+def test_errors_name_the_argument(X, weight, message):
+    with pytest.raises(ValueError, match=message):
+        ConvexAttentionRegressor(alpha=0.1).fit(X, np.arange(6.0), sample_weight=weight)

@@ -65,6 +65,18 @@ def test_labels_of_a_data_frame_are_saved_as_text(tmp_path):
     assert again.classes_.tolist() == ["no", "yes"]
 
 
+def test_names_of_features_are_kept(tmp_path):
+    pd = pytest.importorskip("pandas")
+    frame = pd.DataFrame(X3[:, :, 0], columns=list("abcdefgh")[: X3.shape[1]])
+    model = ConvexAttentionRegressor(alpha=0.05).fit(frame, X3[:, 0, 0])
+    save_model(model, tmp_path / "m.npz")
+    again = load_model(tmp_path / "m.npz")
+    np.testing.assert_array_equal(again.feature_names_in_, model.feature_names_in_)
+    np.testing.assert_array_equal(again.predict(frame), model.predict(frame))
+    with pytest.raises(ValueError, match="feature names"):
+        again.predict(frame[frame.columns[::-1]])
+
+
 def test_objects_are_refused_before_anything_is_written(tmp_path):
     labels = np.array([None, 3], dtype=object)[(X3[:, 0, 0] > 0).astype(int)]
     model = ConvexAttentionClassifier(alpha=0.05).fit(X3, (X3[:, 0, 0] > 0).astype(int))

@@ -325,8 +325,15 @@ def _first_rho(program: Program, ascent: Tensor, largest: float) -> float:
 
 def _largest_rho(program: Program, ascent: Tensor) -> float:
     """About the curvature of the loss in the coefficients; inf where nothing leads anywhere."""
-    square = float(ascent.square().sum())
-    return _bend(program, ascent) / square if square > 0 else math.inf
+    if not bool(ascent.any()):
+        return math.inf
+    square, bend = float(ascent.square().sum()), _bend(program, ascent)
+    if not (0 < square < math.inf and 0 < bend < math.inf):
+        raise ValueError(
+            f"squares of the data or the targets are too small or too large for {ascent.dtype}; scale the features "
+            "(and alpha with them) or the targets to about one"
+        )
+    return bend / square
 
 
 def _bend(program: Program, direction: Tensor) -> float:

@@ -18,7 +18,7 @@ from tqdm.auto import tqdm
 from .path_file import PathFile
 from .program import Program
 from .result import Progress, SolverInterrupted, SolverResult, check_tol
-from .solver import Callback, Ending, Point, Solver, solve_on
+from .solver import Callback, Ending, Point, Solver, check_solver_type, solve_on
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,8 @@ def alpha_grid(alpha_max: float, n_alphas: int = 30, eps: float = 1e-2) -> list[
     >>> alpha_grid(1.0, n_alphas=3)
     [1.0, 0.1, 0.01]
     """
-    if not math.isfinite(alpha_max):
-        raise ValueError(f"alpha_max must be finite, got {alpha_max!r}")
+    if not (math.isfinite(alpha_max) and alpha_max >= 0):
+        raise ValueError(f"alpha_max must be finite and not negative, got {alpha_max!r}")
     if isinstance(n_alphas, bool) or not (isinstance(n_alphas, Integral) and n_alphas >= 1):
         raise ValueError(f"n_alphas must be a positive integer, got {n_alphas!r}")
     if not (isinstance(eps, Real) and 0 < eps < 1):
@@ -219,6 +219,7 @@ def iterate_path(
     >>> [round(result.certificate.primal, 6) for result in iterate_path(program, Fista(), [1.5, 0.5], tol=1e-10)]
     [2.25, 1.25]
     """
+    check_solver_type(solver)
     check_tol(tol)
     grid = _grid(program, alphas)
     file = None if resume is None else PathFile(resume, program, grid)

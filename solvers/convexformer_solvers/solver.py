@@ -154,9 +154,9 @@ def solve(
     SolverInterrupted
         On Ctrl-C; a ``KeyboardInterrupt`` whose ``result`` is the best point so far with its certificate.
     TypeError
-        If the loss or the penalty lacks a method that the solver requires.
+        If ``solver`` is no solver, or the loss or the penalty lacks a method that it requires.
     ValueError
-        If ``tol``, ``max_iter`` or ``start`` are out of range.
+        If ``tol``, ``max_iter`` or ``start`` are out of range, or the data in units whose squares leave the precision.
 
     Warns
     -----
@@ -204,6 +204,7 @@ def solve_on(
     verbose: bool = False,
 ) -> tuple[SolverResult, Ending]:
     """``solve`` from a point and a state of a solve on the same data; also returns those that it ends with."""
+    check_solver_type(solver)
     check_tol(tol)
     if isinstance(max_iter, bool) or not (isinstance(max_iter, Integral) and max_iter >= 1):
         raise ValueError(f"max_iter must be a positive integer, got {max_iter!r}")
@@ -329,6 +330,12 @@ def _starting_point(program: Program, start: Point | None) -> Point:
     if not program.fit_intercept and bool((intercept != 0).any()):
         raise ValueError(f"start must have an intercept of zeros, as the program has none; got {intercept.tolist()}")
     return start._replace(coef=coef, intercept=intercept)
+
+
+def check_solver_type(solver: Any) -> None:
+    """Raise ``TypeError`` unless ``solver`` is a solver: a name is not enough here."""
+    if not isinstance(solver, Solver):
+        raise TypeError(f"solver must be a Solver, as get_solver('auto') makes one, got {solver!r}")
 
 
 def _check_requirements(program: Program, solver: Solver) -> None:

@@ -88,3 +88,21 @@ def test_a_turn_never_starts_from_worse_than_the_best_constant_model(monkeypatch
     assert isinstance(state.solver, _Kept)
     assert not point.coef.any()
     assert torch.equal(point.intercept, program.null_intercept)
+
+
+class TestUnits:
+    def program(self, exponent):
+        data = randn(50, 6, 3)
+        y = data[:, 0, :1] + 0.1 * randn(50, 1, seed=1)
+        unit = 10.0**exponent
+        return Program(DenseMap(data * unit), y, get_loss("squared"), get_penalty("group_l2"), 0.01 * unit)
+
+    @pytest.mark.parametrize("exponent", [-60, -20, 20, 60])
+    def test_of_the_data_do_not_matter(self, exponent):
+        expected, found = (solve(self.program(e), Auto(), tol=1e-6) for e in (0, exponent))
+        assert found.certificate.primal == pytest.approx(expected.certificate.primal, rel=1e-5)
+
+    @pytest.mark.parametrize("exponent", [-200, -140, 140, 200])
+    def test_that_no_square_can_hold_are_told(self, exponent):
+        with pytest.raises(ValueError, match="scale the features"):
+            solve(self.program(exponent), Auto())

@@ -505,3 +505,8 @@ class TestNoWorseThanTheStart:
         result = solve(program, _AwayFromStart(), tol=1e-8, max_iter=3)
         assert result.status is Status.CONVERGED
         assert not result.coef.any()
+
+
+def test_a_name_in_place_of_a_solver_is_told():
+    with pytest.raises(TypeError, match="solver must be a Solver"):
+        solve(hard_program(), "auto")

@@ -192,3 +192,14 @@ def test_warnings_point_at_the_caller(follow):
     with pytest.warns(ConvergenceWarning) as caught:
         follow(program, Fista(), [0.01 * program.alpha_max], tol=1e-9, max_iter=1)
     assert caught[0].filename == __file__
+
+
+def test_a_negative_alpha_max_is_refused():
+    with pytest.raises(ValueError, match="alpha_max must be finite and not negative"):
+        alpha_grid(-1.0)
+
+
+@pytest.mark.parametrize("follow", [solve_path, iterate_path])
+def test_a_name_in_place_of_a_solver_is_told(follow):
+    with pytest.raises(TypeError, match="solver must be a Solver"):
+        list(follow(make_program(n=10), "auto", [0.1]))
