@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sized
+from collections.abc import Sized
 from typing import Any
 
 import numpy as np
@@ -52,9 +52,7 @@ def check_tokens(estimator: Any, X: Any, reset: bool) -> Tensor:
         X = X.detach()
         if keeps_tensors(X):
             return _check_tensor(estimator, X, reset)
-        if X.dtype == torch.bfloat16:
-            raise ValueError("X must not be bfloat16, which numpy does not have; give X.float()")
-        X = X.numpy(force=True)
+        X = _without_tensor(X, "X")
     if not hasattr(X, "shape") and not hasattr(X, "__array__"):
         X = _as_array(X)
     elif _holds_sequences(X):
@@ -72,6 +70,17 @@ def check_tokens(estimator: Any, X: Any, reset: bool) -> Tensor:
     array = validate_data(estimator, X, dtype=_FLOATS, reset=reset)
     _check_shape(estimator, array.shape, reset)
     return as_tensor(array)[:, :, None]
+
+
+def _without_tensor(values: Any, name: str) -> Any:
+    """A tensor as an array; anything else as it is."""
+    if not torch.is_tensor(values):
+        return values
+    try:
+        return values.numpy(force=True)
+    except TypeError as error:
+        dtype = str(values.dtype).removeprefix("torch.")
+        raise ValueError(f"{name} must not be {dtype}, which numpy does not have; give {name}.float()") from error
 
 
 def _as_array(X: Any) -> Any:
@@ -102,8 +111,8 @@ def _check_tensor(estimator: Any, X: Tensor, reset: bool) -> Tensor:
     return X if X.ndim == 3 else X[:, :, None]
 
 
-def _check_not_empty(shape: Iterable[int]) -> None:
-    if 0 in tuple(shape):
+def _check_not_empty(shape: tuple[int, ...]) -> None:
+    if 0 in shape:
         raise ValueError(f"X must have at least one sample, token and feature, got shape {tuple(shape)}")
 
 
@@ -169,7 +178,7 @@ def given(y: Any) -> Any:
     """Targets that are there, a tensor as an array."""
     if y is None:
         raise ValueError("this estimator requires y to be passed, but the target y is None")
-    return y.numpy(force=True) if torch.is_tensor(y) else y
+    return _without_tensor(y, "y")
 
 
 def check_label_target(y: Any, n_samples: int) -> NDArray:
@@ -189,9 +198,8 @@ def check_weight(sample_weight: Any, n_samples: int) -> NDArray[np.float64] | No
         raise ValueError(
             f"sample_weight must hold a number per sample, got {sample_weight!r}; class_weight takes names"
         )
-    if torch.is_tensor(sample_weight):
-        sample_weight = sample_weight.numpy(force=True)
-    weight = check_array(sample_weight, ensure_2d=False, dtype=np.float64, input_name="sample_weight")
+    weight = _without_tensor(sample_weight, "sample_weight")
+    weight = check_array(weight, ensure_2d=False, dtype=np.float64, input_name="sample_weight")
     if weight.shape != (n_samples,):
         raise ValueError(f"sample_weight must have shape ({n_samples},), got {weight.shape}")
     if (weight < 0).any():

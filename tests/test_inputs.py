@@ -364,3 +364,11 @@ def test_lists_make_the_same_program_as_arrays():
 def test_errors_name_the_argument(X, weight, message):
     with pytest.raises(ValueError, match=message):
         ConvexAttentionRegressor(alpha=0.1).fit(X, np.arange(6.0), sample_weight=weight)
+
+
+@pytest.mark.parametrize("name", ["y", "sample_weight"])
+def test_tensors_that_numpy_does_not_know_are_named(name):
+    arguments = {"y": torch.arange(6.0), "sample_weight": torch.ones(6)}
+    arguments[name] = arguments[name].bfloat16()
+    with pytest.raises(ValueError, match=f"{name} must not be bfloat16"):
+        ConvexAttentionRegressor(alpha=0.1).fit(np.ones((6, 2, 3)), **arguments)

@@ -263,3 +263,11 @@ def test_program_of_one_target_row_is_the_attention_program():
     one = sequence_program(X, Y[:, :1], alpha=0.05)
     other = attention_program(X, Y[:, 0], alpha=0.05)
     assert one.alpha_max == pytest.approx(other.alpha_max, rel=1e-12)
+
+
+@pytest.mark.parametrize("weight", [-np.ones(3), np.ones(2), np.zeros(3)])
+def test_objective_of_odd_weights_is_refused(weight):
+    X, Y = np.random.default_rng(0).normal(size=(2, 3, 2, 1))
+    heads = ConvexSequenceRegressor(0.05).fit(X, Y).heads_
+    with pytest.raises(ValueError, match="sample_weight"):
+        heads.objective(X, Y, weight)

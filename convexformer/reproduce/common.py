@@ -14,6 +14,7 @@ import sklearn
 import torch
 
 import convexformer
+from convexformer_solvers.archive import replacing
 
 Column = tuple[str, str, Callable[[dict[str, Any]], str]]
 
@@ -33,9 +34,8 @@ def write_json(path: Path, report: Mapping[str, Any]) -> None:
     ValueError
         If a number is infinite or nan.
     """
-    unfinished = path.with_suffix(".partial")
-    unfinished.write_text(json.dumps(report, indent=1, allow_nan=False) + "\n")
-    os.replace(unfinished, path)
+    with replacing(path) as partial:
+        partial.write_text(json.dumps(report, indent=1, allow_nan=False) + "\n")
 
 
 def begin_report(path: Path, fresh: dict[str, Any], kept: Sequence[str] = ("runs",)) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from convexformer._validation import as_tensor
+from convexformer._validation import as_tensor, check_weight
 from convexformer.nn import SequenceAttention, sequence_network_from_heads
 from convexformer_solvers import Loss, Penalty, Program, get_loss
 
@@ -265,12 +265,17 @@ class SequenceHeads:
         -------
         float
             In float64; for the heads of a solution it equals the certificate's ``primal``.
+
+        Raises
+        ------
+        ValueError
+            If ``X``, ``y`` or ``sample_weight`` are of other shapes, or weights are negative.
         """
         pred, target = torch.as_tensor(self.predict(X)), as_tensor(y, dtype=torch.float64)
         if target.shape != pred.shape:
             raise ValueError(f"y must have shape {tuple(pred.shape)}, got {tuple(target.shape)}")
         losses = self.loss.value(pred.flatten(1), target.flatten(1)).numpy()
-        weight = None if sample_weight is None else np.asarray(sample_weight)
+        weight = check_weight(sample_weight, len(pred))
         return float(np.average(losses, weights=weight)) + self.alpha * self.decay()
 
     def attention_map(self) -> NDArray[np.floating]:

@@ -12,8 +12,8 @@ from .anderson import Anderson
 from .curvature import curvature_bound
 from .primal_dual import Iterate, PrimalDualSolver
 from .program import Program
-from .ridge import SMALL_SIDE, RidgeSystem, ridge_system
-from .spread import spread
+from .ridge import RidgeSystem, ridge_system
+from .spread import some_samples_tell, spread
 
 _OVER_RELAXATION = 1.7
 # Differences that the acceleration keeps, at most and at least, and the numbers that they may hold in all unless the
@@ -304,9 +304,7 @@ def _threshold(program: Program, warm: bool) -> float:
     loss = program.loss
     if warm and not loss.separable:
         return _NEAR_THRESHOLD
-    # On fewer features a repeated sample is the same as a weight of two, and a look at some samples is not.
-    worth_a_look = math.prod(program.map.feature_shape) > SMALL_SIDE
-    looks = worth_a_look and loss.separable and loss.smooth_curvature and not warm
+    looks = some_samples_tell(program) and loss.separable and loss.smooth_curvature and not warm
     found = spread(program) if looks else math.nan
     if math.isnan(found):
         return _THRESHOLD

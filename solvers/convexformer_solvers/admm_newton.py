@@ -156,11 +156,11 @@ def _newton_that_pays(program: Program, state: _State) -> PrimalDualSolver | Non
     if not isinstance(program.penalty, GroupL2):
         return None
     if program.loss.separable:
-        return SemismoothNewton() if _near_and_narrow(program, state) else None
+        return SemismoothNewton() if _semismooth_pays(program, state) else None
     return SupportNewton() if _steady_and_small(program, state) else None
 
 
-def _near_and_narrow(program: Program, state: _State) -> bool:
+def _semismooth_pays(program: Program, state: _State) -> bool:
     near = 0 <= state.gap <= _NEAR * program.null_value
     late = state.iteration >= _LATE_FAR and not program.loss.quadratic
     if not (near or late):

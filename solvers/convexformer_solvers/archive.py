@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +50,16 @@ def write_archive(
     objects = [name for name, array in arrays.items() if array.dtype.hasobject]
     if objects:
         raise TypeError(f"arrays must hold numbers or text, not objects; {objects} hold objects")
-    path = Path(path)
+    with replacing(Path(path)) as partial, open(partial, "wb") as file:
+        np.savez(file, header=np.array(text), **arrays)  # type: ignore[arg-type]
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A path to write to, whose file takes the place of an old one once written; where that fails nothing changes."""
     partial = path.with_name(path.name + ".partial")
     try:
-        with open(partial, "wb") as file:
-            np.savez(file, header=np.array(text), **arrays)  # type: ignore[arg-type]
+        yield partial
         os.replace(partial, path)
     except BaseException:
         partial.unlink(missing_ok=True)

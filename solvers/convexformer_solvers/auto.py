@@ -15,24 +15,24 @@ from .mixed_precision import MixedPrecision
 from .penalties import GroupL2
 from .polish import Polished
 from .program import Program
-from .ridge import SMALL_SIDE
-from .semismooth import SemismoothNewton
-from .solver import Point, Solver
+from .semismooth import SemismoothNewton, newton_applies
+from .solver import Point, Solver, null_point
+from .spread import some_samples_tell
 from .working_set import WorkingSet
 
 # Side of the largest matrix to factorise beside the data.
 _LARGEST_SIDE = 12_000
-# Steps on a cross-entropy before other solvers take over: alternating ones with Newton steps, the same where no Newton
-# method applies, and accelerated gradient steps.
+# Steps on a loss that is not quadratic before other solvers take over: alternating ones with Newton steps, and on a
+# cross-entropy the same where no Newton method applies, and accelerated gradient steps.
 _FIRST_STEPS = 100
 _FIRST_STEPS_ALONE = 400
 _FISTA_STEPS = 400
 # The last on a loss of unbounded curvature, and the Newton steps that follow.
 _FISTA_STEPS_BEFORE_NEWTON = 150
 _NEWTON_STEPS = 40
-# Turns that alternating and gradient steps take on a loss that is not quadratic, before the last: the former stand
-# still where curvatures jump and the regularisation is weak, the latter where features are correlated.
-_TURNS = (100, 400, 400, 1000, 2000)
+# Turns that gradient and alternating steps take after that on a loss that is not quadratic, before the last: the latter
+# stand still where curvatures jump and the regularisation is weak, the former where features are correlated.
+_TURNS = ((400, 400), (1000, 2000))
 # Smaller side of the data up to which Newton steps take the place of all but the first alternating ones.
 _SMALL_NEWTON_SIDE = 2000
 # A working set pays where the Gram matrix of all features takes as long as so many products with the data.
@@ -111,12 +111,7 @@ class Auto(Solver):
     def step(self, program: Program, state: _State) -> _State:
         if state.later and (state.steps_left == 0 or state.solver.finished(state.inner)):
             outgrown = state.outgrown or state.stage.on_working_set
-            constant = Point(program.y.new_zeros(program.coef_shape), program.null_intercept)
-            start = constant if state.later[0].afresh else state.solver.handover(program, state.inner)
-            # A solver that is given up may have diverged.
-            if not float(program.primal(start.coef, start.intercept)) <= program.null_value:
-                start = constant
-            state = _started(state.later, program, start, outgrown)
+            state = _started(state.later, program, _handed_over(program, state), outgrown)
         return state._replace(inner=state.solver.step(program, state.inner), steps_left=state.steps_left - 1)
 
     def point(self, program: Program, state: _State) -> Point:
@@ -136,6 +131,16 @@ def _started(plan: tuple[_Stage, ...], program: Program, start: Point, outgrown:
     return _State(plan[0], plan[0].solver.init(program, start), plan[1:], plan[0].n_steps, outgrown)
 
 
+def _handed_over(program: Program, state: _State) -> Point:
+    """Where the next stage starts: from the best constant model where it asks for that or nothing better is known."""
+    if state.later[0].afresh:
+        return null_point(program)
+    point = state.solver.handover(program, state.inner)
+    # A solver that is given up may have diverged.
+    better = float(program.primal(point.coef, point.intercept)) <= program.null_value
+    return point if better else null_point(program)
+
+
 def _polished_admm() -> Solver:
     # A polish, in double precision, takes as long as four iterations in single.
     return Polished(AdmmNewton(MixedPrecision()), least_wait=4)
@@ -144,8 +149,7 @@ def _polished_admm() -> Solver:
 def _plan(program: Program, warm: bool) -> tuple[_Stage, ...]:
     forever = math.inf
     if not math.isfinite(program.loss.smoothness):
-        newton_applies = isinstance(program.penalty, GroupL2) and program.outputs_separate
-        if not newton_applies or program.map.n_samples > _LARGEST_SIDE:
+        if not newton_applies(program) or program.map.n_samples > _LARGEST_SIDE:
             return (_Stage(Fista(), forever),)
         newton = _Stage(SemismoothNewton(), _NEWTON_STEPS)
         return _Stage(Fista(), _FISTA_STEPS_BEFORE_NEWTON), newton, _Stage(Fista(), forever)
@@ -154,12 +158,11 @@ def _plan(program: Program, warm: bool) -> tuple[_Stage, ...]:
     plan = []
     if program.alpha >= program.alpha_max:
         plan.append(_Stage(Constant(), forever))
-    small, n_features = program.map.smaller_side <= _LARGEST_SIDE, math.prod(program.map.feature_shape)
+    small = program.map.smaller_side <= _LARGEST_SIDE
     if not program.loss.separable:
         if isinstance(program.penalty, GroupL2) and small:
             plan.append(_Stage(_polished_admm(), _FIRST_STEPS))
-        elif small and n_features > SMALL_SIDE and not nearly_independent(program):
-            # On fewer features a repeated sample is the same as a weight of two, and a look at some samples is not.
+        elif small and some_samples_tell(program) and not nearly_independent(program):
             plan.append(_Stage(_polished_admm(), _FIRST_STEPS_ALONE))
         plan.append(_Stage(Fista(), _FISTA_STEPS))
     n_products = program.map.gram_work() / program.map.product_work(program.y.shape[1])
@@ -169,7 +172,7 @@ def _plan(program: Program, warm: bool) -> tuple[_Stage, ...]:
     if costly and applies(program):
         plan.append(_Stage(BlockDescent(), forever, on_working_set=True))
     elif costly or (warm and program.loss.separable):
-        n_steps = forever if program.loss.quadratic else _TURNS[0]
+        n_steps = forever if program.loss.quadratic else _FIRST_STEPS
         plan.append(_Stage(Polished(WorkingSet(Polished(AdmmNewton()))), n_steps, on_working_set=True))
     if not small:
         plan.append(_Stage(Fista(), forever))
@@ -182,14 +185,13 @@ def _plan(program: Program, warm: bool) -> tuple[_Stage, ...]:
 
 def _in_turns(program: Program) -> Iterator[_Stage]:
     """Alternating and accelerated gradient steps, and Newton steps where they apply and cost little."""
-    newton_applies = isinstance(program.penalty, GroupL2) and program.outputs_separate
-    newton_applies = newton_applies and program.map.smaller_side <= _SMALL_NEWTON_SIDE
-    yield _Stage(_polished_admm(), _TURNS[0])
-    if newton_applies:  # where curvatures jump, points of other solvers that are not near lead it astray
+    takes_newton_steps = newton_applies(program) and program.map.smaller_side <= _SMALL_NEWTON_SIDE
+    yield _Stage(_polished_admm(), _FIRST_STEPS)
+    if takes_newton_steps:  # where curvatures jump, points of other solvers that are not near lead it astray
         yield _Stage(SemismoothNewton(), _NEWTON_STEPS, afresh=True)
-    for n_gradient_steps, n_steps in zip(_TURNS[1::2], _TURNS[2::2], strict=True):
+    for n_gradient_steps, n_steps in _TURNS:
         yield _Stage(Fista(), n_gradient_steps)
-        if newton_applies:
+        if takes_newton_steps:
             yield _Stage(SemismoothNewton(), _NEWTON_STEPS)
         else:
             yield _Stage(_polished_admm(), n_steps)

@@ -114,6 +114,10 @@ class LinearMap(ABC):
     def rows(self, index: Tensor | slice) -> LinearMap:
         """The map of some of the samples, given by their positions or as a slice (which copies nothing)."""
 
+    def some_rows(self, at_most: int) -> LinearMap:
+        """The map of some of the samples, from the first to the last at even distances; of all where they are few."""
+        return self.rows(even_rows(self.n_samples, min(at_most, self.n_samples), self.device))
+
     @abstractmethod
     def as_matrix(self) -> Tensor:
         """The ``(N, prod(feature_shape))`` matrix. Only for exact solvers at small scale."""

@@ -149,7 +149,7 @@ class Penalty(ABC):
 
     def dual_norm(self, coef: Tensor) -> Tensor:
         """Largest ``<coef, z>`` over ``penalty(z) <= 1``, a scalar tensor."""
-        return self.group_dual_norms(coef).amax()
+        return self.group_dual_norms_in_any_units(coef).amax()
 
     def group_dual_norms_in_any_units(self, coef: Tensor) -> Tensor:
         """``group_dual_norms`` of arrays whose squares may be too small or too large for their precision.

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from .losses import Loss
-from .operators import LinearMap, even_rows
+from .operators import LinearMap
 from .penalties import Penalty
 
 # Cached properties that do not depend on alpha.
@@ -217,18 +217,16 @@ class Program:
         """Smallest ``alpha`` whose solution is zero; zero where nothing but the intercept can lower the loss."""
         exact = self.with_float64_targets()  # an intercept in float32 may be far off on many samples
         theta = exact.null_dual_point
-        found = float(self.penalty.group_dual_norms_in_any_units(exact.pull_back(theta)).amax())
+        found = float(self.penalty.dual_norm(exact.pull_back(theta)))
         return 0.0 if self.fit_intercept and exact._is_rounding(found, theta) else found
 
     def _is_rounding(self, norm: float, theta: Tensor) -> bool:
         """Whether a dual norm is what rounding leaves of features that an intercept takes away."""
-        n_samples = self.map.n_samples
         mean = float((self.weight @ theta).abs().max())  # zero but for rounding
         rounding = mean + torch.finfo(theta.dtype).eps * float(self.mean(theta.abs().amax(1)))
         bound = _ROUNDING * math.sqrt(math.prod(self.coef_shape[-2:])) * rounding
-        sample = self.map.rows(even_rows(n_samples, min(_SAMPLES, n_samples), self.map.device))
         # All features are looked at only where some samples of them are as large as that.
-        return norm <= bound * sample.largest() and norm <= bound * self.map.largest()
+        return norm <= bound * self.map.some_rows(_SAMPLES).largest() and norm <= bound * self.map.largest()
 
 
 def check_alpha(alpha: float) -> None:

@@ -57,6 +57,11 @@ class _State(NamedTuple):
     gap: float = math.inf  # rough
 
 
+def newton_applies(program: Program) -> bool:
+    """Whether the penalty is the group-l2 one and the loss separable."""
+    return isinstance(program.penalty, GroupL2) and program.outputs_separate
+
+
 class SemismoothNewton(PrimalDualSolver):
     r"""Proximal point method whose subproblems are solved by semismooth Newton steps in the predictions.
 
@@ -106,7 +111,7 @@ class SemismoothNewton(PrimalDualSolver):
         return point.coef, point.pred
 
     def _check(self, program: Program) -> None:
-        if not isinstance(program.penalty, GroupL2) or not program.outputs_separate:
+        if not newton_applies(program):
             raise TypeError(f"solver {self.name!r} needs the group-l2 penalty and a separable loss")
 
     def step(self, program: Program, state: _State) -> _State:

@@ -224,7 +224,8 @@ def solve_on(
                 status, state = run.until_stop(working, solver, state, max_iter, bar)
         except KeyboardInterrupt:
             status = run.interrupted(bar)
-    if status is not Status.CONVERGED and run.better_is(first):
+    # A given start has been certified.
+    if not (status is Status.CONVERGED or given) and run.falls_back_on(first):
         status = Status.CONVERGED
     result = run.result(status)
     if status is Status.INTERRUPTED:
@@ -268,8 +269,8 @@ class _Run:
             if self.iteration == max_iter:
                 return Status.MAX_ITER, state
 
-    def better_is(self, start: Point) -> bool:
-        """Keep the starting point if no other is as good, as few steps may lead away; whether that ends the matter."""
+    def falls_back_on(self, start: Point) -> bool:
+        """Take the starting point where no other is as good, as few steps may lead away; whether it is within tol."""
         assert self.best is not None
         certificate = certify(self.program, start.coef, start.intercept, start.dual).tighten(self.best[1])
         if certificate.primal >= self.best[1].primal:
@@ -318,9 +319,14 @@ class _Run:
         )
 
 
+def null_point(program: Program) -> Point:
+    """The best constant model."""
+    return Point(program.y.new_zeros(program.coef_shape), program.null_intercept)
+
+
 def _starting_point(program: Program, start: Point | None) -> Point:
     if start is None:
-        return Point(program.y.new_zeros(program.coef_shape), program.null_intercept)
+        return null_point(program)
     coef, intercept = (part.detach().to(program.y) for part in start[:2])
     if tuple(coef.shape) != program.coef_shape or tuple(intercept.shape) != program.coef_shape[-1:]:
         raise ValueError(

@@ -6,10 +6,19 @@ import math
 
 import torch
 
-from .operators import even_rows, mirrored
+from .operators import mirrored
 from .program import Program
+from .ridge import SMALL_SIDE
 
 _SAMPLES = 64
+
+
+def some_samples_tell(program: Program) -> bool:
+    """Whether decisions may go by a look at some samples.
+
+    On few features they may not: there a repeated sample is the same as a weight of two, to all decisions.
+    """
+    return math.prod(program.map.feature_shape) > SMALL_SIDE
 
 
 def spread(program: Program) -> float:
@@ -43,16 +52,15 @@ def spread(program: Program) -> float:
     4
     """
     linear_map = program.map
-    n_samples, n_features = min(_SAMPLES, linear_map.n_samples), math.prod(linear_map.feature_shape)
     if not linear_map.rows_are_samples:
         return math.nan
-    sample = linear_map.rows(even_rows(linear_map.n_samples, n_samples, linear_map.device))
+    sample = linear_map.some_rows(_SAMPLES)
     kernel = mirrored(sample.full_kernel(torch.float64))
     if program.fit_intercept:
         kernel = kernel - kernel.mean(0) - (kernel.mean(0) - kernel.mean())[:, None]
     if not bool(torch.isfinite(kernel).all()):
         return math.inf
-    fewer, more = sorted((n_samples, n_features))
+    fewer, more = sorted((sample.n_samples, math.prod(sample.feature_shape)))
     mean = float(kernel.trace()) / fewer
     largest = float(torch.linalg.eigvalsh(kernel)[-1])
     return largest / ((1 + math.sqrt(fewer / more)) ** 2 * mean) if mean > 0 else math.nan
