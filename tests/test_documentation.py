@@ -41,6 +41,7 @@ def test_example_runs_and_draws(path, capsys):
     for number in plt.get_fignums():
         for axes in plt.figure(number).axes:
             assert axes.get_xlabel() or axes.get_ylabel()
+            assert all(len(line.get_xdata()) > 1 for line in axes.lines)  # a curve of one point shows nothing
 
 
 def test_there_are_the_four_examples():
