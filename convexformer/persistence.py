@@ -26,7 +26,7 @@ from .deep import (
 )
 from .estimators import ConvexAttentionClassifier, ConvexAttentionRegressor
 from .gates import Gates, GivenGates, get_gate_source
-from .model_selection import ConvexAttentionClassifierCV, ConvexAttentionRegressorCV
+from .model_selection import ConvexAttentionClassifierCV, ConvexAttentionRegressorCV, CrossValidationMixin
 from .sequences import ConvexSequenceRegressor, get_form
 from .targets import ClassTargets, RealTargets
 
@@ -42,6 +42,8 @@ _ESTIMATORS: dict[str, type[Any]] = {
         GreedyConvexTransformerRegressor,
     )
 }
+# Parameters that may be objects of registered classes.
+_PARTS: dict[str, dict[str, type]] = {"loss": LOSSES, "penalty": PENALTIES}
 _FORMAT = 1
 _CONTENT = "convexformer model"
 
@@ -55,8 +57,8 @@ def save_model(model: _Model, path: str | Path) -> None:
     Parameters
     ----------
     model : estimator
-        A fitted estimator of this package. Kept are its parameters, network, names of features and certified figures;
-        not kept are the training history, the dual point and the scores of a cross-validation.
+        A fitted estimator of this package. Kept are its parameters, network, names of features, certified figures and
+        the scores of a cross-validation; not kept are the training history and the dual point.
     path : str or Path
         File to write; replaced only when everything has been written.
 
@@ -67,9 +69,9 @@ def save_model(model: _Model, path: str | Path) -> None:
     NotFittedError
         If it is not fitted.
     ValueError
-        If a parameter is an object that JSON cannot hold (give losses and penalties by name, drop callbacks). A gate
-        source is saved as the gates that it made, but that of a greedy model, which makes others for each layer, must
-        be given by name. Or if labels are objects other than strings.
+        If a parameter is an object that JSON cannot hold (give solvers by name, register losses and penalties of your
+        own, drop callbacks). A gate source is saved as the gates that it made, but that of a greedy model, which makes
+        others for each layer, must be given by name. Or if labels are objects other than strings.
 
     Examples
     --------
@@ -89,6 +91,9 @@ def save_model(model: _Model, path: str | Path) -> None:
     contents, arrays = _contents_of(model)
     if "u1" in arrays and not isinstance(parameters["gates"], str):
         parameters["gates"] = None  # the fitted gates, saved as arrays, take its place
+    for name, registry in _PARTS.items():
+        if type(parameters.get(name)) in registry.values():
+            parameters[name] = _registered(parameters[name], registry)
     for name, value in parameters.items():
         try:
             json.dumps(value, default=plain)
@@ -131,6 +136,9 @@ def load_model(path: str | Path) -> _Model:
     parameters = header["parameters"]
     if "u1" in arrays and parameters["gates"] is None:
         parameters["gates"] = Gates(arrays["u1"], arrays["u2"])
+    for name, registry in _PARTS.items():
+        if isinstance(parameters.get(name), dict):
+            parameters[name] = _rebuilt(parameters[name], registry)
     model = _ESTIMATORS[header["estimator"]](**parameters)
     _restore(model, header, arrays)
     if "feature_names" in header:
@@ -212,6 +220,8 @@ def _(model: ConvexAttentionBase) -> tuple[dict[str, Any], dict[str, Any]]:
         arrays["classes"] = _plain_classes(model._targets.classes)
         if model._targets.class_weight is not None:
             arrays["class_weight"] = model._targets.class_weight
+    if isinstance(model, CrossValidationMixin):
+        arrays |= {"alphas": model.alphas_, "score_path": model.score_path_}
     return header, arrays
 
 
@@ -258,8 +268,9 @@ def _(model: ConvexAttentionBase, header: dict[str, Any], arrays: dict[str, Any]
         _solution(arrays), loss=loss, penalty=penalty, alpha=header["alpha"], targets=targets, gates=gates, like=None
     )
     model._gate_request = (model.gates, model.n_gates)
-    if isinstance(model, (ConvexAttentionClassifierCV, ConvexAttentionRegressorCV)):
+    if isinstance(model, CrossValidationMixin):
         model.alpha_ = header["alpha"]
+        model.alphas_, model.score_path_ = arrays["alphas"], arrays["score_path"]
 
 
 @_restore_network.register
@@ -282,7 +293,10 @@ def _solution(arrays: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
 def _registered(part: Any, registry: dict[str, type]) -> dict[str, Any]:
     name = next((name for name, cls in registry.items() if cls is type(part)), None)
     if name is None:
-        raise ValueError(f"{part!r} cannot be saved: its class is not registered")
+        raise ValueError(
+            f"{part!r} cannot be saved, as its class is not registered; enter it in convexformer.solvers.LOSSES or "
+            "PENALTIES, here and where it is loaded"
+        )
     return {"name": name, **dataclasses.asdict(part)}
 
 

@@ -15,7 +15,7 @@ from convexformer import (
     load_model,
     save_model,
 )
-from convexformer.solvers import Huber
+from convexformer.solvers import LOSSES, Fista, GroupNuclear, Huber
 from convexformer_solvers.archive import read_archive, write_archive
 
 rng = np.random.default_rng(0)
@@ -28,6 +28,7 @@ CASES = {
     "two-dimensional": (ConvexAttentionRegressor(alpha=0.05), X2, X2[:, :2]),
     "nuclear": (ConvexAttentionRegressor(alpha=0.05, penalty="nuclear"), X3, X3[:, 0] @ np.ones((2, 3))),
     "huber": (ConvexAttentionRegressor(alpha=0.05, loss="huber"), X3, X3[:, 0, 0]),
+    "objects": (ConvexAttentionRegressor(alpha=0.05, loss=Huber(0.5), penalty=GroupNuclear()), X3, X3[:, 0, 0]),
     "float32": (ConvexAttentionRegressor(alpha=0.05), X3.astype(np.float32), X3[:, 0, 0]),
     "labels": (ConvexAttentionClassifier(class_weight="balanced"), X3, LABELS),
     "gated": (ConvexAttentionClassifier(activation="gated_relu", n_gates=5, random_state=0), X3, LABELS),
@@ -52,6 +53,8 @@ def test_round_trip(case, tmp_path):
     given = {"gates"} if case == "given gates" else set()
     for name in set(model.get_params()) - given:
         assert again.get_params()[name] == model.get_params()[name]
+    for name in ("alphas_", "score_path_") if case == "cv" else ():
+        np.testing.assert_array_equal(getattr(again, name), getattr(model, name))
     with pytest.raises(ValueError, match="X"):
         again.predict(X[:, :3])
 
@@ -96,7 +99,7 @@ def test_saving_twice_replaces_the_file_and_leaves_nothing_else(tmp_path):
     assert load_model(tmp_path / "m.npz").alpha == 0.5
 
 
-@pytest.mark.parametrize("parameters", [{"loss": Huber(0.5)}, {"callback": print}])
+@pytest.mark.parametrize("parameters", [{"solver": Fista()}, {"callback": print}])
 def test_a_parameter_that_cannot_be_saved_is_named(parameters, tmp_path):
     model = ConvexAttentionRegressor(alpha=0.05, **parameters)
     model.set_params(callback=None).fit(X3, X3[:, 0, 0])
@@ -104,6 +107,22 @@ def test_a_parameter_that_cannot_be_saved_is_named(parameters, tmp_path):
     with pytest.raises(ValueError, match=f"parameter {next(iter(parameters))}="):
         save_model(model, tmp_path / "m.npz")
     assert list(tmp_path.iterdir()) == []
+
+
+class OwnHuber(Huber):
+    pass
+
+
+def test_a_loss_of_ones_own_is_saved_once_registered(tmp_path, monkeypatch):
+    model = ConvexAttentionRegressor(alpha=0.05, loss=OwnHuber(0.5)).fit(X3, X3[:, 0, 0])
+    with pytest.raises(ValueError, match=r"OwnHuber\(delta=0.5\) cannot be saved.*LOSSES"):
+        save_model(model, tmp_path / "m.npz")
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setitem(LOSSES, "own_huber", OwnHuber)
+    save_model(model, tmp_path / "m.npz")
+    again = load_model(tmp_path / "m.npz")
+    assert (again.loss, again.loss_) == (OwnHuber(0.5), OwnHuber(0.5))
+    np.testing.assert_array_equal(again.predict(X3), model.predict(X3))
 
 
 def test_a_gate_source_is_saved_as_its_gates(tmp_path):
