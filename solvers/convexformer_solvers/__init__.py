@@ -11,7 +11,8 @@ from .column_generation import ColumnGeneration
 from .exact import Exact
 from .fista import Fista
 from .gated_map import GatedMap
-from .losses import LOSSES, Huber, Logistic, Loss, Poisson, Softmax, Squared, SquaredHinge, get_loss
+from .loss import Loss
+from .losses import LOSSES, Huber, Logistic, Poisson, Softmax, Squared, SquaredHinge, get_loss
 from .operators import DenseMap, LinearMap
 from .path import Path, PathInterrupted, alpha_grid, iterate_path, solve_path
 from .penalties import PENALTIES, Atoms, Factors, GroupL2, GroupNuclear, Penalty, get_penalty

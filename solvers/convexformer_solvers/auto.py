@@ -15,6 +15,7 @@ from .mixed_precision import MixedPrecision
 from .penalties import GroupL2
 from .polish import Polished
 from .program import Program
+from .proximal_dual import ProximalDual
 from .semismooth import SemismoothNewton, newton_applies
 from .solver import Point, Solver, null_point
 from .spread import some_samples_tell
@@ -35,6 +36,9 @@ _NEWTON_STEPS = 40
 _TURNS = ((400, 400), (1000, 2000))
 # Smaller side of the data up to which Newton steps take the place of all but the first alternating ones.
 _SMALL_NEWTON_SIDE = 2000
+# From this length of the loss's linear parts on, of which nothing but proximal steps makes much; and steps of those.
+_LONG_TAILS = 50.0
+_PROXIMAL_STEPS = 3000
 # A working set pays where the Gram matrix of all features takes as long as so many products with the data.
 _PRODUCTS = 60
 # So many of them at least make other first steps worth a look at how independent the features are.
@@ -141,7 +145,7 @@ def _handed_over(program: Program, state: _State) -> Point:
     return point if better else null_point(program)
 
 
-def _polished_admm() -> Solver:
+def _polished_admm() -> Polished:
     # A polish, in double precision, takes as long as four iterations in single.
     return Polished(AdmmNewton(MixedPrecision()), least_wait=4)
 
@@ -159,6 +163,8 @@ def _plan(program: Program, warm: bool) -> tuple[_Stage, ...]:
     if program.alpha >= program.alpha_max:
         plan.append(_Stage(Constant(), forever))
     small = program.map.smaller_side <= _LARGEST_SIDE
+    if small and program.loss.tail_length(program.null_intercept.expand_as(program.y), program.y) > _LONG_TAILS:
+        return *plan, _Stage(ProximalDual(_polished_admm()), _PROXIMAL_STEPS), *_in_turns(program)
     if not program.loss.separable:
         if isinstance(program.penalty, GroupL2) and small:
             plan.append(_Stage(_polished_admm(), _FIRST_STEPS))

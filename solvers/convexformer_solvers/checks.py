@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from .certificate import certify
-from .losses import Logistic, Loss, Squared
+from .loss import Loss
+from .losses import Logistic, Squared
 from .operators import DenseMap, LinearMap
 from .penalties import GroupL2, GroupNuclear, Penalty
 from .program import Program
@@ -104,6 +105,18 @@ def check_loss(loss: Loss, n_outputs: int = 3, seed: int = 0) -> None:
         half_square = 0.5 * (pred - y).square().sum(1)
         _require_close(value, half_square, 1e-12, "quadratic is True but the value is not half the square")
     _check_conjugate(loss, pred, move, y, value, gradient)
+    if type(loss).widened is not Loss.widened:
+        _check_widened(loss, pred, loss.gradient(move, y), y)
+
+
+def _check_widened(loss: Loss, pred: Tensor, slope: Tensor, y: Tensor) -> None:
+    width = 4.0
+    wide, targets = loss.widened(y, slope, width)
+    found = wide.gradient(pred, targets) / width
+    optimal = loss.gradient(pred - (width - 1) * (found - slope), y)
+    _require_close(found, optimal, 1e-10, "widened is not the proximal step in the dual")
+    own = loss.gradient(y + (pred - targets) / width, y)
+    _require_close(found, own, 1e-10, "the slope of the widened loss is not that at the residual over the width")
 
 
 def _check_conjugate(loss: Loss, pred: Tensor, move: Tensor, y: Tensor, value: Tensor, gradient: Tensor) -> None:

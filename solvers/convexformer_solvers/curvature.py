@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from .losses import Loss
+from .loss import Loss
 from .program import Program
 
 

@@ -1,175 +1,16 @@
-"""Losses: value, gradient, conjugate, curvature and cvxpy expression, per sample.
-
-Predictions and targets are ``(N, c)`` arrays. A loss is jointly convex in the ``c`` predictions of a sample; the
-program takes its weighted mean over samples. A new loss is one class and one line of ``LOSSES``;
-``check_loss`` tests it.
-"""
+"""The losses. A new one is one class and one line of ``LOSSES``; ``check_loss`` tests it."""
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-
-class Loss(ABC):
-    """A convex loss ``l(f, y)`` of the predictions ``f`` of one sample.
-
-    Attributes
-    ----------
-    separable : bool
-        Whether the loss is a sum over outputs.
-    targets : {"real", "sign", "simplex"}
-        What a row of ``y`` is: real numbers (or counts), -1 and 1 per output, or class probabilities.
-    probabilistic : bool
-        Whether ``mean`` gives class probabilities.
-    quadratic : bool
-        Whether the loss is half the squared distance of prediction and target.
-    of_residual : bool
-        Whether the loss is a function of the prediction minus the target.
-    shift_invariant : bool
-        Whether the same number added to all outputs changes nothing.
-    smooth_curvature : bool
-        Whether the second derivatives are continuous; solvers that cannot tell take it that they are not.
-    smoothness : float
-        Largest eigenvalue of the Hessian in ``f`` over all ``f`` and ``y``; inf when unbounded.
-    """
-
-    separable: ClassVar[bool] = True
-    targets: ClassVar[Literal["real", "sign", "simplex"]] = "real"
-    probabilistic: ClassVar[bool] = False
-    quadratic: ClassVar[bool] = False
-    of_residual: ClassVar[bool] = False
-    shift_invariant: ClassVar[bool] = False
-    smooth_curvature: ClassVar[bool] = False
-
-    @property
-    @abstractmethod
-    def smoothness(self) -> float:
-        """Largest curvature of the loss; inf when there is no bound."""
-
-    @abstractmethod
-    def value(self, pred: Tensor, y: Tensor) -> Tensor:
-        """Loss of each sample, shape ``(N,)``."""
-
-    @abstractmethod
-    def gradient(self, pred: Tensor, y: Tensor) -> Tensor:
-        """Gradient in the predictions, shape ``(N, c)``."""
-
-    @abstractmethod
-    def hessian_product(self, pred: Tensor, y: Tensor, direction: Tensor) -> Tensor:
-        """Hessian of each sample times ``direction``, shape ``(N, c)``."""
-
-    def conjugate(self, u: Tensor, y: Tensor) -> Tensor:
-        """Convex conjugate ``sup_f <u, f> - l(f, y)`` of each sample, shape ``(N,)``; inf outside its domain.
-
-        The default is nan: a loss without a conjugate has no certificate, and its gap is nan, never 0.
-        """
-        return u.new_full((u.shape[0],), math.nan)
-
-    def magnitude(self, y: Tensor) -> Tensor:
-        """Size of the terms whose difference a sample's loss is, shape ``(N,)``; eps times it is rounding."""
-        return self.value(torch.zeros_like(y), y)
-
-    def mean(self, pred: Tensor) -> Tensor:
-        """Mean of the targets that predictions stand for (the inverse link), shape ``(N, c)``."""
-        return pred
-
-    def check_target(self, y: Tensor) -> None:  # noqa: B027 - real numbers need no check
-        """Raise ``ValueError`` when ``y`` is not a target of this loss."""
-
-    def example_target(self, n_samples: int, n_outputs: int, generator: torch.Generator) -> Tensor:
-        """Random float64 targets of this loss, which ``checks`` and the tests try it on."""
-        return torch.randn((n_samples, n_outputs), generator=generator, dtype=torch.float64)
-
-    def expression(self, pred: Any, y: Any, weight: Any) -> Any:
-        """cvxpy expression of ``sum_i weight_i l(pred_i, y_i)``; ``pred`` is a cvxpy variable of shape ``(N, c)``."""
-        raise NotImplementedError(f"{type(self).__name__} has no method 'expression', which the solver 'exact' needs")
-
-    def hessian_parts(self, pred: Tensor, y: Tensor) -> tuple[Tensor, Tensor | None] | None:
-        """Parts ``d`` and ``v`` of shape ``(N, c)`` of each sample's Hessian ``diag(d) - v v'``.
-
-        The second is None where the Hessian is diagonal. Optional for a loss that couples the outputs: None, the
-        default there, makes solvers take the Hessian column by column.
-        """
-        return (self.hessian_product(pred, y, torch.ones_like(pred)), None) if self.separable else None
-
-    def mean_hessian(self, pred: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-        """``(c, c)`` Hessian of the weighted loss in an intercept shared by all samples."""
-        if self.separable:
-            return torch.diag(weight @ self.hessian_product(pred, y, torch.ones_like(pred)))
-        columns = []
-        for k in range(pred.shape[1]):
-            direction = torch.zeros_like(pred)
-            direction[:, k] = 1.0
-            columns.append(weight @ self.hessian_product(pred, y, direction))
-        return torch.stack(columns)
-
-    def best_dual_scale(self, theta: Tensor, y: Tensor, weight: Tensor, limit: Tensor) -> Tensor:
-        """Scale of ``theta`` within ``[0, limit]`` that serves the dual bound best.
-
-        `limit` has shape ``(c,)`` when outputs may be scaled apart and ``()`` otherwise. The default is the largest
-        scale at most 1, which keeps every point between zero and ``theta`` in the conjugate's domain.
-        """
-        return limit.clamp(max=1.0)
-
-    def best_intercept(self, pred: Tensor, y: Tensor, weight: Tensor, start: Tensor | None = None) -> Tensor:
-        """Minimiser over ``b`` of ``sum_i weight_i l(pred_i + b, y_i)``, shape ``(c,)``, by damped Newton steps.
-
-        The weights sum to 1. `start` is a first guess that saves steps.
-        """
-        rounding = 8 * torch.finfo(pred.dtype).eps
-        # Far from the predictions a loss is flat or steep, and Newton steps from there are useless.
-        guesses = [-(weight @ pred)] + ([torch.zeros_like(pred[0])] if start is None else [start])
-        value, b = min(
-            ((float((weight * self.value(pred + guess, y)).sum()), guess) for guess in guesses),
-            key=lambda pair: pair[0],
-        )
-        negligible = torch.finfo(pred.dtype).eps ** 2 * float((weight * self.value(torch.zeros_like(pred), y)).sum())
-        per_sample = self.gradient(pred + b, y)
-        for _ in range(100):
-            slope = weight @ per_sample
-            size = weight @ per_sample.abs()
-            # An output whose best constant is at infinity (an absent class) is done once its slope is beneath notice.
-            done = bool((slope.abs() <= rounding * size.clamp(min=rounding * float(size.max()))).all())
-            if done or value <= negligible:
-                break
-            direction = self._newton_direction(pred + b, y, weight, slope)
-            decrease = -float(slope @ direction)
-            step, candidate = 1.0, b + direction
-            new = float((weight * self.value(pred + candidate, y)).sum())
-            # A small loss may be a difference of terms as large as the predictions: their rounding hides its decrease.
-            terms = float(weight @ (pred + b).abs().amax(1))
-            visible = decrease > rounding * (abs(value) + terms)
-            while visible and step > 1e-8 and not new <= value - 0.25 * step * decrease:
-                step *= 0.5
-                candidate = b + step * direction
-                new = float((weight * self.value(pred + candidate, y)).sum())
-            if visible and not new < value:
-                break
-            new_per_sample = self.gradient(pred + candidate, y)
-            # Once rounding hides the decrease of the value, only the slope tells whether a step is worth it.
-            if not visible and not float((weight @ new_per_sample).abs().max()) < 0.5 * float(slope.abs().max()):
-                break
-            b, value, per_sample = candidate, new, new_per_sample
-        return b
-
-    def _newton_direction(self, pred: Tensor, y: Tensor, weight: Tensor, slope: Tensor) -> Tensor:
-        """Newton direction of an intercept; zero along directions in which the loss is flat."""
-        hessian = self.mean_hessian(pred, y, weight)
-        if self.separable:
-            curvature = hessian.diagonal()
-            return torch.where(curvature > 0, -slope / curvature, 0.0)
-        curvature, basis = torch.linalg.eigh(hessian)
-        # Curvature beneath the rounding of its terms belongs to a flat direction.
-        flat = 8 * torch.finfo(pred.dtype).eps * max(float(curvature[-1]), min(self.smoothness, 1.0))
-        along = basis.T @ slope
-        return -basis @ torch.where(curvature > flat, along / curvature.clamp(min=flat), 0.0)
+from .loss import Loss
 
 
 @dataclass(frozen=True)
@@ -257,6 +98,12 @@ class Huber(Loss):
     def conjugate(self, u: Tensor, y: Tensor) -> Tensor:
         finite = 0.5 * u.square() + u * y
         return torch.where(u.abs() <= self.delta, finite, math.inf).sum(1)
+
+    def tail_length(self, pred: Tensor, y: Tensor) -> float:
+        return max(1.0, float((pred - y).abs().median(0).values.max()) / self.delta)
+
+    def widened(self, y: Tensor, slope: Tensor, width: float) -> tuple[Loss, Tensor]:
+        return Huber(width * self.delta), y - (width - 1) * slope
 
     def expression(self, pred: Any, y: Any, weight: Any) -> Any:
         import cvxpy as cp

@@ -21,7 +21,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from .losses import Loss
+from .loss import Loss
 from .operators import LinearMap
 from .penalties import Penalty
 

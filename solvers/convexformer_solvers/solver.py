@@ -17,7 +17,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from .certificate import certify
-from .losses import Loss
+from .loss import Loss
 from .penalties import Penalty
 from .program import Program
 from .result import Certificate, History, Progress, SolverInterrupted, SolverResult, Status, check_tol

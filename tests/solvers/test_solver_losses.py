@@ -194,6 +194,29 @@ def test_check_rejects_a_conjugate_that_forgets_its_domain(kind):
         check_loss(kind())
 
 
+class HuberOfWrongWidth(Huber):
+    def widened(self, y, slope, width):
+        return Huber((width - 1) * self.delta), y - (width - 1) * slope
+
+
+class HuberOfWrongTargets(Huber):
+    def widened(self, y, slope, width):
+        return Huber(width * self.delta), y - width * slope
+
+
+@pytest.mark.parametrize("kind", [HuberOfWrongWidth, HuberOfWrongTargets])
+def test_check_rejects_what_is_no_proximal_step(kind):
+    with pytest.raises(AssertionError, match="proximal step in the dual"):
+        check_loss(kind())
+
+
+def test_tails_are_as_long_as_half_of_the_residuals():
+    y = torch.tensor([[0.5, 1.0], [20.0, 2.0], [30.0, 3.0], [-4e6, 4.0], [60.0, 50.0]], dtype=torch.float64)
+    assert Huber(10.0).tail_length(torch.zeros_like(y), y) == 3.0
+    assert Huber(1e3).tail_length(torch.zeros_like(y), y) == 1.0
+    assert all(loss.tail_length(torch.zeros_like(y), y) == 1.0 for loss in INSTANCES if not isinstance(loss, Huber))
+
+
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("loss", INSTANCES, ids=repr)
 def test_fenchel_young_holds_everywhere(loss, seed):
