@@ -60,8 +60,9 @@ class _Phase(NamedTuple):
     @property
     def stuck(self) -> bool:
         """Whether the steps have come to rest or do not halve the gap in time."""
-        recent = self.gaps[-self.solver.halving_steps :]
-        slow = len(self.gaps) > len(recent) and 2 * min(recent) > min(self.gaps[: -len(recent)])
+        sizes = [abs(gap) for gap in self.gaps]  # one far below zero is that of an ascent that is not the dual point's
+        recent = sizes[-self.solver.halving_steps :]
+        slow = len(sizes) > len(recent) and 2 * min(recent) > min(sizes[: -len(recent)])
         return slow or self.solver.finished(self.inner)
 
 

@@ -34,7 +34,7 @@ _NEWTON_STEPS = 40
 # Turns that gradient and alternating steps take after that on a loss that is not quadratic, before the last: the latter
 # stand still where curvatures jump and the regularisation is weak, the former where features are correlated.
 _TURNS = ((400, 400), (1000, 2000))
-# Smaller side of the data up to which Newton steps take the place of all but the first alternating ones.
+# Smaller side of the data of one output up to which Newton steps are among them, outputs being solved one by one.
 _SMALL_NEWTON_SIDE = 2000
 # From this length of the loss's linear parts on, of which nothing but proximal steps makes much; and steps of those.
 _LONG_TAILS = 50.0
@@ -156,7 +156,8 @@ def _plan(program: Program, warm: bool) -> tuple[_Stage, ...]:
         if not newton_applies(program) or program.map.n_samples > _LARGEST_SIDE:
             return (_Stage(Fista(), forever),)
         newton = _Stage(SemismoothNewton(), _NEWTON_STEPS)
-        return _Stage(Fista(), _FISTA_STEPS_BEFORE_NEWTON), newton, _Stage(Fista(), forever)
+        turns = (stage for n_steps, _ in _TURNS for stage in (_Stage(Fista(), n_steps), newton))
+        return _Stage(Fista(), _FISTA_STEPS_BEFORE_NEWTON), newton, *turns, _Stage(Fista(), forever)
     if not program.penalty.by_block:  # the size of groups says nothing of a good rho
         return (_Stage(Fista(), forever),)
     plan = []
@@ -191,7 +192,8 @@ def _plan(program: Program, warm: bool) -> tuple[_Stage, ...]:
 
 def _in_turns(program: Program) -> Iterator[_Stage]:
     """Alternating and accelerated gradient steps, and Newton steps where they apply and cost little."""
-    takes_newton_steps = newton_applies(program) and program.map.smaller_side <= _SMALL_NEWTON_SIDE
+    work = program.map.smaller_side**3 * program.y.shape[1]
+    takes_newton_steps = newton_applies(program) and work <= _SMALL_NEWTON_SIDE**3
     yield _Stage(_polished_admm(), _FIRST_STEPS)
     if takes_newton_steps:  # where curvatures jump, points of other solvers that are not near lead it astray
         yield _Stage(SemismoothNewton(), _NEWTON_STEPS, afresh=True)
@@ -199,6 +201,5 @@ def _in_turns(program: Program) -> Iterator[_Stage]:
         yield _Stage(Fista(), n_gradient_steps)
         if takes_newton_steps:
             yield _Stage(SemismoothNewton(), _NEWTON_STEPS)
-        else:
-            yield _Stage(_polished_admm(), n_steps)
+        yield _Stage(_polished_admm(), n_steps)
     yield _Stage(Fista(), math.inf)

@@ -71,7 +71,7 @@ class Exact(Solver):
         import cvxpy as cp
 
         matrix = program.map.as_matrix().double().cpu().numpy()
-        y, weight = program.y.double().cpu().numpy(), program.weight.double().cpu().numpy()
+        y, weight = program.with_float64_targets().y.cpu().numpy(), program.weight.double().cpu().numpy()
         n_blocks = math.prod(program.map.feature_shape[:-1])
         coef = cp.Variable((matrix.shape[1], y.shape[1]))
         pred = cp.Variable(y.shape)

@@ -80,6 +80,10 @@ class Loss(ABC):
     def check_target(self, y: Tensor) -> None:  # noqa: B027 - real numbers need no check
         """Raise ``ValueError`` when ``y`` is not a target of this loss."""
 
+    def target_in(self, y: Tensor, dtype: torch.dtype) -> Tensor:
+        """The targets in another precision, within what ``check_target`` asks for there."""
+        return y.to(dtype)
+
     def example_target(self, n_samples: int, n_outputs: int, generator: torch.Generator) -> Tensor:
         """Random float64 targets of this loss, which ``checks`` and the tests try it on."""
         return torch.randn((n_samples, n_outputs), generator=generator, dtype=torch.float64)

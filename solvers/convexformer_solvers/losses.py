@@ -121,7 +121,15 @@ class Huber(Loss):
         slopes = torch.cat([torch.full_like(kinks[:1], -self.delta), slopes])
         last = ((slopes <= 0).sum(0, keepdim=True) - 1).clamp(max=len(kinks) - 2)
         kink, slope, rate = (values.gather(0, last)[0] for values in (kinks, slopes, rates))
-        return torch.where(rate > 0, kink - slope / rate, kink)
+        best = torch.where(rate > 0, kink - slope / rate, kink)
+        # The rounding of the kinks is that of delta, beside which targets may be small: it is within the residuals, and
+        # a Newton step takes most of it away.
+        best = best.clamp(residual.amin(0), residual.amax(0))
+        slope = weight @ self.gradient(pred + best, y)
+        curvature = weight @ self.hessian_product(pred + best, y, torch.ones_like(pred))
+        refined = torch.where(curvature > 0, best - slope / curvature, best)
+        better = (weight @ self.gradient(pred + refined, y)).abs() < slope.abs()
+        return torch.where(better, refined, best)
 
 
 class _SignLoss(Loss):
@@ -202,7 +210,10 @@ class SquaredHinge(_SignLoss):
 
 @dataclass(frozen=True)
 class Softmax(Loss):
-    r"""Softmax cross-entropy :math:`\log \sum_l e^{f_l} - \langle y, f \rangle` for rows ``y`` in the unit simplex."""
+    r"""Softmax cross-entropy :math:`\log \sum_l e^{f_l} - \langle y, f \rangle` for rows ``y`` in the unit simplex.
+
+    Rows in float32 may miss the simplex by their rounding: certificates are of the rows over their sums in float64.
+    """
 
     separable = False
     shift_invariant = True
@@ -226,6 +237,11 @@ class Softmax(Loss):
             raise ValueError(
                 "targets of the softmax loss must be class probabilities whose rows sum to 1; normalise them in float64"
             )
+
+    def target_in(self, y: Tensor, dtype: torch.dtype) -> Tensor:
+        target = y.to(dtype)
+        # Rows in single precision sum to 1 but for its rounding.
+        return target if y.dtype == dtype else target / target.sum(1, keepdim=True)
 
     def example_target(self, n_samples: int, n_outputs: int, generator: torch.Generator) -> Tensor:
         scores = super().example_target(n_samples, n_outputs, generator)

@@ -166,10 +166,10 @@ class NewtonSystem:
 
     def _iterate(self, state: _Conjugate, jacobian: ProxJacobian, sigma: float, root: Tensor, limit: int) -> None:
         for _ in range(limit):
-            direction = state.direction(self._precondition(state.residual))
-            state.advance(direction, sigma * self._kernel_product(jacobian, root * direction), root)
             if state.done:
                 return
+            direction = state.direction(self._precondition(state.residual))
+            state.advance(direction, sigma * self._kernel_product(jacobian, root * direction), root)
 
     def _precondition(self, residual: Tensor) -> Tensor:
         assert self._factor is not None

@@ -117,7 +117,7 @@ class Program:
 
     def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Program:
         """The same program with data held in another precision or on another device."""
-        y = self.y.to(dtype=dtype or self.y.dtype, device=device or self.y.device)
+        y = self.loss.target_in(self.y.to(device=device or self.y.device), dtype or self.y.dtype)
         new_map = self.map.to(dtype, device)
         if y is self.y and new_map is self.map:
             return self
@@ -129,7 +129,7 @@ class Program:
         if self.y.dtype == torch.float64:
             return self
         weight = None if self.sample_weight is None else self.sample_weight.double()
-        return dataclasses.replace(self, y=self.y.double(), sample_weight=weight)
+        return dataclasses.replace(self, y=self.loss.target_in(self.y, torch.float64), sample_weight=weight)
 
     def with_alpha(self, alpha: float) -> Program:
         """The same program with another weight of the penalty; what does not depend on that is not computed again."""

@@ -28,6 +28,11 @@ _SIGMA_GROWTH = 9.0
 # A subproblem is solved once its residual is this far below the move of the proximal point that it causes.
 _INNER_ACCURACY = 0.3
 _MAX_INNER_STEPS = 30
+# Shorter proximal steps where a search fails, by this factor and so often at most.
+_SHORTER = 1 / 30
+_MAX_SHORTER = 4
+# How near to a jump of the curvature a prediction is taken to be at it.
+_AT_A_JUMP = 1e-7
 
 
 class _Iterate(NamedTuple):
@@ -47,11 +52,13 @@ class _Iterate(NamedTuple):
     residual: Tensor  # A coef + intercept - v, (N, 1)
     inner_steps: int  # Newton steps since the proximal point moved
     finished: bool
+    n_shorter: int = 0  # times that sigma had to fall
 
 
 class _State(NamedTuple):
     iterates: tuple[_Iterate, ...]  # one per output
     program: Program  # samples of positive weight, float64 targets
+    offset: Tensor  # by how much the iterates' predictions are lower, (c,)
     gram: SupportGram
     iteration: int = 0
     gap: float = math.inf  # rough
@@ -92,13 +99,18 @@ class SemismoothNewton(PrimalDualSolver):
         self._check(program)
         program = program.counted().with_float64_targets()
         coef = coef.to(program.y)
+        # The intercept's proximal term would make much of a large mean, and hide what steps gain.
+        movable = program.fit_intercept and program.loss.of_residual
+        offset = program.null_intercept if movable else torch.zeros_like(program.null_intercept)
+        lower = dataclasses.replace(program, y=program.y - offset)
+        pred = None if pred is None else pred - offset
         if pred is None and not bool(coef.any()):
-            coef, pred = self._warmed_up(program, coef)
+            coef, pred = self._warmed_up(lower, coef)
         if pred is None:
-            pred = own_predictions(program, coef)
+            pred = own_predictions(lower, coef)
         gram = SupportGram(program.map) if previous is None else previous.gram
-        iterates = tuple(_first_iterate(program, gram, coef, pred, k) for k in range(program.y.shape[1]))
-        return self._with_gap(_State(iterates, program, gram))
+        iterates = tuple(_first_iterate(lower, gram, coef, pred, k) for k in range(program.y.shape[1]))
+        return self._with_gap(_State(iterates, program, offset, gram))
 
     @staticmethod
     def _warmed_up(program: Program, coef: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -121,8 +133,9 @@ class SemismoothNewton(PrimalDualSolver):
     def iterate(self, state: _State) -> Iterate:
         coef = torch.cat([s.coef for s in state.iterates], dim=-1)
         ascent = torch.cat([s.ascent for s in state.iterates], dim=-1)
-        fitted = torch.cat([s.pred + s.residual for s in state.iterates], dim=1)
-        return Iterate(state.program, coef, fitted, torch.cat([s.pred for s in state.iterates], dim=1), ascent)
+        pred = torch.cat([s.pred for s in state.iterates], dim=1) + state.offset
+        residual = torch.cat([s.residual for s in state.iterates], dim=1)
+        return Iterate(state.program, coef, pred + residual, pred, ascent)
 
     def finished(self, state: _State) -> bool:
         return all(s.finished for s in state.iterates)
@@ -198,15 +211,36 @@ def _newton_step(iterate: _Iterate) -> _Iterate:
         )
         iterate = _with_residual(_proximal(moved))
     program, residual = iterate.program, iterate.residual[:, 0]
-    ones = torch.ones_like(iterate.pred)
-    curvature = program.weight * program.loss.hessian_product(iterate.pred, program.y, ones)[:, 0]
+    curvature = program.weight * _curvature(program, iterate.pred)[:, 0]
     try:
         direction = iterate.system.solve(_jacobian(iterate), iterate.sigma, curvature, residual)
     except ValueError:  # the system overflows
+        return _shorter(iterate)
+    slope = -float((residual * curvature) @ direction)
+    if not bool(torch.isfinite(direction).all()) or slope > 0:  # rounding: sigma is too large for the data
+        return _shorter(iterate)
+    return _line_search(iterate, direction[:, None], slope) or _shorter(iterate)
+
+
+def _curvature(program: Program, pred: Tensor) -> Tensor:
+    """Curvature of each sample's loss; the largest about its prediction where it jumps, so that no step meets more."""
+    loss, ones = program.loss, torch.ones_like(pred)
+    curvature = loss.hessian_product(pred, program.y, ones)
+    if loss.smooth_curvature or loss.quadratic:
+        return curvature
+    near = _AT_A_JUMP * (1 + pred.abs())
+    for shift in (near, -near):
+        curvature = torch.maximum(curvature, loss.hessian_product(pred + shift, program.y, ones))
+    return curvature
+
+
+def _shorter(iterate: _Iterate) -> _Iterate:
+    """The iterate at its proximal point, with a smaller sigma; finished where that has been tried often enough."""
+    if iterate.n_shorter == _MAX_SHORTER:
         return iterate._replace(finished=True)
-    if not bool(torch.isfinite(direction).all()):
-        return iterate._replace(finished=True)
-    return _line_search(iterate, direction[:, None], -float((residual * curvature) @ direction))
+    pred = iterate.program.map.matvec(iterate.center) + iterate.center_intercept
+    shorter = iterate._replace(sigma=_SHORTER * iterate.sigma, inner_steps=0, n_shorter=iterate.n_shorter + 1)
+    return _with_residual(_at(shorter, pred))
 
 
 def _solved(iterate: _Iterate) -> bool:
@@ -227,8 +261,8 @@ def _jacobian(iterate: _Iterate) -> ProxJacobian:
     return ProxJacobian(active, 1 - threshold / norms, shifted[active] / norms[:, None])
 
 
-def _line_search(iterate: _Iterate, direction: Tensor, slope: float) -> _Iterate:
-    """Armijo steps; where rounding hides any decrease the iterate is marked finished."""
+def _line_search(iterate: _Iterate, direction: Tensor, slope: float) -> _Iterate | None:
+    """Armijo steps; None where none lowers the merit, as where rounding hides any decrease."""
     rounding = 1e-14 * abs(iterate.merit)
     full = candidate = _at(iterate, iterate.pred + direction)
     step = 1.0
@@ -242,4 +276,4 @@ def _line_search(iterate: _Iterate, direction: Tensor, slope: float) -> _Iterate
             candidate = _proximal(iterate._replace(pred=pred, theta=theta, ascent=ascent))
         else:
             candidate = _at(iterate, iterate.pred + step * direction)
-    return iterate._replace(finished=True)
+    return None

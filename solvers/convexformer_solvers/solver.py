@@ -133,7 +133,8 @@ def solve(
     max_iter : int, default=10000
         Iterations at most.
     start : (coef, intercept), optional
-        Starting point, returned as it is where its certified gap is within ``tol``. Default: the best constant model.
+        Starting point, returned as it is where its certified gap is within ``tol``. Default: the best constant model,
+        which also takes the place of a start that is worse.
     dtype : torch.dtype, optional
         Precision in which the solver works. Default: that of the program's map.
     device : torch.device or str, optional
@@ -220,7 +221,10 @@ def solve_on(
         try:
             status = run.check(first, bar) if given else None
             if status is None:
-                state = solver.init(working, first) if previous is None else solver.init_again(working, first, previous)
+                origin = null_point(working) if given and run.is_worse_than_constant else first
+                state = (
+                    solver.init(working, origin) if previous is None else solver.init_again(working, origin, previous)
+                )
                 status, state = run.until_stop(working, solver, state, max_iter, bar)
         except KeyboardInterrupt:
             status = run.interrupted(bar)
@@ -268,6 +272,12 @@ class _Run:
                 return Status.STALLED, state
             if self.iteration == max_iter:
                 return Status.MAX_ITER, state
+
+    @property
+    def is_worse_than_constant(self) -> bool:
+        """Whether the best point so far is worse than the best constant model."""
+        assert self.best is not None
+        return not self.best[1].primal <= self.program.null_value
 
     def falls_back_on(self, start: Point) -> bool:
         """Take the starting point where no other is as good, as few steps may lead away; whether it is within tol."""

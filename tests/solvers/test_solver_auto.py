@@ -6,7 +6,7 @@ import pytest
 import torch
 from solver_cases import make_program, randn
 
-from convexformer_solvers import Auto, DenseMap, Program, Status, get_loss, get_penalty, solve
+from convexformer_solvers import Auto, DenseMap, GatedMap, Program, Status, get_loss, get_penalty, solve
 from convexformer_solvers import auto as auto_module
 from convexformer_solvers.solver import Point, Solver
 
@@ -49,6 +49,18 @@ class TestWeakRegularisationOfSmallData:
         program = Program(DenseMap(data), y, get_loss(loss), get_penalty("group_l2"), 1.0, fit_intercept=True)
         program = program.with_alpha(1e-3 * program.alpha_max)
         assert solve(program, Auto(), tol=1e-4, max_iter=400).status is Status.CONVERGED
+
+    @pytest.mark.parametrize("seed", range(5))
+    def test_poisson(self, seed):
+        # Gated features of a few radial basis functions: gradient steps alone are at 1e-5 after three thousand.
+        generator = torch.Generator().manual_seed(seed)
+        data = torch.exp(-((randn(120, 6, 1, seed=seed) - torch.linspace(-3, 3, 4)) ** 2) / 1.28)
+        masks = torch.rand(120, 6, generator=generator) < 0.5
+        scores = data[:, :2].sum((1, 2))[:, None] + 10 * randn(120, 2, seed=seed + 50)
+        y = 1 + torch.poisson(scores.clamp(-4, 4).exp(), generator=generator)
+        program = Program(GatedMap(data, masks), y, get_loss("poisson"), get_penalty("group_l2"), 1.0, None, True)
+        program = program.with_alpha(0.005 * program.alpha_max)
+        assert solve(program, Auto(), tol=1e-6, max_iter=2500).status is Status.CONVERGED
 
 
 class _Astray(Solver):

@@ -18,9 +18,11 @@ from convexformer_solvers import (
     Exact,
     Fista,
     GatedMap,
+    GroupL2,
     Point,
     Program,
     Progress,
+    Softmax,
     SolverInterrupted,
     Status,
     certify,
@@ -325,6 +327,28 @@ class TestWarmStart:
         cold = fit(program, tol=1e-8).certificate
         far = fit(program, tol=1e-8, start=(randn(*program.coef_shape, scale=2.0), randn(2))).certificate
         assert far.primal == pytest.approx(cold.primal, abs=1e-7 * program.null_value)
+
+    @pytest.mark.parametrize("penalty", PENALTY_NAMES)
+    def test_a_start_worse_than_the_best_constant_model_is_not_started_from(self, penalty):
+        # From a thousand times the solution three thousand iterations are not enough.
+        program = make_program("squared", penalty, intercept=True, n=100)
+        cold = solve(program, get_solver("auto"), tol=1e-6)
+        far = solve(program, get_solver("auto"), tol=1e-6, start=(1e3 * cold.coef, cold.intercept))
+        assert torch.equal(far.coef, cold.coef)
+        assert far.n_iter == cold.n_iter
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("targets", [torch.float32, torch.float64])
+def test_soft_labels_with_data_in_single_precision(targets, dtype):
+    data = randn(60, 3, 2)
+    y = torch.softmax(randn(60, 3, seed=1), 1)
+    exact = Program(DenseMap(data), y, Softmax(), GroupL2(), 0.01, None, True)
+    single = Program(DenseMap(data.float()), y.to(targets), exact.loss, exact.penalty, 0.01, None, True)
+    expected = solve(exact, get_solver("auto"), tol=1e-6)
+    found = solve(single, get_solver("auto"), tol=1e-5, dtype=dtype)
+    assert found.certificate.primal == pytest.approx(expected.certificate.primal, rel=1e-5)
+    assert found.certificate.dual <= expected.certificate.primal * (1 + 1e-6)
 
 
 def test_start_intercept_of_a_program_without_one():

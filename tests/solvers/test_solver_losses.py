@@ -394,6 +394,13 @@ class TestBestIntercept:
         for candidate in (best, loss.best_intercept(pred, y, weight, start)):
             assert self.relative_slope(loss, pred, y, weight, candidate) <= 1e-9
 
+    @pytest.mark.parametrize("unit", [0.0, 1e-30, 1e-18, 1e-12])
+    def test_huber_of_residuals_far_below_its_threshold_is_their_mean(self, unit):
+        pred, y, weight = randn(50, 3), unit * randn(50, 3, seed=1), random_weight(50)
+        weight = weight / weight.sum()
+        best = Huber().best_intercept(torch.zeros_like(pred), y, weight)
+        torch.testing.assert_close(best, weight @ y, rtol=1e-9, atol=0.0)
+
     def test_huber_crosses_a_gap_without_curvature(self):
         # The weight sits in the far cluster, the unweighted median in the near one, nothing in between.
         y = torch.cat([torch.zeros(10, 1), torch.full((9, 1), 100.0)]).double()

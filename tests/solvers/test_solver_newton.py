@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,14 +16,18 @@ from convexformer_solvers import (
     GroupL2,
     GroupNuclear,
     Program,
+    SemismoothNewton,
     Softmax,
     Squared,
     coupled_system,
+    get_loss,
     solve,
 )
+from convexformer_solvers.admm_newton import _Phase
 from convexformer_solvers.coupled_system import BlockTerms, CoupledSystem
 from convexformer_solvers.curvature import Curvature
-from convexformer_solvers.solver import Point
+from convexformer_solvers.newton_systems import NewtonSystem, ProxJacobian
+from convexformer_solvers.solver import Point, null_point
 from convexformer_solvers.support_newton import SupportNewton
 
 K, D, C = 4, 3, 3
@@ -134,6 +139,46 @@ def test_support_newton_never_goes_uphill():
     assert len(objectives) > 5
     assert all(after <= before + 1e-12 for before, after in pairwise(objectives))
     assert objectives[-1] == pytest.approx(solve(program, Fista(), tol=1e-8).certificate.primal, rel=1e-7)
+
+
+def test_newton_steps_whose_rough_gaps_stay_far_below_zero_are_given_up():
+    # Such gaps are those of ascents that are not the dual point's; twice one is below it.
+    phase = _Phase(SemismoothNewton(), SimpleNamespace(iterates=(SimpleNamespace(finished=False),)), (-76.0,) * 30)
+    assert phase.stuck
+    assert not phase._replace(gaps=tuple(-76.0 * 0.5**k for k in range(30))).stuck
+
+
+class TestSemismoothNewton:
+    def separable_classes(self, seed, n=40, blocks=6, d=4):
+        data = randn(n, blocks, d, seed=seed)
+        y = torch.where(data[:, 0, 0] + 0.5 * randn(n, seed=seed + 50) > 0, 1.0, -1.0)[:, None].double()
+        return Program(DenseMap(data), y, get_loss("squared_hinge"), GroupL2(), 1e-2, None, True)
+
+    @pytest.mark.parametrize("seed", range(12))
+    def test_ends_where_curvatures_jump(self, seed):
+        # Where samples at their kinks count as flat, or a failed search ends it, half of these stay at gaps of .1 to 1.
+        assert solve(self.separable_classes(seed), SemismoothNewton(), tol=1e-5, max_iter=150).certificate.gap < 1e-4
+
+    @pytest.mark.parametrize("offset", [1e3, 1e6])
+    def test_the_mean_of_the_targets_does_not_matter(self, offset):
+        data = 1e6 * randn(40, 8, 3)
+        y = data[:, :2].sum((1, 2))[:, None] / 1e6 + randn(40, 1, seed=1)
+        results = []
+        for shift in (0.0, offset):
+            program = Program(DenseMap(data), y + shift, Squared(), GroupL2(), 1e3, None, True)
+            state = SemismoothNewton().init(program, null_point(program))
+            for _ in range(6):
+                state = SemismoothNewton().step(program, state)
+            results.append(SemismoothNewton().iterate(state))
+        torch.testing.assert_close(results[1].coef, results[0].coef, rtol=0, atol=1e-4 * float(results[0].coef.max()))
+
+    def test_no_curvature_at_all_is_no_division_by_zero(self):
+        # All samples in the linear parts: the system has nothing to solve for.
+        jacobian = ProxJacobian(torch.arange(9), torch.full((9,), 0.5).double(), randn(9, 100))
+        system = NewtonSystem(DenseMap(randn(20, 9, 100)), fit_intercept=True)
+        target = randn(20)
+        for curvature in (torch.ones(20).double(), torch.zeros(20).double()):
+            assert torch.isfinite(system.solve(jacobian, 1.0, curvature, target)).all()
 
 
 def test_support_newton_says_what_it_cannot_do():
