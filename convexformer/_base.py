@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -34,6 +36,7 @@ from ._validation import (
     as_tensor,
     check_device,
     check_dtype,
+    check_flag,
     check_grid,
     check_tokens,
     check_weight,
@@ -108,6 +111,8 @@ class CertifiedEstimator(BaseEstimator):
         """Keyword arguments of ``solve``."""
         dtype = check_dtype(self.dtype, program.map.dtype)
         check_tol(self.tol)
+        if not (self.callback is None or callable(self.callback)):
+            raise ValueError(f"callback must be None or a function of a Progress, got {self.callback!r}")
         return {
             "tol": self.tol,
             "max_iter": self.max_iter,
@@ -236,9 +241,21 @@ class ConvexAttentionBase(CertifiedEstimator):
         problem = clone._problem(X, y, sample_weight, alpha=1.0, is_grid=True)
         program = problem.program
         grid = alpha_grid(program.alpha_max, n_alphas, eps) if alphas is None else check_grid(alphas)
-        path = solve_path(program, get_solver(self.solver), grid, resume=resume, **clone._options(program))
+        with clone._naming_drawn_gates():
+            path = solve_path(program, get_solver(self.solver), grid, resume=resume, **clone._options(program))
         coefs = clone._public(path.coefs, problem.targets).numpy(force=True)
         return PathResult(np.array(path.alphas), coefs, np.array(path.gaps))
+
+    @contextmanager
+    def _naming_drawn_gates(self) -> Iterator[None]:
+        """Say that other gates were drawn where a file of an earlier call is of another program."""
+        try:
+            yield
+        except ValueError as error:
+            drawn = self.activation == "gated_relu" and self.random_state is None
+            if not (drawn and str(error).startswith("resume")):
+                raise
+            raise ValueError(f"{error}. Gates that are drawn come again only with an int as random_state") from error
 
     # Building the program
 
@@ -247,6 +264,11 @@ class ConvexAttentionBase(CertifiedEstimator):
     ) -> Problem:
         """Check everything and build the program; for a grid `alpha` is a placeholder."""
         penalty = get_penalty(self.penalty)
+        if type(penalty).factorize is Penalty.factorize:
+            raise ValueError(
+                f"penalty={penalty!r} does not say which heads coefficients are made of: define its method "
+                "'factorize', or solve attention_program(...), which needs none"
+            )
         source = self._gate_source(is_grid)
         tokens = check_tokens(self, X, reset=True)
         device = check_device(self.device, tokens.device)
@@ -255,7 +277,7 @@ class ConvexAttentionBase(CertifiedEstimator):
         total = targets.weight(labels, weight)
         total_weight = None if total is None else as_tensor(total, device)
         tokens, encoded = tokens.to(device), as_tensor(targets.encode(labels), device)
-        has_intercept = bool(self.fit_intercept)
+        has_intercept = check_flag(self.fit_intercept, "fit_intercept")
         data = TrainingData(tokens, encoded, loss, penalty, None if is_grid else alpha, total_weight, has_intercept)
         gates, masks, interruption = self._gates(data, source)
         linear_map = attention_map(tokens, gates, masks, encoded.shape[-1])

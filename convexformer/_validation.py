@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sized
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -165,9 +166,10 @@ def check_program_tokens(X: Any) -> Tensor:
 
 def check_real_target(y: Any, loss: Loss, n_samples: int) -> NDArray[np.float64]:
     """Check targets of a regression: finite numbers of shape (N,) or (N, c)."""
-    y = check_array(given(y), ensure_2d=False, dtype=np.float64, input_name="y")
+    y = check_array(given(y), ensure_2d=False, allow_nd=True, dtype=np.float64, input_name="y")
     if y.ndim not in (1, 2):
-        raise ValueError(f"y must have shape (n_samples,) or (n_samples, n_outputs), got {y.shape}")
+        hint = "; ConvexSequenceRegressor fits sequences of targets" if y.ndim == 3 else ""
+        raise ValueError(f"y must have shape (n_samples,) or (n_samples, n_outputs), got {y.shape}{hint}")
     check_consistent_length(np.empty(n_samples), y)
     if loss.targets != "real":
         raise ValueError(f"loss={loss!r} needs class labels; use ConvexAttentionClassifier")
@@ -185,6 +187,8 @@ def check_label_target(y: Any, n_samples: int) -> NDArray:
     """Check targets of a classification: one label per sample."""
     y = column_or_1d(given(y), warn=True)
     assert_all_finite(y, input_name="y")
+    if y.dtype.hasobject and len({isinstance(label, str) for label in y}) > 1:
+        raise ValueError("y must hold labels of one kind, got text and other labels together; make all of them text")
     check_classification_targets(y)
     check_consistent_length(np.empty(n_samples), y)
     return y
@@ -198,6 +202,8 @@ def check_weight(sample_weight: Any, n_samples: int) -> NDArray[np.float64] | No
         raise ValueError(
             f"sample_weight must hold a number per sample, got {sample_weight!r}; class_weight takes names"
         )
+    if isinstance(sample_weight, Real):
+        raise ValueError(f"sample_weight must have shape ({n_samples},), got the single value {sample_weight!r}")
     weight = _without_tensor(sample_weight, "sample_weight")
     weight = check_array(weight, ensure_2d=False, dtype=np.float64, input_name="sample_weight")
     if weight.shape != (n_samples,):
@@ -221,6 +227,13 @@ def check_dtype(dtype: Any, default: torch.dtype) -> torch.dtype:
     if name not in DTYPES:
         raise ValueError(message)
     return DTYPES[name]
+
+
+def check_flag(value: Any, name: str) -> bool:
+    """A parameter that is True or False, or one of the numbers that equal them; text is neither."""
+    if isinstance(value, (bool, np.bool_)) or (isinstance(value, (int, np.integer)) and value in (0, 1)):
+        return bool(value)
+    raise ValueError(f"{name} must be True or False, got {value!r}")
 
 
 def check_grid(alphas: Any) -> list[float]:

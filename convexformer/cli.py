@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import warnings
+import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -264,7 +265,7 @@ def _run_fit(options: argparse.Namespace) -> dict[str, Any]:
     if task == "auto":
         task = "regression" if np.issubdtype(y.dtype, np.floating) else "classification"
     model = _new_model(task, options)
-    _check_target(options.model)  # before the minutes that a fit may take
+    _check_target(options.model, options.file)  # before the minutes that a fit may take
     from .persistence import save_model
 
     try:
@@ -333,6 +334,8 @@ def _new_model(task: str, options: argparse.Namespace) -> Any:
 
 
 def _run_predict(options: argparse.Namespace) -> dict[str, Any]:
+    from convexformer_solvers.archive import replacing
+
     from .persistence import load_model
 
     arrays = _load(options.file, ("X",))
@@ -340,21 +343,23 @@ def _run_predict(options: argparse.Namespace) -> dict[str, Any]:
         raise CommandError(
             f"no model at {options.model}; 'convexformer fit FILE.npz --model {options.model}' makes one"
         )
-    _check_target(options.out)
+    _check_target(options.out, options.file, options.model)
     model: Any = load_model(options.model)
     results = {"predictions": model.predict(arrays["X"])}
     if hasattr(model, "predict_proba"):
         results |= {"probabilities": model.predict_proba(arrays["X"]), "classes": model.classes_}
-    with open(options.out, "wb") as file:  # by its name numpy would add an ending
-        np.savez(file, **results)
     report: dict[str, Any] = {"model": str(options.model), "predictions": str(options.out), "n": len(arrays["X"])}
     if "y" in arrays:
-        report["score"] = float(model.score(arrays["X"], arrays["y"]))
+        report["score"] = float(model.score(arrays["X"], arrays["y"], sample_weight=arrays.get("sample_weight")))
+    with replacing(options.out) as partial, open(partial, "wb") as file:  # by its name numpy would add an ending
+        np.savez(file, **results)
     report["text"] = _as_lines(report)
     return report
 
 
-def _check_target(path: Path) -> None:
+def _check_target(path: Path, *inputs: Path) -> None:
+    if path.exists() and any(path.samefile(other) for other in inputs):
+        raise CommandError(f"{path} is read here and would be replaced; give another name to write to")
     if path.is_dir():
         raise CommandError(f"{path} is a folder; give the name of a file")
     if not path.parent.is_dir():
@@ -367,9 +372,12 @@ def _load(path: Path, wanted: tuple[str, ...]) -> dict[str, Any]:
     if not path.exists():
         raise CommandError(f"no file at {path}")
     try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = dict(file)
-    except (OSError, ValueError, TypeError) as error:
+        with open(path, "rb") as raw:
+            loaded = np.load(raw, allow_pickle=False)
+            if not isinstance(loaded, np.lib.npyio.NpzFile):
+                raise ValueError("it holds a single array")
+            arrays = dict(loaded)
+    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
         raise CommandError(f"{path} is not an .npz file of plain arrays: {error}") from error
     missing = [name for name in wanted if name not in arrays]
     if missing:

@@ -115,6 +115,7 @@ def run_demo(folder: Path, *, seed: int = 0, quiet: bool = False) -> list[Row]:
     list of Row
     """
     plot.require_matplotlib()
+    folder.mkdir(parents=True, exist_ok=True)
     tokens, labels = load_digit_tokens()
     split = _Split(*train_test_split(tokens, labels, test_size=0.25, random_state=seed, stratify=labels))
     rows: list[Row] = []
@@ -130,7 +131,6 @@ def run_demo(folder: Path, *, seed: int = 0, quiet: bool = False) -> list[Row]:
             network, history = _train_same_network(model, split, adam_seed, quiet)
             rows.append(_adam_row(name, model, network, history, split, adam_seed))
             curves[name][f"Adam, {len(ADAM_SEEDS)} seeds: {adam_seed}"] = (history.seconds, history.objective)
-    folder.mkdir(parents=True, exist_ok=True)
     _draw_token_maps(models, folder / "token_map.png")
     _draw_convergence(models, curves, folder / "convergence.png")
     return rows

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -67,8 +68,8 @@ class CrossValidationMixin(ConvexAttentionBase):
         Raises
         ------
         ValueError
-            If an argument or a parameter is not as described, the gates depend on ``alpha``, or the folder of
-            ``resume`` is of other data; the message names it.
+            If an argument or a parameter is not as described, the gates depend on ``alpha``, the folder of ``resume``
+            is of other data, or no alpha has a score; the message names it.
         KeyboardInterrupt
             On Ctrl-C, when no fold is running any more. With ``resume`` the folder then holds what is finished.
         """
@@ -78,6 +79,8 @@ class CrossValidationMixin(ConvexAttentionBase):
         labels = y.numpy(force=True) if torch.is_tensor(y) else np.asarray(y)
         samples = np.zeros(len(labels))
         splits = list(check_cv(self.cv, labels, classifier=is_classifier(self)).split(samples, labels))
+        if not splits:
+            raise ValueError(f"cv={self.cv!r} gives no folds; an iterator serves one fit, a list of splits any number")
         _check_splits(splits, problem.program.sample_weight)
         files = self._resume_files(len(splits))
         total = len(splits) * len(self.alphas_)
@@ -88,7 +91,8 @@ class CrossValidationMixin(ConvexAttentionBase):
                     partial(self._fold_scores, problem, X, labels, split, file, watch)
                     for split, file in zip(splits, files, strict=True)
                 ]
-                self.score_path_ = np.column_stack(run_folds(folds, self.n_jobs, watch))
+                with self._naming_drawn_gates():
+                    self.score_path_ = np.column_stack(run_folds(folds, self.n_jobs, watch))
         except KeyboardInterrupt as interruption:
             if self.resume is None:
                 raise
@@ -96,7 +100,7 @@ class CrossValidationMixin(ConvexAttentionBase):
                 f"interrupted; what is finished is in resume={os.fspath(self.resume)!r}, "
                 "and a fit with the same parameters and data goes on from there"
             ) from interruption
-        self.alpha_ = float(self.alphas_[self.score_path_.mean(axis=1).argmax()])
+        self.alpha_ = float(self.alphas_[_best(self.score_path_, self.scoring)])
         self._fit_problem(replace(problem, program=problem.program.with_alpha(self.alpha_)), X)
         return self
 
@@ -133,36 +137,52 @@ class CrossValidationMixin(ConvexAttentionBase):
         held_out = problem.program.rows(test)
         options = self._options(training.program)
         options |= {"verbose": False, "callback": watch.stopping(self.callback)}
-        score: Callable[[SolverResult], float] = partial(_held_out_score, held_out)
+        score: Callable[[float, SolverResult], float] = partial(_held_out_score, held_out)
         if self.scoring is not None:
             score = self._scorer_score(training, X, y, split[1])
-        scores = []
-        for result in iterate_path(
-            training.program, get_solver(self.solver), self.alphas_.tolist(), resume=file, **options
-        ):
+        scores, alphas = [], self.alphas_.tolist()
+        results = iterate_path(training.program, get_solver(self.solver), alphas, resume=file, **options)
+        for alpha, result in zip(alphas, results, strict=True):
             watch.count(result)
-            scores.append(score(result))
+            scores.append(score(alpha, result))
         return np.array(scores)
 
     def _scorer_score(
         self, training: Problem, X: Any, y: NDArray, test: NDArray[np.int64]
-    ) -> Callable[[SolverResult], float]:
-        """Function that gives scikit-learn's score of a result."""
+    ) -> Callable[[float, SolverResult], float]:
+        """Function that gives scikit-learn's score of the result at an alpha."""
+        if not (isinstance(self.scoring, str) or callable(self.scoring)):
+            raise ValueError(f"scoring must be None, the name of one score or a scorer, got {self.scoring!r}")
         scorer = check_scoring(self, scoring=self.scoring)
         held_out_X = X[test] if torch.is_tensor(X) else _safe_indexing(X, test)  # a data frame stays one
         weight = training.sample_weight
         options = {} if weight is None else {"sample_weight": weight[test]}
 
-        def score(result: SolverResult) -> float:
+        def score(alpha: float, result: SolverResult) -> float:
             fitted = copy.copy(self)
-            fitted._store(training, result, X)
+            fitted.alpha_ = alpha
+            fitted._store(replace(training, program=training.program.with_alpha(alpha)), result, X)
             return float(scorer(fitted, held_out_X, y[test], **options))
 
         return score
 
 
-def _held_out_score(held_out: Program, result: SolverResult) -> float:
-    """Minus the mean loss."""
+def _best(scores: NDArray[np.float64], scoring: Any) -> int:
+    """Position of the best mean over the folds, of the first of equals; means that are not numbers come last."""
+    means = scores.mean(axis=1)
+    missing = np.isnan(means)
+    if missing.any():
+        folds = np.flatnonzero(np.isnan(scores).any(axis=0)).tolist()
+        found = f"scoring={scoring!r} gives NaN at {missing.sum()} of {len(means)} alphas, on folds {folds}"
+        remedy = "give a score that is defined on every fold, or larger folds"
+        if missing.all():
+            raise ValueError(f"{found}; {remedy}")
+        warnings.warn(f"{found}; these alphas are not chosen. To choose among all {remedy}.", UserWarning, stacklevel=3)
+    return int(np.where(missing, -np.inf, means).argmax())
+
+
+def _held_out_score(held_out: Program, alpha: float, result: SolverResult) -> float:
+    """Minus the mean loss, whatever the alpha."""
     return -float(held_out.loss_value(predictions(held_out.map, result.coef, result.intercept, torch.float64)))
 
 

@@ -124,7 +124,7 @@ def optimality_gap(
         The network. Softmax attention mixes tokens by the input and is another class: it gets no bound, and the convex
         program of the same data is reported beside it.
     X : array-like of shape (N, n_tokens, n_features)
-        The training samples.
+        The training samples; two-dimensional ones are tokens of width 1.
     y : array-like
         The training targets: as in ``fit`` for heads with targets of their own; for modules as the loss wants them.
     alpha : float, optional
@@ -173,6 +173,7 @@ def optimality_gap(
     (True, True)
     """
     tokens = as_tensor(X.detach() if isinstance(X, torch.Tensor) else np.asarray(X)).cpu()
+    tokens = tokens[:, :, None] if tokens.ndim == 2 else tokens
     y = y.detach().cpu().numpy() if isinstance(y, torch.Tensor) else np.asarray(y)
     weight = sample_weight.detach().cpu().numpy() if isinstance(sample_weight, torch.Tensor) else sample_weight
     reading = read_network(model, alpha, loss, penalty, tokens, y, weight)
@@ -180,6 +181,11 @@ def optimality_gap(
     program = heads.program(tokens, y, weight, fit_intercept=reading.has_bias)
     covered = reading.objective is None
     start = (heads.program_coef(), torch.as_tensor(heads.intercept).flatten())
+    if tuple(start[0].shape) != program.coef_shape:
+        raise ValueError(
+            f"X and y must be of the sizes that the network takes and gives: X {tuple(tokens.shape)} and y {y.shape} "
+            f"make a program with coefficients of shape {program.coef_shape}, the network has {tuple(start[0].shape)}"
+        )
     options: dict[str, Any] = {"tol": tol, "max_iter": max_iter, "verbose": verbose}
     result = solve(program, get_solver(solver), start=start if covered else None, **options)
     certificate = result.certificate

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from functools import singledispatch
 from pathlib import Path
@@ -68,6 +67,8 @@ def save_model(model: _Model, path: str | Path) -> None:
         If the model is of another class.
     NotFittedError
         If it is not fitted.
+    FileNotFoundError
+        If the folder of `path` is not there.
     ValueError
         If a parameter is an object that JSON cannot hold (give solvers by name, register losses and penalties of your
         own, drop callbacks). A gate source is saved as the gates that it made, but that of a greedy model, which makes
@@ -87,6 +88,8 @@ def save_model(model: _Model, path: str | Path) -> None:
     if type(model).__name__ not in _ESTIMATORS:
         raise TypeError(f"model must be one of {sorted(_ESTIMATORS)}, got {type(model).__name__}")
     check_is_fitted(model)
+    if not Path(path).absolute().parent.is_dir():
+        raise FileNotFoundError(f"no folder at {Path(path).parent} to save {Path(path).name} in; make it first")
     parameters = model.get_params(deep=False)
     contents, arrays = _contents_of(model)
     if "u1" in arrays and not isinstance(parameters["gates"], str):
@@ -94,6 +97,11 @@ def save_model(model: _Model, path: str | Path) -> None:
     for name, registry in _PARTS.items():
         if type(parameters.get(name)) in registry.values():
             parameters[name] = _registered(parameters[name], registry)
+    for name in ("dtype", "device"):  # objects of torch and numpy go by their names
+        if parameters.get(name) is not None:
+            parameters[name] = _name(parameters[name])
+    if isinstance(parameters.get("class_weight"), dict):
+        parameters["class_weight"] = _items(parameters["class_weight"])
     for name, value in parameters.items():
         try:
             json.dumps(value, default=plain)
@@ -139,11 +147,28 @@ def load_model(path: str | Path) -> _Model:
     for name, registry in _PARTS.items():
         if isinstance(parameters.get(name), dict):
             parameters[name] = _rebuilt(parameters[name], registry)
+    if isinstance(parameters.get("class_weight"), dict):
+        parameters["class_weight"] = _from_items(parameters["class_weight"])
     model = _ESTIMATORS[header["estimator"]](**parameters)
     _restore(model, header, arrays)
     if "feature_names" in header:
         model.feature_names_in_ = np.array(header["feature_names"], dtype=object)
     return model
+
+
+def _name(value: Any) -> str:
+    if isinstance(value, (str, torch.device, torch.dtype)):
+        return str(value).removeprefix("torch.")
+    return np.dtype(value).name
+
+
+def _items(mapping: dict[Any, Any]) -> dict[str, list[Any]]:
+    """A dict as lists, as the keys of JSON are text and labels need not be."""
+    return {"keys": list(mapping), "values": list(mapping.values())}
+
+
+def _from_items(items: dict[str, list[Any]]) -> dict[Any, Any]:
+    return dict(zip(items["keys"], items["values"], strict=True))
 
 
 @singledispatch
@@ -297,7 +322,7 @@ def _registered(part: Any, registry: dict[str, type]) -> dict[str, Any]:
             f"{part!r} cannot be saved, as its class is not registered; enter it in convexformer.solvers.LOSSES or "
             "PENALTIES, here and where it is loaded"
         )
-    return {"name": name, **dataclasses.asdict(part)}
+    return {"name": name, **vars(part)}
 
 
 def _rebuilt(description: dict[str, Any], registry: dict[str, type]) -> Any:

@@ -97,6 +97,8 @@ def attention_program(
     (True, (5, 3, 1))
     """
     tokens = check_program_tokens(X)
+    if not (gates is None or isinstance(gates, Gates)):
+        raise TypeError(f"gates must be None or Gates(u1, u2), which estimators make of names and pairs, got {gates!r}")
     target = as_tensor(y, tokens.device, torch.float64)
     weight = None if sample_weight is None else as_tensor(sample_weight, tokens.device, torch.float64)
     target = target[:, None] if target.ndim == 1 else target

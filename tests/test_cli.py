@@ -114,15 +114,40 @@ def test_interrupted_cross_validation_goes_on_from_its_folder(regression_file, t
         (["reproduce", "grokking", "--moduli", "2"], "moduli must hold one or more integers of at least 3"),
         (["reproduce", "grokking", "--methods", "oracle"], "methods must begin like some of"),
         (["predict", "{data}", "--model", "{data}"], "not a saved convexformer model"),
+        (["fit", "{data}", "--model", "{data}"], "is read here and would be replaced"),
+        (["predict", "{data}", "--model", "{data}", "--out", "{data}"], "is read here and would be replaced"),
+        (["fit", "empty.npz"], "empty.npz is not an .npz file of plain arrays"),
+        (["fit", "cut.npz"], "cut.npz is not an .npz file of plain arrays"),
+        (["fit", "single.npy"], "single.npy is not an .npz file of plain arrays: it holds a single array"),
     ],
 )
 def test_mistakes_end_with_one_line_and_exit_code_1(arguments, message, regression_file, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    whole = regression_file.read_bytes()
+    Path("empty.npz").write_bytes(b"")
+    Path("cut.npz").write_bytes(whole[: len(whole) // 2])
+    np.save("single.npy", np.ones(3))
     assert cli.main([part.format(data=regression_file) for part in arguments] + ["--quiet"]) == 1
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert error.startswith("convexformer: ")
     assert re.search(message, error)
+    assert regression_file.read_bytes() == whole
+
+
+def test_weights_count_in_both_scores(regression_file, tmp_path, capsys):
+    with np.load(regression_file) as file:
+        arrays = dict(file)
+    weighted = tmp_path / "weighted.npz"
+    np.savez(weighted, **arrays, sample_weight=np.linspace(0, 1, len(arrays["X"])))
+    fitted = run_json(capsys, "fit", weighted, "--model", tmp_path / "m.npz", "--alpha", 0.1)
+    predicted = run_json(capsys, "predict", weighted, "--model", tmp_path / "m.npz", "--out", tmp_path / "p.npz")
+    assert predicted["score"] == pytest.approx(fitted["train_score"], rel=1e-12)
+    # Nothing is written where the targets are not as they should be.
+    np.savez(weighted, X=arrays["X"], y=arrays["y"][:3])
+    arguments = ["predict", weighted, "--model", tmp_path / "m.npz", "--out", tmp_path / "q.npz"]
+    assert cli.main([*map(str, arguments)]) == 1
+    assert not (tmp_path / "q.npz").exists()
 
 
 def test_missing_arrays_are_named(tmp_path, capsys):

@@ -20,7 +20,8 @@ from convexformer import (
 from convexformer._validation import check_program_tokens
 from convexformer.datasets import load_digit_tokens
 from convexformer.gates import TrainingData
-from convexformer.solvers import SolverUnavailableError
+from convexformer.solvers import Fista, GroupL2, SolverUnavailableError, solve
+from convexformer_solvers.penalties import Penalty
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(20, 3, 2))
@@ -32,6 +33,10 @@ def spoiled(array, value):
     copy = array.copy()
     copy.flat[3] = value
     return copy
+
+
+class PenaltyWithoutHeads(GroupL2):
+    factorize = Penalty.factorize
 
 
 def ragged(samples):
@@ -55,12 +60,13 @@ def ragged(samples):
         ((ragged([[1.0, 2.0], [3.0]]), [0.0, 1.0]), "X is ragged.*pad_sequences"),
         ((ragged([1.0, [3.0]]), [0.0, 1.0]), "X is ragged.*pad_sequences"),
         ((X, y[:-1]), "inconsistent numbers of samples"),
-        ((X, X), "y must have shape|Found array with dim 3"),
+        ((X, X), r"y must have shape .*got \(20, .*ConvexSequenceRegressor"),
         ((X, None), "y"),
         ((X, y, spoiled(np.ones(20), np.nan)), "sample_weight contains NaN"),
         ((X, y, -np.ones(20)), "sample_weight must be non-negative"),
         ((X, y, np.zeros(20)), "sample_weight must not be all zero"),
         ((X, y, np.ones(3)), r"sample_weight must have shape \(20,\)"),
+        ((X, y, 2.0), r"sample_weight must have shape \(20,\), got the single value 2.0"),
         ((X[:0], y[:0]), "minimum of 1 is required"),
     ],
 )
@@ -94,6 +100,9 @@ def test_bad_data_is_named(arguments, message):
         ({"dtype": "int8"}, "dtype must be None, 'float32' or 'float64'"),
         ({"dtype": 3}, "dtype must be None, 'float32' or 'float64', got 3"),
         ({"dtype": ["float32"]}, "dtype must be None, 'float32' or 'float64'"),
+        ({"fit_intercept": "False"}, "fit_intercept must be True or False, got 'False'"),
+        ({"callback": 3}, "callback must be None or a function of a Progress, got 3"),
+        ({"penalty": PenaltyWithoutHeads()}, "penalty=.*define its method 'factorize'"),
         ({"device": "abacus"}, "device must be"),
         ({"device": "mps"}, "device must be one on which torch holds float64.*got 'mps'"),
         ({"device": "hpu"}, "device must be one on which torch holds float64.*got 'hpu'"),
@@ -115,6 +124,23 @@ def test_data_whose_sum_overflows_are_finite():
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"cv": []}, r"cv=\[\] gives no folds"),
+        ({"scoring": ["r2"]}, "scoring must be None, the name of one score or a scorer, got \\['r2'\\]"),
+    ],
+)
+def test_bad_parameters_of_cross_validation_are_named(parameters, message):
+    with pytest.raises(ValueError, match=message):
+        ConvexAttentionRegressorCV(alphas=2, **parameters).fit(X, y)
+
+
+def test_a_start_of_arrays_is_named():
+    with pytest.raises(TypeError, match=r"start must be a pair of tensors.*got ndarray and ndarray"):
+        solve(attention_program(X, y, alpha=0.1), Fista(), start=(np.zeros((2, 3, 1)), np.zeros(1)))
+
+
 def test_cuda_asked_for_and_absent():
     with pytest.raises(ValueError, match=r"device='cuda' was asked for.*no CUDA device"):
         ConvexAttentionRegressor(device="cuda").fit(X, y)
@@ -141,6 +167,7 @@ def test_any_device_equals_the_cpu(penalty, activation, accelerator):
         (labels, {"class_weight": {0: 0.0, 1: 1.0}}, "class_weight must leave at least two classes"),
         (labels, {"class_weight": {0: "one", 1: 1.0}}, "class_weight=.* cannot be used"),
         (np.eye(20), {}, "y should be a 1d array"),
+        (np.array(["a", 1] * 10, dtype=object), {}, "y must hold labels of one kind"),
     ],
 )
 def test_bad_labels_are_named(target, parameters, message):
@@ -249,6 +276,12 @@ def test_held_out_samples_without_weight_are_named():
 def test_attention_program_names_bad_arguments(arguments, message):
     with pytest.raises(ValueError, match=message):
         attention_program(alpha=0.1, **arguments)
+
+
+@pytest.mark.parametrize("gates", ["gaussian", (np.ones((1, 2)), np.ones((1, 3)))])
+def test_programs_take_gates_that_are_made(gates):
+    with pytest.raises(TypeError, match="gates must be None or Gates"):
+        attention_program(X, y, alpha=0.1, gates=gates)
 
 
 # Gates

@@ -138,3 +138,18 @@ def test_wrong_arguments_are_named():
         optimality_gap(ConvexAttention(3, 2, 2), X, Y)
     with pytest.raises(ValueError, match="alpha must be"):
         optimality_gap(ConvexAttention(3, 2, 2), X, Y, -1.0)
+
+
+@pytest.mark.parametrize("shapes", [((40, 2, 2), (40, 2)), ((40, 3, 2), (40, 3))])
+def test_other_sizes_than_those_of_the_network_are_named(shapes):
+    network = ConvexAttention(3, 2, 2, n_heads=4)
+    with pytest.raises(ValueError, match="X and y must be of the sizes that the network takes and gives"):
+        optimality_gap(network, *map(torch.zeros, shapes), alpha=0.1)
+
+
+def test_tokens_of_width_one_may_lack_their_axis():
+    X, Y = data(d=1)
+    model = ConvexAttentionRegressor(alpha=ALPHA, tol=1e-6).fit(X[:, :, 0], Y)
+    flat, full = (optimality_gap(model.heads_, given, Y, tol=1e-6) for given in (X[:, :, 0], X))
+    assert flat.objective == full.objective
+    assert flat.relative_gap <= 1e-6

@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+import torch
 
 from convexformer import (
     ConvexAttentionClassifier,
@@ -68,6 +69,31 @@ def test_labels_of_a_data_frame_are_saved_as_text(tmp_path):
     assert again.classes_.tolist() == ["no", "yes"]
 
 
+@pytest.mark.parametrize("labels", [(-1, 1), (np.int64(3), np.int64(5)), (False, True), ("no", "yes")])
+def test_weights_of_any_labels_are_kept(labels, tmp_path):
+    y = np.array(labels)[(X3[:, 0, 0] > 0).astype(int)]
+    model = ConvexAttentionClassifier(alpha=0.05, class_weight={labels[0]: 1.0, labels[1]: 3.0}).fit(X3, y)
+    save_model(model, tmp_path / "m.npz")
+    again = load_model(tmp_path / "m.npz")
+    assert again.class_weight == model.class_weight
+    np.testing.assert_allclose(again.fit(X3, y).coef_, model.coef_, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, torch.float32, "float32", np.dtype("float32")])
+def test_precision_and_device_may_be_objects(dtype, tmp_path):
+    model = ConvexAttentionRegressor(alpha=0.05, dtype=dtype, device=torch.device("cpu")).fit(X3, X3[:, 0, 0])
+    save_model(model, tmp_path / "m.npz")
+    again = load_model(tmp_path / "m.npz")
+    assert (again.dtype, again.device) == ("float32", "cpu")
+    np.testing.assert_array_equal(again.fit(X3, X3[:, 0, 0]).coef_, model.coef_)
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path):
+    model = ConvexAttentionRegressor(alpha=0.05).fit(X3, X3[:, 0, 0])
+    with pytest.raises(FileNotFoundError, match=r"no folder at .*absent to save m\.npz in"):
+        save_model(model, tmp_path / "absent" / "m.npz")
+
+
 def test_names_of_features_are_kept(tmp_path):
     pd = pytest.importorskip("pandas")
     frame = pd.DataFrame(X3[:, :, 0], columns=list("abcdefgh")[: X3.shape[1]])
@@ -113,15 +139,21 @@ class OwnHuber(Huber):
     pass
 
 
-def test_a_loss_of_ones_own_is_saved_once_registered(tmp_path, monkeypatch):
-    model = ConvexAttentionRegressor(alpha=0.05, loss=OwnHuber(0.5)).fit(X3, X3[:, 0, 0])
-    with pytest.raises(ValueError, match=r"OwnHuber\(delta=0.5\) cannot be saved.*LOSSES"):
+class PlainHuber(Huber):  # no dataclass of its own
+    def __init__(self, delta):
+        super().__init__(delta)
+
+
+@pytest.mark.parametrize("kind", [OwnHuber, PlainHuber])
+def test_a_loss_of_ones_own_is_saved_once_registered(kind, tmp_path, monkeypatch):
+    model = ConvexAttentionRegressor(alpha=0.05, loss=kind(0.5)).fit(X3, X3[:, 0, 0])
+    with pytest.raises(ValueError, match=r"Huber\(delta=0.5\) cannot be saved.*LOSSES"):
         save_model(model, tmp_path / "m.npz")
     assert list(tmp_path.iterdir()) == []
-    monkeypatch.setitem(LOSSES, "own_huber", OwnHuber)
+    monkeypatch.setitem(LOSSES, "own_huber", kind)
     save_model(model, tmp_path / "m.npz")
     again = load_model(tmp_path / "m.npz")
-    assert (again.loss, again.loss_) == (OwnHuber(0.5), OwnHuber(0.5))
+    assert (again.loss, again.loss_) == (kind(0.5), kind(0.5))
     np.testing.assert_array_equal(again.predict(X3), model.predict(X3))
 
 

@@ -139,6 +139,12 @@ class TestCrossValidation:
             ConvexAttentionRegressorCV(**options, n_jobs=2, solver=Failing()).fit(X, Y)
         assert time.monotonic() - began < 30
 
+    def test_gates_that_were_drawn_anew_are_named(self, tmp_path):
+        model = ConvexAttentionRegressorCV(**OPTIONS, activation="gated_relu", n_gates=3, resume=tmp_path / "folds")
+        model.fit(X, Y)
+        with pytest.raises(ValueError, match=r"these differ.*Gates that are drawn come again only with an int"):
+            model.fit(X, Y)
+
     @pytest.mark.parametrize("scoring", [None, "r2"])
     def test_threads_change_no_score(self, scoring):
         one, two = (

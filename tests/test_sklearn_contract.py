@@ -234,6 +234,38 @@ def test_cross_validation_is_the_loop_over_folds(scoring):
     np.testing.assert_allclose(model.coef_, direct.coef_, atol=1e-10)
 
 
+class TestScoresThatAreNotNumbers:
+    def fit(self, scores):
+        found = iter(scores)  # three alphas of the first fold, then of the second
+        model = ConvexAttentionRegressorCV(alphas=3, cv=2, scoring=lambda *given: next(found))
+        return model.fit(X, Y["real"])
+
+    def test_are_not_chosen(self):
+        with pytest.warns(UserWarning, match=r"gives NaN at 1 of 3 alphas, on folds \[1\]"):
+            model = self.fit([0.5, 0.3, 0.4, np.nan, 0.3, 0.5])
+        assert model.alpha_ == model.alphas_[2]
+
+    def test_at_every_alpha_are_an_error(self):
+        with pytest.raises(ValueError, match=r"gives NaN at 3 of 3 alphas, on folds \[0\]; give a score"):
+            self.fit([np.nan] * 3 + [0.1, 0.2, 0.3])
+
+
+def test_scorers_meet_the_model_of_each_alpha():
+    seen = []
+
+    def score(model, held_out, y):
+        # The objective on the training part is that of its certificate only at the alpha which it was solved for.
+        fold = X[30:] if np.array_equal(held_out, X[:30]) else X[:30]
+        target = Y["real"][30:] if np.array_equal(held_out, X[:30]) else Y["real"][:30]
+        assert model.heads_.objective(fold, target) == pytest.approx(model.certificate_.primal, rel=1e-9)
+        seen.append((model.alpha_, model.heads_.alpha))
+        return 0.0
+
+    model = ConvexAttentionRegressorCV(alphas=[0.1, 0.01], cv=2, scoring=score).fit(X, Y["real"])
+    assert seen == [(alpha, alpha) for alpha in (0.1, 0.01)] * 2
+    assert model.alpha_ == 0.1
+
+
 def test_cross_validated_scores_of_a_data_frame_know_its_columns():
     pandas = pytest.importorskip("pandas")
     flat = X[:, :, 0]

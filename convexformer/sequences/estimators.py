@@ -13,7 +13,7 @@ from sklearn.utils.validation import check_array, check_consistent_length, check
 from torch import Tensor
 
 from convexformer._base import CertifiedEstimator
-from convexformer._validation import check_device, check_tokens, check_weight, given, predictions, result_of
+from convexformer._validation import check_device, check_flag, check_tokens, check_weight, given, predictions, result_of
 from convexformer_solvers import (
     Callback,
     Loss,
@@ -192,7 +192,7 @@ class ConvexSequenceRegressor(RegressorMixin, CertifiedEstimator):
             penalty=self.penalty,
             loss=self.loss,
             sample_weight=weight,
-            fit_intercept=bool(self.fit_intercept),
+            fit_intercept=check_flag(self.fit_intercept, "fit_intercept"),
         )
         options = self._options(program)
         if form.exact_sums and options["dtype"] != torch.float64:

@@ -196,8 +196,8 @@ class Stochastic(SequenceForm):
 class Substochastic(Stochastic):
     r"""As ``Stochastic``, with rows of ``W1`` that sum to at most 1: a row may look away.
 
-    The same as a further token of zeros. The penalty is :math:`\sum_{q,l} \max_t \|(C_{ql})_t\|_1`, the printed form
-    of the theorem.
+    The same as a further token of zeros. The penalty is :math:`\sum_{\pm, q, l} \max_t \|(C^\pm_{ql})_t\|_1`, the
+    printed form of the theorem, with a matrix :math:`C^\pm \ge 0` for either sign.
     """
 
     name: ClassVar[str] = "substochastic"

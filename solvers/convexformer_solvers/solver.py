@@ -337,6 +337,9 @@ def null_point(program: Program) -> Point:
 def _starting_point(program: Program, start: Point | None) -> Point:
     if start is None:
         return null_point(program)
+    if not all(isinstance(part, Tensor) for part in start[:2]):
+        kinds = " and ".join(type(part).__name__ for part in start[:2])
+        raise TypeError(f"start must be a pair of tensors, coefficients and intercept, got {kinds}")
     coef, intercept = (part.detach().to(program.y) for part in start[:2])
     if tuple(coef.shape) != program.coef_shape or tuple(intercept.shape) != program.coef_shape[-1:]:
         raise ValueError(
