@@ -15,7 +15,7 @@ from convexformer import (
 )
 from convexformer.gates import generate_gates
 from convexformer.nn import ConvexAttention, SoftmaxAttention, train
-from convexformer.solvers import get_solver, solve
+from convexformer.solvers import Status, get_solver, solve
 
 
 def data(n_samples=40, n=4, d=3, c=1, seed=0):
@@ -57,6 +57,16 @@ def test_cross_validation(estimator, accelerator):
     here, there = (estimator(alphas=4, cv=2, device=device).fit(X, y) for device in ("cpu", accelerator))
     assert there.alpha_ == pytest.approx(here.alpha_)
     np.testing.assert_allclose(there.coef_, here.coef_, atol=1e-3)
+
+
+def test_targets_in_large_units(accelerator):
+    X, y = data()
+    here, there = (
+        ConvexAttentionRegressor(1.0, loss="huber", tol=1e-5, device=device).fit(X, 1e5 * y)
+        for device in ("cpu", accelerator)
+    )
+    assert there.status_ is here.status_ is Status.CONVERGED
+    np.testing.assert_allclose(there.coef_, here.coef_, atol=1e-3 * np.abs(here.coef_).max())
 
 
 @pytest.mark.parametrize("form", ["single_row", "stochastic", "substochastic"])

@@ -206,7 +206,10 @@ def _newton_step(iterate: _Iterate) -> _Iterate:
         moved = iterate._replace(
             center=iterate.coef,
             center_intercept=iterate.intercept,
-            sigma=max(iterate.sigma * (1 + _SIGMA_GROWTH / iterate.inner_steps**2), _sensible_sigma(iterate)),
+            sigma=max(
+                iterate.sigma * (1 + _SIGMA_GROWTH / iterate.inner_steps**2),
+                _SHORTER**iterate.n_shorter * _sensible_sigma(iterate),
+            ),
             inner_steps=0,
         )
         iterate = _with_residual(_proximal(moved))
