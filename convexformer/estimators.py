@@ -186,7 +186,8 @@ class ConvexAttentionRegressor(RegressionMixin, ConvexAttentionBase):
     random_state : int, RandomState or None, default=None
         Draws the gates.
     verbose : bool, default=False
-        Whether to show a progress bar with gap and objective.
+        Whether to show a progress bar with gap and objective. With it certificates come a little more often, so that a
+        fit may end at an earlier point within ``tol``.
     callback : callable, default=None
         Called with a ``Progress`` at each certificate; returning True stops the fit.
 
@@ -319,7 +320,8 @@ class ConvexAttentionClassifier(ClassificationMixin, ConvexAttentionBase):
     random_state : int, RandomState or None, default=None
         Draws the gates.
     verbose : bool, default=False
-        Whether to show a progress bar with gap and objective.
+        Whether to show a progress bar with gap and objective. With it certificates come a little more often, so that a
+        fit may end at an earlier point within ``tol``.
     callback : callable, default=None
         Called with a ``Progress`` at each certificate; returning True stops the fit.
 

@@ -37,7 +37,7 @@ _TURNS = ((400, 400), (1000, 2000))
 # Smaller side of the data of one output up to which Newton steps are among them, outputs being solved one by one.
 _SMALL_NEWTON_SIDE = 2000
 # From this length of the loss's linear parts on, of which nothing but proximal steps makes much; and steps of those.
-_LONG_TAILS = 50.0
+_LONG_TAILS = 60.0
 _PROXIMAL_STEPS = 3000
 # A working set pays where the Gram matrix of all features takes as long as so many products with the data.
 _PRODUCTS = 60
