@@ -85,7 +85,7 @@ class AdmmNewton(PrimalDualSolver):
 
     Separable losses are finished by ``SemismoothNewton``, once the rough gap is below 3e-2 of the reference and one of
     its steps costs no more than half an alternating one, a tenth of those so far, or, after 150 iterations, forty. On
-    a loss that is not quadratic forty iterations do instead of that gap, and one may cost forty from there on.
+    a loss that is not quadratic forty iterations do instead of that gap, and one may cost forty where it is not met.
     Others are finished by ``SupportNewton``, once the number of active groups is steady. Where Newton steps stall, or
     do not halve the gap in time, alternating directions go on, from their own last point if that is not far worse.
     Newton steps are tried again after twenty iterations, and after twice as many each further time; along a path not
@@ -167,7 +167,7 @@ def _semismooth_pays(program: Program, state: _State) -> bool:
     if not (near or late):
         return False
     patience, side = _PATIENCE, program.map.smaller_side
-    if late or state.iteration >= _LATE:
+    if (late and not near) or state.iteration >= _LATE:
         patience = _LATE_PATIENCE
     elif side > SMALL_SIDE and max(_widths(program, state.admm.coef)) <= _NARROW * side:
         patience = max(_PATIENCE, _GROWING * state.iteration)
