@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import NamedTuple
 
@@ -114,7 +115,8 @@ class Admm(PrimalDualSolver):
             raise TypeError(f"solver {self.name!r} needs a penalty that is a sum over blocks, not {program.penalty!r}")
         exact = program.counted().with_float64_targets()
         if previous is not None:
-            program = previous.program.with_alpha(exact.alpha)
+            target = exact.loss.target_in(exact.y, self.dtype)
+            program = dataclasses.replace(exact, map=previous.program.map, y=target)
         else:
             program = exact if self.dtype == torch.float64 else exact.to(self.dtype)
         coef = coef.to(program.y)

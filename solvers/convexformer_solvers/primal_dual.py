@@ -85,7 +85,8 @@ class PrimalDualSolver(Solver):
             Predictions, intercept included, for the samples of positive weight; they say which dual point to start
             from. None: those of `coef`.
         previous : state, optional
-            A state on the same data, whose program differs in ``alpha`` alone; what it has computed is taken over.
+            A state of a program that differs in ``alpha``, targets and loss alone; what it has computed of the map and
+            the weights is taken over.
         """
 
     @abstractmethod

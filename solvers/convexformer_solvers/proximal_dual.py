@@ -68,15 +68,19 @@ class ProximalDual(PrimalDualSolver):
     def init_at(self, program: Program, coef: Tensor, pred: Tensor | None, previous: _State | None = None) -> _State:
         exact = program.counted().with_float64_targets()
         width = exact.loss.tail_length(exact.null_intercept.expand_as(exact.y), exact.y)
-        return _State(exact, *self._next_step(exact, width, coef, pred), width, _FIRST_TOL)
+        inner = None if previous is None else previous.inner
+        return _State(exact, *self._next_step(exact, width, coef, pred, inner), width, _FIRST_TOL)
 
-    def _next_step(self, exact: Program, width: float, coef: Tensor, pred: Tensor | None) -> tuple[Program, Any]:
+    def _next_step(
+        self, exact: Program, width: float, coef: Tensor, pred: Tensor | None, previous: Any
+    ) -> tuple[Program, Any]:
         """Program of a proximal step and the inner solver's state at its start."""
         # Without a dual point from zero slopes, as those of own predictions may be at the ends of their range.
         slope = torch.zeros_like(exact.y) if pred is None else exact.loss.gradient(pred, exact.y)
         loss, targets = exact.loss.widened(exact.y, slope, width)
         step = dataclasses.replace(exact, y=targets, loss=loss, alpha=width * exact.alpha)
-        return step, self.inner.init_at(step, coef, None if pred is None else targets + width * (pred - exact.y))
+        pred = None if pred is None else targets + width * (pred - exact.y)
+        return step, self.inner.init_at(step, coef, pred, previous)
 
     def step(self, program: Program, state: _State) -> _State:
         if state.ended is not None:
@@ -94,7 +98,7 @@ class ProximalDual(PrimalDualSolver):
         enough = gap <= _ENOUGH * state.least_gap
         width = state.width if enough else 1 + _NARROWER * (state.width - 1)
         tol = min(_FIRST_TOL, _SHARE * gap / state.exact.null_value)
-        step, inner = self._next_step(state.exact, width, ended.coef, ended.pred)
+        step, inner = self._next_step(state.exact, width, ended.coef, ended.pred, state.inner)
         return _State(state.exact, step, inner, width, tol, least_gap=min(gap, state.least_gap))
 
     def _in_exact(self, state: _State) -> Iterate:

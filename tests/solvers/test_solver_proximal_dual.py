@@ -96,3 +96,19 @@ def test_steps_end_where_the_exact_program_does():
     assert len(bounds) >= 5
     assert all(after <= before for before, after in itertools.pairwise(widths))
     assert widths[-1] < widths[0]
+
+
+def test_all_steps_share_the_gram_matrix(monkeypatch):
+    calls, original = [], DenseMap.full_kernel
+
+    def counted(self, dtype):
+        calls.append(self.n_samples)
+        return original(self, dtype)
+
+    monkeypatch.setattr(DenseMap, "full_kernel", counted)
+    program, solver = in_units(1e4, 0.1, n=100, blocks=80), ProximalDual(Admm())
+    state, n_steps = solver.init(program, auto_module.null_point(program)), 0
+    while n_steps < 4:
+        state = solver.step(program, state)
+        n_steps += state.ended is not None
+    assert calls.count(100) == 1  # a sample of rows says how correlated features are
