@@ -59,7 +59,7 @@ class MixedPrecision(PrimalDualSolver):
         if previous is not None and previous.at_zero:
             previous = None
         if previous is not None:
-            offset, solver = _offset(exact), previous.solver
+            offset, solver = exact.target_shift, previous.solver
             single = dataclasses.replace(exact, map=previous.single.map, y=exact.y - offset)
         else:
             large = max(exact.map.n_stored, coef.numel()) >= self.smallest
@@ -133,12 +133,6 @@ class _State(NamedTuple):
         return self.solver.dtype != torch.float64
 
 
-def _offset(program: Program) -> Tensor:
-    """What is taken from the targets of a regression, shape ``(c,)``."""
-    movable = program.fit_intercept and program.loss.of_residual
-    return program.null_intercept if movable else torch.zeros_like(program.null_intercept)
-
-
 def for_single(program: Program) -> tuple[Program, Tensor] | None:
     """An equivalent program that loses few digits in float32, and by how much its predictions are lower.
 
@@ -147,7 +141,7 @@ def for_single(program: Program) -> tuple[Program, Tensor] | None:
     With an intercept the features can be centred, where they are copied anyway, and the targets of a regression. None
     where the data are too large for a copy and not in float32, or where their squares leave its range.
     """
-    linear_map, offset = program.map, _offset(program)
+    linear_map, offset = program.map, program.target_shift
     may_copy = linear_map.n_stored <= _LARGEST_COPY
     if linear_map.dtype != torch.float32 and not may_copy:
         return None

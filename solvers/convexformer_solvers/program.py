@@ -195,6 +195,12 @@ class Program:
         """Intercept of the best constant model, shape ``(c,)``."""
         return self.best_intercept(torch.zeros_like(self.y))
 
+    @property
+    def target_shift(self) -> Tensor:
+        """What may be taken from the targets as the intercept gives it back: the best constant or zeros, ``(c,)``."""
+        movable = self.fit_intercept and self.loss.of_residual
+        return self.null_intercept if movable else torch.zeros_like(self.null_intercept)
+
     @cached_property
     def null_value(self) -> float:
         """Objective of the best constant model: the reference of relative gaps.

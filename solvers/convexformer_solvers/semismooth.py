@@ -100,8 +100,7 @@ class SemismoothNewton(PrimalDualSolver):
         program = program.counted().with_float64_targets()
         coef = coef.to(program.y)
         # The intercept's proximal term would make much of a large mean, and hide what steps gain.
-        movable = program.fit_intercept and program.loss.of_residual
-        offset = program.null_intercept if movable else torch.zeros_like(program.null_intercept)
+        offset = program.target_shift
         lower = dataclasses.replace(program, y=program.y - offset)
         pred = None if pred is None else pred - offset
         if pred is None and not bool(coef.any()):
