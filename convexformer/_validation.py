@@ -221,12 +221,17 @@ def check_dtype(dtype: Any, default: torch.dtype) -> torch.dtype:
         return default
     message = f"dtype must be None, 'float32' or 'float64', got {dtype!r}"
     try:
-        name = str(dtype).removeprefix("torch.") if isinstance(dtype, (str, torch.dtype)) else np.dtype(dtype).name
+        name = dtype_name(dtype)
     except TypeError as error:
         raise ValueError(message) from error
     if name not in DTYPES:
         raise ValueError(message)
     return DTYPES[name]
+
+
+def dtype_name(dtype: Any) -> str:
+    """Name of a precision given as text or as an object of torch or numpy."""
+    return str(dtype).removeprefix("torch.") if isinstance(dtype, (str, torch.dtype)) else np.dtype(dtype).name
 
 
 def check_flag(value: Any, name: str) -> bool:

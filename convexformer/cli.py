@@ -7,7 +7,6 @@ import json
 import os
 import sys
 import warnings
-import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -371,13 +370,11 @@ def _check_target(path: Path, *inputs: Path) -> None:
 def _load(path: Path, wanted: tuple[str, ...]) -> dict[str, Any]:
     if not path.exists():
         raise CommandError(f"no file at {path}")
+    from convexformer_solvers.archive import read_arrays
+
     try:
-        with open(path, "rb") as raw:
-            loaded = np.load(raw, allow_pickle=False)
-            if not isinstance(loaded, np.lib.npyio.NpzFile):
-                raise ValueError("it holds a single array")
-            arrays = dict(loaded)
-    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        arrays = read_arrays(path)
+    except (OSError, ValueError) as error:
         raise CommandError(f"{path} is not an .npz file of plain arrays: {error}") from error
     missing = [name for name in wanted if name not in arrays]
     if missing:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import singledispatch
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from convexformer_solvers.archive import plain, read_archive, write_archive
 
 from . import __version__
 from ._base import ConvexAttentionBase
+from ._validation import dtype_name
 from .deep import (
     GreedyConvexTransformerBase,
     GreedyConvexTransformerClassifier,
@@ -43,6 +45,8 @@ _ESTIMATORS: dict[str, type[Any]] = {
 }
 # Parameters that may be objects of registered classes.
 _PARTS: dict[str, dict[str, type]] = {"loss": LOSSES, "penalty": PENALTIES}
+# Parameters that may be objects of torch or numpy, and what gives their names.
+_NAMED: dict[str, Callable[[Any], str]] = {"dtype": dtype_name, "device": str}
 _FORMAT = 1
 _CONTENT = "convexformer model"
 
@@ -97,9 +101,9 @@ def save_model(model: _Model, path: str | Path) -> None:
     for name, registry in _PARTS.items():
         if type(parameters.get(name)) in registry.values():
             parameters[name] = _registered(parameters[name], registry)
-    for name in ("dtype", "device"):  # objects of torch and numpy go by their names
+    for name, name_of in _NAMED.items():
         if parameters.get(name) is not None:
-            parameters[name] = _name(parameters[name])
+            parameters[name] = name_of(parameters[name])
     if isinstance(parameters.get("class_weight"), dict):
         parameters["class_weight"] = _items(parameters["class_weight"])
     for name, value in parameters.items():
@@ -154,12 +158,6 @@ def load_model(path: str | Path) -> _Model:
     if "feature_names" in header:
         model.feature_names_in_ = np.array(header["feature_names"], dtype=object)
     return model
-
-
-def _name(value: Any) -> str:
-    if isinstance(value, (str, torch.device, torch.dtype)):
-        return str(value).removeprefix("torch.")
-    return np.dtype(value).name
 
 
 def _items(mapping: dict[Any, Any]) -> dict[str, list[Any]]:

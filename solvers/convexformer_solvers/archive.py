@@ -89,18 +89,29 @@ def read_archive(path: str | os.PathLike[str], content: str) -> tuple[dict[str, 
         If the file cannot be read.
     """
     try:
-        # Opened here: numpy leaves a damaged file open.
-        with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
-            arrays = dict(file)
+        arrays = read_arrays(path)
         found = sorted(arrays)
         header = json.loads(str(arrays.pop("header")))
     except KeyError as error:
         raise ValueError(f"{path} is not a saved {content}; it holds {found}") from error
-    except (ValueError, TypeError, AttributeError, EOFError, zipfile.BadZipFile) as error:
+    except ValueError as error:
         raise ValueError(f"{path} is not a saved {content}: {error}") from error
     if not isinstance(header, dict) or header.pop("content", None) != content:
         raise ValueError(f"{path} is not a saved {content}; it holds {found}")
     return header, arrays
+
+
+def read_arrays(path: str | os.PathLike[str]) -> dict[str, NDArray]:
+    """Plain arrays of an ``.npz`` file; ``ValueError`` where it is damaged or of another kind."""
+    try:
+        # Opened here: numpy leaves a damaged file open.
+        with open(path, "rb") as raw:
+            loaded = np.load(raw, allow_pickle=False)
+            if not isinstance(loaded, np.lib.npyio.NpzFile):
+                raise ValueError("it holds a single array")
+            return dict(loaded)
+    except (TypeError, AttributeError, EOFError, zipfile.BadZipFile) as error:
+        raise ValueError(str(error)) from error
 
 
 def plain(value: Any) -> Any:

@@ -164,7 +164,7 @@ def _plan(program: Program, warm: bool) -> tuple[_Stage, ...]:
     if program.alpha >= program.alpha_max:
         plan.append(_Stage(Constant(), forever))
     small = program.map.smaller_side <= _LARGEST_SIDE
-    if small and program.loss.tail_length(program.null_intercept.expand_as(program.y), program.y) > _LONG_TAILS:
+    if small and program.tail_length > _LONG_TAILS:
         return *plan, _Stage(ProximalDual(_polished_admm()), _PROXIMAL_STEPS), *_in_turns(program)
     if not program.loss.separable:
         if isinstance(program.penalty, GroupL2) and small:

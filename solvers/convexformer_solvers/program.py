@@ -214,6 +214,11 @@ class Program:
         return max(float(constant), float(rounding))
 
     @property
+    def tail_length(self) -> float:
+        """That of the loss at the best constant model."""
+        return self.loss.tail_length(self.null_intercept.expand_as(self.y), self.y)
+
+    @property
     def null_dual_point(self) -> Tensor:
         """Minus the gradient of each sample's loss at the best constant model, shape ``(N, c)``."""
         return -self.loss.gradient(self.null_intercept.expand_as(self.y), self.y)

@@ -67,7 +67,7 @@ class ProximalDual(PrimalDualSolver):
 
     def init_at(self, program: Program, coef: Tensor, pred: Tensor | None, previous: _State | None = None) -> _State:
         exact = program.counted().with_float64_targets()
-        width = exact.loss.tail_length(exact.null_intercept.expand_as(exact.y), exact.y)
+        width = exact.tail_length
         inner = None if previous is None else previous.inner
         return _State(exact, *self._next_step(exact, width, coef, pred, inner), width, _FIRST_TOL)
 
