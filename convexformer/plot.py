@@ -101,6 +101,7 @@ def plot_convergence(
             color=f"C{families.index(family)}",
             label=None if family in seen else family,
             alpha=0.85,
+            marker="o" if len(seconds) == 1 else None,  # a line of one point is nothing to see
         )
         seen.add(family)
     axes.set(xscale="log", yscale="log", xlabel="seconds", ylabel="objective - certified bound", title=title)

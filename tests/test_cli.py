@@ -194,6 +194,15 @@ def test_demo_bounds_every_trained_network(tmp_path, capsys, monkeypatch):
     assert json.loads((tmp_path / "demo" / "demo.json").read_text())["rows"] == rows
 
 
+def test_a_curve_of_one_certificate_is_seen():
+    pytest.importorskip("matplotlib")
+    from convexformer.plot import plot_convergence
+
+    one, many = plot_convergence({"one": ([0.1], [2.0]), "many": ([0.1, 0.2], [3.0, 2.5])}, bound=1.0).lines
+    assert one.get_marker() == "o"
+    assert many.get_linestyle() == "-"
+
+
 def test_missing_weights_of_the_teacher_are_named(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("convexformer.datasets._teacher.find_spec", lambda name: None)
     assert cli.main(["reproduce", "student-teacher", "--small", "--quiet", "--out", str(tmp_path)]) == 1
