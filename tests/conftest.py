@@ -25,6 +25,14 @@ def _labels(scores, n_classes):
     return np.array(["no", "yes", "maybe", "never"])[np.digitize(scores, edges)]
 
 
+@pytest.fixture(autouse=True)
+def figures_closed():
+    """No test sees the figures of another."""
+    yield
+    if "matplotlib.pyplot" in sys.modules:
+        sys.modules["matplotlib.pyplot"].close("all")
+
+
 @pytest.fixture(scope="session")
 def make_problem():
     """Function that makes a small data set ``X, y`` as users have them, for any loss."""

@@ -22,8 +22,6 @@ README = (ROOT / "README.md").read_text()
 @pytest.fixture(autouse=True)
 def no_display():
     matplotlib.use("Agg")
-    yield
-    plt.close("all")
 
 
 @pytest.mark.parametrize(
