@@ -13,6 +13,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from .intercepts import LossAtIntercepts, best_intercept
+
 
 class Loss(ABC):
     """A convex loss ``l(f, y)`` of the predictions ``f`` of one sample.
@@ -139,50 +141,4 @@ class Loss(ABC):
 
         The weights sum to 1. `start` is a first guess that saves steps.
         """
-        rounding = 8 * torch.finfo(pred.dtype).eps
-        # Far from the predictions a loss is flat or steep, and Newton steps from there are useless.
-        guesses = [-(weight @ pred)] + ([torch.zeros_like(pred[0])] if start is None else [start])
-        value, b = min(
-            ((float((weight * self.value(pred + guess, y)).sum()), guess) for guess in guesses),
-            key=lambda pair: pair[0],
-        )
-        negligible = torch.finfo(pred.dtype).eps ** 2 * float((weight * self.value(torch.zeros_like(pred), y)).sum())
-        per_sample = self.gradient(pred + b, y)
-        for _ in range(100):
-            slope = weight @ per_sample
-            size = weight @ per_sample.abs()
-            # An output whose best constant is at infinity (an absent class) is done once its slope is beneath notice.
-            done = bool((slope.abs() <= rounding * size.clamp(min=rounding * float(size.max()))).all())
-            if done or value <= negligible:
-                break
-            direction = self._newton_direction(pred + b, y, weight, slope)
-            decrease = -float(slope @ direction)
-            step, candidate = 1.0, b + direction
-            new = float((weight * self.value(pred + candidate, y)).sum())
-            # A small loss may be a difference of terms as large as the predictions: their rounding hides its decrease.
-            terms = float(weight @ (pred + b).abs().amax(1))
-            visible = decrease > rounding * (abs(value) + terms)
-            while visible and step > 1e-8 and not new <= value - 0.25 * step * decrease:
-                step *= 0.5
-                candidate = b + step * direction
-                new = float((weight * self.value(pred + candidate, y)).sum())
-            if visible and not new < value:
-                break
-            new_per_sample = self.gradient(pred + candidate, y)
-            # Once rounding hides the decrease of the value, only the slope tells whether a step is worth it.
-            if not visible and not float((weight @ new_per_sample).abs().max()) < 0.5 * float(slope.abs().max()):
-                break
-            b, value, per_sample = candidate, new, new_per_sample
-        return b
-
-    def _newton_direction(self, pred: Tensor, y: Tensor, weight: Tensor, slope: Tensor) -> Tensor:
-        """Newton direction of an intercept; zero along directions in which the loss is flat."""
-        hessian = self.mean_hessian(pred, y, weight)
-        if self.separable:
-            curvature = hessian.diagonal()
-            return torch.where(curvature > 0, -slope / curvature, 0.0)
-        curvature, basis = torch.linalg.eigh(hessian)
-        # Curvature beneath the rounding of its terms belongs to a flat direction.
-        flat = 8 * torch.finfo(pred.dtype).eps * max(float(curvature[-1]), min(self.smoothness, 1.0))
-        along = basis.T @ slope
-        return -basis @ torch.where(curvature > flat, along / curvature.clamp(min=flat), 0.0)
+        return best_intercept(LossAtIntercepts(self, pred, y, weight), start)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
+from .intercepts import SoftmaxAtIntercepts, best_intercept
 from .loss import Loss
 
 
@@ -266,6 +267,14 @@ class Softmax(Loss):
         probability = torch.softmax(pred, 1)
         weighted = weight[:, None] * probability
         return torch.diag(weighted.sum(0)) - weighted.T @ probability
+
+    def best_intercept(self, pred: Tensor, y: Tensor, weight: Tensor, start: Tensor | None = None) -> Tensor:
+        at = SoftmaxAtIntercepts(self, pred, y, weight)
+        best = best_intercept(at, start)
+        if at.value(best) > math.sqrt(torch.finfo(pred.dtype).eps) * at.value_of_zero():
+            return best
+        # So small a loss is a matter of rounding beside those exponentials, but not sample by sample.
+        return super().best_intercept(pred, y, weight, best)
 
     def conjugate(self, u: Tensor, y: Tensor) -> Tensor:
         s = u + y

@@ -24,6 +24,7 @@ from convexformer_solvers import (
     check_loss,
     get_loss,
 )
+from convexformer_solvers.intercepts import LossAtIntercepts, SoftmaxAtIntercepts, best_intercept
 
 INSTANCES = [*(kind() for kind in LOSSES.values()), Huber(delta=0.2), Huber(delta=20.0)]
 
@@ -459,6 +460,31 @@ class TestBestIntercept:
         torch.testing.assert_close(
             loss.best_intercept(pred + 2.5, y, weight), loss.best_intercept(pred, y, weight) - 2.5, rtol=0, atol=1e-9
         )
+
+    @pytest.mark.parametrize("scale", [0.1, 3.0, 100.0])
+    def test_softmax_is_the_same_from_exponentials_that_serve_all_intercepts(self, scale):
+        pred, y = example_problem(Softmax(), n=40, c=5, seed=1, scale=scale)
+        weight = random_weight(40)
+        arguments = (Softmax(), pred, y, weight / weight.sum())
+        plain, quick = LossAtIntercepts(*arguments), SoftmaxAtIntercepts(*arguments)
+        assert quick.value_of_zero() == pytest.approx(plain.value_of_zero(), rel=1e-12)
+        for size in (0.0, 1.0, 15.0, 300.0, 1e-3):  # from one to the next also farther than exponentials reach
+            b = size * randn(5, seed=2)
+            assert quick.value(b) == pytest.approx(plain.value(b), rel=1e-10, abs=1e-12 * (scale + size))
+            slope, terms = quick.slope(b)
+            torch.testing.assert_close(slope, plain.slope(b)[0], rtol=0, atol=1e-14)
+            assert (terms >= (1 - 1e-12) * plain.slope(b)[1]).all()
+            if size <= 1.0:  # far off the loss is flat but for rounding
+                fresh = SoftmaxAtIntercepts(*arguments)
+                torch.testing.assert_close(fresh.direction(b, slope), plain.direction(b, slope), rtol=1e-6, atol=1e-8)
+        best, wanted = (best_intercept(at) for at in (quick, plain))
+        torch.testing.assert_close(best - best.mean(), wanted - wanted.mean(), rtol=1e-7, atol=1e-7)
+
+    def test_class_that_never_occurs_has_its_best_constant_far_below(self):
+        y = torch.eye(3).double()[torch.tensor([0, 1, 1, 0, 1])]
+        best = Softmax().best_intercept(torch.zeros(5, 3).double(), y, torch.full((5,), 0.2).double())
+        assert float(best[1] - best[0]) == pytest.approx(np.log(1.5), abs=1e-12)
+        assert float(best[2] - best[0]) < -30
 
 
 class TestMean:
