@@ -151,12 +151,18 @@ def _all_finite(values: Tensor) -> bool:
     return bool(torch.isfinite(values.sum())) or bool(torch.isfinite(values).all())
 
 
-def check_program_tokens(X: Any) -> Tensor:
-    """Samples of a program as a tensor: finite floats of shape (N, n, d), taken as they are."""
+def as_tokens(X: Any) -> Tensor:
+    """Samples as a tensor; two-dimensional ones are tokens of width 1."""
     tokens = as_tensor(X)
+    return tokens[:, :, None] if tokens.ndim == 2 else tokens
+
+
+def check_program_tokens(X: Any) -> Tensor:
+    """Samples of a program as a tensor: finite floats of shape (N, n, d) or (N, n), taken as they are."""
+    tokens = as_tokens(X)
     if tokens.ndim != 3 or tokens.dtype not in (torch.float32, torch.float64):
         raise ValueError(
-            "X must be a float32 or float64 array of shape (n_samples, n_tokens, n_features), "
+            "X must be a float32 or float64 array of shape (n_samples, n_tokens, n_features) or (n_samples, n_tokens), "
             f"got {tokens.dtype} of shape {tuple(tokens.shape)}"
         )
     if not _all_finite(tokens):

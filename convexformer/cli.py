@@ -212,6 +212,7 @@ def _run_student_teacher(options: argparse.Namespace) -> dict[str, Any]:
     from .reproduce import StudentTeacherSettings, finished_seeds, format_student_teacher, run_student_teacher
     from .reproduce.student_teacher import FILE
 
+    _check_folder(options.out)
     settings = _experiment_settings(options, StudentTeacherSettings, _STUDENT_TEACHER_SETTINGS)
     quiet = options.quiet or options.json
     try:
@@ -230,6 +231,7 @@ def _run_student_teacher(options: argparse.Namespace) -> dict[str, Any]:
 def _run_grokking(options: argparse.Namespace) -> dict[str, Any]:
     from .reproduce import GrokkingSettings, format_grokking, run_grokking
 
+    _check_folder(options.out)
     settings = _experiment_settings(options, GrokkingSettings, _GROKKING_SETTINGS)
     quiet = options.quiet or options.json
     try:
@@ -243,6 +245,7 @@ def _run_grokking(options: argparse.Namespace) -> dict[str, Any]:
 def _run_demo(options: argparse.Namespace) -> dict[str, Any]:
     from .demo import format_table, rows_as_json, run_demo
 
+    _check_folder(options.out)
     rows = run_demo(options.out, seed=options.seed, quiet=options.quiet or options.json)
     figures = [str(options.out / name) for name in ("token_map.png", "convergence.png")]
     report: dict[str, Any] = {"rows": rows_as_json(rows), "figures": figures}
@@ -365,6 +368,15 @@ def _check_target(path: Path, *inputs: Path) -> None:
         raise CommandError(f"no folder at {path.parent}; make it first or give another name than {path}")
     if not os.access(path.parent, os.W_OK):
         raise CommandError(f"{path.parent} cannot be written to; give another name than {path}")
+
+
+def _check_folder(path: Path) -> None:
+    """Raise unless there is such a folder, which can be written to, or one can be made."""
+    there = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
+    if not there.is_dir():
+        raise CommandError(f"{there} is a file; give the name of a folder with --out")
+    if not os.access(there, os.W_OK):
+        raise CommandError(f"{there} cannot be written to; give another folder with --out")
 
 
 def _load(path: Path, wanted: tuple[str, ...]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from convexformer_solvers import DenseMap, Loss, Penalty, Program, get_loss, get_penalty
 
-from ._validation import as_tensor, check_weight
+from ._validation import as_tensor, as_tokens, check_weight
 from .gates import Gates
 from .nn import ConvexAttention, network_from_heads
 from .programs import attention_program
@@ -42,7 +42,7 @@ class Heads:
         Output weights.
     intercept : ndarray of shape (n_outputs,)
         Bias.
-    loss, penalty, alpha : Loss, Penalty, float
+    loss, penalty, alpha : str or Loss, str or Penalty, float
         What the network was trained for; `objective` uses them.
     gates : Gates, optional
         Fixed gates. Default: none.
@@ -76,6 +76,8 @@ class Heads:
     targets: Targets = field(default_factory=RealTargets)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "loss", get_loss(self.loss))
+        object.__setattr__(self, "penalty", get_penalty(self.penalty))
         m = len(self.w1)
         if self.w1.ndim != 2 or self.w2.ndim != 2 or self.w3.ndim != 2 or not m == len(self.w2) == len(self.w3):
             raise ValueError(
@@ -199,7 +201,7 @@ class Heads:
         Parameters
         ----------
         X : array-like of shape (N, n_tokens, n_features)
-            Samples.
+            Samples; two-dimensional ``X`` is read as tokens of width 1.
         y, sample_weight : array-like
             As in ``objective``.
         fit_intercept : bool, default=True
@@ -238,8 +240,7 @@ class Heads:
         ndarray of shape (N, n_outputs)
             Raw outputs (scores for classifiers) in float64.
         """
-        tokens = X.detach().cpu() if isinstance(X, torch.Tensor) else as_tensor(np.asarray(X))
-        tokens = tokens[:, :, None] if tokens.ndim == 2 else tokens
+        tokens = as_tokens(X.detach().cpu() if isinstance(X, torch.Tensor) else X)
         if tokens.shape[1:] != (self.w1.shape[1], self.w2.shape[1]):
             wanted = (self.w1.shape[1], self.w2.shape[1])
             raise ValueError(
@@ -269,7 +270,7 @@ class Heads:
         Parameters
         ----------
         X : array-like of shape (N, n_tokens, n_features)
-            Samples.
+            Samples; two-dimensional ``X`` is read as tokens of width 1.
         y : array-like of shape (N,) or (N, n_outputs)
             Targets as given to ``fit`` (labels for a classifier).
         sample_weight : array-like of shape (N,), optional

@@ -162,7 +162,15 @@ class CrossValidationMixin(ConvexAttentionBase):
             fitted = copy.copy(self)
             fitted.alpha_ = alpha
             fitted._store(replace(training, program=training.program.with_alpha(alpha)), result, X)
-            return float(scorer(fitted, held_out_X, y[test], **options))
+            try:
+                return float(scorer(fitted, held_out_X, y[test], **options))
+            except TypeError as error:
+                if "sample_weight" not in str(error):
+                    raise
+                raise ValueError(
+                    f"scoring={self.scoring!r} takes no sample_weight, which fit was given; "
+                    "give a score that counts weights, or none"
+                ) from error
 
         return score
 
@@ -209,7 +217,8 @@ class ConvexAttentionRegressorCV(RegressionMixin, CrossValidationMixin):
     eps : float, default=1e-2
         Ratio of the last to the first alpha of an automatic grid.
     cv : int, splitter, iterable or None, default=None
-        Folds, as in scikit-learn; five by default.
+        Folds, as in scikit-learn; five by default. Where samples come in groups that no fold may split:
+        ``list(GroupKFold().split(X, y, groups))``.
     scoring : str or callable, default=None
         Score to maximise, as in scikit-learn. Default: minus the mean loss on the held-out samples.
     n_jobs : int, default=None
@@ -302,7 +311,8 @@ class ConvexAttentionClassifierCV(ClassificationMixin, CrossValidationMixin):
     eps : float, default=1e-2
         Ratio of the last to the first alpha of an automatic grid.
     cv : int, splitter, iterable or None, default=None
-        Folds, as in scikit-learn; five stratified ones by default.
+        Folds, as in scikit-learn; five stratified ones by default. Where samples come in groups that no fold may split:
+        ``list(StratifiedGroupKFold().split(X, y, groups))``.
     scoring : str or callable, default=None
         Score to maximise, as in scikit-learn. Default: minus the mean loss on the held-out samples.
     n_jobs : int, default=None

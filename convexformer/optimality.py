@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 
 from convexformer_solvers import Certificate, Loss, Penalty, Program, Solver, certify, get_penalty, get_solver, solve
 
-from ._validation import as_tensor
+from ._validation import as_tokens
 from .heads import Heads
 from .nn import ConvexAttention, SequenceAttention, SoftmaxAttention
 from .sequences import SequenceHeads
@@ -172,8 +172,7 @@ def optimality_gap(
     >>> result.exact, bool(0 <= result.relative_gap < 0.01)
     (True, True)
     """
-    tokens = as_tensor(X.detach() if isinstance(X, torch.Tensor) else np.asarray(X)).cpu()
-    tokens = tokens[:, :, None] if tokens.ndim == 2 else tokens
+    tokens = as_tokens(X.detach() if isinstance(X, torch.Tensor) else X).cpu()
     y = y.detach().cpu().numpy() if isinstance(y, torch.Tensor) else np.asarray(y)
     weight = sample_weight.detach().cpu().numpy() if isinstance(sample_weight, torch.Tensor) else sample_weight
     reading = read_network(model, alpha, loss, penalty, tokens, y, weight)

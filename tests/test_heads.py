@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from convexformer import ConvexAttentionClassifier, ConvexAttentionRegressor, Gates, Heads, attention_program
-from convexformer.solvers import get_penalty
+from convexformer.solvers import get_loss, get_penalty
 
 PENALTIES = ("group_l2", "nuclear")
 ACTIVATIONS = ("linear", "gated_relu")
@@ -149,7 +149,7 @@ def test_predictions_are_the_formula(penalty, gated):
         rng.normal(size=(m, c)),
         rng.normal(size=c),
     )
-    heads = Heads(w1, w2, w3, bias, None, get_penalty(penalty), 0.1, gates, index)
+    heads = Heads(w1, w2, w3, bias, "squared", penalty, 0.1, gates, index)
     wanted = np.tile(bias, (25, 1))
     for i, j in itertools.product(range(25), range(m)):
         is_open = not gated or gates.u1[index[j]] @ X[i] @ gates.u2[index[j]] >= 0
@@ -166,7 +166,7 @@ def test_more_heads_than_fit_one_product():
     m = 1300
     heads = Heads(
         rng.dirichlet(np.ones(4), m), rng.normal(size=(m, 2)), rng.normal(size=(m, 3)), np.zeros(3),
-        None, get_penalty("nuclear"), 0.1, some_gates(5, 4, 2), np.arange(m) % 5,
+        "squared", "nuclear", 0.1, some_gates(5, 4, 2), np.arange(m) % 5,
     )  # fmt: skip
     X = rng.normal(size=(6, 4, 2))
     pooled = np.einsum("mk,ikd,md->im", heads.w1, X, heads.w2)
@@ -328,7 +328,7 @@ def test_prediction_on_other_shapes_is_an_error():
 
 
 def test_gates_and_their_index_come_together():
-    weights = (np.eye(2), np.ones((2, 3)), np.ones((2, 1)), np.zeros(1), None, get_penalty("nuclear"), 0.1)
+    weights = (np.eye(2), np.ones((2, 3)), np.ones((2, 1)), np.zeros(1), "squared", "nuclear", 0.1)
     with pytest.raises(ValueError, match="gates and gate_index"):
         Heads(*weights, gates=some_gates(2, 2, 3))
     with pytest.raises(ValueError, match=r"gate_index must have shape \(2,\)"):
@@ -338,15 +338,38 @@ def test_gates_and_their_index_come_together():
 @pytest.mark.parametrize("wrong", [[[1.5, -0.5]], [[0.5, 0.4]], [[np.nan, 1.0]]])
 def test_attention_outside_the_simplex_is_an_error(wrong):
     with pytest.raises(ValueError, match="rows of w1"):
-        Heads(np.array(wrong), np.ones((1, 3)), np.ones((1, 1)), np.zeros(1), None, get_penalty("nuclear"), 0.1)
+        Heads(np.array(wrong), np.ones((1, 3)), np.ones((1, 1)), np.zeros(1), "squared", "nuclear", 0.1)
 
 
 def test_gate_index_outside_the_gates_is_an_error():
     with pytest.raises(ValueError, match="gate_index"):
         Heads(
-            np.eye(2), np.ones((2, 3)), np.ones((2, 1)), np.zeros(1), None, get_penalty("nuclear"), 0.1,
+            np.eye(2), np.ones((2, 3)), np.ones((2, 1)), np.zeros(1), "squared", "nuclear", 0.1,
             some_gates(2, 2, 3), np.array([0, 2]),
         )  # fmt: skip
+
+
+@pytest.mark.parametrize("gated", [False, True], ids=["linear", "gated"])
+def test_two_dimensional_samples_are_tokens_of_width_one_wherever_they_go(gated):
+    rng = np.random.default_rng(0)
+    X, y, ones = rng.normal(size=(30, 4)), rng.normal(size=30), np.ones((2, 1))
+    gates, gate_index = (Gates(rng.normal(size=(2, 4)), ones), np.arange(2)) if gated else (None, None)
+    heads = Heads(np.eye(4)[:2], ones, ones, np.zeros(1), "squared", "group_l2", 0.1, gates, gate_index)
+    wide = X[:, :, None]
+    np.testing.assert_array_equal(heads.predict(X), heads.predict(wide))
+    assert heads.objective(X, y) == heads.objective(wide, y)
+    for make in (heads.program, lambda X, y: attention_program(X, y, alpha=0.1, gates=gates)):
+        narrow, whole = (make(samples, y) for samples in (X, wide))
+        assert narrow.alpha_max == whole.alpha_max
+        assert narrow.coef_shape == whole.coef_shape
+
+
+def test_loss_and_penalty_may_be_names():
+    ones = np.ones((1, 1))
+    by_name = Heads(ones, ones, ones, np.zeros(1), "squared", "nuclear", 0.1)
+    assert (by_name.loss, by_name.penalty) == (get_loss("squared"), get_penalty("nuclear"))
+    with pytest.raises(ValueError, match="loss must be one of"):
+        Heads(ones, ones, ones, np.zeros(1), "cubic", "nuclear", 0.1)
 
 
 def test_representation_says_what_it_is():

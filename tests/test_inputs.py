@@ -265,7 +265,7 @@ def test_held_out_samples_without_weight_are_named():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"X": X[0], "y": y[:3]}, "X must be a float32 or float64 array"),
+        ({"X": X[0, 0], "y": y[:3]}, "X must be a float32 or float64 array"),
         ({"X": X.astype(int), "y": y}, "X must be a float32 or float64 array"),
         ({"X": spoiled(X, np.nan), "y": y}, "X must be finite"),
         ({"X": X, "y": y[:4]}, r"y must have shape \(20"),

@@ -8,7 +8,8 @@ import pytest
 import torch
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.model_selection import GridSearchCV, KFold
+from sklearn.metrics import make_scorer
+from sklearn.model_selection import GridSearchCV, GroupKFold, KFold
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
@@ -284,6 +285,29 @@ def test_cross_validated_scores_of_a_data_frame_know_its_columns():
     for given in (flat.tolist(), torch.as_tensor(flat)):
         model = ConvexAttentionRegressorCV(alphas=3, cv=3, scoring="r2").fit(given, torch.as_tensor(Y["real"]))
         np.testing.assert_allclose(model.score_path_, plain.score_path_, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "scoring",
+    [make_scorer(lambda y, pred: -float(np.abs(y - pred).mean())), lambda model, X, y: model.score(X, y)],
+    ids=["metric", "scorer"],
+)
+def test_scores_that_count_no_weights_are_named(scoring):
+    model = ConvexAttentionRegressorCV(alphas=2, cv=2, scoring=scoring)
+    assert model.fit(X, Y["real"]).score_path_.shape == (2, 2)
+    with pytest.raises(ValueError, match=r"scoring=.* takes no sample_weight, which fit was given"):
+        model.fit(X, Y["real"], sample_weight=np.linspace(0.5, 2, len(X)))
+
+
+def test_groups_of_samples_stay_in_one_fold():
+    groups = np.arange(len(X)) % 7
+    splits = list(GroupKFold(3).split(X, Y["real"], groups))
+    model = ConvexAttentionRegressorCV(alphas=[0.1, 0.01], cv=splits, tol=1e-8).fit(X, Y["real"])
+    for fold, (train, test) in enumerate(splits):
+        assert not set(groups[train]) & set(groups[test])
+        alone = ConvexAttentionRegressor(alpha=0.1, tol=1e-8).fit(X[train], Y["real"][train])
+        error = 0.5 * np.mean((alone.predict(X[test]) - Y["real"][test]) ** 2)
+        assert model.score_path_[0, fold] == pytest.approx(-error, rel=1e-3)
 
 
 def test_cross_validation_reads_weights_no_oftener_than_one_fit():

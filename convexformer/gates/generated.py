@@ -163,7 +163,7 @@ def generate_gates(
     Parameters
     ----------
     X : array-like or Tensor of shape (N, n_tokens, n_features)
-        The samples, in float32 or float64; a tensor stays on its device.
+        The samples, in float32 or float64; a tensor stays on its device. Two-dimensional ones are tokens of width 1.
     y : array-like or Tensor of shape (N,) or (N, n_outputs)
         Targets as the loss wants them: numbers, -1 and 1, or one-hot rows.
     alpha : float

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -39,11 +40,16 @@ def sample_losses(predictions: Tensor, y: Tensor, loss: str | Loss = "squared") 
     >>> sample_losses(torch.zeros(1, 2, 1), torch.tensor([[[2.0], [4.0]]]))
     tensor([10.])
     """
-    if y.ndim < 2 or y.flatten(1).shape != predictions.flatten(1).shape:
-        raise ValueError(f"y must have shape {tuple(predictions.shape)}, that of the predictions, got {tuple(y.shape)}")
+    check_target_shape(y, tuple(predictions.shape))
     n_outputs = predictions.shape[-1]
     by_position = get_loss(loss).value(predictions.reshape(-1, n_outputs), y.reshape(-1, n_outputs))
     return by_position.reshape(len(predictions), -1).sum(1)
+
+
+def check_target_shape(y: Tensor, shape: tuple[int, ...], name: str = "y") -> None:
+    """Raise unless targets have the shape of the predictions, be positions and outputs together or apart."""
+    if y.ndim < 2 or tuple(y.flatten(1).shape) != (shape[0], math.prod(shape[1:])):
+        raise ValueError(f"{name} must have shape {shape}, that of the predictions, got {tuple(y.shape)}")
 
 
 def normal_draws(seed: int) -> Callable[..., Tensor]:

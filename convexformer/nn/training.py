@@ -18,7 +18,7 @@ from convexformer._integers import check_counts
 from convexformer_solvers import Loss, Penalty, get_loss, get_penalty
 
 from ._trial import OPTIMIZERS, SCHEDULES, Data, Settings, Trial, load_weights, weights_of
-from .base import AttentionNetwork, check_like, sample_losses
+from .base import AttentionNetwork, check_like, check_target_shape
 from .history import TrainingHistory
 
 
@@ -146,9 +146,9 @@ def train(
         raise ValueError(f"lr must be positive, got {lr!r}")
     if optimizer != "adamw" and any(decay > 0 for _, decay in grid):
         raise ValueError("weight_decay is that of optimizer='adamw'; the decay of the objective is alpha")
-    data, n_outputs = _data("", network, tokens, y, loss, sample_weight)
+    data, n_outputs = _data("", network, tokens, y, sample_weight)
     loss.check_target(y.reshape(-1, n_outputs))
-    held_out = None if validation is None else _data("validation ", network, *validation, loss)[0]
+    held_out = None if validation is None else _data("validation ", network, *validation)[0]
     settings = Settings(
         loss=loss,
         penalty=penalty,
@@ -246,7 +246,7 @@ def _check_budget(
 
 
 def _data(
-    kind: str, network: AttentionNetwork, tokens: Tensor, y: Tensor, loss: Loss, weight: Tensor | None = None
+    kind: str, network: AttentionNetwork, tokens: Tensor, y: Tensor, weight: Tensor | None = None
 ) -> tuple[Data, int]:
     """Checked samples, which `kind` names in messages, and how many outputs the network has."""
     network.check_samples(tokens, f"{kind}tokens")
@@ -257,7 +257,7 @@ def _data(
     first = data.rows(torch.arange(1, device=y.device))
     with torch.no_grad():
         prediction = network(*first.inputs)
-    sample_losses(prediction, first.y, loss)  # its check of shapes
+    check_target_shape(y, (len(y), *prediction.shape[1:]), f"{kind}y")
     return data, prediction.shape[-1]
 
 

@@ -276,7 +276,8 @@ def sequence_program(
     Parameters
     ----------
     X : array-like or Tensor of shape (N, n_tokens, n_features)
-        The samples, in float32 or float64. The two stochastic forms are computed in float64 whatever the precision.
+        The samples, in float32 or float64; two-dimensional ones are tokens of width 1. The two stochastic forms are
+        computed in float64 whatever the precision.
     y : array-like or Tensor of shape (N, n_targets, n_outputs)
         Target sequences; they need not be as long as the samples.
     alpha : float

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from convexformer._validation import as_tensor, check_weight
+from convexformer._validation import as_tensor, as_tokens, check_weight
 from convexformer.nn import SequenceAttention, sequence_network_from_heads
 from convexformer_solvers import Loss, Penalty, Program, get_loss
 
@@ -229,14 +229,14 @@ class SequenceHeads:
         Parameters
         ----------
         X : array-like of shape (N, n_tokens, n_features)
-            Samples.
+            Samples; two-dimensional ones are tokens of width 1.
 
         Returns
         -------
         ndarray of shape (N, n_targets, n_outputs)
             In float64.
         """
-        tokens = as_tensor(X if isinstance(X, torch.Tensor) else np.asarray(X)).cpu().double()
+        tokens = as_tokens(X).detach().cpu().double()
         if tokens.ndim != 3 or tuple(tokens.shape[1:]) != (self.w1.shape[2], self.w2.shape[1]):
             wanted = (self.w1.shape[2], self.w2.shape[1])
             raise ValueError(
@@ -255,7 +255,7 @@ class SequenceHeads:
         Parameters
         ----------
         X : array-like of shape (N, n_tokens, n_features)
-            Samples.
+            Samples; two-dimensional ones are tokens of width 1.
         y : array-like of shape (N, n_targets, n_outputs)
             Target sequences.
         sample_weight : array-like of shape (N,), optional
