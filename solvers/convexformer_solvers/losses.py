@@ -13,6 +13,9 @@ from torch.nn.functional import softplus
 from .intercepts import SoftmaxAtIntercepts, best_intercept
 from .loss import Loss
 
+# Outputs from which on torch's own softmax is as fast on a CPU; with ten it takes five times as long.
+_MANY_OUTPUTS = 64
+
 
 @dataclass(frozen=True)
 class Squared(Loss):
@@ -227,7 +230,7 @@ class Softmax(Loss):
         return 0.5
 
     def mean(self, pred: Tensor) -> Tensor:
-        return torch.softmax(pred, 1)
+        return _softmax(pred)
 
     def check_target(self, y: Tensor) -> None:
         if y.shape[1] < 2:
@@ -252,19 +255,19 @@ class Softmax(Loss):
         return torch.logsumexp(pred, 1) - (y * pred).sum(1)
 
     def gradient(self, pred: Tensor, y: Tensor) -> Tensor:
-        return torch.softmax(pred, 1) - y
+        return _softmax(pred) - y
 
     def hessian_product(self, pred: Tensor, y: Tensor, direction: Tensor) -> Tensor:
-        probability = torch.softmax(pred, 1)
+        probability = _softmax(pred)
         weighted = probability * direction
         return weighted - probability * weighted.sum(1, keepdim=True)
 
     def hessian_parts(self, pred: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        probability = torch.softmax(pred, 1)
+        probability = _softmax(pred)
         return probability, probability
 
     def mean_hessian(self, pred: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-        probability = torch.softmax(pred, 1)
+        probability = _softmax(pred)
         weighted = weight[:, None] * probability
         return torch.diag(weighted.sum(0)) - weighted.T @ probability
 
@@ -287,6 +290,14 @@ class Softmax(Loss):
         import cvxpy as cp
 
         return weight @ (cp.log_sum_exp(pred, axis=1) - cp.sum(cp.multiply(y, pred), axis=1))
+
+
+def _softmax(pred: Tensor) -> Tensor:
+    """Probabilities of the outputs, shape ``(N, c)``."""
+    if pred.shape[1] >= _MANY_OUTPUTS or pred.device.type != "cpu":
+        return torch.softmax(pred, 1)
+    exponential = (pred - pred.amax(1, keepdim=True)).exp()
+    return exponential / exponential.sum(1, keepdim=True)
 
 
 @dataclass(frozen=True)
