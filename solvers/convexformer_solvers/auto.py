@@ -78,6 +78,7 @@ class Auto(Solver):
       whose Gram matrix takes the place of the samples; with one output and the group-l2 penalty by ``BlockDescent``,
       until the set gets too wide, else by the same solvers. Along a path every separable loss starts each
       alpha on a working set, until an alpha outgrows it.
+    - A cross-entropy whose features are not much correlated: ``FirstSteps`` before.
     - A cross-entropy is finished by ``SupportNewton`` instead. Where that has not ended the matter within a hundred
       steps: 400 steps of ``Fista``, and the above from its point on. With other penalties than group-l2, for which
       there is no Newton method, 400 alternating steps come first on more than 500 features, unless these are nearly
@@ -167,9 +168,12 @@ def _plan(program: Program, warm: bool) -> tuple[_Stage, ...]:
     if small and program.tail_length > _LONG_TAILS:
         return *plan, _Stage(ProximalDual(_polished_admm()), _PROXIMAL_STEPS), *_in_turns(program)
     if not program.loss.separable:
+        quick = some_samples_tell(program) and nearly_independent(program)
+        if quick and small and not warm:
+            plan.append(_Stage(FirstSteps(), forever))
         if isinstance(program.penalty, GroupL2) and small:
             plan.append(_Stage(_polished_admm(), _FIRST_STEPS))
-        elif small and some_samples_tell(program) and not nearly_independent(program):
+        elif small and some_samples_tell(program) and not quick:
             plan.append(_Stage(_polished_admm(), _FIRST_STEPS_ALONE))
         plan.append(_Stage(Fista(), _FISTA_STEPS))
     n_products = program.map.gram_work() / program.map.product_work(program.y.shape[1])

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .fista import Fista
 from .mixed_precision import for_single
+from .penalties import GroupL2
 from .polish import polished
 from .primal_dual import Iterate, PrimalDualSolver
 from .program import Program
@@ -23,10 +24,14 @@ _SHARE = 0.25
 _LOOKS = 2
 # Gap over the best constant model's objective below which a polish is worth its cost.
 _NEAR = 8e-3
-# Iterations that alternating directions take, beside the Gram matrix and its factor.
+# Iterations that alternating directions take, beside the Gram matrix and its factor; and where outputs are coupled.
 _OTHER_ITERATIONS = 20
+_OTHER_ITERATIONS_COUPLED = 100
 # Spread of the features up to which these steps are tried: with gated ones of 1.5 alternating directions are as fast.
+# The same where outputs are coupled, which these do not mind: polished, and with other penalties than group-l2.
 _LARGEST_SPREAD = 1.15
+_LARGEST_SPREAD_COUPLED = 2.0
+_LARGEST_SPREAD_COUPLED_ALONE = 1.5
 
 
 class FirstSteps(PrimalDualSolver):
@@ -107,7 +112,8 @@ def _steps_of_other_solvers(program: Program) -> float:
     """Steps, of two products each, in the time that alternating directions take from scratch."""
     linear_map = program.map
     product = linear_map.product_work(program.y.shape[1])
-    return (linear_map.gram_work() + linear_map.smaller_side**3 / 3) / (2 * product) + _OTHER_ITERATIONS
+    iterations = _OTHER_ITERATIONS if program.loss.separable else _OTHER_ITERATIONS_COUPLED
+    return (linear_map.gram_work() + linear_map.smaller_side**3 / 3) / (2 * product) + iterations
 
 
 def nearly_independent(program: Program) -> bool:
@@ -122,4 +128,9 @@ def nearly_independent(program: Program) -> bool:
     -------
     bool
     """
-    return spread(program) <= _LARGEST_SPREAD
+    if program.loss.separable:
+        largest = _LARGEST_SPREAD
+    else:
+        polishes = isinstance(program.penalty, GroupL2)
+        largest = _LARGEST_SPREAD_COUPLED if polishes else _LARGEST_SPREAD_COUPLED_ALONE
+    return spread(program) <= largest

@@ -294,7 +294,7 @@ class Softmax(Loss):
 
 def _softmax(pred: Tensor) -> Tensor:
     """Probabilities of the outputs, shape ``(N, c)``."""
-    if pred.shape[1] >= _MANY_OUTPUTS or pred.device.type != "cpu":
+    if pred.shape[1] >= _MANY_OUTPUTS:
         return torch.softmax(pred, 1)
     exponential = (pred - pred.amax(1, keepdim=True)).exp()
     return exponential / exponential.sum(1, keepdim=True)

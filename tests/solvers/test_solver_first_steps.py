@@ -6,7 +6,7 @@ import pytest
 import torch
 from solver_cases import LOSS_NAMES, randn, valid_target
 
-from convexformer_solvers import Auto, DenseMap, Fista, GatedMap, GroupL2, GroupNuclear, Program, get_loss, solve
+from convexformer_solvers import Auto, DenseMap, GatedMap, GroupL2, Program, get_loss, get_penalty, solve
 from convexformer_solvers.first_steps import FirstSteps, nearly_independent
 from convexformer_solvers.solver import Point
 
@@ -100,14 +100,32 @@ def test_auto_takes_them_for_large_independent_features_alone():
     assert not isinstance(Auto().init(small, start(small)).solver, FirstSteps)
 
 
-def test_a_nuclear_cross_entropy_starts_with_them_on_independent_features_alone():
+@pytest.mark.parametrize("penalty", ["group_l2", "nuclear"])
+def test_a_cross_entropy_starts_with_them_on_independent_features_alone(penalty):
     data, first = randn(200, 65, 8), []
     y = torch.nn.functional.one_hot(data[:, 0, 0].gt(0) + 1 * data[:, 1, 0].gt(0), 3).double()
     for tokens in (data, correlated(data)):
-        program = Program(DenseMap(tokens), y, get_loss("softmax"), GroupNuclear(), 1.0, fit_intercept=True)
+        program = Program(DenseMap(tokens), y, get_loss("softmax"), get_penalty(penalty), 1.0, fit_intercept=True)
         program, auto = program.with_alpha(0.1 * program.alpha_max), Auto()
         zeros = torch.zeros(program.coef_shape, dtype=torch.float64)
         first.append(auto.init(program, Point(zeros, program.null_intercept)).solver)
         assert solve(program, auto, tol=1e-6).certificate.relative_gap <= 1e-6
-    assert isinstance(first[0], Fista)
+    assert isinstance(first[0], FirstSteps)
     assert "admm" in first[1].name
+
+
+def test_they_hand_a_cross_entropy_on_where_single_precision_ends():
+    data = randn(300, 65, 8)
+    y = torch.nn.functional.one_hot(data[:, 0, 0].gt(0) + 1 * data[:, 1, 0].gt(0), 3).double()
+    program = Program(DenseMap(data), y, get_loss("softmax"), GroupL2(), 1.0, fit_intercept=True)
+    program, names = program.with_alpha(0.1 * program.alpha_max), []
+
+    class Watched(Auto):
+        def step(self, program, state):
+            state = super().step(program, state)
+            names.append(state.solver.name)
+            return state
+
+    assert solve(program, Watched(), tol=1e-10).certificate.relative_gap <= 1e-10
+    assert names[0] == "fista"
+    assert any("admm" in name for name in names)
