@@ -17,7 +17,7 @@ from convexformer import (
     attention_program,
 )
 from convexformer.nn import train
-from convexformer.solvers import Fista, certify, get_penalty, solve
+from convexformer.solvers import Fista, certify, solve
 
 PENALTIES = ("group_l2", "nuclear")
 PROPERTY = settings(deadline=None, derandomize=True, max_examples=15, database=None)
@@ -205,7 +205,7 @@ def test_zero_solution_has_no_heads_and_predicts_the_best_constant():
 
 def test_heads_refuse_weights_that_are_no_attention():
     good = {"w1": np.eye(2), "w2": np.ones((2, 3)), "w3": np.ones((2, 1)), "intercept": np.zeros(1)}
-    rest = {"loss": None, "penalty": get_penalty("nuclear"), "alpha": 0.1}
+    rest = {"loss": "squared", "penalty": "nuclear", "alpha": 0.1}
     Heads(**good, **rest)
     for name, wrong in {
         "w1": np.full((2, 2), 0.7),
