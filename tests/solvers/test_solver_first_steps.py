@@ -9,6 +9,7 @@ from solver_cases import LOSS_NAMES, randn, valid_target
 from convexformer_solvers import Auto, DenseMap, GatedMap, GroupL2, Program, get_loss, get_penalty, solve
 from convexformer_solvers.first_steps import FirstSteps, nearly_independent
 from convexformer_solvers.solver import Point
+from convexformer_solvers.spread import spread
 
 BOUNDED = [loss for loss in LOSS_NAMES if loss not in ("poisson", "softmax")]
 
@@ -129,3 +130,16 @@ def test_they_hand_a_cross_entropy_on_where_single_precision_ends():
     assert solve(program, Watched(), tol=1e-10).certificate.relative_gap <= 1e-10
     assert names[0] == "fista"
     assert any("admm" in name for name in names)
+
+
+def test_coupled_outputs_bear_more_correlation_and_polished_ones_most():
+    data = randn(200, 65, 8)
+    for token in range(1, 65):
+        data[:, token] = 0.8 * data[:, token - 1] + 0.6 * data[:, token]
+    labels = data[:, 0, 0].gt(0) + 1 * data[:, 1, 0].gt(0)
+    y = torch.nn.functional.one_hot(labels, 3).double()
+    program = Program(DenseMap(data), y, get_loss("softmax"), GroupL2(), 1.0)
+    assert 1.5 < spread(program) < 2.0
+    assert nearly_independent(program)
+    assert not nearly_independent(dataclasses.replace(program, penalty=get_penalty("nuclear")))
+    assert not nearly_independent(dataclasses.replace(program, loss=get_loss("squared")))
