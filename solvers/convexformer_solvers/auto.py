@@ -168,12 +168,14 @@ def _plan(program: Program, warm: bool) -> tuple[_Stage, ...]:
     if small and program.tail_length > _LONG_TAILS:
         return *plan, _Stage(ProximalDual(_polished_admm()), _PROXIMAL_STEPS), *_in_turns(program)
     if not program.loss.separable:
-        quick = some_samples_tell(program) and nearly_independent(program)
+        has_newton = isinstance(program.penalty, GroupL2)
+        looks = some_samples_tell(program) and not (warm and has_newton)
+        quick = looks and nearly_independent(program)
         if quick and small and not warm:
             plan.append(_Stage(FirstSteps(), forever))
-        if isinstance(program.penalty, GroupL2) and small:
+        if small and has_newton:
             plan.append(_Stage(_polished_admm(), _FIRST_STEPS))
-        elif small and some_samples_tell(program) and not quick:
+        elif small and looks and not quick:
             plan.append(_Stage(_polished_admm(), _FIRST_STEPS_ALONE))
         plan.append(_Stage(Fista(), _FISTA_STEPS))
     n_products = program.map.gram_work() / program.map.product_work(program.y.shape[1])
