@@ -63,7 +63,7 @@ class LossAtIntercepts:
         """Newton direction; zero along directions in which the loss is flat."""
         hessian = self.loss.mean_hessian(self.pred + b, self.y, self.weight)
         if not self.loss.separable:
-            return _inverse(hessian, min(self.loss.smoothness, 1.0))(-slope)
+            return _pseudoinverse(hessian, min(self.loss.smoothness, 1.0))(-slope)
         curvature = hessian.diagonal()
         return torch.where(curvature > 0, -slope / curvature, 0.0)
 
@@ -114,7 +114,7 @@ class SoftmaxAtIntercepts(LossAtIntercepts):
             scaled = (self.weight.sqrt() / total)[:, None] * self._exponential
             hessian = -(factor[:, None] * factor) * (scaled.T @ scaled)
             hessian.diagonal().add_(slope + self._mean_target)
-            self._inverse = _inverse(hessian, min(self.loss.smoothness, 1.0))
+            self._inverse = _pseudoinverse(hessian, min(self.loss.smoothness, 1.0))
         self._size = size
         return self._inverse(-slope)
 
@@ -165,7 +165,7 @@ def best_intercept(at: LossAtIntercepts, start: Tensor | None = None) -> Tensor:
     return b
 
 
-def _inverse(hessian: Tensor, scale: float) -> Callable[[Tensor], Tensor]:
+def _pseudoinverse(hessian: Tensor, scale: float) -> Callable[[Tensor], Tensor]:
     """Inverse of a positive semidefinite matrix, zero in directions that are flat but for rounding."""
     curvature, basis = torch.linalg.eigh(hessian)
     flat = _ROUNDING * torch.finfo(hessian.dtype).eps * max(float(curvature[-1]), scale)
