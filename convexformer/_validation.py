@@ -70,7 +70,7 @@ def check_tokens(estimator: Any, X: Any, reset: bool) -> Tensor:
         _check_shape(estimator, np.shape(X), reset)
     array = validate_data(estimator, X, dtype=_FLOATS, reset=reset)
     _check_shape(estimator, array.shape, reset)
-    return as_tensor(array)[:, :, None]
+    return as_tokens(array)
 
 
 def _without_tensor(values: Any, name: str) -> Any:
@@ -109,7 +109,7 @@ def _check_tensor(estimator: Any, X: Tensor, reset: bool) -> Tensor:
     if not _all_finite(X):
         raise ValueError("Input X contains NaN or infinity.")
     _check_shape(estimator, tuple(X.shape), reset)
-    return X if X.ndim == 3 else X[:, :, None]
+    return as_tokens(X)
 
 
 def _check_not_empty(shape: tuple[int, ...]) -> None:

@@ -78,6 +78,7 @@ class Heads:
     def __post_init__(self) -> None:
         object.__setattr__(self, "loss", get_loss(self.loss))
         object.__setattr__(self, "penalty", get_penalty(self.penalty))
+        object.__setattr__(self, "alpha", float(self.alpha))
         m = len(self.w1)
         if self.w1.ndim != 2 or self.w2.ndim != 2 or self.w3.ndim != 2 or not m == len(self.w2) == len(self.w3):
             raise ValueError(
@@ -184,8 +185,7 @@ class Heads:
 
     def replace(self, **changes: Any) -> Heads:
         """The same heads trained for something else: another ``alpha``, ``loss`` or ``penalty``."""
-        read: dict[str, Any] = {"loss": get_loss, "penalty": get_penalty, "alpha": float}
-        return dataclasses.replace(self, **{name: read[name](value) for name, value in changes.items()})
+        return dataclasses.replace(self, **changes)
 
     def with_coef(self, coef: Tensor, intercept: Tensor) -> Heads:
         """The heads of other coefficients of the same program."""
@@ -240,7 +240,7 @@ class Heads:
         ndarray of shape (N, n_outputs)
             Raw outputs (scores for classifiers) in float64.
         """
-        tokens = as_tokens(X.detach().cpu() if isinstance(X, torch.Tensor) else X)
+        tokens = as_tokens(X).detach().cpu()
         if tokens.shape[1:] != (self.w1.shape[1], self.w2.shape[1]):
             wanted = (self.w1.shape[1], self.w2.shape[1])
             raise ValueError(

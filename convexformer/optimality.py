@@ -172,7 +172,7 @@ def optimality_gap(
     >>> result.exact, bool(0 <= result.relative_gap < 0.01)
     (True, True)
     """
-    tokens = as_tokens(X.detach() if isinstance(X, torch.Tensor) else X).cpu()
+    tokens = as_tokens(X).detach().cpu()
     y = y.detach().cpu().numpy() if isinstance(y, torch.Tensor) else np.asarray(y)
     weight = sample_weight.detach().cpu().numpy() if isinstance(sample_weight, torch.Tensor) else sample_weight
     reading = read_network(model, alpha, loss, penalty, tokens, y, weight)

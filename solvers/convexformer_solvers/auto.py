@@ -78,7 +78,7 @@ class Auto(Solver):
       whose Gram matrix takes the place of the samples; with one output and the group-l2 penalty by ``BlockDescent``,
       until the set gets too wide, else by the same solvers. Along a path every separable loss starts each
       alpha on a working set, until an alpha outgrows it.
-    - A cross-entropy whose features are not much correlated: ``FirstSteps`` before.
+    - A cross-entropy whose features are not much correlated starts with ``FirstSteps``.
     - A cross-entropy is finished by ``SupportNewton`` instead. Where that has not ended the matter within a hundred
       steps: 400 steps of ``Fista``, and the above from its point on. With other penalties than group-l2, for which
       there is no Newton method, 400 alternating steps come first on more than 500 features, unless these are nearly

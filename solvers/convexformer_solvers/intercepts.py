@@ -80,20 +80,24 @@ class SoftmaxAtIntercepts(LossAtIntercepts):
         self._mean_target = weight @ y
         self._mean_product = float(weight @ (y * pred).sum(1))
         self._at: Tensor | None = None  # intercept of the sums that are known
-        self._origin = self._mean_target  # intercept that the exponentials contain, from the first sums on
+        self._take_exponentials(-(weight @ pred))
         self._size = math.inf  # of the last slope
         self._inverse: Callable[[Tensor], Tensor] | None = None  # of the Hessian at an earlier intercept
 
     def value_of_zero(self) -> float:
-        return float(torch.log(self.pred.new_tensor(self.pred.shape[1])))
+        return math.log(self.pred.shape[1])
+
+    def _take_exponentials(self, origin: Tensor) -> None:
+        """Exponentials of the predictions with an intercept, over the largest of each sample."""
+        shifted = self.pred + origin
+        self._origin, self._largest_pred = origin, shifted.amax(1)
+        self._exponential = shifted.sub_(self._largest_pred[:, None]).exp_()
 
     def _sums(self, b: Tensor) -> tuple[Tensor, Tensor]:
         """Factors of the exponentials, and their sums over the classes, at an intercept."""
         if b is not self._at:
-            if self._at is None or not float((b - self._origin).abs().max()) <= _FARTHEST:
-                self._origin, pred = b, self.pred + b
-                self._largest_pred = pred.amax(1)
-                self._exponential = pred.sub_(self._largest_pred[:, None]).exp_()
+            if not float((b - self._origin).abs().max()) <= _FARTHEST:
+                self._take_exponentials(b)
             factor = (b - self._origin).exp()
             self._at, self._known = b, (factor, self._exponential @ factor)
         return self._known
