@@ -75,12 +75,13 @@ class SoftmaxAtIntercepts(LossAtIntercepts):
     product of ``c`` columns.
     """
 
+    _origin: Tensor  # intercept that the exponentials contain: the first one asked for, until others are far from it
+
     def __init__(self, loss: Loss, pred: Tensor, y: Tensor, weight: Tensor) -> None:
         super().__init__(loss, pred, y, weight)
         self._mean_target = weight @ y
         self._mean_product = float(weight @ (y * pred).sum(1))
         self._at: Tensor | None = None  # intercept of the sums that are known
-        self._take_exponentials(-(weight @ pred))
         self._size = math.inf  # of the last slope
         self._inverse: Callable[[Tensor], Tensor] | None = None  # of the Hessian at an earlier intercept
 
@@ -96,7 +97,7 @@ class SoftmaxAtIntercepts(LossAtIntercepts):
     def _sums(self, b: Tensor) -> tuple[Tensor, Tensor]:
         """Factors of the exponentials, and their sums over the classes, at an intercept."""
         if b is not self._at:
-            if not float((b - self._origin).abs().max()) <= _FARTHEST:
+            if self._at is None or not float((b - self._origin).abs().max()) <= _FARTHEST:
                 self._take_exponentials(b)
             factor = (b - self._origin).exp()
             self._at, self._known = b, (factor, self._exponential @ factor)
