@@ -49,6 +49,15 @@ _LEAST_CURVATURE = 0.02
 _TOLERATED = 1.1
 _SAFETY = 1.3
 _LEAST_MARGIN = 0.1
+# Ridge problems within one proximal step on a loss that is not quadratic, at most; the differences that their
+# acceleration keeps; and the move of the last in units of that of all.
+_LOSS_STEPS = 10
+_LOSS_MEMORY = 5
+_LOSS_ACCURACY = 0.2
+# Work of a product with the data, in floating-point operations, that takes no longer than its call.
+_SLIGHT_PRODUCT = 2.0**22
+# Squared move of a sample, in units of all samples' mean, from which on it tells a curvature.
+_LEAST_MOVE = 1e-6
 
 
 class _State(NamedTuple):
@@ -59,7 +68,8 @@ class _State(NamedTuple):
     largest_rho: float  # about the curvature of the loss; beyond that rho only slows down
     local: Tensor  # curvature of each sample's loss when it was last looked at, (N,)
     margin: float  # curvature of the quadratic that stands for the loss, in units of the local one
-    met: float  # largest curvature met along the moves since then, in the same units
+    met: float  # largest mean curvature met along the moves since then, in the same units
+    secant: Tensor  # largest one of each sample along those moves, (N,)
     ascent: Tensor  # A' diag(p) theta of the dual point that W gives
     fitted: Tensor  # A W + b, (N, c); W carries the loss
     expansion: Tensor  # where the quadratics touch the samples' losses, (N, c)
@@ -83,8 +93,9 @@ class Admm(PrimalDualSolver):
     The splitting is ``W = Z``: ``W`` carries the loss, replaced by a quadratic around the last predictions whose
     curvature follows that of each sample, ``Z`` the penalty. Each update of ``W`` is a ridge problem whose Gram
     matrix, on the smaller side of the data, is formed once and serves all outputs; ``rho`` follows the size of the
-    groups. Correlated features cost nothing extra: the metric takes them out. Per iteration two products with the
-    data and two triangular solves.
+    groups. Correlated features cost nothing extra: the metric takes them out. On the side of the samples up to ten such
+    problems, which cost no product with the data there, take the quadratics to the proximal step of the loss itself.
+    Per iteration two products with the data and two triangular solves for each problem.
 
     Needs a loss with finite ``smoothness`` and a penalty that is a sum over blocks. Memory: twice the square of the
     smaller side.
@@ -127,7 +138,7 @@ class Admm(PrimalDualSolver):
         threshold = _threshold(program, warm=previous is not None)
         rho = _rho_for(program, coef, threshold, largest_rho) or _first_rho(program, ascent, largest_rho)
         local, margin = _local_curvature(program, fitted), 1.0
-        if previous is not None and _alike(local, previous.local):
+        if previous is not None and _alike(program, local, previous.local):
             local, margin = previous.local, previous.margin
         if previous is None:
             system = ridge_system(program.map, program.fit_intercept)
@@ -156,6 +167,7 @@ class Admm(PrimalDualSolver):
             local,
             margin,
             0.0,
+            torch.zeros_like(local),
             ascent,
             fitted,
             fitted,
@@ -213,11 +225,11 @@ class Admm(PrimalDualSolver):
 
 
 def _iterate(state: _State) -> _State:
-    program, system, curvature = state.program, state.system, state.curvature[:, None]
+    program, system = state.program, state.system
     rho = system.rho
-    gradient = program.loss.gradient(state.expansion, program.y)
     center, fitted_center = state.coef - state.multiplier, state.fitted_coef - state.fitted_multiplier
-    smooth, fitted = system.solve(state.expansion - gradient / curvature, center, fitted_center)
+    state, fitted = _loss_step(state, center, fitted_center)
+    smooth = system.solution()
     relaxed = torch.lerp(state.coef, smooth, _OVER_RELAXATION)
     relaxed_fitted = torch.lerp(state.fitted_coef, fitted, _OVER_RELAXATION)
     # Z and U are functions of their sum, and A of each: all follows from the acceleration of the sum.
@@ -228,9 +240,7 @@ def _iterate(state: _State) -> _State:
         fitted_total, state.acceleration.rounding_growth = program.map.matvec(total), 1.0
     coef = program.penalty.prox(total, program.alpha / rho)
     fitted_coef = program.map.matvec(coef)
-    change = program.loss.gradient(fitted, program.y) - gradient
     return state._replace(
-        met=max(state.met, _curvature_met(state, fitted - state.expansion, change)),
         ascent=rho * (smooth - center),
         fitted=fitted,
         expansion=expansion,
@@ -241,6 +251,44 @@ def _iterate(state: _State) -> _State:
     )
 
 
+def _loss_step(state: _State, center: Tensor, fitted_center: Tensor) -> tuple[_State, Tensor]:
+    """The state with the curvature that was met, and predictions of the proximal step on the loss.
+
+    That is one ridge problem with quadratics that touch the loss at the last predictions; where it costs no product
+    with the data, or one that takes next to no time, others follow with quadratics at the predictions that the one
+    before gave.
+    """
+    program, system, expansion = state.program, state.system, state.expansion
+    root = system.weight.sqrt()[:, None]
+    acceleration = Anderson(_LOSS_MEMORY, columns_apart=False)
+    n_left = _LOSS_STEPS if _fits_are_cheap(program, system) else 1
+    while True:
+        gradient = program.loss.gradient(expansion, program.y)
+        step = expansion - gradient / state.curvature[:, None] - fitted_center
+        fitted = system.fit(fitted_center + _felt(program, step), center, fitted_center)
+        move = _felt(program, fitted - expansion)
+        state = _with_curvature_met(state, move, program.loss.gradient(fitted, program.y) - gradient)
+        n_left -= 1
+        if n_left == 0:
+            return state, fitted
+        in_all = root * _felt(program, fitted - state.fitted)
+        if float((root * move).square().sum()) <= _LOSS_ACCURACY**2 * float(in_all.square().sum()):
+            return state, fitted
+        _, expansion = acceleration.next(root * expansion, (root * fitted, fitted))
+
+
+def _fits_are_cheap(program: Program, system: RidgeSystem) -> bool:
+    """Whether to take more than one ridge problem for a step on the loss."""
+    loss = program.loss
+    slight = loss.smooth_curvature and program.map.product_work(program.y.shape[1]) <= _SLIGHT_PRODUCT
+    return not loss.quadratic and (system.fits_without_products or slight)
+
+
+def _felt(program: Program, move: Tensor) -> Tensor:
+    """What the loss feels of a move in predictions: not the same number in all outputs, where it is shift-invariant."""
+    return move - move.mean(1, keepdim=True) if program.loss.shift_invariant else move
+
+
 def _local_curvature(program: Program, pred: Tensor) -> Tensor:
     """Bound of the curvature of each sample's loss at its prediction, kept away from zero, shape ``(N,)``."""
     loss = program.loss
@@ -248,10 +296,15 @@ def _local_curvature(program: Program, pred: Tensor) -> Tensor:
     return bound.clamp(min=_LEAST_CURVATURE * loss.smoothness, max=loss.smoothness)
 
 
-def _curvature_met(state: _State, move: Tensor, change: Tensor) -> float:
-    """Mean curvature of the loss along a move in predictions, in units of the local curvature."""
-    square = float(state.program.mean(state.local * move.square().sum(1)))
-    return float(state.program.mean((move * change).sum(1))) / square if square > 0 else 0.0
+def _with_curvature_met(state: _State, move: Tensor, change: Tensor) -> _State:
+    """The state after a move in predictions that changed the gradient by so much."""
+    square, bend = move.square().sum(1), (move * change).sum(1)
+    program, in_all = state.program, float(state.program.mean(state.local * square))
+    if not in_all > 0:
+        return state
+    met = float(program.mean(bend)) / in_all
+    secant = torch.where(square > _LEAST_MOVE * program.mean(square), bend / square, 0.0)
+    return state._replace(met=max(state.met, met), secant=torch.maximum(state.secant, secant))
 
 
 def _adapted(state: _State, due: bool) -> _State:
@@ -260,11 +313,13 @@ def _adapted(state: _State, due: bool) -> _State:
     exceeded = state.met > state.margin * _TOLERATED
     if not (due or exceeded):
         return state
-    local, new_rho, margin = state.local, rho, _SAFETY * state.met if exceeded else state.margin
+    local, new_rho, margin = state.local, rho, state.margin
+    if exceeded:  # by few samples, mostly, as those that a move takes to where the loss is curved
+        local = torch.maximum(local, _SAFETY / margin * state.secant)
     if due:
         new_local = _local_curvature(program, state.fitted)
         wanted = min(1.0, max(_LEAST_MARGIN, _SAFETY * state.met))
-        if not _alike(new_local, local) or state.margin > _WORTH_REFACTORING * wanted:
+        if not _alike(program, new_local, local) or state.margin > _WORTH_REFACTORING * wanted:
             local, margin = new_local, wanted
         wanted = _rho_for(program, state.coef, state.threshold, state.largest_rho) or rho
         new_rho = rho if _close(rho, wanted) else wanted
@@ -276,14 +331,15 @@ def _adapted(state: _State, due: bool) -> _State:
         local=local,
         margin=margin,
         met=0.0,
+        secant=torch.zeros_like(local),
         multiplier=scale * state.multiplier,
         fitted_multiplier=scale * state.fitted_multiplier,
     )
 
 
-def _alike(local: Tensor, other: Tensor) -> bool:
+def _alike(program: Program, local: Tensor, other: Tensor) -> bool:
     """Whether one bound of the samples' curvatures serves as well as another."""
-    return local.shape == other.shape and float((local / other - 1).abs().mean()) <= _CURVATURE_CHANGE
+    return local.shape == other.shape and float(program.mean((local / other - 1).abs())) <= _CURVATURE_CHANGE
 
 
 def _close(rho: float, other: float) -> bool:

@@ -42,8 +42,10 @@ _FIRST_LOOK = 5
 _WARM_LOOK = 40
 # Gap of a Newton step, beside that of alternating directions, from which these go on where Newton steps are given up.
 _FAR_BETTER = 0.1
-# Numbers that its factors may hold, unless the data hold more.
+# Numbers that its factors may hold, unless the data hold more; and its work, in floating-point operations, that hardly
+# takes longer than the calls of an alternating step.
 _FACTOR_SIZE = 2**24
+_SLIGHT_WORK = 2.0**26
 
 
 class _Phase(NamedTuple):
@@ -86,10 +88,10 @@ class AdmmNewton(PrimalDualSolver):
     Separable losses are finished by ``SemismoothNewton``, once the rough gap is below 3e-2 of the reference and one of
     its steps costs no more than half an alternating one, a tenth of those so far, or, after 150 iterations, forty. On
     a loss that is not quadratic forty iterations do instead of that gap, and one may cost forty where it is not met.
-    Others are finished by ``SupportNewton``, once the number of active groups is steady. Where Newton steps stall, or
-    do not halve the gap in time, alternating directions go on, from their own last point if that is not far worse.
-    Newton steps are tried again after twenty iterations, and after twice as many each further time; along a path not
-    before forty.
+    Others are finished by ``SupportNewton``, once the number of active groups is steady and one of its steps costs next
+    to nothing or no more than a tenth of those so far. Where Newton steps stall, or do not halve the gap in time,
+    alternating directions go on, from their own last point if that is not far worse. Newton steps are tried again after
+    twenty iterations, and after twice as many each further time; along a path not before forty.
 
     Parameters
     ----------
@@ -158,7 +160,7 @@ def _newton_that_pays(program: Program, state: _State) -> PrimalDualSolver | Non
         return None
     if program.loss.separable:
         return SemismoothNewton() if _semismooth_pays(program, state) else None
-    return SupportNewton() if _steady_and_small(program, state) else None
+    return SupportNewton() if _support_newton_pays(program, state) else None
 
 
 def _semismooth_pays(program: Program, state: _State) -> bool:
@@ -200,12 +202,18 @@ def _looks_at(iteration: int) -> bool:
     return iteration % _LOOK_EVERY == 0 or iteration == _FIRST_LOOK
 
 
-def _steady_and_small(program: Program, state: _State) -> bool:
+def _support_newton_pays(program: Program, state: _State) -> bool:
     now, before = state.n_active
     if not _looks_at(state.iteration) or now == 0 or abs(now - before) > _STEADY * now:
         return False
-    size = program.map.n_samples * math.prod(program.map.feature_shape)
-    return sum(width**2 for width in _widths(program, state.admm.coef)) <= max(_FACTOR_SIZE, size)
+    widths, n_samples = _widths(program, state.admm.coef), program.map.n_samples
+    if sum(width**2 for width in widths) > max(_FACTOR_SIZE, n_samples * math.prod(program.map.feature_shape)):
+        return False
+    # In units that grow with the samples, as does what is compared: repeated ones are to be the same as weights.
+    product = program.map.product_work(len(widths))
+    grams = n_samples * sum(width**2 for width in widths)
+    affordable = max(_SLIGHT_WORK, _GROWING * state.iteration * 2 * product)
+    return grams + (_SEARCH_PRODUCTS + _ITERATION_PRODUCTS) * product <= affordable
 
 
 def _n_active(program: Program, coef: Tensor) -> int:

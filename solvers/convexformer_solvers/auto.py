@@ -23,9 +23,10 @@ from .working_set import WorkingSet
 
 # Side of the largest matrix to factorise beside the data.
 _LARGEST_SIDE = 12_000
-# Steps on a loss that is not quadratic before other solvers take over: alternating ones with Newton steps, and on a
-# cross-entropy the same where no Newton method applies, and accelerated gradient steps.
-_FIRST_STEPS = 100
+# Steps on a loss that is not quadratic before other solvers take over: alternating ones with Newton steps, the same on
+# a cross-entropy, with and without a Newton method, and accelerated gradient steps.
+_FIRST_STEPS = 150
+_FIRST_STEPS_COUPLED = 250
 _FIRST_STEPS_ALONE = 400
 _FISTA_STEPS = 400
 # The last on a loss of unbounded curvature, and the Newton steps that follow.
@@ -79,10 +80,9 @@ class Auto(Solver):
       until the set gets too wide, else by the same solvers. Along a path every separable loss starts each
       alpha on a working set, until an alpha outgrows it.
     - A cross-entropy whose features are not much correlated starts with ``FirstSteps``.
-    - A cross-entropy is finished by ``SupportNewton`` instead. Where that has not ended the matter within a hundred
-      steps: 400 steps of ``Fista``, and the above from its point on. With other penalties than group-l2, for which
-      there is no Newton method, 400 alternating steps come first on more than 500 features, unless these are nearly
-      independent.
+    - A cross-entropy is finished by ``SupportNewton`` instead. Where that has not ended the matter within 250 steps:
+      400 steps of ``Fista``, and the above from its point on. With other penalties than group-l2, for which there is
+      no Newton method, 400 alternating steps come first on more than 500 features, unless these are nearly independent.
     - On losses that are not quadratic all of these have a limited number of steps, after which gradient steps, Newton
       steps where they apply to small data, first from scratch, and alternating ones take turns of growing length. A
       turn starts from the point of the one before where that is better than the best constant model.
@@ -174,7 +174,7 @@ def _plan(program: Program, warm: bool) -> tuple[_Stage, ...]:
         if quick and small and not warm:
             plan.append(_Stage(FirstSteps(), forever))
         if small and has_newton:
-            plan.append(_Stage(_polished_admm(), _FIRST_STEPS))
+            plan.append(_Stage(_polished_admm(), _FIRST_STEPS_COUPLED))
         elif small and looks and not quick:
             plan.append(_Stage(_polished_admm(), _FIRST_STEPS_ALONE))
         plan.append(_Stage(Fista(), _FISTA_STEPS))

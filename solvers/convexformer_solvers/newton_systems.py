@@ -173,7 +173,8 @@ class NewtonSystem:
 
     def _precondition(self, residual: Tensor) -> Tensor:
         assert self._factor is not None
-        return self._factor.solve(residual.to(self._factor.dtype)[:, None])[:, 0].to(residual.dtype)
+        size = residual.abs().max()  # single precision has no numbers for residuals of the smallest curvatures
+        return size * self._factor.solve((residual / size).to(self._factor.dtype)[:, None])[:, 0].to(residual.dtype)
 
     def _kernel_product(self, jacobian: ProxJacobian, values: Tensor) -> Tensor:
         coef = jacobian.apply(self.map.rmatvec_blocks(jacobian.blocks, values[:, None])[..., 0])

@@ -31,8 +31,8 @@ _SHARE = 0.125
 _WORTH_POLISHING = 0.5
 _REGULARISATION = 1e-10
 _ROUNDING = 1e-14
-# Products with the data in the time of which a polish must be possible.
-_PATIENCE = 8
+# Products with the data in the time of which a polish must be possible; later those of the iterations between two.
+_PATIENCE = 8.0
 
 
 class Polished(PrimalDualSolver):
@@ -78,7 +78,7 @@ class Polished(PrimalDualSolver):
         state = state._replace(inner=inner, polished=None, gap=self.inner.estimated_gap(inner), iteration=iteration)
         if iteration < state.next_polish or not abs(state.gap) <= state.near * program.null_value:
             return state
-        better = polished(self.inner.iterate(inner))
+        better = polished(self.inner.iterate(inner), max(_PATIENCE, 2 * _SHARE * iteration))
         gap = math.inf if better is None else abs(better.rough_gap())
         # A rough gap below zero is that of an ascent that is not the dual point's; polished points have their own.
         before = state.gap if state.gap > 0 else math.inf
@@ -110,7 +110,7 @@ class _State(NamedTuple):
     n_polishes: int = 0
 
 
-def polished(iterate: Iterate) -> Iterate | None:
+def polished(iterate: Iterate, patience: float = _PATIENCE) -> Iterate | None:
     r"""The iterate with sizes of its active groups that suit its dual point, and with a dual point that suits them.
 
     Let :math:`u_j` be the gradients of the active groups' dual norms, :math:`a_j = A u_j` their images, :math:`H` the
@@ -126,6 +126,8 @@ def polished(iterate: Iterate) -> Iterate | None:
     ----------
     iterate : Iterate
         Where to start.
+    patience : float, default=8
+        Products with the data in the time of which this must be possible.
 
     Returns
     -------
@@ -134,12 +136,13 @@ def polished(iterate: Iterate) -> Iterate | None:
     """
     program = iterate.program
     groups = program.penalty.active_groups(iterate.ascent, iterate.coef, program.alpha)
-    if groups is None or not _pays(program, groups):
+    if groups is None or not _pays(program, groups, patience):
         return None
     if not program.loss.quadratic:
         iterate = iterate.with_own_ascent()
         groups = program.penalty.active_groups(iterate.ascent, iterate.coef, program.alpha)
-        assert groups is not None
+        if groups is None or not _pays(program, groups, patience):  # far from the optimum these may be many more
+            return None
     images = _Images(program, groups)
     solve, excess = images.system(iterate.pred), images.excess(iterate, images.dual_norms(iterate.ascent))
     explained = images.products(Curvature(program, iterate.pred).product(iterate.pred))
@@ -151,12 +154,16 @@ def polished(iterate: Iterate) -> Iterate | None:
     return images.moved(result, move).with_own_ascent()
 
 
-def _pays(program: Program, groups: ActiveGroups) -> bool:
-    """Whether there are active groups, and few enough for a system of them; the number of samples does not matter."""
+def _pays(program: Program, groups: ActiveGroups, patience: float) -> bool:
+    """Whether there are active groups, and few enough for a system of them, one per output where these are separate.
+
+    The number of samples does not matter: repeated ones are to be the same as weights.
+    """
     n_samples, n_outputs = program.y.shape
-    counts = groups.output.bincount(minlength=n_outputs).double()
-    work = 2.0 * n_samples * (float(counts.square().sum()) + len(groups.block) * program.coef_shape[-2])
-    return 0 < work <= _PATIENCE * program.map.product_work(n_outputs)
+    counts = groups.output.bincount(minlength=n_outputs).tolist()
+    sides = counts if program.outputs_separate else [sum(counts)]
+    work = 2.0 * n_samples * (sum(side**2 for side in sides) + sum(counts) * program.coef_shape[-2])
+    return 0 < work <= patience * program.map.product_work(n_outputs)
 
 
 class _Images:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -33,7 +34,14 @@ class RidgeSystem(ABC):
         The map ``A``; all arithmetic is in the precision of the weights.
     fit_intercept : bool
         Whether ``b`` is there.
+
+    Attributes
+    ----------
+    fits_without_products : bool
+        Whether ``fit`` takes no product with the data.
     """
+
+    fits_without_products: ClassVar[bool] = False
 
     def __init__(self, linear_map: LinearMap, fit_intercept: bool) -> None:
         self.map, self.fit_intercept = linear_map, fit_intercept
@@ -54,8 +62,8 @@ class RidgeSystem(ABC):
         self._inverse = factorised_above(matrix, system)
 
     @abstractmethod
-    def solve(self, target: Tensor, center: Tensor, fitted_center: Tensor) -> tuple[Tensor, Tensor]:
-        """Solution and its fit.
+    def fit(self, target: Tensor, center: Tensor, fitted_center: Tensor) -> Tensor:
+        """Fit ``A W + b`` of the solution, shape ``(N, c)``.
 
         Parameters
         ----------
@@ -65,14 +73,11 @@ class RidgeSystem(ABC):
             The ``V``.
         fitted_center : Tensor of shape (N, c)
             ``A V``, which the caller has.
-
-        Returns
-        -------
-        coef : Tensor of shape (*feature_shape, c)
-            The ``W``.
-        fitted : Tensor of shape (N, c)
-            ``A W + b``.
         """
+
+    @abstractmethod
+    def solution(self) -> Tensor:
+        """The ``W`` of the last fit, shape ``(*feature_shape, c)``."""
 
     @abstractmethod
     def _gram(self) -> Tensor:
@@ -96,18 +101,22 @@ class RidgeSystem(ABC):
 class RidgeInSamples(RidgeSystem):
     """Through the ``N x N`` matrix of the samples; gated designs are never formed."""
 
+    fits_without_products = True
     _kernel: Tensor | None = None
 
-    def solve(self, target: Tensor, center: Tensor, fitted_center: Tensor) -> tuple[Tensor, Tensor]:
+    def fit(self, target: Tensor, center: Tensor, fitted_center: Tensor) -> Tensor:
         root = self.weight.sqrt()[:, None]
-        residual = self._centered(target - fitted_center)
-        scaled = self._solved(root * residual)
+        scaled = self._solved(root * self._centered(target - fitted_center))
         if self.fit_intercept:
             # Rounding leaves it a mean, which large means of the features would make much of.
             scaled = scaled - root * (root.T @ scaled / self.weight.sum())
-        coef = center + self.map.rmatvec(root * scaled)
+        self._last = center, root * scaled
         # The system itself says what the fit is, so that no product is needed.
-        return coef, target - self.rho * scaled / root
+        return target - self.rho * scaled / root
+
+    def solution(self) -> Tensor:
+        center, multiplier = self._last
+        return center + self.map.rmatvec(multiplier)
 
     def _gram(self) -> Tensor:
         if self._kernel is None:
@@ -142,15 +151,18 @@ class RidgeInFeatures(RidgeSystem):
     _weighted: tuple[Tensor, Tensor] | None = None  # weights and their Gram matrix
     _before: tuple[Tensor, Tensor] | None = None  # the last solution minus its centre, and its fit
 
-    def solve(self, target: Tensor, center: Tensor, fitted_center: Tensor) -> tuple[Tensor, Tensor]:
+    def fit(self, target: Tensor, center: Tensor, fitted_center: Tensor) -> Tensor:
         move, fitted_move = self._before or (torch.zeros_like(center), torch.zeros_like(fitted_center))
         residual = self._centered(target - fitted_center - fitted_move)
         right = self.map.rmatvec(self.weight[:, None] * residual).sub_(move, alpha=self.rho)
         correction = self._solved(right.reshape(-1, right.shape[-1]))
-        coef = center + move + correction.view_as(center)
-        fitted = self.map.matvec(coef)
-        self._before = coef - center, fitted - fitted_center
-        return coef, fitted + self._mean(target - fitted) if self.fit_intercept else fitted
+        self._solution = center + move + correction.view_as(center)
+        fitted = self.map.matvec(self._solution)
+        self._before = self._solution - center, fitted - fitted_center
+        return fitted + self._mean(target - fitted) if self.fit_intercept else fitted
+
+    def solution(self) -> Tensor:
+        return self._solution
 
     def _gram(self) -> Tensor:
         if self._weighted is None or not torch.equal(self._weighted[0], self.weight):

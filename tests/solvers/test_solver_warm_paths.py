@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from solver_cases import make_program
@@ -125,8 +127,12 @@ def test_a_path_converts_the_data_once(monkeypatch):
 
 
 def test_one_sample_whose_curvature_jumps_does_not_cost_a_factorisation():
-    before = torch.full((100,), 0.2)
+    program = make_program("logistic", n=100)
+    before = torch.full((100,), 0.2, dtype=torch.float64)
     after = before.clone()
     after[3] = 1.0
-    assert admm_module._alike(after, before)
-    assert not admm_module._alike(1.5 * before, before)
+    assert admm_module._alike(program, after, before)
+    assert not admm_module._alike(program, 1.5 * before, before)
+    # Of a sample that stands for many it is another matter.
+    heavy = dataclasses.replace(program, sample_weight=torch.ones(100).double().index_fill(0, torch.tensor([3]), 50.0))
+    assert not admm_module._alike(heavy, after, before)
