@@ -266,6 +266,8 @@ def _loss_step(state: _State, center: Tensor, fitted_center: Tensor) -> tuple[_S
         gradient = program.loss.gradient(expansion, program.y)
         step = expansion - gradient / state.curvature[:, None] - fitted_center
         fitted = system.fit(fitted_center + _felt(program, step), center, fitted_center)
+        if program.loss.quadratic:  # then so is what touches it
+            return state._replace(met=1.0), fitted
         move = _felt(program, fitted - expansion)
         state = _with_curvature_met(state, move, program.loss.gradient(fitted, program.y) - gradient)
         n_left -= 1
@@ -279,9 +281,8 @@ def _loss_step(state: _State, center: Tensor, fitted_center: Tensor) -> tuple[_S
 
 def _fits_are_cheap(program: Program, system: RidgeSystem) -> bool:
     """Whether to take more than one ridge problem for a step on the loss."""
-    loss = program.loss
-    slight = loss.smooth_curvature and program.map.product_work(program.y.shape[1]) <= _SLIGHT_PRODUCT
-    return not loss.quadratic and (system.fits_without_products or slight)
+    slight = program.map.product_work(program.y.shape[1]) <= _SLIGHT_PRODUCT
+    return system.fits_without_products or (program.loss.smooth_curvature and slight)
 
 
 def _felt(program: Program, move: Tensor) -> Tensor:
