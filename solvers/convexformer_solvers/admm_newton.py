@@ -207,13 +207,13 @@ def _support_newton_pays(program: Program, state: _State) -> bool:
     if not _looks_at(state.iteration) or now == 0 or abs(now - before) > _STEADY * now:
         return False
     widths, n_samples = _widths(program, state.admm.coef), program.map.n_samples
-    if sum(width**2 for width in widths) > max(_FACTOR_SIZE, n_samples * math.prod(program.map.feature_shape)):
+    squares = sum(width**2 for width in widths)
+    if squares > max(_FACTOR_SIZE, n_samples * math.prod(program.map.feature_shape)):
         return False
-    # In units that grow with the samples, as does what is compared: repeated ones are to be the same as weights.
+    # Both sides but for the slight work grow with the samples: repeated ones are to be the same as weights.
     product = program.map.product_work(len(widths))
-    grams = n_samples * sum(width**2 for width in widths)
-    affordable = max(_SLIGHT_WORK, _GROWING * state.iteration * 2 * product)
-    return grams + (_SEARCH_PRODUCTS + _ITERATION_PRODUCTS) * product <= affordable
+    work = n_samples * squares + (_SEARCH_PRODUCTS + _ITERATION_PRODUCTS) * product
+    return work <= max(_SLIGHT_WORK, _GROWING * state.iteration * 2 * product)
 
 
 def _n_active(program: Program, coef: Tensor) -> int:

@@ -135,14 +135,12 @@ def polished(iterate: Iterate, patience: float = _PATIENCE) -> Iterate | None:
         None where there are no or too many active groups, or where the penalty does not say which they are.
     """
     program = iterate.program
-    groups = program.penalty.active_groups(iterate.ascent, iterate.coef, program.alpha)
-    if groups is None or not _pays(program, groups, patience):
-        return None
-    if not program.loss.quadratic:
+    groups = _groups_that_pay(iterate, patience)
+    if groups is not None and not program.loss.quadratic:
         iterate = iterate.with_own_ascent()
-        groups = program.penalty.active_groups(iterate.ascent, iterate.coef, program.alpha)
-        if groups is None or not _pays(program, groups, patience):  # far from the optimum these may be many more
-            return None
+        groups = _groups_that_pay(iterate, patience)  # far from the optimum these may be many more
+    if groups is None:
+        return None
     images = _Images(program, groups)
     solve, excess = images.system(iterate.pred), images.excess(iterate, images.dual_norms(iterate.ascent))
     explained = images.products(Curvature(program, iterate.pred).product(iterate.pred))
@@ -154,16 +152,20 @@ def polished(iterate: Iterate, patience: float = _PATIENCE) -> Iterate | None:
     return images.moved(result, move).with_own_ascent()
 
 
-def _pays(program: Program, groups: ActiveGroups, patience: float) -> bool:
-    """Whether there are active groups, and few enough for a system of them, one per output where these are separate.
+def _groups_that_pay(iterate: Iterate, patience: float) -> ActiveGroups | None:
+    """The active groups if there are any, and few enough for a system of them, one per output where these are separate.
 
     The number of samples does not matter: repeated ones are to be the same as weights.
     """
+    program = iterate.program
+    groups = program.penalty.active_groups(iterate.ascent, iterate.coef, program.alpha)
+    if groups is None:
+        return None
     n_samples, n_outputs = program.y.shape
     counts = groups.output.bincount(minlength=n_outputs).tolist()
     sides = counts if program.outputs_separate else [sum(counts)]
     work = 2.0 * n_samples * (sum(side**2 for side in sides) + sum(counts) * program.coef_shape[-2])
-    return 0 < work <= patience * program.map.product_work(n_outputs)
+    return groups if 0 < work <= patience * program.map.product_work(n_outputs) else None
 
 
 class _Images:

@@ -103,6 +103,7 @@ class RidgeInSamples(RidgeSystem):
 
     fits_without_products = True
     _kernel: Tensor | None = None
+    _last: tuple[Tensor, Tensor]  # centre of the last fit, and weighted residual over rho
 
     def fit(self, target: Tensor, center: Tensor, fitted_center: Tensor) -> Tensor:
         root = self.weight.sqrt()[:, None]
@@ -150,6 +151,7 @@ class RidgeInFeatures(RidgeSystem):
 
     _weighted: tuple[Tensor, Tensor] | None = None  # weights and their Gram matrix
     _before: tuple[Tensor, Tensor] | None = None  # the last solution minus its centre, and its fit
+    _solution: Tensor  # of the last fit
 
     def fit(self, target: Tensor, center: Tensor, fitted_center: Tensor) -> Tensor:
         move, fitted_move = self._before or (torch.zeros_like(center), torch.zeros_like(fitted_center))
