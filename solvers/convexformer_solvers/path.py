@@ -18,7 +18,7 @@ from tqdm.auto import tqdm
 from .path_file import PathFile
 from .program import Program
 from .result import Progress, SolverInterrupted, SolverResult, check_tol
-from .solver import Callback, Ending, Point, Solver, check_solver_type, solve_on
+from .solver import Callback, Ending, Point, Solver, check_solver_type, in_working_precision, solve_on
 
 
 @dataclass(frozen=True)
@@ -223,23 +223,30 @@ def iterate_path(
     check_tol(tol)
     grid = _grid(program, alphas)
     file = None if resume is None else PathFile(resume, program, grid)
-    dtype = options.get("dtype") or program.map.dtype
-    device = torch.device(options.get("device") or program.map.device)
+    dtype, device = options.pop("dtype", None), options.pop("device", None)
 
     def results() -> Iterator[SolverResult]:
+        reference, working = in_working_precision(program, dtype, device)
         trail, point = _Trail(), None if start is None else Point(*start)
         with tqdm(total=len(grid), disable=not verbose, desc=f"path, {solver.name}", unit="alpha", miniters=0) as bar:
             # Without either, certificates are fewer.
             shown = partial(_show_gap, bar, callback) if verbose or callback is not None else None
             for index, alpha in enumerate(grid):
-                here = program.with_alpha(alpha)
-                result = None if file is None else file.load(index, here, dtype, device)
+                here = reference.with_alpha(alpha)
+                result = None if file is None else file.load(index, here, working.map.dtype)
                 if result is None or not result.certificate.relative_gap <= tol:
                     stored = None if result is None else Point(result.coef, result.intercept)
                     first = stored or trail.ahead(alpha) or point
                     try:
                         result, ending = solve_on(
-                            here, solver, tol=tol, start=first, previous=trail.state, callback=shown, **options
+                            here,
+                            working.with_alpha(alpha),
+                            solver,
+                            tol=tol,
+                            start=first,
+                            previous=trail.state,
+                            callback=shown,
+                            **options,
                         )
                     except SolverInterrupted as interruption:
                         if file is not None:

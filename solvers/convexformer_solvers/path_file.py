@@ -58,14 +58,14 @@ class PathFile:
         if self.path.exists():
             self._read()
 
-    def load(self, index: int, program: Program, dtype: torch.dtype, device: torch.device) -> SolverResult | None:
+    def load(self, index: int, program: Program, dtype: torch.dtype) -> SolverResult | None:
         """The stored point of one alpha, certified here and now for ``program`` at that alpha; None if there is none.
 
-        Its history is that one certificate.
+        It comes in a precision, on the device of the program. Its history is that one certificate.
         """
         if index not in self._points:
             return None
-        run, history = self._runs[index], History()
+        run, history, device = self._runs[index], History(), program.map.device
         try:
             parts = {name: torch.as_tensor(part, device=device) for name, part in self._points[index].items()}
             coef, intercept = parts["coef"].to(dtype), parts["intercept"].to(dtype)

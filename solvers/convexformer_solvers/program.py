@@ -15,8 +15,9 @@ from __future__ import annotations
 import dataclasses
 import math
 import numbers
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -25,11 +26,32 @@ from .loss import Loss
 from .operators import LinearMap
 from .penalties import Penalty
 
-# Cached properties that do not depend on alpha.
-_WITHOUT_ALPHA = ("weight", "null_intercept", "null_value", "alpha_max")
 # What sums of products may be off by, in units of the rounding of one; and samples that are looked at first.
 _ROUNDING = 8
 _SAMPLES = 64
+
+_T = TypeVar("_T")
+
+
+class _WithoutAlpha(Generic[_T]):
+    """A property that does not depend on ``alpha``: computed once for all programs that differ in that alone."""
+
+    def __init__(self, compute: Callable[[Any], _T]) -> None:
+        self._compute, self.__doc__ = compute, compute.__doc__
+
+    @overload
+    def __get__(self, program: None, owner: type) -> _WithoutAlpha[_T]: ...
+
+    @overload
+    def __get__(self, program: Program, owner: type) -> _T: ...
+
+    def __get__(self, program: Program | None, owner: type) -> _WithoutAlpha[_T] | _T:
+        if program is None:
+            return self
+        name = self._compute.__name__
+        if name not in program._known:
+            program._known[name] = self._compute(program)
+        return program._known[name]
 
 
 @dataclass(frozen=True)
@@ -75,6 +97,7 @@ class Program:
     alpha: float
     sample_weight: Tensor | None = None
     fit_intercept: bool = False
+    _known: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         n = self.map.n_samples
@@ -106,7 +129,7 @@ class Program:
         """Whether the program is one independent program per output."""
         return self.loss.separable and self.penalty.separable
 
-    @cached_property
+    @_WithoutAlpha
     def weight(self) -> Tensor:
         """Weights ``p`` of the samples, summing to 1, in the precision of ``y``."""
         if self.sample_weight is None:
@@ -128,14 +151,20 @@ class Program:
         """The same program with targets and weights in float64; the map converts its rows as it reads them."""
         if self.y.dtype == torch.float64:
             return self
+        exact = self._exact
+        if exact.alpha != self.alpha:
+            self._known["_exact"] = exact = exact.with_alpha(self.alpha)
+        return exact
+
+    @_WithoutAlpha
+    def _exact(self) -> Program:
         weight = None if self.sample_weight is None else self.sample_weight.double()
         return dataclasses.replace(self, y=self.loss.target_in(self.y, torch.float64), sample_weight=weight)
 
     def with_alpha(self, alpha: float) -> Program:
-        """The same program with another weight of the penalty; what does not depend on that is not computed again."""
+        """The same program with another weight of the penalty; all that does not depend on it is computed once."""
         result = dataclasses.replace(self, alpha=alpha)
-        known = {name: self.__dict__[name] for name in _WITHOUT_ALPHA if name in self.__dict__}
-        result.__dict__.update(known)
+        object.__setattr__(result, "_known", self._known)
         return result
 
     def rows(self, index: Tensor) -> Program:
@@ -190,7 +219,7 @@ class Program:
         """Dual objective at ``theta`` of shape ``(N, c)``, **whether feasible or not**; -inf outside the domain."""
         return -self.mean(self.loss.conjugate(-theta, self.y))
 
-    @cached_property
+    @_WithoutAlpha
     def null_intercept(self) -> Tensor:
         """Intercept of the best constant model, shape ``(c,)``."""
         return self.best_intercept(torch.zeros_like(self.y))
@@ -201,7 +230,7 @@ class Program:
         movable = self.fit_intercept and self.loss.of_residual
         return self.null_intercept if movable else torch.zeros_like(self.null_intercept)
 
-    @cached_property
+    @_WithoutAlpha
     def null_value(self) -> float:
         """Objective of the best constant model: the reference of relative gaps.
 
@@ -223,13 +252,15 @@ class Program:
         """Minus the gradient of each sample's loss at the best constant model, shape ``(N, c)``."""
         return -self.loss.gradient(self.null_intercept.expand_as(self.y), self.y)
 
-    @cached_property
+    @_WithoutAlpha
     def alpha_max(self) -> float:
         """Smallest ``alpha`` whose solution is zero; zero where nothing but the intercept can lower the loss."""
         exact = self.with_float64_targets()  # an intercept in float32 may be far off on many samples
-        theta = exact.null_dual_point
-        found = float(self.penalty.dual_norm(exact.pull_back(theta)))
-        return 0.0 if self.fit_intercept and exact._is_rounding(found, theta) else found
+        if exact is not self:
+            return exact.alpha_max
+        theta = self.null_dual_point
+        found = float(self.penalty.dual_norm(self.pull_back(theta)))
+        return 0.0 if self.fit_intercept and self._is_rounding(found, theta) else found
 
     def _is_rounding(self, norm: float, theta: Tensor) -> bool:
         """Whether a dual norm is what rounding leaves of features that an intercept takes away."""

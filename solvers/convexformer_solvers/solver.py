@@ -174,7 +174,8 @@ def solve(
     tensor([2., 0.], dtype=torch.float64)
     """
     point = None if start is None else Point(*start)
-    return solve_on(program, solver, tol, max_iter, point, None, dtype, device, callback, verbose)[0]
+    reference, working = in_working_precision(program, dtype, device)
+    return solve_on(reference, working, solver, tol, max_iter, point, None, callback, verbose)[0]
 
 
 class Ending(NamedTuple):
@@ -192,26 +193,34 @@ class Ending(NamedTuple):
     state: Any
 
 
+def in_working_precision(
+    program: Program, dtype: torch.dtype | None, device: torch.device | str | None
+) -> tuple[Program, Program]:
+    """The program on a device, which certificates speak of, and the same in the precision that solvers work in."""
+    reference = program.to(device=device)
+    return reference, reference.to(dtype=dtype or program.map.dtype)
+
+
 def solve_on(
-    program: Program,
+    reference: Program,
+    working: Program,
     solver: Solver,
     tol: float = 1e-4,
     max_iter: int = 10_000,
     start: Point | None = None,
     previous: Any = None,
-    dtype: torch.dtype | None = None,
-    device: torch.device | str | None = None,
     callback: Callback | None = None,
     verbose: bool = False,
 ) -> tuple[SolverResult, Ending]:
-    """``solve`` from a point and a state of a solve on the same data; also returns those that it ends with."""
+    """``solve`` from a point and a state of a solve on the same data; also returns those that it ends with.
+
+    Takes the program twice, as ``in_working_precision`` gives it.
+    """
     check_solver_type(solver)
     check_tol(tol)
     if isinstance(max_iter, bool) or not (isinstance(max_iter, Integral) and max_iter >= 1):
         raise ValueError(f"max_iter must be a positive integer, got {max_iter!r}")
-    _check_requirements(program, solver)
-    reference = program.to(device=device)
-    working = reference.to(dtype=dtype or program.map.dtype)
+    _check_requirements(working, solver)
     first = _starting_point(working, start)
     run = _Run(reference, solver.name, tol, callback, first)
     with tqdm(total=max_iter, disable=not verbose, desc=solver.name, unit="it", leave=True) as bar:

@@ -120,10 +120,21 @@ class TestValues:
         assert other.fit_intercept
         assert other.alpha_max == program.alpha_max
         for name in ("alpha_max", "null_value", "null_intercept", "weight"):
-            getattr(program, name)
-            assert name in program.with_alpha(0.7).__dict__  # known by now, and taken over
             fresh = getattr(dataclasses.replace(program, alpha=0.7), name)
             assert torch.equal(torch.as_tensor(getattr(program.with_alpha(0.7), name)), torch.as_tensor(fresh)), name
+
+    @pytest.mark.parametrize("name", ["weight", "null_intercept"])
+    def test_what_does_not_depend_on_alpha_is_computed_once(self, name):
+        program = make_program("logistic", intercept=True, weighted=True).to(torch.float32)
+        found = getattr(program.with_alpha(0.7), name)  # known to all from then on
+        assert getattr(program, name) is getattr(program.with_alpha(0.3), name) is found
+        exact = program.with_alpha(0.7).with_float64_targets()
+        other = program.with_alpha(0.3).with_float64_targets()
+        assert (exact.alpha, other.alpha, program.with_float64_targets().alpha) == (0.7, 0.3, program.alpha)
+        assert other.y is exact.y
+        assert getattr(other, name) is getattr(exact, name)
+        assert getattr(exact, name).dtype == torch.float64
+        assert getattr(dataclasses.replace(program, fit_intercept=False), name) is not found
 
     def test_rows_are_the_program_of_those_samples(self):
         program = make_program("logistic", gated=True, intercept=True, weighted=True)

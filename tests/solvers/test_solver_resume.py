@@ -382,9 +382,8 @@ class TestOneAtATime:
             finished.extend(iterate_path(PROGRAM, CountingFista(interrupt_at=5), GRID, resume=tmp_path / "path.npz"))
         result, alpha = caught.value.result, GRID[len(finished)]
         assert result.n_iter > 0
-        stored = PathFile(tmp_path / "path.npz", PROGRAM, GRID).load(
-            len(finished), PROGRAM.with_alpha(alpha), torch.float64, torch.device("cpu")
-        )
+        file = PathFile(tmp_path / "path.npz", PROGRAM, GRID)
+        stored = file.load(len(finished), PROGRAM.with_alpha(alpha), torch.float64)
         assert torch.equal(stored.coef, result.coef)
 
     def test_bad_arguments_are_named_before_the_first_alpha(self, tmp_path):

@@ -8,13 +8,27 @@ import pytest
 import torch
 from solver_cases import make_program
 
-from convexformer_solvers import Admm, Auto, Fista, alpha_grid, mixed_precision, solve, solve_path
+from convexformer_solvers import Admm, Auto, DenseMap, Fista, alpha_grid, mixed_precision, solve, solve_path
 from convexformer_solvers import admm as admm_module
 from convexformer_solvers.admm_newton import AdmmNewton
 from convexformer_solvers.path import _Trail
 from convexformer_solvers.ridge import RidgeSystem
 from convexformer_solvers.solver import Ending, Point
 from convexformer_solvers.working_set import WorkingSet
+
+
+def test_the_data_are_converted_once(monkeypatch):
+    program, converted, to = make_program("squared", n=60, blocks=4, d=3), [], DenseMap.to
+
+    def counted(self, dtype=None, device=None):
+        result = to(self, dtype, device)
+        converted.extend([result] if result is not self else [])
+        return result
+
+    monkeypatch.setattr(DenseMap, "to", counted)
+    found = solve_path(program, Fista(), alpha_grid(program.alpha_max, 5), tol=1e-3, dtype=torch.float32)
+    assert {result.coef.dtype for result in found.results} == {torch.float32}
+    assert len(converted) == 1
 
 
 def test_the_trail_is_linear_in_alpha():
