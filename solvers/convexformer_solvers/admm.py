@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -60,7 +61,7 @@ _SLIGHT_PRODUCT = 2.0**22
 _LEAST_MOVE = 1e-6
 
 
-class _State(NamedTuple):
+class _Parts(NamedTuple):
     exact: Program  # samples of positive weight, float64 targets
     program: Program  # the same in the precision of the iterations
     system: RidgeSystem
@@ -79,12 +80,29 @@ class _State(NamedTuple):
     fitted_multiplier: Tensor  # A U
     acceleration: Anderson  # of Z + U
     iteration: int = 0
-    gap: float = math.inf  # rough
+
+
+class _State(_Parts):
+    """What an iteration leaves; its gap is computed where somebody asks, and once."""
 
     @property
     def curvature(self) -> Tensor:
         """Curvature of the quadratics that stand for the samples' losses, (N,)."""
         return self.margin * self.local
+
+    def iterate(self) -> Iterate:
+        """Both points in float64."""
+        exact = self.exact
+        coef, fitted_coef, fitted, ascent = (
+            part.to(exact.y) for part in (self.coef, self.fitted_coef, self.fitted, self.ascent)
+        )
+        intercept = exact.weight @ (fitted - fitted_coef) * exact.fit_intercept
+        return Iterate(exact, coef, fitted_coef + intercept, fitted, ascent)
+
+    @cached_property
+    def gap(self) -> float:
+        """The rough gap."""
+        return self.iterate().rough_gap()
 
 
 class Admm(PrimalDualSolver):
@@ -181,8 +199,7 @@ class Admm(PrimalDualSolver):
 
     def step(self, program: Program, state: _State) -> _State:
         state = _iterate(state._replace(iteration=state.iteration + 1))
-        state = _adapted(state, due=state.iteration in _ADAPT_AT)
-        return state._replace(gap=self.iterate(state).rough_gap())
+        return _adapted(state, due=state.iteration in _ADAPT_AT)
 
     def carried_on(self, exact: Program, state: _State, offset: Tensor) -> _State:
         """The state of iterations in another precision, for iterations in this one.
@@ -216,12 +233,7 @@ class Admm(PrimalDualSolver):
         )
 
     def iterate(self, state: _State) -> Iterate:
-        exact = state.exact
-        coef, fitted_coef, fitted, ascent = (
-            part.to(exact.y) for part in (state.coef, state.fitted_coef, state.fitted, state.ascent)
-        )
-        intercept = exact.weight @ (fitted - fitted_coef) * exact.fit_intercept
-        return Iterate(exact, coef, fitted_coef + intercept, fitted, ascent)
+        return state.iterate()
 
 
 def _iterate(state: _State) -> _State:

@@ -123,7 +123,7 @@ class AdmmNewton(PrimalDualSolver):
             if not state.newton.stuck:
                 return state._replace(newton=state.newton.after_step(program))
             state = self._handed_back(program, state)
-        newton = _newton_that_pays(program, state) if state.iteration >= state.not_before else None
+        newton = _newton_that_pays(program, state) if state.iteration >= max(1, state.not_before) else None
         if newton is not None:
             iterate = self.iterate(state)
             inner = newton.init_at(program, iterate.coef, iterate.pred, state.known)
@@ -146,6 +146,10 @@ class AdmmNewton(PrimalDualSolver):
     def iterate(self, state: _State) -> Iterate:
         solver, inner = self._current(state)
         return solver.iterate(inner)
+
+    def rounded_iterate(self, state: _State) -> Iterate:
+        solver, inner = self._current(state)
+        return solver.rounded_iterate(inner)
 
     def activity(self, state: _State) -> str:
         solver, inner = self._current(state)

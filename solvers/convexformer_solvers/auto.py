@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from .admm import Admm
 from .admm_newton import AdmmNewton
 from .block_descent import BlockDescent, applies
 from .constant import Constant
@@ -185,8 +186,9 @@ def _plan(program: Program, warm: bool) -> tuple[_Stage, ...]:
     if costly and applies(program):
         plan.append(_Stage(BlockDescent(), forever, on_working_set=True))
     elif costly or (warm and program.loss.separable):
-        n_steps = forever if program.loss.quadratic else _FIRST_STEPS
-        plan.append(_Stage(Polished(WorkingSet(Polished(AdmmNewton()))), n_steps, on_working_set=True))
+        # Other losses form the Gram matrix of the set again with each curvature.
+        first, n_steps = (Admm(), forever) if program.loss.quadratic else (MixedPrecision(), _FIRST_STEPS)
+        plan.append(_Stage(Polished(WorkingSet(Polished(AdmmNewton(first)))), n_steps, on_working_set=True))
     if not small:
         plan.append(_Stage(Fista(), forever))
     elif program.loss.quadratic:

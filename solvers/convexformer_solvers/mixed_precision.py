@@ -12,8 +12,11 @@ from torch import Tensor
 from .admm import Admm
 from .primal_dual import Iterate, PrimalDualSolver
 from .program import Program
+from .rounded_map import RoundedMap
 
-# Iterations, at least and as a share of those so far, within which the rough gap must halve.
+# Iterations from one look at the rough gap to the next.
+_LOOK_EVERY = 4
+# Iterations, at least and as a share of those so far, within which it must halve.
 _PATIENCE = 30
 _SHARE = 0.25
 # Rough gap, in units of the smallest one, beyond which rounding has led astray.
@@ -83,8 +86,10 @@ class MixedPrecision(PrimalDualSolver):
         if state.is_single and state.iteration >= state.until:
             state = self._in_double(state)
         inner, iteration = state.solver.step(program, state.inner), state.iteration + 1
-        if state.is_single and not math.isfinite(inner.gap):
-            state = self._in_double(state)
+        if not state.is_single or iteration % _LOOK_EVERY:
+            return state._replace(inner=inner, iteration=iteration)
+        if not math.isfinite(inner.gap):
+            state = self._in_double(state._replace(inner=inner))
             inner = state.solver.step(program, state.inner)
         state = state._replace(inner=inner, iteration=iteration)
         if abs(inner.gap) <= 0.5 * state.goal:
@@ -103,6 +108,12 @@ class MixedPrecision(PrimalDualSolver):
             return iterate
         fitted, pred = iterate.fitted + state.offset, iterate.pred + state.offset
         return iterate._replace(program=state.exact, fitted=fitted, pred=pred)
+
+    def rounded_iterate(self, state: _State) -> Iterate:
+        iterate = self.iterate(state)
+        if not state.is_single:
+            return iterate
+        return iterate._replace(program=dataclasses.replace(state.exact, map=RoundedMap(state.single.map)))
 
     def activity(self, state: _State) -> str:
         return f"{self.name} in {'single' if state.is_single else 'double'} precision"

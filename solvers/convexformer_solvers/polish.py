@@ -23,12 +23,17 @@ from .program import Program
 
 # Moves of the dual point, with the system of the first.
 _MOVES = 2
+# Gap of a polished point, in units of what it would be without scaling its dual point, from which on a second polish is
+# worth its cost.
+_SCALING_COSTS = 3.0
 # Gap over the best constant model's objective below which a polish is worth its cost, from scratch and along paths.
 _NEAR = 3e-3
 _NEAR_ALONG_PATHS = 2e-2
 # Iterations from one polish to the next as a share of those so far; twice that where a polish has not halved the gap.
 _SHARE = 0.125
 _WORTH_POLISHING = 0.5
+# Gap over the best constant model's objective from which on products in single precision say too little.
+_NEAR_ROUNDING = 1e-5
 _REGULARISATION = 1e-10
 _ROUNDING = 1e-14
 # Products with the data in the time of which a polish must be possible; later those of the iterations between two.
@@ -71,23 +76,30 @@ class Polished(PrimalDualSolver):
             wait = max(1, wait // 2)
             first = min(max(wait, previous.iteration - (previous.n_polishes == 1)), 2 * self.least_wait)
         near = _NEAR if previous is None else _NEAR_ALONG_PATHS
-        return _State(inner, None, inner.gap, first, wait, near)
+        return _State(inner, None, math.inf, first, wait, near, helps=previous is not None and previous.helps)
 
     def step(self, program: Program, state: _State) -> _State:
         inner, iteration = self.inner.step(program, state.inner), state.iteration + 1
-        state = state._replace(inner=inner, polished=None, gap=self.inner.estimated_gap(inner), iteration=iteration)
+        # Where polishes help, nothing ends before the next.
+        gap = math.inf if state.helps and iteration < state.next_polish else self.inner.estimated_gap(inner)
+        state = state._replace(inner=inner, polished=None, gap=gap, iteration=iteration)
         if iteration < state.next_polish or not abs(state.gap) <= state.near * program.null_value:
             return state
-        better = polished(self.inner.iterate(inner), max(_PATIENCE, 2 * _SHARE * iteration))
+        rounded = state.smallest > _NEAR_ROUNDING * program.null_value
+        iterate = self.inner.rounded_iterate(inner) if rounded else self.inner.iterate(inner)
+        better = polished(iterate, max(_PATIENCE, 2 * _SHARE * iteration))
         gap = math.inf if better is None else abs(better.rough_gap())
         # A rough gap below zero is that of an ascent that is not the dual point's; polished points have their own.
         before = state.gap if state.gap > 0 else math.inf
-        wait = max(state.wait, math.ceil(_SHARE * iteration))
-        if not gap < _WORTH_POLISHING * before:
+        wait, helps = max(state.wait, math.ceil(_SHARE * iteration)), gap < _WORTH_POLISHING * before
+        if not helps:
             wait *= 2
         if gap < before:
             state = state._replace(polished=better, gap=gap)
-        return state._replace(next_polish=iteration + wait, n_polishes=state.n_polishes + 1)
+        smallest = min(state.smallest, gap)
+        return state._replace(
+            next_polish=iteration + wait, n_polishes=state.n_polishes + 1, helps=helps, smallest=smallest
+        )
 
     def iterate(self, state: _State) -> Iterate:
         return self.inner.iterate(state.inner) if state.polished is None else state.polished
@@ -106,8 +118,10 @@ class _State(NamedTuple):
     next_polish: int
     wait: int  # iterations from one polish to the next, at least
     near: float  # gap over the best constant model's objective from which on polishes come
+    helps: bool  # whether the last polish halved the gap
     iteration: int = 0
     n_polishes: int = 0
+    smallest: float = math.inf  # gap of a polished point
 
 
 def polished(iterate: Iterate, patience: float = _PATIENCE) -> Iterate | None:
@@ -121,6 +135,9 @@ def polished(iterate: Iterate, patience: float = _PATIENCE) -> Iterate | None:
       the conjugate.
     - The primal point is :math:`\sum_j t_j u_j` with the :math:`t_j` that minimise the second-order model of the
       objective at :math:`v`, negative ones set to zero, where that lowers the objective.
+
+    The move may take the dual norms of other groups above ``alpha``. Where scaling for them is most of the gap, all
+    of this is done once more, with these among the active ones.
 
     Parameters
     ----------
@@ -141,9 +158,19 @@ def polished(iterate: Iterate, patience: float = _PATIENCE) -> Iterate | None:
         groups = _groups_that_pay(iterate, patience)  # far from the optimum these may be many more
     if groups is None:
         return None
-    images = _Images(program, groups)
+    result = _made_consistent(iterate, groups)
+    active = _active_groups(result)
+    if active is None or not _scaling_costs_most(result) or _many_others(result, groups, active):
+        return result
+    better = _made_consistent(result, active)
+    return better if better.rough_gap() < result.rough_gap() else result
+
+
+def _made_consistent(iterate: Iterate, groups: ActiveGroups) -> Iterate:
+    """Both points, and the own ascent, by one system of the active groups' images."""
+    images = _Images(iterate.program, groups)
     solve, excess = images.system(iterate.pred), images.excess(iterate, images.dual_norms(iterate.ascent))
-    explained = images.products(Curvature(program, iterate.pred).product(iterate.pred))
+    explained = images.products(Curvature(iterate.program, iterate.pred).product(iterate.pred))
     move, size = solve(torch.stack([excess, excess + explained], dim=1)).T
     result = images.better_primal(iterate, size)
     for _ in range(_MOVES - 1):
@@ -152,13 +179,31 @@ def polished(iterate: Iterate, patience: float = _PATIENCE) -> Iterate | None:
     return images.moved(result, move).with_own_ascent()
 
 
+def _scaling_costs_most(iterate: Iterate) -> bool:
+    """Whether scaling the dual point until it is feasible makes most of the gap."""
+    without = iterate.objective() - float(iterate.program.dual(iterate.dual_point()))
+    return iterate.rough_gap() > _SCALING_COSTS * abs(without)
+
+
+def _many_others(iterate: Iterate, known: ActiveGroups, active: ActiveGroups) -> bool:
+    """Whether as many groups have become active as were known, as may be far from the optimum."""
+    n_outputs = iterate.program.y.shape[1]
+    places = [groups.block * n_outputs + groups.output for groups in (active, known)]
+    return len(active.block) - int(torch.isin(*places).sum()) >= len(known.block)
+
+
+def _active_groups(iterate: Iterate) -> ActiveGroups | None:
+    program = iterate.program
+    return program.penalty.active_groups(iterate.ascent, iterate.coef, program.alpha)
+
+
 def _groups_that_pay(iterate: Iterate, patience: float) -> ActiveGroups | None:
     """The active groups if there are any, and few enough for a system of them, one per output where these are separate.
 
     The number of samples does not matter: repeated ones are to be the same as weights.
     """
     program = iterate.program
-    groups = program.penalty.active_groups(iterate.ascent, iterate.coef, program.alpha)
+    groups = _active_groups(iterate)
     if groups is None:
         return None
     n_samples, n_outputs = program.y.shape

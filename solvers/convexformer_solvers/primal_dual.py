@@ -93,6 +93,10 @@ class PrimalDualSolver(Solver):
     def iterate(self, state: Any) -> Iterate:
         """Both points of a state."""
 
+    def rounded_iterate(self, state: Any) -> Iterate:
+        """The same with a map whose products may have the precision of the iterations; cheaper where that is single."""
+        return self.iterate(state)
+
     def estimated_gap(self, state: Any) -> float:
         return state.gap
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from solver_cases import PROPERTY, randn
 
 from convexformer_solvers import DenseMap, GatedMap, TableMap, check_map, operators
+from convexformer_solvers.rounded_map import RoundedMap
 
 
 def random_masks(n, h, seed=0):
@@ -360,3 +361,28 @@ class TestErrors:
     def test_masks_must_be_bool_of_one_row_per_sample(self, masks):
         with pytest.raises(ValueError, match=r"bool array of shape \(5, n_gates\)"):
             GatedMap(torch.ones(5, 3, 2), masks)
+
+
+@both_maps
+def test_rounded_products_are_those_of_single_precision(gated):
+    exact = make_map(gated, n=30, blocks=8, d=3)
+    check_map(RoundedMap(exact))  # nothing to round
+    single, rounded = exact.to(torch.float32), RoundedMap(exact.to(torch.float32))
+    coef, values = randn(*exact.feature_shape, 2, seed=1), randn(30, 2, seed=2)
+    blocks, units = torch.tensor([1, 4]), randn(2, 3, seed=3)
+    of_blocks, scale = coef.reshape(-1, 3, 2)[blocks], torch.tensor([1.0, 0.5], dtype=torch.float64)
+    products = {
+        "matvec": (coef,),
+        "rmatvec": (values,),
+        "matvec_blocks": (blocks, of_blocks),
+        "rmatvec_blocks": (blocks, values),
+        "along": (blocks, units),
+        "kernel": (blocks, scale, units),
+    }
+    for name, arguments in products.items():
+        found = getattr(rounded, name)(*arguments)
+        in_single = (part.float() if part.is_floating_point() else part for part in arguments)
+        assert found.dtype == torch.float64
+        torch.testing.assert_close(found, getattr(single, name)(*in_single).double(), rtol=0, atol=0)
+    assert rounded.to(torch.float64).matvec(coef).dtype == torch.float64
+    torch.testing.assert_close(rounded.rows(slice(3, 9)).matvec(coef), rounded.matvec(coef)[3:9], rtol=1e-5, atol=1e-5)

@@ -11,8 +11,10 @@ from convexformer_solvers import Admm, Auto, DenseMap, Fista, GroupL2, Program, 
 from convexformer_solvers import polish as polish_module
 from convexformer_solvers.admm_newton import AdmmNewton
 from convexformer_solvers.curvature import Curvature, curvature_bound
+from convexformer_solvers.mixed_precision import MixedPrecision
 from convexformer_solvers.polish import Polished, polished
 from convexformer_solvers.primal_dual import Iterate, own_predictions
+from convexformer_solvers.rounded_map import RoundedMap
 from convexformer_solvers.solver import Point
 
 SMOOTH = ["logistic", "poisson", "softmax", "squared"]
@@ -97,6 +99,39 @@ def test_dual_norms_of_active_groups_become_alpha():
     torch.testing.assert_close(norms[active], torch.full_like(norms[active], program.alpha), rtol=1e-7, atol=0)
 
 
+def optimum_and_active(program, alpha):
+    coef = solve(program.with_alpha(alpha), Auto(), tol=1e-13, max_iter=5000).coef
+    return coef, program.penalty.group_values(coef) > 0
+
+
+@pytest.mark.parametrize(("loss", "seed"), [("squared", 1), ("logistic", 2)])
+def test_error_is_of_second_order_where_a_group_is_not_known_to_be_active(loss, seed):
+    program = make_program(loss, n=60, blocks=12, d=3, c=2, seed=seed).counted()
+    high, low = 0.7 * program.alpha_max, 0.5 * program.alpha_max  # between them another group enters
+    before = optimum_and_active(program, high)[1]
+    for _ in range(20):
+        middle = 0.5 * (high + low)
+        entered = int(optimum_and_active(program, middle)[1].sum()) > int(before.sum())
+        high, low = (high, middle) if entered else (middle, low)
+    entering = optimum_and_active(program, 0.999 * low)[1] & ~before
+    assert int(entering.sum()) == 1
+    worst = []
+    for distance in (1e-3, 1e-4):
+        here = program.with_alpha((1 - distance) * high)
+        optimum = optimum_and_active(program, here.alpha)[0]
+        without = torch.where(entering[..., None, :], 0.0, optimum)
+        gaps = []
+        for k in range(20):
+            move = distance * optimum.abs().max() * randn(*optimum.shape, seed=100 + k)
+            pred = own_predictions(program, optimum + move)
+            iterate = Iterate(here, without, own_predictions(program, without), pred, without).with_own_ascent()
+            if float(here.penalty.group_dual_norms(iterate.ascent)[entering]) < here.alpha:
+                gaps.append(polished(iterate).rough_gap())
+        assert len(gaps) > 3
+        worst.append(max(gaps))
+    assert worst[0] / worst[1] > 50  # ten where the groups that are known are moved alone
+
+
 def test_what_cannot_be_polished_is_left_alone():
     program = make_program("squared", "nuclear", n=40, c=3)
     coef = solve(program, Fista(), tol=1e-4).coef
@@ -116,6 +151,43 @@ def test_many_active_groups_are_not_worth_a_system_whichever_ascent_shows_them()
     assert polished(iterate) is None
     assert polished(iterate.with_own_ascent()) is None
     assert polished(iterate.with_own_ascent(), patience=1e6) is not None
+
+
+def test_products_of_polishes_are_exact_once_those_in_single_precision_say_too_little(monkeypatch):
+    program = make_program("squared", n=200, blocks=40, d=8, ratio=0.05)
+    rounded, gaps, smallest = [], [], math.inf
+
+    def noted(iterate, patience):
+        better = polished(iterate, patience)
+        rounded.append(isinstance(iterate.program.map, RoundedMap))
+        gaps.append(abs(better.rough_gap()) / program.null_value)
+        return better
+
+    monkeypatch.setattr(polish_module, "polished", noted)
+    result = solve(program, Polished(MixedPrecision(smallest=0)), tol=1e-11)
+    assert result.certificate.relative_gap <= 1e-11
+    assert True in rounded
+    for was_rounded, gap in zip(rounded, gaps, strict=True):
+        assert was_rounded <= (smallest > 1e-5)
+        smallest = min(smallest, gap)
+
+
+def test_gaps_between_polishes_that_help_are_not_asked_for():
+    program, asked = make_program("squared", n=60, blocks=8, d=3, ratio=0.2), []
+
+    class Asked(Admm):
+        def estimated_gap(self, state):
+            asked.append(state.iteration)
+            return super().estimated_gap(state)
+
+    solver = Polished(Asked(), least_wait=4)
+    state = solver.init_at(program, torch.zeros(program.coef_shape, dtype=torch.float64), None)
+    for iteration in range(1, 40):
+        due, helped = state.next_polish, state.helps
+        state = solver.step(program, state)
+        assert (iteration in asked) is (iteration >= due or not helped)
+        assert math.isfinite(state.gap) is (iteration in asked)
+    assert 0 < len(asked) < 20
 
 
 class Counting(Admm):
