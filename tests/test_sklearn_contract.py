@@ -114,8 +114,9 @@ def test_precision_of_the_data_is_kept():
     assert double.coef_.dtype == double.predict(X).dtype == np.float64
     assert single.certificate_.relative_gap <= 1e-4
     assert single.certificate_.primal == pytest.approx(double.certificate_.primal, rel=1e-4)
-    # The certificate speaks of the float64 data even when the solver works in float32.
-    mixed = ConvexAttentionRegressor(alpha=0.05, dtype="float32").fit(X, Y["real"])
+    # The certificate speaks of the float64 data even when the solver works in float32. Near the optimum the rounding of
+    # the heads' weights changes the objective by its square.
+    mixed = ConvexAttentionRegressor(alpha=0.05, dtype="float32", tol=1e-6).fit(X, Y["real"])
     assert mixed.coef_.dtype == np.float32
     assert mixed.heads_.objective(X, Y["real"]) == pytest.approx(mixed.certificate_.primal, rel=1e-9)
 

@@ -36,6 +36,8 @@ _NEAR_THRESHOLD = 1.5
 _THRESHOLD_OF_SPREAD = 1.6
 _LEAST_THRESHOLD = 2.0
 _LARGEST_THRESHOLD = 5.0
+# Sum of the coefficients' sizes from which on an extrapolation is looked at before it is taken.
+_BOLD = 3.0
 _ROUNDING = 1e-2
 # Iterations after which rho is set anew; it is left alone when it would change less than this. So are the samples'
 # curvatures when they change less on average; single ones that are too low show in the curvature that is met.
@@ -245,13 +247,16 @@ def _iterate(state: _State) -> _State:
     relaxed = torch.lerp(state.coef, smooth, _OVER_RELAXATION)
     relaxed_fitted = torch.lerp(state.fitted_coef, fitted, _OVER_RELAXATION)
     # Z and U are functions of their sum, and A of each: all follows from the acceleration of the sum.
-    total, fitted_total, expansion = state.acceleration.next(
-        state.coef + state.multiplier, (relaxed + state.multiplier, relaxed_fitted + state.fitted_multiplier, fitted)
-    )
+    plain = (relaxed + state.multiplier, relaxed_fitted + state.fitted_multiplier, fitted)
+    total, fitted_total, expansion = state.acceleration.next(state.coef + state.multiplier, plain)
     if state.acceleration.rounding_growth > _LARGEST_GROWTH / math.sqrt(torch.finfo(total.dtype).eps):
         fitted_total, state.acceleration.rounding_growth = program.map.matvec(total), 1.0
     coef = program.penalty.prox(total, program.alpha / rho)
     fitted_coef = program.map.matvec(coef)
+    if state.acceleration.largest_weights > _BOLD and _is_worse_than_constant(program, coef, fitted_coef):
+        total, fitted_total, expansion = plain
+        coef = program.penalty.prox(total, program.alpha / rho)
+        fitted_coef = program.map.matvec(coef)
     return state._replace(
         ascent=rho * (smooth - center),
         fitted=fitted,
@@ -261,6 +266,12 @@ def _iterate(state: _State) -> _State:
         multiplier=total - coef,
         fitted_multiplier=fitted_total - fitted_coef,
     )
+
+
+def _is_worse_than_constant(program: Program, coef: Tensor, fitted_coef: Tensor) -> bool:
+    """Whether coefficients with their predictions are worse than the best constant model."""
+    pred = fitted_coef + program.best_intercept(fitted_coef)
+    return not float(program.loss_value(pred) + program.alpha * program.penalty.value(coef)) <= program.null_value
 
 
 def _loss_step(state: _State, center: Tensor, fitted_center: Tensor) -> tuple[_State, Tensor]:

@@ -11,9 +11,9 @@ from .operators import row_chunks
 
 # An extrapolation is taken back where it leads to a residual so many times the smallest one so far.
 _TOLERATED_GROWTH = 2.0
-# Regularisation of the system for the coefficients: at least, and in units of the rounding.
-_REGULARISATION = 1e-8
-_REGULARISED_ROUNDING = 32.0
+# Regularisation of the scaled system for the coefficients. With far less as many iterations are needed, and rounding
+# grows until equal problems in other words, as weights in place of repeated samples, have other digits.
+_REGULARISATION = 1e-4
 # Steps within which the residual must halve; else the map is left alone for as many, then for twice as many.
 _WINDOW = 40
 # Sum of the coefficients' sizes above which an extrapolation is nothing but rounding.
@@ -42,6 +42,8 @@ class Anderson:
     rounding_growth : float
         How much larger than rounding the error may be by which the arrays that follow a point miss their images of
         it; to be set to 1 where they are computed afresh.
+    largest_weights : float
+        Sum of the sizes of the last extrapolation's coefficients, the largest of all columns: how bold it was.
 
     Examples
     --------
@@ -55,7 +57,7 @@ class Anderson:
 
     def __init__(self, memory: int, columns_apart: bool) -> None:
         self.memory, self.columns_apart = memory, columns_apart
-        self.rounding_growth = 1.0
+        self.rounding_growth, self.largest_weights = 1.0, 0.0
         self._goal, self._steps_left, self._rest, self._resting = 0.0, 0, _WINDOW, False
         self.forget()
 
@@ -84,6 +86,7 @@ class Anderson:
         tuple of Tensor
             In place of `end`.
         """
+        self.largest_weights = 0.0
         if self.memory == 0:
             return end
         ends = tuple(self._columns(part) for part in end)
@@ -153,15 +156,15 @@ class Anderson:
         lengths = self._products.diagonal(dim1=1, dim2=2).sqrt()
         inverse = torch.where(lengths > 0, 1 / lengths, 0.0)
         system = inverse[:, :, None] * self._products * inverse[:, None, :]
-        rounding = torch.finfo(system.dtype).eps
-        system.diagonal(dim1=1, dim2=2).add_(max(_REGULARISATION, _REGULARISED_ROUNDING * rounding))
+        system.diagonal(dim1=1, dim2=2).add_(_REGULARISATION)
         factor, failed = torch.linalg.cholesky_ex(system)
         right = inverse * self._against(residual)
         weights = inverse * torch.cholesky_solve(right[..., None], factor)[..., 0]
         size = weights.abs().sum(1)
         usable = (failed == 0) & (size <= _LARGEST_WEIGHTS)
         weights = torch.where(usable[:, None], weights, 0.0)
-        self.rounding_growth *= 1 + float(torch.where(usable, size, 0.0).max())
+        self.largest_weights = float(torch.where(usable, size, 0.0).max())
+        self.rounding_growth *= 1 + self.largest_weights
         return [self._moved_back(part, kept, weights) for part, kept in zip(ends, self._ends, strict=True)]
 
     def _moved_back(self, end: Tensor, kept: Tensor, weights: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from solver_cases import make_program, randn
 
-from convexformer_solvers import Admm, Fista, ridge, solve
+from convexformer_solvers import Admm, DenseMap, Fista, GroupL2, Program, Squared, ridge, solve
 from convexformer_solvers import admm as admm_module
 from convexformer_solvers.anderson import Anderson
 from convexformer_solvers.factorisation import CholeskySolver, cholesky, factorised_above, lower_rows
@@ -221,3 +221,18 @@ class TestSchedule:
         due = self.iterations_due([estimate] * 2000, [1.0] * 2000, watched=watched)
         assert due[0] <= longest
         assert all(after - before <= max(longest, after / 3 + 1) for before, after in pairwise(due))
+
+
+@pytest.mark.parametrize("seed", [4, 8, 12, 36])
+def test_extrapolations_do_not_lead_to_points_worse_than_a_constant(seed):
+    # Few features and many samples ask for a larger rho than groups do: extrapolations go far before it is set anew.
+    x, noise = randn(40, 6, 1, seed=seed), randn(40, 2, seed=seed + 2, scale=0.5)
+    y = x[..., 0] @ randn(6, 2, seed=seed + 1, scale=0.5) + noise
+    program = Program(DenseMap(x), y, Squared(), GroupL2(), 0.01, fit_intercept=True)
+    solver = Admm()
+    state = solver.init(program, Point(torch.zeros(program.coef_shape, dtype=torch.float64), program.null_intercept))
+    objectives = []
+    for _ in range(38):
+        state = solver.step(program, state)
+        objectives.append(solver.iterate(state).objective())
+    assert max(objectives) <= program.null_value
