@@ -24,6 +24,8 @@ _MEMORY = 8
 _LEAST_MEMORY = 2
 _LARGEST_MEMORY = 2**30
 _LARGEST_GROWTH = 1e-2
+# Sum of the coefficients' sizes from which on an extrapolation is looked at before it is taken.
+_BOLD = 3.0
 # The prox's threshold alpha / rho against the median norm of an active group; and for losses that couple the outputs
 # where the start is that of another state, near the optimum: there a number stands for each sample's matrix of
 # curvatures, and is too large in most directions.
@@ -36,8 +38,6 @@ _NEAR_THRESHOLD = 1.5
 _THRESHOLD_OF_SPREAD = 1.6
 _LEAST_THRESHOLD = 2.0
 _LARGEST_THRESHOLD = 5.0
-# Sum of the coefficients' sizes from which on an extrapolation is looked at before it is taken.
-_BOLD = 3.0
 _ROUNDING = 1e-2
 # Iterations after which rho is set anew; it is left alone when it would change less than this. So are the samples'
 # curvatures when they change less on average; single ones that are too low show in the curvature that is met.
@@ -104,7 +104,7 @@ class _State(_Parts):
     @cached_property
     def gap(self) -> float:
         """The rough gap."""
-        return self.iterate().rough_gap()
+        return self.iterate().rough_gap
 
 
 class Admm(PrimalDualSolver):

@@ -148,7 +148,7 @@ def _handed_over(program: Program, state: _State) -> Point:
 
 
 def _polished_admm() -> Polished:
-    # A polish, in double precision, takes as long as four iterations in single.
+    # A polish takes as long as two to four iterations in single precision, and those between two leave it more to do.
     return Polished(AdmmNewton(MixedPrecision()), least_wait=4)
 
 

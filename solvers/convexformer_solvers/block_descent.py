@@ -272,7 +272,7 @@ class BlockDescent(PrimalDualSolver):
         coef = coef.to(program.y)
         fitted = own_predictions(program, coef)
         whole = Iterate(program, coef, fitted, fitted if pred is None else pred, coef).with_own_ascent()
-        gap, support = whole.rough_gap(), coef.flatten(0, -3).flatten(1).any(dim=1).nonzero()[:, 0]
+        gap, support = whole.rough_gap, coef.flatten(0, -3).flatten(1).any(dim=1).nonzero()[:, 0]
         if previous is None:
             pulled = program.pull_back(program.y - program.null_intercept)
             return self._grown(_State(whole, whole, gap, SupportGram(program.map), pulled, support), at_least=1)
@@ -292,7 +292,7 @@ class BlockDescent(PrimalDualSolver):
         with _numpy_on_one_thread():
             primal, dual, gap = state.inner.solved(coef, _DECREASE * state.gap)
         whole = self._of_all(state, primal, dual)
-        new_gap = whole.rough_gap()
+        new_gap = whole.rough_gap
         gaps = (*(state.gaps or (state.gap,)), new_gap)
         falls = len(gaps) <= _LOOKS or new_gap <= 0.5 * gaps[-1 - _LOOKS]
         promising = falls or (len(state.blocks) > n_before and _cheap(state))

@@ -66,11 +66,11 @@ class FirstSteps(PrimalDualSolver):
         if iteration < state.next_look and not inner.finished:
             return state
         iterate = self.iterate(state)
-        gap = abs(iterate.rough_gap())
+        gap = abs(iterate.rough_gap)
         if gap <= _NEAR * program.null_value:
             better = polished(iterate)
-            if better is not None and abs(better.rough_gap()) < gap:
-                iterate, gap = better, abs(better.rough_gap())
+            if better is not None and abs(better.rough_gap) < gap:
+                iterate, gap = better, abs(better.rough_gap)
         gaps = (*state.gaps, gap)
         falls = len(gaps) <= _LOOKS or gap <= 0.5 * gaps[-1 - _LOOKS]
         slow = iteration >= 0.5 * state.n_steps and gap > 0.5 * gaps[0]

@@ -88,7 +88,7 @@ class Polished(PrimalDualSolver):
         rounded = state.smallest > _NEAR_ROUNDING * program.null_value
         iterate = self.inner.rounded_iterate(inner) if rounded else self.inner.iterate(inner)
         better = polished(iterate, max(_PATIENCE, 2 * _SHARE * iteration))
-        gap = math.inf if better is None else abs(better.rough_gap())
+        gap = math.inf if better is None else abs(better.rough_gap)
         # A rough gap below zero is that of an ascent that is not the dual point's; polished points have their own.
         before = state.gap if state.gap > 0 else math.inf
         wait, helps = max(state.wait, math.ceil(_SHARE * iteration)), gap < _WORTH_POLISHING * before
@@ -163,7 +163,7 @@ def polished(iterate: Iterate, patience: float = _PATIENCE) -> Iterate | None:
     if active is None or not _scaling_costs_most(result) or _many_others(result, groups, active):
         return result
     better = _made_consistent(result, active)
-    return better if better.rough_gap() < result.rough_gap() else result
+    return better if better.rough_gap < result.rough_gap else result
 
 
 def _made_consistent(iterate: Iterate, groups: ActiveGroups) -> Iterate:
@@ -181,8 +181,8 @@ def _made_consistent(iterate: Iterate, groups: ActiveGroups) -> Iterate:
 
 def _scaling_costs_most(iterate: Iterate) -> bool:
     """Whether scaling the dual point until it is feasible makes most of the gap."""
-    without = iterate.objective() - float(iterate.program.dual(iterate.dual_point()))
-    return iterate.rough_gap() > _SCALING_COSTS * abs(without)
+    without = iterate.objective - float(iterate.program.dual(iterate.dual_point()))
+    return iterate.rough_gap > _SCALING_COSTS * abs(without)
 
 
 def _many_others(iterate: Iterate, known: ActiveGroups, active: ActiveGroups) -> bool:
@@ -274,10 +274,10 @@ class _Images:
         coef = torch.zeros_like(iterate.coef)
         coef.view(-1, *coef.shape[-2:])[block, :, output] = size[: len(block), None] * unit
         better = iterate._replace(coef=coef, fitted=self.combined(size))
-        if not better.objective() < (1 - _ROUNDING) * self.program.null_value:  # sizes that are nothing but rounding
+        if not better.objective < (1 - _ROUNDING) * self.program.null_value:  # sizes that are nothing but rounding
             constant = self.program.null_intercept.expand_as(iterate.fitted)
             better = iterate._replace(coef=torch.zeros_like(coef), fitted=constant)
-        return better if better.objective() <= (1 + _ROUNDING) * iterate.objective() else iterate
+        return better if better.objective <= (1 + _ROUNDING) * iterate.objective else iterate
 
     def moved(self, iterate: Iterate, move: Tensor) -> Iterate:
         """The iterate with its dual point's predictions moved along the images; its ascent is not."""

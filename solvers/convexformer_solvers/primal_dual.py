@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -12,7 +13,15 @@ from .program import Program
 from .solver import Point, Solver
 
 
-class Iterate(NamedTuple):
+class _Points(NamedTuple):
+    program: Program
+    coef: Tensor
+    fitted: Tensor
+    pred: Tensor
+    ascent: Tensor
+
+
+class Iterate(_Points):
     """A primal point, and predictions that need not be its own and stand for a dual point.
 
     Attributes
@@ -29,12 +38,6 @@ class Iterate(NamedTuple):
         ``A' diag(p)`` times that dual point, or nearly so.
     """
 
-    program: Program
-    coef: Tensor
-    fitted: Tensor
-    pred: Tensor
-    ascent: Tensor
-
     def dual_point(self) -> Tensor:
         """Minus the gradient of each sample's loss, shape ``(N, c)``."""
         return -self.program.loss.gradient(self.pred, self.program.y)
@@ -43,18 +46,20 @@ class Iterate(NamedTuple):
         """The same with `ascent` computed from the dual point; costs one product."""
         return self._replace(ascent=self.program.pull_back(self.dual_point()))
 
+    @cached_property
     def objective(self) -> float:
         """Objective of the primal point."""
         program = self.program
         return float(program.loss_value(self.fitted) + program.alpha * program.penalty.value(self.coef))
 
+    @cached_property
     def rough_gap(self) -> float:
         """Duality gap but for the centring of the dual point; costs no product with the data."""
         program = self.program
         norms = program.penalty.group_dual_norms(self.ascent)
         largest = norms.reshape(-1, norms.shape[-1]).amax(0) if program.outputs_separate else norms.amax()
         scale = torch.where(largest > program.alpha, program.alpha / largest, 1.0)
-        return self.objective() - float(program.dual(scale * self.dual_point()))
+        return self.objective - float(program.dual(scale * self.dual_point()))
 
 
 class PrimalDualSolver(Solver):

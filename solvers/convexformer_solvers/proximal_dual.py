@@ -90,7 +90,7 @@ class ProximalDual(PrimalDualSolver):
         near = abs(self.inner.estimated_gap(inner)) <= state.tol * state.step.null_value
         if near or iteration == _PATIENCE or self.inner.finished(inner):
             ended = self._in_exact(state)
-            return state._replace(ended=ended, gap=ended.rough_gap())
+            return state._replace(ended=ended, gap=ended.rough_gap)
         return state
 
     def _after_step(self, state: _State, ended: Iterate) -> _State:

@@ -140,7 +140,7 @@ class SemismoothNewton(PrimalDualSolver):
         return all(s.finished for s in state.iterates)
 
     def _with_gap(self, state: _State) -> _State:
-        return state._replace(gap=self.iterate(state).rough_gap())
+        return state._replace(gap=self.iterate(state).rough_gap)
 
 
 def _first_iterate(program: Program, gram: SupportGram, coef: Tensor, pred: Tensor, column: int) -> _Iterate:

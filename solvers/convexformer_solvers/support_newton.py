@@ -59,7 +59,7 @@ class SupportNewton(PrimalDualSolver):
         coef = coef.to(program.y)
         iterate = _at(program, coef, own_predictions(program, coef))
         system = CoupledSystem(program.map, program.fit_intercept) if previous is None else previous.system
-        return _State(iterate, system, iterate.rough_gap())
+        return _State(iterate, system, iterate.rough_gap)
 
     def step(self, program: Program, state: _State) -> _State:
         state = state._replace(iteration=state.iteration + 1)
@@ -92,7 +92,7 @@ def _flat(coef: Tensor) -> Tensor:
 def _moved(state: _State, step: float, move: Tensor, image: Tensor) -> _State:
     before = state.iterate
     iterate = _at(before.program, before.coef + step * move, before.pred + step * image)
-    return state._replace(iterate=iterate, gap=iterate.rough_gap())
+    return state._replace(iterate=iterate, gap=iterate.rough_gap)
 
 
 def _newton_direction(state: _State) -> tuple[Tensor, Tensor]:

@@ -79,7 +79,7 @@ class WorkingSet(PrimalDualSolver):
         fitted = own_predictions(program, coef)
         whole = Iterate(program, coef, fitted, fitted if pred is None else pred, coef).with_own_ascent()
         gram = SupportGram(program.map) if previous is None else previous.gram
-        state = _State(whole, whole.rough_gap(), gram, None, None)
+        state = _State(whole, whole.rough_gap, gram, None, None)
         none = torch.zeros(0, dtype=torch.int64, device=coef.device)
         return self._on(state, _chosen(whole, none, self.first_width))
 
@@ -109,7 +109,7 @@ class WorkingSet(PrimalDualSolver):
         """Look at all blocks, and see whether others violate the dual constraint by what matters."""
         assert state.part is not None
         whole = self.iterate(state).with_own_ascent()
-        gap = whole.rough_gap()
+        gap = whole.rough_gap
         return state._replace(
             whole=whole,
             gap=gap,

@@ -234,5 +234,5 @@ def test_extrapolations_do_not_lead_to_points_worse_than_a_constant(seed):
     objectives = []
     for _ in range(38):
         state = solver.step(program, state)
-        objectives.append(solver.iterate(state).objective())
+        objectives.append(solver.iterate(state).objective)
     assert max(objectives) <= program.null_value

@@ -74,8 +74,8 @@ def test_they_lead_near_the_optimum_of_independent_features(loss, intercept):
     optimum = solve(program, Auto(), tol=1e-9).certificate.primal
     assert min(gaps) < 1e-3
     iterate = solver.iterate(state)
-    assert optimum <= iterate.objective() * (1 + 1e-6)  # its predictions are in single precision
-    assert iterate.objective() - optimum <= 1e-3 * program.null_value
+    assert optimum <= iterate.objective * (1 + 1e-6)  # its predictions are in single precision
+    assert iterate.objective - optimum <= 1e-3 * program.null_value
     # Predictions belong to the point, in the precision of the program.
     shift = iterate.fitted - program.map.matvec(iterate.coef)
     assert float((shift - shift.mean()).abs().max()) < 1e-4
@@ -91,7 +91,7 @@ def test_they_give_up_where_they_do_not_lead_on(gated):
     while not solver.finished(state):
         state = solver.step(program, state)
     assert state.iteration <= 1.5 * state.n_steps
-    assert solver.iterate(state).objective() < program.null_value
+    assert solver.iterate(state).objective < program.null_value
 
 
 def test_auto_takes_them_for_large_independent_features_alone():

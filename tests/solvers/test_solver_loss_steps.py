@@ -114,4 +114,4 @@ def test_samples_that_meet_a_jump_of_the_curvature_do_not_slow_down_the_others()
     assert state.margin <= 1
     assert float(state.curvature.max()) <= 1.5 * program.loss.smoothness
     assert float(state.curvature.median()) < float(state.curvature.max())
-    assert solver.iterate(state).objective() < 0.1 * program.null_value
+    assert solver.iterate(state).objective < 0.1 * program.null_value

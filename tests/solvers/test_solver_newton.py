@@ -133,10 +133,10 @@ def test_support_newton_never_goes_uphill():
     program = make_program("softmax", n=60, blocks=8, d=2, c=3, intercept=True, ratio=0.3)
     solver = SupportNewton()
     state = solver.init(program, Point(0.3 * randn(*program.coef_shape, seed=2), program.null_intercept))
-    objectives = [solver.iterate(state).objective()]
+    objectives = [solver.iterate(state).objective]
     while not solver.finished(state) and len(objectives) < 60:
         state = solver.step(program, state)
-        objectives.append(solver.iterate(state).objective())
+        objectives.append(solver.iterate(state).objective)
     assert len(objectives) > 5
     assert all(after <= before + 1e-12 for before, after in pairwise(objectives))
     assert objectives[-1] == pytest.approx(solve(program, Fista(), tol=1e-8).certificate.primal, rel=1e-7)

@@ -67,8 +67,8 @@ def test_error_is_of_second_order(loss, gated, intercept):
     gaps, scaled = [], []
     for distance in (1e-4, 1e-5):
         iterate = near_optimum(program, optimum, distance)
-        scaled.append(iterate.rough_gap())
-        gaps.append(polished(iterate).rough_gap())
+        scaled.append(iterate.rough_gap)
+        gaps.append(polished(iterate).rough_gap)
     assert 5 < scaled[0] / scaled[1] < 20  # scaling into the dual ball costs in proportion to the distance
     assert gaps[0] / gaps[1] > 50
     assert gaps[1] < 0.01 * scaled[1]
@@ -81,7 +81,7 @@ def test_all_parts_belong_together_and_the_objective_does_not_rise(loss, interce
     optimum = solve(program, Fista(), tol=1e-8, max_iter=50_000).coef
     before = near_optimum(program, optimum, 1e-2)
     after = polished(before)
-    assert after.objective() <= before.objective()
+    assert after.objective <= before.objective
     shift = after.fitted - program.map.matvec(after.coef)
     torch.testing.assert_close(shift, shift[:1].expand_as(shift), rtol=0, atol=1e-10)
     assert intercept or float(shift.abs().max()) < 1e-10
@@ -126,7 +126,7 @@ def test_error_is_of_second_order_where_a_group_is_not_known_to_be_active(loss, 
             pred = own_predictions(program, optimum + move)
             iterate = Iterate(here, without, own_predictions(program, without), pred, without).with_own_ascent()
             if float(here.penalty.group_dual_norms(iterate.ascent)[entering]) < here.alpha:
-                gaps.append(polished(iterate).rough_gap())
+                gaps.append(polished(iterate).rough_gap)
         assert len(gaps) > 3
         worst.append(max(gaps))
     assert worst[0] / worst[1] > 50  # ten where the groups that are known are moved alone
@@ -160,7 +160,7 @@ def test_products_of_polishes_are_exact_once_those_in_single_precision_say_too_l
     def noted(iterate, patience):
         better = polished(iterate, patience)
         rounded.append(isinstance(iterate.program.map, RoundedMap))
-        gaps.append(abs(better.rough_gap()) / program.null_value)
+        gaps.append(abs(better.rough_gap) / program.null_value)
         return better
 
     monkeypatch.setattr(polish_module, "polished", noted)
