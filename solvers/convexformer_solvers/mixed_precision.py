@@ -86,13 +86,14 @@ class MixedPrecision(PrimalDualSolver):
         if state.is_single and state.iteration >= state.until:
             state = self._in_double(state)
         inner, iteration = state.solver.step(program, state.inner), state.iteration + 1
-        if not state.is_single or iteration % _LOOK_EVERY:
+        if not state.is_single:
             return state._replace(inner=inner, iteration=iteration)
-        if not math.isfinite(inner.gap):
-            state = self._in_double(state._replace(inner=inner))
+        looks = iteration % _LOOK_EVERY == 0
+        if not _is_finite(inner) or (looks and not math.isfinite(inner.gap)):
+            state = self._in_double(state)
             inner = state.solver.step(program, state.inner)
         state = state._replace(inner=inner, iteration=iteration)
-        if abs(inner.gap) <= 0.5 * state.goal:
+        if looks and abs(inner.gap) <= 0.5 * state.goal:
             until = iteration + max(_PATIENCE, math.ceil(_SHARE * iteration))
             state = state._replace(best=inner, goal=abs(inner.gap), until=until)
         return state
@@ -142,6 +143,11 @@ class _State(NamedTuple):
     @property
     def is_single(self) -> bool:
         return self.solver.dtype != torch.float64
+
+
+def _is_finite(inner: Any) -> bool:
+    """Whether neither point of an inner state has left the range of its precision."""
+    return math.isfinite(float(inner.coef.sum()) + float(inner.fitted.sum()))
 
 
 def for_single(program: Program) -> tuple[Program, Tensor] | None:

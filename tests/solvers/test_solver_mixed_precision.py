@@ -1,6 +1,7 @@
 """Iterations in single precision that end in the precision asked for."""
 
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -125,3 +126,23 @@ def test_small_data_stay_in_double_precision():
     many = make_program("squared", n=20, blocks=10, d=4, c=30, ratio=0.1)  # more coefficients than data
     assert run(many, MixedPrecision(smallest=10 * 4 * 30), 1)[-1].is_single
     assert not run(many, MixedPrecision(smallest=10 * 4 * 30 + 1), 1)[-1].is_single
+
+
+@pytest.mark.parametrize("name", ["coef", "fitted"])
+@pytest.mark.parametrize("failing", [1, 2, 4])
+def test_a_step_that_leaves_the_range_is_taken_in_double_precision(monkeypatch, name, failing):
+    class Overflowing(Admm):
+        def step(self, program, state):
+            state = super().step(program, state)
+            return state._replace(**{name: state.coef.new_tensor(math.inf).expand_as(getattr(state, name))})
+
+    program = make_program("squared", n=60, blocks=4, d=3, ratio=0.2)
+    solver = MixedPrecision(smallest=0)
+    state = solver.init(program, start(program))
+    for _ in range(failing - 1):
+        state = solver.step(program, state)
+    assert state.is_single
+    monkeypatch.setattr(MixedPrecision, "_single", Overflowing(torch.float32))
+    state = solver.step(program, state._replace(solver=MixedPrecision._single))
+    assert not state.is_single
+    assert all(bool(torch.isfinite(part).all()) for part in solver.iterate(state)[1:])
