@@ -271,7 +271,7 @@ def _iterate(state: _State) -> _State:
 def _is_worse_than_constant(program: Program, coef: Tensor, fitted_coef: Tensor) -> bool:
     """Whether coefficients with their predictions are worse than the best constant model."""
     pred = fitted_coef + program.best_intercept(fitted_coef)
-    return not float(program.loss_value(pred) + program.alpha * program.penalty.value(coef)) <= program.null_value
+    return not float(program.objective(coef, pred)) <= program.null_value
 
 
 def _loss_step(state: _State, center: Tensor, fitted_center: Tensor) -> tuple[_State, Tensor]:

@@ -75,7 +75,7 @@ class _State(NamedTuple):
     newton: _Phase | None = None
     known: Any = None  # the last state of Newton steps: what it has computed of the data serves again
     n_failures: int = 0
-    not_before: int = 0  # iteration until which Newton steps are not tried again
+    not_before: int = 1  # iteration until which Newton steps are not tried again
 
     @property
     def gap(self) -> float:
@@ -123,7 +123,7 @@ class AdmmNewton(PrimalDualSolver):
             if not state.newton.stuck:
                 return state._replace(newton=state.newton.after_step(program))
             state = self._handed_back(program, state)
-        newton = _newton_that_pays(program, state) if state.iteration >= max(1, state.not_before) else None
+        newton = _newton_that_pays(program, state) if state.iteration >= state.not_before else None
         if newton is not None:
             iterate = self.iterate(state)
             inner = newton.init_at(program, iterate.coef, iterate.pred, state.known)

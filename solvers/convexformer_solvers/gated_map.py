@@ -8,10 +8,11 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from .operators import WORK_OF_A_READ, DenseMap, LinearMap, row_chunks, tall_chunks
+from .derived_map import DerivedMap
+from .operators import WORK_OF_A_READ, DenseMap, row_chunks, tall_chunks
 
 
-class GatedMap(LinearMap):
+class GatedMap(DerivedMap[DenseMap]):
     """Gated map ``coef -> sum_g mask[i, g] sum_b <X_i[b], coef[g, b]>``; the gated design is never materialised.
 
     With ``A_g = diag(mask[:, g]) A`` all that is stored is ``X`` and the masks (paper [C], Thm 3).
@@ -38,46 +39,27 @@ class GatedMap(LinearMap):
                 f"masks must be a bool array of shape ({data.shape[0]}, n_gates), "
                 f"got {masks.dtype} of shape {tuple(masks.shape)}"
             )
-        self._dense = DenseMap(data)
+        super().__init__(DenseMap(data))
         self.masks = masks
 
     @property
-    def n_samples(self) -> int:
-        return self._dense.n_samples
-
-    @property
     def feature_shape(self) -> tuple[int, ...]:
-        return (self.masks.shape[1], *self._dense.feature_shape)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._dense.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self._dense.device
-
-    @property
-    def n_stored(self) -> int:
-        return self._dense.n_stored
-
-    def largest(self) -> float:
-        return self._dense.largest()
+        return (self.masks.shape[1], *self.base.feature_shape)
 
     def _chunks(self, n_outputs: int) -> Iterator[tuple[slice, Tensor]]:
         """Row slices with the data of those rows; bounds every temporary of both products."""
-        rows_matrix = self._dense.as_matrix()
+        rows_matrix = self.base.as_matrix()
         widest = max(rows_matrix.shape[1], self.masks.shape[1] * n_outputs)
         for rows in row_chunks(self.n_samples, widest, self.device):
             yield rows, rows_matrix[rows]
 
     def _narrow(self, n_outputs: int) -> bool:
         """Whether a sample has fewer numbers than outputs, so that its gated copies are cheaper than its outputs."""
-        return math.prod(self._dense.feature_shape) < n_outputs
+        return math.prod(self.base.feature_shape) < n_outputs
 
     def _gated_chunks(self, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
         """Row slices with those rows of the design, a chunk at a time."""
-        rows_matrix = self._dense.as_matrix()
+        rows_matrix = self.base.as_matrix()
         for rows in tall_chunks(self.n_samples, math.prod(self.feature_shape)):
             data, mask = rows_matrix[rows].to(dtype), self.masks[rows].to(dtype)
             yield rows, (mask[:, :, None] * data[:, None, :]).flatten(1)
@@ -105,7 +87,7 @@ class GatedMap(LinearMap):
             for rows, gated in self._gated_chunks(values.dtype):
                 result.addmm_(gated.T, values[rows])
             return result.reshape(*self.feature_shape, n_outputs)
-        result = values.new_zeros((math.prod(self._dense.feature_shape), n_gates * n_outputs))
+        result = values.new_zeros((math.prod(self.base.feature_shape), n_gates * n_outputs))
         for rows, data in self._chunks(n_outputs):
             mask = self.masks[rows, :, None].to(values.dtype)
             by_gate = (mask * values[rows, None, :]).reshape(-1, n_gates * n_outputs)
@@ -113,12 +95,12 @@ class GatedMap(LinearMap):
         return result.reshape(-1, n_gates, n_outputs).transpose(0, 1).reshape(*self.feature_shape, n_outputs)
 
     def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> GatedMap:
-        dense = self._dense.to(dtype, device)
+        dense = self.base.to(dtype, device)
         masks = self.masks.to(device=device or self.masks.device)
-        return self if dense is self._dense and masks is self.masks else GatedMap(dense.data, masks)
+        return self if dense is self.base and masks is self.masks else GatedMap(dense.data, masks)
 
     def rows(self, index: Tensor | slice) -> GatedMap:
-        return GatedMap(self._dense.data[index], self.masks[index])
+        return GatedMap(self.base.data[index], self.masks[index])
 
     def matvec_blocks(self, blocks: Tensor, coef: Tensor) -> Tensor:
         result = coef.new_zeros((self.n_samples, coef.shape[-1]))
@@ -137,7 +119,7 @@ class GatedMap(LinearMap):
 
     def columns(self, blocks: Tensor) -> Tensor:
         gate, block = self._split(blocks)
-        return self._dense.columns(block) * self.masks[:, gate, None]
+        return self.base.columns(block) * self.masks[:, gate, None]
 
     def along(self, blocks: Tensor, units: Tensor) -> Tensor:
         result = units.new_empty((len(blocks), self.n_samples))
@@ -161,36 +143,36 @@ class GatedMap(LinearMap):
 
     def full_kernel(self, dtype: torch.dtype) -> Tensor:
         # Every gate sees all of the data: A A' = (X X') o (M M').
-        result, mask = self._dense.full_kernel(dtype), self.masks.to(dtype)
+        result, mask = self.base.full_kernel(dtype), self.masks.to(dtype)
         for rows in tall_chunks(self.n_samples, self.n_samples):
             result[rows, : rows.stop] *= mask[rows] @ mask[: rows.stop].T
         return result
 
     def product_work(self, n_outputs: int) -> float:
         # The data are read once for all gates; what each gate makes of them, or of their products, is written and read.
-        width = math.prod(self._dense.feature_shape)
+        width = math.prod(self.base.feature_shape)
         by_gate = self.n_samples * self.masks.shape[1] * min(width, n_outputs)
         operations = 2.0 * self.n_samples * self.masks.shape[1] * width * n_outputs
-        return max(operations + 2 * WORK_OF_A_READ * by_gate, self._dense.product_work(n_outputs))
+        return max(operations + 2 * WORK_OF_A_READ * by_gate, self.base.product_work(n_outputs))
 
     def gram_work(self) -> float:
         # The gates share the data's kernel.
-        by_kernel = 2.0 * self.n_samples**2 * (self._dense.as_matrix().shape[1] + math.prod(self.feature_shape[:-1]))
+        by_kernel = 2.0 * self.n_samples**2 * (self.base.as_matrix().shape[1] + math.prod(self.feature_shape[:-1]))
         return min(super().gram_work(), by_kernel)
 
     def _by_dense_block(self, blocks: Tensor, dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """For each dense block among `blocks` its data ``(N, d)``, its gates' masks, and which of `blocks` they are."""
         gate, block = self._split(blocks)
-        data = self._dense.data.reshape(self.n_samples, -1, self.feature_shape[-1])
+        data = self.base.data.reshape(self.n_samples, -1, self.feature_shape[-1])
         for k in block.unique().tolist():
             here = (block == k).nonzero()[:, 0]
             yield data[:, k].to(dtype), self.masks[:, gate[here]].to(dtype), here
 
     def _split(self, blocks: Tensor) -> tuple[Tensor, Tensor]:
         """Gate and position in the dense blocks of flattened positions."""
-        n_dense = math.prod(self._dense.feature_shape[:-1])
+        n_dense = math.prod(self.base.feature_shape[:-1])
         return blocks // n_dense, blocks % n_dense
 
     def as_matrix(self) -> Tensor:
-        rows = self._dense.as_matrix()
+        rows = self.base.as_matrix()
         return (self.masks[:, :, None] * rows[:, None, :]).reshape(self.n_samples, -1)

@@ -44,7 +44,9 @@ class Polished(PrimalDualSolver):
     """Another solver, whose iterates are polished now and then; it goes on from its own.
 
     Along a path the first polish comes after as many iterations as the alpha before took, one fewer where that had
-    one polish alone, and at most twice `least_wait`; others come after half as many iterations as otherwise.
+    one polish alone, and at most twice `least_wait`; others come after half as many iterations as otherwise. Products
+    have the precision of the iterations until a polished gap is below 1e-5 of the reference. After a polish that has
+    halved the gap nothing is said of it until the next.
 
     Parameters
     ----------

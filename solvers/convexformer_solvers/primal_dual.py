@@ -49,8 +49,7 @@ class Iterate(_Points):
     @cached_property
     def objective(self) -> float:
         """Objective of the primal point."""
-        program = self.program
-        return float(program.loss_value(self.fitted) + program.alpha * program.penalty.value(self.coef))
+        return float(self.program.objective(self.coef, self.fitted))
 
     @cached_property
     def rough_gap(self) -> float:

@@ -213,6 +213,10 @@ class Program:
         pred = self.map.matvec(coef)
         if intercept is not None:
             pred = pred + intercept
+        return self.objective(coef, pred)
+
+    def objective(self, coef: Tensor, pred: Tensor) -> Tensor:
+        """Objective of coefficients whose predictions, intercept included, are known; a scalar tensor."""
         return self.loss_value(pred) + self.alpha * self.penalty.value(coef)
 
     def dual(self, theta: Tensor) -> Tensor:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .derived_map import DerivedMap
 from .operators import LinearMap
 
 
-class RoundedMap(LinearMap):
+class RoundedMap(DerivedMap[LinearMap]):
     """Another map with products in the precision of its data, whatever that of their argument and of their result.
 
     Half the time of products that convert float32 data, for whom six digits of float64 numbers will do.
 
     Parameters
     ----------
-    exact : LinearMap
+    base : LinearMap
         The other map; its data are not copied.
 
     Examples
@@ -27,65 +28,39 @@ class RoundedMap(LinearMap):
     tensor([0.3333, 1.0000], dtype=torch.float64)
     """
 
-    def __init__(self, exact: LinearMap) -> None:
-        self.exact = exact
-
-    @property
-    def n_samples(self) -> int:
-        return self.exact.n_samples
-
-    @property
-    def feature_shape(self) -> tuple[int, ...]:
-        return self.exact.feature_shape
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.exact.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.exact.device
-
-    @property
-    def n_stored(self) -> int:
-        return self.exact.n_stored
-
-    def largest(self) -> float:
-        return self.exact.largest()
-
     def matvec(self, coef: Tensor) -> Tensor:
-        return self.exact.matvec(coef.to(self.dtype)).to(coef.dtype)
+        return self.base.matvec(coef.to(self.dtype)).to(coef.dtype)
 
     def rmatvec(self, values: Tensor) -> Tensor:
-        return self.exact.rmatvec(values.to(self.dtype)).to(values.dtype)
+        return self.base.rmatvec(values.to(self.dtype)).to(values.dtype)
 
     def matvec_blocks(self, blocks: Tensor, coef: Tensor) -> Tensor:
-        return self.exact.matvec_blocks(blocks, coef.to(self.dtype)).to(coef.dtype)
+        return self.base.matvec_blocks(blocks, coef.to(self.dtype)).to(coef.dtype)
 
     def rmatvec_blocks(self, blocks: Tensor, values: Tensor) -> Tensor:
-        return self.exact.rmatvec_blocks(blocks, values.to(self.dtype)).to(values.dtype)
+        return self.base.rmatvec_blocks(blocks, values.to(self.dtype)).to(values.dtype)
 
     def along(self, blocks: Tensor, units: Tensor) -> Tensor:
-        return self.exact.along(blocks, units.to(self.dtype)).to(units.dtype)
+        return self.base.along(blocks, units.to(self.dtype)).to(units.dtype)
 
     def kernel(self, blocks: Tensor, scale: Tensor, units: Tensor) -> Tensor:
-        return self.exact.kernel(blocks, scale.to(self.dtype), units.to(self.dtype)).to(scale.dtype)
+        return self.base.kernel(blocks, scale.to(self.dtype), units.to(self.dtype)).to(scale.dtype)
 
     def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> RoundedMap:
-        exact = self.exact.to(dtype, device)
-        return self if exact is self.exact else RoundedMap(exact)
+        base = self.base.to(dtype, device)
+        return self if base is self.base else RoundedMap(base)
 
     def rows(self, index: Tensor | slice) -> RoundedMap:
-        return RoundedMap(self.exact.rows(index))
+        return RoundedMap(self.base.rows(index))
 
     def as_matrix(self) -> Tensor:
-        return self.exact.as_matrix()
+        return self.base.as_matrix()
 
     def columns(self, blocks: Tensor) -> Tensor:
-        return self.exact.columns(blocks)
+        return self.base.columns(blocks)
 
     def product_work(self, n_outputs: int) -> float:
-        return self.exact.product_work(n_outputs)
+        return self.base.product_work(n_outputs)
 
     def gram_work(self) -> float:
-        return self.exact.gram_work()
+        return self.base.gram_work()

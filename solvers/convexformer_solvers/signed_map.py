@@ -7,10 +7,11 @@ import math
 import torch
 from torch import Tensor
 
+from .derived_map import DerivedMap
 from .operators import LinearMap
 
 
-class SignedMap(LinearMap):
+class SignedMap(DerivedMap[LinearMap]):
     """The map ``coef -> A coef[0] - A coef[1]`` of another map ``A``; its data are neither copied nor doubled.
 
     Parameters
@@ -30,66 +31,47 @@ class SignedMap(LinearMap):
     """
 
     def __init__(self, unsigned: LinearMap) -> None:
-        self.unsigned = unsigned
-
-    @property
-    def n_samples(self) -> int:
-        return self.unsigned.n_samples
+        super().__init__(unsigned)
 
     @property
     def feature_shape(self) -> tuple[int, ...]:
-        return (2, *self.unsigned.feature_shape)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.unsigned.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.unsigned.device
-
-    @property
-    def n_stored(self) -> int:
-        return self.unsigned.n_stored
-
-    def largest(self) -> float:
-        return self.unsigned.largest()
+        return (2, *self.base.feature_shape)
 
     def matvec(self, coef: Tensor) -> Tensor:
-        return self.unsigned.matvec(coef[0] - coef[1])
+        return self.base.matvec(coef[0] - coef[1])
 
     def rmatvec(self, values: Tensor) -> Tensor:
-        positive = self.unsigned.rmatvec(values)
+        positive = self.base.rmatvec(values)
         result = positive.new_empty((2, *positive.shape))
         result[0] = positive
         torch.neg(positive, out=result[1])
         return result
 
     def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> SignedMap:
-        unsigned = self.unsigned.to(dtype, device)
-        return self if unsigned is self.unsigned else SignedMap(unsigned)
+        base = self.base.to(dtype, device)
+        return self if base is self.base else SignedMap(base)
 
     def centered(self, weight: Tensor, dtype: torch.dtype) -> SignedMap:
-        return SignedMap(self.unsigned.centered(weight, dtype))
+        return SignedMap(self.base.centered(weight, dtype))
 
     def rows(self, index: Tensor | slice) -> SignedMap:
-        return SignedMap(self.unsigned.rows(index))
+        return SignedMap(self.base.rows(index))
 
     def columns(self, blocks: Tensor) -> Tensor:
         block, sign = self._unsigned_blocks(blocks)
-        return self.unsigned.columns(block) * sign[:, None].to(self.dtype)
+        return self.base.columns(block) * sign[:, None].to(self.dtype)
 
     def kernel(self, blocks: Tensor, scale: Tensor, units: Tensor) -> Tensor:
-        return self.unsigned.kernel(self._unsigned_blocks(blocks)[0], scale, units)
+        return self.base.kernel(self._unsigned_blocks(blocks)[0], scale, units)
 
     def full_kernel(self, dtype: torch.dtype) -> Tensor:
-        return self.unsigned.full_kernel(dtype).mul_(2)
+        return self.base.full_kernel(dtype).mul_(2)
 
     def as_matrix(self) -> Tensor:
-        matrix = self.unsigned.as_matrix()
+        matrix = self.base.as_matrix()
         return torch.cat([matrix, -matrix], dim=1)
 
     def _unsigned_blocks(self, blocks: Tensor) -> tuple[Tensor, Tensor]:
         """Positions of the blocks in the other map, and their signs."""
-        n_blocks = math.prod(self.unsigned.feature_shape[:-1])
+        n_blocks = math.prod(self.base.feature_shape[:-1])
         return blocks % n_blocks, 1 - 2 * (blocks >= n_blocks).long()

@@ -77,7 +77,7 @@ def test_targets_beyond_the_range_of_single_precision(scale):
 @pytest.mark.parametrize("gated", [False, True])
 def test_large_means_that_cannot_be_taken_out(gated):
     program = make_program("logistic", n=100, blocks=6, d=4, ratio=0.1, gated=gated)
-    data = (program.map._dense if gated else program.map).data + 1e4
+    data = (program.map.base if gated else program.map).data + 1e4
     linear_map = GatedMap(data, program.map.masks) if gated else DenseMap(data)
     program = dataclasses.replace(program, map=linear_map)
     program = program.with_alpha(0.1 * program.alpha_max)

@@ -394,7 +394,7 @@ class TestInvariances:
     def test_duplicated_gate_changes_nothing(self, loss, penalty):
         # A norm summed over two equal gates is the norm of one: splitting a block costs no less.
         program = make_program(loss, penalty, gated=True)
-        data, masks = program.map._dense.data, program.map.masks
+        data, masks = program.map.base.data, program.map.masks
         twice = GatedMap(data, torch.cat([masks, masks[:, :1]], 1))
         assert_same_program(program, Program(twice, program.y, program.loss, program.penalty, program.alpha))
 
@@ -529,7 +529,7 @@ def test_primal_is_convex(loss, seed, n, penalty, gated, weighted):
 def test_reference_uses_the_same_design_for_both_maps(loss):
     # Guards the helpers: masks and data give the design that unit vectors give.
     program = make_program(loss, gated=True, n=8)
-    data, masks = program.map._dense.data.numpy().reshape(8, -1), program.map.masks.numpy()
+    data, masks = program.map.base.data.numpy().reshape(8, -1), program.map.masks.numpy()
     expected = np.concatenate([masks[:, [g]] * data for g in range(3)], 1)
     np.testing.assert_array_equal(design(program), expected)
     assert probabilities(program).sum() == pytest.approx(1.0)

@@ -233,7 +233,7 @@ def moved(tensor, row):
 
 
 MAP = PROGRAM.map
-DATA = MAP._dense.data
+DATA = MAP.base.data
 OTHERS = {
     "y": changed(y=moved(PROGRAM.y, 5)),
     "sample_weight": changed(sample_weight=moved(PROGRAM.sample_weight, 2)),

@@ -133,7 +133,7 @@ def test_column_generation_agrees_with_cvxpy_and_its_certificate_brackets(loss, 
 def test_the_program_is_that_of_the_specification():
     # Written down independently of the penalty: two matrices of equal row sums for each feature and output.
     program = sequence_program(intercept=True, ratio=0.1)
-    X, y = program.map.unsigned.data.numpy(), program.y.numpy().reshape(10, 3, 2)
+    X, y = program.map.base.data.numpy(), program.y.numpy().reshape(10, 3, 2)
     pairs = list(itertools.product(range(2), range(2)))
     plus, minus = ([cp.Variable((3, 3), nonneg=True) for _ in pairs] for _ in range(2))
     sums = cp.Variable((2, 4), nonneg=True)

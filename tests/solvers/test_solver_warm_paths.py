@@ -17,7 +17,7 @@ from convexformer_solvers.solver import Ending, Point
 from convexformer_solvers.working_set import WorkingSet
 
 
-def test_the_data_are_converted_once(monkeypatch):
+def test_data_in_another_precision_than_that_of_the_solver_are_converted_once(monkeypatch):
     program, converted, to = make_program("squared", n=60, blocks=4, d=3), [], DenseMap.to
 
     def counted(self, dtype=None, device=None):
