@@ -83,6 +83,7 @@ _HOME = {
 _SUBMODULES = (
     "datasets",
     "deep",
+    "embedded",
     "estimators",
     "features",
     "gates",
@@ -93,8 +94,10 @@ _SUBMODULES = (
     "persistence",
     "plot",
     "programs",
+    "reproduce",
     "sequences",
     "solvers",
+    "targets",
     "text",
 )
 

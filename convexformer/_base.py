@@ -30,6 +30,7 @@ from convexformer_solvers import (
     solve,
     solve_path,
 )
+from convexformer_solvers.path import check_grid
 from convexformer_solvers.result import check_tol
 
 from ._validation import (
@@ -37,7 +38,6 @@ from ._validation import (
     check_device,
     check_dtype,
     check_flag,
-    check_grid,
     check_tokens,
     check_weight,
     predictions,

@@ -247,21 +247,6 @@ def check_flag(value: Any, name: str) -> bool:
     raise ValueError(f"{name} must be True or False, got {value!r}")
 
 
-def check_grid(alphas: Any) -> list[float]:
-    """Check a grid of alphas, positive numbers in any order."""
-    message = f"alphas must be a list of at least one positive finite number, got {alphas!r}"
-    try:
-        grid = np.asarray(alphas)
-        if grid.dtype == bool or grid.ndim != 1 or grid.size == 0:
-            raise ValueError(f"an array of shape {grid.shape} and type {grid.dtype}")
-        grid = grid.astype(float)
-    except (TypeError, ValueError) as error:
-        raise ValueError(message) from error
-    if not (np.isfinite(grid).all() and (grid > 0).all()):
-        raise ValueError(message)
-    return [float(alpha) for alpha in grid]
-
-
 def check_device(device: Any, default: torch.device) -> torch.device:
     """The device that the parameter ``device`` means; asking for an absent one is an error."""
     if device is None:

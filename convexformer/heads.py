@@ -138,8 +138,15 @@ class Heads:
         Heads
             One head per nonzero group, or per nonzero singular value of each block for the nuclear penalty; their
             objective equals that of the solution.
+
+        Raises
+        ------
+        ValueError
+            If `coef` has another number of dimensions or holds no floating-point numbers.
         """
         array = np.asarray(coef)
+        if not np.issubdtype(array.dtype, np.floating):
+            raise ValueError(f"coef must hold floating-point numbers, got {array.dtype}")
         if array.ndim != (3 if gates is None else 4):
             wanted = "(n_tokens, n_features, n_outputs)" if gates is None else "(n_gates, n_tokens, ...)"
             raise ValueError(f"coef must have shape {wanted}, got {array.shape}")
@@ -296,7 +303,10 @@ class Heads:
         return float(np.average(losses, weights=weight)) + self.alpha * self.decay()
 
     def merge(self, tol: float = 1e-9) -> Heads:
-        """Merge heads that differ in their tokens alone into one with soft attention, at equal cost and predictions.
+        """Merge heads that differ in their tokens alone into one with soft attention; predictions stay as they are.
+
+        Merged heads are balanced, so that the decay is that of the heads where these are, as those of a solution, and
+        else smaller. Heads that are zero are left out.
 
         Parameters
         ----------
@@ -319,9 +329,13 @@ class Heads:
         """
         if not 0 <= tol < 1:
             raise ValueError(f"tol must lie in [0, 1), got {tol!r}")
+        norms2, norms3 = np.linalg.norm(self.w2, axis=1), np.linalg.norm(self.w3, axis=1)
+        sizes = norms2 * norms3
+        kept = sizes > 0
+        if not kept.all():
+            return self._chosen(kept).merge(tol)
         if len(self) == 0:
             return self
-        norms2, norms3 = np.linalg.norm(self.w2, axis=1), np.linalg.norm(self.w3, axis=1)
         unit2, unit3 = self.w2 / norms2[:, None], self.w3 / norms3[:, None]
         alike = (unit2 @ unit2.T) * (unit3 @ unit3.T) >= 1 - tol
         if self.gate_index is not None:
@@ -329,16 +343,20 @@ class Heads:
         _, group = connected_components(csr_array(alike), directed=False)
         first = np.unique(group, return_index=True)[1]
         membership = csr_array((np.ones(len(self)), (group, np.arange(len(self)))))
-        sizes = norms2 * norms3
-        total = membership @ sizes
-        grow = np.sqrt(total / sizes[first])[:, None]
+        total = (membership @ sizes)[:, None]
+        right_norm = self.penalty.right_norm(torch.as_tensor(unit3[first])).numpy()[:, None]
+        merged = self._chosen(first)
         return dataclasses.replace(
-            self,
-            w1=(membership @ (self.w1 * sizes[:, None])) / total[:, None],
-            w2=self.w2[first] * grow,
-            w3=self.w3[first] * grow,
-            gate_index=None if self.gate_index is None else self.gate_index[first],
+            merged,
+            w1=(membership @ (self.w1 * sizes[:, None])) / total,
+            w2=unit2[first] * np.sqrt(total * right_norm),
+            w3=unit3[first] * np.sqrt(total / right_norm),
         )
+
+    def _chosen(self, index: NDArray) -> Heads:
+        """Some of the heads, by their positions or a mask."""
+        gate_index = None if self.gate_index is None else self.gate_index[index]
+        return dataclasses.replace(self, w1=self.w1[index], w2=self.w2[index], w3=self.w3[index], gate_index=gate_index)
 
     def to_torch(self) -> ConvexAttention:
         """The network as a torch module with exactly these weights (``simplex="projection"``)."""

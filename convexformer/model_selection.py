@@ -31,11 +31,12 @@ from convexformer_solvers import (
     get_solver,
     iterate_path,
 )
+from convexformer_solvers.path import check_grid
 
 from ._base import ConvexAttentionBase, Problem
 from ._folds import Watch, run_folds
 from ._integers import is_integer
-from ._validation import check_grid, predictions
+from ._validation import predictions
 from .estimators import ClassificationMixin, RegressionMixin
 
 

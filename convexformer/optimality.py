@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 
 from convexformer_solvers import Certificate, Loss, Penalty, Program, Solver, certify, get_penalty, get_solver, solve
 
-from ._validation import as_tokens
+from ._validation import as_tokens, check_flag
 from .heads import Heads
 from .nn import ConvexAttention, SequenceAttention, SoftmaxAttention
 from .sequences import SequenceHeads
@@ -106,6 +106,7 @@ def optimality_gap(
     loss: str | Loss | None = None,
     penalty: str | Penalty | None = None,
     sample_weight: ArrayLike | None = None,
+    fit_intercept: bool | None = None,
     solver: str | Solver = "auto",
     tol: float = 1e-4,
     max_iter: int = 10_000,
@@ -136,6 +137,9 @@ def optimality_gap(
         Convex form of its decay. Default: that of ``Heads``, ``"group_l2"`` for modules.
     sample_weight : array-like of shape (N,), optional
         Weights of the samples, as in training.
+    fit_intercept : bool, optional
+        Whether the networks of the class have a bias. Default: as this module has one; with ``Heads``, which do not
+        say, where its intercept is not zero.
     solver : str or Solver, default="auto"
         Solver of the convex program, which starts from the network.
     tol : float, default=1e-4
@@ -177,7 +181,10 @@ def optimality_gap(
     weight = sample_weight.detach().cpu().numpy() if isinstance(sample_weight, torch.Tensor) else sample_weight
     reading = read_network(model, alpha, loss, penalty, tokens, y, weight)
     heads = reading.heads
-    program = heads.program(tokens, y, weight, fit_intercept=reading.has_bias)
+    has_bias = reading.has_bias if fit_intercept is None else check_flag(fit_intercept, "fit_intercept")
+    if not has_bias and bool(np.any(heads.intercept)):
+        raise ValueError("fit_intercept must not be False for a network whose bias is not zero")
+    program = heads.program(tokens, y, weight, fit_intercept=has_bias)
     covered = reading.objective is None
     start = (heads.program_coef(), torch.as_tensor(heads.intercept).flatten())
     if tuple(start[0].shape) != program.coef_shape:

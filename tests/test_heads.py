@@ -1,5 +1,6 @@
 """Heads: the identity with the certificate in every combination, recovery and its inverse, merging, torch."""
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -222,6 +223,34 @@ def test_parallel_groups_of_several_tokens_merge_into_one_soft_head(make_problem
     np.testing.assert_allclose(merged.w1[0], t / t.sum())
     assert merged.decay() == pytest.approx(heads.decay()) == pytest.approx(6.0)
     np.testing.assert_allclose(merged.to_coef(), coef, atol=1e-12)
+
+
+@pytest.mark.parametrize("penalty", ["group_l2", "nuclear"])
+def test_merging_unbalanced_heads_makes_the_decay_no_larger(penalty):
+    rng = np.random.default_rng(0)
+    left, right, size = rng.normal(size=(2, 3)), rng.normal(size=(2, 4)), rng.uniform(0.01, 100, (8, 1))
+    w1 = rng.dirichlet(np.ones(5), 8)
+    w2, w3 = left[[0, 1] * 4] * size, right[[0, 1] * 4] / size[::-1]
+    heads = Heads(w1, w2, w3, np.zeros(4), "squared", penalty, 0.1)
+    merged = heads.merge()
+    assert len(merged) == 2
+    assert merged.decay() <= heads.decay()
+    np.testing.assert_allclose(merged.to_coef(), heads.to_coef(), rtol=1e-12)
+
+
+def test_merging_leaves_out_heads_that_are_zero():
+    w1, w2, w3 = np.eye(3), np.array([[0.0, 0.0], [1.0, 2.0], [3.0, 4.0]]), np.array([[1.0], [1.0], [0.0]])
+    gates = some_gates(2, 3, 2)
+    heads = Heads(w1, w2, w3, np.zeros(1), "squared", "group_l2", 0.1, gates, np.array([0, 1, 0]))
+    merged = heads.merge()
+    assert (len(merged), merged.gate_index.tolist()) == (1, [1])
+    np.testing.assert_allclose(merged.to_coef(), heads.to_coef())
+    assert len(dataclasses.replace(heads, w3=np.zeros((3, 1))).merge()) == 0
+
+
+def test_coefficients_are_floating_point_numbers():
+    with pytest.raises(ValueError, match="coef must hold floating-point numbers, got int64"):
+        Heads.from_coef([[[1], [2]]], alpha=0.1)
 
 
 def test_opposite_signs_other_outputs_and_other_gates_stay_apart():

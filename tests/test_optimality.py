@@ -130,8 +130,21 @@ def test_the_refit_starts_from_the_network():
     assert result.certificate.relative_gap <= 1e-4  # no iteration is needed from there
 
 
+def test_the_class_may_have_a_bias_that_the_network_does_not_use():
+    X, Y = data()
+    heads = ConvexAttentionRegressor(ALPHA, fit_intercept=False, tol=1e-9).fit(X.numpy(), Y.numpy() + 1.0).heads_
+    without, with_bias = (optimality_gap(heads, X, Y + 1.0, tol=1e-6, fit_intercept=flag) for flag in (None, True))
+    assert without.relative_gap <= 1e-6
+    assert with_bias.bound < without.bound  # the larger class reaches lower
+    biased = heads.replace(intercept=np.ones(2))
+    with pytest.raises(ValueError, match="fit_intercept must not be False for a network whose bias is not zero"):
+        optimality_gap(biased, X, Y, fit_intercept=False)
+
+
 def test_wrong_arguments_are_named():
     X, Y = data()
+    with pytest.raises(ValueError, match="fit_intercept must be True or False"):
+        optimality_gap(ConvexAttention(3, 2, 2), X, Y, ALPHA, fit_intercept="no")
     with pytest.raises(TypeError, match=r"model must be a ConvexAttention, .* got Linear"):
         optimality_gap(torch.nn.Linear(2, 2), X, Y, ALPHA)
     with pytest.raises(ValueError, match="alpha must be given for a module"):

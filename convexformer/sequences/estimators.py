@@ -266,7 +266,8 @@ class ConvexSequenceRegressor(RegressorMixin, CertifiedEstimator):
         -------
         float
         """
-        pred, target = np.asarray(self.predict(X)), _check_sequences(y, len(np.asarray(X)))
+        pred = torch.as_tensor(self.predict(X)).numpy(force=True)
+        target = _check_sequences(y, len(pred))
         flat = (np.reshape(part, (len(target), -1)) for part in (target, pred))
         return float(r2_score(*flat, sample_weight=sample_weight))
 

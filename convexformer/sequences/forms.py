@@ -12,7 +12,6 @@ from torch import Tensor
 from convexformer._validation import as_tensor, check_program_tokens
 from convexformer_solvers import (
     DenseMap,
-    GroupL2,
     LinearMap,
     Loss,
     Penalty,
@@ -116,8 +115,8 @@ class SingleRow(SequenceForm):
         return DenseMap(tokens)
 
     def penalty(self, penalty: Penalty, n_targets: int) -> Penalty:
-        # The group-l2 penalty treats each output by itself, so it does so with the outputs of each target row.
-        return penalty if isinstance(penalty, GroupL2) else PerTarget(penalty, n_targets)
+        # What treats each output by itself does so with the outputs of each target row.
+        return penalty if penalty.separable else PerTarget(penalty, n_targets)
 
     def decay(self, penalty: Penalty, weights: HeadWeights) -> Tensor:
         return penalty.factor_cost(weights.w2, weights.w3)

@@ -56,7 +56,7 @@ _LEAST_MARGIN = 0.1
 # acceleration keeps; and the move of the last in units of that of all.
 _LOSS_STEPS = 10
 _LOSS_MEMORY = 5
-_LOSS_ACCURACY = 0.2
+_LOSS_ACCURACY = 0.1
 # Work of a product with the data, in floating-point operations, that takes no longer than its call.
 _SLIGHT_PRODUCT = 2.0**22
 # Squared move of a sample, in units of all samples' mean, from which on it tells a curvature.
@@ -66,7 +66,8 @@ _LEAST_MOVE = 1e-6
 class _Parts(NamedTuple):
     exact: Program  # samples of positive weight, float64 targets
     program: Program  # the same in the precision of the iterations
-    system: RidgeSystem
+    system: RidgeSystem  # shared by all states of a solve; factorised for the latest
+    rho: float  # that of this state
     threshold: float  # that alpha / rho is set to, in units of the median norm of an active group
     largest_rho: float  # about the curvature of the loss; beyond that rho only slows down
     local: Tensor  # curvature of each sample's loss when it was last looked at, (N,)
@@ -182,6 +183,7 @@ class Admm(PrimalDualSolver):
             exact,
             program,
             system,
+            system.rho,
             threshold,
             largest_rho,
             local,
@@ -218,7 +220,7 @@ class Admm(PrimalDualSolver):
         coef, multiplier, local = (part.to(exact.y) for part in (state.coef, state.multiplier, state.local))
         fitted, expansion = (part.to(exact.y) + offset for part in (state.fitted, state.expansion))
         system = ridge_system(exact.map, exact.fit_intercept)
-        system.factorise(exact.weight * state.margin * local, state.system.rho)
+        system.factorise(exact.weight * state.margin * local, state.rho)
         return state._replace(
             exact=exact,
             program=exact,
@@ -239,8 +241,7 @@ class Admm(PrimalDualSolver):
 
 
 def _iterate(state: _State) -> _State:
-    program, system = state.program, state.system
-    rho = system.rho
+    program, system, rho = state.program, state.system, state.rho
     center, fitted_center = state.coef - state.multiplier, state.fitted_coef - state.fitted_multiplier
     state, fitted = _loss_step(state, center, fitted_center)
     smooth = system.solution()
@@ -333,7 +334,7 @@ def _with_curvature_met(state: _State, move: Tensor, change: Tensor) -> _State:
 
 def _adapted(state: _State, due: bool) -> _State:
     """Set the curvature by what was met and rho by the size of the groups; the multiplier times rho stays."""
-    program, rho = state.program, state.system.rho
+    program, rho = state.program, state.rho
     exceeded = state.met > state.margin * _TOLERATED
     if not (due or exceeded):
         return state
@@ -352,6 +353,7 @@ def _adapted(state: _State, due: bool) -> _State:
         state.acceleration.forget()
     scale = rho / new_rho
     return state._replace(
+        rho=new_rho,
         local=local,
         margin=margin,
         met=0.0,

@@ -11,7 +11,6 @@ from .admm import Admm
 from .mixed_precision import MixedPrecision
 from .newton_systems import solved_in_support
 from .operators import WORK_OF_A_READ
-from .penalties import GroupL2
 from .primal_dual import Iterate, PrimalDualSolver
 from .program import Program
 from .ridge import SMALL_SIDE
@@ -160,7 +159,7 @@ class AdmmNewton(PrimalDualSolver):
 
 
 def _newton_that_pays(program: Program, state: _State) -> PrimalDualSolver | None:
-    if not isinstance(program.penalty, GroupL2):
+    if not program.penalty.euclidean:
         return None
     if program.loss.separable:
         return SemismoothNewton() if _semismooth_pays(program, state) else None

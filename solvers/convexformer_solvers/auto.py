@@ -13,7 +13,6 @@ from .constant import Constant
 from .first_steps import FirstSteps, nearly_independent
 from .fista import Fista
 from .mixed_precision import MixedPrecision
-from .penalties import GroupL2
 from .polish import Polished
 from .program import Program
 from .proximal_dual import ProximalDual
@@ -169,7 +168,7 @@ def _plan(program: Program, warm: bool) -> tuple[_Stage, ...]:
     if small and program.tail_length > _LONG_TAILS:
         return *plan, _Stage(ProximalDual(_polished_admm()), _PROXIMAL_STEPS), *_in_turns(program)
     if not program.loss.separable:
-        has_newton = isinstance(program.penalty, GroupL2)
+        has_newton = program.penalty.euclidean
         looks = some_samples_tell(program) and not (warm and has_newton)
         quick = looks and nearly_independent(program)
         if quick and small and not warm:

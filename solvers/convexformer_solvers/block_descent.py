@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager
-from functools import cache
+import threading
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +14,6 @@ from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
 from .gram import SupportGram
-from .penalties import GroupL2
 from .primal_dual import Iterate, PrimalDualSolver, own_predictions
 from .program import Program
 from .solver import Point
@@ -47,15 +46,35 @@ _LOOKS = 2
 _CHEAP = 0.5
 
 
-@cache
-def _libraries() -> Any:
-    """What controls the threads of the loaded libraries; looked for once."""
-    return ThreadpoolController()
+class _OneBlasThread:
+    """Numpy's BLAS on one thread, for products with a block, which are too small for more.
+
+    Its idle threads would keep torch's from their cores. The limit is one of the process: threads that are in it at the
+    same time share it, as the last one of them takes it back.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._n_inside = 0
+
+    @cached_property
+    def _libraries(self) -> Any:
+        return ThreadpoolController()  # looks for the loaded libraries
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._n_inside == 0:
+                self._limit = self._libraries.limit(limits=1, user_api="blas")
+            self._n_inside += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._n_inside -= 1
+            if self._n_inside == 0:
+                self._limit.restore_original_limits()
 
 
-def _numpy_on_one_thread() -> AbstractContextManager:
-    """Products with a block are too small for more; idle threads of numpy's BLAS then keep torch's from their cores."""
-    return _libraries().limit(limits=1, user_api="blas")
+_numpy_on_one_thread = _OneBlasThread()
 
 
 class _Point(NamedTuple):
@@ -98,7 +117,7 @@ class GramProgram:
         self.gram, self.target, self.square, self.width, self.alpha = gram, target, square, width, alpha
         self._blocks = [slice(first, first + width) for first in range(0, len(target), width)]
         self._eigen: list[tuple[NDArray, NDArray]] = [] if known is None else list(known._eigen)
-        with _numpy_on_one_thread():
+        with _numpy_on_one_thread:
             for block in self._blocks[len(self._eigen) :]:
                 self._eigen.append(np.linalg.eigh(gram[block, block]))
 
@@ -289,7 +308,7 @@ class BlockDescent(PrimalDualSolver):
             return state
         assert state.inner is not None
         coef = self._on_set(state, state.whole.coef).flatten().cpu().numpy()
-        with _numpy_on_one_thread():
+        with _numpy_on_one_thread:
             primal, dual, gap = state.inner.solved(coef, _DECREASE * state.gap)
         whole = self._of_all(state, primal, dual)
         new_gap = whole.rough_gap
@@ -377,4 +396,4 @@ def _cheap(state: _State) -> bool:
 
 def applies(program: Program) -> bool:
     """Whether a program has the squared loss, the group-l2 penalty and one output."""
-    return program.loss.quadratic and isinstance(program.penalty, GroupL2) and program.y.shape[1] == 1
+    return program.loss.quadratic and program.penalty.euclidean and program.y.shape[1] == 1

@@ -66,6 +66,7 @@ def check_loss(loss: Loss, n_outputs: int = 3, seed: int = 0) -> None:
 
     value, gradient = loss.value(pred, y), loss.gradient(pred, y)
     _require(value.shape == (n,), "value must have shape (n_samples,)")
+    _require(bool((value >= 0).all()), "value must not be negative: gaps are measured by that of the best constant")
     _require(gradient.shape == pred.shape, "gradient must have the shape of the predictions")
     tracked = pred.clone().requires_grad_()
     (automatic,) = torch.autograd.grad(loss.value(tracked, y).sum(), tracked)
@@ -101,6 +102,9 @@ def check_loss(loss: Loss, n_outputs: int = 3, seed: int = 0) -> None:
         _require_close(gradient, apart, 1e-12, "separable is True but outputs interact")
     if loss.shift_invariant:
         _require_close(loss.value(pred + 3.0, y), value, 1e-10, "shift_invariant is True but a shift changes the value")
+    if loss.of_residual:
+        shifted = loss.value(pred + move, y + move)
+        _require_close(shifted, value, 1e-10, "of_residual is True but the value depends on more than the residual")
     if loss.quadratic:
         half_square = 0.5 * (pred - y).square().sum(1)
         _require_close(value, half_square, 1e-12, "quadratic is True but the value is not half the square")
@@ -174,6 +178,9 @@ def check_penalty(penalty: Penalty, seed: int = 0) -> None:
             float(penalty.value(coef + other)) <= float(value + penalty.value(other)) + 1e-10,
             "the triangle inequality fails",
         )
+        if penalty.euclidean:
+            norms = torch.linalg.vector_norm(coef, dim=-2).sum()
+            _require_close(value, norms, 1e-12, "euclidean is True but the penalty is not the sum of the norms")
         _require(float((coef * other).sum()) <= float(value * dual_norm) + 1e-10, "the dual norm is too small")
         _check_prox(penalty, coef, other, 0.3 * float(penalty.dual_norm(coef)))
         if type(penalty).factorize is not Penalty.factorize:

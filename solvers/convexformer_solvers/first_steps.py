@@ -10,7 +10,6 @@ from torch import Tensor
 
 from .fista import Fista
 from .mixed_precision import for_single
-from .penalties import GroupL2
 from .polish import polished
 from .primal_dual import Iterate, PrimalDualSolver
 from .program import Program
@@ -131,6 +130,6 @@ def nearly_independent(program: Program) -> bool:
     if program.loss.separable:
         largest = _LARGEST_SPREAD
     else:
-        polishes = isinstance(program.penalty, GroupL2)
+        polishes = program.penalty.euclidean
         largest = _LARGEST_SPREAD_COUPLED if polishes else _LARGEST_SPREAD_COUPLED_ALONE
     return spread(program) <= largest

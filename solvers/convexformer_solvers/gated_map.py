@@ -20,7 +20,7 @@ class GatedMap(DerivedMap[DenseMap]):
     Parameters
     ----------
     data : Tensor of shape (N, *block_shape, d)
-        One block array per sample. Never copied.
+        One block array per sample. Not copied, but for what ``DenseMap`` says.
     masks : Tensor of shape (N, h), bool
         Which samples each of the ``h`` gates lets through.
 

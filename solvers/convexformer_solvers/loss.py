@@ -54,7 +54,7 @@ class Loss(ABC):
 
     @abstractmethod
     def value(self, pred: Tensor, y: Tensor) -> Tensor:
-        """Loss of each sample, shape ``(N,)``."""
+        """Loss of each sample, shape ``(N,)``, never negative."""
 
     @abstractmethod
     def gradient(self, pred: Tensor, y: Tensor) -> Tensor:
@@ -113,8 +113,10 @@ class Loss(ABC):
             columns.append(weight @ self.hessian_product(pred, y, direction))
         return torch.stack(columns)
 
-    def tail_length(self, pred: Tensor, y: Tensor) -> float:
+    def tail_length(self, pred: Tensor, y: Tensor, weight: Tensor) -> float:
         """How many times as wide a quadratic part around zero must be to hold half of the samples, 1 where it does.
+
+        Half of them by their weights, which sum to 1.
 
         Losses without linear parts need not define it; for those with, ``widened`` is the other half.
         """

@@ -103,8 +103,11 @@ class Huber(Loss):
         finite = 0.5 * u.square() + u * y
         return torch.where(u.abs() <= self.delta, finite, math.inf).sum(1)
 
-    def tail_length(self, pred: Tensor, y: Tensor) -> float:
-        return max(1.0, float((pred - y).abs().median(0).values.max()) / self.delta)
+    def tail_length(self, pred: Tensor, y: Tensor, weight: Tensor) -> float:
+        residual, order = (pred - y).abs().sort(dim=0)
+        below = weight[order].cumsum(0) < 0.5 - torch.finfo(weight.dtype).eps * len(weight)
+        medians = residual.gather(0, below.sum(0, keepdim=True))
+        return max(1.0, float(medians.max()) / self.delta)
 
     def widened(self, y: Tensor, slope: Tensor, width: float) -> tuple[Loss, Tensor]:
         return Huber(width * self.delta), y - (width - 1) * slope

@@ -307,7 +307,8 @@ class DenseMap(LinearMap):
     Parameters
     ----------
     data : Tensor of shape (N, *block_shape, d)
-        One block array per sample; at least two-dimensional. Never copied.
+        One block array per sample; at least two-dimensional. Copied only where the numbers of a sample do not lie one
+        after the other in memory.
 
     Examples
     --------
@@ -323,8 +324,8 @@ class DenseMap(LinearMap):
             raise ValueError(
                 f"data must have at least two dimensions (samples, ..., features), got shape {tuple(data.shape)}"
             )
-        self.data = data
         self._rows = data.reshape(data.shape[0], -1)
+        self.data = self._rows.view(data.shape)  # not a second copy where the rows are one
 
     @property
     def n_samples(self) -> int:

@@ -21,7 +21,7 @@ from .result import Progress, SolverInterrupted, SolverResult, check_tol
 from .solver import Callback, Ending, Point, Solver, check_solver_type, in_working_precision, solve_on
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # tensors have no single truth value
 class Path:
     """Certified solutions along a grid.
 
@@ -106,7 +106,9 @@ def solve_path(
     verbose: bool = False,
     callback: Callback | None = None,
     start: tuple[Tensor, Tensor] | None = None,
-    **options: Any,
+    max_iter: int = 10_000,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
 ) -> Path:
     """Solve a program for every alpha of a decreasing grid, each warm-started from the one before.
 
@@ -132,8 +134,12 @@ def solve_path(
         As in ``solve``; returning True stops the solve of the current alpha only.
     start : (coef, intercept), optional
         Starting point of the first alpha. Default: the best constant model.
-    **options
-        Passed to ``solve``: ``max_iter``, ``dtype`` and ``device``.
+    max_iter : int, default=10000
+        Iterations at most, for each alpha.
+    dtype : torch.dtype, optional
+        Precision in which the solver works. Default: that of the program's map.
+    device : torch.device or str, optional
+        Device on which solver and certificate work. Default: that of the program's map.
 
     Returns
     -------
@@ -171,7 +177,9 @@ def solve_path(
                 verbose=verbose,
                 callback=callback,
                 start=start,
-                **options,
+                max_iter=max_iter,
+                dtype=dtype,
+                device=device,
             )
         )
     except KeyboardInterrupt as interruption:
@@ -189,14 +197,16 @@ def iterate_path(
     verbose: bool = False,
     callback: Callback | None = None,
     start: tuple[Tensor, Tensor] | None = None,
-    **options: Any,
+    max_iter: int = 10_000,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
 ) -> Iterator[SolverResult]:
     """The results of ``solve_path`` one at a time, for what would not fit into memory together.
 
     Parameters
     ----------
-    program, solver, alphas, tol, resume, verbose, callback, start, **options
-        As in ``solve_path``.
+    program, solver, alphas, tol, resume, verbose, callback, start, max_iter, dtype, device
+        As in ``solve_path``. With `resume` all points so far are held, as the file is written whole.
 
     Yields
     ------
@@ -223,7 +233,6 @@ def iterate_path(
     check_tol(tol)
     grid = _grid(program, alphas)
     file = None if resume is None else PathFile(resume, program, grid)
-    dtype, device = options.pop("dtype", None), options.pop("device", None)
 
     def results() -> Iterator[SolverResult]:
         reference, working = in_working_precision(program, dtype, device)
@@ -246,7 +255,7 @@ def iterate_path(
                             start=first,
                             previous=trail.state,
                             callback=shown,
-                            **options,
+                            max_iter=max_iter,
                         )
                     except SolverInterrupted as interruption:
                         if file is not None:
@@ -270,10 +279,44 @@ def _show_gap(bar: tqdm, callback: Callback | None, progress: Progress) -> bool:
     return callback is not None and bool(callback(progress))
 
 
+def check_grid(alphas: Any) -> list[float]:
+    """Check a grid of alphas, positive finite numbers in any order.
+
+    Parameters
+    ----------
+    alphas : sequence of float
+        The grid.
+
+    Returns
+    -------
+    list of float
+        In the order given.
+
+    Raises
+    ------
+    ValueError
+        If it is not as described.
+
+    Examples
+    --------
+    >>> check_grid([1, 0.5])
+    [1.0, 0.5]
+    """
+    message = f"alphas must be a list of at least one positive finite number, got {alphas!r}"
+    try:
+        grid = np.asarray(alphas)
+        if grid.dtype == bool or grid.ndim != 1 or grid.size == 0:
+            raise ValueError(f"an array of shape {grid.shape} and type {grid.dtype}")
+        grid = grid.astype(float)
+    except (TypeError, ValueError) as error:
+        raise ValueError(message) from error
+    if not (np.isfinite(grid).all() and (grid > 0).all()):
+        raise ValueError(message)
+    return [float(alpha) for alpha in grid]
+
+
 def _grid(program: Program, alphas: Sequence[float] | None) -> list[float]:
-    if alphas is None:
-        return alpha_grid(program.alpha_max)
-    return sorted((float(alpha) for alpha in alphas), reverse=True)
+    return alpha_grid(program.alpha_max) if alphas is None else sorted(check_grid(alphas), reverse=True)
 
 
 class _Trail:

@@ -81,10 +81,14 @@ class Penalty(ABC):
         Whether the norm is a sum over blocks, so that some of them can be left out.
     separable : bool
         Whether the norm is also a sum over outputs.
+    euclidean : bool
+        Whether it is the sum of the Euclidean norms of each output's coefficients in each block: Newton steps and block
+        descent are written for that.
     """
 
     by_block: ClassVar[bool] = True
     separable: ClassVar[bool] = False
+    euclidean: ClassVar[bool] = False
 
     @abstractmethod
     def group_values(self, coef: Tensor) -> Tensor:
@@ -191,6 +195,7 @@ class GroupL2(Penalty):
     """
 
     separable: ClassVar[bool] = True
+    euclidean: ClassVar[bool] = True
 
     def group_values(self, coef: Tensor) -> Tensor:
         # Several outputs lie innermost: there sums of squares are mostly several times as fast. Roots have no gradient

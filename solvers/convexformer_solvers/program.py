@@ -54,7 +54,7 @@ class _WithoutAlpha(Generic[_T]):
         return program._known[name]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # tensors have no single truth value
 class Program:
     r"""Penalised mean-loss program over a linear map; immutable.
 
@@ -116,7 +116,7 @@ class Program:
                 raise ValueError("sample_weight must be finite and non-negative")
             if not float(weight.sum()) > 0:
                 raise ValueError("sample_weight must have a positive sum")
-            # What counts must make a program too: counts with nothing but zeros have no best constant.
+            # Samples of positive weight must make a program by themselves: zero counts alone have no best constant.
             self.loss.check_target(self.y[weight > 0])
 
     @property
@@ -248,8 +248,8 @@ class Program:
 
     @property
     def tail_length(self) -> float:
-        """That of the loss at the best constant model."""
-        return self.loss.tail_length(self.null_intercept.expand_as(self.y), self.y)
+        """``loss.tail_length`` at the best constant model: how far the targets lie beyond the loss's quadratic part."""
+        return self.loss.tail_length(self.null_intercept.expand_as(self.y), self.y, self.weight)
 
     @property
     def null_dual_point(self) -> Tensor:

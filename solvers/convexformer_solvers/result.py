@@ -101,7 +101,7 @@ class History:
         self.relative_gap.append(certificate.relative_gap)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # tensors have no single truth value
 class Progress:
     """What a callback sees after each certificate; returning True stops the solve.
 
@@ -126,7 +126,7 @@ class Progress:
     intercept: Tensor = field(repr=False)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # tensors have no single truth value
 class SolverResult:
     """Solution of a program with its certificate.
 

@@ -40,6 +40,9 @@ class RoundedMap(DerivedMap[LinearMap]):
     def rmatvec_blocks(self, blocks: Tensor, values: Tensor) -> Tensor:
         return self.base.rmatvec_blocks(blocks, values.to(self.dtype)).to(values.dtype)
 
+    def few(self, n_blocks: int) -> bool:
+        return self.base.few(n_blocks)
+
     def along(self, blocks: Tensor, units: Tensor) -> Tensor:
         return self.base.along(blocks, units.to(self.dtype)).to(units.dtype)
 

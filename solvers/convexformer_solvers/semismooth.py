@@ -13,7 +13,6 @@ from .admm import Admm
 from .fista import Fista
 from .gram import SupportGram
 from .newton_systems import NewtonSystem, ProxJacobian
-from .penalties import GroupL2
 from .primal_dual import Iterate, PrimalDualSolver, own_predictions
 from .program import Program
 from .solver import Point, Solver
@@ -66,7 +65,7 @@ class _State(NamedTuple):
 
 def newton_applies(program: Program) -> bool:
     """Whether the penalty is the group-l2 one and the loss separable."""
-    return isinstance(program.penalty, GroupL2) and program.outputs_separate
+    return program.penalty.euclidean and program.outputs_separate
 
 
 class SemismoothNewton(PrimalDualSolver):

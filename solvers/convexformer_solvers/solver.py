@@ -237,8 +237,9 @@ def solve_on(
                 status, state = run.until_stop(working, solver, state, max_iter, bar)
         except KeyboardInterrupt:
             status = run.interrupted(bar)
-    # A given start has been certified.
-    if not (status is Status.CONVERGED or given) and run.falls_back_on(first):
+    # A given start has been certified. Who ended the run is not told that it ended by itself.
+    within_tol = status is not Status.CONVERGED and not given and run.falls_back_on(first)
+    if within_tol and status in (Status.MAX_ITER, Status.STALLED):
         status = Status.CONVERGED
     result = run.result(status)
     if status is Status.INTERRUPTED:

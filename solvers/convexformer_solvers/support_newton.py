@@ -10,7 +10,6 @@ from torch import Tensor
 
 from .coupled_system import BlockTerms, CoupledSystem
 from .curvature import Curvature
-from .penalties import GroupL2
 from .primal_dual import Iterate, PrimalDualSolver, own_predictions
 from .program import Program
 
@@ -53,7 +52,7 @@ class SupportNewton(PrimalDualSolver):
         return "support_newton"
 
     def init_at(self, program: Program, coef: Tensor, pred: Tensor | None, previous: _State | None = None) -> _State:
-        if not isinstance(program.penalty, GroupL2):
+        if not program.penalty.euclidean:
             raise TypeError(f"solver {self.name!r} needs the group-l2 penalty")
         program = program.counted().with_float64_targets()
         coef = coef.to(program.y)

@@ -99,6 +99,12 @@ class TableMap(GatedMap):
     def few(self, n_blocks: int) -> bool:
         return False  # one by one they would be read as a ``GatedMap`` reads them
 
+    def rows(self, index: Tensor | slice) -> GatedMap:
+        # Slices are read once, as chunks: finding where the symbols stand in each would take longer.
+        if isinstance(index, slice):
+            return super().rows(index)
+        return TableMap(self.tables, self.symbols[index], self.masks[index])
+
     def matvec(self, coef: Tensor) -> Tensor:
         n_outputs = coef.shape[-1]
         result = coef.new_zeros((self.n_samples, n_outputs))

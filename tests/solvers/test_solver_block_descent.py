@@ -17,6 +17,7 @@ from convexformer_solvers import (
     Squared,
     alpha_grid,
     auto,
+    block_descent,
     certify,
     solve,
     solve_path,
@@ -250,3 +251,18 @@ def test_numpy_works_on_one_thread_and_gets_its_others_back(monkeypatch):
         assert threads() == before
     assert seen
     assert {number for numbers in seen for number in numbers} == {1}
+
+
+def test_threads_that_overlap_give_numpy_its_others_back():
+    def threads():
+        return [library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"]
+
+    limit = block_descent._numpy_on_one_thread
+    with threadpool_limits(2, user_api="blas"):
+        before = threads()
+        limit.__enter__()
+        limit.__enter__()
+        limit.__exit__()  # the first to come goes first
+        assert set(threads()) == {1}
+        limit.__exit__()
+        assert threads() == before

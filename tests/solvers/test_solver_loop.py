@@ -19,6 +19,7 @@ from convexformer_solvers import (
     Fista,
     GatedMap,
     GroupL2,
+    PathInterrupted,
     Point,
     Program,
     Progress,
@@ -29,6 +30,7 @@ from convexformer_solvers import (
     check_solver,
     get_solver,
     solve,
+    solve_path,
 )
 from convexformer_solvers.result import History
 from convexformer_solvers.solver import Solver
@@ -372,6 +374,13 @@ class InterruptedStep(Fista):
         return super().step(program, state)
 
 
+class FarOff(Fista):
+    """Coefficients that are worse than none."""
+
+    def point(self, program, state):
+        return Point(torch.full(program.coef_shape, 1e3, dtype=torch.float64), program.null_intercept)
+
+
 class InterruptedSetUp(Fista):
     """Ctrl-C before the first step."""
 
@@ -416,6 +425,21 @@ class TestInterrupts:
         with pytest.raises(KeyboardInterrupt) as caught:
             solve(program, Fista(), tol=1e-12, callback=callback)
         self.assert_usable(caught.value, program, seen[-1])
+
+    def test_where_the_best_constant_model_would_do(self):
+        # The run falls back on it, as it is within tol, and yet was interrupted.
+        program = hard_program()
+        program = program.with_alpha(0.9 * program.alpha_max)
+
+        def callback(progress):
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            solve(program, FarOff(), tol=0.9, callback=callback)
+        with pytest.raises(PathInterrupted):
+            solve_path(program, FarOff(), [program.alpha], tol=0.9, callback=callback)
+        assert solve(program, FarOff(), tol=0.9, max_iter=1).status is Status.CONVERGED
+        assert solve(program, FarOff(), tol=0.9, callback=lambda progress: True).status is Status.STOPPED
 
     def test_twice_before_the_first_certificate(self):
         # The callback runs again on the point that the first interrupt left.

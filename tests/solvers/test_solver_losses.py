@@ -205,6 +205,38 @@ class HuberOfWrongTargets(Huber):
         return Huber(width * self.delta), y - width * slope
 
 
+class NegativeSquared(Squared):
+    quadratic = False
+
+    def value(self, pred, y):
+        return super().value(pred, y) - 10.0
+
+    def conjugate(self, u, y):
+        return super().conjugate(u, y) + 10.0
+
+
+class SquaredOfTwiceTheTarget(Squared):
+    quadratic = False
+
+    def value(self, pred, y):
+        return super().value(pred, 2 * y)
+
+    def gradient(self, pred, y):
+        return super().gradient(pred, 2 * y)
+
+    def conjugate(self, u, y):
+        return super().conjugate(u, 2 * y)
+
+    def best_intercept(self, pred, y, weight, start=None):
+        return super().best_intercept(pred, 2 * y, weight, start)
+
+
+@pytest.mark.parametrize(("kind", "message"), [(NegativeSquared, "negative"), (SquaredOfTwiceTheTarget, "of_residual")])
+def test_check_rejects_what_solvers_and_gaps_rest_on(kind, message):
+    with pytest.raises(AssertionError, match=message):
+        check_loss(kind())
+
+
 @pytest.mark.parametrize("kind", [HuberOfWrongWidth, HuberOfWrongTargets])
 def test_check_rejects_what_is_no_proximal_step(kind):
     with pytest.raises(AssertionError, match="proximal step in the dual"):
@@ -213,9 +245,19 @@ def test_check_rejects_what_is_no_proximal_step(kind):
 
 def test_tails_are_as_long_as_half_of_the_residuals():
     y = torch.tensor([[0.5, 1.0], [20.0, 2.0], [30.0, 3.0], [-4e6, 4.0], [60.0, 50.0]], dtype=torch.float64)
-    assert Huber(10.0).tail_length(torch.zeros_like(y), y) == 3.0
-    assert Huber(1e3).tail_length(torch.zeros_like(y), y) == 1.0
-    assert all(loss.tail_length(torch.zeros_like(y), y) == 1.0 for loss in INSTANCES if not isinstance(loss, Huber))
+    pred, weight = torch.zeros_like(y), torch.full((5,), 0.2, dtype=torch.float64)
+    assert Huber(10.0).tail_length(pred, y, weight) == 3.0
+    assert Huber(1e3).tail_length(pred, y, weight) == 1.0
+    assert all(loss.tail_length(pred, y, weight) == 1.0 for loss in INSTANCES if not isinstance(loss, Huber))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_tails_of_weighted_samples_are_those_of_repeated_ones(seed):
+    y, counts = 100 * randn(9, 2, seed=seed), torch.randint(0, 4, (9,), generator=torch.Generator().manual_seed(seed))
+    repeated = y.repeat_interleave(counts, dim=0)
+    even = torch.full((len(repeated),), 1 / len(repeated), dtype=torch.float64)
+    weighted = Huber().tail_length(torch.zeros_like(y), y, counts.double() / counts.sum())
+    assert weighted == Huber().tail_length(torch.zeros_like(repeated), repeated, even)
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -47,6 +47,17 @@ def test_polished_single_precision_is_enough_for_the_usual_tolerance():
     assert min(abs(gap) for gap in gaps) < 1e-6
 
 
+def test_an_earlier_state_is_carried_on_with_its_own_rho():
+    # States share their factors, which have since been made for another rho.
+    program = make_program("squared", n=60, blocks=30, d=20, c=1, ratio=0.01)
+    admm = Admm()
+    early, *_, late = run(program, admm, 60)[1:]
+    assert early.rho != late.rho
+    ascent = early.rho * early.multiplier
+    carried = admm.carried_on(program, early, torch.zeros(1, dtype=torch.float64))
+    torch.testing.assert_close(carried.system.rho * carried.multiplier, ascent)
+
+
 @pytest.mark.parametrize("loss", ["squared", "huber", "softmax", "logistic"])
 def test_means_of_features_and_targets_cost_no_iterations(loss):
     program = make_program(loss, n=200, blocks=10, d=4, ratio=0.1, intercept=True)

@@ -156,6 +156,12 @@ class TestTableMap:
         assert not isinstance(TableMap.where_it_pays(randn(500, 2, 8), masks, 20), TableMap)
         assert not isinstance(TableMap.where_it_pays(repeated[:100], masks[:100], 20), TableMap)
 
+    def test_some_of_its_samples_are_a_table_map_too(self):
+        tables, symbols, masks = randn(2, 4, 3), torch.arange(20).reshape(10, 2) % 4, random_masks(10, 3)
+        table, index, coef = TableMap(tables, symbols, masks), torch.tensor([7, 0, 3]), randn(3, 2, 3, 2, seed=1)
+        assert isinstance(table.rows(index), TableMap)
+        torch.testing.assert_close(table.rows(index).matvec(coef), table.matvec(coef)[index])
+
     def test_does_less_work_than_the_plain_map(self):
         symbols = torch.arange(2000).reshape(1000, 2) % 20
         table = TableMap(randn(2, 20, 16), symbols, random_masks(1000, 8))
@@ -294,6 +300,8 @@ def test_data_are_shared_not_copied():
 
 def test_transposed_data():
     data = randn(3, 2, 5).permute(2, 0, 1)
+    linear_map = DenseMap(data)
+    assert linear_map.data.data_ptr() == linear_map.as_matrix().data_ptr()  # one copy, not two
     check_map(DenseMap(data))
     check_map(GatedMap(data, random_masks(5, 2)))
 
@@ -379,6 +387,7 @@ def test_rounded_products_are_those_of_single_precision(gated):
         "along": (blocks, units),
         "kernel": (blocks, scale, units),
     }
+    assert [rounded.few(m) for m in range(33)] == [single.few(m) for m in range(33)]
     for name, arguments in products.items():
         found = getattr(rounded, name)(*arguments)
         in_single = (part.float() if part.is_floating_point() else part for part in arguments)

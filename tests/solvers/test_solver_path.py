@@ -92,6 +92,14 @@ class TestPath:
         assert (np.diff(losses) <= 1e-6).all()
         assert norms[0] == pytest.approx(0.0, abs=1e-6)
 
+    @pytest.mark.parametrize(
+        "alphas", [[0.5, 0.1, 0.0], [0.5, math.nan], [0.1, -0.1], [math.inf], [], [True], [[1.0]], "abc"]
+    )
+    def test_wrong_grid_is_named_before_anything_is_solved(self, alphas):
+        program = make_program("squared", "group_l2")
+        with pytest.raises(ValueError, match="alphas must be a list of at least one positive finite number"):
+            solve_path(program, Fista(), alphas, callback=lambda progress: pytest.fail("solved"))
+
     def test_default_grid(self):
         program = make_program(n=10)
         path = solve_path(program, Fista(), tol=1e-3)
@@ -126,14 +134,6 @@ class TestPath:
         exact, fista = (solve_path(program, solver, grid, tol=1e-5) for solver in (Exact(), Fista()))
         torch.testing.assert_close(exact.coefs, fista.coefs, atol=1e-2, rtol=0)
         assert max(exact.gaps) <= 1e-5
-
-    @pytest.mark.parametrize("alphas", [[0.1, -0.1], [0.0], [math.nan], [math.inf]])
-    def test_wrong_alphas(self, alphas):
-        with pytest.raises(ValueError, match="alpha must be"):
-            solve_path(make_program(n=10), Fista(), alphas, tol=1e-3)
-
-    def test_empty_grid(self):
-        assert solve_path(make_program(n=10), Fista(), []).alphas == []
 
 
 class TestInterrupts:

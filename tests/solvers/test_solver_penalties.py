@@ -28,6 +28,14 @@ def test_every_penalty_passes_its_check(penalty, seed):
     check_penalty(penalty, seed=seed)
 
 
+def test_check_rejects_a_penalty_that_is_not_the_euclidean_one_that_it_claims_to_be():
+    class Nuclear(GroupNuclear):
+        euclidean = True
+
+    with pytest.raises(AssertionError, match="euclidean"):
+        check_penalty(Nuclear())
+
+
 @pytest.mark.parametrize("c", [1, 3])
 def test_a_group_of_zeros_has_a_gradient_of_zero(c):
     coef = torch.zeros(2, 3, c, dtype=torch.float64, requires_grad=True)

@@ -535,3 +535,13 @@ def test_reference_uses_the_same_design_for_both_maps(loss):
     assert probabilities(program).sum() == pytest.approx(1.0)
     assert numpy_loss(get_loss(loss), np.zeros((8, 2)), program.y.numpy()).shape == (8,)
     assert get_penalty("nuclear") == GroupNuclear()
+
+
+def test_programs_and_results_compare_by_identity():
+    # Their tensors have no single truth value.
+    program = make_program("squared", "group_l2")
+    result = fit(program, tol=1e-3)
+    assert program == program
+    assert program != dataclasses.replace(program)
+    assert result == result
+    assert result != dataclasses.replace(result)
