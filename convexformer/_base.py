@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import wraps
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ from convexformer_solvers import (
     Solver,
     SolverInterrupted,
     SolverResult,
+    Status,
     alpha_grid,
     get_penalty,
     get_solver,
@@ -97,6 +99,29 @@ class Problem:
     interruption: GatesInterrupted | None = None
 
 
+_Fit = TypeVar("_Fit", bound=Callable[..., Any])
+
+
+def unchanged_on_failure(fit: _Fit) -> _Fit:
+    """Decorator of ``fit``: one that ends before it has a certificate leaves the estimator as it was.
+
+    What an interrupted fit has stored is kept.
+    """
+
+    @wraps(fit)
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+        before = dict(vars(self))
+        try:
+            return fit(self, *args, **kwargs)
+        except BaseException:
+            if all(vars(self).get(name) is before.get(name) for name in ("certificate_", "certificates_")):
+                vars(self).clear()
+                vars(self).update(before)
+            raise
+
+    return cast(_Fit, wrapped)
+
+
 class CertifiedEstimator(BaseEstimator):
     """What every estimator asks of ``solve``, and what it keeps of the answer besides the network."""
 
@@ -148,6 +173,7 @@ class ConvexAttentionBase(CertifiedEstimator):
         tags.input_tags.three_d_array = True
         return tags
 
+    @unchanged_on_failure
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Train to a certified global optimum.
 
@@ -168,6 +194,8 @@ class ConvexAttentionBase(CertifiedEstimator):
         ------
         ValueError
             If an argument or a parameter is not as described; the message names it.
+        TypeError
+            If the solver does not take the loss or the penalty.
         KeyboardInterrupt
             On Ctrl-C, **after** the best point so far and its certificate are stored: the estimator is usable.
 
@@ -340,7 +368,8 @@ class ConvexAttentionBase(CertifiedEstimator):
 
     def _fit_problem(self, problem: Problem, like: Any) -> None:
         if problem.interruption is not None:
-            self._store(problem, problem.interruption.solution, like)
+            # It may have converged with the gates that there are; the fit has not.
+            self._store(problem, replace(problem.interruption.solution, status=Status.INTERRUPTED), like)
             raise problem.interruption
         start = self._start(problem.program)
         try:

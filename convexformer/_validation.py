@@ -138,8 +138,16 @@ def as_tensor(array: Any, device: torch.device | None = None, dtype: torch.dtype
     """
     if not isinstance(array, torch.Tensor):
         array = np.asarray(array)
-    if isinstance(array, np.ndarray) and min(array.strides, default=0) < 0:
-        array = array.copy()  # torch has no negative strides
+    if isinstance(array, np.ndarray):
+        if array.dtype.kind in "OUS":
+            try:
+                array = array.astype(np.float64)
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"arrays must hold numbers: {error}") from error
+        if not array.dtype.isnative:
+            array = array.astype(array.dtype.newbyteorder("="))
+        if min(array.strides, default=0) < 0:
+            array = array.copy()  # torch has no negative strides
     with warnings.catch_warnings():
         # Read-only arrays (memory maps) are safe here: nothing ever writes to data.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")

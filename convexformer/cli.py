@@ -352,7 +352,10 @@ def _run_predict(options: argparse.Namespace) -> dict[str, Any]:
         results |= {"probabilities": model.predict_proba(arrays["X"]), "classes": model.classes_}
     report: dict[str, Any] = {"model": str(options.model), "predictions": str(options.out), "n": len(arrays["X"])}
     if "y" in arrays:
-        report["score"] = float(model.score(arrays["X"], arrays["y"], sample_weight=arrays.get("sample_weight")))
+        try:
+            report["score"] = float(model.score(arrays["X"], arrays["y"], sample_weight=arrays.get("sample_weight")))
+        except (ValueError, TypeError) as error:
+            raise CommandError(f"y of {options.file} gives no score; predictions do not need it: {error}") from error
     with replacing(options.out) as partial, open(partial, "wb") as file:  # by its name numpy would add an ending
         np.savez(file, **results)
     report["text"] = _as_lines(report)
@@ -416,7 +419,7 @@ def main(arguments: list[str] | None = None) -> int:
     warnings.showwarning = lambda message, *_, **__: print(f"warning: {message}", file=sys.stderr)
     try:
         report = options.run(options)
-    except (CommandError, ValueError, OSError, ModuleNotFoundError, RuntimeError) as error:
+    except (CommandError, ValueError, TypeError, OSError, ModuleNotFoundError, RuntimeError) as error:
         print(f"convexformer: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

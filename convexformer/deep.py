@@ -17,7 +17,7 @@ from torch import Tensor
 
 from convexformer_solvers import Callback, Loss, Penalty, Solver
 
-from ._base import ConvexAttentionBase
+from ._base import ConvexAttentionBase, unchanged_on_failure
 from ._integers import check_counts
 from ._validation import as_tensor, check_tokens, check_weight
 from .estimators import ClassificationMixin, ConvexAttentionClassifier, ConvexAttentionRegressor, RegressionMixin
@@ -88,6 +88,7 @@ class GreedyConvexTransformerBase(BaseEstimator):
         tags.input_tags.three_d_array = True
         return tags
 
+    @unchanged_on_failure
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Train the layers one after another, each to its certified global optimum.
 

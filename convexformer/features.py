@@ -52,6 +52,8 @@ def pad_sequences(sequences: Sequence[ArrayLike], n_tokens: int | None = None) -
     elif longest > n_tokens:
         raise ValueError(f"n_tokens={n_tokens} is less than the longest sequence, {longest}; cut or split it yourself")
     rows = np.concatenate(arrays)
+    if np.iscomplexobj(rows):
+        raise ValueError("sequences must hold real numbers, got complex ones")
     dtype = rows.dtype if np.issubdtype(rows.dtype, np.floating) else np.float64
     padded = np.zeros((len(arrays), n_tokens, widths.pop()), dtype=dtype)
     padded[np.arange(n_tokens) < lengths[:, None]] = rows

@@ -79,6 +79,10 @@ class Heads:
         object.__setattr__(self, "loss", get_loss(self.loss))
         object.__setattr__(self, "penalty", get_penalty(self.penalty))
         object.__setattr__(self, "alpha", float(self.alpha))
+        for name in ("w1", "w2", "w3", "intercept"):
+            object.__setattr__(self, name, np.asarray(getattr(self, name)))
+        if self.gate_index is not None:
+            object.__setattr__(self, "gate_index", np.asarray(self.gate_index))
         m = len(self.w1)
         if self.w1.ndim != 2 or self.w2.ndim != 2 or self.w3.ndim != 2 or not m == len(self.w2) == len(self.w3):
             raise ValueError(

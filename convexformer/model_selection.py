@@ -33,7 +33,7 @@ from convexformer_solvers import (
 )
 from convexformer_solvers.path import check_grid
 
-from ._base import ConvexAttentionBase, Problem
+from ._base import ConvexAttentionBase, Problem, unchanged_on_failure
 from ._folds import Watch, run_folds
 from ._integers import is_integer
 from ._validation import predictions
@@ -50,6 +50,7 @@ class CrossValidationMixin(ConvexAttentionBase):
     n_jobs: int | None
     resume: str | os.PathLike[str] | None
 
+    @unchanged_on_failure
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Any:
         """Choose ``alpha`` by cross-validation and train to a certified global optimum.
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from convexformer_solvers import DenseMap, LinearMap, Loss, Penalty, Program, TableMap, get_loss, get_penalty
 
-from ._validation import as_tensor, check_program_tokens
+from ._validation import as_tensor, check_flag, check_program_tokens
 from .gates import Gates
 
 
@@ -109,5 +109,5 @@ def attention_program(
         get_penalty(penalty),
         alpha,
         weight,
-        fit_intercept,
+        check_flag(fit_intercept, "fit_intercept"),
     )

@@ -77,6 +77,8 @@ class ClassTargets(Targets):
     def index(self, y: ArrayLike) -> NDArray[np.int64]:
         """Positions of labels in ``classes``."""
         labels = np.asarray(y)
+        if labels.ndim == 2 and labels.shape[1] == 1:  # a column, which fit takes too
+            labels = labels[:, 0]
         position = np.searchsorted(self.classes, labels).clip(max=len(self.classes) - 1)
         unknown = self.classes[position] != labels
         if unknown.any():

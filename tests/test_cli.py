@@ -102,6 +102,7 @@ def test_interrupted_cross_validation_goes_on_from_its_folder(regression_file, t
         (["fit", "{data}", "--penalty", "none"], "penalty must be one of"),
         (["fit", "{data}", "--solver", "magic"], "solver must be one of"),
         (["fit", "{data}", "--activation", "relu"], "gated_relu"),
+        (["fit", "{data}", "--penalty", "nuclear", "--solver", "semismooth_newton"], "needs the group-l2 penalty"),
         (["fit", "{data}", "--device", "cuda:99"], "CUDA"),
         (["fit", "{data}", "--task", "classification"], "(?i)label"),
         (["fit", "{data}", "--model", "absent/m.npz", "--alpha", "1e-12"], "no folder at absent"),
@@ -151,6 +152,16 @@ def test_weights_count_in_both_scores(regression_file, tmp_path, capsys):
     arguments = ["predict", weighted, "--model", tmp_path / "m.npz", "--out", tmp_path / "q.npz"]
     assert cli.main([*map(str, arguments)]) == 1
     assert not (tmp_path / "q.npz").exists()
+
+
+def test_targets_without_a_score_are_named(regression_file, tmp_path, capsys):
+    model, out, data = tmp_path / "m.npz", tmp_path / "p.npz", tmp_path / "text.npz"
+    run_json(capsys, "fit", str(regression_file), "--model", str(model))
+    X = np.load(regression_file)["X"]
+    np.savez(data, X=X, y=np.full(len(X), "a"))
+    assert cli.main(["predict", str(data), "--model", str(model), "--out", str(out)]) == 1
+    assert re.search(r"y of .*text\.npz gives no score; predictions do not need it", capsys.readouterr().err)
+    assert not out.exists()
 
 
 def test_missing_arrays_are_named(tmp_path, capsys):

@@ -28,7 +28,7 @@ from convexformer.gates import (
     generate_gates,
 )
 from convexformer.gates.search import DualPoint, find_violated
-from convexformer.solvers import Fista, certify, get_penalty, get_solver, solve
+from convexformer.solvers import Fista, Status, certify, get_penalty, get_solver, solve
 
 ALPHA = 0.1
 # Few restarts, for tests of anything but what the search finds.
@@ -293,8 +293,17 @@ def test_ctrl_c_in_an_estimator_leaves_it_usable(problem):
     with pytest.raises(KeyboardInterrupt):
         model.fit(X, y)
     assert len(model.gates_) > 1
+    assert model.status_ is Status.INTERRUPTED  # though solved with the gates that there are
     assert model.heads_.objective(X, y) == pytest.approx(model.certificate_.primal, rel=1e-9)
     np.testing.assert_allclose(model.predict(X), model.heads_.predict(X)[:, 0], atol=1e-12)
+
+
+def test_wrong_starts_and_callbacks_are_named_before_anything_is_solved(problem):
+    X, y, _ = problem
+    with pytest.raises(TypeError, match=r"start must be None, Gates\(u1, u2\) or a source of gates, got 'gaussian'"):
+        generate_gates(X, y, alpha=ALPHA, start="gaussian")
+    with pytest.raises(ValueError, match="callback must be None or a function"):
+        generate_gates(X, y, alpha=ALPHA, callback=3)
 
 
 @pytest.mark.parametrize(

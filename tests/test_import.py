@@ -2,6 +2,7 @@
 
 import json
 import types
+from pathlib import Path
 
 import pytest
 
@@ -50,6 +51,13 @@ def test_all_public_names_load():
     assert set(convexformer.__all__) <= set(dir(convexformer))
     for name in convexformer.__all__:
         assert getattr(convexformer, name) is not None
+
+
+def test_all_parts_load_by_attribute():
+    folder = Path(convexformer.__file__).parent
+    names = {path.stem for path in folder.glob("*.py")} | {path.parent.name for path in folder.glob("*/__init__.py")}
+    for name in sorted(name for name in names if not name.startswith("_") and name not in ("cli", "demo", "tables")):
+        assert isinstance(getattr(convexformer, name), types.ModuleType)
 
 
 def test_public_solver_names_are_those_of_the_solver_layer():

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from sklearn.exceptions import NotFittedError
 
 from convexformer import (
     ConvexAttention,
@@ -12,6 +13,8 @@ from convexformer import (
     ConvexAttentionRegressorCV,
     Gates,
     GaussianGates,
+    Heads,
+    ReluAttention,
     SparseGates,
     attention_program,
     image_patches,
@@ -20,6 +23,7 @@ from convexformer import (
 from convexformer._validation import check_program_tokens
 from convexformer.datasets import load_digit_tokens
 from convexformer.gates import TrainingData
+from convexformer.nn import train
 from convexformer.solvers import Fista, GroupL2, SolverUnavailableError, solve
 from convexformer_solvers.penalties import Penalty
 
@@ -271,6 +275,10 @@ def test_held_out_samples_without_weight_are_named():
         ({"X": X, "y": y[:4]}, r"y must have shape \(20"),
         ({"X": X, "y": y, "loss": "logistic"}, "must be -1 or 1"),
         ({"X": X, "y": y, "sample_weight": -np.ones(20)}, "sample_weight"),
+        ({"X": X, "y": y, "sample_weight": "balanced"}, "arrays must hold numbers"),
+        ({"X": X, "y": np.where(y > 0, "a", "b")}, "arrays must hold numbers"),
+        ({"X": X, "y": y, "fit_intercept": "no"}, "fit_intercept must be True or False"),
+        ({"X": X, "y": y, "gates": Gates(np.ones((1, 2)), np.ones((1, 3)))}, r"gates .* got samples of shape \(3, 2\)"),
     ],
 )
 def test_attention_program_names_bad_arguments(arguments, message):
@@ -334,6 +342,61 @@ def test_network_arguments():
         ConvexAttention(2, 2, 1, n_heads=0)
     with pytest.raises(ValueError, match="gate_index"):
         ConvexAttention(2, 2, 1, n_heads=2, gate_index=[0, 1])
+    with pytest.raises(TypeError, match="gates must be None or Gates"):
+        ConvexAttention(2, 2, gates="gaussian")
+
+
+@pytest.mark.parametrize("kind", [ConvexAttention, ReluAttention])
+def test_networks_refuse_tokens_of_another_layout(kind):
+    # The same numbers in another order would give predictions all the same.
+    network = kind(5, 3)
+    with pytest.raises(ValueError, match=r"tokens must have shape \(n_samples, 5, 3\), got \(4, 3, 5\)"):
+        network(torch.zeros(4, 3, 5))
+    with pytest.raises(ValueError, match=r"tokens must have shape \(n_samples, 5, 3\)"):
+        train(network, torch.zeros(4, 3, 5), torch.zeros(4, 1), alpha=0.1, n_steps=1)
+
+
+# Fits that fail
+
+
+@pytest.mark.parametrize("folds", [False, True])
+def test_a_fit_that_fails_leaves_the_model_of_the_one_before(folds):
+    options = {"alphas": 2, "cv": 2} if folds else {"alpha": 0.05}
+    model = (ConvexAttentionClassifierCV if folds else ConvexAttentionClassifier)(**options).fit(X, labels)
+    before = model.predict(X)
+    with pytest.raises(ValueError, match="solver must be one of"):
+        model.set_params(solver="nonsense").fit(X[:, :2], np.where(labels, "no", "yes"))
+    np.testing.assert_array_equal(model.predict(X), before)
+
+    def interrupted(progress):
+        raise KeyboardInterrupt
+
+    if folds:  # nothing is stored before the folds have ended
+        with pytest.raises(KeyboardInterrupt):
+            model.set_params(solver="auto", callback=interrupted).fit(X[:, :2], np.where(labels, "no", "yes"))
+        np.testing.assert_array_equal(model.predict(X), before)
+
+
+def test_a_first_fit_that_fails_leaves_an_estimator_that_is_not_fitted():
+    model = ConvexAttentionRegressor(alpha=0.1, solver="nonsense")
+    with pytest.raises(ValueError, match="solver must be one of"):
+        model.fit(X, y)
+    with pytest.raises(NotFittedError):
+        model.predict(X)
+
+
+# Networks take what estimators take
+
+
+def test_heads_take_lists_columns_of_labels_and_odd_arrays():
+    model = ConvexAttentionClassifier(alpha=0.05).fit(X, labels[:, None].ravel())
+    heads = model.heads_
+    assert heads.objective(X, labels[:, None]) == heads.objective(X, labels)
+    for odd in (X.astype(">f8"), X.astype(object), X.tolist()):
+        np.testing.assert_array_equal(heads.predict(odd), heads.predict(X))
+    lists = (part.tolist() for part in (heads.w1, heads.w2, heads.w3, heads.intercept))
+    again = Heads(*lists, heads.loss, heads.penalty, heads.alpha, targets=heads.targets)
+    np.testing.assert_array_equal(again.predict(X), heads.predict(X))
 
 
 # Features
@@ -356,6 +419,7 @@ def test_padding_keeps_every_row_in_place():
         ([], {}, "at least one sequence"),
         ([[1.0, 2.0]], {}, r"sequences\[0\] must have shape"),
         ([[[1.0]], [[1.0, 2.0]]], {}, "same number of features"),
+        ([[[1.0 + 1.0j]]], {}, "real numbers, got complex"),
         ([[[1.0], [2.0]]], {"n_tokens": 1}, "n_tokens=1 is less than the longest sequence"),
     ],
 )

@@ -206,6 +206,13 @@ def test_wrong_data_are_named():
         ConvexSequenceRegressor().fit(X, Y[1:])
     with pytest.raises(ValueError, match=r"X must have shape \(n_samples, 4, 3\) as in fit"):
         ConvexSequenceRegressor().fit(X, Y).predict(X[:, :3])
+    with pytest.raises(ValueError, match=r"y must have shape \(30, 3, 2\) as in fit, got \(30, 2, 3\)"):
+        ConvexSequenceRegressor().fit(X, Y).score(X, Y.transpose(0, 2, 1))
+    model = ConvexSequenceRegressor().fit(X, Y)
+    with pytest.raises(ValueError, match="solver must be one of"):
+        model.set_params(solver="nonsense").fit(X, Y[:, 0, 0])
+    assert model.predict(X).shape == Y.shape  # that of the fit before
+    assert model.score(torch.tensor(X, requires_grad=True), Y) == model.score(X, Y)
     eye = np.eye(2)[None]
     with pytest.raises(ValueError, match="rows of w1 must sum to 1"):
         SequenceHeads(0.5 * eye, [[1.0]], [[1.0]], np.zeros((2, 1)), alpha=0.1, form="stochastic")

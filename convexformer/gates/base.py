@@ -66,7 +66,17 @@ class Gates:
         Returns
         -------
         Tensor of shape (N, h), bool
+
+        Raises
+        ------
+        ValueError
+            If the tokens are of other numbers or widths than the gates.
         """
+        if tuple(tokens.shape[1:]) != (self.u1.shape[1], self.u2.shape[1]):
+            raise ValueError(
+                f"gates with u1 of width {self.u1.shape[1]} and u2 of width {self.u2.shape[1]} are for so many tokens "
+                f"and features, got samples of shape {tuple(tokens.shape[1:])}"
+            )
         u1, u2 = (torch.as_tensor(u, device=tokens.device) for u in (self.u1, self.u2))
         directions = torch.einsum("hk,hd->kdh", u1, u2)
         return DenseMap(tokens).matvec(directions) >= 0

@@ -222,6 +222,10 @@ def generate_gates(
     target = target[:, None] if target.ndim == 1 else target
     weight = None if sample_weight is None else as_tensor(sample_weight, tokens.device, torch.float64)
     parts = (target, get_loss(loss), get_penalty(penalty), alpha, weight, fit_intercept)
+    if not (start is None or isinstance(start, (Gates, GateSource))):
+        raise TypeError(f"start must be None, Gates(u1, u2) or a source of gates, got {start!r}")
+    if not (callback is None or callable(callback)):
+        raise ValueError(f"callback must be None or a function of a GenerationRound, got {callback!r}")
     check_counts(max_gates=max_gates, n_restarts=n_restarts, per_round=per_round)
     check_tol(tol)
     search = {"n_restarts": n_restarts, "tol": tol, "random_state": check_random_state(random_state)}

@@ -52,6 +52,12 @@ def check_target_shape(y: Tensor, shape: tuple[int, ...], name: str = "y") -> No
         raise ValueError(f"{name} must have shape {shape}, that of the predictions, got {tuple(y.shape)}")
 
 
+def check_token_shape(tokens: Tensor, n_tokens: int, n_features: int) -> None:
+    """Raise ``ValueError`` unless samples are of so many tokens of such a width."""
+    if tokens.ndim != 3 or tuple(tokens.shape[1:]) != (n_tokens, n_features):
+        raise ValueError(f"tokens must have shape (n_samples, {n_tokens}, {n_features}), got {tuple(tokens.shape)}")
+
+
 def normal_draws(seed: int) -> Callable[..., Tensor]:
     """Function of a shape that draws standard normal numbers, without touching torch's global generator."""
     generator = torch.Generator().manual_seed(seed)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from convexformer.gates import Gates
 
+from .base import check_token_shape
 from .gated import GatedModule
 from .simplex import Simplex
 from .simplex_heads import SimplexHeads
@@ -61,6 +62,8 @@ class ConvexAttention(GatedModule, SimplexHeads):
         seed: int = 0,
     ) -> None:
         super().__init__((n_tokens,), n_features, n_outputs, n_heads, simplex, bias, seed)
+        if not (gates is None or isinstance(gates, Gates)):
+            raise TypeError(f"gates must be None or Gates(u1, u2), got {gates!r}")
         self.gates = gates
         n_gates = 1 if gates is None else len(gates)
         index = torch.arange(n_heads) % n_gates if gate_index is None else torch.as_tensor(np.asarray(gate_index))
@@ -83,6 +86,7 @@ class ConvexAttention(GatedModule, SimplexHeads):
         -------
         Tensor of shape (N, c)
         """
+        check_token_shape(tokens, self.w1.shape[1], self.w2.shape[1])
         directions = (self.w1[:, :, None] * self.w2[:, None, :]).flatten(1)  # (m, n d)
         pooled = tokens.flatten(1) @ directions.T  # (N, m)
         if self.gates is not None:

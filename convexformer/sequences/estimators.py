@@ -12,7 +12,7 @@ from sklearn.metrics import r2_score
 from sklearn.utils.validation import check_array, check_consistent_length, check_is_fitted
 from torch import Tensor
 
-from convexformer._base import CertifiedEstimator
+from convexformer._base import CertifiedEstimator, unchanged_on_failure
 from convexformer._validation import check_device, check_flag, check_tokens, check_weight, given, predictions, result_of
 from convexformer_solvers import (
     Callback,
@@ -150,6 +150,7 @@ class ConvexSequenceRegressor(RegressorMixin, CertifiedEstimator):
         tags.target_tags.multi_output = True
         return tags
 
+    @unchanged_on_failure
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Train to a certified global optimum.
 
@@ -268,6 +269,8 @@ class ConvexSequenceRegressor(RegressorMixin, CertifiedEstimator):
         """
         pred = torch.as_tensor(self.predict(X)).numpy(force=True)
         target = _check_sequences(y, len(pred))
+        if target.shape != pred.shape:
+            raise ValueError(f"y must have shape {pred.shape} as in fit, got {target.shape}")
         flat = (np.reshape(part, (len(target), -1)) for part in (target, pred))
         return float(r2_score(*flat, sample_weight=sample_weight))
 

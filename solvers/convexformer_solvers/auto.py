@@ -27,6 +27,7 @@ _LARGEST_SIDE = 12_000
 # a cross-entropy, with and without a Newton method, and accelerated gradient steps.
 _FIRST_STEPS = 150
 _FIRST_STEPS_COUPLED = 250
+_FIRST_STEPS_QUADRATIC = 400
 _FIRST_STEPS_ALONE = 400
 _FISTA_STEPS = 400
 # The last on a loss of unbounded curvature, and the Newton steps that follow.
@@ -190,8 +191,6 @@ def _plan(program: Program, warm: bool) -> tuple[_Stage, ...]:
         plan.append(_Stage(Polished(WorkingSet(Polished(AdmmNewton(first)))), n_steps, on_working_set=True))
     if not small:
         plan.append(_Stage(Fista(), forever))
-    elif program.loss.quadratic:
-        plan.append(_Stage(_polished_admm(), forever))
     else:
         plan.extend(_in_turns(program))
     return tuple(plan)
@@ -201,7 +200,7 @@ def _in_turns(program: Program) -> Iterator[_Stage]:
     """Alternating and accelerated gradient steps, and Newton steps where they apply and cost little."""
     work = program.map.smaller_side**3 * program.y.shape[1]
     takes_newton_steps = newton_applies(program) and work <= _SMALL_NEWTON_SIDE**3
-    yield _Stage(_polished_admm(), _FIRST_STEPS)
+    yield _Stage(_polished_admm(), _FIRST_STEPS_QUADRATIC if program.loss.quadratic else _FIRST_STEPS)
     if takes_newton_steps:  # where curvatures jump, points of other solvers that are not near lead it astray
         yield _Stage(SemismoothNewton(), _NEWTON_STEPS, afresh=True)
     for n_gradient_steps, n_steps in _TURNS:

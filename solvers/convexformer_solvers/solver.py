@@ -254,6 +254,7 @@ class _Run:
 
     def __init__(self, program: Program, solver_name: str, tol: float, callback: Callback | None, start: Point) -> None:
         self.program, self.solver_name, self.tol, self.callback = program, solver_name, tol, callback
+        self.start = start
         self.latest: Callable[[], Point] = lambda: start
         self.history = History()
         self.began = time.perf_counter()
@@ -315,7 +316,9 @@ class _Run:
         return Status.STOPPED if stop else None
 
     def record(self, point: Point, bar: tqdm) -> Progress:
-        """Certify a point and keep the best one so far."""
+        """Certify a point and keep the best one so far; one that has left the range of its precision is the start."""
+        if not all(bool(torch.isfinite(part).all()) for part in point[:2]):
+            point = self.start
         self.last = point
         certificate = certify(self.program, point.coef, point.intercept, point.dual)
         self.last_gap = certificate.gap
@@ -385,7 +388,7 @@ def _warn_not_converged(result: SolverResult, tol: float, max_iter: int, dtype: 
     warnings.warn(
         f"Solver {result.solver!r} did not converge in {result.n_iter} iterations: certified relative gap "
         f"{result.certificate.relative_gap:.3e} > tol {tol:.3e}. The result is usable and its certificate is true. "
-        f"To get closer: {remedies[result.status]}.",
+        f"What helps: {remedies[result.status]}.",
         ConvergenceWarning,
         stacklevel=_level_of_caller(),
     )

@@ -10,6 +10,7 @@ import torch
 from convexformer_solvers import LOSSES, PENALTIES, Auto, DenseMap, GatedMap, Program, get_loss, get_penalty, solve
 
 FAULTS = ["none", "badly scaled columns", "duplicated tokens", "constant token", "zero rows", "collinear groups"]
+PARTS = (get_loss("squared"), get_penalty("group_l2"))
 SHAPES = [(5, 1, 1, 1, 0), (30, 12, 7, 2, 0), (200, 3, 4, 3, 0), (40, 4, 5, 1, 9), (150, 2, 3, 2, 4)]
 
 
@@ -91,3 +92,27 @@ def test_auto_reaches_1e_6_on_large_shapes(number, large_shape):
         result = solve(program, Auto(), tol=1e-6, max_iter=20_000)
     assert result.certificate.relative_gap <= 1e-6
     assert bool(torch.isfinite(result.coef).all())
+
+
+@pytest.mark.parametrize("factor", [1e2, 1e3, 1e5, 1e9])
+@pytest.mark.parametrize("seed", range(2))
+def test_one_feature_of_another_unit_in_all_tokens(seed, factor):
+    # The groups of a solution then differ in size by that factor, which no single rho serves.
+    generator = torch.Generator().manual_seed(seed)
+    data = torch.randn((60, 5, 3), generator=generator, dtype=torch.float64)
+    y = data[:, 2] @ torch.tensor([[1.0], [-2.0], [0.5]], dtype=torch.float64)
+    data[:, :, 0] *= factor
+    program = Program(DenseMap(data), y + 0.1 * torch.randn(60, 1, generator=generator), *PARTS, alpha=0.05)
+    assert solve(program, Auto(), tol=1e-6).certificate.relative_gap <= 1e-6
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.parametrize("factor", [1e7, 1e9, 1e12])
+def test_one_sample_beyond_what_its_precision_tells_apart_still_gives_a_finite_point(factor):
+    generator = torch.Generator().manual_seed(0)
+    data = torch.randn((60, 5, 3), generator=generator)
+    y = (data[:, 2] @ torch.tensor([[1.0], [-2.0], [0.5]])).double()
+    data[-1] *= factor
+    result = solve(Program(DenseMap(data), y, *PARTS, alpha=0.05, fit_intercept=True), Auto(), max_iter=600)
+    assert bool(torch.isfinite(result.coef).all())
+    assert result.certificate.relative_gap <= 1
