@@ -134,6 +134,18 @@ NUMPY_PENALTIES = {
     "group_l2": lambda block: np.linalg.norm(block, axis=0).sum(),
     "nuclear": lambda block: np.linalg.norm(block, "nuc"),
 }
+CVXPY_LOSSES = {
+    "squared": lambda f, y: cp.sum(0.5 * cp.square(f - y), axis=1),
+    "huber": lambda f, y: cp.sum(0.5 * cp.huber(f - y, 1.35), axis=1),
+    "logistic": lambda f, y: cp.sum(cp.logistic(-cp.multiply(y, f)), axis=1),
+    "squared_hinge": lambda f, y: cp.sum(cp.square(cp.pos(1 - cp.multiply(y, f))), axis=1),
+    "softmax": lambda f, y: cp.log_sum_exp(f, axis=1) - cp.sum(cp.multiply(y, f), axis=1),
+    "poisson": lambda f, y: cp.sum(cp.exp(f) - cp.multiply(y, f) + (xlogy(y, y) - y), axis=1),
+}
+CVXPY_PENALTIES = {
+    "group_l2": lambda block: cp.sum(cp.norm(block, 2, axis=0)),
+    "nuclear": lambda block: cp.normNuc(block),
+}
 
 
 def registered_name(registry, instance):
@@ -168,13 +180,29 @@ def numpy_primal(program, coef, intercept=None):
 
 
 def cvxpy_value(program):
-    """Optimal value by an interior-point solver, from a model written here."""
+    """Optimal value by an interior-point solver, from a model written here.
+
+    Losses and penalties that this file does not know have the expressions that they give themselves.
+    """
     y, weight = program.y.double().numpy(), probabilities(program)
     matrix = design(program)
     coef, shift = cp.Variable((matrix.shape[1], y.shape[1])), cp.Variable((1, y.shape[1]))
     pred = matrix @ coef
     if program.fit_intercept:
         pred = pred + np.ones((len(y), 1)) @ shift
-    n_blocks = matrix.shape[1] // program.map.feature_shape[-1]
-    objective = program.loss.expression(pred, y, weight) + program.alpha * program.penalty.expression(coef, n_blocks)
+    objective = _cvxpy_loss(program.loss, pred, y, weight) + program.alpha * _cvxpy_penalty(program, coef)
     return cp.Problem(cp.Minimize(objective)).solve(solver="CLARABEL")
+
+
+def _cvxpy_loss(loss, pred, y, weight):
+    name = registered_name(LOSSES, loss)
+    return weight @ CVXPY_LOSSES[name](pred, y) if name in CVXPY_LOSSES else loss.expression(pred, y, weight)
+
+
+def _cvxpy_penalty(program, coef):
+    width = program.map.feature_shape[-1]
+    blocks = [coef[first : first + width] for first in range(0, coef.shape[0], width)]
+    name = registered_name(PENALTIES, program.penalty)
+    if name in CVXPY_PENALTIES:
+        return sum(CVXPY_PENALTIES[name](block) for block in blocks)
+    return program.penalty.expression(coef, len(blocks))
