@@ -63,13 +63,20 @@ _SLIGHT_PRODUCT = 2.0**22
 _LEAST_MOVE = 1e-6
 
 
-class _Parts(NamedTuple):
+class _Known(NamedTuple):
+    """What has been computed of the data; shared by all states of a solve or a path, and kept for the latest."""
+
+    system: RidgeSystem
+    acceleration: Anderson  # of Z + U
+    largest_rho: float  # about the curvature of the loss; beyond that rho only slows down
+
+
+class _Fields(NamedTuple):
     exact: Program  # samples of positive weight, float64 targets
     program: Program  # the same in the precision of the iterations
-    system: RidgeSystem  # shared by all states of a solve; factorised for the latest
-    rho: float  # that of this state
+    known: _Known
+    rho: float
     threshold: float  # that alpha / rho is set to, in units of the median norm of an active group
-    largest_rho: float  # about the curvature of the loss; beyond that rho only slows down
     local: Tensor  # curvature of each sample's loss when it was last looked at, (N,)
     margin: float  # curvature of the quadratic that stands for the loss, in units of the local one
     met: float  # largest mean curvature met along the moves since then, in the same units
@@ -81,11 +88,10 @@ class _Parts(NamedTuple):
     fitted_coef: Tensor  # A Z
     multiplier: Tensor  # scaled dual U of W = Z
     fitted_multiplier: Tensor  # A U
-    acceleration: Anderson  # of Z + U
     iteration: int = 0
 
 
-class _State(_Parts):
+class _State(_Fields):
     """What an iteration leaves; its gap is computed where somebody asks, and once."""
 
     @property
@@ -146,60 +152,44 @@ class Admm(PrimalDualSolver):
         if not program.penalty.by_block:  # the rule for rho goes by the size of groups
             raise TypeError(f"solver {self.name!r} needs a penalty that is a sum over blocks, not {program.penalty!r}")
         exact = program.counted().with_float64_targets()
-        if previous is not None:
-            target = exact.loss.target_in(exact.y, self.dtype)
-            program = dataclasses.replace(exact, map=previous.program.map, y=target)
-        else:
-            program = exact if self.dtype == torch.float64 else exact.to(self.dtype)
+        program = self._in_own_precision(exact, previous)
         coef = coef.to(program.y)
         fitted_coef = program.map.matvec(coef)
         fitted = fitted_coef + program.best_intercept(fitted_coef) if pred is None else pred.to(program.y)
         ascent = program.pull_back(-program.loss.gradient(fitted, program.y))
-        largest_rho = _largest_rho(program, ascent) if previous is None else previous.largest_rho
+        known = _known(program, ascent) if previous is None else previous.known
         threshold = _threshold(program, warm=previous is not None)
-        rho = _rho_for(program, coef, threshold, largest_rho) or _first_rho(program, ascent, largest_rho)
+        rho = _rho_for(program, coef, threshold, known.largest_rho) or _first_rho(program, ascent, known.largest_rho)
         local, margin = _local_curvature(program, fitted), 1.0
         if previous is not None and _alike(program, local, previous.local):
             local, margin = previous.local, previous.margin
-        if previous is None:
-            system = ridge_system(program.map, program.fit_intercept)
-            fitting = max(_LARGEST_MEMORY // (2 * max(1, coef.numel())), _LEAST_MEMORY)
-            # Where curvatures jump, extrapolations across the jumps lead astray.
-            memory = min(_MEMORY, fitting) if program.loss.smooth_curvature else 0
-            acceleration = Anderson(memory, program.outputs_separate)
-        else:
-            system, acceleration = previous.system, previous.acceleration
-        weight = program.weight * margin * local
-        if previous is not None and torch.equal(weight, system.weight) and _close(rho, system.rho):
-            rho = system.rho
-            acceleration.restart()
-        else:
-            system.factorise(weight, rho)
-            acceleration.forget()
+        rho = _factorised(known, program.weight * margin * local, rho, may_keep=previous is not None)
         # The multiplier of the optimum is the ascent direction, which there is within the dual ball.
         multiplier = (ascent - program.penalty.prox(ascent, program.alpha)) / rho
-        fitted_multiplier = program.map.matvec(multiplier)
         return _State(
-            exact,
-            program,
-            system,
-            system.rho,
-            threshold,
-            largest_rho,
-            local,
-            margin,
-            0.0,
-            torch.zeros_like(local),
-            ascent,
-            fitted,
-            fitted,
-            coef,
-            fitted_coef,
-            multiplier,
-            fitted_multiplier,
-            acceleration,
+            exact=exact,
+            program=program,
+            known=known,
+            rho=rho,
+            threshold=threshold,
+            local=local,
+            margin=margin,
+            met=0.0,
+            secant=torch.zeros_like(local),
+            ascent=ascent,
+            fitted=fitted,
+            expansion=fitted,
+            coef=coef,
+            fitted_coef=fitted_coef,
+            multiplier=multiplier,
+            fitted_multiplier=program.map.matvec(multiplier),
             iteration=0 if previous is None else _WARM,
         )
+
+    def _in_own_precision(self, exact: Program, previous: _State | None) -> Program:
+        if previous is None:
+            return exact if self.dtype == torch.float64 else exact.to(self.dtype)
+        return dataclasses.replace(exact, map=previous.program.map, y=exact.loss.target_in(exact.y, self.dtype))
 
     def step(self, program: Program, state: _State) -> _State:
         state = _iterate(state._replace(iteration=state.iteration + 1))
@@ -219,12 +209,17 @@ class Admm(PrimalDualSolver):
         """
         coef, multiplier, local = (part.to(exact.y) for part in (state.coef, state.multiplier, state.local))
         fitted, expansion = (part.to(exact.y) + offset for part in (state.fitted, state.expansion))
-        system = ridge_system(exact.map, exact.fit_intercept)
-        system.factorise(exact.weight * state.margin * local, state.rho)
+        memory = state.known.acceleration.memory
+        known = _Known(
+            ridge_system(exact.map, exact.fit_intercept),
+            Anderson(memory, exact.outputs_separate),
+            state.known.largest_rho,
+        )
+        known.system.factorise(exact.weight * state.margin * local, state.rho)
         return state._replace(
             exact=exact,
             program=exact,
-            system=system,
+            known=known,
             local=local,
             ascent=state.ascent.to(exact.y),
             fitted=fitted,
@@ -233,15 +228,36 @@ class Admm(PrimalDualSolver):
             fitted_coef=exact.map.matvec(coef),
             multiplier=multiplier,
             fitted_multiplier=exact.map.matvec(multiplier),
-            acceleration=Anderson(state.acceleration.memory, exact.outputs_separate),
         )
 
     def iterate(self, state: _State) -> Iterate:
         return state.iterate()
 
 
+def _known(program: Program, ascent: Tensor) -> _Known:
+    largest_memory = max(_LARGEST_MEMORY // (2 * max(1, ascent.numel())), _LEAST_MEMORY)
+    # Where curvatures jump, extrapolations across the jumps lead astray.
+    memory = min(_MEMORY, largest_memory) if program.loss.smooth_curvature else 0
+    return _Known(
+        ridge_system(program.map, program.fit_intercept),
+        Anderson(memory, program.outputs_separate),
+        _largest_rho(program, ascent),
+    )
+
+
+def _factorised(known: _Known, weight: Tensor, rho: float, may_keep: bool = False) -> float:
+    """Set the weights and rho of the ridge problems; the rho, which is that of their last factor where it serves."""
+    system, acceleration = known.system, known.acceleration
+    if may_keep and torch.equal(weight, system.weight) and _close(rho, system.rho):
+        acceleration.restart()
+    else:
+        system.factorise(weight, rho)
+        acceleration.forget()
+    return system.rho
+
+
 def _iterate(state: _State) -> _State:
-    program, system, rho = state.program, state.system, state.rho
+    program, rho, (system, acceleration, _) = state.program, state.rho, state.known
     center, fitted_center = state.coef - state.multiplier, state.fitted_coef - state.fitted_multiplier
     state, fitted = _loss_step(state, center, fitted_center)
     smooth = system.solution()
@@ -249,12 +265,13 @@ def _iterate(state: _State) -> _State:
     relaxed_fitted = torch.lerp(state.fitted_coef, fitted, _OVER_RELAXATION)
     # Z and U are functions of their sum, and A of each: all follows from the acceleration of the sum.
     plain = (relaxed + state.multiplier, relaxed_fitted + state.fitted_multiplier, fitted)
-    total, fitted_total, expansion = state.acceleration.next(state.coef + state.multiplier, plain)
-    if state.acceleration.rounding_growth > _LARGEST_GROWTH / math.sqrt(torch.finfo(total.dtype).eps):
-        fitted_total, state.acceleration.rounding_growth = program.map.matvec(total), 1.0
+    total, fitted_total, expansion = acceleration.next(state.coef + state.multiplier, plain)
+    if acceleration.rounding_growth > _LARGEST_GROWTH / math.sqrt(torch.finfo(total.dtype).eps):
+        fitted_total = program.map.matvec(total)
+        acceleration.rounding_growth = 1.0
     coef = program.penalty.prox(total, program.alpha / rho)
     fitted_coef = program.map.matvec(coef)
-    if state.acceleration.largest_weights > _BOLD and _is_worse_than_constant(program, coef, fitted_coef):
+    if acceleration.largest_weights > _BOLD and _is_worse_than_constant(program, coef, fitted_coef):
         total, fitted_total, expansion = plain
         coef = program.penalty.prox(total, program.alpha / rho)
         fitted_coef = program.map.matvec(coef)
@@ -282,7 +299,7 @@ def _loss_step(state: _State, center: Tensor, fitted_center: Tensor) -> tuple[_S
     with the data, or one that takes next to no time, others follow with quadratics at the predictions that the one
     before gave.
     """
-    program, system, expansion = state.program, state.system, state.expansion
+    program, system, expansion = state.program, state.known.system, state.expansion
     root = system.weight.sqrt()[:, None]
     acceleration = Anderson(_LOSS_MEMORY, columns_apart=False)
     n_left = _LOSS_STEPS if _fits_are_cheap(program, system) else 1
@@ -346,11 +363,10 @@ def _adapted(state: _State, due: bool) -> _State:
         wanted = min(1.0, max(_LEAST_MARGIN, _SAFETY * state.met))
         if not _alike(program, new_local, local) or state.margin > _WORTH_REFACTORING * wanted:
             local, margin = new_local, wanted
-        wanted = _rho_for(program, state.coef, state.threshold, state.largest_rho) or rho
+        wanted = _rho_for(program, state.coef, state.threshold, state.known.largest_rho) or rho
         new_rho = rho if _close(rho, wanted) else wanted
     if local is not state.local or (margin, new_rho) != (state.margin, rho):
-        state.system.factorise(program.weight * margin * local, new_rho)
-        state.acceleration.forget()
+        _factorised(state.known, program.weight * margin * local, new_rho)
     scale = rho / new_rho
     return state._replace(
         rho=new_rho,

@@ -152,7 +152,7 @@ def test_many_coefficients_leave_fewer_differences(monkeypatch, largest, wanted)
     monkeypatch.setattr(admm_module, "_LARGEST_MEMORY", largest)
     program = make_program("squared", n=30, blocks=10, d=4, c=3, ratio=0.1)
     state = Admm().init(program, Point(torch.zeros(program.coef_shape, dtype=torch.float64), program.null_intercept))
-    assert state.acceleration.memory == wanted
+    assert state.known.acceleration.memory == wanted
     assert solve(program, Admm(), tol=1e-8).certificate.relative_gap <= 1e-8
 
 

@@ -112,9 +112,9 @@ def test_coupled_losses_take_a_shorter_threshold_along_paths():
     sizes = program.penalty.group_dual_norms(coef)
     median = float(sizes[sizes > 0].median())
     cold = solver.init_at(program, coef, None)
-    assert program.alpha / cold.system.rho == pytest.approx(cold.threshold * median)
+    assert program.alpha / cold.rho == pytest.approx(cold.threshold * median)
     warm = solver.init_at(program, coef, None, cold)
-    assert program.alpha / warm.system.rho == pytest.approx(warm.threshold * median)
+    assert program.alpha / warm.rho == pytest.approx(warm.threshold * median)
     assert warm.threshold < cold.threshold
 
 
@@ -125,10 +125,10 @@ def test_rho_is_set_anew_by_the_threshold_of_the_state():
     median = float(sizes[sizes > 0].median())
     state = solver.init_at(program, coef, None)
     for factor in (10, 1, 0.1):
-        before = state.system.rho * state.multiplier
+        before = state.rho * state.multiplier
         state = admm_module._adapted(state._replace(threshold=factor * state.threshold), due=True)
-        assert program.alpha / state.system.rho == pytest.approx(state.threshold * median)
-        torch.testing.assert_close(state.system.rho * state.multiplier, before)
+        assert program.alpha / state.rho == pytest.approx(state.threshold * median)
+        torch.testing.assert_close(state.rho * state.multiplier, before)
 
 
 def test_a_path_converts_the_data_once(monkeypatch):
