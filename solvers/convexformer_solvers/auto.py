@@ -23,18 +23,19 @@ from .working_set import WorkingSet
 
 # Side of the largest matrix to factorise beside the data.
 _LARGEST_SIDE = 12_000
-# Steps on a loss that is not quadratic before other solvers take over: alternating ones with Newton steps, the same on
-# a cross-entropy, with and without a Newton method, and accelerated gradient steps.
+# Alternating steps, with Newton steps among them, before other solvers have their turn: on a separable loss, on the
+# squared loss, and on a cross-entropy with and without a Newton method.
 _FIRST_STEPS = 150
-_FIRST_STEPS_COUPLED = 250
 _FIRST_STEPS_QUADRATIC = 400
+_FIRST_STEPS_COUPLED = 250
 _FIRST_STEPS_ALONE = 400
+# Accelerated gradient steps after that, on a cross-entropy.
 _FISTA_STEPS = 400
 # The last on a loss of unbounded curvature, and the Newton steps that follow.
 _FISTA_STEPS_BEFORE_NEWTON = 150
 _NEWTON_STEPS = 40
-# Turns that gradient and alternating steps take after that on a loss that is not quadratic, before the last: the latter
-# stand still where curvatures jump and the regularisation is weak, the former where features are correlated.
+# Turns that gradient and alternating steps take after that, before the last: the latter stand still where curvatures
+# jump and the regularisation is weak, or groups differ widely in size, the former where features are correlated.
 _TURNS = ((400, 400), (1000, 2000))
 # Smaller side of the data of one output up to which Newton steps are among them, outputs being solved one by one.
 _SMALL_NEWTON_SIDE = 2000
@@ -69,26 +70,29 @@ class _State(NamedTuple):
 class Auto(Solver):
     """A plan of solvers, each of which starts from the point that the one before hands over.
 
-    - Losses of bounded curvature and penalties that are a sum over blocks, from ``alpha_max`` on: the best constant
-      model.
-    - A separable loss of bounded curvature and data whose smaller side can be factorised: ``Admm``, whose iterations
-      do not mind correlated features and serve every penalty, all outputs and gates at once, in ``MixedPrecision``;
-      finished by ``SemismoothNewton`` once the rough gap is below 3e-2 of the reference and the support is narrow.
-      With the group-l2 penalty its iterates are ``Polished``.
-    - The same where the features are nearly independent and their Gram matrix takes a while: ``FirstSteps`` before.
-    - The squared loss where the Gram matrix of all features would be costly: on a growing working set of blocks first,
-      whose Gram matrix takes the place of the samples; with one output and the group-l2 penalty by ``BlockDescent``,
-      until the set gets too wide, else by the same solvers. Along a path every separable loss starts each
-      alpha on a working set, until an alpha outgrows it.
-    - A cross-entropy whose features are not much correlated starts with ``FirstSteps``.
-    - A cross-entropy is finished by ``SupportNewton`` instead. Where that has not ended the matter within 250 steps:
-      400 steps of ``Fista``, and the above from its point on. With other penalties than group-l2, for which there is
-      no Newton method, 400 alternating steps come first on more than 500 features, unless these are nearly independent.
-    - On losses that are not quadratic all of these have a limited number of steps, after which gradient steps, Newton
-      steps where they apply to small data, first from scratch, and alternating ones take turns of growing length. A
-      turn starts from the point of the one before where that is better than the best constant model.
-    - Else, and with penalties that are no sum over blocks, ``Fista``; for losses of unbounded curvature 150 steps of
-      it, and Newton steps from there.
+    ===================================  ==============================================================================
+    program                              stages
+    ===================================  ==============================================================================
+    ``alpha`` from ``alpha_max`` on      the best constant model
+    features nearly independent          ``FirstSteps``, where their Gram matrix takes a while or on a cross-entropy
+    squared loss, costly Gram matrix     a growing working set of blocks: ``BlockDescent`` with one output and the
+                                         group-l2 penalty, else ``Admm``; until the set is too wide
+    other separable losses on a path     ``Admm`` on a working set
+    both sides of the data too large     ``Fista``
+    Huber's loss, targets far away       ``ProximalDual``
+    cross-entropy                        ``Admm`` with ``SupportNewton`` for 250 steps and 400 steps of ``Fista``; with
+                                         other penalties than group-l2 400 alternating steps, on more than 500
+                                         correlated features
+    then, and everything else            turns of growing length: ``Admm`` with ``SemismoothNewton``, Newton steps alone,
+                                         on small data, and ``Fista``
+    unbounded curvature                  150 steps of ``Fista``, and Newton steps and ``Fista`` in turns
+    penalties that are no sum of blocks  ``Fista``
+    ===================================  ==============================================================================
+
+    ``Admm`` stands for alternating directions in ``MixedPrecision``, which do not mind correlated features and serve
+    every penalty, all outputs and gates at once, with Newton steps once the solution is near and the support narrow
+    (``AdmmNewton``), and iterates that are ``Polished`` with the group-l2 penalty. A stage starts from the point of
+    the one before where that is better than the best constant model.
 
     The plan depends on the program and the iterates alone, never on a clock, so that runs can be repeated.
 
@@ -153,47 +157,74 @@ def _polished_admm() -> Polished:
 
 
 def _plan(program: Program, warm: bool) -> tuple[_Stage, ...]:
-    forever = math.inf
+    """The stages for a program; `warm`: from the solution of another alpha."""
     if not math.isfinite(program.loss.smoothness):
-        if not newton_applies(program) or program.map.n_samples > _LARGEST_SIDE:
-            return (_Stage(Fista(), forever),)
-        newton = _Stage(SemismoothNewton(), _NEWTON_STEPS)
-        turns = (stage for n_steps, _ in _TURNS for stage in (_Stage(Fista(), n_steps), newton))
-        return _Stage(Fista(), _FISTA_STEPS_BEFORE_NEWTON), newton, *turns, _Stage(Fista(), forever)
+        return tuple(_unbounded_curvature(program))
     if not program.penalty.by_block:  # the size of groups says nothing of a good rho
-        return (_Stage(Fista(), forever),)
-    plan = []
-    if program.alpha >= program.alpha_max:
-        plan.append(_Stage(Constant(), forever))
-    small = program.map.smaller_side <= _LARGEST_SIDE
-    if small and program.tail_length > _LONG_TAILS:
-        return *plan, _Stage(ProximalDual(_polished_admm()), _PROXIMAL_STEPS), *_in_turns(program)
-    if not program.loss.separable:
-        has_newton = program.penalty.euclidean
-        looks = some_samples_tell(program) and not (warm and has_newton)
-        quick = looks and nearly_independent(program)
-        if quick and small and not warm:
-            plan.append(_Stage(FirstSteps(), forever))
-        if small and has_newton:
-            plan.append(_Stage(_polished_admm(), _FIRST_STEPS_COUPLED))
-        elif small and looks and not quick:
-            plan.append(_Stage(_polished_admm(), _FIRST_STEPS_ALONE))
-        plan.append(_Stage(Fista(), _FISTA_STEPS))
-    n_products = program.map.gram_work() / program.map.product_work(program.y.shape[1])
-    if program.loss.separable and not warm and n_products > _PRODUCTS_BEFORE and nearly_independent(program):
-        plan.append(_Stage(FirstSteps(), forever))
-    costly = n_products > _PRODUCTS and program.loss.quadratic
+        return (_Stage(Fista(), math.inf),)
+    constant = [_Stage(Constant(), math.inf)] if program.alpha >= program.alpha_max else []
+    if _factorises(program) and program.tail_length > _LONG_TAILS:
+        proximal = _Stage(ProximalDual(_polished_admm()), _PROXIMAL_STEPS)
+        return *constant, proximal, *_in_turns(program)
+    first = _first_on_separable if program.loss.separable else _first_on_coupled
+    last = _in_turns(program) if _factorises(program) else [_Stage(Fista(), math.inf)]
+    return *constant, *first(program, warm), *last
+
+
+def _factorises(program: Program) -> bool:
+    """Whether the Gram matrix on the smaller side of the data may be factorised."""
+    return program.map.smaller_side <= _LARGEST_SIDE
+
+
+def _unbounded_curvature(program: Program) -> Iterator[_Stage]:
+    """Accelerated gradient steps, and Newton steps from there where they apply."""
+    if newton_applies(program) and program.map.n_samples <= _LARGEST_SIDE:
+        newton = _Stage(SemismoothNewton(), _NEWTON_STEPS)
+        yield _Stage(Fista(), _FISTA_STEPS_BEFORE_NEWTON)
+        yield newton
+        for n_steps, _ in _TURNS:
+            yield _Stage(Fista(), n_steps)
+            yield newton
+    yield _Stage(Fista(), math.inf)
+
+
+def _first_on_coupled(program: Program, warm: bool) -> Iterator[_Stage]:
+    """First steps on a loss that couples the outputs: by how much the features are correlated."""
+    has_newton = program.penalty.euclidean
+    looks = some_samples_tell(program) and not (warm and has_newton)
+    quick = looks and nearly_independent(program)
+    if _factorises(program):
+        if quick and not warm:
+            yield _Stage(FirstSteps(), math.inf)
+        if has_newton:
+            yield _Stage(_polished_admm(), _FIRST_STEPS_COUPLED)
+        elif looks and not quick:
+            yield _Stage(_polished_admm(), _FIRST_STEPS_ALONE)
+    yield _Stage(Fista(), _FISTA_STEPS)
+
+
+def _first_on_separable(program: Program, warm: bool) -> Iterator[_Stage]:
+    """First steps on a loss of each output by itself: gradient steps where these are quick, then a working set."""
+    if not warm and _products_of_gram(program) > _PRODUCTS_BEFORE and nearly_independent(program):
+        yield _Stage(FirstSteps(), math.inf)
+    yield from _working_set(program, warm)
+
+
+def _working_set(program: Program, warm: bool) -> Iterator[_Stage]:
+    """A growing set of blocks, where the Gram matrix of all features is costly, and along paths."""
+    quadratic = program.loss.quadratic
+    costly = quadratic and _products_of_gram(program) > _PRODUCTS
     if costly and applies(program):
-        plan.append(_Stage(BlockDescent(), forever, on_working_set=True))
-    elif costly or (warm and program.loss.separable):
+        yield _Stage(BlockDescent(), math.inf, on_working_set=True)
+    elif costly or warm:
         # Other losses form the Gram matrix of the set again with each curvature.
-        first, n_steps = (Admm(), forever) if program.loss.quadratic else (MixedPrecision(), _FIRST_STEPS)
-        plan.append(_Stage(Polished(WorkingSet(Polished(AdmmNewton(first)))), n_steps, on_working_set=True))
-    if not small:
-        plan.append(_Stage(Fista(), forever))
-    else:
-        plan.extend(_in_turns(program))
-    return tuple(plan)
+        first, n_steps = (Admm(), math.inf) if quadratic else (MixedPrecision(), _FIRST_STEPS)
+        yield _Stage(Polished(WorkingSet(Polished(AdmmNewton(first)))), n_steps, on_working_set=True)
+
+
+def _products_of_gram(program: Program) -> float:
+    """Products with the data in the time of which the Gram matrix of all features is formed."""
+    return program.map.gram_work() / program.map.product_work(program.y.shape[1])
 
 
 def _in_turns(program: Program) -> Iterator[_Stage]:
