@@ -83,8 +83,8 @@ class Auto(Solver):
     cross-entropy                        ``Admm`` with ``SupportNewton`` for 250 steps and 400 steps of ``Fista``; with
                                          other penalties than group-l2 400 alternating steps, on more than 500
                                          correlated features
-    then, and everything else            turns of growing length: ``Admm`` with ``SemismoothNewton``, Newton steps alone,
-                                         on small data, and ``Fista``
+    then, and everything else            turns of growing length: ``Admm`` with ``SemismoothNewton``, these alone, on
+                                         small data, and ``Fista``
     unbounded curvature                  150 steps of ``Fista``, and Newton steps and ``Fista`` in turns
     penalties that are no sum of blocks  ``Fista``
     ===================================  ==============================================================================
