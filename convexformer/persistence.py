@@ -29,6 +29,7 @@ from .estimators import ConvexAttentionClassifier, ConvexAttentionRegressor
 from .gates import Gates, GivenGates, get_gate_source
 from .model_selection import ConvexAttentionClassifierCV, ConvexAttentionRegressorCV, CrossValidationMixin
 from .sequences import ConvexSequenceRegressor, get_form
+from .sequences.forms import FORMS
 from .targets import ClassTargets, RealTargets
 
 _ESTIMATORS: dict[str, type[Any]] = {
@@ -96,8 +97,11 @@ def save_model(model: _Model, path: str | Path) -> None:
         raise FileNotFoundError(f"no folder at {Path(path).parent} to save {Path(path).name} in; make it first")
     parameters = model.get_params(deep=False)
     contents, arrays = _contents_of(model)
-    if "u1" in arrays and not isinstance(parameters["gates"], str):
-        parameters["gates"] = None  # the fitted gates, saved as arrays, take its place
+    unused = parameters.get("activation") == "linear"
+    if ("u1" in arrays or unused) and not isinstance(parameters.get("gates", ""), str):
+        parameters["gates"] = None  # the fitted gates, saved as arrays, take its place where there are any
+    if parameters.get("form") in FORMS.values():
+        parameters["form"] = parameters["form"].name
     for name, registry in _PARTS.items():
         if type(parameters.get(name)) in registry.values():
             parameters[name] = _registered(parameters[name], registry)

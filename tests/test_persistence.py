@@ -10,12 +10,14 @@ from convexformer import (
     ConvexAttentionClassifier,
     ConvexAttentionClassifierCV,
     ConvexAttentionRegressor,
+    ConvexSequenceRegressor,
     GaussianGates,
     GreedyConvexTransformerClassifier,
     GreedyConvexTransformerRegressor,
     load_model,
     save_model,
 )
+from convexformer.sequences import get_form
 from convexformer.solvers import LOSSES, Fista, GroupNuclear, Huber
 from convexformer_solvers.archive import read_archive, write_archive
 
@@ -225,6 +227,20 @@ def test_a_path_among_the_parameters_is_saved_as_text(tmp_path):
     model = ConvexAttentionClassifierCV(alphas=2, cv=2, resume=tmp_path / "folds").fit(X3, LABELS)
     save_model(model, tmp_path / "m.npz")
     assert load_model(tmp_path / "m.npz").resume == str(tmp_path / "folds")
+
+
+def test_gates_that_a_model_does_not_use_keep_it_from_nothing(tmp_path):
+    model = ConvexAttentionRegressor(alpha=0.05, gates=GaussianGates(4)).fit(X3, X3[:, 0, 0])
+    save_model(model, tmp_path / "model.npz")
+    np.testing.assert_array_equal(load_model(tmp_path / "model.npz").predict(X3), model.predict(X3))
+
+
+def test_a_form_of_sequences_may_be_an_object(tmp_path):
+    model = ConvexSequenceRegressor(0.05, form=get_form("stochastic")).fit(X3, X3[:, :2, :1])
+    save_model(model, tmp_path / "model.npz")
+    again = load_model(tmp_path / "model.npz")
+    assert again.form == "stochastic"
+    np.testing.assert_array_equal(again.predict(X3), model.predict(X3))
 
 
 def test_other_files_are_refused(tmp_path):

@@ -131,16 +131,12 @@ class Exact(Solver):
 
 def _polish(program: Program, coef: Tensor, start: Tensor | None) -> tuple[Tensor, Tensor]:
     """One proximal gradient step, taken only where it lowers the objective."""
-
-    def objective(candidate: Tensor, intercept: Tensor) -> float:
-        return float(program.primal(candidate, intercept))
-
     pred = program.map.matvec(coef)
     intercept = program.best_intercept(pred, start)
     ascent = program.pull_back(-program.loss.gradient(pred + intercept, program.y))
     lipschitz = program.lipschitz(pred + intercept)
     new = program.penalty.prox(coef + ascent / lipschitz, program.alpha / lipschitz)
     new_intercept = program.best_intercept(program.map.matvec(new), intercept)
-    if objective(new, new_intercept) <= objective(coef, intercept):
+    if float(program.primal(new, new_intercept)) <= float(program.primal(coef, intercept)):
         return new, new_intercept
     return coef, intercept

@@ -47,8 +47,6 @@ class Fista(Solver):
     _cut = 1.5
     _breakdown = 1e30
 
-    power_steps: int = 6
-
     def __init__(self, power_steps: int = 6) -> None:
         self.power_steps = power_steps
 
