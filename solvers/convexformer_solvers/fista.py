@@ -47,6 +47,8 @@ class Fista(Solver):
     _cut = 1.5
     _breakdown = 1e30
 
+    power_steps: int = 6  # for subclasses with an ``__init__`` of their own, too
+
     def __init__(self, power_steps: int = 6) -> None:
         self.power_steps = power_steps
 
