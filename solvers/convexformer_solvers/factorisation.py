@@ -7,6 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from .operators import as_rows
+
 
 def cholesky(matrix: Tensor) -> Tensor:
     """Lower Cholesky factor of a positive semidefinite matrix, of which only the lower triangle counts.
@@ -94,21 +96,23 @@ class CholeskySolver:
 
     def solve_lower(self, right: Tensor) -> Tensor:
         """Solution of the system with the lower factor ``L``."""
-        solution = right.clone()
+        solution = right.T.clone(memory_format=torch.contiguous_format)
         for block, inverse in self._blocks:
+            rest = solution[:, block]
             if block.start:
-                solution[block].addmm_(self.upper[: block.start, block].T, solution[: block.start], alpha=-1)
-            solution[block] = inverse @ solution[block]
-        return solution
+                rest = torch.addmm(rest, solution[:, : block.start], self.upper[: block.start, block], alpha=-1)
+            solution[:, block] = rest @ inverse.T
+        return as_rows(solution)
 
     def solve_upper(self, right: Tensor) -> Tensor:
         """Solution of the system with ``L'``."""
-        solution = right.clone()
+        solution = right.T.clone(memory_format=torch.contiguous_format)
         for block, inverse in reversed(self._blocks):
-            if block.stop < len(solution):
-                solution[block].addmm_(self.upper[block, block.stop :], solution[block.stop :], alpha=-1)
-            solution[block] = inverse.T @ solution[block]
-        return solution
+            rest = solution[:, block]
+            if block.stop < len(self.upper):
+                rest = torch.addmm(rest, solution[:, block.stop :], self.upper[block, block.stop :].T, alpha=-1)
+            solution[:, block] = rest @ inverse
+        return as_rows(solution)
 
 
 def factorised_above(matrix: Tensor, entries: Callable[[slice], Tensor]) -> CholeskySolver:

@@ -98,10 +98,11 @@ class TestFactors:
         root = randn(size, size, seed=0)
         matrix, right = root @ root.T + size * torch.eye(size, dtype=torch.float64), randn(size, n_right, seed=1)
         factor = cholesky(matrix)
-        solver = CholeskySolver(factor.T)
+        solver, right_before = CholeskySolver(factor.T), right.clone()
         torch.testing.assert_close(solver.solve(right), torch.cholesky_solve(right, factor))
         torch.testing.assert_close(factor @ solver.solve_lower(right), right)
         torch.testing.assert_close(factor.T @ solver.solve_upper(right), right)
+        assert torch.equal(right, right_before)
 
     @pytest.mark.parametrize("size", [1, 5, 256, 257, 600])
     def test_a_factor_above_leaves_the_triangle_below(self, size):

@@ -67,14 +67,15 @@ def test_few_blocks_are_read_one_by_one(d):
     assert few == (d > 1)  # narrow ones take longer for each of their columns
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_adjoint_of_a_few_rows_at_a_time(dtype, monkeypatch):
-    linear_map, values = make_map(False, n=100, blocks=5, d=3, dtype=dtype), randn(100, 16, seed=1).to(dtype)
-    whole = linear_map.rmatvec(values)
-    monkeypatch.setattr(operators, "_BEYOND_CACHE", 1)
-    assert linear_map._by_few_rows(16)
-    torch.testing.assert_close(linear_map.rmatvec(values), whole)
-    assert not linear_map._by_few_rows(2)
+@both_maps
+@pytest.mark.parametrize("n_outputs", [1, 3])
+def test_products_of_several_chunks_in_another_precision(gated, n_outputs, monkeypatch):
+    monkeypatch.setattr(operators, "_PRODUCT_ELEMENTS", 2**8)
+    linear_map = make_map(gated, n=100, blocks=5, d=3, dtype=torch.float32)
+    matrix = linear_map.as_matrix().double()
+    coef, values = randn(*linear_map.feature_shape, n_outputs), randn(100, n_outputs, seed=1)
+    torch.testing.assert_close(linear_map.matvec(coef), matrix @ coef.reshape(-1, n_outputs))
+    torch.testing.assert_close(linear_map.rmatvec(values).reshape(-1, n_outputs), matrix.T @ values)
 
 
 @both_maps

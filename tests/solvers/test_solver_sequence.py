@@ -24,6 +24,7 @@ from convexformer_solvers import (
     sequence_penalties,
     solve,
 )
+from convexformer_solvers.solver import null_point
 
 
 def sequence_program(n=3, d=2, c=2, n_targets=3, n_samples=10, loss="squared", intercept=False, ratio=0.1, seed=0):
@@ -165,11 +166,14 @@ def test_zero_at_alpha_max_and_not_below(name):
 
 
 def test_column_generation_lowers_the_objective_at_every_step():
-    primal = []
-    program = sequence_program(n=4, n_targets=4, ratio=0.01)
-    solve(program, ColumnGeneration(), tol=1e-8, callback=lambda progress: primal.append(progress.certificate.primal))
-    assert len(primal) > 2
+    program, solver, primal = sequence_program(n=4, n_targets=4, ratio=0.01), ColumnGeneration(), []
+    state = solver.init(program, null_point(program))
+    for _ in range(8):
+        state = solver.step(program, state)
+        point = solver.point(program, state)
+        primal.append(program.primal(point.coef, point.intercept))
     assert (np.diff(primal) <= 1e-12).all()
+    assert primal[-1] < primal[0] - 1e-3
 
 
 def test_column_generation_serves_any_penalty_with_atoms():
