@@ -41,7 +41,7 @@ def certify(
     Raises
     ------
     ValueError
-        If the point does not have the shape of the program or is not finite.
+        If the point does not have the shape of the program or is not finite, or the data of the map are not.
 
     Notes
     -----
@@ -108,8 +108,12 @@ def _feasible_dual_points(program: Program, candidates: list[Tensor]) -> list[Te
 def _scaled(program: Program, theta: Tensor, ascent: Tensor) -> Tensor:
     norms = program.penalty.group_dual_norms_in_any_units(ascent)
     largest = norms.reshape(-1, norms.shape[-1]).amax(0) if program.outputs_separate else norms.amax()
-    limit = torch.where(largest > 0, program.alpha / largest, math.inf)
-    return theta * program.loss.best_dual_scale(theta, program.y, program.weight, limit)
+    if not bool(torch.isfinite(largest).all()) and not math.isfinite(program.map.largest()):
+        raise ValueError("the data of the map must be finite, got NaN or infinite values")
+    # Products that overflow may have cancelled to anything: zero is feasible.
+    limit = torch.where(largest > 0, program.alpha / largest, math.inf).where(~largest.isnan(), 0.0)
+    scale = program.loss.best_dual_scale(theta, program.y, program.weight, limit)
+    return theta * torch.minimum(scale, limit).clamp(min=0.0)  # nobody's word is taken for what feasibility rests on
 
 
 def _centred(program: Program, theta: Tensor) -> Tensor:
@@ -119,9 +123,10 @@ def _centred(program: Program, theta: Tensor) -> Tensor:
     a class that never occurs is feasible at zero alone.
     """
     size = program.weight @ theta.abs()
-    theta = theta - program.weight @ theta
+    for _ in range(2):  # the first leaves a mean of the rounding of the mean, which may be larger than the point
+        theta = theta - program.weight @ theta
     remaining, centred_size = (program.weight @ theta).abs(), program.weight @ theta.abs()
-    genuine = (remaining <= 1e-10 * centred_size) & (size > 1e-13 * size.max())
+    genuine = (remaining <= 1e-10 * centred_size) & (centred_size > 1e-13 * size) & (size > 1e-13 * size.max())
     return torch.where(genuine, theta, 0.0)
 
 

@@ -109,8 +109,18 @@ def check_loss(loss: Loss, n_outputs: int = 3, seed: int = 0) -> None:
         half_square = 0.5 * (pred - y).square().sum(1)
         _require_close(value, half_square, 1e-12, "quadratic is True but the value is not half the square")
     _check_conjugate(loss, pred, move, y, value, gradient)
+    _check_dual_scale(loss, -gradient, y, weight)
     if type(loss).widened is not Loss.widened:
         _check_widened(loss, pred, loss.gradient(move, y), y)
+
+
+def _check_dual_scale(loss: Loss, theta: Tensor, y: Tensor, weight: Tensor) -> None:
+    for limit in (0.0, 0.3, 1.0, 10.0, math.inf):
+        for shape in ((), (theta.shape[1],)) if loss.separable else ((),):
+            bound = torch.full(shape, limit, dtype=theta.dtype)
+            scale = loss.best_dual_scale(theta, y, weight, bound)
+            _require(scale.shape == bound.shape, "best_dual_scale must have the shape of its limit")
+            _require(bool((scale >= 0).all() and (scale <= bound).all()), "best_dual_scale must be between 0 and limit")
 
 
 def _check_widened(loss: Loss, pred: Tensor, slope: Tensor, y: Tensor) -> None:
@@ -182,6 +192,9 @@ def check_penalty(penalty: Penalty, seed: int = 0) -> None:
             norms = torch.linalg.vector_norm(coef, dim=-2).sum()
             _require_close(value, norms, 1e-12, "euclidean is True but the penalty is not the sum of the norms")
         _require(float((coef * other).sum()) <= float(value * dual_norm) + 1e-10, "the dual norm is too small")
+        if penalty.separable:
+            parts = [penalty.value(coef[..., [k]]) for k in range(shape[-1])]
+            _require_close(torch.stack(parts).sum(), value, 1e-12, "separable is True but outputs interact")
         _check_prox(penalty, coef, other, 0.3 * float(penalty.dual_norm(coef)))
         if type(penalty).factorize is not Penalty.factorize:
             _check_factors(penalty, coef, generator)

@@ -121,7 +121,8 @@ class Huber(Loss):
     def best_intercept(self, pred: Tensor, y: Tensor, weight: Tensor, start: Tensor | None = None) -> Tensor:
         # The slope is piecewise linear and increasing, with a kink where a residual enters or leaves the quadratic
         # part: walk the kinks in order and interpolate where it crosses zero. Newton steps can stall between them.
-        residual = y - pred
+        # In double precision: beside large residuals single precision loses the two kinks of a sample in one number.
+        weight, residual = weight.double(), y.double() - pred.double()
         kinks, order = torch.cat([residual - self.delta, residual + self.delta]).sort(dim=0)
         rates = torch.cat([weight, -weight])[order].cumsum(0)
         slopes = (rates[:-1] * kinks.diff(dim=0)).cumsum(0) - self.delta
@@ -132,11 +133,11 @@ class Huber(Loss):
         # The rounding of the kinks is that of delta, beside which targets may be small: it is within the residuals, and
         # a Newton step takes most of it away.
         best = best.clamp(residual.amin(0), residual.amax(0))
-        slope = weight @ self.gradient(pred + best, y)
-        curvature = weight @ self.hessian_product(pred + best, y, torch.ones_like(pred))
+        slope = weight @ self.gradient(best - residual, torch.zeros_like(residual))
+        curvature = weight @ (best - residual).abs().le(self.delta).double()
         refined = torch.where(curvature > 0, best - slope / curvature, best)
-        better = (weight @ self.gradient(pred + refined, y)).abs() < slope.abs()
-        return torch.where(better, refined, best)
+        better = (weight @ self.gradient(refined - residual, torch.zeros_like(residual))).abs() < slope.abs()
+        return torch.where(better, refined, best).to(pred)
 
 
 class _SignLoss(Loss):

@@ -29,6 +29,10 @@ from .penalties import Penalty
 # What sums of products may be off by, in units of the rounding of one; and samples that are looked at first.
 _ROUNDING = 8
 _SAMPLES = 64
+# Targets that vary by less than so many of their roundings, and losses below so many roundings of their terms, are
+# constant; gaps are then relative to that share of the terms, in the rounding of the data.
+_CONSTANT_TARGETS = 1e4
+_CONSTANT_TERMS = 1e6
 
 _T = TypeVar("_T")
 
@@ -103,6 +107,9 @@ class Program:
         n = self.map.n_samples
         if self.y.ndim != 2 or self.y.shape[0] != n:
             raise ValueError(f"y must have shape ({n}, n_outputs), got {tuple(self.y.shape)}")
+        for name, dtype in (("y", self.y.dtype), ("map", self.map.dtype)):
+            if not dtype.is_floating_point:
+                raise ValueError(f"{name} must hold floating-point numbers, got {dtype}; convert it with .double()")
         if not bool(torch.isfinite(self.y).all()):
             raise ValueError("y must be finite, got NaN or infinite values")
         check_alpha(self.alpha)
@@ -134,9 +141,9 @@ class Program:
         """Weights ``p`` of the samples, summing to 1, in the precision of ``y``."""
         if self.sample_weight is None:
             return self.y.new_full((self.map.n_samples,), 1.0 / self.map.n_samples)
-        weight = self.sample_weight.to(self.y)
+        weight = self.sample_weight.to(self.y.device, torch.float64)
         weight = weight / weight.max()  # so that the sum of huge weights cannot overflow
-        return weight / weight.sum()
+        return (weight / weight.sum()).to(self.y)
 
     def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Program:
         """The same program with data held in another precision or on another device."""
@@ -144,7 +151,7 @@ class Program:
         new_map = self.map.to(dtype, device)
         if y is self.y and new_map is self.map:
             return self
-        weight = None if self.sample_weight is None else self.sample_weight.to(y)
+        weight = None if self.sample_weight is None else self.sample_weight.to(y.device)
         return dataclasses.replace(self, map=new_map, y=y, sample_weight=weight)
 
     def with_float64_targets(self) -> Program:
@@ -158,8 +165,7 @@ class Program:
 
     @_WithoutAlpha
     def _exact(self) -> Program:
-        weight = None if self.sample_weight is None else self.sample_weight.double()
-        return dataclasses.replace(self, y=self.loss.target_in(self.y, torch.float64), sample_weight=weight)
+        return dataclasses.replace(self, y=self.loss.target_in(self.y, torch.float64))
 
     def with_alpha(self, alpha: float) -> Program:
         """The same program with another weight of the penalty; all that does not depend on it is computed once."""
@@ -226,6 +232,9 @@ class Program:
     @_WithoutAlpha
     def null_intercept(self) -> Tensor:
         """Intercept of the best constant model, shape ``(c,)``."""
+        exact = self.with_float64_targets()  # in float32 it may be far off on many samples
+        if exact is not self:
+            return exact.null_intercept.to(self.y)
         return self.best_intercept(torch.zeros_like(self.y))
 
     @property
@@ -238,13 +247,19 @@ class Program:
     def null_value(self) -> float:
         """Objective of the best constant model: the reference of relative gaps.
 
-        Kept above the rounding of the loss's terms, and above what an intercept in the precision of the data leaves, so
-        that a constant ``y`` leaves relative gaps meaningful.
+        Where that is nothing but rounding, as for a constant ``y``, a share of the terms it is the difference of takes
+        its place, so that relative gaps stay meaningful.
         """
-        constant = self.loss_value(self.null_intercept.expand_as(self.y))
-        unit = max(torch.finfo(self.y.dtype).eps, torch.finfo(self.map.dtype).eps ** 2)
-        rounding = 1000 * unit * self.mean(self.loss.magnitude(self.y))
-        return max(float(constant), float(rounding))
+        exact = self.with_float64_targets()
+        constant = float(exact.loss_value(exact.null_intercept.expand_as(exact.y)))
+        unit = torch.finfo(exact.y.dtype).eps
+        size = float(exact.mean(self.loss.magnitude(exact.y)))
+        rounding = _CONSTANT_TERMS * unit * size
+        if self.loss.of_residual:  # squares of the rounding of the targets
+            rounding = float(exact.loss_value((1 + _CONSTANT_TARGETS * unit) * exact.y))
+        if constant > rounding:
+            return constant
+        return max(constant, _CONSTANT_TERMS * torch.finfo(self.map.dtype).eps * size)
 
     @property
     def tail_length(self) -> float:
@@ -259,7 +274,7 @@ class Program:
     @_WithoutAlpha
     def alpha_max(self) -> float:
         """Smallest ``alpha`` whose solution is zero; zero where nothing but the intercept can lower the loss."""
-        exact = self.with_float64_targets()  # an intercept in float32 may be far off on many samples
+        exact = self.with_float64_targets()
         if exact is not self:
             return exact.alpha_max
         theta = self.null_dual_point

@@ -41,6 +41,7 @@ from convexformer_solvers import (
     certify,
     get_loss,
     get_penalty,
+    get_solver,
     solve,
 )
 
@@ -397,10 +398,63 @@ class TestDegenerate:
     @pytest.mark.parametrize("offset", [1e3, 1e6])
     def test_targets_far_from_zero(self, penalty, offset):
         program = make_program("squared", penalty, intercept=True)
-        far = Program(program.map, program.y + offset, program.loss, program.penalty, program.alpha, None, True)
+        far = dataclasses.replace(program, y=program.y + offset)
+        near, result = fit(program), fit(far, tol=1e-6)
+        slack = 1e-15 * offset * program.null_value
+        assert result.certificate.dual <= near.certificate.primal + slack
+        assert result.certificate.gap >= -slack
+        assert result.certificate.primal >= near.certificate.dual - slack
+        assert result.certificate.reference == pytest.approx(program.null_value, rel=1e-6)
+
+    @pytest.mark.parametrize("offset", [1e4, 1e6, 1e8])
+    @pytest.mark.parametrize("loss", ["squared", "huber"])
+    def test_float32_data_do_not_make_targets_far_from_zero_constant(self, loss, offset):
+        program = make_program(loss, "group_l2", intercept=True)
+        far = Program(DenseMap(program.map.data.float()), program.y + offset, program.loss, GroupL2(), 0.01, None, True)
+        assert far.null_value == pytest.approx(program.null_value, rel=1e-6)
+        assert not certify(far, torch.zeros(far.coef_shape), far.null_intercept).relative_gap <= 0.1
+
+    @pytest.mark.parametrize("offset", [0.0, 1e5, 1e8])
+    def test_a_hint_with_a_mean_is_centred(self, offset):
+        program = make_program("squared", "group_l2", intercept=True)
+        far = dataclasses.replace(program, y=program.y + offset)
         result = fit(far, tol=1e-6)
-        assert result.certificate.dual <= fit(program).certificate.primal + 1e-13 * offset**2
-        assert result.certificate.gap >= -1e-13 * offset**2
+        certificate = certify(far, result.coef, result.intercept, result.certificate.dual_point + 1e5)
+        assert certificate.dual <= fit(program, tol=1e-10).certificate.primal + 1e-15 * offset * program.null_value
+        assert float((program.weight @ certificate.dual_point).abs().max()) <= 1e-13
+
+    @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+    @pytest.mark.parametrize("solver", ["auto", "fista", "admm"])
+    def test_data_that_are_not_finite_get_no_certificate(self, bad, solver):
+        data = randn(20, 3, 2)
+        data[3, 1, 0] = bad
+        program = Program(DenseMap(data), randn(20, 1, seed=1), get_loss("squared"), GroupL2(), 0.01)
+        with pytest.raises(ValueError, match="data of the map must be finite"):
+            certify(program, torch.zeros(program.coef_shape))
+        with pytest.raises(ValueError, match="data"):
+            solve(program, get_solver(solver))
+
+    def test_a_loss_cannot_scale_beyond_feasibility(self):
+        class Careless(Squared):
+            quadratic = False
+
+            def best_dual_scale(self, theta, y, weight, limit):
+                return torch.ones_like(limit)
+
+        program = dataclasses.replace(make_program("squared", "group_l2"), loss=Careless())
+        certificate = certify(program, torch.zeros(program.coef_shape))
+        slope = program.pull_back(certificate.dual_point)
+        assert float(program.penalty.dual_norm(slope)) <= program.alpha * (1 + 1e-12)
+        assert certificate.dual <= fit(make_program("squared", "group_l2")).certificate.primal
+
+    @pytest.mark.parametrize("loss", ["squared", "huber", "poisson", "logistic"])
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    @pytest.mark.parametrize("value", [1.0, 26.0, 1e6])
+    def test_constant_targets_are_solved(self, loss, dtype, value):
+        y = torch.full((29, 1), 1.0 if loss == "logistic" else value, dtype=dtype)
+        program = Program(DenseMap(randn(29, 3, 2).to(dtype)), y, get_loss(loss), GroupL2(), 0.01, None, True)
+        for solver in ("auto", "fista"):
+            assert solve(program, get_solver(solver)).certificate.relative_gap <= 1e-4
 
     @every_penalty
     @pytest.mark.parametrize("size", [1e4, 1e8])

@@ -231,7 +231,15 @@ class SquaredOfTwiceTheTarget(Squared):
         return super().best_intercept(pred, 2 * y, weight, start)
 
 
-@pytest.mark.parametrize(("kind", "message"), [(NegativeSquared, "negative"), (SquaredOfTwiceTheTarget, "of_residual")])
+class SquaredOfAnyScale(Squared):
+    def best_dual_scale(self, theta, y, weight, limit):
+        return torch.ones_like(limit)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [(NegativeSquared, "negative"), (SquaredOfTwiceTheTarget, "of_residual"), (SquaredOfAnyScale, "best_dual_scale")],
+)
 def test_check_rejects_what_solvers_and_gaps_rest_on(kind, message):
     with pytest.raises(AssertionError, match=message):
         check_loss(kind())
@@ -591,3 +599,21 @@ class TestContract:
     def test_losses_are_values(self, name):
         assert get_loss(name) == get_loss(name)
         assert hash(get_loss(name)) == hash(get_loss(name))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [1.0, 1e5, 1e8])
+def test_huber_intercepts_are_best_in_any_precision(dtype, size):
+    loss, y = get_loss("huber"), (size * randn(60, 2, seed=3)).to(dtype)
+    weight = torch.full((60,), 1 / 60, dtype=dtype)
+    best = loss.best_intercept(torch.zeros_like(y), y, weight)
+
+    def value(intercept):
+        return float(loss.value(intercept.double().expand(60, 2), y.double()).mean())
+
+    slope = loss.gradient(best.double().expand(60, 2), y.double()).mean(0)
+    assert best.dtype == dtype
+    assert float(slope.abs().max()) <= 2 * loss.delta / 60  # next to a kink its rounding decides on a sample's side
+    assert value(best) <= value(loss.best_intercept(torch.zeros_like(y).double(), y.double(), weight.double())) * (
+        1 + torch.finfo(dtype).eps * 10
+    )

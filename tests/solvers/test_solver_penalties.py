@@ -36,6 +36,14 @@ def test_check_rejects_a_penalty_that_is_not_the_euclidean_one_that_it_claims_to
         check_penalty(Nuclear())
 
 
+def test_check_rejects_a_penalty_that_does_not_separate_as_it_claims_to():
+    class Nuclear(GroupNuclear):
+        separable = True
+
+    with pytest.raises(AssertionError, match="separable"):
+        check_penalty(Nuclear())
+
+
 @pytest.mark.parametrize("c", [1, 3])
 def test_a_group_of_zeros_has_a_gradient_of_zero(c):
     coef = torch.zeros(2, 3, c, dtype=torch.float64, requires_grad=True)

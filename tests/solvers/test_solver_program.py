@@ -108,7 +108,7 @@ class TestValues:
     def test_null_value_of_a_constant_target_stays_above_rounding(self):
         data = DenseMap(randn(6, 2, 1))
         program = Program(data, torch.full((6, 1), 3.0).double(), Squared(), GroupL2(), 0.1, fit_intercept=True)
-        assert 0 < program.null_value < 1e-11
+        assert 0 < program.null_value < 1e-8
 
     def test_with_alpha_changes_nothing_else(self):
         program = make_program("huber", "nuclear", intercept=True, weighted=True)
@@ -545,3 +545,20 @@ def test_programs_and_results_compare_by_identity():
     assert program != dataclasses.replace(program)
     assert result == result
     assert result != dataclasses.replace(result)
+
+
+@pytest.mark.parametrize("which", ["y", "map"])
+def test_whole_numbers_are_refused(which):
+    X, y = torch.ones(5, 2, 1), torch.ones(5, 1)
+    X, y = (X.long(), y) if which == "map" else (X, y.long())
+    with pytest.raises(ValueError, match=f"{which} must hold floating-point numbers"):
+        Program(DenseMap(X), y, get_loss("squared"), GroupL2(), 0.1)
+
+
+@pytest.mark.parametrize("unit", [1e-300, 1e39, 1e300])
+def test_weights_beyond_the_range_of_the_data_count_by_their_ratios(unit):
+    weight = torch.tensor([1.0, 2.0, 5.0], dtype=torch.float64)
+    X, y = randn(3, 2, 1).float(), randn(3, 1, seed=1).float()
+    program = Program(DenseMap(X), y, get_loss("squared"), GroupL2(), 0.1, unit * weight)
+    for other in (program, program.to(torch.float64), program.with_float64_targets(), program.to(torch.float32)):
+        torch.testing.assert_close(other.weight, (weight / 8).to(other.y))
