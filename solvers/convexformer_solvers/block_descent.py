@@ -42,8 +42,11 @@ _SIZE_ACCURACY = 1e-3
 _REGULARISATION = 1e-12
 # Looks within which the gap must halve. A set that has just grown is spared that as long as its Gram matrix takes less
 # than this share of the work for that of all features.
-_LOOKS = 2
+_LOOKS = 3
 _CHEAP = 0.5
+# Numbers that data hold at least where products are computed in single precision, and the smallest square there.
+_LARGE = 2**18
+_SMALLEST = 1e-30
 
 
 class _OneBlasThread:
@@ -124,6 +127,14 @@ class GramProgram:
     def with_alpha(self, alpha: float) -> GramProgram:
         """The same program with another weight of the penalty."""
         return GramProgram(self.gram, self.target, self.square, self.width, alpha, self)
+
+    def corrected(self, point: _Point, ascent: NDArray) -> GramProgram:
+        """The same program with the targets' products such that `point` has an `ascent` that is known better.
+
+        What rounding of the Gram matrix does to a solution then goes by the distance from that point.
+        """
+        target = self.target + (ascent - point.ascent)
+        return GramProgram(self.gram, target, self.square, self.width, self.alpha, self)
 
     def at(self, coef: NDArray) -> _Point:
         """The point of some coefficients."""
@@ -255,17 +266,18 @@ class BlockDescent(PrimalDualSolver):
     the Gram matrix of their columns, to a tenth of the gap over all blocks, and looks at all blocks, which takes two
     products with the data. Those that violate the dual constraint most join the set; none ever leaves it, so that the
     Gram matrix is only extended; along a path each alpha goes on with the set of the one before. The blocks of the
-    set are minimised over in turn, in their eigenbases; the sweeps are extrapolated and polished.
+    set are minimised over in turn, in their eigenbases; the sweeps are extrapolated and polished. On large data that
+    Gram matrix is computed in single precision; each look corrects what its rounding does to the gradient.
 
     Finished at a gap of zero; once the set would be wider than the number of samples; where after a solve more blocks
     than a set may have exceed alpha four times, or 2.5 times as many twice while half of the set is active; where
-    sweeps take too long; and where the gap over all blocks has not halved in two looks, unless the set has grown and
+    sweeps take too long; and where the gap over all blocks has not halved in three looks, unless the set has grown and
     its Gram matrix has taken less than half of the work of that of all features. Along a path also where the active
     blocks are wider than 0.35 times the number of samples. The sweeps run on the CPU.
 
     Parameters
     ----------
-    width : int, default=256
+    width : int, default=128
         Columns by which the set grows at least, or of one block where that has more.
 
     Examples
@@ -274,7 +286,7 @@ class BlockDescent(PrimalDualSolver):
     'block_descent'
     """
 
-    def __init__(self, width: int = 256) -> None:
+    def __init__(self, width: int = 128) -> None:
         self.width = width
 
     @property
@@ -294,7 +306,8 @@ class BlockDescent(PrimalDualSolver):
         gap, support = whole.rough_gap, coef.flatten(0, -3).flatten(1).any(dim=1).nonzero()[:, 0]
         if previous is None:
             pulled = program.pull_back(program.y - program.null_intercept)
-            return self._grown(_State(whole, whole, gap, SupportGram(program.map), pulled, support), at_least=1)
+            gram = _support_gram(program, single=program.map.n_stored >= _LARGE)
+            return self._grown(_State(whole, whole, gap, gram, pulled, support), at_least=1)
         blocks = torch.cat([previous.blocks, support[~torch.isin(support, previous.blocks)]])
         state = _State(whole, whole, gap, previous.gram, previous.pulled, blocks, previous.inner)
         wide = len(support) * coef.shape[-2] > _WIDEST_START * len(program.y)
@@ -311,6 +324,7 @@ class BlockDescent(PrimalDualSolver):
         with _numpy_on_one_thread:
             primal, dual, gap = state.inner.solved(coef, _DECREASE * state.gap)
         whole = self._of_all(state, primal, dual)
+        inner = state.inner.corrected(dual, self._on_set(state, whole.ascent).flatten().cpu().numpy())
         new_gap = whole.rough_gap
         gaps = (*(state.gaps or (state.gap,)), new_gap)
         falls = len(gaps) <= _LOOKS or new_gap <= 0.5 * gaps[-1 - _LOOKS]
@@ -318,6 +332,7 @@ class BlockDescent(PrimalDualSolver):
         return state._replace(
             whole=whole,
             gap=new_gap,
+            inner=inner,
             n_looks=state.n_looks + 1,
             to_grow=new_gap > _WORTH_GROWING * gap,
             gaps=gaps,
@@ -339,23 +354,26 @@ class BlockDescent(PrimalDualSolver):
         hopeless = very_far > limit or (far > _FAR_BLOCKS * limit and n_active >= _FAR_ACTIVE * len(state.blocks))
         if len(state.blocks) + size > limit or (state.n_looks > 0 and hopeless):
             return state._replace(finished=True, to_grow=False, misleads=state.n_looks == 1)
-        blocks = torch.cat([state.blocks, norms.topk(size).indices])
-        inner = self._inner(state, blocks)
-        return state._replace(blocks=blocks, inner=inner, to_grow=False, finished=inner is None)
+        return self._of_set(state, torch.cat([state.blocks, norms.topk(size).indices]))
 
-    def _inner(self, state: _State, blocks: Tensor) -> GramProgram | None:
-        """The program on some blocks; None where products of columns overflow."""
-        program = state.whole.program
-        gram = state.gram.of(blocks, program.weight, copy=False)
-        if program.fit_intercept:
-            means = program.map.rmatvec_blocks(blocks, program.weight[:, None]).flatten()
-            gram = torch.addr(gram, means, means, alpha=-1)
-        if not bool(torch.isfinite(gram.diagonal()).all()):  # the largest products are those of columns with themselves
-            return None
+    def _of_set(self, state: _State, blocks: Tensor) -> _State:
+        """The state with the program on some blocks, those of its set first; finished where their products overflow."""
+        program, inner = state.whole.program, state.inner
+        target, gram = state.pulled.reshape(-1, *state.pulled.shape[-2:])[blocks].flatten(), state.gram
+        matrix = gram.of(blocks, program.weight, copy=False)
+        if gram.single and not _in_range_of_single(matrix, target):
+            gram = SupportGram(gram.map, gram.center)
+            matrix = gram.of(blocks, program.weight, copy=False)
+        if not bool(
+            torch.isfinite(matrix.diagonal()).all()
+        ):  # the largest products are those of columns with themselves
+            return state._replace(finished=True, to_grow=False)
+        products = target.cpu().numpy()
+        if inner is not None:
+            products[: len(inner.target)] = inner.target  # corrected
         square = float(program.mean((program.y - program.null_intercept).square().sum(1)))
-        pulled = state.pulled.reshape(-1, *state.pulled.shape[-2:])[blocks]
-        target = pulled.flatten().cpu().numpy()
-        return GramProgram(gram.cpu().numpy(), target, square, program.coef_shape[-2], program.alpha, state.inner)
+        inner = GramProgram(matrix.cpu().numpy(), products, square, program.coef_shape[-2], program.alpha, inner)
+        return state._replace(blocks=blocks, gram=gram, inner=inner, to_grow=False)
 
     def _on_set(self, state: _State, coef: Tensor) -> Tensor:
         return coef.reshape(-1, *coef.shape[-2:])[state.blocks]
@@ -385,6 +403,18 @@ class BlockDescent(PrimalDualSolver):
 
     def finished(self, state: _State) -> bool:
         return state.finished
+
+
+def _support_gram(program: Program, single: bool) -> SupportGram:
+    """Gram matrices of a program's columns, which an intercept centres."""
+    means = program.map.rmatvec(program.weight[:, None])[..., 0].flatten(0, -2) if program.fit_intercept else None
+    return SupportGram(program.map, means, single)
+
+
+def _in_range_of_single(gram: Tensor, target: Tensor) -> bool:
+    """Whether squares of the columns that matter are numbers of single precision."""
+    squares = gram.diagonal()
+    return bool(((squares > _SMALLEST) & (squares < 1 / _SMALLEST) | (target == 0)).all())
 
 
 def _cheap(state: _State) -> bool:

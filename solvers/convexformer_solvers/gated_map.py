@@ -118,7 +118,8 @@ class GatedMap(DerivedMap[DenseMap]):
 
     def columns(self, blocks: Tensor) -> Tensor:
         gate, block = self._split(blocks)
-        return self.base.columns(block) * self.masks[:, gate, None]
+        mask = self.masks[:, gate, None].to(self.dtype)  # products with numbers are five times faster
+        return self.base.columns(block).mul_(mask)
 
     def along(self, blocks: Tensor, units: Tensor) -> Tensor:
         result = units.new_empty((len(blocks), self.n_samples))

@@ -53,10 +53,14 @@ class SupportGram:
     ----------
     linear_map : LinearMap
         The map ``A`` of all groups.
+    center : Tensor of shape (n_blocks, d), optional
+        What is taken from the columns first, as ``LinearMap.gram`` does.
+    single : bool, default=False
+        Whether products are computed in single precision, in half the time; they are kept in that of the weights.
     """
 
-    def __init__(self, linear_map: LinearMap) -> None:
-        self.map = linear_map
+    def __init__(self, linear_map: LinearMap, center: Tensor | None = None, single: bool = False) -> None:
+        self.map, self.center, self.single = linear_map, center, single
         self._weight: Tensor | None = None
 
     def of(self, blocks: Tensor, weight: Tensor, copy: bool = True) -> Tensor:
@@ -77,7 +81,7 @@ class SupportGram:
         d = self.map.feature_shape[-1]
         if self._weight is None or not torch.equal(self._weight, weight):
             self._weight, self._known = weight, blocks
-            self._store = self.map.gram(blocks, blocks, weight)
+            self._store = self._products(blocks, blocks).to(weight)
         new = blocks[~torch.isin(blocks, self._known)]
         if len(new):
             old, size = len(self._known) * d, (len(self._known) + len(new)) * d
@@ -87,9 +91,14 @@ class SupportGram:
                 store = self._store.new_empty((capacity, capacity))
                 store[:old, :old] = self._store[:old, :old]
                 self._store = store
-            self._store[:old, old:size] = self.map.gram(self._known, new, weight)
+            self._store[:old, old:size] = self._products(self._known, new)
             self._store[old:size, :old] = self._store[:old, old:size].T
-            self._store[old:size, old:size] = self.map.gram(new, new, weight)
+            self._store[old:size, old:size] = self._products(new, new)
             self._known = torch.cat([self._known, new])
         size = len(self._known) * d
         return self._store[:size, :size]
+
+    def _products(self, left: Tensor, right: Tensor) -> Tensor:
+        assert self._weight is not None
+        weight = self._weight.float() if self.single else self._weight
+        return self.map.gram(left, right, weight, self.center)

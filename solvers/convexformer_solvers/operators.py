@@ -195,23 +195,30 @@ class LinearMap(ABC):
         """Floating-point operations of forming the Gram matrix of all features, on the smaller side, roughly."""
         return 2.0 * self.n_samples * math.prod(self.feature_shape) * self.smaller_side
 
-    def gram(self, left: Tensor, right: Tensor, weight: Tensor) -> Tensor:
+    def gram(self, left: Tensor, right: Tensor, weight: Tensor, center: Tensor | None = None) -> Tensor:
         """``A_left' diag(weight) A_right`` of some blocks' columns, shape ``(n_left d, n_right d)``.
 
-        Rows are read in chunks, so that no copy of the columns is made; computed in the precision of `weight`.
+        Rows are read in chunks, so that no copy of the columns is made; computed in the precision of `weight`. With a
+        `center` of shape ``(n_blocks, d)`` for all blocks its numbers are taken from the columns first.
         """
         d = self.feature_shape[-1]
         result = weight.new_zeros((len(left) * d, len(right) * d))
         same = left is right
+
+        def columns(part: LinearMap, blocks: Tensor) -> Tensor:
+            found = part.columns(blocks)
+            return (found if center is None else found - center[blocks].to(found)).to(weight.dtype).flatten(1)
+
         for rows in tall_chunks(self.n_samples, max(result.shape)):
             part = self.rows(rows)
-            columns = part.columns(left).to(weight.dtype).flatten(1)
-            others = columns if same else part.columns(right).to(weight.dtype).flatten(1)
-            weighted = others * weight[rows, None]
+            if part.n_stored <= part.n_samples * max(result.shape):  # less to convert than their columns
+                part = part.to(weight.dtype)
+            those = columns(part, left)
+            weighted = (those if same else columns(part, right)) * weight[rows, None]
             if same:
-                _add_lower_product(result, columns.T, weighted)
+                _add_lower_product(result, those.T, weighted)
             else:
-                result.addmm_(columns.T, weighted)
+                result.addmm_(those.T, weighted)
         return mirrored(result) if same else result
 
     def squared_norm(self, weight: Tensor, center: bool = False, n_steps: int = 20) -> float:

@@ -125,8 +125,8 @@ class _RootMap(DenseMap):
         super().__init__(data)
         self._known_gram = gram
 
-    def gram(self, left: Tensor, right: Tensor, weight: Tensor) -> Tensor:
-        if bool((weight != weight[0]).any()):
-            return super().gram(left, right, weight)
+    def gram(self, left: Tensor, right: Tensor, weight: Tensor, center: Tensor | None = None) -> Tensor:
+        if center is not None or bool((weight != weight[0]).any()):
+            return super().gram(left, right, weight, center)
         chosen = select_blocks(self._known_gram, left, right, self.feature_shape[-1])
         return chosen.mul_(weight[0] * self.n_samples)

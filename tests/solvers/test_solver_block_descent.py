@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -201,7 +203,7 @@ def test_a_path_goes_on_with_the_set_and_its_gram_matrix(monkeypatch, intercept,
     program = sparse_program(intercept=intercept, weighted=weighted)
     grid = alpha_grid(program.alpha_max, n_alphas=10, eps=0.3)
     path = solve_path(program, BlockDescent(width=3), grid, tol=1e-8, max_iter=50)
-    own = torch.cat([left for left, right, _ in formed if left is right])
+    own = torch.cat([left for left, right, *_ in formed if left is right])
     assert len(own) == len(own.unique()) < 12  # no block's products with itself are formed twice
     for alpha, result in zip(grid, path.results, strict=True):
         wanted = solve(program.with_alpha(alpha), Fista(), tol=1e-9, max_iter=50_000)
@@ -266,3 +268,19 @@ def test_threads_that_overlap_give_numpy_its_others_back():
         assert set(threads()) == {1}
         limit.__exit__()
         assert threads() == before
+
+
+@pytest.mark.parametrize("shift", [0.0, 1e3])
+@pytest.mark.parametrize("unit", [1.0, 1e-22, 1e22])
+def test_products_in_single_precision_cost_no_digits(monkeypatch, shift, unit):
+    monkeypatch.setattr(block_descent, "_LARGE", 1)
+    program = sparse_program(intercept=True)
+    data = unit * (program.map.data + shift)
+    program = dataclasses.replace(program, map=DenseMap(data), y=program.y + 10.0, alpha=unit * program.alpha)
+    solver = BlockDescent()
+    state = solver.init(program, start_of(program))
+    while not solver.finished(state) and state.gap > 1e-11 * program.null_value:
+        state = solver.step(program, state)
+    point = solver.point(program, state)
+    certificate = certify(program, point.coef, point.intercept, point.dual)
+    assert abs(certificate.relative_gap) <= 1e-10
