@@ -19,6 +19,10 @@ from .intercepts import LossAtIntercepts, best_intercept
 class Loss(ABC):
     """A convex loss ``l(f, y)`` of the predictions ``f`` of one sample.
 
+    A new loss defines ``smoothness``, ``value``, ``gradient`` and ``hessian_product``, and ``conjugate`` to have
+    certificates; the rest has defaults. ``check_loss`` tests it. In all methods ``pred`` and ``y`` are tensors of shape
+    ``(N, c)``, one row per sample, in the same precision, and ``weight`` is one of shape ``(N,)`` that sums to 1.
+
     Attributes
     ----------
     separable : bool
@@ -54,56 +58,198 @@ class Loss(ABC):
 
     @abstractmethod
     def value(self, pred: Tensor, y: Tensor) -> Tensor:
-        """Loss of each sample, shape ``(N,)``, never negative."""
+        """Loss of each sample.
+
+        Parameters
+        ----------
+        pred, y : Tensor of shape (N, c)
+            Predictions and targets.
+
+        Returns
+        -------
+        Tensor of shape (N,)
+            Never negative.
+        """
 
     @abstractmethod
     def gradient(self, pred: Tensor, y: Tensor) -> Tensor:
-        """Gradient in the predictions, shape ``(N, c)``."""
+        """Gradient of each sample's loss in its predictions.
+
+        Parameters
+        ----------
+        pred, y : Tensor of shape (N, c)
+            Predictions and targets.
+
+        Returns
+        -------
+        Tensor of shape (N, c)
+        """
 
     @abstractmethod
     def hessian_product(self, pred: Tensor, y: Tensor, direction: Tensor) -> Tensor:
-        """Hessian of each sample times ``direction``, shape ``(N, c)``."""
+        """Hessian of each sample's loss times a direction.
+
+        Parameters
+        ----------
+        pred, y : Tensor of shape (N, c)
+            Predictions and targets.
+        direction : Tensor of shape (N, c)
+            One direction per sample.
+
+        Returns
+        -------
+        Tensor of shape (N, c)
+        """
 
     def conjugate(self, u: Tensor, y: Tensor) -> Tensor:
-        """Convex conjugate ``sup_f <u, f> - l(f, y)`` of each sample, shape ``(N,)``; inf outside its domain.
+        """Convex conjugate ``sup_f <u, f> - l(f, y)`` of each sample's loss.
 
         The default is nan: a loss without a conjugate has no certificate, and its gap is nan, never 0.
+
+        Parameters
+        ----------
+        u : Tensor of shape (N, c)
+            Slopes.
+        y : Tensor of shape (N, c)
+            Targets.
+
+        Returns
+        -------
+        Tensor of shape (N,)
+            inf outside the domain, which must hold every point between zero and a gradient.
         """
         return u.new_full((u.shape[0],), math.nan)
 
     def magnitude(self, y: Tensor) -> Tensor:
-        """Size of the terms whose difference a sample's loss is, shape ``(N,)``; eps times it is rounding."""
+        """Size of the terms whose difference a sample's loss is: eps times it is rounding.
+
+        Parameters
+        ----------
+        y : Tensor of shape (N, c)
+            Targets.
+
+        Returns
+        -------
+        Tensor of shape (N,)
+        """
         return self.value(torch.zeros_like(y), y)
 
     def mean(self, pred: Tensor) -> Tensor:
-        """Mean of the targets that predictions stand for (the inverse link), shape ``(N, c)``."""
+        """Mean of the target that predictions stand for: the inverse link.
+
+        Parameters
+        ----------
+        pred : Tensor of shape (N, c)
+            Predictions.
+
+        Returns
+        -------
+        Tensor of shape (N, c)
+            Of losses with targets -1 and 1 the probability of 1; of softmax all probabilities.
+        """
         return pred
 
     def check_target(self, y: Tensor) -> None:  # noqa: B027 - real numbers need no check
-        """Raise ``ValueError`` when ``y`` is not a target of this loss."""
+        """Raise an error when ``y`` is not a target of this loss.
+
+        Parameters
+        ----------
+        y : Tensor of shape (N, c)
+            Finite numbers.
+
+        Raises
+        ------
+        ValueError
+            With what was found and what would be right.
+        """
 
     def target_in(self, y: Tensor, dtype: torch.dtype) -> Tensor:
-        """The targets in another precision, within what ``check_target`` asks for there."""
+        """The targets in another precision, within what ``check_target`` asks for there.
+
+        Parameters
+        ----------
+        y : Tensor of shape (N, c)
+            Targets.
+        dtype : torch.dtype
+            The precision.
+
+        Returns
+        -------
+        Tensor of shape (N, c)
+        """
         return y.to(dtype)
 
     def example_target(self, n_samples: int, n_outputs: int, generator: torch.Generator) -> Tensor:
-        """Random float64 targets of this loss, which ``checks`` and the tests try it on."""
+        """Random targets of this loss, which ``checks`` and the tests try it on.
+
+        Parameters
+        ----------
+        n_samples, n_outputs : int
+            Their shape.
+        generator : torch.Generator
+            Where the randomness comes from.
+
+        Returns
+        -------
+        Tensor of shape (n_samples, n_outputs)
+            In float64.
+        """
         return torch.randn((n_samples, n_outputs), generator=generator, dtype=torch.float64)
 
     def expression(self, pred: Any, y: Any, weight: Any) -> Any:
-        """cvxpy expression of ``sum_i weight_i l(pred_i, y_i)``; ``pred`` is a cvxpy variable of shape ``(N, c)``."""
+        """cvxpy expression of ``sum_i weight_i l(pred_i, y_i)``, which the solver ``"exact"`` needs.
+
+        Parameters
+        ----------
+        pred : cvxpy.Expression of shape (N, c)
+            Affine in the variables.
+        y : ndarray of shape (N, c)
+            Targets.
+        weight : ndarray of shape (N,)
+            Sums to 1.
+
+        Returns
+        -------
+        cvxpy.Expression
+            A scalar.
+
+        Raises
+        ------
+        NotImplementedError
+            If the loss has none.
+        """
         raise NotImplementedError(f"{type(self).__name__} has no method 'expression', which the solver 'exact' needs")
 
     def hessian_parts(self, pred: Tensor, y: Tensor) -> tuple[Tensor, Tensor | None] | None:
-        """Parts ``d`` and ``v`` of shape ``(N, c)`` of each sample's Hessian ``diag(d) - v v'``.
+        """Parts ``d`` and ``v`` of each sample's Hessian ``diag(d) - v v'``.
 
-        The second is None where the Hessian is diagonal. Optional for a loss that couples the outputs: None, the
-        default there, makes solvers take the Hessian column by column.
+        Parameters
+        ----------
+        pred, y : Tensor of shape (N, c)
+            Predictions and targets.
+
+        Returns
+        -------
+        tuple of two tensors of shape (N, c), or None
+            The second is None where the Hessian is diagonal. Optional for a loss that couples the outputs: None, the
+            default there, makes solvers take the Hessian column by column.
         """
         return (self.hessian_product(pred, y, torch.ones_like(pred)), None) if self.separable else None
 
     def mean_hessian(self, pred: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-        """``(c, c)`` Hessian of the weighted loss in an intercept shared by all samples."""
+        """Hessian of the weighted loss in an intercept shared by all samples.
+
+        Parameters
+        ----------
+        pred, y : Tensor of shape (N, c)
+            Predictions and targets.
+        weight : Tensor of shape (N,)
+            Sums to 1.
+
+        Returns
+        -------
+        Tensor of shape (c, c)
+        """
         if self.separable:
             return torch.diag(weight @ self.hessian_product(pred, y, torch.ones_like(pred)))
         columns = []
@@ -114,11 +260,21 @@ class Loss(ABC):
         return torch.stack(columns)
 
     def tail_length(self, pred: Tensor, y: Tensor, weight: Tensor) -> float:
-        """How many times as wide a quadratic part around zero must be to hold half of the samples, 1 where it does.
-
-        Half of them by their weights, which sum to 1.
+        """How many times as wide a quadratic part around zero must be to hold half of the samples by weight.
 
         Losses without linear parts need not define it; for those with, ``widened`` is the other half.
+
+        Parameters
+        ----------
+        pred, y : Tensor of shape (N, c)
+            Predictions and targets.
+        weight : Tensor of shape (N,)
+            Sums to 1.
+
+        Returns
+        -------
+        float
+            1 where it does, and at least that.
         """
         return 1.0
 
@@ -126,21 +282,66 @@ class Loss(ABC):
         r"""Loss and targets of a proximal step in the dual, which widen the quadratic part to `width` times itself.
 
         One over `width` times the loss is, up to a constant, :math:`\max_u u'f - l^*(u) - \frac{w - 1}2 \|u - v\|^2`
-        with the slopes ``v``, of shape ``(N, c)``; ``w`` is the width.
+        with the slopes ``v``; ``w`` is the width.
+
+        Parameters
+        ----------
+        y : Tensor of shape (N, c)
+            Targets.
+        slope : Tensor of shape (N, c)
+            The ``v``.
+        width : float
+            The ``w``, at least 1.
+
+        Returns
+        -------
+        tuple of Loss and Tensor of shape (N, c)
+
+        Raises
+        ------
+        NotImplementedError
+            If the loss has no linear parts.
         """
         raise NotImplementedError(f"{self!r} has no linear parts")
 
     def best_dual_scale(self, theta: Tensor, y: Tensor, weight: Tensor, limit: Tensor) -> Tensor:
         """Scale of ``theta`` within ``[0, limit]`` that serves the dual bound best.
 
-        `limit` has shape ``(c,)`` when outputs may be scaled apart and ``()`` otherwise. The default is the largest
-        scale at most 1, which keeps every point between zero and ``theta`` in the conjugate's domain.
+        The default is the largest scale at most 1, which keeps every point between zero and ``theta`` in the
+        conjugate's domain. Certificates cut what is returned to ``[0, limit]``.
+
+        Parameters
+        ----------
+        theta : Tensor of shape (N, c)
+            A dual point.
+        y : Tensor of shape (N, c)
+            Targets.
+        weight : Tensor of shape (N,)
+            Sums to 1.
+        limit : Tensor of shape (c,) or ()
+            Largest scale that keeps the point feasible, which may be inf; one per output when these may be scaled
+            apart.
+
+        Returns
+        -------
+        Tensor of the shape of `limit`
         """
         return limit.clamp(max=1.0)
 
     def best_intercept(self, pred: Tensor, y: Tensor, weight: Tensor, start: Tensor | None = None) -> Tensor:
-        """Minimiser over ``b`` of ``sum_i weight_i l(pred_i + b, y_i)``, shape ``(c,)``, by damped Newton steps.
+        """Minimiser over ``b`` of ``sum_i weight_i l(pred_i + b, y_i)``, by damped Newton steps.
 
-        The weights sum to 1. `start` is a first guess that saves steps.
+        Parameters
+        ----------
+        pred, y : Tensor of shape (N, c)
+            Predictions and targets.
+        weight : Tensor of shape (N,)
+            Sums to 1.
+        start : Tensor of shape (c,), optional
+            A first guess that saves steps. Default: zeros, or what centres the predictions.
+
+        Returns
+        -------
+        Tensor of shape (c,)
         """
         return best_intercept(LossAtIntercepts(self, pred, y, weight), start)

@@ -74,6 +74,17 @@ class Huber(Loss):
     ----------
     delta : float, default=1.35
         Residual at which the loss turns linear, in units of ``y``; 1.35 keeps 95% efficiency on unit Gaussian noise.
+
+    Raises
+    ------
+    ValueError
+        If `delta` is not positive and finite.
+
+    Examples
+    --------
+    >>> import torch
+    >>> Huber(delta=1.0).value(torch.tensor([[0.5], [3.0]]), torch.zeros(2, 1))
+    tensor([0.1250, 2.5000])
     """
 
     of_residual = True
@@ -156,7 +167,14 @@ class _SignLoss(Loss):
 
 @dataclass(frozen=True)
 class Logistic(_SignLoss):
-    r"""Logistic loss :math:`\sum_l \log(1 + e^{-y_l f_l})` for targets -1 and 1."""
+    r"""Logistic loss :math:`\sum_l \log(1 + e^{-y_l f_l})` for targets -1 and 1.
+
+    Examples
+    --------
+    >>> import torch
+    >>> Logistic().value(torch.tensor([[0.0], [2.0]]), torch.tensor([[1.0], [1.0]]))
+    tensor([0.6931, 0.1269])
+    """
 
     probabilistic = True
     smooth_curvature = True
@@ -191,7 +209,14 @@ class Logistic(_SignLoss):
 
 @dataclass(frozen=True)
 class SquaredHinge(_SignLoss):
-    r"""Squared hinge loss :math:`\sum_l \max(0, 1 - y_l f_l)^2` for targets -1 and 1, as in ``LinearSVC``."""
+    r"""Squared hinge loss :math:`\sum_l \max(0, 1 - y_l f_l)^2` for targets -1 and 1, as in ``LinearSVC``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> SquaredHinge().value(torch.tensor([[0.5], [2.0]]), torch.tensor([[1.0], [1.0]]))
+    tensor([0.2500, 0.0000])
+    """
 
     @property
     def smoothness(self) -> float:
@@ -221,6 +246,12 @@ class Softmax(Loss):
     r"""Softmax cross-entropy :math:`\log \sum_l e^{f_l} - \langle y, f \rangle` for rows ``y`` in the unit simplex.
 
     Rows in float32 may miss the simplex by their rounding: certificates are of the rows over their sums in float64.
+
+    Examples
+    --------
+    >>> import torch
+    >>> Softmax().value(torch.tensor([[0.0, 2.0]]), torch.tensor([[0.0, 1.0]]))
+    tensor([0.1269])
     """
 
     separable = False
@@ -309,6 +340,12 @@ class Poisson(Loss):
     r"""Poisson half-deviance with log link :math:`\sum_l e^{f_l} - y_l f_l + y_l \log y_l - y_l` for counts ``y >= 0``.
 
     Its curvature has no bound, so solvers need a step search. The terms in ``y`` alone make the best value 0.
+
+    Examples
+    --------
+    >>> import torch
+    >>> Poisson().value(torch.tensor([[0.0], [1.0]]), torch.tensor([[1.0], [2.0]])).round(decimals=4)
+    tensor([0.0000, 0.1046])
     """
 
     smooth_curvature = True

@@ -79,6 +79,19 @@ class Program:
     fit_intercept : bool, default=False
         Whether an unpenalised constant per output is part of the model.
 
+    Attributes
+    ----------
+    coef_shape : tuple of int
+        Shape of a coefficient array, ``(*block_shape, d, c)``.
+    weight : Tensor of shape (N,)
+        The :math:`p`.
+    alpha_max : float
+        Smallest ``alpha`` whose solution is zero.
+    null_intercept : Tensor of shape (c,)
+        Intercept of the best constant model.
+    null_value : float
+        Its objective: the reference of relative gaps.
+
     Raises
     ------
     ValueError
@@ -146,7 +159,20 @@ class Program:
         return (weight / weight.sum()).to(self.y)
 
     def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Program:
-        """The same program with data held in another precision or on another device."""
+        """The same program with data held in another precision or on another device.
+
+        Parameters
+        ----------
+        dtype : torch.dtype, optional
+            Precision of map and targets. Default: as they are.
+        device : torch.device or str, optional
+            Default: where they are.
+
+        Returns
+        -------
+        Program
+            This one where nothing changes.
+        """
         y = self.loss.target_in(self.y.to(device=device or self.y.device), dtype or self.y.dtype)
         new_map = self.map.to(dtype, device)
         if y is self.y and new_map is self.map:
@@ -168,13 +194,43 @@ class Program:
         return dataclasses.replace(self, y=self.loss.target_in(self.y, torch.float64))
 
     def with_alpha(self, alpha: float) -> Program:
-        """The same program with another weight of the penalty; all that does not depend on it is computed once."""
+        """The same program with another weight of the penalty; all that does not depend on it is computed once.
+
+        Parameters
+        ----------
+        alpha : float
+            Positive.
+
+        Returns
+        -------
+        Program
+
+        Raises
+        ------
+        ValueError
+            If `alpha` is not positive and finite.
+        """
         result = dataclasses.replace(self, alpha=alpha)
         object.__setattr__(result, "_known", self._known)
         return result
 
     def rows(self, index: Tensor) -> Program:
-        """The same program on some of its samples, given by their positions."""
+        """The same program on some of its samples.
+
+        Parameters
+        ----------
+        index : Tensor of shape (k,)
+            Their positions.
+
+        Returns
+        -------
+        Program
+
+        Raises
+        ------
+        ValueError
+            If these alone make no program, as with targets of one class of several that must all be there.
+        """
         weight = None if self.sample_weight is None else self.sample_weight[index]
         return dataclasses.replace(self, map=self.map.rows(index), y=self.y[index], sample_weight=weight)
 
@@ -184,20 +240,64 @@ class Program:
         return self if bool(kept.all()) else self.rows(kept.nonzero()[:, 0])
 
     def loss_value(self, pred: Tensor) -> Tensor:
-        """Mean loss of predictions ``(N, c)``, a scalar tensor."""
+        """Mean loss of predictions, intercept included.
+
+        Parameters
+        ----------
+        pred : Tensor of shape (N, c)
+            The predictions.
+
+        Returns
+        -------
+        Tensor
+            A scalar.
+        """
         return self.mean(self.loss.value(pred, self.y))
 
     def mean(self, values: Tensor) -> Tensor:
-        """Weighted mean of one value per sample; a sample of weight zero does not count, be its value infinite."""
+        """Weighted mean of one value per sample; a sample of weight zero does not count, be its value infinite.
+
+        Parameters
+        ----------
+        values : Tensor of shape (N,)
+            The values.
+
+        Returns
+        -------
+        Tensor
+            A scalar.
+        """
         return torch.where(self.weight > 0, self.weight * values, 0.0).sum()
 
     def pull_back(self, theta: Tensor) -> Tensor:
-        """``A' diag(p) theta``: minus the gradient of the mean loss when ``theta`` is minus its per-sample gradient."""
+        """``A' diag(p) theta``: minus the gradient of the mean loss when ``theta`` is minus its per-sample gradient.
+
+        Parameters
+        ----------
+        theta : Tensor of shape (N, k)
+            One or more columns of values of the samples.
+
+        Returns
+        -------
+        Tensor of shape (*feature_shape, k)
+        """
         weight = self.weight[:, None]
         return self.map.rmatvec(torch.where(weight > 0, weight * theta, 0.0))
 
     def best_intercept(self, pred: Tensor, start: Tensor | None = None) -> Tensor:
-        """Best constant per output to add to ``pred``; zeros when the program has no intercept."""
+        """Best constant per output to add to predictions; zeros when the program has no intercept.
+
+        Parameters
+        ----------
+        pred : Tensor of shape (N, c)
+            Predictions without intercept.
+        start : Tensor of shape (c,), optional
+            A first guess that saves steps.
+
+        Returns
+        -------
+        Tensor of shape (c,)
+        """
         if not self.fit_intercept:
             return pred.new_zeros(pred.shape[1])
         return self.loss.best_intercept(pred, self.y, self.weight, start)
@@ -206,7 +306,19 @@ class Program:
         """Estimate of the Lipschitz constant of the mean loss's gradient in the coefficients, for first step sizes.
 
         With an intercept it is that of the loss minimised over it, which the mean of the data does not enter.
-        Where the loss has no curvature bound the curvature at ``pred`` stands in. 1 when the data are all zero.
+        Where the loss has no curvature bound the curvature at ``pred`` stands in.
+
+        Parameters
+        ----------
+        pred : Tensor of shape (N, c)
+            Predictions, intercept included.
+        power_steps : int, default=6
+            Steps of the power iteration, two products each; six give about one digit from below.
+
+        Returns
+        -------
+        float
+            1 when the data are all zero.
         """
         smoothness = self.loss.smoothness
         if not math.isfinite(smoothness):
@@ -215,18 +327,55 @@ class Program:
         return smoothness * self.map.squared_norm(self.weight, center=self.fit_intercept, n_steps=power_steps) or 1.0
 
     def primal(self, coef: Tensor, intercept: Tensor | None = None) -> Tensor:
-        """Objective at a point, a scalar tensor in the precision of ``coef`` and ``y``."""
+        """Objective at a point.
+
+        Parameters
+        ----------
+        coef : Tensor of shape ``coef_shape``
+            Coefficients.
+        intercept : Tensor of shape (c,), optional
+            Default: zeros.
+
+        Returns
+        -------
+        Tensor
+            A scalar, in the precision of ``coef`` and ``y``.
+        """
         pred = self.map.matvec(coef)
         if intercept is not None:
             pred = pred + intercept
         return self.objective(coef, pred)
 
     def objective(self, coef: Tensor, pred: Tensor) -> Tensor:
-        """Objective of coefficients whose predictions, intercept included, are known; a scalar tensor."""
+        """Objective of coefficients whose predictions are known.
+
+        Parameters
+        ----------
+        coef : Tensor of shape ``coef_shape``
+            Coefficients.
+        pred : Tensor of shape (N, c)
+            Their predictions, intercept included.
+
+        Returns
+        -------
+        Tensor
+            A scalar.
+        """
         return self.loss_value(pred) + self.alpha * self.penalty.value(coef)
 
     def dual(self, theta: Tensor) -> Tensor:
-        """Dual objective at ``theta`` of shape ``(N, c)``, **whether feasible or not**; -inf outside the domain."""
+        """Dual objective at a point, **whether feasible or not**.
+
+        Parameters
+        ----------
+        theta : Tensor of shape (N, c)
+            The point.
+
+        Returns
+        -------
+        Tensor
+            A scalar; -inf outside the domain of the conjugate.
+        """
         return -self.mean(self.loss.conjugate(-theta, self.y))
 
     @_WithoutAlpha
