@@ -229,7 +229,7 @@ class Program:
         Raises
         ------
         ValueError
-            If these alone make no program, as with targets of one class of several that must all be there.
+            If these alone make no program, as counts that are all zero.
         """
         weight = None if self.sample_weight is None else self.sample_weight[index]
         return dataclasses.replace(self, map=self.map.rows(index), y=self.y[index], sample_weight=weight)
