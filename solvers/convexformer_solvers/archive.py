@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
-import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -95,7 +95,7 @@ def read_archive(path: str | os.PathLike[str], content: str) -> tuple[dict[str, 
     except KeyError as error:
         raise ValueError(f"{path} is not a saved {content}; it holds {found}") from error
     except ValueError as error:
-        raise ValueError(f"{path} is not a saved {content}: {error}") from error
+        raise ValueError(f"{path} is not a saved {content}, or is damaged: {error}") from error
     if not isinstance(header, dict) or header.pop("content", None) != content:
         raise ValueError(f"{path} is not a saved {content}; it holds {found}")
     return header, arrays
@@ -103,15 +103,22 @@ def read_archive(path: str | os.PathLike[str], content: str) -> tuple[dict[str, 
 
 def read_arrays(path: str | os.PathLike[str]) -> dict[str, NDArray]:
     """Plain arrays of an ``.npz`` file; ``ValueError`` where it is damaged or of another kind."""
-    try:
-        # Opened here: numpy leaves a damaged file open.
-        with open(path, "rb") as raw:
+    # Opened here: numpy leaves a damaged file open.
+    with open(path, "rb") as raw:
+        try:
             loaded = np.load(raw, allow_pickle=False)
             if not isinstance(loaded, np.lib.npyio.NpzFile):
                 raise ValueError("it holds a single array")
             return dict(loaded)
-    except (TypeError, AttributeError, EOFError, zipfile.BadZipFile) as error:
-        raise ValueError(str(error)) from error
+        except OSError as error:
+            # A damaged offset lies before the beginning; what looks like damaged data of bzip2 has no number.
+            if error.errno not in (errno.EINVAL, None):
+                raise
+            raise ValueError(str(error)) from error
+        except MemoryError:
+            raise
+        except Exception as error:  # numpy and zipfile do not check what they read: errors of any type
+            raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
 def plain(value: Any) -> Any:

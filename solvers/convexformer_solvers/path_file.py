@@ -20,6 +20,7 @@ from .result import History, SolverResult, Status
 
 _CONTENT = "path"
 _FORMAT = 1
+_RUN: dict[str, tuple[type, ...]] = {"n_iter": (int,), "seconds": (int, float), "solver": (str,)}
 _RTOL = 1e-9  # the same sum on another machine differs by rounding
 
 
@@ -53,6 +54,7 @@ class PathFile:
             found = "a folder" if self.path.is_dir() else "a folder that is not there"
             raise ValueError(f"resume must be the path of a file in an existing folder, got {found}: {str(resume)!r}")
         self._fingerprint = fingerprint(program, grid)
+        self._keys = {str(index) for index in range(len(grid))}
         self._points: dict[int, dict[str, NDArray]] = {}
         self._runs: dict[int, dict[str, Any]] = {}
         if self.path.exists():
@@ -67,7 +69,7 @@ class PathFile:
             return None
         run, history, device = self._runs[index], History(), program.map.device
         try:
-            parts = {name: torch.as_tensor(part, device=device) for name, part in self._points[index].items()}
+            parts = {name: _real(name, part, device) for name, part in self._points[index].items()}
             coef, intercept = parts["coef"].to(dtype), parts["intercept"].to(dtype)
             certificate = certify(program, coef, intercept, parts.get("dual"))
             n_iter, seconds, solver = run["n_iter"], run["seconds"], run["solver"]
@@ -92,19 +94,36 @@ class PathFile:
             raise ValueError(f"resume: {error}. Give the file of an earlier path, or the name of a new file") from error
         if header.get("format") != _FORMAT:
             raise self._refused("it was saved by another version")
-        differences = _differences(header["program"], self._fingerprint)
+        saved, runs = header.get("program"), header.get("runs")
+        if not (isinstance(saved, dict) and isinstance(runs, dict)):
+            raise self._refused("it is damaged; its header says nothing of a program and its points")
+        differences = _differences(saved, self._fingerprint)
         if differences:
             raise self._refused(f"it was saved for another program; these differ: {', '.join(differences)}")
-        for index, run in header["runs"].items():
-            named = {name: f"{name}_{index}" for name in ("coef", "intercept", "dual")}
-            self._runs[int(index)] = run
-            self._points[int(index)] = {name: arrays[key] for name, key in named.items() if key in arrays}
+        wrong = {key: run for key, run in runs.items() if key not in self._keys or not _is_run(run)}
+        if wrong:
+            raise self._refused(f"it is damaged; its header has entries of no point of the grid: {wrong}")
+        for key, run in runs.items():
+            index, named = int(key), {name: f"{name}_{key}" for name in ("coef", "intercept", "dual")}
+            self._runs[index] = run
+            self._points[index] = {name: arrays[where] for name, where in named.items() if where in arrays}
 
     def _refused(self, reason: str) -> ValueError:
         return ValueError(
             f"resume={str(self.path)!r} cannot be continued: {reason}. Repeat the call that wrote the file, or give "
             "the name of a new file"
         )
+
+
+def _is_run(run: Any) -> bool:
+    """Whether an entry of the header tells of a solve."""
+    return isinstance(run, dict) and all(isinstance(run.get(name), kinds) for name, kinds in _RUN.items())
+
+
+def _real(name: str, part: NDArray, device: torch.device) -> Tensor:
+    if part.dtype.kind != "f":
+        raise ValueError(f"{name} must be of floating-point numbers, not {part.dtype}")
+    return torch.as_tensor(part, device=device)
 
 
 def fingerprint(program: Program, grid: Sequence[float]) -> dict[str, Any]:
@@ -172,5 +191,9 @@ def _same(saved: Any, now: Any) -> bool:
         return False
     if isinstance(now, (str, int)):
         return bool(saved == now)
+    try:
+        numbers = np.asarray(saved, dtype=float)
+    except (TypeError, ValueError):  # a damaged file
+        return False
     scale = float(np.abs(now).max(initial=0.0))
-    return np.shape(saved) == np.shape(now) and np.allclose(saved, now, rtol=0, atol=_RTOL * scale, equal_nan=True)
+    return numbers.shape == np.shape(now) and np.allclose(numbers, now, rtol=0, atol=_RTOL * scale, equal_nan=True)

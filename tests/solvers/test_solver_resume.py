@@ -299,6 +299,76 @@ class TestRefused:
         with pytest.raises(ValueError, match=r"resume=.*its point for alpha=.* cannot be used"):
             solve_path(PROGRAM, Fista(), GRID[:2], tol=1e-2, resume=file)
 
+    @pytest.mark.parametrize("part", ["program", "runs"])
+    @pytest.mark.parametrize("value", ["absent", None, 3, [1], "abc"])
+    def test_damaged_headers_are_named(self, part, value, tmp_path):
+        self.assert_damaged(tmp_path / "path.npz", **{part: value})
+
+    @pytest.mark.parametrize(
+        "runs",
+        [
+            {"a": {"n_iter": 1, "seconds": 0.1, "solver": "fista"}},
+            {"7": {"n_iter": 1, "seconds": 0.1, "solver": "fista"}},
+            {"0": None},
+            {"0": {"n_iter": 1, "seconds": 0.1}},
+            {"0": {"n_iter": "many", "seconds": 0.1, "solver": "fista"}},
+        ],
+    )
+    def test_damaged_entries_of_points_are_named(self, runs, tmp_path):
+        self.assert_damaged(tmp_path / "path.npz", runs=runs)
+
+    @pytest.mark.parametrize("y", [[[1.0], 2.0], ["a", "b", "c"], [None, None, None]])
+    def test_damaged_checksums_are_others(self, y, tmp_path):
+        file = tmp_path / "path.npz"
+        solve_path(PROGRAM, Fista(), GRID[:2], tol=1e-2, resume=file)
+        header, arrays = read_archive(file, "path")
+        write_archive(file, "path", {**header, "program": {**header["program"], "y": y}}, arrays)
+        with pytest.raises(ValueError, match=r"resume='.*path.npz' cannot be continued: .*these differ: y\."):
+            solve_path(PROGRAM, Fista(), GRID[:2], tol=1e-2, resume=file)
+
+    @staticmethod
+    def assert_damaged(file, **changes):
+        solve_path(PROGRAM, Fista(), GRID[:2], tol=1e-2, resume=file)
+        header, arrays = read_archive(file, "path")
+        header = {name: value for name, value in {**header, **changes}.items() if value != "absent"}
+        write_archive(file, "path", header, arrays)
+        with pytest.raises(ValueError, match=r"resume='.*path.npz' cannot be continued: it is damaged"):
+            solve_path(PROGRAM, Fista(), GRID[:2], tol=1e-2, resume=file)
+
+    @pytest.mark.parametrize("name", ["coef_0", "intercept_0", "dual_0"])
+    @pytest.mark.parametrize("kind", [complex, bool, str])
+    def test_points_of_other_numbers_are_refused(self, name, kind, tmp_path):
+        # The imaginary part of a complex one would be dropped.
+        file = tmp_path / "path.npz"
+        solve_path(PROGRAM, Fista(), GRID[:2], tol=1e-2, resume=file)
+        header, arrays = read_archive(file, "path")
+        write_archive(file, "path", header, {**arrays, name: arrays[name].astype(kind)})
+        with pytest.raises(ValueError, match=r"resume=.*its point for alpha=.* cannot be used .*floating-point"):
+            solve_path(PROGRAM, Fista(), GRID[:2], tol=1e-2, resume=file)
+
+    def test_whatever_byte_is_damaged_the_file_is_named(self, tmp_path):
+        file = tmp_path / "small.npz"
+        written = np.arange(3.0)
+        write_archive(file, "example", {"n": 3}, {"x": written})
+        whole, refusals = file.read_bytes(), []
+        for k in range(len(whole)):
+            changed = [bytes([whole[k] ^ flips]) for flips in (1, 8, 255)]
+            for byte in (b"", *changed):
+                file.write_bytes(whole[:k] + byte + whole[k + 1 :])
+                try:
+                    header, arrays = read_archive(file, "example")
+                except ValueError as error:
+                    refusals.append(str(error))
+                else:  # dates, versions and the like do not matter; an array may be lost, but not changed
+                    assert header == {"n": 3}
+                    np.testing.assert_array_equal(arrays.get("x", written), written)
+        assert len(refusals) > 2 * len(whole)
+        assert all(str(file) in refusal for refusal in refusals)
+
+    def test_a_file_that_is_not_there_is_no_damage(self, tmp_path):
+        with pytest.raises(FileNotFoundError):
+            read_archive(tmp_path / "nothing.npz", "example")
+
     def test_files_of_other_versions(self, tmp_path):
         file = tmp_path / "path.npz"
         write_archive(file, "path", {"format": 99}, {})
