@@ -31,15 +31,18 @@ class Path:
         The grid, decreasing.
     results : list of SolverResult
         One per alpha.
+    no_coefs : Tensor of shape (0, ...)
+        The ``coefs`` of a path without any results.
     """
 
     alphas: list[float]
     results: list[SolverResult] = field(repr=False)
+    no_coefs: Tensor = field(default_factory=lambda: torch.empty(0), repr=False)
 
     @property
     def coefs(self) -> Tensor:
-        """Coefficients, shape ``(n_alphas, *coef_shape)``."""
-        return torch.stack([result.coef for result in self.results])
+        """Coefficients, shape ``(n_alphas, *coef_shape)``; the first axis is empty where nothing was finished."""
+        return torch.stack([result.coef for result in self.results]) if self.results else self.no_coefs
 
     @property
     def gaps(self) -> list[float]:
@@ -58,6 +61,11 @@ class PathInterrupted(KeyboardInterrupt):
         )
         super().__init__(f"interrupted after {len(path.alphas)} of {n_alphas} alphas; {how}")
         self.path = path
+        self._arguments = path, n_alphas, resume
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Exceptions are built anew from their message otherwise.
+        return type(self), self._arguments, self.__dict__
 
 
 def alpha_grid(alpha_max: float, n_alphas: int = 30, eps: float = 1e-2) -> list[float]:
@@ -183,7 +191,10 @@ def solve_path(
             )
         )
     except KeyboardInterrupt as interruption:
-        raise PathInterrupted(Path(grid[: len(results)], results), len(grid), resume) from interruption
+        no_coefs = torch.empty(
+            (0, *program.coef_shape), dtype=dtype or program.map.dtype, device=device or program.map.device
+        )
+        raise PathInterrupted(Path(grid[: len(results)], results, no_coefs), len(grid), resume) from interruption
     return Path(grid, results)
 
 

@@ -1,6 +1,8 @@
 """Regularisation paths: grids, warm starts, monotonicity, interrupts."""
 
+import copy
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -160,6 +162,32 @@ class TestInterrupts:
         # The unfinished solve is not lost either.
         assert isinstance(caught.value.__cause__, SolverInterrupted)
         assert caught.value.__cause__.result.coef.shape == program.coef_shape
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_nothing_finished_is_an_empty_path(self, dtype):
+        program = make_program(gated=True, intercept=True, n=12)
+
+        def callback(progress):
+            raise KeyboardInterrupt
+
+        with pytest.raises(PathInterrupted) as caught:
+            solve_path(program, Fista(), [0.1], callback=callback, dtype=dtype)
+        path = caught.value.path
+        assert path.coefs.shape == (0, *program.coef_shape)
+        assert path.coefs.dtype == dtype
+        assert path.gaps == path.alphas == []
+        assert Path([], []).coefs.shape[0] == 0
+
+    @pytest.mark.parametrize("copied", [lambda error: pickle.loads(pickle.dumps(error)), copy.copy])
+    @pytest.mark.parametrize("resume", [None, "path.npz"])
+    def test_an_interruption_can_be_sent_to_another_process(self, copied, resume):
+        path = solve_path(make_program(n=12), Fista(), [0.2, 0.1])
+        interruption = PathInterrupted(path, 5, resume)
+        again = copied(interruption)
+        assert type(again) is PathInterrupted
+        assert str(again) == str(interruption)
+        assert torch.equal(again.path.coefs, path.coefs)
+        assert again.path.alphas == path.alphas
 
     def test_callback_that_stops_each_solve_lets_the_path_go_on(self):
         program = make_program(gated=True, intercept=True, n=12, seed=3)
