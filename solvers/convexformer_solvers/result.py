@@ -173,6 +173,10 @@ class SolverInterrupted(KeyboardInterrupt):
         super().__init__(result.status.value)
         self.result = result
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Exceptions are built anew from their message otherwise.
+        return type(self), (self.result,), self.__dict__
+
 
 class SolverUnavailableError(RuntimeError):
     """A solver that was asked for is not installed or has no licence; the message says what to do."""

@@ -227,6 +227,7 @@ def solve_on(
         # Predictions come with points on the way to somewhere; one without may be good enough as it is.
         given = start is not None and start.pred is None
         state: Any = previous
+        within_tol = False
         try:
             status = run.check(first, bar) if given else None
             if status is None:
@@ -235,10 +236,11 @@ def solve_on(
                     solver.init(working, origin) if previous is None else solver.init_again(working, origin, previous)
                 )
                 status, state = run.until_stop(working, solver, state, max_iter, bar)
+            # A given start has been certified.
+            within_tol = status is not Status.CONVERGED and not given and run.falls_back_on(first)
         except KeyboardInterrupt:
-            status = run.interrupted(bar)
-    # A given start has been certified. Who ended the run is not told that it ended by itself.
-    within_tol = status is not Status.CONVERGED and not given and run.falls_back_on(first)
+            status = run.interrupted(bar, None if given else first)
+    # Who ended the run is not told that it ended by itself.
     if within_tol and status in (Status.MAX_ITER, Status.STALLED):
         status = Status.CONVERGED
     result = run.result(status)
@@ -300,10 +302,16 @@ class _Run:
         self.history.append(self.iteration, time.perf_counter() - self.began, certificate)
         return certificate.relative_gap <= self.tol
 
-    def interrupted(self, bar: tqdm) -> Status:
-        """Certify the last point, unless that has been done."""
-        if self.best is None or self.history.iteration[-1] < self.iteration:
-            self.record(self.latest(), bar)
+    def interrupted(self, bar: tqdm, fallback: Point | None) -> Status:
+        """Certify the last point, unless that has been done, and the one to fall back on, if there is one."""
+        try:
+            if self.best is None or self.history.iteration[-1] < self.iteration:
+                self.record(self.latest(), bar)
+            if fallback is not None:
+                self.falls_back_on(fallback)
+        except KeyboardInterrupt:  # again: what has been certified by now is the result
+            if self.best is None:
+                raise
         return Status.INTERRUPTED
 
     def check(self, point: Point, bar: tqdm) -> Status | None:
@@ -353,7 +361,8 @@ def _starting_point(program: Program, start: Point | None) -> Point:
     if not all(isinstance(part, Tensor) for part in start[:2]):
         kinds = " and ".join(type(part).__name__ for part in start[:2])
         raise TypeError(f"start must be a pair of tensors, coefficients and intercept, got {kinds}")
-    coef, intercept = (part.detach().to(program.y) for part in start[:2])
+    # Copies: results are nobody else's tensors.
+    coef, intercept = (part.detach().to(program.y, copy=True) for part in start[:2])
     if tuple(coef.shape) != program.coef_shape or tuple(intercept.shape) != program.coef_shape[-1:]:
         raise ValueError(
             f"start must be a coefficient array of shape {program.coef_shape} and an intercept of shape "

@@ -1,7 +1,9 @@
 """The solve loop and the solvers behind it: stopping, warnings, interrupts, precision."""
 
+import copy
 import itertools
 import math
+import pickle
 import warnings
 
 import cvxpy as cp
@@ -32,6 +34,7 @@ from convexformer_solvers import (
     solve,
     solve_path,
 )
+from convexformer_solvers import solver as solver_module
 from convexformer_solvers.result import History
 from convexformer_solvers.solver import Solver
 
@@ -316,6 +319,17 @@ class TestWarmStart:
         assert torch.equal(coef, before[0])
         assert torch.equal(intercept, before[1])
 
+    @pytest.mark.parametrize("tol", [1e-4, 1e-2])
+    def test_the_result_is_not_the_start_itself(self, tol):
+        program = hard_program()
+        cold = fit(program, tol=1e-4)
+        coef, intercept = cold.coef.clone(), cold.intercept.clone()
+        result = fit(program, tol=tol, start=(coef, intercept))
+        assert result.n_iter == 0
+        coef.zero_(), intercept.zero_()
+        assert torch.equal(result.coef, cold.coef)
+        assert torch.equal(result.intercept, cold.intercept)
+
     def test_start_in_another_precision(self):
         program = hard_program()
         cold = fit(program, tol=1e-6)
@@ -460,6 +474,37 @@ class TestInterrupts:
         with pytest.raises(KeyboardInterrupt) as caught:
             solve(program, Exact())
         self.assert_usable(caught.value, program, 0)
+
+    @pytest.mark.parametrize("n_times", [1, 2])
+    def test_during_the_last_certificate(self, n_times, monkeypatch):
+        # That of the best constant model, after the run itself; certificates of the run come after 1, 2 and 3 steps.
+        n_calls = 0
+
+        def interrupted_certify(*arguments):
+            nonlocal n_calls
+            n_calls += 1
+            if 4 <= n_calls < 4 + n_times:
+                raise KeyboardInterrupt
+            return certify(*arguments)
+
+        program = hard_program()
+        monkeypatch.setattr(solver_module, "certify", interrupted_certify)
+        with pytest.raises(KeyboardInterrupt) as caught:
+            solve(program, Fista(), tol=1e-14, max_iter=3)
+        assert n_calls >= 4
+        monkeypatch.undo()
+        self.assert_usable(caught.value, program, 3)
+
+    @pytest.mark.parametrize("copied", [lambda error: pickle.loads(pickle.dumps(error)), copy.copy])
+    def test_an_interruption_can_be_sent_to_another_process(self, copied):
+        program = hard_program()
+        with pytest.raises(SolverInterrupted) as caught:
+            solve(program, InterruptedStep(4), tol=1e-12)
+        again = copied(caught.value)
+        assert type(again) is SolverInterrupted
+        assert str(again) == str(caught.value)
+        assert torch.equal(again.result.coef, caught.value.result.coef)
+        assert again.result.certificate.primal == caught.value.result.certificate.primal
 
     @staticmethod
     def assert_usable(interruption, program, n_iter):
