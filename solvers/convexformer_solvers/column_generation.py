@@ -87,7 +87,7 @@ def _with_atoms(program: Program, state: _State) -> _State:
     found = program.penalty.violating_atoms(ascent, program.alpha)
     excess = max(float(found.excess.max()), 0.0) if len(found.excess) else 0.0
     gap = excess * program.alpha * float(state.weights.sum())
-    index, value = found.position.cpu().numpy(), found.value.cpu().numpy()
+    index, value = found.position.numpy(force=True), found.value.numpy(force=True)
     pointers = np.arange(len(index) + 1) * index.shape[1]
     new = csc_array((value.ravel(), index.ravel(), pointers), shape=(ascent.numel(), len(index)))
     new = new[:, _unknown(state.atoms, new)]
@@ -121,14 +121,14 @@ def _solved(program: Program, state: _State) -> _State:
         intercept = torch.as_tensor(variables[n_atoms:]).to(program.y)
         pred = program.map.matvec(_coef(program, state.atoms, variables[:n_atoms])) + intercept
         theta = -program.loss.gradient(pred, program.y)
-        ascent = program.pull_back(theta).flatten().cpu().numpy()
-        slopes = np.concatenate([program.alpha - adjoint @ ascent, -(program.weight @ theta).cpu().numpy()])
+        ascent = program.pull_back(theta).flatten().numpy(force=True)
+        slopes = np.concatenate([program.alpha - adjoint @ ascent, -(program.weight @ theta).numpy(force=True)])
         value = float(program.loss_value(pred)) + program.alpha * float(variables[:n_atoms].sum())
         return scale * value, scale * slopes
 
     free = (None, None) if program.fit_intercept else (0.0, 0.0)
     bounds = [(0.0, None)] * n_atoms + [free] * program.y.shape[1]
-    start = np.concatenate([state.weights, state.intercept.cpu().numpy()])
+    start = np.concatenate([state.weights, state.intercept.numpy(force=True)])
     options = {"maxiter": 10_000, "maxfun": 20_000, "ftol": _DECREASE, "gtol": _SLOPE, "maxcor": 30}
     variables = minimize(objective, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options).x
     weights = variables[:n_atoms]

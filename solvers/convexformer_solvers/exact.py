@@ -70,8 +70,8 @@ class Exact(Solver):
     def step(self, program: Program, state: _State) -> _State:
         import cvxpy as cp
 
-        matrix = program.map.as_matrix().double().cpu().numpy()
-        y, weight = program.with_float64_targets().y.cpu().numpy(), program.weight.double().cpu().numpy()
+        matrix = program.map.as_matrix().double().numpy(force=True)
+        y, weight = program.with_float64_targets().y.numpy(force=True), program.weight.double().numpy(force=True)
         n_blocks = math.prod(program.map.feature_shape[:-1])
         coef = cp.Variable((matrix.shape[1], y.shape[1]))
         pred = cp.Variable(y.shape)

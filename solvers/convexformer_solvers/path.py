@@ -172,7 +172,8 @@ def solve_path(
     >>> solve_path(program, Fista(), [1.5, 0.5], tol=1e-10).coefs[:, 0].flatten()
     tensor([0., 2.], dtype=torch.float64)
     """
-    grid = _grid(program, alphas)
+    with torch.no_grad():
+        grid = _grid(program, alphas)
     results: list[SolverResult] = []
     try:
         results.extend(
@@ -242,8 +243,9 @@ def iterate_path(
     """
     check_solver_type(solver)
     check_tol(tol)
-    grid = _grid(program, alphas)
-    file = None if resume is None else PathFile(resume, program, grid)
+    with torch.no_grad():
+        grid = _grid(program, alphas)
+        file = None if resume is None else PathFile(resume, program, grid)
 
     def results() -> Iterator[SolverResult]:
         reference, working = in_working_precision(program, dtype, device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import time
 import warnings
@@ -52,7 +53,7 @@ class Solver(ABC):
 
     A solver never computes its own gap and never decides that it is done because its answer is good: it moves, and
     the loop certifies. To add one: a subclass in a file of its own and a line in ``registry.SOLVERS``; ``check_solver``
-    tests it.
+    tests it. ``solve`` calls it without gradients; one that has torch differentiate turns them on.
 
     Attributes
     ----------
@@ -148,7 +149,8 @@ def solve(
     Returns
     -------
     SolverResult
-        The certified point with the smallest objective, tensors in the working precision and on the working device.
+        The certified point with the smallest objective, tensors in the working precision and on the working device,
+        without gradients.
 
     Raises
     ------
@@ -197,8 +199,17 @@ def in_working_precision(
     program: Program, dtype: torch.dtype | None, device: torch.device | str | None
 ) -> tuple[Program, Program]:
     """The program on a device, which certificates speak of, and the same in the precision that solvers work in."""
-    reference = program.to(device=device)
-    return reference, reference.to(dtype=dtype or program.map.dtype)
+    with torch.no_grad():
+        reference = _without_gradients(program).to(device=device)
+        return reference, reference.to(dtype=dtype or program.map.dtype)
+
+
+def _without_gradients(program: Program) -> Program:
+    """The same program with targets and weights that do not require gradients."""
+    y, weight = program.y, program.sample_weight
+    if not (y.requires_grad or (weight is not None and weight.requires_grad)):
+        return program
+    return dataclasses.replace(program, y=y.detach(), sample_weight=None if weight is None else weight.detach())
 
 
 def solve_on(
@@ -221,6 +232,32 @@ def solve_on(
     if isinstance(max_iter, bool) or not (isinstance(max_iter, Integral) and max_iter >= 1):
         raise ValueError(f"max_iter must be a positive integer, got {max_iter!r}")
     _check_requirements(working, solver)
+    own_callback = None if callback is None else _with_gradients_as_here(callback)
+    with torch.no_grad():  # data that require gradients have none of the solution's
+        return _run(reference, working, solver, tol, max_iter, start, previous, own_callback, verbose)
+
+
+def _with_gradients_as_here(callback: Callback) -> Callback:
+    enabled = torch.is_grad_enabled()
+
+    def called(progress: Progress) -> bool | None:
+        with torch.set_grad_enabled(enabled):
+            return callback(progress)
+
+    return called
+
+
+def _run(
+    reference: Program,
+    working: Program,
+    solver: Solver,
+    tol: float,
+    max_iter: int,
+    start: Point | None,
+    previous: Any,
+    callback: Callback | None,
+    verbose: bool,
+) -> tuple[SolverResult, Ending]:
     first = _starting_point(working, start)
     run = _Run(reference, solver.name, tol, callback, first)
     with tqdm(total=max_iter, disable=not verbose, desc=solver.name, unit="it", leave=True) as bar:
@@ -327,6 +364,7 @@ class _Run:
         """Certify a point and keep the best one so far; one that has left the range of its precision is the start."""
         if not all(bool(torch.isfinite(part).all()) for part in point[:2]):
             point = self.start
+        point = point._replace(coef=point.coef.detach(), intercept=point.intercept.detach())
         self.last = point
         certificate = certify(self.program, point.coef, point.intercept, point.dual)
         self.last_gap = certificate.gap

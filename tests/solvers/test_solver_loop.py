@@ -603,3 +603,59 @@ class TestNoWorseThanTheStart:
 def test_a_name_in_place_of_a_solver_is_told():
     with pytest.raises(TypeError, match="solver must be a Solver"):
         solve(hard_program(), "auto")
+
+
+class TestGradients:
+    """Data that require gradients: results hold none, and no graph."""
+
+    @staticmethod
+    def program(loss="squared", penalty="group_l2", dtype=torch.float64):
+        plain = make_program(loss, penalty, gated=True, intercept=True, weighted=True, n=12)
+        data, y, weight = (
+            part.to(dtype).requires_grad_() for part in (plain.map.base.data, plain.y, plain.sample_weight)
+        )
+        with torch.no_grad():  # torch warns of numbers taken from tensors that require gradients
+            return Program(GatedMap(data, plain.map.masks), y, plain.loss, plain.penalty, plain.alpha, weight, True)
+
+    @pytest.mark.parametrize("name", sorted(SOLVERS))
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_of_every_solver(self, name, dtype):
+        program = self.program(dtype=dtype)
+        result = solve(program, get_solver(name), tol=1e-3)
+        self.assert_plain(result)
+        with torch.no_grad():
+            assert certify(program, result.coef, result.intercept).relative_gap <= 1e-3
+
+    @pytest.mark.parametrize(("loss", "penalty"), cases())
+    def test_of_every_program(self, loss, penalty):
+        self.assert_plain(solve(self.program(loss, penalty), Auto(), tol=1e-3, dtype=torch.float32))
+
+    def test_what_the_program_knows_already_may_require_them(self):
+        program = self.program()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            assert program.null_intercept.requires_grad
+            null = program.with_alpha(1e3)
+        self.assert_plain(solve(null, Fista()))
+        self.assert_plain(solve(program, Fista()))
+
+    def test_of_paths(self, tmp_path):
+        program = self.program()
+        for _ in range(2):
+            path = solve_path(program, Fista(), resume=tmp_path / "path.npz", tol=1e-2)
+            assert not path.coefs.requires_grad
+            for result in path.results:
+                self.assert_plain(result)
+
+    @pytest.mark.parametrize("enabled", [False, True])
+    def test_callbacks_are_called_as_the_solve_is(self, enabled):
+        seen = []
+        with torch.set_grad_enabled(enabled):
+            solve(make_program(), Fista(), callback=lambda progress: seen.append(torch.is_grad_enabled()))
+        assert set(seen) == {enabled}
+
+    @staticmethod
+    def assert_plain(result):
+        assert not result.coef.requires_grad
+        assert not result.intercept.requires_grad
+        assert not result.certificate.dual_point.requires_grad
