@@ -40,7 +40,7 @@ class ColumnGeneration(Solver):
     L-BFGS-B (scipy). The search for atoms is exact, so the dual point comes free. Weights of zero are dropped.
 
     Ends in finitely many steps where the atoms are finitely many (``RowStochastic``); with other penalties it slows
-    down near the optimum. Works in float64.
+    down near the optimum. Works in float64 on data of any precision.
 
     Examples
     --------
@@ -56,19 +56,24 @@ class ColumnGeneration(Solver):
 
     def init(self, program: Program, start: Point) -> _State:
         # The atoms of a starting point are not known: it serves as a first dual point.
-        pred = program.map.matvec(start.coef) + start.intercept
+        exact = program.with_float64_targets()
+        intercept = start.intercept.to(exact.y)
+        pred = exact.map.matvec(start.coef.to(exact.y)) + intercept
         none = csc_array((start.coef.numel(), 0))
-        return _with_atoms(program, _State(none, np.zeros(0), start.intercept, pred, 0.0))
+        return _with_atoms(exact, _State(none, np.zeros(0), intercept, pred, 0.0))
 
     def step(self, program: Program, state: _State) -> _State:
-        solved = _solved(program, state)
-        more = _with_atoms(program, solved)
+        exact = program.with_float64_targets()
+        solved = _solved(exact, state)
+        more = _with_atoms(exact, solved)
         n_without_new = 0 if more.atoms.shape[1] > solved.atoms.shape[1] else state.n_without_new + 1
         return more._replace(n_without_new=n_without_new)
 
     def point(self, program: Program, state: _State) -> Point:
-        theta = -program.loss.gradient(state.pred, program.y)
-        return Point(_coef(program, state.atoms, state.weights), state.intercept, theta)
+        exact, dtype = program.with_float64_targets(), program.y.dtype
+        theta = -program.loss.gradient(state.pred, exact.y)
+        coef = _coef(exact, state.atoms, _with_exact_sums(state.weights, dtype))
+        return Point(coef.to(dtype), state.intercept.to(dtype), theta)
 
     def estimated_gap(self, state: _State) -> float | None:
         return state.gap or None
@@ -79,6 +84,18 @@ class ColumnGeneration(Solver):
 
 def _coef(program: Program, atoms: csc_array, weights: np.ndarray) -> Tensor:
     return torch.as_tensor(atoms @ weights).to(program.y).reshape(program.coef_shape)
+
+
+def _with_exact_sums(weights: np.ndarray, dtype: torch.dtype) -> np.ndarray:
+    """The weights as multiples of one power of two, so that sums of them are numbers of a precision.
+
+    Coefficients of atoms of ones are such sums: rows that have equal sums keep them.
+    """
+    if dtype == torch.float64:
+        return weights
+    _, exponent = np.frexp(weights.sum())
+    unit = np.ldexp(torch.finfo(dtype).eps, exponent)
+    return np.rint(weights / unit) * unit
 
 
 def _with_atoms(program: Program, state: _State) -> _State:

@@ -218,3 +218,40 @@ class TestPerTarget:
         certificate = solve(together, get_solver(name), tol=1e-6).certificate
         assert certificate.primal == pytest.approx(total, rel=1e-5)
         assert certificate.dual <= total * (1 + 1e-9)
+
+
+class TestColumnGenerationInSinglePrecision:
+    """It works in float64 whatever the data are in; only the result is rounded."""
+
+    @pytest.mark.parametrize("intercept", [False, True])
+    @pytest.mark.parametrize("loss", ["squared", "logistic", "poisson"])
+    @pytest.mark.parametrize("whole", [False, True])
+    def test_finds_the_same_optimum_in_as_few_iterations(self, loss, intercept, whole):
+        program = sequence_program(loss="squared", intercept=intercept)
+        if loss != "squared":
+            target = get_loss(loss).example_target(*program.y.shape, torch.Generator().manual_seed(0))
+            program = Program(program.map, target, get_loss(loss), program.penalty, 1.0, fit_intercept=intercept)
+            program = program.with_alpha(0.1 * program.alpha_max)
+        exact = solve(program, ColumnGeneration(), tol=1e-4)
+        single = solve(
+            program.to(torch.float32) if whole else program, ColumnGeneration(), tol=1e-4, dtype=torch.float32
+        )
+        assert single.coef.dtype == single.intercept.dtype == torch.float32
+        assert single.coef.any()
+        assert single.certificate.relative_gap <= 1e-4
+        assert single.n_iter <= exact.n_iter + 1
+        assert single.certificate.primal == pytest.approx(exact.certificate.primal, rel=2e-4)
+
+    def test_the_rounded_rows_have_equal_sums(self):
+        program = sequence_program(n=5, n_targets=4, ratio=0.01).to(torch.float32)
+        result = solve(program, ColumnGeneration(), tol=1e-4)
+        sums = program.penalty.matrices(result.coef.double()).sum(-1)
+        assert sums.any()
+        assert bool((sums == sums[..., :1]).all())
+
+    @pytest.mark.parametrize("penalty", ["group_l2", "nuclear"])
+    def test_of_other_penalties(self, penalty):
+        program = make_program("squared", penalty, n=12, intercept=True).to(torch.float32)
+        result = solve(program, ColumnGeneration(), tol=1e-4)
+        assert result.coef.dtype == torch.float32
+        assert result.certificate.relative_gap <= 1e-4
