@@ -16,6 +16,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from .path_file import PathFile
+from .precision import as_dtype
 from .program import Program
 from .result import Progress, SolverInterrupted, SolverResult, check_tol
 from .solver import Callback, Ending, Point, Solver, check_solver_type, in_working_precision, solve_on
@@ -115,7 +116,7 @@ def solve_path(
     callback: Callback | None = None,
     start: tuple[Tensor, Tensor] | None = None,
     max_iter: int = 10_000,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
     device: torch.device | str | None = None,
 ) -> Path:
     """Solve a program for every alpha of a decreasing grid, each warm-started from the one before.
@@ -144,7 +145,7 @@ def solve_path(
         Starting point of the first alpha. Default: the best constant model.
     max_iter : int, default=10000
         Iterations at most, for each alpha.
-    dtype : torch.dtype, optional
+    dtype : torch.dtype or {'float32', 'float64'}, optional
         Precision in which the solver works. Default: that of the program's map.
     device : torch.device or str, optional
         Device on which solver and certificate work. Default: that of the program's map.
@@ -174,6 +175,7 @@ def solve_path(
     """
     with torch.no_grad():
         grid = _grid(program, alphas)
+    precision = program.map.dtype if dtype is None else as_dtype(dtype)
     results: list[SolverResult] = []
     try:
         results.extend(
@@ -187,14 +189,12 @@ def solve_path(
                 callback=callback,
                 start=start,
                 max_iter=max_iter,
-                dtype=dtype,
+                dtype=precision,
                 device=device,
             )
         )
     except KeyboardInterrupt as interruption:
-        no_coefs = torch.empty(
-            (0, *program.coef_shape), dtype=dtype or program.map.dtype, device=device or program.map.device
-        )
+        no_coefs = torch.empty((0, *program.coef_shape), dtype=precision, device=device or program.map.device)
         raise PathInterrupted(Path(grid[: len(results)], results, no_coefs), len(grid), resume) from interruption
     return Path(grid, results)
 
@@ -210,7 +210,7 @@ def iterate_path(
     callback: Callback | None = None,
     start: tuple[Tensor, Tensor] | None = None,
     max_iter: int = 10_000,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
     device: torch.device | str | None = None,
 ) -> Iterator[SolverResult]:
     """The results of ``solve_path`` one at a time, for what would not fit into memory together.
@@ -243,12 +243,13 @@ def iterate_path(
     """
     check_solver_type(solver)
     check_tol(tol)
+    precision = program.map.dtype if dtype is None else as_dtype(dtype)
     with torch.no_grad():
         grid = _grid(program, alphas)
         file = None if resume is None else PathFile(resume, program, grid)
 
     def results() -> Iterator[SolverResult]:
-        reference, working = in_working_precision(program, dtype, device)
+        reference, working = in_working_precision(program, precision, device)
         trail, point = _Trail(), None if start is None else Point(*start)
         with tqdm(total=len(grid), disable=not verbose, desc=f"path, {solver.name}", unit="alpha", miniters=0) as bar:
             # Without either, certificates are fewer.

@@ -20,6 +20,7 @@ from tqdm.auto import tqdm
 from .certificate import certify
 from .loss import Loss
 from .penalties import Penalty
+from .precision import as_dtype
 from .program import Program
 from .result import Certificate, History, Progress, SolverInterrupted, SolverResult, Status, check_tol
 from .schedule import Schedule
@@ -116,7 +117,7 @@ def solve(
     tol: float = 1e-4,
     max_iter: int = 10_000,
     start: tuple[Tensor, Tensor] | None = None,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
     device: torch.device | str | None = None,
     callback: Callback | None = None,
     verbose: bool = False,
@@ -136,7 +137,7 @@ def solve(
     start : (coef, intercept), optional
         Starting point, returned as it is where its certified gap is within ``tol``. Default: the best constant model,
         which also takes the place of a start that is worse.
-    dtype : torch.dtype, optional
+    dtype : torch.dtype or {'float32', 'float64'}, optional
         Precision in which the solver works. Default: that of the program's map.
     device : torch.device or str, optional
         Device on which solver and certificate work. Default: that of the program's map.
@@ -159,7 +160,8 @@ def solve(
     TypeError
         If ``solver`` is no solver, or the loss or the penalty lacks a method that it requires.
     ValueError
-        If ``tol``, ``max_iter`` or ``start`` are out of range, or the data in units whose squares leave the precision.
+        If ``tol``, ``max_iter``, ``dtype`` or ``start`` are out of range, or the data in units whose squares leave the
+        precision.
 
     Warns
     -----
@@ -196,12 +198,13 @@ class Ending(NamedTuple):
 
 
 def in_working_precision(
-    program: Program, dtype: torch.dtype | None, device: torch.device | str | None
+    program: Program, dtype: torch.dtype | str | None, device: torch.device | str | None
 ) -> tuple[Program, Program]:
     """The program on a device, which certificates speak of, and the same in the precision that solvers work in."""
+    precision = program.map.dtype if dtype is None else as_dtype(dtype)
     with torch.no_grad():
         reference = _without_gradients(program).to(device=device)
-        return reference, reference.to(dtype=dtype or program.map.dtype)
+        return reference, reference.to(dtype=precision)
 
 
 def _without_gradients(program: Program) -> Program:

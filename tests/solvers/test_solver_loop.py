@@ -4,6 +4,7 @@ import copy
 import itertools
 import math
 import pickle
+import re
 import warnings
 
 import cvxpy as cp
@@ -31,6 +32,7 @@ from convexformer_solvers import (
     certify,
     check_solver,
     get_solver,
+    iterate_path,
     solve,
     solve_path,
 )
@@ -177,6 +179,13 @@ class TestStopping:
         with pytest.warns(ConvergenceWarning, match=r"tol 0\.000e\+00.*float64"):
             result = solve(program, Fista(), tol=0, dtype=torch.float32)
         assert result.status is Status.STALLED
+
+    def test_the_recommended_precision_is_accepted(self):
+        program = make_program(intercept=True)
+        with pytest.warns(ConvergenceWarning) as caught:
+            solve(program, Fista(), tol=1e-10, dtype="float32")
+        (name,) = re.findall(r"\(dtype='(.*)'\)", str(caught[0].message))
+        assert solve(program.to(torch.float32), Fista(), tol=1e-10, dtype=name).status is Status.CONVERGED
 
     @may_warn
     def test_stalled_in_float64_is_as_good_as_the_precision(self):
@@ -542,6 +551,19 @@ class TestPrecision:
         assert numpy_primal(single.to(torch.float64), result.coef, result.intercept) == pytest.approx(
             result.certificate.primal, rel=1e-13
         )
+
+    @pytest.mark.parametrize("name", ["float32", "float64", "torch.float32"])
+    def test_names_of_precisions(self, name):
+        program = make_program(intercept=True)
+        for result in (solve(program, Fista(), dtype=name), solve_path(program, Fista(), [0.1], dtype=name).results[0]):
+            assert str(result.coef.dtype).endswith(name)
+
+    @pytest.mark.parametrize("dtype", ["double", "float16", torch.int64, 64, np.float32, True])
+    def test_other_precisions_are_refused(self, dtype):
+        program = make_program()
+        for follow in (solve, solve_path, iterate_path):
+            with pytest.raises(ValueError, match="dtype must be 'float32', 'float64'"):
+                follow(program, Fista(), dtype=dtype)
 
     @pytest.mark.parametrize(("loss", "penalty"), cases())
     def test_any_device_equals_the_cpu(self, loss, penalty, accelerator):
