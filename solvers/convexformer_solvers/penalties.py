@@ -17,6 +17,9 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+# Largest singular value over the step of a prox in float64 beyond which squares of singular values are too inaccurate.
+_LARGEST_OVER_STEP = 1e3
+
 
 class Factors(NamedTuple):
     """Rank-one pieces of a coefficient array: ``coef[block[j]] = sum of outer(left[j], right[j])``.
@@ -268,14 +271,20 @@ class GroupNuclear(Penalty):
         return torch.linalg.svdvals(coef)[..., 0]
 
     def prox(self, coef: Tensor, step: float) -> Tensor:
+        """The minimiser, whose singular values are off by about 1e-10 of the step or a rounding of the largest."""
         wide = coef.shape[-1] > coef.shape[-2]
         tall = (coef.transpose(-1, -2) if wide else coef).double()
-        # Eigenvectors of the smaller Gram side: batched, and accurate for singular values of the size of the step
-        # when formed in float64.
+        # Eigenvectors of the smaller Gram side: batched, and up to three times as fast as singular vectors.
         squares, basis = torch.linalg.eigh(tall.transpose(-1, -2) @ tall)
         values = squares.clamp(min=0).sqrt()
         scale = torch.where(values > step, 1 - step / values, 0.0)
         shrunk = (tall @ basis * scale[..., None, :]) @ basis.transpose(-1, -2)
+        # Squares lose what is below the root of a rounding; data in single precision have lost it already.
+        least = step * _LARGEST_OVER_STEP * torch.finfo(coef.dtype).eps / torch.finfo(torch.float64).eps
+        wide_range = values[..., -1] > least
+        if bool(wide_range.any()):
+            u, s, vh = torch.linalg.svd(tall[wide_range], full_matrices=False)
+            shrunk[wide_range] = (u * (s - step).clamp(min=0)[..., None, :]) @ vh
         return (shrunk.transpose(-1, -2) if wide else shrunk).to(coef.dtype)
 
     def violating_atoms(self, ascent: Tensor, alpha: float) -> Atoms:

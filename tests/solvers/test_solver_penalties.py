@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from solver_cases import NUMPY_PENALTIES, PENALTY_NAMES, PROPERTY, numpy_penalty, randn
+from solver_cases import CVXPY_PENALTIES, NUMPY_PENALTIES, PENALTY_NAMES, PROPERTY, numpy_penalty, randn
 
 from convexformer_solvers import (
     PENALTIES,
@@ -184,7 +184,32 @@ def test_value_equals_reference_formula_and_cvxpy_expression(penalty, shape, see
 
 
 def test_reference_formulas_cover_the_penalties_of_the_package():
-    assert set(NUMPY_PENALTIES) <= set(PENALTIES)
+    assert set(PENALTIES) <= set(NUMPY_PENALTIES)
+    assert set(PENALTIES) <= set(CVXPY_PENALTIES)
+
+
+@pytest.mark.parametrize("largest", [3.0, 10.0, 990.0, 1.1e3, 1e5, 1e8, 1e10])
+@pytest.mark.parametrize("shape", [(7, 3), (3, 7), (5, 5)])
+def test_nuclear_prox_shrinks_every_singular_value_by_the_step(shape, largest):
+    # A block whose singular values reach from a tenth of the step to far above it, and one that the step takes whole.
+    step = 1e-4
+    k = min(shape)
+    wanted = step * torch.tensor([largest, *np.geomspace(2.0, 0.1, k - 1)], dtype=torch.float64)
+    left, right = (torch.linalg.qr(randn(n, k, seed=n)).Q for n in shape)
+    coef = torch.stack([(left * values) @ right.T for values in (wanted, 0.5 * step * torch.ones(k))])
+    found = GroupNuclear().prox(coef, step)
+    assert not bool(found[1].any())
+    shrunk = torch.linalg.svdvals(found[0])
+    accuracy = step * (1e-9 + 100 * torch.finfo(torch.float64).eps * largest)
+    torch.testing.assert_close(shrunk, (wanted - step).clamp(min=0), rtol=0, atol=accuracy)
+    torch.testing.assert_close(found[0], (left * (wanted - step).clamp(min=0)) @ right.T, rtol=0, atol=accuracy)
+
+
+def test_nuclear_prox_of_a_block_far_above_the_step():
+    values = torch.tensor([1e6, 5e5, 1e-3], dtype=torch.float64)
+    left, right = (torch.linalg.qr(randn(n, 3, seed=n)).Q for n in (6, 3))
+    found = torch.linalg.svdvals(GroupNuclear().prox(((left * values) @ right.T)[None], 1e-4)[0])
+    assert float(found[2]) == pytest.approx(9e-4, rel=1e-5)
 
 
 @every_penalty
