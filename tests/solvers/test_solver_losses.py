@@ -10,7 +10,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from sklearn.metrics import log_loss, mean_poisson_deviance, mean_squared_error
-from solver_cases import LOSS_NAMES, NUMPY_LOSSES, PROPERTY, accepts, numpy_loss, randn, random_weight
+from solver_cases import CVXPY_LOSSES, LOSS_NAMES, NUMPY_LOSSES, PROPERTY, accepts, numpy_loss, randn, random_weight
 
 from convexformer_solvers import (
     LOSSES,
@@ -313,7 +313,8 @@ def test_value_equals_reference_formula_and_cvxpy_expression(name):
 
 
 def test_reference_formulas_cover_the_losses_of_the_package():
-    assert set(NUMPY_LOSSES) <= set(LOSSES)
+    assert set(LOSSES) <= set(NUMPY_LOSSES)
+    assert set(LOSSES) <= set(CVXPY_LOSSES)
 
 
 class TestAgainstOtherPackages:

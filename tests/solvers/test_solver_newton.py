@@ -181,8 +181,8 @@ class TestSemismoothNewton:
         y = torch.where(data[:, 0, 0] + 0.5 * randn(n, seed=seed + 50) > 0, 1.0, -1.0)[:, None].double()
         return Program(DenseMap(data), y, get_loss("squared_hinge"), GroupL2(), 1e-2, None, True)
 
-    # Seed 6 is lost since its start is another one; of 280 seeds 11 are, and 8 were with the other starts.
-    @pytest.mark.parametrize("seed", [seed for seed in range(12) if seed != 6])
+    # A few in a hundred of such programs are lost: the next test counts them.
+    @pytest.mark.parametrize("seed", range(12))
     def test_ends_where_curvatures_jump(self, seed):
         # Where samples at their kinks count as flat, or a failed search ends it, half of these stay at gaps of .1 to 1.
         assert solve(self.separable_classes(seed), SemismoothNewton(), tol=1e-5, max_iter=150).certificate.gap < 1e-4
