@@ -48,6 +48,15 @@ _PRODUCTS = 60
 _PRODUCTS_BEFORE = 20
 
 
+# The solvers of all plans; each knows its own states by being the same object. A polish takes as long as two to four
+# iterations in single precision, and those between two leave it more to do.
+_CONSTANT, _FIRST, _FISTA, _BLOCKS, _NEWTON = Constant(), FirstSteps(), Fista(), BlockDescent(), SemismoothNewton()
+_ALTERNATING = Polished(AdmmNewton(MixedPrecision()), least_wait=4)
+_PROXIMAL = ProximalDual(_ALTERNATING)
+_GROWING_SET = Polished(WorkingSet(Polished(AdmmNewton(MixedPrecision()))))
+_GROWING_SET_QUADRATIC = Polished(WorkingSet(Polished(AdmmNewton(Admm()))))
+
+
 class _Stage(NamedTuple):
     solver: Solver
     n_steps: float  # at most
@@ -113,7 +122,7 @@ class Auto(Solver):
         plan = _plan(program, warm=True)
         if previous.outgrown:
             plan = tuple(stage for stage in plan if not stage.on_working_set)
-        if plan[0].solver.name != previous.solver.name:
+        if plan[0].solver is not previous.solver:
             return _started(plan, program, start, previous.outgrown)
         inner = plan[0].solver.init_again(program, start, previous.inner)
         return _State(plan[0], inner, plan[1:], plan[0].n_steps, previous.outgrown)
@@ -151,23 +160,18 @@ def _handed_over(program: Program, state: _State) -> Point:
     return point if better else null_point(program)
 
 
-def _polished_admm() -> Polished:
-    # A polish takes as long as two to four iterations in single precision, and those between two leave it more to do.
-    return Polished(AdmmNewton(MixedPrecision()), least_wait=4)
-
-
 def _plan(program: Program, warm: bool) -> tuple[_Stage, ...]:
     """The stages for a program; `warm`: from the solution of another alpha."""
     if not math.isfinite(program.loss.smoothness):
         return tuple(_unbounded_curvature(program))
     if not program.penalty.by_block:  # the size of groups says nothing of a good rho
-        return (_Stage(Fista(), math.inf),)
-    constant = [_Stage(Constant(), math.inf)] if program.alpha >= program.alpha_max else []
+        return (_Stage(_FISTA, math.inf),)
+    constant = [_Stage(_CONSTANT, math.inf)] if program.alpha >= program.alpha_max else []
     if _factorises(program) and program.tail_length > _LONG_TAILS:
-        proximal = _Stage(ProximalDual(_polished_admm()), _PROXIMAL_STEPS)
+        proximal = _Stage(_PROXIMAL, _PROXIMAL_STEPS)
         return *constant, proximal, *_in_turns(program)
     first = _first_on_separable if program.loss.separable else _first_on_coupled
-    last = _in_turns(program) if _factorises(program) else [_Stage(Fista(), math.inf)]
+    last = _in_turns(program) if _factorises(program) else [_Stage(_FISTA, math.inf)]
     return *constant, *first(program, warm), *last
 
 
@@ -179,13 +183,13 @@ def _factorises(program: Program) -> bool:
 def _unbounded_curvature(program: Program) -> Iterator[_Stage]:
     """Accelerated gradient steps, and Newton steps from there where they apply."""
     if newton_applies(program) and program.map.n_samples <= _LARGEST_SIDE:
-        newton = _Stage(SemismoothNewton(), _NEWTON_STEPS)
-        yield _Stage(Fista(), _FISTA_STEPS_BEFORE_NEWTON)
+        newton = _Stage(_NEWTON, _NEWTON_STEPS)
+        yield _Stage(_FISTA, _FISTA_STEPS_BEFORE_NEWTON)
         yield newton
         for n_steps, _ in _TURNS:
-            yield _Stage(Fista(), n_steps)
+            yield _Stage(_FISTA, n_steps)
             yield newton
-    yield _Stage(Fista(), math.inf)
+    yield _Stage(_FISTA, math.inf)
 
 
 def _first_on_coupled(program: Program, warm: bool) -> Iterator[_Stage]:
@@ -195,18 +199,18 @@ def _first_on_coupled(program: Program, warm: bool) -> Iterator[_Stage]:
     quick = looks and nearly_independent(program)
     if _factorises(program):
         if quick and not warm:
-            yield _Stage(FirstSteps(), math.inf)
+            yield _Stage(_FIRST, math.inf)
         if has_newton:
-            yield _Stage(_polished_admm(), _FIRST_STEPS_COUPLED)
+            yield _Stage(_ALTERNATING, _FIRST_STEPS_COUPLED)
         elif looks and not quick:
-            yield _Stage(_polished_admm(), _FIRST_STEPS_ALONE)
-    yield _Stage(Fista(), _FISTA_STEPS)
+            yield _Stage(_ALTERNATING, _FIRST_STEPS_ALONE)
+    yield _Stage(_FISTA, _FISTA_STEPS)
 
 
 def _first_on_separable(program: Program, warm: bool) -> Iterator[_Stage]:
     """First steps on a loss of each output by itself: gradient steps where these are quick, then a working set."""
     if not warm and _products_of_gram(program) > _PRODUCTS_BEFORE and nearly_independent(program):
-        yield _Stage(FirstSteps(), math.inf)
+        yield _Stage(_FIRST, math.inf)
     yield from _working_set(program, warm)
 
 
@@ -215,11 +219,11 @@ def _working_set(program: Program, warm: bool) -> Iterator[_Stage]:
     quadratic = program.loss.quadratic
     costly = quadratic and _products_of_gram(program) > _PRODUCTS
     if costly and applies(program):
-        yield _Stage(BlockDescent(), math.inf, on_working_set=True)
+        yield _Stage(_BLOCKS, math.inf, on_working_set=True)
     elif costly or warm:
         # Other losses form the Gram matrix of the set again with each curvature.
-        first, n_steps = (Admm(), math.inf) if quadratic else (MixedPrecision(), _FIRST_STEPS)
-        yield _Stage(Polished(WorkingSet(Polished(AdmmNewton(first)))), n_steps, on_working_set=True)
+        growing, n_steps = (_GROWING_SET_QUADRATIC, math.inf) if quadratic else (_GROWING_SET, _FIRST_STEPS)
+        yield _Stage(growing, n_steps, on_working_set=True)
 
 
 def _products_of_gram(program: Program) -> float:
@@ -231,12 +235,12 @@ def _in_turns(program: Program) -> Iterator[_Stage]:
     """Alternating and accelerated gradient steps, and Newton steps where they apply and cost little."""
     work = program.map.smaller_side**3 * program.y.shape[1]
     takes_newton_steps = newton_applies(program) and work <= _SMALL_NEWTON_SIDE**3
-    yield _Stage(_polished_admm(), _FIRST_STEPS_QUADRATIC if program.loss.quadratic else _FIRST_STEPS)
+    yield _Stage(_ALTERNATING, _FIRST_STEPS_QUADRATIC if program.loss.quadratic else _FIRST_STEPS)
     if takes_newton_steps:  # where curvatures jump, points of other solvers that are not near lead it astray
-        yield _Stage(SemismoothNewton(), _NEWTON_STEPS, afresh=True)
+        yield _Stage(_NEWTON, _NEWTON_STEPS, afresh=True)
     for n_gradient_steps, n_steps in _TURNS:
-        yield _Stage(Fista(), n_gradient_steps)
+        yield _Stage(_FISTA, n_gradient_steps)
         if takes_newton_steps:
-            yield _Stage(SemismoothNewton(), _NEWTON_STEPS)
-        yield _Stage(_polished_admm(), n_steps)
-    yield _Stage(Fista(), math.inf)
+            yield _Stage(_NEWTON, _NEWTON_STEPS)
+        yield _Stage(_ALTERNATING, n_steps)
+    yield _Stage(_FISTA, math.inf)

@@ -102,6 +102,32 @@ def test_a_turn_never_starts_from_worse_than_the_best_constant_model(monkeypatch
     assert torch.equal(point.intercept, program.null_intercept)
 
 
+def test_a_state_is_handed_to_the_solver_that_it_is_of(monkeypatch):
+    # Both solvers have the same name for display, and neither could make anything of the other's state.
+    class One(_Kept):
+        def init_again(self, program, start, previous):
+            assert previous[0] == type(self).__name__
+            taken_over.append(previous[0])
+            return self.init(program, start)
+
+        def init(self, program, start):
+            return type(self).__name__, start
+
+        def point(self, program, state):
+            return state[1]
+
+    class Other(One):
+        pass
+
+    taken_over, plans = [], {name: (auto_module._Stage(kind(), 9),) for name, kind in (("one", One), ("other", Other))}
+    program = make_program()
+    start, state = Point(torch.zeros(program.coef_shape).double(), program.null_intercept), None
+    for name in ("one", "one", "other", "other", "one"):
+        monkeypatch.setattr(auto_module, "_plan", lambda program, warm, name=name: plans[name])
+        state = Auto().init(program, start) if state is None else Auto().init_again(program, start, state)
+    assert taken_over == ["One", "Other"]
+
+
 class TestUnits:
     def program(self, exponent):
         data = randn(50, 6, 3)
