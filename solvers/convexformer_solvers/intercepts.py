@@ -172,6 +172,8 @@ def best_intercept(at: LossAtIntercepts, start: Tensor | None = None) -> Tensor:
 
 def _pseudoinverse(hessian: Tensor, scale: float) -> Callable[[Tensor], Tensor]:
     """Inverse of a positive semidefinite matrix, zero in directions that are flat but for rounding."""
+    if not bool(torch.isfinite(hessian).all()):  # that of predictions beyond the range of their precision
+        return torch.zeros_like
     curvature, basis = torch.linalg.eigh(hessian)
     flat = _ROUNDING * torch.finfo(hessian.dtype).eps * max(float(curvature[-1]), scale)
     inverse = torch.where(curvature > flat, 1 / curvature.clamp(min=flat), 0.0)
