@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .anderson import Anderson
 from .curvature import curvature_bound
+from .precision import as_dtype
 from .primal_dual import Iterate, PrimalDualSolver
 from .program import Program
 from .ridge import RidgeSystem, ridge_system
@@ -129,9 +130,14 @@ class Admm(PrimalDualSolver):
 
     Parameters
     ----------
-    dtype : torch.dtype, default=torch.float64
+    dtype : torch.dtype or {'float32', 'float64'}, default=torch.float64
         Precision of the iterations; that of the points which they give is float64 in any case. Data in another
         precision are copied where it is float32, and converted as they are read where it is float64.
+
+    Raises
+    ------
+    ValueError
+        If ``dtype`` is no precision.
 
     Examples
     --------
@@ -139,8 +145,8 @@ class Admm(PrimalDualSolver):
     'admm'
     """
 
-    def __init__(self, dtype: torch.dtype = torch.float64) -> None:
-        self.dtype = dtype
+    def __init__(self, dtype: torch.dtype | str = torch.float64) -> None:
+        self.dtype = as_dtype(dtype)
 
     @property
     def name(self) -> str:

@@ -37,6 +37,8 @@ class Exact(Solver):
 
     Raises
     ------
+    ValueError
+        If ``cvxpy_solver`` is no name.
     SolverUnavailableError
         When run, if the solver is not installed or has no licence; the message says what to do.
     RuntimeError
@@ -52,6 +54,8 @@ class Exact(Solver):
     requires_of_penalty = ("expression",)
 
     def __init__(self, cvxpy_solver: str = "CLARABEL", **options: Any) -> None:
+        if not isinstance(cvxpy_solver, str):
+            raise ValueError(f"cvxpy_solver must be the name of a solver of cvxpy, as 'CLARABEL', got {cvxpy_solver!r}")
         self.cvxpy_solver = cvxpy_solver.upper()
         self.options = options
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from numbers import Integral
 from typing import NamedTuple
 
 import torch
@@ -36,6 +37,11 @@ class Fista(Solver):
     power_steps : int, default=6
         Steps of the power iteration, two products each, that the first step size comes from.
 
+    Raises
+    ------
+    ValueError
+        If ``power_steps`` is no positive integer.
+
     Examples
     --------
     >>> Fista().name
@@ -50,7 +56,9 @@ class Fista(Solver):
     power_steps: int = 6  # for subclasses with an ``__init__`` of their own, too
 
     def __init__(self, power_steps: int = 6) -> None:
-        self.power_steps = power_steps
+        if isinstance(power_steps, bool) or not (isinstance(power_steps, Integral) and power_steps >= 1):
+            raise ValueError(f"power_steps must be a positive integer, got {power_steps!r}")
+        self.power_steps = int(power_steps)
 
     @property
     def name(self) -> str:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .derived_map import DerivedMap
-from .operators import WORK_OF_A_READ, DenseMap, as_rows, row_chunks, tall_chunks
+from .operators import WORK_OF_A_READ, DenseMap, as_rows, check_tensor, row_chunks, tall_chunks
 
 
 class GatedMap(DerivedMap[DenseMap]):
@@ -24,6 +24,13 @@ class GatedMap(DerivedMap[DenseMap]):
     masks : Tensor of shape (N, h), bool
         Which samples each of the ``h`` gates lets through.
 
+    Raises
+    ------
+    TypeError
+        If one of them is no tensor.
+    ValueError
+        If their shapes do not fit, or ``masks`` is not bool.
+
     Examples
     --------
     >>> import torch
@@ -34,6 +41,8 @@ class GatedMap(DerivedMap[DenseMap]):
     """
 
     def __init__(self, data: Tensor, masks: Tensor) -> None:
+        check_tensor("data", data)
+        check_tensor("masks", masks)
         if masks.ndim != 2 or masks.shape[0] != data.shape[0] or masks.dtype != torch.bool:
             raise ValueError(
                 f"masks must be a bool array of shape ({data.shape[0]}, n_gates), "

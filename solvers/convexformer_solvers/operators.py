@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -310,6 +310,14 @@ def mirrored(lower: Tensor) -> Tensor:
     return lower
 
 
+def check_tensor(name: str, value: Any) -> None:
+    """Raise ``TypeError`` unless the argument of that name is a tensor."""
+    if not isinstance(value, Tensor):
+        raise TypeError(
+            f"{name} must be a torch tensor, got {type(value).__name__}; torch.as_tensor({name}) makes one of an array"
+        )
+
+
 class DenseMap(LinearMap):
     """Dense map ``coef -> sum_b <X_i[b], coef[b]>`` held as one array.
 
@@ -318,6 +326,13 @@ class DenseMap(LinearMap):
     data : Tensor of shape (N, *block_shape, d)
         One block array per sample; at least two-dimensional. Copied only where the numbers of a sample do not lie one
         after the other in memory.
+
+    Raises
+    ------
+    TypeError
+        If ``data`` is no tensor.
+    ValueError
+        If it has fewer than two dimensions.
 
     Examples
     --------
@@ -329,6 +344,7 @@ class DenseMap(LinearMap):
     """
 
     def __init__(self, data: Tensor) -> None:
+        check_tensor("data", data)
         if data.ndim < 2:
             raise ValueError(
                 f"data must have at least two dimensions (samples, ..., features), got shape {tuple(data.shape)}"

@@ -19,7 +19,7 @@ from .path_file import PathFile
 from .precision import as_dtype
 from .program import Program
 from .result import Progress, SolverInterrupted, SolverResult, check_tol
-from .solver import Callback, Ending, Point, Solver, check_solver_type, in_working_precision, solve_on
+from .solver import Callback, Ending, Point, Solver, as_point, check_solver_type, in_working_precision, solve_on
 
 
 @dataclass(frozen=True, eq=False)  # tensors have no single truth value
@@ -243,14 +243,14 @@ def iterate_path(
     """
     check_solver_type(solver)
     check_tol(tol)
-    precision = program.map.dtype if dtype is None else as_dtype(dtype)
+    precision, given = program.map.dtype if dtype is None else as_dtype(dtype), as_point(start)
     with torch.no_grad():
         grid = _grid(program, alphas)
         file = None if resume is None else PathFile(resume, program, grid)
 
     def results() -> Iterator[SolverResult]:
         reference, working = in_working_precision(program, precision, device)
-        trail, point = _Trail(), None if start is None else Point(*start)
+        trail, point = _Trail(), given
         with tqdm(total=len(grid), disable=not verbose, desc=f"path, {solver.name}", unit="alpha", miniters=0) as bar:
             # Without either, certificates are fewer.
             shown = partial(_show_gap, bar, callback) if verbose or callback is not None else None

@@ -93,32 +93,136 @@ class Penalty(ABC):
     separable: ClassVar[bool] = False
     euclidean: ClassVar[bool] = False
 
+    def check_shape(self, shape: tuple[int, ...]) -> None:
+        """Check that the penalty is one of coefficients of a shape, as by default it is of all.
+
+        Parameters
+        ----------
+        shape : tuple of int
+            ``(*block_shape, d, c)``.
+
+        Raises
+        ------
+        ValueError
+            If it is not; the message says which shapes are right.
+        """
+        return
+
     @abstractmethod
     def group_values(self, coef: Tensor) -> Tensor:
-        """Norm of each group; their sum is the penalty."""
+        """Norm of each group; their sum is the penalty.
+
+        Parameters
+        ----------
+        coef : Tensor of shape ``(*block_shape, d, c)``
+            Coefficients.
+
+        Returns
+        -------
+        Tensor
+            Shape ``(*block_shape, c)`` when `separable`, else as the penalty has its groups.
+        """
 
     @abstractmethod
     def group_dual_norms(self, coef: Tensor) -> Tensor:
-        """Dual norm of each group; their largest is the dual norm. Outputs are the last axis when `separable`."""
+        """Dual norm of each group; their largest is the dual norm.
+
+        Parameters
+        ----------
+        coef : Tensor of shape ``(*block_shape, d, c)``
+            An array of the shape of coefficients.
+
+        Returns
+        -------
+        Tensor
+            As from ``group_values``; outputs are the last axis when `separable`.
+        """
 
     @abstractmethod
     def prox(self, coef: Tensor, step: float) -> Tensor:
-        """Minimiser over ``z`` of ``step * penalty(z) + |z - coef|^2 / 2``."""
+        """Minimiser over ``z`` of ``step * penalty(z) + |z - coef|^2 / 2``.
+
+        Parameters
+        ----------
+        coef : Tensor of shape ``(*block_shape, d, c)``
+            Coefficients; left as they are.
+        step : float
+            Not negative.
+
+        Returns
+        -------
+        Tensor
+            Of the shape and precision of `coef`, with exact zeros.
+        """
 
     def factorize(self, coef: Tensor) -> Factors:
-        """Balanced rank-one pieces whose ``factor_cost`` sums to the penalty (paper [C], Prop. 1)."""
+        """Balanced rank-one pieces whose ``factor_cost`` sums to the penalty (paper [C], Prop. 1).
+
+        Parameters
+        ----------
+        coef : Tensor of shape ``(*block_shape, d, c)``
+            Coefficients.
+
+        Returns
+        -------
+        Factors
+
+        Raises
+        ------
+        NotImplementedError
+            If the penalty is no sum over blocks with such pieces.
+        """
         raise NotImplementedError(f"{type(self).__name__} is not a sum over blocks with rank-one pieces")
 
     @abstractmethod
     def right_norm(self, right: Tensor) -> Tensor:
-        """Norm of output factors, shape ``(m,)`` for ``right`` of shape ``(m, c)``."""
+        """Norm of output factors.
+
+        Parameters
+        ----------
+        right : Tensor of shape (m, c)
+            One factor a row.
+
+        Returns
+        -------
+        Tensor of shape (m,)
+        """
 
     def expression(self, coef: Any, n_blocks: int) -> Any:
-        """cvxpy expression for a variable of shape ``(n_blocks * d, c)``, blocks stacked."""
+        """The penalty for cvxpy, which the solver ``exact`` needs.
+
+        Parameters
+        ----------
+        coef : cvxpy expression of shape ``(n_blocks * d, c)``
+            Coefficients, blocks stacked.
+        n_blocks : int
+            Number of blocks.
+
+        Returns
+        -------
+        cvxpy expression
+            A convex scalar.
+
+        Raises
+        ------
+        NotImplementedError
+            If the penalty has none.
+        """
         raise NotImplementedError(f"{type(self).__name__} has no method 'expression', which the solver 'exact' needs")
 
     def constraints(self, coef: Any, n_blocks: int) -> list[Any]:
-        """cvxpy constraints that hold wherever the penalty is finite, for the variable of ``expression``."""
+        """cvxpy constraints that hold wherever the penalty is finite.
+
+        Parameters
+        ----------
+        coef, n_blocks
+            As in ``expression``.
+
+        Returns
+        -------
+        list of cvxpy constraints
+            By default none.
+        """
         return []
 
     def violating_atoms(self, ascent: Tensor, alpha: float) -> Atoms:
@@ -130,14 +234,20 @@ class Penalty(ABC):
             ``A' diag(p) theta`` of a dual point.
         alpha : float
             Bound of the dual norm.
+
+        Returns
+        -------
+        Atoms
+
+        Raises
+        ------
+        NotImplementedError
+            If the penalty has no such search.
         """
         raise NotImplementedError(f"{type(self).__name__} has no search for the atom that violates most")
 
     def active_groups(self, ascent: Tensor, coef: Tensor, alpha: float) -> ActiveGroups | None:
         """Groups whose dual norm is ``alpha`` at the optimum as far as one can tell from points near it.
-
-        None, the default, where groups are not of one block and one output each or are not written down; then points
-        cannot be polished.
 
         Parameters
         ----------
@@ -147,21 +257,59 @@ class Penalty(ABC):
             A primal point; its groups that are not zero count as active.
         alpha : float
             Bound of the dual norm.
+
+        Returns
+        -------
+        ActiveGroups or None
+            None, the default, where groups are not of one block and one output each or are not written down; then
+            points cannot be polished.
         """
         return None
 
     def value(self, coef: Tensor) -> Tensor:
-        """Penalty of ``coef``, a scalar tensor."""
+        """The penalty, the sum of its groups' norms.
+
+        Parameters
+        ----------
+        coef : Tensor of shape ``(*block_shape, d, c)``
+            Coefficients.
+
+        Returns
+        -------
+        Tensor
+            A scalar.
+        """
         return self.group_values(coef).sum()
 
     def dual_norm(self, coef: Tensor) -> Tensor:
-        """Largest ``<coef, z>`` over ``penalty(z) <= 1``, a scalar tensor."""
+        """Largest ``<coef, z>`` over ``penalty(z) <= 1``, in any units.
+
+        Parameters
+        ----------
+        coef : Tensor of shape ``(*block_shape, d, c)``
+            An array of the shape of coefficients.
+
+        Returns
+        -------
+        Tensor
+            A scalar.
+        """
         return self.group_dual_norms_in_any_units(coef).amax()
 
     def group_dual_norms_in_any_units(self, coef: Tensor) -> Tensor:
         """``group_dual_norms`` of arrays whose squares may be too small or too large for their precision.
 
         Each output in units of its own, powers of two, so that nothing is rounded.
+
+        Parameters
+        ----------
+        coef : Tensor of shape ``(*block_shape, d, c)``
+            An array of the shape of coefficients.
+
+        Returns
+        -------
+        Tensor
+            As from ``group_dual_norms``.
         """
         sizes = coef.abs().reshape(-1, coef.shape[-1]).amax(0)
         if not self.separable:
@@ -177,9 +325,20 @@ class Penalty(ABC):
         return self.group_dual_norms(coef / unit) * unit
 
     def factor_cost(self, left: Tensor, right: Tensor) -> Tensor:
-        """Weight decay ``(|left|_2^2 + right_norm(right)^2) / 2`` of each pair, shape ``(m,)``.
+        """Weight decay ``(|left|_2^2 + right_norm(right)^2) / 2`` of each pair.
 
         At least the penalty of ``outer(left, right)``, with equality when the pair is balanced.
+
+        Parameters
+        ----------
+        left : Tensor of shape (m, d)
+            Feature factors.
+        right : Tensor of shape (m, c)
+            Output factors.
+
+        Returns
+        -------
+        Tensor of shape (m,)
         """
         return 0.5 * (left.square().sum(1) + self.right_norm(right).square())
 

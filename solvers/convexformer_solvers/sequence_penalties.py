@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, ClassVar
 
 import torch
@@ -14,6 +15,18 @@ from .penalties import Atoms, Factors, Penalty
 _ROUNDING = 1e-12
 # Coefficients of which the prox is taken at once.
 _PROX_ELEMENTS = 2**22
+
+
+def _check_n_targets(n_targets: int) -> None:
+    if isinstance(n_targets, bool) or not (isinstance(n_targets, Integral) and n_targets >= 1):
+        raise ValueError(f"n_targets must be a positive integer, got {n_targets!r}")
+
+
+def _check_outputs(n_outputs: int, n_targets: int) -> None:
+    if n_outputs % n_targets:
+        raise ValueError(
+            f"n_targets must divide the number of outputs, got n_targets={n_targets} and {n_outputs} outputs"
+        )
 
 
 @dataclass(frozen=True)
@@ -37,6 +50,11 @@ class RowStochastic(Penalty):
     n_targets : int
         Rows ``T`` of the target sequences; outputs are numbered ``t * c + l``.
 
+    Raises
+    ------
+    ValueError
+        If ``n_targets`` is no positive integer; when used, if coefficients do not have the shape above.
+
     Examples
     --------
     >>> import torch
@@ -50,8 +68,20 @@ class RowStochastic(Penalty):
 
     n_targets: int
 
+    def __post_init__(self) -> None:
+        _check_n_targets(self.n_targets)
+
+    def check_shape(self, shape: tuple[int, ...]) -> None:
+        if len(shape) != 4 or shape[0] != 2:
+            raise ValueError(
+                f"RowStochastic needs coefficients of shape (2, n_tokens, n_features, n_outputs), those of a "
+                f"SignedMap, got {tuple(shape)}"
+            )
+        _check_outputs(shape[-1], self.n_targets)
+
     def matrices(self, coef: Tensor) -> Tensor:
         """View of the coefficients as matrices, shape ``(2, d, c, T, n)``."""
+        self.check_shape(coef.shape)
         n_outputs = coef.shape[-1] // self.n_targets
         return coef.unflatten(-1, (self.n_targets, n_outputs)).permute(0, 2, 4, 3, 1)
 
@@ -152,6 +182,13 @@ class PerTarget(Penalty):
     n_targets : int
         Rows ``T`` of the target sequences; outputs are numbered ``t * c + l``.
 
+    Raises
+    ------
+    TypeError
+        If ``penalty`` is no penalty.
+    ValueError
+        If ``n_targets`` is no positive integer; when used, if it does not divide the number of outputs.
+
     Examples
     --------
     >>> import torch
@@ -164,8 +201,18 @@ class PerTarget(Penalty):
     penalty: Penalty
     n_targets: int
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.penalty, Penalty):
+            raise TypeError(f"penalty must be a Penalty, as GroupL2() is one, got {self.penalty!r}")
+        _check_n_targets(self.n_targets)
+
+    def check_shape(self, shape: tuple[int, ...]) -> None:
+        _check_outputs(shape[-1], self.n_targets)
+        self.penalty.check_shape((*shape[:-1], shape[-1] // self.n_targets))
+
     def by_target(self, coef: Tensor) -> Tensor:
         """Coefficients with the target rows first, shape ``(T, *block_shape, d, c)``."""
+        _check_outputs(coef.shape[-1], self.n_targets)
         return coef.unflatten(-1, (self.n_targets, coef.shape[-1] // self.n_targets)).movedim(-2, 0)
 
     def group_values(self, coef: Tensor) -> Tensor:

@@ -68,45 +68,146 @@ class Solver(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """Name that users select the solver by."""
+        """What results, messages and the progress bar call the algorithm; of a registered one, its key."""
 
     @abstractmethod
     def init(self, program: Program, start: Point) -> Any:
-        """State at the given starting point."""
+        """State at the given starting point.
+
+        Parameters
+        ----------
+        program : Program
+            The program in the working precision.
+        start : Point
+            Where to start; its tensors belong to others.
+
+        Returns
+        -------
+        object
+            Whatever ``step`` and ``point`` need; the loop only hands it on.
+
+        Raises
+        ------
+        TypeError
+            If the algorithm does not apply to the program.
+        """
 
     def init_again(self, program: Program, start: Point, previous: Any) -> Any:
         """State at a starting point, on the data of a previous state whose program differs in ``alpha`` alone.
 
-        A solver that has computed something of the data takes it over; others start afresh.
+        A solver that has computed something of the data takes it over; others, as this one, start afresh.
+
+        Parameters
+        ----------
+        program : Program
+            The program in the working precision.
+        start : Point
+            Where to start.
+        previous : object
+            A state of this solver on the other program.
+
+        Returns
+        -------
+        object
+            As from ``init``.
         """
         return self.init(program, start)
 
     @abstractmethod
     def step(self, program: Program, state: Any) -> Any:
-        """The state after one iteration."""
+        """The state after one iteration.
+
+        Parameters
+        ----------
+        program : Program
+            The program of ``init``.
+        state : object
+            A state, which may be asked for its point later: its tensors stay as they are.
+
+        Returns
+        -------
+        object
+            The next state.
+        """
 
     @abstractmethod
     def point(self, program: Program, state: Any) -> Point:
-        """The point that the state stands for."""
+        """The point that the state stands for.
+
+        Parameters
+        ----------
+        program : Program
+            The program of ``init``.
+        state : object
+            A state.
+
+        Returns
+        -------
+        Point
+            In the precision of ``program.y``; a dual point may have another.
+        """
 
     def handover(self, program: Program, state: Any) -> Point:
-        """The point for another solver to go on from, where this one is given up."""
+        """The point for another solver to go on from, where this one is given up.
+
+        Parameters
+        ----------
+        program : Program
+            The program of ``init``.
+        state : object
+            A state.
+
+        Returns
+        -------
+        Point
+            By default that of ``point``.
+        """
         return self.point(program, state)
 
     def estimated_gap(self, state: Any) -> float | None:
         """What the duality gap of ``point`` may be; only says when a certificate is worth its cost.
 
-        Absolute. None, which is the default: nothing is known, certificates come at regular intervals. Infinite: not
-        now.
+        Parameters
+        ----------
+        state : object
+            A state.
+
+        Returns
+        -------
+        float or None
+            Absolute. None, which is the default: nothing is known, certificates come at regular intervals. Infinite:
+            not now.
         """
         return None
 
     def activity(self, state: Any) -> str:
-        """What the algorithm is doing, in a few words for the progress bar."""
+        """What the algorithm is doing, in a few words for the progress bar.
+
+        Parameters
+        ----------
+        state : object
+            A state.
+
+        Returns
+        -------
+        str
+            By default the name.
+        """
         return self.name
 
     def finished(self, state: Any) -> bool:
-        """Whether further steps could not change the point, whatever its quality."""
+        """Whether further steps could not change the point, whatever its quality.
+
+        Parameters
+        ----------
+        state : object
+            A state.
+
+        Returns
+        -------
+        bool
+            By default False.
+        """
         return False
 
 
@@ -177,7 +278,7 @@ def solve(
     >>> solve(program, Fista(), tol=1e-10).coef.flatten()
     tensor([2., 0.], dtype=torch.float64)
     """
-    point = None if start is None else Point(*start)
+    point = as_point(start)
     reference, working = in_working_precision(program, dtype, device)
     return solve_on(reference, working, solver, tol, max_iter, point, None, callback, verbose)[0]
 
@@ -236,8 +337,15 @@ def solve_on(
         raise ValueError(f"max_iter must be a positive integer, got {max_iter!r}")
     _check_requirements(working, solver)
     own_callback = None if callback is None else _with_gradients_as_here(callback)
-    with torch.no_grad():  # data that require gradients have none of the solution's
-        return _run(reference, working, solver, tol, max_iter, start, previous, own_callback, verbose)
+    try:
+        with torch.no_grad():  # data that require gradients have none of the solution's
+            return _run(reference, working, solver, tol, max_iter, start, previous, own_callback, verbose)
+    except torch.linalg.LinAlgError as error:  # of matrices that hold infinite numbers, or next to none but zeros
+        raise ValueError(
+            f"a factorisation of solver {solver.name!r} failed in {working.y.dtype} ({error}), as a rule because "
+            "squares of the data or the targets are too small or too large for it; scale the features (and alpha with "
+            "them) or the targets to about one"
+        ) from error
 
 
 def _with_gradients_as_here(callback: Callback) -> Callback:
@@ -396,6 +504,19 @@ def null_point(program: Program) -> Point:
     return Point(program.y.new_zeros(program.coef_shape), program.null_intercept)
 
 
+def as_point(start: Any) -> Point | None:
+    """The point of a start as users give it, a pair; its parts are checked when the solve begins."""
+    if start is None or isinstance(start, Point):
+        return start
+    if not isinstance(start, (tuple, list)) or len(start) != 2:
+        found = f"{len(start)} of them" if isinstance(start, (tuple, list)) else type(start).__name__
+        raise TypeError(
+            f"start must be a pair of tensors, coefficients and intercept, got {found}; of an earlier result that is "
+            "(result.coef, result.intercept)"
+        )
+    return Point(*start)
+
+
 def _starting_point(program: Program, start: Point | None) -> Point:
     if start is None:
         return null_point(program)
@@ -409,6 +530,8 @@ def _starting_point(program: Program, start: Point | None) -> Point:
             f"start must be a coefficient array of shape {program.coef_shape} and an intercept of shape "
             f"{program.coef_shape[-1:]}, got {tuple(coef.shape)} and {tuple(intercept.shape)}"
         )
+    if not bool(torch.isfinite(coef).all() and torch.isfinite(intercept).all()):
+        raise ValueError("start must be finite in the precision of the solve, got NaN or infinite values")
     if not program.fit_intercept and bool((intercept != 0).any()):
         raise ValueError(f"start must have an intercept of zeros, as the program has none; got {intercept.tolist()}")
     return start._replace(coef=coef, intercept=intercept)
@@ -421,6 +544,7 @@ def check_solver_type(solver: Any) -> None:
 
 
 def _check_requirements(program: Program, solver: Solver) -> None:
+    program.penalty.check_shape(program.coef_shape)
     wanted = ((program.loss, Loss, solver.requires_of_loss), (program.penalty, Penalty, solver.requires_of_penalty))
     for part, base, methods in wanted:
         missing = [method for method in methods if getattr(type(part), method, None) is getattr(base, method)]

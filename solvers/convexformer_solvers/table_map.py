@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .gated_map import GatedMap
-from .operators import WORK_OF_A_READ, even_rows
+from .operators import WORK_OF_A_READ, check_tensor, even_rows
 
 # Rows that are looked at before all are compared.
 _TRIAL_ROWS = 256
@@ -45,6 +45,8 @@ class TableMap(GatedMap):
 
     Raises
     ------
+    TypeError
+        If one of them is no tensor.
     ValueError
         If the shapes do not fit, or a symbol is no row of its table.
 
@@ -58,6 +60,8 @@ class TableMap(GatedMap):
     """
 
     def __init__(self, tables: Tensor, symbols: Tensor, masks: Tensor) -> None:
+        check_tensor("tables", tables)
+        check_tensor("symbols", symbols)
         if tables.ndim != 3:
             raise ValueError(f"tables must have shape (n_blocks, n_rows, n_features), got {tuple(tables.shape)}")
         if symbols.ndim != 2 or symbols.shape[1] != len(tables) or symbols.dtype != torch.int64:
