@@ -15,6 +15,7 @@ from .program import Program
 from .result import Certificate
 
 
+@torch.no_grad()
 def certify(
     program: Program, coef: Tensor, intercept: Tensor | None = None, dual_hint: Tensor | None = None
 ) -> Certificate:
