@@ -134,7 +134,9 @@ def optimality_gap(
     loss : str or Loss, optional
         What the network was trained for. Default: that of ``Heads``, ``"squared"`` for modules.
     penalty : str or Penalty, optional
-        Convex form of its decay. Default: that of ``Heads``, ``"group_l2"`` for modules.
+        Convex form of its decay. Default: that of ``Heads``, ``"group_l2"`` for modules. None for a
+        ``SequenceAttention``: the program is that of its own decay, which ``train`` has without a penalty; named
+        penalties give it another one, of which no equivalent program is known.
     sample_weight : array-like of shape (N,), optional
         Weights of the samples, as in training.
     fit_intercept : bool, optional
@@ -249,8 +251,13 @@ def _(model: ConvexAttention, alpha: float | None, loss: Any, penalty: Any, *dat
 
 @read_network.register
 def _(model: SequenceAttention, alpha: float | None, loss: Any, penalty: Any, *data: Any) -> _Reading:
-    options: dict[str, Any] = {"alpha": _given(alpha), "loss": loss or "squared", "penalty": penalty or "group_l2"}
-    heads = SequenceHeads.from_torch(model, **options)
+    if penalty is not None:
+        raise ValueError(
+            f"penalty must be None for a SequenceAttention, got {penalty!r}: covered is the network's own decay, half "
+            "the sum of the squared l1 norms of w2 and w3, with which train(network, X, y, alpha=...) trains where no "
+            "penalty is given; no convex program is known for the decay of a named penalty"
+        )
+    heads = SequenceHeads.from_torch(model, alpha=_given(alpha), loss=loss or "squared")
     return _Reading(heads, model.bias is not None, len(heads))
 
 

@@ -141,6 +141,18 @@ def test_the_class_may_have_a_bias_that_the_network_does_not_use():
         optimality_gap(biased, X, Y, fit_intercept=False)
 
 
+@pytest.mark.parametrize("penalty", ["group_l2", "nuclear"])
+def test_a_report_concerns_the_objective_that_the_network_was_trained_with(penalty):
+    X, Y = data()
+    network = SequenceAttention(3, 2, 1, n_heads=8, n_targets=2).double()
+    Y = Y[..., None]
+    train(network, X, Y, alpha=0.5, penalty=penalty, n_steps=20)
+    with pytest.raises(ValueError, match=r"penalty must be None for a SequenceAttention.*own decay.*l1 norms"):
+        optimality_gap(network, X, Y, alpha=0.5, penalty=penalty)
+    report = optimality_gap(network, X, Y, alpha=0.5)
+    assert report.objective == pytest.approx(network.objective(X, Y, alpha=0.5).item(), rel=1e-9)
+
+
 def test_wrong_arguments_are_named():
     X, Y = data()
     with pytest.raises(ValueError, match="fit_intercept must be True or False"):

@@ -157,7 +157,8 @@ class SequenceHeads:
         network : SequenceAttention
             The network.
         alpha, form, penalty, loss
-            What it was trained for.
+            What it was trained for. The decay of the heads is that of the `form`: for ``"stochastic"`` it equals
+            ``network.decay()``, and never that of a penalty named to the network.
 
         Returns
         -------
