@@ -336,27 +336,30 @@ class ConvexAttentionBase(CertifiedEstimator):
         """Gates of this fit, their masks on the training data, and what interrupted their making."""
         if source is None:
             return None, None, None
-        kept = self._kept_gates(data.tokens)
-        self._gate_request = (self.gates, self.n_gates)
-        if kept is not None:
-            return kept, kept.masks(data.tokens), None
         try:
-            made = source.make(data, check_random_state(self.random_state))
+            made = source.make(data, self._gate_stream())
         except GatesInterrupted as interruption:
             return interruption.gates, interruption.gates.masks(data.tokens), interruption
         masks = made.masks(data.tokens)
         distinct = made.distinct(masks, data.sample_weight)
-        return made.select(distinct), masks[:, torch.as_tensor(distinct, device=masks.device)], None
+        return self._kept(made.select(distinct)), masks[:, torch.as_tensor(distinct, device=masks.device)], None
 
-    def _kept_gates(self, tokens: Tensor) -> Gates | None:
-        """Gates of the previous fit where a warm start can go on with them."""
+    def _kept(self, gates: Gates) -> Gates:
+        """The gates of the previous fit where a warm start made the same again."""
         previous: Gates | None = getattr(self, "gates_", None)
         if not self.warm_start or previous is None:
-            return None
-        gates, n_gates = self._gate_request
-        same_gates = gates is self.gates or (isinstance(gates, str) and gates == self.gates)
-        same_shape = (previous.u1.shape[1], previous.u2.shape[1]) == tuple(tokens.shape[1:])
-        return previous if same_gates and n_gates == self.n_gates and same_shape else None
+            return gates
+        return previous if _directions(previous) == _directions(gates) else gates
+
+    def _gate_stream(self) -> np.random.RandomState:
+        """Where gates are drawn from: with a warm start and the same `random_state`, from where they last were."""
+        stream = check_random_state(self.random_state)
+        drawn_from, state = getattr(self, "_gates_drawn", (None, None))
+        if self.warm_start and state is not None and drawn_from == self.random_state:
+            stream = np.random.RandomState()
+            stream.set_state(state)
+        self._gates_drawn = (self.random_state, stream.get_state())
+        return stream
 
     def _read_targets(
         self, y: Any, n_samples: int, sample_weight: NDArray[np.float64] | None
@@ -371,7 +374,7 @@ class ConvexAttentionBase(CertifiedEstimator):
             # It may have converged with the gates that there are; the fit has not.
             self._store(problem, replace(problem.interruption.solution, status=Status.INTERRUPTED), like)
             raise problem.interruption
-        start = self._start(problem.program)
+        start = self._start(problem)
         try:
             result = solve(problem.program, get_solver(self.solver), start=start, **self._options(problem.program))
         except SolverInterrupted as interruption:
@@ -379,10 +382,12 @@ class ConvexAttentionBase(CertifiedEstimator):
             raise
         self._store(problem, result, like)
 
-    def _start(self, program: Program) -> tuple[Tensor, Tensor] | None:
+    def _start(self, problem: Problem) -> tuple[Tensor, Tensor] | None:
         if not self.warm_start or getattr(self, "_solution", None) is None:
             return None
-        coef, intercept = self._solution
+        program, (coef, intercept) = problem.program, self._solution
+        if problem.gates is not None and self.gates_ is not None:
+            coef = _on_gates(coef, self.gates_, problem.gates)
         if not program.fit_intercept:
             intercept = torch.zeros_like(intercept)  # the previous fit may have had one
         return (coef, intercept) if tuple(coef.shape) == program.coef_shape else None
@@ -440,3 +445,15 @@ class ConvexAttentionBase(CertifiedEstimator):
         linear_map = attention_map(tokens, self.gates_)
         coef, intercept = (part.to(tokens.device) for part in self._solution)
         return predictions(linear_map, coef, intercept, tokens.dtype)
+
+
+def _on_gates(coef: Tensor, gates: Gates, others: Gates) -> Tensor:
+    """Coefficients on other gates: those of equal gates, and zeros."""
+    position = {directions: index for index, directions in enumerate(_directions(gates))}
+    at = [position.get(directions, -1) for directions in _directions(others)]
+    padded = torch.cat([coef, coef.new_zeros((1, *coef.shape[1:]))])
+    return padded[torch.tensor(at)]
+
+
+def _directions(gates: Gates) -> list[bytes]:
+    return [row.tobytes() for row in np.hstack([gates.u1, gates.u2])]

@@ -178,7 +178,9 @@ class ConvexAttentionRegressor(RegressionMixin, ConvexAttentionBase):
     fit_intercept : bool, default=True
         Whether the network has a bias per output, without decay.
     warm_start : bool, default=False
-        Whether to start from the previous solution (and keep its gates) where shapes agree.
+        Whether to start from the previous solution where shapes agree. Gates are made anew for each fit, those that are
+        drawn from the same random numbers as long as `random_state` is the same; the coefficients of gates that come
+        out as before are kept.
     dtype : {None, "float32", "float64"}, default=None
         Precision in which the solver works; that of ``X`` by default. Certificates are always in float64.
     device : str or torch.device, default=None
@@ -312,7 +314,9 @@ class ConvexAttentionClassifier(ClassificationMixin, ConvexAttentionBase):
     class_weight : dict, "balanced" or None, default=None
         Factors on the weights of classes, as in scikit-learn.
     warm_start : bool, default=False
-        Whether to start from the previous solution (and keep its gates) where shapes agree.
+        Whether to start from the previous solution where shapes agree. Gates are made anew for each fit, those that are
+        drawn from the same random numbers as long as `random_state` is the same; the coefficients of gates that come
+        out as before are kept.
     dtype : {None, "float32", "float64"}, default=None
         Precision in which the solver works; that of ``X`` by default. Certificates are always in float64.
     device : str or torch.device, default=None

@@ -294,7 +294,6 @@ def _(model: ConvexAttentionBase, header: dict[str, Any], arrays: dict[str, Any]
     model._store_network(
         _solution(arrays), loss=loss, penalty=penalty, alpha=header["alpha"], targets=targets, gates=gates, like=None
     )
-    model._gate_request = (model.gates, model.n_gates)
     if isinstance(model, CrossValidationMixin):
         model.alpha_ = header["alpha"]
         model.alphas_, model.score_path_ = arrays["alphas"], arrays["score_path"]

@@ -19,6 +19,7 @@ from convexformer import (
     ConvexAttentionRegressor,
     ConvexAttentionRegressorCV,
 )
+from convexformer.gates import NetworkGates
 
 GATED = {"activation": "gated_relu", "n_gates": 6, "random_state": 0}
 
@@ -129,6 +130,54 @@ def test_warm_start_goes_on_where_the_last_fit_ended():
     assert model.gates_ is gates
     # Asking for other gates is not overheard.
     assert len(model.set_params(n_gates=12).fit(X, Y["three"]).gates_) > len(gates)
+
+
+class TurningNetwork:
+    """A network with one gate, whose direction changes in training."""
+
+    directions = np.eye(1, 4), np.eye(1, 2)
+
+    def gate_directions(self):
+        return self.directions
+
+
+def turned(network):
+    network.directions = -np.eye(1, 4, k=1), np.eye(1, 2)
+
+
+NETWORK = TurningNetwork()
+
+
+@pytest.mark.parametrize(
+    ("gates", "change", "other_data"),
+    [
+        ("generated", {"alpha": 0.002}, False),
+        ("difference", {}, True),
+        ("gaussian", {"random_state": 1}, False),
+        ("gaussian", {}, True),
+        (NetworkGates(NETWORK), {}, False),
+    ],
+)
+def test_a_warm_start_has_the_gates_of_a_fresh_fit(gates, change, other_data):
+    options = {"activation": "gated_relu", "gates": gates, "n_gates": 6, "random_state": 0, "alpha": 0.02, "tol": 1e-6}
+    NETWORK.directions = TurningNetwork.directions
+    model = ConvexAttentionRegressor(warm_start=True, **options).fit(X, Y["real"])
+    turned(NETWORK)
+    data = (sequences(seed=1), sequences(seed=1)[:, 0, 0]) if other_data else (X, Y["real"])
+    model.set_params(**change).fit(*data)
+    fresh = ConvexAttentionRegressor(**options | change).fit(*data)
+    np.testing.assert_array_equal(model.gates_.u1, fresh.gates_.u1)
+    np.testing.assert_array_equal(model.gates_.u2, fresh.gates_.u2)
+    assert model.certificate_.primal == pytest.approx(fresh.certificate_.primal, abs=2e-6 * fresh.certificate_.reference)
+
+
+@pytest.mark.parametrize("random_state", [None, np.random.RandomState(0)])
+def test_a_warm_start_without_an_int_keeps_the_random_gates(random_state):
+    options = GATED | {"random_state": random_state}
+    model = ConvexAttentionRegressor(0.01, warm_start=True, tol=1e-7, **options).fit(X, Y["real"])
+    first, gates = model.n_iter_, model.gates_
+    assert model.fit(X, Y["real"]).n_iter_ < first
+    np.testing.assert_array_equal(model.gates_.u1, gates.u1)
 
 
 @pytest.mark.parametrize("solver", ["fista", "exact"])
