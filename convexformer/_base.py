@@ -326,7 +326,8 @@ class ConvexAttentionBase(CertifiedEstimator):
         if is_grid and source.depends_on_alpha:
             raise ValueError(
                 f"gates={self.gates!r} depend on alpha, so a grid of alphas has no one program; give gates that are "
-                "made beforehand, for example generate_gates(X, y, alpha=...).gates, or fit each alpha by itself"
+                "made beforehand for the same loss, penalty and intercept, for example generate_gates(X, y, alpha=..., "
+                f"loss=..., penalty=..., fit_intercept={self.fit_intercept!r}).gates, or fit each alpha by itself"
             )
         return source
 

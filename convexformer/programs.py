@@ -75,7 +75,8 @@ def attention_program(
     sample_weight : array-like or Tensor of shape (N,), optional
         Non-negative; only ratios matter.
     fit_intercept : bool, default=False
-        Whether there is a bias per output, without decay.
+        Whether there is a bias per output, without decay. The paper's programs, which this function builds, have none;
+        estimators, ``Heads.program`` and ``generate_gates`` have one by default, so give True to compare with them.
 
     Returns
     -------

@@ -31,8 +31,8 @@ from convexformer.gates.search import DualPoint, find_violated
 from convexformer.solvers import Fista, Status, certify, get_penalty, get_solver, solve
 
 ALPHA = 0.1
-# Few restarts, for tests of anything but what the search finds.
-QUICK = {"alpha": ALPHA, "n_restarts": 8, "solver": "fista", "random_state": 0}
+# Few restarts, for tests of anything but what the search finds; no bias, as in the programs to compare with.
+QUICK = {"alpha": ALPHA, "n_restarts": 8, "solver": "fista", "random_state": 0, "fit_intercept": False}
 
 
 def planted(n_samples=14, seed=0):
@@ -65,7 +65,7 @@ def everything(problem):
 @pytest.fixture(scope="module")
 def generated(problem):
     X, y, _ = problem
-    return generate_gates(X, y, alpha=ALPHA, max_gates=40, tol=1e-5, random_state=0)
+    return generate_gates(X, y, alpha=ALPHA, fit_intercept=False, max_gates=40, tol=1e-5, random_state=0)
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +172,7 @@ def test_other_losses_and_penalties_with_weights_and_intercept(loss, penalty):
     classes = np.digitize(score, [-0.5, 0.5])
     y = {"logistic": np.sign(score)[:, None], "softmax": np.eye(3)[classes], "huber": np.c_[score, score**2]}[loss]
     parts = {"loss": loss, "penalty": penalty, "sample_weight": weight, "fit_intercept": True}
-    result = generate_gates(X, y, max_gates=4, **QUICK, **parts)
+    result = generate_gates(X, y, max_gates=4, **{**QUICK, **parts})
     assert len(result.rounds) > 1
     assert_lower_every_round(result)
     assert_certified(result, X, y, tol=1e-4, **parts)
@@ -229,7 +229,7 @@ def test_other_starts(problem, start):
 def test_where_no_gate_could_help_none_is_found(problem):
     X, y, _ = problem
     largest = float(np.abs(X[:, :, :]).max() * 2 * np.abs(y).mean())  # bounds every mask's dual norm
-    result = generate_gates(X, y, alpha=largest, random_state=0)
+    result = generate_gates(X, y, alpha=largest, fit_intercept=False, random_state=0)
     assert result.end is GenerationEnd.NONE_FOUND
     assert (len(result.gates), len(result.rounds)) == (1, 1)
     assert not result.solution.coef.any()
@@ -317,6 +317,7 @@ def test_wrong_starts_and_callbacks_are_named_before_anything_is_solved(problem)
         ({"start": GaussianGates(5), "max_gates": 3}, "max_gates=3 is less than the 5 gates of start"),
         ({"start": Gates(np.ones((1, 3)), np.ones((1, 2)))}, r"\(n_tokens, n_features\) = \(2, 2\), got \(3, 2\)"),
         ({"solver": "nonsense", "max_gates": 1}, "solver must be"),
+        ({"fit_intercept": "no"}, "fit_intercept must be True or False, got 'no'"),
     ],
 )
 def test_errors_name_the_argument(problem, options, message):
@@ -366,6 +367,26 @@ def test_a_grid_of_alphas_is_refused(problem):
         ConvexAttentionRegressorCV(**options).fit(X, y)
     # Gates that are unused are not looked at.
     ConvexAttentionRegressorCV(gates="generated", alphas=2, cv=2).fit(X, y)
+
+
+@pytest.mark.parametrize("fit_intercept", [True, False])
+def test_the_gates_that_the_refusal_of_a_grid_advises_give_what_a_fit_with_generated_gates_gives(fit_intercept):
+    X, y, _ = planted()
+    y = y + 3.0
+    options = {"activation": "gated_relu", "fit_intercept": fit_intercept, "random_state": 0}
+    generated = ConvexAttentionRegressor(ALPHA, gates="generated", n_gates=3, **options)
+    with pytest.raises(ValueError, match=f"fit_intercept={fit_intercept}"):
+        generated.path(X, y)
+    gates = generate_gates(X, y, alpha=ALPHA, fit_intercept=fit_intercept, max_gates=3, random_state=0).gates
+    beforehand = ConvexAttentionRegressor(ALPHA, gates=gates, **options).fit(X, y)
+    assert beforehand.certificate_.primal == pytest.approx(generated.fit(X, y).certificate_.primal, rel=1e-3)
+
+
+def test_gates_are_generated_for_the_bias_that_estimators_have_by_default():
+    X, y, _ = planted()
+    result = generate_gates(X, y + 3.0, alpha=ALPHA, max_gates=3, random_state=0)
+    model = ConvexAttentionRegressor(ALPHA, activation="gated_relu", gates=result.gates).fit(X, y + 3.0)
+    assert result.certificate.primal == pytest.approx(model.certificate_.primal, rel=1e-3)
 
 
 def test_generated_gates_need_a_program():

@@ -209,6 +209,8 @@ def test_wrong_data_are_named():
     with pytest.raises(ValueError, match=r"y must have shape \(30, 3, 2\) as in fit, got \(30, 2, 3\)"):
         ConvexSequenceRegressor().fit(X, Y).score(X, Y.transpose(0, 2, 1))
     model = ConvexSequenceRegressor().fit(X, Y)
+    with pytest.raises(ValueError, match="fit_intercept must be True or False, got 'no'"):
+        sequence_program(X, Y, alpha=0.1, fit_intercept="no")
     with pytest.raises(ValueError, match="solver must be one of"):
         model.set_params(solver="nonsense").fit(X, Y[:, 0, 0])
     assert model.predict(X).shape == Y.shape  # that of the fit before

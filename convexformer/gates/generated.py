@@ -19,7 +19,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from convexformer._integers import check_counts
-from convexformer._validation import as_tensor, check_program_tokens
+from convexformer._validation import as_tensor, check_flag, check_program_tokens
 from convexformer_solvers import (
     Certificate,
     GatedMap,
@@ -134,7 +134,7 @@ def generate_gates(
     loss: str | Loss = "squared",
     penalty: str | Penalty = "group_l2",
     sample_weight: Any = None,
-    fit_intercept: bool = False,
+    fit_intercept: bool = True,
     start: Gates | GateSource | None = None,
     max_gates: int = 32,
     n_restarts: int = 64,
@@ -172,8 +172,9 @@ def generate_gates(
         By name or as instances.
     sample_weight : array-like or Tensor of shape (N,), optional
         Non-negative; only ratios matter.
-    fit_intercept : bool, default=False
-        Whether there is a bias per output, without decay.
+    fit_intercept : bool, default=True
+        Whether there is a bias per output, without decay, as in the estimators; gates that are generated for a program
+        without one do worse in a program with one, and the reverse.
     start : Gates or GateSource, optional
         Gates of the first round. Default: one gate that is open for every sample, ``u1 = u2 = 0``, so that the first
         round is the network without gates and every later one is better than it.
@@ -221,7 +222,8 @@ def generate_gates(
     target = as_tensor(y, tokens.device, torch.float64)
     target = target[:, None] if target.ndim == 1 else target
     weight = None if sample_weight is None else as_tensor(sample_weight, tokens.device, torch.float64)
-    parts = (target, get_loss(loss), get_penalty(penalty), alpha, weight, fit_intercept)
+    has_intercept = check_flag(fit_intercept, "fit_intercept")
+    parts = (target, get_loss(loss), get_penalty(penalty), alpha, weight, has_intercept)
     if not (start is None or isinstance(start, (Gates, GateSource))):
         raise TypeError(f"start must be None, Gates(u1, u2) or a source of gates, got {start!r}")
     if not (callback is None or callable(callback)):
@@ -370,7 +372,7 @@ class GeneratedGates(GateSource):
     """Gates by column generation for the program that they are to serve, see ``generate_gates``.
 
     They depend on ``alpha``: estimators make them anew for each fit, and a grid of alphas is refused. For a grid give
-    the gates of one alpha, ``generate_gates(...).gates``.
+    the gates of one alpha, ``generate_gates(...).gates`` with the loss, penalty and ``fit_intercept`` of the estimator.
 
     Parameters
     ----------

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from convexformer._validation import as_tensor, check_program_tokens
+from convexformer._validation import as_tensor, check_flag, check_program_tokens
 from convexformer_solvers import (
     DenseMap,
     LinearMap,
@@ -291,7 +291,9 @@ def sequence_program(
     sample_weight : array-like or Tensor of shape (N,), optional
         Non-negative; only ratios matter.
     fit_intercept : bool, default=False
-        Whether there is a bias per target row and output, without decay.
+        Whether there is a bias per target row and output, without decay. The paper's programs, which this function
+        builds, have none; ``ConvexSequenceRegressor`` and ``SequenceHeads.program`` have one by default, so give True
+        to compare with them.
 
     Returns
     -------
@@ -322,6 +324,7 @@ def sequence_program(
         raise ValueError(f"y must have shape ({len(tokens)}, n_targets, n_outputs), got {tuple(target.shape)}")
     tokens = tokens.double() if form.exact_sums else tokens
     weight = None if sample_weight is None else as_tensor(sample_weight, tokens.device, torch.float64)
+    has_intercept = check_flag(fit_intercept, "fit_intercept")
     return Program(
         form.linear_map(tokens),
         target.flatten(1),
@@ -329,7 +332,7 @@ def sequence_program(
         form.penalty(base, target.shape[1]),
         alpha,
         weight,
-        fit_intercept,
+        has_intercept,
     )
 
 
