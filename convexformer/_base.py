@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import wraps
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -35,6 +35,7 @@ from convexformer_solvers import (
 from convexformer_solvers.path import check_grid
 from convexformer_solvers.result import check_tol
 
+from ._path_result import PathResult
 from ._validation import (
     as_tensor,
     check_device,
@@ -54,24 +55,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 ACTIVATIONS = ("linear", "gated_relu")
-
-
-class PathResult(NamedTuple):
-    """Certified solutions along a grid of ``alpha``; also a plain triple.
-
-    Attributes
-    ----------
-    alphas : ndarray of shape (n_alphas,)
-        The grid, decreasing.
-    coefs : ndarray of shape (n_alphas, *coef_.shape)
-        Coefficients.
-    gaps : ndarray of shape (n_alphas,)
-        Certified relative gaps.
-    """
-
-    alphas: NDArray[np.float64]
-    coefs: NDArray[np.floating]
-    gaps: NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -242,7 +225,8 @@ class ConvexAttentionBase(CertifiedEstimator):
         Returns
         -------
         PathResult
-            ``alphas, coefs, gaps``.
+            Unpacks as ``alphas, coefs, gaps``; has ``intercepts`` and, with ``heads(position)``, the network at each
+            alpha, whose ``predict`` gives its outputs.
 
         Raises
         ------
@@ -264,6 +248,8 @@ class ConvexAttentionBase(CertifiedEstimator):
         ...     again = model.path(X, X[:, 2, 0], n_alphas=4, resume=file)  # read from the file, certified anew
         >>> first.coefs.shape, bool((first.coefs == again.coefs).all())
         ((4, 6, 3), True)
+        >>> first.heads(-1).predict(X).shape  # those of the network at the smallest alpha
+        (50, 1)
         """
         clone = self.__class__(**self.get_params(deep=False))
         problem = clone._problem(X, y, sample_weight, alpha=1.0, is_grid=True)
@@ -271,8 +257,16 @@ class ConvexAttentionBase(CertifiedEstimator):
         grid = alpha_grid(program.alpha_max, n_alphas, eps) if alphas is None else check_grid(alphas)
         with clone._naming_drawn_gates():
             path = solve_path(program, get_solver(self.solver), grid, resume=resume, **clone._options(program))
-        coefs = clone._public(path.coefs, problem.targets).numpy(force=True)
-        return PathResult(np.array(path.alphas), coefs, np.array(path.gaps))
+        intercepts = torch.stack([result.intercept for result in path.results])
+        return PathResult(
+            np.array(path.alphas),
+            clone._public(path.coefs, problem.targets).numpy(force=True),
+            np.array(path.gaps),
+            (intercepts[:, 0] if problem.targets.single else intercepts).numpy(force=True),
+            problem.gates,
+            {"loss": program.loss, "penalty": program.penalty, "targets": problem.targets},
+            program.coef_shape,
+        )
 
     @contextmanager
     def _naming_drawn_gates(self) -> Iterator[None]:

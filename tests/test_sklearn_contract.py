@@ -241,6 +241,30 @@ def test_path_is_what_separate_fits_give(model, kind):
     np.testing.assert_allclose(coefs[2], fitted.coef_, atol=0.05)
 
 
+@pytest.mark.parametrize(("model", "kind"), CASES)
+@pytest.mark.parametrize("ndim", [2, 3])
+def test_a_point_of_a_path_predicts_what_a_fit_at_its_alpha_does(model, kind, ndim):
+    tokens, target = X[:, :, 0] if ndim == 2 else X, Y[kind]
+    target = target + 3.0 if kind == "real" else target
+    path = clone(model).set_params(tol=1e-9).path(tokens, target, n_alphas=4)
+    fitted = clone(model).set_params(tol=1e-9, alpha=path.alphas[2]).fit(tokens, target)
+    assert path.intercepts.shape == (4, *np.shape(fitted.intercept_))
+    np.testing.assert_allclose(path.intercepts[2], fitted.intercept_, atol=1e-3)
+    outputs = path.heads(2).predict(tokens)
+    np.testing.assert_allclose(outputs, fitted.heads_.predict(tokens), atol=1e-3)
+    if kind == "real":
+        np.testing.assert_allclose(outputs[:, 0], fitted.predict(tokens), atol=1e-3)
+    assert path.heads(2).objective(tokens, target) == pytest.approx(fitted.certificate_.primal, rel=1e-6)
+
+
+def test_a_path_is_short_to_read_pickles_and_names_positions_that_are_not_there():
+    path = ConvexAttentionRegressor().path(X, Y["real"], n_alphas=3)
+    assert len(repr(path)) < 120
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(path)).heads(2).w2, path.heads(2).w2)
+    with pytest.raises(IndexError, match="position must be that of one of the 3 alphas, got 3"):
+        path.heads(3)
+
+
 def test_probabilities_are_those_of_the_scores():
     binary = ConvexAttentionClassifier().fit(X, Y["two"])
     positive = 1 / (1 + np.exp(-binary.decision_function(X)))
