@@ -71,9 +71,15 @@ class CrossValidationMixin(ConvexAttentionBase):
         ------
         ValueError
             If an argument or a parameter is not as described, the gates depend on ``alpha``, the folder of ``resume``
-            is of other data, or no alpha has a score; the message names it.
+            is of other data, the training part of a fold has less than two classes, or no alpha has a score; the
+            message names it.
         KeyboardInterrupt
             On Ctrl-C, when no fold is running any more. With ``resume`` the folder then holds what is finished.
+
+        Warns
+        -----
+        UserWarning
+            If the training part of a fold lacks a class, or a score is not a number.
         """
         # The placeholder alpha is never solved for: folds and final fit set their own.
         problem = self._problem(X, y, sample_weight, alpha=1.0, is_grid=True)
@@ -84,6 +90,8 @@ class CrossValidationMixin(ConvexAttentionBase):
         if not splits:
             raise ValueError(f"cv={self.cv!r} gives no folds; an iterator serves one fit, a list of splits any number")
         _check_splits(splits, problem.program.sample_weight)
+        if is_classifier(self):
+            _check_classes(splits, np.ravel(labels), problem.program.sample_weight)
         files = self._resume_files(len(splits))
         total = len(splits) * len(self.alphas_)
         try:
@@ -207,6 +215,25 @@ def _check_splits(splits: list[tuple[NDArray[np.int64], NDArray[np.int64]]], wei
                     f"cv: every {name} sample of fold {index} has weight zero, so that it cannot be used; leave "
                     "samples of weight zero out, or shuffle or stratify the folds (fewer of them help as well)"
                 )
+
+
+def _check_classes(
+    splits: list[tuple[NDArray[np.int64], NDArray[np.int64]]], labels: NDArray, weight: torch.Tensor | None
+) -> None:
+    """Raise ``ValueError`` when a training part has less than two classes; warn of one that lacks some of them."""
+    counted = np.ones(len(labels), dtype=bool) if weight is None else weight.numpy(force=True) > 0
+    classes = np.unique(labels[counted])
+    for index, (rows, _) in enumerate(splits):
+        training = np.zeros(len(labels), dtype=bool)
+        training[rows] = True
+        present = np.unique(labels[training & counted])
+        missing = np.setdiff1d(classes, present).tolist()
+        found = f"cv: the training part of fold {index} has no sample of the classes {missing}"
+        remedy = "stratify the folds, with cv=StratifiedKFold(...) or a number of folds, or shuffle them"
+        if len(present) < 2:
+            raise ValueError(f"{found}, so that there is nothing to tell apart; {remedy}")
+        if missing:
+            warnings.warn(f"{found}, so that its scores say little of alpha; {remedy}", UserWarning, stacklevel=4)
 
 
 class ConvexAttentionRegressorCV(RegressionMixin, CrossValidationMixin):

@@ -374,6 +374,22 @@ def test_scores_that_count_no_weights_are_named(scoring):
         model.fit(X, Y["real"], sample_weight=np.linspace(0.5, 2, len(X)))
 
 
+def test_a_fold_without_a_class_to_train_on_is_named():
+    labels = np.repeat(["no", "yes"], 30)
+    model = ConvexAttentionClassifierCV(alphas=2, cv=KFold(2))
+    with pytest.raises(ValueError, match=r"training part of fold 0 .*\['no'\], so that .*StratifiedKFold"):
+        model.fit(X, labels)
+    weight = np.where(labels == "no", 1.0, 0.0)
+    weight[-1] = 1.0
+    with pytest.raises(ValueError, match="nothing to tell apart"):
+        model.set_params(cv=[(np.arange(20), np.arange(20, 60))]).fit(X, labels, weight)
+    three = np.repeat(["a", "b", "c"], 20)
+    with pytest.warns(UserWarning, match=r"training part of fold 2 has no sample of the classes \['c'\]") as caught:
+        model.set_params(cv=KFold(3)).fit(X, three)
+    assert len(caught) == 3
+    model.set_params(cv=3).fit(X, three)  # stratified: no warning
+
+
 def test_groups_of_samples_stay_in_one_fold():
     groups = np.arange(len(X)) % 7
     splits = list(GroupKFold(3).split(X, Y["real"], groups))
