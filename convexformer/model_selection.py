@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.base import is_classifier
 from sklearn.metrics import check_scoring
 from sklearn.model_selection import check_cv
-from sklearn.utils import _safe_indexing
+from sklearn.utils import _safe_indexing, check_consistent_length
 from tqdm.auto import tqdm
 
 from convexformer_solvers import (
@@ -51,7 +51,14 @@ class CrossValidationMixin(ConvexAttentionBase):
     resume: str | os.PathLike[str] | None
 
     @unchanged_on_failure
-    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Any:
+    def fit(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        sample_weight: ArrayLike | None = None,
+        *,
+        groups: ArrayLike | None = None,
+    ) -> Any:
         """Choose ``alpha`` by cross-validation and train to a certified global optimum.
 
         Parameters
@@ -62,6 +69,8 @@ class CrossValidationMixin(ConvexAttentionBase):
             Targets; labels of shape (n_samples,) for a classifier.
         sample_weight : array-like of shape (n_samples,), optional
             Non-negative weights, used in training and in scoring; only ratios matter.
+        groups : array-like of shape (n_samples,), optional
+            Groups that no fold may split, for a `cv` that takes them, such as ``GroupKFold()``.
 
         Returns
         -------
@@ -85,10 +94,7 @@ class CrossValidationMixin(ConvexAttentionBase):
         problem = self._problem(X, y, sample_weight, alpha=1.0, is_grid=True)
         self.alphas_ = np.array(self._grid(problem.program.alpha_max))
         labels = y.numpy(force=True) if torch.is_tensor(y) else np.asarray(y)
-        samples = np.zeros(len(labels))
-        splits = list(check_cv(self.cv, labels, classifier=is_classifier(self)).split(samples, labels))
-        if not splits:
-            raise ValueError(f"cv={self.cv!r} gives no folds; an iterator serves one fit, a list of splits any number")
+        splits = self._splits(labels, groups)
         _check_splits(splits, problem.program.sample_weight)
         if is_classifier(self):
             _check_classes(splits, np.ravel(labels), problem.program.sample_weight)
@@ -113,6 +119,21 @@ class CrossValidationMixin(ConvexAttentionBase):
         self.alpha_ = float(self.alphas_[_best(self.score_path_, self.scoring)])
         self._fit_problem(replace(problem, program=problem.program.with_alpha(self.alpha_)), X)
         return self
+
+    def _splits(self, labels: NDArray, groups: ArrayLike | None) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        """Training and held-out rows of each fold."""
+        folds = check_cv(self.cv, labels, classifier=is_classifier(self))
+        if groups is not None:
+            check_consistent_length(labels, groups)
+        try:
+            splits = list(folds.split(np.zeros(len(labels)), labels, groups))
+        except ValueError as error:
+            if groups is not None or "groups" not in str(error):
+                raise
+            raise ValueError(f"cv={self.cv!r} needs groups; give them in fit(X, y, groups=...)") from error
+        if not splits:
+            raise ValueError(f"cv={self.cv!r} gives no folds; an iterator serves one fit, a list of splits any number")
+        return splits
 
     def _grid(self, alpha_max: float) -> list[float]:
         if is_integer(self.alphas):
@@ -247,7 +268,7 @@ class ConvexAttentionRegressorCV(RegressionMixin, CrossValidationMixin):
         Ratio of the last to the first alpha of an automatic grid.
     cv : int, splitter, iterable or None, default=None
         Folds, as in scikit-learn; five by default. Where samples come in groups that no fold may split:
-        ``list(GroupKFold().split(X, y, groups))``.
+        ``GroupKFold()``, with ``fit(X, y, groups=groups)``.
     scoring : str or callable, default=None
         Score to maximise, as in scikit-learn. Default: minus the mean loss on the held-out samples.
     n_jobs : int, default=None
@@ -341,7 +362,7 @@ class ConvexAttentionClassifierCV(ClassificationMixin, CrossValidationMixin):
         Ratio of the last to the first alpha of an automatic grid.
     cv : int, splitter, iterable or None, default=None
         Folds, as in scikit-learn; five stratified ones by default. Where samples come in groups that no fold may split:
-        ``list(StratifiedGroupKFold().split(X, y, groups))``.
+        ``StratifiedGroupKFold()``, with ``fit(X, y, groups=groups)``.
     scoring : str or callable, default=None
         Score to maximise, as in scikit-learn. Default: minus the mean loss on the held-out samples.
     n_jobs : int, default=None

@@ -401,6 +401,18 @@ def test_groups_of_samples_stay_in_one_fold():
         assert model.score_path_[0, fold] == pytest.approx(-error, rel=1e-3)
 
 
+def test_groups_may_be_given_to_fit():
+    groups = np.arange(len(X)) % 7
+    splits = list(GroupKFold(3).split(X, Y["real"], groups))
+    listed = ConvexAttentionRegressorCV(alphas=[0.1, 0.01], cv=splits).fit(X, Y["real"])
+    model = ConvexAttentionRegressorCV(alphas=[0.1, 0.01], cv=GroupKFold(3))
+    np.testing.assert_array_equal(model.fit(X, Y["real"], groups=groups).score_path_, listed.score_path_)
+    with pytest.raises(ValueError, match=r"cv=GroupKFold\(.*needs groups; give them in fit\(X, y, groups=\.\.\.\)"):
+        model.fit(X, Y["real"])
+    with pytest.raises(ValueError, match="inconsistent numbers of samples"):
+        model.fit(X, Y["real"], groups=groups[1:])
+
+
 def test_cross_validation_reads_weights_no_oftener_than_one_fit():
     class Weights:
         def __init__(self):
