@@ -39,6 +39,8 @@ from ._integers import is_integer
 from ._validation import predictions
 from .estimators import ClassificationMixin, RegressionMixin
 
+_STRATIFY = "stratify the folds, with cv=StratifiedKFold(...) or a number of folds, or shuffle them"
+
 
 class CrossValidationMixin(ConvexAttentionBase):
     """Choice of ``alpha``: paths on the training parts of all folds, then a fit of everything at the best alpha."""
@@ -241,20 +243,22 @@ def _check_splits(splits: list[tuple[NDArray[np.int64], NDArray[np.int64]]], wei
 def _check_classes(
     splits: list[tuple[NDArray[np.int64], NDArray[np.int64]]], labels: NDArray, weight: torch.Tensor | None
 ) -> None:
-    """Raise ``ValueError`` when a training part has less than two classes; warn of one that lacks some of them."""
+    """Raise ``ValueError`` when a training part has less than two classes; warn of those that lack some classes."""
     counted = np.ones(len(labels), dtype=bool) if weight is None else weight.numpy(force=True) > 0
-    classes = np.unique(labels[counted])
+    classes, lacking = np.unique(labels[counted]), []
     for index, (rows, _) in enumerate(splits):
         training = np.zeros(len(labels), dtype=bool)
         training[rows] = True
-        present = np.unique(labels[training & counted])
-        missing = np.setdiff1d(classes, present).tolist()
-        found = f"cv: the training part of fold {index} has no sample of the classes {missing}"
-        remedy = "stratify the folds, with cv=StratifiedKFold(...) or a number of folds, or shuffle them"
-        if len(present) < 2:
-            raise ValueError(f"{found}, so that there is nothing to tell apart; {remedy}")
+        missing = np.setdiff1d(classes, labels[training & counted]).tolist()
         if missing:
-            warnings.warn(f"{found}, so that its scores say little of alpha; {remedy}", UserWarning, stacklevel=4)
+            lacking.append(f"{missing} in fold {index}")
+        if len(classes) - len(missing) < 2:
+            raise ValueError(
+                f"cv: there is no training sample of {lacking[-1]}, so that there is nothing to tell apart; {_STRATIFY}"
+            )
+    if lacking:
+        found = f"cv: there is no training sample of {', '.join(lacking)}, so that these folds say little of alpha"
+        warnings.warn(f"{found}; {_STRATIFY}", UserWarning, stacklevel=4)
 
 
 class ConvexAttentionRegressorCV(RegressionMixin, CrossValidationMixin):

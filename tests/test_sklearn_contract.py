@@ -377,16 +377,15 @@ def test_scores_that_count_no_weights_are_named(scoring):
 def test_a_fold_without_a_class_to_train_on_is_named():
     labels = np.repeat(["no", "yes"], 30)
     model = ConvexAttentionClassifierCV(alphas=2, cv=KFold(2))
-    with pytest.raises(ValueError, match=r"training part of fold 0 .*\['no'\], so that .*StratifiedKFold"):
+    with pytest.raises(ValueError, match=r"no training sample of \['no'\] in fold 0, so that .*StratifiedKFold"):
         model.fit(X, labels)
     weight = np.where(labels == "no", 1.0, 0.0)
     weight[-1] = 1.0
     with pytest.raises(ValueError, match="nothing to tell apart"):
         model.set_params(cv=[(np.arange(20), np.arange(20, 60))]).fit(X, labels, weight)
     three = np.repeat(["a", "b", "c"], 20)
-    with pytest.warns(UserWarning, match=r"training part of fold 2 has no sample of the classes \['c'\]") as caught:
+    with pytest.warns(UserWarning, match=r"sample of \['a'\] in fold 0, \['b'\] in fold 1, \['c'\] in fold 2, so"):
         model.set_params(cv=KFold(3)).fit(X, three)
-    assert len(caught) == 3
     model.set_params(cv=3).fit(X, three)  # stratified: no warning
 
 
