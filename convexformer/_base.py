@@ -55,6 +55,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 ACTIVATIONS = ("linear", "gated_relu")
+# Where gates are unused these parameters must be what they are by default.
+_GATE_DEFAULTS: dict[str, Any] = {"gates": "gaussian", "n_gates": 32}
 
 
 @dataclass(frozen=True)
@@ -315,6 +317,7 @@ class ConvexAttentionBase(CertifiedEstimator):
             )
             raise ValueError(f"activation must be one of {ACTIVATIONS}, got {self.activation!r}.{hint}")
         if self.activation != "gated_relu":
+            self._check_no_gates()
             return None
         source = get_gate_source(self.gates, self.n_gates)
         if is_grid and source.depends_on_alpha:
@@ -324,6 +327,16 @@ class ConvexAttentionBase(CertifiedEstimator):
                 f"loss=..., penalty=..., fit_intercept={self.fit_intercept!r}).gates, or fit each alpha by itself"
             )
         return source
+
+    def _check_no_gates(self) -> None:
+        """Raise ``ValueError`` where gates are asked for that would not be used."""
+        for name, default in _GATE_DEFAULTS.items():
+            value = getattr(self, name)
+            if not (isinstance(value, (str, int, np.integer)) and value == default):
+                raise ValueError(
+                    f"{name}={value!r} is for activation='gated_relu', got activation={self.activation!r}, which has "
+                    f"no gates; set activation='gated_relu' or leave {name} out"
+                )
 
     def _gates(
         self, data: TrainingData, source: GateSource | None

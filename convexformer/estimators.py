@@ -161,7 +161,8 @@ class ConvexAttentionRegressor(RegressionMixin, ConvexAttentionBase):
     activation : {"linear", "gated_relu"}, default="linear"
         ``"gated_relu"`` adds fixed gates :math:`g(X) = 1[u_1^\top X u_2 \ge 0]` (Thm 3).
     n_gates : int, default=32
-        Gates to make where `gates` is a name, generated ones at most; unused otherwise.
+        Gates to make where `gates` is a name, generated ones at most; unused otherwise. With an activation that has no
+        gates all but the default is refused, here and in `gates`.
     gates : str, pair of arrays, Gates or GateSource, default="gaussian"
         Where the gates come from: ``"gaussian"`` or ``"sparse"`` random directions, ``"fourier"`` (one frequency each,
         of features in pairs of cos and sin), ``"difference"`` (between pairs of samples), ``"generated"`` (added while
@@ -295,7 +296,8 @@ class ConvexAttentionClassifier(ClassificationMixin, ConvexAttentionBase):
     activation : {"linear", "gated_relu"}, default="linear"
         ``"gated_relu"`` adds fixed gates :math:`g(X) = 1[u_1^\top X u_2 \ge 0]` (Thm 3).
     n_gates : int, default=32
-        Gates to make where `gates` is a name, generated ones at most; unused otherwise.
+        Gates to make where `gates` is a name, generated ones at most; unused otherwise. With an activation that has no
+        gates all but the default is refused, here and in `gates`.
     gates : str, pair of arrays, Gates or GateSource, default="gaussian"
         Where the gates come from: ``"gaussian"`` or ``"sparse"`` random directions, ``"fourier"`` (one frequency each,
         of features in pairs of cos and sin), ``"difference"`` (between pairs of samples), ``"generated"`` (added while

@@ -97,9 +97,11 @@ def save_model(model: _Model, path: str | Path) -> None:
         raise FileNotFoundError(f"no folder at {Path(path).parent} to save {Path(path).name} in; make it first")
     parameters = model.get_params(deep=False)
     contents, arrays = _contents_of(model)
-    unused = parameters.get("activation") == "linear"
-    if ("u1" in arrays or unused) and not isinstance(parameters.get("gates", ""), str):
-        parameters["gates"] = None  # the fitted gates, saved as arrays, take its place where there are any
+    if not isinstance(parameters.get("gates", ""), str):
+        if "u1" in arrays:
+            parameters["gates"] = None  # the fitted gates, saved as arrays, take its place
+        elif parameters.get("activation") == "linear":
+            del parameters["gates"]  # not used
     if parameters.get("form") in FORMS.values():
         parameters["form"] = parameters["form"].name
     for name, registry in _PARTS.items():

@@ -365,8 +365,9 @@ def test_a_grid_of_alphas_is_refused(problem):
         ConvexAttentionRegressor(**options).path(X, y)
     with pytest.raises(ValueError, match="depend on alpha"):
         ConvexAttentionRegressorCV(**options).fit(X, y)
-    # Gates that are unused are not looked at.
-    ConvexAttentionRegressorCV(gates="generated", alphas=2, cv=2).fit(X, y)
+    # Gates that would not be used are refused for that.
+    with pytest.raises(ValueError, match="gates='generated' is for activation='gated_relu'"):
+        ConvexAttentionRegressorCV(gates="generated", alphas=2, cv=2).fit(X, y)
 
 
 @pytest.mark.parametrize("fit_intercept", [True, False])

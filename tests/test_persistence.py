@@ -230,7 +230,7 @@ def test_a_path_among_the_parameters_is_saved_as_text(tmp_path):
 
 
 def test_gates_that_a_model_does_not_use_keep_it_from_nothing(tmp_path):
-    model = ConvexAttentionRegressor(alpha=0.05, gates=GaussianGates(4)).fit(X3, X3[:, 0, 0])
+    model = ConvexAttentionRegressor(alpha=0.05).fit(X3, X3[:, 0, 0]).set_params(gates=GaussianGates(4))
     save_model(model, tmp_path / "model.npz")
     np.testing.assert_array_equal(load_model(tmp_path / "model.npz").predict(X3), model.predict(X3))
 
