@@ -116,8 +116,8 @@ def test_heads_are_the_solution(name, penalty, gated, width):
     X = X[:, :, 0] if width == 1 else X
     y = targets_of(name, y)
     weight = np.random.default_rng(2).uniform(0.0, 2.0, len(X))
-    activation = "gated_relu" if gated else "linear"
-    model = MODELS[name].set_params(alpha=0.02, penalty=penalty, activation=activation, n_gates=4, random_state=0)
+    options = {"activation": "gated_relu", "n_gates": 4} if gated else {"activation": "linear", "n_gates": 32}
+    model = MODELS[name].set_params(alpha=0.02, penalty=penalty, random_state=0, **options)
     model.fit(X, y, sample_weight=weight)
     heads, primal = model.heads_, model.certificate_.primal
     assert heads.objective(X, y, weight) == pytest.approx(primal, rel=1e-9)

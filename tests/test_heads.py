@@ -22,7 +22,8 @@ def stop_early(progress):
 
 
 # The identities hold at every point, converged or not: a few iterations keep these many fits quick.
-LOOSE = {"callback": stop_early, "n_gates": 5, "random_state": 0}
+LOOSE = {"callback": stop_early, "random_state": 0}
+GATES = {"linear": {}, "gated_relu": {"n_gates": 5}}
 
 
 def outputs_of(model, X):
@@ -65,7 +66,9 @@ def test_objective_of_the_heads_is_the_certified_one_in_regression(
     for n_outputs in (1, 2):
         X, y = make_problem(loss, ndim=ndim, n_outputs=n_outputs)
         weight = np.random.default_rng(1).uniform(0, 2, len(X)) if weighted else None
-        model = ConvexAttentionRegressor(0.02, loss=loss, penalty=penalty, activation=activation, **LOOSE)
+        model = ConvexAttentionRegressor(
+            0.02, loss=loss, penalty=penalty, activation=activation, **GATES[activation], **LOOSE
+        )
         assert_heads_are_the_model(model.fit(X, y, sample_weight=weight), X, y, weight)
 
 
@@ -83,7 +86,14 @@ def test_objective_of_the_heads_is_the_certified_one_in_classification(
             class_weight = {"no": 2.0, "yes": 0.3}
         X, y = make_problem(loss, ndim=ndim, n_classes=n_classes)
         weight = np.random.default_rng(1).uniform(0, 2, len(X)) if weighted else None
-        options = {"loss": loss, "penalty": penalty, "activation": activation, "class_weight": class_weight, **LOOSE}
+        options = {
+            "loss": loss,
+            "penalty": penalty,
+            "activation": activation,
+            "class_weight": class_weight,
+            **GATES[activation],
+            **LOOSE,
+        }
         model = ConvexAttentionClassifier(0.005, **options).fit(X, y, sample_weight=weight)
         assert_heads_are_the_model(model, X, y, weight)
 
@@ -277,7 +287,7 @@ def test_merging_keeps_objective_and_predictions_and_saves_heads_on_tokens_of_wi
 ):
     X, y = make_problem(loss, ndim=2, n_classes=2)
     estimator = ConvexAttentionRegressor if loss == "squared" else ConvexAttentionClassifier
-    options = {"loss": loss, "penalty": penalty, "activation": activation, **LOOSE}
+    options = {"loss": loss, "penalty": penalty, "activation": activation, **GATES[activation], **LOOSE}
     heads = estimator(0.005, **options).fit(X, y).heads_
     merged = heads.merge()
     # On width 1 groups of one sign are all parallel, so some must merge; two softmax columns may differ by token.
@@ -297,7 +307,7 @@ def test_merging_keeps_objective_and_predictions_and_saves_heads_on_tokens_of_wi
 def test_round_trip_through_torch(make_problem, loss, penalty, activation):
     X, y = make_problem(loss, n_outputs=2, n_classes=3)
     estimator = ConvexAttentionRegressor if loss in ("squared", "poisson") else ConvexAttentionClassifier
-    model = estimator(0.02, loss=loss, penalty=penalty, activation=activation, **LOOSE).fit(X, y)
+    model = estimator(0.02, loss=loss, penalty=penalty, activation=activation, **GATES[activation], **LOOSE).fit(X, y)
     for heads in (model.heads_, model.heads_.merge()):
         network = heads.to_torch()
         tokens = torch.as_tensor(X)
@@ -322,7 +332,7 @@ def test_round_trip_through_torch(make_problem, loss, penalty, activation):
 def test_zero_solution_is_a_constant_network_without_heads(make_problem, loss, penalty, activation):
     X, y = make_problem(loss, n_classes=3 if loss == "softmax" else 2)
     estimator = ConvexAttentionRegressor if loss == "squared" else ConvexAttentionClassifier
-    model = estimator(loss=loss, penalty=penalty, activation=activation, **LOOSE).fit(X, y)
+    model = estimator(loss=loss, penalty=penalty, activation=activation, **GATES[activation], **LOOSE).fit(X, y)
     model.set_params(alpha=model.alpha_max_ * 1.0001).fit(X, y)
     heads = model.heads_
     assert len(heads) == len(heads.merge()) == 0
