@@ -307,7 +307,11 @@ class Heads:
         return float(np.average(losses, weights=weight)) + self.alpha * self.decay()
 
     def merge(self, tol: float = 1e-9) -> Heads:
-        """Merge heads that differ in their tokens alone into one with soft attention; predictions stay as they are.
+        """Merge heads that differ in their tokens alone into one with soft attention.
+
+        Predictions stay as they are where the directions of merged heads are equal. Others get the direction of the
+        first head, which moves each head that resembles it to within `tol` by at most ``sqrt(2 tol)`` of its size, and
+        the links of a chain of such heads by more: with a large `tol` compare ``predict`` before and after.
 
         Merged heads are balanced, so that the decay is that of the heads where these are, as those of a solution, and
         else smaller. Heads that are zero are left out.

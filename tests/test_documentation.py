@@ -1,5 +1,6 @@
 """The README's example, its set-up commands and the examples for teachers run as printed."""
 
+import doctest
 import importlib.util
 import re
 import runpy
@@ -49,12 +50,20 @@ def test_there_are_the_four_examples():
 def test_readme_example_runs_and_says_what_it_prints(capsys):
     (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     assert code.count("\n") <= 15
-    exec(compile(code, "README.md", "exec"), {})
+    names = {}
+    exec(compile(code, "README.md", "exec"), names)
     printed = capsys.readouterr().out.splitlines()
     assert re.match(r"Certificate\(primal=.*relative_gap=\d\.\d+e-\d+\)", printed[0])
+    promised = re.findall(r"Certificate\(.*\)", README)
+    assert len(promised) == 2  # in the example and where it is explained
+    for line in promised:
+        assert doctest.OutputChecker().check_output(line, printed[0], doctest.ELLIPSIS)
     assert float(printed[1]) > 0.9
     assert printed[2].endswith("16 tokens, 4 features, 10 outputs)")
     assert abs(float(printed[4])) < 1e-9
+    (sequel,) = re.findall(r"```text\n(>>> from convexformer import optimality_gap.*?)```", README, re.DOTALL)
+    test = doctest.DocTestParser().get_doctest(sequel, names, "README.md", None, None)
+    assert doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(test).failed == 0
 
 
 def test_ci_runs_the_two_commands_of_the_readme():

@@ -248,6 +248,16 @@ def test_merging_unbalanced_heads_makes_the_decay_no_larger(penalty):
     np.testing.assert_allclose(merged.to_coef(), heads.to_coef(), rtol=1e-12)
 
 
+@pytest.mark.parametrize("tol", [1e-9, 0.02])
+def test_merging_moves_heads_that_resemble_the_first_by_no_more_than_is_said(tol):
+    angle = np.arccos(1 - tol) * np.array([0.0, 0.9])
+    heads = Heads(np.eye(2), np.c_[np.cos(angle), np.sin(angle)], np.ones((2, 1)), np.zeros(1), "squared", "nuclear", 1)
+    merged = heads.merge(tol)
+    assert len(merged) == 1
+    moved = np.linalg.norm(merged.to_coef() - heads.to_coef())
+    assert 0 < moved <= np.sqrt(2 * tol) + 1e-12  # the second head has size 1
+
+
 def test_merging_leaves_out_heads_that_are_zero():
     w1, w2, w3 = np.eye(3), np.array([[0.0, 0.0], [1.0, 2.0], [3.0, 4.0]]), np.array([[1.0], [1.0], [0.0]])
     gates = some_gates(2, 3, 2)

@@ -451,7 +451,9 @@ def test_tensors_come_back_as_tensors_under_array_api_dispatch(run_python):
             assert torch.is_tensor(kept.coef_) and torch.is_tensor(kept.predict(X))
             np.testing.assert_array_equal(kept.coef_.numpy(), model.coef_)
             labels = ConvexAttentionClassifier().fit(X, (y > 0).long())
-            assert torch.is_tensor(labels.predict_proba(X))
+            assert torch.is_tensor(labels.predict_proba(X)) and torch.is_tensor(labels.decision_function(X))
+            assert isinstance(labels.predict(X), np.ndarray) and isinstance(labels.heads_.w1, np.ndarray)
+            assert isinstance(kept.path(X, y, n_alphas=2).coefs, np.ndarray)
             try:
                 kept.fit(torch.full((4, 3, 2), float("nan")), y[:4])
             except ValueError as error:
