@@ -14,6 +14,7 @@ from convexformer import (
     SequenceHeads,
     attention_program,
     load_model,
+    optimality_gap,
     save_model,
     sequence_program,
 )
@@ -194,6 +195,28 @@ def test_wrong_parameters_are_named(change, message):
     X, Y = data()
     with pytest.raises(ValueError, match=message):
         ConvexSequenceRegressor(**change).fit(X, Y)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("ndim", [1, 2])
+def test_heads_read_targets_as_fit_does(form, ndim):
+    X, Y = data()
+    y = Y[:, 0, 0] if ndim == 1 else Y[..., 0]
+    model = ConvexSequenceRegressor(0.05, form=form, tol=1e-6).fit(X, y)
+    primal = model.certificate_.primal
+    assert model.heads_.objective(X, y) == pytest.approx(primal, rel=1e-6)
+    report = optimality_gap(model.heads_, X, y, tol=1e-6)
+    assert report.objective == pytest.approx(primal, rel=1e-6)
+    assert report.relative_gap <= 2e-6
+
+
+def test_heads_are_made_of_arrays_as_of_tensors():
+    X, Y = data()
+    result = solve(sequence_program(X, Y, alpha=0.05, fit_intercept=True), ColumnGeneration(), tol=1e-4)
+    options = {"n_targets": Y.shape[1], "alpha": 0.05, "form": "single_row"}
+    tensors = SequenceHeads.from_coef(result.coef, result.intercept, **options)
+    arrays = SequenceHeads.from_coef(result.coef.numpy(), result.intercept.numpy().tolist(), **options)
+    np.testing.assert_array_equal(arrays.predict(X), tensors.predict(X))
 
 
 def test_wrong_data_are_named():

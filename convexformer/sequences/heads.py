@@ -108,8 +108,8 @@ class SequenceHeads:
     @classmethod
     def from_coef(
         cls,
-        coef: Tensor,
-        intercept: Tensor,
+        coef: ArrayLike | Tensor,
+        intercept: ArrayLike | Tensor,
         *,
         n_targets: int,
         alpha: float,
@@ -121,9 +121,9 @@ class SequenceHeads:
 
         Parameters
         ----------
-        coef : Tensor of shape ``program.coef_shape``
+        coef : array-like or Tensor of shape ``program.coef_shape``
             Coefficients.
-        intercept : Tensor of shape (n_targets * n_outputs,)
+        intercept : array-like or Tensor of shape (n_targets * n_outputs,) or (n_targets, n_outputs)
             Intercept.
         n_targets : int
             Rows of the target sequences.
@@ -136,8 +136,9 @@ class SequenceHeads:
             Their objective equals that of the solution.
         """
         form = get_form(form)
-        weights = form.heads(coef, form.check_penalty(penalty), n_targets)
-        arrays = (part.numpy(force=True) for part in (*weights, intercept.unflatten(0, (n_targets, -1))))
+        weights = form.heads(as_tensor(coef), form.check_penalty(penalty), n_targets)
+        bias = as_tensor(intercept).reshape(n_targets, -1)
+        arrays = (part.numpy(force=True) for part in (*weights, bias))
         return cls(*arrays, alpha=alpha, form=form, penalty=penalty, loss=loss)
 
     @classmethod
@@ -211,7 +212,8 @@ class SequenceHeads:
         -------
         Program
         """
-        return sequence_program(X, y, sample_weight=sample_weight, fit_intercept=fit_intercept, **self._trained_for())
+        options: dict[str, Any] = {"sample_weight": sample_weight, "fit_intercept": fit_intercept}
+        return sequence_program(X, _as_sequences(y), **options, **self._trained_for())
 
     def _trained_for(self) -> dict[str, Any]:
         return {"alpha": self.alpha, "form": self.form, "penalty": self.penalty, "loss": self.loss}
@@ -257,8 +259,8 @@ class SequenceHeads:
         ----------
         X : array-like of shape (N, n_tokens, n_features)
             Samples; two-dimensional ones are tokens of width 1.
-        y : array-like of shape (N, n_targets, n_outputs)
-            Target sequences.
+        y : array-like of shape (N, n_targets, n_outputs), (N, n_targets) or (N,)
+            Target sequences, as in ``fit``.
         sample_weight : array-like of shape (N,), optional
             Weights of the samples.
 
@@ -272,7 +274,7 @@ class SequenceHeads:
         ValueError
             If ``X``, ``y`` or ``sample_weight`` are of other shapes, or weights are negative.
         """
-        pred, target = torch.as_tensor(self.predict(X)), as_tensor(y, dtype=torch.float64)
+        pred, target = torch.as_tensor(self.predict(X)), _as_sequences(y)
         if target.shape != pred.shape:
             raise ValueError(f"y must have shape {tuple(pred.shape)}, got {tuple(target.shape)}")
         losses = self.loss.value(pred.flatten(1), target.flatten(1)).numpy()
@@ -292,3 +294,9 @@ class SequenceHeads:
         cost = self.form.decay(self.penalty, weights)
         total = torch.einsum("m,mtk->tk", cost, weights.w1)
         return (total / cost.sum() if len(cost) else total).numpy()
+
+
+def _as_sequences(y: Any) -> Tensor:
+    """Target sequences with all three axes: two have one output per row, one has one row."""
+    target = as_tensor(y, dtype=torch.float64)
+    return target.reshape(*target.shape, *[1] * (3 - target.ndim))
