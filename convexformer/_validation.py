@@ -56,8 +56,7 @@ def check_tokens(estimator: Any, X: Any, reset: bool) -> Tensor:
         X = _without_tensor(X, "X")
     if not hasattr(X, "shape") and not hasattr(X, "__array__"):
         X = _as_array(X)
-    elif _holds_sequences(X):
-        X = _as_array(X.tolist())
+    X = _unpacked(X)
     if getattr(X, "ndim", 2) == 3:
         if len(X):  # scikit-learn tells of no samples
             _check_not_empty(X.shape)
@@ -93,11 +92,13 @@ def _as_array(X: Any) -> Any:
         ) from error
 
 
-def _holds_sequences(X: Any) -> bool:
-    """Whether ``X`` is an array of objects, some of which are sequences: what ragged data come in."""
-    if not isinstance(X, np.ndarray) or X.dtype != object:
-        return False
-    return any(isinstance(item, Sized) and not isinstance(item, (str, bytes, dict)) for item in X.flat)
+def _unpacked(X: Any) -> Any:
+    """An array or a pandas series of objects, some of which are sequences, as one array; anything else as it is."""
+    if getattr(getattr(X, "dtype", None), "kind", None) != "O":
+        return X
+    array = np.asarray(X)
+    holds = any(isinstance(item, Sized) and not isinstance(item, (str, bytes, dict)) for item in array.flat)
+    return _as_array(array.tolist()) if holds else X
 
 
 def _check_tensor(estimator: Any, X: Tensor, reset: bool) -> Tensor:
@@ -161,7 +162,7 @@ def _all_finite(values: Tensor) -> bool:
 
 def as_tokens(X: Any) -> Tensor:
     """Samples as a tensor; two-dimensional ones are tokens of width 1."""
-    tokens = as_tensor(X)
+    tokens = as_tensor(_unpacked(X))
     return tokens[:, :, None] if tokens.ndim == 2 else tokens
 
 

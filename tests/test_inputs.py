@@ -121,6 +121,17 @@ def test_bad_parameters_are_named(parameters, message):
         ConvexAttentionRegressor(**parameters).fit(X, y)
 
 
+def test_a_series_of_token_arrays_is_read_as_an_array_of_them():
+    pandas = pytest.importorskip("pandas")
+    series = pandas.Series(list(X), index=np.arange(len(X))[::-1])
+    model = ConvexAttentionRegressor(0.1).fit(series, y)
+    plain = ConvexAttentionRegressor(0.1).fit(X, y)
+    np.testing.assert_array_equal(model.predict(series), plain.predict(X))
+    np.testing.assert_array_equal(model.heads_.predict(series), plain.heads_.predict(X))
+    with pytest.raises(ValueError, match="X is ragged"):
+        model.fit(pandas.Series([*X[1:], X[0][:1]]), y)
+
+
 def test_data_whose_sum_overflows_are_finite():
     huge = torch.full((20, 3, 2), 3e38)  # in float32
     assert not bool(torch.isfinite(huge.sum()))
