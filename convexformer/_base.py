@@ -121,6 +121,7 @@ class CertifiedEstimator(BaseEstimator):
         """Keyword arguments of ``solve``."""
         dtype = check_dtype(self.dtype, program.map.dtype)
         check_tol(self.tol)
+        verbose = check_flag(self.verbose, "verbose")
         if not (self.callback is None or callable(self.callback)):
             raise ValueError(f"callback must be None or a function of a Progress, got {self.callback!r}")
         return {
@@ -128,7 +129,7 @@ class CertifiedEstimator(BaseEstimator):
             "max_iter": self.max_iter,
             "dtype": dtype,
             "callback": self.callback,
-            "verbose": bool(self.verbose),
+            "verbose": verbose,
         }
 
     def _store_certificate(self, program: Program, result: SolverResult) -> None:
@@ -287,6 +288,8 @@ class ConvexAttentionBase(CertifiedEstimator):
         self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None, alpha: float, is_grid: bool = False
     ) -> Problem:
         """Check everything and build the program; for a grid `alpha` is a placeholder."""
+        for flag in ("warm_start", "verbose"):
+            check_flag(getattr(self, flag), flag)
         penalty = get_penalty(self.penalty)
         if type(penalty).factorize is Penalty.factorize:
             raise ValueError(

@@ -15,6 +15,7 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from convexformer_solvers import DenseMap, Loss, Penalty, Program, get_loss, get_penalty
+from convexformer_solvers.program import check_alpha
 
 from ._validation import as_tensor, as_tokens, check_weight
 from .gates import Gates
@@ -54,7 +55,7 @@ class Heads:
     Raises
     ------
     ValueError
-        If shapes disagree or a row of ``w1`` is not in the simplex.
+        If shapes disagree, a row of ``w1`` is not in the simplex or ``alpha`` is not positive.
 
     Examples
     --------
@@ -78,6 +79,7 @@ class Heads:
     def __post_init__(self) -> None:
         object.__setattr__(self, "loss", get_loss(self.loss))
         object.__setattr__(self, "penalty", get_penalty(self.penalty))
+        check_alpha(self.alpha)
         object.__setattr__(self, "alpha", float(self.alpha))
         for name in ("w1", "w2", "w3", "intercept"):
             object.__setattr__(self, name, np.asarray(getattr(self, name)))
@@ -165,7 +167,7 @@ class Heads:
             bias,
             get_loss(loss),
             penalty,
-            float(alpha),
+            alpha,
             gates,
             None if gates is None else block[:, 0],
             targets or RealTargets(),
@@ -397,6 +399,8 @@ class Heads:
         Heads
             ``objective(X, y) - certificate.dual`` then bounds how far the network is from its global optimum.
         """
+        if not isinstance(network, ConvexAttention):
+            raise TypeError(f"network must be a ConvexAttention, got {type(network).__name__}")
         w1, w2, w3 = (w.detach().cpu().numpy() for w in (network.w1, network.w2, network.w3))
         bias = np.zeros(w3.shape[1], w3.dtype) if network.bias is None else network.bias.detach().cpu().numpy()
         gated = network.gates is not None
@@ -407,7 +411,7 @@ class Heads:
             bias,
             get_loss(loss),
             get_penalty(penalty),
-            float(alpha),
+            alpha,
             network.gates,
             network.gate_index.cpu().numpy() if gated else None,
             targets or RealTargets(),

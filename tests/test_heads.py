@@ -9,7 +9,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from convexformer import ConvexAttentionClassifier, ConvexAttentionRegressor, Gates, Heads, attention_program
+from convexformer import (
+    ConvexAttentionClassifier,
+    ConvexAttentionRegressor,
+    Gates,
+    Heads,
+    SequenceHeads,
+    attention_program,
+)
+from convexformer.nn import ReluAttention
 from convexformer.solvers import get_loss, get_penalty
 
 PENALTIES = ("group_l2", "nuclear")
@@ -266,6 +274,23 @@ def test_merging_leaves_out_heads_that_are_zero():
     assert (len(merged), merged.gate_index.tolist()) == (1, [1])
     np.testing.assert_allclose(merged.to_coef(), heads.to_coef())
     assert len(dataclasses.replace(heads, w3=np.zeros((3, 1))).merge()) == 0
+
+
+@pytest.mark.parametrize("alpha", [-1.0, 0.0, np.nan, "a"])
+def test_an_alpha_that_no_program_has_is_refused(alpha):
+    heads = Heads.from_coef(np.ones((2, 2, 1)), alpha=0.1)
+    with pytest.raises(ValueError, match="alpha must be"):
+        heads.replace(alpha=alpha)
+    sequence = SequenceHeads(np.eye(2)[None], [[2.0]], [[2.0]], np.zeros((2, 1)), alpha=0.1, form="stochastic")
+    with pytest.raises(ValueError, match="alpha must be"):
+        sequence.replace(alpha=alpha)
+
+
+def test_networks_of_another_class_are_named():
+    with pytest.raises(TypeError, match="network must be a ConvexAttention, got ReluAttention"):
+        Heads.from_torch(ReluAttention(3, 2, 1), alpha=0.1)
+    with pytest.raises(TypeError, match="network must be a SequenceAttention, got ReluAttention"):
+        SequenceHeads.from_torch(ReluAttention(3, 2, 1), alpha=0.1)
 
 
 def test_coefficients_are_floating_point_numbers():

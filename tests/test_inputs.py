@@ -108,6 +108,8 @@ def test_bad_data_is_named(arguments, message):
         ({"dtype": 3}, "dtype must be None, 'float32' or 'float64', got 3"),
         ({"dtype": ["float32"]}, "dtype must be None, 'float32' or 'float64'"),
         ({"fit_intercept": "False"}, "fit_intercept must be True or False, got 'False'"),
+        ({"warm_start": "no"}, "warm_start must be True or False, got 'no'"),
+        ({"verbose": "no"}, "verbose must be True or False, got 'no'"),
         ({"callback": 3}, "callback must be None or a function of a Progress, got 3"),
         ({"penalty": PenaltyWithoutHeads()}, "penalty=.*define its method 'factorize'"),
         ({"device": "abacus"}, "device must be"),

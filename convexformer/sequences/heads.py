@@ -13,6 +13,7 @@ from torch import Tensor
 from convexformer._validation import as_tensor, as_tokens, check_weight
 from convexformer.nn import SequenceAttention, sequence_network_from_heads
 from convexformer_solvers import Loss, Penalty, Program, get_loss
+from convexformer_solvers.program import check_alpha
 
 from .forms import HeadWeights, SequenceForm, get_form, sequence_program, signed_coef
 
@@ -48,7 +49,7 @@ class SequenceHeads:
     Raises
     ------
     ValueError
-        If shapes disagree or `w1` is not that of the form.
+        If shapes disagree, `w1` is not that of the form or `alpha` is not positive.
 
     Examples
     --------
@@ -84,6 +85,7 @@ class SequenceHeads:
             object.__setattr__(self, name, np.asarray(value))
         for name, part in (("form", form), ("penalty", form.check_penalty(penalty)), ("loss", get_loss(loss))):
             object.__setattr__(self, name, part)
+        check_alpha(alpha)
         object.__setattr__(self, "alpha", float(alpha))
         dims = (self.w1.ndim, self.w2.ndim, self.w3.ndim)
         if dims != (3, 2, 2) or not len(self.w1) == len(self.w2) == len(self.w3):
@@ -165,6 +167,8 @@ class SequenceHeads:
         -------
         SequenceHeads
         """
+        if not isinstance(network, SequenceAttention):
+            raise TypeError(f"network must be a SequenceAttention, got {type(network).__name__}")
         w1, w2, w3 = (part.detach().cpu().numpy() for part in (network.w1, network.w2, network.w3))
         bias = np.zeros((w1.shape[1], w3.shape[1])) if network.bias is None else network.bias.detach().cpu().numpy()
         return cls(w1, w2, w3, bias, alpha=alpha, form=form, penalty=penalty, loss=loss)
