@@ -13,6 +13,8 @@ from tqdm.auto import tqdm
 
 from convexformer_solvers import Callback, Progress, SolverResult
 
+from ._integers import is_integer
+
 T = TypeVar("T")
 
 
@@ -65,6 +67,8 @@ def run_folds(folds: Sequence[Callable[[], T]], n_jobs: int | None, watch: Watch
     list
         In the order of `folds`.
     """
+    if not (n_jobs is None or (is_integer(n_jobs) and n_jobs != 0)):
+        raise ValueError(f"n_jobs must be None or an integer other than 0, got {n_jobs!r}")
     n_threads = min(effective_n_jobs(n_jobs), len(folds))
     if n_threads == 1:
         return [fold() for fold in folds]

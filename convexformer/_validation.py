@@ -181,7 +181,7 @@ def check_program_tokens(X: Any) -> Tensor:
 
 def check_real_target(y: Any, loss: Loss, n_samples: int) -> NDArray[np.float64]:
     """Check targets of a regression: finite numbers of shape (N,) or (N, c)."""
-    y = check_array(given(y), ensure_2d=False, allow_nd=True, dtype=np.float64, input_name="y")
+    y = check_number_target(y)
     if y.ndim not in (1, 2):
         hint = "; ConvexSequenceRegressor fits sequences of targets" if y.ndim == 3 else ""
         raise ValueError(f"y must have shape (n_samples,) or (n_samples, n_outputs), got {y.shape}{hint}")
@@ -189,6 +189,17 @@ def check_real_target(y: Any, loss: Loss, n_samples: int) -> NDArray[np.float64]
     if loss.targets != "real":
         raise ValueError(f"loss={loss!r} needs class labels; use ConvexAttentionClassifier")
     return y
+
+
+def check_number_target(y: Any) -> NDArray[np.float64]:
+    """Targets as finite numbers, of any shape."""
+    y = given(y)
+    try:
+        return check_array(y, ensure_2d=False, allow_nd=True, dtype=np.float64, input_name="y")
+    except ValueError as error:
+        if "could not convert" not in str(error):
+            raise
+        raise ValueError(f"y must hold numbers; labels are for the classifiers: {error}") from error
 
 
 def given(y: Any) -> Any:

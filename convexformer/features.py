@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ._integers import is_integer
+
 
 def pad_sequences(sequences: Sequence[ArrayLike], n_tokens: int | None = None) -> NDArray[np.floating]:
     """Stack sequences of differing lengths into one array, short ones filled up with zero rows.
@@ -49,6 +51,8 @@ def pad_sequences(sequences: Sequence[ArrayLike], n_tokens: int | None = None) -
     longest = int(lengths.max())
     if n_tokens is None:
         n_tokens = longest
+    elif not is_integer(n_tokens):
+        raise ValueError(f"n_tokens must be an integer or None, got {n_tokens!r}")
     elif longest > n_tokens:
         raise ValueError(f"n_tokens={n_tokens} is less than the longest sequence, {longest}; cut or split it yourself")
     rows = np.concatenate(arrays)
@@ -91,7 +95,7 @@ def image_patches(images: ArrayLike, patch_size: int) -> NDArray[np.floating]:
     if array.ndim != 3:
         raise ValueError(f"images must have shape (n_samples, height, width), got {array.shape}")
     n, height, width = array.shape
-    if patch_size < 1 or height % patch_size or width % patch_size:
-        raise ValueError(f"patch_size must divide the image size {height} x {width}, got {patch_size}")
+    if not is_integer(patch_size, 1) or height % patch_size or width % patch_size:
+        raise ValueError(f"patch_size must be an integer that divides {height} x {width} images, got {patch_size!r}")
     tiles = array.reshape(n, height // patch_size, patch_size, width // patch_size, patch_size)
     return tiles.transpose(0, 1, 3, 2, 4).reshape(n, -1, patch_size**2)

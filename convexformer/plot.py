@@ -127,9 +127,16 @@ def plot_attention_map(weights: ArrayLike, *, first: int = 0, title: str = "", a
     Returns
     -------
     matplotlib axes
+
+    Raises
+    ------
+    ValueError
+        If the weights are not two-dimensional.
     """
-    axes = require_matplotlib().subplots(layout="constrained")[1] if ax is None else ax
     array = np.asarray(weights, dtype=float)
+    if array.ndim != 2:
+        raise ValueError(f"weights must have shape (n_targets, n_tokens), got {array.shape}")
+    axes = require_matplotlib().subplots(layout="constrained")[1] if ax is None else ax
     bottom, right = array.shape[0] + first - 0.5, array.shape[1] + first - 0.5
     image = axes.imshow(array, cmap="Blues", vmin=0, extent=(first - 0.5, right, bottom, first - 0.5))
     axes.set(xlabel="position read from", ylabel="position of the output", title=title)

@@ -11,6 +11,7 @@ from convexformer import (
     ConvexAttentionClassifierCV,
     ConvexAttentionRegressor,
     ConvexAttentionRegressorCV,
+    ConvexSequenceRegressor,
     Gates,
     GaussianGates,
     Heads,
@@ -24,6 +25,7 @@ from convexformer._validation import check_program_tokens
 from convexformer.datasets import load_digit_tokens
 from convexformer.gates import TrainingData
 from convexformer.nn import train
+from convexformer.plot import plot_attention_map
 from convexformer.solvers import Fista, GroupL2, SolverUnavailableError, solve
 from convexformer_solvers.penalties import Penalty
 
@@ -485,3 +487,67 @@ def test_tensors_that_numpy_does_not_know_are_named(name):
     arguments[name] = arguments[name].bfloat16()
     with pytest.raises(ValueError, match=f"{name} must not be bfloat16"):
         ConvexAttentionRegressor(alpha=0.1).fit(np.ones((6, 2, 3)), **arguments)
+
+
+TOKENS = torch.as_tensor(X)
+UNNAMED = {
+    "module that has no objective": (
+        lambda: train(torch.nn.Linear(2, 1), TOKENS, TOKENS[:, :, 0], alpha=0.1),
+        TypeError,
+        "network must be an AttentionNetwork of convexformer.nn, got Linear",
+    ),
+    "alpha of training": (
+        lambda: train(ConvexAttention(3, 2).double(), TOKENS, TOKENS[:, 0, :1], alpha="a"),
+        ValueError,
+        "alpha must be a number of at least 0, got 'a'",
+    ),
+    "text as numbers": (
+        lambda: ConvexAttentionRegressor().fit(X, ["yes", "no"] * (len(X) // 2)),
+        ValueError,
+        "y must hold numbers; labels are for the classifiers: .*'yes'",
+    ),
+    "text as sequences": (
+        lambda: ConvexSequenceRegressor().fit(X, [["a", "b"]] * len(X)),
+        ValueError,
+        "y must hold numbers",
+    ),
+    "n_jobs as text": (
+        lambda: ConvexAttentionRegressorCV(alphas=2, cv=2, n_jobs="2").fit(X, y),
+        ValueError,
+        "n_jobs must be None or an integer other than 0, got '2'",
+    ),
+    "flat attention map": (
+        lambda: plot_attention_map([1, 2]),
+        ValueError,
+        r"weights must have shape \(n_targets, n_tokens\), got \(2,\)",
+    ),
+    "side of a patch": (lambda: load_digit_tokens(2.0), ValueError, r"patch_size must be an integer .* got 2\.0"),
+    "tokens of padded sequences": (
+        lambda: pad_sequences([[[1.0]]], n_tokens=3.0),
+        ValueError,
+        r"n_tokens must be an integer or None, got 3\.0",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", UNNAMED)
+def test_what_was_wrong_is_named(case):
+    call, kind, message = UNNAMED[case]
+    with pytest.raises(kind, match=message):
+        call()
+
+
+def test_masks_of_arrays_are_those_of_tensors():
+    gates = Gates(np.eye(1, X.shape[1]), np.eye(1, X.shape[2]))
+    np.testing.assert_array_equal(gates.masks(X), gates.masks(TOKENS))
+    with pytest.raises(ValueError, match="got samples of shape"):
+        gates.masks(X[:, :1])
+
+
+def test_weights_of_training_may_be_a_list():
+    weights = np.linspace(0.5, 2.0, len(X))
+    objectives = [
+        train(ConvexAttention(3, 2).double(), TOKENS, TOKENS[:, 0, :1], alpha=0.1, n_steps=3, sample_weight=given)
+        for given in (torch.as_tensor(weights), weights.tolist())
+    ]
+    assert objectives[0].objective == objectives[1].objective

@@ -11,7 +11,7 @@ from torch import Tensor
 from convexformer._integers import check_counts
 from convexformer.gates import Gates
 from convexformer.nn.base import normal_draws
-from convexformer_solvers import Loss, Penalty, Program, TableMap
+from convexformer_solvers import Loss, Penalty, Program, TableMap, get_loss, get_penalty
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,9 +33,9 @@ class EmbeddedProblem:
         Targets as the loss wants them. Their precision and device are those of the computations.
     gates : Gates
         Fixed directions. What they let through changes with the embedding, but passes no gradient.
-    loss : Loss
+    loss : str or Loss
         Loss of the outputs.
-    penalty : Penalty
+    penalty : str or Penalty
         Penalty of the coefficients. ``GroupNuclear`` lets the outputs share features; with ``GroupL2``, where each
         output has features of its own, modular arithmetic is only memorised.
     n_symbols : int
@@ -48,11 +48,8 @@ class EmbeddedProblem:
 
     Examples
     --------
-    >>> from convexformer.solvers import get_loss, get_penalty
     >>> gates = Gates([[1.0, 0.0]], [[1.0, 0.0, 0.0]])
-    >>> problem = EmbeddedProblem(
-    ...     torch.tensor([[0, 1], [1, 1]]), torch.eye(2), gates, get_loss("squared"), get_penalty("nuclear"), 2
-    ... )
+    >>> problem = EmbeddedProblem(torch.tensor([[0, 1], [1, 1]]), torch.eye(2), gates, "squared", "nuclear", 2)
     >>> problem.program(random_tables(problem, seed=0), alpha=0.1).coef_shape
     (1, 2, 3, 2)
     """
@@ -65,6 +62,8 @@ class EmbeddedProblem:
     n_symbols: int
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "loss", get_loss(self.loss))
+        object.__setattr__(self, "penalty", get_penalty(self.penalty))
         check_counts(n_symbols=self.n_symbols)
         if self.symbols.ndim != 2 or self.symbols.dtype != torch.int64 or len(self.symbols) == 0:
             raise ValueError(

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from convexformer._validation import as_tokens
 from convexformer_solvers import DenseMap, Loss, Penalty, SolverResult
 
 
@@ -55,13 +56,14 @@ class Gates:
     def __len__(self) -> int:
         return len(self.u1)
 
-    def masks(self, tokens: Tensor) -> Tensor:
+    def masks(self, tokens: ArrayLike | Tensor) -> Tensor:
         """Which samples each gate lets through.
 
         Parameters
         ----------
-        tokens : Tensor of shape (N, n_tokens, n_features)
-            The samples, in any precision; the products are formed in float64.
+        tokens : array-like or Tensor of shape (N, n_tokens, n_features)
+            The samples, in any precision; the products are formed in float64. Two-dimensional ones are tokens of
+            width 1.
 
         Returns
         -------
@@ -72,6 +74,7 @@ class Gates:
         ValueError
             If the tokens are of other numbers or widths than the gates.
         """
+        tokens = as_tokens(tokens)
         if tuple(tokens.shape[1:]) != (self.u1.shape[1], self.u2.shape[1]):
             raise ValueError(
                 f"gates with u1 of width {self.u1.shape[1]} and u2 of width {self.u2.shape[1]} are for so many tokens "

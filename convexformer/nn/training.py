@@ -11,10 +11,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 from tqdm.auto import tqdm
 
 from convexformer._integers import check_counts
+from convexformer._validation import as_tensor
 from convexformer_solvers import Loss, Penalty, get_loss, get_penalty
 
 from ._trial import OPTIMIZERS, SCHEDULES, Data, Settings, Trial, load_weights, weights_of
@@ -30,7 +32,7 @@ def train(
     loss: str | Loss = "squared",
     penalty: str | Penalty | None = None,
     alpha: float,
-    sample_weight: Tensor | None = None,
+    sample_weight: ArrayLike | Tensor | None = None,
     optimizer: str = "adam",
     lr: float | Sequence[float] = 1e-2,
     weight_decay: float | Sequence[float] = 0.0,
@@ -68,7 +70,7 @@ def train(
         As in ``network.decay``. Default: the network's own, which is ``"group_l2"`` for ``ConvexAttention``.
     alpha : float
         Weight of the decay in the objective, 0 or more.
-    sample_weight : Tensor of shape (N,), optional
+    sample_weight : array-like or Tensor of shape (N,), optional
         Non-negative weights of the training samples; only ratios matter.
     optimizer : {"adam", "adamw"}, default="adam"
         ``"adamw"`` has decoupled weight decay, which is not part of the objective: a network so trained minimises
@@ -116,6 +118,8 @@ def train(
 
     Raises
     ------
+    TypeError
+        If the network has no ``objective`` of its own.
     ValueError
         If an argument is not as described; the message names it.
     KeyboardInterrupt
@@ -136,9 +140,11 @@ def train(
     >>> history.lr, history.final_objective < history.objective[0], len(history.trials)
     (0.01, True, 2)
     """
+    if not isinstance(network, AttentionNetwork):
+        raise TypeError(f"network must be an AttentionNetwork of convexformer.nn, got {type(network).__name__}")
     _check_budget(n_steps, look_every, batch_size, validation, patience, seconds, len(tokens))
     _check_optimizer(optimizer, betas, schedule)
-    if not 0 <= alpha < math.inf:
+    if not (isinstance(alpha, numbers.Real) and 0 <= alpha < math.inf):
         raise ValueError(f"alpha must be a number of at least 0, got {alpha!r}")
     loss, penalty = get_loss(loss), None if penalty is None else get_penalty(penalty)
     grid = list(itertools.product(_grid("lr", lr), _grid("weight_decay", weight_decay)))
@@ -246,7 +252,7 @@ def _check_budget(
 
 
 def _data(
-    kind: str, network: AttentionNetwork, tokens: Tensor, y: Tensor, weight: Tensor | None = None
+    kind: str, network: AttentionNetwork, tokens: Tensor, y: Tensor, weight: ArrayLike | Tensor | None = None
 ) -> tuple[Data, int]:
     """Checked samples, which `kind` names in messages, and how many outputs the network has."""
     network.check_samples(tokens, f"{kind}tokens")
@@ -261,8 +267,9 @@ def _data(
     return data, prediction.shape[-1]
 
 
-def _relative(weight: Tensor, y: Tensor) -> Tensor:
+def _relative(given: ArrayLike | Tensor, y: Tensor) -> Tensor:
     """Checked weights of mean 1."""
+    weight = as_tensor(given, y.device)
     if weight.shape != (len(y),):
         raise ValueError(f"sample_weight must have shape ({len(y)},), got {tuple(weight.shape)}")
     if not bool(torch.isfinite(weight).all()) or bool((weight < 0).any()) or not bool((weight > 0).any()):

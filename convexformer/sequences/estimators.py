@@ -9,11 +9,19 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import RegressorMixin
 from sklearn.metrics import r2_score
-from sklearn.utils.validation import check_array, check_consistent_length, check_is_fitted
+from sklearn.utils.validation import check_consistent_length, check_is_fitted
 from torch import Tensor
 
 from convexformer._base import CertifiedEstimator, unchanged_on_failure
-from convexformer._validation import check_device, check_flag, check_tokens, check_weight, given, predictions, result_of
+from convexformer._validation import (
+    check_device,
+    check_flag,
+    check_number_target,
+    check_tokens,
+    check_weight,
+    predictions,
+    result_of,
+)
 from convexformer_solvers import (
     Callback,
     Loss,
@@ -277,7 +285,7 @@ class ConvexSequenceRegressor(RegressorMixin, CertifiedEstimator):
 
 def _check_sequences(y: Any, n_samples: int) -> NDArray[np.float64]:
     """Check target sequences: finite numbers with one to three axes."""
-    y = check_array(given(y), ensure_2d=False, allow_nd=True, dtype=np.float64, input_name="y")
+    y = check_number_target(y)
     if y.ndim > 3:
         raise ValueError(f"y must have shape (n_samples, n_targets, n_outputs), got {y.shape}")
     check_consistent_length(np.empty(n_samples), y)
