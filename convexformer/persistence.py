@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable
 from functools import singledispatch
 from pathlib import Path
@@ -48,6 +49,8 @@ _ESTIMATORS: dict[str, type[Any]] = {
 _PARTS: dict[str, dict[str, type]] = {"loss": LOSSES, "penalty": PENALTIES}
 # Parameters that may be objects of torch or numpy, and what gives their names.
 _NAMED: dict[str, Callable[[Any], str]] = {"dtype": dtype_name, "device": str}
+# Parameters that only a further fit would need: a model whose parameters of these names are objects is saved without.
+_NOT_NEEDED = {"solver", "callback", "cv", "scoring", "random_state"}
 _FORMAT = 1
 _CONTENT = "convexformer model"
 
@@ -75,9 +78,15 @@ def save_model(model: _Model, path: str | Path) -> None:
     FileNotFoundError
         If the folder of `path` is not there.
     ValueError
-        If a parameter is an object that JSON cannot hold (give solvers by name, register losses and penalties of your
-        own, drop callbacks). A gate source is saved as the gates that it made, but that of a greedy model, which makes
-        others for each layer, must be given by name. Or if labels are objects other than strings.
+        If a parameter that is needed is an object that JSON cannot hold (register losses and penalties of your own). A
+        gate source is saved as the gates that it made, but that of a greedy model, which makes others for each layer,
+        must be given by name. Or if labels are objects other than strings.
+
+    Warns
+    -----
+    UserWarning
+        If `solver`, `callback`, `cv`, `scoring` or `random_state` is an object that JSON cannot hold: the model is
+        saved without it, as it predicts without it, and has the default once loaded.
 
     Examples
     --------
@@ -112,11 +121,11 @@ def save_model(model: _Model, path: str | Path) -> None:
             parameters[name] = name_of(parameters[name])
     if isinstance(parameters.get("class_weight"), dict):
         parameters["class_weight"] = _items(parameters["class_weight"])
+    left_out = [name for name in _NOT_NEEDED & parameters.keys() if not _is_plain(parameters[name])]
+    parameters = {name: value for name, value in parameters.items() if name not in left_out}
     for name, value in parameters.items():
-        try:
-            json.dumps(value, default=plain)
-        except TypeError as error:
-            raise ValueError(f"parameter {name}={value!r} cannot be saved; give it by name or leave it out") from error
+        if not _is_plain(value):
+            raise ValueError(f"parameter {name}={value!r} cannot be saved; give it by name or leave it out")
     header = {
         "format": _FORMAT,
         "version": __version__,
@@ -128,6 +137,22 @@ def save_model(model: _Model, path: str | Path) -> None:
     if hasattr(model, "feature_names_in_"):
         header["feature_names"] = list(model.feature_names_in_)
     write_archive(path, _CONTENT, header, arrays)
+    if left_out:
+        warnings.warn(
+            f"saved without the parameters {sorted(left_out)}, which are objects and not needed to predict; a loaded "
+            "model has their defaults, set them before it is fitted again",
+            UserWarning,
+            stacklevel=2,
+        )
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether JSON can hold a value."""
+    try:
+        json.dumps(value, default=plain)
+    except TypeError:
+        return False
+    return True
 
 
 def load_model(path: str | Path) -> _Model:

@@ -1,15 +1,19 @@
 """Saved models come back the same."""
 
 import dataclasses
+import re
 
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import make_scorer, r2_score
+from sklearn.model_selection import KFold
 
 from convexformer import (
     ConvexAttentionClassifier,
     ConvexAttentionClassifierCV,
     ConvexAttentionRegressor,
+    ConvexAttentionRegressorCV,
     ConvexSequenceRegressor,
     GaussianGates,
     GreedyConvexTransformerClassifier,
@@ -127,12 +131,28 @@ def test_saving_twice_replaces_the_file_and_leaves_nothing_else(tmp_path):
     assert load_model(tmp_path / "m.npz").alpha == 0.5
 
 
-@pytest.mark.parametrize("parameters", [{"solver": Fista()}, {"callback": print}])
-def test_a_parameter_that_cannot_be_saved_is_named(parameters, tmp_path):
-    model = ConvexAttentionRegressor(alpha=0.05, **parameters)
-    model.set_params(callback=None).fit(X3, X3[:, 0, 0])
-    model.set_params(**parameters)
-    with pytest.raises(ValueError, match=f"parameter {next(iter(parameters))}="):
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"solver": Fista()},
+        {"callback": lambda progress: False},
+        {"cv": KFold(2)},
+        {"scoring": make_scorer(r2_score), "random_state": np.random.RandomState(0)},
+    ],
+)
+def test_a_model_is_saved_without_objects_that_predictions_do_not_need(parameters, tmp_path):
+    model = ConvexAttentionRegressorCV(alphas=2, **{"cv": 2, **parameters}).fit(X3, X3[:, 0, 0])
+    with pytest.warns(UserWarning, match=re.escape(f"saved without the parameters {sorted(parameters)}")):
+        save_model(model, tmp_path / "m.npz")
+    again = load_model(tmp_path / "m.npz")
+    np.testing.assert_array_equal(again.predict(X3), model.predict(X3))
+    defaults = ConvexAttentionRegressorCV().get_params()
+    assert {name: again.get_params()[name] for name in parameters} == {name: defaults[name] for name in parameters}
+
+
+def test_a_parameter_that_is_needed_and_cannot_be_saved_is_named(tmp_path):
+    model = ConvexAttentionRegressor(alpha=0.05).fit(X3, X3[:, 0, 0]).set_params(tol=object())
+    with pytest.raises(ValueError, match="parameter tol="):
         save_model(model, tmp_path / "m.npz")
     assert list(tmp_path.iterdir()) == []
 
