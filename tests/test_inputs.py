@@ -1,5 +1,7 @@
 """Bad input gets an error that names the argument; gates and features from helpers are what they say."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -16,6 +18,8 @@ from convexformer import (
     GaussianGates,
     Heads,
     ReluAttention,
+    SequenceAttention,
+    SoftmaxAttention,
     SparseGates,
     attention_program,
     image_patches,
@@ -551,3 +555,13 @@ def test_weights_of_training_may_be_a_list():
         for given in (torch.as_tensor(weights), weights.tolist())
     ]
     assert objectives[0].objective == objectives[1].objective
+
+
+def test_what_training_returns_and_trains_is_short_to_read():
+    network = ConvexAttention(3, 2, n_heads=5, gates=Gates(np.eye(2, 3), np.eye(2))).double()
+    history = train(network, TOKENS, TOKENS[:, 0, :1], alpha=0.1, lr=[0.1, 0.01], n_steps=200)
+    assert len(repr(history)) < 200
+    assert "200 steps" in repr(history)
+    assert re.search("n_tokens=3, n_features=2, n_outputs=1, n_heads=5.*gates: 2", repr(network))
+    assert "n_targets=4" in repr(SequenceAttention(3, 2, n_targets=4))
+    assert "position=0" in repr(SoftmaxAttention(2, 1, position=0))

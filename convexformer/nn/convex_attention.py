@@ -47,6 +47,8 @@ class ConvexAttention(GatedModule, SimplexHeads):
     >>> network = ConvexAttention(4, 3, 2, n_heads=8)
     >>> network(torch.zeros(5, 4, 3)).shape
     torch.Size([5, 2])
+    >>> network
+    ConvexAttention(n_tokens=4, n_features=3, n_outputs=2, n_heads=8, simplex='softmax', bias=True)
     """
 
     def __init__(
@@ -71,6 +73,10 @@ class ConvexAttention(GatedModule, SimplexHeads):
             raise ValueError(f"gate_index must be {n_heads} positions below {n_gates}, got shape {tuple(index.shape)}")
         self.gate_index: Tensor
         self.register_buffer("gate_index", index)  # (m,)
+
+    def extra_repr(self) -> str:
+        gates = "" if self.gates is None else f", gates: {len(self.gates)}"
+        return super().extra_repr() + gates
 
     def forward(self, tokens: Tensor, masks: Tensor | None = None) -> Tensor:
         """Predictions.

@@ -41,6 +41,8 @@ class TrainingHistory:
     >>> history = TrainingHistory(steps=[0, 1], objective=[2.0, 1.0], seconds=[0.0, 0.5], kept_step=1)
     >>> history.final_objective, history.total_seconds, history.stopped_early
     (1.0, 0.5, False)
+    >>> history
+    TrainingHistory(1 steps, objective 2 to 1, lr=nan, weight_decay=0, ended_by='n_steps', 0 trials)
     """
 
     steps: list[int] = field(default_factory=list)
@@ -53,6 +55,15 @@ class TrainingHistory:
     ended_by: End = "n_steps"
     kept_step: int = 0
     trials: list[TrainingHistory] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        if not self.steps:
+            return "TrainingHistory(no steps)"
+        return (
+            f"TrainingHistory({self.steps[-1]} steps, objective {self.objective[0]:.4g} to {self.objective[-1]:.4g}, "
+            f"lr={self.lr:.3g}, weight_decay={self.weight_decay:.3g}, ended_by={self.ended_by!r}, "
+            f"{len(self.trials)} trials)"
+        )
 
     @property
     def stopped_early(self) -> bool:

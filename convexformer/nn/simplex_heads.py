@@ -62,6 +62,20 @@ class SimplexHeads(AttentionNetwork):
         """Attention over tokens of each head, in the simplex, shape ``(m, n)`` or ``(m, T, n)``."""
         return into_simplex(self.w1_free, self.simplex)
 
+    def extra_repr(self) -> str:
+        """Sizes and choices, as ``repr`` of the module shows them."""
+        heads, *targets, tokens = self.w1_free.shape
+        sizes = {
+            "n_tokens": tokens,
+            "n_features": self.w2.shape[1],
+            "n_outputs": self.w3.shape[1],
+            "n_heads": heads,
+            **({"n_targets": targets[0]} if targets else {}),
+            "simplex": self.simplex,
+            "bias": self.bias is not None,
+        }
+        return ", ".join(f"{name}={value!r}" for name, value in sizes.items())
+
     def decay(self, penalty: str | Penalty | None = None) -> Tensor:
         """Weight decay of all heads, ``sum_j (|w2_j|_2^2 + |w3_j|^2) / 2``.
 

@@ -100,6 +100,20 @@ class SoftmaxAttention(AttentionNetwork):
         self.wo = nn.Parameter(normal(n_heads, head_width, n_outputs) / math.sqrt(n_heads * head_width))  # (H, w, c)
         self.bias = nn.Parameter(torch.zeros(n_outputs)) if bias else None  # (c,)
 
+    def extra_repr(self) -> str:
+        """Sizes and choices, as ``repr`` of the module shows them."""
+        n_heads, n_features, head_width = self.wq.shape
+        sizes = {
+            "n_features": n_features,
+            "n_outputs": self.wo.shape[2],
+            "n_heads": n_heads,
+            "head_width": head_width,
+            "position": self.position,
+            "decay_on": self.decay_on,
+            "bias": self.bias is not None,
+        }
+        return ", ".join(f"{name}={value!r}" for name, value in sizes.items())
+
     def attention(self, tokens: Tensor) -> Tensor:
         """Attention weights; rows are in the simplex.
 
