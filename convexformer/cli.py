@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import warnings
+import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -346,7 +347,12 @@ def _run_predict(options: argparse.Namespace) -> dict[str, Any]:
             f"no model at {options.model}; 'convexformer fit FILE.npz --model {options.model}' makes one"
         )
     _check_target(options.out, options.file, options.model)
-    model: Any = load_model(options.model)
+    try:
+        model: Any = load_model(options.model)
+    except ValueError as error:
+        if "allow_pickle" not in str(error):
+            raise
+        raise CommandError(f"{options.model} is not a model that 'convexformer fit' saved") from error
     results = {"predictions": model.predict(arrays["X"])}
     if hasattr(model, "predict_proba"):
         results |= {"probabilities": model.predict_proba(arrays["X"]), "classes": model.classes_}
@@ -390,11 +396,35 @@ def _load(path: Path, wanted: tuple[str, ...]) -> dict[str, Any]:
     try:
         arrays = read_arrays(path)
     except (OSError, ValueError) as error:
-        raise CommandError(f"{path} is not an .npz file of plain arrays: {error}") from error
+        raise CommandError(_why_unreadable(path, str(error))) from error
     missing = [name for name in wanted if name not in arrays]
     if missing:
         raise CommandError(f"{path} must hold the arrays {list(wanted)}; missing: {missing}, found: {sorted(arrays)}")
     return arrays
+
+
+def _why_unreadable(path: Path, reason: str) -> str:
+    """Why a file of arrays cannot be read, and what to do, without numpy's advice to trust its pickles."""
+    if "allow_pickle" not in reason:
+        return f"{path} is not an .npz file of plain arrays: {reason}"
+    if not zipfile.is_zipfile(path):
+        return f"{path} is not an .npz file of plain arrays; np.savez({path.name!r}, X=X, y=y) makes one"
+    objects = _arrays_of_objects(path)
+    return (
+        f"{path}: the arrays {objects} hold objects, which are not read; save text as {objects[0]}.astype(str) and "
+        f"numbers as {objects[0]}.astype(float)"
+    )
+
+
+def _arrays_of_objects(path: Path) -> list[str]:
+    names = []
+    with np.load(path, allow_pickle=False) as archive:
+        for name in archive.files:
+            try:
+                archive[name]
+            except ValueError:
+                names.append(name)
+    return names
 
 
 def _as_lines(report: dict[str, Any]) -> str:
@@ -416,9 +446,10 @@ def main(arguments: list[str] | None = None) -> int:
         0, or 1 after a mistake in the input, or 130 after an interrupt.
     """
     options = build_parser().parse_args(arguments)
-    warnings.showwarning = lambda message, *_, **__: print(f"warning: {message}", file=sys.stderr)
     try:
-        report = options.run(options)
+        with warnings.catch_warnings():  # puts back how warnings are shown
+            warnings.showwarning = lambda message, *_, **__: print(f"warning: {message}", file=sys.stderr)
+            report = options.run(options)
     except (CommandError, ValueError, TypeError, OSError, ModuleNotFoundError, RuntimeError) as error:
         print(f"convexformer: {error}", file=sys.stderr)
         return 1

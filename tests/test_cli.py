@@ -2,6 +2,7 @@
 
 import json
 import re
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -280,3 +281,25 @@ def test_help_and_version(capsys):
             cli.main(arguments)
         assert exit_.value.code == 0
     assert "0.1" in capsys.readouterr().out
+
+
+def test_arrays_of_objects_are_named_with_a_remedy(class_file, tmp_path, capsys):
+    data = dict(np.load(class_file))
+    np.savez(tmp_path / "objects.npz", X=data["X"], y=data["y"].astype(object))
+    (tmp_path / "text.npz").write_text("X, y")
+    for arguments, wanted in (
+        (["fit", "objects.npz"], r"objects\.npz: the arrays \['y'\] hold objects.*y\.astype\(str\)"),
+        (["fit", "text.npz"], r"text\.npz is not an \.npz file of plain arrays; np\.savez"),
+        (["predict", class_file.name, "--model", str(tmp_path / "text.npz")], "text.npz is not a model"),
+    ):
+        assert cli.main([arguments[0], str(tmp_path / arguments[1]), *arguments[2:]]) == 1
+        shown = capsys.readouterr().err
+        assert re.search(wanted, shown)
+        assert "pickle" not in shown
+
+
+@pytest.mark.parametrize("file", ["data.npz", "absent.npz"])
+def test_warnings_are_shown_afterwards_as_they_were(file, regression_file, tmp_path, capsys):
+    before = warnings.showwarning
+    cli.main(["fit", str(tmp_path / file), "--model", str(tmp_path / "m.npz"), "--quiet"])
+    assert warnings.showwarning is before
