@@ -45,6 +45,8 @@ class TokenEmbedding(nn.Module):
     --------
     >>> TokenEmbedding(n_symbols=97, n_tokens=2, width=8)(torch.tensor([[0, 96], [5, 5]])).shape
     torch.Size([2, 2, 8])
+    >>> TokenEmbedding(n_symbols=97, n_tokens=2, width=8)
+    TokenEmbedding(n_symbols=97, n_tokens=2, width=8, shared=False)
     """
 
     def __init__(self, n_symbols: int, n_tokens: int, width: int, shared: bool = False, seed: int = 0) -> None:
@@ -53,6 +55,11 @@ class TokenEmbedding(nn.Module):
         self.n_symbols, self.n_tokens, self.shared = n_symbols, n_tokens, shared
         tables = () if shared else (n_tokens,)
         self.weight = nn.Parameter(normal_draws(seed)(*tables, n_symbols, width) / math.sqrt(width))
+
+    def extra_repr(self) -> str:
+        """Sizes and choices, as ``repr`` of the module shows them."""
+        sizes = f"n_symbols={self.n_symbols}, n_tokens={self.n_tokens}, width={self.weight.shape[-1]}"
+        return f"{sizes}, shared={self.shared}"
 
     def check(self, symbols: Tensor, name: str = "symbols") -> None:
         """Refuse all but symbols.
