@@ -17,8 +17,8 @@ from sklearn.utils.validation import assert_all_finite, validate_data
 from torch import Tensor
 
 from convexformer_solvers import LinearMap, Loss
+from convexformer_solvers.precision import PRECISIONS
 
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
 _FLOATS = (np.float64, np.float32)
 
 
@@ -104,7 +104,7 @@ def _unpacked(X: Any) -> Any:
 def _check_tensor(estimator: Any, X: Tensor, reset: bool) -> Tensor:
     if X.ndim not in (2, 3):
         raise ValueError(f"X must have 2 or 3 dimensions (samples, tokens[, features]), got {X.ndim}")
-    if X.dtype not in DTYPES.values():
+    if X.dtype not in PRECISIONS.values():
         raise ValueError(f"X must be a float32 or float64 tensor, got {X.dtype}")
     _check_not_empty(X.shape)
     if not _all_finite(X):
@@ -250,9 +250,9 @@ def check_dtype(dtype: Any, default: torch.dtype) -> torch.dtype:
         name = dtype_name(dtype)
     except TypeError as error:
         raise ValueError(message) from error
-    if name not in DTYPES:
+    if name not in PRECISIONS:
         raise ValueError(message)
-    return DTYPES[name]
+    return PRECISIONS[name]
 
 
 def dtype_name(dtype: Any) -> str:

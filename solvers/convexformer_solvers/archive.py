@@ -115,7 +115,7 @@ def read_arrays(path: str | os.PathLike[str]) -> dict[str, NDArray]:
             if error.errno not in (errno.EINVAL, None):
                 raise
             raise ValueError(str(error)) from error
-        except MemoryError:
+        except (MemoryError, ValueError):
             raise
         except Exception as error:  # numpy and zipfile do not check what they read: errors of any type
             raise ValueError(f"{type(error).__name__}: {error}") from error
