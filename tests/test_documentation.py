@@ -47,6 +47,16 @@ def test_there_are_the_four_examples():
     assert len(EXAMPLES) >= 4
 
 
+class AlikeChecker(doctest.OutputChecker):
+    """The last digits of numbers go by the processor's rounding."""
+
+    def check_output(self, want, got, optionflags):
+        number = re.compile(r"\d+\.\d+(?:e[+-]?\d+)?")
+        pairs = zip(number.findall(want), number.findall(got), strict=False)
+        alike = all(float(left) == pytest.approx(float(right), rel=1e-2, abs=2e-5) for left, right in pairs)
+        return alike and super().check_output(number.sub("#", want), number.sub("#", got), optionflags)
+
+
 def test_readme_example_runs_and_says_what_it_prints(capsys):
     (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     assert code.count("\n") <= 15
@@ -57,13 +67,13 @@ def test_readme_example_runs_and_says_what_it_prints(capsys):
     promised = re.findall(r"Certificate\(.*\)", README)
     assert len(promised) == 2  # in the example and where it is explained
     for line in promised:
-        assert doctest.OutputChecker().check_output(line, printed[0], doctest.ELLIPSIS)
+        assert AlikeChecker().check_output(line, printed[0], 0)
     assert float(printed[1]) > 0.9
     assert printed[2].endswith("16 tokens, 4 features, 10 outputs)")
     assert abs(float(printed[4])) < 1e-9
     (sequel,) = re.findall(r"```text\n(>>> from convexformer import optimality_gap.*?)```", README, re.DOTALL)
     test = doctest.DocTestParser().get_doctest(sequel, names, "README.md", None, None)
-    assert doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(test).failed == 0
+    assert doctest.DocTestRunner(AlikeChecker()).run(test).failed == 0
 
 
 def test_ci_runs_the_two_commands_of_the_readme():

@@ -32,7 +32,8 @@ class Certificate:
     dual : float
         Lower bound on the optimal value of the program; nan when the loss has no conjugate.
     reference : float
-        Objective of the best constant model, the unit of the relative gap.
+        Objective of the best constant model, the unit of the relative gap; ``Program.null_value`` says what stands for
+        it where targets are constant.
     dual_point : Tensor of shape (N, c) or None
         The feasible point behind `dual`: anyone can check the bound with ``Program.dual``.
 
@@ -51,7 +52,7 @@ class Certificate:
     def gap(self) -> float:
         """``primal - dual``: the objective is at most this far above the optimum.
 
-        Rounding can make it negative by about 1e-16 of the objective.
+        Where it is within the rounding of the loss's terms it may be slightly negative.
         """
         return self.primal - self.dual
 
@@ -72,8 +73,10 @@ class Certificate:
         return replace(self, dual=other.dual, dual_point=other.dual_point)
 
     def __repr__(self) -> str:
-        figures = ", ".join(f"{name}={getattr(self, name):.12g}" for name in ("primal", "dual", "gap", "relative_gap"))
-        return f"Certificate({figures})"
+        return (
+            f"Certificate(primal={self.primal:.6g}, dual={self.dual:.6g}, gap={self.gap:.3g}, "
+            f"relative_gap={self.relative_gap:.2g})"
+        )
 
 
 @dataclass
