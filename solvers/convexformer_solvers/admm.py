@@ -40,6 +40,10 @@ _THRESHOLD_OF_SPREAD = 1.6
 _LEAST_THRESHOLD = 2.0
 _LARGEST_THRESHOLD = 5.0
 _ROUNDING = 1e-2
+# The first rho, in units of that for the groups of the first proximal step; with the squared loss times the spread.
+_FIRST_SHARE = 0.25
+_FIRST_SHARE_OF_SPREAD = 0.8
+_LARGEST_FIRST_SHARE = 0.55
 # Iterations after which rho is set anew; it is left alone when it would change less than this. So are the samples'
 # curvatures when they change less on average; single ones that are too low show in the curvature that is met.
 _ADAPT_AT = (5, 15, 40, 100, 200, 400, 800)
@@ -164,8 +168,10 @@ class Admm(PrimalDualSolver):
         fitted = fitted_coef + program.best_intercept(fitted_coef) if pred is None else pred.to(program.y)
         ascent = program.pull_back(-program.loss.gradient(fitted, program.y))
         known = _known(program, ascent) if previous is None else previous.known
-        threshold = _threshold(program, warm=previous is not None)
-        rho = _rho_for(program, coef, threshold, known.largest_rho) or _first_rho(program, ascent, known.largest_rho)
+        found = _spread(program, warm=previous is not None)
+        threshold = _threshold(program, found, warm=previous is not None)
+        rho = _rho_for(program, coef, threshold, known.largest_rho)
+        rho = rho or _first_rho(program, ascent, found, known.largest_rho)
         local, margin = _local_curvature(program, fitted), 1.0
         if previous is not None and _alike(program, local, previous.local):
             local, margin = previous.local, previous.margin
@@ -405,26 +411,37 @@ def _rho_for(program: Program, coef: Tensor, threshold: float, largest: float) -
     return min(program.alpha / (threshold * float(sizes.median())), largest) if len(sizes) else None
 
 
-def _threshold(program: Program, warm: bool) -> float:
-    """The prox's threshold in units of the median norm of an active group."""
+def _spread(program: Program, warm: bool) -> float:
+    """Spread of the features where the first rho and the prox's threshold go by it, NaN elsewhere."""
     loss = program.loss
-    if warm and not loss.separable:
-        return _NEAR_THRESHOLD
     looks = some_samples_tell(program) and loss.separable and loss.smooth_curvature and not warm
-    found = spread(program) if looks else math.nan
+    return spread(program) if looks else math.nan
+
+
+def _threshold(program: Program, found: float, warm: bool) -> float:
+    """The prox's threshold in units of the median norm of an active group."""
+    if warm and not program.loss.separable:
+        return _NEAR_THRESHOLD
     if math.isnan(found):
         return _THRESHOLD
-    least = _LEAST_THRESHOLD if loss.quadratic else _THRESHOLD
+    least = _LEAST_THRESHOLD if program.loss.quadratic else _THRESHOLD
     return min(_LARGEST_THRESHOLD, max(least, _THRESHOLD_OF_SPREAD * math.sqrt(found)))
 
 
-def _first_rho(program: Program, ascent: Tensor, largest: float) -> float:
-    """A quarter of the rho for the groups of the first proximal step: they grow where features are correlated."""
+def _first_rho(program: Program, ascent: Tensor, found: float, largest: float) -> float:
+    """A share of the rho for the groups of the first proximal step: they grow where features are correlated."""
     direction = program.penalty.prox(ascent, program.alpha)
     slope = float((ascent * direction).sum())
     step = slope / _bend(program, direction) if slope > 0 else 0.0
-    rho = 0.25 * (_rho_for(program, step * direction, _THRESHOLD, largest) or 0.0)
+    rho = _first_share(program, found) * (_rho_for(program, step * direction, _THRESHOLD, largest) or 0.0)
     return rho if rho > 0 else 1.0
+
+
+def _first_share(program: Program, found: float) -> float:
+    """A quarter; more for squares of features that are hardly correlated, where no other rho is then needed."""
+    if not program.loss.quadratic or math.isnan(found):
+        return _FIRST_SHARE
+    return min(max(_FIRST_SHARE, _FIRST_SHARE_OF_SPREAD / found), _LARGEST_FIRST_SHARE)
 
 
 def _largest_rho(program: Program, ascent: Tensor) -> float:
