@@ -65,7 +65,7 @@ class Fista(Solver):
         return "fista"
 
     def init(self, program: Program, start: Point) -> _State:
-        pred = program.map.matvec(start.coef)
+        pred = program.map.sparse_matvec(start.coef)
         intercept = program.best_intercept(pred, start.intercept if program.fit_intercept else None)
         lipschitz = program.lipschitz(pred + intercept, self.power_steps)
         return _State(start.coef, start.coef, pred, pred, intercept, 1.0, lipschitz, False)
