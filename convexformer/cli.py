@@ -347,12 +347,7 @@ def _run_predict(options: argparse.Namespace) -> dict[str, Any]:
             f"no model at {options.model}; 'convexformer fit FILE.npz --model {options.model}' makes one"
         )
     _check_target(options.out, options.file, options.model)
-    try:
-        model: Any = load_model(options.model)
-    except ValueError as error:
-        if "allow_pickle" not in str(error):
-            raise
-        raise CommandError(f"{options.model} is not a model that 'convexformer fit' saved") from error
+    model: Any = load_model(options.model)
     results = {"predictions": model.predict(arrays["X"])}
     if hasattr(model, "predict_proba"):
         results |= {"probabilities": model.predict_proba(arrays["X"]), "classes": model.classes_}

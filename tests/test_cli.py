@@ -290,7 +290,10 @@ def test_arrays_of_objects_are_named_with_a_remedy(class_file, tmp_path, capsys)
     for arguments, wanted in (
         (["fit", "objects.npz"], r"objects\.npz: the arrays \['y'\] hold objects.*y\.astype\(str\)"),
         (["fit", "text.npz"], r"text\.npz is not an \.npz file of plain arrays; np\.savez"),
-        (["predict", class_file.name, "--model", str(tmp_path / "text.npz")], "text.npz is not a model"),
+        (
+            ["predict", class_file.name, "--model", str(tmp_path / "text.npz")],
+            "text.npz is not a saved convexformer model",
+        ),
     ):
         assert cli.main([arguments[0], str(tmp_path / arguments[1]), *arguments[2:]]) == 1
         shown = capsys.readouterr().err

@@ -292,3 +292,10 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monke
         write_archive(tmp_path / "m.npz", "example", {}, {"x": np.arange(5)})
     assert [path.name for path in tmp_path.iterdir()] == ["m.npz"]
     assert read_archive(tmp_path / "m.npz", "example")[1]["x"].tolist() == [0, 1, 2]
+
+
+def test_a_file_of_something_else_is_refused_without_advice_to_trust_it(tmp_path):
+    (tmp_path / "text.npz").write_text("X, y")
+    with pytest.raises(ValueError, match=r"text\.npz is not a saved convexformer model.*no plain arrays") as refusal:
+        load_model(tmp_path / "text.npz")
+    assert "pickle" not in str(refusal.value)

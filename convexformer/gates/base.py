@@ -15,7 +15,7 @@ from convexformer._validation import as_tokens
 from convexformer_solvers import DenseMap, Loss, Penalty, SolverResult
 
 
-@dataclass(frozen=True, eq=False, init=False)
+@dataclass(frozen=True, eq=False, init=False, repr=False)
 class Gates:
     """A set of ``h`` fixed gates ``1[u1' X u2 >= 0]``.
 
@@ -37,6 +37,8 @@ class Gates:
     >>> gates.masks(torch.tensor([[[5.0, 1.0], [0.0, 0.0]], [[5.0, -1.0], [0.0, 0.0]]]))
     tensor([[ True],
             [False]])
+    >>> gates
+    Gates(1 gates, 2 tokens, 2 features)
     """
 
     u1: NDArray[np.float64]
@@ -55,6 +57,9 @@ class Gates:
 
     def __len__(self) -> int:
         return len(self.u1)
+
+    def __repr__(self) -> str:
+        return f"Gates({len(self)} gates, {self.u1.shape[1]} tokens, {self.u2.shape[1]} features)"
 
     def masks(self, tokens: ArrayLike | Tensor) -> Tensor:
         """Which samples each gate lets through.

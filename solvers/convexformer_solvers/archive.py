@@ -95,7 +95,9 @@ def read_archive(path: str | os.PathLike[str], content: str) -> tuple[dict[str, 
     except KeyError as error:
         raise ValueError(f"{path} is not a saved {content}; it holds {found}") from error
     except ValueError as error:
-        raise ValueError(f"{path} is not a saved {content}, or is damaged: {error}") from error
+        # numpy's advice to trust the pickles of a file is not ours
+        reason = "it holds no plain arrays" if "allow_pickle" in str(error) else error
+        raise ValueError(f"{path} is not a saved {content}, or is damaged: {reason}") from error
     if not isinstance(header, dict) or header.pop("content", None) != content:
         raise ValueError(f"{path} is not a saved {content}; it holds {found}")
     return header, arrays
