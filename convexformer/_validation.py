@@ -17,7 +17,7 @@ from sklearn.utils.validation import assert_all_finite, validate_data
 from torch import Tensor
 
 from convexformer_solvers import LinearMap, Loss
-from convexformer_solvers.precision import PRECISIONS
+from convexformer_solvers.arguments import PRECISIONS
 
 _FLOATS = (np.float64, np.float32)
 

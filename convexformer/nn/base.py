@@ -58,6 +58,11 @@ def check_token_shape(tokens: Tensor, n_tokens: int, n_features: int) -> None:
         raise ValueError(f"tokens must have shape (n_samples, {n_tokens}, {n_features}), got {tuple(tokens.shape)}")
 
 
+def as_arguments(**values: object) -> str:
+    """Arguments as ``repr`` of a module shows them."""
+    return ", ".join(f"{name}={value!r}" for name, value in values.items())
+
+
 def normal_draws(seed: int) -> Callable[..., Tensor]:
     """Function of a shape that draws standard normal numbers, without touching torch's global generator."""
     generator = torch.Generator().manual_seed(seed)

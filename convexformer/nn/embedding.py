@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from convexformer._integers import check_counts
 from convexformer_solvers import Penalty
 
-from .base import AttentionNetwork, normal_draws
+from .base import AttentionNetwork, as_arguments, normal_draws
 
 
 class TokenEmbedding(nn.Module):
@@ -58,8 +58,8 @@ class TokenEmbedding(nn.Module):
 
     def extra_repr(self) -> str:
         """Sizes and choices, as ``repr`` of the module shows them."""
-        sizes = f"n_symbols={self.n_symbols}, n_tokens={self.n_tokens}, width={self.weight.shape[-1]}"
-        return f"{sizes}, shared={self.shared}"
+        width = self.weight.shape[-1]
+        return as_arguments(n_symbols=self.n_symbols, n_tokens=self.n_tokens, width=width, shared=self.shared)
 
     def check(self, symbols: Tensor, name: str = "symbols") -> None:
         """Refuse all but symbols.

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from convexformer._integers import check_counts
 from convexformer_solvers import Penalty, get_penalty
 
-from .base import AttentionNetwork, normal_draws
+from .base import AttentionNetwork, as_arguments, normal_draws
 from .simplex import Simplex, first_free, into_simplex
 
 
@@ -65,16 +65,15 @@ class SimplexHeads(AttentionNetwork):
     def extra_repr(self) -> str:
         """Sizes and choices, as ``repr`` of the module shows them."""
         heads, *targets, tokens = self.w1_free.shape
-        sizes = {
-            "n_tokens": tokens,
-            "n_features": self.w2.shape[1],
-            "n_outputs": self.w3.shape[1],
-            "n_heads": heads,
+        return as_arguments(
+            n_tokens=tokens,
+            n_features=self.w2.shape[1],
+            n_outputs=self.w3.shape[1],
+            n_heads=heads,
             **({"n_targets": targets[0]} if targets else {}),
-            "simplex": self.simplex,
-            "bias": self.bias is not None,
-        }
-        return ", ".join(f"{name}={value!r}" for name, value in sizes.items())
+            simplex=self.simplex,
+            bias=self.bias is not None,
+        )
 
     def decay(self, penalty: str | Penalty | None = None) -> Tensor:
         """Weight decay of all heads, ``sum_j (|w2_j|_2^2 + |w3_j|^2) / 2``.

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from convexformer._integers import check_counts, is_integer
 from convexformer_solvers import Penalty
 
-from .base import AttentionNetwork, normal_draws
+from .base import AttentionNetwork, as_arguments, normal_draws
 
 Position = int | Literal["mean"] | None
 DecayOn = Literal["all", "values", "none"]
@@ -103,16 +103,15 @@ class SoftmaxAttention(AttentionNetwork):
     def extra_repr(self) -> str:
         """Sizes and choices, as ``repr`` of the module shows them."""
         n_heads, n_features, head_width = self.wq.shape
-        sizes = {
-            "n_features": n_features,
-            "n_outputs": self.wo.shape[2],
-            "n_heads": n_heads,
-            "head_width": head_width,
-            "position": self.position,
-            "decay_on": self.decay_on,
-            "bias": self.bias is not None,
-        }
-        return ", ".join(f"{name}={value!r}" for name, value in sizes.items())
+        return as_arguments(
+            n_features=n_features,
+            n_outputs=self.wo.shape[2],
+            n_heads=n_heads,
+            head_width=head_width,
+            position=self.position,
+            decay_on=self.decay_on,
+            bias=self.bias is not None,
+        )
 
     def attention(self, tokens: Tensor) -> Tensor:
         """Attention weights; rows are in the simplex.

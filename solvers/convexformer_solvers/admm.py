@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from .anderson import Anderson
+from .arguments import as_dtype
 from .curvature import curvature_bound
-from .precision import as_dtype
 from .primal_dual import Iterate, PrimalDualSolver
 from .program import Program
 from .ridge import RidgeSystem, ridge_system

@@ -306,8 +306,7 @@ class BlockDescent(PrimalDualSolver):
         gap, support = whole.rough_gap, coef.flatten(0, -3).flatten(1).any(dim=1).nonzero()[:, 0]
         if previous is None:
             pulled = program.pull_back(program.y - program.null_intercept)
-            gram = _support_gram(program, single=program.map.n_stored >= _LARGE)
-            return self._grown(_State(whole, whole, gap, gram, pulled, support), at_least=1)
+            return self._grown(_State(whole, whole, gap, _support_gram(program), pulled, support), at_least=1)
         blocks = torch.cat([previous.blocks, support[~torch.isin(support, previous.blocks)]])
         state = _State(whole, whole, gap, previous.gram, previous.pulled, blocks, previous.inner)
         wide = len(support) * coef.shape[-2] > _WIDEST_START * len(program.y)
@@ -364,9 +363,8 @@ class BlockDescent(PrimalDualSolver):
         if gram.single and not _in_range_of_single(matrix, target):
             gram = SupportGram(gram.map, gram.center)
             matrix = gram.of(blocks, program.weight, copy=False)
-        if not bool(
-            torch.isfinite(matrix.diagonal()).all()
-        ):  # the largest products are those of columns with themselves
+        largest = matrix.diagonal()  # no product of two columns is larger than both of their squares
+        if not bool(torch.isfinite(largest).all()):
             return state._replace(finished=True, to_grow=False)
         products = target.cpu().numpy()
         if inner is not None:
@@ -405,10 +403,10 @@ class BlockDescent(PrimalDualSolver):
         return state.finished
 
 
-def _support_gram(program: Program, single: bool) -> SupportGram:
+def _support_gram(program: Program) -> SupportGram:
     """Gram matrices of a program's columns, which an intercept centres."""
     means = program.map.rmatvec(program.weight[:, None])[..., 0].flatten(0, -2) if program.fit_intercept else None
-    return SupportGram(program.map, means, single)
+    return SupportGram(program.map, means, single=program.map.n_stored >= _LARGE)
 
 
 def _in_range_of_single(gram: Tensor, target: Tensor) -> bool:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from numbers import Integral
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from .arguments import check_count
 from .program import Program
 from .solver import Point, Solver
 
@@ -56,8 +56,7 @@ class Fista(Solver):
     power_steps: int = 6  # for subclasses with an ``__init__`` of their own, too
 
     def __init__(self, power_steps: int = 6) -> None:
-        if isinstance(power_steps, bool) or not (isinstance(power_steps, Integral) and power_steps >= 1):
-            raise ValueError(f"power_steps must be a positive integer, got {power_steps!r}")
+        check_count("power_steps", power_steps)
         self.power_steps = int(power_steps)
 
     @property

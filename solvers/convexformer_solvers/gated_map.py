@@ -8,8 +8,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from .arguments import check_tensor
 from .derived_map import DerivedMap
-from .operators import WORK_OF_A_READ, DenseMap, as_rows, check_tensor, row_chunks, tall_chunks
+from .operators import WORK_OF_A_READ, DenseMap, as_rows, row_chunks, tall_chunks
 
 
 class GatedMap(DerivedMap[DenseMap]):

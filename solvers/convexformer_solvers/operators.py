@@ -14,10 +14,12 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
+
+from .arguments import check_tensor
 
 # Floating-point operations in a product of large matrices in the time in which a number is read from memory.
 WORK_OF_A_READ = 40.0
@@ -308,14 +310,6 @@ def mirrored(lower: Tensor) -> Tensor:
         corner.copy_(corner.tril() + corner.tril(-1).T)
         lower[rows, below] = lower[below, rows].T
     return lower
-
-
-def check_tensor(name: str, value: Any) -> None:
-    """Raise ``TypeError`` unless the argument of that name is a tensor."""
-    if not isinstance(value, Tensor):
-        raise TypeError(
-            f"{name} must be a torch tensor, got {type(value).__name__}; torch.as_tensor({name}) makes one of an array"
-        )
 
 
 class DenseMap(LinearMap):

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from .arguments import as_dtype, check_count
 from .path_file import PathFile
-from .precision import as_dtype
 from .program import Program
 from .result import Progress, SolverInterrupted, SolverResult, check_tol
 from .solver import Callback, Ending, Point, Solver, as_point, check_solver_type, in_working_precision, solve_on
@@ -97,8 +97,7 @@ def alpha_grid(alpha_max: float, n_alphas: int = 30, eps: float = 1e-2) -> list[
     """
     if not (math.isfinite(alpha_max) and alpha_max >= 0):
         raise ValueError(f"alpha_max must be finite and not negative, got {alpha_max!r}")
-    if isinstance(n_alphas, bool) or not (isinstance(n_alphas, Integral) and n_alphas >= 1):
-        raise ValueError(f"n_alphas must be a positive integer, got {n_alphas!r}")
+    check_count("n_alphas", n_alphas)
     if not (isinstance(eps, Real) and 0 < eps < 1):
         raise ValueError(f"eps must lie strictly between 0 and 1, got {eps!r}")
     first = alpha_max if alpha_max > 0 else 1.0
@@ -175,7 +174,7 @@ def solve_path(
     """
     with torch.no_grad():
         grid = _grid(program, alphas)
-    precision = program.map.dtype if dtype is None else as_dtype(dtype)
+    precision = as_dtype(dtype, program.map.dtype)
     results: list[SolverResult] = []
     try:
         results.extend(
@@ -243,7 +242,7 @@ def iterate_path(
     """
     check_solver_type(solver)
     check_tol(tol)
-    precision, given = program.map.dtype if dtype is None else as_dtype(dtype), as_point(start)
+    precision, given = as_dtype(dtype, program.map.dtype), as_point(start)
     with torch.no_grad():
         grid = _grid(program, alphas)
         file = None if resume is None else PathFile(resume, program, grid)

@@ -71,8 +71,7 @@ class PathFile:
         try:
             parts = {name: _real(name, part, device) for name, part in self._points[index].items()}
             coef, intercept = parts["coef"].to(dtype), parts["intercept"].to(dtype)
-            with torch.no_grad():
-                certificate = certify(program, coef, intercept, parts.get("dual"))
+            certificate = certify(program, coef, intercept, parts.get("dual"))
             n_iter, seconds, solver = run["n_iter"], run["seconds"], run["solver"]
         except (ValueError, KeyError, TypeError) as error:
             raise self._refused(f"its point for alpha={program.alpha} cannot be used ({error})") from error

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from .arguments import check_count
 from .penalties import Atoms, Factors, Penalty
 
 # Rows of a matrix whose sums differ by less than this, relative to them, differ by rounding.
 _ROUNDING = 1e-12
 # Coefficients of which the prox is taken at once.
 _PROX_ELEMENTS = 2**22
-
-
-def _check_n_targets(n_targets: int) -> None:
-    if isinstance(n_targets, bool) or not (isinstance(n_targets, Integral) and n_targets >= 1):
-        raise ValueError(f"n_targets must be a positive integer, got {n_targets!r}")
 
 
 def _check_outputs(n_outputs: int, n_targets: int) -> None:
@@ -69,7 +64,7 @@ class RowStochastic(Penalty):
     n_targets: int
 
     def __post_init__(self) -> None:
-        _check_n_targets(self.n_targets)
+        check_count("n_targets", self.n_targets)
 
     def check_shape(self, shape: tuple[int, ...]) -> None:
         if len(shape) != 4 or shape[0] != 2:
@@ -204,7 +199,7 @@ class PerTarget(Penalty):
     def __post_init__(self) -> None:
         if not isinstance(self.penalty, Penalty):
             raise TypeError(f"penalty must be a Penalty, as GroupL2() is one, got {self.penalty!r}")
-        _check_n_targets(self.n_targets)
+        check_count("n_targets", self.n_targets)
 
     def check_shape(self, shape: tuple[int, ...]) -> None:
         _check_outputs(shape[-1], self.n_targets)

@@ -9,7 +9,6 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
-from numbers import Integral
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -17,10 +16,10 @@ from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from .arguments import as_dtype, check_count
 from .certificate import certify
 from .loss import Loss
 from .penalties import Penalty
-from .precision import as_dtype
 from .program import Program
 from .result import Certificate, History, Progress, SolverInterrupted, SolverResult, Status, check_tol
 from .schedule import Schedule
@@ -302,7 +301,7 @@ def in_working_precision(
     program: Program, dtype: torch.dtype | str | None, device: torch.device | str | None
 ) -> tuple[Program, Program]:
     """The program on a device, which certificates speak of, and the same in the precision that solvers work in."""
-    precision = program.map.dtype if dtype is None else as_dtype(dtype)
+    precision = as_dtype(dtype, program.map.dtype)
     with torch.no_grad():
         reference = _without_gradients(program).to(device=device)
         return reference, reference.to(dtype=precision)
@@ -333,8 +332,7 @@ def solve_on(
     """
     check_solver_type(solver)
     check_tol(tol)
-    if isinstance(max_iter, bool) or not (isinstance(max_iter, Integral) and max_iter >= 1):
-        raise ValueError(f"max_iter must be a positive integer, got {max_iter!r}")
+    check_count("max_iter", max_iter)
     _check_requirements(working, solver)
     own_callback = None if callback is None else _with_gradients_as_here(callback)
     try:

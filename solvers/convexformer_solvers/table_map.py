@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .arguments import check_tensor
 from .gated_map import GatedMap
-from .operators import WORK_OF_A_READ, check_tensor, even_rows
+from .operators import WORK_OF_A_READ, even_rows
 
 # Rows that are looked at before all are compared.
 _TRIAL_ROWS = 256

@@ -1,0 +1,65 @@
+"""Arguments as users give them; every error names the argument, what was wrong and what would be right."""
+
+from __future__ import annotations
+
+from numbers import Integral
+from typing import Any
+
+import torch
+from torch import Tensor
+
+PRECISIONS = {"float32": torch.float32, "float64": torch.float64}
+
+
+def as_dtype(dtype: Any, default: torch.dtype | None = None) -> torch.dtype:
+    """The precision of a name, or the one given.
+
+    Parameters
+    ----------
+    dtype : torch.dtype or str
+        ``"float32"``, ``"float64"``, with or without ``"torch."``, or a floating-point type of torch.
+    default : torch.dtype, optional
+        What None stands for; without it None is refused.
+
+    Returns
+    -------
+    torch.dtype
+
+    Raises
+    ------
+    ValueError
+        If it is neither.
+
+    Examples
+    --------
+    >>> as_dtype("float64")
+    torch.float64
+    """
+    dtype = default if dtype is None else dtype
+    if isinstance(dtype, torch.dtype) and dtype.is_floating_point:
+        return dtype
+    if isinstance(dtype, str) and dtype.removeprefix("torch.") in PRECISIONS:
+        return PRECISIONS[dtype.removeprefix("torch.")]
+    raise ValueError(f"dtype must be 'float32', 'float64' or a floating-point type of torch, got {dtype!r}")
+
+
+def check_count(name: str, value: Any) -> None:
+    """Raise ``ValueError`` unless the argument of that name is a positive integer.
+
+    Examples
+    --------
+    >>> check_count("max_iter", 0)
+    Traceback (most recent call last):
+        ...
+    ValueError: max_iter must be a positive integer, got 0
+    """
+    if isinstance(value, bool) or not (isinstance(value, Integral) and int(value) >= 1):
+        raise ValueError(f"{name} must be a positive integer, got {value!r}")
+
+
+def check_tensor(name: str, value: Any) -> None:
+    """Raise ``TypeError`` unless the argument of that name is a tensor."""
+    if not isinstance(value, Tensor):
+        raise TypeError(
+            f"{name} must be a torch tensor, got {type(value).__name__}; torch.as_tensor({name}) makes one of an array"
+        )
