@@ -70,8 +70,7 @@ class Fista(Solver):
         return _State(start.coef, start.coef, pred, pred, intercept, 1.0, lipschitz, False)
 
     def step(self, program: Program, state: _State) -> _State:
-        t = 0.5 * (1 + math.sqrt(1 + 4 * state.momentum**2))
-        weight = (state.momentum - 1) / t
+        t, weight = self._next_momentum(state.momentum)
         coef = torch.lerp(state.previous, state.coef, 1 + weight)
         pred = torch.lerp(state.pred_previous, state.pred, 1 + weight)
         new, new_pred, intercept, lipschitz = self._prox_step(program, state, coef, pred)
@@ -91,6 +90,12 @@ class Fista(Solver):
             lipschitz=lipschitz,
             finished=stuck and state.momentum == 1.0,
         )
+
+    @staticmethod
+    def _next_momentum(t: float) -> tuple[float, float]:
+        """Nesterov's t after another one, which is 1 at a start, and the weight of the last move."""
+        following = 0.5 * (1 + math.sqrt(1 + 4 * t**2))
+        return following, (t - 1) / following
 
     def point(self, program: Program, state: _State) -> Point:
         return Point(state.coef, state.intercept)
@@ -126,13 +131,14 @@ class Fista(Solver):
     @staticmethod
     def _excess(program: Program, pred: Tensor, move: Tensor, theta: Tensor) -> float:
         """Excess of the mean loss over its tangent at ``pred`` after a move in predictions."""
-        before, after = float(program.loss_value(pred)), float(program.loss_value(pred + move))
-        excess = after - before + float(program.mean((theta * move).sum(1)))
-        # A small loss may be a difference of terms as large as the predictions.
-        terms = float(program.mean(pred.abs().amax(1)))
-        rounding = torch.finfo(pred.dtype).eps * (abs(before) + abs(after) + terms)
-        if excess > 1e4 * rounding or not math.isfinite(excess):
-            return excess
-        # The difference is mostly rounding by now, but the move is then so small that the second order tells all.
+        if not program.loss.quadratic:
+            before, after = float(program.loss_value(pred)), float(program.loss_value(pred + move))
+            excess = after - before + float(program.mean((theta * move).sum(1)))
+            # A small loss may be a difference of terms as large as the predictions.
+            terms = float(program.mean(pred.abs().amax(1)))
+            rounding = torch.finfo(pred.dtype).eps * (abs(before) + abs(after) + terms)
+            if excess > 1e4 * rounding or not math.isfinite(excess):
+                return excess
+            # The difference is mostly rounding, but the move is then so small that the second order tells all.
         product = program.loss.hessian_product(pred, program.y, move)
         return 0.5 * float(program.mean((move * product).sum(1)))

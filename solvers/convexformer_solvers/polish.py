@@ -33,7 +33,7 @@ _NEAR_ALONG_PATHS = 2e-2
 _SHARE = 0.125
 _WORTH_POLISHING = 0.5
 # Gap over the best constant model's objective from which on products in single precision say too little.
-_NEAR_ROUNDING = 1e-5
+NEAR_ROUNDING = 1e-5
 _REGULARISATION = 1e-10
 _ROUNDING = 1e-14
 # Products with the data in the time of which a polish must be possible; later those of the iterations between two.
@@ -87,7 +87,7 @@ class Polished(PrimalDualSolver):
         state = state._replace(inner=inner, polished=None, gap=gap, iteration=iteration)
         if iteration < state.next_polish or not abs(state.gap) <= state.near * program.null_value:
             return state
-        rounded = state.smallest > _NEAR_ROUNDING * program.null_value
+        rounded = state.smallest > NEAR_ROUNDING * program.null_value
         iterate = self.inner.rounded_iterate(inner) if rounded else self.inner.iterate(inner)
         better = polished(iterate, max(_PATIENCE, 2 * _SHARE * iteration))
         gap = math.inf if better is None else abs(better.rough_gap)

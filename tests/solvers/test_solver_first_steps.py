@@ -6,7 +6,7 @@ import pytest
 import torch
 from solver_cases import LOSS_NAMES, randn, valid_target
 
-from convexformer_solvers import Auto, DenseMap, GatedMap, GroupL2, Program, get_loss, get_penalty, solve
+from convexformer_solvers import Auto, DenseMap, Fista, GatedMap, GroupL2, Program, get_loss, get_penalty, solve
 from convexformer_solvers.first_steps import FirstSteps, nearly_independent
 from convexformer_solvers.solver import Point
 from convexformer_solvers.spread import spread
@@ -54,6 +54,14 @@ class TestNearlyIndependent:
     def test_an_intercept_takes_means_away(self):
         assert nearly_independent(wide_program(data=randn(300, 20, 40) + 1, intercept=True))
 
+    def test_gated_ones_are_enough_where_few_groups_matter(self):
+        data = randn(300, 20, 40)
+        gated = GatedMap(data, randn(300, 25, seed=4) > 0)
+        for loss, ratio, wanted in (("logistic", 0.3, True), ("logistic", 0.01, False), ("squared", 0.3, False)):
+            program = dataclasses.replace(wide_program(loss, data), map=gated)
+            assert 1.15 < spread(program) < 1.7
+            assert nearly_independent(program.with_alpha(ratio * program.alpha_max)) == wanted
+
     def test_sorted_samples(self):
         data = randn(2000, 5, 8)
         data = data[data[:, 0, 0].argsort()] * torch.linspace(0.1, 3, 2000)[:, None, None]
@@ -79,6 +87,16 @@ def test_they_lead_near_the_optimum_of_independent_features(loss, intercept):
     # Predictions belong to the point, in the precision of the program.
     shift = iterate.fitted - program.map.matvec(iterate.coef)
     assert float((shift - shift.mean()).abs().max()) < 1e-4
+
+
+def test_more_momentum_needs_fewer_steps():
+    n_steps = {"fista": 0, "greedy": 0}
+    for loss in ("squared", "logistic", "huber"):
+        for ratio in (0.3, 0.1, 0.03):
+            program = wide_program(loss, ratio=ratio)
+            for name, solver in (("fista", Fista(power_steps=2)), ("greedy", FirstSteps._fista)):
+                n_steps[name] += solve(program, solver, tol=1e-4, callback=lambda progress: False).n_iter
+    assert n_steps["greedy"] < 0.95 * n_steps["fista"]
 
 
 @pytest.mark.parametrize("gated", [False, True])
