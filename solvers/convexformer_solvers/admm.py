@@ -450,6 +450,7 @@ def _largest_rho(program: Program, ascent: Tensor) -> float:
         return math.inf
     square, bend = float(ascent.square().sum()), _bend(program, ascent)
     if not (0 < square < math.inf and 0 < bend < math.inf):
+        program.map.check_finite()
         raise ValueError(
             f"squares of the data or the targets are too small or too large for {ascent.dtype}; scale the features "
             "(and alpha with them) or the targets to about one"

@@ -27,6 +27,9 @@ _GROWING = 0.1
 _NARROW = 0.4
 _LATE = 150
 _LATE_PATIENCE = 40.0
+# Work of one of its steps, in floating-point operations, that is hardly more than its calls. A few of them end what may
+# take alternating directions a hundred steps: on losses that are not quadratic they are tried as soon as it is near.
+_SLIGHT_NEWTON_WORK = 2.0**24
 # Iterations after which the gap need not be near on a loss that is not quadratic: where its curvature jumps alternating
 # directions may never get there.
 _LATE_FAR = 40
@@ -171,12 +174,15 @@ def _semismooth_pays(program: Program, state: _State) -> bool:
     late = state.iteration >= _LATE_FAR and not program.loss.quadratic
     if not (near or late):
         return False
+    work = _newton_work(program, state.admm.coef)
+    if near and not program.loss.quadratic and work <= _SLIGHT_NEWTON_WORK:
+        return True
     patience, side = _PATIENCE, program.map.smaller_side
     if (late and not near) or state.iteration >= _LATE:
         patience = _LATE_PATIENCE
     elif side > SMALL_SIDE and max(_widths(program, state.admm.coef)) <= _NARROW * side:
         patience = max(_PATIENCE, _GROWING * state.iteration)
-    return _newton_work(program, state.admm.coef) <= patience * _admm_work(program)
+    return work <= patience * _admm_work(program)
 
 
 def _admm_work(program: Program) -> float:

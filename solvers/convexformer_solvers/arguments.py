@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ def as_dtype(dtype: Any, default: torch.dtype | None = None) -> torch.dtype:
     Parameters
     ----------
     dtype : torch.dtype or str
-        ``"float32"``, ``"float64"``, with or without ``"torch."``, or a floating-point type of torch.
+        ``"float32"``, ``"float64"``, with or without ``"torch."``, or the type itself.
     default : torch.dtype, optional
         What None stands for; without it None is refused.
 
@@ -36,11 +36,16 @@ def as_dtype(dtype: Any, default: torch.dtype | None = None) -> torch.dtype:
     torch.float64
     """
     dtype = default if dtype is None else dtype
-    if isinstance(dtype, torch.dtype) and dtype.is_floating_point:
+    if isinstance(dtype, torch.dtype) and dtype in PRECISIONS.values():
         return dtype
     if isinstance(dtype, str) and dtype.removeprefix("torch.") in PRECISIONS:
         return PRECISIONS[dtype.removeprefix("torch.")]
-    raise ValueError(f"dtype must be 'float32', 'float64' or a floating-point type of torch, got {dtype!r}")
+    raise ValueError(f"dtype must be 'float32', 'float64' or one of these types of torch, got {dtype!r}")
+
+
+def is_real(value: Any) -> bool:
+    """Whether an argument is a real number, which True and False are not."""
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def check_count(name: str, value: Any) -> None:
@@ -63,3 +68,17 @@ def check_tensor(name: str, value: Any) -> None:
         raise TypeError(
             f"{name} must be a torch tensor, got {type(value).__name__}; torch.as_tensor({name}) makes one of an array"
         )
+
+
+def check_kind(name: str, value: Any, kind: type, example: str) -> None:
+    """Raise ``TypeError`` unless the argument of that name is an object of that class.
+
+    Examples
+    --------
+    >>> check_kind("solver", "auto", dict, "dict(name='auto')")
+    Traceback (most recent call last):
+        ...
+    TypeError: solver must be a dict, as dict(name='auto') makes one, got 'auto'
+    """
+    if not isinstance(value, kind):
+        raise TypeError(f"{name} must be a {kind.__name__}, as {example} makes one, got {value!r}")

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from .admm import Admm
 from .admm_newton import AdmmNewton
 from .block_descent import BlockDescent, applies
+from .centered import Centered
 from .constant import Constant
 from .first_steps import FirstSteps, nearly_independent
 from .fista import Fista
@@ -50,8 +51,9 @@ _PRODUCTS_BEFORE = 20
 
 # The solvers of all plans; each knows its own states by being the same object. A polish takes as long as two to four
 # iterations in single precision, and those between two leave it more to do.
-_CONSTANT, _FIRST, _FISTA, _BLOCKS, _NEWTON = Constant(), FirstSteps(), Fista(), BlockDescent(), SemismoothNewton()
-_ALTERNATING = Polished(AdmmNewton(MixedPrecision()), least_wait=4)
+_CONSTANT, _FIRST, _FISTA, _BLOCKS = Constant(), FirstSteps(), Fista(), BlockDescent()
+_NEWTON = Centered(SemismoothNewton())
+_ALTERNATING = Polished(Centered(AdmmNewton(MixedPrecision())), least_wait=4)
 _PROXIMAL = ProximalDual(_ALTERNATING)
 _GROWING_SET = Polished(WorkingSet(Polished(AdmmNewton(MixedPrecision()))))
 _GROWING_SET_QUADRATIC = Polished(WorkingSet(Polished(AdmmNewton(Admm()))))
@@ -101,8 +103,9 @@ class Auto(Solver):
 
     ``Admm`` stands for alternating directions in ``MixedPrecision``, which do not mind correlated features and serve
     every penalty, all outputs and gates at once, with Newton steps once the solution is near and the support narrow
-    (``AdmmNewton``), and iterates that are ``Polished`` with the group-l2 penalty. A stage starts from the point of
-    the one before where that is better than the best constant model.
+    (``AdmmNewton``), and iterates that are ``Polished`` with the group-l2 penalty. On small data these and Newton steps
+    alone take features ``Centered``. A stage starts from the point of the one before where that is better than the
+    best constant model.
 
     The plan depends on the program and the iterates alone, never on a clock, so that runs can be repeated.
 
@@ -163,17 +166,23 @@ def _handed_over(program: Program, state: _State) -> Point:
 
 def _plan(program: Program, warm: bool) -> tuple[_Stage, ...]:
     """The stages for a program; `warm`: from the solution of another alpha."""
-    if not math.isfinite(program.loss.smoothness):
-        return tuple(_unbounded_curvature(program))
-    if not program.penalty.by_block:  # the size of groups says nothing of a good rho
-        return (_Stage(_FISTA, math.inf),)
     constant = [_Stage(_CONSTANT, math.inf)] if program.alpha >= program.alpha_max else []
-    if _factorises(program) and program.tail_length > _LONG_TAILS:
-        proximal = _Stage(_PROXIMAL, _PROXIMAL_STEPS)
-        return *constant, proximal, *_in_turns(program)
-    first = _first_on_separable if program.loss.separable else _first_on_coupled
-    last = _in_turns(program) if _factorises(program) else [_Stage(_FISTA, math.inf)]
-    return *constant, *first(program, warm), *last
+    return *constant, *_below_alpha_max(program, warm)
+
+
+def _below_alpha_max(program: Program, warm: bool) -> Iterator[_Stage]:
+    """The stages for a program whose solution is not zero."""
+    if not math.isfinite(program.loss.smoothness):
+        yield from _unbounded_curvature(program)
+    elif not program.penalty.by_block:  # the size of groups says nothing of a good rho
+        yield _Stage(_FISTA, math.inf)
+    elif _factorises(program) and program.tail_length > _LONG_TAILS:
+        yield _Stage(_PROXIMAL, _PROXIMAL_STEPS)
+        yield from _in_turns(program)
+    else:
+        first = _first_on_separable if program.loss.separable else _first_on_coupled
+        yield from first(program, warm)
+        yield from _in_turns(program) if _factorises(program) else [_Stage(_FISTA, math.inf)]
 
 
 def _factorises(program: Program) -> bool:

@@ -11,6 +11,7 @@ import math
 import torch
 from torch import Tensor
 
+from .arguments import check_tensor
 from .program import Program
 from .result import Certificate
 
@@ -41,6 +42,8 @@ def certify(
 
     Raises
     ------
+    TypeError
+        If one of its parts is no tensor.
     ValueError
         If the point does not have the shape of the program or is not finite, or the data of the map are not.
 
@@ -84,6 +87,9 @@ def certify(
 
 
 def _check_point(program: Program, coef: Tensor, intercept: Tensor | None, dual_hint: Tensor | None) -> None:
+    for name, part in (("coef", coef), ("intercept", intercept), ("dual_hint", dual_hint)):
+        if part is not None or name == "coef":
+            check_tensor(name, part)
     if tuple(coef.shape) != program.coef_shape:
         raise ValueError(f"coef must have shape {program.coef_shape}, got {tuple(coef.shape)}")
     if intercept is not None and tuple(intercept.shape) != (program.y.shape[1],):
@@ -109,8 +115,8 @@ def _feasible_dual_points(program: Program, candidates: list[Tensor]) -> list[Te
 def _scaled(program: Program, theta: Tensor, ascent: Tensor) -> Tensor:
     norms = program.penalty.group_dual_norms_in_any_units(ascent)
     largest = norms.reshape(-1, norms.shape[-1]).amax(0) if program.outputs_separate else norms.amax()
-    if not bool(torch.isfinite(largest).all()) and not math.isfinite(program.map.largest()):
-        raise ValueError("the data of the map must be finite, got NaN or infinite values")
+    if not bool(torch.isfinite(largest).all()):
+        program.map.check_finite()
     # Products that overflow may have cancelled to anything: zero is feasible.
     limit = torch.where(largest > 0, program.alpha / largest, math.inf).where(~largest.isnan(), 0.0)
     scale = program.loss.best_dual_scale(theta, program.y, program.weight, limit)

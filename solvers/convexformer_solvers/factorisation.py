@@ -27,7 +27,7 @@ def cholesky(matrix: Tensor) -> Tensor:
 
     Raises
     ------
-    ValueError
+    torch.linalg.LinAlgError
         If the matrix is not finite.
 
     Examples
@@ -40,7 +40,7 @@ def cholesky(matrix: Tensor) -> Tensor:
     if not bool(failed):
         return factor
     if not bool(torch.isfinite(matrix.tril()).all()):
-        raise ValueError("matrix must be finite")
+        raise torch.linalg.LinAlgError("matrix must be finite")
     jitter = _jitter(float(matrix.diagonal().abs().max()), matrix.dtype)
     while bool(failed):
         matrix.diagonal().add_(jitter)
@@ -135,7 +135,7 @@ def factorised_above(matrix: Tensor, entries: Callable[[slice], Tensor]) -> Chol
 
     Raises
     ------
-    ValueError
+    torch.linalg.LinAlgError
         If the matrix is not finite.
 
     Examples
@@ -154,7 +154,7 @@ def factorised_above(matrix: Tensor, entries: Callable[[slice], Tensor]) -> Chol
             blocks = diagonal_blocks(len(matrix))
             largest = max(float(entries(block).diagonal().abs().max()) for block in blocks)
             if not all(bool(torch.isfinite(entries(block)).all()) for block in blocks):
-                raise ValueError("matrix must be finite")
+                raise torch.linalg.LinAlgError("matrix must be finite")
             raised = _jitter(largest, matrix.dtype)
         else:
             raised *= 10

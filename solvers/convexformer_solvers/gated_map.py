@@ -42,14 +42,14 @@ class GatedMap(DerivedMap[DenseMap]):
     """
 
     def __init__(self, data: Tensor, masks: Tensor) -> None:
-        check_tensor("data", data)
+        dense = DenseMap(data)
         check_tensor("masks", masks)
         if masks.ndim != 2 or masks.shape[0] != data.shape[0] or masks.dtype != torch.bool:
             raise ValueError(
                 f"masks must be a bool array of shape ({data.shape[0]}, n_gates), "
                 f"got {masks.dtype} of shape {tuple(masks.shape)}"
             )
-        super().__init__(DenseMap(data))
+        super().__init__(dense)
         self.masks = masks
 
     @property

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
+from .arguments import is_real
 from .intercepts import SoftmaxAtIntercepts, best_intercept
 from .loss import Loss
 
@@ -92,7 +93,7 @@ class Huber(Loss):
     delta: float = 1.35
 
     def __post_init__(self) -> None:
-        if not (self.delta > 0 and math.isfinite(self.delta)):
+        if not (is_real(self.delta) and self.delta > 0 and math.isfinite(self.delta)):
             raise ValueError(f"delta must be positive and finite, got {self.delta!r}")
 
     @property

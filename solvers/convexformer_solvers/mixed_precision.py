@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .admm import Admm
+from .centered import centered
 from .primal_dual import Iterate, PrimalDualSolver
 from .program import Program
 from .rounded_map import RoundedMap
@@ -158,15 +159,13 @@ def for_single(program: Program) -> tuple[Program, Tensor] | None:
     With an intercept the features can be centred, where they are copied anyway, and the targets of a regression. None
     where the data are too large for a copy and not in float32, or where their squares leave its range.
     """
-    linear_map, offset = program.map, program.target_shift
-    may_copy = linear_map.n_stored <= _LARGEST_COPY
-    if linear_map.dtype != torch.float32 and not may_copy:
+    if program.map.n_stored <= _LARGEST_COPY:
+        result, offset = centered(program, torch.float32)
+    elif program.map.dtype == torch.float32:
+        offset = program.target_shift
+        result = dataclasses.replace(program, y=program.y - offset)
+    else:
         return None
-    if program.fit_intercept and may_copy:
-        linear_map = linear_map.centered(program.weight, torch.float32)
-    if may_copy:
-        linear_map = linear_map.to(torch.float32)
-    result = dataclasses.replace(program, map=linear_map, y=program.y - offset)
-    entry, slope = linear_map.largest(), float(result.null_dual_point.abs().max())
+    entry, slope = result.map.largest(), float(result.null_dual_point.abs().max())
     within = all(1 / _RANGE < size < _RANGE for size in (entry**2, slope, slope * entry**2))
     return (result, offset) if within else None

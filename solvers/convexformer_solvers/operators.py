@@ -82,6 +82,11 @@ class LinearMap(ABC):
         blocks = range(math.prod(self.feature_shape[:-1]))
         return max((float(self.columns(torch.tensor([block])).abs().max()) for block in blocks), default=0.0)
 
+    def check_finite(self) -> None:
+        """Raise ``ValueError`` where an entry is not finite."""
+        if not math.isfinite(self.largest()):
+            raise ValueError("the data of the map must be finite, got NaN or infinite values")
+
     @abstractmethod
     def matvec(self, coef: Tensor) -> Tensor:
         """Predictions ``A coef``, shape ``(N, c)``, for ``coef`` of shape ``(*feature_shape, c)``."""
@@ -343,7 +348,7 @@ class DenseMap(LinearMap):
             raise ValueError(
                 f"data must have at least two dimensions (samples, ..., features), got shape {tuple(data.shape)}"
             )
-        self._rows = data.reshape(data.shape[0], -1)
+        self._rows = data.flatten(1)
         self.data = self._rows.view(data.shape)  # not a second copy where the rows are one
 
     @property

@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from .arguments import as_dtype, check_count
+from .arguments import as_dtype, check_count, is_real
 from .path_file import PathFile
 from .program import Program
 from .result import Progress, SolverInterrupted, SolverResult, check_tol
@@ -95,10 +94,10 @@ def alpha_grid(alpha_max: float, n_alphas: int = 30, eps: float = 1e-2) -> list[
     >>> alpha_grid(1.0, n_alphas=3)
     [1.0, 0.1, 0.01]
     """
-    if not (math.isfinite(alpha_max) and alpha_max >= 0):
+    if not (is_real(alpha_max) and math.isfinite(alpha_max) and alpha_max >= 0):
         raise ValueError(f"alpha_max must be finite and not negative, got {alpha_max!r}")
     check_count("n_alphas", n_alphas)
-    if not (isinstance(eps, Real) and 0 < eps < 1):
+    if not (is_real(eps) and 0 < eps < 1):
         raise ValueError(f"eps must lie strictly between 0 and 1, got {eps!r}")
     first = alpha_max if alpha_max > 0 else 1.0
     return [float(alpha) for alpha in np.geomspace(first, eps * first, int(n_alphas))]

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import numbers
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar, overload
@@ -22,6 +21,7 @@ from typing import Any, Generic, TypeVar, overload
 import torch
 from torch import Tensor
 
+from .arguments import PRECISIONS, check_kind, check_tensor, is_real
 from .loss import Loss
 from .operators import LinearMap
 from .penalties import Penalty
@@ -94,6 +94,8 @@ class Program:
 
     Raises
     ------
+    TypeError
+        If one of the parts is not of its kind.
     ValueError
         If shapes, weights, targets or ``alpha`` are not as above.
 
@@ -117,12 +119,16 @@ class Program:
     _known: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        self._check_kinds()
         n = self.map.n_samples
-        if self.y.ndim != 2 or self.y.shape[0] != n:
-            raise ValueError(f"y must have shape ({n}, n_outputs), got {tuple(self.y.shape)}")
+        if self.y.ndim != 2 or self.y.shape[0] != n or self.y.shape[1] == 0:
+            raise ValueError(f"y must have shape ({n}, n_outputs) with outputs, got {tuple(self.y.shape)}")
+        if n == 0 or 0 in self.map.feature_shape:
+            shape = (n, *self.map.feature_shape)
+            raise ValueError(f"map must have samples, blocks and features, got shape {shape}")
         for name, dtype in (("y", self.y.dtype), ("map", self.map.dtype)):
-            if not dtype.is_floating_point:
-                raise ValueError(f"{name} must hold floating-point numbers, got {dtype}; convert it with .double()")
+            if dtype not in PRECISIONS.values():
+                raise ValueError(f"{name} must hold float32 or float64 numbers, got {dtype}; convert it with .double()")
         if not bool(torch.isfinite(self.y).all()):
             raise ValueError("y must be finite, got NaN or infinite values")
         check_alpha(self.alpha)
@@ -138,6 +144,16 @@ class Program:
                 raise ValueError("sample_weight must have a positive sum")
             # Samples of positive weight must make a program by themselves: zero counts alone have no best constant.
             self.loss.check_target(self.y[weight > 0])
+
+    def _check_kinds(self) -> None:
+        check_kind("map", self.map, LinearMap, "DenseMap(X)")
+        check_tensor("y", self.y)
+        check_kind("loss", self.loss, Loss, "get_loss('squared')")
+        check_kind("penalty", self.penalty, Penalty, "get_penalty('group_l2')")
+        if self.sample_weight is not None:
+            check_tensor("sample_weight", self.sample_weight)
+        if self.fit_intercept not in (True, False):
+            raise ValueError(f"fit_intercept must be True or False, got {self.fit_intercept!r}")
 
     @property
     def coef_shape(self) -> tuple[int, ...]:
@@ -428,6 +444,8 @@ class Program:
             return exact.alpha_max
         theta = self.null_dual_point
         found = float(self.penalty.dual_norm(self.pull_back(theta)))
+        if not math.isfinite(found):
+            self.map.check_finite()
         return 0.0 if self.fit_intercept and self._is_rounding(found, theta) else found
 
     def _is_rounding(self, norm: float, theta: Tensor) -> bool:
@@ -435,8 +453,9 @@ class Program:
         mean = float((self.weight @ theta).abs().max())  # zero but for rounding
         rounding = mean + torch.finfo(theta.dtype).eps * float(self.mean(theta.abs().amax(1)))
         bound = _ROUNDING * math.sqrt(math.prod(self.coef_shape[-2:])) * rounding
-        # All features are looked at only where some samples of them are as large as that.
-        return norm <= bound * self.map.some_rows(_SAMPLES).largest() and norm <= bound * self.map.largest()
+        features = self.counted().map
+        # All of them are looked at only where some samples of them are as large as that.
+        return norm <= bound * features.some_rows(_SAMPLES).largest() and norm <= bound * features.largest()
 
 
 def check_alpha(alpha: float) -> None:
@@ -444,7 +463,7 @@ def check_alpha(alpha: float) -> None:
 
     Zero is refused: without decay the dual has no interior and no certificate can be given.
     """
-    if isinstance(alpha, bool) or not isinstance(alpha, numbers.Real):
+    if not is_real(alpha):
         raise ValueError(f"alpha must be a positive finite number, got {alpha!r}")
     if not (math.isfinite(alpha) and alpha > 0):
         raise ValueError(f"alpha must be positive and finite (without decay there is no certificate), got {alpha!r}")

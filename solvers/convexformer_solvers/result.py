@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from numbers import Real
 from typing import Any
 
 from torch import Tensor
+
+from .arguments import is_real
 
 
 class Status(Enum):
@@ -165,7 +166,7 @@ class SolverResult:
 
 def check_tol(tol: Any) -> None:
     """Raise ``ValueError`` unless ``tol`` is a non-negative number."""
-    if isinstance(tol, bool) or not (isinstance(tol, Real) and float(tol) >= 0):
+    if not (is_real(tol) and float(tol) >= 0):
         raise ValueError(f"tol must be a non-negative number, got {tol!r}")
 
 

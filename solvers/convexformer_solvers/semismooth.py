@@ -215,7 +215,7 @@ def _newton_step(iterate: _Iterate) -> _Iterate:
     curvature = program.weight * _curvature(program, iterate.pred)[:, 0]
     try:
         direction = iterate.system.solve(_jacobian(iterate), iterate.sigma, curvature, residual)
-    except ValueError:  # the system overflows
+    except torch.linalg.LinAlgError:  # the system overflows
         return _shorter(iterate)
     slope = -float((residual * curvature) @ direction)
     if not bool(torch.isfinite(direction).all()) or slope > 0:  # rounding: sigma is too large for the data

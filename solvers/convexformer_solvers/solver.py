@@ -16,7 +16,7 @@ from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from .arguments import as_dtype, check_count
+from .arguments import as_dtype, check_count, check_kind
 from .certificate import certify
 from .loss import Loss
 from .penalties import Penalty
@@ -334,6 +334,8 @@ def solve_on(
     check_tol(tol)
     check_count("max_iter", max_iter)
     _check_requirements(working, solver)
+    if callback is not None and not callable(callback):
+        raise TypeError(f"callback must be callable with a Progress, got {callback!r}")
     own_callback = None if callback is None else _with_gradients_as_here(callback)
     try:
         with torch.no_grad():  # data that require gradients have none of the solution's
@@ -386,6 +388,10 @@ def _run(
             within_tol = status is not Status.CONVERGED and not given and run.falls_back_on(first)
         except KeyboardInterrupt:
             status = run.interrupted(bar, None if given else first)
+        except torch.linalg.LinAlgError:
+            if run.iteration == 0:
+                raise
+            status = run.stalled(bar)
     # Who ended the run is not told that it ended by itself.
     if within_tol and status in (Status.MAX_ITER, Status.STALLED):
         status = Status.CONVERGED
@@ -448,11 +454,21 @@ class _Run:
         self.history.append(self.iteration, time.perf_counter() - self.began, certificate)
         return certificate.relative_gap <= self.tol
 
+    def stalled(self, bar: tqdm) -> Status:
+        """Certify the last point, unless that has been done."""
+        self.record_latest(bar)
+        assert self.best is not None
+        return Status.CONVERGED if self.best[1].relative_gap <= self.tol else Status.STALLED
+
+    def record_latest(self, bar: tqdm) -> None:
+        """Certify the last point, unless that has been done."""
+        if self.best is None or self.history.iteration[-1] < self.iteration:
+            self.record(self.latest(), bar)
+
     def interrupted(self, bar: tqdm, fallback: Point | None) -> Status:
         """Certify the last point, unless that has been done, and the one to fall back on, if there is one."""
         try:
-            if self.best is None or self.history.iteration[-1] < self.iteration:
-                self.record(self.latest(), bar)
+            self.record_latest(bar)
             if fallback is not None:
                 self.falls_back_on(fallback)
         except KeyboardInterrupt:  # again: what has been certified by now is the result
@@ -492,8 +508,9 @@ class _Run:
         assert self.best is not None
         point, certificate = self.best
         seconds = time.perf_counter() - self.began
+        coef, intercept = point.coef.clone(), point.intercept.clone()  # results are nobody else's tensors
         return SolverResult(
-            point.coef, point.intercept, certificate, status, self.iteration, seconds, self.history, self.solver_name
+            coef, intercept, certificate, status, self.iteration, seconds, self.history, self.solver_name
         )
 
 
@@ -537,8 +554,7 @@ def _starting_point(program: Program, start: Point | None) -> Point:
 
 def check_solver_type(solver: Any) -> None:
     """Raise ``TypeError`` unless ``solver`` is a solver: a name is not enough here."""
-    if not isinstance(solver, Solver):
-        raise TypeError(f"solver must be a Solver, as get_solver('auto') makes one, got {solver!r}")
+    check_kind("solver", solver, Solver, "get_solver('auto')")
 
 
 def _check_requirements(program: Program, solver: Solver) -> None:

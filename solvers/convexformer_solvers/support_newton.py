@@ -65,7 +65,7 @@ class SupportNewton(PrimalDualSolver):
         for direction in (_newton_direction, _gradient_direction):
             try:
                 move, intercept_move = direction(state)
-            except ValueError:  # the system overflows
+            except torch.linalg.LinAlgError:  # the system overflows
                 continue
             image = state.iterate.program.map.matvec(move) + intercept_move
             step = _search(state.iterate, move, image)

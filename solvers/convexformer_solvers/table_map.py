@@ -98,8 +98,11 @@ class TableMap(GatedMap):
         found = _tables(data)
         if found is None:
             return plain
-        table = cls(*found, masks)
-        return table if table.product_work(n_outputs) < plain.product_work(n_outputs) else plain
+        tables, symbols = found
+        heights = [int(symbols[:, block].bincount().max()) for block in range(len(tables))]
+        # Before it is built: where some rows are frequent and many are rare it takes far more memory than the data.
+        work = _product_work(tables, heights, masks, n_outputs)
+        return cls(tables, symbols, masks) if work < plain.product_work(n_outputs) else plain
 
     def few(self, n_blocks: int) -> bool:
         return False  # one by one they would be read as a ``GatedMap`` reads them
@@ -179,13 +182,19 @@ class TableMap(GatedMap):
         return TableMap(self.tables.to(device, dtype), self.symbols.to(device), self.masks.to(device))
 
     def product_work(self, n_outputs: int) -> float:
-        n_gates, d = self.masks.shape[1], self.tables.shape[2]
-        work = 0.0
-        for position in self._positions:
-            n_rows, height = position.order.shape
-            by_row = 2.0 * n_rows * n_gates * n_outputs * (d + height)
-            work += by_row + 2 * WORK_OF_A_READ * (n_rows * n_gates * (n_outputs + height) + self.n_samples * n_outputs)
-        return work
+        heights = [position.order.shape[1] for position in self._positions]
+        return _product_work(self.tables, heights, self.masks, n_outputs)
+
+
+def _product_work(tables: Tensor, heights: list[int], masks: Tensor, n_outputs: int) -> float:
+    """Work of a product with tables of which a row occurs so many times at most, one number for each table."""
+    _, n_rows, d = tables.shape
+    n_samples, n_gates = masks.shape
+    work = 0.0
+    for height in heights:
+        by_row = 2.0 * n_rows * n_gates * n_outputs * (d + height)
+        work += by_row + 2 * WORK_OF_A_READ * (n_rows * n_gates * (n_outputs + height) + n_samples * n_outputs)
+    return work
 
 
 def _table_part(coef: Tensor, sums: Tensor) -> Tensor:

@@ -1,5 +1,7 @@
 """Arguments of a wrong type, shape or range: each is named, with what was wrong and what would be right."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -15,6 +17,7 @@ from convexformer_solvers import (
     GatedMap,
     GroupL2,
     GroupNuclear,
+    Huber,
     PerTarget,
     Poisson,
     Program,
@@ -23,6 +26,8 @@ from convexformer_solvers import (
     Softmax,
     Squared,
     TableMap,
+    alpha_grid,
+    certify,
     get_solver,
     iterate_path,
     solve,
@@ -52,6 +57,30 @@ class TestMaps:
             TableMap(np.eye(2)[None], torch.tensor([[0], [1], [1]]), masks)
         with pytest.raises(TypeError, match="symbols must be a torch tensor, got list"):
             TableMap(torch.eye(2)[None], [[0], [1], [1]], masks)
+
+    def test_data_without_axes(self):
+        with pytest.raises(ValueError, match="data must have at least two dimensions"):
+            GatedMap(torch.zeros(()), torch.ones(5, 2, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("delta", ["a", True, None, 0.0, math.inf, math.nan])
+def test_the_threshold_of_huber(delta):
+    with pytest.raises(ValueError, match="delta must be positive and finite, got"):
+        Huber(delta)
+
+
+@pytest.mark.parametrize("largest", ["1", True, None, -1.0, math.nan])
+def test_the_largest_alpha_of_a_grid(largest):
+    with pytest.raises(ValueError, match="alpha_max must be finite and not negative, got"):
+        alpha_grid(largest)
+
+
+@pytest.mark.parametrize("name", ["coef", "intercept", "dual_hint"])
+def test_parts_of_a_point_to_certify(name):
+    program = make_program("squared", "group_l2", intercept=True)
+    parts = {"coef": torch.zeros(program.coef_shape, dtype=torch.float64), name: np.zeros(2)}
+    with pytest.raises(TypeError, match=f"{name} must be a torch tensor, got ndarray"):
+        certify(program, **parts)
 
 
 class TestStart:

@@ -29,7 +29,7 @@ def test_is_certified_from_alpha_max_on(loss, penalty, intercept, factor):
     assert result.certificate.primal == pytest.approx(program.null_value, rel=1e-12)
 
 
-@pytest.mark.parametrize("loss", ["squared", "logistic", "softmax"])
+@pytest.mark.parametrize("loss", LOSS_NAMES)
 def test_auto_takes_one_iteration_there_and_goes_on_below(loss):
     program = make_program(loss, n=40, c=2, intercept=True)
     largest = program.with_alpha(program.alpha_max)

@@ -153,7 +153,26 @@ def test_check_rejects_a_wrong_solver(kind):
         check_solver(kind())
 
 
+class FailsToFactorise(Fista):
+    """Fista whose third step meets a matrix without a factor."""
+
+    def step(self, program, state):
+        if state.momentum > 2.0:
+            torch.linalg.cholesky(torch.full((2, 2), math.nan))
+        return super().step(program, state)
+
+
 class TestStopping:
+    def test_a_factorisation_that_fails_on_the_way_keeps_the_point_before(self):
+        program = hard_program()
+        with pytest.warns(ConvergenceWarning, match="certified relative gap"):
+            result = solve(program, FailsToFactorise(), tol=1e-9)
+        assert result.status is Status.STALLED
+        assert result.n_iter > 0
+        own = certify(program, result.coef, result.intercept)
+        assert result.certificate.primal == pytest.approx(own.primal, rel=1e-12)
+        assert result.certificate.primal < program.null_value
+
     def test_converged(self):
         program = make_program()
         result = solve(program, Fista(), tol=1e-6)
@@ -244,6 +263,10 @@ class TestStopping:
         with pytest.raises(ValueError, match="max_iter must be a positive integer"):
             solve(make_program(), Fista(), max_iter=max_iter)
 
+    def test_wrong_callback(self):
+        with pytest.raises(TypeError, match="callback must be callable with a Progress, got 3"):
+            solve(make_program(), Fista(), callback=3)
+
     def test_numpy_integers_are_iteration_counts(self):
         assert solve(make_program(), Fista(), tol=1.0, max_iter=np.int64(5)).n_iter <= 5
 
@@ -280,6 +303,29 @@ class TestStopping:
         except ValueError:
             return  # a refusal is as good
         assert certificate.dual <= fit(program).certificate.primal
+
+
+class TestResultsAreNobodyElses:
+    @pytest.mark.parametrize("intercept", [False, True])
+    @pytest.mark.parametrize("name", ["auto", "admm", "column_generation", "fista"])
+    @may_warn
+    def test_changing_one_changes_neither_the_program_nor_other_results(self, name, intercept):
+        program = make_program("squared", "group_l2", n=20, intercept=intercept, c=1)
+        before = program.null_intercept.clone()
+        grid = [1.5 * program.alpha_max, 0.5 * program.alpha_max, 0.1 * program.alpha_max]
+        results = []
+        for result in iterate_path(program, get_solver(name), grid, tol=1e-3):
+            results.append((result.coef.clone(), result.intercept.clone(), result))
+            result.coef.add_(100.0)
+            result.intercept.add_(100.0)
+        for alpha, (coef, intercept_found, result) in zip(grid, results, strict=True):
+            own = certify(program.with_alpha(alpha), coef, intercept_found)
+            assert result.certificate.primal == pytest.approx(own.primal, rel=1e-12)
+            assert result.certificate.relative_gap <= 1e-3
+        for coef, intercept_found, result in results:
+            torch.testing.assert_close(result.coef, coef + 100.0)
+            torch.testing.assert_close(result.intercept, intercept_found + 100.0)
+        assert torch.equal(program.null_intercept, before)
 
 
 class TestHistory:
@@ -558,7 +604,9 @@ class TestPrecision:
         for result in (solve(program, Fista(), dtype=name), solve_path(program, Fista(), [0.1], dtype=name).results[0]):
             assert str(result.coef.dtype).endswith(name)
 
-    @pytest.mark.parametrize("dtype", ["double", "float16", torch.int64, 64, np.float32, True])
+    @pytest.mark.parametrize(
+        "dtype", ["double", "float16", torch.float16, torch.bfloat16, torch.int64, 64, np.float32, True]
+    )
     def test_other_precisions_are_refused(self, dtype):
         program = make_program()
         for follow in (solve, solve_path, iterate_path):

@@ -38,6 +38,12 @@ def test_every_map_passes_its_check(gated, n, blocks, d, h, c, seed, double):
     check_map(make_map(gated, n, blocks, d, h, dtype, seed), n_outputs=c, seed=seed)
 
 
+def test_maps_of_many_samples_pass_theirs():
+    data = randn(300, 3, 2)  # from 128 on a kernel's upper triangle is not what its lower one is
+    check_map(DenseMap(data))
+    check_map(GatedMap(data, random_masks(300, 2)))
+
+
 @pytest.mark.parametrize("shape", [(5, 3), (5, 2, 3, 2), (5, 1, 1)])
 def test_any_number_of_block_axes(shape):
     data = randn(*shape)
@@ -154,6 +160,13 @@ class TestTableMap:
         found = TableMap.where_it_pays(repeated, masks, 20)
         assert isinstance(found, TableMap)
         torch.testing.assert_close(found.tables[torch.arange(2), found.symbols], repeated, rtol=0, atol=0)
+        padded = torch.cat([torch.zeros(600, 2, 8, dtype=torch.float64), randn(400, 2, 8)])
+        built = []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(TableMap, "__init__", lambda *arguments: built.append(arguments))
+            found = TableMap.where_it_pays(padded, torch.ones(1000, 20, dtype=torch.bool), 1)
+        assert type(found) is GatedMap
+        assert not built  # it would hold 240,000 places for 1000 samples
         assert not isinstance(TableMap.where_it_pays(randn(500, 2, 8), masks, 20), TableMap)
         assert not isinstance(TableMap.where_it_pays(repeated[:100], masks[:100], 20), TableMap)
 

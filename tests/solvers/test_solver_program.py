@@ -548,11 +548,62 @@ def test_programs_and_results_compare_by_identity():
 
 
 @pytest.mark.parametrize("which", ["y", "map"])
-def test_whole_numbers_are_refused(which):
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.float16, torch.bfloat16], ids=str)
+def test_numbers_that_are_neither_single_nor_double_are_refused(which, dtype):
     X, y = torch.ones(5, 2, 1), torch.ones(5, 1)
-    X, y = (X.long(), y) if which == "map" else (X, y.long())
-    with pytest.raises(ValueError, match=f"{which} must hold floating-point numbers"):
+    X, y = (X.to(dtype), y) if which == "map" else (X, y.to(dtype))
+    with pytest.raises(ValueError, match=f"{which} must hold float32 or float64 numbers, got {dtype}"):
         Program(DenseMap(X), y, get_loss("squared"), GroupL2(), 0.1)
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 2), (5, 0, 2), (5, 3, 0)])
+def test_maps_without_samples_blocks_or_features_are_refused(shape):
+    with pytest.raises(ValueError, match="map must have samples, blocks and features, got shape"):
+        Program(DenseMap(torch.zeros(shape)), torch.zeros(shape[0], 1), get_loss("squared"), GroupL2(), 0.1)
+
+
+def test_targets_without_outputs_are_refused():
+    with pytest.raises(ValueError, match=r"y must have shape .* with outputs"):
+        Program(DenseMap(torch.zeros(5, 3, 2)), torch.zeros(5, 0), get_loss("squared"), GroupL2(), 0.1)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"map": randn(5, 3, 2)}, "map must be a LinearMap, as DenseMap"),
+        ({"y": np.ones((5, 1))}, "y must be a torch tensor, got ndarray"),
+        ({"loss": "squared"}, "loss must be a Loss, as get_loss.* makes one, got 'squared'"),
+        ({"loss": Squared}, "loss must be a Loss"),
+        ({"penalty": "group_l2"}, "penalty must be a Penalty, as get_penalty.* makes one"),
+        ({"sample_weight": [1.0] * 5}, "sample_weight must be a torch tensor, got list"),
+        ({"fit_intercept": "no"}, "fit_intercept must be True or False, got 'no'"),
+    ],
+    ids=str,
+)
+def test_parts_of_another_kind_are_named(change, message):
+    parts = {"map": DenseMap(randn(5, 3, 2)), "y": randn(5, 1), "loss": Squared(), "penalty": GroupL2(), "alpha": 0.1}
+    with pytest.raises((TypeError, ValueError), match=message):
+        Program(**{**parts, **change})
+
+
+@pytest.mark.parametrize("loss", LOSS_NAMES)
+def test_what_a_sample_of_weight_zero_holds_does_not_tell_alpha_max(loss):
+    program = make_program(loss, "group_l2", n=20, intercept=True)
+    weight = torch.ones(20, dtype=torch.float64)
+    weight[3] = 0.0
+    data = program.map.data.clone()
+    data[3] = 1e30
+    placed = dataclasses.replace(program, map=DenseMap(data), sample_weight=weight)
+    assert placed.alpha_max > 0
+    assert placed.alpha_max == pytest.approx(placed.counted().alpha_max, rel=1e-12)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_data_that_are_not_finite_are_told_by_alpha_max(bad):
+    data = randn(20, 3, 2)
+    data[4, 1, 1] = bad
+    with pytest.raises(ValueError, match="the data of the map must be finite"):
+        _ = Program(DenseMap(data), randn(20, 1), Squared(), GroupL2(), 0.1).alpha_max
 
 
 @pytest.mark.parametrize("unit", [1e-300, 1e39, 1e300])

@@ -1,0 +1,111 @@
+"""Features without their means, which an intercept gives back, for solvers that these cost steps."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .primal_dual import Iterate, PrimalDualSolver
+from .program import Program
+
+# Numbers of data of which a copy costs next to nothing: two megabytes in float64.
+_LARGEST_COPY = 2**18
+
+
+class Centered(PrimalDualSolver):
+    """Another solver on small data whose features, and targets of a regression, have no means.
+
+    Where there is an intercept the programs are the same but for constant predictions. Products of features whose
+    means are far larger than their spread lose the digits in which they differ, and a Gram matrix is theirs alone.
+    Data of more than 262,144 numbers are left as they are, as are maps that cannot be centred.
+
+    Parameters
+    ----------
+    inner : PrimalDualSolver
+        The solver.
+
+    Examples
+    --------
+    >>> from convexformer_solvers import Admm
+    >>> Centered(Admm()).name
+    'admm'
+    """
+
+    def __init__(self, inner: PrimalDualSolver) -> None:
+        self.inner = inner
+
+    @property
+    def name(self) -> str:
+        return self.inner.name
+
+    def init_at(self, program: Program, coef: Tensor, pred: Tensor | None, previous: _State | None = None) -> _State:
+        exact = program.counted().with_float64_targets()
+        applies = exact.fit_intercept and exact.map.n_stored <= _LARGEST_COPY
+        offset = exact.target_shift if applies else torch.zeros_like(exact.null_intercept)
+        if previous is not None:
+            own = dataclasses.replace(exact, map=previous.own.map, y=exact.y - offset)
+        else:
+            own = centered(exact, torch.float64)[0] if applies else exact
+        pred = None if pred is None else pred - offset
+        inner = self.inner.init_at(own, coef, pred, None if previous is None else previous.inner)
+        return _State(exact, own, offset, inner)
+
+    def step(self, program: Program, state: _State) -> _State:
+        return state._replace(inner=self.inner.step(state.own, state.inner))
+
+    def iterate(self, state: _State) -> Iterate:
+        return self._in_exact(state, self.inner.iterate(state.inner), state.exact)
+
+    def rounded_iterate(self, state: _State) -> Iterate:
+        iterate = self.inner.rounded_iterate(state.inner)
+        return self._in_exact(state, iterate, dataclasses.replace(state.exact, map=iterate.program.map))
+
+    @staticmethod
+    def _in_exact(state: _State, iterate: Iterate, program: Program) -> Iterate:
+        fitted, pred = iterate.fitted + state.offset, iterate.pred + state.offset
+        return iterate._replace(program=program, fitted=fitted, pred=pred)
+
+    def estimated_gap(self, state: _State) -> float:
+        return self.inner.estimated_gap(state.inner)
+
+    def activity(self, state: _State) -> str:
+        return self.inner.activity(state.inner)
+
+    def finished(self, state: _State) -> bool:
+        return self.inner.finished(state.inner)
+
+
+class _State(NamedTuple):
+    exact: Program  # samples of positive weight, float64 targets
+    own: Program  # what the inner solver solves
+    offset: Tensor  # by how much its predictions are lower, (c,)
+    inner: Any
+
+    @property
+    def gap(self) -> float:
+        return self.inner.gap
+
+
+def centered(program: Program, dtype: torch.dtype) -> tuple[Program, Tensor]:
+    """An equivalent program whose features and targets have no means where there is an intercept.
+
+    Parameters
+    ----------
+    program : Program
+        With samples of positive weight.
+    dtype : torch.dtype
+        Precision of its map.
+
+    Returns
+    -------
+    program : Program
+    offset : Tensor of shape (c,)
+        By how much its predictions are lower.
+    """
+    linear_map, offset = program.map, program.target_shift
+    if program.fit_intercept:
+        linear_map = linear_map.centered(program.weight, dtype)
+    return dataclasses.replace(program, map=linear_map.to(dtype), y=program.y - offset), offset
