@@ -13,13 +13,14 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator
-from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from convexformer_solvers import (
     Callback,
     Loss,
+    Path,
+    PathInterrupted,
     Penalty,
     Program,
     Solver,
@@ -41,6 +42,7 @@ from ._validation import (
     check_device,
     check_dtype,
     check_flag,
+    check_stream,
     check_tokens,
     check_weight,
     predictions,
@@ -234,7 +236,8 @@ class ConvexAttentionBase(CertifiedEstimator):
         Raises
         ------
         PathInterrupted
-            On Ctrl-C; a ``KeyboardInterrupt`` that says how to go on and whose ``path`` holds what was finished.
+            On Ctrl-C; a ``KeyboardInterrupt`` that says how to go on and whose ``path``, a ``PathResult``, holds what was
+            finished.
         ValueError
             If an argument is not as described, the gates depend on ``alpha`` (``"generated"``), or the file of `resume`
             is of other data, parameters or grid; the message says what differs.
@@ -259,11 +262,21 @@ class ConvexAttentionBase(CertifiedEstimator):
         program = problem.program
         grid = alpha_grid(program.alpha_max, n_alphas, eps) if alphas is None else check_grid(alphas)
         with clone._naming_drawn_gates():
-            path = solve_path(program, get_solver(self.solver), grid, resume=resume, **clone._options(program))
-        intercepts = torch.stack([result.intercept for result in path.results])
+            try:
+                path = solve_path(program, get_solver(self.solver), grid, resume=resume, **clone._options(program))
+            except PathInterrupted as interruption:
+                interruption.path = clone._path_result(problem, interruption.path)
+                raise
+        return clone._path_result(problem, path)
+
+    def _path_result(self, problem: Problem, path: Path) -> PathResult:
+        """A path of the solver layer in the shapes of this estimator."""
+        program, coefs = problem.program, path.coefs
+        found = [result.intercept for result in path.results]
+        intercepts = torch.stack(found) if found else coefs.new_zeros((0, coefs.shape[-1]))
         return PathResult(
             np.array(path.alphas),
-            clone._public(path.coefs, problem.targets).numpy(force=True),
+            self._public(coefs, problem.targets).numpy(force=True),
             np.array(path.gaps),
             (intercepts[:, 0] if problem.targets.single else intercepts).numpy(force=True),
             problem.gates,
@@ -364,7 +377,7 @@ class ConvexAttentionBase(CertifiedEstimator):
 
     def _gate_stream(self) -> np.random.RandomState:
         """Where gates are drawn from: with a warm start and the same `random_state`, from where they last were."""
-        stream = check_random_state(self.random_state)
+        stream = check_stream(self.random_state)
         drawn_from, state = getattr(self, "_gates_drawn", (None, None))
         if self.warm_start and state is not None and drawn_from == self.random_state:
             stream = np.random.RandomState()

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from threading import Event, Lock
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import numpy as np
 from joblib import effective_n_jobs
+from numpy.typing import NDArray
 from sklearn import config_context, get_config
 from tqdm.auto import tqdm
 
@@ -16,6 +18,49 @@ from convexformer_solvers import Callback, Progress, SolverResult
 from ._integers import is_integer
 
 T = TypeVar("T")
+
+
+def checked_split(split: Any, index: int, n_samples: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Training and held-out rows of a fold as positions; masks become positions.
+
+    Parameters
+    ----------
+    split : pair of array-like
+        What a splitter gave.
+    index : int
+        Which fold it is, for messages.
+    n_samples : int
+        Number of samples.
+
+    Returns
+    -------
+    training, held_out : ndarray of int
+
+    Raises
+    ------
+    ValueError
+        If it is no pair, or a part is empty or holds anything but positions of samples or a mask of them.
+    """
+    if not isinstance(split, (tuple, list)) or len(split) != 2:
+        raise ValueError(f"cv: fold {index} must be a pair of training and held-out rows, got {split!r}")
+    training, held_out = (_rows(part, index, n_samples) for part in split)
+    return training, held_out
+
+
+def _rows(part: Any, index: int, n_samples: int) -> NDArray[np.int64]:
+    rows = np.asarray(part)
+    if rows.dtype == bool and rows.shape == (n_samples,):
+        rows = rows.nonzero()[0]
+    if rows.ndim != 1 or rows.size == 0 or rows.dtype.kind not in "iu":
+        raise ValueError(
+            f"cv: both parts of fold {index} must hold positions of samples, or a mask of all {n_samples}, "
+            f"got {rows.dtype} of shape {rows.shape}"
+        )
+    if rows.min() < -n_samples or rows.max() >= n_samples:
+        raise ValueError(
+            f"cv: fold {index} must hold positions of the {n_samples} samples, got {rows.min()} to {rows.max()}"
+        )
+    return rows.astype(np.int64)
 
 
 class Watch:

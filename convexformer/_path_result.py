@@ -62,6 +62,8 @@ class PathResult:
         return tuple(self)[position]
 
     def __repr__(self) -> str:
+        if len(self.alphas) == 0:
+            return "PathResult(no alphas)"
         return (
             f"PathResult({len(self.alphas)} alphas from {self.alphas[0]:.3g} to {self.alphas[-1]:.3g}, "
             f"coefs of shape {self.coefs.shape}, gaps at most {self.gaps.max():.1e})"

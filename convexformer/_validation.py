@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sized
+from collections.abc import Iterator, Sized
+from contextlib import contextmanager
 from numbers import Real
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from sklearn import get_config
-from sklearn.utils import check_array, check_consistent_length, column_or_1d
+from sklearn.utils import check_array, check_consistent_length, check_random_state, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import assert_all_finite, validate_data
 from torch import Tensor
@@ -60,14 +61,16 @@ def check_tokens(estimator: Any, X: Any, reset: bool) -> Tensor:
     if getattr(X, "ndim", 2) == 3:
         if len(X):  # scikit-learn tells of no samples
             _check_not_empty(X.shape)
-        array = check_array(X, allow_nd=True, dtype=_FLOATS, estimator=estimator, input_name="X")
+        with _naming("X"):
+            array = check_array(X, allow_nd=True, dtype=_FLOATS, estimator=estimator, input_name="X")
         _check_shape(estimator, array.shape, reset)
         return as_tensor(array)
     if getattr(X, "ndim", 2) > 3:
         raise ValueError(f"X must have 2 or 3 dimensions (samples, tokens[, features]), got {X.ndim}")
     if not reset and estimator._n_dims == 3:
         _check_shape(estimator, np.shape(X), reset)
-    array = validate_data(estimator, X, dtype=_FLOATS, reset=reset)
+    with _naming("X"):
+        array = validate_data(estimator, X, dtype=_FLOATS, reset=reset)
     _check_shape(estimator, array.shape, reset)
     return as_tokens(array)
 
@@ -104,8 +107,7 @@ def _unpacked(X: Any) -> Any:
 def _check_tensor(estimator: Any, X: Tensor, reset: bool) -> Tensor:
     if X.ndim not in (2, 3):
         raise ValueError(f"X must have 2 or 3 dimensions (samples, tokens[, features]), got {X.ndim}")
-    if X.dtype not in PRECISIONS.values():
-        raise ValueError(f"X must be a float32 or float64 tensor, got {X.dtype}")
+    X = as_floats(X)
     _check_not_empty(X.shape)
     if not _all_finite(X):
         raise ValueError("Input X contains NaN or infinity.")
@@ -120,14 +122,13 @@ def _check_not_empty(shape: tuple[int, ...]) -> None:
 
 def _check_shape(estimator: Any, shape: tuple[int, ...], reset: bool) -> None:
     """Record or compare the shape of a sample; ``n_features_in_`` of 2-D data is what scikit-learn defines."""
-    n_tokens, n_features = shape[1], shape[-1]
     if reset:
-        estimator.n_features_in_, estimator.n_tokens_in_, estimator._n_dims = n_features, n_tokens, len(shape)
+        estimator.n_features_in_, estimator.n_tokens_in_, estimator._n_dims = shape[-1], shape[1], len(shape)
         if len(shape) == 3 and hasattr(estimator, "feature_names_in_"):
             del estimator.feature_names_in_
         return
     fitted = (estimator._n_dims, estimator.n_tokens_in_, estimator.n_features_in_)
-    if (len(shape), n_tokens, n_features) != fitted:
+    if len(shape) < 2 or (len(shape), shape[1], shape[-1]) != fitted:
         wanted = f"(n_samples, {fitted[1]}, {fitted[2]})" if fitted[0] == 3 else f"(n_samples, {fitted[1]})"
         raise ValueError(f"X must have shape {wanted} as in fit, got {shape}")
 
@@ -166,13 +167,19 @@ def as_tokens(X: Any) -> Tensor:
     return tokens[:, :, None] if tokens.ndim == 2 else tokens
 
 
+def as_floats(tokens: Tensor) -> Tensor:
+    """Integers, booleans and half precision as float64, as in a fit; anything else as it is."""
+    exact = tokens.dtype in PRECISIONS.values() or tokens.is_complex()
+    return tokens if exact else tokens.double()
+
+
 def check_program_tokens(X: Any) -> Tensor:
-    """Samples of a program as a tensor: finite floats of shape (N, n, d) or (N, n), taken as they are."""
-    tokens = as_tokens(X)
-    if tokens.ndim != 3 or tokens.dtype not in (torch.float32, torch.float64):
+    """Samples as a tensor of finite floats, shape (N, n, d), from such or from shape (N, n)."""
+    tokens = as_floats(as_tokens(X))
+    if tokens.ndim != 3 or tokens.dtype not in PRECISIONS.values() or 0 in tokens.shape:
         raise ValueError(
-            "X must be a float32 or float64 array of shape (n_samples, n_tokens, n_features) or (n_samples, n_tokens), "
-            f"got {tokens.dtype} of shape {tuple(tokens.shape)}"
+            "X must hold real numbers, of shape (n_samples, n_tokens, n_features) or (n_samples, n_tokens) with at "
+            f"least one of each, got {tokens.dtype} of shape {tuple(tokens.shape)}"
         )
     if not _all_finite(tokens):
         raise ValueError("X must be finite, got NaN or infinite values")
@@ -194,12 +201,8 @@ def check_real_target(y: Any, loss: Loss, n_samples: int) -> NDArray[np.float64]
 def check_number_target(y: Any) -> NDArray[np.float64]:
     """Targets as finite numbers, of any shape."""
     y = given(y)
-    try:
+    with _naming("y", "; labels are for the classifiers"):
         return check_array(y, ensure_2d=False, allow_nd=True, dtype=np.float64, input_name="y")
-    except ValueError as error:
-        if "could not convert" not in str(error):
-            raise
-        raise ValueError(f"y must hold numbers; labels are for the classifiers: {error}") from error
 
 
 def given(y: Any) -> Any:
@@ -231,7 +234,8 @@ def check_weight(sample_weight: Any, n_samples: int) -> NDArray[np.float64] | No
     if isinstance(sample_weight, Real):
         raise ValueError(f"sample_weight must have shape ({n_samples},), got the single value {sample_weight!r}")
     weight = _without_tensor(sample_weight, "sample_weight")
-    weight = check_array(weight, ensure_2d=False, dtype=np.float64, input_name="sample_weight")
+    with _naming("sample_weight"):
+        weight = check_array(weight, ensure_2d=False, dtype=np.float64, input_name="sample_weight")
     if weight.shape != (n_samples,):
         raise ValueError(f"sample_weight must have shape ({n_samples},), got {weight.shape}")
     if (weight < 0).any():
@@ -258,6 +262,28 @@ def check_dtype(dtype: Any, default: torch.dtype) -> torch.dtype:
 def dtype_name(dtype: Any) -> str:
     """Name of a precision given as text or as an object of torch or numpy."""
     return str(dtype).removeprefix("torch.") if isinstance(dtype, (str, torch.dtype)) else np.dtype(dtype).name
+
+
+def check_stream(random_state: Any) -> np.random.RandomState:
+    """The generator that the parameter ``random_state`` means."""
+    try:
+        return check_random_state(random_state)
+    except ValueError as error:
+        raise ValueError(
+            "random_state must be None, an integer from 0 to 4294967295 or a numpy.random.RandomState, "
+            f"got {random_state!r}"
+        ) from error
+
+
+@contextmanager
+def _naming(name: str, hint: str = "") -> Iterator[None]:
+    """Say which argument holds text that is no number."""
+    try:
+        yield
+    except ValueError as error:
+        if "could not convert" not in str(error):
+            raise
+        raise ValueError(f"{name} must hold numbers{hint}: {error}") from error
 
 
 def check_flag(value: Any, name: str) -> bool:

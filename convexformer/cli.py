@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 import warnings
@@ -250,7 +251,7 @@ def _run_demo(options: argparse.Namespace) -> dict[str, Any]:
     rows = run_demo(options.out, seed=options.seed, quiet=options.quiet or options.json)
     figures = [str(options.out / name) for name in ("token_map.png", "convergence.png")]
     report: dict[str, Any] = {"rows": rows_as_json(rows), "figures": figures}
-    (options.out / "demo.json").write_text(json.dumps(report, indent=2) + "\n")
+    (options.out / "demo.json").write_text(_as_json(report) + "\n")
     remark = (
         "relative gap = (objective - dual bound) / objective of the best constant model; the dual bound is certified: "
         "no network of the class, however trained, gets below it. heads = those of the certified solution; the same "
@@ -427,6 +428,19 @@ def _as_lines(report: dict[str, Any]) -> str:
     return "\n".join(f"{name:<{width}}  {value}" for name, value in report.items())
 
 
+def _as_json(report: dict[str, Any]) -> str:
+    """A report as JSON, which has no NaN and no infinity: null stands for them."""
+    return json.dumps(_finite(report), indent=2, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line.
 
@@ -452,7 +466,7 @@ def main(arguments: list[str] | None = None) -> int:
         print("convexformer: interrupted", file=sys.stderr)
         return 130
     text = report.pop("text")
-    print(json.dumps(report, indent=2) if options.json else text)
+    print(_as_json(report) if options.json else text)
     return 0
 
 

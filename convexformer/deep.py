@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator
-from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
@@ -19,7 +18,7 @@ from convexformer_solvers import Callback, Loss, Penalty, Solver
 
 from ._base import ConvexAttentionBase, unchanged_on_failure
 from ._integers import check_counts
-from ._validation import as_tensor, check_tokens, check_weight
+from ._validation import as_tensor, check_stream, check_tokens, check_weight
 from .estimators import ClassificationMixin, ConvexAttentionClassifier, ConvexAttentionRegressor, RegressionMixin
 from .gates import Gates, GateSource, GivenGates, TrainingData, get_gate_source
 
@@ -121,7 +120,7 @@ class GreedyConvexTransformerBase(BaseEstimator):
         check_counts(n_layers=self.n_layers)
         inputs = check_tokens(self, X, reset=True)
         weight = check_weight(sample_weight, len(inputs))
-        random_state = check_random_state(self.random_state)
+        random_state = check_stream(self.random_state)
         layers: list[Any] = []
         hand_on: list[HandOn] = []
         while len(layers) < self.n_layers:

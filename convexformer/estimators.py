@@ -207,7 +207,7 @@ class ConvexAttentionRegressor(RegressionMixin, ConvexAttentionBase):
     heads_ : Heads
         The network: balanced heads with ``objective``, ``predict``, ``merge`` and ``to_torch``.
     token_norms_ : ndarray of shape (n_tokens,)
-        Share of the penalty that each token carries; zero for unused tokens.
+        Penalty, without ``alpha``, that each token carries; their sum is that of ``coef_``. Zero for unused tokens.
     alpha_max_ : float
         Smallest ``alpha`` whose solution is zero.
     gates_ : Gates or None
@@ -346,7 +346,7 @@ class ConvexAttentionClassifier(ClassificationMixin, ConvexAttentionBase):
     heads_ : Heads
         The network: balanced heads with ``objective``, ``predict``, ``merge`` and ``to_torch``.
     token_norms_ : ndarray of shape (n_tokens,)
-        Share of the penalty that each token carries; zero for unused tokens.
+        Penalty, without ``alpha``, that each token carries; their sum is that of ``coef_``. Zero for unused tokens.
     alpha_max_ : float
         Smallest ``alpha`` whose solution is zero.
     gates_ : Gates or None

@@ -34,7 +34,7 @@ from convexformer_solvers import (
 from convexformer_solvers.path import check_grid
 
 from ._base import ConvexAttentionBase, Problem, unchanged_on_failure
-from ._folds import Watch, run_folds
+from ._folds import Watch, checked_split, run_folds
 from ._integers import is_integer
 from ._validation import predictions
 from .estimators import ClassificationMixin, RegressionMixin
@@ -100,6 +100,7 @@ class CrossValidationMixin(ConvexAttentionBase):
         _check_splits(splits, problem.program.sample_weight)
         if is_classifier(self):
             _check_classes(splits, np.ravel(labels), problem.program.sample_weight)
+        _check_targets(splits, problem.program)
         files = self._resume_files(len(splits))
         total = len(splits) * len(self.alphas_)
         try:
@@ -124,18 +125,18 @@ class CrossValidationMixin(ConvexAttentionBase):
 
     def _splits(self, labels: NDArray, groups: ArrayLike | None) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
         """Training and held-out rows of each fold."""
-        folds = check_cv(self.cv, labels, classifier=is_classifier(self))
         if groups is not None:
             check_consistent_length(labels, groups)
         try:
+            folds = check_cv(self.cv, labels, classifier=is_classifier(self))
             splits = list(folds.split(np.zeros(len(labels)), labels, groups))
-        except ValueError as error:
-            if groups is not None or "groups" not in str(error):
-                raise
-            raise ValueError(f"cv={self.cv!r} needs groups; give them in fit(X, y, groups=...)") from error
+        except (ValueError, TypeError) as error:
+            if groups is None and "groups" in str(error):
+                raise ValueError(f"cv={self.cv!r} needs groups; give them in fit(X, y, groups=...)") from error
+            raise ValueError(f"cv={self.cv!r} gives no folds of {len(labels)} samples: {error}") from error
         if not splits:
             raise ValueError(f"cv={self.cv!r} gives no folds; an iterator serves one fit, a list of splits any number")
-        return splits
+        return [checked_split(split, index, len(labels)) for index, split in enumerate(splits)]
 
     def _grid(self, alpha_max: float) -> list[float]:
         if is_integer(self.alphas):
@@ -186,7 +187,12 @@ class CrossValidationMixin(ConvexAttentionBase):
         """Function that gives scikit-learn's score of the result at an alpha."""
         if not (isinstance(self.scoring, str) or callable(self.scoring)):
             raise ValueError(f"scoring must be None, the name of one score or a scorer, got {self.scoring!r}")
-        scorer = check_scoring(self, scoring=self.scoring)
+        try:
+            scorer = check_scoring(self, scoring=self.scoring)
+        except ValueError as error:
+            raise ValueError(
+                f"scoring={self.scoring!r} is none of scikit-learn's; sklearn.metrics.get_scorer_names() lists them"
+            ) from error
         held_out_X = X[test] if torch.is_tensor(X) else _safe_indexing(X, test)  # a data frame stays one
         weight = training.sample_weight
         options = {} if weight is None else {"sample_weight": weight[test]}
@@ -238,6 +244,20 @@ def _check_splits(splits: list[tuple[NDArray[np.int64], NDArray[np.int64]]], wei
                     f"cv: every {name} sample of fold {index} has weight zero, so that it cannot be used; leave "
                     "samples of weight zero out, or shuffle or stratify the folds (fewer of them help as well)"
                 )
+
+
+def _check_targets(splits: list[tuple[NDArray[np.int64], NDArray[np.int64]]], program: Program) -> None:
+    """Raise ``ValueError`` when the targets of a training part are not enough for the loss, as counts all zero."""
+    for index, (rows, _) in enumerate(splits):
+        training = torch.as_tensor(rows, device=program.y.device)
+        training = training[program.weight[training] > 0]
+        try:
+            program.loss.check_target(program.y[training])
+        except ValueError as error:
+            raise ValueError(
+                f"cv: the training part of fold {index} is no data to fit by itself, as {error}; shuffle the folds, or "
+                "take other ones"
+            ) from error
 
 
 def _check_classes(

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 
 from convexformer_solvers import Certificate, Loss, Penalty, Program, Solver, certify, get_penalty, get_solver, solve
 
-from ._validation import as_tokens, check_flag
+from ._validation import check_flag, check_program_tokens, check_weight
 from .heads import Heads
 from .nn import ConvexAttention, SequenceAttention, SoftmaxAttention
 from .sequences import SequenceHeads
@@ -178,7 +178,7 @@ def optimality_gap(
     >>> result.exact, bool(0 <= result.relative_gap < 0.01)
     (True, True)
     """
-    tokens = as_tokens(X).detach().cpu()
+    tokens = check_program_tokens(X).detach().cpu()
     y = y.detach().cpu().numpy() if isinstance(y, torch.Tensor) else np.asarray(y)
     weight = sample_weight.detach().cpu().numpy() if isinstance(sample_weight, torch.Tensor) else sample_weight
     reading = read_network(model, alpha, loss, penalty, tokens, y, weight)
@@ -272,6 +272,9 @@ def _(
     sample_weight: Any,
 ) -> _Reading:
     alpha, loss, penalty = _given(alpha), loss or "squared", get_penalty(penalty or "group_l2")
+    y = y[:, None] if y.ndim == 1 else y
+    sample_weight = check_weight(sample_weight, len(tokens))
+    model.check_samples(tokens.to(next(model.parameters())), "X")
     parameter = next(model.parameters())
     weight = None if sample_weight is None else torch.as_tensor(sample_weight).to(parameter)
     with torch.no_grad():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import warnings
 from collections.abc import Callable
 from functools import singledispatch
@@ -16,9 +17,11 @@ from sklearn.utils.validation import check_is_fitted
 
 from convexformer_solvers import LOSSES, PENALTIES, Certificate, Status
 from convexformer_solvers.archive import plain, read_archive, write_archive
+from convexformer_solvers.path import check_grid
 
 from . import __version__
 from ._base import ConvexAttentionBase
+from ._integers import is_integer
 from ._validation import dtype_name
 from .deep import (
     GreedyConvexTransformerBase,
@@ -77,6 +80,8 @@ def save_model(model: _Model, path: str | Path) -> None:
         If it is not fitted.
     FileNotFoundError
         If the folder of `path` is not there.
+    IsADirectoryError
+        If `path` is a folder.
     ValueError
         If a parameter that is needed is an object that JSON cannot hold (register losses and penalties of your own). A
         gate source is saved as the gates that it made, but that of a greedy model, which makes others for each layer,
@@ -102,6 +107,8 @@ def save_model(model: _Model, path: str | Path) -> None:
     if type(model).__name__ not in _ESTIMATORS:
         raise TypeError(f"model must be one of {sorted(_ESTIMATORS)}, got {type(model).__name__}")
     check_is_fitted(model)
+    if Path(path).is_dir():
+        raise IsADirectoryError(f"path must be the name of a file, and {os.fspath(path)!r} is a folder")
     if not Path(path).absolute().parent.is_dir():
         raise FileNotFoundError(f"no folder at {Path(path).parent} to save {Path(path).name} in; make it first")
     parameters = model.get_params(deep=False)
@@ -119,6 +126,8 @@ def save_model(model: _Model, path: str | Path) -> None:
     for name, name_of in _NAMED.items():
         if parameters.get(name) is not None:
             parameters[name] = name_of(parameters[name])
+    if "alphas" in parameters and not is_integer(parameters["alphas"]):
+        parameters["alphas"] = check_grid(parameters["alphas"])
     if isinstance(parameters.get("class_weight"), dict):
         parameters["class_weight"] = _items(parameters["class_weight"])
     left_out = [name for name in _NOT_NEEDED & parameters.keys() if not _is_plain(parameters[name])]
@@ -182,6 +191,8 @@ def load_model(path: str | Path) -> _Model:
     for name, registry in _PARTS.items():
         if isinstance(parameters.get(name), dict):
             parameters[name] = _rebuilt(parameters[name], registry)
+    if "alphas" in parameters and not is_integer(parameters["alphas"]):
+        parameters["alphas"] = check_grid(parameters["alphas"])
     if isinstance(parameters.get("class_weight"), dict):
         parameters["class_weight"] = _from_items(parameters["class_weight"])
     model = _ESTIMATORS[header["estimator"]](**parameters)

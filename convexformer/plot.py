@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -48,6 +49,11 @@ def plot_token_norms(
     Returns
     -------
     matplotlib axes
+
+    Raises
+    ------
+    ValueError
+        If there is another number of tokens than places.
     """
     axes = require_matplotlib().subplots(layout="constrained")[1] if ax is None else ax
     norms = np.asarray(token_norms, dtype=float)
@@ -55,8 +61,10 @@ def plot_token_norms(
         axes.bar(np.arange(len(norms)), norms, color="tab:blue")
         axes.set(xlabel="token position", ylabel="penalty carried", title=title)
         return axes
+    if math.prod(shape) != norms.size:
+        raise ValueError(f"shape must be that of {norms.size} tokens in rows and columns, got {shape}")
     grid = norms.reshape(shape)
-    image = axes.imshow(grid, cmap="Blues", vmin=0)
+    image = axes.imshow(grid, cmap="Blues", vmin=0, vmax=_top(grid))
     for (row, column), value in np.ndenumerate(grid):
         shade = "white" if value > 0.6 * grid.max() else "black"
         axes.text(column, row, f"{value:.2g}" if value else "unused", ha="center", va="center", color=shade, fontsize=8)
@@ -138,11 +146,16 @@ def plot_attention_map(weights: ArrayLike, *, first: int = 0, title: str = "", a
         raise ValueError(f"weights must have shape (n_targets, n_tokens), got {array.shape}")
     axes = require_matplotlib().subplots(layout="constrained")[1] if ax is None else ax
     bottom, right = array.shape[0] + first - 0.5, array.shape[1] + first - 0.5
-    image = axes.imshow(array, cmap="Blues", vmin=0, extent=(first - 0.5, right, bottom, first - 0.5))
+    image = axes.imshow(array, cmap="Blues", vmin=0, vmax=_top(array), extent=(first - 0.5, right, bottom, first - 0.5))
     axes.set(xlabel="position read from", ylabel="position of the output", title=title)
-    axes.locator_params(integer=True)
+    axes.locator_params(integer=True, min_n_ticks=1)
     axes.figure.colorbar(image, ax=axes, label="weight", shrink=0.8)
     return axes
+
+
+def _top(values: NDArray[np.float64]) -> float:
+    """End of a colour scale that begins at zero, be all values zero."""
+    return float(values.max(initial=0.0)) or 1.0
 
 
 def new_figure(n_rows: int, n_columns: int, figsize: tuple[float, float]) -> tuple[Figure, Sequence[Axes]]:

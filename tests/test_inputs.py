@@ -2,6 +2,7 @@
 
 import re
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
@@ -23,13 +24,14 @@ from convexformer import (
     SparseGates,
     attention_program,
     image_patches,
+    optimality_gap,
     pad_sequences,
 )
 from convexformer._validation import check_program_tokens
 from convexformer.datasets import load_digit_tokens
-from convexformer.gates import TrainingData
+from convexformer.gates import TrainingData, generate_gates
 from convexformer.nn import train
-from convexformer.plot import plot_attention_map
+from convexformer.plot import plot_attention_map, plot_token_norms
 from convexformer.solvers import Fista, GroupL2, SolverUnavailableError, solve
 from convexformer_solvers.penalties import Penalty
 
@@ -291,8 +293,9 @@ def test_held_out_samples_without_weight_are_named():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"X": X[0, 0], "y": y[:3]}, "X must be a float32 or float64 array"),
-        ({"X": X.astype(int), "y": y}, "X must be a float32 or float64 array"),
+        ({"X": X[0, 0], "y": y[:3]}, "X must hold real numbers, of shape"),
+        ({"X": X[:0], "y": y[:0]}, "X must hold real numbers, of shape"),
+        ({"X": X * 1j, "y": y}, "X must hold real numbers, of shape"),
         ({"X": spoiled(X, np.nan), "y": y}, "X must be finite"),
         ({"X": X, "y": y[:4]}, r"y must have shape \(20"),
         ({"X": X, "y": y, "loss": "logistic"}, "must be -1 or 1"),
@@ -330,10 +333,11 @@ def test_closed_gates_are_dropped_and_duplicates_merged():
     # All entries positive: +1 everywhere opens for all samples, -1 for none, and every positive gate is the same.
     positive = np.abs(X)
     u1 = np.array([[1.0, 1, 1], [-1, -1, -1], [2, 1, 3], [1, 0, 0]])
-    model = ConvexAttentionRegressor(activation="gated_relu", gates=(u1, np.ones((4, 2)))).fit(positive, y)
+    options = {"activation": "gated_relu", "gates": (u1, np.ones((4, 2))), "tol": 1e-12}
+    model = ConvexAttentionRegressor(**options).fit(positive, y)
     np.testing.assert_array_equal(model.gates_.u1, u1[:1])
-    linear = ConvexAttentionRegressor().fit(positive, y)
-    np.testing.assert_allclose(model.coef_[0], linear.coef_, atol=1e-12)
+    linear = ConvexAttentionRegressor(tol=1e-12).fit(positive, y)
+    np.testing.assert_allclose(model.coef_[0], linear.coef_, atol=1e-5)
     with pytest.raises(ValueError, match="no gate lets any training sample through"):
         ConvexAttentionRegressor(activation="gated_relu", gates=(u1[1:2], np.ones((1, 2)))).fit(positive, y)
 
@@ -565,3 +569,147 @@ def test_what_training_returns_and_trains_is_short_to_read():
     assert re.search("n_tokens=3, n_features=2, n_outputs=1, n_heads=5.*gates: 2", repr(network))
     assert "n_targets=4" in repr(SequenceAttention(3, 2, n_targets=4))
     assert "position=0" in repr(SoftmaxAttention(2, 1, position=0))
+
+
+class TestWholeNumbers:
+    """Tokens that an estimator takes, everything takes that speaks of its fit."""
+
+    whole = (3 * X).astype(int)
+
+    @pytest.mark.parametrize("dtype", [np.int64, bool, np.float16])
+    def test_the_gap_of_a_fit(self, dtype):
+        tokens = self.whole.astype(dtype)
+        model = ConvexAttentionRegressor(alpha=0.05, tol=1e-8).fit(tokens, y)
+        assert model.heads_.objective(tokens, y) == pytest.approx(model.certificate_.primal, rel=1e-9)
+        assert optimality_gap(model.heads_, tokens, y, tol=1e-8).relative_gap <= 1e-7
+
+    def test_programs_sequences_and_generated_gates(self):
+        exact = self.whole.astype(float)
+        programs = [attention_program(tokens, y, alpha=0.05) for tokens in (self.whole, exact)]
+        assert torch.equal(*(program.map.data for program in programs))
+        found = [generate_gates(tokens, y, alpha=0.2, n_restarts=2, random_state=0) for tokens in (self.whole, exact)]
+        np.testing.assert_array_equal(*(result.gates.u1 for result in found))
+        model = ConvexSequenceRegressor(alpha=0.05).fit(self.whole, exact)
+        assert model.heads_.predict(self.whole).shape == exact.shape
+
+
+class TestFolds:
+    @pytest.mark.parametrize(
+        ("cv", "message"),
+        [
+            ([(np.arange(9), [])], r"cv: both parts of fold 0 must hold positions of samples, or a mask of all 20"),
+            ([(np.arange(9), [10.0])], r"cv: both parts of fold 0 must hold positions"),
+            ([(np.arange(9), [10]), ([0, 20], [3])], r"cv: fold 1 must hold positions of the 20 samples, got 0 to 20"),
+            ([([0, 1], [2], [3])], r"cv=.* gives no folds of 20 samples"),
+            (1, "cv=1 gives no folds of 20 samples: .*n_splits"),
+            (100, "cv=100 gives no folds of 20 samples"),
+            ("five", "cv='five' gives no folds"),
+        ],
+        ids=str,
+    )
+    def test_that_cannot_be(self, cv, message):
+        with pytest.raises(ValueError, match=message):
+            ConvexAttentionRegressorCV(alphas=2, cv=cv).fit(X, y)
+
+    def test_masks_are_positions(self):
+        first = np.arange(20) < 12
+        scores = [
+            ConvexAttentionRegressorCV(alphas=3, cv=[split]).fit(X, y).score_path_
+            for split in ((first, ~first), (np.arange(12), np.arange(12, 20)))
+        ]
+        np.testing.assert_array_equal(*scores)
+
+    def test_counts_that_are_all_zero_in_one(self):
+        counts = np.zeros(20)
+        counts[:4] = 3.0
+        with pytest.raises(ValueError, match=r"cv: the training part of fold 0 is no data .*Poisson.*shuffle"):
+            ConvexAttentionRegressorCV(alphas=2, loss="poisson", cv=5).fit(X, counts)
+
+    def test_a_score_that_is_not_there(self):
+        with pytest.raises(ValueError, match="scoring='foo' is none of scikit-learn's"):
+            ConvexAttentionRegressorCV(alphas=2, cv=3, scoring="foo").fit(X, y)
+
+
+@pytest.mark.parametrize("bad", [None, 3, "text", []], ids=str)
+def test_samples_without_axes(bad):
+    with pytest.raises(ValueError, match=r"X must have shape \(n_samples, 3, 2\) as in fit"):
+        ConvexAttentionRegressor().fit(X, y).predict(bad)
+
+
+@pytest.mark.parametrize("seed", [-1, "a", np.random.default_rng(0)], ids=["negative", "text", "generator"])
+def test_seeds_that_are_none(seed):
+    for fit in (
+        lambda: ConvexAttentionRegressor(activation="gated_relu", random_state=seed).fit(X, y),
+        lambda: generate_gates(X, y, alpha=0.1, random_state=seed),
+    ):
+        with pytest.raises(ValueError, match="random_state must be None, an integer from 0 to 4294967295"):
+            fit()
+
+
+def test_text_in_place_of_numbers():
+    text = np.full(20, "a")
+    for arguments, name in (((np.full((20, 3), "a"), y), "X"), ((X, text), "y"), ((X, y, text), "sample_weight")):
+        with pytest.raises(ValueError, match=f"{name} must hold numbers.*could not convert"):
+            ConvexAttentionRegressor().fit(*arguments)
+
+
+class TestHeadsOf:
+    heads = ConvexAttentionRegressor().fit(X, y).heads_
+
+    def test_no_samples(self):
+        with pytest.raises(ValueError, match=r"X must hold real numbers, .* with at least one of each"):
+            self.heads.predict(X[:0])
+
+    def test_samples_or_targets_that_are_not_finite(self):
+        with pytest.raises(ValueError, match="X must be finite"):
+            self.heads.predict(spoiled(X, np.nan))
+        with pytest.raises(ValueError, match="y must be finite"):
+            self.heads.objective(X, spoiled(y, np.inf))
+
+
+class TestTraining:
+    @pytest.mark.parametrize("name", ["tokens", "y"])
+    def test_on_data_that_are_not_finite(self, name):
+        data = {"tokens": torch.ones(5, 3, 2), "y": torch.ones(5, 1)}
+        data[name].view(-1)[3] = np.nan
+        with pytest.raises(ValueError, match=f"{name} must be finite"):
+            train(ConvexAttention(3, 2), **data, alpha=0.1, n_steps=2)
+
+    def test_with_a_callback_or_a_flag_of_another_kind(self):
+        data = {"tokens": torch.ones(5, 3, 2), "y": torch.ones(5, 1), "alpha": 0.1, "n_steps": 2}
+        with pytest.raises(TypeError, match="callback must be callable"):
+            train(ConvexAttention(3, 2), **data, callback=3)
+        with pytest.raises(ValueError, match="verbose must be True or False, got 'x'"):
+            train(ConvexAttention(3, 2), **data, verbose="x")
+
+
+class TestGapOfSoftmaxAttention:
+    def test_takes_targets_as_for_other_networks(self):
+        network = SoftmaxAttention(2, n_heads=2, position=1)
+        one, other = (optimality_gap(network, X, targets, alpha=0.1) for targets in (y, y[:, None]))
+        assert one.objective == other.objective
+
+    def test_names_bad_arguments(self):
+        network = SoftmaxAttention(2, n_heads=2, position=1)
+        with pytest.raises(ValueError, match=r"sample_weight must have shape \(20,\), got \(19,\)"):
+            optimality_gap(network, X, y, alpha=0.1, sample_weight=np.ones(19))
+        with pytest.raises(ValueError, match=r"must have shape \(n_samples, n_tokens, 2\), got \(20, 3, 1\)"):
+            optimality_gap(network, X[:, :, :1], y, alpha=0.1)
+
+
+class TestFiguresOfZeros:
+    def test_scales_begin_at_zero(self):
+        for axes in (plot_token_norms(np.zeros(4), shape=(2, 2)), plot_attention_map(np.zeros((1, 4)))):
+            assert axes.images[0].get_clim() == (0.0, 1.0)
+            plt.close(axes.figure)
+
+    def test_another_number_of_tokens_than_places(self):
+        with pytest.raises(ValueError, match=r"shape must be that of 4 tokens in rows and columns, got \(3, 3\)"):
+            plot_token_norms(np.zeros(4), shape=(3, 3))
+        plt.close("all")
+
+
+@pytest.mark.parametrize("loss", ["huber"])
+def test_an_exact_solver_that_calls_a_program_infeasible_is_contradicted(loss):
+    with pytest.raises(RuntimeError, match=r"without a solution: .*bring features and targets to about one.*'auto'"):
+        ConvexAttentionRegressor(loss=loss, alpha=0.01, solver="exact").fit(X, 1e7 * y)

@@ -299,3 +299,15 @@ def test_a_file_of_something_else_is_refused_without_advice_to_trust_it(tmp_path
     with pytest.raises(ValueError, match=r"text\.npz is not a saved convexformer model.*no plain arrays") as refusal:
         load_model(tmp_path / "text.npz")
     assert "pickle" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("kind", [np.array, torch.tensor, tuple], ids=["array", "tensor", "tuple"])
+def test_grids_of_any_kind_are_saved(kind, tmp_path):
+    model = ConvexAttentionRegressorCV(alphas=kind([0.5, 0.25])).fit(X2, X2[:, 0])
+    save_model(model, tmp_path / "model.npz")
+    assert load_model(tmp_path / "model.npz").get_params()["alphas"] == [0.5, 0.25]
+
+
+def test_a_folder_is_no_file(tmp_path):
+    with pytest.raises(IsADirectoryError, match=r"path must be the name of a file, and .* is a folder"):
+        save_model(ConvexAttentionRegressor().fit(X2, X2[:, 0]), tmp_path)

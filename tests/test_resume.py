@@ -14,6 +14,7 @@ import pytest
 from sklearn.model_selection import KFold
 
 from convexformer import ConvexAttentionClassifierCV, ConvexAttentionRegressor, ConvexAttentionRegressorCV
+from convexformer._path_result import PathResult
 from convexformer.solvers import Fista, PathInterrupted
 
 GATED = {"activation": "gated_relu", "n_gates": 6, "random_state": 0}
@@ -67,7 +68,22 @@ class TestPath:
         model = ConvexAttentionRegressor(solver=CountingFista(interrupt_solve=2))
         with pytest.raises(PathInterrupted, match=r"1 of 6 alphas; a call with resume='path\.npz'") as caught:
             model.path(X, Y, n_alphas=6)
-        assert len(caught.value.path.results) == 1
+        path = caught.value.path
+        assert isinstance(path, PathResult)
+        assert path.coefs.shape == (1, *X.shape[1:])
+        alphas, _, _ = path
+        assert len(alphas) == 1
+        assert path.heads(0).predict(X).shape == (len(X), 1)
+
+    def test_interrupted_before_the_first_alpha_is_finished(self):
+        def interrupt(progress):
+            raise KeyboardInterrupt
+
+        with pytest.raises(PathInterrupted) as caught:
+            ConvexAttentionRegressor(callback=interrupt).path(X, Y, n_alphas=6)
+        path = caught.value.path
+        assert (path.coefs.shape, path.intercepts.shape) == ((0, *X.shape[1:]), (0,))
+        assert repr(path) == "PathResult(no alphas)"
 
     def test_file_of_other_data(self, tmp_path):
         file = tmp_path / "path.npz"

@@ -14,12 +14,11 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import torch
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.utils import check_random_state
 from torch import Tensor
 from tqdm.auto import tqdm
 
 from convexformer._integers import check_counts
-from convexformer._validation import as_tensor, check_flag, check_program_tokens
+from convexformer._validation import as_tensor, check_flag, check_program_tokens, check_stream
 from convexformer_solvers import (
     Certificate,
     GatedMap,
@@ -230,7 +229,7 @@ def generate_gates(
         raise ValueError(f"callback must be None or a function of a GenerationRound, got {callback!r}")
     check_counts(max_gates=max_gates, n_restarts=n_restarts, per_round=per_round)
     check_tol(tol)
-    search = {"n_restarts": n_restarts, "tol": tol, "random_state": check_random_state(random_state)}
+    search = {"n_restarts": n_restarts, "tol": tol, "random_state": check_stream(random_state)}
     with tqdm(total=max_gates, disable=not verbose, desc="gates", unit="gate") as bar:
         data, build = TrainingData(tokens, *parts), partial(_program, tokens, parts)
         run = _Generation(data, build, get_solver(solver), max_gates, per_round, tol, max_iter, search, callback, bar)

@@ -130,8 +130,11 @@ class SoftmaxAttention(AttentionNetwork):
         Raises
         ------
         ValueError
-            If the samples have no token at ``position``.
+            If the samples have no token at ``position``, or features of another number.
         """
+        n_features = self.wq.shape[1]
+        if tokens.ndim != 3 or tokens.shape[2] != n_features:
+            raise ValueError(f"tokens must have shape (n_samples, n_tokens, {n_features}), got {tuple(tokens.shape)}")
         queries = torch.einsum("iqd,hdw->ihqw", self._queried(tokens), self.wq)
         if queries.shape[2] == 1:  # through the features takes fewer products than keys of all tokens
             scores = torch.einsum("ihqd,ikd->ihqk", torch.einsum("ihqw,hdw->ihqd", queries, self.wk), tokens)

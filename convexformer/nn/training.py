@@ -16,7 +16,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from convexformer._integers import check_counts
-from convexformer._validation import as_tensor
+from convexformer._validation import as_tensor, check_flag
 from convexformer_solvers import Loss, Penalty, get_loss, get_penalty
 
 from ._trial import OPTIMIZERS, SCHEDULES, Data, Settings, Trial, load_weights, weights_of
@@ -152,6 +152,9 @@ def train(
         raise ValueError(f"lr must be positive, got {lr!r}")
     if optimizer != "adamw" and any(decay > 0 for _, decay in grid):
         raise ValueError("weight_decay is that of optimizer='adamw'; the decay of the objective is alpha")
+    if callback is not None and not callable(callback):
+        raise TypeError(f"callback must be callable with the steps done and the objective, got {callback!r}")
+    verbose = check_flag(verbose, "verbose")
     data, n_outputs = _data("", network, tokens, y, sample_weight)
     loss.check_target(y.reshape(-1, n_outputs))
     held_out = None if validation is None else _data("validation ", network, *validation)[0]
@@ -259,6 +262,9 @@ def _data(
     if len(y) != len(tokens):
         raise ValueError(f"{kind}y must have one row per sample, {len(tokens)}, got {len(y)}")
     check_like(next(network.parameters()), y, f"{kind}y")
+    for name, values in ((f"{kind}tokens", tokens), (f"{kind}y", y)):
+        if not bool(torch.isfinite(values).all()):
+            raise ValueError(f"{name} must be finite, got NaN or infinite values")
     data = Data(network.prepared(tokens), y, None if weight is None else _relative(weight, y))
     first = data.rows(torch.arange(1, device=y.device))
     with torch.no_grad():

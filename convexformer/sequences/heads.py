@@ -10,7 +10,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from convexformer._validation import as_tensor, as_tokens, check_weight
+from convexformer._validation import as_tensor, check_program_tokens, check_weight
 from convexformer.nn import SequenceAttention, sequence_network_from_heads
 from convexformer_solvers import Loss, Penalty, Program, get_loss
 from convexformer_solvers.program import check_alpha
@@ -243,7 +243,7 @@ class SequenceHeads:
         ndarray of shape (N, n_targets, n_outputs)
             In float64.
         """
-        tokens = as_tokens(X).detach().cpu().double()
+        tokens = check_program_tokens(X).detach().cpu().double()
         if tokens.ndim != 3 or tuple(tokens.shape[1:]) != (self.w1.shape[2], self.w2.shape[1]):
             wanted = (self.w1.shape[2], self.w2.shape[1])
             raise ValueError(

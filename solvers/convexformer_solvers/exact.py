@@ -130,7 +130,11 @@ class Exact(Solver):
                 raise RuntimeError(f"solver {self.cvxpy_solver!r} failed: {error}") from error
             raise
         if problem.status not in (cp.OPTIMAL, cp.OPTIMAL_INACCURATE):
-            raise RuntimeError(f"solver {self.cvxpy_solver!r} ended without a solution: {problem.status}")
+            raise RuntimeError(
+                f"solver {self.cvxpy_solver!r} ended without a solution: {problem.status}. Every program has one, so "
+                "its numbers are too large or too small for that solver; bring features and targets to about one (and "
+                "alpha with them), or use solver='auto'"
+            )
 
 
 def _polish(program: Program, coef: Tensor, start: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -60,7 +60,7 @@ class PathInterrupted(KeyboardInterrupt):
             else f"repeat the call with resume={os.fspath(resume)!r} to continue"
         )
         super().__init__(f"interrupted after {len(path.alphas)} of {n_alphas} alphas; {how}")
-        self.path = path
+        self.path: Any = path  # estimators put theirs in its place
         self._arguments = path, n_alphas, resume
 
     def __reduce__(self) -> tuple[Any, ...]:
