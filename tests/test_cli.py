@@ -306,3 +306,16 @@ def test_warnings_are_shown_afterwards_as_they_were(file, regression_file, tmp_p
     before = warnings.showwarning
     cli.main(["fit", str(tmp_path / file), "--model", str(tmp_path / "m.npz"), "--quiet"])
     assert warnings.showwarning is before
+
+
+@pytest.mark.filterwarnings("ignore:R.2 score is not well-defined")
+def test_figures_that_are_no_numbers_are_null_in_json(tmp_path, capsys):
+    path, model = tmp_path / "one.npz", tmp_path / "model.npz"
+    np.savez(path, X=np.ones((1, 4, 3)), y=np.ones(1))
+
+    def refuse(constant):
+        raise AssertionError(f"{constant} is no JSON")
+
+    assert cli.main(["fit", str(path), "--model", str(model), "--quiet", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out, parse_constant=refuse)
+    assert report["train_score"] is None  # one sample has no R2
