@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import torch
+
 from .admm import Admm
 from .admm_newton import AdmmNewton
 from .block_descent import BlockDescent, applies
@@ -55,8 +57,8 @@ _CONSTANT, _FIRST, _FISTA, _BLOCKS = Constant(), FirstSteps(), Fista(), BlockDes
 _NEWTON = Centered(SemismoothNewton())
 _ALTERNATING = Polished(Centered(AdmmNewton(MixedPrecision())), least_wait=4)
 _PROXIMAL = ProximalDual(_ALTERNATING)
-_GROWING_SET = Polished(WorkingSet(Polished(AdmmNewton(MixedPrecision()))))
-_GROWING_SET_QUADRATIC = Polished(WorkingSet(Polished(AdmmNewton(Admm()))))
+_GROWING_SET = Polished(Centered(WorkingSet(Polished(AdmmNewton(MixedPrecision())))))
+_GROWING_SET_QUADRATIC = Polished(Centered(WorkingSet(Polished(AdmmNewton(Admm())))))
 
 
 class _Stage(NamedTuple):
@@ -103,9 +105,9 @@ class Auto(Solver):
 
     ``Admm`` stands for alternating directions in ``MixedPrecision``, which do not mind correlated features and serve
     every penalty, all outputs and gates at once, with Newton steps once the solution is near and the support narrow
-    (``AdmmNewton``), and iterates that are ``Polished`` with the group-l2 penalty. On small data these and Newton steps
-    alone take features ``Centered``. A stage starts from the point of the one before where that is better than the
-    best constant model.
+    (``AdmmNewton``), and iterates that are ``Polished`` with the group-l2 penalty. On small data, and where means
+    dominate, these and Newton steps alone take features ``Centered``. A stage starts from the point of the one before
+    where that is better than the best constant model.
 
     The plan depends on the program and the iterates alone, never on a clock, so that runs can be repeated.
 
@@ -133,9 +135,14 @@ class Auto(Solver):
 
     def step(self, program: Program, state: _State) -> _State:
         if state.later and (state.steps_left == 0 or state.solver.finished(state.inner)):
-            outgrown = state.outgrown or state.stage.on_working_set
-            state = _started(state.later, program, _handed_over(program, state), outgrown)
-        return state._replace(inner=state.solver.step(program, state.inner), steps_left=state.steps_left - 1)
+            state = _next(program, state)
+        try:
+            inner = state.solver.step(program, state.inner)
+        except torch.linalg.LinAlgError:  # of numbers that are too large
+            if not state.later:
+                raise
+            return _next(program, state)
+        return state._replace(inner=inner, steps_left=state.steps_left - 1)
 
     def point(self, program: Program, state: _State) -> Point:
         return state.solver.point(program, state.inner)
@@ -152,6 +159,12 @@ class Auto(Solver):
 
 def _started(plan: tuple[_Stage, ...], program: Program, start: Point, outgrown: bool = False) -> _State:
     return _State(plan[0], plan[0].solver.init(program, start), plan[1:], plan[0].n_steps, outgrown)
+
+
+def _next(program: Program, state: _State) -> _State:
+    """The next stage, from where this one stopped."""
+    outgrown = state.outgrown or state.stage.on_working_set
+    return _started(state.later, program, _handed_over(program, state), outgrown)
 
 
 def _handed_over(program: Program, state: _State) -> Point:

@@ -8,19 +8,25 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .operators import mirrored
 from .primal_dual import Iterate, PrimalDualSolver
 from .program import Program
 
-# Numbers of data of which a copy costs next to nothing: two megabytes in float64.
-_LARGEST_COPY = 2**18
+# Numbers of data of which a copy costs next to nothing, two megabytes in float64; and at most, where the sum of squares
+# of some samples is so many times that about their means.
+_SMALL_COPY = 2**18
+_LARGEST_COPY = 2**26
+_DOMINATED = 1e8
+_SAMPLES = 64
 
 
 class Centered(PrimalDualSolver):
-    """Another solver on small data whose features, and targets of a regression, have no means.
+    """Another solver on data whose features, and targets of a regression, have no means.
 
     Where there is an intercept the programs are the same but for constant predictions. Products of features whose
     means are far larger than their spread lose the digits in which they differ, and a Gram matrix is theirs alone.
-    Data of more than 262,144 numbers are left as they are, as are maps that cannot be centred.
+    Data of more than 262,144 numbers are left as they are unless their means are ten thousand times their spread, and
+    those of more than 67 million in any case, as are maps that cannot be centred.
 
     Parameters
     ----------
@@ -43,7 +49,7 @@ class Centered(PrimalDualSolver):
 
     def init_at(self, program: Program, coef: Tensor, pred: Tensor | None, previous: _State | None = None) -> _State:
         exact = program.counted().with_float64_targets()
-        applies = exact.fit_intercept and exact.map.n_stored <= _LARGEST_COPY
+        applies = _pays(exact) if previous is None else previous.applies
         offset = exact.target_shift if applies else torch.zeros_like(exact.null_intercept)
         if previous is not None:
             own = dataclasses.replace(exact, map=previous.own.map, y=exact.y - offset)
@@ -51,7 +57,7 @@ class Centered(PrimalDualSolver):
             own = centered(exact, torch.float64)[0] if applies else exact
         pred = None if pred is None else pred - offset
         inner = self.inner.init_at(own, coef, pred, None if previous is None else previous.inner)
-        return _State(exact, own, offset, inner)
+        return _State(exact, own, offset, applies, inner)
 
     def step(self, program: Program, state: _State) -> _State:
         return state._replace(inner=self.inner.step(state.own, state.inner))
@@ -82,11 +88,25 @@ class _State(NamedTuple):
     exact: Program  # samples of positive weight, float64 targets
     own: Program  # what the inner solver solves
     offset: Tensor  # by how much its predictions are lower, (c,)
+    applies: bool  # whether that and the features are shifted
     inner: Any
 
     @property
     def gap(self) -> float:
         return self.inner.gap
+
+
+def _pays(program: Program) -> bool:
+    """Whether a copy costs next to nothing, or means leave too few digits to what differs."""
+    linear_map = program.map
+    if not program.fit_intercept or linear_map.n_stored > _LARGEST_COPY or not linear_map.rows_are_samples:
+        return False
+    if linear_map.n_stored <= _SMALL_COPY:
+        return True
+    sample = linear_map.some_rows(_SAMPLES)
+    kernel = mirrored(sample.full_kernel(torch.float64))
+    total = float(kernel.trace())
+    return total > _DOMINATED * abs(total - float(kernel.mean()) * sample.n_samples)
 
 
 def centered(program: Program, dtype: torch.dtype) -> tuple[Program, Tensor]:

@@ -122,10 +122,10 @@ class Program:
         self._check_kinds()
         n = self.map.n_samples
         if self.y.ndim != 2 or self.y.shape[0] != n or self.y.shape[1] == 0:
-            raise ValueError(f"y must have shape ({n}, n_outputs) with outputs, got {tuple(self.y.shape)}")
+            raise ValueError(f"y must have shape ({n}, n_outputs) with at least one output, got {tuple(self.y.shape)}")
         if n == 0 or 0 in self.map.feature_shape:
             shape = (n, *self.map.feature_shape)
-            raise ValueError(f"map must have samples, blocks and features, got shape {shape}")
+            raise ValueError(f"map must have at least one sample, block and feature, got shape {shape}")
         for name, dtype in (("y", self.y.dtype), ("map", self.map.dtype)):
             if dtype not in PRECISIONS.values():
                 raise ValueError(f"{name} must hold float32 or float64 numbers, got {dtype}; convert it with .double()")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from solver_cases import make_program, randn
 
-from convexformer_solvers import Auto, DenseMap, GatedMap, Program, Status, get_loss, get_penalty, solve
+from convexformer_solvers import Auto, DenseMap, Fista, GatedMap, Program, Status, get_loss, get_penalty, solve
 from convexformer_solvers import auto as auto_module
 from convexformer_solvers.solver import Point, Solver
 
@@ -144,3 +146,30 @@ class TestUnits:
     def test_that_no_square_can_hold_are_told(self, exponent):
         with pytest.raises(ValueError, match="scale the features"):
             solve(self.program(exponent), Auto())
+
+
+class FailsToFactorise(Fista):
+    """Fista whose third step meets a matrix without a factor."""
+
+    def step(self, program, state):
+        if state.momentum > 2.0:
+            torch.linalg.cholesky(torch.full((2, 2), math.nan))
+        return super().step(program, state)
+
+
+def test_a_stage_that_cannot_factorise_hands_over_to_the_next(monkeypatch):
+    failing, last = FailsToFactorise(), Fista()
+    stages = (auto_module._Stage(failing, math.inf), auto_module._Stage(last, math.inf))
+    monkeypatch.setattr(auto_module, "_plan", lambda program, warm: stages)
+    program = make_program("squared", n=12, ratio=0.01, gated=True, intercept=True)
+    solvers = []
+
+    class Watched(Auto):
+        def step(self, program, state):
+            state = super().step(program, state)
+            solvers.append(state.solver)
+            return state
+
+    assert solve(program, Watched(), tol=1e-6).certificate.relative_gap <= 1e-6
+    assert solvers[0] is failing
+    assert solvers[-1] is last

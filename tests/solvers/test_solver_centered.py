@@ -6,7 +6,7 @@ import pytest
 import torch
 from solver_cases import LOSS_NAMES, make_program, randn
 
-from convexformer_solvers import Admm, Auto, DenseMap, GatedMap, solve
+from convexformer_solvers import Admm, Auto, DenseMap, GatedMap, alpha_grid, iterate_path, solve
 from convexformer_solvers.centered import Centered
 from convexformer_solvers.solver import Point
 
@@ -42,7 +42,18 @@ def test_both_points_are_those_of_the_program(gated, intercept):
     torch.testing.assert_close(iterate.ascent, ascent, rtol=1e-6, atol=1e-8)
 
 
-def test_a_path_centres_once_and_large_data_not_at_all():
+@pytest.mark.parametrize("loss", ["squared", "logistic"])
+def test_means_cost_paths_no_iterations(loss):
+    program = make_program(loss, n=100, blocks=5, d=4, c=1, intercept=True)
+    grid = alpha_grid(program.alpha_max, 10)
+    far_off = dataclasses.replace(program, map=DenseMap(program.map.data + 1e6))
+    n_iter = [
+        sum(result.n_iter for result in iterate_path(each, Auto(), grid, tol=1e-6)) for each in (program, far_off)
+    ]
+    assert n_iter[1] <= 1.5 * n_iter[0]
+
+
+def test_a_path_centres_once_and_large_data_only_where_means_dominate():
     solver = Centered(Admm())
     program = make_program("squared", n=60, blocks=4, d=3, intercept=True)
     start = Point(torch.zeros(program.coef_shape, dtype=torch.float64), program.null_intercept)
@@ -54,6 +65,8 @@ def test_a_path_centres_once_and_large_data_not_at_all():
     large = dataclasses.replace(program, map=DenseMap(randn(60, 4, 1200)))
     start = Point(torch.zeros(large.coef_shape, dtype=torch.float64), large.null_intercept)
     assert solver.init(large, start).own.map is large.map
+    dominated = dataclasses.replace(large, map=DenseMap(large.map.data + 1e5))
+    assert float(solver.init(dominated, start).own.map.data.mean(0).abs().max()) < 1e-9
 
 
 def test_gated_features_are_left_as_they_are():

@@ -558,12 +558,12 @@ def test_numbers_that_are_neither_single_nor_double_are_refused(which, dtype):
 
 @pytest.mark.parametrize("shape", [(0, 3, 2), (5, 0, 2), (5, 3, 0)])
 def test_maps_without_samples_blocks_or_features_are_refused(shape):
-    with pytest.raises(ValueError, match="map must have samples, blocks and features, got shape"):
+    with pytest.raises(ValueError, match="map must have at least one sample, block and feature, got shape"):
         Program(DenseMap(torch.zeros(shape)), torch.zeros(shape[0], 1), get_loss("squared"), GroupL2(), 0.1)
 
 
 def test_targets_without_outputs_are_refused():
-    with pytest.raises(ValueError, match=r"y must have shape .* with outputs"):
+    with pytest.raises(ValueError, match=r"y must have shape .* with at least one output"):
         Program(DenseMap(torch.zeros(5, 3, 2)), torch.zeros(5, 0), get_loss("squared"), GroupL2(), 0.1)
 
 
