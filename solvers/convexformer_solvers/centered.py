@@ -17,7 +17,7 @@ from .program import Program
 _SMALL_COPY = 2**18
 _LARGEST_COPY = 2**26
 _DOMINATED = 1e8
-_SAMPLES = 64
+_SAMPLES = 16
 
 
 class Centered(PrimalDualSolver):
