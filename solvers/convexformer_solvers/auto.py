@@ -57,7 +57,8 @@ _CONSTANT, _FIRST, _FISTA, _BLOCKS = Constant(), FirstSteps(), Fista(), BlockDes
 _NEWTON = Centered(SemismoothNewton())
 _ALTERNATING = Polished(Centered(AdmmNewton(MixedPrecision())), least_wait=4)
 _PROXIMAL = ProximalDual(_ALTERNATING)
-_GROWING_SET = Polished(Centered(WorkingSet(Polished(AdmmNewton(MixedPrecision())))))
+# The columns of a set are a copy, and few; with the squared loss its Gram matrix is all that is kept of them.
+_GROWING_SET = Polished(Centered(WorkingSet(Polished(Centered(AdmmNewton(MixedPrecision()))))))
 _GROWING_SET_QUADRATIC = Polished(Centered(WorkingSet(Polished(AdmmNewton(Admm())))))
 
 

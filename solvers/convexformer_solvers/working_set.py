@@ -102,7 +102,8 @@ class WorkingSet(PrimalDualSolver):
         if state.part is None:
             return state
         state = state._replace(inner=self.inner.step(state.part.program, state.inner))
-        near = state.inner.gap <= _INNER_DECREASE * state.gap or self.inner.finished(state.inner)
+        # A rough gap below zero is that of a dual point whose mean is not zero: it tells by its size.
+        near = abs(state.inner.gap) <= _INNER_DECREASE * abs(state.gap) or self.inner.finished(state.inner)
         return self._look(state) if near or state.iteration - state.looked_at >= _LONGEST_WAIT else state
 
     def _look(self, state: _State) -> _State:

@@ -8,7 +8,21 @@ import pytest
 import torch
 from solver_cases import LOSS_NAMES, PENALTY_NAMES, accepts, make_program, randn
 
-from convexformer_solvers import Admm, Auto, DenseMap, Fista, GroupL2, Program, Squared, auto, certify, get_loss, solve
+from convexformer_solvers import (
+    Admm,
+    Auto,
+    DenseMap,
+    Fista,
+    GroupL2,
+    Program,
+    Squared,
+    alpha_grid,
+    auto,
+    certify,
+    get_loss,
+    iterate_path,
+    solve,
+)
 from convexformer_solvers.admm_newton import AdmmNewton
 from convexformer_solvers.gram import SupportGram
 from convexformer_solvers.parts import CompressedPart, RestrictedPart
@@ -169,3 +183,26 @@ def test_auto_takes_a_working_set_where_the_whole_gram_matrix_is_costly(ratio, o
     assert ("of 50 blocks" in activities[-1]) != outgrown
     assert all(activity.startswith("auto: ") for activity in activities)
     assert solve(program, auto, tol=1e-7).certificate.relative_gap <= 1e-7
+
+
+def test_a_rough_gap_below_zero_does_not_keep_a_set_from_looking():
+    # That of a dual point whose mean is not zero: fifty iterations went by before the next look.
+    program = make_program("logistic", n=100, blocks=20, d=2, c=1, ratio=0.7, intercept=True)
+    solver = WorkingSet(AdmmNewton(), first_width=10)
+    state = solver.init(program, Point(torch.zeros(program.coef_shape, dtype=torch.float64), program.null_intercept))
+    state = state._replace(gap=-state.gap)
+    for _ in range(12):
+        state = solver.step(program, state)
+    assert state.n_looks > 0
+
+
+def test_means_of_larger_data_cost_paths_next_to_nothing():
+    data = randn(1000, 10, 40)
+    data = data + data[:, :1]
+    y = (data[:, 0, :1] + 0.1 * randn(1000, 1, seed=1)).sign()
+    n_iter = []
+    for mean in (0.0, 1e2, 1e4):
+        program = Program(DenseMap(data + mean), y, get_loss("logistic"), GroupL2(), 1.0, fit_intercept=True)
+        grid = alpha_grid(program.alpha_max, 8)
+        n_iter.append(sum(result.n_iter for result in iterate_path(program, Auto(), grid)))
+    assert max(n_iter) <= 1.5 * n_iter[0]
