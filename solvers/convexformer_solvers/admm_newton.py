@@ -28,8 +28,9 @@ _NARROW = 0.4
 _LATE = 150
 _LATE_PATIENCE = 40.0
 # Work of one of its steps, in floating-point operations, that is hardly more than its calls. A few of them end what may
-# take alternating directions a hundred steps: on losses that are not quadratic they are tried as soon as it is near.
+# take alternating directions a hundred steps: on losses that are not quadratic they are tried after so many.
 _SLIGHT_NEWTON_WORK = 2.0**24
+_SLIGHT_AFTER = 8
 # Iterations after which the gap need not be near on a loss that is not quadratic: where its curvature jumps alternating
 # directions may never get there.
 _LATE_FAR = 40
@@ -175,7 +176,8 @@ def _semismooth_pays(program: Program, state: _State) -> bool:
     if not (near or late):
         return False
     work = _newton_work(program, state.admm.coef)
-    if near and not program.loss.quadratic and work <= _SLIGHT_NEWTON_WORK:
+    slight = work <= _SLIGHT_NEWTON_WORK and state.iteration >= _SLIGHT_AFTER
+    if near and slight and not program.loss.quadratic:
         return True
     patience, side = _PATIENCE, program.map.smaller_side
     if (late and not near) or state.iteration >= _LATE:

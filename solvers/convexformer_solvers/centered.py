@@ -50,11 +50,15 @@ class Centered(PrimalDualSolver):
     def init_at(self, program: Program, coef: Tensor, pred: Tensor | None, previous: _State | None = None) -> _State:
         exact = program.counted().with_float64_targets()
         applies = _pays(exact) if previous is None else previous.applies
-        offset = exact.target_shift if applies else torch.zeros_like(exact.null_intercept)
-        if previous is not None:
-            own = dataclasses.replace(exact, map=previous.own.map, y=exact.y - offset)
+        if not applies:
+            own, offset = exact, torch.zeros_like(exact.null_intercept)
+        elif previous is None:
+            own, offset = centered(exact, torch.float64)
+        elif exact.loss == previous.exact.loss and torch.equal(exact.y, previous.exact.y):
+            own, offset = previous.own.with_alpha(exact.alpha), previous.offset  # knows what does not depend on alpha
         else:
-            own = centered(exact, torch.float64)[0] if applies else exact
+            offset = exact.target_shift
+            own = dataclasses.replace(exact, map=previous.own.map, y=exact.y - offset)
         pred = None if pred is None else pred - offset
         inner = self.inner.init_at(own, coef, pred, None if previous is None else previous.inner)
         return _State(exact, own, offset, applies, inner)
