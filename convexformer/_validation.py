@@ -108,6 +108,8 @@ def _check_tensor(estimator: Any, X: Tensor, reset: bool) -> Tensor:
     if X.ndim not in (2, 3):
         raise ValueError(f"X must have 2 or 3 dimensions (samples, tokens[, features]), got {X.ndim}")
     X = as_floats(X)
+    if X.is_complex():
+        raise ValueError(f"X must hold real numbers, got {X.dtype}")
     _check_not_empty(X.shape)
     if not _all_finite(X):
         raise ValueError("Input X contains NaN or infinity.")

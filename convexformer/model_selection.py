@@ -190,6 +190,8 @@ class CrossValidationMixin(ConvexAttentionBase):
         try:
             scorer = check_scoring(self, scoring=self.scoring)
         except ValueError as error:
+            if not isinstance(self.scoring, str):
+                raise
             raise ValueError(
                 f"scoring={self.scoring!r} is none of scikit-learn's; sklearn.metrics.get_scorer_names() lists them"
             ) from error

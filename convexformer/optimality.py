@@ -274,7 +274,6 @@ def _(
     alpha, loss, penalty = _given(alpha), loss or "squared", get_penalty(penalty or "group_l2")
     y = y[:, None] if y.ndim == 1 else y
     sample_weight = check_weight(sample_weight, len(tokens))
-    model.check_samples(tokens.to(next(model.parameters())), "X")
     parameter = next(model.parameters())
     weight = None if sample_weight is None else torch.as_tensor(sample_weight).to(parameter)
     with torch.no_grad():

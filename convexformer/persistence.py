@@ -191,8 +191,6 @@ def load_model(path: str | Path) -> _Model:
     for name, registry in _PARTS.items():
         if isinstance(parameters.get(name), dict):
             parameters[name] = _rebuilt(parameters[name], registry)
-    if "alphas" in parameters and not is_integer(parameters["alphas"]):
-        parameters["alphas"] = check_grid(parameters["alphas"])
     if isinstance(parameters.get("class_weight"), dict):
         parameters["class_weight"] = _from_items(parameters["class_weight"])
     model = _ESTIMATORS[header["estimator"]](**parameters)
