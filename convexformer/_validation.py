@@ -163,6 +163,12 @@ def _all_finite(values: Tensor) -> bool:
     return bool(torch.isfinite(values.sum())) or bool(torch.isfinite(values).all())
 
 
+def check_finite(name: str, values: Tensor) -> None:
+    """Raise ``ValueError`` unless all numbers of the argument of that name are finite."""
+    if not _all_finite(values):
+        raise ValueError(f"{name} must be finite, got NaN or infinite values")
+
+
 def as_tokens(X: Any) -> Tensor:
     """Samples as a tensor; two-dimensional ones are tokens of width 1."""
     tokens = as_tensor(_unpacked(X))
@@ -183,8 +189,7 @@ def check_program_tokens(X: Any) -> Tensor:
             "X must hold real numbers, of shape (n_samples, n_tokens, n_features) or (n_samples, n_tokens) with at "
             f"least one of each, got {tokens.dtype} of shape {tuple(tokens.shape)}"
         )
-    if not _all_finite(tokens):
-        raise ValueError("X must be finite, got NaN or infinite values")
+    check_finite("X", tokens)
     return tokens
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from convexformer_solvers import DenseMap, Loss, Penalty, Program, get_loss, get_penalty
 from convexformer_solvers.program import check_alpha
 
-from ._validation import as_tensor, check_program_tokens, check_weight
+from ._validation import as_tensor, check_finite, check_program_tokens, check_weight
 from .gates import Gates
 from .nn import ConvexAttention, network_from_heads
 from .programs import attention_program
@@ -304,8 +304,7 @@ class Heads:
                 f"y must have a row for each of the {len(pred)} samples, of {pred.shape[1]} outputs "
                 f"as in fit; it gives {tuple(encoded.shape)}"
             )
-        if not bool(torch.isfinite(encoded).all()):
-            raise ValueError("y must be finite, got NaN or infinite values")
+        check_finite("y", encoded)
         weight = self.targets.weight(y, check_weight(sample_weight, len(pred)))
         losses = self.loss.value(pred, encoded).numpy()
         return float(np.average(losses, weights=weight)) + self.alpha * self.decay()

@@ -180,7 +180,7 @@ def optimality_gap(
     """
     tokens = check_program_tokens(X).detach().cpu()
     y = y.detach().cpu().numpy() if isinstance(y, torch.Tensor) else np.asarray(y)
-    weight = sample_weight.detach().cpu().numpy() if isinstance(sample_weight, torch.Tensor) else sample_weight
+    weight = check_weight(sample_weight, len(tokens))
     reading = read_network(model, alpha, loss, penalty, tokens, y, weight)
     heads = reading.heads
     has_bias = reading.has_bias if fit_intercept is None else check_flag(fit_intercept, "fit_intercept")
@@ -273,7 +273,6 @@ def _(
 ) -> _Reading:
     alpha, loss, penalty = _given(alpha), loss or "squared", get_penalty(penalty or "group_l2")
     y = y[:, None] if y.ndim == 1 else y
-    sample_weight = check_weight(sample_weight, len(tokens))
     parameter = next(model.parameters())
     weight = None if sample_weight is None else torch.as_tensor(sample_weight).to(parameter)
     with torch.no_grad():

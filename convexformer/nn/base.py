@@ -52,10 +52,11 @@ def check_target_shape(y: Tensor, shape: tuple[int, ...], name: str = "y") -> No
         raise ValueError(f"{name} must have shape {shape}, that of the predictions, got {tuple(y.shape)}")
 
 
-def check_token_shape(tokens: Tensor, n_tokens: int, n_features: int) -> None:
-    """Raise ``ValueError`` unless samples are of so many tokens of such a width."""
-    if tokens.ndim != 3 or tuple(tokens.shape[1:]) != (n_tokens, n_features):
-        raise ValueError(f"tokens must have shape (n_samples, {n_tokens}, {n_features}), got {tuple(tokens.shape)}")
+def check_token_shape(tokens: Tensor, n_tokens: int | None, n_features: int) -> None:
+    """Raise ``ValueError`` unless samples are of so many tokens of such a width; None: of any number."""
+    if tokens.ndim != 3 or tokens.shape[2] != n_features or n_tokens not in (None, tokens.shape[1]):
+        wanted = f"(n_samples, {'n_tokens' if n_tokens is None else n_tokens}, {n_features})"
+        raise ValueError(f"tokens must have shape {wanted}, got {tuple(tokens.shape)}")
 
 
 def as_arguments(**values: object) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from convexformer._integers import check_counts, is_integer
 from convexformer_solvers import Penalty
 
-from .base import AttentionNetwork, as_arguments, normal_draws
+from .base import AttentionNetwork, as_arguments, check_token_shape, normal_draws
 
 Position = int | Literal["mean"] | None
 DecayOn = Literal["all", "values", "none"]
@@ -132,9 +132,7 @@ class SoftmaxAttention(AttentionNetwork):
         ValueError
             If the samples have no token at ``position``, or features of another number.
         """
-        n_features = self.wq.shape[1]
-        if tokens.ndim != 3 or tokens.shape[2] != n_features:
-            raise ValueError(f"tokens must have shape (n_samples, n_tokens, {n_features}), got {tuple(tokens.shape)}")
+        check_token_shape(tokens, None, self.wq.shape[1])
         queries = torch.einsum("iqd,hdw->ihqw", self._queried(tokens), self.wq)
         if queries.shape[2] == 1:  # through the features takes fewer products than keys of all tokens
             scores = torch.einsum("ihqd,ikd->ihqk", torch.einsum("ihqw,hdw->ihqd", queries, self.wk), tokens)

@@ -16,7 +16,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from convexformer._integers import check_counts
-from convexformer._validation import as_tensor, check_flag
+from convexformer._validation import as_tensor, check_finite, check_flag
 from convexformer_solvers import Loss, Penalty, get_loss, get_penalty
 
 from ._trial import OPTIMIZERS, SCHEDULES, Data, Settings, Trial, load_weights, weights_of
@@ -262,9 +262,8 @@ def _data(
     if len(y) != len(tokens):
         raise ValueError(f"{kind}y must have one row per sample, {len(tokens)}, got {len(y)}")
     check_like(next(network.parameters()), y, f"{kind}y")
-    for name, values in ((f"{kind}tokens", tokens), (f"{kind}y", y)):
-        if not bool(torch.isfinite(values).all()):
-            raise ValueError(f"{name} must be finite, got NaN or infinite values")
+    check_finite(f"{kind}tokens", tokens)
+    check_finite(f"{kind}y", y)
     data = Data(network.prepared(tokens), y, None if weight is None else _relative(weight, y))
     first = data.rows(torch.arange(1, device=y.device))
     with torch.no_grad():

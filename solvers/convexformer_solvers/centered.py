@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .operators import mirrored
 from .primal_dual import Iterate, PrimalDualSolver
 from .program import Program
+from .spread import sample_kernel
 
 # Numbers of data of which a copy costs next to nothing, two megabytes in float64; and at most, where the sum of squares
 # of some samples is so many times that about their means.
@@ -67,16 +67,11 @@ class Centered(PrimalDualSolver):
         return state._replace(inner=self.inner.step(state.own, state.inner))
 
     def iterate(self, state: _State) -> Iterate:
-        return self._in_exact(state, self.inner.iterate(state.inner), state.exact)
+        return self.inner.iterate(state.inner).moved(state.exact, state.offset)
 
     def rounded_iterate(self, state: _State) -> Iterate:
         iterate = self.inner.rounded_iterate(state.inner)
-        return self._in_exact(state, iterate, dataclasses.replace(state.exact, map=iterate.program.map))
-
-    @staticmethod
-    def _in_exact(state: _State, iterate: Iterate, program: Program) -> Iterate:
-        fitted, pred = iterate.fitted + state.offset, iterate.pred + state.offset
-        return iterate._replace(program=program, fitted=fitted, pred=pred)
+        return iterate.moved(state.exact, state.offset).with_map(iterate.program.map)
 
     def estimated_gap(self, state: _State) -> float:
         return self.inner.estimated_gap(state.inner)
@@ -107,10 +102,9 @@ def _pays(program: Program) -> bool:
         return False
     if linear_map.n_stored <= _SMALL_COPY:
         return True
-    sample = linear_map.some_rows(_SAMPLES)
-    kernel = mirrored(sample.full_kernel(torch.float64))
+    kernel = sample_kernel(linear_map, _SAMPLES)
     total = float(kernel.trace())
-    return total > _DOMINATED * abs(total - float(kernel.mean()) * sample.n_samples)
+    return total > _DOMINATED * abs(total - float(kernel.mean()) * len(kernel))
 
 
 def centered(program: Program, dtype: torch.dtype) -> tuple[Program, Tensor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import Any, NamedTuple
 
@@ -110,7 +109,7 @@ class FirstSteps(PrimalDualSolver):
         """The same with products in single precision, as long as that is precise enough for a polish."""
         if min(state.gaps, default=math.inf) <= NEAR_ROUNDING * state.exact.null_value:
             return iterate
-        return iterate._replace(program=dataclasses.replace(state.exact, map=RoundedMap(state.single.map)))
+        return iterate.with_map(RoundedMap(state.single.map))
 
     def finished(self, state: _State) -> bool:
         return state.finished

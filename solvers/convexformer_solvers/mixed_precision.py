@@ -108,14 +108,13 @@ class MixedPrecision(PrimalDualSolver):
         iterate = state.solver.iterate(state.inner)
         if not state.is_single:
             return iterate
-        fitted, pred = iterate.fitted + state.offset, iterate.pred + state.offset
-        return iterate._replace(program=state.exact, fitted=fitted, pred=pred)
+        return iterate.moved(state.exact, state.offset)
 
     def rounded_iterate(self, state: _State) -> Iterate:
         iterate = self.iterate(state)
         if not state.is_single:
             return iterate
-        return iterate._replace(program=dataclasses.replace(state.exact, map=RoundedMap(state.single.map)))
+        return iterate.with_map(RoundedMap(state.single.map))
 
     def activity(self, state: _State) -> str:
         return f"{self.name} in {'single' if state.is_single else 'double'} precision"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from abc import abstractmethod
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
@@ -9,6 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from .operators import LinearMap
 from .program import Program
 from .solver import Point, Solver
 
@@ -45,6 +47,14 @@ class Iterate(_Points):
     def with_own_ascent(self) -> Iterate:
         """The same with `ascent` computed from the dual point; costs one product."""
         return self._replace(ascent=self.program.pull_back(self.dual_point()))
+
+    def moved(self, program: Program, offset: Tensor) -> Iterate:
+        """The same of an equivalent program whose predictions are higher by `offset`, of shape ``(c,)``."""
+        return self._replace(program=program, fitted=self.fitted + offset, pred=self.pred + offset)
+
+    def with_map(self, linear_map: LinearMap) -> Iterate:
+        """The same with products by another map, whose predictions may differ by what an intercept gives back."""
+        return self._replace(program=dataclasses.replace(self.program, map=linear_map))
 
     @cached_property
     def objective(self) -> float:

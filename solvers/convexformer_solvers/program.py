@@ -23,7 +23,7 @@ from torch import Tensor
 
 from .arguments import PRECISIONS, check_kind, check_tensor, is_real
 from .loss import Loss
-from .operators import LinearMap
+from .operators import LinearMap, even_rows
 from .penalties import Penalty
 
 # What sums of products may be off by, in units of the rounding of one; and samples that are looked at first.
@@ -453,9 +453,10 @@ class Program:
         mean = float((self.weight @ theta).abs().max())  # zero but for rounding
         rounding = mean + torch.finfo(theta.dtype).eps * float(self.mean(theta.abs().amax(1)))
         bound = _ROUNDING * math.sqrt(math.prod(self.coef_shape[-2:])) * rounding
-        features = self.counted().map
-        # All of them are looked at only where some samples of them are as large as that.
-        return norm <= bound * features.some_rows(_SAMPLES).largest() and norm <= bound * features.largest()
+        counted = (self.weight > 0).nonzero()[:, 0]
+        some = counted[even_rows(len(counted), min(_SAMPLES, len(counted)), counted.device)]
+        # All samples that count are looked at, and copied if others do not, only where some are as large as that.
+        return norm <= bound * self.map.rows(some).largest() and norm <= bound * self.counted().map.largest()
 
 
 def check_alpha(alpha: float) -> None:

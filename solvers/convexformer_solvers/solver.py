@@ -455,7 +455,7 @@ class _Run:
         return certificate.relative_gap <= self.tol
 
     def stalled(self, bar: tqdm) -> Status:
-        """Certify the last point, unless that has been done."""
+        """How a run ended that could take no further step."""
         self.record_latest(bar)
         assert self.best is not None
         return Status.CONVERGED if self.best[1].relative_gap <= self.tol else Status.STALLED

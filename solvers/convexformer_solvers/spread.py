@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 
 import torch
+from torch import Tensor
 
-from .operators import mirrored
+from .operators import LinearMap, mirrored
 from .program import Program
 from .ridge import SMALL_SIDE
 
@@ -19,6 +20,11 @@ def some_samples_tell(program: Program) -> bool:
     On few features they may not: there a repeated sample is the same as a weight of two, to all decisions.
     """
     return math.prod(program.map.feature_shape) > SMALL_SIDE
+
+
+def sample_kernel(linear_map: LinearMap, at_most: int) -> Tensor:
+    """``A A'`` of so many samples at even distances, or of all where they are fewer; float64."""
+    return mirrored(linear_map.some_rows(at_most).full_kernel(torch.float64))
 
 
 def spread(program: Program) -> float:
@@ -54,13 +60,12 @@ def spread(program: Program) -> float:
     linear_map = program.map
     if not linear_map.rows_are_samples:
         return math.nan
-    sample = linear_map.some_rows(_SAMPLES)
-    kernel = mirrored(sample.full_kernel(torch.float64))
+    kernel = sample_kernel(linear_map, _SAMPLES)
     if program.fit_intercept:
         kernel = kernel - kernel.mean(0) - (kernel.mean(0) - kernel.mean())[:, None]
     if not bool(torch.isfinite(kernel).all()):
         return math.inf
-    fewer, more = sorted((sample.n_samples, math.prod(sample.feature_shape)))
+    fewer, more = sorted((len(kernel), math.prod(linear_map.feature_shape)))
     mean = float(kernel.trace()) / fewer
     largest = float(torch.linalg.eigvalsh(kernel)[-1])
     return largest / ((1 + math.sqrt(fewer / more)) ** 2 * mean) if mean > 0 else math.nan
