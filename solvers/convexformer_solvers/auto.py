@@ -88,8 +88,9 @@ class Auto(Solver):
     program                              stages
     ===================================  ==============================================================================
     ``alpha`` from ``alpha_max`` on      the best constant model
-    features nearly independent          ``FirstSteps``, where their Gram matrix takes a while or on a cross-entropy;
-                                         gated ones too, where the loss is not quadratic and few groups matter
+    features nearly independent          ``FirstSteps``, where these end before a Gram matrix is formed and factorised,
+                                         or on a cross-entropy; gated ones and others of slightly uneven sizes too,
+                                         where the regularisation is strong
     squared loss, costly Gram matrix     a growing working set of blocks: ``BlockDescent`` with one output and the
                                          group-l2 penalty, else ``Admm``; until the set is too wide
     other separable losses on a path     ``Admm`` on a working set

@@ -11,8 +11,9 @@ from torch import Tensor
 from .fista import Fista
 from .mixed_precision import for_single
 from .operators import WORK_OF_A_READ
+from .parts import Part, RestrictedPart, WholePart, largest_dual_norms
 from .polish import NEAR_ROUNDING, polished
-from .primal_dual import Iterate, PrimalDualSolver
+from .primal_dual import Iterate, PrimalDualSolver, own_predictions
 from .program import Program
 from .rounded_map import RoundedMap
 from .solver import Point
@@ -23,17 +24,35 @@ from .spread import spread
 _LOOK_EVERY = 5
 _SHARE = 0.25
 _LOOKS = 2
+# Columns of a first set, over the number of samples.
+_FIRST = 1.5
+# Share of all blocks that a first set holds at least and at most, and beyond which a later one is not worth it, nor
+# beyond that share of the work of a step.
+_LEAST_FIRST = 1 / 16
+_LARGEST_FIRST = 0.25
+_LARGEST_SHARE = 0.6
+_LARGEST_SHARE_OF_WORK = 0.85
+# Growth of the set at a look, as a share of the active blocks.
+_GROWTH = 0.75
+# Dual norm over alpha of blocks that join it in any case, from the second look on.
+_FAR = 1.5
+# Dual norm over alpha above which an inactive block stays, and share of the set below which the others are dropped.
+_NEAR_ALPHA = 0.9
+_WORTH_DROPPING = 0.7
 # Gap over the best constant model's objective below which a polish is worth its cost.
 _NEAR = 8e-3
 # Iterations that alternating directions take, beside the Gram matrix and its factor; and where outputs are coupled.
 _OTHER_ITERATIONS = 20
 _OTHER_ITERATIONS_COUPLED = 100
 # Spread of the features up to which these steps are tried; and up to which, as with gated independent ones, where the
-# median dual norm of a group at the best constant model is not more than so many alpha: with its root iterations grow.
-# The same where outputs are coupled, which these do not mind: polished, and with other penalties than group-l2.
+# median dual norm of a group at the best constant model is not more than so many alpha. Steps of all blocks that these
+# take with the squared loss, and uneven ones with others too, over the root of that median. The largest spread where
+# outputs are coupled, which these do not mind: polished, and with other penalties than group-l2.
 _LARGEST_SPREAD = 1.15
-_LARGEST_SPREAD_MEDIAN = 1.7
-_LARGEST_MEDIAN = 6.0
+_LARGEST_SPREAD_UNEVEN = 1.7
+_LARGEST_MEDIAN = 9.0
+_STEPS = 8.0
+_STEPS_UNEVEN = 16.0
 _LARGEST_SPREAD_COUPLED = 2.0
 _LARGEST_SPREAD_COUPLED_ALONE = 1.5
 
@@ -57,6 +76,11 @@ class FirstSteps(PrimalDualSolver):
     within two looks, or where it has not halved after half of that time. Iterates that it looks at are polished. See
     ``nearly_independent`` for when to try it.
 
+    Where there are six times as many features as samples, steps see a set of blocks alone: at first those of the
+    largest dual norm, with half as many columns again as there are samples. At each look, which sees all blocks, others
+    that violate the dual constraint join it, three quarters as many as are active, and those drop out that are neither
+    active nor about to be. Once it holds more than three fifths of all blocks these take its place.
+
     Examples
     --------
     >>> FirstSteps().name
@@ -74,26 +98,31 @@ class FirstSteps(PrimalDualSolver):
         single, offset = for_single(exact) or (exact, torch.zeros_like(exact.null_intercept))
         if single is not exact:
             single = single.to(torch.float32)
-        inner = self._fista.init(single, Point(coef.to(single.y), single.null_intercept))
-        return _State(exact, single, offset, inner, _steps_of_other_solvers(exact))
+        start = coef.to(single.y)
+        part = _first_part(single, start)
+        inner = self._fista.init(part.program, Point(part.on_blocks(start), single.null_intercept))
+        return _State(exact, single, offset, part, inner, _steps_of_other_solvers(exact))
 
     def step(self, program: Program, state: _State) -> _State:
-        iteration, inner = state.iteration + 1, self._fista.step(state.single, state.inner)
-        state = state._replace(inner=inner, iteration=iteration, looked_at=None)
+        iteration, inner = state.iteration + 1, self._fista.step(state.part.program, state.inner)
+        state = state._replace(inner=inner, iteration=iteration, work=state.work + _share(state.part), looked_at=None)
         if iteration < state.next_look and not inner.finished:
             return state
         iterate = self.iterate(state)
-        gap = abs(iterate.rough_gap)
+        ascent, gap = iterate.ascent, abs(iterate.rough_gap)
         if gap <= _NEAR * program.null_value:
             better = polished(self._rounded(state, iterate))
             if better is not None and abs(better.rough_gap) < gap:
                 iterate, gap = better, abs(better.rough_gap)
         gaps = (*state.gaps, gap)
         falls = len(gaps) <= _LOOKS or gap <= 0.5 * gaps[-1 - _LOOKS]
-        slow = iteration >= 0.5 * state.n_steps and gap > 0.5 * gaps[0]
-        given_up = (not falls and iteration >= state.n_steps) or slow or not math.isfinite(gap)
+        slow = state.work >= 0.5 * state.n_steps and gap > 0.5 * gaps[0]
+        given_up = (not falls and state.work >= state.n_steps) or slow or not math.isfinite(gap)
         next_look = iteration + max(_LOOK_EVERY, math.ceil(_SHARE * iteration))
-        return state._replace(looked_at=iterate, gaps=gaps, next_look=next_look, finished=given_up or inner.finished)
+        state = state._replace(looked_at=iterate, gaps=gaps, next_look=next_look)
+        if given_up or inner.finished:
+            return state._replace(finished=True)
+        return _regrouped(state, ascent)
 
     def iterate(self, state: _State) -> Iterate:
         if state.looked_at is not None:
@@ -102,7 +131,7 @@ class FirstSteps(PrimalDualSolver):
         pred = inner.pred + inner.intercept
         ascent = state.single.pull_back(-state.single.loss.gradient(pred, state.single.y))
         pred = pred.to(exact.y) + state.offset
-        return Iterate(exact, inner.coef.to(exact.y), pred, pred, ascent.to(exact.y))
+        return Iterate(exact, state.part.on_all(inner.coef).to(exact.y), pred, pred, ascent.to(exact.y))
 
     @staticmethod
     def _rounded(state: _State, iterate: Iterate) -> Iterate:
@@ -119,9 +148,11 @@ class _State(NamedTuple):
     exact: Program  # samples of positive weight, float64 targets
     single: Program  # what the steps solve
     offset: Tensor  # by how much its predictions are lower, (c,)
+    part: Part  # blocks whose coefficients may not be zero, in the steps
     inner: Any
-    n_steps: float  # that take as long as other solvers
+    n_steps: float  # of all blocks, that take as long as other solvers
     iteration: int = 0
+    work: float = 0.0  # so far, in steps of all blocks
     looked_at: Iterate | None = None  # if that of the last step was, perhaps polished
     gaps: tuple[float, ...] = ()  # rough ones at all looks
     next_look: int = _LOOK_EVERY
@@ -130,6 +161,63 @@ class _State(NamedTuple):
     @property
     def gap(self) -> float:
         return math.inf if self.looked_at is None else self.gaps[-1]
+
+
+def _first_part(program: Program, coef: Tensor) -> Part:
+    """The blocks to start with: active ones, and those of the largest dual norm; or all of them."""
+    active = largest_dual_norms(program, coef) > 0
+    size = max(_first_size(program), int(active.sum()))
+    if size > _LARGEST_FIRST * len(active):
+        return WholePart(program)
+    fitted = own_predictions(program, coef)
+    norms = largest_dual_norms(program, program.pull_back(-program.loss.gradient(fitted, program.y)))
+    norms[active] = math.inf
+    return _part(program, norms.topk(size).indices.sort().values)
+
+
+def _part(program: Program, blocks: Tensor) -> Part:
+    """The part of some blocks, or of all where that costs little more."""
+    if len(blocks) > _LARGEST_SHARE * math.prod(program.coef_shape[:-2]):
+        return WholePart(program)
+    part = RestrictedPart(program, blocks)
+    return part if _share(part) <= _LARGEST_SHARE_OF_WORK else WholePart(program)
+
+
+def _first_size(program: Program) -> int:
+    """Blocks of the first set."""
+    n_blocks = math.prod(program.coef_shape[:-2])
+    return max(math.ceil(_FIRST * program.map.n_samples / program.coef_shape[-2]), math.ceil(_LEAST_FIRST * n_blocks))
+
+
+def _regrouped(state: _State, ascent: Tensor) -> _State:
+    """The state on the blocks that matter by its ascent: active ones, and others that violate, the worst ones first."""
+    part, inner, program = state.part, state.inner, state.single
+    if isinstance(part, WholePart):
+        return state
+    coef, previous = part.on_all(inner.coef), part.on_all(inner.previous)
+    norms = largest_dual_norms(program, ascent)
+    active = (largest_dual_norms(program, coef) > 0) | (largest_dual_norms(program, previous) > 0)
+    known = torch.zeros_like(active)
+    known[part.blocks] = True
+    kept = known & (active | (norms > _NEAR_ALPHA * program.alpha))
+    n_kept, n_violating = int(kept.sum()), int((~known & (norms > program.alpha)).sum())
+    if n_violating == 0 and n_kept > _WORTH_DROPPING * len(part.blocks):
+        return state
+    norms[known] = -math.inf
+    room = max(_first_size(program) - n_kept, math.ceil(_GROWTH * int(active.sum())))
+    if len(state.gaps) > 1:  # at the first look the set is far from solved
+        room = max(room, int((norms > _FAR * program.alpha).sum()))
+    kept[norms.topk(min(n_violating, room)).indices] = True
+    new = _part(program, kept.nonzero()[:, 0])
+    inner = inner._replace(coef=new.on_blocks(coef), previous=new.on_blocks(previous))
+    gaps = state.gaps[-1:] if isinstance(new, WholePart) else state.gaps  # those of the set say little of what follows
+    return state._replace(part=new, inner=inner, gaps=gaps)
+
+
+def _share(part: Part) -> float:
+    """Work of a step on a part over that of one on all blocks."""
+    n_outputs = part.whole.y.shape[1]
+    return min(part.program.map.product_work(n_outputs) / part.whole.map.product_work(n_outputs), 1.0)
 
 
 def _steps_of_other_solvers(program: Program) -> float:
@@ -143,7 +231,7 @@ def _steps_of_other_solvers(program: Program) -> float:
 
 
 def nearly_independent(program: Program) -> bool:
-    """Whether the features are so nearly independent, for this ``alpha``, that first-order steps converge quickly.
+    """Whether the features are so nearly independent, for this ``alpha``, that first-order steps end soonest.
 
     Parameters
     ----------
@@ -158,7 +246,12 @@ def nearly_independent(program: Program) -> bool:
     if not program.loss.separable:
         polishes = program.penalty.euclidean
         return found <= (_LARGEST_SPREAD_COUPLED if polishes else _LARGEST_SPREAD_COUPLED_ALONE)
-    if program.loss.quadratic or not _LARGEST_SPREAD < found <= _LARGEST_SPREAD_MEDIAN:
-        return found <= _LARGEST_SPREAD
+    if not found <= _LARGEST_SPREAD_UNEVEN:
+        return False
+    even = found <= _LARGEST_SPREAD
+    if even and not program.loss.quadratic:
+        return True
     norms = program.penalty.group_dual_norms(program.pull_back(program.null_dual_point))
-    return float(norms.median()) <= _LARGEST_MEDIAN * program.alpha
+    median = float(norms.median()) / program.alpha
+    n_steps = (_STEPS if even else _STEPS_UNEVEN) * math.sqrt(median)
+    return n_steps <= _steps_of_other_solvers(program) and (even or median <= _LARGEST_MEDIAN)

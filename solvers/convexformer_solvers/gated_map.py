@@ -12,6 +12,9 @@ from .arguments import check_tensor
 from .derived_map import DerivedMap
 from .operators import WORK_OF_A_READ, DenseMap, as_rows, row_chunks, tall_chunks
 
+# Floating-point operations in the time that a product takes to begin.
+_WORK_OF_A_CALL = 5e5
+
 
 class GatedMap(DerivedMap[DenseMap]):
     """Gated map ``coef -> sum_g mask[i, g] sum_b <X_i[b], coef[g, b]>``; the gated design is never materialised.
@@ -109,7 +112,7 @@ class GatedMap(DerivedMap[DenseMap]):
         return self if dense is self.base and masks is self.masks else GatedMap(dense.data, masks)
 
     def rows(self, index: Tensor | slice) -> GatedMap:
-        return GatedMap(self.base.data[index], self.masks[index])
+        return GatedMap(self.base.rows(index).data, self.masks[index])
 
     def matvec_blocks(self, blocks: Tensor, coef: Tensor) -> Tensor:
         result = coef.new_zeros((self.n_samples, coef.shape[-1]))
@@ -126,8 +129,11 @@ class GatedMap(DerivedMap[DenseMap]):
             result[here] = (data.T @ by_gate).view(-1, mask.shape[1], values.shape[1]).transpose(0, 1)
         return result
 
+    def restricted(self, blocks: Tensor) -> GatedPart:
+        return GatedPart(self, blocks)
+
     def columns(self, blocks: Tensor) -> Tensor:
-        gate, block = self._split(blocks)
+        gate, block = self.split(blocks)
         mask = self.masks[:, gate, None].to(self.dtype)  # products with numbers are five times faster
         return self.base.columns(block).mul_(mask)
 
@@ -172,13 +178,13 @@ class GatedMap(DerivedMap[DenseMap]):
 
     def _by_dense_block(self, blocks: Tensor, dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """For each dense block among `blocks` its data ``(N, d)``, its gates' masks, and which of `blocks` they are."""
-        gate, block = self._split(blocks)
+        gate, block = self.split(blocks)
         data = self.base.data.reshape(self.n_samples, -1, self.feature_shape[-1])
         for k in block.unique().tolist():
             here = (block == k).nonzero()[:, 0]
             yield data[:, k].to(dtype), self.masks[:, gate[here]].to(dtype), here
 
-    def _split(self, blocks: Tensor) -> tuple[Tensor, Tensor]:
+    def split(self, blocks: Tensor) -> tuple[Tensor, Tensor]:
         """Gate and position in the dense blocks of flattened positions."""
         n_dense = math.prod(self.base.feature_shape[:-1])
         return blocks // n_dense, blocks % n_dense
@@ -186,3 +192,96 @@ class GatedMap(DerivedMap[DenseMap]):
     def as_matrix(self) -> Tensor:
         rows = self.base.as_matrix()
         return (self.masks[:, :, None] * rows[:, None, :]).reshape(self.n_samples, -1)
+
+
+class GatedPart(DerivedMap[GatedMap]):
+    """Some blocks of a gated map, with feature shape ``(m, d)``; of their columns no copy is made.
+
+    Each dense block is multiplied for its own gates alone.
+
+    Parameters
+    ----------
+    base : GatedMap
+        The whole map.
+    blocks : Tensor of shape (m,)
+        Positions in its flattened block axes.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from convexformer_solvers import GatedMap
+    >>> A = GatedMap(torch.ones(5, 3, 2), torch.ones(5, 4, dtype=torch.bool))
+    >>> A.restricted(torch.tensor([0, 7])).feature_shape
+    (2, 2)
+    """
+
+    def __init__(self, base: GatedMap, blocks: Tensor) -> None:
+        super().__init__(base)
+        self.blocks = blocks
+        gate, dense_block = base.split(blocks)
+        self._order = dense_block.argsort(stable=True)
+        # As numbers, which products of this part alone are worth; (m, N), by dense block.
+        self._masks = base.masks.T[gate[self._order]].to(base.dtype)
+        n_dense = base.base.data.shape[1:-1].numel()
+        ends = dense_block.bincount(minlength=n_dense).cumsum(0).tolist()
+        parts = [slice(first, end) for first, end in zip([0, *ends], ends, strict=False)]
+        self._gates_of = [(k, part) for k, part in enumerate(parts) if part.start < part.stop]
+
+    @property
+    def feature_shape(self) -> tuple[int, ...]:
+        return (len(self.blocks), self.base.feature_shape[-1])
+
+    def _chunks(self, n_outputs: int) -> Iterator[tuple[slice, Tensor]]:
+        """Row slices with the data of those rows, ``(n_dense, height, d)``; bounds the temporary of both products."""
+        data = self.base.base.data.reshape(self.n_samples, -1, self.feature_shape[-1])
+        for rows in tall_chunks(self.n_samples, len(self.blocks) * n_outputs):
+            yield rows, data[rows].transpose(0, 1)
+
+    def matvec(self, coef: Tensor) -> Tensor:
+        n_outputs = coef.shape[-1]
+        rows_of_coef = coef.transpose(1, 2)[self._order].flatten(0, 1)  # (m c, d)
+        result = coef.new_empty((self.n_samples, n_outputs))
+        for rows, data in self._chunks(n_outputs):
+            by_block = coef.new_empty((len(rows_of_coef), data.shape[1]))
+            for k, part in self._gates_of:
+                mine = slice(part.start * n_outputs, part.stop * n_outputs)
+                torch.mm(rows_of_coef[mine], data[k].to(coef.dtype).T, out=by_block[mine])
+            by_output = by_block.view(len(self.blocks), n_outputs, -1)
+            result[rows] = by_output.mul_(self._masks[:, None, rows].to(coef.dtype)).sum(0).T
+        return result
+
+    def rmatvec(self, values: Tensor) -> Tensor:
+        n_outputs = values.shape[1]
+        by_block = values.new_zeros((len(self.blocks) * n_outputs, self.feature_shape[-1]))
+        for rows, data in self._chunks(n_outputs):
+            by_output = (self._masks[:, None, rows].to(values.dtype) * as_rows(values[rows])).flatten(0, 1)
+            for k, part in self._gates_of:
+                mine = slice(part.start * n_outputs, part.stop * n_outputs)
+                by_block[mine].addmm_(by_output[mine], data[k].to(values.dtype))
+        result = values.new_empty((*self.feature_shape, n_outputs))
+        result[self._order] = by_block.view(len(self.blocks), n_outputs, -1).transpose(1, 2)
+        return result
+
+    def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> GatedPart:
+        base = self.base.to(dtype, device)
+        return self if base is self.base else GatedPart(base, self.blocks.to(base.device))
+
+    def rows(self, index: Tensor | slice) -> GatedPart:
+        return GatedPart(self.base.rows(index), self.blocks)
+
+    def as_matrix(self) -> Tensor:
+        return self.base.columns(self.blocks).flatten(1)
+
+    def columns(self, blocks: Tensor) -> Tensor:
+        return self.base.columns(self.blocks[blocks])
+
+    def along(self, blocks: Tensor, units: Tensor) -> Tensor:
+        return self.base.along(self.blocks[blocks], units)
+
+    def kernel(self, blocks: Tensor, scale: Tensor, units: Tensor) -> Tensor:
+        return self.base.kernel(self.blocks[blocks], scale, units)
+
+    def product_work(self, n_outputs: int) -> float:
+        by_block = float(self.n_samples * len(self.blocks) * n_outputs)
+        operations = 2 * by_block * self.feature_shape[-1] + 2 * WORK_OF_A_READ * by_block
+        return max(operations, self.base.base.product_work(n_outputs)) + _WORK_OF_A_CALL * len(self._gates_of)

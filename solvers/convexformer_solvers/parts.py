@@ -56,8 +56,29 @@ class Part(ABC):
         return result
 
 
+class WholePart(Part):
+    """All blocks; coefficients keep their shape."""
+
+    def __init__(self, whole: Program) -> None:
+        n_blocks = math.prod(whole.coef_shape[:-2])
+        super().__init__(whole, torch.arange(n_blocks, device=whole.y.device))
+        self.program = whole
+
+    def pred_of(self, iterate: Iterate) -> Tensor:
+        return iterate.pred
+
+    def iterate_of(self, iterate: Iterate) -> Iterate:
+        return iterate
+
+    def on_blocks(self, coef: Tensor) -> Tensor:
+        return coef
+
+    def on_all(self, coef: Tensor) -> Tensor:
+        return coef
+
+
 class RestrictedPart(Part):
-    """The columns of the blocks, copied, for any loss."""
+    """The same samples, with the map of the blocks alone, for any loss."""
 
     def __init__(self, whole: Program, blocks: Tensor) -> None:
         super().__init__(whole, blocks)
@@ -130,3 +151,9 @@ class _RootMap(DenseMap):
             return super().gram(left, right, weight, center)
         chosen = select_blocks(self._known_gram, left, right, self.feature_shape[-1])
         return chosen.mul_(weight[0] * self.n_samples)
+
+
+def largest_dual_norms(program: Program, coef: Tensor) -> Tensor:
+    """Largest dual norm of each block's groups, shape ``(n_blocks,)``."""
+    norms = program.penalty.group_dual_norms(coef.reshape(-1, *coef.shape[-2:]))
+    return norms.amax(-1) if program.penalty.separable else norms

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .gram import SupportGram
-from .parts import CompressedPart, Part, RestrictedPart
+from .parts import CompressedPart, Part, RestrictedPart, largest_dual_norms
 from .primal_dual import Iterate, PrimalDualSolver, own_predictions
 from .program import Program
 
@@ -153,7 +153,7 @@ def _chosen(whole: Iterate, known: Tensor, first_width: int, hopeful: bool = Tru
     active ones to come.
     """
     program = whole.program
-    scores, active = _by_block(program, whole.ascent), _by_block(program, whole.coef) > 0
+    scores, active = largest_dual_norms(program, whole.ascent), largest_dual_norms(program, whole.coef) > 0
     violation, eligible = scores.clone(), scores > program.alpha
     eligible[known] = True
     scores[known] = scores[known].clamp(min=program.alpha)
@@ -168,9 +168,3 @@ def _chosen(whole: Iterate, known: Tensor, first_width: int, hopeful: bool = Tru
     if size > limit or crowded or far_off:
         return None
     return scores.topk(size).indices.sort().values
-
-
-def _by_block(program: Program, coef: Tensor) -> Tensor:
-    """Largest dual norm of each block's groups, shape ``(n_blocks,)``."""
-    norms = program.penalty.group_dual_norms(coef.reshape(-1, *coef.shape[-2:]))
-    return norms.amax(-1) if program.penalty.separable else norms

@@ -44,22 +44,35 @@ class TestNearlyIndependent:
     @pytest.mark.parametrize("shape", [(50, 20, 40), (300, 20, 40), (3000, 4, 10), (300, 1, 1)])
     @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
     def test_independent_features_are(self, shape, scale):
-        assert nearly_independent(wide_program(data=scale * randn(*shape)))
+        assert nearly_independent(wide_program("logistic", data=scale * randn(*shape)))
 
-    def test_correlated_tokens_uneven_sizes_and_common_means_are_not(self):
+    def test_with_the_squared_loss_where_the_gram_matrix_takes_longer(self):
+        # The steps grow with the root of the regularisation, those of alternating directions hardly.
+        for shape, ratio, wanted in (
+            ((300, 20, 40), 0.1, True),
+            ((300, 20, 40), 0.01, False),
+            ((50, 20, 40), 0.1, False),
+        ):
+            assert nearly_independent(wide_program(data=randn(*shape), ratio=ratio)) == wanted
+
+    def test_correlated_tokens_and_common_means_are_not(self):
         data = randn(300, 20, 40)
-        for other in (correlated(data), data * torch.arange(1, 41) ** -0.5, data + 1):
-            assert not nearly_independent(wide_program(data=other))
+        for other in (correlated(data), data + 1):
+            assert not nearly_independent(wide_program(data=other, ratio=0.3))
 
     def test_an_intercept_takes_means_away(self):
         assert nearly_independent(wide_program(data=randn(300, 20, 40) + 1, intercept=True))
 
-    def test_gated_ones_are_enough_where_few_groups_matter(self):
+    @pytest.mark.parametrize("loss", ["squared", "logistic"])
+    @pytest.mark.parametrize("gated", [False, True])
+    def test_gated_and_slightly_uneven_ones_are_where_the_regularisation_is_strong(self, loss, gated):
         data = randn(300, 20, 40)
-        gated = GatedMap(data, randn(300, 25, seed=4) > 0)
-        for loss, ratio, wanted in (("logistic", 0.3, True), ("logistic", 0.01, False), ("squared", 0.3, False)):
-            program = dataclasses.replace(wide_program(loss, data), map=gated)
-            assert 1.15 < spread(program) < 1.7
+        linear_map = (
+            GatedMap(data, randn(300, 25, seed=4) > 0) if gated else DenseMap(data * torch.arange(1, 41) ** -0.5)
+        )
+        program = dataclasses.replace(wide_program(loss, data), map=linear_map)
+        assert 1.15 < spread(program) < 1.7
+        for ratio, wanted in ((0.3, True), (0.01, False)):
             assert nearly_independent(program.with_alpha(ratio * program.alpha_max)) == wanted
 
     def test_sorted_samples(self):
@@ -108,8 +121,70 @@ def test_they_give_up_where_they_do_not_lead_on(gated):
     state = solver.init(program, start(program))
     while not solver.finished(state):
         state = solver.step(program, state)
-    assert state.iteration <= 1.5 * state.n_steps
+    assert state.work <= 1.5 * state.n_steps
     assert solver.iterate(state).objective < program.null_value
+
+
+def many_blocks(loss="squared", gated=False, ratio=0.1):
+    """Many more features than samples, in 160 blocks of which few matter."""
+    n_samples, shape = (500, (4, 64)) if gated else (200, (160, 8))
+    data = randn(n_samples, *shape)
+    linear_map = GatedMap(data, randn(n_samples, 40, seed=4) > 0) if gated else DenseMap(data)
+    y = DenseMap(data[:, :2]).matvec(randn(2, shape[1], 1, seed=2)) + randn(n_samples, 1, seed=3)
+    y = y.sign() if loss == "logistic" else y / y.std()
+    program = Program(linear_map, y, get_loss(loss), GroupL2(), 1.0, fit_intercept=True)
+    return program.with_alpha(ratio * program.alpha_max)
+
+
+def run_first_steps(program, n_steps=200, goal=1e-5):
+    """The states of steps, never given up."""
+    solver = FirstSteps()
+    states = [solver.init(program, start(program))]
+    while len(states) <= n_steps and states[-1].gap > goal * program.null_value:
+        states.append(solver.step(program, states[-1]._replace(finished=False)))
+    return states
+
+
+class TestSetsOfBlocks:
+    @pytest.mark.parametrize("loss", ["squared", "logistic", "huber"])
+    @pytest.mark.parametrize("gated", [False, True])
+    def test_they_end_at_the_solution_of_all_blocks_with_the_active_ones_in_the_set(self, loss, gated):
+        program = many_blocks(loss, gated, ratio=0.3)
+        states, optimum = run_first_steps(program), solve(program, Auto(), tol=1e-9)
+        assert states[-1].gap <= 1e-5 * program.null_value
+        iterate = FirstSteps().iterate(states[-1])
+        assert iterate.objective - optimum.certificate.primal <= 1e-5 * program.null_value
+        active = optimum.coef.flatten(0, -3).flatten(1).norm(dim=1) > 1e-2 * float(optimum.coef.norm())
+        assert set(active.nonzero()[:, 0].tolist()) <= set(states[-1].part.blocks.tolist())
+        assert 0 < len(states[-1].part.blocks) < 0.6 * 160
+
+    def test_the_first_set_is_that_of_the_largest_dual_norms(self):
+        program = many_blocks()
+        blocks = run_first_steps(program, n_steps=0)[0].part.blocks
+        norms = program.penalty.group_dual_norms(program.pull_back(program.null_dual_point)).flatten()
+        others = torch.ones(len(norms), dtype=torch.bool)
+        others[blocks] = False
+        assert len(blocks) * 8 == pytest.approx(1.5 * 200, abs=8)
+        assert float(norms[blocks].min()) >= float(norms[others].max()) * (1 - 1e-5)
+
+    def test_a_given_start_stays_in_the_set(self):
+        program = many_blocks()
+        coef = torch.zeros(program.coef_shape, dtype=torch.float64)
+        coef[7:60] = 0.1
+        state = FirstSteps().init(program, Point(coef, program.null_intercept))
+        assert torch.equal(FirstSteps().iterate(state).coef, coef.float().double())
+
+    def test_all_blocks_take_its_place_where_most_matter(self):
+        n_blocks = [len(state.part.blocks) for state in run_first_steps(many_blocks(ratio=1e-3), n_steps=60)]
+        assert n_blocks[0] < 0.25 * 160
+        assert n_blocks[-1] == 160
+
+    def test_steps_on_a_set_count_for_less(self):
+        states = run_first_steps(many_blocks(ratio=0.3))
+        assert states[-1].work < 0.6 * states[-1].iteration
+
+    def test_few_features_have_none(self):
+        assert len(run_first_steps(wide_program(), n_steps=0)[0].part.blocks) == 20
 
 
 def test_auto_takes_them_for_large_independent_features_alone():

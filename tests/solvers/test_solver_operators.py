@@ -54,6 +54,18 @@ def test_any_number_of_block_axes(shape):
 
 
 @both_maps
+@pytest.mark.parametrize("blocks", [[4], [0, 3, 8], [9, 1, 13, 0, 5], list(range(15))])
+def test_parts_pass_the_check_and_are_the_columns_of_their_blocks(gated, blocks):
+    linear_map, blocks = make_map(gated, n=20, blocks=3 if gated else 15, d=4, h=5), torch.tensor(blocks)
+    part = linear_map.restricted(blocks)
+    check_map(part, n_outputs=3)
+    torch.testing.assert_close(part.as_matrix(), linear_map.columns(blocks).flatten(1))
+    coef, values = randn(*part.feature_shape, 2), randn(20, 2, seed=1)
+    torch.testing.assert_close(part.matvec(coef), linear_map.matvec_blocks(blocks, coef))
+    torch.testing.assert_close(part.rmatvec(values), linear_map.rmatvec_blocks(blocks, values))
+
+
+@both_maps
 @pytest.mark.parametrize("d", [1, 5, 20])
 def test_few_blocks_of_many_pass_the_check(gated, d):
     linear_map = make_map(gated, n=9, blocks=80, d=d, h=2)

@@ -165,7 +165,7 @@ def test_auto_begins_anew_after_a_set_that_its_first_look_shows_to_be_one_of_man
 @pytest.mark.parametrize(("ratio", "outgrown"), [(0.5, False), (0.01, True)])
 def test_auto_takes_a_working_set_where_the_whole_gram_matrix_is_costly(ratio, outgrown):
     generator = torch.Generator().manual_seed(0)
-    data = torch.randn(1650, 50, 50, generator=generator, dtype=torch.float64) * torch.arange(1, 51) ** -0.5
+    data = torch.randn(1650, 50, 50, generator=generator, dtype=torch.float64) * torch.arange(1, 51) ** -1.0
     y = data[:, :3].sum((1, 2))[:, None] + 3 * torch.randn(1650, 1, generator=generator, dtype=torch.float64)
     program = Program(DenseMap(data), y, Squared(), GroupL2(), 1.0)
     program = program.with_alpha(ratio * program.alpha_max)
