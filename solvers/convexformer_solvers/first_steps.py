@@ -25,17 +25,17 @@ _LOOK_EVERY = 5
 _SHARE = 0.25
 _LOOKS = 2
 # Columns of a first set, over the number of samples.
-_FIRST = 1.5
+_FIRST = 1.0
 # Share of all blocks that a first set holds at least and at most, and beyond which a later one is not worth it, nor
 # beyond that share of the work of a step.
 _LEAST_FIRST = 1 / 16
-_LARGEST_FIRST = 0.25
+_LARGEST_FIRST = 0.15
 _LARGEST_SHARE = 0.6
 _LARGEST_SHARE_OF_WORK = 0.85
 # Growth of the set at a look, as a share of the active blocks.
-_GROWTH = 0.75
+_GROWTH = 0.5
 # Dual norm over alpha of blocks that join it in any case, from the second look on.
-_FAR = 1.5
+_FAR = 2.0
 # Dual norm over alpha above which an inactive block stays, and share of the set below which the others are dropped.
 _NEAR_ALPHA = 0.9
 _WORTH_DROPPING = 0.7
@@ -76,10 +76,10 @@ class FirstSteps(PrimalDualSolver):
     within two looks, or where it has not halved after half of that time. Iterates that it looks at are polished. See
     ``nearly_independent`` for when to try it.
 
-    Where there are six times as many features as samples, steps see a set of blocks alone: at first those of the
-    largest dual norm, with half as many columns again as there are samples. At each look, which sees all blocks, others
-    that violate the dual constraint join it, three quarters as many as are active, and those drop out that are neither
-    active nor about to be. Once it holds more than three fifths of all blocks these take its place.
+    Where there are seven times as many features as samples, steps see a set of blocks alone: at first those of the
+    largest dual norm, with as many columns as there are samples. At each look, which sees all blocks, others that
+    violate the dual constraint join it, half as many as are active or all that do by far, and those drop out that are
+    neither active nor about to be. Once it holds more than three fifths of all blocks these take its place.
 
     Examples
     --------
