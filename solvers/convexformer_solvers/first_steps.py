@@ -40,7 +40,7 @@ _FAR = 2.0
 _NEAR_ALPHA = 0.9
 _WORTH_DROPPING = 0.7
 # Gap over the best constant model's objective below which a polish is worth its cost.
-_NEAR = 8e-3
+_NEAR = 5e-3
 # Iterations that alternating directions take, beside the Gram matrix and its factor; and where outputs are coupled.
 _OTHER_ITERATIONS = 20
 _OTHER_ITERATIONS_COUPLED = 100
