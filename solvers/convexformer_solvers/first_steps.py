@@ -26,6 +26,8 @@ _SHARE = 0.25
 _LOOKS = 2
 # Columns of a first set, over the number of samples.
 _FIRST = 1.0
+# Numbers of data that a product reads in the time of its call.
+_SLIGHT_PRODUCT = 2**21
 # Share of all blocks that a first set holds at least and at most, and beyond which a later one is not worth it, nor
 # beyond that share of the work of a step.
 _LEAST_FIRST = 1 / 16
@@ -77,9 +79,10 @@ class FirstSteps(PrimalDualSolver):
     ``nearly_independent`` for when to try it.
 
     Where there are seven times as many features as samples, steps see a set of blocks alone: at first those of the
-    largest dual norm, with as many columns as there are samples. At each look, which sees all blocks, others that
-    violate the dual constraint join it, half as many as are active or all that do by far, and those drop out that are
-    neither active nor about to be. Once it holds more than three fifths of all blocks these take its place.
+    largest dual norm, with as many columns as there are samples or, on small data, up to a seventh of all. At each
+    look, which sees all blocks, others that violate the dual constraint join it, half as many as are active or all that
+    do by far, and those drop out that are neither active nor about to be. Once it holds more than three fifths of all
+    blocks these take its place.
 
     Examples
     --------
@@ -175,18 +178,20 @@ def _first_part(program: Program, coef: Tensor) -> Part:
     return _part(program, norms.topk(size).indices.sort().values)
 
 
+def _first_size(program: Program) -> int:
+    """Blocks of the first set; more than these where products with them take no longer than their calls."""
+    n_blocks, width, n_samples = math.prod(program.coef_shape[:-2]), program.coef_shape[-2], program.map.n_samples
+    least = max(_FIRST * n_samples / width, _LEAST_FIRST * n_blocks)
+    slight = min(_SLIGHT_PRODUCT / (n_samples * width), _LARGEST_FIRST * n_blocks)
+    return math.ceil(least) if least > slight else math.floor(slight)
+
+
 def _part(program: Program, blocks: Tensor) -> Part:
     """The part of some blocks, or of all where that costs little more."""
     if len(blocks) > _LARGEST_SHARE * math.prod(program.coef_shape[:-2]):
         return WholePart(program)
     part = RestrictedPart(program, blocks)
     return part if _share(part) <= _LARGEST_SHARE_OF_WORK else WholePart(program)
-
-
-def _first_size(program: Program) -> int:
-    """Blocks of the first set."""
-    n_blocks = math.prod(program.coef_shape[:-2])
-    return max(math.ceil(_FIRST * program.map.n_samples / program.coef_shape[-2]), math.ceil(_LEAST_FIRST * n_blocks))
 
 
 def _regrouped(state: _State, ascent: Tensor) -> _State:

@@ -164,7 +164,7 @@ class TestSetsOfBlocks:
         norms = program.penalty.group_dual_norms(program.pull_back(program.null_dual_point)).flatten()
         others = torch.ones(len(norms), dtype=torch.bool)
         others[blocks] = False
-        assert len(blocks) * 8 == pytest.approx(150, abs=8)
+        assert 150 <= len(blocks) * 8 <= 0.15 * 1280
         assert float(norms[blocks].min()) >= float(norms[others].max()) * (1 - 1e-5)
 
     def test_a_given_start_stays_in_the_set(self):
