@@ -206,7 +206,7 @@ def _regrouped(state: _State, ascent: Tensor) -> _State:
     known[part.blocks] = True
     kept = known & (active | (norms > _NEAR_ALPHA * program.alpha))
     n_kept, n_violating = int(kept.sum()), int((~known & (norms > program.alpha)).sum())
-    if n_violating == 0 and n_kept > _WORTH_DROPPING * len(part.blocks):
+    if n_violating == 0 and (n_kept == 0 or n_kept > _WORTH_DROPPING * len(part.blocks)):
         return state
     norms[known] = -math.inf
     room = max(_first_size(program) - n_kept, math.ceil(_GROWTH * int(active.sum())))

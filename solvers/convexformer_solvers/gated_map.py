@@ -234,7 +234,9 @@ class GatedPart(DerivedMap[GatedMap]):
     def _chunks(self, n_outputs: int) -> Iterator[tuple[slice, Tensor]]:
         """Row slices with the data of those rows, ``(n_dense, height, d)``; bounds the temporary of both products."""
         data = self.base.base.data.reshape(self.n_samples, -1, self.feature_shape[-1])
-        for rows in tall_chunks(self.n_samples, len(self.blocks) * n_outputs):
+        width = len(self.blocks) * n_outputs
+        on_cpu = self.device.type == "cpu"
+        for rows in tall_chunks(self.n_samples, width) if on_cpu else row_chunks(self.n_samples, width, self.device):
             yield rows, data[rows].transpose(0, 1)
 
     def matvec(self, coef: Tensor) -> Tensor:

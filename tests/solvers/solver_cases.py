@@ -95,6 +95,17 @@ def make_program(
     return program.with_alpha(ratio * program.alpha_max if program.alpha_max > 0 else ratio)
 
 
+def many_blocks(loss="squared", gated=False, ratio=0.1):
+    """Many more features than samples, in 160 blocks of which few matter."""
+    n_samples, shape = (500, (4, 64)) if gated else (150, (160, 8))
+    data = randn(n_samples, *shape)
+    linear_map = GatedMap(data, randn(n_samples, 40, seed=4) > 0) if gated else DenseMap(data)
+    y = DenseMap(data[:, :2]).matvec(randn(2, shape[1], 1, seed=2)) + randn(n_samples, 1, seed=3)
+    y = y.sign() if loss == "logistic" else y / y.std()
+    program = Program(linear_map, y, get_loss(loss), get_penalty("group_l2"), 1.0, fit_intercept=True)
+    return program.with_alpha(ratio * program.alpha_max)
+
+
 def cases(*flags):
     """Parameters of every loss times penalty times booleans."""
     params = []

@@ -5,7 +5,7 @@ import warnings
 import pytest
 import torch
 from sklearn.exceptions import ConvergenceWarning
-from solver_cases import make_program
+from solver_cases import make_program, many_blocks
 
 from convexformer_solvers import Admm, alpha_grid, get_solver, solve, solve_path
 from convexformer_solvers.block_descent import BlockDescent
@@ -45,3 +45,14 @@ def test_paths(loss, c, dtype, accelerator):
     assert max(there.gaps) <= 1e-4
     assert there.coefs.device.type == accelerator
     torch.testing.assert_close(there.coefs.cpu(), here.coefs, atol=1e-2, rtol=1e-2)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_sets_of_blocks(gated, accelerator):
+    program = many_blocks(gated=gated, ratio=0.3)
+    here, there = (
+        solve(program, FirstSteps(), tol=1e-4, max_iter=200, device=device) for device in ("cpu", accelerator)
+    )
+    assert there.certificate.relative_gap <= 1e-4
+    assert there.n_iter == pytest.approx(here.n_iter, abs=10)
+    torch.testing.assert_close(there.coef.cpu(), here.coef, atol=1e-2, rtol=1e-2)

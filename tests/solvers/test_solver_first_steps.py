@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from solver_cases import LOSS_NAMES, randn, valid_target
+from solver_cases import LOSS_NAMES, many_blocks, randn, valid_target
 
 from convexformer_solvers import Auto, DenseMap, Fista, GatedMap, GroupL2, Program, get_loss, get_penalty, solve
 from convexformer_solvers.first_steps import FirstSteps, nearly_independent
@@ -123,17 +123,6 @@ def test_they_give_up_where_they_do_not_lead_on(gated):
         state = solver.step(program, state)
     assert state.work <= 1.5 * state.n_steps
     assert solver.iterate(state).objective < program.null_value
-
-
-def many_blocks(loss="squared", gated=False, ratio=0.1):
-    """Many more features than samples, in 160 blocks of which few matter."""
-    n_samples, shape = (500, (4, 64)) if gated else (150, (160, 8))
-    data = randn(n_samples, *shape)
-    linear_map = GatedMap(data, randn(n_samples, 40, seed=4) > 0) if gated else DenseMap(data)
-    y = DenseMap(data[:, :2]).matvec(randn(2, shape[1], 1, seed=2)) + randn(n_samples, 1, seed=3)
-    y = y.sign() if loss == "logistic" else y / y.std()
-    program = Program(linear_map, y, get_loss(loss), GroupL2(), 1.0, fit_intercept=True)
-    return program.with_alpha(ratio * program.alpha_max)
 
 
 def run_first_steps(program, n_steps=200, goal=1e-5):
