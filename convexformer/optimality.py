@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 
 from convexformer_solvers import Certificate, Loss, Penalty, Program, Solver, certify, get_penalty, get_solver, solve
 
-from ._validation import check_flag, check_program_tokens, check_weight
+from ._validation import check_device, check_flag, check_program_tokens, check_weight
 from .heads import Heads
 from .nn import ConvexAttention, SequenceAttention, SoftmaxAttention
 from .sequences import SequenceHeads
@@ -110,6 +110,7 @@ def optimality_gap(
     solver: str | Solver = "auto",
     tol: float = 1e-4,
     max_iter: int = 10_000,
+    device: str | torch.device | None = None,
     verbose: bool = False,
 ) -> OptimalityGap:
     r"""Measure how far a trained attention network is from the global optimum of its class.
@@ -148,6 +149,8 @@ def optimality_gap(
         Relative gap to which the program is solved: the bound is off by at most this.
     max_iter : int, default=10000
         Iterations at most.
+    device : str or torch.device, optional
+        Device on which the program is solved and certified. Default: that of `X`.
     verbose : bool, default=False
         Whether to show a progress bar.
 
@@ -178,7 +181,8 @@ def optimality_gap(
     >>> result.exact, bool(0 <= result.relative_gap < 0.01)
     (True, True)
     """
-    tokens = check_program_tokens(X).detach().cpu()
+    tokens = check_program_tokens(X).detach()
+    device, tokens = check_device(device, tokens.device), tokens.cpu()
     y = y.detach().cpu().numpy() if isinstance(y, torch.Tensor) else np.asarray(y)
     weight = check_weight(sample_weight, len(tokens))
     reading = read_network(model, alpha, loss, penalty, tokens, y, weight)
@@ -194,10 +198,10 @@ def optimality_gap(
             f"X and y must be of the sizes that the network takes and gives: X {tuple(tokens.shape)} and y {y.shape} "
             f"make a program with coefficients of shape {program.coef_shape}, the network has {tuple(start[0].shape)}"
         )
-    options: dict[str, Any] = {"tol": tol, "max_iter": max_iter, "verbose": verbose}
+    options: dict[str, Any] = {"tol": tol, "max_iter": max_iter, "verbose": verbose, "device": device}
     result = solve(program, get_solver(solver), start=start if covered else None, **options)
     certificate = result.certificate
-    refit = heads.with_coef(result.coef, result.intercept)
+    refit = heads.with_coef(result.coef.cpu(), result.intercept.cpu())
     objective = heads.objective(tokens, y, weight) if reading.objective is None else reading.objective
     bound = certificate.dual if covered else math.nan
     exact = covered and _has_enough(heads, refit)

@@ -178,3 +178,20 @@ def test_tokens_of_width_one_may_lack_their_axis():
     flat, full = (optimality_gap(model.heads_, given, Y, tol=1e-6) for given in (X[:, :, 0], X))
     assert flat.objective == full.objective
     assert flat.relative_gap <= 1e-6
+
+
+@pytest.mark.parametrize("kind", ["gated", "sequence"])
+def test_another_device_gives_the_same_figures(kind, accelerator):
+    make, penalty, ndim = CLASSES[kind]
+    X, Y = data()
+    Y = Y if ndim == 2 else Y[..., None]
+    network = make(0).double()
+    results = [
+        optimality_gap(network, X, Y, ALPHA, penalty=penalty, tol=1e-7, device=device)
+        for device in ("cpu", accelerator)
+    ]
+    assert results[1].certificate.dual_point.device.type == accelerator
+    assert results[1].bound == pytest.approx(results[0].bound, rel=1e-6)
+    assert results[1].objective == pytest.approx(results[0].objective, rel=1e-12)
+    with pytest.raises(ValueError, match="device must be"):
+        optimality_gap(network, X, Y, ALPHA, penalty=penalty, device="nowhere")
