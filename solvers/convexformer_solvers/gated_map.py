@@ -268,6 +268,9 @@ class GatedPart(DerivedMap[GatedMap]):
         base = self.base.to(dtype, device)
         return self if base is self.base else GatedPart(base, self.blocks.to(base.device))
 
+    def centered(self, weight: Tensor, dtype: torch.dtype) -> DenseMap:
+        return DenseMap(self.base.columns(self.blocks)).centered(weight, dtype)
+
     def rows(self, index: Tensor | slice) -> GatedPart:
         return GatedPart(self.base.rows(index), self.blocks)
 

@@ -63,6 +63,10 @@ def test_parts_pass_the_check_and_are_the_columns_of_their_blocks(gated, blocks)
     coef, values = randn(*part.feature_shape, 2), randn(20, 2, seed=1)
     torch.testing.assert_close(part.matvec(coef), linear_map.matvec_blocks(blocks, coef))
     torch.testing.assert_close(part.rmatvec(values), linear_map.rmatvec_blocks(blocks, values))
+    weight = torch.rand(20, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    weight = weight / weight.sum()
+    centered = part.centered(weight, torch.float64).as_matrix()
+    torch.testing.assert_close(centered, part.as_matrix() - weight @ part.as_matrix())
 
 
 @both_maps
