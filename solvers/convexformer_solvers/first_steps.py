@@ -183,7 +183,7 @@ def _first_size(program: Program) -> int:
     n_blocks, width, n_samples = math.prod(program.coef_shape[:-2]), program.coef_shape[-2], program.map.n_samples
     least = max(_FIRST * n_samples / width, _LEAST_FIRST * n_blocks)
     slight = min(_SLIGHT_PRODUCT / (n_samples * width), _LARGEST_FIRST * n_blocks)
-    return math.ceil(least) if least > slight else math.floor(slight)
+    return max(math.ceil(least), math.floor(slight))
 
 
 def _part(program: Program, blocks: Tensor) -> Part:

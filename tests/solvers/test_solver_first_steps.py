@@ -172,8 +172,12 @@ class TestSetsOfBlocks:
         states = run_first_steps(many_blocks(ratio=0.3))
         assert states[-1].work < 0.6 * states[-1].iteration
 
-    def test_few_features_have_none(self):
-        assert len(run_first_steps(wide_program(), n_steps=0)[0].part.blocks) == 20
+    @pytest.mark.parametrize(
+        "shape", [(300, 20, 40), (60, 1, 900), (60, 4, 300), (60, 6, 300), (60, 7, 300), (1, 50, 3)]
+    )
+    def test_no_set_is_empty_and_few_features_or_blocks_have_none(self, shape):
+        blocks = run_first_steps(wide_program(data=randn(*shape)), n_steps=0)[0].part.blocks
+        assert len(blocks) == {7: 1, 50: 7}.get(shape[1], shape[1])
 
 
 def test_auto_takes_them_for_large_independent_features_alone():
