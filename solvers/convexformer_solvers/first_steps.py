@@ -123,9 +123,10 @@ class FirstSteps(PrimalDualSolver):
         given_up = (not falls and state.work >= state.n_steps) or slow or not math.isfinite(gap)
         next_look = iteration + max(_LOOK_EVERY, math.ceil(_SHARE * iteration))
         state = state._replace(looked_at=iterate, gaps=gaps, next_look=next_look)
-        if given_up or inner.finished:
+        if given_up:
             return state._replace(finished=True)
-        return _regrouped(state, ascent)
+        regrouped = _regrouped(state, ascent)
+        return regrouped._replace(finished=inner.finished and regrouped.part is state.part)
 
     def iterate(self, state: _State) -> Iterate:
         if state.looked_at is not None:
@@ -209,7 +210,7 @@ def _regrouped(state: _State, ascent: Tensor) -> _State:
     if n_violating == 0 and (n_kept == 0 or n_kept > _WORTH_DROPPING * len(part.blocks)):
         return state
     norms[known] = -math.inf
-    room = max(_first_size(program) - n_kept, math.ceil(_GROWTH * int(active.sum())))
+    room = max(_first_size(program) - n_kept, math.ceil(_GROWTH * int(active.sum())), 1)
     if len(state.gaps) > 1:  # at the first look the set is far from solved
         room = max(room, int((norms > _FAR * program.alpha).sum()))
     kept[norms.topk(min(n_violating, room)).indices] = True

@@ -8,6 +8,7 @@ from solver_cases import LOSS_NAMES, many_blocks, randn, valid_target
 
 from convexformer_solvers import Auto, DenseMap, Fista, GatedMap, GroupL2, Program, get_loss, get_penalty, solve
 from convexformer_solvers.first_steps import FirstSteps, nearly_independent
+from convexformer_solvers.parts import RestrictedPart
 from convexformer_solvers.solver import Point
 from convexformer_solvers.spread import spread
 
@@ -162,6 +163,18 @@ class TestSetsOfBlocks:
         coef[7:60] = 0.1
         state = FirstSteps().init(program, Point(coef, program.null_intercept))
         assert torch.equal(FirstSteps().iterate(state).coef, coef.float().double())
+
+    def test_a_set_that_is_solved_grows_where_others_violate(self):
+        # Blocks that are zero at the optimum: as a set they are solved at once.
+        program = many_blocks(ratio=0.5)
+        solver, active = FirstSteps(), solve(program, Auto(), tol=1e-9).coef.flatten(1).any(dim=1)
+        state = solver.init(program, start(program))
+        part = RestrictedPart(state.single, (~active).nonzero()[:3, 0])
+        inner = state.inner._replace(coef=part.on_blocks(state.inner.coef.new_zeros(program.coef_shape)))
+        state = state._replace(part=part, inner=inner._replace(previous=inner.coef))
+        while not solver.finished(state):
+            state = solver.step(program, state)
+        assert state.gap <= 1e-5 * program.null_value
 
     def test_all_blocks_take_its_place_where_most_matter(self):
         n_blocks = [len(state.part.blocks) for state in run_first_steps(many_blocks(ratio=1e-3), n_steps=60)]
