@@ -57,7 +57,7 @@ _CONSTANT, _FIRST, _FISTA, _BLOCKS = Constant(), FirstSteps(), Fista(), BlockDes
 _NEWTON = Centered(SemismoothNewton())
 _ALTERNATING = Polished(Centered(AdmmNewton(MixedPrecision())), least_wait=4)
 _PROXIMAL = ProximalDual(_ALTERNATING)
-# The columns of a set are a copy, and few; with the squared loss its Gram matrix is all that is kept of them.
+# A set's columns are few, and centred in a copy; with the squared loss its Gram matrix is all that is kept of them.
 _GROWING_SET = Polished(Centered(WorkingSet(Polished(Centered(AdmmNewton(MixedPrecision()))))))
 _GROWING_SET_QUADRATIC = Polished(Centered(WorkingSet(Polished(AdmmNewton(Admm())))))
 

@@ -257,7 +257,6 @@ def nearly_independent(program: Program) -> bool:
     even = found <= _LARGEST_SPREAD
     if even and not program.loss.quadratic:
         return True
-    norms = program.penalty.group_dual_norms(program.pull_back(program.null_dual_point))
-    median = float(norms.median()) / program.alpha
+    median = float(program.null_dual_norms.median()) / program.alpha
     n_steps = (_STEPS if even else _STEPS_UNEVEN) * math.sqrt(median)
     return n_steps <= _steps_of_other_solvers(program) and (even or median <= _LARGEST_MEDIAN)

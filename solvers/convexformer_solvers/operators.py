@@ -188,7 +188,7 @@ class LinearMap(ABC):
         return result
 
     def restricted(self, blocks: Tensor) -> LinearMap:
-        """The map of some blocks alone, with feature shape ``(n_blocks, d)``; copies their columns."""
+        """The map of some blocks alone, with feature shape ``(n_blocks, d)``; copies the columns that it holds."""
         return DenseMap(self.columns(blocks))
 
     def product_work(self, n_outputs: int) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor
@@ -16,8 +15,8 @@ from .primal_dual import Iterate
 from .program import Program
 
 
-class Part(ABC):
-    """A program equivalent to a larger one with all other blocks at zero.
+class Part:
+    """A program equivalent to a larger one with all other blocks at zero; on the same samples, unless a subclass says.
 
     Parameters
     ----------
@@ -29,7 +28,7 @@ class Part(ABC):
     Attributes
     ----------
     program : Program
-        Blocks ``(m, d)``; its samples need not be those of the whole.
+        Blocks ``(m, d)``.
     """
 
     program: Program
@@ -37,13 +36,13 @@ class Part(ABC):
     def __init__(self, whole: Program, blocks: Tensor) -> None:
         self.whole, self.blocks = whole, blocks
 
-    @abstractmethod
     def pred_of(self, iterate: Iterate) -> Tensor:
         """Predictions of the part's samples whose dual point has the ascent of an iterate of the whole."""
+        return iterate.pred
 
-    @abstractmethod
     def iterate_of(self, iterate: Iterate) -> Iterate:
         """The iterate of the whole that one of the part stands for; its ascent is that of the part, zero elsewhere."""
+        return iterate._replace(program=self.whole, coef=self.on_all(iterate.coef), ascent=self.on_all(iterate.ascent))
 
     def on_blocks(self, coef: Tensor) -> Tensor:
         """The blocks of an array of coefficients of the whole."""
@@ -64,12 +63,6 @@ class WholePart(Part):
         super().__init__(whole, torch.arange(n_blocks, device=whole.y.device))
         self.program = whole
 
-    def pred_of(self, iterate: Iterate) -> Tensor:
-        return iterate.pred
-
-    def iterate_of(self, iterate: Iterate) -> Iterate:
-        return iterate
-
     def on_blocks(self, coef: Tensor) -> Tensor:
         return coef
 
@@ -83,12 +76,6 @@ class RestrictedPart(Part):
     def __init__(self, whole: Program, blocks: Tensor) -> None:
         super().__init__(whole, blocks)
         self.program = dataclasses.replace(whole, map=whole.map.restricted(blocks))
-
-    def pred_of(self, iterate: Iterate) -> Tensor:
-        return iterate.pred
-
-    def iterate_of(self, iterate: Iterate) -> Iterate:
-        return iterate._replace(program=self.whole, coef=self.on_all(iterate.coef), ascent=self.on_all(iterate.ascent))
 
 
 class CompressedPart(Part):

@@ -437,16 +437,23 @@ class Program:
         return -self.loss.gradient(self.null_intercept.expand_as(self.y), self.y)
 
     @_WithoutAlpha
+    def null_dual_norms(self) -> Tensor:
+        """Dual norm of each group at the best constant model, as from ``group_dual_norms``; float64."""
+        exact = self.with_float64_targets()
+        if exact is not self:
+            return exact.null_dual_norms
+        return self.penalty.group_dual_norms_in_any_units(self.pull_back(self.null_dual_point))
+
+    @_WithoutAlpha
     def alpha_max(self) -> float:
         """Smallest ``alpha`` whose solution is zero; zero where nothing but the intercept can lower the loss."""
         exact = self.with_float64_targets()
         if exact is not self:
             return exact.alpha_max
-        theta = self.null_dual_point
-        found = float(self.penalty.dual_norm(self.pull_back(theta)))
+        found = float(self.null_dual_norms.amax())
         if not math.isfinite(found):
             self.map.check_finite()
-        return 0.0 if self.fit_intercept and self._is_rounding(found, theta) else found
+        return 0.0 if self.fit_intercept and self._is_rounding(found, self.null_dual_point) else found
 
     def _is_rounding(self, norm: float, theta: Tensor) -> bool:
         """Whether a dual norm is what rounding leaves of features that an intercept takes away."""
