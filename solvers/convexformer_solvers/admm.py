@@ -44,9 +44,11 @@ _ROUNDING = 1e-2
 _FIRST_SHARE = 0.25
 _FIRST_SHARE_OF_SPREAD = 0.8
 _LARGEST_FIRST_SHARE = 0.55
-# Iterations after which rho is set anew; it is left alone when it would change less than this. So are the samples'
-# curvatures when they change less on average; single ones that are too low show in the curvature that is met.
-_ADAPT_AT = (5, 15, 40, 100, 200, 400, 800)
+# Iterations after which rho is set anew, at the first by the size of groups, later by the moves of the last few; it is
+# left alone when it would change less than this. So are the samples' curvatures when they change less on average; single
+# ones that are too low show in the curvature that is met.
+_ADAPT_AT = (5, 15, 25, 40, 70, 100, 200, 400, 800)
+_MOVES = 4
 _WORTH_REFACTORING = 2.2
 _CURVATURE_CHANGE = 0.2
 # Iterations that a start from another state counts for, so that rho is first set anew after three.
@@ -76,24 +78,40 @@ class _Known(NamedTuple):
     largest_rho: float  # about the curvature of the loss; beyond that rho only slows down
 
 
+class _Mark(NamedTuple):
+    """Both sides of the splitting at some iteration, with the gradients that they balance there."""
+
+    smooth: Tensor
+    ascent: Tensor
+    coef: Tensor
+    pull: Tensor  # rho U
+
+    @classmethod
+    def of(cls, state: _Fields) -> _Mark:
+        return cls(state.smooth, state.ascent, state.coef, state.rho * state.multiplier)
+
+
 class _Fields(NamedTuple):
     exact: Program  # samples of positive weight, float64 targets
     program: Program  # the same in the precision of the iterations
     known: _Known
     rho: float
     threshold: float  # that alpha / rho is set to, in units of the median norm of an active group
+    measured: bool  # whether moves have said what it is
     local: Tensor  # curvature of each sample's loss when it was last looked at, (N,)
     margin: float  # curvature of the quadratic that stands for the loss, in units of the local one
     met: float  # largest mean curvature met along the moves since then, in the same units
     secant: Tensor  # largest one of each sample along those moves, (N,)
+    smooth: Tensor  # W, which carries the loss
     ascent: Tensor  # A' diag(p) theta of the dual point that W gives
-    fitted: Tensor  # A W + b, (N, c); W carries the loss
+    fitted: Tensor  # A W + b, (N, c)
     expansion: Tensor  # where the quadratics touch the samples' losses, (N, c)
     coef: Tensor  # Z, which carries the penalty
     fitted_coef: Tensor  # A Z
     multiplier: Tensor  # scaled dual U of W = Z
     fitted_multiplier: Tensor  # A U
     iteration: int = 0
+    mark: _Mark | None = None  # a few iterations before rho is set anew
 
 
 class _State(_Fields):
@@ -125,9 +143,10 @@ class Admm(PrimalDualSolver):
     The splitting is ``W = Z``: ``W`` carries the loss, replaced by a quadratic around the last predictions whose
     curvature follows that of each sample, ``Z`` the penalty. Each update of ``W`` is a ridge problem whose Gram
     matrix, on the smaller side of the data, is formed once and serves all outputs; ``rho`` follows the size of the
-    groups. Correlated features cost nothing extra: the metric takes them out. On the side of the samples up to ten such
-    problems, which cost no product with the data there, take the quadratics to the proximal step of the loss itself.
-    Per iteration two products with the data and two triangular solves for each problem.
+    groups and, from the fifteenth iteration on, the curvatures that moves meet in the loss and in the penalty.
+    Correlated features cost nothing extra: the metric takes them out. On the side of the samples up to ten such
+    problems, which cost no product with the data there, take the quadratics to the proximal step of the loss itself. Per
+    iteration two products with the data and two triangular solves for each problem.
 
     Needs a loss with finite ``smoothness`` and a penalty that is a sum over blocks. Memory: twice the square of the
     smaller side.
@@ -169,7 +188,8 @@ class Admm(PrimalDualSolver):
         ascent = program.pull_back(-program.loss.gradient(fitted, program.y))
         known = _known(program, ascent) if previous is None else previous.known
         found = _spread(program, warm=previous is not None)
-        threshold = _threshold(program, found, warm=previous is not None)
+        measured = previous is not None and previous.measured and program.loss.separable
+        threshold = previous.threshold if measured else _threshold(program, found, warm=previous is not None)
         rho = _rho_for(program, coef, threshold, known.largest_rho)
         rho = rho or _first_rho(program, ascent, found, known.largest_rho)
         local, margin = _local_curvature(program, fitted), 1.0
@@ -184,10 +204,12 @@ class Admm(PrimalDualSolver):
             known=known,
             rho=rho,
             threshold=threshold,
+            measured=measured,
             local=local,
             margin=margin,
             met=0.0,
             secant=torch.zeros_like(local),
+            smooth=coef,
             ascent=ascent,
             fitted=fitted,
             expansion=fitted,
@@ -205,6 +227,8 @@ class Admm(PrimalDualSolver):
 
     def step(self, program: Program, state: _State) -> _State:
         state = _iterate(state._replace(iteration=state.iteration + 1))
+        if state.iteration + _MOVES in _ADAPT_AT[1:]:
+            state = state._replace(mark=_Mark.of(state))
         return _adapted(state, due=state.iteration in _ADAPT_AT)
 
     def carried_on(self, exact: Program, state: _State, offset: Tensor) -> _State:
@@ -233,6 +257,7 @@ class Admm(PrimalDualSolver):
             program=exact,
             known=known,
             local=local,
+            smooth=state.smooth.to(exact.y),
             ascent=state.ascent.to(exact.y),
             fitted=fitted,
             expansion=expansion,
@@ -240,6 +265,7 @@ class Admm(PrimalDualSolver):
             fitted_coef=exact.map.matvec(coef),
             multiplier=multiplier,
             fitted_multiplier=exact.map.matvec(multiplier),
+            mark=None,
         )
 
     def iterate(self, state: _State) -> Iterate:
@@ -288,6 +314,7 @@ def _iterate(state: _State) -> _State:
         coef = program.penalty.prox(total, program.alpha / rho)
         fitted_coef = program.map.matvec(coef)
     return state._replace(
+        smooth=smooth,
         ascent=rho * (smooth - center),
         fitted=fitted,
         expansion=expansion,
@@ -362,12 +389,12 @@ def _with_curvature_met(state: _State, move: Tensor, change: Tensor) -> _State:
 
 
 def _adapted(state: _State, due: bool) -> _State:
-    """Set the curvature by what was met and rho by the size of the groups; the multiplier times rho stays."""
+    """Set the curvature by what was met, and rho; the multiplier times rho stays."""
     program, rho = state.program, state.rho
     exceeded = state.met > state.margin * _TOLERATED
     if not (due or exceeded):
         return state
-    local, new_rho, margin = state.local, rho, state.margin
+    local, margin = state.local, state.margin
     if exceeded:  # by few samples, mostly, as those that a move takes to where the loss is curved
         local = torch.maximum(local, _SAFETY / margin * state.secant)
     if due:
@@ -375,20 +402,48 @@ def _adapted(state: _State, due: bool) -> _State:
         wanted = min(1.0, max(_LEAST_MARGIN, _SAFETY * state.met))
         if not _alike(program, new_local, local) or state.margin > _WORTH_REFACTORING * wanted:
             local, margin = new_local, wanted
-        wanted = _rho_for(program, state.coef, state.threshold, state.known.largest_rho) or rho
-        new_rho = rho if _close(rho, wanted) else wanted
-    if local is not state.local or (margin, new_rho) != (state.margin, rho):
-        _factorised(state.known, program.weight * margin * local, new_rho)
-    scale = rho / new_rho
+        state = _with_better_rho(state)
+    if local is not state.local or (margin, state.rho) != (state.margin, rho):
+        _factorised(state.known, program.weight * margin * local, state.rho)
+    scale = rho / state.rho
     return state._replace(
-        rho=new_rho,
         local=local,
         margin=margin,
         met=0.0,
         secant=torch.zeros_like(local),
         multiplier=scale * state.multiplier,
         fitted_multiplier=scale * state.fitted_multiplier,
+        mark=None if due else state.mark,
     )
+
+
+def _with_better_rho(state: _State) -> _State:
+    """The state with another rho where that is worth its cost, by the moves since the mark or the size of groups.
+
+    What moves say of rho they say of the threshold, for later iterations and the next alpha of a path.
+    """
+    program, largest, threshold = state.program, state.known.largest_rho, state.threshold
+    by_moves = None if state.mark is None else _balancing_rho(state.mark, _Mark.of(state))
+    wanted = by_moves or _rho_for(program, state.coef, threshold, largest)
+    if wanted is None or _close(state.rho, wanted):
+        return state
+    by_size = _rho_for(program, state.coef, threshold, largest)
+    if by_moves is None or by_size is None or by_size == largest:
+        return state._replace(rho=wanted)
+    return state._replace(rho=wanted, threshold=threshold * by_size / wanted, measured=True)
+
+
+def _balancing_rho(before: _Mark, after: _Mark) -> float | None:
+    """Geometric mean of the curvatures that moves have met in the loss and in the penalty; None where nothing moved.
+
+    Either is the size of a change of the gradient over that of the move, itself the geometric mean of the two spectral
+    step sizes of Xu, Figueiredo and Goldstein, "Adaptive ADMM with spectral penalty parameter selection" (AISTATS 2017).
+    """
+    move, change, shift, pull = (float((new - old).norm()) for new, old in zip(after, before, strict=True))
+    if not (move > 0 and shift > 0):
+        return None
+    square = change / move * pull / shift
+    return math.sqrt(square) if 0 < square < math.inf else None
 
 
 def _alike(program: Program, local: Tensor, other: Tensor) -> bool:
