@@ -44,9 +44,9 @@ _ROUNDING = 1e-2
 _FIRST_SHARE = 0.25
 _FIRST_SHARE_OF_SPREAD = 0.8
 _LARGEST_FIRST_SHARE = 0.55
-# Iterations after which rho is set anew, at the first by the size of groups, later by the moves of the last few; it is
-# left alone when it would change less than this. So are the samples' curvatures when they change less on average; single
-# ones that are too low show in the curvature that is met.
+# Iterations after which rho is set anew, after the first by the size of groups, later by the moves of the last few; it
+# is left alone when it would change less than this. So are the samples' curvatures when they change less on average;
+# single ones that are too low show in the curvature that is met.
 _ADAPT_AT = (5, 15, 25, 40, 70, 100, 200, 400, 800)
 _MOVES = 4
 _WORTH_REFACTORING = 2.2
@@ -145,8 +145,8 @@ class Admm(PrimalDualSolver):
     matrix, on the smaller side of the data, is formed once and serves all outputs; ``rho`` follows the size of the
     groups and, from the fifteenth iteration on, the curvatures that moves meet in the loss and in the penalty.
     Correlated features cost nothing extra: the metric takes them out. On the side of the samples up to ten such
-    problems, which cost no product with the data there, take the quadratics to the proximal step of the loss itself. Per
-    iteration two products with the data and two triangular solves for each problem.
+    problems, which cost no product with the data there, take the quadratics to the proximal step of the loss itself.
+    Per iteration two products with the data and two triangular solves for each problem.
 
     Needs a loss with finite ``smoothness`` and a penalty that is a sum over blocks. Memory: twice the square of the
     smaller side.
@@ -188,8 +188,9 @@ class Admm(PrimalDualSolver):
         ascent = program.pull_back(-program.loss.gradient(fitted, program.y))
         known = _known(program, ascent) if previous is None else previous.known
         found = _spread(program, warm=previous is not None)
-        measured = previous is not None and previous.measured and program.loss.separable
-        threshold = previous.threshold if measured else _threshold(program, found, warm=previous is not None)
+        threshold, measured = _threshold(program, found, warm=previous is not None), False
+        if previous is not None and previous.measured and program.loss.separable:
+            threshold, measured = previous.threshold, True
         rho = _rho_for(program, coef, threshold, known.largest_rho)
         rho = rho or _first_rho(program, ascent, found, known.largest_rho)
         local, margin = _local_curvature(program, fitted), 1.0
@@ -247,7 +248,7 @@ class Admm(PrimalDualSolver):
         fitted, expansion = (part.to(exact.y) + offset for part in (state.fitted, state.expansion))
         memory = state.known.acceleration.memory
         known = _Known(
-            ridge_system(exact.map, exact.fit_intercept),
+            ridge_system(exact.map, exact.fit_intercept, not exact.loss.quadratic),
             Anderson(memory, exact.outputs_separate),
             state.known.largest_rho,
         )
@@ -277,7 +278,7 @@ def _known(program: Program, ascent: Tensor) -> _Known:
     # Where curvatures jump, extrapolations across the jumps lead astray.
     memory = min(_MEMORY, largest_memory) if program.loss.smooth_curvature else 0
     return _Known(
-        ridge_system(program.map, program.fit_intercept),
+        ridge_system(program.map, program.fit_intercept, not program.loss.quadratic),
         Anderson(memory, program.outputs_separate),
         _largest_rho(program, ascent),
     )
@@ -436,8 +437,9 @@ def _with_better_rho(state: _State) -> _State:
 def _balancing_rho(before: _Mark, after: _Mark) -> float | None:
     """Geometric mean of the curvatures that moves have met in the loss and in the penalty; None where nothing moved.
 
-    Either is the size of a change of the gradient over that of the move, itself the geometric mean of the two spectral
-    step sizes of Xu, Figueiredo and Goldstein, "Adaptive ADMM with spectral penalty parameter selection" (AISTATS 2017).
+    Either is the size of a change of the gradient over that of the move, which is the geometric mean of the inverses of
+    the two spectral step sizes of Xu, Figueiredo and Goldstein, "Adaptive ADMM with spectral penalty parameter
+    selection" (AISTATS 2017).
     """
     move, change, shift, pull = (float((new - old).norm()) for new, old in zip(after, before, strict=True))
     if not (move > 0 and shift > 0):

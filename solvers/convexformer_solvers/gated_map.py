@@ -176,6 +176,9 @@ class GatedMap(DerivedMap[DenseMap]):
         by_kernel = 2.0 * self.n_samples**2 * (self.base.as_matrix().shape[1] + math.prod(self.feature_shape[:-1]))
         return min(super().gram_work(), by_kernel)
 
+    def kernel_work(self) -> float:
+        return float(self.n_samples**2 * (self.base.as_matrix().shape[1] + self.masks.shape[1]))
+
     def _by_dense_block(self, blocks: Tensor, dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """For each dense block among `blocks` its data ``(N, d)``, its gates' masks, and which of `blocks` they are."""
         gate, block = self.split(blocks)

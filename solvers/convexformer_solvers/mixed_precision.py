@@ -41,7 +41,7 @@ class MixedPrecision(PrimalDualSolver):
     Parameters
     ----------
     smallest : int, default=2**18
-        Numbers that data or coefficients hold at least where float32 is used: two megabytes in float64.
+        Numbers that data, coefficients or Gram matrix hold at least where float32 is used: two megabytes in float64.
 
     Examples
     --------
@@ -66,8 +66,8 @@ class MixedPrecision(PrimalDualSolver):
             offset, solver = exact.target_shift, previous.solver
             single = dataclasses.replace(exact, map=previous.single.map, y=exact.y - offset)
         else:
-            large = max(exact.map.n_stored, coef.numel()) >= self.smallest
-            found = for_single(exact) if large else None
+            size = max(exact.map.n_stored, coef.numel(), exact.map.smaller_side**2)
+            found = for_single(exact) if size >= self.smallest else None
             single, offset = found or (exact, torch.zeros_like(exact.null_intercept))
             solver = self._double if found is None else self._single
         if solver is self._single and not bool(coef.any()) and exact.alpha >= (1 - _AT_ALPHA_MAX) * exact.alpha_max:

@@ -202,6 +202,10 @@ class LinearMap(ABC):
         """Floating-point operations of forming the Gram matrix of all features, on the smaller side, roughly."""
         return 2.0 * self.n_samples * math.prod(self.feature_shape) * self.smaller_side
 
+    def kernel_work(self) -> float:
+        """Floating-point operations of forming the lower half of the Gram matrix of all samples, roughly."""
+        return float(self.n_samples**2 * math.prod(self.feature_shape))
+
     def gram(self, left: Tensor, right: Tensor, weight: Tensor, center: Tensor | None = None) -> Tensor:
         """``A_left' diag(weight) A_right`` of some blocks' columns, shape ``(n_left d, n_right d)``.
 

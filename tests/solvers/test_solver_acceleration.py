@@ -9,7 +9,7 @@ import pytest
 import torch
 from solver_cases import make_program, randn
 
-from convexformer_solvers import Admm, DenseMap, Fista, GroupL2, Program, Squared, ridge, solve
+from convexformer_solvers import Admm, DenseMap, Fista, GroupL2, Program, Squared, get_loss, ridge, solve
 from convexformer_solvers import admm as admm_module
 from convexformer_solvers.anderson import Anderson
 from convexformer_solvers.factorisation import CholeskySolver, cholesky, factorised_above, lower_rows
@@ -237,3 +237,50 @@ def test_extrapolations_do_not_lead_to_points_worse_than_a_constant(seed):
         state = solver.step(program, state)
         objectives.append(solver.iterate(state).objective)
     assert max(objectives) <= program.null_value
+
+
+def correlated_program(loss, seed, ratio=0.05):
+    """Tokens that share a part, with an intercept."""
+    data = randn(200, 12, 6, seed=seed) + 2 * randn(200, 1, 6, seed=seed + 9)
+    y = data[:, 0, :1] - data[:, 1, 1:2] + randn(200, 1, seed=seed + 2)
+    y = torch.where(y > y.median(), 1.0, -1.0).double() if loss == "logistic" else y
+    program = Program(DenseMap(data), y, get_loss(loss), GroupL2(), 1.0, fit_intercept=True)
+    return program.with_alpha(ratio * program.alpha_max)
+
+
+class TestRho:
+    @pytest.mark.parametrize("factor", [0.01, 1, 100])
+    @pytest.mark.parametrize("loss", ["squared", "logistic", "huber"])
+    def test_a_threshold_that_is_far_off_costs_few_iterations(self, loss, factor, monkeypatch):
+        # Unless moves set rho anew, Huber's loss takes 400 to 2000, the squared loss up to 1500.
+        as_given = admm_module._threshold
+        monkeypatch.setattr(admm_module, "_threshold", lambda *args, **given: factor * as_given(*args, **given))
+        for seed in range(3):
+            result = solve(correlated_program(loss, seed), Admm(), tol=1e-6, max_iter=60)
+            assert result.certificate.relative_gap <= 1e-6
+
+    @pytest.mark.parametrize(("bend", "curvature"), [(4.0, 0.25), (2.0, 18.0), (1e-12, 1e-6)])
+    def test_moves_tell_the_geometric_mean_of_the_curvatures(self, bend, curvature):
+        move, shift = randn(5, 3, 1, seed=1), 7 * randn(5, 3, 1, seed=2)
+        before = admm_module._Mark(*randn(4, 5, 3, 1, seed=0))
+        after = admm_module._Mark(
+            before.smooth + move, before.ascent - bend * move, before.coef + shift, before.pull + curvature * shift
+        )
+        assert admm_module._balancing_rho(before, after) == pytest.approx(math.sqrt(bend * curvature), rel=1e-3)
+
+    def test_where_nothing_moved_they_tell_nothing(self):
+        mark = admm_module._Mark(*randn(4, 5, 3, 1, seed=0))
+        assert admm_module._balancing_rho(mark, mark) is None
+        assert admm_module._balancing_rho(mark, mark._replace(smooth=mark.smooth + 1, coef=mark.coef + 1)) is None
+
+    def test_a_path_goes_on_with_the_threshold_that_moves_told(self):
+        program, solver = correlated_program("huber", seed=0), Admm()
+        state = solver.init_at(program, torch.zeros(program.coef_shape, dtype=torch.float64), None)
+        state = state._replace(threshold=100 * state.threshold)
+        for _ in range(15):
+            state = solver.step(program, state)
+        assert state.measured
+        ahead = program.with_alpha(0.8 * program.alpha)
+        warm = solver.init_at(ahead, state.coef, None, state)
+        assert warm.threshold == state.threshold
+        assert warm.rho == pytest.approx(state.rho, rel=0.5)

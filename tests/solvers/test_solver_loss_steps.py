@@ -4,7 +4,7 @@ import pytest
 import torch
 from solver_cases import make_program, randn
 
-from convexformer_solvers import Admm, Auto, GatedMap, GroupL2, Program, get_loss, solve
+from convexformer_solvers import Admm, Auto, DenseMap, GatedMap, GroupL2, Program, get_loss, solve
 from convexformer_solvers import admm as admm_module
 from convexformer_solvers.ridge import RidgeInFeatures, RidgeInSamples, ridge_system
 
@@ -43,7 +43,7 @@ def correlated_gated(loss, n_outputs, seed, ratio=0.01):
 @pytest.mark.parametrize("side", SIDES)
 def test_ridge_problems_are_solved(side, intercept, weighted):
     program = make_program("squared", c=2, weighted=weighted, **SIDES[side]).counted()
-    system = ridge_system(program.map, intercept)
+    system = ridge_system(program.map, intercept, reweighted=True)
     assert isinstance(system, RidgeInSamples if side == "samples" else RidgeInFeatures)
     target, center = randn(*program.y.shape, seed=1), randn(*program.coef_shape, seed=2)
     weight, rho = program.weight * (0.5 + randn(len(target), seed=3).square()), 0.07
@@ -59,6 +59,31 @@ def test_ridge_problems_are_solved(side, intercept, weighted):
     torch.testing.assert_close(
         residual.sum(0) if intercept else shift[0], torch.zeros(2, dtype=torch.float64), atol=1e-9, rtol=0
     )
+
+
+@pytest.mark.parametrize(
+    ("n", "gated", "reweighted", "in_samples"),
+    [
+        (560, False, False, False),  # 520 features
+        (560, False, True, True),
+        (560, True, False, True),
+        (750, False, True, True),
+        (850, False, True, False),  # too many
+        (500, False, False, True),
+    ],
+)
+def test_a_side_of_a_few_more_samples_is_taken_where_it_costs_less(n, gated, reweighted, in_samples):
+    data = randn(n, 13, 4, seed=0) if gated else randn(n, 130, 4, seed=0)
+    linear_map = GatedMap(data, randn(n, 10, seed=1) > 0) if gated else DenseMap(data)
+    system = ridge_system(linear_map, False, reweighted)
+    assert isinstance(system, RidgeInSamples if in_samples else RidgeInFeatures)
+    target, center = randn(n, 1, seed=2), randn(*linear_map.feature_shape, 1, seed=3)
+    weight, rho = (0.5 + randn(n, seed=4).square()) / n, 0.01
+    system.factorise(weight, rho)
+    fitted = system.fit(target, center, linear_map.matvec(center))
+    slack = linear_map.rmatvec(weight[:, None] * (target - fitted)) - rho * (system.solution() - center)
+    assert float(slack.abs().max()) < 1e-9
+    torch.testing.assert_close(linear_map.matvec(system.solution()), fitted)
 
 
 @pytest.mark.parametrize("intercept", [False, True])

@@ -7,7 +7,7 @@ import pytest
 import torch
 from solver_cases import LOSS_NAMES, make_program, randn
 
-from convexformer_solvers import Admm, DenseMap, GatedMap, solve
+from convexformer_solvers import Admm, DenseMap, GatedMap, GroupL2, Program, Squared, solve
 from convexformer_solvers.admm_newton import AdmmNewton
 from convexformer_solvers.centered import Centered
 from convexformer_solvers.mixed_precision import MixedPrecision
@@ -139,6 +139,11 @@ def test_small_data_stay_in_double_precision():
     many = make_program("squared", n=20, blocks=10, d=4, c=30, ratio=0.1)  # more coefficients than data
     assert run(many, MixedPrecision(smallest=10 * 4 * 30), 1)[-1].is_single
     assert not run(many, MixedPrecision(smallest=10 * 4 * 30 + 1), 1)[-1].is_single
+    # Gates make a Gram matrix of side 60 of little data.
+    gated = GatedMap(randn(60, 4, 4, seed=0), randn(60, 5, seed=1) > 0)
+    gated = Program(gated, randn(60, 1, seed=2), Squared(), GroupL2(), alpha=0.05)
+    assert run(gated, MixedPrecision(smallest=60**2), 1)[-1].is_single
+    assert not run(gated, MixedPrecision(smallest=60**2 + 1), 1)[-1].is_single
 
 
 @pytest.mark.parametrize("name", ["coef", "fitted"])
