@@ -49,6 +49,8 @@ _LARGEST_FIRST_SHARE = 0.55
 # single ones that are too low show in the curvature that is met.
 _ADAPT_AT = (5, 15, 25, 40, 70, 100, 200, 400, 800)
 _MOVES = 4
+# How much larger it is where the iterations begin anew, as they had led to points far worse than the best constant model.
+_RAISE = 10.0
 _WORTH_REFACTORING = 2.2
 _CURVATURE_CHANGE = 0.2
 # Iterations that a start from another state counts for, so that rho is first set anew after three.
@@ -230,7 +232,9 @@ class Admm(PrimalDualSolver):
         state = _iterate(state._replace(iteration=state.iteration + 1))
         if state.iteration + _MOVES in _ADAPT_AT[1:]:
             state = state._replace(mark=_Mark.of(state))
-        return _adapted(state, due=state.iteration in _ADAPT_AT)
+        due = state.iteration in _ADAPT_AT
+        diverged = due and state.mark is not None and not state.gap <= state.exact.null_value
+        return _begun_anew(state) if diverged else _adapted(state, due)
 
     def carried_on(self, exact: Program, state: _State, offset: Tensor) -> _State:
         """The state of iterations in another precision, for iterations in this one.
@@ -415,6 +419,33 @@ def _adapted(state: _State, due: bool) -> _State:
         multiplier=scale * state.multiplier,
         fitted_multiplier=scale * state.fitted_multiplier,
         mark=None if due else state.mark,
+    )
+
+
+def _begun_anew(state: _State) -> _State:
+    """The state at the best constant model with a larger rho: points that are far worse than that have diverged."""
+    program = state.program
+    rho = min(_RAISE * state.rho, state.known.largest_rho)
+    fitted = program.null_intercept.expand_as(state.fitted)
+    local, coef = _local_curvature(program, fitted), torch.zeros_like(state.coef)
+    _factorised(state.known, program.weight * local, rho)
+    ascent = program.pull_back(program.null_dual_point)
+    multiplier = (ascent - program.penalty.prox(ascent, program.alpha)) / rho
+    return state._replace(
+        rho=rho,
+        local=local,
+        margin=1.0,
+        met=0.0,
+        secant=torch.zeros_like(local),
+        smooth=coef,
+        ascent=ascent,
+        fitted=fitted,
+        expansion=fitted,
+        coef=coef,
+        fitted_coef=torch.zeros_like(fitted),
+        multiplier=multiplier,
+        fitted_multiplier=program.map.matvec(multiplier),
+        mark=None,
     )
 
 
