@@ -103,7 +103,7 @@ def test_interrupted_cross_validation_goes_on_from_its_folder(regression_file, t
         (["fit", "{data}", "--penalty", "none"], "penalty must be one of"),
         (["fit", "{data}", "--solver", "magic"], "solver must be one of"),
         (["fit", "{data}", "--activation", "relu"], "gated_relu"),
-        (["fit", "{data}", "--penalty", "nuclear", "--solver", "semismooth_newton"], "needs the group-l2 penalty"),
+        (["fit", "two.npz", "--penalty", "nuclear", "--solver", "semismooth_newton"], "needs the group-l2 penalty"),
         (["fit", "{data}", "--device", "cuda:99"], "CUDA"),
         (["fit", "{data}", "--task", "classification"], "(?i)label"),
         (["fit", "{data}", "--model", "absent/m.npz", "--alpha", "1e-12"], "no folder at absent"),
@@ -132,6 +132,7 @@ def test_mistakes_end_with_one_line_and_exit_code_1(arguments, message, regressi
     Path("empty.npz").write_bytes(b"")
     Path("cut.npz").write_bytes(whole[: len(whole) // 2])
     np.save("single.npy", np.ones(3))
+    np.savez("two.npz", X=np.eye(4)[:, :, None], y=np.eye(4)[:, :2])
     assert cli.main([part.format(data=regression_file) for part in arguments] + ["--quiet"]) == 1
     error = capsys.readouterr().err
     assert error.count("\n") == 1

@@ -49,7 +49,7 @@ _LARGEST_FIRST_SHARE = 0.55
 # single ones that are too low show in the curvature that is met.
 _ADAPT_AT = (5, 15, 25, 40, 70, 100, 200, 400, 800)
 _MOVES = 4
-# How much larger it is where the iterations begin anew, as they had led to points far worse than the best constant model.
+# How much larger it is where the iterations begin anew, as points had become far worse than the best constant model.
 _RAISE = 10.0
 _WORTH_REFACTORING = 2.2
 _CURVATURE_CHANGE = 0.2

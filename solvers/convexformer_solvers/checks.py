@@ -191,6 +191,9 @@ def check_penalty(penalty: Penalty, seed: int = 0) -> None:
         if penalty.euclidean:
             norms = torch.linalg.vector_norm(coef, dim=-2).sum()
             _require_close(value, norms, 1e-12, "euclidean is True but the penalty is not the sum of the norms")
+        for_outputs = penalty.for_outputs(shape[-1])
+        _require_close(for_outputs.value(coef), value, 1e-12, "for_outputs gives another norm")
+        _require_close(for_outputs.dual_norm(other), dual_norm, 1e-12, "for_outputs gives another dual norm")
         _require(float((coef * other).sum()) <= float(value * dual_norm) + 1e-10, "the dual norm is too small")
         if penalty.separable:
             parts = [penalty.value(coef[..., [k]]) for k in range(shape[-1])]

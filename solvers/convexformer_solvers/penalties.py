@@ -108,6 +108,21 @@ class Penalty(ABC):
         """
         return
 
+    def for_outputs(self, n_outputs: int) -> Penalty:
+        """The same norm for so many outputs as another penalty, where solvers can do more with that.
+
+        Parameters
+        ----------
+        n_outputs : int
+            The ``c``.
+
+        Returns
+        -------
+        Penalty
+            By default this one.
+        """
+        return self
+
     @abstractmethod
     def group_values(self, coef: Tensor) -> Tensor:
         """Norm of each group; their sum is the penalty.
@@ -422,6 +437,9 @@ class GroupNuclear(Penalty):
     >>> GroupNuclear().value(torch.eye(2)[None])
     tensor(2.)
     """
+
+    def for_outputs(self, n_outputs: int) -> Penalty:
+        return GroupL2() if n_outputs == 1 else self  # the one singular value of a column is its length
 
     def group_values(self, coef: Tensor) -> Tensor:
         return torch.linalg.svdvals(coef).sum(-1)

@@ -300,11 +300,16 @@ class Ending(NamedTuple):
 def in_working_precision(
     program: Program, dtype: torch.dtype | str | None, device: torch.device | str | None
 ) -> tuple[Program, Program]:
-    """The program on a device, which certificates speak of, and the same in the precision that solvers work in."""
+    """The program on a device, which certificates speak of, and the same in the form that solvers work on.
+
+    That is in another precision, perhaps, and with the penalty that they can do most with.
+    """
     precision = as_dtype(dtype, program.map.dtype)
     with torch.no_grad():
         reference = _without_gradients(program).to(device=device)
-        return reference, reference.to(dtype=precision)
+        working = reference.to(dtype=precision)
+    penalty = working.penalty.for_outputs(working.y.shape[1])
+    return reference, working if penalty is working.penalty else dataclasses.replace(working, penalty=penalty)
 
 
 def _without_gradients(program: Program) -> Program:

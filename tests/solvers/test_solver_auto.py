@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
 import torch
 from solver_cases import make_program, randn
 
-from convexformer_solvers import Auto, DenseMap, Fista, GatedMap, Program, Status, get_loss, get_penalty, solve
+from convexformer_solvers import (
+    Auto,
+    DenseMap,
+    Fista,
+    GatedMap,
+    GroupNuclear,
+    Program,
+    Status,
+    get_loss,
+    get_penalty,
+    solve,
+    solve_path,
+)
 from convexformer_solvers import auto as auto_module
 from convexformer_solvers.solver import Point, Solver
 
@@ -173,3 +186,16 @@ def test_a_stage_that_cannot_factorise_hands_over_to_the_next(monkeypatch):
     assert solve(program, Watched(), tol=1e-6).certificate.relative_gap <= 1e-6
     assert solvers[0] is failing
     assert solvers[-1] is last
+
+
+@pytest.mark.parametrize("loss", ["squared", "huber", "logistic"])
+def test_the_nuclear_penalty_of_one_output_takes_the_steps_of_the_group_one(loss):
+    group = make_program(loss, "group_l2", n=80, blocks=12, d=4, c=1, ratio=0.03, intercept=True)
+    nuclear = dataclasses.replace(group, penalty=GroupNuclear())
+    results = [solve(program, Auto(), tol=1e-6) for program in (group, nuclear)]
+    assert results[0].n_iter == results[1].n_iter
+    assert torch.equal(results[0].coef, results[1].coef)
+    assert results[1].certificate.primal == pytest.approx(results[0].certificate.primal, rel=1e-12)
+    assert results[1].certificate.relative_gap <= 1e-6
+    paths = [solve_path(program, Auto(), tol=1e-4) for program in (group, nuclear)]
+    assert [r.n_iter for r in paths[0].results] == [r.n_iter for r in paths[1].results]

@@ -128,6 +128,10 @@ def factors_split_by_coordinate(kind):
     return {"factorize": factorize}
 
 
+def another_norm_for_outputs(kind):
+    return {"for_outputs": lambda self, n_outputs: GroupL2() if kind is GroupNuclear else GroupNuclear()}
+
+
 def wrong_right_norm(kind):
     return {"right_norm": lambda self, right: right.abs().amax(1)}
 
@@ -147,6 +151,7 @@ MUTATIONS = [
     factors_lost,
     factors_of_wrong_block,
     factors_split_by_coordinate,
+    another_norm_for_outputs,
     wrong_right_norm,
 ]
 
@@ -328,6 +333,8 @@ class TestRelations:
         coef = randn(6, 3, 1)
         torch.testing.assert_close(GroupNuclear().value(coef), GroupL2().value(coef))
         torch.testing.assert_close(GroupNuclear().prox(coef, 0.9), GroupL2().prox(coef, 0.9))
+        assert GroupNuclear().for_outputs(1) == GroupL2()
+        assert GroupNuclear().for_outputs(2) == GroupNuclear()
 
     def test_nuclear_norm_of_one_feature_is_the_l2_norm_over_outputs(self):
         coef = randn(6, 1, 3)
