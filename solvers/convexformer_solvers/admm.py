@@ -45,13 +45,15 @@ _FIRST_SHARE = 0.25
 _FIRST_SHARE_OF_SPREAD = 0.8
 _LARGEST_FIRST_SHARE = 0.55
 # Iterations after which rho is set anew, after the first by the size of groups, later by the moves of the last few; it
-# is left alone when it would change less than this. So are the samples' curvatures when they change less on average;
-# single ones that are too low show in the curvature that is met.
-_ADAPT_AT = (5, 15, 25, 40, 70, 100, 200, 400, 800)
+# is left alone when it would change less than this.
+_RHO_AT = (5, 15, 25, 40, 70, 100, 200, 400, 800)
 _MOVES = 4
 # How much larger it is where the iterations begin anew, as points had become far worse than the best constant model.
 _RAISE = 10.0
 _WORTH_REFACTORING = 2.2
+# Those after which the samples' curvatures are; so are these when they change less on average. Single ones that are too
+# low show in the curvature that is met.
+_CURVATURE_AT = (5, 15, 40, 100, 200, 400, 800)
 _CURVATURE_CHANGE = 0.2
 # Iterations that a start from another state counts for, so that rho is first set anew after three.
 _WARM = 2
@@ -230,11 +232,9 @@ class Admm(PrimalDualSolver):
 
     def step(self, program: Program, state: _State) -> _State:
         state = _iterate(state._replace(iteration=state.iteration + 1))
-        if state.iteration + _MOVES in _ADAPT_AT[1:]:
+        if state.iteration + _MOVES in _RHO_AT[1:]:
             state = state._replace(mark=_Mark.of(state))
-        due = state.iteration in _ADAPT_AT
-        diverged = due and state.mark is not None and not state.gap <= state.exact.null_value
-        return _begun_anew(state) if diverged else _adapted(state, due)
+        return _begun_anew(state) if _has_diverged(state) else _adapted(state)
 
     def carried_on(self, exact: Program, state: _State, offset: Tensor) -> _State:
         """The state of iterations in another precision, for iterations in this one.
@@ -393,37 +393,41 @@ def _with_curvature_met(state: _State, move: Tensor, change: Tensor) -> _State:
     return state._replace(met=max(state.met, met), secant=torch.maximum(state.secant, secant))
 
 
-def _adapted(state: _State, due: bool) -> _State:
+def _adapted(state: _State) -> _State:
     """Set the curvature by what was met, and rho; the multiplier times rho stays."""
-    program, rho = state.program, state.rho
-    exceeded = state.met > state.margin * _TOLERATED
-    if not (due or exceeded):
+    program, rho, local, margin = state.program, state.rho, state.local, state.margin
+    exceeded = state.met > margin * _TOLERATED
+    if not (exceeded or state.iteration in _RHO_AT):  # and so in none of the others
         return state
-    local, margin = state.local, state.margin
     if exceeded:  # by few samples, mostly, as those that a move takes to where the loss is curved
         local = torch.maximum(local, _SAFETY / margin * state.secant)
-    if due:
+    if looks := state.iteration in _CURVATURE_AT:
         new_local = _local_curvature(program, state.fitted)
         wanted = min(1.0, max(_LEAST_MARGIN, _SAFETY * state.met))
-        if not _alike(program, new_local, local) or state.margin > _WORTH_REFACTORING * wanted:
+        if not _alike(program, new_local, local) or margin > _WORTH_REFACTORING * wanted:
             local, margin = new_local, wanted
+    if state.iteration in _RHO_AT:
         state = _with_better_rho(state)
     if local is not state.local or (margin, state.rho) != (state.margin, rho):
         _factorised(state.known, program.weight * margin * local, state.rho)
+    if exceeded or looks:
+        state = state._replace(met=0.0, secant=torch.zeros_like(local))
     scale = rho / state.rho
     return state._replace(
         local=local,
         margin=margin,
-        met=0.0,
-        secant=torch.zeros_like(local),
         multiplier=scale * state.multiplier,
         fitted_multiplier=scale * state.fitted_multiplier,
-        mark=None if due else state.mark,
     )
 
 
+def _has_diverged(state: _State) -> bool:
+    """Whether points are far worse than the best constant model, once moves can tell of rho."""
+    return state.iteration in _RHO_AT and state.mark is not None and not state.gap <= state.exact.null_value
+
+
 def _begun_anew(state: _State) -> _State:
-    """The state at the best constant model with a larger rho: points that are far worse than that have diverged."""
+    """The state at the best constant model, with a larger rho."""
     program = state.program
     rho = min(_RAISE * state.rho, state.known.largest_rho)
     fitted = program.null_intercept.expand_as(state.fitted)
@@ -455,8 +459,10 @@ def _with_better_rho(state: _State) -> _State:
     What moves say of rho they say of the threshold, for later iterations and the next alpha of a path.
     """
     program, largest, threshold = state.program, state.known.largest_rho, state.threshold
-    by_moves = None if state.mark is None else _balancing_rho(state.mark, _Mark.of(state))
+    # A gap below zero is that of an ascent that is not the dual point's: then moves are not those of the loss.
+    by_moves = _balancing_rho(state.mark, _Mark.of(state)) if state.mark is not None and state.gap >= 0 else None
     wanted = by_moves or _rho_for(program, state.coef, threshold, largest)
+    state = state._replace(mark=None)
     if wanted is None or _close(state.rho, wanted):
         return state
     by_size = _rho_for(program, state.coef, threshold, largest)

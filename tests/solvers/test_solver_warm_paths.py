@@ -126,7 +126,7 @@ def test_rho_is_set_anew_by_the_threshold_of_the_state():
     state = solver.init_at(program, coef, None)
     for factor in (10, 1, 0.1):
         before = state.rho * state.multiplier
-        state = admm_module._adapted(state._replace(threshold=factor * state.threshold), due=True)
+        state = admm_module._adapted(state._replace(threshold=factor * state.threshold, iteration=5))
         assert program.alpha / state.rho == pytest.approx(state.threshold * median)
         torch.testing.assert_close(state.rho * state.multiplier, before)
 
