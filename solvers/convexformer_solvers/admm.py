@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -47,12 +47,12 @@ _LARGEST_FIRST_SHARE = 0.55
 # Iterations after which rho is set anew, after the first by the size of groups, later by the moves of the last few; it
 # is left alone when it would change less than this.
 _RHO_AT = (5, 15, 25, 40, 70, 100, 200, 400, 800)
+_WORTH_REFACTORING = 2.2
 _MOVES = 4
 # How much larger it is where the iterations begin anew, as points had become far worse than the best constant model.
 _RAISE = 10.0
-_WORTH_REFACTORING = 2.2
-# Those after which the samples' curvatures are; so are these when they change less on average. Single ones that are too
-# low show in the curvature that is met.
+# Those of them after which the samples' curvatures are set anew, unless they would change less than this on average.
+# Single ones that are too low show in the curvature that is met.
 _CURVATURE_AT = (5, 15, 40, 100, 200, 400, 800)
 _CURVATURE_CHANGE = 0.2
 # Iterations that a start from another state counts for, so that rho is first set anew after three.
@@ -146,14 +146,14 @@ class Admm(PrimalDualSolver):
 
     The splitting is ``W = Z``: ``W`` carries the loss, replaced by a quadratic around the last predictions whose
     curvature follows that of each sample, ``Z`` the penalty. Each update of ``W`` is a ridge problem whose Gram
-    matrix, on the smaller side of the data, is formed once and serves all outputs; ``rho`` follows the size of the
+    matrix, on the cheaper side of the data, is formed once and serves all outputs; ``rho`` follows the size of the
     groups and, from the fifteenth iteration on, the curvatures that moves meet in the loss and in the penalty.
     Correlated features cost nothing extra: the metric takes them out. On the side of the samples up to ten such
     problems, which cost no product with the data there, take the quadratics to the proximal step of the loss itself.
     Per iteration two products with the data and two triangular solves for each problem.
 
     Needs a loss with finite ``smoothness`` and a penalty that is a sum over blocks. Memory: twice the square of the
-    smaller side.
+    side that is taken.
 
     Parameters
     ----------
@@ -201,28 +201,15 @@ class Admm(PrimalDualSolver):
         if previous is not None and _alike(program, local, previous.local):
             local, margin = previous.local, previous.margin
         rho = _factorised(known, program.weight * margin * local, rho, may_keep=previous is not None)
-        # The multiplier of the optimum is the ascent direction, which there is within the dual ball.
-        multiplier = (ascent - program.penalty.prox(ascent, program.alpha)) / rho
         return _State(
             exact=exact,
             program=program,
             known=known,
-            rho=rho,
             threshold=threshold,
             measured=measured,
-            local=local,
             margin=margin,
-            met=0.0,
-            secant=torch.zeros_like(local),
-            smooth=coef,
-            ascent=ascent,
-            fitted=fitted,
-            expansion=fitted,
-            coef=coef,
-            fitted_coef=fitted_coef,
-            multiplier=multiplier,
-            fitted_multiplier=program.map.matvec(multiplier),
             iteration=0 if previous is None else _WARM,
+            **_beginning(program, rho, local, coef, fitted_coef, fitted, ascent),
         )
 
     def _in_own_precision(self, exact: Program, previous: _State | None) -> Program:
@@ -275,6 +262,34 @@ class Admm(PrimalDualSolver):
 
     def iterate(self, state: _State) -> Iterate:
         return state.iterate()
+
+
+def _beginning(
+    program: Program,
+    rho: float,
+    local: Tensor,
+    coef: Tensor,
+    fitted_coef: Tensor,
+    fitted: Tensor,
+    ascent: Tensor,
+) -> dict[str, Any]:
+    """Fields of a state at coefficients, and at predictions that stand for a dual point of this ascent."""
+    # The multiplier of the optimum is the ascent direction, which there is within the dual ball.
+    multiplier = (ascent - program.penalty.prox(ascent, program.alpha)) / rho
+    return {
+        "rho": rho,
+        "local": local,
+        "met": 0.0,
+        "secant": torch.zeros_like(local),
+        "smooth": coef,
+        "ascent": ascent,
+        "fitted": fitted,
+        "expansion": fitted,
+        "coef": coef,
+        "fitted_coef": fitted_coef,
+        "multiplier": multiplier,
+        "fitted_multiplier": program.map.matvec(multiplier),
+    }
 
 
 def _known(program: Program, ascent: Tensor) -> _Known:
@@ -397,7 +412,7 @@ def _adapted(state: _State) -> _State:
     """Set the curvature by what was met, and rho; the multiplier times rho stays."""
     program, rho, local, margin = state.program, state.rho, state.local, state.margin
     exceeded = state.met > margin * _TOLERATED
-    if not (exceeded or state.iteration in _RHO_AT):  # and so in none of the others
+    if not (exceeded or state.iteration in _RHO_AT):
         return state
     if exceeded:  # by few samples, mostly, as those that a move takes to where the loss is curved
         local = torch.maximum(local, _SAFETY / margin * state.secant)
@@ -434,23 +449,8 @@ def _begun_anew(state: _State) -> _State:
     local, coef = _local_curvature(program, fitted), torch.zeros_like(state.coef)
     _factorised(state.known, program.weight * local, rho)
     ascent = program.pull_back(program.null_dual_point)
-    multiplier = (ascent - program.penalty.prox(ascent, program.alpha)) / rho
-    return state._replace(
-        rho=rho,
-        local=local,
-        margin=1.0,
-        met=0.0,
-        secant=torch.zeros_like(local),
-        smooth=coef,
-        ascent=ascent,
-        fitted=fitted,
-        expansion=fitted,
-        coef=coef,
-        fitted_coef=torch.zeros_like(fitted),
-        multiplier=multiplier,
-        fitted_multiplier=program.map.matvec(multiplier),
-        mark=None,
-    )
+    beginning = _beginning(program, rho, local, coef, torch.zeros_like(fitted), fitted, ascent)
+    return state._replace(margin=1.0, mark=None, **beginning)
 
 
 def _with_better_rho(state: _State) -> _State:
@@ -461,11 +461,11 @@ def _with_better_rho(state: _State) -> _State:
     program, largest, threshold = state.program, state.known.largest_rho, state.threshold
     # A gap below zero is that of an ascent that is not the dual point's: then moves are not those of the loss.
     by_moves = _balancing_rho(state.mark, _Mark.of(state)) if state.mark is not None and state.gap >= 0 else None
-    wanted = by_moves or _rho_for(program, state.coef, threshold, largest)
+    by_size = _rho_for(program, state.coef, threshold, largest)
+    wanted = by_moves or by_size
     state = state._replace(mark=None)
     if wanted is None or _close(state.rho, wanted):
         return state
-    by_size = _rho_for(program, state.coef, threshold, largest)
     if by_moves is None or by_size is None or by_size == largest:
         return state._replace(rho=wanted)
     return state._replace(rho=wanted, threshold=threshold * by_size / wanted, measured=True)

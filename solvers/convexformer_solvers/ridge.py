@@ -1,4 +1,4 @@
-r"""Many ridge problems over one linear map, with the Gram matrix on the smaller side formed once.
+r"""Many ridge problems over one linear map, with the Gram matrix on the cheaper side formed once.
 
 .. math:: \min_{W, b} \; \tfrac12 \sum_i q_i \|(A W)_i + b - t_i\|^2 + \tfrac\rho2 \|W - V\|^2
 

@@ -284,3 +284,17 @@ class TestRho:
         warm = solver.init_at(ahead, state.coef, None, state)
         assert warm.threshold == state.threshold
         assert warm.rho == pytest.approx(state.rho, rel=0.5)
+
+    def test_points_far_worse_than_a_constant_are_left_for_it_and_a_larger_rho(self):
+        program, solver = correlated_program("squared", seed=0), Admm()
+        state = solver.init_at(program, torch.zeros(program.coef_shape, dtype=torch.float64), None)
+        for _ in range(14):
+            state = solver.step(program, state)
+        far = state._replace(coef=1e4 * state.coef, fitted_coef=1e4 * state.fitted_coef)
+        far = far._replace(rho=0.01 * state.rho, multiplier=1e4 * state.multiplier)
+        after = solver.step(program, far)
+        assert after.rho == pytest.approx(min(10 * far.rho, far.known.largest_rho))
+        assert after.gap <= program.null_value * (1 + 1e-12)
+        for _ in range(60):
+            after = solver.step(program, after)
+        assert abs(after.gap) <= 1e-4 * program.null_value
