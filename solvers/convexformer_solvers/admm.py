@@ -10,13 +10,23 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .admm_rho import (
+    WORTH_REFACTORING,
+    Sides,
+    balancing_rho,
+    first_rho,
+    largest_rho,
+    rho_for_groups,
+    serves_as_well,
+    spread_that_tells,
+    threshold_for,
+)
 from .anderson import Anderson
 from .arguments import as_dtype
 from .curvature import curvature_bound
 from .primal_dual import Iterate, PrimalDualSolver
 from .program import Program
 from .ridge import RidgeSystem, ridge_system
-from .spread import some_samples_tell, spread
 
 _OVER_RELAXATION = 1.7
 # Differences that the acceleration keeps, at most and at least, and the numbers that they may hold in all unless the
@@ -27,27 +37,8 @@ _LARGEST_MEMORY = 2**30
 _LARGEST_GROWTH = 1e-2
 # Sum of the coefficients' sizes from which on an extrapolation is looked at before it is taken.
 _BOLD = 3.0
-# The prox's threshold alpha / rho against the median norm of an active group; and for losses that couple the outputs
-# where the start is that of another state, near the optimum: there a number stands for each sample's matrix of
-# curvatures, and is too large in most directions.
-_THRESHOLD = 1 / 0.3
-_NEAR_THRESHOLD = 1.5
-# The same from scratch, for losses of each output by itself whose curvature does not jump and more than a few features,
-# in units of the root of their spread: the more correlated they are, the longer groups grow. At least, where the loss
-# is quadratic, else as above; and at most. Sets rho from its first adaptation on; before, groups are too far from what
-# they will be.
-_THRESHOLD_OF_SPREAD = 1.6
-_LEAST_THRESHOLD = 2.0
-_LARGEST_THRESHOLD = 5.0
-_ROUNDING = 1e-2
-# The first rho, in units of that for the groups of the first proximal step; with the squared loss times the spread.
-_FIRST_SHARE = 0.25
-_FIRST_SHARE_OF_SPREAD = 0.8
-_LARGEST_FIRST_SHARE = 0.55
-# Iterations after which rho is set anew, after the first by the size of groups, later by the moves of the last few; it
-# is left alone when it would change less than this.
+# Iterations after which rho is set anew, after the first by the size of groups, later by the moves of the last few.
 _RHO_AT = (5, 15, 25, 40, 70, 100, 200, 400, 800)
-_WORTH_REFACTORING = 2.2
 _MOVES = 4
 # How much larger it is where the iterations begin anew, as points had become far worse than the best constant model.
 _RAISE = 10.0
@@ -82,19 +73,6 @@ class _Known(NamedTuple):
     largest_rho: float  # about the curvature of the loss; beyond that rho only slows down
 
 
-class _Mark(NamedTuple):
-    """Both sides of the splitting at some iteration, with the gradients that they balance there."""
-
-    smooth: Tensor
-    ascent: Tensor
-    coef: Tensor
-    pull: Tensor  # rho U
-
-    @classmethod
-    def of(cls, state: _Fields) -> _Mark:
-        return cls(state.smooth, state.ascent, state.coef, state.rho * state.multiplier)
-
-
 class _Fields(NamedTuple):
     exact: Program  # samples of positive weight, float64 targets
     program: Program  # the same in the precision of the iterations
@@ -115,7 +93,7 @@ class _Fields(NamedTuple):
     multiplier: Tensor  # scaled dual U of W = Z
     fitted_multiplier: Tensor  # A U
     iteration: int = 0
-    mark: _Mark | None = None  # a few iterations before rho is set anew
+    mark: Sides | None = None  # a few iterations before rho is set anew
 
 
 class _State(_Fields):
@@ -191,12 +169,12 @@ class Admm(PrimalDualSolver):
         fitted = fitted_coef + program.best_intercept(fitted_coef) if pred is None else pred.to(program.y)
         ascent = program.pull_back(-program.loss.gradient(fitted, program.y))
         known = _known(program, ascent) if previous is None else previous.known
-        found = _spread(program, warm=previous is not None)
-        threshold, measured = _threshold(program, found, warm=previous is not None), False
+        found = spread_that_tells(program, warm=previous is not None)
+        threshold, measured = threshold_for(program, found, warm=previous is not None), False
         if previous is not None and previous.measured and program.loss.separable:
             threshold, measured = previous.threshold, True
-        rho = _rho_for(program, coef, threshold, known.largest_rho)
-        rho = rho or _first_rho(program, ascent, found, known.largest_rho)
+        rho = rho_for_groups(program, coef, threshold, known.largest_rho)
+        rho = rho or first_rho(program, ascent, found, known.largest_rho)
         local, margin = _local_curvature(program, fitted), 1.0
         if previous is not None and _alike(program, local, previous.local):
             local, margin = previous.local, previous.margin
@@ -220,7 +198,7 @@ class Admm(PrimalDualSolver):
     def step(self, program: Program, state: _State) -> _State:
         state = _iterate(state._replace(iteration=state.iteration + 1))
         if state.iteration + _MOVES in _RHO_AT[1:]:
-            state = state._replace(mark=_Mark.of(state))
+            state = state._replace(mark=_sides(state))
         return _begun_anew(state) if _has_diverged(state) else _adapted(state)
 
     def carried_on(self, exact: Program, state: _State, offset: Tensor) -> _State:
@@ -299,14 +277,14 @@ def _known(program: Program, ascent: Tensor) -> _Known:
     return _Known(
         ridge_system(program.map, program.fit_intercept, not program.loss.quadratic),
         Anderson(memory, program.outputs_separate),
-        _largest_rho(program, ascent),
+        largest_rho(program, ascent),
     )
 
 
 def _factorised(known: _Known, weight: Tensor, rho: float, may_keep: bool = False) -> float:
     """Set the weights and rho of the ridge problems; the rho, which is that of their last factor where it serves."""
     system, acceleration = known.system, known.acceleration
-    if may_keep and torch.equal(weight, system.weight) and _close(rho, system.rho):
+    if may_keep and torch.equal(weight, system.weight) and serves_as_well(rho, system.rho):
         acceleration.restart()
     else:
         system.factorise(weight, rho)
@@ -419,7 +397,7 @@ def _adapted(state: _State) -> _State:
     if looks := state.iteration in _CURVATURE_AT:
         new_local = _local_curvature(program, state.fitted)
         wanted = min(1.0, max(_LEAST_MARGIN, _SAFETY * state.met))
-        if not _alike(program, new_local, local) or margin > _WORTH_REFACTORING * wanted:
+        if not _alike(program, new_local, local) or margin > WORTH_REFACTORING * wanted:
             local, margin = new_local, wanted
     if state.iteration in _RHO_AT:
         state = _with_better_rho(state)
@@ -460,99 +438,21 @@ def _with_better_rho(state: _State) -> _State:
     """
     program, largest, threshold = state.program, state.known.largest_rho, state.threshold
     # A gap below zero is that of an ascent that is not the dual point's: then moves are not those of the loss.
-    by_moves = _balancing_rho(state.mark, _Mark.of(state)) if state.mark is not None and state.gap >= 0 else None
-    by_size = _rho_for(program, state.coef, threshold, largest)
+    by_moves = balancing_rho(state.mark, _sides(state)) if state.mark is not None and state.gap >= 0 else None
+    by_size = rho_for_groups(program, state.coef, threshold, largest)
     wanted = by_moves or by_size
     state = state._replace(mark=None)
-    if wanted is None or _close(state.rho, wanted):
+    if wanted is None or serves_as_well(state.rho, wanted):
         return state
     if by_moves is None or by_size is None or by_size == largest:
         return state._replace(rho=wanted)
     return state._replace(rho=wanted, threshold=threshold * by_size / wanted, measured=True)
 
 
-def _balancing_rho(before: _Mark, after: _Mark) -> float | None:
-    """Geometric mean of the curvatures that moves have met in the loss and in the penalty; None where nothing moved.
-
-    Either is the size of a change of the gradient over that of the move, which is the geometric mean of the inverses of
-    the two spectral step sizes of Xu, Figueiredo and Goldstein, "Adaptive ADMM with spectral penalty parameter
-    selection" (AISTATS 2017).
-    """
-    move, change, shift, pull = (float((new - old).norm()) for new, old in zip(after, before, strict=True))
-    if not (move > 0 and shift > 0):
-        return None
-    square = change / move * pull / shift
-    return math.sqrt(square) if 0 < square < math.inf else None
+def _sides(state: _State) -> Sides:
+    return Sides(state.smooth, state.ascent, state.coef, state.rho * state.multiplier)
 
 
 def _alike(program: Program, local: Tensor, other: Tensor) -> bool:
     """Whether one bound of the samples' curvatures serves as well as another."""
     return local.shape == other.shape and float(program.mean((local / other - 1).abs())) <= _CURVATURE_CHANGE
-
-
-def _close(rho: float, other: float) -> bool:
-    """Whether one rho serves as well as another."""
-    return max(rho / other, other / rho) <= _WORTH_REFACTORING
-
-
-def _rho_for(program: Program, coef: Tensor, threshold: float, largest: float) -> float | None:
-    """The rho that makes alpha / rho so many times the median active group, up to a largest one; None without any.
-
-    Groups so small that they would ask for far more than the largest are rounding and do not count.
-    """
-    sizes = program.penalty.group_dual_norms(coef)
-    sizes = sizes[sizes > _ROUNDING * program.alpha / (threshold * largest)]
-    return min(program.alpha / (threshold * float(sizes.median())), largest) if len(sizes) else None
-
-
-def _spread(program: Program, warm: bool) -> float:
-    """Spread of the features where the first rho and the prox's threshold go by it, NaN elsewhere."""
-    loss = program.loss
-    looks = some_samples_tell(program) and loss.separable and loss.smooth_curvature and not warm
-    return spread(program) if looks else math.nan
-
-
-def _threshold(program: Program, found: float, warm: bool) -> float:
-    """The prox's threshold in units of the median norm of an active group."""
-    if warm and not program.loss.separable:
-        return _NEAR_THRESHOLD
-    if math.isnan(found):
-        return _THRESHOLD
-    least = _LEAST_THRESHOLD if program.loss.quadratic else _THRESHOLD
-    return min(_LARGEST_THRESHOLD, max(least, _THRESHOLD_OF_SPREAD * math.sqrt(found)))
-
-
-def _first_rho(program: Program, ascent: Tensor, found: float, largest: float) -> float:
-    """A share of the rho for the groups of the first proximal step: they grow where features are correlated."""
-    direction = program.penalty.prox(ascent, program.alpha)
-    slope = float((ascent * direction).sum())
-    step = slope / _bend(program, direction) if slope > 0 else 0.0
-    rho = _first_share(program, found) * (_rho_for(program, step * direction, _THRESHOLD, largest) or 0.0)
-    return rho if rho > 0 else 1.0
-
-
-def _first_share(program: Program, found: float) -> float:
-    """A quarter; more for squares of features that are hardly correlated, where no other rho is then needed."""
-    if not program.loss.quadratic or math.isnan(found):
-        return _FIRST_SHARE
-    return min(max(_FIRST_SHARE, _FIRST_SHARE_OF_SPREAD / found), _LARGEST_FIRST_SHARE)
-
-
-def _largest_rho(program: Program, ascent: Tensor) -> float:
-    """About the curvature of the loss in the coefficients; inf where nothing leads anywhere."""
-    if not bool(ascent.any()):
-        return math.inf
-    square, bend = float(ascent.square().sum()), _bend(program, ascent)
-    if not (0 < square < math.inf and 0 < bend < math.inf):
-        program.map.check_finite()
-        raise ValueError(
-            f"squares of the data or the targets are too small or too large for {ascent.dtype}; scale the features "
-            "(and alpha with them) or the targets to about one"
-        )
-    return bend / square
-
-
-def _bend(program: Program, direction: Tensor) -> float:
-    """Bound of the loss's second derivative along a direction in the coefficients."""
-    image = program.map.matvec(direction)
-    return program.loss.smoothness * float(program.mean(image.square().sum(1)))

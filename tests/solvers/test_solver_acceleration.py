@@ -9,7 +9,7 @@ import pytest
 import torch
 from solver_cases import make_program, randn
 
-from convexformer_solvers import Admm, DenseMap, Fista, GroupL2, Program, Squared, get_loss, ridge, solve
+from convexformer_solvers import Admm, DenseMap, Fista, GroupL2, Program, Squared, admm_rho, get_loss, ridge, solve
 from convexformer_solvers import admm as admm_module
 from convexformer_solvers.anderson import Anderson
 from convexformer_solvers.factorisation import CholeskySolver, cholesky, factorised_above, lower_rows
@@ -253,8 +253,8 @@ class TestRho:
     @pytest.mark.parametrize("loss", ["squared", "logistic", "huber"])
     def test_a_threshold_that_is_far_off_costs_few_iterations(self, loss, factor, monkeypatch):
         # Unless moves set rho anew, Huber's loss takes 400 to 2000, the squared loss up to 1500.
-        as_given = admm_module._threshold
-        monkeypatch.setattr(admm_module, "_threshold", lambda *args, **given: factor * as_given(*args, **given))
+        as_given = admm_module.threshold_for
+        monkeypatch.setattr(admm_module, "threshold_for", lambda *args, **given: factor * as_given(*args, **given))
         for seed in range(3):
             result = solve(correlated_program(loss, seed), Admm(), tol=1e-6, max_iter=60)
             assert result.certificate.relative_gap <= 1e-6
@@ -262,16 +262,16 @@ class TestRho:
     @pytest.mark.parametrize(("bend", "curvature"), [(4.0, 0.25), (2.0, 18.0), (1e-12, 1e-6)])
     def test_moves_tell_the_geometric_mean_of_the_curvatures(self, bend, curvature):
         move, shift = randn(5, 3, 1, seed=1), 7 * randn(5, 3, 1, seed=2)
-        before = admm_module._Mark(*randn(4, 5, 3, 1, seed=0))
-        after = admm_module._Mark(
+        before = admm_rho.Sides(*randn(4, 5, 3, 1, seed=0))
+        after = admm_rho.Sides(
             before.smooth + move, before.ascent - bend * move, before.coef + shift, before.pull + curvature * shift
         )
-        assert admm_module._balancing_rho(before, after) == pytest.approx(math.sqrt(bend * curvature), rel=1e-3)
+        assert admm_rho.balancing_rho(before, after) == pytest.approx(math.sqrt(bend * curvature), rel=1e-3)
 
     def test_where_nothing_moved_they_tell_nothing(self):
-        mark = admm_module._Mark(*randn(4, 5, 3, 1, seed=0))
-        assert admm_module._balancing_rho(mark, mark) is None
-        assert admm_module._balancing_rho(mark, mark._replace(smooth=mark.smooth + 1, coef=mark.coef + 1)) is None
+        mark = admm_rho.Sides(*randn(4, 5, 3, 1, seed=0))
+        assert admm_rho.balancing_rho(mark, mark) is None
+        assert admm_rho.balancing_rho(mark, mark._replace(smooth=mark.smooth + 1, coef=mark.coef + 1)) is None
 
     def test_a_path_goes_on_with_the_threshold_that_moves_told(self):
         program, solver = correlated_program("huber", seed=0), Admm()
