@@ -313,7 +313,7 @@ class Softmax(Loss):
         if at.value(best) > math.sqrt(torch.finfo(pred.dtype).eps) * at.value_of_zero():
             return best
         # So small a loss is a matter of rounding beside those exponentials, but not sample by sample.
-        return super().best_intercept(pred, y, weight, best)
+        return _with_absent_classes_lowered(super().best_intercept(pred, y, weight, best), pred, weight @ y)
 
     def conjugate(self, u: Tensor, y: Tensor) -> Tensor:
         s = u + y
@@ -326,6 +326,13 @@ class Softmax(Loss):
         import cvxpy as cp
 
         return weight @ (cp.log_sum_exp(pred, axis=1) - cp.sum(cp.multiply(y, pred), axis=1))
+
+
+def _with_absent_classes_lowered(b: Tensor, pred: Tensor, mean_target: Tensor) -> Tensor:
+    """Intercepts that leave classes without any sample no probability, where Newton steps end at its rounding."""
+    largest = torch.log_softmax(pred + b, 1).amax(0)
+    beneath_notice = 2 * math.log(torch.finfo(pred.dtype).eps)
+    return b - torch.where(mean_target > 0, 0.0, (largest - beneath_notice).clamp(min=0))
 
 
 def _softmax(pred: Tensor) -> Tensor:

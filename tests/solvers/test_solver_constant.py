@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from sklearn.exceptions import ConvergenceWarning
-from solver_cases import LOSS_NAMES, make_program
+from solver_cases import LOSS_NAMES, make_program, randn
 
-from convexformer_solvers import Auto, solve
+from convexformer_solvers import Auto, DenseMap, GroupL2, Program, Softmax, solve
 from convexformer_solvers.constant import Constant
 from convexformer_solvers.solver import Point
 
@@ -38,6 +38,20 @@ def test_auto_takes_one_iteration_there_and_goes_on_below(loss):
     below = solve(program.with_alpha(0.99 * program.alpha_max), Auto(), tol=1e-10)
     assert below.coef.any()
     assert below.certificate.relative_gap <= 1e-10
+
+
+@pytest.mark.parametrize(("n", "classes"), [(1, 2), (300, 3), (3000, 5), (3000, 30)])
+def test_a_single_class_is_told_by_the_intercept_alone(n, classes):
+    # Newton steps in the intercept end where the absent classes' probabilities are rounding beside one, and a loss of
+    # 1e-14 is not yet nothing: `auto` went on for thousands of iterations.
+    y = torch.zeros(n, classes, dtype=torch.float64)
+    y[:, classes // 2] = 1
+    for seed in range(3):
+        weight = randn(n, seed=seed).abs() + 0.01
+        program = Program(DenseMap(randn(n, 4, 3, seed=seed)), y, Softmax(), GroupL2(), 0.1, weight, True)
+        result = solve(program, Auto(), tol=1e-10)
+        assert result.n_iter == 1
+        assert not result.coef.any()
 
 
 def test_below_it_the_run_ends_after_the_one_step():
