@@ -11,6 +11,7 @@ from .column_generation import ColumnGeneration
 from .exact import Exact
 from .fista import Fista
 from .gated_map import GatedMap
+from .loop import Callback, solve
 from .loss import Loss
 from .losses import LOSSES, Huber, Logistic, Poisson, Softmax, Squared, SquaredHinge, get_loss
 from .operators import DenseMap, LinearMap
@@ -30,7 +31,7 @@ from .result import (
 from .semismooth import SemismoothNewton
 from .sequence_penalties import PerTarget, RowStochastic
 from .signed_map import SignedMap
-from .solver import Callback, Point, Solver, solve
+from .solver import Point, Solver
 from .table_map import TableMap
 
 __all__ = [

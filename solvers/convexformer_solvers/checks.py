@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from .certificate import certify
+from .loop import solve
 from .loss import Loss
 from .losses import Logistic, Squared
 from .operators import DenseMap, LinearMap
 from .penalties import GroupL2, GroupNuclear, Penalty
 from .program import Program
-from .solver import Point, Solver, solve
+from .solver import Point, Solver
 
 
 def _require(condition: bool, message: str) -> None:

@@ -15,10 +15,11 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from .arguments import as_dtype, check_count, is_real
+from .loop import Callback, Ending, as_point, in_working_precision, solve_on
 from .path_file import PathFile
 from .program import Program
 from .result import Progress, SolverInterrupted, SolverResult, check_tol
-from .solver import Callback, Ending, Point, Solver, as_point, check_solver_type, in_working_precision, solve_on
+from .solver import Point, Solver, check_solver_type
 
 
 @dataclass(frozen=True, eq=False)  # tensors have no single truth value

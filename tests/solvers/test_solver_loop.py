@@ -36,7 +36,7 @@ from convexformer_solvers import (
     solve,
     solve_path,
 )
-from convexformer_solvers import solver as solver_module
+from convexformer_solvers import loop as loop_module
 from convexformer_solvers.result import History
 from convexformer_solvers.solver import Solver
 
@@ -543,7 +543,7 @@ class TestInterrupts:
             return certify(*arguments)
 
         program = hard_program()
-        monkeypatch.setattr(solver_module, "certify", interrupted_certify)
+        monkeypatch.setattr(loop_module, "certify", interrupted_certify)
         with pytest.raises(KeyboardInterrupt) as caught:
             solve(program, Fista(), tol=1e-14, max_iter=3)
         assert n_calls >= 4

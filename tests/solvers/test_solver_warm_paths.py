@@ -11,9 +11,10 @@ from solver_cases import make_program
 from convexformer_solvers import Admm, Auto, DenseMap, Fista, alpha_grid, mixed_precision, solve, solve_path
 from convexformer_solvers import admm as admm_module
 from convexformer_solvers.admm_newton import AdmmNewton
+from convexformer_solvers.loop import Ending
 from convexformer_solvers.path import _Trail
 from convexformer_solvers.ridge import RidgeSystem
-from convexformer_solvers.solver import Ending, Point
+from convexformer_solvers.solver import Point
 from convexformer_solvers.working_set import WorkingSet
 
 
