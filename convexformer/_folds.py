@@ -60,7 +60,7 @@ def _rows(part: Any, index: int, n_samples: int) -> NDArray[np.int64]:
         raise ValueError(
             f"cv: fold {index} must hold positions of the {n_samples} samples, got {rows.min()} to {rows.max()}"
         )
-    return rows.astype(np.int64)
+    return rows.astype(np.int64) % n_samples
 
 
 class Watch:

@@ -50,7 +50,7 @@ def _add_demo(commands: Any, common: argparse.ArgumentParser) -> None:
     demo = commands.add_parser(
         "demo",
         parents=[common],
-        help="certified fits on digits beside Adam (about a minute, no download)",
+        help="certified fits on digits beside Adam (half a minute, no download)",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     demo.add_argument(

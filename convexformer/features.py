@@ -70,7 +70,7 @@ def image_patches(images: ArrayLike, patch_size: int) -> NDArray[np.floating]:
     Parameters
     ----------
     images : array-like of shape (n_samples, height, width)
-        Grey images.
+        Grey images; integers become float64.
     patch_size : int
         Side of a patch in pixels; divides height and width.
 
@@ -98,4 +98,5 @@ def image_patches(images: ArrayLike, patch_size: int) -> NDArray[np.floating]:
     if not is_integer(patch_size, 1) or height % patch_size or width % patch_size:
         raise ValueError(f"patch_size must be an integer that divides {height} x {width} images, got {patch_size!r}")
     tiles = array.reshape(n, height // patch_size, patch_size, width // patch_size, patch_size)
-    return tiles.transpose(0, 1, 3, 2, 4).reshape(n, -1, patch_size**2)
+    dtype = array.dtype if np.issubdtype(array.dtype, np.floating) else np.float64
+    return tiles.transpose(0, 1, 3, 2, 4).reshape(n, -1, patch_size**2).astype(dtype, copy=False)

@@ -81,8 +81,10 @@ class Heads:
         object.__setattr__(self, "penalty", get_penalty(self.penalty))
         check_alpha(self.alpha)
         object.__setattr__(self, "alpha", float(self.alpha))
-        for name in ("w1", "w2", "w3", "intercept"):
-            object.__setattr__(self, name, np.asarray(getattr(self, name)))
+        arrays = {name: np.asarray(getattr(self, name)) for name in ("w1", "w2", "w3", "intercept")}
+        dtype = np.result_type(np.float32, *arrays.values())
+        for name, array in arrays.items():
+            object.__setattr__(self, name, array.astype(dtype, copy=False))
         if self.gate_index is not None:
             object.__setattr__(self, "gate_index", np.asarray(self.gate_index))
         m = len(self.w1)

@@ -168,10 +168,9 @@ class CrossValidationMixin(ConvexAttentionBase):
         """Score on the held-out part for every alpha of the grid."""
         train, test = (torch.as_tensor(rows, device=problem.program.map.device) for rows in split)
         training = replace(problem, program=problem.program.rows(train))
-        held_out = problem.program.rows(test)
         options = self._options(training.program)
         options |= {"verbose": False, "callback": watch.stopping(self.callback)}
-        score: Callable[[float, SolverResult], float] = partial(_held_out_score, held_out)
+        score: Callable[[float, SolverResult], float] = partial(_held_out_score, problem.program, test)
         if self.scoring is not None:
             score = self._scorer_score(training, X, y, split[1])
         scores, alphas = [], self.alphas_.tolist()
@@ -230,9 +229,14 @@ def _best(scores: NDArray[np.float64], scoring: Any) -> int:
     return int(np.where(missing, -np.inf, means).argmax())
 
 
-def _held_out_score(held_out: Program, alpha: float, result: SolverResult) -> float:
-    """Minus the mean loss, whatever the alpha."""
-    return -float(held_out.loss_value(predictions(held_out.map, result.coef, result.intercept, torch.float64)))
+def _held_out_score(program: Program, test: torch.Tensor, alpha: float, result: SolverResult) -> float:
+    """Minus the mean loss of some samples, which by themselves need be no program, whatever the alpha."""
+    weight = program.weight[test].double()
+    test = test[weight > 0]  # what does not count may have a loss that is infinite
+    pred = predictions(program.map.rows(test), result.coef, result.intercept, torch.float64)
+    losses = program.loss.value(pred, program.loss.target_in(program.y[test], torch.float64))
+    weight = weight[weight > 0]
+    return -float(weight @ losses / weight.sum())
 
 
 def _check_splits(splits: list[tuple[NDArray[np.int64], NDArray[np.int64]]], weight: torch.Tensor | None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import singledispatch
 from typing import Any
 
@@ -209,7 +209,7 @@ def optimality_gap(
         objective=objective,
         bound=bound,
         gap=objective - bound,
-        relative_gap=(objective - bound) / certificate.reference,
+        relative_gap=replace(certificate, primal=objective).relative_gap if covered else math.nan,
         covered=covered,
         exact=exact,
         n_heads=reading.n_heads,

@@ -183,8 +183,15 @@ def load_model(path: str | Path) -> _Model:
         If the file is not a saved model.
     """
     header, arrays = read_archive(path, _CONTENT)
-    if header["format"] > _FORMAT:
-        raise ValueError(f"{path} was saved by convexformer {header['version']}, which is newer than this one")
+    try:
+        if header["format"] > _FORMAT:
+            raise ValueError(f"{path} was saved by convexformer {header['version']}, which is newer than this one")
+        return _loaded(header, arrays)
+    except KeyError as error:
+        raise ValueError(f"{path} is no complete model of save_model: it lacks {error}") from error
+
+
+def _loaded(header: dict[str, Any], arrays: dict[str, NDArray]) -> _Model:
     parameters = header["parameters"]
     if "u1" in arrays and parameters["gates"] is None:
         parameters["gates"] = Gates(arrays["u1"], arrays["u2"])

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 
+import numpy as np
 import pytest
 import torch
 
@@ -204,6 +205,17 @@ class TestBoth:
 
     def test_true_from_the_callback_stops(self, train):
         assert train(make_problem(), alpha=1e-3, n_steps=9, callback=lambda state: state.step == 3).step == 3
+
+    @pytest.mark.parametrize("answer", [np.True_, 1])
+    def test_whatever_counts_as_true_stops(self, train, answer):
+        assert train(make_problem(), alpha=1e-3, n_steps=9, callback=lambda state: answer).step < 9
+
+    def test_soft_labels_in_single_precision_are_certified(self, train):
+        problem = make_problem(dtype=torch.float32)
+        soft = 0.9 * problem.target + 0.1 / P
+        problem = dataclasses.replace(problem, target=soft / soft.sum(1, keepdim=True))
+        certificate = train(problem, alpha=1e-3, n_steps=2).certified_head(1e-3).certificate
+        assert -1e-12 <= certificate.gap <= certificate.primal
 
     def test_an_interrupt_keeps_the_last_step(self, train):
         def interrupt(state):

@@ -17,7 +17,7 @@ from convexformer import (
     SequenceHeads,
     attention_program,
 )
-from convexformer.nn import ReluAttention
+from convexformer.nn import ConvexAttention, ReluAttention
 from convexformer.solvers import get_loss, get_penalty
 
 PENALTIES = ("group_l2", "nuclear")
@@ -473,3 +473,31 @@ def test_merging_refuses_a_tolerance_out_of_range(tol):
     heads = ConvexAttentionRegressor(alpha=0.01).fit(X, X[:, 0, 0]).heads_
     with pytest.raises(ValueError, match="tol must lie in"):
         heads.merge(tol)
+
+
+def test_loading_weights_leaves_the_heads_and_their_gates_alone():
+    heads = Heads.from_coef(np.ones((3, 4, 3, 1)), alpha=0.1, gates=Gates(np.ones((3, 4)), np.ones((3, 3))))
+    network, before = heads.to_torch(), heads.gate_index.copy()
+    zeros = {key: torch.zeros_like(value) for key, value in network.state_dict().items() if torch.is_tensor(value)}
+    network.load_state_dict({**network.state_dict(), **zeros})
+    for part in network.get_extra_state().values():
+        part.zero_()
+    assert not network.gate_index.any()
+    np.testing.assert_array_equal(heads.gate_index, before)
+    assert heads.gates.u1.all()
+    assert network.gates.u1.all()
+
+
+def test_a_gate_index_is_copied_and_made_of_integers():
+    index, gates = np.array([0, 1, 2]), Gates(np.ones((3, 4)), np.ones((3, 3)))
+    network = ConvexAttention(4, 3, 1, n_heads=3, gates=gates, gate_index=index)
+    index[:] = 0
+    assert network.gate_index.tolist() == [0, 1, 2]
+    with pytest.raises(ValueError, match="gate_index must hold integers, got float64"):
+        ConvexAttention(4, 3, 1, n_heads=3, gates=gates, gate_index=[0.0, 1.0, 2.0])
+
+
+def test_integers_become_floating_point_numbers_of_one_precision():
+    heads = Heads(np.eye(2, dtype=np.float32), [[1, 2], [3, 4]], [[1], [2]], [0], "squared", "nuclear", 0.1)
+    assert {part.dtype for part in (heads.w1, heads.w2, heads.w3, heads.intercept)} == {np.dtype(np.float64)}
+    np.testing.assert_allclose(heads.to_torch()(torch.ones(1, 2, 2).double()).detach().numpy(), [[3 + 14]])

@@ -136,6 +136,7 @@ def test_state_dict_round_trip_and_seeds():
         ({"position": 1.0}, "position must be"),
         ({"decay_on": "queries"}, "decay_on must be"),
         ({"scale": 0.0}, "scale must be"),
+        ({"scale": True}, "scale must be"),
         ({"scale": "sqrt"}, "scale must be"),
     ],
 )

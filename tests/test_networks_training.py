@@ -318,6 +318,12 @@ def test_a_callback_ends_its_combination():
     assert history.final_validation == pytest.approx(network.objective(X, y, alpha=0.0).item(), rel=1e-12)
 
 
+@pytest.mark.parametrize("answer", [np.True_, 1])
+def test_whatever_counts_as_true_ends_it(answer):
+    history = train(NETWORKS["convex"](), *data(), alpha=0.05, n_steps=30, callback=lambda *_: answer)
+    assert history.trials[0].ended_by == "callback"
+
+
 def test_a_progress_bar_counts_the_steps_of_all_combinations(capsys):
     train(NETWORKS["convex"](), *data(), alpha=0.05, lr=[1e-2, 1e-3], n_steps=30, verbose=True)
     assert "60/60" in capsys.readouterr().err
@@ -440,6 +446,8 @@ def test_any_device_trains_to_the_same_weights(make, batch_size, accelerator):
         ({"validation": (data()[0], data(20)[1])}, "validation y must have one row per sample"),
         ({"validation": (data()[0].float(), data()[1])}, r"validation tokens must be torch.float64"),
         ({"seconds": 0}, "seconds must be positive"),
+        ({"seconds": True}, "seconds must be positive"),
+        ({"alpha": True}, "alpha must be"),
         ({"loss": "logistic"}, "targets of the Logistic loss"),
         ({"loss": "nonsense"}, "loss must be"),
         ({"penalty": "nonsense"}, "penalty must be"),

@@ -195,3 +195,15 @@ def test_another_device_gives_the_same_figures(kind, accelerator):
     assert results[1].objective == pytest.approx(results[0].objective, rel=1e-12)
     with pytest.raises(ValueError, match="device must be"):
         optimality_gap(network, X, Y, ALPHA, penalty=penalty, device="nowhere")
+
+
+def test_targets_of_zero_have_a_gap_and_no_relative_one():
+    network = ConvexAttention(3, 2, 1, n_heads=4, bias=False).double()
+    report = optimality_gap(network, data()[0], np.zeros((40, 1)), ALPHA)
+    assert report.gap == report.objective > 0
+    assert report.relative_gap == np.inf
+    with torch.no_grad():
+        network.w3.zero_()
+        network.w2.zero_()
+    report = optimality_gap(network, data()[0], np.zeros((40, 1)), ALPHA)
+    assert (report.gap, report.relative_gap) == (0, 0)

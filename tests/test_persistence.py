@@ -280,6 +280,13 @@ def test_other_files_are_refused(tmp_path):
         load_model(file)
 
 
+@pytest.mark.parametrize("header", [{}, {"format": 1, "version": "0"}])
+def test_an_incomplete_file_is_named(header, tmp_path):
+    write_archive(tmp_path / "x.npz", "convexformer model", header, {})
+    with pytest.raises(ValueError, match=r"x\.npz is no complete model of save_model: it lacks '"):
+        load_model(tmp_path / "x.npz")
+
+
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
     write_archive(tmp_path / "m.npz", "example", {}, {"x": np.arange(3)})
 

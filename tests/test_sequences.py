@@ -170,12 +170,10 @@ def test_solvers_agree():
 def test_weights_are_repetitions():
     X, Y = data()
     weight = np.arange(len(X)) % 3
-    repeated = (np.repeat(part, weight, axis=0) for part in (X, Y))
     for form in FORMS:
         weighted = ConvexSequenceRegressor(0.05, form=form, tol=1e-9).fit(X, Y, sample_weight=weight)
         plain = ConvexSequenceRegressor(0.05, form=form, tol=1e-9).fit(*(np.repeat(p, weight, axis=0) for p in (X, Y)))
         assert weighted.certificate_.primal == pytest.approx(plain.certificate_.primal, rel=1e-8)
-    assert all(len(part) == weight.sum() for part in repeated)
 
 
 @pytest.mark.parametrize(
@@ -303,3 +301,29 @@ def test_objective_of_odd_weights_is_refused(weight):
     heads = ConvexSequenceRegressor(0.05).fit(X, Y).heads_
     with pytest.raises(ValueError, match="sample_weight"):
         heads.objective(X, Y, weight)
+
+
+@pytest.mark.parametrize("form", ["stochastic", "single_row"])
+def test_weights_of_several_kinds_become_floating_point_numbers_of_one_precision(form):
+    w1 = np.eye(2)[None] if form == "stochastic" else np.array([[[1.0, 0], [0, 0]]])
+    heads = SequenceHeads(w1, [[2]], [[3]], np.zeros((2, 1), dtype=int), alpha=0.1, form=form)
+    assert heads.to_coef().dtype == heads.w2.dtype == np.float64
+    if form == "stochastic":
+        assert heads.to_torch()(torch.ones(1, 2, 1, dtype=torch.float64)).flatten().tolist() == [6, 6]
+
+
+def test_heads_that_cost_nothing_read_nothing():
+    heads = SequenceHeads(np.eye(2)[None], [[0.0]], [[0.0]], np.zeros((2, 1)), alpha=0.1, form="stochastic")
+    assert not heads.attention_map().any()
+
+
+@pytest.mark.parametrize("shape", [(30, 0, 2), (30, 3, 0)])
+def test_targets_without_rows_or_outputs_are_named(shape):
+    with pytest.raises(ValueError, match=r"y must have shape .*none of them zero"):
+        ConvexSequenceRegressor().fit(data()[0], np.zeros(shape))
+
+
+@pytest.mark.parametrize("shape", [(5, 7, 3), (5, 4, 2), (4, 3)])
+def test_the_network_names_tokens_of_other_shapes(shape):
+    with pytest.raises(ValueError, match=r"tokens must have shape \(n_samples, 4, 3\)"):
+        SequenceAttention(4, 3, 2)(torch.zeros(shape))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.metrics import make_scorer
+from sklearn.metrics import make_scorer, mean_poisson_deviance
 from sklearn.model_selection import GridSearchCV, GroupKFold, KFold
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -470,3 +470,24 @@ def test_warnings_point_at_the_line_that_fits():
     with pytest.warns(ConvergenceWarning) as caught:
         ConvexAttentionRegressor(alpha=1e-3, tol=1e-12, max_iter=1).fit(X, X[:, 0, 0])
     assert caught[0].filename == __file__
+
+
+def test_a_held_out_part_need_be_no_program_by_itself():
+    # Counts that are all zero have no best constant, and may be predicted all the same.
+    counts = np.zeros(len(X))
+    counts[[0, len(X) // 3]] = 5
+    model = ConvexAttentionRegressorCV(loss="poisson", alphas=[0.1], cv=KFold(4), tol=1e-8).fit(X, counts)
+    for fold, (train, test) in enumerate(KFold(4).split(X)):
+        alone = ConvexAttentionRegressor(alpha=0.1, loss="poisson", tol=1e-8).fit(X[train], counts[train])
+        deviance = mean_poisson_deviance(counts[test], alone.predict(X[test]))
+        assert model.score_path_[0, fold] == pytest.approx(-0.5 * deviance, rel=1e-3)
+
+
+def test_positions_from_the_end_are_those_of_numpy():
+    ahead = [(np.arange(20, 60), np.arange(20))]
+    from_the_end = [(np.arange(20, 60) - len(X), np.arange(20) - len(X))]
+    assert len(X) == 60
+    scores = [
+        ConvexAttentionRegressorCV(alphas=[0.1], cv=cv).fit(X, Y["real"]).score_path_ for cv in (ahead, from_the_end)
+    ]
+    np.testing.assert_array_equal(*scores)

@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd
-from numbers import Real
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -16,6 +15,7 @@ from sklearn.utils import check_random_state
 
 from convexformer._integers import check_optional_counts, is_integer, is_prime
 from convexformer._validation import check_dtype
+from convexformer_solvers.arguments import is_real
 
 Operation = Literal["+", "-", "x", "/"]
 Encoding = Literal["index", "one_hot", "fourier"]
@@ -218,7 +218,7 @@ def _check(p: Any, operation: Any, fraction: Any, distinct: Any, encoding: Any) 
         raise ValueError(f"p must be an integer of at least 2, got {p!r}")
     if operation not in get_args(Operation):
         raise ValueError(f"operation must be '+', '-', 'x' (for multiplication) or '/', got {operation!r}")
-    if not isinstance(fraction, Real) or isinstance(fraction, bool) or not 0 < float(fraction) < 1:
+    if not (is_real(fraction) and 0 < float(fraction) < 1):
         raise ValueError(f"fraction must be a number between 0 and 1, both excluded, got {fraction!r}")
     if not isinstance(distinct, (bool, np.bool_)):
         raise ValueError(f"distinct must be True or False, got {distinct!r}")

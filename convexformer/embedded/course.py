@@ -61,7 +61,7 @@ def follow(start: EmbeddedState, states: Iterable[EmbeddedState], callback: Call
     state = start
     try:
         for state in states:
-            if callback is not None and callback(state) is True:
+            if callback is not None and bool(callback(state)):
                 break
     except KeyboardInterrupt as interrupt:
         raise EmbeddingInterrupted(state) from interrupt

@@ -149,7 +149,7 @@ class EmbeddedProblem:
 
     def double(self) -> EmbeddedProblem:
         """The same problem in float64."""
-        return dataclasses.replace(self, target=self.target.double())
+        return dataclasses.replace(self, target=self.loss.target_in(self.target, torch.float64))
 
 
 def random_tables(problem: EmbeddedProblem, seed: int = 0) -> Tensor:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-import numbers
 from dataclasses import dataclass
 
 from convexformer._integers import is_integer
+from convexformer_solvers.arguments import is_real
 
 
 def check_rate(name: str, value: float) -> None:
     """Raise ``ValueError`` naming a number that is not positive and finite."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 < value < math.inf:
+    if not (is_real(value) and 0 < value < math.inf):
         raise ValueError(f"{name} must be a positive number, got {value!r}")
 
 

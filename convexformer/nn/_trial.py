@@ -176,7 +176,7 @@ class Trial:
             objective = self._objective_of_all()
         if objective is not None:
             self._record(step, objective)
-            if self.settings.callback is not None and self.settings.callback(step, objective) is True:
+            if self.settings.callback is not None and bool(self.settings.callback(step, objective)):
                 return "callback"
         if due:
             self.bar.set_postfix(objective=f"{objective:.3e}", refresh=False)

@@ -68,11 +68,14 @@ class ConvexAttention(GatedModule, SimplexHeads):
             raise TypeError(f"gates must be None or Gates(u1, u2), got {gates!r}")
         self.gates = gates
         n_gates = 1 if gates is None else len(gates)
-        index = torch.arange(n_heads) % n_gates if gate_index is None else torch.as_tensor(np.asarray(gate_index))
-        if index.shape != (n_heads,) or not bool(((index >= 0) & (index < n_gates)).all()):
-            raise ValueError(f"gate_index must be {n_heads} positions below {n_gates}, got shape {tuple(index.shape)}")
+        index = np.arange(n_heads) % n_gates if gate_index is None else np.asarray(gate_index)
+        if index.dtype.kind not in "iu" and index.size:
+            raise ValueError(f"gate_index must hold integers, got {index.dtype}")
+        if index.shape != (n_heads,) or not ((index >= 0) & (index < n_gates)).all():
+            raise ValueError(f"gate_index must be {n_heads} positions below {n_gates}, got shape {index.shape}")
         self.gate_index: Tensor
-        self.register_buffer("gate_index", index)  # (m,)
+        # A copy: loading a state dict writes into it.
+        self.register_buffer("gate_index", torch.tensor(index, dtype=torch.int64))  # (m,)
 
     def extra_repr(self) -> str:
         gates = "" if self.gates is None else f", gates: {len(self.gates)}"

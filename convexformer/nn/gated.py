@@ -30,9 +30,7 @@ class GatedModule(nn.Module):
 
     def get_extra_state(self) -> dict[str, Tensor]:
         """Gates for ``state_dict``; they are no parameters, but without them the weights mean nothing."""
-        return (
-            {} if self.gates is None else {"u1": torch.as_tensor(self.gates.u1), "u2": torch.as_tensor(self.gates.u2)}
-        )
+        return {} if self.gates is None else {"u1": torch.tensor(self.gates.u1), "u2": torch.tensor(self.gates.u2)}
 
     def set_extra_state(self, state: dict[str, Tensor]) -> None:
         """Gates from a ``state_dict``."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import numbers
 from typing import Literal
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 
 from convexformer._integers import check_counts, is_integer
 from convexformer_solvers import Penalty
+from convexformer_solvers.arguments import is_real
 
 from .base import AttentionNetwork, as_arguments, check_token_shape, normal_draws
 
@@ -87,7 +87,7 @@ class SoftmaxAttention(AttentionNetwork):
         if decay_on not in _DECAYED:
             raise ValueError(f"decay_on must be one of {sorted(_DECAYED)}, got {decay_on!r}")
         check_position(position)
-        if scale is not None and not (isinstance(scale, numbers.Real) and 0 < scale < math.inf):
+        if scale is not None and not (is_real(scale) and 0 < scale < math.inf):
             raise ValueError(f"scale must be a positive number or None, got {scale!r}")
         normal = normal_draws(seed)
         self.position = position
@@ -110,6 +110,7 @@ class SoftmaxAttention(AttentionNetwork):
             head_width=head_width,
             position=self.position,
             decay_on=self.decay_on,
+            scale=None if self.scale == 1 / math.sqrt(head_width) else self.scale,
             bias=self.bias is not None,
         )
 

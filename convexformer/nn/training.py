@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-import numbers
 import warnings
 from collections.abc import Callable, Sequence
 
@@ -18,6 +17,7 @@ from tqdm.auto import tqdm
 from convexformer._integers import check_counts
 from convexformer._validation import as_tensor, check_finite, check_flag
 from convexformer_solvers import Loss, Penalty, get_loss, get_penalty
+from convexformer_solvers.arguments import is_real
 
 from ._trial import OPTIMIZERS, SCHEDULES, Data, Settings, Trial, load_weights, weights_of
 from .base import AttentionNetwork, check_like, check_target_shape
@@ -119,7 +119,7 @@ def train(
     Raises
     ------
     TypeError
-        If the network has no ``objective`` of its own.
+        If the network is no ``AttentionNetwork``, or the callback not callable.
     ValueError
         If an argument is not as described; the message names it.
     KeyboardInterrupt
@@ -144,7 +144,7 @@ def train(
         raise TypeError(f"network must be an AttentionNetwork of convexformer.nn, got {type(network).__name__}")
     _check_budget(n_steps, look_every, batch_size, validation, patience, seconds, len(tokens))
     _check_optimizer(optimizer, betas, schedule)
-    if not (isinstance(alpha, numbers.Real) and 0 <= alpha < math.inf):
+    if not (is_real(alpha) and 0 <= alpha < math.inf):
         raise ValueError(f"alpha must be a number of at least 0, got {alpha!r}")
     loss, penalty = get_loss(loss), None if penalty is None else get_penalty(penalty)
     grid = list(itertools.product(_grid("lr", lr), _grid("weight_decay", weight_decay)))
@@ -250,7 +250,7 @@ def _check_budget(
         check_counts(patience=patience)
         if validation is None:
             raise ValueError("patience needs validation=(tokens, y), whose loss it watches")
-    if seconds is not None and not (isinstance(seconds, numbers.Real) and seconds > 0):
+    if seconds is not None and not (is_real(seconds) and seconds > 0):
         raise ValueError(f"seconds must be positive or None, got {seconds!r}")
 
 

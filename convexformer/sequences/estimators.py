@@ -286,7 +286,7 @@ class ConvexSequenceRegressor(RegressorMixin, CertifiedEstimator):
 def _check_sequences(y: Any, n_samples: int) -> NDArray[np.float64]:
     """Check target sequences: finite numbers with one to three axes."""
     y = check_number_target(y)
-    if y.ndim > 3:
-        raise ValueError(f"y must have shape (n_samples, n_targets, n_outputs), got {y.shape}")
+    if y.ndim > 3 or y.size == 0:
+        raise ValueError(f"y must have shape (n_samples, n_targets, n_outputs), none of them zero, got {y.shape}")
     check_consistent_length(np.empty(n_samples), y)
     return y

@@ -81,8 +81,9 @@ class SequenceHeads:
     ) -> None:
         form = get_form(form)
         values = {"w1": w1, "w2": w2, "w3": w3, "intercept": intercept}
+        dtype = np.result_type(np.float32, *map(np.asarray, values.values()))
         for name, value in values.items():
-            object.__setattr__(self, name, np.asarray(value))
+            object.__setattr__(self, name, np.asarray(value, dtype=dtype))
         for name, part in (("form", form), ("penalty", form.check_penalty(penalty)), ("loss", get_loss(loss))):
             object.__setattr__(self, name, part)
         check_alpha(alpha)
@@ -292,12 +293,12 @@ class SequenceHeads:
         -------
         ndarray of shape (n_targets, n_tokens)
             Non-negative. Rows sum to 1 for ``"stochastic"`` heads; for ``"single_row"`` ones the whole sums to 1. All
-            zero without heads.
+            zero without heads that cost anything.
         """
         weights = HeadWeights(*(part.double() for part in self._weights()))
         cost = self.form.decay(self.penalty, weights)
         total = torch.einsum("m,mtk->tk", cost, weights.w1)
-        return (total / cost.sum() if len(cost) else total).numpy()
+        return (total / cost.sum() if cost.sum() > 0 else total).numpy()
 
 
 def _as_sequences(y: Any) -> Tensor:

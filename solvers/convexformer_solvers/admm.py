@@ -130,8 +130,8 @@ class Admm(PrimalDualSolver):
     problems, which cost no product with the data there, take the quadratics to the proximal step of the loss itself.
     Per iteration two products with the data and two triangular solves for each problem.
 
-    Needs a loss with finite ``smoothness`` and a penalty that is a sum over blocks. Memory: twice the square of the
-    side that is taken.
+    Needs a loss with finite ``smoothness`` and a penalty that is a sum over blocks. Memory: the square of the
+    side that is taken, for Gram matrix and factor together.
 
     Parameters
     ----------

@@ -90,7 +90,8 @@ class AdmmNewton(PrimalDualSolver):
 
     Separable losses are finished by ``SemismoothNewton``, once the rough gap is below 3e-2 of the reference and one of
     its steps costs no more than half an alternating one, a tenth of those so far, or, after 150 iterations, forty. On
-    a loss that is not quadratic forty iterations do instead of that gap, and one may cost forty where it is not met.
+    a loss that is not quadratic forty iterations do instead of that gap, and one may cost forty where it is not met;
+    from the eighth on one that costs next to nothing is taken once that gap is met.
     Others are finished by ``SupportNewton``, once the number of active groups is steady and one of its steps costs next
     to nothing or no more than a tenth of those so far. Where Newton steps stall, or do not halve the gap in time,
     alternating directions go on, from their own last point if that is not far worse. Newton steps are tried again after

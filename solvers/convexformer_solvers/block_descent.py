@@ -278,7 +278,8 @@ class BlockDescent(PrimalDualSolver):
     Parameters
     ----------
     width : int, default=128
-        Columns by which the set grows at least, or of one block where that has more.
+        Columns by which the set grows, or half of those of the active blocks where that is more; at least one block,
+        and none but those that violate.
 
     Examples
     --------
@@ -303,7 +304,7 @@ class BlockDescent(PrimalDualSolver):
         coef = coef.to(program.y)
         fitted = own_predictions(program, coef)
         whole = Iterate(program, coef, fitted, fitted if pred is None else pred, coef).with_own_ascent()
-        gap, support = whole.rough_gap, coef.flatten(0, -3).flatten(1).any(dim=1).nonzero()[:, 0]
+        gap, support = whole.rough_gap, coef.reshape(-1, coef.shape[-2]).any(dim=1).nonzero()[:, 0]
         if previous is None:
             pulled = program.pull_back(program.y - program.null_intercept)
             return self._grown(_State(whole, whole, gap, _support_gram(program), pulled, support), at_least=1)

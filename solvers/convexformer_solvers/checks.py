@@ -159,7 +159,7 @@ def _check_conjugate(loss: Loss, pred: Tensor, move: Tensor, y: Tensor, value: T
 
 
 def check_penalty(penalty: Penalty, seed: int = 0) -> None:
-    """Test a penalty: norm axioms, prox (Moreau identity, optimality, zeros), dual norm and, if any, balanced factors.
+    """Test a penalty: norm axioms, prox (Moreau identity, optimality, zeros), dual norm, atoms, balanced factors.
 
     Parameters
     ----------
@@ -203,6 +203,24 @@ def check_penalty(penalty: Penalty, seed: int = 0) -> None:
         if type(penalty).factorize is not Penalty.factorize:
             _check_factors(penalty, coef, generator)
         _check_active_groups(penalty, coef, other)
+    if type(penalty).violating_atoms is not Penalty.violating_atoms:
+        for size in ((4, 3, 2), (2, 3, 2, 4), (3, 2)):
+            _check_atoms(penalty, torch.randn(size, generator=generator, dtype=torch.float64))
+
+
+def _check_atoms(penalty: Penalty, ascent: Tensor) -> None:
+    norms, alpha = penalty.group_dual_norms(ascent), 0.5 * float(penalty.dual_norm(ascent))
+    found = penalty.violating_atoms(ascent, alpha)
+    excess = found.excess.sort().values
+    _require_close(
+        excess, (norms[norms > alpha] / alpha - 1).sort().values, 1e-10, "atoms of other groups are violating"
+    )
+    for position, value, more in zip(*found, strict=True):
+        atom = torch.zeros_like(ascent).flatten()
+        atom[position] = value
+        atom = atom.view_as(ascent)
+        _require_close(penalty.value(atom), torch.ones_like(more), 1e-10, "an atom is not on the unit sphere")
+        _require_close((atom * ascent).sum(), alpha * (1 + more), 1e-10, "an atom's excess is not its inner product")
 
 
 def _check_active_groups(penalty: Penalty, coef: Tensor, ascent: Tensor) -> None:

@@ -14,7 +14,7 @@ _Base = TypeVar("_Base", bound=LinearMap)
 class DerivedMap(LinearMap, Generic[_Base]):
     """A map with the samples, the precision and the numbers of another one, which it neither copies nor doubles.
 
-    Subclasses give the two products, and `feature_shape` where theirs is another one.
+    Subclasses give the two products, and whatever else is not that of the base.
 
     Parameters
     ----------

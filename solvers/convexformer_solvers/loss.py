@@ -145,7 +145,8 @@ class Loss(ABC):
         Returns
         -------
         Tensor of shape (N, c)
-            Of losses with targets -1 and 1 the probability of 1; of softmax all probabilities.
+            Of probabilistic losses with targets -1 and 1 the probability of 1, of softmax all probabilities, of
+            Poisson's the mean count; else `pred`.
         """
         return pred
 

@@ -40,8 +40,8 @@ _BLOCK_ALONE = 16
 class LinearMap(ABC):
     """Linear map ``A``: coefficients ``(*block_shape, d, c)`` to predictions ``(N, c)``.
 
-    Subclasses give `shape`-like properties and the two products; all else is derived from them. ``check_map`` in
-    ``checks`` tests a new one.
+    Subclasses give sizes, precision and device, the two products, some rows or columns, the matrix, its Gram matrix of
+    the samples and copies elsewhere; all else is derived from them. ``check_map`` in ``checks`` tests a new one.
     """
 
     # Whether a few rows say what the others are like.
@@ -79,8 +79,8 @@ class LinearMap(ABC):
 
     def largest(self) -> float:
         """Largest absolute value of an entry, or a bound of it."""
-        blocks = range(math.prod(self.feature_shape[:-1]))
-        return max((float(self.columns(torch.tensor([block])).abs().max()) for block in blocks), default=0.0)
+        blocks = torch.arange(math.prod(self.feature_shape[:-1]), device=self.device)[:, None]
+        return max((float(self.columns(block).abs().max()) for block in blocks), default=0.0)
 
     def check_finite(self) -> None:
         """Raise ``ValueError`` where an entry is not finite."""

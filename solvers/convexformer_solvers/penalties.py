@@ -465,7 +465,7 @@ class GroupNuclear(Penalty):
         return (shrunk.transpose(-1, -2) if wide else shrunk).to(coef.dtype)
 
     def violating_atoms(self, ascent: Tensor, alpha: float) -> Atoms:
-        u, s, vh = torch.linalg.svd(ascent.flatten(0, -3), full_matrices=False)
+        u, s, vh = torch.linalg.svd(ascent.reshape(-1, *ascent.shape[-2:]), full_matrices=False)
         norms = s[:, 0]
         violating = norms > alpha
         outer = u[violating, :, :1] * vh[violating, :1]

@@ -16,6 +16,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Generic, TypeVar, overload
 
 import torch
@@ -129,6 +130,8 @@ class Program:
         for name, dtype in (("y", self.y.dtype), ("map", self.map.dtype)):
             if dtype not in PRECISIONS.values():
                 raise ValueError(f"{name} must hold float32 or float64 numbers, got {dtype}; convert it with .double()")
+        if self.y.device != self.map.device:
+            raise ValueError(f"y must be on the device of the map, {self.map.device}, got {self.y.device}")
         if not bool(torch.isfinite(self.y).all()):
             raise ValueError("y must be finite, got NaN or infinite values")
         check_alpha(self.alpha)
@@ -198,16 +201,15 @@ class Program:
 
     def with_float64_targets(self) -> Program:
         """The same program with targets and weights in float64; the map converts its rows as it reads them."""
-        if self.y.dtype == torch.float64:
-            return self
-        exact = self._exact
-        if exact.alpha != self.alpha:
-            self._known["_exact"] = exact = exact.with_alpha(self.alpha)
-        return exact
+        return self if self.y.dtype == torch.float64 else self._exact_at_alpha
 
     @_WithoutAlpha
     def _exact(self) -> Program:
         return dataclasses.replace(self, y=self.loss.target_in(self.y, torch.float64))
+
+    @cached_property
+    def _exact_at_alpha(self) -> Program:
+        return self._exact if self._exact.alpha == self.alpha else self._exact.with_alpha(self.alpha)
 
     def with_alpha(self, alpha: float) -> Program:
         """The same program with another weight of the penalty; all that does not depend on it is computed once.

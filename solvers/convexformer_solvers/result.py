@@ -116,11 +116,11 @@ class Progress:
     seconds : float
         Seconds since the start.
     certificate : Certificate
-        Certificate at the current point.
+        Certificate of the best point so far, the one with the smallest objective.
     coef : Tensor
-        Current coefficients; not to be modified.
+        Its coefficients; not to be modified.
     intercept : Tensor of shape (c,)
-        Current intercept.
+        Its intercept.
     """
 
     iteration: int

@@ -1,5 +1,6 @@
 """Every solver against cvxpy, over every registered loss and penalty."""
 
+import dataclasses
 import math
 import warnings
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.exceptions import ConvergenceWarning
-from solver_cases import cases, make_program, random_weight
+from solver_cases import cases, make_program, randn, random_weight
 
 from convexformer_solvers import (
     LOSSES,
@@ -35,6 +36,7 @@ from convexformer_solvers import (
     check_loss,
     check_penalty,
     check_solver,
+    get_penalty,
     get_solver,
     solve,
     solve_path,
@@ -291,3 +293,19 @@ def test_mosek_agrees_or_says_what_to_do():
         return
     assert "convexformer[mosek]" in obstacle or "MOSEKLM_LICENSE_FILE" in obstacle
     pytest.skip(obstacle)
+
+
+@pytest.mark.parametrize("n", [20, 700])  # few and many samples, for which `auto` has other plans
+@pytest.mark.parametrize("penalty", ["group_l2", "nuclear"])
+@pytest.mark.parametrize("solver", ["auto", "admm", "fista", "column_generation"])
+def test_a_map_without_blocks_is_one_of_a_single_block(solver, penalty, n):
+    data = randn(n, 600 if n == 700 else 5)
+    y = data[:, :1] + randn(n, 1, seed=1)
+    program = Program(DenseMap(data), y, Squared(), get_penalty(penalty), 1.0)
+    program = program.with_alpha(0.3 * program.alpha_max)
+    one_block = dataclasses.replace(program, map=DenseMap(data[:, None]))
+    tol = 1e-3 if solver == "column_generation" else 1e-6
+    here, there = (solve(each, get_solver(solver), tol=tol) for each in (program, one_block))
+    assert here.coef.shape == (data.shape[1], 1)
+    assert here.certificate.relative_gap <= tol
+    assert here.certificate.primal == pytest.approx(there.certificate.primal, rel=2 * tol)

@@ -1,5 +1,6 @@
 """Solvers on another device than the CPU: a GPU where there is one, and a stand-in."""
 
+import dataclasses
 import warnings
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 from solver_cases import make_program, many_blocks
 
-from convexformer_solvers import Admm, alpha_grid, get_solver, solve, solve_path
+from convexformer_solvers import Admm, LinearMap, alpha_grid, get_solver, solve, solve_path
 from convexformer_solvers.block_descent import BlockDescent
 from convexformer_solvers.first_steps import FirstSteps
 from convexformer_solvers.registry import SOLVERS
@@ -56,3 +57,12 @@ def test_sets_of_blocks(gated, accelerator):
     assert there.certificate.relative_gap <= 1e-4
     assert there.n_iter == pytest.approx(here.n_iter, abs=10)
     torch.testing.assert_close(there.coef.cpu(), here.coef, atol=1e-2, rtol=1e-2)
+
+
+def test_a_map_on_the_device_wants_targets_there_and_finds_its_largest_entry(accelerator):
+    program = make_program("squared", n=20, blocks=30, d=2, c=1)
+    there = program.map.to(device=accelerator)
+    # The way of maps that have none of their own.
+    assert LinearMap.largest(there) == program.map.largest() > 0
+    with pytest.raises(ValueError, match=f"y must be on the device of the map, {accelerator}.*, got cpu"):
+        dataclasses.replace(program, map=there)
