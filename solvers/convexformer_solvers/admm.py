@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -73,6 +73,15 @@ class _Known(NamedTuple):
     largest_rho: float  # about the curvature of the loss; beyond that rho only slows down
 
 
+class _Start(NamedTuple):
+    """Coefficients, and predictions that need not be theirs and stand for a dual point."""
+
+    coef: Tensor
+    fitted_coef: Tensor  # A coef
+    fitted: Tensor  # of the dual point, intercept included
+    ascent: Tensor  # A' diag(p) times that dual point
+
+
 class _Fields(NamedTuple):
     exact: Program  # samples of positive weight, float64 targets
     program: Program  # the same in the precision of the iterations
@@ -98,6 +107,34 @@ class _Fields(NamedTuple):
 
 class _State(_Fields):
     """What an iteration leaves; its gap is computed where somebody asks, and once."""
+
+    @classmethod
+    def at(
+        cls, exact: Program, program: Program, known: _Known, start: _Start, local: Tensor, rho: float, threshold: float
+    ) -> _State:
+        """The state to begin with."""
+        # The multiplier of the optimum is the ascent direction, which there is within the dual ball.
+        multiplier = (start.ascent - program.penalty.prox(start.ascent, program.alpha)) / rho
+        return cls(
+            exact=exact,
+            program=program,
+            known=known,
+            rho=rho,
+            threshold=threshold,
+            measured=False,
+            local=local,
+            margin=1.0,
+            met=0.0,
+            secant=torch.zeros_like(local),
+            smooth=start.coef,
+            ascent=start.ascent,
+            fitted=start.fitted,
+            expansion=start.fitted,
+            coef=start.coef,
+            fitted_coef=start.fitted_coef,
+            multiplier=multiplier,
+            fitted_multiplier=program.map.matvec(multiplier),
+        )
 
     @property
     def curvature(self) -> Tensor:
@@ -179,16 +216,8 @@ class Admm(PrimalDualSolver):
         if previous is not None and _alike(program, local, previous.local):
             local, margin = previous.local, previous.margin
         rho = _factorised(known, program.weight * margin * local, rho, may_keep=previous is not None)
-        return _State(
-            exact=exact,
-            program=program,
-            known=known,
-            threshold=threshold,
-            measured=measured,
-            margin=margin,
-            iteration=0 if previous is None else _WARM,
-            **_beginning(program, rho, local, coef, fitted_coef, fitted, ascent),
-        )
+        state = _State.at(exact, program, known, _Start(coef, fitted_coef, fitted, ascent), local, rho, threshold)
+        return state._replace(measured=measured, margin=margin, iteration=0 if previous is None else _WARM)
 
     def _in_own_precision(self, exact: Program, previous: _State | None) -> Program:
         if previous is None:
@@ -240,34 +269,6 @@ class Admm(PrimalDualSolver):
 
     def iterate(self, state: _State) -> Iterate:
         return state.iterate()
-
-
-def _beginning(
-    program: Program,
-    rho: float,
-    local: Tensor,
-    coef: Tensor,
-    fitted_coef: Tensor,
-    fitted: Tensor,
-    ascent: Tensor,
-) -> dict[str, Any]:
-    """Fields of a state at coefficients, and at predictions that stand for a dual point of this ascent."""
-    # The multiplier of the optimum is the ascent direction, which there is within the dual ball.
-    multiplier = (ascent - program.penalty.prox(ascent, program.alpha)) / rho
-    return {
-        "rho": rho,
-        "local": local,
-        "met": 0.0,
-        "secant": torch.zeros_like(local),
-        "smooth": coef,
-        "ascent": ascent,
-        "fitted": fitted,
-        "expansion": fitted,
-        "coef": coef,
-        "fitted_coef": fitted_coef,
-        "multiplier": multiplier,
-        "fitted_multiplier": program.map.matvec(multiplier),
-    }
 
 
 def _known(program: Program, ascent: Tensor) -> _Known:
@@ -426,9 +427,9 @@ def _begun_anew(state: _State) -> _State:
     fitted = program.null_intercept.expand_as(state.fitted)
     local, coef = _local_curvature(program, fitted), torch.zeros_like(state.coef)
     _factorised(state.known, program.weight * local, rho)
-    ascent = program.pull_back(program.null_dual_point)
-    beginning = _beginning(program, rho, local, coef, torch.zeros_like(fitted), fitted, ascent)
-    return state._replace(margin=1.0, mark=None, **beginning)
+    start = _Start(coef, torch.zeros_like(fitted), fitted, program.pull_back(program.null_dual_point))
+    new = _State.at(state.exact, program, state.known, start, local, rho, state.threshold)
+    return new._replace(measured=state.measured, iteration=state.iteration)
 
 
 def _with_better_rho(state: _State) -> _State:

@@ -14,7 +14,7 @@ from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
 from .gram import SupportGram
-from .primal_dual import Iterate, PrimalDualSolver, own_predictions
+from .primal_dual import Iterate, PrimalDualSolver
 from .program import Program
 from .solver import Point
 
@@ -301,10 +301,9 @@ class BlockDescent(PrimalDualSolver):
                 f"{program.loss!r}, {program.penalty!r} and {program.y.shape[1]} outputs"
             )
         program = program.counted().with_float64_targets()
-        coef = coef.to(program.y)
-        fitted = own_predictions(program, coef)
-        whole = Iterate(program, coef, fitted, fitted if pred is None else pred, coef).with_own_ascent()
-        gap, support = whole.rough_gap, coef.reshape(-1, coef.shape[-2]).any(dim=1).nonzero()[:, 0]
+        whole = Iterate.at(program, coef, pred)
+        coef, gap = whole.coef, whole.rough_gap
+        support = coef.reshape(-1, coef.shape[-2]).any(dim=1).nonzero()[:, 0]
         if previous is None:
             pulled = program.pull_back(program.y - program.null_intercept)
             return self._grown(_State(whole, whole, gap, _support_gram(program), pulled, support), at_least=1)

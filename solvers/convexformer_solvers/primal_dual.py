@@ -40,6 +40,13 @@ class Iterate(_Points):
         ``A' diag(p)`` times that dual point, or nearly so.
     """
 
+    @classmethod
+    def at(cls, program: Program, coef: Tensor, pred: Tensor | None) -> Iterate:
+        """The iterate of coefficients, and of other predictions where there are any; costs a product or two."""
+        coef = coef.to(program.y)
+        fitted = own_predictions(program, coef)
+        return cls(program, coef, fitted, fitted if pred is None else pred, coef).with_own_ascent()
+
     def dual_point(self) -> Tensor:
         """Minus the gradient of each sample's loss, shape ``(N, c)``."""
         return -self.program.loss.gradient(self.pred, self.program.y)

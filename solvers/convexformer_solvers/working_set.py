@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .gram import SupportGram
 from .parts import CompressedPart, Part, RestrictedPart, largest_dual_norms
-from .primal_dual import Iterate, PrimalDualSolver, own_predictions
+from .primal_dual import Iterate, PrimalDualSolver
 from .program import Program
 
 # The set is solved until its rough gap is this far below that over all blocks; then all blocks are looked at.
@@ -75,12 +75,10 @@ class WorkingSet(PrimalDualSolver):
 
     def init_at(self, program: Program, coef: Tensor, pred: Tensor | None, previous: _State | None = None) -> _State:
         program = program.counted().with_float64_targets()
-        coef = coef.to(program.y)
-        fitted = own_predictions(program, coef)
-        whole = Iterate(program, coef, fitted, fitted if pred is None else pred, coef).with_own_ascent()
+        whole = Iterate.at(program, coef, pred)
         gram = SupportGram(program.map) if previous is None else previous.gram
         state = _State(whole, whole.rough_gap, gram, None, None)
-        none = torch.zeros(0, dtype=torch.int64, device=coef.device)
+        none = torch.zeros(0, dtype=torch.int64, device=whole.coef.device)
         return self._on(state, _chosen(whole, none, self.first_width))
 
     def _on(self, state: _State, blocks: Tensor | None) -> _State:
