@@ -261,7 +261,7 @@ class ConvexAttentionBase(CertifiedEstimator):
         problem = clone._problem(X, y, sample_weight, alpha=1.0, is_grid=True)
         program = problem.program
         grid = alpha_grid(program.alpha_max, n_alphas, eps) if alphas is None else check_grid(alphas)
-        with clone._naming_drawn_gates():
+        with clone._naming_what_is_drawn():
             try:
                 path = solve_path(program, get_solver(self.solver), grid, resume=resume, **clone._options(program))
             except PathInterrupted as interruption:
@@ -285,15 +285,19 @@ class ConvexAttentionBase(CertifiedEstimator):
         )
 
     @contextmanager
-    def _naming_drawn_gates(self) -> Iterator[None]:
-        """Say that other gates were drawn where a file of an earlier call is of another program."""
+    def _naming_what_is_drawn(self) -> Iterator[None]:
+        """Say that others were drawn where a file of an earlier call is of another program."""
         try:
             yield
         except ValueError as error:
-            drawn = self.activation == "gated_relu" and self.random_state is None
+            drawn = self._drawn_anew()
             if not (drawn and str(error).startswith("resume")):
                 raise
-            raise ValueError(f"{error}. Gates that are drawn come again only with an int as random_state") from error
+            raise ValueError(f"{error}. {drawn} that are drawn come again only with an int as random_state") from error
+
+    def _drawn_anew(self) -> str:
+        """What each fit draws anew, for messages; nothing where all of it has a seed."""
+        return "Gates" if self.activation == "gated_relu" and self.random_state is None else ""
 
     # Building the program
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from sklearn import get_config
-from sklearn.utils import check_array, check_consistent_length, check_random_state, column_or_1d
+from sklearn.utils import check_array, check_random_state, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import assert_all_finite, validate_data
 from torch import Tensor
@@ -58,6 +58,7 @@ def check_tokens(estimator: Any, X: Any, reset: bool) -> Tensor:
     if not hasattr(X, "shape") and not hasattr(X, "__array__"):
         X = _as_array(X)
     X = _unpacked(X)
+    refuse_dates(X, "X")
     if getattr(X, "ndim", 2) == 3:
         if len(X):  # scikit-learn tells of no samples
             _check_not_empty(X.shape)
@@ -75,6 +76,15 @@ def check_tokens(estimator: Any, X: Any, reset: bool) -> Tensor:
     return as_tokens(array)
 
 
+def refuse_dates(values: Any, name: str) -> None:
+    """Raise ``ValueError`` where an argument holds dates or durations, a missing one of which is a number to numpy."""
+    own = getattr(values, "dtype", None)
+    kinds = [own] if own is not None else list(getattr(values, "dtypes", ()))  # one of each column of a data frame
+    dates = sorted({str(kind) for kind in kinds if getattr(kind, "kind", None) in ("m", "M")})
+    if dates:
+        raise ValueError(f"{name} must hold numbers, got {', '.join(dates)}; say as a number what counts, such as days")
+
+
 def _without_tensor(values: Any, name: str) -> Any:
     """A tensor as an array; anything else as it is."""
     if not torch.is_tensor(values):
@@ -90,9 +100,21 @@ def _as_array(X: Any) -> Any:
     try:
         return np.asarray(X)
     except ValueError as error:
+        lengths = {len(sample) for sample in X if isinstance(sample, Sized)}
+        widths = {np.shape(sample)[1:] for sample in X} if len(lengths) == 1 and _are_arrays(X) else set()
+        if len(widths) > 1:
+            raise ValueError(f"X is ragged: its samples differ in the width of tokens, {sorted(widths)}.") from error
         raise ValueError(
             "X is ragged: its samples differ in length. Pad them with convexformer.pad_sequences(X) first."
         ) from error
+
+
+def _are_arrays(samples: Any) -> bool:
+    """Whether each of some samples makes an array by itself."""
+    try:
+        return all(np.asarray(sample).dtype.kind != "O" for sample in samples)
+    except ValueError:
+        return False
 
 
 def _unpacked(X: Any) -> Any:
@@ -135,19 +157,22 @@ def _check_shape(estimator: Any, shape: tuple[int, ...], reset: bool) -> None:
         raise ValueError(f"X must have shape {wanted} as in fit, got {shape}")
 
 
-def as_tensor(array: Any, device: torch.device | None = None, dtype: torch.dtype | None = None) -> Tensor:
+def as_tensor(
+    array: Any, device: torch.device | None = None, dtype: torch.dtype | None = None, name: str = "arrays"
+) -> Tensor:
     """A tensor that shares the memory of a numpy array where possible, be the array read-only or reversed.
 
-    Lists become what numpy makes of them, float64; torch would round them to float32.
+    Lists become what numpy makes of them, float64; torch would round them to float32. `name` is that of the argument.
     """
     if not isinstance(array, torch.Tensor):
         array = np.asarray(array)
     if isinstance(array, np.ndarray):
+        refuse_dates(array, name)
         if array.dtype.kind in "OUS":
             try:
                 array = array.astype(np.float64)
             except (TypeError, ValueError) as error:
-                raise ValueError(f"arrays must hold numbers: {error}") from error
+                raise ValueError(f"{name} must hold numbers: {error}") from error
         if not array.dtype.isnative:
             array = array.astype(array.dtype.newbyteorder("="))
         if min(array.strides, default=0) < 0:
@@ -171,7 +196,7 @@ def check_finite(name: str, values: Tensor) -> None:
 
 def as_tokens(X: Any) -> Tensor:
     """Samples as a tensor; two-dimensional ones are tokens of width 1."""
-    tokens = as_tensor(_unpacked(X))
+    tokens = as_tensor(_unpacked(X), name="X")
     return tokens[:, :, None] if tokens.ndim == 2 else tokens
 
 
@@ -193,13 +218,21 @@ def check_program_tokens(X: Any) -> Tensor:
     return tokens
 
 
+def as_targets(y: Any, device: torch.device) -> Tensor:
+    """Targets as the loss wants them, shape (N, c), from such or from shape (N,)."""
+    target = as_tensor(y, device, torch.float64, "y")
+    if target.ndim not in (1, 2):
+        raise ValueError(f"y must have shape (n_samples,) or (n_samples, n_outputs), got {tuple(target.shape)}")
+    return target[:, None] if target.ndim == 1 else target
+
+
 def check_real_target(y: Any, loss: Loss, n_samples: int) -> NDArray[np.float64]:
     """Check targets of a regression: finite numbers of shape (N,) or (N, c)."""
     y = check_number_target(y)
     if y.ndim not in (1, 2):
         hint = "; ConvexSequenceRegressor fits sequences of targets" if y.ndim == 3 else ""
         raise ValueError(f"y must have shape (n_samples,) or (n_samples, n_outputs), got {y.shape}{hint}")
-    check_consistent_length(np.empty(n_samples), y)
+    check_rows(y, n_samples)
     if loss.targets != "real":
         raise ValueError(f"loss={loss!r} needs class labels; use ConvexAttentionClassifier")
     return y
@@ -208,8 +241,12 @@ def check_real_target(y: Any, loss: Loss, n_samples: int) -> NDArray[np.float64]
 def check_number_target(y: Any) -> NDArray[np.float64]:
     """Targets as finite numbers, of any shape."""
     y = given(y)
+    refuse_dates(y, "y")
+    if isinstance(y, Real) or getattr(y, "ndim", 1) == 0:
+        raise ValueError(f"y must have one row per sample, got the single value {y!r}")
+    least = {"ensure_min_features": 0}  # that of y would be called one of X
     with _naming("y", "; labels are for the classifiers"):
-        return check_array(y, ensure_2d=False, allow_nd=True, dtype=np.float64, input_name="y")
+        return check_array(y, ensure_2d=False, allow_nd=True, dtype=np.float64, input_name="y", **least)
 
 
 def given(y: Any) -> Any:
@@ -221,13 +258,24 @@ def given(y: Any) -> Any:
 
 def check_label_target(y: Any, n_samples: int) -> NDArray:
     """Check targets of a classification: one label per sample."""
-    y = column_or_1d(given(y), warn=True)
+    with _naming("y"):
+        y = column_or_1d(given(y), warn=True)
+    if y.dtype.kind in "mM" and np.isnat(y).any():
+        raise ValueError("y must have a label for each sample, got missing dates (NaT)")
     assert_all_finite(y, input_name="y")
     if y.dtype.hasobject and len({isinstance(label, str) for label in y}) > 1:
         raise ValueError("y must hold labels of one kind, got text and other labels together; make all of them text")
     check_classification_targets(y)
-    check_consistent_length(np.empty(n_samples), y)
+    check_rows(y, n_samples)
     return y
+
+
+def check_rows(y: NDArray, n_samples: int) -> None:
+    """Raise ``ValueError`` unless there is a row of targets, with something in it, for each sample."""
+    if len(y) != n_samples:
+        raise ValueError(f"y must have one row per sample, {n_samples} as X, got {len(y)}")
+    if y.size == 0:
+        raise ValueError(f"y must have at least one output, got shape {y.shape}")
 
 
 def check_weight(sample_weight: Any, n_samples: int) -> NDArray[np.float64] | None:
@@ -241,6 +289,7 @@ def check_weight(sample_weight: Any, n_samples: int) -> NDArray[np.float64] | No
     if isinstance(sample_weight, Real):
         raise ValueError(f"sample_weight must have shape ({n_samples},), got the single value {sample_weight!r}")
     weight = _without_tensor(sample_weight, "sample_weight")
+    refuse_dates(weight, "sample_weight")
     with _naming("sample_weight"):
         weight = check_array(weight, ensure_2d=False, dtype=np.float64, input_name="sample_weight")
     if weight.shape != (n_samples,):
@@ -284,13 +333,21 @@ def check_stream(random_state: Any) -> np.random.RandomState:
 
 @contextmanager
 def _naming(name: str, hint: str = "") -> Iterator[None]:
-    """Say which argument holds text that is no number."""
+    """Say which argument holds what is no real number: text, sequences in the cells of a data frame, nothing."""
     try:
         yield
     except ValueError as error:
-        if "could not convert" not in str(error):
+        text = str(error).partition("\n")[0]
+        if "setting an array element with a sequence" in text:
+            remedy = "tokens of several features are an array of shape (n_samples, n_tokens, n_features)"
+            raise ValueError(f"{name} must hold one number in each cell, got sequences; {remedy}") from error
+        if "Complex data not supported" in text:
+            raise ValueError(f"Complex data not supported: {name} must hold real numbers") from error
+        if text.startswith("Input contains NaN"):
+            raise ValueError(f"Input {name} contains NaN") from error
+        if "could not convert" not in text:
             raise
-        raise ValueError(f"{name} must hold numbers{hint}: {error}") from error
+        raise ValueError(f"{name} must hold numbers{hint}: {text}") from error
 
 
 def check_flag(value: Any, name: str) -> bool:

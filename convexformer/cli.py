@@ -24,6 +24,13 @@ class CommandError(Exception):
     """A mistake in what the user asked for; shown without a traceback."""
 
 
+def _seed(text: str) -> int:
+    value = int(text)
+    if not 0 <= value < 2**32:
+        raise argparse.ArgumentTypeError(f"must be an integer from 0 to {2**32 - 1}, got {value}")
+    return value
+
+
 def build_parser() -> argparse.ArgumentParser:
     """Describe the command line.
 
@@ -56,7 +63,7 @@ def _add_demo(commands: Any, common: argparse.ArgumentParser) -> None:
     demo.add_argument(
         "--out", type=Path, default=Path("convexformer-demo"), help="folder for the figures and demo.json"
     )
-    demo.add_argument("--seed", type=int, default=0, help="seed of the split and of the gates")
+    demo.add_argument("--seed", type=_seed, default=0, help="seed of the split and of the gates")
     demo.set_defaults(run=_run_demo)
 
 
@@ -96,7 +103,7 @@ def _add_fit(commands: Any, common: argparse.ArgumentParser) -> None:
     fit.add_argument("--max-iter", type=int, default=10_000, help="iterations at most")
     fit.add_argument("--dtype", help="float32 or float64; default: that of X")
     fit.add_argument("--device", help="cpu or cuda")
-    fit.add_argument("--seed", type=int, default=0, help="seed of the gates")
+    fit.add_argument("--seed", type=_seed, default=0, help="seed of the gates")
     fit.set_defaults(run=_run_fit)
 
 
@@ -404,7 +411,8 @@ def _why_unreadable(path: Path, reason: str) -> str:
     if "allow_pickle" not in reason:
         return f"{path} is not an .npz file of plain arrays: {reason}"
     if not zipfile.is_zipfile(path):
-        return f"{path} is not an .npz file of plain arrays; np.savez({path.name!r}, X=X, y=y) makes one"
+        name = path.with_suffix(".npz").name  # numpy would append it to any other
+        return f"{path} is not an .npz file of plain arrays; np.savez({name!r}, X=X, y=y) makes one"
     objects = _arrays_of_objects(path)
     return (
         f"{path}: the arrays {objects} hold objects, which are not read; save text as {objects[0]}.astype(str) and "
@@ -466,7 +474,10 @@ def main(arguments: list[str] | None = None) -> int:
         print("convexformer: interrupted", file=sys.stderr)
         return 130
     text = report.pop("text")
-    print(_as_json(report) if options.json else text)
+    try:
+        print(_as_json(report) if options.json else text, flush=True)
+    except BrokenPipeError:  # whoever reads has read enough; Python must not complain of it at its end either
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 

@@ -38,7 +38,10 @@ def pad_sequences(sequences: Sequence[ArrayLike], n_tokens: int | None = None) -
     array([[1., 2.],
            [3., 0.]])
     """
-    arrays = [np.asarray(sequence) for sequence in sequences]
+    try:
+        arrays = [np.asarray(sequence) for sequence in sequences]
+    except ValueError as error:
+        raise ValueError(f"sequences must each be an array of shape (length, n_features): {error}") from error
     if not arrays:
         raise ValueError("sequences must hold at least one sequence, got none")
     wrong = next((i for i, array in enumerate(arrays) if array.ndim != 2), None)
@@ -56,8 +59,8 @@ def pad_sequences(sequences: Sequence[ArrayLike], n_tokens: int | None = None) -
     elif longest > n_tokens:
         raise ValueError(f"n_tokens={n_tokens} is less than the longest sequence, {longest}; cut or split it yourself")
     rows = np.concatenate(arrays)
-    if np.iscomplexobj(rows):
-        raise ValueError("sequences must hold real numbers, got complex ones")
+    if rows.dtype.kind not in "fiub":
+        raise ValueError(f"sequences must hold real numbers, got {rows.dtype}")
     dtype = rows.dtype if np.issubdtype(rows.dtype, np.floating) else np.float64
     padded = np.zeros((len(arrays), n_tokens, widths.pop()), dtype=dtype)
     padded[np.arange(n_tokens) < lengths[:, None]] = rows

@@ -84,6 +84,8 @@ class Heads:
         arrays = {name: np.asarray(getattr(self, name)) for name in ("w1", "w2", "w3", "intercept")}
         dtype = np.result_type(np.float32, *arrays.values())
         for name, array in arrays.items():
+            if not np.isfinite(array).all():
+                raise ValueError(f"{name} must be finite, got NaN or infinite values")
             object.__setattr__(self, name, array.astype(dtype, copy=False))
         if self.gate_index is not None:
             object.__setattr__(self, "gate_index", np.asarray(self.gate_index))

@@ -40,6 +40,7 @@ from ._validation import predictions
 from .estimators import ClassificationMixin, RegressionMixin
 
 _STRATIFY = "stratify the folds, with cv=StratifiedKFold(...) or a number of folds, or shuffle them"
+_SINGLE = "a class of one sample is missing wherever that is held out: leave it out, or get more samples of it"
 
 
 class CrossValidationMixin(ConvexAttentionBase):
@@ -110,7 +111,7 @@ class CrossValidationMixin(ConvexAttentionBase):
                     partial(self._fold_scores, problem, X, labels, split, file, watch)
                     for split, file in zip(splits, files, strict=True)
                 ]
-                with self._naming_drawn_gates():
+                with self._naming_what_is_drawn():
                     self.score_path_ = np.column_stack(run_folds(folds, self.n_jobs, watch))
         except KeyboardInterrupt as interruption:
             if self.resume is None:
@@ -137,6 +138,10 @@ class CrossValidationMixin(ConvexAttentionBase):
         if not splits:
             raise ValueError(f"cv={self.cv!r} gives no folds; an iterator serves one fit, a list of splits any number")
         return [checked_split(split, index, len(labels)) for index, split in enumerate(splits)]
+
+    def _drawn_anew(self) -> str:
+        folds = getattr(self.cv, "shuffle", True) and getattr(self.cv, "random_state", 0) is None
+        return " and ".join(filter(None, (super()._drawn_anew(), "folds" if folds else ""))).capitalize()
 
     def _grid(self, alpha_max: float) -> list[float]:
         if is_integer(self.alphas):
@@ -204,13 +209,13 @@ class CrossValidationMixin(ConvexAttentionBase):
             fitted._store(replace(training, program=training.program.with_alpha(alpha)), result, X)
             try:
                 return float(scorer(fitted, held_out_X, y[test], **options))
-            except TypeError as error:
-                if "sample_weight" not in str(error):
-                    raise
-                raise ValueError(
-                    f"scoring={self.scoring!r} takes no sample_weight, which fit was given; "
-                    "give a score that counts weights, or none"
-                ) from error
+            except (TypeError, ValueError) as error:
+                if isinstance(error, TypeError) and "sample_weight" in str(error):
+                    raise ValueError(
+                        f"scoring={self.scoring!r} takes no sample_weight, which fit was given; "
+                        "give a score that counts weights, or none"
+                    ) from error
+                raise ValueError(f"scoring={self.scoring!r} gives no score of these predictions: {error}") from error
 
         return score
 
@@ -271,20 +276,22 @@ def _check_classes(
 ) -> None:
     """Raise ``ValueError`` when a training part has less than two classes; warn of those that lack some classes."""
     counted = np.ones(len(labels), dtype=bool) if weight is None else weight.numpy(force=True) > 0
-    classes, lacking = np.unique(labels[counted]), []
+    classes, sizes = np.unique(labels[counted], return_counts=True)
+    lacking, remedy = [], _STRATIFY
     for index, (rows, _) in enumerate(splits):
         training = np.zeros(len(labels), dtype=bool)
         training[rows] = True
         missing = np.setdiff1d(classes, labels[training & counted]).tolist()
         if missing:
             lacking.append(f"{missing} in fold {index}")
+            remedy = _SINGLE if np.isin(missing, classes[sizes == 1]).any() else remedy
         if len(classes) - len(missing) < 2:
             raise ValueError(
-                f"cv: there is no training sample of {lacking[-1]}, so that there is nothing to tell apart; {_STRATIFY}"
+                f"cv: there is no training sample of {lacking[-1]}, so that there is nothing to tell apart; {remedy}"
             )
     if lacking:
         found = f"cv: there is no training sample of {', '.join(lacking)}, so that these folds say little of alpha"
-        warnings.warn(f"{found}; {_STRATIFY}", UserWarning, stacklevel=4)
+        warnings.warn(f"{found}; {remedy}", UserWarning, stacklevel=4)
 
 
 class ConvexAttentionRegressorCV(RegressionMixin, CrossValidationMixin):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ from numpy.typing import ArrayLike
 
 from convexformer_solvers import Certificate, Loss, Penalty, Program, Solver, certify, get_penalty, get_solver, solve
 
-from ._validation import check_device, check_flag, check_program_tokens, check_weight
+from ._validation import as_tensor, check_device, check_finite, check_flag, check_program_tokens, check_weight
 from .heads import Heads
 from .nn import ConvexAttention, SequenceAttention, SoftmaxAttention
 from .sequences import SequenceHeads
@@ -184,7 +185,10 @@ def optimality_gap(
     tokens = check_program_tokens(X).detach()
     device, tokens = check_device(device, tokens.device), tokens.cpu()
     y = y.detach().cpu().numpy() if isinstance(y, torch.Tensor) else np.asarray(y)
-    weight = check_weight(sample_weight, len(tokens))
+    weight, verbose = check_weight(sample_weight, len(tokens)), check_flag(verbose, "verbose")
+    if isinstance(model, torch.nn.Module):
+        for name, part in model.named_parameters():
+            check_finite(f"{name} of the network", part.detach())
     reading = read_network(model, alpha, loss, penalty, tokens, y, weight)
     heads = reading.heads
     has_bias = reading.has_bias if fit_intercept is None else check_flag(fit_intercept, "fit_intercept")
@@ -277,11 +281,12 @@ def _(
 ) -> _Reading:
     alpha, loss, penalty = _given(alpha), loss or "squared", get_penalty(penalty or "group_l2")
     y = y[:, None] if y.ndim == 1 else y
-    parameter = next(model.parameters())
+    exact = copy.deepcopy(model).double()
+    parameter = next(exact.parameters())
     weight = None if sample_weight is None else torch.as_tensor(sample_weight).to(parameter)
     with torch.no_grad():
-        arguments = (tokens.to(parameter), torch.as_tensor(y).to(parameter))
-        objective = float(model.objective(*arguments, loss=loss, alpha=alpha, sample_weight=weight))
+        arguments = (tokens.to(parameter), as_tensor(y, name="y").to(parameter))
+        objective = float(exact.objective(*arguments, loss=loss, alpha=alpha, sample_weight=weight))
     (_, n, d), c = tokens.shape, y.shape[-1]
     options: dict[str, Any] = {"alpha": alpha, "loss": loss, "penalty": penalty}
     heads: Heads | SequenceHeads

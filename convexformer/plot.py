@@ -61,7 +61,7 @@ def plot_token_norms(
         axes.bar(np.arange(len(norms)), norms, color="tab:blue")
         axes.set(xlabel="token position", ylabel="penalty carried", title=title)
         return axes
-    if math.prod(shape) != norms.size:
+    if not (len(np.shape(shape)) == 1 and len(shape) == 2 and min(shape) > 0 and math.prod(shape) == norms.size):
         raise ValueError(f"shape must be that of {norms.size} tokens in rows and columns, got {shape}")
     grid = norms.reshape(shape)
     image = axes.imshow(grid, cmap="Blues", vmin=0, vmax=_top(grid))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from convexformer_solvers import DenseMap, LinearMap, Loss, Penalty, Program, TableMap, get_loss, get_penalty
 
-from ._validation import as_tensor, check_flag, check_program_tokens
+from ._validation import as_targets, as_tensor, check_flag, check_program_tokens
 from .gates import Gates
 
 
@@ -100,9 +100,8 @@ def attention_program(
     tokens = check_program_tokens(X)
     if not (gates is None or isinstance(gates, Gates)):
         raise TypeError(f"gates must be None or Gates(u1, u2), which estimators make of names and pairs, got {gates!r}")
-    target = as_tensor(y, tokens.device, torch.float64)
-    weight = None if sample_weight is None else as_tensor(sample_weight, tokens.device, torch.float64)
-    target = target[:, None] if target.ndim == 1 else target
+    target = as_targets(y, tokens.device)
+    weight = None if sample_weight is None else as_tensor(sample_weight, tokens.device, torch.float64, "sample_weight")
     return Program(
         attention_map(tokens, gates, n_outputs=target.shape[-1]),
         target,

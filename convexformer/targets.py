@@ -6,10 +6,13 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.utils.class_weight import compute_class_weight
 
 from convexformer_solvers import Loss
+
+from ._validation import as_tensor
 
 
 class Targets(ABC):
@@ -45,7 +48,9 @@ class RealTargets(Targets):
     single: bool = False
 
     def encode(self, y: ArrayLike) -> NDArray[np.float64]:
-        array = np.asarray(y, dtype=np.float64)
+        array = as_tensor(y, dtype=torch.float64, name="y").numpy(force=True)
+        if array.ndim == 0:
+            raise ValueError(f"y must have one row per sample, got the single value {y!r}")
         return array.reshape(len(array), -1)
 
     def weight(self, y: ArrayLike, sample_weight: ArrayLike | None) -> NDArray[np.float64] | None:
@@ -77,6 +82,8 @@ class ClassTargets(Targets):
     def index(self, y: ArrayLike) -> NDArray[np.int64]:
         """Positions of labels in ``classes``."""
         labels = np.asarray(y)
+        if labels.ndim == 0:
+            raise ValueError(f"y must have a label for each sample, got {y!r}")
         if labels.ndim == 2 and labels.shape[1] == 1:  # a column, which fit takes too
             labels = labels[:, 0]
         position = np.searchsorted(self.classes, labels).clip(max=len(self.classes) - 1)
@@ -134,7 +141,7 @@ def class_targets(
         return ClassTargets(classes, loss)
     try:
         weights = compute_class_weight(class_weight, classes=classes, y=y, sample_weight=sample_weight)
-    except ValueError as error:
+    except (TypeError, ValueError) as error:  # keys of another kind than the labels are either
         raise ValueError(f"class_weight={class_weight!r} cannot be used: {error}") from error
     if not np.isfinite(weights).all() or (weights < 0).any():
         raise ValueError(f"class_weight must be finite and not negative, got {class_weight!r}")

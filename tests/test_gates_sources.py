@@ -148,7 +148,7 @@ def test_samples_of_weight_zero_are_no_part_of_a_pair():
 
 
 def test_equal_samples_have_no_difference():
-    with pytest.raises(ValueError, match="two training samples that differ are needed, got 1 sample"):
+    with pytest.raises(ValueError, match="two training samples that differ are needed, but all are the same"):
         make(DifferenceGates(4), np.ones((10, 3, 2)))
 
 

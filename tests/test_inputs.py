@@ -1,12 +1,14 @@
 """Bad input gets an error that names the argument; gates and features from helpers are what they say."""
 
+import math
 import re
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
-from sklearn.exceptions import NotFittedError
+from sklearn.exceptions import ConvergenceWarning, NotFittedError
+from sklearn.model_selection import KFold, StratifiedKFold
 
 from convexformer import (
     ConvexAttention,
@@ -51,6 +53,13 @@ class PenaltyWithoutHeads(GroupL2):
     factorize = Penalty.factorize
 
 
+def dates():
+    """One a sample, and a missing one."""
+    days = np.datetime64("2020-01-01") + np.arange(20)
+    days[3] = "NaT"
+    return days
+
+
 def ragged(samples):
     """One-dimensional array of objects."""
     array = np.empty(len(samples), dtype=object)
@@ -71,7 +80,16 @@ def ragged(samples):
         ((ragged([np.ones((2, 3)), np.ones((4, 3))]), [0.0, 1.0]), "X is ragged.*pad_sequences"),
         ((ragged([[1.0, 2.0], [3.0]]), [0.0, 1.0]), "X is ragged.*pad_sequences"),
         ((ragged([1.0, [3.0]]), [0.0, 1.0]), "X is ragged.*pad_sequences"),
-        ((X, y[:-1]), "inconsistent numbers of samples"),
+        ((X, y[:-1]), "y must have one row per sample, 20 as X, got 19"),
+        ((X, 1.0), "y must have one row per sample, got the single value 1.0"),
+        ((X, np.zeros((20, 0))), r"y must have at least one output, got shape \(20, 0\)"),
+        ((X, y * 1j), "Complex data not supported: y must hold real numbers"),
+        ((X * 1j, y), "Complex data not supported: X must hold real numbers"),
+        ((X, dates()), r"y must hold numbers, got datetime64\[D\]"),
+        ((X, dates() - dates()[0]), r"y must hold numbers, got timedelta64\[D\]"),
+        ((dates()[:, None], y), r"X must hold numbers, got datetime64\[D\]"),
+        ((X, y, dates()), r"sample_weight must hold numbers, got datetime64\[D\]"),
+        (([*X[:-1], X[-1, :, :1]], y), r"X is ragged: its samples differ in the width of tokens"),
         ((X, X), r"y must have shape .*got \(20, .*ConvexSequenceRegressor"),
         ((X, None), "y"),
         ((X, y, spoiled(np.ones(20), np.nan)), "sample_weight contains NaN"),
@@ -300,8 +318,11 @@ def test_held_out_samples_without_weight_are_named():
         ({"X": X, "y": y[:4]}, r"y must have shape \(20"),
         ({"X": X, "y": y, "loss": "logistic"}, "must be -1 or 1"),
         ({"X": X, "y": y, "sample_weight": -np.ones(20)}, "sample_weight"),
-        ({"X": X, "y": y, "sample_weight": "balanced"}, "arrays must hold numbers"),
-        ({"X": X, "y": np.where(y > 0, "a", "b")}, "arrays must hold numbers"),
+        ({"X": X, "y": y, "sample_weight": "balanced"}, "sample_weight must hold numbers"),
+        ({"X": X, "y": None}, r"y must have shape \(n_samples,\) or"),
+        ({"X": X, "y": 1.0}, r"y must have shape \(n_samples,\) or"),
+        ({"X": X, "y": dates()}, "y must hold numbers, got datetime64"),
+        ({"X": X, "y": np.where(y > 0, "a", "b")}, "y must hold numbers"),
         ({"X": X, "y": y, "fit_intercept": "no"}, "fit_intercept must be True or False"),
         ({"X": X, "y": y, "gates": Gates(np.ones((1, 2)), np.ones((1, 3)))}, r"gates .* got samples of shape \(3, 2\)"),
     ],
@@ -713,3 +734,90 @@ class TestFiguresOfZeros:
 def test_an_exact_solver_that_calls_a_program_infeasible_is_contradicted(loss):
     with pytest.raises(RuntimeError, match=r"without a solution: .*bring features and targets to about one.*'auto'"):
         ConvexAttentionRegressor(loss=loss, alpha=0.01, solver="exact").fit(X, 1e7 * y)
+
+
+def test_labels_that_are_missing_dates_are_named():
+    with pytest.raises(ValueError, match=r"y must have a label for each sample, got missing dates \(NaT\)"):
+        ConvexAttentionClassifier().fit(X, dates())
+    whole = np.where(y > 0, np.datetime64("2020-01-01"), np.datetime64("2021-01-01"))
+    assert ConvexAttentionClassifier().fit(X, whole).classes_.dtype == whole.dtype
+
+
+def test_class_weights_of_another_kind_than_the_labels_are_named():
+    whole = np.where(y > 0, np.datetime64("2020-01-01"), np.datetime64("2021-01-01"))
+    with pytest.raises(ValueError, match=r"class_weight=.* cannot be used"):
+        ConvexAttentionClassifier(class_weight=dict.fromkeys(whole, 2.0)).fit(X, whole)
+
+
+@pytest.mark.parametrize("y", [None, 1.0])
+def test_heads_name_targets_that_are_none(y):
+    heads = ConvexAttentionRegressor().fit(X, X[:, 0, 0]).heads_
+    with pytest.raises(ValueError, match="y must have one row per sample"):
+        heads.objective(X, y)
+    labels = np.where(X[:, 0, 0] > 0, "a", "b")
+    with pytest.raises(ValueError, match="y must have a label for each sample"):
+        ConvexAttentionClassifier().fit(X, labels).heads_.objective(X, y)
+
+
+def test_a_folder_of_another_call_is_named_with_what_can_be_done(tmp_path):
+    model = ConvexAttentionRegressorCV(alphas=2, cv=KFold(3), resume=tmp_path).fit(X, y)
+    with pytest.raises(ValueError, match=r"Repeat the call that wrote it, or give a path where there is nothing yet$"):
+        model.fit(X, 2 * y)
+    model.set_params(cv=KFold(3, shuffle=True))
+    with pytest.raises(ValueError, match="Folds that are drawn come again only with an int as random_state"):
+        model.fit(X, y)
+
+
+@pytest.mark.filterwarnings("ignore:The least populated class")
+@pytest.mark.parametrize("cv", [None, StratifiedKFold(4)])
+def test_folds_are_not_blamed_for_a_class_of_one_sample(cv):
+    single = np.array(["a"] * 10 + ["b"] * 9 + ["c"])
+    with pytest.warns(UserWarning, match="leave it out, or get more samples of it"):
+        ConvexAttentionClassifierCV(alphas=2, cv=cv).fit(X, single)
+    with pytest.raises(ValueError, match="leave it out, or get more samples of it"):
+        ConvexAttentionClassifierCV(alphas=2, cv=cv).fit(X, np.array(["a"] * 19 + ["b"]))
+
+
+@pytest.mark.parametrize("scoring", ["accuracy", lambda *_: None])
+def test_scores_that_cannot_be_are_named(scoring):
+    with pytest.raises(ValueError, match=r"scoring=.* gives no score of these predictions"):
+        ConvexAttentionRegressorCV(alphas=2, cv=3, scoring=scoring).fit(X, y)
+
+
+@pytest.mark.parametrize("part", ["tokens", "y"])
+@pytest.mark.parametrize("kind", [np.asarray, np.ndarray.tolist])
+def test_training_wants_tensors(part, kind):
+    given = {"tokens": torch.as_tensor(X), "y": torch.as_tensor(y)[:, None]}
+    given[part] = kind(given[part].numpy())
+    with pytest.raises(TypeError, match=f"{part} must be a torch tensor"):
+        train(ConvexAttention(3, 2, n_heads=2).double(), **given, alpha=0.1)
+
+
+def test_networks_name_tokens_in_another_precision():
+    with pytest.raises(ValueError, match=r"tokens must be torch.float64 on cpu like the network, got torch.float32"):
+        ConvexAttentionRegressor().fit(X, y).heads_.to_torch()(torch.as_tensor(X).float())
+
+
+def test_networks_that_are_not_finite_have_no_gap():
+    network = ConvexAttention(3, 2, n_heads=2)
+    torch.nn.init.constant_(network.w2, math.nan)
+    with pytest.raises(ValueError, match="w2 of the network must be finite"):
+        optimality_gap(network, X, y, 0.1)
+    with pytest.raises(ValueError, match="verbose must be True or False"):
+        optimality_gap(ConvexAttention(3, 2, n_heads=2), X, y, 0.1, verbose="x")
+    with pytest.raises(ValueError, match="w2 must be finite"):
+        Heads.from_coef(np.full((2, 2, 1), math.nan), alpha=0.1)
+
+
+def test_a_stalled_solve_says_what_helps():
+    helps = "raise tol, scale and centre the features, solve in float64 (dtype='float64'), or take solver='auto'."
+    with pytest.warns(ConvergenceWarning, match=re.escape(helps)):
+        ConvexAttentionRegressor(solver="fista", tol=1e-14, max_iter=300, dtype="float32").fit(X, y)
+
+
+def test_data_frames_of_dates_or_vectors_are_named():
+    pandas = pytest.importorskip("pandas")
+    with pytest.raises(ValueError, match=r"X must hold numbers, got datetime64\[.*\]; say"):
+        ConvexAttentionRegressor().fit(pandas.DataFrame({"a": y, "b": pandas.to_datetime(dates())}), y)
+    with pytest.raises(ValueError, match="X must hold one number in each cell, got sequences"):
+        ConvexAttentionRegressor().fit(pandas.DataFrame({"a": list(X[:, 0]), "b": list(X[:, 1])}), y)

@@ -1,5 +1,7 @@
 """The optimality meter: bounds of trained networks."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -207,3 +209,13 @@ def test_targets_of_zero_have_a_gap_and_no_relative_one():
         network.w2.zero_()
     report = optimality_gap(network, data()[0], np.zeros((40, 1)), ALPHA)
     assert (report.gap, report.relative_gap) == (0, 0)
+
+
+def test_the_objective_of_a_network_in_single_precision_is_computed_in_double():
+    X, Y = data(c=1)
+    network = SoftmaxAttention(2, 1, n_heads=2, position="mean")
+    here, there = (
+        optimality_gap(each, X, Y + 1e4, ALPHA).objective for each in (network, copy.deepcopy(network).double())
+    )
+    assert here == pytest.approx(there, rel=1e-12)
+    assert next(network.parameters()).dtype == torch.float32

@@ -223,7 +223,7 @@ def test_wrong_data_are_named():
         ConvexSequenceRegressor().fit(X, Y[..., None])
     with pytest.raises(ValueError, match="y must have shape"):
         sequence_program(X, Y[:, 0], alpha=0.1)
-    with pytest.raises(ValueError, match="inconsistent numbers of samples"):
+    with pytest.raises(ValueError, match="y must have one row per sample, 30 as X, got 29"):
         ConvexSequenceRegressor().fit(X, Y[1:])
     with pytest.raises(ValueError, match=r"X must have shape \(n_samples, 4, 3\) as in fit"):
         ConvexSequenceRegressor().fit(X, Y).predict(X[:, :3])
@@ -319,7 +319,7 @@ def test_heads_that_cost_nothing_read_nothing():
 
 @pytest.mark.parametrize("shape", [(30, 0, 2), (30, 3, 0)])
 def test_targets_without_rows_or_outputs_are_named(shape):
-    with pytest.raises(ValueError, match=r"y must have shape .*none of them zero"):
+    with pytest.raises(ValueError, match="y must have at least one output"):
         ConvexSequenceRegressor().fit(data()[0], np.zeros(shape))
 
 

@@ -11,10 +11,9 @@ from typing import Any, Literal, get_args
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.utils import check_random_state
 
 from convexformer._integers import check_optional_counts, is_integer, is_prime
-from convexformer._validation import check_dtype
+from convexformer._validation import check_dtype, check_stream
 from convexformer_solvers.arguments import is_real
 
 Operation = Literal["+", "-", "x", "/"]
@@ -183,7 +182,7 @@ def make_modular_arithmetic(
     if encoding == "index":
         _refuse(encoding, dtype=dtype)
     precision = np.float32 if check_dtype(dtype, torch.float64) == torch.float32 else np.float64
-    generator = check_random_state(random_state)
+    generator = check_stream(random_state)
     operands, labels = _table(p, operation, distinct)
     ceiling = len(np.unique(operands, axis=0)) / len(operands)
     if ceiling < 1:

@@ -186,7 +186,7 @@ class DifferenceGates(GateSource):
     def make(self, data: TrainingData, random_state: np.random.RandomState) -> Gates:
         samples = torch.unique(data.counted_tokens(), dim=0)
         if len(samples) < 2:
-            raise ValueError(f"gates: two training samples that differ are needed, got {len(samples)} sample")
+            raise ValueError("gates: two training samples that differ are needed, but all are the same")
         first = random_state.randint(len(samples), size=self.n_gates)
         second = (first + random_state.randint(1, len(samples), size=self.n_gates)) % len(samples)
         pairs = (samples[torch.as_tensor(index, device=samples.device)] for index in (first, second))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from convexformer_solvers import Loss, Penalty, get_loss
+from convexformer_solvers.arguments import check_tensor
 
 
 def sample_losses(predictions: Tensor, y: Tensor, loss: str | Loss = "squared") -> Tensor:
@@ -52,8 +53,9 @@ def check_target_shape(y: Tensor, shape: tuple[int, ...], name: str = "y") -> No
         raise ValueError(f"{name} must have shape {shape}, that of the predictions, got {tuple(y.shape)}")
 
 
-def check_token_shape(tokens: Tensor, n_tokens: int | None, n_features: int) -> None:
-    """Raise ``ValueError`` unless samples are of so many tokens of such a width; None: of any number."""
+def check_tokens_for(parameter: Tensor, tokens: Tensor, n_tokens: int | None, n_features: int) -> None:
+    """Raise an error unless samples are like a parameter, of so many tokens of such a width; None: of any number."""
+    check_like(parameter, tokens, "tokens")
     if tokens.ndim != 3 or tokens.shape[2] != n_features or n_tokens not in (None, tokens.shape[1]):
         wanted = f"(n_samples, {'n_tokens' if n_tokens is None else n_tokens}, {n_features})"
         raise ValueError(f"tokens must have shape {wanted}, got {tuple(tokens.shape)}")
@@ -88,7 +90,8 @@ def draw_seed() -> int:
 
 
 def check_like(parameter: Tensor, part: Tensor, name: str) -> None:
-    """Raise ``ValueError`` naming a part of the data whose precision or device is not that of a parameter."""
+    """Raise an error naming a part of the data that is no tensor of the precision and on the device of a parameter."""
+    check_tensor(name, part)
     if part.dtype != parameter.dtype or part.device != parameter.device:
         raise ValueError(
             f"{name} must be {parameter.dtype} on {parameter.device} like the network, "
@@ -141,6 +144,7 @@ class AttentionNetwork(nn.Module, ABC):
         ValueError
             If the samples are none, or of another shape, precision or device.
         """
+        check_tensor(name, samples)
         if samples.ndim != 3 or len(samples) == 0:
             raise ValueError(f"{name} must have shape (n_samples, n_tokens, n_features), got {tuple(samples.shape)}")
         check_like(next(self.parameters()), samples, name)

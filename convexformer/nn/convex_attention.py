@@ -9,7 +9,7 @@ from torch import Tensor
 
 from convexformer.gates import Gates
 
-from .base import check_token_shape
+from .base import check_tokens_for
 from .gated import GatedModule
 from .simplex import Simplex
 from .simplex_heads import SimplexHeads
@@ -95,7 +95,7 @@ class ConvexAttention(GatedModule, SimplexHeads):
         -------
         Tensor of shape (N, c)
         """
-        check_token_shape(tokens, self.w1.shape[1], self.w2.shape[1])
+        check_tokens_for(self.w1, tokens, self.w1.shape[1], self.w2.shape[1])
         directions = (self.w1[:, :, None] * self.w2[:, None, :]).flatten(1)  # (m, n d)
         pooled = tokens.flatten(1) @ directions.T  # (N, m)
         if self.gates is not None:

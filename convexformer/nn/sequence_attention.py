@@ -9,7 +9,7 @@ from torch import Tensor
 from convexformer._integers import check_counts
 from convexformer_solvers import Penalty, get_penalty
 
-from .base import check_token_shape
+from .base import check_tokens_for
 from .simplex import Simplex
 from .simplex_heads import SimplexHeads
 
@@ -79,7 +79,7 @@ class SequenceAttention(SimplexHeads):
         -------
         Tensor of shape (N, T, c)
         """
-        check_token_shape(tokens, self.w1.shape[2], self.w2.shape[1])
+        check_tokens_for(self.w1, tokens, self.w1.shape[2], self.w2.shape[1])
         projected = tokens @ self.w2.T  # (N, n, m)
         mixed = torch.einsum("jtk,ikj->itj", self.w1, projected)  # (N, T, m)
         pred = mixed @ self.w3  # (N, T, c)

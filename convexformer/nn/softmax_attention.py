@@ -12,7 +12,7 @@ from convexformer._integers import check_counts, is_integer
 from convexformer_solvers import Penalty
 from convexformer_solvers.arguments import is_real
 
-from .base import AttentionNetwork, as_arguments, check_token_shape, normal_draws
+from .base import AttentionNetwork, as_arguments, check_tokens_for, normal_draws
 
 Position = int | Literal["mean"] | None
 DecayOn = Literal["all", "values", "none"]
@@ -133,7 +133,7 @@ class SoftmaxAttention(AttentionNetwork):
         ValueError
             If the samples have no token at ``position``, or features of another number.
         """
-        check_token_shape(tokens, None, self.wq.shape[1])
+        check_tokens_for(self.wq, tokens, None, self.wq.shape[1])
         queries = torch.einsum("iqd,hdw->ihqw", self._queried(tokens), self.wq)
         if queries.shape[2] == 1:  # through the features takes fewer products than keys of all tokens
             scores = torch.einsum("ihqd,ikd->ihqk", torch.einsum("ihqw,hdw->ihqd", queries, self.wk), tokens)

@@ -213,7 +213,10 @@ def _search(
 
 def _grid(name: str, values: float | Sequence[float]) -> list[float]:
     """The numbers to try."""
-    array = np.atleast_1d(np.asarray(values, dtype=np.float64))
+    try:
+        array = np.atleast_1d(np.asarray(values, dtype=np.float64))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name} must be a number or a sequence of them, got {values!r}") from error
     if array.ndim != 1 or array.size == 0 or not np.isfinite(array).all() or (array < 0).any():
         raise ValueError(f"{name} must be a non-negative number or a non-empty sequence of them, got {values!r}")
     return [float(value) for value in array]

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import RegressorMixin
 from sklearn.metrics import r2_score
-from sklearn.utils.validation import check_consistent_length, check_is_fitted
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from convexformer._base import CertifiedEstimator, unchanged_on_failure
@@ -17,6 +17,7 @@ from convexformer._validation import (
     check_device,
     check_flag,
     check_number_target,
+    check_rows,
     check_tokens,
     check_weight,
     predictions,
@@ -286,7 +287,7 @@ class ConvexSequenceRegressor(RegressorMixin, CertifiedEstimator):
 def _check_sequences(y: Any, n_samples: int) -> NDArray[np.float64]:
     """Check target sequences: finite numbers with one to three axes."""
     y = check_number_target(y)
-    if y.ndim > 3 or y.size == 0:
-        raise ValueError(f"y must have shape (n_samples, n_targets, n_outputs), none of them zero, got {y.shape}")
-    check_consistent_length(np.empty(n_samples), y)
+    if y.ndim > 3:
+        raise ValueError(f"y must have shape (n_samples, n_targets, n_outputs), got {y.shape}")
+    check_rows(y, n_samples)
     return y

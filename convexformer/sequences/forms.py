@@ -319,11 +319,11 @@ def sequence_program(
     if not loss.separable or loss.targets != "real":
         raise ValueError(f"loss must be a loss of numbers that is a sum over outputs, such as 'squared', got {loss!r}")
     tokens = check_program_tokens(X)
-    target = as_tensor(y, tokens.device, torch.float64)
+    target = as_tensor(y, tokens.device, torch.float64, "y")
     if target.ndim != 3 or len(target) != len(tokens):
         raise ValueError(f"y must have shape ({len(tokens)}, n_targets, n_outputs), got {tuple(target.shape)}")
     tokens = tokens.double() if form.exact_sums else tokens
-    weight = None if sample_weight is None else as_tensor(sample_weight, tokens.device, torch.float64)
+    weight = None if sample_weight is None else as_tensor(sample_weight, tokens.device, torch.float64, "sample_weight")
     has_intercept = check_flag(fit_intercept, "fit_intercept")
     return Program(
         form.linear_map(tokens),

@@ -83,7 +83,10 @@ class SequenceHeads:
         values = {"w1": w1, "w2": w2, "w3": w3, "intercept": intercept}
         dtype = np.result_type(np.float32, *map(np.asarray, values.values()))
         for name, value in values.items():
-            object.__setattr__(self, name, np.asarray(value, dtype=dtype))
+            array = np.asarray(value, dtype=dtype)
+            if not np.isfinite(array).all():
+                raise ValueError(f"{name} must be finite, got NaN or infinite values")
+            object.__setattr__(self, name, array)
         for name, part in (("form", form), ("penalty", form.check_penalty(penalty)), ("loss", get_loss(loss))):
             object.__setattr__(self, name, part)
         check_alpha(alpha)
@@ -303,5 +306,5 @@ class SequenceHeads:
 
 def _as_sequences(y: Any) -> Tensor:
     """Target sequences with all three axes: two have one output per row, one has one row."""
-    target = as_tensor(y, dtype=torch.float64)
+    target = as_tensor(y, dtype=torch.float64, name="y")
     return target.reshape(*target.shape, *[1] * (3 - target.ndim))

@@ -127,7 +127,9 @@ class Exact(Solver):
                     "academic licences are free), or use solver='exact', which needs none."
                 ) from error
             if isinstance(error, cp.SolverError):
-                raise RuntimeError(f"solver {self.cvxpy_solver!r} failed: {error}") from error
+                unfit = "cannot solve this problem" in str(error)
+                remedy = "; take one for cones, such as 'CLARABEL' or 'SCS'" if unfit else ""
+                raise RuntimeError(f"solver {self.cvxpy_solver!r} failed: {error}{remedy}") from error
             raise
         if problem.status not in (cp.OPTIMAL, cp.OPTIMAL_INACCURATE):
             raise RuntimeError(

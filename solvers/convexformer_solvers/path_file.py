@@ -91,7 +91,9 @@ class PathFile:
         try:
             header, arrays = read_archive(self.path, _CONTENT)
         except ValueError as error:
-            raise ValueError(f"resume: {error}. Give the file of an earlier path, or the name of a new file") from error
+            raise ValueError(
+                f"resume: {error}. Give what an earlier call wrote, or a path where there is nothing yet"
+            ) from error
         if header.get("format") != _FORMAT:
             raise self._refused("it was saved by another version")
         saved, runs = header.get("program"), header.get("runs")
@@ -110,8 +112,8 @@ class PathFile:
 
     def _refused(self, reason: str) -> ValueError:
         return ValueError(
-            f"resume={str(self.path)!r} cannot be continued: {reason}. Repeat the call that wrote the file, or give "
-            "the name of a new file"
+            f"resume={str(self.path)!r} cannot be continued: {reason}. Repeat the call that wrote it, or give a "
+            "path where there is nothing yet"
         )
 
 
