@@ -1,7 +1,10 @@
 """The command line, called in process."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 
@@ -320,3 +323,32 @@ def test_figures_that_are_no_numbers_are_null_in_json(tmp_path, capsys):
     assert cli.main(["fit", str(path), "--model", str(model), "--quiet", "--json"]) == 0
     report = json.loads(capsys.readouterr().out, parse_constant=refuse)
     assert report["train_score"] is None  # one sample has no R2
+
+
+def test_advice_on_a_file_of_another_kind_can_be_followed(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("q.csv").write_text("a,b")
+    assert cli.main(["fit", "q.csv"]) == 1
+    (call,) = re.findall(r"np\.savez\('(.*?)', X=X, y=y\) makes one", capsys.readouterr().err)
+    np.savez(call, X=np.eye(3), y=np.eye(3)[0])
+    assert cli.main(["fit", call, "--quiet"]) == 0
+
+
+@pytest.mark.parametrize("command", [["demo"], ["fit", "data.npz"]])
+@pytest.mark.parametrize("seed", ["-1", str(2**32), "x"])
+def test_a_seed_out_of_range_is_named(command, seed, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        cli.main([*command, "--seed", seed])
+    assert "argument --seed:" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_reader_that_has_read_enough_is_no_error(tmp_path):
+    np.savez(tmp_path / "data.npz", X=np.random.default_rng(0).normal(size=(30, 3, 2)), y=np.arange(30.0))
+    reads, writes = os.pipe()
+    os.close(reads)
+    with os.fdopen(writes, "wb") as output:
+        command = [sys.executable, "-m", "convexformer", "fit", "data.npz", "--quiet", "--json"]
+        done = subprocess.run(command, cwd=tmp_path, stdout=output, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
