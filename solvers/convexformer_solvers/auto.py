@@ -36,7 +36,7 @@ _FIRST_STEPS_ALONE = 400
 _FISTA_STEPS = 400
 # The last on a loss of unbounded curvature, and the Newton steps that follow.
 _FISTA_STEPS_BEFORE_NEWTON = 150
-_NEWTON_STEPS = 40
+_NEWTON_STEPS = 100
 # Turns that gradient and alternating steps take after that, before the last: the latter stand still where curvatures
 # jump and the regularisation is weak, or groups differ widely in size, the former where features are correlated.
 _TURNS = ((400, 400), (1000, 2000))

@@ -381,11 +381,11 @@ def _check_requirements(program: Program, solver: Solver) -> None:
 
 
 def _warn_not_converged(result: SolverResult, tol: float, max_iter: int, dtype: torch.dtype) -> None:
+    more = "" if dtype == torch.float64 else ", solve in float64 (dtype='float64')"
+    more += "" if result.solver == "auto" else ", take solver='auto'"
     remedies = {
-        Status.MAX_ITER: f"raise max_iter (now {max_iter}), raise tol or alpha, or scale the features",
-        Status.STALLED: "raise tol, scale and centre the features"
-        + ("" if dtype == torch.float64 else ", solve in float64 (dtype='float64')")
-        + ("" if result.solver == "auto" else ", or take solver='auto'"),
+        Status.MAX_ITER: f"raise max_iter (now {max_iter}), raise tol or alpha, scale the features{more}",
+        Status.STALLED: f"raise tol, scale and centre the features{more}",
     }
     warnings.warn(
         f"Solver {result.solver!r} did not converge in {result.n_iter} iterations: certified relative gap "

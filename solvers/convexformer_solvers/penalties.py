@@ -445,6 +445,8 @@ class GroupNuclear(Penalty):
         return torch.linalg.svdvals(coef).sum(-1)
 
     def group_dual_norms(self, coef: Tensor) -> Tensor:
+        if coef.shape[-1] == 1:  # to the digit the norm of for_outputs, so that alpha_max is the same
+            return GroupL2().group_dual_norms(coef)[..., 0]
         return torch.linalg.svdvals(coef)[..., 0]
 
     def prox(self, coef: Tensor, step: float) -> Tensor:

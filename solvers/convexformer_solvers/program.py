@@ -455,11 +455,11 @@ class Program:
         found = float(self.null_dual_norms.amax())
         if not math.isfinite(found):
             self.map.check_finite()
-        return 0.0 if self.fit_intercept and self._is_rounding(found, self.null_dual_point) else found
+        return 0.0 if self._is_rounding(found, self.null_dual_point) else found
 
     def _is_rounding(self, norm: float, theta: Tensor) -> bool:
-        """Whether a dual norm is what rounding leaves of features that an intercept takes away."""
-        mean = float((self.weight @ theta).abs().max())  # zero but for rounding
+        """Whether a dual norm is what rounding leaves of samples that cancel, as an intercept makes constant ones."""
+        mean = float((self.weight @ theta).abs().max()) if self.fit_intercept else 0.0  # zero but for rounding
         rounding = mean + torch.finfo(theta.dtype).eps * float(self.mean(theta.abs().amax(1)))
         bound = _ROUNDING * math.sqrt(math.prod(self.coef_shape[-2:])) * rounding
         counted = (self.weight > 0).nonzero()[:, 0]

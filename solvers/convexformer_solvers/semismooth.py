@@ -27,11 +27,16 @@ _SIGMA_GROWTH = 9.0
 # A subproblem is solved once its residual is this far below the move of the proximal point that it causes.
 _INNER_ACCURACY = 0.3
 _MAX_INNER_STEPS = 30
-# Shorter proximal steps where a search fails, by this factor and so often at most.
+# Shorter proximal steps where a search fails or a subproblem takes too many, by this factor; finished where a search
+# fails after so many.
 _SHORTER = 1 / 30
 _MAX_SHORTER = 4
-# How near to a jump of the curvature a prediction is taken to be at it.
+# How near to a jump of the curvature a prediction is taken to be at it; and halvings that lead so near to it.
 _AT_A_JUMP = 1e-7
+_HALVINGS = 40
+# After so many steps of a subproblem steps that are so short say that others jump into their way.
+_STUCK_AFTER = 12
+_SHORT_STEP = 0.3
 
 
 class _Iterate(NamedTuple):
@@ -200,27 +205,69 @@ def _with_residual(iterate: _Iterate) -> _Iterate:
 
 def _newton_step(iterate: _Iterate) -> _Iterate:
     """One Newton step, after moving the proximal point where the subproblem is solved."""
-    if iterate.inner_steps > 0 and (_solved(iterate) or iterate.inner_steps >= _MAX_INNER_STEPS):
-        moved = iterate._replace(
-            center=iterate.coef,
-            center_intercept=iterate.intercept,
-            sigma=max(
-                iterate.sigma * (1 + _SIGMA_GROWTH / iterate.inner_steps**2),
-                _SHORTER**iterate.n_shorter * _sensible_sigma(iterate),
-            ),
-            inner_steps=0,
-        )
-        iterate = _with_residual(_proximal(moved))
+    if iterate.inner_steps > 0 and _solved(iterate):
+        iterate = _with_moved_center(iterate)
+    elif iterate.inner_steps >= _MAX_INNER_STEPS:  # its end is no better a center than the last
+        iterate = _with_smaller_sigma(iterate)
+    step, stepped = _searched(iterate)
+    stuck = step < _SHORT_STEP and iterate.inner_steps >= _STUCK_AFTER
+    if not iterate.program.loss.smooth_curvature and (stepped is None or stuck):
+        _, other = _searched(_with_linear_parts_solved(iterate), linear_parts_move=False)
+        if stepped is None or (other is not None and other.merit < stepped.merit):
+            stepped = other
+    if stepped is None:
+        return iterate._replace(finished=True) if iterate.n_shorter >= _MAX_SHORTER else _with_smaller_sigma(iterate)
+    return stepped
+
+
+def _with_moved_center(iterate: _Iterate) -> _Iterate:
+    """The next subproblem, about the solution of the last one."""
+    grown = iterate.sigma * (1 + _SIGMA_GROWTH / iterate.inner_steps**2)
+    sigma = max(grown, _SHORTER**iterate.n_shorter * _sensible_sigma(iterate))
+    moved = iterate._replace(center=iterate.coef, center_intercept=iterate.intercept, sigma=sigma, inner_steps=0)
+    return _with_residual(_proximal(moved))
+
+
+def _with_smaller_sigma(iterate: _Iterate) -> _Iterate:
+    """The same subproblem with a smaller sigma, from its proximal point."""
+    pred = iterate.program.map.matvec(iterate.center) + iterate.center_intercept
+    shorter = iterate._replace(sigma=_SHORTER * iterate.sigma, inner_steps=0, n_shorter=iterate.n_shorter + 1)
+    return _with_residual(_at(shorter, pred))
+
+
+def _searched(iterate: _Iterate, linear_parts_move: bool = True) -> tuple[float, _Iterate | None]:
+    """Length and end of a Newton step; none where rounding hides any decrease, as sigma is too large for the data."""
     program, residual = iterate.program, iterate.residual[:, 0]
     curvature = program.weight * _curvature(program, iterate.pred)[:, 0]
     try:
         direction = iterate.system.solve(_jacobian(iterate), iterate.sigma, curvature, residual)
     except torch.linalg.LinAlgError:  # the system overflows
-        return _shorter(iterate)
+        return 0.0, None
+    if not linear_parts_move:
+        direction = torch.where(curvature > 0, direction, 0.0)
     slope = -float((residual * curvature) @ direction)
-    if not bool(torch.isfinite(direction).all()) or slope > 0:  # rounding: sigma is too large for the data
-        return _shorter(iterate)
-    return _line_search(iterate, direction[:, None], slope) or _shorter(iterate)
+    if not bool(torch.isfinite(direction).all()) or slope > 0:
+        return 0.0, None
+    return _line_search(iterate, direction[:, None], slope)
+
+
+def _with_linear_parts_solved(iterate: _Iterate) -> _Iterate:
+    """Predictions where the loss is linear next to those of the coefficients, as far as its slope stays.
+
+    All else is a function of the slopes. Samples there are then solved or, at the end of the linear part, count as
+    curved, so that a step of those that are curved meets no curvature that it has not reckoned with.
+    """
+    loss, y, pred = iterate.program.loss, iterate.program.y, iterate.pred
+    fitted = pred + iterate.residual
+    linear = loss.hessian_product(pred, y, torch.ones_like(pred)) == 0
+    slope, beyond = loss.gradient(pred, y), torch.where(linear, fitted, pred)
+    solved = torch.where(loss.gradient(beyond, y) == slope, beyond, pred)
+    for _ in range(_HALVINGS):
+        middle = 0.5 * (pred + beyond)
+        same = loss.gradient(middle, y) == slope
+        pred, beyond = torch.where(same, middle, pred), torch.where(same, beyond, middle)
+    new = torch.where(solved == fitted, fitted, pred)
+    return iterate._replace(pred=new, residual=fitted - new)
 
 
 def _curvature(program: Program, pred: Tensor) -> Tensor:
@@ -233,15 +280,6 @@ def _curvature(program: Program, pred: Tensor) -> Tensor:
     for shift in (near, -near):
         curvature = torch.maximum(curvature, loss.hessian_product(pred + shift, program.y, ones))
     return curvature
-
-
-def _shorter(iterate: _Iterate) -> _Iterate:
-    """The iterate at its proximal point, with a smaller sigma; finished where that has been tried often enough."""
-    if iterate.n_shorter == _MAX_SHORTER:
-        return iterate._replace(finished=True)
-    pred = iterate.program.map.matvec(iterate.center) + iterate.center_intercept
-    shorter = iterate._replace(sigma=_SHORTER * iterate.sigma, inner_steps=0, n_shorter=iterate.n_shorter + 1)
-    return _with_residual(_at(shorter, pred))
 
 
 def _solved(iterate: _Iterate) -> bool:
@@ -262,14 +300,14 @@ def _jacobian(iterate: _Iterate) -> ProxJacobian:
     return ProxJacobian(active, 1 - threshold / norms, shifted[active] / norms[:, None])
 
 
-def _line_search(iterate: _Iterate, direction: Tensor, slope: float) -> _Iterate | None:
-    """Armijo steps; None where none lowers the merit, as where rounding hides any decrease."""
+def _line_search(iterate: _Iterate, direction: Tensor, slope: float) -> tuple[float, _Iterate | None]:
+    """Length and end of an Armijo step; none where no step lowers the merit, as where rounding hides any decrease."""
     rounding = 1e-14 * abs(iterate.merit)
     full = candidate = _at(iterate, iterate.pred + direction)
     step = 1.0
     while step > 1e-9:
         if candidate.merit <= iterate.merit + 1e-4 * step * slope + rounding:
-            return _with_residual(candidate)._replace(inner_steps=iterate.inner_steps + 1)
+            return step, _with_residual(candidate)._replace(inner_steps=iterate.inner_steps + 1)
         step *= 0.5
         if iterate.program.loss.quadratic:  # then what follows from the predictions but for the prox is affine
             pred = torch.lerp(iterate.pred, full.pred, step)
@@ -277,4 +315,4 @@ def _line_search(iterate: _Iterate, direction: Tensor, slope: float) -> _Iterate
             candidate = _proximal(iterate._replace(pred=pred, theta=theta, ascent=ascent))
         else:
             candidate = _at(iterate, iterate.pred + step * direction)
-    return None
+    return 0.0, None

@@ -26,6 +26,7 @@ from solver_cases import (
 )
 
 from convexformer_solvers import (
+    Auto,
     DenseMap,
     GatedMap,
     GroupL2,
@@ -36,8 +37,10 @@ from convexformer_solvers import (
     Program,
     Softmax,
     Squared,
+    alpha_grid,
     get_loss,
     get_penalty,
+    solve,
 )
 
 every_loss = pytest.mark.parametrize("loss", LOSS_NAMES)
@@ -613,3 +616,25 @@ def test_weights_beyond_the_range_of_the_data_count_by_their_ratios(unit):
     program = Program(DenseMap(X), y, get_loss("squared"), GroupL2(), 0.1, unit * weight)
     for other in (program, program.to(torch.float64), program.with_float64_targets(), program.to(torch.float32)):
         torch.testing.assert_close(other.weight, (weight / 8).to(other.y))
+
+
+@pytest.mark.parametrize("loss", LOSS_NAMES)
+@pytest.mark.parametrize("penalty", ["group_l2", "nuclear"])
+def test_alpha_max_is_zero_where_samples_cancel_without_an_intercept(loss, penalty):
+    # What rounding leaves was taken for an alpha_max, and a path to a hundredth of it took minutes.
+    data = randn(50, 6, 4, seed=1)
+    y = torch.tensor(
+        [[0.25, 0.75]] if loss == "softmax" else [[3.0 if loss == "poisson" else 1.0]], dtype=torch.float64
+    )
+    program = Program(DenseMap(data - data.mean(0)), y.repeat(50, 1), get_loss(loss), get_penalty(penalty), 0.1)
+    assert program.alpha_max == 0.0
+    assert dataclasses.replace(program, map=DenseMap(data)).alpha_max > 1e-3
+    assert alpha_grid(program.alpha_max)[0] == 1.0
+    assert not solve(program, Auto(), tol=1e-6).coef.any()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_alpha_max_of_the_nuclear_penalty_of_one_output_is_the_group_l2_one_to_the_digit(seed):
+    program = make_program("squared", "nuclear", c=1, intercept=True, seed=seed)
+    assert program.alpha_max == dataclasses.replace(program, penalty=get_penalty("group_l2")).alpha_max
+    assert not solve(program.with_alpha(program.alpha_max), Auto(), tol=1e-12).coef.any()
