@@ -255,7 +255,9 @@ class _Run:
             schedule.certified(self.iteration, estimate, self.last_gap)
             if status is not None:
                 return status, state
-            if finished:
+            # The solver is there, and what it is rounded to is not.
+            too_rough = schedule.stands_still and self.program.y.dtype == torch.float32
+            if finished or too_rough:
                 return Status.STALLED, state
             if self.iteration == max_iter:
                 return Status.MAX_ITER, state

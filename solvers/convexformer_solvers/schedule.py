@@ -18,6 +18,9 @@ _DECREASE = 100.0
 _EARLIEST = 5
 # Iterations after a miss until an estimate is taken at its word again; to the power of the misses in a row.
 _WAIT_AFTER_MISS = 2
+# Misses since the gap last fell by a tenth that say that points cannot be held precisely enough.
+_MISSES = 8
+_STILL = 0.9
 
 
 class Schedule:
@@ -42,6 +45,13 @@ class Schedule:
         self._estimate: float | None = None
         self._trust = 1.0
         self._misses = 0  # in a row
+        self._misses_at_gap = 0  # since the gap last fell
+        self._gap = math.inf  # of then
+
+    @property
+    def stands_still(self) -> bool:
+        """Whether estimates have been within the goal many times, and the gap is what it was."""
+        return self._misses_at_gap >= _MISSES
 
     def due(self, iteration: int, estimate: float | None) -> bool:
         """Whether a certificate is due after an iteration.
@@ -75,5 +85,8 @@ class Schedule:
         if estimate is not None and abs(estimate) < math.inf:
             missed, size = gap > self._goal, abs(estimate)
             self._misses = self._misses + 1 if missed and size <= self._goal else 0
+            self._misses_at_gap += missed and size <= self._goal
+            if gap < _STILL * self._gap:
+                self._misses_at_gap, self._gap = 0, gap
             self._estimate = size
             self._trust = min(1.0, size / gap) if missed else 1.0

@@ -5,9 +5,10 @@ import math
 
 import pytest
 import torch
+from sklearn.exceptions import ConvergenceWarning
 from solver_cases import LOSS_NAMES, make_program, randn
 
-from convexformer_solvers import Admm, DenseMap, GatedMap, GroupL2, Program, Squared, solve
+from convexformer_solvers import Admm, Auto, DenseMap, GatedMap, GroupL2, Program, Squared, Status, get_loss, solve
 from convexformer_solvers.admm_newton import AdmmNewton
 from convexformer_solvers.centered import Centered
 from convexformer_solvers.mixed_precision import MixedPrecision
@@ -164,3 +165,16 @@ def test_a_step_that_leaves_the_range_is_taken_in_double_precision(monkeypatch, 
     state = solver.step(program, state._replace(solver=MixedPrecision._single))
     assert not state.is_single
     assert all(bool(torch.isfinite(part).all()) for part in solver.iterate(state)[1:])
+
+
+@pytest.mark.parametrize("loss", ["squared", "huber"])
+def test_points_that_single_precision_cannot_hold_end_the_run_with_advice(loss):
+    # An intercept of a million is rounded to a sixteenth: no further step helps, and ten thousand were taken.
+    data = randn(20, 3, 2).float()
+    program = Program(DenseMap(data), 1e6 + randn(20, 1, seed=1).float(), get_loss(loss), GroupL2(), 1.0, None, True)
+    program = program.with_alpha(0.1 * program.alpha_max)
+    with pytest.warns(ConvergenceWarning, match="solve in float64"):
+        result = solve(program, Auto(), tol=1e-4)
+    assert result.status is Status.STALLED
+    assert result.n_iter < 500
+    assert solve(program, Auto(), tol=1e-4, dtype="float64").status is Status.CONVERGED
