@@ -100,8 +100,7 @@ def _as_array(X: Any) -> Any:
     try:
         return np.asarray(X)
     except ValueError as error:
-        lengths = {len(sample) for sample in X if isinstance(sample, Sized)}
-        widths = {np.shape(sample)[1:] for sample in X} if len(lengths) == 1 and _are_arrays(X) else set()
+        widths = _widths(X)
         if len(widths) > 1:
             raise ValueError(f"X is ragged: its samples differ in the width of tokens, {sorted(widths)}.") from error
         raise ValueError(
@@ -109,12 +108,13 @@ def _as_array(X: Any) -> Any:
         ) from error
 
 
-def _are_arrays(samples: Any) -> bool:
-    """Whether each of some samples makes an array by itself."""
+def _widths(samples: Any) -> set[tuple[int, ...]]:
+    """Shapes of a token, where each sample is an array by itself and all are of one length."""
     try:
-        return all(np.asarray(sample).dtype.kind != "O" for sample in samples)
+        shapes = {np.shape(sample) for sample in samples}
     except ValueError:
-        return False
+        return set()
+    return {shape[1:] for shape in shapes} if len({shape[:1] for shape in shapes}) == 1 else set()
 
 
 def _unpacked(X: Any) -> Any:
@@ -226,6 +226,21 @@ def as_targets(y: Any, device: torch.device) -> Tensor:
     return target[:, None] if target.ndim == 1 else target
 
 
+def as_weight(sample_weight: Any, device: torch.device) -> Tensor | None:
+    """Weights of the samples as a program takes them."""
+    return None if sample_weight is None else as_tensor(sample_weight, device, torch.float64, "sample_weight")
+
+
+def as_head_weights(**parts: Any) -> dict[str, NDArray[np.floating]]:
+    """Weights of heads as finite arrays of one floating precision."""
+    arrays = {name: np.asarray(part) for name, part in parts.items()}
+    dtype = np.result_type(np.float32, *arrays.values())
+    for name, array in arrays.items():
+        if not np.isfinite(array).all():
+            raise ValueError(f"{name} must be finite, got NaN or infinite values")
+    return {name: array.astype(dtype, copy=False) for name, array in arrays.items()}
+
+
 def check_real_target(y: Any, loss: Loss, n_samples: int) -> NDArray[np.float64]:
     """Check targets of a regression: finite numbers of shape (N,) or (N, c)."""
     y = check_number_target(y)
@@ -244,9 +259,15 @@ def check_number_target(y: Any) -> NDArray[np.float64]:
     refuse_dates(y, "y")
     if isinstance(y, Real) or getattr(y, "ndim", 1) == 0:
         raise ValueError(f"y must have one row per sample, got the single value {y!r}")
-    least = {"ensure_min_features": 0}  # that of y would be called one of X
     with _naming("y", "; labels are for the classifiers"):
-        return check_array(y, ensure_2d=False, allow_nd=True, dtype=np.float64, input_name="y", **least)
+        return check_array(
+            y,
+            ensure_2d=False,
+            allow_nd=True,
+            dtype=np.float64,
+            ensure_min_features=0,  # one too few of y would be called one of X
+            input_name="y",
+        )
 
 
 def given(y: Any) -> Any:

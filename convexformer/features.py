@@ -61,8 +61,7 @@ def pad_sequences(sequences: Sequence[ArrayLike], n_tokens: int | None = None) -
     rows = np.concatenate(arrays)
     if rows.dtype.kind not in "fiub":
         raise ValueError(f"sequences must hold real numbers, got {rows.dtype}")
-    dtype = rows.dtype if np.issubdtype(rows.dtype, np.floating) else np.float64
-    padded = np.zeros((len(arrays), n_tokens, widths.pop()), dtype=dtype)
+    padded = np.zeros((len(arrays), n_tokens, widths.pop()), dtype=_float_type(rows))
     padded[np.arange(n_tokens) < lengths[:, None]] = rows
     return padded
 
@@ -101,5 +100,9 @@ def image_patches(images: ArrayLike, patch_size: int) -> NDArray[np.floating]:
     if not is_integer(patch_size, 1) or height % patch_size or width % patch_size:
         raise ValueError(f"patch_size must be an integer that divides {height} x {width} images, got {patch_size!r}")
     tiles = array.reshape(n, height // patch_size, patch_size, width // patch_size, patch_size)
-    dtype = array.dtype if np.issubdtype(array.dtype, np.floating) else np.float64
-    return tiles.transpose(0, 1, 3, 2, 4).reshape(n, -1, patch_size**2).astype(dtype, copy=False)
+    return tiles.transpose(0, 1, 3, 2, 4).reshape(n, -1, patch_size**2).astype(_float_type(array), copy=False)
+
+
+def _float_type(array: NDArray) -> np.dtype:
+    """The precision of an array, float64 for integers."""
+    return array.dtype if np.issubdtype(array.dtype, np.floating) else np.dtype(np.float64)

@@ -17,7 +17,7 @@ from torch import Tensor
 from convexformer_solvers import DenseMap, Loss, Penalty, Program, get_loss, get_penalty
 from convexformer_solvers.program import check_alpha
 
-from ._validation import as_tensor, check_finite, check_program_tokens, check_weight
+from ._validation import as_head_weights, as_tensor, check_finite, check_program_tokens, check_weight
 from .gates import Gates
 from .nn import ConvexAttention, network_from_heads
 from .programs import attention_program
@@ -81,12 +81,9 @@ class Heads:
         object.__setattr__(self, "penalty", get_penalty(self.penalty))
         check_alpha(self.alpha)
         object.__setattr__(self, "alpha", float(self.alpha))
-        arrays = {name: np.asarray(getattr(self, name)) for name in ("w1", "w2", "w3", "intercept")}
-        dtype = np.result_type(np.float32, *arrays.values())
-        for name, array in arrays.items():
-            if not np.isfinite(array).all():
-                raise ValueError(f"{name} must be finite, got NaN or infinite values")
-            object.__setattr__(self, name, array.astype(dtype, copy=False))
+        parts = as_head_weights(w1=self.w1, w2=self.w2, w3=self.w3, intercept=self.intercept)
+        for name, part in parts.items():
+            object.__setattr__(self, name, part)
         if self.gate_index is not None:
             object.__setattr__(self, "gate_index", np.asarray(self.gate_index))
         m = len(self.w1)

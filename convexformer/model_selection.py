@@ -175,8 +175,9 @@ class CrossValidationMixin(ConvexAttentionBase):
         training = replace(problem, program=problem.program.rows(train))
         options = self._options(training.program)
         options |= {"verbose": False, "callback": watch.stopping(self.callback)}
-        score: Callable[[float, SolverResult], float] = partial(_held_out_score, problem.program, test)
-        if self.scoring is not None:
+        if self.scoring is None:
+            score = _loss_score(problem.program, test)
+        else:
             score = self._scorer_score(training, X, y, split[1])
         scores, alphas = [], self.alphas_.tolist()
         results = iterate_path(training.program, get_solver(self.solver), alphas, resume=file, **options)
@@ -210,12 +211,10 @@ class CrossValidationMixin(ConvexAttentionBase):
             try:
                 return float(scorer(fitted, held_out_X, y[test], **options))
             except (TypeError, ValueError) as error:
+                fault = f"gives no score of these predictions: {error}"
                 if isinstance(error, TypeError) and "sample_weight" in str(error):
-                    raise ValueError(
-                        f"scoring={self.scoring!r} takes no sample_weight, which fit was given; "
-                        "give a score that counts weights, or none"
-                    ) from error
-                raise ValueError(f"scoring={self.scoring!r} gives no score of these predictions: {error}") from error
+                    fault = "takes no sample_weight, which fit was given; give a score that counts weights, or none"
+                raise ValueError(f"scoring={self.scoring!r} {fault}") from error
 
         return score
 
@@ -234,14 +233,17 @@ def _best(scores: NDArray[np.float64], scoring: Any) -> int:
     return int(np.where(missing, -np.inf, means).argmax())
 
 
-def _held_out_score(program: Program, test: torch.Tensor, alpha: float, result: SolverResult) -> float:
-    """Minus the mean loss of some samples, which by themselves need be no program, whatever the alpha."""
-    weight = program.weight[test].double()
-    test = test[weight > 0]  # what does not count may have a loss that is infinite
-    pred = predictions(program.map.rows(test), result.coef, result.intercept, torch.float64)
-    losses = program.loss.value(pred, program.loss.target_in(program.y[test], torch.float64))
-    weight = weight[weight > 0]
-    return -float(weight @ losses / weight.sum())
+def _loss_score(program: Program, test: torch.Tensor) -> Callable[[float, SolverResult], float]:
+    """Function that gives minus the mean loss of some samples, which by themselves need be no program."""
+    test = test[program.weight[test] > 0]  # what does not count may have a loss that is infinite
+    held_out, weight = program.map.rows(test), program.weight[test].double()
+    target = program.loss.target_in(program.y[test], torch.float64)
+
+    def score(alpha: float, result: SolverResult) -> float:
+        pred = predictions(held_out, result.coef, result.intercept, torch.float64)
+        return -float(weight @ program.loss.value(pred, target) / weight.sum())
+
+    return score
 
 
 def _check_splits(splits: list[tuple[NDArray[np.int64], NDArray[np.int64]]], weight: torch.Tensor | None) -> None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from convexformer_solvers import DenseMap, LinearMap, Loss, Penalty, Program, TableMap, get_loss, get_penalty
 
-from ._validation import as_targets, as_tensor, check_flag, check_program_tokens
+from ._validation import as_targets, as_weight, check_flag, check_program_tokens
 from .gates import Gates
 
 
@@ -101,7 +100,7 @@ def attention_program(
     if not (gates is None or isinstance(gates, Gates)):
         raise TypeError(f"gates must be None or Gates(u1, u2), which estimators make of names and pairs, got {gates!r}")
     target = as_targets(y, tokens.device)
-    weight = None if sample_weight is None else as_tensor(sample_weight, tokens.device, torch.float64, "sample_weight")
+    weight = as_weight(sample_weight, tokens.device)
     return Program(
         attention_map(tokens, gates, n_outputs=target.shape[-1]),
         target,

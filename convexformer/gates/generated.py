@@ -18,7 +18,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from convexformer._integers import check_counts
-from convexformer._validation import as_targets, as_tensor, check_flag, check_program_tokens, check_stream
+from convexformer._validation import as_targets, as_weight, check_flag, check_program_tokens, check_stream
 from convexformer_solvers import (
     Certificate,
     GatedMap,
@@ -219,7 +219,7 @@ def generate_gates(
     """
     tokens = check_program_tokens(X)
     target = as_targets(y, tokens.device)
-    weight = None if sample_weight is None else as_tensor(sample_weight, tokens.device, torch.float64, "sample_weight")
+    weight = as_weight(sample_weight, tokens.device)
     has_intercept = check_flag(fit_intercept, "fit_intercept")
     parts = (target, get_loss(loss), get_penalty(penalty), alpha, weight, has_intercept)
     if not (start is None or isinstance(start, (Gates, GateSource))):

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from convexformer._validation import as_tensor, check_flag, check_program_tokens
+from convexformer._validation import as_tensor, as_weight, check_flag, check_program_tokens
 from convexformer_solvers import (
     DenseMap,
     LinearMap,
@@ -323,7 +323,7 @@ def sequence_program(
     if target.ndim != 3 or len(target) != len(tokens):
         raise ValueError(f"y must have shape ({len(tokens)}, n_targets, n_outputs), got {tuple(target.shape)}")
     tokens = tokens.double() if form.exact_sums else tokens
-    weight = None if sample_weight is None else as_tensor(sample_weight, tokens.device, torch.float64, "sample_weight")
+    weight = as_weight(sample_weight, tokens.device)
     has_intercept = check_flag(fit_intercept, "fit_intercept")
     return Program(
         form.linear_map(tokens),

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from convexformer._validation import as_tensor, check_program_tokens, check_weight
+from convexformer._validation import as_head_weights, as_tensor, check_program_tokens, check_weight
 from convexformer.nn import SequenceAttention, sequence_network_from_heads
 from convexformer_solvers import Loss, Penalty, Program, get_loss
 from convexformer_solvers.program import check_alpha
@@ -80,12 +80,7 @@ class SequenceHeads:
         loss: str | Loss = "squared",
     ) -> None:
         form = get_form(form)
-        values = {"w1": w1, "w2": w2, "w3": w3, "intercept": intercept}
-        dtype = np.result_type(np.float32, *map(np.asarray, values.values()))
-        for name, value in values.items():
-            array = np.asarray(value, dtype=dtype)
-            if not np.isfinite(array).all():
-                raise ValueError(f"{name} must be finite, got NaN or infinite values")
+        for name, array in as_head_weights(w1=w1, w2=w2, w3=w3, intercept=intercept).items():
             object.__setattr__(self, name, array)
         for name, part in (("form", form), ("penalty", form.check_penalty(penalty)), ("loss", get_loss(loss))):
             object.__setattr__(self, name, part)
