@@ -97,7 +97,9 @@ def _add_fit(commands: Any, common: argparse.ArgumentParser) -> None:
     fit.add_argument("--n-gates", type=int, default=32, help="gates of gated_relu; at most so many are generated")
     fit.add_argument("--gates", default="gaussian", help="gaussian, sparse, fourier, difference or generated")
     fit.add_argument(
-        "--solver", default="auto", help="auto, admm, fista, semismooth_newton, exact, or the name of a cvxpy solver"
+        "--solver",
+        default="auto",
+        help="auto, admm, fista, smoothing_newton, semismooth_newton, exact, or the name of a cvxpy solver",
     )
     fit.add_argument("--tol", type=float, default=1e-4, help="bound on the certified relative gap")
     fit.add_argument("--max-iter", type=int, default=10_000, help="iterations at most")

@@ -169,8 +169,9 @@ class ConvexAttentionRegressor(RegressionMixin, ConvexAttentionBase):
         they lower the objective, see ``generate_gates``). The sources of ``convexformer.gates`` have more parameters.
         Gates closed for every training sample are dropped, duplicates merged.
     solver : str or Solver, default="auto"
-        ``"auto"`` picks among the next three; ``"admm"`` (alternating directions with a cached factorisation),
-        ``"semismooth_newton"`` (group-l2 with a separable loss), ``"fista"`` (first order: any loss and size),
+        ``"auto"`` picks among the next four; ``"admm"`` (alternating directions with a cached factorisation),
+        ``"smoothing_newton"`` (small and medium-sized data), ``"semismooth_newton"`` (group-l2 with a separable loss),
+        ``"fista"`` (first order: any loss and size),
         ``"exact"`` (cvxpy with CLARABEL, for small data), the name of any cvxpy solver, or an instance.
     tol : float, default=1e-4
         Bound on the certified relative gap, ``dual_gap_ / (objective of the best constant model)``.
@@ -304,8 +305,9 @@ class ConvexAttentionClassifier(ClassificationMixin, ConvexAttentionBase):
         they lower the objective, see ``generate_gates``). The sources of ``convexformer.gates`` have more parameters.
         Gates closed for every training sample are dropped, duplicates merged.
     solver : str or Solver, default="auto"
-        ``"auto"`` picks among the next three; ``"admm"`` (alternating directions with a cached factorisation),
-        ``"semismooth_newton"`` (group-l2 with a separable loss), ``"fista"`` (first order: any loss and size),
+        ``"auto"`` picks among the next four; ``"admm"`` (alternating directions with a cached factorisation),
+        ``"smoothing_newton"`` (small and medium-sized data), ``"semismooth_newton"`` (group-l2 with a separable loss),
+        ``"fista"`` (first order: any loss and size),
         ``"exact"`` (cvxpy with CLARABEL, for small data), the name of any cvxpy solver, or an instance.
     tol : float, default=1e-4
         Bound on the certified relative gap, ``dual_gap_ / (objective of the best constant model)``.

@@ -16,7 +16,8 @@ from .loss import Loss
 from .losses import LOSSES, Huber, Logistic, Poisson, Softmax, Squared, SquaredHinge, get_loss
 from .operators import DenseMap, LinearMap
 from .path import Path, PathInterrupted, alpha_grid, iterate_path, solve_path
-from .penalties import PENALTIES, Atoms, Factors, GroupL2, GroupNuclear, Penalty, get_penalty
+from .penalties import PENALTIES, GroupL2, GroupNuclear, get_penalty
+from .penalty import Atoms, Factors, Penalty
 from .program import Program
 from .registry import SOLVERS, get_solver
 from .result import (
@@ -31,6 +32,7 @@ from .result import (
 from .semismooth import SemismoothNewton
 from .sequence_penalties import PerTarget, RowStochastic
 from .signed_map import SignedMap
+from .smoothing_newton import SmoothingNewton
 from .solver import Point, Solver
 from .table_map import TableMap
 
@@ -67,6 +69,7 @@ __all__ = [
     "RowStochastic",
     "SemismoothNewton",
     "SignedMap",
+    "SmoothingNewton",
     "Softmax",
     "Solver",
     "SolverInterrupted",

@@ -31,9 +31,6 @@ _LATE_PATIENCE = 40.0
 # take alternating directions a hundred steps: on losses that are not quadratic they are tried after so many.
 _SLIGHT_NEWTON_WORK = 2.0**24
 _SLIGHT_AFTER = 8
-# Iterations after which the gap need not be near on a loss that is not quadratic: where its curvature jumps alternating
-# directions may never get there.
-_LATE_FAR = 40
 # Products with the data in such a step: of its line search, and of conjugate gradients where there are any.
 _SEARCH_PRODUCTS = 3
 _ITERATION_PRODUCTS = 20
@@ -89,9 +86,8 @@ class AdmmNewton(PrimalDualSolver):
     """``Admm``, and Newton steps from its point on once that is near; for other penalties than group-l2 ``Admm`` alone.
 
     Separable losses are finished by ``SemismoothNewton``, once the rough gap is below 3e-2 of the reference and one of
-    its steps costs no more than half an alternating one, a tenth of those so far, or, after 150 iterations, forty. On
-    a loss that is not quadratic forty iterations do instead of that gap, and one may cost forty where it is not met;
-    from the eighth on one that costs next to nothing is taken once that gap is met.
+    its steps costs no more than half an alternating one, a tenth of those so far, or, after 150 iterations, forty; on a
+    loss that is not quadratic one that costs next to nothing is taken from the eighth iteration on.
     Others are finished by ``SupportNewton``, once the number of active groups is steady and one of its steps costs next
     to nothing or no more than a tenth of those so far. Where Newton steps stall, or do not halve the gap in time,
     alternating directions go on, from their own last point if that is not far worse. Newton steps are tried again after
@@ -172,23 +168,21 @@ def _newton_that_pays(program: Program, state: _State) -> PrimalDualSolver | Non
 
 
 def _semismooth_pays(program: Program, state: _State) -> bool:
-    near = 0 <= state.gap <= _NEAR * program.null_value
-    late = state.iteration >= _LATE_FAR and not program.loss.quadratic
-    if not (near or late):
+    if not 0 <= state.gap <= _NEAR * program.null_value:
         return False
     work = _newton_work(program, state.admm.coef)
     slight = work <= _SLIGHT_NEWTON_WORK and state.iteration >= _SLIGHT_AFTER
-    if near and slight and not program.loss.quadratic:
+    if slight and not program.loss.quadratic:
         return True
     patience, side = _PATIENCE, program.map.smaller_side
-    if (late and not near) or state.iteration >= _LATE:
+    if state.iteration >= _LATE:
         patience = _LATE_PATIENCE
     elif side > SMALL_SIDE and max(_widths(program, state.admm.coef)) <= _NARROW * side:
         patience = max(_PATIENCE, _GROWING * state.iteration)
-    return work <= patience * _admm_work(program)
+    return work <= patience * admm_work(program)
 
 
-def _admm_work(program: Program) -> float:
+def admm_work(program: Program) -> float:
     """Work of one step of alternating directions."""
     n_outputs = program.y.shape[1]
     solves = program.map.smaller_side**2 * max(2.0 * n_outputs, WORK_OF_A_READ)

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 
 from .admm import Admm
-from .admm_newton import AdmmNewton
+from .admm_newton import AdmmNewton, admm_work
 from .block_descent import BlockDescent, applies
 from .centered import Centered
 from .constant import Constant
 from .first_steps import FirstSteps, nearly_independent
 from .fista import Fista
 from .mixed_precision import MixedPrecision
+from .penalty import Penalty
 from .polish import Polished
 from .program import Program
 from .proximal_dual import ProximalDual
 from .semismooth import SemismoothNewton, newton_applies
+from .smoothing_newton import SmoothingNewton
+from .smoothing_systems import newton_work
 from .solver import Point, Solver, null_point
 from .spread import some_samples_tell
 from .working_set import WorkingSet
@@ -42,6 +45,16 @@ _NEWTON_STEPS = 100
 _TURNS = ((400, 400), (1000, 2000))
 # Smaller side of the data of one output up to which Newton steps are among them, outputs being solved one by one.
 _SMALL_NEWTON_SIDE = 2000
+# Steps that ``SmoothingNewton`` takes, about, and at most; and alternating steps in the time of which it must be done.
+_SMOOTHING_STEPS = 25
+_MOST_SMOOTHING_STEPS = 100
+_SMOOTHING_PATIENCE = 2000
+# Steps that others take before, at least and at most.
+_LEAST_BEFORE_SMOOTHING = 25
+_MOST_BEFORE_SMOOTHING = 400
+# What the calls of an alternating step take, and those of one of its own for each output that is separate, as work.
+_CALLS = 2.0**24
+_SMOOTHING_CALLS = 2.0**25
 # From this length of the loss's linear parts on, of which nothing but proximal steps makes much; and steps of those.
 _LONG_TAILS = 60.0
 _PROXIMAL_STEPS = 3000
@@ -54,12 +67,14 @@ _PRODUCTS_BEFORE = 20
 # The solvers of all plans; each knows its own states by being the same object. A polish takes as long as two to four
 # iterations in single precision, and those between two leave it more to do.
 _CONSTANT, _FIRST, _FISTA, _BLOCKS = Constant(), FirstSteps(), Fista(), BlockDescent()
-_NEWTON = Centered(SemismoothNewton())
+_NEWTON, _SMOOTHING = Centered(SemismoothNewton()), Centered(SmoothingNewton())
 _ALTERNATING = Polished(Centered(AdmmNewton(MixedPrecision())), least_wait=4)
 _PROXIMAL = ProximalDual(_ALTERNATING)
 # A set's columns are few, and centred in a copy; with the squared loss its Gram matrix is all that is kept of them.
 _GROWING_SET = Polished(Centered(WorkingSet(Polished(Centered(AdmmNewton(MixedPrecision()))))))
 _GROWING_SET_QUADRATIC = Polished(Centered(WorkingSet(Polished(AdmmNewton(Admm())))))
+# Those that end where they do not pay.
+_SELF_ENDING = (_FIRST, _BLOCKS, _GROWING_SET, _GROWING_SET_QUADRATIC)
 
 
 class _Stage(NamedTuple):
@@ -103,6 +118,7 @@ class Auto(Solver):
                                          small data, and ``Fista``
     unbounded curvature                  150 steps of ``Fista``, and Newton steps and ``Fista`` in turns
     penalties that are no sum of blocks  ``Fista``
+    small and medium-sized data          ``SmoothingNewton`` after as many steps of these as take as long as it does
     ===================================  ==============================================================================
 
     ``Admm`` stands for alternating directions in ``MixedPrecision``, which do not mind correlated features and serve
@@ -182,7 +198,7 @@ def _handed_over(program: Program, state: _State) -> Point:
 def _plan(program: Program, warm: bool) -> tuple[_Stage, ...]:
     """The stages for a program; `warm`: from the solution of another alpha."""
     constant = [_Stage(_CONSTANT, math.inf)] if program.alpha >= program.alpha_max else []
-    return *constant, *_below_alpha_max(program, warm)
+    return *constant, *_with_smoothing(program, _below_alpha_max(program, warm))
 
 
 def _below_alpha_max(program: Program, warm: bool) -> Iterator[_Stage]:
@@ -249,6 +265,37 @@ def _working_set(program: Program, warm: bool) -> Iterator[_Stage]:
         # Other losses form the Gram matrix of the set again with each curvature.
         growing, n_steps = (_GROWING_SET_QUADRATIC, math.inf) if quadratic else (_GROWING_SET, _FIRST_STEPS)
         yield _Stage(growing, n_steps, on_working_set=True)
+
+
+def _with_smoothing(program: Program, stages: Iterable[_Stage]) -> Iterator[_Stage]:
+    """The stages, and ``SmoothingNewton`` after the first or, if less, as many steps as take as long as it does.
+
+    Then no more than twice the time of the better of the two is lost, whichever that is.
+    """
+    pays = _smoothing_pays(program)
+    for stage in stages:
+        if not pays or stage.solver in _SELF_ENDING:
+            yield stage
+            continue
+        n_steps = min(stage.n_steps, _steps_in_the_time_of_smoothing(program), _MOST_BEFORE_SMOOTHING)
+        yield stage._replace(n_steps=n_steps)
+        yield _Stage(_SMOOTHING, _MOST_SMOOTHING_STEPS)
+        if n_steps < stage.n_steps:
+            yield stage._replace(n_steps=stage.n_steps - n_steps)
+        pays = False
+
+
+def _smoothing_pays(program: Program) -> bool:
+    return _steps_in_the_time_of_smoothing(program) <= _SMOOTHING_PATIENCE
+
+
+def _steps_in_the_time_of_smoothing(program: Program) -> float:
+    """Alternating steps that take as long as those of ``SmoothingNewton``; inf where it does not apply."""
+    if type(program.penalty).smoothed_value is Penalty.smoothed_value:
+        return math.inf
+    n_parts = program.y.shape[1] if program.outputs_separate else 1
+    work = _SMOOTHING_STEPS * (newton_work(program) + n_parts * _SMOOTHING_CALLS)
+    return max(_LEAST_BEFORE_SMOOTHING, math.ceil(work / (admm_work(program) + _CALLS)))
 
 
 def _products_of_gram(program: Program) -> float:

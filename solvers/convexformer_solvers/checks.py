@@ -16,7 +16,8 @@ from .loop import solve
 from .loss import Loss
 from .losses import Logistic, Squared
 from .operators import DenseMap, LinearMap
-from .penalties import GroupL2, GroupNuclear, Penalty
+from .penalties import GroupL2, GroupNuclear
+from .penalty import Penalty
 from .program import Program
 from .solver import Point, Solver
 
@@ -203,6 +204,8 @@ def check_penalty(penalty: Penalty, seed: int = 0) -> None:
         if type(penalty).factorize is not Penalty.factorize:
             _check_factors(penalty, coef, generator)
         _check_active_groups(penalty, coef, other)
+        if type(penalty).smoothed_value is not Penalty.smoothed_value:
+            _check_smoothed(penalty, coef, other)
     if type(penalty).violating_atoms is not Penalty.violating_atoms:
         for size in ((4, 3, 2), (2, 3, 2, 4), (3, 2)):
             _check_atoms(penalty, torch.randn(size, generator=generator, dtype=torch.float64))
@@ -237,6 +240,24 @@ def _check_active_groups(penalty: Penalty, coef: Tensor, ascent: Tensor) -> None
     slope = (groups.unit * step.reshape(-1, *step.shape[-2:])[groups.block, :, groups.output]).sum(1)
     moved = moved.reshape(norms.shape)[groups.block, groups.output]
     _require_close(moved, 2 * slope, 1e-6, "the units of active_groups are not the gradients of the dual norms")
+
+
+def _check_smoothed(penalty: Penalty, coef: Tensor, move: Tensor) -> None:
+    for width in (1e-2, 1.0):
+        gradient, hessian = penalty.smoothed_derivatives(coef, width)
+        excess = float(penalty.smoothed_value(coef, width) - penalty.value(coef))
+        at_zero = float(penalty.smoothed_value(torch.zeros_like(coef), width))
+        _require(-1e-12 <= excess <= at_zero * (1 + 1e-12), "smoothed_value is not near the penalty")
+        unit = float(penalty.smoothed_value(torch.zeros_like(coef), 1.0))
+        _require(abs(at_zero - width * unit) <= 1e-12 * unit, "smoothed_value at zero is not proportional to its width")
+        _require(float(penalty.dual_norm(gradient)) <= 1 + 1e-12, "the smoothed gradient leaves the dual ball")
+        step = 1e-5 * width * move
+        up, down = coef + step, coef - step
+        slope = penalty.smoothed_value(up, width) - penalty.smoothed_value(down, width)
+        _require_close(slope / width, 2 * (gradient * step).sum() / width, 1e-8, "the smoothed gradient is wrong")
+        bend = penalty.smoothed_derivatives(up, width).gradient - penalty.smoothed_derivatives(down, width).gradient
+        product = (hessian @ step.reshape(*hessian.shape[:2], 1)).reshape(step.shape)
+        _require_close(0.5e5 * bend, 1e5 * product, 1e-7, "the smoothed Hessian is wrong")
 
 
 def _check_prox(penalty: Penalty, coef: Tensor, other: Tensor, step: float) -> None:

@@ -45,11 +45,18 @@ class Curvature:
         program = self._program
         parts = program.loss.hessian_parts(self._pred, program.y)
         if parts is None:
-            columns = enumerate(_hessian_columns(program.loss, self._pred, program.y))
-            diagonal = torch.stack([column[:, output] for output, column in columns], dim=1)
-        else:
-            diagonal = parts[0] if parts[1] is None else parts[0] - parts[1].square()
+            return torch.stack([column[:, output] for output, column in enumerate(self.columns())], dim=1)
+        diagonal = parts[0] if parts[1] is None else parts[0] - parts[1].square()
         return program.weight[:, None] * diagonal
+
+    def columns(self) -> Iterator[Tensor]:
+        """Columns of each sample's weighted Hessian, shape ``(N, c)``, one output after the other."""
+        for column in _hessian_columns(self._program.loss, self._pred, self._program.y):
+            yield self._program.weight[:, None] * column
+
+    def matrices(self) -> Tensor:
+        """Weighted Hessian of each sample, shape ``(N, c, c)``."""
+        return torch.diag_embed(self.diagonal()) if self.diagonal_is_all else torch.stack(list(self.columns()), dim=2)
 
     def gram(self, images: Tensor, output: Tensor) -> Tensor:
         """Products ``a_i' H a_j`` of directions that each have one output, shape ``(m, m)``.
@@ -66,9 +73,8 @@ class Curvature:
         parts = program.loss.hessian_parts(self._pred, program.y)
         if parts is None:
             result = images.new_empty((len(images), len(images)))
-            columns = _hessian_columns(program.loss, self._pred, program.y)
-            for mine, column in zip(of_output, columns, strict=True):
-                result[mine] = images[mine] @ ((program.weight[:, None] * column).T[output] * images).T
+            for mine, column in zip(of_output, self.columns(), strict=True):
+                result[mine] = images[mine] @ (column.T[output] * images).T
             return result
         diagonal, root = parts
         if root is None:

@@ -18,7 +18,7 @@ from tqdm.auto import tqdm
 from .arguments import as_dtype, check_count
 from .certificate import certify
 from .loss import Loss
-from .penalties import Penalty
+from .penalty import Penalty
 from .program import Program
 from .result import Certificate, History, Progress, SolverInterrupted, SolverResult, Status, check_tol
 from .schedule import Schedule

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .curvature import Curvature
 from .operators import weighted_gram
-from .penalties import ActiveGroups
+from .penalty import ActiveGroups
 from .primal_dual import Iterate, PrimalDualSolver
 from .program import Program
 

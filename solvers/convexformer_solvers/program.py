@@ -25,7 +25,7 @@ from torch import Tensor
 from .arguments import PRECISIONS, check_kind, check_tensor, is_real
 from .loss import Loss
 from .operators import LinearMap, even_rows
-from .penalties import Penalty
+from .penalty import Penalty
 
 # What sums of products may be off by, in units of the rounding of one; and samples that are looked at first.
 _ROUNDING = 8

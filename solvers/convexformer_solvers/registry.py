@@ -13,6 +13,7 @@ SOLVERS: dict[str, str] = {
     "exact": "convexformer_solvers.exact:Exact",
     "fista": "convexformer_solvers.fista:Fista",
     "semismooth_newton": "convexformer_solvers.semismooth:SemismoothNewton",
+    "smoothing_newton": "convexformer_solvers.smoothing_newton:SmoothingNewton",
 }
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .arguments import check_count
-from .penalties import Atoms, Factors, Penalty
+from .penalty import Atoms, Factors, Penalty
 
 # Rows of a matrix whose sums differ by less than this, relative to them, differ by rounding.
 _ROUNDING = 1e-12

@@ -1,0 +1,170 @@
+"""Newton's method on smoothed objectives, its linear systems, and its place in the default solver."""
+
+import pytest
+import torch
+from solver_cases import LOSS_NAMES, PENALTY_NAMES, cases, make_program, randn
+
+from convexformer_solvers import DenseMap, Exact, GroupL2, Program, check_penalty, get_loss, get_penalty, solve
+from convexformer_solvers.admm_newton import admm_work
+from convexformer_solvers.auto import Auto, _plan
+from convexformer_solvers.curvature import Curvature
+from convexformer_solvers.penalty import SmoothedDerivatives
+from convexformer_solvers.smoothing_newton import SmoothingNewton
+from convexformer_solvers.smoothing_systems import Features, System, newton_work, solved_in_features, solved_in_samples
+from convexformer_solvers.solver import null_point
+
+
+def correlated(loss, penalty, ratio, n=80, shape=(10, 4), c=2, seed=0, mean=0.0):
+    """A program on tokens that are correlated, whose alpha is a share of alpha_max."""
+    data = randn(n, *shape, seed=seed)
+    for token in range(1, shape[0]):
+        data[:, token] = 0.8 * data[:, token - 1] + 0.6 * data[:, token]
+    score = DenseMap(data).matvec(randn(*shape, c, seed=seed + 1)) / 6 + 0.5 * randn(n, c, seed=seed + 2)
+    kind = get_loss(loss)
+    if kind.targets == "sign":
+        y = torch.where(score > 0, 1.0, -1.0).double()
+    elif kind.targets == "simplex":
+        y = torch.nn.functional.one_hot(score.argmax(1), c).double()
+    else:
+        y = score.exp().round().clamp(max=20) if loss == "poisson" else score
+    program = Program(DenseMap(data + mean), y, kind, get_penalty(penalty), 1.0, fit_intercept=True)
+    return program.with_alpha(ratio * program.alpha_max)
+
+
+def a_system(program):
+    """A Newton system of the program at a random point."""
+    coef = randn(*program.coef_shape, seed=3)
+    coef[0] = 0.0
+    n_blocks, size = coef[..., 0, 0].numel(), coef.shape[-2] * coef.shape[-1]
+    root = randn(n_blocks, size, size, seed=4)
+    blocks = root @ root.transpose(1, 2) + torch.eye(size)
+    scales = torch.zeros(n_blocks, dtype=torch.float64)  # nothing is added to the blocks
+    right, intercept_right = randn(*program.coef_shape, seed=5), randn(program.y.shape[1], seed=6)
+    if program.loss.shift_invariant:  # as the slopes of such a loss
+        intercept_right -= intercept_right.mean()
+    return System(Curvature(program, program.map.matvec(coef)), blocks, scales, right, intercept_right)
+
+
+@pytest.mark.parametrize("solved", [solved_in_features, solved_in_samples])
+@pytest.mark.parametrize(("loss", "penalty", "gated", "intercept"), cases("gated", "intercept"))
+def test_systems_are_solved_on_either_side(loss, penalty, gated, intercept, solved):
+    program = make_program(loss, penalty, gated=gated, intercept=intercept, weighted=True).counted()
+    features, system = Features(program), a_system(program)
+    move, shift = solved(features, system)
+    image = system.curvature.product(features.forward(move) + shift)  # H (A q + 1 b)
+    penalty_part = (system.blocks @ move.reshape(*system.blocks.shape[:2], 1)).reshape(move.shape)
+    torch.testing.assert_close(penalty_part + features.adjoint(image), system.right, rtol=1e-8, atol=1e-8)
+    if intercept:
+        torch.testing.assert_close(image.sum(0), system.intercept_right, rtol=1e-6, atol=1e-6)
+    else:
+        assert bool((shift == 0).all())
+
+
+# The hardest takes 49 steps; where curvatures jump alternating directions and gradient steps take thousands.
+@pytest.mark.parametrize("ratio", [0.1, 1e-2, 1e-3, 1e-4])
+@pytest.mark.parametrize("penalty", PENALTY_NAMES)
+@pytest.mark.parametrize("loss", LOSS_NAMES)
+def test_few_steps_reach_many_digits_be_the_regularisation_weak_or_curvatures_jump(loss, penalty, ratio):
+    result = solve(correlated(loss, penalty, ratio), SmoothingNewton(), tol=1e-8, max_iter=80)
+    assert result.certificate.relative_gap <= 1e-8
+
+
+@pytest.mark.parametrize("penalty", PENALTY_NAMES)
+@pytest.mark.parametrize("loss", LOSS_NAMES)
+def test_agrees_with_cvxpy(loss, penalty):
+    program = correlated(loss, penalty, 0.03, n=30, shape=(4, 3))
+    newton, exact = solve(program, SmoothingNewton(), tol=1e-9), solve(program, Exact(), tol=1e-5)
+    assert newton.certificate.primal == pytest.approx(exact.certificate.primal, rel=2e-5)
+    assert newton.certificate.relative_gap <= 1e-9
+
+
+@pytest.mark.parametrize("penalty", PENALTY_NAMES)
+@pytest.mark.parametrize("n", [30, 300])  # fewer and more samples than features
+def test_zeros_are_exact_and_those_of_other_solvers(penalty, n):
+    program = correlated("squared", penalty, 0.1, n=n, shape=(20, 4))
+    newton, auto = (solve(program, solver, tol=1e-9) for solver in (SmoothingNewton(), Auto()))
+    zero = (newton.coef == 0).all(-1).all(-1)
+    assert 0 < int(zero.sum()) < 20
+    assert torch.equal(zero, (auto.coef == 0).all(-1).all(-1))
+    torch.testing.assert_close(newton.coef, auto.coef, atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("penalty", PENALTY_NAMES)
+def test_means_do_not_matter(penalty):
+    programs = [correlated("logistic", penalty, 1e-2, mean=mean) for mean in (0.0, 1e4)]
+    small, large = (solve(program, SmoothingNewton(), tol=1e-6, max_iter=60) for program in programs)
+    assert large.certificate.relative_gap <= 1e-6
+    assert large.n_iter <= small.n_iter + 3
+
+
+def test_starts_from_where_another_alpha_ended():
+    program = correlated("squared_hinge", "nuclear", 1e-3)
+    solver = SmoothingNewton()
+    state = solver.init(program, null_point(program))
+    for _ in range(40):
+        state = solver.step(program, state)
+    near = program.with_alpha(0.9 * program.alpha)
+    again = solver.init_again(near, solver.point(program, state), state)
+    assert again.parts[0].features is state.parts[0].features
+    assert again.parts[0].width < solver.init(near, null_point(near)).parts[0].width
+
+
+def test_says_which_penalties_it_cannot_smooth():
+    class Plain(GroupL2):
+        smoothed_value = GroupL2.__mro__[1].smoothed_value
+
+    with pytest.raises(TypeError, match="smoothed_value"):
+        solve(make_program(penalty=Plain()), SmoothingNewton())
+
+
+class TestSmoothedPenalties:
+    def wrong(self, **methods):
+        return type("Wrong", (GroupL2,), methods)()
+
+    def test_check_rejects_one_that_is_below_the_penalty(self):
+        penalty = self.wrong(smoothed_value=lambda self, coef, width: 0.99 * GroupL2.smoothed_value(self, coef, width))
+        with pytest.raises(AssertionError, match="smoothed_value is not near"):
+            check_penalty(penalty)
+
+    def test_check_rejects_a_wrong_gradient(self):
+        def derivatives(self, coef, width):
+            gradient, hessian = GroupL2.smoothed_derivatives(self, coef, width)
+            return SmoothedDerivatives(0.9 * gradient, hessian)
+
+        with pytest.raises(AssertionError, match="smoothed gradient is wrong"):
+            check_penalty(self.wrong(smoothed_derivatives=derivatives))
+
+    def test_check_rejects_a_wrong_hessian(self):
+        def derivatives(self, coef, width):
+            gradient, hessian = GroupL2.smoothed_derivatives(self, coef, width)
+            return SmoothedDerivatives(gradient, 0.9 * hessian)
+
+        with pytest.raises(AssertionError, match="smoothed Hessian is wrong"):
+            check_penalty(self.wrong(smoothed_derivatives=derivatives))
+
+    @pytest.mark.parametrize("shape", [(1, 4, 3), (1, 3, 5), (1, 4, 1), (1, 1, 2)])
+    def test_the_nuclear_hessian_is_that_of_automatic_differentiation(self, shape):
+        penalty, coef = get_penalty("nuclear"), randn(*shape)
+        automatic = torch.autograd.functional.hessian(lambda z: penalty.smoothed_value(z, 0.3), coef)
+        size = coef.numel()
+        found = penalty.smoothed_derivatives(coef, 0.3).hessian[0]
+        torch.testing.assert_close(found, automatic.reshape(size, size), atol=1e-12, rtol=1e-12)
+
+
+class TestInAuto:
+    # Without these steps two dozen of the 48 programs take 500 to 7800 iterations, and some do not end at all.
+    @pytest.mark.parametrize("ratio", [1e-3, 1e-4])
+    @pytest.mark.parametrize("penalty", PENALTY_NAMES)
+    @pytest.mark.parametrize("loss", LOSS_NAMES)
+    def test_weak_regularisation_takes_hundreds_of_iterations_at_most(self, loss, penalty, ratio):
+        for seed in (0, 10):
+            result = solve(correlated(loss, penalty, ratio, seed=seed), Auto(), tol=1e-6, max_iter=300)
+            assert result.certificate.relative_gap <= 1e-6
+
+    def test_comes_after_as_much_work_as_it_takes(self):
+        names = [stage.solver.name for stage in _plan(correlated("logistic", "nuclear", 0.01), warm=False)]
+        assert names[1] == "smoothing_newton"
+        # 4000 samples of 2000 features and 4 outputs: a step takes as long as hundreds of alternating ones.
+        wide = Program(DenseMap(torch.ones(4000, 20, 100)), torch.ones(4000, 4), get_loss("huber"), GroupL2(), 0.1)
+        assert newton_work(wide) > 200 * admm_work(wide)
+        assert "smoothing_newton" not in [stage.solver.name for stage in _plan(wide, warm=False)]
