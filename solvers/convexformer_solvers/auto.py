@@ -45,13 +45,14 @@ _NEWTON_STEPS = 100
 _TURNS = ((400, 400), (1000, 2000))
 # Smaller side of the data of one output up to which Newton steps are among them, outputs being solved one by one.
 _SMALL_NEWTON_SIDE = 2000
-# Steps that ``SmoothingNewton`` takes, about, and at most; and alternating steps in the time of which it must be done.
+# Steps that ``SmoothingNewton`` takes, about, and at most.
 _SMOOTHING_STEPS = 25
 _MOST_SMOOTHING_STEPS = 100
+# Alternating steps in the time of which these must be done; those that come before at most; and those that do where
+# that is no longer: a number that stays the same as samples are repeated, which is to be the same as weights.
 _SMOOTHING_PATIENCE = 2000
-# Steps that others take before, at least and at most.
-_LEAST_BEFORE_SMOOTHING = 25
 _MOST_BEFORE_SMOOTHING = 400
+_BEFORE_QUICK_SMOOTHING = 75
 # What the calls of an alternating step take, and those of one of its own for each output that is separate, as work.
 _CALLS = 2.0**24
 _SMOOTHING_CALLS = 2.0**25
@@ -118,7 +119,8 @@ class Auto(Solver):
                                          small data, and ``Fista``
     unbounded curvature                  150 steps of ``Fista``, and Newton steps and ``Fista`` in turns
     penalties that are no sum of blocks  ``Fista``
-    small and medium-sized data          ``SmoothingNewton`` after as many steps of these as take as long as it does
+    small and medium-sized data          ``SmoothingNewton`` after the first of these, of which 75 steps are enough
+                                         where it takes little time
     ===================================  ==============================================================================
 
     ``Admm`` stands for alternating directions in ``MixedPrecision``, which do not mind correlated features and serve
@@ -268,25 +270,20 @@ def _working_set(program: Program, warm: bool) -> Iterator[_Stage]:
 
 
 def _with_smoothing(program: Program, stages: Iterable[_Stage]) -> Iterator[_Stage]:
-    """The stages, and ``SmoothingNewton`` after the first or, if less, as many steps as take as long as it does.
-
-    Then no more than twice the time of the better of the two is lost, whichever that is.
-    """
-    pays = _smoothing_pays(program)
+    """The stages, and ``SmoothingNewton`` after the first, which is cut short where that takes little time."""
+    steps_in_its_time = _steps_in_the_time_of_smoothing(program)
+    pays = steps_in_its_time <= _SMOOTHING_PATIENCE
+    most = _BEFORE_QUICK_SMOOTHING if steps_in_its_time <= _MOST_BEFORE_SMOOTHING else _MOST_BEFORE_SMOOTHING
     for stage in stages:
         if not pays or stage.solver in _SELF_ENDING:
             yield stage
             continue
-        n_steps = min(stage.n_steps, _steps_in_the_time_of_smoothing(program), _MOST_BEFORE_SMOOTHING)
+        n_steps = min(stage.n_steps, most)
         yield stage._replace(n_steps=n_steps)
         yield _Stage(_SMOOTHING, _MOST_SMOOTHING_STEPS)
         if n_steps < stage.n_steps:
             yield stage._replace(n_steps=stage.n_steps - n_steps)
         pays = False
-
-
-def _smoothing_pays(program: Program) -> bool:
-    return _steps_in_the_time_of_smoothing(program) <= _SMOOTHING_PATIENCE
 
 
 def _steps_in_the_time_of_smoothing(program: Program) -> float:
@@ -295,7 +292,7 @@ def _steps_in_the_time_of_smoothing(program: Program) -> float:
         return math.inf
     n_parts = program.y.shape[1] if program.outputs_separate else 1
     work = _SMOOTHING_STEPS * (newton_work(program) + n_parts * _SMOOTHING_CALLS)
-    return max(_LEAST_BEFORE_SMOOTHING, math.ceil(work / (admm_work(program) + _CALLS)))
+    return work / (admm_work(program) + _CALLS)
 
 
 def _products_of_gram(program: Program) -> float:

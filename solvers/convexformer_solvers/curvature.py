@@ -20,10 +20,14 @@ class Curvature:
         The program.
     pred : Tensor of shape (N, c)
         The predictions.
+    towards_target : bool, default=False
+        Whether that of a loss of the residual is no less than its mean between target and prediction: then the quadratic
+        model is nowhere below the loss, and linear parts have some curvature.
     """
 
-    def __init__(self, program: Program, pred: Tensor) -> None:
+    def __init__(self, program: Program, pred: Tensor, towards_target: bool = False) -> None:
         self._program, self._pred = program, pred
+        self._towards_target = towards_target and program.loss.of_residual and not program.loss.quadratic
 
     @property
     def diagonal_is_all(self) -> bool:
@@ -47,6 +51,10 @@ class Curvature:
         if parts is None:
             return torch.stack([column[:, output] for output, column in enumerate(self.columns())], dim=1)
         diagonal = parts[0] if parts[1] is None else parts[0] - parts[1].square()
+        if self._towards_target:
+            residual = self._pred - program.y
+            mean = program.loss.gradient(self._pred, program.y) / residual
+            diagonal = torch.where(residual == 0, diagonal, torch.maximum(diagonal, mean))
         return program.weight[:, None] * diagonal
 
     def columns(self) -> Iterator[Tensor]:

@@ -21,6 +21,8 @@ _NEAR_ENOUGH = 0.05
 _MAX_STEPS = 30
 # What the smoothing may cost, over the best constant model's objective, below which there is nothing to gain.
 _SMALLEST_COST = 1e-15
+# From this length of the loss's linear parts on they need a curvature that is not their own.
+_LONG_TAILS = 15.0
 # Decrease over that which the slope promises, of steps that are taken; and rounding of objectives.
 _ARMIJO = 1e-4
 _ROUNDING = 1e-15
@@ -37,6 +39,7 @@ class _Part(NamedTuple):
     slopes: Tensor  # the weighted mean of minus these, (c,)
     width: float  # of the smoothing
     n_steps: int = 0  # at this width
+    cut_short: bool = False  # whether the last step was
     finished: bool = False
 
 
@@ -137,7 +140,7 @@ def _newton_step(part: _Part) -> _Part:
         return part._replace(finished=True)
     step = _searched(part, move, image, squared_length)
     cost = part.width * _cost_of_width(part.program)
-    part = part._replace(n_steps=part.n_steps + 1)
+    part = part._replace(n_steps=part.n_steps + 1, cut_short=step != 1.0)
     if step is not None:
         part = _at(part._replace(coef=part.coef + step * move, pred=part.pred + step * image))
     if step is None or squared_length <= _NEAR_ENOUGH * cost or part.n_steps > _MAX_STEPS:
@@ -153,7 +156,9 @@ def _direction(part: _Part) -> tuple[Tensor, Tensor, float]:
     sizes = torch.linalg.vector_norm(coef.reshape(len(blocks), -1), dim=1)
     scales = program.alpha / torch.hypot(sizes, sizes.new_tensor(part.width))
     downhill = part.ascent - program.alpha * gradient
-    curvature = Curvature(program, part.pred)
+    # Where most samples are on linear parts, of which Newton steps see nothing, others alternate with them.
+    hardly_curved = part.cut_short and program.tail_length > _LONG_TAILS
+    curvature = Curvature(program, part.pred, towards_target=hardly_curved)
     system = System(curvature, program.alpha * blocks, scales, downhill, part.slopes)
     move, intercept_move = solved(program, part.features, system)
     image = part.features.forward(move) + intercept_move

@@ -161,10 +161,21 @@ class TestInAuto:
             result = solve(correlated(loss, penalty, ratio, seed=seed), Auto(), tol=1e-6, max_iter=300)
             assert result.certificate.relative_gap <= 1e-6
 
-    def test_comes_after_as_much_work_as_it_takes(self):
-        names = [stage.solver.name for stage in _plan(correlated("logistic", "nuclear", 0.01), warm=False)]
-        assert names[1] == "smoothing_newton"
-        # 4000 samples of 2000 features and 4 outputs: a step takes as long as hundreds of alternating ones.
-        wide = Program(DenseMap(torch.ones(4000, 20, 100)), torch.ones(4000, 4), get_loss("huber"), GroupL2(), 0.1)
-        assert newton_work(wide) > 200 * admm_work(wide)
-        assert "smoothing_newton" not in [stage.solver.name for stage in _plan(wide, warm=False)]
+    @pytest.mark.parametrize(
+        ("n", "shape", "steps_before"), [(80, (10, 4), 75), (600, (30, 30), 150), (4000, (20, 100), None)]
+    )
+    def test_comes_the_later_the_more_it_costs(self, n, shape, steps_before):
+        program = Program(DenseMap(torch.ones(n, *shape)), torch.ones(n, 4), get_loss("huber"), GroupL2(), 0.1)
+        first, second = _plan(program, warm=False)[:2]
+        if steps_before is None:  # a step takes as long as some ninety alternating ones
+            assert newton_work(program) > 90 * admm_work(program)
+            assert "smoothing_newton" not in [stage.solver.name for stage in _plan(program, warm=False)]
+        else:
+            assert (first.n_steps, second.solver.name) == (steps_before, "smoothing_newton")
+
+    def test_repeated_samples_have_the_same_turns(self):
+        once = correlated("logistic", "nuclear", 1e-2, n=40)
+        again = Program(
+            once.map.rows(torch.arange(40).repeat(3)), once.y.repeat(3, 1), once.loss, once.penalty, once.alpha
+        )
+        assert _plan(once, warm=False) == _plan(again, warm=False)
