@@ -21,7 +21,7 @@ class Curvature:
     pred : Tensor of shape (N, c)
         The predictions.
     towards_target : bool, default=False
-        Whether that of a loss of the residual is no less than its mean between target and prediction: then the quadratic
+        Whether that of a loss of the residual is no less than its mean from target to prediction: then the quadratic
         model is nowhere below the loss, and linear parts have some curvature.
     """
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .curvature import Curvature
+from .line_search import longest_step
 from .primal_dual import Iterate, PrimalDualSolver, own_predictions
 from .program import Program
 from .smoothing_systems import Features, System, solved
@@ -23,9 +24,6 @@ _MAX_STEPS = 30
 _SMALLEST_COST = 1e-15
 # From this length of the loss's linear parts on they need a curvature that is not their own.
 _LONG_TAILS = 15.0
-# Decrease over that which the slope promises, of steps that are taken; and rounding of objectives.
-_ARMIJO = 1e-4
-_ROUNDING = 1e-15
 
 
 class _Part(NamedTuple):
@@ -166,22 +164,14 @@ def _direction(part: _Part) -> tuple[Tensor, Tensor, float]:
 
 
 def _searched(part: _Part, move: Tensor, image: Tensor, squared_length: float) -> float | None:
-    """Longest step, halved from one on, that lowers the objective enough; None where rounding hides any decrease."""
+    """Longest step that lowers the smoothed objective enough."""
     program = part.program
 
     def objective(step: float) -> float:
         penalty = program.penalty.smoothed_value(part.coef + step * move, part.width)
         return float(program.loss_value(part.pred + step * image) + program.alpha * penalty)
 
-    if not 0 < squared_length < math.inf:
-        return None
-    before = objective(0.0)
-    step = 1.0
-    while step > 1e-9:
-        if objective(step) <= before - _ARMIJO * step * squared_length + _ROUNDING * abs(before):
-            return step
-        step *= 0.5
-    return None
+    return longest_step(objective, -squared_length)
 
 
 def _with_zeros(part: _Part, least_length: float) -> Tensor:

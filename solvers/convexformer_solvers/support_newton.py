@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -10,6 +9,7 @@ from torch import Tensor
 
 from .coupled_system import BlockTerms, CoupledSystem
 from .curvature import Curvature
+from .line_search import longest_step
 from .primal_dual import Iterate, PrimalDualSolver, own_predictions
 from .program import Program
 
@@ -145,22 +145,13 @@ def _best_length(program: Program, curvature: Curvature, direction: Tensor) -> f
 
 
 def _search(iterate: Iterate, move: Tensor, image: Tensor) -> float | None:
-    """Longest step, halved from one on, that lowers the objective enough; None where rounding hides any decrease."""
+    """Longest step that lowers the objective enough."""
     program = iterate.program
 
     def objective(step: float) -> float:
         penalty = program.penalty.value(iterate.coef + step * move)
         return float(program.loss_value(iterate.pred + step * image) + program.alpha * penalty)
 
-    before = objective(0.0)
-    rounding = 1e-15 * abs(before)
     slope = -float(program.mean((iterate.dual_point() * image).sum(1)))
     slope += program.alpha * float(program.penalty.value(iterate.coef + move) - program.penalty.value(iterate.coef))
-    if not -math.inf < slope < 0:
-        return None
-    step = 1.0
-    while step > 1e-9:
-        if objective(step) <= before + 1e-4 * step * slope + rounding:
-            return step
-        step *= 0.5
-    return None
+    return longest_step(objective, slope)

@@ -117,6 +117,32 @@ def test_says_which_penalties_it_cannot_smooth():
         solve(make_program(penalty=Plain()), SmoothingNewton())
 
 
+def far_away(spread, seed):
+    """Targets that lie hundreds of thresholds beyond the quadratic part of Huber's loss."""
+    data = randn(60, 5, 4, seed=seed)
+    y = spread * (randn(60, 3, seed=seed + 2) + data[:, 0, :1])
+    program = Program(DenseMap(data), y, get_loss("huber"), GroupL2(), 1.0, fit_intercept=True)
+    return program.with_alpha(0.03 * program.alpha_max)
+
+
+# Without a curvature of linear parts both are left at gaps above .5.
+@pytest.mark.parametrize("seed", [0, 1])
+def test_long_linear_parts_of_a_loss_take_few_steps(seed):
+    assert solve(far_away(1e3, seed), SmoothingNewton(), tol=1e-4, max_iter=100).certificate.relative_gap <= 1e-4
+
+
+def test_curvature_towards_the_target_is_that_of_a_quadratic_above_the_loss():
+    program = far_away(10.0, 0)
+    pred, move = program.y + 5 * randn(60, 3, seed=4), 5 * randn(60, 3, seed=5)
+    curvature = Curvature(program, pred, towards_target=True).diagonal() / program.weight[:, None]
+    loss, y = program.loss, program.y
+    model = loss.value(pred, y) + (loss.gradient(pred, y) * move + 0.5 * curvature * move.square()).sum(1)
+    assert bool((loss.value(pred + move, y) <= model + 1e-12).all())
+    plain = Curvature(program, pred).diagonal() / program.weight[:, None]
+    assert bool((plain == 0).any())
+    assert bool((curvature > 0).all())
+
+
 class TestSmoothedPenalties:
     def wrong(self, **methods):
         return type("Wrong", (GroupL2,), methods)()
