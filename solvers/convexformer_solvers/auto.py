@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from itertools import dropwhile
 from typing import Any, NamedTuple
 
 import torch
@@ -146,6 +147,8 @@ class Auto(Solver):
 
     def init_again(self, program: Program, start: Point, previous: _State) -> _State:
         plan = _plan(program, warm=True)
+        if previous.solver is _SMOOTHING:  # what came before did not do, and the next alpha is no easier
+            plan = tuple(dropwhile(lambda stage: stage.solver is not _SMOOTHING, plan)) or plan
         if previous.outgrown:
             plan = tuple(stage for stage in plan if not stage.on_working_set)
         if plan[0].solver is not previous.solver:

@@ -4,7 +4,18 @@ import pytest
 import torch
 from solver_cases import LOSS_NAMES, PENALTY_NAMES, cases, make_program, randn
 
-from convexformer_solvers import DenseMap, Exact, GroupL2, Program, check_penalty, get_loss, get_penalty, solve
+from convexformer_solvers import (
+    DenseMap,
+    Exact,
+    GroupL2,
+    Program,
+    alpha_grid,
+    check_penalty,
+    get_loss,
+    get_penalty,
+    iterate_path,
+    solve,
+)
 from convexformer_solvers.admm_newton import admm_work
 from convexformer_solvers.auto import Auto, _plan
 from convexformer_solvers.curvature import Curvature
@@ -198,6 +209,16 @@ class TestInAuto:
             assert "smoothing_newton" not in [stage.solver.name for stage in _plan(program, warm=False)]
         else:
             assert (first.n_steps, second.solver.name) == (steps_before, "smoothing_newton")
+
+    # From the second alpha that needs them on they come at once: otherwise each of these takes 75 other steps before.
+    @pytest.mark.parametrize(
+        ("loss", "penalty"), [("poisson", "nuclear"), ("squared_hinge", "nuclear"), ("poisson", "group_l2")]
+    )
+    def test_paths_go_on_with_them(self, loss, penalty):
+        program = correlated(loss, penalty, 1.0)
+        results = list(iterate_path(program, Auto(), alpha_grid(program.alpha_max, 8, 1e-3), tol=1e-5))
+        assert all(result.certificate.relative_gap <= 1e-5 for result in results)
+        assert sum(result.n_iter for result in results) < 300
 
     def test_repeated_samples_have_the_same_turns(self):
         once = correlated("logistic", "nuclear", 1e-2, n=40)
