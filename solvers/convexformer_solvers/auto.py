@@ -23,7 +23,7 @@ from .program import Program
 from .proximal_dual import ProximalDual
 from .semismooth import SemismoothNewton, newton_applies
 from .smoothing_newton import SmoothingNewton
-from .smoothing_systems import newton_work
+from .smoothing_systems import block_numbers, newton_work
 from .solver import Point, Solver, null_point
 from .spread import some_samples_tell
 from .working_set import WorkingSet
@@ -50,10 +50,12 @@ _SMALL_NEWTON_SIDE = 2000
 _SMOOTHING_STEPS = 25
 _MOST_SMOOTHING_STEPS = 100
 # Alternating steps in the time of which these must be done; those that come before at most; and those that do where
-# that is no longer: a number that stays the same as samples are repeated, which is to be the same as weights.
+# that is no longer: a number, as that must not change as samples are repeated, which is to be the same as weights.
 _SMOOTHING_PATIENCE = 2000
 _MOST_BEFORE_SMOOTHING = 400
 _BEFORE_QUICK_SMOOTHING = 75
+# Numbers that its matrices of blocks hold at most.
+_MOST_NUMBERS = 2**24
 # What the calls of an alternating step take, and those of one of its own for each output that is separate, as work.
 _CALLS = 2.0**24
 _SMOOTHING_CALLS = 2.0**25
@@ -291,7 +293,7 @@ def _with_smoothing(program: Program, stages: Iterable[_Stage]) -> Iterator[_Sta
 
 def _steps_in_the_time_of_smoothing(program: Program) -> float:
     """Alternating steps that take as long as those of ``SmoothingNewton``; inf where it does not apply."""
-    if type(program.penalty).smoothed_value is Penalty.smoothed_value:
+    if type(program.penalty).smoothed_value is Penalty.smoothed_value or block_numbers(program) > _MOST_NUMBERS:
         return math.inf
     n_parts = program.y.shape[1] if program.outputs_separate else 1
     work = _SMOOTHING_STEPS * (newton_work(program) + n_parts * _SMOOTHING_CALLS)

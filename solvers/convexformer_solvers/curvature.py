@@ -21,13 +21,14 @@ class Curvature:
     pred : Tensor of shape (N, c)
         The predictions.
     towards_target : bool, default=False
-        Whether that of a loss of the residual is no less than its mean from target to prediction: then the quadratic
-        model is nowhere below the loss, and linear parts have some curvature.
+        Whether the diagonal, and matrices made of it, of a separable loss of the residual are no less than their means
+        from target to prediction: then the quadratic model is nowhere below the loss, and linear parts have some
+        curvature.
     """
 
     def __init__(self, program: Program, pred: Tensor, towards_target: bool = False) -> None:
         self._program, self._pred = program, pred
-        self._towards_target = towards_target and program.loss.of_residual and not program.loss.quadratic
+        self._towards_target = towards_target and has_linear_parts(program.loss)
 
     @property
     def diagonal_is_all(self) -> bool:
@@ -93,6 +94,11 @@ class Curvature:
         for mine, column in zip(of_output, diagonal.T, strict=True):
             result[mine[:, None], mine] += (images[mine] * (program.weight * column)) @ images[mine].T
         return result
+
+
+def has_linear_parts(loss: Loss) -> bool:
+    """Whether a loss may have linear parts whose end is the target."""
+    return loss.separable and loss.of_residual and not loss.quadratic
 
 
 def curvature_bound(loss: Loss, pred: Tensor, y: Tensor) -> Tensor:

@@ -11,8 +11,8 @@ _ROUNDING = 1e-15
 _SHORTEST = 1e-9
 
 
-def longest_step(objective: Callable[[float], float], slope: float) -> float | None:
-    """Longest step, halved from one on, that lowers an objective enough (Armijo).
+def accepted_step(objective: Callable[[float], float], slope: float) -> float | None:
+    """First step, halved from one on, that lowers an objective enough (Armijo), or by as much as rounding lets one see.
 
     Parameters
     ----------
@@ -24,11 +24,11 @@ def longest_step(objective: Callable[[float], float], slope: float) -> float | N
     Returns
     -------
     float or None
-        None where the direction leads nowhere or rounding hides any decrease.
+        None where the slope is no descent, or no step lowers the objective.
 
     Examples
     --------
-    >>> longest_step(lambda step: (2 * step - 1) ** 2, -4.0)
+    >>> accepted_step(lambda step: (2 * step - 1) ** 2, -4.0)
     0.5
     """
     if not -math.inf < slope < 0:

@@ -194,10 +194,10 @@ def _bends(values: Tensor, smoothed: Tensor, width: float, shape: tuple[int, int
         for n in missing
     )
     s, f, t, g = s[:, :, None], f[:, :, None], t[:, None, :], g[:, None, :]
-    crossed, total = s * g + t * f, s + t
+    slopes, total = s / f + t / g, s + t  # ratios first: products of four numbers leave the range of floats
     both_zero = total == 0
-    symmetric = torch.where(both_zero, 1 / width, width**2 * total / (f * g * crossed))
-    return symmetric, torch.where(both_zero, 1 / width, crossed / (f * g * total))
+    symmetric = torch.where(both_zero, 1 / width, (width / f) * (width / g) * (total / f / slopes / g))
+    return symmetric, torch.where(both_zero, 1 / width, slopes / total)
 
 
 PENALTIES: dict[str, type[Penalty]] = {"group_l2": GroupL2, "nuclear": GroupNuclear}

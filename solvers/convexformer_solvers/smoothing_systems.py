@@ -10,6 +10,7 @@ for a move ``q`` of the coefficients and one ``b`` of the intercepts, where ther
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -20,8 +21,10 @@ from .factorisation import cholesky
 from .gram import SupportGram, add_to_blocks, bordered
 from .program import Program
 
-# What is added to the diagonal of intercepts, over its largest entry: there are some that the loss does not feel.
+# What is added to the diagonal of intercepts, in its units: there are some that the loss does not feel.
 _RIDGE = 1e-12
+# Steps that give solutions in the samples their digits.
+_REFINEMENTS = 2
 # What is added in the samples to the blocks' diagonals, over their scales: inverses of less would hide all else.
 _BLOCK_RIDGE = 1e-7
 # Work of the inverse of a block, over the cube of its side: small matrices take long for what they are.
@@ -116,6 +119,12 @@ def newton_work(program: Program) -> float:
     return min(_work_in_features(program), _work_in_samples(program))
 
 
+def block_numbers(program: Program) -> int:
+    """Numbers that the blocks of ``M`` hold, of outputs that are solved together."""
+    outputs = 1 if program.outputs_separate else program.y.shape[1]
+    return math.prod(program.map.feature_shape) * outputs * program.map.feature_shape[-1] * outputs
+
+
 def solved(program: Program, features: Features, system: System) -> tuple[Tensor, Tensor]:
     """The moves of coefficients and intercepts, in the features or in the samples, whichever costs less.
 
@@ -162,16 +171,18 @@ def solved_in_features(features: Features, system: System) -> tuple[Tensor, Tens
     right, size = system.right, system.right.numel()
     matrix = _loss_hessian(features, system)
     add_to_blocks(matrix[:size, :size], system.blocks)
-    if not features.fit_intercept:
-        return _solution(matrix, right.flatten()).reshape(right.shape), torch.zeros_like(system.intercept_right)
-    intercepts = matrix.diagonal()[size:]
-    intercepts.add_(_RIDGE * matrix.diagonal().max())
-    solution = _solution(matrix, torch.cat([right.flatten(), system.intercept_right]))
-    return solution[:size].reshape(right.shape), solution[size:]
-
-
-def _solution(matrix: Tensor, right: Tensor) -> Tensor:
-    return torch.cholesky_solve(right[:, None], cholesky(matrix))[:, 0]
+    # In units in which the diagonal is one rounding is the same for all, and so is what intercepts are given.
+    scale = matrix.diagonal().sqrt()
+    scale = torch.where(scale > 0, scale, 1.0)
+    matrix /= scale[:, None]
+    matrix /= scale
+    matrix.diagonal()[size:] += _RIDGE
+    target = right.flatten()
+    if features.fit_intercept:
+        target = torch.cat([target, system.intercept_right])
+    solution = torch.cholesky_solve((target / scale)[:, None], cholesky(matrix))[:, 0] / scale
+    intercept = solution[size:] if features.fit_intercept else torch.zeros_like(system.intercept_right)
+    return solution[:size].reshape(right.shape), intercept
 
 
 def _loss_hessian(features: Features, system: System) -> Tensor:
@@ -190,10 +201,24 @@ def _loss_hessian(features: Features, system: System) -> Tensor:
 
 
 def solved_in_samples(features: Features, system: System) -> tuple[Tensor, Tensor]:
-    """As `solved`, by a factor of the side of all samples and outputs, with ``M`` raised by 1e-7 of its scale.
+    """As `solved`, by a factor of the side of all samples and outputs, with ``M`` raised a little and then refined.
 
     Slopes ``w = H (A q + 1 b)`` have ``(I + H K) w = H (A M^-1 g + 1 b)`` with ``K = A M^-1 A'``, and ``1' w = g_0``.
     """
+    solve = _solver_in_samples(features, system)
+    move, intercept = solve(system.right, system.intercept_right)
+    hessian = system.curvature.matrices()
+    for _ in range(_REFINEMENTS):  # cancellation leaves few digits where M is small
+        slopes = (hessian @ (features.forward(move) + intercept)[..., None])[..., 0]
+        left = (system.blocks @ move.reshape(*system.blocks.shape[:2], 1)).reshape(move.shape)
+        rest = system.right - left - features.adjoint(slopes)
+        more, more_intercept = solve(rest, system.intercept_right - slopes.sum(0))
+        move, intercept = move + more, intercept + more_intercept
+    return move, intercept
+
+
+def _solver_in_samples(features: Features, system: System) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Function that gives the moves of right sides, but for what ``M`` is raised by and rounding."""
     d, n_outputs = system.right.shape[-2:]
     inverse = _raised_inverses(system)
 
@@ -204,17 +229,22 @@ def solved_in_samples(features: Features, system: System) -> tuple[Tensor, Tenso
     kernel = features.kernel(inverse.view(-1, d, n_outputs, d, n_outputs))
     matrix = torch.einsum("ikl,iljm->ikjm", hessian, kernel).reshape(len(hessian) * n_outputs, -1)
     matrix.diagonal().add_(1.0)
-    start = (hessian @ features.forward(scaled(system.right))[..., None]).reshape(-1, 1)
-    ones = hessian.reshape(-1, n_outputs)  # H 1, a column per intercept
-    solutions = torch.linalg.solve(matrix, torch.cat([start, ones], dim=1)).view(len(hessian), n_outputs, -1)
-    slopes, responses = solutions[..., 0], solutions[..., 1:]
-    intercept = torch.zeros_like(system.intercept_right)
-    if features.fit_intercept:
-        border = responses.sum(0)
-        border.diagonal().add_(_RIDGE * hessian.diagonal(dim1=1, dim2=2).sum(0).max())
-        intercept = torch.linalg.solve(border, system.intercept_right - slopes.sum(0))
-        slopes = slopes + responses @ intercept
-    return scaled(system.right - features.adjoint(slopes)), intercept
+    factor, pivots = torch.linalg.lu_factor(matrix)
+    # H 1, a column per intercept
+    responses = torch.linalg.lu_solve(factor, pivots, hessian.reshape(-1, n_outputs)).view(hessian.shape)
+    border = responses.sum(0)
+    border.diagonal().add_(_RIDGE * hessian.diagonal(dim1=1, dim2=2).sum(0).max())
+
+    def solve(right: Tensor, intercept_right: Tensor) -> tuple[Tensor, Tensor]:
+        start = (hessian @ features.forward(scaled(right))[..., None]).reshape(-1, 1)
+        slopes = torch.linalg.lu_solve(factor, pivots, start).view(len(hessian), n_outputs)
+        intercept = torch.zeros_like(intercept_right)
+        if features.fit_intercept:
+            intercept = torch.linalg.solve(border, intercept_right - slopes.sum(0))
+            slopes = slopes + responses @ intercept
+        return scaled(right - features.adjoint(slopes)), intercept
+
+    return solve
 
 
 def _raised_inverses(system: System) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .coupled_system import BlockTerms, CoupledSystem
 from .curvature import Curvature
-from .line_search import longest_step
+from .line_search import accepted_step
 from .primal_dual import Iterate, PrimalDualSolver, own_predictions
 from .program import Program
 
@@ -145,7 +145,7 @@ def _best_length(program: Program, curvature: Curvature, direction: Tensor) -> f
 
 
 def _search(iterate: Iterate, move: Tensor, image: Tensor) -> float | None:
-    """Longest step that lowers the objective enough."""
+    """Step that lowers the objective enough."""
     program = iterate.program
 
     def objective(step: float) -> float:
@@ -154,4 +154,4 @@ def _search(iterate: Iterate, move: Tensor, image: Tensor) -> float | None:
 
     slope = -float(program.mean((iterate.dual_point() * image).sum(1)))
     slope += program.alpha * float(program.penalty.value(iterate.coef + move) - program.penalty.value(iterate.coef))
-    return longest_step(objective, slope)
+    return accepted_step(objective, slope)
