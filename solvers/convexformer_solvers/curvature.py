@@ -22,8 +22,8 @@ class Curvature:
         The predictions.
     towards_target : bool, default=False
         Whether the diagonal, and matrices made of it, of a separable loss of the residual are no less than their means
-        from target to prediction: then the quadratic model is nowhere below the loss, and linear parts have some
-        curvature.
+        from target to prediction: then linear parts have some curvature, and the quadratic model is nowhere below a
+        loss whose own falls with the residual.
     """
 
     def __init__(self, program: Program, pred: Tensor, towards_target: bool = False) -> None:
