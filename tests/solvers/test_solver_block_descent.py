@@ -277,10 +277,5 @@ def test_products_in_single_precision_cost_no_digits(monkeypatch, shift, unit):
     program = sparse_program(intercept=True)
     data = unit * (program.map.data + shift)
     program = dataclasses.replace(program, map=DenseMap(data), y=program.y + 10.0, alpha=unit * program.alpha)
-    solver = BlockDescent()
-    state = solver.init(program, start_of(program))
-    while not solver.finished(state) and state.gap > 1e-11 * program.null_value:
-        state = solver.step(program, state)
-    point = solver.point(program, state)
-    certificate = certify(program, point.coef, point.intercept, point.dual)
+    certificate = solve(program, BlockDescent(), tol=1e-10).certificate  # steps at the rounding of large means wander
     assert abs(certificate.relative_gap) <= 1e-10
