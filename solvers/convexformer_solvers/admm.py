@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from functools import cached_property
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from .admm_rho import (
     WORTH_REFACTORING,
-    Sides,
     balancing_rho,
     first_rho,
     largest_rho,
@@ -21,6 +18,7 @@ from .admm_rho import (
     spread_that_tells,
     threshold_for,
 )
+from .admm_state import Known, Start, State
 from .anderson import Anderson
 from .arguments import as_dtype
 from .curvature import curvature_bound
@@ -65,97 +63,6 @@ _SLIGHT_PRODUCT = 2.0**22
 _LEAST_MOVE = 1e-6
 
 
-class _Known(NamedTuple):
-    """What has been computed of the data; shared by all states of a solve or a path, and kept for the latest."""
-
-    system: RidgeSystem
-    acceleration: Anderson  # of Z + U
-    largest_rho: float  # about the curvature of the loss; beyond that rho only slows down
-
-
-class _Start(NamedTuple):
-    """Coefficients, and predictions that need not be theirs and stand for a dual point."""
-
-    coef: Tensor
-    fitted_coef: Tensor  # A coef
-    fitted: Tensor  # of the dual point, intercept included
-    ascent: Tensor  # A' diag(p) times that dual point
-
-
-class _Fields(NamedTuple):
-    exact: Program  # samples of positive weight, float64 targets
-    program: Program  # the same in the precision of the iterations
-    known: _Known
-    rho: float
-    threshold: float  # that alpha / rho is set to, in units of the median norm of an active group
-    measured: bool  # whether moves have said what it is
-    local: Tensor  # curvature of each sample's loss when it was last looked at, (N,)
-    margin: float  # curvature of the quadratic that stands for the loss, in units of the local one
-    met: float  # largest mean curvature met along the moves since then, in the same units
-    secant: Tensor  # largest one of each sample along those moves, (N,)
-    smooth: Tensor  # W, which carries the loss
-    ascent: Tensor  # A' diag(p) theta of the dual point that W gives
-    fitted: Tensor  # A W + b, (N, c)
-    expansion: Tensor  # where the quadratics touch the samples' losses, (N, c)
-    coef: Tensor  # Z, which carries the penalty
-    fitted_coef: Tensor  # A Z
-    multiplier: Tensor  # scaled dual U of W = Z
-    fitted_multiplier: Tensor  # A U
-    iteration: int = 0
-    mark: Sides | None = None  # a few iterations before rho is set anew
-
-
-class _State(_Fields):
-    """What an iteration leaves; its gap is computed where somebody asks, and once."""
-
-    @classmethod
-    def at(
-        cls, exact: Program, program: Program, known: _Known, start: _Start, local: Tensor, rho: float, threshold: float
-    ) -> _State:
-        """The state to begin with."""
-        # The multiplier of the optimum is the ascent direction, which there is within the dual ball.
-        multiplier = (start.ascent - program.penalty.prox(start.ascent, program.alpha)) / rho
-        return cls(
-            exact=exact,
-            program=program,
-            known=known,
-            rho=rho,
-            threshold=threshold,
-            measured=False,
-            local=local,
-            margin=1.0,
-            met=0.0,
-            secant=torch.zeros_like(local),
-            smooth=start.coef,
-            ascent=start.ascent,
-            fitted=start.fitted,
-            expansion=start.fitted,
-            coef=start.coef,
-            fitted_coef=start.fitted_coef,
-            multiplier=multiplier,
-            fitted_multiplier=program.map.matvec(multiplier),
-        )
-
-    @property
-    def curvature(self) -> Tensor:
-        """Curvature of the quadratics that stand for the samples' losses, (N,)."""
-        return self.margin * self.local
-
-    def iterate(self) -> Iterate:
-        """Both points in float64."""
-        exact = self.exact
-        coef, fitted_coef, fitted, ascent = (
-            part.to(exact.y) for part in (self.coef, self.fitted_coef, self.fitted, self.ascent)
-        )
-        intercept = exact.weight @ (fitted - fitted_coef) * exact.fit_intercept
-        return Iterate(exact, coef, fitted_coef + intercept, fitted, ascent)
-
-    @cached_property
-    def gap(self) -> float:
-        """The rough gap."""
-        return self.iterate().rough_gap
-
-
 class Admm(PrimalDualSolver):
     r"""Over-relaxed alternating directions in the metric of the data, majorised where the loss is not quadratic.
 
@@ -194,43 +101,45 @@ class Admm(PrimalDualSolver):
     def name(self) -> str:
         return "admm"
 
-    def init_at(self, program: Program, coef: Tensor, pred: Tensor | None, previous: _State | None = None) -> _State:
+    def init_at(self, program: Program, coef: Tensor, pred: Tensor | None, previous: State | None = None) -> State:
         if not math.isfinite(program.loss.smoothness):
             raise TypeError(f"solver {self.name!r} needs a loss with finite smoothness, which {program.loss!r} has not")
         if not program.penalty.by_block:  # the rule for rho goes by the size of groups
             raise TypeError(f"solver {self.name!r} needs a penalty that is a sum over blocks, not {program.penalty!r}")
         exact = program.counted().with_float64_targets()
         program = self._in_own_precision(exact, previous)
-        coef = coef.to(program.y)
-        fitted_coef = program.map.matvec(coef)
-        fitted = fitted_coef + program.best_intercept(fitted_coef) if pred is None else pred.to(program.y)
-        ascent = program.pull_back(-program.loss.gradient(fitted, program.y))
-        known = _known(program, ascent) if previous is None else previous.known
+        # Coefficients alone are a start that somebody gave.
+        ahead = previous.ahead(exact) if previous is not None and pred is not None else None
+        start = ahead or Start.at(program, coef, pred)
+        known = _known(program, start.ascent) if previous is None else previous.known
         found = spread_that_tells(program, warm=previous is not None)
         threshold, measured = threshold_for(program, found, warm=previous is not None), False
         if previous is not None and previous.measured and program.loss.separable:
             threshold, measured = previous.threshold, True
-        rho = rho_for_groups(program, coef, threshold, known.largest_rho)
-        rho = rho or first_rho(program, ascent, found, known.largest_rho)
-        local, margin = _local_curvature(program, fitted), 1.0
+        rho = rho_for_groups(program, start.coef, threshold, known.largest_rho)
+        rho = rho or first_rho(program, start.ascent, found, known.largest_rho)
+        local, margin = _local_curvature(program, start.fitted), 1.0
         if previous is not None and _alike(program, local, previous.local):
             local, margin = previous.local, previous.margin
         rho = _factorised(known, program.weight * margin * local, rho, may_keep=previous is not None)
-        state = _State.at(exact, program, known, _Start(coef, fitted_coef, fitted, ascent), local, rho, threshold)
-        return state._replace(measured=measured, margin=margin, iteration=0 if previous is None else _WARM)
+        state = State.at(exact, program, known, start, local, rho, threshold)
+        if previous is None:
+            return state._replace(measured=measured, margin=margin)
+        before = previous.end_before(exact)
+        return state._replace(measured=measured, margin=margin, iteration=_WARM, before=before)
 
-    def _in_own_precision(self, exact: Program, previous: _State | None) -> Program:
+    def _in_own_precision(self, exact: Program, previous: State | None) -> Program:
         if previous is None:
             return exact if self.dtype == torch.float64 else exact.to(self.dtype)
         return dataclasses.replace(exact, map=previous.program.map, y=exact.loss.target_in(exact.y, self.dtype))
 
-    def step(self, program: Program, state: _State) -> _State:
+    def step(self, program: Program, state: State) -> State:
         state = _iterate(state._replace(iteration=state.iteration + 1))
         if state.iteration + _MOVES in _RHO_AT[1:]:
-            state = state._replace(mark=_sides(state))
+            state = state._replace(mark=state.sides())
         return _begun_anew(state) if _has_diverged(state) else _adapted(state)
 
-    def carried_on(self, exact: Program, state: _State, offset: Tensor) -> _State:
+    def carried_on(self, exact: Program, state: State, offset: Tensor) -> State:
         """The state of iterations in another precision, for iterations in this one.
 
         Parameters
@@ -245,7 +154,7 @@ class Admm(PrimalDualSolver):
         coef, multiplier, local = (part.to(exact.y) for part in (state.coef, state.multiplier, state.local))
         fitted, expansion = (part.to(exact.y) + offset for part in (state.fitted, state.expansion))
         memory = state.known.acceleration.memory
-        known = _Known(
+        known = Known(
             ridge_system(exact.map, exact.fit_intercept, not exact.loss.quadratic),
             Anderson(memory, exact.outputs_separate),
             state.known.largest_rho,
@@ -265,24 +174,25 @@ class Admm(PrimalDualSolver):
             multiplier=multiplier,
             fitted_multiplier=exact.map.matvec(multiplier),
             mark=None,
+            before=None,  # of a program with other targets
         )
 
-    def iterate(self, state: _State) -> Iterate:
+    def iterate(self, state: State) -> Iterate:
         return state.iterate()
 
 
-def _known(program: Program, ascent: Tensor) -> _Known:
+def _known(program: Program, ascent: Tensor) -> Known:
     largest_memory = max(_LARGEST_MEMORY // (2 * max(1, ascent.numel())), _LEAST_MEMORY)
     # Where curvatures jump, extrapolations across the jumps lead astray.
     memory = min(_MEMORY, largest_memory) if program.loss.smooth_curvature else 0
-    return _Known(
+    return Known(
         ridge_system(program.map, program.fit_intercept, not program.loss.quadratic),
         Anderson(memory, program.outputs_separate),
         largest_rho(program, ascent),
     )
 
 
-def _factorised(known: _Known, weight: Tensor, rho: float, may_keep: bool = False) -> float:
+def _factorised(known: Known, weight: Tensor, rho: float, may_keep: bool = False) -> float:
     """Set the weights and rho of the ridge problems; the rho, which is that of their last factor where it serves."""
     system, acceleration = known.system, known.acceleration
     if may_keep and torch.equal(weight, system.weight) and serves_as_well(rho, system.rho):
@@ -293,7 +203,7 @@ def _factorised(known: _Known, weight: Tensor, rho: float, may_keep: bool = Fals
     return system.rho
 
 
-def _iterate(state: _State) -> _State:
+def _iterate(state: State) -> State:
     program, rho, (system, acceleration, _) = state.program, state.rho, state.known
     center, fitted_center = state.coef - state.multiplier, state.fitted_coef - state.fitted_multiplier
     state, fitted = _loss_step(state, center, fitted_center)
@@ -330,7 +240,7 @@ def _is_worse_than_constant(program: Program, coef: Tensor, fitted_coef: Tensor)
     return not float(program.objective(coef, pred)) <= program.null_value
 
 
-def _loss_step(state: _State, center: Tensor, fitted_center: Tensor) -> tuple[_State, Tensor]:
+def _loss_step(state: State, center: Tensor, fitted_center: Tensor) -> tuple[State, Tensor]:
     """The state with the curvature that was met, and predictions of the proximal step on the loss.
 
     That is one ridge problem with quadratics that touch the loss at the last predictions; where it costs no product
@@ -376,7 +286,7 @@ def _local_curvature(program: Program, pred: Tensor) -> Tensor:
     return bound.clamp(min=_LEAST_CURVATURE * loss.smoothness, max=loss.smoothness)
 
 
-def _with_curvature_met(state: _State, move: Tensor, change: Tensor) -> _State:
+def _with_curvature_met(state: State, move: Tensor, change: Tensor) -> State:
     """The state after a move in predictions that changed the gradient by so much."""
     square, bend = move.square().sum(1), (move * change).sum(1)
     program, in_all = state.program, float(state.program.mean(state.local * square))
@@ -387,7 +297,7 @@ def _with_curvature_met(state: _State, move: Tensor, change: Tensor) -> _State:
     return state._replace(met=max(state.met, met), secant=torch.maximum(state.secant, secant))
 
 
-def _adapted(state: _State) -> _State:
+def _adapted(state: State) -> State:
     """Set the curvature by what was met, and rho; the multiplier times rho stays."""
     program, rho, local, margin = state.program, state.rho, state.local, state.margin
     exceeded = state.met > margin * _TOLERATED
@@ -415,31 +325,31 @@ def _adapted(state: _State) -> _State:
     )
 
 
-def _has_diverged(state: _State) -> bool:
+def _has_diverged(state: State) -> bool:
     """Whether points are far worse than the best constant model, once moves can tell of rho."""
     return state.iteration in _RHO_AT and state.mark is not None and not state.gap <= state.exact.null_value
 
 
-def _begun_anew(state: _State) -> _State:
+def _begun_anew(state: State) -> State:
     """The state at the best constant model, with a larger rho."""
     program = state.program
     rho = min(_RAISE * state.rho, state.known.largest_rho)
     fitted = program.null_intercept.expand_as(state.fitted)
     local, coef = _local_curvature(program, fitted), torch.zeros_like(state.coef)
     _factorised(state.known, program.weight * local, rho)
-    start = _Start(coef, torch.zeros_like(fitted), fitted, program.pull_back(program.null_dual_point))
-    new = _State.at(state.exact, program, state.known, start, local, rho, state.threshold)
+    start = Start(coef, torch.zeros_like(fitted), fitted, program.pull_back(program.null_dual_point))
+    new = State.at(state.exact, program, state.known, start, local, rho, state.threshold)
     return new._replace(measured=state.measured, iteration=state.iteration)
 
 
-def _with_better_rho(state: _State) -> _State:
+def _with_better_rho(state: State) -> State:
     """The state with another rho where that is worth its cost, by the moves since the mark or the size of groups.
 
     What moves say of rho they say of the threshold, for later iterations and the next alpha of a path.
     """
     program, largest, threshold = state.program, state.known.largest_rho, state.threshold
     # A gap below zero is that of an ascent that is not the dual point's: then moves are not those of the loss.
-    by_moves = balancing_rho(state.mark, _sides(state)) if state.mark is not None and state.gap >= 0 else None
+    by_moves = balancing_rho(state.mark, state.sides()) if state.mark is not None and state.gap >= 0 else None
     by_size = rho_for_groups(program, state.coef, threshold, largest)
     wanted = by_moves or by_size
     state = state._replace(mark=None)
@@ -448,10 +358,6 @@ def _with_better_rho(state: _State) -> _State:
     if by_moves is None or by_size is None or by_size == largest:
         return state._replace(rho=wanted)
     return state._replace(rho=wanted, threshold=threshold * by_size / wanted, measured=True)
-
-
-def _sides(state: _State) -> Sides:
-    return Sides(state.smooth, state.ascent, state.coef, state.rho * state.multiplier)
 
 
 def _alike(program: Program, local: Tensor, other: Tensor) -> bool:

@@ -6,15 +6,27 @@ import dataclasses
 
 import pytest
 import torch
-from solver_cases import make_program
+from solver_cases import make_program, randn
 
-from convexformer_solvers import Admm, Auto, DenseMap, Fista, alpha_grid, mixed_precision, solve, solve_path
+from convexformer_solvers import (
+    Admm,
+    Auto,
+    DenseMap,
+    Fista,
+    admm_state,
+    alpha_grid,
+    get_loss,
+    mixed_precision,
+    solve,
+    solve_path,
+)
 from convexformer_solvers import admm as admm_module
 from convexformer_solvers.admm_newton import AdmmNewton
+from convexformer_solvers.admm_state import End
 from convexformer_solvers.loop import Ending
 from convexformer_solvers.path import _Trail
 from convexformer_solvers.ridge import RidgeSystem
-from convexformer_solvers.solver import Point
+from convexformer_solvers.solver import Point, null_point
 from convexformer_solvers.working_set import WorkingSet
 
 
@@ -151,3 +163,96 @@ def test_one_sample_whose_curvature_jumps_does_not_cost_a_factorisation():
     # Of a sample that stands for many it is another matter.
     heavy = dataclasses.replace(program, sample_weight=torch.ones(100).double().index_fill(0, torch.tensor([3]), 50.0))
     assert not admm_module._alike(heavy, after, before)
+
+
+def _end(alpha, slope, offset):
+    parts = [slope * alpha + offset, 2 * slope * alpha - offset, (slope * alpha).sum(0)]
+    return End(alpha, *parts)
+
+
+def test_ends_are_extrapolated_in_alpha_no_further_than_they_are_apart():
+    slope, offset = randn(2, 4, 3)
+    before, last = _end(1.0, slope, offset), _end(0.7, slope, offset)
+    for alpha, reached in ((0.5, 0.5), (0.4, 0.4), (0.1, 0.4)):
+        ahead = last.ahead(before, alpha)
+        assert ahead.alpha == alpha
+        for found, expected in zip(ahead[1:], _end(reached, slope, offset)[1:], strict=True):
+            torch.testing.assert_close(found, expected)
+
+
+def test_an_extrapolated_optimum_stays_where_it_is():
+    # Each group of orthonormal features shrinks in proportion to alpha: ends at the optimum lead to the optimum.
+    linear_map = DenseMap(torch.eye(12, dtype=torch.float64).view(12, 4, 3))
+    program = dataclasses.replace(make_program(n=12, blocks=4, d=3, c=2), map=linear_map)
+    grid = [ratio * program.alpha_max for ratio in (0.1, 0.08, 0.06)]
+    admm, state = Admm(), None
+    for alpha in grid:
+        here = program.with_alpha(alpha)
+        start = null_point(here)._replace(pred=here.null_intercept.expand_as(here.y))
+        state = admm.init(here, start) if state is None else admm.init_again(here, start, state)
+        first = state.coef
+        for _ in range(200):
+            state = admm.step(here, state)
+    assert bool((program.penalty.group_values(first) > 0).all())
+    torch.testing.assert_close(first, state.coef)
+
+
+def _states(loss="squared", alphas=(0.5, 0.4), **options):
+    program = make_program(loss, n=60, blocks=8, d=3, c=2, intercept=True, **options)
+    admm, states = Admm(), []
+    for ratio in alphas:
+        here = program.with_alpha(ratio * program.alpha_max)
+        point = null_point(here)._replace(pred=here.null_intercept.expand_as(here.y))
+        states.append(admm.init_again(here, point, states[-1]) if states else admm.init(here, point))
+        for _ in range(60):
+            states[-1] = admm.step(here, states[-1])
+    return states
+
+
+def test_what_is_no_end_of_the_alpha_before_is_not_extrapolated():
+    first, second = _states()
+    exact = second.exact.with_alpha(0.9 * second.exact.alpha)
+    assert second.ahead(exact) is not None
+    assert first.ahead(exact) is None  # there is one end
+    assert second.ahead(second.exact) is None  # the same alpha goes on from where it is
+    assert second.ahead(dataclasses.replace(exact, y=exact.y + 1)) is None
+    assert second.ahead(dataclasses.replace(exact, loss=get_loss("huber"))) is None
+    far = Admm().init(exact, null_point(exact))._replace(before=second.before)  # at rest while others ended the solve
+    assert far.gap > admm_state._NEAR * exact.null_value
+    assert far.ahead(exact.with_alpha(0.9 * exact.alpha)) is None
+
+
+def test_across_jumps_of_the_curvature_ends_are_not_extrapolated():
+    state = _states("squared_hinge")[-1]
+    assert state.ahead(state.exact.with_alpha(0.9 * state.exact.alpha)) is None
+
+
+def test_a_start_that_is_given_is_not_extrapolated():
+    second = _states()[-1]
+    exact = second.exact.with_alpha(0.9 * second.exact.alpha)
+    coef = randn(*exact.coef_shape)
+    given = Admm().init_again(exact, Point(coef, exact.null_intercept), second)
+    assert torch.equal(given.coef, coef)
+    assert given.known.system is second.known.system
+    on_the_way = Admm().init_again(exact, Point(coef, exact.null_intercept, pred=second.fitted), second)
+    assert not torch.equal(on_the_way.coef, coef)
+
+
+@pytest.mark.parametrize("loss", ["squared", "logistic"])
+def test_ends_of_its_own_spare_a_path_iterations(loss, monkeypatch):
+    tokens = randn(120, 24, 8)
+    for position in range(1, 24):
+        tokens[:, position] = 0.8 * tokens[:, position - 1] + 0.6 * tokens[:, position]
+    program = make_program(loss, n=120, blocks=24, d=8, c=1)
+    program = dataclasses.replace(program, map=DenseMap(tokens))
+    grid = alpha_grid(program.alpha_max, n_alphas=30)
+
+    def iterations():
+        path = solve_path(program, Auto(), grid, tol=1e-4)
+        assert max(path.gaps) <= 1e-4
+        return sum(result.n_iter for result in path.results)
+
+    with_ends = iterations()
+    monkeypatch.setattr(admm_state.State, "ahead", lambda state, exact: None)
+    without = iterations()
+    assert with_ends < 0.9 * without
