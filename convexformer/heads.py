@@ -85,7 +85,10 @@ class Heads:
         for name, part in parts.items():
             object.__setattr__(self, name, part)
         if self.gate_index is not None:
-            object.__setattr__(self, "gate_index", np.asarray(self.gate_index))
+            index = np.asarray(self.gate_index)
+            if index.size and index.dtype.kind not in "iu":
+                raise ValueError(f"gate_index must hold integers, got {index.dtype}")
+            object.__setattr__(self, "gate_index", index.astype(np.int64))
         m = len(self.w1)
         if self.w1.ndim != 2 or self.w2.ndim != 2 or self.w3.ndim != 2 or not m == len(self.w2) == len(self.w3):
             raise ValueError(

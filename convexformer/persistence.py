@@ -371,4 +371,10 @@ def _registered(part: Any, registry: dict[str, type]) -> dict[str, Any]:
 
 def _rebuilt(description: dict[str, Any], registry: dict[str, type]) -> Any:
     fields = dict(description)
-    return registry[fields.pop("name")](**fields)
+    name = fields.pop("name")
+    if name not in registry:
+        raise ValueError(
+            f"the model was saved with {name!r}, which is not registered here; enter its class in "
+            "convexformer.solvers.LOSSES or PENALTIES before it is loaded"
+        )
+    return registry[name](**fields)

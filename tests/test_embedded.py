@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import pickle
 
 import numpy as np
 import pytest
@@ -225,6 +226,7 @@ class TestBoth:
         with pytest.raises(EmbeddingInterrupted, match="after 2 steps") as caught:
             train(make_problem(), alpha=1e-3, n_steps=9, callback=interrupt)
         assert caught.value.state.outputs().shape == (P * P, P)
+        assert torch.equal(pickle.loads(pickle.dumps(caught.value)).state.tables, caught.value.state.tables)
 
     def test_single_precision_stays(self, train):
         state = train(make_problem(dtype=torch.float32), alpha=1e-3, n_steps=2)

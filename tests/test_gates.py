@@ -145,6 +145,11 @@ def test_gates_cannot_be_changed_by_accident():
     gates = draw(GaussianGates(3))
     with pytest.raises(dataclasses.FrozenInstanceError):
         gates.u1 = np.zeros((3, 5))
+    directions = np.ones((2, 4))
+    gates = Gates(directions, directions)
+    directions[:] = -1
+    assert (gates.u1 == 1).all()
+    assert (gates.u2 == 1).all()
 
 
 # What is kept

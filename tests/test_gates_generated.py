@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import itertools
+import pickle
 import warnings
 
 import numpy as np
@@ -281,6 +282,9 @@ def test_ctrl_c_keeps_what_there_is(problem, where):
     result = caught.value.result
     assert result.end is GenerationEnd.INTERRUPTED
     assert caught.value.gates is result.gates
+    sent = pickle.loads(pickle.dumps(caught.value))  # from a process of joblib
+    assert str(sent) == str(caught.value)
+    assert np.array_equal(sent.gates.u1, result.gates.u1)
     assert len(result.gates) == (3 if where == "search" else 5)
     assert result.certificate.primal <= result.rounds[-1].objective
     assert_certified(result, X, y, tol=1.0)

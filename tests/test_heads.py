@@ -410,6 +410,13 @@ def test_gates_and_their_index_come_together():
         Heads(*weights, gates=some_gates(2, 2, 3), gate_index=np.zeros(3, dtype=int))
 
 
+@pytest.mark.parametrize("index", [np.array([True, False]), np.array([0.0, 1.0]), ["0", "1"]])
+def test_gate_index_holds_integers(index):
+    weights = (np.eye(2), np.ones((2, 3)), np.ones((2, 1)), np.zeros(1), "squared", "nuclear", 0.1)
+    with pytest.raises(ValueError, match="gate_index must hold integers, got"):
+        Heads(*weights, gates=some_gates(2, 2, 3), gate_index=index)
+
+
 @pytest.mark.parametrize("wrong", [[[1.5, -0.5]], [[0.5, 0.4]], [[np.nan, 1.0]]])
 def test_attention_outside_the_simplex_is_an_error(wrong):
     with pytest.raises(ValueError, match=r"rows of w1|w1 must be finite"):

@@ -22,7 +22,7 @@ from convexformer import (
     save_model,
 )
 from convexformer.sequences import get_form
-from convexformer.solvers import LOSSES, Fista, GroupNuclear, Huber
+from convexformer.solvers import LOSSES, Fista, GroupNuclear, Huber, Squared
 from convexformer_solvers.archive import read_archive, write_archive
 
 rng = np.random.default_rng(0)
@@ -285,6 +285,17 @@ def test_an_incomplete_file_is_named(header, tmp_path):
     write_archive(tmp_path / "x.npz", "convexformer model", header, {})
     with pytest.raises(ValueError, match=r"x\.npz is no complete model of save_model: it lacks '"):
         load_model(tmp_path / "x.npz")
+
+
+def test_a_loss_that_is_registered_no_longer_is_named(tmp_path, monkeypatch):
+    class Mine(Squared):
+        pass
+
+    monkeypatch.setitem(LOSSES, "mine", Mine)
+    save_model(ConvexAttentionRegressor(loss="mine").fit(X2, X2[:, 0]), tmp_path / "model.npz")
+    monkeypatch.delitem(LOSSES, "mine")
+    with pytest.raises(ValueError, match=r"'mine', which is not registered here; enter its class in .*LOSSES"):
+        load_model(tmp_path / "model.npz")
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from convexformer_solvers import SolverResult, get_solver, solve
+from convexformer_solvers.result import Interrupted
 
 from .problem import EmbeddedProblem
 
@@ -86,7 +87,7 @@ class EmbeddedState:
         return solve(program, get_solver(solver), tol=tol, max_iter=max_iter, start=start)
 
 
-class EmbeddingInterrupted(KeyboardInterrupt):
+class EmbeddingInterrupted(Interrupted):
     """Raised on Ctrl-C during the training of an embedding.
 
     Attributes

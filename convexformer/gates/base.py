@@ -13,6 +13,7 @@ from torch import Tensor
 
 from convexformer._validation import as_tokens
 from convexformer_solvers import DenseMap, Loss, Penalty, SolverResult
+from convexformer_solvers.result import Interrupted
 
 
 @dataclass(frozen=True, eq=False, init=False, repr=False)
@@ -46,7 +47,7 @@ class Gates:
 
     def __init__(self, u1: ArrayLike, u2: ArrayLike) -> None:
         for name, values in (("u1", u1), ("u2", u2)):
-            array = np.asarray(values, dtype=np.float64)
+            array = np.array(values, dtype=np.float64)  # a copy: the gates stay
             if array.ndim != 2 or array.size == 0 or not np.isfinite(array).all():
                 raise ValueError(
                     f"gates: {name} must be a finite array of shape (n_gates, ...), got shape {array.shape}"
@@ -218,7 +219,7 @@ class GateSource(ABC):
         """
 
 
-class GatesInterrupted(KeyboardInterrupt):
+class GatesInterrupted(Interrupted):
     """Raised on Ctrl-C while gates are made; what there is by then is kept.
 
     Attributes

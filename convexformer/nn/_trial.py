@@ -8,11 +8,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from convexformer._integers import check_counts, check_optional_counts, is_integer
 from convexformer._stopwatch import Stopwatch
 from convexformer_solvers import Loss, Penalty
+from convexformer_solvers.arguments import is_real
 
 from .base import AttentionNetwork, sample_losses
 from .history import End, TrainingHistory
@@ -68,6 +71,25 @@ class Settings:
     seconds: float
     seed: int
     callback: Callable[[int, float], bool | None] | None
+
+    def __post_init__(self) -> None:
+        if not (is_real(self.alpha) and 0 <= self.alpha < math.inf):
+            raise ValueError(f"alpha must be a number of at least 0, got {self.alpha!r}")
+        for name, known in (("optimizer", OPTIMIZERS), ("schedule", SCHEDULES)):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} must be one of {sorted(known)}, got {getattr(self, name)!r}")
+        pair = np.asarray(self.betas)
+        if pair.shape != (2,) or pair.dtype.kind not in "iuf" or not ((pair >= 0) & (pair < 1)).all():
+            raise ValueError(f"betas must be two numbers of at least 0 and below 1, got {self.betas!r}")
+        object.__setattr__(self, "betas", (float(pair[0]), float(pair[1])))
+        check_counts(n_steps=self.n_steps)
+        check_optional_counts(look_every=self.look_every, batch_size=self.batch_size, patience=self.patience)
+        if not is_integer(self.seed):
+            raise ValueError(f"seed must be an integer, got {self.seed!r}")
+        if not (is_real(self.seconds) and self.seconds > 0):
+            raise ValueError(f"seconds must be positive or None, got {self.seconds!r}")
+        if self.callback is not None and not callable(self.callback):
+            raise TypeError(f"callback must be callable with the steps done and the objective, got {self.callback!r}")
 
     @property
     def interval(self) -> int:

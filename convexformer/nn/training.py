@@ -14,12 +14,10 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from convexformer._integers import check_counts
 from convexformer._validation import as_tensor, check_finite, check_flag
 from convexformer_solvers import Loss, Penalty, get_loss, get_penalty
-from convexformer_solvers.arguments import is_real
 
-from ._trial import OPTIMIZERS, SCHEDULES, Data, Settings, Trial, load_weights, weights_of
+from ._trial import Data, Settings, Trial, load_weights, weights_of
 from .base import AttentionNetwork, check_like, check_target_shape
 from .history import TrainingHistory
 
@@ -142,28 +140,12 @@ def train(
     """
     if not isinstance(network, AttentionNetwork):
         raise TypeError(f"network must be an AttentionNetwork of convexformer.nn, got {type(network).__name__}")
-    _check_budget(n_steps, look_every, batch_size, validation, patience, seconds, len(tokens))
-    _check_optimizer(optimizer, betas, schedule)
-    if not (is_real(alpha) and 0 <= alpha < math.inf):
-        raise ValueError(f"alpha must be a number of at least 0, got {alpha!r}")
-    loss, penalty = get_loss(loss), None if penalty is None else get_penalty(penalty)
-    grid = list(itertools.product(_grid("lr", lr), _grid("weight_decay", weight_decay)))
-    if min(rate for rate, _ in grid) == 0:
-        raise ValueError(f"lr must be positive, got {lr!r}")
-    if optimizer != "adamw" and any(decay > 0 for _, decay in grid):
-        raise ValueError("weight_decay is that of optimizer='adamw'; the decay of the objective is alpha")
-    if callback is not None and not callable(callback):
-        raise TypeError(f"callback must be callable with the steps done and the objective, got {callback!r}")
-    verbose = check_flag(verbose, "verbose")
-    data, n_outputs = _data("", network, tokens, y, sample_weight)
-    loss.check_target(y.reshape(-1, n_outputs))
-    held_out = None if validation is None else _data("validation ", network, *validation)[0]
     settings = Settings(
-        loss=loss,
-        penalty=penalty,
-        alpha=float(alpha),
+        loss=get_loss(loss),
+        penalty=None if penalty is None else get_penalty(penalty),
+        alpha=alpha,
         optimizer=optimizer,
-        betas=(float(betas[0]), float(betas[1])),
+        betas=betas,
         schedule=schedule,
         n_steps=n_steps,
         look_every=look_every,
@@ -173,6 +155,21 @@ def train(
         seed=seed,
         callback=callback,
     )
+    if validation is not None and (not isinstance(validation, (tuple, list)) or len(validation) != 2):
+        raise ValueError(f"validation must be a pair (tokens, y), got {type(validation).__name__}")
+    if patience is not None and validation is None:
+        raise ValueError("patience needs validation=(tokens, y), whose loss it watches")
+    grid = list(itertools.product(_grid("lr", lr), _grid("weight_decay", weight_decay)))
+    if min(rate for rate, _ in grid) == 0:
+        raise ValueError(f"lr must be positive, got {lr!r}")
+    if optimizer != "adamw" and any(decay > 0 for _, decay in grid):
+        raise ValueError("weight_decay is that of optimizer='adamw'; the decay of the objective is alpha")
+    verbose = check_flag(verbose, "verbose")
+    data, n_outputs = _data("", network, tokens, y, sample_weight)
+    if batch_size is not None and batch_size > len(data):
+        raise ValueError(f"batch_size must be at most the number of samples, {len(data)}, got {batch_size}")
+    settings.loss.check_target(y.reshape(-1, n_outputs))
+    held_out = None if validation is None else _data("validation ", network, *validation)[0]
     with tqdm(total=n_steps * len(grid), disable=not verbose, desc=optimizer) as bar:
         return _search(network, data, held_out, settings, grid, bar)
 
@@ -220,41 +217,6 @@ def _grid(name: str, values: float | Sequence[float]) -> list[float]:
     if array.ndim != 1 or array.size == 0 or not np.isfinite(array).all() or (array < 0).any():
         raise ValueError(f"{name} must be a non-negative number or a non-empty sequence of them, got {values!r}")
     return [float(value) for value in array]
-
-
-def _check_optimizer(optimizer: str, betas: tuple[float, float], schedule: str) -> None:
-    for name, value, known in (("optimizer", optimizer, OPTIMIZERS), ("schedule", schedule, SCHEDULES)):
-        if value not in known:
-            raise ValueError(f"{name} must be one of {sorted(known)}, got {value!r}")
-    pair = np.asarray(betas)
-    if pair.shape != (2,) or pair.dtype.kind not in "iuf" or not ((pair >= 0) & (pair < 1)).all():
-        raise ValueError(f"betas must be two numbers of at least 0 and below 1, got {betas!r}")
-
-
-def _check_budget(
-    n_steps: int,
-    look_every: int | None,
-    batch_size: int | None,
-    validation: tuple[Tensor, Tensor] | None,
-    patience: int | None,
-    seconds: float | None,
-    n_samples: int,
-) -> None:
-    check_counts(n_steps=n_steps)
-    if look_every is not None:
-        check_counts(look_every=look_every)
-    if batch_size is not None:
-        check_counts(batch_size=batch_size)
-        if batch_size > n_samples:
-            raise ValueError(f"batch_size must be at most the number of samples, {n_samples}, got {batch_size}")
-    if validation is not None and (not isinstance(validation, (tuple, list)) or len(validation) != 2):
-        raise ValueError(f"validation must be a pair (tokens, y), got {type(validation).__name__}")
-    if patience is not None:
-        check_counts(patience=patience)
-        if validation is None:
-            raise ValueError("patience needs validation=(tokens, y), whose loss it watches")
-    if seconds is not None and not (is_real(seconds) and seconds > 0):
-        raise ValueError(f"seconds must be positive or None, got {seconds!r}")
 
 
 def _data(

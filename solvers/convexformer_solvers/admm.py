@@ -38,6 +38,8 @@ _BOLD = 3.0
 # Iterations after which rho is set anew, after the first by the size of groups, later by the moves of the last few.
 _RHO_AT = (5, 15, 25, 40, 70, 100, 200, 400, 800)
 _MOVES = 4
+# Factor by which moves may change rho at once: those that are rounding, or meet no curvature, tell nothing of it.
+_LARGEST_CHANGE = 30.0
 # How much larger it is where the iterations begin anew, as points had become far worse than the best constant model.
 _RAISE = 10.0
 # Those of them after which the samples' curvatures are set anew, unless they would change less than this on average.
@@ -350,6 +352,8 @@ def _with_better_rho(state: State) -> State:
     program, largest, threshold = state.program, state.known.largest_rho, state.threshold
     # A gap below zero is that of an ascent that is not the dual point's: then moves are not those of the loss.
     by_moves = balancing_rho(state.mark, state.sides()) if state.mark is not None and state.gap >= 0 else None
+    if by_moves is not None:
+        by_moves = min(max(by_moves, state.rho / _LARGEST_CHANGE), state.rho * _LARGEST_CHANGE)
     by_size = rho_for_groups(program, state.coef, threshold, largest)
     wanted = by_moves or by_size
     state = state._replace(mark=None)

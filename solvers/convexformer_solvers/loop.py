@@ -159,15 +159,17 @@ def solve_on(
     if callback is not None and not callable(callback):
         raise TypeError(f"callback must be callable with a Progress, got {callback!r}")
     own_callback = None if callback is None else _with_gradients_as_here(callback)
-    try:
-        with torch.no_grad():  # data that require gradients have none of the solution's
-            return _run(reference, working, solver, tol, max_iter, start, previous, own_callback, verbose)
-    except torch.linalg.LinAlgError as error:  # of matrices that hold infinite numbers, or next to none but zeros
-        raise ValueError(
-            f"a factorisation of solver {solver.name!r} failed in {working.y.dtype} ({error}), as a rule because "
-            "squares of the data or the targets are too small or too large for it; scale the features (and alpha with "
-            "them) or the targets to about one"
-        ) from error
+    with torch.no_grad():  # data that require gradients have none of the solution's
+        return _run(reference, working, solver, tol, max_iter, start, previous, own_callback, verbose)
+
+
+def _factorisation_failed(solver: Solver, program: Program, error: Exception) -> ValueError:
+    """What to say where matrices hold infinite numbers, or next to none but zeros, from the first step on."""
+    return ValueError(
+        f"a factorisation of solver {solver.name!r} failed in {program.y.dtype} ({error}), as a rule because squares "
+        "of the data or the targets are too small or too large for it; scale the features (and alpha with them) or the "
+        "targets to about one"
+    )
 
 
 def _with_gradients_as_here(callback: Callback) -> Callback:
@@ -202,18 +204,12 @@ def _run(
             status = run.check(first, bar) if given else None
             if status is None:
                 origin = null_point(working) if given and run.is_worse_than_constant else first
-                state = (
-                    solver.init(working, origin) if previous is None else solver.init_again(working, origin, previous)
-                )
+                state = _first_state(working, solver, origin, previous)
                 status, state = run.until_stop(working, solver, state, max_iter, bar)
             # A given start has been certified.
             within_tol = status is not Status.CONVERGED and not given and run.falls_back_on(first)
         except KeyboardInterrupt:
             status = run.interrupted(bar, None if given else first)
-        except torch.linalg.LinAlgError:
-            if run.iteration == 0:
-                raise
-            status = run.stalled(bar)
     # Who ended the run is not told that it ended by itself.
     if within_tol and status in (Status.MAX_ITER, Status.STALLED):
         status = Status.CONVERGED
@@ -223,6 +219,13 @@ def _run(
     if status in (Status.MAX_ITER, Status.STALLED):
         _warn_not_converged(result, tol, max_iter, working.map.dtype)
     return result, Ending(run.last, state)
+
+
+def _first_state(program: Program, solver: Solver, start: Point, previous: Any) -> Any:
+    try:
+        return solver.init(program, start) if previous is None else solver.init_again(program, start, previous)
+    except torch.linalg.LinAlgError as error:
+        raise _factorisation_failed(solver, program, error) from error
 
 
 class _Run:
@@ -242,7 +245,12 @@ class _Run:
     def until_stop(self, working: Program, solver: Solver, state: Any, max_iter: int, bar: tqdm) -> tuple[Status, Any]:
         schedule = Schedule(self.tol * self.program.null_value, watched=self.callback is not None or not bar.disable)
         while True:
-            state = solver.step(working, state)
+            try:
+                state = solver.step(working, state)
+            except torch.linalg.LinAlgError as error:
+                if self.iteration == 0:
+                    raise _factorisation_failed(solver, working, error) from error
+                return self.stalled(bar), state
             self.latest = partial(solver.point, working, state)
             self.iteration += 1
             if not bar.disable:
@@ -256,7 +264,7 @@ class _Run:
             if status is not None:
                 return status, state
             # The solver is there, and what it is rounded to is not.
-            too_rough = schedule.stands_still and self.program.y.dtype == torch.float32
+            too_rough = schedule.stands_still and working.y.dtype == torch.float32
             if finished or too_rough:
                 return Status.STALLED, state
             if self.iteration == max_iter:

@@ -127,7 +127,6 @@ class LinearMap(ABC):
     def columns(self, blocks: Tensor) -> Tensor:
         """Columns of some blocks, shape ``(N, n_blocks, d)``; `blocks` are positions in the flattened block axes."""
 
-    @abstractmethod
     def kernel(self, blocks: Tensor, scale: Tensor, units: Tensor) -> Tensor:
         """``(N, N)`` matrix ``sum_b A_b (s_b I + (1 - s_b) u_b u_b') A_b'`` over some blocks.
 
@@ -142,6 +141,15 @@ class LinearMap(ABC):
         units : Tensor of shape (n_blocks, d)
             The unit vectors ``u_b``.
         """
+        result = scale.new_zeros((self.n_samples, self.n_samples))
+        per_chunk = max(1, _CHUNK_ELEMENTS // (self.n_samples * units.shape[1]))
+        for part in torch.arange(len(blocks), device=blocks.device).split(per_chunk):
+            columns = self.columns(blocks[part]).to(scale.dtype)
+            along = torch.einsum("ibd,bd->ib", columns, units[part])
+            inner = (columns * scale[part].sqrt()[:, None]).flatten(1)
+            _add_lower_product(result, inner, inner.T)
+            _add_lower_product(result, along * (1 - scale[part]), along.T)
+        return result
 
     def full_kernel(self, dtype: torch.dtype) -> Tensor:
         """``(N, N)`` matrix ``A A'``, of which only the lower triangle counts; a new tensor of a precision."""
@@ -440,17 +448,6 @@ class DenseMap(LinearMap):
 
     def columns(self, blocks: Tensor) -> Tensor:
         return self._blocks().index_select(1, blocks)  # faster than by an index
-
-    def kernel(self, blocks: Tensor, scale: Tensor, units: Tensor) -> Tensor:
-        result = scale.new_zeros((self.n_samples, self.n_samples))
-        per_chunk = max(1, _CHUNK_ELEMENTS // (self.n_samples * units.shape[1]))
-        for part in torch.arange(len(blocks), device=blocks.device).split(per_chunk):
-            columns = self.columns(blocks[part]).to(scale.dtype)
-            along = torch.einsum("ibd,bd->ib", columns, units[part])
-            inner = (columns * scale[part].sqrt()[:, None]).flatten(1)
-            _add_lower_product(result, inner, inner.T)
-            _add_lower_product(result, along * (1 - scale[part]), along.T)
-        return result
 
     def full_kernel(self, dtype: torch.dtype) -> Tensor:
         result = self._rows.new_zeros((self.n_samples, self.n_samples), dtype=dtype)

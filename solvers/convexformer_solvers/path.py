@@ -18,7 +18,7 @@ from .arguments import as_dtype, check_count, is_real
 from .loop import Callback, Ending, as_point, in_working_precision, solve_on
 from .path_file import PathFile
 from .program import Program
-from .result import Progress, SolverInterrupted, SolverResult, check_tol
+from .result import Interrupted, Progress, SolverInterrupted, SolverResult, check_tol
 from .solver import Point, Solver, check_solver_type
 
 
@@ -51,7 +51,7 @@ class Path:
         return [result.certificate.relative_gap for result in self.results]
 
 
-class PathInterrupted(KeyboardInterrupt):
+class PathInterrupted(Interrupted):
     """Raised on Ctrl-C during a path; `path` holds the alphas finished so far."""
 
     def __init__(self, path: Path, n_alphas: int, resume: str | os.PathLike[str] | None) -> None:
@@ -62,11 +62,6 @@ class PathInterrupted(KeyboardInterrupt):
         )
         super().__init__(f"interrupted after {len(path.alphas)} of {n_alphas} alphas; {how}")
         self.path: Any = path  # estimators put theirs in its place
-        self._arguments = path, n_alphas, resume
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # Exceptions are built anew from their message otherwise.
-        return type(self), self._arguments, self.__dict__
 
 
 def alpha_grid(alpha_max: float, n_alphas: int = 30, eps: float = 1e-2) -> list[float]:
@@ -318,7 +313,7 @@ def check_grid(alphas: Any) -> list[float]:
     message = f"alphas must be a list of at least one positive finite number, got {alphas!r}"
     try:
         grid = np.asarray(alphas)
-        if grid.dtype == bool or grid.ndim != 1 or grid.size == 0:
+        if grid.dtype.kind not in "iuf" or grid.ndim != 1 or grid.size == 0:
             raise ValueError(f"an array of shape {grid.shape} and type {grid.dtype}")
         grid = grid.astype(float)
     except (TypeError, ValueError) as error:

@@ -136,6 +136,7 @@ class Program:
             raise ValueError("y must be finite, got NaN or infinite values")
         check_alpha(self.alpha)
         object.__setattr__(self, "alpha", float(self.alpha))
+        object.__setattr__(self, "fit_intercept", bool(self.fit_intercept))
         self.loss.check_target(self.y)
         weight = self.sample_weight
         if weight is not None:

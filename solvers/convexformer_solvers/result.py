@@ -170,16 +170,27 @@ def check_tol(tol: Any) -> None:
         raise ValueError(f"tol must be a non-negative number, got {tol!r}")
 
 
-class SolverInterrupted(KeyboardInterrupt):
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C that carries what there is by then; subclasses take other arguments than a message and can be pickled."""
+
+    _arguments: tuple[Any, ...]
+
+    def __new__(cls, *arguments: Any) -> Interrupted:
+        made = super().__new__(cls)
+        made._arguments = arguments
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Exceptions are built anew from their message otherwise.
+        return type(self), self._arguments, self.__dict__
+
+
+class SolverInterrupted(Interrupted):
     """Raised on Ctrl-C during a solve; `result` holds the best point so far and its certificate."""
 
     def __init__(self, result: SolverResult) -> None:
         super().__init__(result.status.value)
         self.result = result
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # Exceptions are built anew from their message otherwise.
-        return type(self), (self.result,), self.__dict__
 
 
 class SolverUnavailableError(RuntimeError):

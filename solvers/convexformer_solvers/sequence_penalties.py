@@ -205,6 +205,12 @@ class PerTarget(Penalty):
         _check_outputs(shape[-1], self.n_targets)
         self.penalty.check_shape((*shape[:-1], shape[-1] // self.n_targets))
 
+    def for_outputs(self, n_outputs: int) -> Penalty:
+        inner = self.penalty.for_outputs(n_outputs // self.n_targets)
+        if inner.separable:  # treats the outputs of each target row by themselves anyway
+            return inner
+        return self if inner is self.penalty else PerTarget(inner, self.n_targets)
+
     def by_target(self, coef: Tensor) -> Tensor:
         """Coefficients with the target rows first, shape ``(T, *block_shape, d, c)``."""
         _check_outputs(coef.shape[-1], self.n_targets)

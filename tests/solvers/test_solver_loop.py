@@ -729,3 +729,12 @@ class TestGradients:
         assert not result.coef.requires_grad
         assert not result.intercept.requires_grad
         assert not result.certificate.dual_point.requires_grad
+
+
+def test_a_factorisation_that_fails_in_a_callback_is_the_callbacks_own():
+    def factorises(progress):
+        torch.linalg.cholesky(torch.zeros(2, 2))
+
+    for start in (None, (torch.zeros(hard_program().coef_shape), torch.zeros(hard_program().y.shape[1]))):
+        with pytest.raises(torch.linalg.LinAlgError):
+            solve(hard_program(), Fista(), tol=1e-12, callback=factorises, start=start)

@@ -168,10 +168,11 @@ def test_a_step_that_leaves_the_range_is_taken_in_double_precision(monkeypatch, 
 
 
 @pytest.mark.parametrize("loss", ["squared", "huber"])
-def test_points_that_single_precision_cannot_hold_end_the_run_with_advice(loss):
+@pytest.mark.parametrize("of_targets", [torch.float32, torch.float64])  # estimators have targets in double precision
+def test_points_that_single_precision_cannot_hold_end_the_run_with_advice(loss, of_targets):
     # An intercept of a million is rounded to a sixteenth: no further step helps, and ten thousand were taken.
-    data = randn(20, 3, 2).float()
-    program = Program(DenseMap(data), 1e6 + randn(20, 1, seed=1).float(), get_loss(loss), GroupL2(), 1.0, None, True)
+    data, y = randn(20, 3, 2).float(), 1e6 + randn(20, 1, seed=1).to(of_targets)
+    program = Program(DenseMap(data), y, get_loss(loss), GroupL2(), 1.0, None, True)
     program = program.with_alpha(0.1 * program.alpha_max)
     with pytest.warns(ConvergenceWarning, match="solve in float64"):
         result = solve(program, Auto(), tol=1e-4)

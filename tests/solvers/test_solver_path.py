@@ -95,7 +95,8 @@ class TestPath:
         assert norms[0] == pytest.approx(0.0, abs=1e-6)
 
     @pytest.mark.parametrize(
-        "alphas", [[0.5, 0.1, 0.0], [0.5, math.nan], [0.1, -0.1], [math.inf], [], [True], [[1.0]], "abc"]
+        "alphas",
+        [[0.5, 0.1, 0.0], [0.5, math.nan], [0.1, -0.1], [math.inf], [], [True], [[1.0]], "abc", ["0.1"], [0.1 + 0j]],
     )
     def test_wrong_grid_is_named_before_anything_is_solved(self, alphas):
         program = make_program("squared", "group_l2")

@@ -589,6 +589,12 @@ def test_parts_of_another_kind_are_named(change, message):
         Program(**{**parts, **change})
 
 
+@pytest.mark.parametrize("flag", [np.True_, 1])
+def test_a_flag_of_another_kind_is_the_same_program(flag):
+    program = Program(DenseMap(randn(5, 3, 2)), randn(5, 1), Squared(), GroupL2(), 0.1, fit_intercept=flag)
+    assert program.fit_intercept is True
+
+
 @pytest.mark.parametrize("loss", LOSS_NAMES)
 def test_what_a_sample_of_weight_zero_holds_does_not_tell_alpha_max(loss):
     program = make_program(loss, "group_l2", n=20, intercept=True)

@@ -13,6 +13,7 @@ from convexformer_solvers import (
     DenseMap,
     Exact,
     GatedMap,
+    GroupL2,
     GroupNuclear,
     PerTarget,
     Program,
@@ -197,6 +198,13 @@ class TestPerTarget:
         assert float(penalty.dual_norm(coef)) == pytest.approx(largest, rel=1e-12)
         together = torch.stack([GroupNuclear().prox(part, 0.3) for part in parts], dim=2).flatten(-2)
         torch.testing.assert_close(penalty.prox(coef, 0.3), together)
+
+    def test_of_one_output_a_row_is_the_group_penalty(self):
+        coef, penalty = randn(4, 3, 6), PerTarget(GroupNuclear(), 6)
+        assert penalty.for_outputs(6) == GroupL2()
+        assert float(GroupL2().value(coef)) == pytest.approx(float(penalty.value(coef)), rel=1e-12)
+        two = PerTarget(GroupNuclear(), 3)
+        assert two.for_outputs(6) is two
 
     def test_factors_rebuild_the_coefficients_at_equal_cost(self):
         coef, penalty = randn(4, 3, 6), PerTarget(GroupNuclear(), 3)

@@ -165,6 +165,15 @@ def test_one_sample_whose_curvature_jumps_does_not_cost_a_factorisation():
     assert not admm_module._alike(heavy, after, before)
 
 
+def test_moves_that_are_rounding_do_not_take_rho_anywhere(monkeypatch):
+    state = _states()[-1]._replace(iteration=15)
+    state = state._replace(mark=state.sides())
+    monkeypatch.setattr(type(state), "gap", 0.0)
+    for told, factor in ((1e-12, 1 / 30), (1e12, 30.0), (0.2, 0.2)):
+        monkeypatch.setattr(admm_module, "balancing_rho", lambda before, after, told=told: told * state.rho)
+        assert admm_module._with_better_rho(state).rho == pytest.approx(factor * state.rho)
+
+
 def _end(alpha, slope, offset):
     parts = [slope * alpha + offset, 2 * slope * alpha - offset, (slope * alpha).sum(0)]
     return End(alpha, *parts)
