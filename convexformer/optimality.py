@@ -221,7 +221,7 @@ def optimality_gap(
         start_objective=_convex_objective(program, *start) if covered else math.nan,
         refit=refit,
         certificate=certificate,
-        remark=_remark(covered, exact),
+        remark=_remark(covered, exact, len(heads) < len(refit)),
     )
 
 
@@ -314,7 +314,7 @@ def _has_enough(heads: Heads | SequenceHeads, refit: Heads | SequenceHeads) -> b
     return all(have[gate] >= count for gate, count in need.items())
 
 
-def _remark(covered: bool, exact: bool) -> str:
+def _remark(covered: bool, exact: bool, has_fewer: bool) -> str:
     if not covered:
         return (
             "Softmax attention mixes tokens by the input: it is another class of networks than the convex program's, "
@@ -325,7 +325,8 @@ def _remark(covered: bool, exact: bool) -> str:
         return (
             "The bound is exact for this class: a network with as many heads attains the optimum of the convex program."
         )
+    where = "" if has_fewer else " behind some of its gates"
     return (
-        "The bound holds for this class, whatever the number of heads. This network has fewer heads than the re-fit "
-        "needs, so part of the gap may be due to its size."
+        f"The bound holds for this class, whatever the number of heads. This network has fewer heads{where} than the "
+        "re-fit needs, so part of the gap may be due to its size."
     )

@@ -488,7 +488,8 @@ def test_loading_weights_leaves_the_heads_and_their_gates_alone():
     zeros = {key: torch.zeros_like(value) for key, value in network.state_dict().items() if torch.is_tensor(value)}
     network.load_state_dict({**network.state_dict(), **zeros})
     for part in network.get_extra_state().values():
-        part.zero_()
+        if torch.is_tensor(part):
+            part.zero_()
     assert not network.gate_index.any()
     np.testing.assert_array_equal(heads.gate_index, before)
     assert heads.gates.u1.all()
@@ -508,3 +509,17 @@ def test_integers_become_floating_point_numbers_of_one_precision():
     heads = Heads(np.eye(2, dtype=np.float32), [[1, 2], [3, 4]], [[1], [2]], [0], "squared", "nuclear", 0.1)
     assert {part.dtype for part in (heads.w1, heads.w2, heads.w3, heads.intercept)} == {np.dtype(np.float64)}
     np.testing.assert_allclose(heads.to_torch()(torch.ones(1, 2, 2).double()).detach().numpy(), [[3 + 14]])
+
+
+X_OF_NETWORKS = np.random.default_rng(0).normal(size=(60, 5, 3))
+
+
+def test_weights_that_are_loaded_bring_how_attention_reads():
+    X = X_OF_NETWORKS
+    heads = ConvexAttentionRegressor(alpha=0.05).fit(X, X[:, 0, 0]).heads_
+    network = heads.to_torch()
+    other = ConvexAttention(*X.shape[1:], 1, n_heads=len(heads)).double()
+    assert other.simplex != network.simplex
+    other.load_state_dict(network.state_dict())
+    tokens = torch.as_tensor(X)
+    assert torch.equal(other(tokens), network(tokens))

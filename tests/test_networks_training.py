@@ -426,6 +426,7 @@ def test_any_device_trains_to_the_same_weights(make, batch_size, accelerator):
         ({"betas": (0.9, 1.0)}, "betas must be two numbers"),
         ({"betas": 0.9}, "betas must be two numbers"),
         ({"look_every": 0}, "look_every must be a positive integer"),
+        ({"seed": "x"}, "seed must be an integer, got 'x'"),
         ({"lr": []}, "lr must be"),
         ({"lr": -0.1}, "lr must be"),
         ({"lr": 0.0}, "lr must be positive"),

@@ -109,6 +109,18 @@ def test_too_few_heads_leave_the_bound_and_not_its_exactness():
     assert "fewer heads" in str(result)
 
 
+def test_heads_may_be_too_few_behind_some_gates_alone():
+    X = np.random.default_rng(0).normal(size=(60, 5, 3))
+    y = np.abs(X[:, 1] @ [1.0, -1.0, 0.5])
+    gated = ConvexAttentionRegressor(0.005, activation="gated_relu", random_state=0, n_gates=8, penalty="nuclear")
+    gates, index = gated.fit(X, y).gates_, np.zeros(60, dtype=int)
+    network = ConvexAttention(5, 3, 1, n_heads=60, gates=gates, gate_index=index)
+    result = optimality_gap(network, X, y, 0.05)
+    assert result.n_heads > result.n_heads_sufficient
+    assert not result.exact
+    assert "fewer heads behind some of its gates" in str(result)
+
+
 def test_softmax_attention_gets_no_bound():
     X, Y = data()
     network = SoftmaxAttention(2, 2, n_heads=2, position=0).double()

@@ -2,6 +2,9 @@
 
 import dataclasses
 import re
+import signal
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -309,6 +312,28 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monke
     with pytest.raises(OSError, match="no space"):
         write_archive(tmp_path / "m.npz", "example", {}, {"x": np.arange(5)})
     assert [path.name for path in tmp_path.iterdir()] == ["m.npz"]
+    assert read_archive(tmp_path / "m.npz", "example")[1]["x"].tolist() == [0, 1, 2]
+
+
+def test_ctrl_c_while_a_file_is_written_comes_once_it_is(tmp_path, monkeypatch):
+    opened = zipfile._ZipWriteFile.__init__
+
+    def interrupted(self, *arguments):
+        signal.raise_signal(signal.SIGINT)
+        opened(self, *arguments)
+
+    handler = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr(zipfile._ZipWriteFile, "__init__", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_archive(tmp_path / "m.npz", "example", {}, {"x": np.arange(3), "y": np.arange(4)})
+    assert signal.getsignal(signal.SIGINT) is handler
+    assert [path.name for path in tmp_path.iterdir()] == ["m.npz"]
+    assert read_archive(tmp_path / "m.npz", "example")[1]["y"].tolist() == [0, 1, 2, 3]
+
+
+def test_files_are_written_in_other_threads(tmp_path):
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(write_archive, tmp_path / "m.npz", "example", {}, {"x": np.arange(3)}).result()
     assert read_archive(tmp_path / "m.npz", "example")[1]["x"].tolist() == [0, 1, 2]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
@@ -76,6 +78,15 @@ class ConvexAttention(GatedModule, SimplexHeads):
         self.gate_index: Tensor
         # A copy: loading a state dict writes into it.
         self.register_buffer("gate_index", torch.tensor(index, dtype=torch.int64))  # (m,)
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """Gates, and how free parameters read, for ``state_dict``."""
+        return {**SimplexHeads.get_extra_state(self), **GatedModule.get_extra_state(self)}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """The same from a ``state_dict``."""
+        SimplexHeads.set_extra_state(self, state)
+        GatedModule.set_extra_state(self, state)
 
     def extra_repr(self) -> str:
         gates = "" if self.gates is None else f", gates: {len(self.gates)}"

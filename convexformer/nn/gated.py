@@ -34,4 +34,4 @@ class GatedModule(nn.Module):
 
     def set_extra_state(self, state: dict[str, Tensor]) -> None:
         """Gates from a ``state_dict``."""
-        self.gates = Gates(*(state[name].numpy(force=True) for name in ("u1", "u2"))) if state else None
+        self.gates = Gates(*(state[name].numpy(force=True) for name in ("u1", "u2"))) if "u1" in state else None

@@ -62,6 +62,14 @@ class SimplexHeads(AttentionNetwork):
         """Attention over tokens of each head, in the simplex, shape ``(m, n)`` or ``(m, T, n)``."""
         return into_simplex(self.w1_free, self.simplex)
 
+    def get_extra_state(self) -> dict[str, Any]:
+        """How free parameters read, for ``state_dict``: without it ``w1_free`` means something else."""
+        return {"simplex": self.simplex}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """The same from a ``state_dict``."""
+        self.simplex = state["simplex"]
+
     def extra_repr(self) -> str:
         """Sizes and choices, as ``repr`` of the module shows them."""
         heads, *targets, tokens = self.w1_free.shape

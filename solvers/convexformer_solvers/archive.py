@@ -5,9 +5,12 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -18,6 +21,8 @@ def write_archive(
     path: str | os.PathLike[str], content: str, header: Mapping[str, Any], arrays: Mapping[str, NDArray]
 ) -> None:
     """Write arrays and a header to an ``.npz`` file; an old file of that name stays whole until the new one is.
+
+    Ctrl-C takes effect once the file is written.
 
     Parameters
     ----------
@@ -50,8 +55,25 @@ def write_archive(
     objects = [name for name, array in arrays.items() if array.dtype.hasobject]
     if objects:
         raise TypeError(f"arrays must hold numbers or text, not objects; {objects} hold objects")
-    with replacing(Path(path)) as partial, open(partial, "wb") as file:
+    with _interrupts_held_back(), replacing(Path(path)) as partial, open(partial, "wb") as file:
         np.savez(file, header=np.array(text), **arrays)  # type: ignore[arg-type]
+
+
+@contextmanager
+def _interrupts_held_back() -> Iterator[None]:
+    """Let Ctrl-C wait for the end: numpy, interrupted as it writes, hides that behind an error of its own."""
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield
+        return
+    waiting: list[tuple[int, FrameType | None]] = []
+    signal.signal(signal.SIGINT, lambda *arrived: waiting.append(arrived))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    if waiting:
+        handler(*waiting[0])
 
 
 @contextmanager

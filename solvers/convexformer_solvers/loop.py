@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
 import time
 import warnings
 from collections.abc import Callable
@@ -294,7 +295,7 @@ class _Run:
 
     def record_latest(self, bar: tqdm) -> None:
         """Certify the last point, unless that has been done."""
-        if self.best is None or self.history.iteration[-1] < self.iteration:
+        if not self.history.iteration or self.history.iteration[-1] < self.iteration:
             self.record(self.latest(), bar)
 
     def interrupted(self, bar: tqdm, fallback: Point | None) -> Status:
@@ -391,6 +392,15 @@ def _check_requirements(program: Program, solver: Solver) -> None:
 
 
 def _warn_not_converged(result: SolverResult, tol: float, max_iter: int, dtype: torch.dtype) -> None:
+    if math.isnan(result.certificate.gap):
+        warnings.warn(
+            f"Solver {result.solver!r} ended after {result.n_iter} iterations with certified relative gap nan: the "
+            "loss defines no method 'conjugate', without which there is no bound. The result is usable and has no "
+            "certificate. What helps: define it, and test it with check_loss.",
+            ConvergenceWarning,
+            stacklevel=_level_of_caller(),
+        )
+        return
     more = "" if dtype == torch.float64 else ", solve in float64 (dtype='float64')"
     more += "" if result.solver == "auto" else ", take solver='auto'"
     remedies = {

@@ -187,10 +187,10 @@ def solve_path(
                 device=device,
             )
         )
+        return Path(grid, results)
     except KeyboardInterrupt as interruption:
         no_coefs = torch.empty((0, *program.coef_shape), dtype=precision, device=device or program.map.device)
         raise PathInterrupted(Path(grid[: len(results)], results, no_coefs), len(grid), resume) from interruption
-    return Path(grid, results)
 
 
 def iterate_path(

@@ -164,7 +164,7 @@ class NoConjugate(Squared):
 def test_a_loss_without_conjugate_has_no_gap_and_never_converges():
     program = make_program()
     program = Program(program.map, program.y, NoConjugate(), program.penalty, program.alpha)
-    with pytest.warns(ConvergenceWarning, match="relative gap nan"):
+    with pytest.warns(ConvergenceWarning, match="relative gap nan: the loss defines no method 'conjugate'"):
         result = solve(program, Fista(), max_iter=20)
     assert math.isnan(result.certificate.gap)
     assert math.isnan(result.certificate.relative_gap)

@@ -15,6 +15,7 @@ from solver_cases import LOSS_NAMES, PENALTY_NAMES, PROPERTY, cases, fit, make_p
 from convexformer_solvers import (
     Exact,
     Fista,
+    History,
     Path,
     PathInterrupted,
     SolverInterrupted,
@@ -22,6 +23,7 @@ from convexformer_solvers import (
     alpha_grid,
     get_solver,
     iterate_path,
+    solve,
     solve_path,
 )
 
@@ -163,6 +165,27 @@ class TestInterrupts:
         # The unfinished solve is not lost either.
         assert isinstance(caught.value.__cause__, SolverInterrupted)
         assert caught.value.__cause__.result.coef.shape == program.coef_shape
+
+    @pytest.mark.parametrize("after", [False, True])
+    def test_ctrl_c_as_a_certificate_is_written_down_leaves_what_is_finished(self, monkeypatch, after):
+        program, append, n_calls = make_program(intercept=True, n=12), History.append, 0
+        grid = alpha_grid(program.alpha_max, 5)[1:]  # the first has no iterations
+
+        def interrupted(history, *arguments):
+            nonlocal n_calls
+            n_calls += 1
+            if after:
+                append(history, *arguments)
+            if n_calls == n_before + 1:  # of the second alpha
+                raise KeyboardInterrupt
+            if not after:
+                append(history, *arguments)
+
+        n_before = len(solve(program.with_alpha(grid[0]), Fista(), tol=1e-6).history.iteration)
+        monkeypatch.setattr(History, "append", interrupted)
+        with pytest.raises(PathInterrupted) as caught:
+            solve_path(program, Fista(), grid, tol=1e-6)
+        assert caught.value.path.alphas == grid[:1]
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
     def test_nothing_finished_is_an_empty_path(self, dtype):
