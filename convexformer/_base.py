@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -36,6 +35,7 @@ from convexformer_solvers import (
 from convexformer_solvers.path import check_grid
 from convexformer_solvers.result import check_tol
 
+from ._integers import is_integer
 from ._path_result import PathResult
 from ._validation import (
     as_tensor,
@@ -261,12 +261,12 @@ class ConvexAttentionBase(CertifiedEstimator):
         problem = clone._problem(X, y, sample_weight, alpha=1.0, is_grid=True)
         program = problem.program
         grid = alpha_grid(program.alpha_max, n_alphas, eps) if alphas is None else check_grid(alphas)
-        with clone._naming_what_is_drawn():
-            try:
-                path = solve_path(program, get_solver(self.solver), grid, resume=resume, **clone._options(program))
-            except PathInterrupted as interruption:
-                interruption.path = clone._path_result(problem, interruption.path)
-                raise
+        clone._check_can_resume(resume)
+        try:
+            path = solve_path(program, get_solver(self.solver), grid, resume=resume, **clone._options(program))
+        except PathInterrupted as interruption:
+            interruption.path = clone._path_result(problem, interruption.path)
+            raise
         return clone._path_result(problem, path)
 
     def _path_result(self, problem: Problem, path: Path) -> PathResult:
@@ -284,20 +284,18 @@ class ConvexAttentionBase(CertifiedEstimator):
             program.coef_shape,
         )
 
-    @contextmanager
-    def _naming_what_is_drawn(self) -> Iterator[None]:
-        """Say that others were drawn where a file of an earlier call is of another program."""
-        try:
-            yield
-        except ValueError as error:
-            drawn = self._drawn_anew()
-            if not (drawn and str(error).startswith("resume")):
-                raise
-            raise ValueError(f"{error}. {drawn} that are drawn come again only with an int as random_state") from error
+    def _check_can_resume(self, resume: Any) -> None:
+        """Raise ``ValueError`` where a file is asked for that no later call could go on from."""
+        drawn = self._drawn_anew()
+        if resume is not None and drawn:
+            raise ValueError(
+                f"resume={os.fspath(resume)!r} could not be continued, as a later call would draw others: {drawn} that "
+                "are drawn come again only with an int as random_state"
+            )
 
     def _drawn_anew(self) -> str:
         """What each fit draws anew, for messages; nothing where all of it has a seed."""
-        return "Gates" if self.activation == "gated_relu" and self.random_state is None else ""
+        return "gates" if self._draws_gates and not is_integer(self.random_state) else ""
 
     # Building the program
 
@@ -362,12 +360,16 @@ class ConvexAttentionBase(CertifiedEstimator):
         self, data: TrainingData, source: GateSource | None
     ) -> tuple[Gates | None, Tensor | None, GatesInterrupted | None]:
         """Gates of this fit, their masks on the training data, and what interrupted their making."""
+        self._draws_gates = False
         if source is None:
             return None, None, None
+        stream = self._gate_stream()
+        before = stream.get_state()
         try:
-            made = source.make(data, self._gate_stream())
+            made = source.make(data, stream)
         except GatesInterrupted as interruption:
             return interruption.gates, interruption.gates.masks(data.tokens), interruption
+        self._draws_gates = not all(map(np.array_equal, before, stream.get_state()))
         masks = made.masks(data.tokens)
         distinct = made.distinct(masks, data.sample_weight)
         return self._kept(made.select(distinct)), masks[:, torch.as_tensor(distinct, device=masks.device)], None

@@ -102,6 +102,7 @@ class CrossValidationMixin(ConvexAttentionBase):
         if is_classifier(self):
             _check_classes(splits, np.ravel(labels), problem.program.sample_weight)
         _check_targets(splits, problem.program)
+        self._check_can_resume(self.resume)
         files = self._resume_files(len(splits))
         total = len(splits) * len(self.alphas_)
         try:
@@ -111,8 +112,7 @@ class CrossValidationMixin(ConvexAttentionBase):
                     partial(self._fold_scores, problem, X, labels, split, file, watch)
                     for split, file in zip(splits, files, strict=True)
                 ]
-                with self._naming_what_is_drawn():
-                    self.score_path_ = np.column_stack(run_folds(folds, self.n_jobs, watch))
+                self.score_path_ = np.column_stack(run_folds(folds, self.n_jobs, watch))
         except KeyboardInterrupt as interruption:
             if self.resume is None:
                 raise
@@ -141,7 +141,7 @@ class CrossValidationMixin(ConvexAttentionBase):
 
     def _drawn_anew(self) -> str:
         folds = getattr(self.cv, "shuffle", True) and getattr(self.cv, "random_state", 0) is None
-        return " and ".join(filter(None, (super()._drawn_anew(), "folds" if folds else ""))).capitalize()
+        return " and ".join(filter(None, (super()._drawn_anew(), "folds" if folds else "")))
 
     def _grid(self, alpha_max: float) -> list[float]:
         if is_integer(self.alphas):

@@ -764,7 +764,7 @@ def test_a_folder_of_another_call_is_named_with_what_can_be_done(tmp_path):
     with pytest.raises(ValueError, match=r"Repeat the call that wrote it, or give a path where there is nothing yet$"):
         model.fit(X, 2 * y)
     model.set_params(cv=KFold(3, shuffle=True))
-    with pytest.raises(ValueError, match="Folds that are drawn come again only with an int as random_state"):
+    with pytest.raises(ValueError, match="folds that are drawn come again only with an int as random_state"):
         model.fit(X, y)
 
 

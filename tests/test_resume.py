@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from sklearn.model_selection import KFold
 
-from convexformer import ConvexAttentionClassifierCV, ConvexAttentionRegressor, ConvexAttentionRegressorCV
+from convexformer import ConvexAttentionClassifierCV, ConvexAttentionRegressor, ConvexAttentionRegressorCV, Gates
 from convexformer._path_result import PathResult
 from convexformer.solvers import Fista, PathInterrupted
 
@@ -155,11 +155,25 @@ class TestCrossValidation:
             ConvexAttentionRegressorCV(**options, n_jobs=2, solver=Failing()).fit(X, Y)
         assert time.monotonic() - began < 30
 
-    def test_gates_that_were_drawn_anew_are_named(self, tmp_path):
-        model = ConvexAttentionRegressorCV(**OPTIONS, activation="gated_relu", n_gates=3, resume=tmp_path / "folds")
-        model.fit(X, Y)
-        with pytest.raises(ValueError, match=r"these differ.*Gates that are drawn come again only with an int"):
-            model.fit(X, Y)
+    @pytest.mark.parametrize("random_state", [None, np.random.RandomState(0)])
+    def test_gates_that_would_be_drawn_anew_are_refused_before_anything_is_solved(self, tmp_path, random_state):
+        def solved(progress):
+            pytest.fail("solved")
+
+        options = {"activation": "gated_relu", "n_gates": 3, "random_state": random_state, "callback": solved}
+        message = "gates that are drawn come again only with an int as random_state"
+        with pytest.raises(ValueError, match=message):
+            ConvexAttentionRegressorCV(**{**OPTIONS, **options}, resume=tmp_path / "folds").fit(X, Y)
+        with pytest.raises(ValueError, match=message):
+            ConvexAttentionRegressor(**options).path(X, Y, n_alphas=3, resume=tmp_path / "path.npz")
+        assert list(tmp_path.iterdir()) == []
+
+    def test_gates_that_are_given_need_no_seed(self, tmp_path):
+        generator = np.random.default_rng(0)
+        gates = Gates(generator.normal(size=(4, X.shape[1])), generator.normal(size=(4, X.shape[2])))
+        model = ConvexAttentionRegressor(activation="gated_relu", gates=gates)
+        first, again = (model.path(X, Y, n_alphas=3, resume=tmp_path / "path.npz") for _ in range(2))
+        np.testing.assert_array_equal(first.coefs, again.coefs)
 
     @pytest.mark.parametrize("scoring", [None, "r2"])
     def test_threads_change_no_score(self, scoring):
