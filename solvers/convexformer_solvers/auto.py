@@ -54,6 +54,9 @@ _MOST_SMOOTHING_STEPS = 100
 _SMOOTHING_PATIENCE = 2000
 _MOST_BEFORE_SMOOTHING = 400
 _BEFORE_QUICK_SMOOTHING = 75
+# The same before the last stage, which goes on without end; and the steps of that which come before in any case.
+_LATE_SMOOTHING_PATIENCE = 20_000
+_BEFORE_LATE_SMOOTHING = 1000
 # Numbers that its matrices of blocks hold at most.
 _MOST_NUMBERS = 2**24
 # What the calls of an alternating step take, and those of one of its own for each output that is separate, as work.
@@ -123,7 +126,7 @@ class Auto(Solver):
     unbounded curvature                  150 steps of ``Fista``, and Newton steps and ``Fista`` in turns
     penalties that are no sum of blocks  ``Fista``
     small and medium-sized data          ``SmoothingNewton`` after the first of these, of which 75 steps are enough
-                                         where it takes little time
+                                         where it takes little time, or before the last where it takes long
     ===================================  ==============================================================================
 
     ``Admm`` stands for alternating directions in ``MixedPrecision``, which do not mind correlated features and serve
@@ -275,8 +278,14 @@ def _working_set(program: Program, warm: bool) -> Iterator[_Stage]:
 
 
 def _with_smoothing(program: Program, stages: Iterable[_Stage]) -> Iterator[_Stage]:
-    """The stages, and ``SmoothingNewton`` after the first, which is cut short where that takes little time."""
+    """The stages, and ``SmoothingNewton`` after the first, which is cut short where that takes little time.
+
+    Where it takes long it comes before the last.
+    """
     steps_in_its_time = _steps_in_the_time_of_smoothing(program)
+    if _SMOOTHING_PATIENCE < steps_in_its_time <= _LATE_SMOOTHING_PATIENCE:
+        yield from _with_late_smoothing(tuple(stages))
+        return
     pays = steps_in_its_time <= _SMOOTHING_PATIENCE
     most = _BEFORE_QUICK_SMOOTHING if steps_in_its_time <= _MOST_BEFORE_SMOOTHING else _MOST_BEFORE_SMOOTHING
     for stage in stages:
@@ -289,6 +298,16 @@ def _with_smoothing(program: Program, stages: Iterable[_Stage]) -> Iterator[_Sta
         if n_steps < stage.n_steps:
             yield stage._replace(n_steps=stage.n_steps - n_steps)
         pays = False
+
+
+def _with_late_smoothing(stages: tuple[_Stage, ...]) -> Iterator[_Stage]:
+    """The stages, and ``SmoothingNewton`` before the last, of which a part comes before where there is no other."""
+    *before, last = stages
+    yield from before
+    if all(stage.solver in _SELF_ENDING for stage in before):
+        yield last._replace(n_steps=_BEFORE_LATE_SMOOTHING)
+    yield _Stage(_SMOOTHING, _MOST_SMOOTHING_STEPS)
+    yield last
 
 
 def _steps_in_the_time_of_smoothing(program: Program) -> float:

@@ -1,5 +1,7 @@
 """Newton's method on smoothed objectives, its linear systems, and its place in the default solver."""
 
+import math
+
 import pytest
 import torch
 from sklearn.exceptions import ConvergenceWarning
@@ -12,6 +14,7 @@ from convexformer_solvers import (
     Program,
     Status,
     alpha_grid,
+    auto,
     check_penalty,
     get_loss,
     get_penalty,
@@ -246,14 +249,25 @@ class TestInAuto:
     @pytest.mark.parametrize(
         ("n", "shape", "steps_before"), [(80, (10, 4), 75), (600, (30, 30), 150), (4000, (20, 100), None)]
     )
-    def test_comes_the_later_the_more_it_costs(self, n, shape, steps_before):
+    def test_comes_the_later_the_more_it_costs(self, n, shape, steps_before, monkeypatch):
         program = Program(DenseMap(torch.ones(n, *shape)), torch.ones(n, 4), get_loss("huber"), GroupL2(), 0.1)
         first, second = _plan(program, warm=False)[:2]
         if steps_before is None:  # a step takes as long as some ninety alternating ones
             assert newton_work(program) > 90 * admm_work(program)
+            names = [stage.solver.name for stage in _plan(program, warm=False)]
+            assert (names.count("smoothing_newton"), names[-2:]) == (1, ["smoothing_newton", "fista"])
+            monkeypatch.setattr(auto, "_LATE_SMOOTHING_PATIENCE", 1.0)
             assert "smoothing_newton" not in [stage.solver.name for stage in _plan(program, warm=False)]
         else:
             assert (first.n_steps, second.solver.name) == (steps_before, "smoothing_newton")
+
+    def test_comes_before_a_last_stage_that_is_the_only_one(self, monkeypatch):
+        program = correlated("poisson", "nuclear", 1e-4)
+        monkeypatch.setattr(auto, "_SMOOTHING_PATIENCE", 0.0)
+        stages = [(stage.solver.name, stage.n_steps) for stage in _plan(program, warm=False)]
+        assert stages[-3:] == [("fista", 1000), ("smoothing_newton", 100), ("fista", math.inf)]
+        monkeypatch.setattr(auto, "_BEFORE_LATE_SMOOTHING", 50)
+        assert 50 < solve(program, Auto(), tol=1e-6).n_iter < 150
 
     # From the second alpha that needs them on they come at once: otherwise each of these takes 75 other steps before.
     @pytest.mark.parametrize(
