@@ -54,6 +54,8 @@ _MOST_SMOOTHING_STEPS = 100
 _SMOOTHING_PATIENCE = 2000
 _MOST_BEFORE_SMOOTHING = 400
 _BEFORE_QUICK_SMOOTHING = 75
+# Steps of a long first stage, after that, before another turn.
+_BETWEEN_SMOOTHING = 725
 # The same before the last stage, which goes on without end; and the steps of that which come before in any case.
 _LATE_SMOOTHING_PATIENCE = 20_000
 _BEFORE_LATE_SMOOTHING = 1000
@@ -295,8 +297,13 @@ def _with_smoothing(program: Program, stages: Iterable[_Stage]) -> Iterator[_Sta
         n_steps = min(stage.n_steps, most)
         yield stage._replace(n_steps=n_steps)
         yield _Stage(_SMOOTHING, _MOST_SMOOTHING_STEPS)
-        if n_steps < stage.n_steps:
-            yield stage._replace(n_steps=stage.n_steps - n_steps)
+        rest = stage.n_steps - n_steps
+        if rest > _BETWEEN_SMOOTHING:  # from so far, and no nearer, there may be no other end
+            yield stage._replace(n_steps=_BETWEEN_SMOOTHING)
+            yield _Stage(_SMOOTHING, _MOST_SMOOTHING_STEPS)
+            rest -= _BETWEEN_SMOOTHING
+        if rest > 0:
+            yield stage._replace(n_steps=rest)
         pays = False
 
 

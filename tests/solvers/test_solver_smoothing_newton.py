@@ -11,6 +11,8 @@ from convexformer_solvers import (
     DenseMap,
     Exact,
     GroupL2,
+    GroupNuclear,
+    Huber,
     Program,
     Status,
     alpha_grid,
@@ -260,6 +262,16 @@ class TestInAuto:
             assert "smoothing_newton" not in [stage.solver.name for stage in _plan(program, warm=False)]
         else:
             assert (first.n_steps, second.solver.name) == (steps_before, "smoothing_newton")
+
+    # With one turn alone, from where proximal steps are still far, 4000 iterations leave a gap of 4e-4.
+    def test_comes_again_in_a_long_first_stage(self):
+        data, noise = randn(200, 6, 8, seed=1), randn(200, 5, seed=2)
+        y = data[:, 0] @ randn(8, 5, seed=3) + 10 * noise
+        program = Program(DenseMap(data), y, Huber(0.001), GroupNuclear(), 1.0, fit_intercept=True)
+        program = program.with_alpha(0.03 * program.alpha_max)
+        names = [stage.solver.name.partition("(")[0] for stage in _plan(program, warm=False)[:5]]
+        assert names == ["proximal_dual", "smoothing_newton", "proximal_dual", "smoothing_newton", "proximal_dual"]
+        assert solve(program, Auto(), tol=1e-6, max_iter=1500).certificate.relative_gap <= 1e-6
 
     def test_comes_before_a_last_stage_that_is_the_only_one(self, monkeypatch):
         program = correlated("poisson", "nuclear", 1e-4)
