@@ -67,6 +67,15 @@ def _add_demo(commands: Any, common: argparse.ArgumentParser) -> None:
     demo.set_defaults(run=_run_demo)
 
 
+# Parameters of cross-validated estimators: option, type and help.
+_CROSS_VALIDATION: dict[str, tuple[str, Any, str]] = {
+    "alphas": ("--n-alphas", int, "length of the grid; default: 30"),
+    "eps": ("--eps", float, "ratio of its last alpha to the first, alpha_max; default: 0.01"),
+    "cv": ("--folds", int, "number of folds; default: 5"),
+    "n_jobs": ("--jobs", int, "folds at a time; default: 1"),
+}
+
+
 def _add_fit(commands: Any, common: argparse.ArgumentParser) -> None:
     fit = commands.add_parser(
         "fit",
@@ -91,6 +100,9 @@ def _add_fit(commands: Any, common: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         help="with --alpha cv: folder that keeps what is finished, to go on from",
     )
+    for parameter, (option, kind, description) in _CROSS_VALIDATION.items():
+        about = {"dest": parameter, "metavar": "N" if kind is int else "RATIO", "default": argparse.SUPPRESS}
+        fit.add_argument(option, type=kind, help=f"with --alpha cv: {description}", **about)
     fit.add_argument("--loss", help="loss by name; default: squared, or logistic / softmax for labels")
     fit.add_argument("--penalty", default="group_l2", help="group_l2 or nuclear")
     fit.add_argument("--activation", default="linear", help="linear or gated_relu")
@@ -99,7 +111,7 @@ def _add_fit(commands: Any, common: argparse.ArgumentParser) -> None:
     fit.add_argument(
         "--solver",
         default="auto",
-        help="auto, admm, fista, smoothing_newton, semismooth_newton, exact, or the name of a cvxpy solver",
+        help="auto, admm, fista, smoothing_newton, semismooth_newton, column_generation, exact, or a cvxpy solver",
     )
     fit.add_argument("--tol", type=float, default=1e-4, help="bound on the certified relative gap")
     fit.add_argument("--max-iter", type=int, default=10_000, help="iterations at most")
@@ -306,6 +318,11 @@ def _run_fit(options: argparse.Namespace) -> dict[str, Any]:
         "nonzero_tokens": int(np.count_nonzero(model.token_norms_)),
         "train_score": float(model.score(X, y, sample_weight=arrays.get("sample_weight"))),
     }
+    if hasattr(model, "alpha_"):
+        report["held_out_score"] = float(model.score_path_.mean(axis=1)[list(model.alphas_).index(model.alpha_)])
+        if model.alpha_ == model.alphas_[-1] < model.alphas_[0]:
+            smallest = model.alpha_ / model.alphas_[0]
+            report["remark"] = f"the smallest alpha of the grid was chosen; --eps below {smallest:.3g} looks further"
     report["text"] = _as_lines(report)
     return report
 
@@ -333,8 +350,12 @@ def _new_model(task: str, options: argparse.Namespace) -> Any:
     if options.loss is not None:
         parameters["loss"] = options.loss
     name = "ConvexAttentionRegressor" if task == "regression" else "ConvexAttentionClassifier"
+    of_grid = {parameter: getattr(options, parameter) for parameter in _CROSS_VALIDATION if hasattr(options, parameter)}
     if options.alpha == "cv":
-        return getattr(convexformer, name + "CV")(resume=options.resume, **parameters)
+        return getattr(convexformer, name + "CV")(resume=options.resume, **of_grid, **parameters)
+    if of_grid:
+        given = ", ".join(_CROSS_VALIDATION[parameter][0] for parameter in of_grid)
+        raise CommandError(f"{given}: for --alpha cv; got --alpha {options.alpha}")
     if options.resume is not None:
         raise CommandError(
             "--resume is for --alpha cv; a single fit that is interrupted saves its best point in --model"

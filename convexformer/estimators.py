@@ -10,11 +10,18 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.metaestimators import available_if
 
-from convexformer_solvers import Callback, Loss, Penalty, Solver, get_loss
+from convexformer_solvers import LOSSES, Callback, Loss, Penalty, Solver, get_loss
 
 from ._base import ConvexAttentionBase
 from ._validation import check_label_target, check_real_target, result_of
 from .targets import ClassTargets, RealTargets, Targets, class_targets
+
+
+def _check_loss_name(loss: Any, others: list[str], kinds: set[str]) -> None:
+    """Raise ``ValueError`` for the name of no loss, naming those for targets of some kinds."""
+    if isinstance(loss, str) and loss not in [*LOSSES, *others]:
+        known = [*others, *sorted(name for name, kind in LOSSES.items() if kind.targets in kinds)]
+        raise ValueError(f"loss must be one of {known} or a Loss instance, got {loss!r}")
 
 
 class RegressionMixin(RegressorMixin):
@@ -28,6 +35,7 @@ class RegressionMixin(RegressorMixin):
     def _read_targets(
         self: Any, y: Any, n_samples: int, sample_weight: NDArray[np.float64] | None
     ) -> tuple[Targets, Loss, NDArray]:
+        _check_loss_name(self.loss, [], {"real"})
         loss = get_loss(self.loss)
         y = check_real_target(y, loss, n_samples)
         return RealTargets(single=y.ndim == 1), loss, y
@@ -67,6 +75,7 @@ class ClassificationMixin(ClassifierMixin):
     ) -> tuple[Targets, Loss, NDArray]:
         y = check_label_target(y, n_samples)
         name = self.loss
+        _check_loss_name(name, ["auto"], {"sign", "simplex"})
         if isinstance(name, str) and name == "auto":
             name = "logistic" if len(np.unique(y)) <= 2 else "softmax"
         loss = get_loss(name)
@@ -171,10 +180,11 @@ class ConvexAttentionRegressor(RegressionMixin, ConvexAttentionBase):
     solver : str or Solver, default="auto"
         ``"auto"`` picks among the next four; ``"admm"`` (alternating directions with a cached factorisation),
         ``"smoothing_newton"`` (small and medium-sized data), ``"semismooth_newton"`` (group-l2 with a separable loss),
-        ``"fista"`` (first order: any loss and size),
+        ``"fista"`` (first order: any loss and size), ``"column_generation"`` (one atom after the other, slow),
         ``"exact"`` (cvxpy with CLARABEL, for small data), the name of any cvxpy solver, or an instance.
     tol : float, default=1e-4
-        Bound on the certified relative gap, ``dual_gap_ / (objective of the best constant model)``.
+        Bound on the certified relative gap, ``dual_gap_ / (objective of the best constant model)``. Where the model
+        explains nearly everything the gap is a larger share of its own objective: take a smaller one there.
     max_iter : int, default=10000
         Iterations at most.
     fit_intercept : bool, default=True
@@ -307,10 +317,11 @@ class ConvexAttentionClassifier(ClassificationMixin, ConvexAttentionBase):
     solver : str or Solver, default="auto"
         ``"auto"`` picks among the next four; ``"admm"`` (alternating directions with a cached factorisation),
         ``"smoothing_newton"`` (small and medium-sized data), ``"semismooth_newton"`` (group-l2 with a separable loss),
-        ``"fista"`` (first order: any loss and size),
+        ``"fista"`` (first order: any loss and size), ``"column_generation"`` (one atom after the other, slow),
         ``"exact"`` (cvxpy with CLARABEL, for small data), the name of any cvxpy solver, or an instance.
     tol : float, default=1e-4
-        Bound on the certified relative gap, ``dual_gap_ / (objective of the best constant model)``.
+        Bound on the certified relative gap, ``dual_gap_ / (objective of the best constant model)``. Where the model
+        explains nearly everything the gap is a larger share of its own objective: take a smaller one there.
     max_iter : int, default=10000
         Iterations at most.
     fit_intercept : bool, default=True

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.base import is_classifier
 from sklearn.metrics import check_scoring
 from sklearn.model_selection import check_cv
-from sklearn.utils import _safe_indexing, check_consistent_length
+from sklearn.utils import _safe_indexing
 from tqdm.auto import tqdm
 
 from convexformer_solvers import (
@@ -126,8 +126,8 @@ class CrossValidationMixin(ConvexAttentionBase):
 
     def _splits(self, labels: NDArray, groups: ArrayLike | None) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
         """Training and held-out rows of each fold."""
-        if groups is not None:
-            check_consistent_length(labels, groups)
+        if groups is not None and np.shape(groups)[:1] != (len(labels),):
+            raise ValueError(f"groups must have one entry per sample, {len(labels)}, got shape {np.shape(groups)}")
         try:
             folds = check_cv(self.cv, labels, classifier=is_classifier(self))
             splits = list(folds.split(np.zeros(len(labels)), labels, groups))

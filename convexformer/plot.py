@@ -53,10 +53,15 @@ def plot_token_norms(
     Raises
     ------
     ValueError
-        If there is another number of tokens than places.
+        If `token_norms` is no vector of numbers, or there is another number of tokens than places.
     """
+    try:
+        norms = np.asarray(token_norms, dtype=float)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"token_norms must be numbers, as model.token_norms_, got {token_norms!r}") from error
+    if norms.ndim != 1:
+        raise ValueError(f"token_norms must have shape (n_tokens,), got {norms.shape}")
     axes = require_matplotlib().subplots(layout="constrained")[1] if ax is None else ax
-    norms = np.asarray(token_norms, dtype=float)
     if shape is None:
         axes.bar(np.arange(len(norms)), norms, color="tab:blue")
         axes.set(xlabel="token position", ylabel="penalty carried", title=title)
@@ -96,7 +101,17 @@ def plot_convergence(
     Returns
     -------
     matplotlib axes
+
+    Raises
+    ------
+    TypeError
+        If `curves` is no mapping.
     """
+    if not isinstance(curves, Mapping):
+        raise TypeError(
+            "curves must map labels to pairs of seconds and objectives, as {'ours': (history.seconds, "
+            f"history.primal)}} of a history_, got {type(curves).__name__}"
+        )
     axes = require_matplotlib().subplots(layout="constrained")[1] if ax is None else ax
     families = list(dict.fromkeys(label.split(":")[0] for label in curves))
     seen: set[str] = set()
@@ -139,11 +154,13 @@ def plot_attention_map(weights: ArrayLike, *, first: int = 0, title: str = "", a
     Raises
     ------
     ValueError
-        If the weights are not two-dimensional.
+        If the weights are not two-dimensional, or some are negative.
     """
     array = np.asarray(weights, dtype=float)
     if array.ndim != 2:
         raise ValueError(f"weights must have shape (n_targets, n_tokens), got {array.shape}")
+    if not bool((array >= 0).all()):
+        raise ValueError("weights must not be negative or NaN")
     axes = require_matplotlib().subplots(layout="constrained")[1] if ax is None else ax
     bottom, right = array.shape[0] + first - 0.5, array.shape[1] + first - 0.5
     image = axes.imshow(array, cmap="Blues", vmin=0, vmax=_top(array), extent=(first - 0.5, right, bottom, first - 0.5))

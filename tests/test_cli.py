@@ -75,6 +75,18 @@ def test_alpha_by_cross_validation(regression_file, tmp_path, capsys):
     loaded = load_model(tmp_path / "m.npz")
     assert type(loaded).__name__ == "ConvexAttentionRegressorCV"
     assert loaded.alpha_ == report["alpha"] < report["alpha_max"]
+    scores = loaded.score_path_.mean(axis=1)
+    assert report["held_out_score"] == scores.max() == scores[loaded.alphas_ == loaded.alpha_]
+
+
+def test_options_of_the_grid_and_a_remark_at_its_end(regression_file, tmp_path, capsys):
+    options = ["--alpha", "cv", "--n-alphas", "4", "--eps", "0.5", "--folds", "3", "--jobs", "2"]
+    report = run_json(capsys, "fit", regression_file, "--model", tmp_path / "m.npz", *options)
+    loaded = load_model(tmp_path / "m.npz")
+    assert loaded.score_path_.shape == (4, 3)
+    assert loaded.n_jobs == 2
+    assert report["alpha"] == pytest.approx(0.5 * report["alpha_max"])
+    assert report["remark"] == "the smallest alpha of the grid was chosen; --eps below 0.5 looks further"
 
 
 def test_interrupted_cross_validation_goes_on_from_its_folder(regression_file, tmp_path, capsys, monkeypatch):
@@ -102,6 +114,7 @@ def test_interrupted_cross_validation_goes_on_from_its_folder(regression_file, t
         (["fit", "{data}", "--alpha", "-1"], "alpha must be positive"),
         (["fit", "{data}", "--alpha", "much"], "--alpha must be a number or 'cv'"),
         (["fit", "{data}", "--resume", "folds"], "--resume is for --alpha cv"),
+        (["fit", "{data}", "--folds", "3", "--eps", "0.1"], "--eps, --folds: for --alpha cv; got --alpha 0.01"),
         (["fit", "{data}", "--loss", "cubic"], "loss must be one of"),
         (["fit", "{data}", "--penalty", "none"], "penalty must be one of"),
         (["fit", "{data}", "--solver", "magic"], "solver must be one of"),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
-from sklearn.model_selection import KFold, StratifiedKFold
+from sklearn.model_selection import GroupKFold, KFold, StratifiedKFold
 
 from convexformer import (
     ConvexAttention,
@@ -33,7 +33,7 @@ from convexformer._validation import check_program_tokens
 from convexformer.datasets import load_digit_tokens
 from convexformer.gates import TrainingData, generate_gates
 from convexformer.nn import train
-from convexformer.plot import plot_attention_map, plot_token_norms
+from convexformer.plot import plot_attention_map, plot_convergence, plot_token_norms
 from convexformer.solvers import Fista, GroupL2, SolverUnavailableError, solve
 from convexformer_solvers.penalty import Penalty
 
@@ -821,3 +821,51 @@ def test_data_frames_of_dates_or_vectors_are_named():
         ConvexAttentionRegressor().fit(pandas.DataFrame({"a": y, "b": pandas.to_datetime(dates())}), y)
     with pytest.raises(ValueError, match="X must hold one number in each cell, got sequences"):
         ConvexAttentionRegressor().fit(pandas.DataFrame({"a": list(X[:, 0]), "b": list(X[:, 1])}), y)
+
+
+def test_unknown_losses_are_answered_by_those_that_suit():
+    with pytest.raises(ValueError, match=r"loss must be one of \['huber', 'poisson', 'squared'\] or a Loss"):
+        ConvexAttentionRegressor(loss="mse").fit(X, y)
+    known = r"\['auto', 'logistic', 'softmax', 'squared_hinge'\]"
+    with pytest.raises(ValueError, match=f"loss must be one of {known} or a Loss"):
+        ConvexAttentionClassifier(loss="auot").fit(X, np.where(y > 0, "a", "b"))
+
+
+def test_labels_of_a_program_are_answered_by_how_to_encode_them():
+    with pytest.raises(ValueError, match=r"y = np.eye\(n_classes\)\[labels\] makes them"):
+        attention_program(X, (y > 0).astype(float), alpha=0.1, loss="softmax")
+
+
+def test_groups_of_another_length_are_named():
+    model = ConvexAttentionRegressorCV(alphas=2, cv=GroupKFold(3))
+    with pytest.raises(ValueError, match=rf"groups must have one entry per sample, {len(X)}, got shape \(5,\)"):
+        model.fit(X, y, groups=np.arange(5))
+
+
+def test_gates_that_hold_no_numbers_are_named():
+    with pytest.raises(ValueError, match="gates: u1 must hold numbers"):
+        ConvexAttentionRegressor(activation="gated_relu", gates=("a", "b")).fit(X, y)
+
+
+def test_networks_name_gates_of_another_width():
+    gates = Gates(np.ones((1, 4)), np.ones((1, 3)))
+    with pytest.raises(ValueError, match=r"gates must have directions of shapes \(n_gates, 5\) and \(n_gates, 3\)"):
+        ConvexAttention(5, 3, 1, n_heads=4, gates=gates)
+
+
+@pytest.mark.parametrize(
+    ("draw", "message"),
+    [
+        (lambda: plot_token_norms(ConvexAttentionRegressor()), r"token_norms must be numbers, as model\.token_norms_"),
+        (
+            lambda: plot_token_norms([[1.0, 2.0], [3.0, 4.0]]),
+            r"token_norms must have shape \(n_tokens,\), got \(2, 2\)",
+        ),
+        (lambda: plot_attention_map(-np.eye(3)), "weights must not be negative"),
+        (lambda: plot_convergence([1.0], bound=0.0), "curves must map labels to pairs of seconds and objectives"),
+    ],
+)
+def test_figures_name_what_they_cannot_draw(draw, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        draw()
+    assert plt.get_fignums() == []

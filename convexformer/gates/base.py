@@ -47,7 +47,10 @@ class Gates:
 
     def __init__(self, u1: ArrayLike, u2: ArrayLike) -> None:
         for name, values in (("u1", u1), ("u2", u2)):
-            array = np.array(values, dtype=np.float64)  # a copy: the gates stay
+            try:
+                array = np.array(values, dtype=np.float64)  # a copy: the gates stay
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"gates: {name} must hold numbers: {error}") from error
             if array.ndim != 2 or array.size == 0 or not np.isfinite(array).all():
                 raise ValueError(
                     f"gates: {name} must be a finite array of shape (n_gates, ...), got shape {array.shape}"

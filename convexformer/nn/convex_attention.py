@@ -68,6 +68,11 @@ class ConvexAttention(GatedModule, SimplexHeads):
         super().__init__((n_tokens,), n_features, n_outputs, n_heads, simplex, bias, seed)
         if not (gates is None or isinstance(gates, Gates)):
             raise TypeError(f"gates must be None or Gates(u1, u2), got {gates!r}")
+        if gates is not None and (gates.u1.shape[1], gates.u2.shape[1]) != (n_tokens, n_features):
+            raise ValueError(
+                f"gates must have directions of shapes (n_gates, {n_tokens}) and (n_gates, {n_features}), "
+                f"got {gates.u1.shape} and {gates.u2.shape}"
+            )
         self.gates = gates
         n_gates = 1 if gates is None else len(gates)
         index = np.arange(n_heads) % n_gates if gate_index is None else np.asarray(gate_index)

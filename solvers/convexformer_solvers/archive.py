@@ -16,6 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+# Names of arrays that messages show.
+_SHOWN = 8
+
 
 def write_archive(
     path: str | os.PathLike[str], content: str, header: Mapping[str, Any], arrays: Mapping[str, NDArray]
@@ -115,14 +118,22 @@ def read_archive(path: str | os.PathLike[str], content: str) -> tuple[dict[str, 
         found = sorted(arrays)
         header = json.loads(str(arrays.pop("header")))
     except KeyError as error:
-        raise ValueError(f"{path} is not a saved {content}; it holds {found}") from error
+        raise ValueError(f"{path} is not a saved {content}; it holds {_some(found)}") from error
     except ValueError as error:
         # numpy's advice to trust the pickles of a file is not ours
         reason = "it holds no plain arrays" if "allow_pickle" in str(error) else error
         raise ValueError(f"{path} is not a saved {content}, or is damaged: {reason}") from error
-    if not isinstance(header, dict) or header.pop("content", None) != content:
-        raise ValueError(f"{path} is not a saved {content}; it holds {found}")
+    other = header.pop("content", None) if isinstance(header, dict) else None
+    if other != content:
+        holds = f"a saved {other}" if isinstance(other, str) else _some(found)
+        raise ValueError(f"{path} is not a saved {content}; it holds {holds}")
     return header, arrays
+
+
+def _some(names: list[str]) -> str:
+    """The first of many names."""
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{names[:_SHOWN]}{more}"
 
 
 def read_arrays(path: str | os.PathLike[str]) -> dict[str, NDArray]:

@@ -11,6 +11,7 @@ import math
 import torch
 from torch import Tensor
 
+from .arguments import check_kind
 from .certificate import certify
 from .loop import solve
 from .loss import Loss
@@ -50,6 +51,8 @@ def check_loss(loss: Loss, n_outputs: int = 3, seed: int = 0) -> None:
 
     Raises
     ------
+    TypeError
+        If it is no instance.
     AssertionError
         With the identity that failed.
 
@@ -58,6 +61,7 @@ def check_loss(loss: Loss, n_outputs: int = 3, seed: int = 0) -> None:
     >>> from convexformer_solvers import Squared
     >>> check_loss(Squared())
     """
+    check_kind("loss", loss, Loss, "get_loss('squared')")
     generator = torch.Generator().manual_seed(seed)
     n = 40
     y = loss.example_target(n, n_outputs, generator)
@@ -70,6 +74,8 @@ def check_loss(loss: Loss, n_outputs: int = 3, seed: int = 0) -> None:
     _require(value.shape == (n,), "value must have shape (n_samples,)")
     _require(bool((value >= 0).all()), "value must not be negative: gaps are measured by that of the best constant")
     _require(gradient.shape == pred.shape, "gradient must have the shape of the predictions")
+    single = loss.gradient(pred.float(), loss.target_in(y, torch.float32))
+    _require(single.dtype == torch.float32, "gradient must have the precision of its arguments")
     tracked = pred.clone().requires_grad_()
     (automatic,) = torch.autograd.grad(loss.value(tracked, y).sum(), tracked)
     _require_close(gradient, automatic, 1e-10, "gradient is not the derivative of value")
@@ -171,6 +177,8 @@ def check_penalty(penalty: Penalty, seed: int = 0) -> None:
 
     Raises
     ------
+    TypeError
+        If it is no instance.
     AssertionError
         With the identity that failed.
 
@@ -179,6 +187,7 @@ def check_penalty(penalty: Penalty, seed: int = 0) -> None:
     >>> from convexformer_solvers import GroupL2
     >>> check_penalty(GroupL2())
     """
+    check_kind("penalty", penalty, Penalty, "get_penalty('group_l2')")
     generator = torch.Generator().manual_seed(seed)
     for shape in ((4, 3, 2), (2, 3, 2, 4), (5, 1, 1)):
         coef = torch.randn(shape, generator=generator, dtype=torch.float64)
@@ -200,6 +209,8 @@ def check_penalty(penalty: Penalty, seed: int = 0) -> None:
         if penalty.separable:
             parts = [penalty.value(coef[..., [k]]) for k in range(shape[-1])]
             _require_close(torch.stack(parts).sum(), value, 1e-12, "separable is True but outputs interact")
+        single = penalty.prox(coef.float(), 0.3)
+        _require(single.dtype == torch.float32, "prox must have the precision of its argument")
         _check_prox(penalty, coef, other, 0.3 * float(penalty.dual_norm(coef)))
         if type(penalty).factorize is not Penalty.factorize:
             _check_factors(penalty, coef, generator)
@@ -308,6 +319,8 @@ def check_map(linear_map: LinearMap, n_outputs: int = 3, seed: int = 0) -> None:
 
     Raises
     ------
+    TypeError
+        If it is no instance.
     AssertionError
         With the identity that failed.
 
@@ -317,6 +330,7 @@ def check_map(linear_map: LinearMap, n_outputs: int = 3, seed: int = 0) -> None:
     >>> from convexformer_solvers import DenseMap
     >>> check_map(DenseMap(torch.randn(5, 3, 2, generator=torch.Generator().manual_seed(0))))
     """
+    check_kind("linear_map", linear_map, LinearMap, "DenseMap(X)")
     generator = torch.Generator().manual_seed(seed)
     shape = (*linear_map.feature_shape, n_outputs)
     coef = torch.randn(shape, generator=generator, dtype=torch.float64)
@@ -325,6 +339,8 @@ def check_map(linear_map: LinearMap, n_outputs: int = 3, seed: int = 0) -> None:
     _require(pred.shape == values.shape and back.shape == coef.shape, "the products have wrong shapes")
     _require(pred.dtype == back.dtype == torch.float64, "products must have the precision of their argument")
     _require_close((pred * values).sum(), (coef * back).sum(), 1e-10, "rmatvec is not the adjoint of matvec")
+    for dtype in (torch.float32, torch.float64):
+        _require(linear_map.to(dtype).dtype == dtype, "to must give a map of that precision")
     matrix = linear_map.as_matrix().double()
     _require_close(pred, matrix @ coef.reshape(-1, n_outputs), 1e-10, "as_matrix and matvec disagree")
     index = torch.arange(linear_map.n_samples - 1, -1, -2)

@@ -270,7 +270,10 @@ class Softmax(Loss):
 
     def check_target(self, y: Tensor) -> None:
         if y.shape[1] < 2:
-            raise ValueError("targets of the softmax loss need at least two columns, one per class")
+            raise ValueError(
+                "targets of the softmax loss need at least two columns, one per class; of labels 0, 1, ... "
+                "y = np.eye(n_classes)[labels] makes them"
+            )
         # The conjugate, always taken in float64, is finite only for exact sums; looser rows would have infinite gaps.
         slack = 1e-11 if y.dtype == torch.float64 else 1e-5
         if bool((y < 0).any()) or bool(((y.sum(1) - 1).abs() > slack).any()):

@@ -92,6 +92,10 @@ def wrong_conjugate_constant(kind):
     return {"conjugate": lambda self, u, y: kind.conjugate(self, u, y) - 0.01}
 
 
+def gradient_in_double(kind):
+    return {"gradient": lambda self, pred, y: kind.gradient(self, pred.double(), y.double())}
+
+
 def zero_conjugate(kind):
     return {"conjugate": lambda self, u, y: u.new_zeros(len(u))}
 
@@ -108,6 +112,7 @@ def wrong_intercept(kind):
 
 MUTATIONS = [
     wrong_gradient,
+    gradient_in_double,
     wrong_gradient_sign,
     wrong_value,
     wrong_value_shape,

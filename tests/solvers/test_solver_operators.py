@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from solver_cases import PROPERTY, randn
 
-from convexformer_solvers import DenseMap, GatedMap, TableMap, check_map, operators
+from convexformer_solvers import DenseMap, GatedMap, TableMap, check_loss, check_map, check_penalty, operators
 from convexformer_solvers.rounded_map import RoundedMap
 
 
@@ -425,3 +425,21 @@ def test_rounded_products_are_those_of_single_precision(gated):
         torch.testing.assert_close(found, getattr(single, name)(*in_single).double(), rtol=0, atol=0)
     assert rounded.to(torch.float64).matvec(coef).dtype == torch.float64
     torch.testing.assert_close(rounded.rows(slice(3, 9)).matvec(coef), rounded.matvec(coef)[3:9], rtol=1e-5, atol=1e-5)
+
+
+def test_check_rejects_a_map_that_keeps_its_precision():
+    class Stubborn(DenseMap):
+        def to(self, dtype=None, device=None):
+            return self
+
+    with pytest.raises(AssertionError, match="to must give a map of that precision"):
+        check_map(Stubborn(randn(5, 3, 2)))
+
+
+@pytest.mark.parametrize(
+    ("check", "name"), [(check_loss, "loss"), (check_penalty, "penalty"), (check_map, "linear_map")]
+)
+def test_checks_name_what_is_no_instance(check, name):
+    for wrong in ("squared", DenseMap):
+        with pytest.raises(TypeError, match=f"{name} must be a "):
+            check(wrong)

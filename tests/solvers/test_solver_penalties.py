@@ -55,6 +55,10 @@ def wrong_prox_step(kind):
     return {"prox": lambda self, coef, step: kind.prox(self, coef, 0.5 * step)}
 
 
+def prox_in_double(kind):
+    return {"prox": lambda self, coef, step: kind.prox(self, coef.double(), step)}
+
+
 def no_prox(kind):
     return {"prox": lambda self, coef, step: coef}
 
@@ -138,6 +142,7 @@ def wrong_right_norm(kind):
 
 MUTATIONS = [
     wrong_prox_step,
+    prox_in_double,
     no_prox,
     prox_of_zero,
     prox_without_exact_zeros,
