@@ -71,9 +71,10 @@ def test_readme_example_runs_and_says_what_it_prints(capsys):
     assert float(printed[1]) > 0.9
     assert printed[2].endswith("16 tokens, 4 features, 10 outputs)")
     assert abs(float(printed[4])) < 1e-9
-    (sequel,) = re.findall(r"```text\n(>>> from convexformer import optimality_gap.*?)```", README, re.DOTALL)
-    test = doctest.DocTestParser().get_doctest(sequel, names, "README.md", None, None)
-    assert doctest.DocTestRunner(AlikeChecker()).run(test).failed == 0
+    for begins in ("from convexformer import optimality_gap", "program, theta ="):
+        (sequel,) = re.findall(rf"```text\n(>>> {begins}.*?)```", README, re.DOTALL)
+        test = doctest.DocTestParser().get_doctest(sequel, dict(names), "README.md", None, None)
+        assert doctest.DocTestRunner(AlikeChecker()).run(test).failed == 0
 
 
 def test_ci_runs_the_two_commands_of_the_readme():
