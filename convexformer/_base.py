@@ -258,7 +258,7 @@ class ConvexAttentionBase(CertifiedEstimator):
         (50, 1)
         """
         clone = self.__class__(**self.get_params(deep=False))
-        problem = clone._problem(X, y, sample_weight, alpha=1.0, is_grid=True)
+        problem = clone._problem(X, y, sample_weight, alpha=None)
         program = problem.program
         grid = alpha_grid(program.alpha_max, n_alphas, eps) if alphas is None else check_grid(alphas)
         clone._check_can_resume(resume)
@@ -299,10 +299,8 @@ class ConvexAttentionBase(CertifiedEstimator):
 
     # Building the program
 
-    def _problem(
-        self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None, alpha: float, is_grid: bool = False
-    ) -> Problem:
-        """Check everything and build the program; for a grid `alpha` is a placeholder."""
+    def _problem(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None, alpha: float | None) -> Problem:
+        """Check everything and build the program; without an `alpha`, for a grid, that of the program means nothing."""
         for flag in ("warm_start", "verbose"):
             check_flag(getattr(self, flag), flag)
         penalty = get_penalty(self.penalty)
@@ -311,7 +309,7 @@ class ConvexAttentionBase(CertifiedEstimator):
                 f"penalty={penalty!r} does not say which heads coefficients are made of: define its method "
                 "'factorize', or solve attention_program(...), which needs none"
             )
-        source = self._gate_source(is_grid)
+        source = self._gate_source(is_grid=alpha is None)
         tokens = check_tokens(self, X, reset=True)
         device = check_device(self.device, tokens.device)
         weight = check_weight(sample_weight, len(tokens))
@@ -320,10 +318,11 @@ class ConvexAttentionBase(CertifiedEstimator):
         total_weight = None if total is None else as_tensor(total, device)
         tokens, encoded = tokens.to(device), as_tensor(targets.encode(labels), device)
         has_intercept = check_flag(self.fit_intercept, "fit_intercept")
-        data = TrainingData(tokens, encoded, loss, penalty, None if is_grid else alpha, total_weight, has_intercept)
+        data = TrainingData(tokens, encoded, loss, penalty, alpha, total_weight, has_intercept)
         gates, masks, interruption = self._gates(data, source)
         linear_map = attention_map(tokens, gates, masks, encoded.shape[-1])
-        program = Program(linear_map, encoded, loss, penalty, alpha, total_weight, has_intercept)
+        program_alpha = 1.0 if alpha is None else alpha
+        program = Program(linear_map, encoded, loss, penalty, program_alpha, total_weight, has_intercept)
         return Problem(program, targets, gates, weight, interruption)
 
     def _gate_source(self, is_grid: bool) -> GateSource | None:
@@ -472,8 +471,8 @@ class ConvexAttentionBase(CertifiedEstimator):
         check_is_fitted(self)
         tokens = check_tokens(self, X, reset=False)
         tokens = tokens.to(check_device(self.device, tokens.device))
-        linear_map = attention_map(tokens, self.gates_)
         coef, intercept = (part.to(tokens.device) for part in self._solution)
+        linear_map = attention_map(tokens, self.gates_, n_outputs=coef.shape[-1])
         return predictions(linear_map, coef, intercept, tokens.dtype)
 
 

@@ -93,8 +93,7 @@ class CrossValidationMixin(ConvexAttentionBase):
         UserWarning
             If the training part of a fold lacks a class, or a score is not a number.
         """
-        # The placeholder alpha is never solved for: folds and final fit set their own.
-        problem = self._problem(X, y, sample_weight, alpha=1.0, is_grid=True)
+        problem = self._problem(X, y, sample_weight, alpha=None)
         self.alphas_ = np.array(self._grid(problem.program.alpha_max))
         labels = y.numpy(force=True) if torch.is_tensor(y) else np.asarray(y)
         splits = self._splits(labels, groups)

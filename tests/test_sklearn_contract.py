@@ -408,7 +408,7 @@ def test_groups_may_be_given_to_fit():
     np.testing.assert_array_equal(model.fit(X, Y["real"], groups=groups).score_path_, listed.score_path_)
     with pytest.raises(ValueError, match=r"cv=GroupKFold\(.*needs groups; give them in fit\(X, y, groups=\.\.\.\)"):
         model.fit(X, Y["real"])
-    with pytest.raises(ValueError, match="inconsistent numbers of samples"):
+    with pytest.raises(ValueError, match=rf"groups must have one entry per sample, {len(X)}, got shape"):
         model.fit(X, Y["real"], groups=groups[1:])
 
 

@@ -86,6 +86,10 @@ class SequenceForm(ABC):
     def coef(self, weights: HeadWeights) -> Tensor:
         """The program's coefficients of heads: the same predictions at a penalty of at most the decay."""
 
+    def signed(self, coef: Tensor) -> Tensor:
+        """The program's coefficients as one array for both signs; by default they are that."""
+        return coef
+
     @abstractmethod
     def check(self, w1: Tensor) -> None:
         """Raise ``ValueError`` unless attention weights are those of this class."""
@@ -156,6 +160,9 @@ class Stochastic(SequenceForm):
 
     def linear_map(self, tokens: Tensor) -> LinearMap:
         return SignedMap(DenseMap(tokens))
+
+    def signed(self, coef: Tensor) -> Tensor:
+        return coef[0] - coef[1]
 
     def penalty(self, penalty: Penalty, n_targets: int) -> Penalty:
         return RowStochastic(n_targets)
@@ -351,5 +358,4 @@ def _combined(weights: HeadWeights) -> Tensor:
 
 def signed_coef(coef: Tensor, form: SequenceForm, n_targets: int, n_tokens: int) -> Tensor:
     """The program's coefficients as ``Z`` of shape ``(T, n, d, c)``, with ``pred[t] = sum_k Z[t, k]' x_k + b[t]``."""
-    signed = coef[0] - coef[1] if form.exact_sums else coef
-    return signed[:n_tokens].unflatten(-1, (n_targets, -1)).permute(2, 0, 1, 3)
+    return form.signed(coef)[:n_tokens].unflatten(-1, (n_targets, -1)).permute(2, 0, 1, 3)
