@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from itertools import dropwhile
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 import torch
@@ -154,8 +154,8 @@ class Auto(Solver):
 
     def init_again(self, program: Program, start: Point, previous: _State) -> _State:
         plan = _plan(program, warm=True)
-        if previous.solver is _SMOOTHING:  # what came before did not do, and the next alpha is no easier
-            plan = tuple(dropwhile(lambda stage: stage.solver is not _SMOOTHING, plan)) or plan
+        if previous.solver is _SMOOTHING:
+            plan = _with_smoothing_at_once(program, plan, previous) or plan
         if previous.outgrown:
             plan = tuple(stage for stage in plan if not stage.on_working_set)
         if plan[0].solver is not previous.solver:
@@ -185,6 +185,15 @@ class Auto(Solver):
 
     def finished(self, state: _State) -> bool:
         return not state.later and state.solver.finished(state.inner)
+
+
+def _with_smoothing_at_once(program: Program, plan: tuple[_Stage, ...], previous: _State) -> tuple[_Stage, ...]:
+    """The plan, from ``SmoothingNewton`` on where that took less time than the steps before it, which may fail again."""
+    before = tuple(takewhile(lambda stage: stage.solver is not _SMOOTHING, plan))
+    n_before = sum(stage.n_steps for stage in before if stage.solver not in _SELF_ENDING)
+    n_taken = previous.stage.n_steps - previous.steps_left
+    as_steps = n_taken * _steps_in_the_time_of_smoothing(program) / _SMOOTHING_STEPS
+    return plan[len(before) :] if as_steps <= n_before else plan
 
 
 def _started(plan: tuple[_Stage, ...], program: Program, start: Point, outgrown: bool = False) -> _State:

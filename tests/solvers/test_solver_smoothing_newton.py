@@ -291,6 +291,20 @@ class TestInAuto:
         assert all(result.certificate.relative_gap <= 1e-5 for result in results)
         assert sum(result.n_iter for result in results) < 300
 
+    # On wide data a step takes as long as ten others: one alpha that needs them must not cost all that follow.
+    @pytest.mark.parametrize("n_taken", [3, 30])
+    def test_paths_go_on_with_them_where_that_takes_less_time_than_what_comes_before(self, n_taken):
+        program = Program(DenseMap(randn(150, 64, 16)), randn(150, 1, seed=1), get_loss("squared"), GroupL2(), 1.0)
+        program = program.with_alpha(0.1 * program.alpha_max)
+        solver, plan = Auto(), _plan(program, warm=True)
+        number = [stage.solver.name for stage in plan].index("smoothing_newton")
+        stage = plan[number]
+        inner = stage.solver.init(program, null_point(program))
+        state = solver.init(program, null_point(program))._replace(stage=stage, inner=inner, later=plan[number + 1 :])
+        state = state._replace(steps_left=stage.n_steps - n_taken)
+        again = solver.init_again(program.with_alpha(0.9 * program.alpha), null_point(program), state)
+        assert (again.solver is stage.solver) == (n_taken == 3)
+
     def test_repeated_samples_have_the_same_turns(self):
         once = correlated("logistic", "nuclear", 1e-2, n=40)
         again = Program(
