@@ -40,6 +40,8 @@ _RHO_AT = (5, 15, 25, 40, 70, 100, 200, 400, 800)
 _MOVES = 4
 # Factor by which moves may change rho at once: those that are rounding, or meet no curvature, tell nothing of it.
 _LARGEST_CHANGE = 30.0
+# The same from one alpha of a path to the next: what is extrapolated of U counts in Z by one over rho.
+_LARGEST_WARM_CHANGE = 4.0
 # How much larger it is where the iterations begin anew, as points had become far worse than the best constant model.
 _RAISE = 10.0
 # Those of them after which the samples' curvatures are set anew, unless they would change less than this on average.
@@ -120,6 +122,8 @@ class Admm(PrimalDualSolver):
             threshold, measured = previous.threshold, True
         rho = rho_for_groups(program, start.coef, threshold, known.largest_rho)
         rho = rho or first_rho(program, start.ascent, found, known.largest_rho)
+        if previous is not None and ahead is not None:
+            rho = _near(previous.rho, rho, _LARGEST_WARM_CHANGE)
         local, margin = _local_curvature(program, start.fitted), 1.0
         if previous is not None and _alike(program, local, previous.local):
             local, margin = previous.local, previous.margin
@@ -353,7 +357,7 @@ def _with_better_rho(state: State) -> State:
     # A gap below zero is that of an ascent that is not the dual point's: then moves are not those of the loss.
     by_moves = balancing_rho(state.mark, state.sides()) if state.mark is not None and state.gap >= 0 else None
     if by_moves is not None:
-        by_moves = min(max(by_moves, state.rho / _LARGEST_CHANGE), state.rho * _LARGEST_CHANGE)
+        by_moves = _near(state.rho, by_moves, _LARGEST_CHANGE)
     by_size = rho_for_groups(program, state.coef, threshold, largest)
     wanted = by_moves or by_size
     state = state._replace(mark=None)
@@ -362,6 +366,11 @@ def _with_better_rho(state: State) -> State:
     if by_moves is None or by_size is None or by_size == largest:
         return state._replace(rho=wanted)
     return state._replace(rho=wanted, threshold=threshold * by_size / wanted, measured=True)
+
+
+def _near(rho: float, wanted: float, factor: float) -> float:
+    """The wanted rho, or what is nearest to it within a factor of another."""
+    return min(max(wanted, rho / factor), rho * factor)
 
 
 def _alike(program: Program, local: Tensor, other: Tensor) -> bool:

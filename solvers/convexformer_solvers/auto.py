@@ -188,7 +188,7 @@ class Auto(Solver):
 
 
 def _with_smoothing_at_once(program: Program, plan: tuple[_Stage, ...], previous: _State) -> tuple[_Stage, ...]:
-    """The plan, from ``SmoothingNewton`` on where that took less time than the steps before it, which may fail again."""
+    """The plan, from ``SmoothingNewton`` on where that took less time than the steps before it, which may fail."""
     before = tuple(takewhile(lambda stage: stage.solver is not _SMOOTHING, plan))
     n_before = sum(stage.n_steps for stage in before if stage.solver not in _SELF_ENDING)
     n_taken = previous.stage.n_steps - previous.steps_left

@@ -174,6 +174,17 @@ def test_moves_that_are_rounding_do_not_take_rho_anywhere(monkeypatch):
         assert admm_module._with_better_rho(state).rho == pytest.approx(factor * state.rho)
 
 
+@pytest.mark.parametrize(("told", "factor"), [(1e-9, 0.25), (1e9, 4.0), (0.3, 0.3)])
+def test_rho_of_an_extrapolated_start_is_near_the_one_before(monkeypatch, told, factor):
+    second = _states()[-1]
+    exact = second.exact.with_alpha(0.9 * second.exact.alpha)
+    monkeypatch.setattr(admm_module, "rho_for_groups", lambda *arguments: told * second.rho)
+    start = Point(second.coef, exact.null_intercept, pred=second.fitted)
+    assert Admm().init_again(exact, start, second).rho == pytest.approx(factor * second.rho)
+    given = start._replace(pred=None)  # of no other alpha
+    assert Admm().init_again(exact, given, second).rho == pytest.approx(told * second.rho)
+
+
 def _end(alpha, slope, offset):
     parts = [slope * alpha + offset, 2 * slope * alpha - offset, (slope * alpha).sum(0)]
     return End(alpha, *parts)
