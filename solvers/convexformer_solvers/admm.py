@@ -123,7 +123,8 @@ class Admm(PrimalDualSolver):
         rho = rho_for_groups(program, start.coef, threshold, known.largest_rho)
         rho = rho or first_rho(program, start.ascent, found, known.largest_rho)
         if previous is not None and ahead is not None:
-            rho = _near(previous.rho, rho, _LARGEST_WARM_CHANGE)
+            told = rho < known.largest_rho  # groups that small tell less than the alpha before
+            rho = _near(previous.rho, rho, _LARGEST_WARM_CHANGE) if told else previous.rho
         local, margin = _local_curvature(program, start.fitted), 1.0
         if previous is not None and _alike(program, local, previous.local):
             local, margin = previous.local, previous.margin
@@ -360,6 +361,8 @@ def _with_better_rho(state: State) -> State:
         by_moves = _near(state.rho, by_moves, _LARGEST_CHANGE)
     by_size = rho_for_groups(program, state.coef, threshold, largest)
     wanted = by_moves or by_size
+    if by_moves is None and by_size == largest and state.before is not None:  # as for an extrapolated start
+        wanted = None
     state = state._replace(mark=None)
     if wanted is None or serves_as_well(state.rho, wanted):
         return state

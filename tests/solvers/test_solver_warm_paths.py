@@ -177,12 +177,26 @@ def test_moves_that_are_rounding_do_not_take_rho_anywhere(monkeypatch):
 @pytest.mark.parametrize(("told", "factor"), [(1e-9, 0.25), (1e9, 4.0), (0.3, 0.3)])
 def test_rho_of_an_extrapolated_start_is_near_the_one_before(monkeypatch, told, factor):
     second = _states()[-1]
+    second = second._replace(known=second.known._replace(largest_rho=1e12 * second.rho))
     exact = second.exact.with_alpha(0.9 * second.exact.alpha)
     monkeypatch.setattr(admm_module, "rho_for_groups", lambda *arguments: told * second.rho)
     start = Point(second.coef, exact.null_intercept, pred=second.fitted)
     assert Admm().init_again(exact, start, second).rho == pytest.approx(factor * second.rho)
     given = start._replace(pred=None)  # of no other alpha
     assert Admm().init_again(exact, given, second).rho == pytest.approx(told * second.rho)
+
+
+def test_groups_too_small_to_tell_leave_rho_of_a_path_as_it_was(monkeypatch):
+    second = _states()[-1]
+    second = second._replace(known=second.known._replace(largest_rho=100 * second.rho))
+    exact = second.exact.with_alpha(0.9 * second.exact.alpha)
+    monkeypatch.setattr(admm_module, "rho_for_groups", lambda program, coef, threshold, largest: largest)
+    start = Point(second.coef, exact.null_intercept, pred=second.fitted)
+    again = Admm().init_again(exact, start, second)
+    assert again.rho == second.rho
+    assert admm_module._with_better_rho(again).rho == again.rho
+    alone = Admm().init(exact, null_point(exact))
+    assert admm_module._with_better_rho(alone).rho == alone.known.largest_rho
 
 
 def _end(alpha, slope, offset):
