@@ -18,7 +18,7 @@ from .admm_rho import (
     spread_that_tells,
     threshold_for,
 )
-from .admm_state import Known, Start, State
+from .admm_state import End, Known, Start, State
 from .anderson import Anderson
 from .arguments import as_dtype
 from .curvature import curvature_bound
@@ -76,7 +76,8 @@ class Admm(PrimalDualSolver):
     groups and, from the fifteenth iteration on, the curvatures that moves meet in the loss and in the penalty.
     Correlated features cost nothing extra: the metric takes them out. On the side of the samples up to ten such
     problems, which cost no product with the data there, take the quadratics to the proximal step of the loss itself.
-    Per iteration two products with the data and two triangular solves for each problem.
+    Per iteration two products with the data and two triangular solves for each problem. Along a path each alpha starts
+    where the line through the ends of the last two leads, as far as the curvature of the loss does not jump.
 
     Needs a loss with finite ``smoothness`` and a penalty that is a sum over blocks. Memory: the square of the
     side that is taken, for Gram matrix and factor together.
@@ -120,11 +121,8 @@ class Admm(PrimalDualSolver):
         threshold, measured = threshold_for(program, found, warm=previous is not None), False
         if previous is not None and previous.measured and program.loss.separable:
             threshold, measured = previous.threshold, True
-        rho = rho_for_groups(program, start.coef, threshold, known.largest_rho)
-        rho = rho or first_rho(program, start.ascent, found, known.largest_rho)
-        if previous is not None and ahead is not None:
-            told = rho < known.largest_rho  # groups that small tell less than the alpha before
-            rho = _near(previous.rho, rho, _LARGEST_WARM_CHANGE) if told else previous.rho
+        before = previous.rho if previous is not None and ahead is not None else None
+        rho = _starting_rho(program, start, known.largest_rho, threshold, found, before)
         local, margin = _local_curvature(program, start.fitted), 1.0
         if previous is not None and _alike(program, local, previous.local):
             local, margin = previous.local, previous.margin
@@ -132,8 +130,8 @@ class Admm(PrimalDualSolver):
         state = State.at(exact, program, known, start, local, rho, threshold)
         if previous is None:
             return state._replace(measured=measured, margin=margin)
-        before = previous.end_before(exact)
-        return state._replace(measured=measured, margin=margin, iteration=_WARM, before=before)
+        end = previous.end_before(exact)
+        return state._replace(measured=measured, margin=margin, iteration=_WARM, before=end)
 
     def _in_own_precision(self, exact: Program, previous: State | None) -> Program:
         if previous is None:
@@ -197,6 +195,16 @@ def _known(program: Program, ascent: Tensor) -> Known:
         Anderson(memory, program.outputs_separate),
         largest_rho(program, ascent),
     )
+
+
+def _starting_rho(
+    program: Program, start: Start | End, largest: float, threshold: float, found: float, before: float | None
+) -> float:
+    """The rho for the groups of a start; where that is extrapolated, near the one before."""
+    rho = rho_for_groups(program, start.coef, threshold, largest) or first_rho(program, start.ascent, found, largest)
+    if before is None:
+        return rho
+    return _near(before, rho, _LARGEST_WARM_CHANGE) if rho < largest else before  # groups that small tell less
 
 
 def _factorised(known: Known, weight: Tensor, rho: float, may_keep: bool = False) -> float:
@@ -361,7 +369,7 @@ def _with_better_rho(state: State) -> State:
         by_moves = _near(state.rho, by_moves, _LARGEST_CHANGE)
     by_size = rho_for_groups(program, state.coef, threshold, largest)
     wanted = by_moves or by_size
-    if by_moves is None and by_size == largest and state.before is not None:  # as for an extrapolated start
+    if by_moves is None and by_size == largest and state.before is not None:  # groups that small tell less than a path
         wanted = None
     state = state._replace(mark=None)
     if wanted is None or serves_as_well(state.rho, wanted):
