@@ -15,6 +15,13 @@ from .arguments import check_tensor
 from .program import Program
 from .result import Certificate
 
+# Mean that centring may leave of an output, over its mean size: an error of the bound of that share of the penalty.
+_REMAINING_MEAN = 1e-10
+# Mean size over what it was, and over that of the largest output, from which on an output is more than rounding.
+_ROUNDING = 1e-13
+# Powers of ten of the shares of an interior point that are tried, from rounding on, to move a point into the domain.
+_MIXTURES = range(-17, 0)
+
 
 @torch.no_grad()
 def certify(
@@ -133,7 +140,8 @@ def _centred(program: Program, theta: Tensor) -> Tensor:
     for _ in range(2):  # the first leaves a mean of the rounding of the mean, which may be larger than the point
         theta = theta - program.weight @ theta
     remaining, centred_size = (program.weight @ theta).abs(), program.weight @ theta.abs()
-    genuine = (remaining <= 1e-10 * centred_size) & (centred_size > 1e-13 * size) & (size > 1e-13 * size.max())
+    more_than_rounding = (centred_size > _ROUNDING * size) & (size > _ROUNDING * size.max())
+    genuine = more_than_rounding & (remaining <= _REMAINING_MEAN * centred_size)
     return torch.where(genuine, theta, 0.0)
 
 
@@ -150,5 +158,5 @@ def _into_domain(program: Program, theta: Tensor) -> Tensor:
     if inside(theta):
         return theta
     interior = _centred(program, 0.5 * program.null_dual_point)
-    mixtures = (torch.lerp(theta, interior, 10.0**power) for power in range(-17, 0))
+    mixtures = (torch.lerp(theta, interior, 10.0**power) for power in _MIXTURES)
     return next((point for point in mixtures if inside(point)), interior)
