@@ -14,6 +14,7 @@ from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
 from .gram import SupportGram
+from .operators import nonzero_blocks
 from .primal_dual import Iterate, PrimalDualSolver
 from .program import Program
 from .solver import Point
@@ -303,7 +304,7 @@ class BlockDescent(PrimalDualSolver):
         program = program.counted().with_float64_targets()
         whole = Iterate.at(program, coef, pred)
         coef, gap = whole.coef, whole.rough_gap
-        support = coef.reshape(-1, coef.shape[-2]).any(dim=1).nonzero()[:, 0]
+        support = nonzero_blocks(coef).nonzero()[:, 0]
         if previous is None:
             pulled = program.pull_back(program.y - program.null_intercept)
             return self._grown(_State(whole, whole, gap, _support_gram(program), pulled, support), at_least=1)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .fista import Fista
 from .mixed_precision import for_single
-from .operators import WORK_OF_A_READ
+from .operators import WORK_OF_A_READ, nonzero_blocks
 from .parts import Part, RestrictedPart, WholePart, largest_dual_norms
 from .polish import NEAR_ROUNDING, polished
 from .primal_dual import Iterate, PrimalDualSolver, own_predictions
@@ -169,7 +169,7 @@ class _State(NamedTuple):
 
 def _first_part(program: Program, coef: Tensor) -> Part:
     """The blocks to start with: active ones, and those of the largest dual norm; or all of them."""
-    active = largest_dual_norms(program, coef) > 0
+    active = nonzero_blocks(coef)
     size = max(_first_size(program), int(active.sum()))
     if size > _LARGEST_FIRST * len(active):
         return WholePart(program)
@@ -202,7 +202,7 @@ def _regrouped(state: _State, ascent: Tensor) -> _State:
         return state
     coef, previous = part.on_all(inner.coef), part.on_all(inner.previous)
     norms = largest_dual_norms(program, ascent)
-    active = (largest_dual_norms(program, coef) > 0) | (largest_dual_norms(program, previous) > 0)
+    active = nonzero_blocks(coef) | nonzero_blocks(previous)
     known = torch.zeros_like(active)
     known[part.blocks] = True
     kept = known & (active | (norms > _NEAR_ALPHA * program.alpha))

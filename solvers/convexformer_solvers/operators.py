@@ -171,7 +171,7 @@ class LinearMap(ABC):
     def sparse_matvec(self, coef: Tensor) -> Tensor:
         """``matvec``; blocks of zeros cost nothing where the others are ``few``."""
         blocks = coef.reshape(-1, *coef.shape[-2:])
-        support = blocks.flatten(1).any(dim=1).nonzero()[:, 0]
+        support = nonzero_blocks(coef).nonzero()[:, 0]
         return self.matvec_blocks(support, blocks[support]) if self.few(len(support)) else self.matvec(coef)
 
     def rmatvec_blocks(self, blocks: Tensor, values: Tensor) -> Tensor:
@@ -269,6 +269,17 @@ class LinearMap(ABC):
             vector = self.rmatvec(weight[:, None] * values)
             value = float(torch.linalg.vector_norm(vector))
         return value
+
+
+def nonzero_blocks(coef: Tensor) -> Tensor:
+    """Which blocks of coefficients are not all zero, shape ``(n_blocks,)``.
+
+    Examples
+    --------
+    >>> nonzero_blocks(torch.tensor([[[0.0], [2.0]], [[0.0], [0.0]]]))
+    tensor([ True, False])
+    """
+    return coef.reshape(-1, *coef.shape[-2:]).flatten(1).any(dim=1)
 
 
 def as_rows(columns: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .gram import SupportGram
+from .operators import nonzero_blocks
 from .parts import CompressedPart, Part, RestrictedPart, largest_dual_norms
 from .primal_dual import Iterate, PrimalDualSolver
 from .program import Program
@@ -151,7 +152,7 @@ def _chosen(whole: Iterate, known: Tensor, first_width: int, hopeful: bool = Tru
     active ones to come.
     """
     program = whole.program
-    scores, active = largest_dual_norms(program, whole.ascent), largest_dual_norms(program, whole.coef) > 0
+    scores, active = largest_dual_norms(program, whole.ascent), nonzero_blocks(whole.coef)
     violation, eligible = scores.clone(), scores > program.alpha
     eligible[known] = True
     scores[known] = scores[known].clamp(min=program.alpha)
