@@ -19,6 +19,7 @@ from convexformer_solvers.program import check_alpha
 
 from ._validation import as_head_weights, as_tensor, check_finite, check_program_tokens, check_weight
 from .gates import Gates
+from .gates.base import as_gate_index
 from .nn import ConvexAttention, network_from_heads
 from .programs import attention_program
 from .targets import RealTargets, Targets
@@ -85,10 +86,7 @@ class Heads:
         for name, part in parts.items():
             object.__setattr__(self, name, part)
         if self.gate_index is not None:
-            index = np.asarray(self.gate_index)
-            if index.size and index.dtype.kind not in "iu":
-                raise ValueError(f"gate_index must hold integers, got {index.dtype}")
-            object.__setattr__(self, "gate_index", index.astype(np.int64))
+            object.__setattr__(self, "gate_index", as_gate_index(self.gate_index))
         m = len(self.w1)
         if self.w1.ndim != 2 or self.w2.ndim != 2 or self.w3.ndim != 2 or not m == len(self.w2) == len(self.w3):
             raise ValueError(

@@ -127,6 +127,20 @@ class Gates:
         return kept
 
 
+def as_gate_index(values: ArrayLike) -> NDArray[np.int64]:
+    """Positions of gates as an array of its own; ``ValueError`` where they are no integers.
+
+    Examples
+    --------
+    >>> as_gate_index([0, 2])
+    array([0, 2])
+    """
+    index = np.asarray(values)
+    if index.size and index.dtype.kind not in "iu":
+        raise ValueError(f"gate_index must hold integers, got {index.dtype}")
+    return index.astype(np.int64)
+
+
 @dataclass(frozen=True, eq=False)
 class TrainingData:
     """What a gate source may look at: the training data and the program that the gates are for.

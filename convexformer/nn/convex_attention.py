@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from convexformer.gates import Gates
+from convexformer.gates.base import as_gate_index
 
 from .base import check_tokens_for
 from .gated import GatedModule
@@ -75,9 +76,7 @@ class ConvexAttention(GatedModule, SimplexHeads):
             )
         self.gates = gates
         n_gates = 1 if gates is None else len(gates)
-        index = np.arange(n_heads) % n_gates if gate_index is None else np.asarray(gate_index)
-        if index.dtype.kind not in "iu" and index.size:
-            raise ValueError(f"gate_index must hold integers, got {index.dtype}")
+        index = np.arange(n_heads) % n_gates if gate_index is None else as_gate_index(gate_index)
         if index.shape != (n_heads,) or not ((index >= 0) & (index < n_gates)).all():
             raise ValueError(f"gate_index must be {n_heads} positions below {n_gates}, got shape {index.shape}")
         self.gate_index: Tensor

@@ -155,7 +155,7 @@ class Auto(Solver):
     def init_again(self, program: Program, start: Point, previous: _State) -> _State:
         plan = _plan(program, warm=True)
         if previous.solver is _SMOOTHING:
-            plan = _with_smoothing_at_once(program, plan, previous) or plan
+            plan = _with_smoothing_at_once(program, plan, previous)
         if previous.outgrown:
             plan = tuple(stage for stage in plan if not stage.on_working_set)
         if plan[0].solver is not previous.solver:
@@ -193,7 +193,7 @@ def _with_smoothing_at_once(program: Program, plan: tuple[_Stage, ...], previous
     n_before = sum(stage.n_steps for stage in before if stage.solver not in _SELF_ENDING)
     n_taken = previous.stage.n_steps - previous.steps_left
     as_steps = n_taken * _steps_in_the_time_of_smoothing(program) / _SMOOTHING_STEPS
-    return plan[len(before) :] if as_steps <= n_before else plan
+    return (plan[len(before) :] or plan) if as_steps <= n_before else plan
 
 
 def _started(plan: tuple[_Stage, ...], program: Program, start: Point, outgrown: bool = False) -> _State:

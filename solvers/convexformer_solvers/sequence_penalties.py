@@ -206,6 +206,7 @@ class PerTarget(Penalty):
         self.penalty.check_shape((*shape[:-1], shape[-1] // self.n_targets))
 
     def for_outputs(self, n_outputs: int) -> Penalty:
+        _check_outputs(n_outputs, self.n_targets)
         inner = self.penalty.for_outputs(n_outputs // self.n_targets)
         if inner.separable:  # treats the outputs of each target row by themselves anyway
             return inner

@@ -205,6 +205,8 @@ class TestPerTarget:
         assert float(GroupL2().value(coef)) == pytest.approx(float(penalty.value(coef)), rel=1e-12)
         two = PerTarget(GroupNuclear(), 3)
         assert two.for_outputs(6) is two
+        with pytest.raises(ValueError, match="n_targets must divide the number of outputs, got n_targets=6 and 7"):
+            penalty.for_outputs(7)  # no row has a part of an output
 
     def test_factors_rebuild_the_coefficients_at_equal_cost(self):
         coef, penalty = randn(4, 3, 6), PerTarget(GroupNuclear(), 3)
