@@ -10,13 +10,13 @@ from torch import Tensor
 
 from .admm_rho import (
     WORTH_REFACTORING,
+    GroupRule,
     balancing_rho,
     first_rho,
     largest_rho,
-    rho_for_groups,
+    rule_for_groups,
     serves_as_well,
     spread_that_tells,
-    threshold_for,
 )
 from .admm_state import End, Known, Start, State
 from .anderson import Anderson
@@ -118,20 +118,20 @@ class Admm(PrimalDualSolver):
         start = ahead or Start.at(program, coef, pred)
         known = _known(program, start.ascent) if previous is None else previous.known
         found = spread_that_tells(program, warm=previous is not None)
-        threshold, measured = threshold_for(program, found, warm=previous is not None), False
-        if previous is not None and previous.measured and program.loss.separable:
-            threshold, measured = previous.threshold, True
+        rule = rule_for_groups(program, found, warm=previous is not None)
+        if previous is not None and previous.rule.measured and program.loss.separable:
+            rule = previous.rule
         before = previous.rho if previous is not None and ahead is not None else None
-        rho = _starting_rho(program, start, known.largest_rho, threshold, found, before)
+        rho = _starting_rho(program, start, rule, known.largest_rho, found, before)
         local, margin = _local_curvature(program, start.fitted), 1.0
         if previous is not None and _alike(program, local, previous.local):
             local, margin = previous.local, previous.margin
         rho = _factorised(known, program.weight * margin * local, rho, may_keep=previous is not None)
-        state = State.at(exact, program, known, start, local, rho, threshold)
+        state = State.at(exact, program, known, start, local, rho, rule)
         if previous is None:
-            return state._replace(measured=measured, margin=margin)
+            return state._replace(margin=margin)
         end = previous.end_before(exact)
-        return state._replace(measured=measured, margin=margin, iteration=_WARM, before=end)
+        return state._replace(margin=margin, iteration=_WARM, before=end)
 
     def _in_own_precision(self, exact: Program, previous: State | None) -> Program:
         if previous is None:
@@ -198,10 +198,10 @@ def _known(program: Program, ascent: Tensor) -> Known:
 
 
 def _starting_rho(
-    program: Program, start: Start | End, largest: float, threshold: float, found: float, before: float | None
+    program: Program, start: Start | End, rule: GroupRule, largest: float, found: float, before: float | None
 ) -> float:
     """The rho for the groups of a start; where that is extrapolated, near the one before."""
-    rho = rho_for_groups(program, start.coef, threshold, largest) or first_rho(program, start.ascent, found, largest)
+    rho = rule.rho(program, start.coef, largest) or first_rho(program, start.ascent, found, largest)
     if before is None:
         return rho
     return _near(before, rho, _LARGEST_WARM_CHANGE) if rho < largest else before  # groups that small tell less
@@ -353,30 +353,27 @@ def _begun_anew(state: State) -> State:
     local, coef = _local_curvature(program, fitted), torch.zeros_like(state.coef)
     _factorised(state.known, program.weight * local, rho)
     start = Start(coef, torch.zeros_like(fitted), fitted, program.pull_back(program.null_dual_point))
-    new = State.at(state.exact, program, state.known, start, local, rho, state.threshold)
-    return new._replace(measured=state.measured, iteration=state.iteration)
+    new = State.at(state.exact, program, state.known, start, local, rho, state.rule)
+    return new._replace(iteration=state.iteration)
 
 
 def _with_better_rho(state: State) -> State:
     """The state with another rho where that is worth its cost, by the moves since the mark or the size of groups.
 
-    What moves say of rho they say of the threshold, for later iterations and the next alpha of a path.
+    What moves say of rho they say of the rule by size, for later iterations and the next alpha of a path.
     """
-    program, largest, threshold = state.program, state.known.largest_rho, state.threshold
+    program, largest = state.program, state.known.largest_rho
     # A gap below zero is that of an ascent that is not the dual point's: then moves are not those of the loss.
     by_moves = balancing_rho(state.mark, state.sides()) if state.mark is not None and state.gap >= 0 else None
-    if by_moves is not None:
-        by_moves = _near(state.rho, by_moves, _LARGEST_CHANGE)
-    by_size = rho_for_groups(program, state.coef, threshold, largest)
-    wanted = by_moves or by_size
-    if by_moves is None and by_size == largest and state.before is not None:  # groups that small tell less than a path
-        wanted = None
     state = state._replace(mark=None)
-    if wanted is None or serves_as_well(state.rho, wanted):
-        return state
-    if by_moves is None or by_size is None or by_size == largest:
-        return state._replace(rho=wanted)
-    return state._replace(rho=wanted, threshold=threshold * by_size / wanted, measured=True)
+    if by_moves is not None:
+        wanted = _near(state.rho, by_moves, _LARGEST_CHANGE)
+        if serves_as_well(state.rho, wanted):
+            return state
+        return state._replace(rho=wanted, rule=GroupRule.told(program, state.coef, wanted) or state.rule)
+    by_size = state.rule.rho(program, state.coef, largest)
+    tells_less = by_size == largest and state.before is not None  # groups that small tell less than a path
+    return state if by_size is None or tells_less or serves_as_well(state.rho, by_size) else state._replace(rho=by_size)
 
 
 def _near(rho: float, wanted: float, factor: float) -> float:

@@ -40,6 +40,40 @@ class Sides(NamedTuple):
     pull: Tensor  # rho U
 
 
+class GroupRule(NamedTuple):
+    """The rho that makes the prox's threshold so many times the size of a typical active group.
+
+    That is the median one at first: it shrinks with many small groups, which ask for a larger rho. Where moves have said
+    what rho is, the rule only carries it to other sizes, and takes the one that a unit of the sizes' sum belongs to on
+    average, which does not jump where many small groups come in.
+    """
+
+    threshold: float  # alpha / rho over that size
+    measured: bool = False  # whether moves have said what it is
+
+    @classmethod
+    def told(cls, program: Program, coef: Tensor, rho: float) -> GroupRule | None:
+        """The rule that gives this rho at some coefficients; None without active groups."""
+        size = _average_of_sum(program.penalty.group_dual_norms(coef))
+        return cls(program.alpha / (rho * size), measured=True) if size > 0 else None
+
+    def rho(self, program: Program, coef: Tensor, largest: float) -> float | None:
+        """The rho, up to a largest one; None without active groups."""
+        sizes = program.penalty.group_dual_norms(coef)
+        if self.measured:
+            size = _average_of_sum(sizes)
+        else:  # those that would ask for far more than the largest are rounding
+            sizes = sizes[sizes > _ROUNDING * program.alpha / (self.threshold * largest)]
+            size = float(sizes.median()) if len(sizes) else 0.0
+        return min(program.alpha / (self.threshold * size), largest) if size > 0 else None
+
+
+def _average_of_sum(sizes: Tensor) -> float:
+    """Average size, weighted by the sizes themselves; zero where all are."""
+    total = float(sizes.sum())
+    return float(sizes.square().sum()) / total if total > 0 else 0.0
+
+
 def balancing_rho(before: Sides, after: Sides) -> float | None:
     """Geometric mean of the curvatures that moves have met in the loss and in the penalty; None where nothing moved.
 
@@ -59,16 +93,6 @@ def serves_as_well(rho: float, other: float) -> bool:
     return max(rho / other, other / rho) <= WORTH_REFACTORING
 
 
-def rho_for_groups(program: Program, coef: Tensor, threshold: float, largest: float) -> float | None:
-    """The rho that makes alpha / rho so many times the median active group, up to a largest one; None without any.
-
-    Groups so small that they would ask for far more than the largest are rounding and do not count.
-    """
-    sizes = program.penalty.group_dual_norms(coef)
-    sizes = sizes[sizes > _ROUNDING * program.alpha / (threshold * largest)]
-    return min(program.alpha / (threshold * float(sizes.median())), largest) if len(sizes) else None
-
-
 def spread_that_tells(program: Program, warm: bool) -> float:
     """Spread of the features where the first rho and the prox's threshold go by it, NaN elsewhere."""
     loss = program.loss
@@ -76,14 +100,14 @@ def spread_that_tells(program: Program, warm: bool) -> float:
     return spread(program) if looks else math.nan
 
 
-def threshold_for(program: Program, found: float, warm: bool) -> float:
-    """The prox's threshold in units of the median norm of an active group."""
+def rule_for_groups(program: Program, found: float, warm: bool) -> GroupRule:
+    """The rule before moves have told: by the spread that was found, or NaN."""
     if warm and not program.loss.separable:
-        return _NEAR_THRESHOLD
+        return GroupRule(_NEAR_THRESHOLD)
     if math.isnan(found):
-        return _THRESHOLD
+        return GroupRule(_THRESHOLD)
     least = _LEAST_THRESHOLD if program.loss.quadratic else _THRESHOLD
-    return min(_LARGEST_THRESHOLD, max(least, _THRESHOLD_OF_SPREAD * math.sqrt(found)))
+    return GroupRule(min(_LARGEST_THRESHOLD, max(least, _THRESHOLD_OF_SPREAD * math.sqrt(found))))
 
 
 def first_rho(program: Program, ascent: Tensor, found: float, largest: float) -> float:
@@ -91,7 +115,7 @@ def first_rho(program: Program, ascent: Tensor, found: float, largest: float) ->
     direction = program.penalty.prox(ascent, program.alpha)
     slope = float((ascent * direction).sum())
     step = slope / _bend(program, direction) if slope > 0 else 0.0
-    rho = _first_share(program, found) * (rho_for_groups(program, step * direction, _THRESHOLD, largest) or 0.0)
+    rho = _first_share(program, found) * (GroupRule(_THRESHOLD).rho(program, step * direction, largest) or 0.0)
     return rho if rho > 0 else 1.0
 
 

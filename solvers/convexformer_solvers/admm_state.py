@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .admm_rho import Sides
+from .admm_rho import GroupRule, Sides
 from .anderson import Anderson
 from .primal_dual import Iterate
 from .program import Program
@@ -92,8 +92,7 @@ class _Fields(NamedTuple):
     program: Program  # the same in the precision of the iterations
     known: Known
     rho: float
-    threshold: float  # that alpha / rho is set to, in units of the median norm of an active group
-    measured: bool  # whether moves have said what it is
+    rule: GroupRule  # for rho by the size of groups
     local: Tensor  # curvature of each sample's loss when it was last looked at, (N,)
     margin: float  # curvature of the quadratic that stands for the loss, in units of the local one
     met: float  # largest mean curvature met along the moves since then, in the same units
@@ -123,7 +122,7 @@ class State(_Fields):
         start: Start | End,
         local: Tensor,
         rho: float,
-        threshold: float,
+        rule: GroupRule,
     ) -> State:
         """The state to begin with."""
         split = start.split(program, rho)
@@ -132,8 +131,7 @@ class State(_Fields):
             program=program,
             known=known,
             rho=rho,
-            threshold=threshold,
-            measured=False,
+            rule=rule,
             local=local,
             margin=1.0,
             met=0.0,

@@ -11,6 +11,7 @@ from solver_cases import make_program, randn
 
 from convexformer_solvers import Admm, DenseMap, Fista, GroupL2, Program, Squared, admm_rho, get_loss, ridge, solve
 from convexformer_solvers import admm as admm_module
+from convexformer_solvers.admm_rho import GroupRule
 from convexformer_solvers.anderson import Anderson
 from convexformer_solvers.factorisation import CholeskySolver, cholesky, factorised_above, lower_rows
 from convexformer_solvers.ridge import RidgeInFeatures
@@ -253,8 +254,12 @@ class TestRho:
     @pytest.mark.parametrize("loss", ["squared", "logistic", "huber"])
     def test_a_threshold_that_is_far_off_costs_few_iterations(self, loss, factor, monkeypatch):
         # Unless moves set rho anew, Huber's loss takes 400 to 2000, the squared loss up to 1500.
-        as_given = admm_module.threshold_for
-        monkeypatch.setattr(admm_module, "threshold_for", lambda *args, **given: factor * as_given(*args, **given))
+        as_given = admm_module.rule_for_groups
+
+        def far_off(*args, **given):
+            return GroupRule(factor * as_given(*args, **given).threshold)
+
+        monkeypatch.setattr(admm_module, "rule_for_groups", far_off)
         for seed in range(3):
             result = solve(correlated_program(loss, seed), Admm(), tol=1e-6, max_iter=60)
             assert result.certificate.relative_gap <= 1e-6
@@ -276,14 +281,33 @@ class TestRho:
     def test_a_path_goes_on_with_the_threshold_that_moves_told(self):
         program, solver = correlated_program("huber", seed=0), Admm()
         state = solver.init_at(program, torch.zeros(program.coef_shape, dtype=torch.float64), None)
-        state = state._replace(threshold=100 * state.threshold)
+        state = state._replace(rule=GroupRule(100 * state.rule.threshold))
         for _ in range(15):
             state = solver.step(program, state)
-        assert state.measured
+        assert state.rule.measured
         ahead = program.with_alpha(0.8 * program.alpha)
         warm = solver.init_at(ahead, state.coef, None, state)
-        assert warm.threshold == state.threshold
+        assert warm.rule == state.rule
         assert warm.rho == pytest.approx(state.rho, rel=0.5)
+
+    def test_what_moves_told_is_carried_to_other_sizes_and_alphas(self):
+        program = correlated_program("squared", seed=0)
+        coef = randn(*program.coef_shape, seed=3)
+        rule = GroupRule.told(program, coef, 0.3)
+        assert rule.rho(program, coef, math.inf) == pytest.approx(0.3)
+        assert rule.rho(program.with_alpha(2 * program.alpha), 5 * coef, math.inf) == pytest.approx(0.3 * 2 / 5)
+        assert rule.rho(program, coef, 0.2) == 0.2
+        assert GroupRule.told(program, 0 * coef, 0.3) is None
+        assert rule.rho(program, 0 * coef, math.inf) is None
+
+    def test_many_small_groups_do_not_take_it_elsewhere(self):
+        program = correlated_program("squared", seed=0)
+        few = randn(*program.coef_shape, seed=3)
+        few[5:] = 0
+        many = torch.where(few == 0, 1e-3 * randn(*program.coef_shape, seed=4), few)
+        told, median = GroupRule.told(program, few, 0.3), GroupRule(1.0)
+        assert told.rho(program, many, math.inf) == pytest.approx(0.3, rel=0.1)
+        assert median.rho(program, many, math.inf) > 100 * median.rho(program, few, math.inf)
 
     def test_points_far_worse_than_a_constant_are_left_for_it_and_a_larger_rho(self):
         program, solver = correlated_program("squared", seed=0), Admm()

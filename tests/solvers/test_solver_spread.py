@@ -82,7 +82,7 @@ class TestSpread:
 
 def threshold(program):
     zeros = torch.zeros(program.coef_shape, dtype=torch.float64)
-    return Admm().init_at(program.with_alpha(0.1 * program.alpha_max), zeros, None).threshold
+    return Admm().init_at(program.with_alpha(0.1 * program.alpha_max), zeros, None).rule.threshold
 
 
 class TestThreshold:
@@ -114,7 +114,7 @@ class TestThreshold:
 
     def test_without_any_numbers(self):
         program = program_of(DenseMap(torch.zeros(10, 2, 3, dtype=torch.float64)))
-        assert 0 < Admm().init_at(program, torch.zeros(2, 3, 1).double(), None).threshold < math.inf
+        assert 0 < Admm().init_at(program, torch.zeros(2, 3, 1).double(), None).rule.threshold < math.inf
 
     @pytest.mark.parametrize(("loss", "c"), [("softmax", 3), ("huber", 1), ("squared_hinge", 1)])
     def test_of_coupled_outputs_and_jumping_curvature_goes_by_the_start_alone(self, loss, c):
@@ -129,5 +129,5 @@ class TestThreshold:
             zeros = torch.zeros(program.coef_shape, dtype=torch.float64)
             cold = Admm().init_at(program, zeros, None)
             warm = Admm().init_at(program, zeros, None, cold)
-            assert warm.threshold == threshold(program_of(DenseMap(data), "huber"))
-            assert warm.threshold != cold.threshold
+            assert warm.rule.threshold == threshold(program_of(DenseMap(data), "huber"))
+            assert warm.rule.threshold != cold.rule.threshold

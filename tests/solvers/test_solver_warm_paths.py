@@ -22,6 +22,7 @@ from convexformer_solvers import (
 )
 from convexformer_solvers import admm as admm_module
 from convexformer_solvers.admm_newton import AdmmNewton
+from convexformer_solvers.admm_rho import GroupRule
 from convexformer_solvers.admm_state import End
 from convexformer_solvers.loop import Ending
 from convexformer_solvers.path import _Trail
@@ -125,10 +126,10 @@ def test_coupled_losses_take_a_shorter_threshold_along_paths():
     sizes = program.penalty.group_dual_norms(coef)
     median = float(sizes[sizes > 0].median())
     cold = solver.init_at(program, coef, None)
-    assert program.alpha / cold.rho == pytest.approx(cold.threshold * median)
+    assert program.alpha / cold.rho == pytest.approx(cold.rule.threshold * median)
     warm = solver.init_at(program, coef, None, cold)
-    assert program.alpha / warm.rho == pytest.approx(warm.threshold * median)
-    assert warm.threshold < cold.threshold
+    assert program.alpha / warm.rho == pytest.approx(warm.rule.threshold * median)
+    assert warm.rule.threshold < cold.rule.threshold
 
 
 def test_rho_is_set_anew_by_the_threshold_of_the_state():
@@ -139,8 +140,9 @@ def test_rho_is_set_anew_by_the_threshold_of_the_state():
     state = solver.init_at(program, coef, None)
     for factor in (10, 1, 0.1):
         before = state.rho * state.multiplier
-        state = admm_module._adapted(state._replace(threshold=factor * state.threshold, iteration=5))
-        assert program.alpha / state.rho == pytest.approx(state.threshold * median)
+        rule = state.rule._replace(threshold=factor * state.rule.threshold)
+        state = admm_module._adapted(state._replace(rule=rule, iteration=5))
+        assert program.alpha / state.rho == pytest.approx(rule.threshold * median)
         torch.testing.assert_close(state.rho * state.multiplier, before)
 
 
@@ -179,7 +181,7 @@ def test_rho_of_an_extrapolated_start_is_near_the_one_before(monkeypatch, told, 
     second = _states()[-1]
     second = second._replace(known=second.known._replace(largest_rho=1e12 * second.rho))
     exact = second.exact.with_alpha(0.9 * second.exact.alpha)
-    monkeypatch.setattr(admm_module, "rho_for_groups", lambda *arguments: told * second.rho)
+    monkeypatch.setattr(GroupRule, "rho", lambda *arguments: told * second.rho)
     start = Point(second.coef, exact.null_intercept, pred=second.fitted)
     assert Admm().init_again(exact, start, second).rho == pytest.approx(factor * second.rho)
     given = start._replace(pred=None)  # of no other alpha
@@ -190,7 +192,7 @@ def test_groups_too_small_to_tell_leave_rho_of_a_path_as_it_was(monkeypatch):
     second = _states()[-1]
     second = second._replace(known=second.known._replace(largest_rho=100 * second.rho))
     exact = second.exact.with_alpha(0.9 * second.exact.alpha)
-    monkeypatch.setattr(admm_module, "rho_for_groups", lambda program, coef, threshold, largest: largest)
+    monkeypatch.setattr(GroupRule, "rho", lambda rule, program, coef, largest: largest)
     start = Point(second.coef, exact.null_intercept, pred=second.fitted)
     again = Admm().init_again(exact, start, second)
     assert again.rho == second.rho
