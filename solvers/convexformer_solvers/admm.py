@@ -106,11 +106,14 @@ class Admm(PrimalDualSolver):
     def name(self) -> str:
         return "admm"
 
-    def init_at(self, program: Program, coef: Tensor, pred: Tensor | None, previous: State | None = None) -> State:
+    def unmet_requirement(self, program: Program) -> str | None:
         if not math.isfinite(program.loss.smoothness):
-            raise TypeError(f"solver {self.name!r} needs a loss with finite smoothness, which {program.loss!r} has not")
+            return f"a loss with finite smoothness, which {program.loss!r} has not"
         if not program.penalty.by_block:  # the rule for rho goes by the size of groups
-            raise TypeError(f"solver {self.name!r} needs a penalty that is a sum over blocks, not {program.penalty!r}")
+            return f"a penalty that is a sum over blocks, not {program.penalty!r}"
+        return super().unmet_requirement(program)
+
+    def init_at(self, program: Program, coef: Tensor, pred: Tensor | None, previous: State | None = None) -> State:
         exact = program.counted().with_float64_targets()
         program = self._in_own_precision(exact, previous)
         # Coefficients alone are a start that somebody gave.

@@ -111,6 +111,9 @@ class AdmmNewton(PrimalDualSolver):
     def name(self) -> str:
         return "admm_newton"
 
+    def unmet_requirement(self, program: Program) -> str | None:
+        return self.first.unmet_requirement(program)
+
     def init_at(self, program: Program, coef: Tensor, pred: Tensor | None, previous: _State | None = None) -> _State:
         if previous is None:
             return _State(self.first.init_at(program, coef, pred))

@@ -43,9 +43,9 @@ class Sides(NamedTuple):
 class GroupRule(NamedTuple):
     """The rho that makes the prox's threshold so many times the size of a typical active group.
 
-    That is the median one at first: it shrinks with many small groups, which ask for a larger rho. Where moves have said
-    what rho is, the rule only carries it to other sizes, and takes the one that a unit of the sizes' sum belongs to on
-    average, which does not jump where many small groups come in.
+    That is the median one at first: it shrinks with many small groups, which ask for a larger rho. Where moves have
+    said what rho is, the rule only carries it to other sizes, by their average weighted by the sizes themselves, which
+    does not jump where many small groups come in.
     """
 
     threshold: float  # alpha / rho over that size

@@ -11,17 +11,16 @@ import torch
 
 from .admm import Admm
 from .admm_newton import AdmmNewton, admm_work
-from .block_descent import BlockDescent, applies
+from .block_descent import BlockDescent
 from .centered import Centered
 from .constant import Constant
 from .first_steps import FirstSteps, nearly_independent
 from .fista import Fista
 from .mixed_precision import MixedPrecision
-from .penalty import Penalty
 from .polish import Polished
 from .program import Program
 from .proximal_dual import ProximalDual
-from .semismooth import SemismoothNewton, newton_applies
+from .semismooth import SemismoothNewton
 from .smoothing_newton import SmoothingNewton
 from .smoothing_systems import block_numbers, newton_work
 from .solver import Point, Solver, null_point
@@ -244,7 +243,7 @@ def _factorises(program: Program) -> bool:
 
 def _unbounded_curvature(program: Program) -> Iterator[_Stage]:
     """Accelerated gradient steps, and Newton steps from there where they apply."""
-    if newton_applies(program) and program.map.n_samples <= _LARGEST_SIDE:
+    if _NEWTON.unmet_requirement(program) is None and program.map.n_samples <= _LARGEST_SIDE:
         newton = _Stage(_NEWTON, _NEWTON_STEPS)
         yield _Stage(_FISTA, _FISTA_STEPS_BEFORE_NEWTON)
         yield newton
@@ -280,7 +279,7 @@ def _working_set(program: Program, warm: bool) -> Iterator[_Stage]:
     """A growing set of blocks, where the Gram matrix of all features is costly, and along paths."""
     quadratic = program.loss.quadratic
     costly = quadratic and _products_of_gram(program) > _PRODUCTS
-    if costly and applies(program):
+    if costly and _BLOCKS.unmet_requirement(program) is None:
         yield _Stage(_BLOCKS, math.inf, on_working_set=True)
     elif costly or warm:
         # Other losses form the Gram matrix of the set again with each curvature.
@@ -328,7 +327,7 @@ def _with_late_smoothing(stages: tuple[_Stage, ...]) -> Iterator[_Stage]:
 
 def _steps_in_the_time_of_smoothing(program: Program) -> float:
     """Alternating steps that take as long as those of ``SmoothingNewton``; inf where it does not apply."""
-    if type(program.penalty).smoothed_value is Penalty.smoothed_value or block_numbers(program) > _MOST_NUMBERS:
+    if _SMOOTHING.unmet_requirement(program) is not None or block_numbers(program) > _MOST_NUMBERS:
         return math.inf
     n_parts = program.y.shape[1] if program.outputs_separate else 1
     work = _SMOOTHING_STEPS * (newton_work(program) + n_parts * _SMOOTHING_CALLS)
@@ -343,7 +342,7 @@ def _products_of_gram(program: Program) -> float:
 def _in_turns(program: Program) -> Iterator[_Stage]:
     """Alternating and accelerated gradient steps, and Newton steps where they apply and cost little."""
     work = program.map.smaller_side**3 * program.y.shape[1]
-    takes_newton_steps = newton_applies(program) and work <= _SMALL_NEWTON_SIDE**3
+    takes_newton_steps = _NEWTON.unmet_requirement(program) is None and work <= _SMALL_NEWTON_SIDE**3
     yield _Stage(_ALTERNATING, _FIRST_STEPS_QUADRATIC if program.loss.quadratic else _FIRST_STEPS)
     if takes_newton_steps:  # where curvatures jump, points of other solvers that are not near lead it astray
         yield _Stage(_NEWTON, _NEWTON_STEPS, afresh=True)

@@ -295,12 +295,16 @@ class BlockDescent(PrimalDualSolver):
     def name(self) -> str:
         return "block_descent"
 
-    def init_at(self, program: Program, coef: Tensor, pred: Tensor | None, previous: _State | None = None) -> _State:
-        if not applies(program):
-            raise TypeError(
-                f"solver {self.name!r} needs the squared loss, the group-l2 penalty and one output, got "
-                f"{program.loss!r}, {program.penalty!r} and {program.y.shape[1]} outputs"
+    def unmet_requirement(self, program: Program) -> str | None:
+        n_outputs = program.y.shape[1]
+        if not (program.loss.quadratic and program.penalty.euclidean and n_outputs == 1):
+            return (
+                f"the squared loss, the group-l2 penalty and one output, not {program.loss!r}, {program.penalty!r} "
+                f"and {n_outputs} outputs"
             )
+        return super().unmet_requirement(program)
+
+    def init_at(self, program: Program, coef: Tensor, pred: Tensor | None, previous: _State | None = None) -> _State:
         program = program.counted().with_float64_targets()
         whole = Iterate.at(program, coef, pred)
         coef, gap = whole.coef, whole.rough_gap
@@ -421,8 +425,3 @@ def _cheap(state: _State) -> bool:
     linear_map = state.whole.program.map
     work = 2.0 * linear_map.n_samples * (len(state.blocks) * linear_map.feature_shape[-1]) ** 2
     return work <= _CHEAP * linear_map.gram_work()
-
-
-def applies(program: Program) -> bool:
-    """Whether a program has the squared loss, the group-l2 penalty and one output."""
-    return program.loss.quadratic and program.penalty.euclidean and program.y.shape[1] == 1

@@ -47,6 +47,9 @@ class Centered(PrimalDualSolver):
     def name(self) -> str:
         return self.inner.name
 
+    def unmet_requirement(self, program: Program) -> str | None:
+        return self.inner.unmet_requirement(program)
+
     def init_at(self, program: Program, coef: Tensor, pred: Tensor | None, previous: _State | None = None) -> _State:
         exact = program.counted().with_float64_targets()
         applies = _pays(exact) if previous is None else previous.applies

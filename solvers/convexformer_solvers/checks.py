@@ -118,7 +118,7 @@ def check_loss(loss: Loss, n_outputs: int = 3, seed: int = 0) -> None:
         _require_close(value, half_square, 1e-12, "quadratic is True but the value is not half the square")
     _check_conjugate(loss, pred, move, y, value, gradient)
     _check_dual_scale(loss, -gradient, y, weight)
-    if type(loss).widened is not Loss.widened:
+    if loss.defines("widened"):
         _check_widened(loss, pred, loss.gradient(move, y), y)
 
 
@@ -144,7 +144,7 @@ def _check_widened(loss: Loss, pred: Tensor, slope: Tensor, y: Tensor) -> None:
 def _check_conjugate(loss: Loss, pred: Tensor, move: Tensor, y: Tensor, value: Tensor, gradient: Tensor) -> None:
     conjugate = loss.conjugate(gradient, y)
     if bool(conjugate.isnan().any()):
-        _require(type(loss).conjugate is Loss.conjugate, "conjugate is nan at a gradient")
+        _require(not loss.defines("conjugate"), "conjugate is nan at a gradient")
         return
     _require_close(
         value + conjugate, (gradient * pred).sum(1), 1e-9, "Fenchel-Young fails with equality at the gradient"
@@ -212,12 +212,12 @@ def check_penalty(penalty: Penalty, seed: int = 0) -> None:
         single = penalty.prox(coef.float(), 0.3)
         _require(single.dtype == torch.float32, "prox must have the precision of its argument")
         _check_prox(penalty, coef, other, 0.3 * float(penalty.dual_norm(coef)))
-        if type(penalty).factorize is not Penalty.factorize:
+        if penalty.defines("factorize"):
             _check_factors(penalty, coef, generator)
         _check_active_groups(penalty, coef, other)
-        if type(penalty).smoothed_value is not Penalty.smoothed_value:
+        if penalty.defines("smoothed_value"):
             _check_smoothed(penalty, coef, other)
-    if type(penalty).violating_atoms is not Penalty.violating_atoms:
+    if penalty.defines("violating_atoms"):
         for size in ((4, 3, 2), (2, 3, 2, 4), (3, 2)):
             _check_atoms(penalty, torch.randn(size, generator=generator, dtype=torch.float64))
 

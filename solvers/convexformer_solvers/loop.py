@@ -18,8 +18,6 @@ from tqdm.auto import tqdm
 
 from .arguments import as_dtype, check_count
 from .certificate import certify
-from .loss import Loss
-from .penalty import Penalty
 from .program import Program
 from .result import Certificate, History, Progress, SolverInterrupted, SolverResult, Status, check_tol
 from .schedule import Schedule
@@ -95,9 +93,25 @@ def solve(
     >>> solve(program, Fista(), tol=1e-10).coef.flatten()
     tensor([2., 0.], dtype=torch.float64)
     """
+    options = Options(tol, max_iter, callback, verbose)
     point = as_point(start)
-    reference, working = in_working_precision(program, dtype, device)
-    return solve_on(reference, working, solver, tol, max_iter, point, None, callback, verbose)[0]
+    return solve_on(in_working_precision(program, dtype, device), solver, options, point)[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What ends a solve and who watches it; as the arguments of ``solve``, which it checks."""
+
+    tol: float = 1e-4
+    max_iter: int = 10_000
+    callback: Callback | None = None
+    verbose: bool = False
+
+    def __post_init__(self) -> None:
+        check_tol(self.tol)
+        check_count("max_iter", self.max_iter)
+        if self.callback is not None and not callable(self.callback):
+            raise TypeError(f"callback must be callable with a Progress, got {self.callback!r}")
 
 
 class Ending(NamedTuple):
@@ -115,19 +129,33 @@ class Ending(NamedTuple):
     state: Any
 
 
-def in_working_precision(
-    program: Program, dtype: torch.dtype | str | None, device: torch.device | str | None
-) -> tuple[Program, Program]:
-    """The program on a device, which certificates speak of, and the same in the form that solvers work on.
+class Forms(NamedTuple):
+    """The two forms of a program that a solve needs.
 
-    That is in another precision, perhaps, and with the penalty that they can do most with.
+    Attributes
+    ----------
+    reference : Program
+        What certificates speak of, on the device of the solve.
+    working : Program
+        What the solver works on: in another precision, perhaps, and with the penalty that it can do most with.
     """
+
+    reference: Program
+    working: Program
+
+    def with_alpha(self, alpha: float) -> Forms:
+        """Those of the program with another ``alpha``."""
+        return Forms(self.reference.with_alpha(alpha), self.working.with_alpha(alpha))
+
+
+def in_working_precision(program: Program, dtype: torch.dtype | str | None, device: torch.device | str | None) -> Forms:
+    """The forms of a program for a solve in a precision and on a device."""
     precision = as_dtype(dtype, program.map.dtype)
     with torch.no_grad():
         reference = _without_gradients(program).to(device=device)
         working = reference.to(dtype=precision)
     penalty = working.penalty.for_outputs(working.y.shape[1])
-    return reference, working if penalty is working.penalty else dataclasses.replace(working, penalty=penalty)
+    return Forms(reference, working if penalty is working.penalty else dataclasses.replace(working, penalty=penalty))
 
 
 def _without_gradients(program: Program) -> Program:
@@ -139,29 +167,18 @@ def _without_gradients(program: Program) -> Program:
 
 
 def solve_on(
-    reference: Program,
-    working: Program,
-    solver: Solver,
-    tol: float = 1e-4,
-    max_iter: int = 10_000,
-    start: Point | None = None,
-    previous: Any = None,
-    callback: Callback | None = None,
-    verbose: bool = False,
+    forms: Forms, solver: Solver, options: Options, start: Point | None = None, previous: Any = None
 ) -> tuple[SolverResult, Ending]:
-    """``solve`` from a point and a state of a solve on the same data; also returns those that it ends with.
-
-    Takes the program twice, as ``in_working_precision`` gives it.
-    """
+    """``solve`` from a point and a state of a solve on the same data; also returns those that it ends with."""
     check_solver_type(solver)
-    check_tol(tol)
-    check_count("max_iter", max_iter)
-    _check_requirements(working, solver)
-    if callback is not None and not callable(callback):
-        raise TypeError(f"callback must be callable with a Progress, got {callback!r}")
-    own_callback = None if callback is None else _with_gradients_as_here(callback)
+    forms.working.penalty.check_shape(forms.working.coef_shape)
+    unmet = solver.unmet_requirement(forms.working)
+    if unmet is not None:
+        raise TypeError(f"solver {solver.name!r} needs {unmet}")
+    if options.callback is not None:
+        options = dataclasses.replace(options, callback=_with_gradients_as_here(options.callback))
     with torch.no_grad():  # data that require gradients have none of the solution's
-        return _run(reference, working, solver, tol, max_iter, start, previous, own_callback, verbose)
+        return _run(forms, solver, options, start, previous)
 
 
 def _factorisation_failed(solver: Solver, program: Program, error: Exception) -> ValueError:
@@ -184,19 +201,12 @@ def _with_gradients_as_here(callback: Callback) -> Callback:
 
 
 def _run(
-    reference: Program,
-    working: Program,
-    solver: Solver,
-    tol: float,
-    max_iter: int,
-    start: Point | None,
-    previous: Any,
-    callback: Callback | None,
-    verbose: bool,
+    forms: Forms, solver: Solver, options: Options, start: Point | None, previous: Any
 ) -> tuple[SolverResult, Ending]:
+    reference, working = forms
     first = _starting_point(working, start)
-    run = _Run(reference, solver.name, tol, callback, first)
-    with tqdm(total=max_iter, disable=not verbose, desc=solver.name, unit="it", leave=True) as bar:
+    run = _Run(reference, solver.name, options, first)
+    with tqdm(total=options.max_iter, disable=not options.verbose, desc=solver.name, unit="it", leave=True) as bar:
         # Predictions come with points on the way to somewhere; one without may be good enough as it is.
         given = start is not None and start.pred is None
         state: Any = previous
@@ -206,7 +216,7 @@ def _run(
             if status is None:
                 origin = null_point(working) if given and run.is_worse_than_constant else first
                 state = _first_state(working, solver, origin, previous)
-                status, state = run.until_stop(working, solver, state, max_iter, bar)
+                status, state = run.until_stop(working, solver, state, bar)
             # A given start has been certified.
             within_tol = status is not Status.CONVERGED and not given and run.falls_back_on(first)
         except KeyboardInterrupt:
@@ -218,7 +228,7 @@ def _run(
     if status is Status.INTERRUPTED:
         raise SolverInterrupted(result)
     if status in (Status.MAX_ITER, Status.STALLED):
-        _warn_not_converged(result, tol, max_iter, working.map.dtype)
+        _warn_not_converged(result, options, working.map.dtype)
     return result, Ending(run.last, state)
 
 
@@ -232,9 +242,8 @@ def _first_state(program: Program, solver: Solver, start: Point, previous: Any) 
 class _Run:
     """Book-keeping of one solve: certificates, best point, history."""
 
-    def __init__(self, program: Program, solver_name: str, tol: float, callback: Callback | None, start: Point) -> None:
-        self.program, self.solver_name, self.tol, self.callback = program, solver_name, tol, callback
-        self.start = start
+    def __init__(self, program: Program, solver_name: str, options: Options, start: Point) -> None:
+        self.program, self.solver_name, self.options, self.start = program, solver_name, options, start
         self.latest: Callable[[], Point] = lambda: start
         self.history = History()
         self.began = time.perf_counter()
@@ -243,8 +252,10 @@ class _Run:
         self.last: Point
         self.last_gap: float
 
-    def until_stop(self, working: Program, solver: Solver, state: Any, max_iter: int, bar: tqdm) -> tuple[Status, Any]:
-        schedule = Schedule(self.tol * self.program.null_value, watched=self.callback is not None or not bar.disable)
+    def until_stop(self, working: Program, solver: Solver, state: Any, bar: tqdm) -> tuple[Status, Any]:
+        options = self.options
+        watched = options.verbose or options.callback is not None
+        schedule = Schedule(options.tol * self.program.null_value, watched)
         while True:
             try:
                 state = solver.step(working, state)
@@ -258,7 +269,7 @@ class _Run:
                 bar.set_description_str(solver.activity(state), refresh=False)
             bar.update()
             finished, estimate = solver.finished(state), solver.estimated_gap(state)
-            if not (finished or self.iteration == max_iter or schedule.due(self.iteration, estimate)):
+            if not (finished or self.iteration == options.max_iter or schedule.due(self.iteration, estimate)):
                 continue
             status = self.check(self.latest(), bar)
             schedule.certified(self.iteration, estimate, self.last_gap)
@@ -268,7 +279,7 @@ class _Run:
             too_rough = schedule.stands_still and working.y.dtype == torch.float32
             if finished or too_rough:
                 return Status.STALLED, state
-            if self.iteration == max_iter:
+            if self.iteration == options.max_iter:
                 return Status.MAX_ITER, state
 
     @property
@@ -285,13 +296,13 @@ class _Run:
             return False
         self.best = (start, certificate)
         self.history.append(self.iteration, time.perf_counter() - self.began, certificate)
-        return certificate.relative_gap <= self.tol
+        return certificate.relative_gap <= self.options.tol
 
     def stalled(self, bar: tqdm) -> Status:
         """How a run ended that could take no further step."""
         self.record_latest(bar)
         assert self.best is not None
-        return Status.CONVERGED if self.best[1].relative_gap <= self.tol else Status.STALLED
+        return Status.CONVERGED if self.best[1].relative_gap <= self.options.tol else Status.STALLED
 
     def record_latest(self, bar: tqdm) -> None:
         """Certify the last point, unless that has been done."""
@@ -313,8 +324,9 @@ class _Run:
         """Certify a point and ask the callback; the status that ends the run, if it does."""
         progress = self.record(point, bar)
         # The convergence test comes first: a converged point is converged whatever the callback says.
-        stop = self.callback is not None and bool(self.callback(progress))
-        if progress.certificate.relative_gap <= self.tol:
+        callback = self.options.callback
+        stop = callback is not None and bool(callback(progress))
+        if progress.certificate.relative_gap <= self.options.tol:
             return Status.CONVERGED
         return Status.STOPPED if stop else None
 
@@ -380,18 +392,7 @@ def _starting_point(program: Program, start: Point | None) -> Point:
     return start._replace(coef=coef, intercept=intercept)
 
 
-def _check_requirements(program: Program, solver: Solver) -> None:
-    program.penalty.check_shape(program.coef_shape)
-    wanted = ((program.loss, Loss, solver.requires_of_loss), (program.penalty, Penalty, solver.requires_of_penalty))
-    for part, base, methods in wanted:
-        missing = [method for method in methods if getattr(type(part), method, None) is getattr(base, method)]
-        if missing:
-            raise TypeError(
-                f"solver {solver.name!r} needs the methods {missing} of {part!r}, which does not define them"
-            )
-
-
-def _warn_not_converged(result: SolverResult, tol: float, max_iter: int, dtype: torch.dtype) -> None:
+def _warn_not_converged(result: SolverResult, options: Options, dtype: torch.dtype) -> None:
     if math.isnan(result.certificate.gap):
         warnings.warn(
             f"Solver {result.solver!r} ended after {result.n_iter} iterations with certified relative gap nan: the "
@@ -404,13 +405,13 @@ def _warn_not_converged(result: SolverResult, tol: float, max_iter: int, dtype: 
     more = "" if dtype == torch.float64 else ", solve in float64 (dtype='float64')"
     more += "" if result.solver == "auto" else ", take solver='auto'"
     remedies = {
-        Status.MAX_ITER: f"raise max_iter (now {max_iter}), raise tol or alpha, scale the features{more}",
+        Status.MAX_ITER: f"raise max_iter (now {options.max_iter}), raise tol or alpha, scale the features{more}",
         Status.STALLED: f"raise tol, scale and centre the features{more}",
     }
     warnings.warn(
         f"Solver {result.solver!r} did not converge in {result.n_iter} iterations: certified relative gap "
-        f"{result.certificate.relative_gap:.3e} > tol {tol:.3e}. The result is usable and its certificate is true. "
-        f"What helps: {remedies[result.status]}.",
+        f"{result.certificate.relative_gap:.3e} > tol {options.tol:.3e}. The result is usable and its certificate is "
+        f"true. What helps: {remedies[result.status]}.",
         ConvergenceWarning,
         stacklevel=_level_of_caller(),
     )

@@ -101,6 +101,27 @@ class Loss(ABC):
         Tensor of shape (N, c)
         """
 
+    def defines(self, method: str) -> bool:
+        """Whether this loss has one of the optional methods.
+
+        Parameters
+        ----------
+        method : str
+            Name of the method, as ``'conjugate'``.
+
+        Returns
+        -------
+        bool
+            False where the method is the one of ``Loss``.
+
+        Examples
+        --------
+        >>> from convexformer_solvers import get_loss
+        >>> get_loss('squared').defines('conjugate')
+        True
+        """
+        return getattr(type(self), method, None) is not getattr(Loss, method, None)
+
     def conjugate(self, u: Tensor, y: Tensor) -> Tensor:
         """Convex conjugate ``sup_f <u, f> - l(f, y)`` of each sample's loss.
 

@@ -58,6 +58,9 @@ class MixedPrecision(PrimalDualSolver):
     def name(self) -> str:
         return self._double.name
 
+    def unmet_requirement(self, program: Program) -> str | None:
+        return self._double.unmet_requirement(program)
+
     def init_at(self, program: Program, coef: Tensor, pred: Tensor | None, previous: _State | None = None) -> _State:
         exact = program.counted().with_float64_targets()
         if previous is not None and previous.at_zero:

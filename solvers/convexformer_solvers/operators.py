@@ -29,8 +29,8 @@ _CHUNK_ELEMENTS = 2**20
 # Elements of one temporary in a product with few columns: on a CPU it should stay in the cache.
 _PRODUCT_ELEMENTS = 2**18
 _PRODUCT_ELEMENTS_OF_DEVICE = 2**24
-# Bytes of data, of one row and of one sample's values from which on one thread computes adjoints from few rows at a time
-# in half to five sixths of the time; and how many these are, at least and at most.
+# Bytes of data, of one row and of one sample's values from which on one thread computes adjoints from few rows at a
+# time in half to five sixths of the time; and how many these are, at least and at most.
 _LARGE = 2**26
 _LONG_ROW = 2**13
 _MANY_OUTPUTS = 2**6

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -15,10 +15,10 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from .arguments import as_dtype, check_count, is_real
-from .loop import Callback, Ending, as_point, in_working_precision, solve_on
+from .loop import Callback, Ending, Forms, Options, as_point, in_working_precision, solve_on
 from .path_file import PathFile
 from .program import Program
-from .result import Interrupted, Progress, SolverInterrupted, SolverResult, check_tol
+from .result import Interrupted, Progress, SolverInterrupted, SolverResult
 from .solver import Point, Solver, check_solver_type
 
 
@@ -236,49 +236,45 @@ def iterate_path(
     [2.25, 1.25]
     """
     check_solver_type(solver)
-    check_tol(tol)
+    options = Options(tol, max_iter, callback, verbose)
     precision, given = as_dtype(dtype, program.map.dtype), as_point(start)
     with torch.no_grad():
         grid = _grid(program, alphas)
         file = None if resume is None else PathFile(resume, program, grid)
+    return _results(in_working_precision(program, precision, device), solver, options, grid, file, given)
 
-    def results() -> Iterator[SolverResult]:
-        reference, working = in_working_precision(program, precision, device)
-        trail, point = _Trail(), given
-        with tqdm(total=len(grid), disable=not verbose, desc=f"path, {solver.name}", unit="alpha", miniters=0) as bar:
-            # Without either, certificates are fewer.
-            shown = partial(_show_gap, bar, callback) if verbose or callback is not None else None
-            for index, alpha in enumerate(grid):
-                here = reference.with_alpha(alpha)
-                result = None if file is None else file.load(index, here, working.map.dtype)
-                if result is None or not result.certificate.relative_gap <= tol:
-                    stored = None if result is None else Point(result.coef, result.intercept)
-                    first = stored or trail.ahead(alpha) or point
-                    try:
-                        result, ending = solve_on(
-                            here,
-                            working.with_alpha(alpha),
-                            solver,
-                            tol=tol,
-                            start=first,
-                            previous=trail.state,
-                            callback=shown,
-                            max_iter=max_iter,
-                        )
-                    except SolverInterrupted as interruption:
-                        if file is not None:
-                            file.save(index, interruption.result)
-                        raise
-                    trail.add(alpha, ending)
+
+def _results(
+    forms: Forms, solver: Solver, options: Options, grid: list[float], file: PathFile | None, start: Point | None
+) -> Iterator[SolverResult]:
+    trail, point = _Trail(), start
+    with tqdm(
+        total=len(grid), disable=not options.verbose, desc=f"path, {solver.name}", unit="alpha", miniters=0
+    ) as bar:
+        # Without either, certificates are fewer.
+        watched = options.verbose or options.callback is not None
+        shown = partial(_show_gap, bar, options.callback) if watched else None
+        of_each = replace(options, callback=shown, verbose=False)
+        for index, alpha in enumerate(grid):
+            here = forms.with_alpha(alpha)
+            result = None if file is None else file.load(index, here.reference, here.working.map.dtype)
+            if result is not None and result.certificate.relative_gap <= options.tol:
+                trail = _Trail()
+            else:
+                stored = None if result is None else Point(result.coef, result.intercept)
+                first = stored or trail.ahead(alpha) or point
+                try:
+                    result, ending = solve_on(here, solver, of_each, first, trail.state)
+                except SolverInterrupted as interruption:
                     if file is not None:
-                        file.save(index, result)
-                else:
-                    trail = _Trail()
-                point = Point(result.coef, result.intercept)
-                bar.update()
-                yield result
-
-    return results()
+                        file.save(index, interruption.result)
+                    raise
+                trail.add(alpha, ending)
+                if file is not None:
+                    file.save(index, result)
+            point = Point(result.coef, result.intercept)
+            bar.update()
+            yield result
 
 
 def _show_gap(bar: tqdm, callback: Callback | None, progress: Progress) -> bool:

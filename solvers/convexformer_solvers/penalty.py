@@ -179,6 +179,27 @@ class Penalty(ABC):
             Of the shape and precision of `coef`, with exact zeros.
         """
 
+    def defines(self, method: str) -> bool:
+        """Whether this penalty has one of the optional methods.
+
+        Parameters
+        ----------
+        method : str
+            Name of the method, as ``'expression'``.
+
+        Returns
+        -------
+        bool
+            False where the method is the one of ``Penalty``.
+
+        Examples
+        --------
+        >>> from convexformer_solvers import get_penalty
+        >>> get_penalty('group_l2').defines('expression')
+        True
+        """
+        return getattr(type(self), method, None) is not getattr(Penalty, method, None)
+
     def factorize(self, coef: Tensor) -> Factors:
         """Balanced rank-one pieces whose ``factor_cost`` sums to the penalty (paper [C], Prop. 1).
 

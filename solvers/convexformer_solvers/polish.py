@@ -70,6 +70,9 @@ class Polished(PrimalDualSolver):
     def name(self) -> str:
         return f"polished({self.inner.name})"
 
+    def unmet_requirement(self, program: Program) -> str | None:
+        return self.inner.unmet_requirement(program)
+
     def init_at(self, program: Program, coef: Tensor, pred: Tensor | None, previous: Any = None) -> _State:
         inner = self.inner.init_at(program, coef, pred, None if previous is None else previous.inner)
         # Near alpha_max few iterations suffice, and a polish tells rounding from zero.

@@ -58,6 +58,8 @@ class ProximalDual(PrimalDualSolver):
     'proximal_dual(admm)'
     """
 
+    requires_of_loss = ("widened",)
+
     def __init__(self, inner: PrimalDualSolver) -> None:
         self.inner = inner
 

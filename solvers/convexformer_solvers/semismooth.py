@@ -68,11 +68,6 @@ class _State(NamedTuple):
     gap: float = math.inf  # rough
 
 
-def newton_applies(program: Program) -> bool:
-    """Whether the penalty is the group-l2 one and the loss separable."""
-    return program.penalty.euclidean and program.outputs_separate
-
-
 class SemismoothNewton(PrimalDualSolver):
     r"""Proximal point method whose subproblems are solved by semismooth Newton steps in the predictions.
 
@@ -100,8 +95,12 @@ class SemismoothNewton(PrimalDualSolver):
     def name(self) -> str:
         return "semismooth_newton"
 
+    def unmet_requirement(self, program: Program) -> str | None:
+        if not (program.penalty.euclidean and program.outputs_separate):
+            return "the group-l2 penalty and a separable loss"
+        return super().unmet_requirement(program)
+
     def init_at(self, program: Program, coef: Tensor, pred: Tensor | None, previous: _State | None = None) -> _State:
-        self._check(program)
         program = program.counted().with_float64_targets()
         coef = coef.to(program.y)
         # The intercept's proximal term would make much of a large mean, and hide what steps gain.
@@ -125,10 +124,6 @@ class SemismoothNewton(PrimalDualSolver):
             state = solver.step(program, state)
         point = solver.point(program, state)
         return point.coef, point.pred
-
-    def _check(self, program: Program) -> None:
-        if not newton_applies(program):
-            raise TypeError(f"solver {self.name!r} needs the group-l2 penalty and a separable loss")
 
     def step(self, program: Program, state: _State) -> _State:
         iterates = tuple(s if s.finished else _newton_step(s) for s in state.iterates)

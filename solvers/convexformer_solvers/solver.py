@@ -42,7 +42,7 @@ class Solver(ABC):
     Attributes
     ----------
     requires_of_loss, requires_of_penalty : tuple of str
-        Optional methods that the algorithm calls; ``solve`` names those that a loss or penalty lacks.
+        Optional methods that the algorithm calls; see ``unmet_requirement``.
     """
 
     requires_of_loss: ClassVar[tuple[str, ...]] = ()
@@ -53,6 +53,27 @@ class Solver(ABC):
     def name(self) -> str:
         """What results, messages and the progress bar call the algorithm; of a registered one, its key."""
 
+    def unmet_requirement(self, program: Program) -> str | None:
+        """What the algorithm needs that a program does not have.
+
+        Parameters
+        ----------
+        program : Program
+            The program, with the penalty that ``Penalty.for_outputs`` gives for its outputs.
+
+        Returns
+        -------
+        str or None
+            What goes on from "the solver needs", or None where the algorithm applies: by default where loss and
+            penalty define the methods that it requires.
+        """
+        wanted = ((program.loss, self.requires_of_loss), (program.penalty, self.requires_of_penalty))
+        for part, methods in wanted:
+            missing = [method for method in methods if not part.defines(method)]
+            if missing:
+                return f"the methods {missing} of {part!r}, which does not define them"
+        return None
+
     @abstractmethod
     def init(self, program: Program, start: Point) -> Any:
         """State at the given starting point.
@@ -60,7 +81,7 @@ class Solver(ABC):
         Parameters
         ----------
         program : Program
-            The program in the working precision.
+            The program in the working precision, with no requirement unmet.
         start : Point
             Where to start; its tensors belong to others.
 
@@ -68,11 +89,6 @@ class Solver(ABC):
         -------
         object
             Whatever ``step`` and ``point`` need; the loop only hands it on.
-
-        Raises
-        ------
-        TypeError
-            If the algorithm does not apply to the program.
         """
 
     def init_again(self, program: Program, start: Point, previous: Any) -> Any:

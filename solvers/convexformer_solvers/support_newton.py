@@ -51,9 +51,10 @@ class SupportNewton(PrimalDualSolver):
     def name(self) -> str:
         return "support_newton"
 
+    def unmet_requirement(self, program: Program) -> str | None:
+        return super().unmet_requirement(program) if program.penalty.euclidean else "the group-l2 penalty"
+
     def init_at(self, program: Program, coef: Tensor, pred: Tensor | None, previous: _State | None = None) -> _State:
-        if not program.penalty.euclidean:
-            raise TypeError(f"solver {self.name!r} needs the group-l2 penalty")
         program = program.counted().with_float64_targets()
         coef = coef.to(program.y)
         iterate = _at(program, coef, own_predictions(program, coef))

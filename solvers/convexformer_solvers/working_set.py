@@ -74,6 +74,9 @@ class WorkingSet(PrimalDualSolver):
     def name(self) -> str:
         return f"working_set({self.inner.name})"
 
+    def unmet_requirement(self, program: Program) -> str | None:
+        return self.inner.unmet_requirement(program)
+
     def init_at(self, program: Program, coef: Tensor, pred: Tensor | None, previous: _State | None = None) -> _State:
         program = program.counted().with_float64_targets()
         whole = Iterate.at(program, coef, pred)

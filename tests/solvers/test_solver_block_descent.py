@@ -237,8 +237,10 @@ def test_auto_takes_it_along_a_path(monkeypatch):
 @pytest.mark.parametrize(("loss", "c"), [("logistic", 1), ("squared", 2)])
 def test_other_programs_are_refused(loss, c):
     program = make_program(loss, "group_l2", n=30, blocks=3, d=2, c=c)
-    with pytest.raises(TypeError, match="block_descent"):
-        BlockDescent().init(program, start_of(program))
+    with pytest.raises(
+        TypeError, match="'block_descent' needs the squared loss, the group-l2 penalty and one output, not"
+    ):
+        solve(program, BlockDescent())
 
 
 def test_numpy_works_on_one_thread_and_gets_its_others_back(monkeypatch):
