@@ -304,7 +304,7 @@ class ConvexAttentionBase(CertifiedEstimator):
         for flag in ("warm_start", "verbose"):
             check_flag(getattr(self, flag), flag)
         penalty = get_penalty(self.penalty)
-        if type(penalty).factorize is Penalty.factorize:
+        if not penalty.defines("factorize"):
             raise ValueError(
                 f"penalty={penalty!r} does not say which heads coefficients are made of: define its method "
                 "'factorize', or solve attention_program(...), which needs none"

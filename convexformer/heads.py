@@ -163,16 +163,16 @@ class Heads:
         w1 = np.eye(array.shape[-3], dtype=array.dtype)[block[:, -1]]
         bias = np.zeros(array.shape[-1], array.dtype) if intercept is None else np.asarray(intercept)
         return cls(
-            w1,
-            left,
-            right,
-            bias,
-            get_loss(loss),
-            penalty,
-            alpha,
-            gates,
-            None if gates is None else block[:, 0],
-            targets or RealTargets(),
+            w1=w1,
+            w2=left,
+            w3=right,
+            intercept=bias,
+            loss=get_loss(loss),
+            penalty=penalty,
+            alpha=alpha,
+            gates=gates,
+            gate_index=None if gates is None else block[:, 0],
+            targets=targets or RealTargets(),
         )
 
     def to_coef(self) -> NDArray[np.floating]:
@@ -408,14 +408,14 @@ class Heads:
         bias = np.zeros(w3.shape[1], w3.dtype) if network.bias is None else network.bias.detach().cpu().numpy()
         gated = network.gates is not None
         return cls(
-            w1,
-            w2,
-            w3,
-            bias,
-            get_loss(loss),
-            get_penalty(penalty),
-            alpha,
-            network.gates,
-            network.gate_index.cpu().numpy() if gated else None,
-            targets or RealTargets(),
+            w1=w1,
+            w2=w2,
+            w3=w3,
+            intercept=bias,
+            loss=get_loss(loss),
+            penalty=get_penalty(penalty),
+            alpha=alpha,
+            gates=network.gates,
+            gate_index=network.gate_index.cpu().numpy() if gated else None,
+            targets=targets or RealTargets(),
         )

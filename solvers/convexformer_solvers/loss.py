@@ -41,6 +41,30 @@ class Loss(ABC):
         Whether the second derivatives are continuous; solvers that cannot tell take it that they are not.
     smoothness : float
         Largest eigenvalue of the Hessian in ``f`` over all ``f`` and ``y``; inf when unbounded.
+
+    Examples
+    --------
+    The logarithm of the hyperbolic cosine of residuals, which every solver of smooth losses takes from here:
+
+    >>> import math, torch
+    >>> from convexformer_solvers import Loss, check_loss
+    >>> class LogCosh(Loss):
+    ...     smoothness, of_residual, smooth_curvature = 1.0, True, True
+    ...
+    ...     def value(self, pred, y):
+    ...         size = (pred - y).abs()
+    ...         return (size + torch.nn.functional.softplus(-2 * size) - math.log(2)).sum(1)
+    ...
+    ...     def gradient(self, pred, y):
+    ...         return torch.tanh(pred - y)
+    ...
+    ...     def hessian_product(self, pred, y, direction):
+    ...         return (1 - torch.tanh(pred - y) ** 2) * direction
+    ...
+    ...     def conjugate(self, u, y):
+    ...         inside = (torch.xlogy(1 + u, 1 + u) + torch.xlogy(1 - u, 1 - u)) / 2 + u * y
+    ...         return torch.where(u.abs() <= 1, inside, math.inf).sum(1)
+    >>> check_loss(LogCosh())
     """
 
     separable: ClassVar[bool] = True

@@ -96,6 +96,27 @@ class Penalty(ABC):
     euclidean : bool
         Whether it is the sum of the Euclidean norms of each output's coefficients in each block: Newton steps and block
         descent are written for that.
+
+    Examples
+    --------
+    The sum of the Euclidean norms of whole blocks, all outputs together:
+
+    >>> import torch
+    >>> from convexformer_solvers import Penalty, check_penalty
+    >>> class BlockL2(Penalty):
+    ...     def group_values(self, coef):
+    ...         return torch.linalg.vector_norm(coef, dim=(-2, -1))
+    ...
+    ...     def group_dual_norms(self, coef):
+    ...         return self.group_values(coef)
+    ...
+    ...     def prox(self, coef, step):
+    ...         norms = self.group_values(coef)[..., None, None]
+    ...         return coef * torch.where(norms > step, 1 - step / norms, 0.0)
+    ...
+    ...     def right_norm(self, right):
+    ...         return torch.linalg.vector_norm(right, dim=1)
+    >>> check_penalty(BlockL2())
     """
 
     by_block: ClassVar[bool] = True

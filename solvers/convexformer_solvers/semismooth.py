@@ -154,7 +154,20 @@ def _first_iterate(program: Program, gram: SupportGram, coef: Tensor, pred: Tens
     system = NewtonSystem(single.map, single.fit_intercept, gram)
     # Sigma and all that follows from it are filled in at once.
     iterate = _Iterate(
-        single, system, center, intercept, 1.0, pred, theta, ascent, center, intercept, 0.0, pred - fitted, 0, False
+        program=single,
+        system=system,
+        center=center,
+        center_intercept=intercept,
+        sigma=1.0,
+        pred=pred,
+        theta=theta,
+        ascent=ascent,
+        coef=center,
+        intercept=intercept,
+        merit=0.0,
+        residual=pred - fitted,
+        inner_steps=0,
+        finished=False,
     )
     return _with_residual(_proximal(iterate._replace(sigma=_sensible_sigma(iterate))))
 

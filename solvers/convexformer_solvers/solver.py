@@ -43,6 +43,29 @@ class Solver(ABC):
     ----------
     requires_of_loss, requires_of_penalty : tuple of str
         Optional methods that the algorithm calls; see ``unmet_requirement``.
+
+    Examples
+    --------
+    Proximal gradient steps:
+
+    >>> from convexformer_solvers import Point, Solver, check_solver
+    >>> class ProximalGradient(Solver):
+    ...     name = "proximal_gradient"
+    ...
+    ...     def init(self, program, start):
+    ...         length = 1 / program.lipschitz(program.map.matvec(start.coef) + start.intercept)
+    ...         return start.coef, length
+    ...
+    ...     def step(self, program, state):
+    ...         coef, length = state
+    ...         pred = program.map.matvec(coef)
+    ...         theta = -program.loss.gradient(pred + program.best_intercept(pred), program.y)
+    ...         return program.penalty.prox(coef + length * program.pull_back(theta), length * program.alpha), length
+    ...
+    ...     def point(self, program, state):
+    ...         coef, _ = state
+    ...         return Point(coef, program.best_intercept(program.map.matvec(coef)))
+    >>> check_solver(ProximalGradient())
     """
 
     requires_of_loss: ClassVar[tuple[str, ...]] = ()
