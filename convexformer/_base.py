@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from convexformer_solvers import (
+    LOSSES,
+    PENALTIES,
     Callback,
+    Certificate,
     Loss,
     Path,
     PathInterrupted,
@@ -37,6 +39,7 @@ from convexformer_solvers.result import check_tol
 
 from ._integers import is_integer
 from ._path_result import PathResult
+from ._saved_state import SavableEstimator, SavedState, described, rebuilt
 from ._validation import (
     as_tensor,
     check_device,
@@ -109,7 +112,7 @@ def unchanged_on_failure(fit: _Fit) -> _Fit:
     return cast(_Fit, wrapped)
 
 
-class CertifiedEstimator(BaseEstimator):
+class CertifiedEstimator(SavableEstimator):
     """What every estimator asks of ``solve``, and what it keeps of the answer besides the network."""
 
     solver: str | Solver
@@ -118,6 +121,7 @@ class CertifiedEstimator(BaseEstimator):
     dtype: Any
     verbose: bool
     callback: Callback | None
+    _solution: tuple[Tensor, Tensor]  # coefficients and intercept of the program
 
     def _options(self, program: Program) -> dict[str, Any]:
         """Keyword arguments of ``solve``."""
@@ -140,6 +144,25 @@ class CertifiedEstimator(BaseEstimator):
         self.dual_gap_ = self.certificate_.gap
         self.status_, self.history_, self.n_iter_ = result.status, result.history, result.n_iter
         self.alpha_max_ = program.alpha_max
+
+    def _saved_state(self) -> SavedState:
+        header, arrays = super()._saved_state()
+        certificate = self.certificate_
+        figures = {
+            "certificate": [certificate.primal, certificate.dual, certificate.reference],
+            "alpha_max": self.alpha_max_,
+            "n_iter": self.n_iter_,
+            "status": self.status_.name,
+        }
+        coef, intercept = (part.numpy() for part in self._solution)
+        return header | figures, arrays | {"coef": coef, "intercept": intercept}
+
+    def _restore_state(self, header: dict[str, Any], arrays: dict[str, NDArray]) -> None:
+        super()._restore_state(header, arrays)
+        self.certificate_ = Certificate(*header["certificate"])
+        self.dual_gap_ = self.certificate_.gap
+        self.alpha_max_, self.n_iter_, self.status_ = header["alpha_max"], header["n_iter"], Status[header["status"]]
+        self._solution = (torch.as_tensor(arrays["coef"]), torch.as_tensor(arrays["intercept"]))
 
 
 class ConvexAttentionBase(CertifiedEstimator):
@@ -396,6 +419,10 @@ class ConvexAttentionBase(CertifiedEstimator):
         """Check ``y``: how it reads, the loss, and the checked array."""
         raise NotImplementedError
 
+    def _restored_targets(self, header: dict[str, Any], arrays: dict[str, NDArray], loss: Loss) -> Targets:
+        """How ``y`` read in the fit of a file."""
+        raise NotImplementedError
+
     # Solving
 
     def _fit_problem(self, problem: Problem, like: Any) -> None:
@@ -463,6 +490,32 @@ class ConvexAttentionBase(CertifiedEstimator):
         if self._n_dims == 2:
             coef = coef.squeeze(-2)
         return coef[..., 0] if targets.single else coef
+
+    # Saving and loading
+
+    def _saved_state(self) -> SavedState:
+        header, arrays = super()._saved_state()
+        target_header, target_arrays = self._targets._saved_state()
+        trained_for = {
+            "loss": described(self.loss_, LOSSES),
+            "penalty": described(self.penalty_, PENALTIES),
+            "alpha": self.heads_.alpha,
+        }
+        gates = {} if self.gates_ is None else {"u1": self.gates_.u1, "u2": self.gates_.u2}
+        return header | trained_for | target_header, arrays | gates | target_arrays
+
+    def _restore_state(self, header: dict[str, Any], arrays: dict[str, NDArray]) -> None:
+        super()._restore_state(header, arrays)
+        loss = rebuilt(header["loss"], LOSSES)
+        self._store_network(
+            self._solution,
+            loss=loss,
+            penalty=rebuilt(header["penalty"], PENALTIES),
+            alpha=header["alpha"],
+            targets=self._restored_targets(header, arrays, loss),
+            gates=Gates(arrays["u1"], arrays["u2"]) if "u1" in arrays else None,
+            like=None,
+        )
 
     # Predicting
 
