@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 
 ACTIVATIONS = ("linear", "gated_relu")
 # Where gates are unused these parameters must be what they are by default.
-_GATE_DEFAULTS: dict[str, Any] = {"gates": "gaussian", "n_gates": 32}
+GATE_DEFAULTS: dict[str, Any] = {"gates": "gaussian", "n_gates": 32}
 
 
 @dataclass(frozen=True)
@@ -370,7 +370,7 @@ class ConvexAttentionBase(CertifiedEstimator):
 
     def _check_no_gates(self) -> None:
         """Raise ``ValueError`` where gates are asked for that would not be used."""
-        for name, default in _GATE_DEFAULTS.items():
+        for name, default in GATE_DEFAULTS.items():
             value = getattr(self, name)
             if not (isinstance(value, (str, int, np.integer)) and value == default):
                 raise ValueError(

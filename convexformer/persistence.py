@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import os
 import warnings
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from numpy.typing import NDArray
 from sklearn.utils.validation import check_is_fitted
 
-from convexformer_solvers import LOSSES, PENALTIES
-from convexformer_solvers.archive import plain, read_archive, write_archive
-from convexformer_solvers.path import check_grid
+from convexformer_solvers.archive import read_archive, write_archive
 
 from . import __version__
-from ._integers import is_integer
-from ._saved_state import SavableEstimator, described, rebuilt
-from ._validation import dtype_name
+from ._parameters import decode_parameters, encode_parameters
+from ._saved_state import SavableEstimator
 from .deep import GreedyConvexTransformerClassifier, GreedyConvexTransformerRegressor
 from .estimators import ConvexAttentionClassifier, ConvexAttentionRegressor
-from .gates import Gates
 from .model_selection import ConvexAttentionClassifierCV, ConvexAttentionRegressorCV
 from .sequences import ConvexSequenceRegressor
-from .sequences.forms import FORMS
 
+# A further one is one line: a class that says what a file must hold of its fit, as ``SavableEstimator`` has it.
 _ESTIMATORS: dict[str, type[SavableEstimator]] = {
     cls.__name__: cls
     for cls in (
@@ -39,12 +31,6 @@ _ESTIMATORS: dict[str, type[SavableEstimator]] = {
         GreedyConvexTransformerRegressor,
     )
 }
-# Parameters that may be objects of registered classes.
-_PARTS: dict[str, dict[str, type]] = {"loss": LOSSES, "penalty": PENALTIES}
-# Parameters that may be objects of torch or numpy, and what gives their names.
-_NAMED: dict[str, Callable[[Any], str]] = {"dtype": dtype_name, "device": str}
-# Parameters that only a further fit would need: a model whose parameters of these names are objects is saved without.
-_NOT_NEEDED = {"solver", "callback", "cv", "scoring", "random_state"}
 _FORMAT = 1
 _CONTENT = "convexformer model"
 
@@ -99,30 +85,8 @@ def save_model(model: SavableEstimator, path: str | Path) -> None:
         raise IsADirectoryError(f"path must be the name of a file, and {os.fspath(path)!r} is a folder")
     if not Path(path).absolute().parent.is_dir():
         raise FileNotFoundError(f"no folder at {Path(path).parent} to save {Path(path).name} in; make it first")
-    parameters = model.get_params(deep=False)
     state, arrays = model._saved_state()
-    if not isinstance(parameters.get("gates", ""), str):
-        if "u1" in arrays:
-            parameters["gates"] = None  # the fitted gates, saved as arrays, take its place
-        elif parameters.get("activation") == "linear":
-            del parameters["gates"]  # not used
-    if parameters.get("form") in FORMS.values():
-        parameters["form"] = parameters["form"].name
-    for name, registry in _PARTS.items():
-        if type(parameters.get(name)) in registry.values():
-            parameters[name] = described(parameters[name], registry)
-    for name, name_of in _NAMED.items():
-        if parameters.get(name) is not None:
-            parameters[name] = name_of(parameters[name])
-    if "alphas" in parameters and not is_integer(parameters["alphas"]):
-        parameters["alphas"] = check_grid(parameters["alphas"])
-    if isinstance(parameters.get("class_weight"), dict):
-        parameters["class_weight"] = _items(parameters["class_weight"])
-    left_out = [name for name in _NOT_NEEDED & parameters.keys() if not _is_plain(parameters[name])]
-    parameters = {name: value for name, value in parameters.items() if name not in left_out}
-    for name, value in parameters.items():
-        if not _is_plain(value):
-            raise ValueError(f"parameter {name}={value!r} cannot be saved; give it by name or leave it out")
+    parameters, left_out = encode_parameters(model.get_params(deep=False), arrays)
     header = {
         "format": _FORMAT,
         "version": __version__,
@@ -133,20 +97,11 @@ def save_model(model: SavableEstimator, path: str | Path) -> None:
     write_archive(path, _CONTENT, header, arrays)
     if left_out:
         warnings.warn(
-            f"saved without the parameters {sorted(left_out)}, which are objects and not needed to predict; a loaded "
+            f"saved without the parameters {left_out}, which are objects and not needed to predict; a loaded "
             "model has their defaults, set them before it is fitted again",
             UserWarning,
             stacklevel=2,
         )
-
-
-def _is_plain(value: Any) -> bool:
-    """Whether JSON can hold a value."""
-    try:
-        json.dumps(value, default=plain)
-    except TypeError:
-        return False
-    return True
 
 
 def load_model(path: str | Path) -> SavableEstimator:
@@ -171,29 +126,8 @@ def load_model(path: str | Path) -> SavableEstimator:
     try:
         if header["format"] > _FORMAT:
             raise ValueError(f"{path} was saved by convexformer {header['version']}, which is newer than this one")
-        return _loaded(header, arrays)
+        model = _ESTIMATORS[header["estimator"]](**decode_parameters(header["parameters"], arrays))
+        model._restore_state(header, arrays)
     except KeyError as error:
         raise ValueError(f"{path} is no complete model of save_model: it lacks {error}") from error
-
-
-def _loaded(header: dict[str, Any], arrays: dict[str, NDArray]) -> SavableEstimator:
-    parameters = header["parameters"]
-    if "u1" in arrays and parameters["gates"] is None:
-        parameters["gates"] = Gates(arrays["u1"], arrays["u2"])
-    for name, registry in _PARTS.items():
-        if isinstance(parameters.get(name), dict):
-            parameters[name] = rebuilt(parameters[name], registry)
-    if isinstance(parameters.get("class_weight"), dict):
-        parameters["class_weight"] = _from_items(parameters["class_weight"])
-    model = _ESTIMATORS[header["estimator"]](**parameters)
-    model._restore_state(header, arrays)
     return model
-
-
-def _items(mapping: dict[Any, Any]) -> dict[str, list[Any]]:
-    """A dict as lists, as the keys of JSON are text and labels need not be."""
-    return {"keys": list(mapping), "values": list(mapping.values())}
-
-
-def _from_items(items: dict[str, list[Any]]) -> dict[Any, Any]:
-    return dict(zip(items["keys"], items["values"], strict=True))
