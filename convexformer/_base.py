@@ -161,8 +161,16 @@ class CertifiedEstimator(SavableEstimator):
         super()._restore_state(header, arrays)
         self.certificate_ = Certificate(*header["certificate"])
         self.dual_gap_ = self.certificate_.gap
-        self.alpha_max_, self.n_iter_, self.status_ = header["alpha_max"], header["n_iter"], Status[header["status"]]
+        self.alpha_max_, self.n_iter_, self.status_ = header["alpha_max"], header["n_iter"], _status(header["status"])
         self._solution = (torch.as_tensor(arrays["coef"]), torch.as_tensor(arrays["intercept"]))
+
+
+def _status(name: Any) -> Status:
+    """The status of that name."""
+    known = [status.name for status in Status]
+    if name not in known:
+        raise ValueError(f"the status of a saved fit must be one of {known}, got {name!r}")
+    return Status[name]
 
 
 class ConvexAttentionBase(CertifiedEstimator):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import warnings
 from pathlib import Path
+from typing import Any
 
 from sklearn.utils.validation import check_is_fitted
 
 from convexformer_solvers.archive import read_archive, write_archive
 
 from . import __version__
+from ._integers import is_integer
 from ._parameters import decode_parameters, encode_parameters
 from ._saved_state import SavableEstimator
 from .deep import GreedyConvexTransformerClassifier, GreedyConvexTransformerRegressor
@@ -120,14 +122,25 @@ def load_model(path: str | Path) -> SavableEstimator:
     Raises
     ------
     ValueError
-        If the file is not a saved model.
+        If the file is not a saved model, or one of a later version or of another estimator.
     """
     header, arrays = read_archive(path, _CONTENT)
     try:
-        if header["format"] > _FORMAT:
-            raise ValueError(f"{path} was saved by convexformer {header['version']}, which is newer than this one")
-        model = _ESTIMATORS[header["estimator"]](**decode_parameters(header["parameters"], arrays))
+        _check_header(path, header)
+        model = _ESTIMATORS[header["estimator"]]()
+        model.set_params(**decode_parameters(header["parameters"], arrays))  # names a parameter that is not there
         model._restore_state(header, arrays)
     except KeyError as error:
         raise ValueError(f"{path} is no complete model of save_model: it lacks {error}") from error
     return model
+
+
+def _check_header(path: str | Path, header: dict[str, Any]) -> None:
+    """Raise ``ValueError`` unless this version reads the format and has the estimator."""
+    if not is_integer(header["format"], 1):
+        raise ValueError(f"the format of {path} must be a positive integer, got {header['format']!r}")
+    if header["format"] > _FORMAT:
+        raise ValueError(f"{path} was saved by convexformer {header['version']}, which is newer than this one")
+    known = sorted(_ESTIMATORS)
+    if header["estimator"] not in known:
+        raise ValueError(f"the estimator of {path} must be one of {known}, got {header['estimator']!r}")
