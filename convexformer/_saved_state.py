@@ -15,8 +15,8 @@ SavedState = tuple[dict[str, Any], dict[str, NDArray]]
 class SavableEstimator(BaseEstimator):
     """An estimator on tokens whose fit a file can hold.
 
-    A class that keeps more of a fit extends both methods below, each with what the one of its parent does first; one
-    line among the estimators of ``persistence`` then lets it be saved and loaded.
+    A class that keeps more of a fit extends both methods below, calling those of its parent first; one line among the
+    estimators of ``persistence`` then lets it be saved and loaded.
 
     Attributes
     ----------
