@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from convexformer_solvers import (
+    LOSSES,
+    PENALTIES,
     Callback,
+    Certificate,
     Loss,
     Path,
     PathInterrupted,
@@ -37,6 +39,7 @@ from convexformer_solvers.result import check_tol
 
 from ._integers import is_integer
 from ._path_result import PathResult
+from ._saved_state import SavableEstimator, SavedState, described, rebuilt
 from ._validation import (
     as_tensor,
     check_device,
@@ -58,7 +61,7 @@ if TYPE_CHECKING:
 
 ACTIVATIONS = ("linear", "gated_relu")
 # Where gates are unused these parameters must be what they are by default.
-_GATE_DEFAULTS: dict[str, Any] = {"gates": "gaussian", "n_gates": 32}
+GATE_DEFAULTS: dict[str, Any] = {"gates": "gaussian", "n_gates": 32}
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,7 @@ def unchanged_on_failure(fit: _Fit) -> _Fit:
     return cast(_Fit, wrapped)
 
 
-class CertifiedEstimator(BaseEstimator):
+class CertifiedEstimator(SavableEstimator):
     """What every estimator asks of ``solve``, and what it keeps of the answer besides the network."""
 
     solver: str | Solver
@@ -118,6 +121,7 @@ class CertifiedEstimator(BaseEstimator):
     dtype: Any
     verbose: bool
     callback: Callback | None
+    _solution: tuple[Tensor, Tensor]  # coefficients and intercept of the program
 
     def _options(self, program: Program) -> dict[str, Any]:
         """Keyword arguments of ``solve``."""
@@ -140,6 +144,33 @@ class CertifiedEstimator(BaseEstimator):
         self.dual_gap_ = self.certificate_.gap
         self.status_, self.history_, self.n_iter_ = result.status, result.history, result.n_iter
         self.alpha_max_ = program.alpha_max
+
+    def _saved_state(self) -> SavedState:
+        header, arrays = super()._saved_state()
+        certificate = self.certificate_
+        figures = {
+            "certificate": [certificate.primal, certificate.dual, certificate.reference],
+            "alpha_max": self.alpha_max_,
+            "n_iter": self.n_iter_,
+            "status": self.status_.name,
+        }
+        coef, intercept = (part.numpy() for part in self._solution)
+        return header | figures, arrays | {"coef": coef, "intercept": intercept}
+
+    def _restore_state(self, header: dict[str, Any], arrays: dict[str, NDArray]) -> None:
+        super()._restore_state(header, arrays)
+        self.certificate_ = Certificate(*header["certificate"])
+        self.dual_gap_ = self.certificate_.gap
+        self.alpha_max_, self.n_iter_, self.status_ = header["alpha_max"], header["n_iter"], _status(header["status"])
+        self._solution = (torch.as_tensor(arrays["coef"]), torch.as_tensor(arrays["intercept"]))
+
+
+def _status(name: Any) -> Status:
+    """The status of that name."""
+    known = [status.name for status in Status]
+    if name not in known:
+        raise ValueError(f"the status of a saved fit must be one of {known}, got {name!r}")
+    return Status[name]
 
 
 class ConvexAttentionBase(CertifiedEstimator):
@@ -347,7 +378,7 @@ class ConvexAttentionBase(CertifiedEstimator):
 
     def _check_no_gates(self) -> None:
         """Raise ``ValueError`` where gates are asked for that would not be used."""
-        for name, default in _GATE_DEFAULTS.items():
+        for name, default in GATE_DEFAULTS.items():
             value = getattr(self, name)
             if not (isinstance(value, (str, int, np.integer)) and value == default):
                 raise ValueError(
@@ -394,6 +425,10 @@ class ConvexAttentionBase(CertifiedEstimator):
         self, y: Any, n_samples: int, sample_weight: NDArray[np.float64] | None
     ) -> tuple[Targets, Loss, NDArray]:
         """Check ``y``: how it reads, the loss, and the checked array."""
+        raise NotImplementedError
+
+    def _restored_targets(self, header: dict[str, Any], arrays: dict[str, NDArray], loss: Loss) -> Targets:
+        """How ``y`` read in the fit of a file."""
         raise NotImplementedError
 
     # Solving
@@ -463,6 +498,32 @@ class ConvexAttentionBase(CertifiedEstimator):
         if self._n_dims == 2:
             coef = coef.squeeze(-2)
         return coef[..., 0] if targets.single else coef
+
+    # Saving and loading
+
+    def _saved_state(self) -> SavedState:
+        header, arrays = super()._saved_state()
+        target_header, target_arrays = self._targets._saved_state()
+        trained_for = {
+            "loss": described(self.loss_, LOSSES),
+            "penalty": described(self.penalty_, PENALTIES),
+            "alpha": self.heads_.alpha,
+        }
+        gates = {} if self.gates_ is None else {"u1": self.gates_.u1, "u2": self.gates_.u2}
+        return header | trained_for | target_header, arrays | gates | target_arrays
+
+    def _restore_state(self, header: dict[str, Any], arrays: dict[str, NDArray]) -> None:
+        super()._restore_state(header, arrays)
+        loss = rebuilt(header["loss"], LOSSES)
+        self._store_network(
+            self._solution,
+            loss=loss,
+            penalty=rebuilt(header["penalty"], PENALTIES),
+            alpha=header["alpha"],
+            targets=self._restored_targets(header, arrays, loss),
+            gates=Gates(arrays["u1"], arrays["u2"]) if "u1" in arrays else None,
+            like=None,
+        )
 
     # Predicting
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
@@ -18,6 +17,7 @@ from convexformer_solvers import Callback, Loss, Penalty, Solver
 
 from ._base import ConvexAttentionBase, unchanged_on_failure
 from ._integers import check_counts
+from ._saved_state import SavableEstimator, SavedState
 from ._validation import as_tensor, check_stream, check_tokens, check_weight
 from .estimators import ClassificationMixin, ConvexAttentionClassifier, ConvexAttentionRegressor, RegressionMixin
 from .gates import Gates, GateSource, GivenGates, TrainingData, get_gate_source
@@ -73,7 +73,7 @@ class _EarlierGates(GateSource):
         return Gates(np.concatenate([self.earlier.u1, new.u1]), np.concatenate([blind, new.u2]))
 
 
-class GreedyConvexTransformerBase(BaseEstimator):
+class GreedyConvexTransformerBase(SavableEstimator):
     """What regression and classification share: training one layer after another."""
 
     n_layers: int
@@ -161,6 +161,30 @@ class GreedyConvexTransformerBase(BaseEstimator):
         self.loss_, self.penalty_, self._targets = last.loss_, last.penalty_, last._targets
         if hasattr(last, "classes_"):
             self.classes_ = last.classes_
+
+    def _saved_state(self) -> SavedState:
+        header, arrays = super()._saved_state()
+        if isinstance(get_gate_source(self.gates, self.n_gates), GivenGates):
+            first = self.layers_[0].gates_
+            arrays |= {"u1": first.u1, "u2": first.u2}
+        layers = []
+        for number, layer in enumerate(self.layers_):
+            layer_header, layer_arrays = layer._saved_state()
+            layers.append(layer_header)
+            arrays |= {f"layer{number}_{name}": array for name, array in layer_arrays.items()}
+        arrays |= {f"centre{number}": hand_on.centre.numpy() for number, hand_on in enumerate(self._hand_on)}
+        return header | {"layers": layers, "factors": [hand_on.factor for hand_on in self._hand_on]}, arrays
+
+    def _restore_state(self, header: dict[str, Any], arrays: dict[str, NDArray]) -> None:
+        super()._restore_state(header, arrays)
+        layers = []
+        for number, layer_header in enumerate(header["layers"]):
+            prefix = f"layer{number}_"
+            own = {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+            layers.append(self._layer_with_gates(Gates(own["u1"], own["u2"])))
+            layers[-1]._restore_state(layer_header, own)
+        factors = enumerate(header["factors"])
+        self._store(layers, [HandOn(torch.as_tensor(arrays[f"centre{number}"]), factor) for number, factor in factors])
 
     def _outputs(self, X: ArrayLike) -> Tensor:
         """Raw outputs of the last layer, shape ``(N, c)``."""

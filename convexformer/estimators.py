@@ -40,6 +40,9 @@ class RegressionMixin(RegressorMixin):
         y = check_real_target(y, loss, n_samples)
         return RealTargets(single=y.ndim == 1), loss, y
 
+    def _restored_targets(self, header: dict[str, Any], arrays: dict[str, NDArray], loss: Loss) -> Targets:
+        return RealTargets._restored(header)
+
     def predict(self: Any, X: ArrayLike) -> Any:
         """Predict the mean of the targets: outputs of the network (their exponential for the Poisson loss).
 
@@ -84,6 +87,11 @@ class ClassificationMixin(ClassifierMixin):
         targets = class_targets(y, loss, self.class_weight, sample_weight)
         self.classes_ = targets.classes
         return targets, loss, y
+
+    def _restored_targets(self, header: dict[str, Any], arrays: dict[str, NDArray], loss: Loss) -> Targets:
+        targets = ClassTargets._restored(arrays, loss)
+        self.classes_ = targets.classes
+        return targets
 
     def _scores(self: Any, X: ArrayLike) -> torch.Tensor:
         """Outputs, one column per class unless there is a single column of margins."""

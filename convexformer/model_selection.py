@@ -36,6 +36,7 @@ from convexformer_solvers.path import check_grid
 from ._base import ConvexAttentionBase, Problem, unchanged_on_failure
 from ._folds import Watch, checked_split, run_folds
 from ._integers import is_integer
+from ._saved_state import SavedState
 from ._validation import predictions
 from .estimators import ClassificationMixin, RegressionMixin
 
@@ -122,6 +123,14 @@ class CrossValidationMixin(ConvexAttentionBase):
         self.alpha_ = float(self.alphas_[_best(self.score_path_, self.scoring)])
         self._fit_problem(replace(problem, program=problem.program.with_alpha(self.alpha_)), X)
         return self
+
+    def _saved_state(self) -> SavedState:
+        header, arrays = super()._saved_state()
+        return header, arrays | {"alphas": self.alphas_, "score_path": self.score_path_}
+
+    def _restore_state(self, header: dict[str, Any], arrays: dict[str, NDArray]) -> None:
+        super()._restore_state(header, arrays)
+        self.alpha_, self.alphas_, self.score_path_ = header["alpha"], arrays["alphas"], arrays["score_path"]
 
     def _splits(self, labels: NDArray, groups: ArrayLike | None) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
         """Training and held-out rows of each fold."""

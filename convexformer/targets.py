@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ from sklearn.utils.class_weight import compute_class_weight
 
 from convexformer_solvers import Loss
 
+from ._saved_state import SavedState
 from ._validation import as_tensor
 
 
@@ -34,6 +36,10 @@ class Targets(ABC):
     def weight(self, y: ArrayLike, sample_weight: ArrayLike | None) -> NDArray[np.float64] | None:
         """Weights of the samples with those of the classes multiplied in; None when all are equal."""
 
+    def _saved_state(self) -> SavedState:
+        """What a file must hold of them, besides the loss."""
+        raise NotImplementedError
+
 
 @dataclass(frozen=True)
 class RealTargets(Targets):
@@ -55,6 +61,13 @@ class RealTargets(Targets):
 
     def weight(self, y: ArrayLike, sample_weight: ArrayLike | None) -> NDArray[np.float64] | None:
         return None if sample_weight is None else np.asarray(sample_weight, dtype=np.float64)
+
+    def _saved_state(self) -> SavedState:
+        return {"single": self.single}, {}
+
+    @classmethod
+    def _restored(cls, header: dict[str, Any]) -> RealTargets:
+        return cls(header["single"])
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,6 +117,25 @@ class ClassTargets(Targets):
             return None if sample_weight is None else np.asarray(sample_weight, dtype=np.float64)
         factor = self.class_weight[self.index(y)]
         return factor if sample_weight is None else factor * np.asarray(sample_weight, dtype=np.float64)
+
+    def _saved_state(self) -> SavedState:
+        weight = {} if self.class_weight is None else {"class_weight": self.class_weight}
+        return {"single": self.single}, {"classes": _plain_labels(self.classes), **weight}
+
+    @classmethod
+    def _restored(cls, arrays: dict[str, NDArray], loss: Loss) -> ClassTargets:
+        return cls(arrays["classes"], loss, arrays.get("class_weight"))
+
+
+def _plain_labels(classes: NDArray) -> NDArray:
+    """Labels that a file without code can hold: strings that came as objects, as from data frames, become strings."""
+    if not classes.dtype.hasobject:
+        return classes
+    if all(isinstance(label, str) for label in classes):
+        return classes.astype(str)
+    raise ValueError(
+        f"the labels {classes.tolist()} cannot be saved, as they are objects; fit on strings, integers or booleans"
+    )
 
 
 def class_targets(

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
+from sklearn.base import RegressorMixin
 from sklearn.metrics import make_scorer, r2_score
 from sklearn.model_selection import KFold
 
@@ -22,8 +23,11 @@ from convexformer import (
     GreedyConvexTransformerClassifier,
     GreedyConvexTransformerRegressor,
     load_model,
+    persistence,
     save_model,
 )
+from convexformer._saved_state import SavableEstimator
+from convexformer._validation import check_tokens
 from convexformer.sequences import get_form
 from convexformer.solvers import LOSSES, Fista, GroupNuclear, Huber, Squared
 from convexformer_solvers.archive import read_archive, write_archive
@@ -288,6 +292,71 @@ def test_an_incomplete_file_is_named(header, tmp_path):
     write_archive(tmp_path / "x.npz", "convexformer model", header, {})
     with pytest.raises(ValueError, match=r"x\.npz is no complete model of save_model: it lacks '"):
         load_model(tmp_path / "x.npz")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("estimator", "Lasso", r"estimator of .*x\.npz must be one of \['ConvexAttentionClassifier', .*, got 'Lasso'"),
+        ("estimator", ["Lasso"], r"estimator of .*x\.npz must be one of .*, got \['Lasso'\]"),
+        ("status", "DONE", r"status of a saved fit must be one of \['CONVERGED', 'MAX_ITER', .*, got 'DONE'"),
+        ("status", None, r"status of a saved fit must be one of .*, got None"),
+        ("format", "1", r"format of .*x\.npz must be a positive integer, got '1'"),
+        ("format", None, r"format of .* must be a positive integer, got None"),
+        ("format", float("nan"), r"format of .* must be a positive integer, got nan"),
+        ("format", 2, r"x\.npz was saved by convexformer .*, which is newer than this one"),
+        ("parameters", {"beta": 1.0}, r"Invalid parameter 'beta' for estimator ConvexAttentionRegressor"),
+    ],
+)
+def test_a_header_that_does_not_read_is_named(name, value, message, tmp_path):
+    file = tmp_path / "x.npz"
+    save_model(ConvexAttentionRegressor(alpha=0.05).fit(X3, X3[:, 0, 0]), file)
+    header, arrays = read_archive(file, "convexformer model")
+    write_archive(file, "convexformer model", header | {name: value}, arrays)
+    with pytest.raises(ValueError, match=message):
+        load_model(file)
+
+
+def test_a_status_of_a_layer_that_does_not_read_is_named(tmp_path):
+    file = tmp_path / "x.npz"
+    save_model(GreedyConvexTransformerRegressor(0.05, n_gates=3, random_state=0).fit(X3, X3[:, 0, 0]), file)
+    header, arrays = read_archive(file, "convexformer model")
+    header["layers"][1]["status"] = "DONE"
+    write_archive(file, "convexformer model", header, arrays)
+    with pytest.raises(ValueError, match=r"must be one of .*, got 'DONE'"):
+        load_model(file)
+
+
+class MeanOfTargets(RegressorMixin, SavableEstimator):
+    """Not one of the package's families."""
+
+    def __init__(self, shift=0.0):
+        self.shift = shift
+
+    def fit(self, X, y):
+        check_tokens(self, X, reset=True)
+        self.means_ = np.mean(y, axis=0, keepdims=True)
+        return self
+
+    def predict(self, X):
+        return np.repeat(self.means_, len(check_tokens(self, X, reset=False)), axis=0) + self.shift
+
+    def _saved_state(self):
+        header, arrays = super()._saved_state()
+        return header, arrays | {"means": self.means_}
+
+    def _restore_state(self, header, arrays):
+        super()._restore_state(header, arrays)
+        self.means_ = arrays["means"]
+
+
+def test_an_estimator_that_says_what_a_file_holds_takes_one_line_to_be_saved(tmp_path, monkeypatch):
+    model = MeanOfTargets(shift=1.0).fit(X3, X3[:, 0])
+    with pytest.raises(TypeError, match="model must be one of"):
+        save_model(model, tmp_path / "m.npz")
+    monkeypatch.setitem(persistence._ESTIMATORS, "MeanOfTargets", MeanOfTargets)
+    save_model(model, tmp_path / "m.npz")
+    np.testing.assert_array_equal(load_model(tmp_path / "m.npz").predict(X3), model.predict(X3))
 
 
 def test_a_loss_that_is_registered_no_longer_is_named(tmp_path, monkeypatch):

@@ -13,6 +13,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from convexformer._base import CertifiedEstimator, unchanged_on_failure
+from convexformer._saved_state import SavedState, described, rebuilt
 from convexformer._validation import (
     check_device,
     check_flag,
@@ -24,6 +25,8 @@ from convexformer._validation import (
     result_of,
 )
 from convexformer_solvers import (
+    LOSSES,
+    PENALTIES,
     Callback,
     Loss,
     Penalty,
@@ -233,6 +236,30 @@ class ConvexSequenceRegressor(RegressorMixin, CertifiedEstimator):
         self.coef_ = result_of(signed_coef(coef, form, *shape).contiguous(), like)
         self.intercept_ = result_of(intercept.view(tuple(self._target_shape)), like)
         self.attention_map_ = result_of(form.attention(coef, trained_for["penalty"], *shape), like)
+
+    def _saved_state(self) -> SavedState:
+        header, arrays = super()._saved_state()
+        trained_for = self._trained_for
+        network = {
+            "loss": described(trained_for["loss"], LOSSES),
+            "penalty": described(trained_for["penalty"], PENALTIES),
+            "alpha": trained_for["alpha"],
+            "form": trained_for["form"].name,
+            "targets": [self._y_ndim, *self._target_shape],
+        }
+        return header | network, arrays
+
+    def _restore_state(self, header: dict[str, Any], arrays: dict[str, NDArray]) -> None:
+        super()._restore_state(header, arrays)
+        self._y_ndim, *target_shape = header["targets"]
+        self._target_shape = tuple(target_shape)
+        trained_for = {
+            "loss": rebuilt(header["loss"], LOSSES),
+            "penalty": rebuilt(header["penalty"], PENALTIES),
+            "alpha": header["alpha"],
+            "form": get_form(header["form"]),
+        }
+        self._store_network(self._solution, trained_for, like=None)
 
     @property
     def heads_(self) -> SequenceHeads:
