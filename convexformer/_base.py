@@ -39,7 +39,7 @@ from convexformer_solvers.result import check_tol
 
 from ._integers import is_integer
 from ._path_result import PathResult
-from ._saved_state import SavableEstimator, SavedState, described, rebuilt
+from ._token_estimator import SavedState, TokenEstimator, described, rebuilt
 from ._validation import (
     as_tensor,
     check_device,
@@ -112,7 +112,7 @@ def unchanged_on_failure(fit: _Fit) -> _Fit:
     return cast(_Fit, wrapped)
 
 
-class CertifiedEstimator(SavableEstimator):
+class CertifiedEstimator(TokenEstimator):
     """What every estimator asks of ``solve``, and what it keeps of the answer besides the network."""
 
     solver: str | Solver
@@ -186,11 +186,6 @@ class ConvexAttentionBase(CertifiedEstimator):
     warm_start: bool
     device: Any
     random_state: Any
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.three_d_array = True
-        return tags
 
     @unchanged_on_failure
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:

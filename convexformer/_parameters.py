@@ -15,7 +15,7 @@ from convexformer_solvers.path import check_grid
 
 from ._base import GATE_DEFAULTS
 from ._integers import is_integer
-from ._saved_state import described, rebuilt
+from ._token_estimator import described, rebuilt
 from ._validation import dtype_name
 from .gates import Gates
 from .sequences.forms import FORMS

@@ -17,7 +17,7 @@ from convexformer_solvers import Callback, Loss, Penalty, Solver
 
 from ._base import ConvexAttentionBase, unchanged_on_failure
 from ._integers import check_counts
-from ._saved_state import SavableEstimator, SavedState
+from ._token_estimator import SavedState, TokenEstimator
 from ._validation import as_tensor, check_stream, check_tokens, check_weight
 from .estimators import ClassificationMixin, ConvexAttentionClassifier, ConvexAttentionRegressor, RegressionMixin
 from .gates import Gates, GateSource, GivenGates, TrainingData, get_gate_source
@@ -73,7 +73,7 @@ class _EarlierGates(GateSource):
         return Gates(np.concatenate([self.earlier.u1, new.u1]), np.concatenate([blind, new.u2]))
 
 
-class GreedyConvexTransformerBase(SavableEstimator):
+class GreedyConvexTransformerBase(TokenEstimator):
     """What regression and classification share: training one layer after another."""
 
     n_layers: int
@@ -81,11 +81,6 @@ class GreedyConvexTransformerBase(SavableEstimator):
     gates: Any
     random_state: Any
     _layer: ClassVar[type[ConvexAttentionBase]]
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.three_d_array = True
-        return tags
 
     @unchanged_on_failure
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:

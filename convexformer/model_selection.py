@@ -36,7 +36,7 @@ from convexformer_solvers.path import check_grid
 from ._base import ConvexAttentionBase, Problem, unchanged_on_failure
 from ._folds import Watch, checked_split, run_folds
 from ._integers import is_integer
-from ._saved_state import SavedState
+from ._token_estimator import SavedState
 from ._validation import predictions
 from .estimators import ClassificationMixin, RegressionMixin
 

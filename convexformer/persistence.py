@@ -14,14 +14,14 @@ from convexformer_solvers.archive import read_archive, write_archive
 from . import __version__
 from ._integers import is_integer
 from ._parameters import decode_parameters, encode_parameters
-from ._saved_state import SavableEstimator
+from ._token_estimator import TokenEstimator
 from .deep import GreedyConvexTransformerClassifier, GreedyConvexTransformerRegressor
 from .estimators import ConvexAttentionClassifier, ConvexAttentionRegressor
 from .model_selection import ConvexAttentionClassifierCV, ConvexAttentionRegressorCV
 from .sequences import ConvexSequenceRegressor
 
-# A further one is one line: a class that says what a file must hold of its fit, as ``SavableEstimator`` has it.
-_ESTIMATORS: dict[str, type[SavableEstimator]] = {
+# A further one is one line: a class that says what a file must hold of its fit, as ``TokenEstimator`` has it.
+_ESTIMATORS: dict[str, type[TokenEstimator]] = {
     cls.__name__: cls
     for cls in (
         ConvexAttentionClassifier,
@@ -37,7 +37,7 @@ _FORMAT = 1
 _CONTENT = "convexformer model"
 
 
-def save_model(model: SavableEstimator, path: str | Path) -> None:
+def save_model(model: TokenEstimator, path: str | Path) -> None:
     """Save a fitted estimator; the file holds no code and is safe to share.
 
     Parameters
@@ -106,7 +106,7 @@ def save_model(model: SavableEstimator, path: str | Path) -> None:
         )
 
 
-def load_model(path: str | Path) -> SavableEstimator:
+def load_model(path: str | Path) -> TokenEstimator:
     """Load an estimator that ``save_model`` wrote.
 
     Parameters

@@ -13,7 +13,7 @@ from sklearn.utils.class_weight import compute_class_weight
 
 from convexformer_solvers import Loss
 
-from ._saved_state import SavedState
+from ._token_estimator import SavedState
 from ._validation import as_tensor
 
 

@@ -26,7 +26,7 @@ from convexformer import (
     persistence,
     save_model,
 )
-from convexformer._saved_state import SavableEstimator
+from convexformer._token_estimator import TokenEstimator
 from convexformer._validation import check_tokens
 from convexformer.sequences import get_form
 from convexformer.solvers import LOSSES, Fista, GroupNuclear, Huber, Squared
@@ -327,7 +327,7 @@ def test_a_status_of_a_layer_that_does_not_read_is_named(tmp_path):
         load_model(file)
 
 
-class MeanOfTargets(RegressorMixin, SavableEstimator):
+class MeanOfTargets(RegressorMixin, TokenEstimator):
     """Not one of the package's families."""
 
     def __init__(self, shift=0.0):

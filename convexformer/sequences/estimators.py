@@ -13,7 +13,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from convexformer._base import CertifiedEstimator, unchanged_on_failure
-from convexformer._saved_state import SavedState, described, rebuilt
+from convexformer._token_estimator import SavedState, described, rebuilt
 from convexformer._validation import (
     check_device,
     check_flag,
@@ -158,7 +158,6 @@ class ConvexSequenceRegressor(RegressorMixin, CertifiedEstimator):
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.input_tags.three_d_array = True
         tags.target_tags.multi_output = True
         return tags
 

@@ -1,4 +1,4 @@
-"""What a file holds of a fit: every estimator says it, as a header for JSON and plain arrays, and takes it back."""
+"""The base class of estimators on tokens, and what a file holds of a fit: a header for JSON and plain arrays."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from sklearn.base import BaseEstimator
 SavedState = tuple[dict[str, Any], dict[str, NDArray]]
 
 
-class SavableEstimator(BaseEstimator):
-    """An estimator on tokens whose fit a file can hold.
+class TokenEstimator(BaseEstimator):
+    """An estimator on samples of tokens, whose fit a file can hold.
 
     A class that keeps more of a fit extends both methods below, calling those of its parent first; one line among the
     estimators of ``persistence`` then lets it be saved and loaded.
@@ -29,6 +29,11 @@ class SavableEstimator(BaseEstimator):
     n_features_in_: int
     n_tokens_in_: int
     _n_dims: int
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.three_d_array = True
+        return tags
 
     def _saved_state(self) -> SavedState:
         """What a file must hold of the fit, besides the parameters.
