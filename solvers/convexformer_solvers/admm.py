@@ -373,7 +373,7 @@ def _with_better_rho(state: State) -> State:
         wanted = _near(state.rho, by_moves, _LARGEST_CHANGE)
         if serves_as_well(state.rho, wanted):
             return state
-        return state._replace(rho=wanted, rule=GroupRule.told(program, state.coef, wanted) or state.rule)
+        return state._replace(rho=wanted, rule=GroupRule.giving(program, state.coef, wanted) or state.rule)
     by_size = state.rule.rho(program, state.coef, largest)
     tells_less = by_size == largest and state.before is not None  # groups that small tell less than a path
     return state if by_size is None or tells_less or serves_as_well(state.rho, by_size) else state._replace(rho=by_size)

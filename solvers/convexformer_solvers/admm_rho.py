@@ -52,7 +52,7 @@ class GroupRule(NamedTuple):
     measured: bool = False  # whether moves have said what it is
 
     @classmethod
-    def told(cls, program: Program, coef: Tensor, rho: float) -> GroupRule | None:
+    def giving(cls, program: Program, coef: Tensor, rho: float) -> GroupRule | None:
         """The rule that gives this rho at some coefficients; None without active groups."""
         size = _average_of_sum(program.penalty.group_dual_norms(coef))
         return cls(program.alpha / (rho * size), measured=True) if size > 0 else None

@@ -293,11 +293,11 @@ class TestRho:
     def test_what_moves_told_is_carried_to_other_sizes_and_alphas(self):
         program = correlated_program("squared", seed=0)
         coef = randn(*program.coef_shape, seed=3)
-        rule = GroupRule.told(program, coef, 0.3)
+        rule = GroupRule.giving(program, coef, 0.3)
         assert rule.rho(program, coef, math.inf) == pytest.approx(0.3)
         assert rule.rho(program.with_alpha(2 * program.alpha), 5 * coef, math.inf) == pytest.approx(0.3 * 2 / 5)
         assert rule.rho(program, coef, 0.2) == 0.2
-        assert GroupRule.told(program, 0 * coef, 0.3) is None
+        assert GroupRule.giving(program, 0 * coef, 0.3) is None
         assert rule.rho(program, 0 * coef, math.inf) is None
 
     def test_many_small_groups_do_not_take_it_elsewhere(self):
@@ -305,7 +305,7 @@ class TestRho:
         few = randn(*program.coef_shape, seed=3)
         few[5:] = 0
         many = torch.where(few == 0, 1e-3 * randn(*program.coef_shape, seed=4), few)
-        told, median = GroupRule.told(program, few, 0.3), GroupRule(1.0)
+        told, median = GroupRule.giving(program, few, 0.3), GroupRule(1.0)
         assert told.rho(program, many, math.inf) == pytest.approx(0.3, rel=0.1)
         assert median.rho(program, many, math.inf) > 100 * median.rho(program, few, math.inf)
 
