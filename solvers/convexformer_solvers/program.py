@@ -130,8 +130,9 @@ class Program:
         for name, dtype in (("y", self.y.dtype), ("map", self.map.dtype)):
             if dtype not in PRECISIONS.values():
                 raise ValueError(f"{name} must hold float32 or float64 numbers, got {dtype}; convert it with .double()")
-        if self.y.device != self.map.device:
-            raise ValueError(f"y must be on the device of the map, {self.map.device}, got {self.y.device}")
+        for name, part in (("y", self.y), ("sample_weight", self.sample_weight)):
+            if part is not None and part.device != self.map.device:
+                raise ValueError(f"{name} must be on the device of the map, {self.map.device}, got {part.device}")
         if not bool(torch.isfinite(self.y).all()):
             raise ValueError("y must be finite, got NaN or infinite values")
         check_alpha(self.alpha)
@@ -174,7 +175,7 @@ class Program:
         """Weights ``p`` of the samples, summing to 1, in the precision of ``y``."""
         if self.sample_weight is None:
             return self.y.new_full((self.map.n_samples,), 1.0 / self.map.n_samples)
-        weight = self.sample_weight.to(self.y.device, torch.float64)
+        weight = self.sample_weight.double()
         weight = weight / weight.max()  # so that the sum of huge weights cannot overflow
         return (weight / weight.sum()).to(self.y)
 

@@ -66,3 +66,5 @@ def test_a_map_on_the_device_wants_targets_there_and_finds_its_largest_entry(acc
     assert LinearMap.largest(there) == program.map.largest() > 0
     with pytest.raises(ValueError, match=f"y must be on the device of the map, {accelerator}.*, got cpu"):
         dataclasses.replace(program, map=there)
+    with pytest.raises(ValueError, match=f"sample_weight must be on the device of the map, {accelerator}.*, got cpu"):
+        dataclasses.replace(program, map=there, y=program.y.to(accelerator), sample_weight=torch.ones(20).double())
