@@ -56,12 +56,17 @@ class MovingTables:
         self.now.copy_(unit_rows(self.now))
 
 
-def follow(start: EmbeddedState, states: Iterable[EmbeddedState], callback: Callback | None) -> EmbeddedState:
-    """The last of the states of a training, which the callback and Ctrl-C may end."""
+def follow(
+    start: EmbeddedState,
+    states: Iterable[EmbeddedState],
+    callback: Callback | None,
+    is_look: Callable[[int], bool] = lambda step: True,
+) -> EmbeddedState:
+    """The last of the states of a training, one for each step, which the callback at a look and Ctrl-C may end."""
     state = start
     try:
         for state in states:
-            if callback is not None and bool(callback(state)):
+            if callback is not None and is_look(state.step) and bool(callback(state)):
                 break
     except KeyboardInterrupt as interrupt:
         raise EmbeddingInterrupted(state) from interrupt
