@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from convexformer.nn._trial import SCHEDULES
+from convexformer_solvers.arguments import check_callback
 
 from .problem import EmbeddedProblem, along_sphere, random_tables, unit_rows
 from .schedule import check_rate
@@ -63,6 +64,7 @@ def follow(
     is_look: Callable[[int], bool] = lambda step: True,
 ) -> EmbeddedState:
     """The last of the states of a training, one for each step, which the callback at a look and Ctrl-C may end."""
+    check_callback(callback, "an EmbeddedState")
     state = start
     try:
         for state in states:

@@ -84,6 +84,8 @@ def train_jointly(
     ------
     ValueError
         If an argument is not as described.
+    TypeError
+        If the callback cannot be called.
     EmbeddingInterrupted
         On Ctrl-C; a ``KeyboardInterrupt`` whose ``state`` is the last complete step.
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from convexformer._integers import check_counts, check_optional_counts, is_integer
 from convexformer._stopwatch import Stopwatch
 from convexformer_solvers import Loss, Penalty
-from convexformer_solvers.arguments import is_real
+from convexformer_solvers.arguments import check_callback, is_real
 
 from .base import AttentionNetwork, sample_losses
 from .history import End, TrainingHistory
@@ -88,8 +88,7 @@ class Settings:
             raise ValueError(f"seed must be an integer, got {self.seed!r}")
         if not (is_real(self.seconds) and self.seconds > 0):
             raise ValueError(f"seconds must be positive or None, got {self.seconds!r}")
-        if self.callback is not None and not callable(self.callback):
-            raise TypeError(f"callback must be callable with the steps done and the objective, got {self.callback!r}")
+        check_callback(self.callback, "the steps done and the objective")
 
     @property
     def interval(self) -> int:

@@ -117,7 +117,7 @@ def train(
     Raises
     ------
     TypeError
-        If the network is no ``AttentionNetwork``, or the callback not callable.
+        If the network is no ``AttentionNetwork``, or the callback cannot be called.
     ValueError
         If an argument is not as described; the message names it.
     TrainingInterrupted

@@ -62,6 +62,20 @@ def check_count(name: str, value: Any) -> None:
         raise ValueError(f"{name} must be a positive integer, got {value!r}")
 
 
+def check_callback(callback: Any, argument: str) -> None:
+    """Raise ``TypeError`` unless a callback is None or can be called with such an argument.
+
+    Examples
+    --------
+    >>> check_callback(3, "a Progress")
+    Traceback (most recent call last):
+        ...
+    TypeError: callback must be None or callable with a Progress, got 3
+    """
+    if not (callback is None or callable(callback)):
+        raise TypeError(f"callback must be None or callable with {argument}, got {callback!r}")
+
+
 def check_tensor(name: str, value: Any) -> None:
     """Raise ``TypeError`` unless the argument of that name is a tensor."""
     if not isinstance(value, Tensor):

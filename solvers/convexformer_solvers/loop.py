@@ -16,7 +16,7 @@ from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from .arguments import as_dtype, check_count
+from .arguments import as_dtype, check_callback, check_count
 from .certificate import certify
 from .loss import Loss
 from .penalty import Penalty
@@ -76,7 +76,8 @@ def solve(
     SolverInterrupted
         On Ctrl-C; a ``KeyboardInterrupt`` whose ``result`` is the best point so far with its certificate.
     TypeError
-        If ``solver`` is no solver, or the loss or the penalty lacks a method that it requires.
+        If ``solver`` is no solver, the loss or the penalty lacks a method that it requires, or the callback cannot be
+        called.
     ValueError
         If ``tol``, ``max_iter``, ``dtype`` or ``start`` are out of range, or the data in units whose squares leave the
         precision.
@@ -157,8 +158,7 @@ def solve_on(
     check_tol(tol)
     check_count("max_iter", max_iter)
     _check_requirements(working, solver)
-    if callback is not None and not callable(callback):
-        raise TypeError(f"callback must be callable with a Progress, got {callback!r}")
+    check_callback(callback, "a Progress")
     own_callback = None if callback is None else _with_gradients_as_here(callback)
     with torch.no_grad():  # data that require gradients have none of the solution's
         return _run(reference, working, solver, tol, max_iter, start, previous, own_callback, verbose)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from .arguments import as_dtype, check_count, is_real
+from .arguments import as_dtype, check_callback, check_count, is_real
 from .loop import Callback, Ending, as_point, in_working_precision, solve_on
 from .path_file import PathFile
 from .program import Program
@@ -154,6 +154,8 @@ def solve_path(
     ------
     PathInterrupted
         On Ctrl-C; a ``KeyboardInterrupt`` whose ``path`` holds what was finished.
+    TypeError
+        If ``solver`` is no solver, or the callback cannot be called.
     ValueError
         If an argument is out of range, or if the file of ``resume`` is of another program or grid; the message says
         what differs.
@@ -223,7 +225,7 @@ def iterate_path(
     ------
     SolverInterrupted
         On Ctrl-C during a solve; its point is in the file of ``resume``, where there is one.
-    ValueError
+    TypeError, ValueError
         As in ``solve_path``.
 
     Examples
@@ -237,6 +239,7 @@ def iterate_path(
     """
     check_solver_type(solver)
     check_tol(tol)
+    check_callback(callback, "a Progress")  # here, as a progress bar hides it from the solves
     precision, given = as_dtype(dtype, program.map.dtype), as_point(start)
     with torch.no_grad():
         grid = _grid(program, alphas)

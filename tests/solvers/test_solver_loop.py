@@ -264,8 +264,9 @@ class TestStopping:
             solve(make_program(), Fista(), max_iter=max_iter)
 
     def test_wrong_callback(self):
-        with pytest.raises(TypeError, match="callback must be callable with a Progress, got 3"):
-            solve(make_program(), Fista(), callback=3)
+        for follow in (solve, solve_path, iterate_path):
+            with pytest.raises(TypeError, match="callback must be None or callable with a Progress, got 3"):
+                follow(make_program(), Fista(), callback=3)
 
     def test_numpy_integers_are_iteration_counts(self):
         assert solve(make_program(), Fista(), tol=1.0, max_iter=np.int64(5)).n_iter <= 5
