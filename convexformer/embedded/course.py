@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from convexformer.nn._trial import SCHEDULES
+from convexformer._schedules import SCHEDULES
 from convexformer_solvers.arguments import check_callback
 
 from .problem import EmbeddedProblem, along_sphere, random_tables, unit_rows

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from convexformer._integers import check_counts, check_optional_counts, is_integer
+from convexformer._schedules import SCHEDULES
 from convexformer._stopwatch import Stopwatch
 from convexformer_solvers import Loss, Penalty
 from convexformer_solvers.arguments import check_callback, is_real
@@ -23,10 +24,6 @@ from .history import End, TrainingHistory
 OPTIMIZERS: dict[str, type[torch.optim.Adam] | type[torch.optim.AdamW]] = {
     "adam": torch.optim.Adam,
     "adamw": torch.optim.AdamW,
-}
-SCHEDULES: dict[str, Callable[[torch.optim.Optimizer, int], torch.optim.lr_scheduler.LRScheduler]] = {
-    "cosine": torch.optim.lr_scheduler.CosineAnnealingLR,
-    "constant": lambda optimizer, n_steps: torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0),
 }
 
 
