@@ -32,7 +32,7 @@ from convexformer_solvers import (
     solve,
     solve_path,
 )
-from convexformer_solvers.arguments import check_callback
+from convexformer_solvers.arguments import as_dtype, check_callback
 from convexformer_solvers.path import check_grid
 from convexformer_solvers.result import check_tol
 
@@ -41,7 +41,6 @@ from ._path_result import PathResult
 from ._validation import (
     as_tensor,
     check_device,
-    check_dtype,
     check_flag,
     check_stream,
     check_tokens,
@@ -122,7 +121,7 @@ class CertifiedEstimator(BaseEstimator):
 
     def _options(self, program: Program) -> dict[str, Any]:
         """Keyword arguments of ``solve``."""
-        dtype = check_dtype(self.dtype, program.map.dtype)
+        dtype = as_dtype(self.dtype, program.map.dtype)
         check_tol(self.tol)
         verbose = check_flag(self.verbose, "verbose")
         check_callback(self.callback, "a Progress")

@@ -131,7 +131,7 @@ def test_bad_data_is_named(arguments, message):
         ({"max_iter": 0}, "max_iter must be a positive integer"),
         ({"max_iter": 2.5}, "max_iter must be a positive integer"),
         ({"dtype": "int8"}, "dtype must be None, 'float32' or 'float64'"),
-        ({"dtype": 3}, "dtype must be None, 'float32' or 'float64', got 3"),
+        ({"dtype": 3}, "dtype must be None, 'float32' or 'float64', as a name or a type, got 3"),
         ({"dtype": ["float32"]}, "dtype must be None, 'float32' or 'float64'"),
         ({"fit_intercept": "False"}, "fit_intercept must be True or False, got 'False'"),
         ({"warm_start": "no"}, "warm_start must be True or False, got 'no'"),

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from convexformer._integers import check_counts
 from convexformer._stopwatch import Stopwatch
 from convexformer.nn.base import normal_draws
 from convexformer_solvers import Penalty
+from convexformer_solvers.arguments import check_counts
 
 from .course import Callback, MovingTables, follow
 from .problem import EmbeddedProblem

@@ -17,7 +17,6 @@ from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from convexformer._integers import check_counts
 from convexformer._validation import as_targets, as_weight, check_flag, check_program_tokens, check_stream
 from convexformer_solvers import (
     Certificate,
@@ -33,7 +32,7 @@ from convexformer_solvers import (
     get_solver,
     solve,
 )
-from convexformer_solvers.arguments import check_callback
+from convexformer_solvers.arguments import check_callback, check_counts
 from convexformer_solvers.result import check_tol
 
 from .base import Gates, GatesInterrupted, GateSource, TrainingData

@@ -16,7 +16,7 @@ from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from .arguments import as_dtype, check_callback, check_count
+from .arguments import as_dtype, check_callback, check_counts
 from .certificate import certify
 from .loss import Loss
 from .penalty import Penalty
@@ -156,7 +156,7 @@ def solve_on(
     """
     check_solver_type(solver)
     check_tol(tol)
-    check_count("max_iter", max_iter)
+    check_counts(max_iter=max_iter)
     _check_requirements(working, solver)
     check_callback(callback, "a Progress")
     own_callback = None if callback is None else _with_gradients_as_here(callback)
