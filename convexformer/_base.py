@@ -34,6 +34,7 @@ from convexformer_solvers import (
     solve,
     solve_path,
 )
+from convexformer_solvers.arguments import as_dtype, check_callback
 from convexformer_solvers.path import check_grid
 from convexformer_solvers.result import check_tol
 
@@ -43,7 +44,6 @@ from ._token_estimator import SavedState, TokenEstimator, described, rebuilt
 from ._validation import (
     as_tensor,
     check_device,
-    check_dtype,
     check_flag,
     check_stream,
     check_tokens,
@@ -125,11 +125,10 @@ class CertifiedEstimator(TokenEstimator):
 
     def _options(self, program: Program) -> dict[str, Any]:
         """Keyword arguments of ``solve``."""
-        dtype = check_dtype(self.dtype, program.map.dtype)
+        dtype = as_dtype(self.dtype, program.map.dtype)
         check_tol(self.tol)
         verbose = check_flag(self.verbose, "verbose")
-        if not (self.callback is None or callable(self.callback)):
-            raise ValueError(f"callback must be None or a function of a Progress, got {self.callback!r}")
+        check_callback(self.callback, "a Progress")
         return {
             "tol": self.tol,
             "max_iter": self.max_iter,
@@ -209,7 +208,7 @@ class ConvexAttentionBase(CertifiedEstimator):
         ValueError
             If an argument or a parameter is not as described; the message names it.
         TypeError
-            If the solver does not take the loss or the penalty.
+            If the solver does not take the loss or the penalty, or the callback cannot be called.
         KeyboardInterrupt
             On Ctrl-C, **after** the best point so far and its certificate are stored: the estimator is usable.
 

@@ -19,23 +19,8 @@ def is_integer(value: Any, least: int | None = None) -> TypeGuard[int]:
     return whole and (least is None or int(value) >= least)
 
 
-def check_counts(**counts: Any) -> None:
-    """Raise ``ValueError`` naming the first argument that is no positive integer.
-
-    Examples
-    --------
-    >>> check_counts(n_heads=4, n_gates=0)
-    Traceback (most recent call last):
-        ...
-    ValueError: n_gates must be a positive integer, got 0
-    """
-    for name, value in counts.items():
-        if not is_integer(value, 1):
-            raise ValueError(f"{name} must be a positive integer, got {value!r}")
-
-
 def check_optional_counts(**counts: Any) -> None:
-    """The same where ``None`` is an answer too.
+    """Raise ``ValueError`` naming the first argument that is neither a positive integer nor ``None``.
 
     Examples
     --------

@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from convexformer_solvers import LOSSES, PENALTIES
 from convexformer_solvers.archive import plain
+from convexformer_solvers.arguments import dtype_name
 from convexformer_solvers.path import check_grid
 
 from ._base import GATE_DEFAULTS
 from ._integers import is_integer
 from ._token_estimator import described, rebuilt
-from ._validation import dtype_name
 from .gates import Gates
 from .sequences.forms import FORMS
 

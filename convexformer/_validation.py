@@ -322,25 +322,6 @@ def check_weight(sample_weight: Any, n_samples: int) -> NDArray[np.float64] | No
     return weight
 
 
-def check_dtype(dtype: Any, default: torch.dtype) -> torch.dtype:
-    """The working precision that the parameter ``dtype`` means."""
-    if dtype is None:
-        return default
-    message = f"dtype must be None, 'float32' or 'float64', got {dtype!r}"
-    try:
-        name = dtype_name(dtype)
-    except TypeError as error:
-        raise ValueError(message) from error
-    if name not in PRECISIONS:
-        raise ValueError(message)
-    return PRECISIONS[name]
-
-
-def dtype_name(dtype: Any) -> str:
-    """Name of a precision given as text or as an object of torch or numpy."""
-    return str(dtype).removeprefix("torch.") if isinstance(dtype, (str, torch.dtype)) else np.dtype(dtype).name
-
-
 def check_stream(random_state: Any) -> np.random.RandomState:
     """The generator that the parameter ``random_state`` means."""
     try:

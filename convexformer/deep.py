@@ -14,9 +14,9 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from convexformer_solvers import Callback, Loss, Penalty, Solver
+from convexformer_solvers.arguments import check_counts
 
 from ._base import ConvexAttentionBase, unchanged_on_failure
-from ._integers import check_counts
 from ._token_estimator import SavedState, TokenEstimator
 from ._validation import as_tensor, check_stream, check_tokens, check_weight
 from .estimators import ClassificationMixin, ConvexAttentionClassifier, ConvexAttentionRegressor, RegressionMixin

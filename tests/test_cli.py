@@ -200,7 +200,7 @@ def test_interrupt_saves_the_best_point_so_far(regression_file, tmp_path, capsys
         model.get_params = lambda deep=True: original(deep) | {"callback": None}
         return model
 
-    monkeypatch.setattr(cli, "_new_model", interrupted)
+    monkeypatch.setattr(cli.fit, "_new_model", interrupted)
     path = tmp_path / "m.npz"
     assert cli.main(["fit", str(regression_file), "--model", str(path)]) == 130
     assert "best point so far is saved" in capsys.readouterr().err

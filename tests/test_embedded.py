@@ -16,6 +16,7 @@ from convexformer.embedded import (
     train_by_projection,
     train_jointly,
 )
+from convexformer.embedded.course import MovingTables
 from convexformer.embedded.problem import along_sphere
 from convexformer.embedded.schedule import FallingAlpha
 from convexformer.gates import Gates
@@ -228,6 +229,23 @@ class TestBoth:
         assert caught.value.state.outputs().shape == (P * P, P)
         assert torch.equal(pickle.loads(pickle.dumps(caught.value)).state.tables, caught.value.state.tables)
 
+    def test_an_interrupt_in_a_step_keeps_the_one_before(self, train, monkeypatch):
+        def move(moving, gradient):
+            moved.append(gradient)
+            if len(moved) == 4:
+                raise KeyboardInterrupt
+            original(moving, gradient)
+
+        # The one before, though no callback was to see it.
+        options = {"look_every": 5} if train is train_jointly else {}
+        original, moved, states = MovingTables.move, [], []
+        train(make_problem(), alpha=1e-3, n_steps=9, callback=states.append)
+        monkeypatch.setattr(MovingTables, "move", move)
+        with pytest.raises(EmbeddingInterrupted, match="after 3 steps") as caught:
+            train(make_problem(), alpha=1e-3, n_steps=9, **options)
+        assert torch.equal(caught.value.state.tables, states[3].tables)
+        assert torch.equal(caught.value.state.coef, states[3].coef)
+
     def test_single_precision_stays(self, train):
         state = train(make_problem(dtype=torch.float32), alpha=1e-3, n_steps=2)
         assert state.tables.dtype == state.coef.dtype == torch.float32
@@ -248,6 +266,10 @@ class TestBoth:
     def test_bad_arguments_are_named(self, train, arguments, message):
         with pytest.raises(ValueError, match=message):
             train(make_problem(), **arguments)
+
+    def test_a_callback_that_cannot_be_called_is_named(self, train):
+        with pytest.raises(TypeError, match="callback must be None or callable with an EmbeddedState, got 3"):
+            train(make_problem(), alpha=1.0, callback=3)
 
 
 def test_outputs_are_those_of_the_gated_heads_on_looked_up_tokens():

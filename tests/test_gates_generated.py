@@ -306,7 +306,7 @@ def test_wrong_starts_and_callbacks_are_named_before_anything_is_solved(problem)
     X, y, _ = problem
     with pytest.raises(TypeError, match=r"start must be None, Gates\(u1, u2\) or a source of gates, got 'gaussian'"):
         generate_gates(X, y, alpha=ALPHA, start="gaussian")
-    with pytest.raises(ValueError, match="callback must be None or a function"):
+    with pytest.raises(TypeError, match="callback must be None or callable with a GenerationRound, got 3"):
         generate_gates(X, y, alpha=ALPHA, callback=3)
 
 

@@ -131,12 +131,11 @@ def test_bad_data_is_named(arguments, message):
         ({"max_iter": 0}, "max_iter must be a positive integer"),
         ({"max_iter": 2.5}, "max_iter must be a positive integer"),
         ({"dtype": "int8"}, "dtype must be None, 'float32' or 'float64'"),
-        ({"dtype": 3}, "dtype must be None, 'float32' or 'float64', got 3"),
+        ({"dtype": 3}, "dtype must be None, 'float32' or 'float64', as a name or a type, got 3"),
         ({"dtype": ["float32"]}, "dtype must be None, 'float32' or 'float64'"),
         ({"fit_intercept": "False"}, "fit_intercept must be True or False, got 'False'"),
         ({"warm_start": "no"}, "warm_start must be True or False, got 'no'"),
         ({"verbose": "no"}, "verbose must be True or False, got 'no'"),
-        ({"callback": 3}, "callback must be None or a function of a Progress, got 3"),
         ({"penalty": PenaltyWithoutHeads()}, "penalty=.*define its method 'factorize'"),
         ({"device": "abacus"}, "device must be"),
         ({"device": "mps"}, "device must be one on which torch holds float64.*got 'mps'"),
@@ -147,6 +146,12 @@ def test_bad_data_is_named(arguments, message):
 def test_bad_parameters_are_named(parameters, message):
     with pytest.raises(ValueError, match=message):
         ConvexAttentionRegressor(**parameters).fit(X, y)
+
+
+@pytest.mark.parametrize("kind", [ConvexAttentionRegressor, ConvexAttentionRegressorCV])
+def test_a_callback_that_cannot_be_called_is_named(kind):
+    with pytest.raises(TypeError, match="callback must be None or callable with a Progress, got 3"):
+        kind(callback=3).fit(X, y)
 
 
 def test_a_series_of_token_arrays_is_read_as_an_array_of_them():
@@ -698,7 +703,9 @@ class TestTraining:
 
     def test_with_a_callback_or_a_flag_of_another_kind(self):
         data = {"tokens": torch.ones(5, 3, 2), "y": torch.ones(5, 1), "alpha": 0.1, "n_steps": 2}
-        with pytest.raises(TypeError, match="callback must be callable"):
+        with pytest.raises(
+            TypeError, match="callback must be None or callable with the steps done and the objective, got 3"
+        ):
             train(ConvexAttention(3, 2), **data, callback=3)
         with pytest.raises(ValueError, match="verbose must be True or False, got 'x'"):
             train(ConvexAttention(3, 2), **data, verbose="x")

@@ -329,7 +329,7 @@ def test_a_progress_bar_counts_the_steps_of_all_combinations(capsys):
     assert "60/60" in capsys.readouterr().err
 
 
-# Divergence and interruption
+# Divergence
 
 
 def test_a_combination_that_diverges_ends_at_once_and_loses():
@@ -353,50 +353,6 @@ def test_divergence_everywhere_warns_and_gives_the_first_weights_back(batch_size
     assert torch.equal(weights(network), first)
     assert (history.ended_by, history.kept_step) == ("diverged", 0)
     assert history.final_objective == pytest.approx(network.objective(X, y, alpha=0.05).item(), rel=1e-12)
-
-
-class Interrupted:
-    """A callback that presses Ctrl-C at its call number `at`."""
-
-    def __init__(self, at):
-        self.left = at
-
-    def __call__(self, step, objective):
-        if self.left == 0:
-            raise KeyboardInterrupt
-        self.left -= 1
-
-
-def test_ctrl_c_keeps_the_best_combination_that_was_finished():
-    (X, y), network, alone = data(), NETWORKS["convex"](), NETWORKS["convex"]()
-    with pytest.raises(KeyboardInterrupt):
-        train(network, X, y, alpha=0.05, lr=[1e-2, 1e-4, 1e-3], n_steps=20, callback=Interrupted(50))
-    train(alone, X, y, alpha=0.05, lr=1e-2, n_steps=20)
-    assert torch.equal(weights(network), weights(alone))
-
-
-def test_ctrl_c_in_the_first_combination_keeps_what_it_had_reached():
-    (X, y), network = data(), NETWORKS["convex"]()
-    seen = []
-
-    def record(step, objective):
-        seen.append(objective)
-        Interrupted(0 if step == 12 else 1)(step, objective)
-
-    with pytest.raises(KeyboardInterrupt):
-        train(network, X, y, alpha=0.05, n_steps=20, callback=record)
-    assert network.objective(X, y, alpha=0.05).item() == seen[-1] < seen[0]
-
-
-def test_ctrl_c_with_patience_keeps_the_best_by_validation():
-    network, train_data, held_out = overfitting()
-    options = {"lr": 0.05, "n_steps": 200, "validation": held_out}
-    free = train(ConvexAttention(3, 2, 1, 20).double(), *train_data, alpha=0.0, **options)
-    with pytest.raises(KeyboardInterrupt):
-        train(network, *train_data, alpha=0.0, **options, patience=1000, callback=Interrupted(181))
-    reached = free.validation[: 180 // 2 + 1]
-    assert network.objective(*held_out, alpha=0.0).item() == pytest.approx(min(reached), rel=1e-12)
-    assert min(reached) < reached[-1]
 
 
 # Devices

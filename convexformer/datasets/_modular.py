@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 
 from convexformer._integers import check_optional_counts, is_integer, is_prime
-from convexformer._validation import check_dtype, check_stream
-from convexformer_solvers.arguments import is_real
+from convexformer._validation import check_stream
+from convexformer_solvers.arguments import as_dtype, is_real
 
 Operation = Literal["+", "-", "x", "/"]
 Encoding = Literal["index", "one_hot", "fourier"]
@@ -181,7 +181,7 @@ def make_modular_arithmetic(
         _refuse(encoding, n_frequencies=n_frequencies, frequencies=frequencies)
     if encoding == "index":
         _refuse(encoding, dtype=dtype)
-    precision = np.float32 if check_dtype(dtype, torch.float64) == torch.float32 else np.float64
+    precision = np.float32 if as_dtype(dtype, torch.float64) == torch.float32 else np.float64
     generator = check_stream(random_state)
     operands, labels = _table(p, operation, distinct)
     ceiling = len(np.unique(operands, axis=0)) / len(operands)

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from convexformer.nn._trial import SCHEDULES
+from convexformer._schedules import SCHEDULES
+from convexformer_solvers.arguments import check_callback
 
 from .problem import EmbeddedProblem, along_sphere, random_tables, unit_rows
 from .schedule import check_rate
@@ -56,12 +57,18 @@ class MovingTables:
         self.now.copy_(unit_rows(self.now))
 
 
-def follow(start: EmbeddedState, states: Iterable[EmbeddedState], callback: Callback | None) -> EmbeddedState:
-    """The last of the states of a training, which the callback and Ctrl-C may end."""
+def follow(
+    start: EmbeddedState,
+    states: Iterable[EmbeddedState],
+    callback: Callback | None,
+    is_look: Callable[[int], bool] = lambda step: True,
+) -> EmbeddedState:
+    """The last of the states of a training, one for each step, which the callback at a look and Ctrl-C may end."""
+    check_callback(callback, "an EmbeddedState")
     state = start
     try:
         for state in states:
-            if callback is not None and bool(callback(state)):
+            if callback is not None and is_look(state.step) and bool(callback(state)):
                 break
     except KeyboardInterrupt as interrupt:
         raise EmbeddingInterrupted(state) from interrupt

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from convexformer._integers import check_counts
 from convexformer._stopwatch import Stopwatch
 from convexformer.nn.base import normal_draws
 from convexformer_solvers import Penalty
+from convexformer_solvers.arguments import check_counts
 
 from .course import Callback, MovingTables, follow
 from .problem import EmbeddedProblem
@@ -84,6 +84,8 @@ def train_jointly(
     ------
     ValueError
         If an argument is not as described.
+    TypeError
+        If the callback cannot be called.
     EmbeddingInterrupted
         On Ctrl-C; a ``KeyboardInterrupt`` whose ``state`` is the last complete step.
 
@@ -116,10 +118,9 @@ def train_jointly(
         stopwatch, coef = Stopwatch(start.coef.device), start.coef
         parts = _parts(problem, batch_size, seed)
         for step in steps:
-            if step % look_every == 0 or step == n_steps:
-                # One pass over a part gives both gradients; the count is that of coefficients and embedding.
-                done = (step, step, 2 * step * share, stopwatch.seconds)
-                yield EmbeddedState(problem, moving.now.clone(), coef, alphas(step), *done)
+            # One pass over a part gives both gradients; the count is that of coefficients and embedding.
+            done = (step, step, 2 * step * share, stopwatch.seconds)
+            yield EmbeddedState(problem, moving.now.clone(), coef, alphas(step), *done)
             if step < n_steps:
                 with stopwatch:
                     part = next(parts)
@@ -130,7 +131,7 @@ def train_jointly(
                     coef = head.step(coef, slope, alphas(step))
 
     with tqdm(range(n_steps + 1), disable=not verbose, desc="joint") as steps:
-        return follow(start, states(steps), callback)
+        return follow(start, states(steps), callback, lambda step: step % look_every == 0 or step == n_steps)
 
 
 def _parts(problem: EmbeddedProblem, batch_size: int | None, seed: int) -> Iterator[EmbeddedProblem]:

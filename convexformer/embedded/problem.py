@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from convexformer._integers import check_counts
 from convexformer.gates import Gates
 from convexformer.nn.base import normal_draws
 from convexformer_solvers import Loss, Penalty, Program, TableMap, get_loss, get_penalty
+from convexformer_solvers.arguments import check_counts
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from convexformer._integers import check_counts
 from convexformer._stopwatch import Stopwatch
 from convexformer_solvers import Fista, Point, Program, TableMap, get_solver, solve
+from convexformer_solvers.arguments import check_counts
 
 from .course import Callback, MovingTables, follow
 from .problem import EmbeddedProblem
@@ -146,6 +146,8 @@ def train_by_projection(
     ------
     ValueError
         If an argument is not as described.
+    TypeError
+        If the callback cannot be called.
     EmbeddingInterrupted
         On Ctrl-C; a ``KeyboardInterrupt`` whose ``state`` is the last complete step.
 

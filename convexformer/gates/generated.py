@@ -17,7 +17,6 @@ from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from convexformer._integers import check_counts
 from convexformer._validation import as_targets, as_weight, check_flag, check_program_tokens, check_stream
 from convexformer_solvers import (
     Certificate,
@@ -33,6 +32,7 @@ from convexformer_solvers import (
     get_solver,
     solve,
 )
+from convexformer_solvers.arguments import check_callback, check_counts
 from convexformer_solvers.result import check_tol
 
 from .base import Gates, GatesInterrupted, GateSource, TrainingData
@@ -205,6 +205,8 @@ def generate_gates(
     ------
     GenerationInterrupted
         On Ctrl-C; a ``KeyboardInterrupt`` whose ``result`` holds the gates so far and a certified point.
+    TypeError
+        If the start is of another kind, or the callback cannot be called.
     ValueError
         If an argument is not as described; the message names it.
 
@@ -224,8 +226,7 @@ def generate_gates(
     parts = (target, get_loss(loss), get_penalty(penalty), alpha, weight, has_intercept)
     if not (start is None or isinstance(start, (Gates, GateSource))):
         raise TypeError(f"start must be None, Gates(u1, u2) or a source of gates, got {start!r}")
-    if not (callback is None or callable(callback)):
-        raise ValueError(f"callback must be None or a function of a GenerationRound, got {callback!r}")
+    check_callback(callback, "a GenerationRound")
     check_counts(max_gates=max_gates, n_restarts=n_restarts, per_round=per_round)
     check_tol(tol)
     search = {"n_restarts": n_restarts, "tol": tol, "random_state": check_stream(random_state)}

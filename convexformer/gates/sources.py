@@ -11,7 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from convexformer._integers import check_counts, is_integer
+from convexformer._integers import is_integer
+from convexformer_solvers.arguments import check_counts
 
 from .base import Gates, GateSource, TrainingData
 

@@ -5,7 +5,7 @@ from .convex_attention import ConvexAttention, network_from_heads
 from .cost import ModelCost, model_cost
 from .deep import DeepConvexTransformer
 from .embedding import EmbeddedNetwork, SymbolNetwork, TokenEmbedding
-from .history import TrainingHistory
+from .history import TrainingHistory, TrainingInterrupted
 from .mlp import EmbeddingMLP
 from .relu_attention import ReluAttention
 from .sequence_attention import SequenceAttention, sequence_network_from_heads
@@ -29,6 +29,7 @@ __all__ = [
     "SymbolNetwork",
     "TokenEmbedding",
     "TrainingHistory",
+    "TrainingInterrupted",
     "model_cost",
     "network_from_heads",
     "project_to_simplex",

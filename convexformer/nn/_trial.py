@@ -6,16 +6,17 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from convexformer._integers import check_counts, check_optional_counts, is_integer
+from convexformer._integers import check_optional_counts, is_integer
+from convexformer._schedules import SCHEDULES
 from convexformer._stopwatch import Stopwatch
 from convexformer_solvers import Loss, Penalty
-from convexformer_solvers.arguments import is_real
+from convexformer_solvers.arguments import check_callback, check_counts, is_real
 
 from .base import AttentionNetwork, sample_losses
 from .history import End, TrainingHistory
@@ -23,10 +24,6 @@ from .history import End, TrainingHistory
 OPTIMIZERS: dict[str, type[torch.optim.Adam] | type[torch.optim.AdamW]] = {
     "adam": torch.optim.Adam,
     "adamw": torch.optim.AdamW,
-}
-SCHEDULES: dict[str, Callable[[torch.optim.Optimizer, int], torch.optim.lr_scheduler.LRScheduler]] = {
-    "cosine": torch.optim.lr_scheduler.CosineAnnealingLR,
-    "constant": lambda optimizer, n_steps: torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0),
 }
 
 
@@ -88,8 +85,7 @@ class Settings:
             raise ValueError(f"seed must be an integer, got {self.seed!r}")
         if not (is_real(self.seconds) and self.seconds > 0):
             raise ValueError(f"seconds must be positive or None, got {self.seconds!r}")
-        if self.callback is not None and not callable(self.callback):
-            raise TypeError(f"callback must be callable with the steps done and the objective, got {self.callback!r}")
+        check_callback(self.callback, "the steps done and the objective")
 
     @property
     def interval(self) -> int:
@@ -109,8 +105,24 @@ def load_weights(network: AttentionNetwork, weights: list[Tensor]) -> None:
         parameter.copy_(values)
 
 
+class Record(NamedTuple):
+    """An entry of the course, taken down as one: Ctrl-C cannot leave a part of it."""
+
+    step: int
+    objective: float
+    seconds: float
+
+
+class Look(NamedTuple):
+    """Weights of a step at which all that was due was recorded."""
+
+    step: int
+    weights: list[Tensor]
+    validation: float = math.inf
+
+
 class Trial:
-    """Training of a network from the weights that it has."""
+    """Training of a network from given weights."""
 
     def __init__(
         self,
@@ -118,58 +130,100 @@ class Trial:
         data: Data,
         held_out: Data | None,
         settings: Settings,
+        start: list[Tensor],
         lr: float,
         weight_decay: float,
         bar: Any,
     ) -> None:
         self.network, self.data, self.held_out, self.settings, self.bar = network, data, held_out, settings, bar
-        kind = OPTIMIZERS[settings.optimizer]
-        self.optimizer = kind(network.parameters(), lr=lr, betas=settings.betas, weight_decay=weight_decay)
-        self.schedule = SCHEDULES[settings.schedule](self.optimizer, settings.n_steps)
+        self.start, self.lr, self.weight_decay = start, lr, weight_decay
         self.stopwatch = Stopwatch(data.y.device)
-        self.history = TrainingHistory(lr=lr, weight_decay=weight_decay)
-        self.best_weights, self.best_step, self.best_validation = weights_of(network), 0, math.inf
+        self.step = 0
+        self.records: list[Record] = []
+        self.validations: list[tuple[int, float]] = []
+        self.look = Look(0, start)  # the last one or, with patience, the best by validation
         self.looks_without_progress = 0
+        self.kept: Look | None = None
+        self.ended_by: End | None = None
 
-    def run(self) -> TrainingHistory:
-        """Train; the network ends with the weights of ``kept_step``, also after Ctrl-C."""
+    def run(self) -> None:
+        """Train, and keep the weights that training is to end with."""
+        load_weights(self.network, self.start)
+        ended_by = self._take_steps()
+        if ended_by != "diverged":
+            self._record_last()
+        self._end(ended_by)
+
+    def break_off(self) -> None:
+        """End after Ctrl-C, with the weights that there are or, after another one, with those of the last look."""
+        if self.ended_by is not None:
+            return
         try:
-            step, ended_by = self._take_steps()
-            if ended_by != "diverged":
-                self._record_last(step)
+            if self.step == 0:  # it may have come before the first weights were loaded
+                load_weights(self.network, self.start)
+            self._record_last()
+            self._end("interrupted")
         except KeyboardInterrupt:
-            finite = all(bool(torch.isfinite(parameter).all()) for parameter in self.network.parameters())
-            self._settle(-1, diverged=not finite)
-            raise
-        self.history.ended_by = ended_by if math.isfinite(self.history.objective[-1]) else "diverged"
-        self._settle(step, diverged=self.history.ended_by == "diverged")
-        return self.history
+            has_looked = self.records and (self.held_out is None or self.validations)
+            if has_looked:
+                self.kept, self.ended_by = self.look, "interrupted"
 
-    def _take_steps(self) -> tuple[int, End]:
-        """Number of steps done and what ended them."""
+    @property
+    def weights(self) -> list[Tensor]:
+        """Those that a training that has ended is to leave; empty where they were let go."""
+        assert self.kept is not None
+        return self.kept.weights
+
+    def let_weights_go(self) -> None:
+        """Keep the history of a training that has ended, without weights."""
+        assert self.kept is not None
+        self.kept = self.look = Look(self.kept.step, [])
+
+    @property
+    def history(self) -> TrainingHistory:
+        """Course and end of a training that has ended."""
+        assert self.kept is not None
+        assert self.ended_by is not None
+        return TrainingHistory(
+            steps=[record.step for record in self.records],
+            objective=[record.objective for record in self.records],
+            seconds=[record.seconds for record in self.records],
+            validation_steps=[step for step, _ in self.validations],
+            validation=[value for _, value in self.validations],
+            lr=self.lr,
+            weight_decay=self.weight_decay,
+            ended_by=self.ended_by,
+            kept_step=self.kept.step,
+        )
+
+    def _take_steps(self) -> End:
+        """Train until something ends it; what did."""
         settings = self.settings
+        kind = OPTIMIZERS[settings.optimizer]
+        optimizer = kind(self.network.parameters(), lr=self.lr, betas=settings.betas, weight_decay=self.weight_decay)
+        schedule = SCHEDULES[settings.schedule](optimizer, settings.n_steps)
         full = settings.batch_size is None
         batches = itertools.repeat(self.data) if full else self.data.batches(settings.batch_size or 1, settings.seed)
-        for step in range(settings.n_steps):
+        while self.step < settings.n_steps:
             if self.stopwatch.seconds >= settings.seconds:
-                return step, "seconds"
+                return "seconds"
             with self.stopwatch:
-                self.optimizer.zero_grad()
-                batch = next(batches)
-                value = self._mean_loss(batch) + self._decay()
+                optimizer.zero_grad()
+                value = self._mean_loss(next(batches)) + self._decay()
                 objective = value.item()
             if not math.isfinite(objective):
-                self._record(step, objective)
-                return step, "diverged"
-            reason = self._look(step, objective if full else None)
+                self._record(objective)
+                return "diverged"
+            reason = self._look(objective if full else None)
             if reason is not None:
-                return step, reason
+                return reason
             with self.stopwatch:
                 value.backward()
-                self.optimizer.step()
-                self.schedule.step()
+                self.step += 1  # first: after Ctrl-C in the midst of it the weights are no longer those recorded
+                optimizer.step()
+                schedule.step()
             self.bar.update()
-        return settings.n_steps, "n_steps"
+        return "n_steps"
 
     def _decay(self) -> Tensor:
         return self.settings.alpha * self.network.decay(self.settings.penalty)
@@ -191,51 +245,48 @@ class Trial:
     def _objective_of_all(self) -> float:
         return (self._mean_loss_of_all(self.data) + self._decay()).item()
 
-    def _look(self, step: int, objective: float | None) -> End | None:
+    def _look(self, objective: float | None) -> End | None:
         """Record what is due before a step; what ends training, if anything does."""
-        due = step % self.settings.interval == 0
+        due = self.step % self.settings.interval == 0
         if objective is None and due:
             objective = self._objective_of_all()
         if objective is not None:
-            self._record(step, objective)
-            if self.settings.callback is not None and bool(self.settings.callback(step, objective)):
+            self._record(objective)
+            if self.settings.callback is not None and bool(self.settings.callback(self.step, objective)):
                 return "callback"
         if due:
             self.bar.set_postfix(objective=f"{objective:.3e}", refresh=False)
-            self._validate(step)
+            self._complete_look()
         patience = self.settings.patience
         return "patience" if patience is not None and self.looks_without_progress >= patience else None
 
-    def _record(self, step: int, objective: float) -> None:
-        self.history.steps.append(step)
-        self.history.objective.append(objective)
-        self.history.seconds.append(self.stopwatch.seconds)
+    def _record(self, objective: float) -> None:
+        self.records.append(Record(self.step, objective, self.stopwatch.seconds))
 
-    def _validate(self, step: int) -> None:
-        """Record the loss on held-out data and remember the weights if it is the least so far."""
-        if self.held_out is None:
-            return
-        value = self._mean_loss_of_all(self.held_out).item()
-        self.history.validation_steps.append(step)
-        self.history.validation.append(value)
-        if self.settings.patience is None:
-            return
-        if value < self.best_validation:
-            self.best_weights, self.best_step, self.best_validation = weights_of(self.network), step, value
+    def _complete_look(self) -> None:
+        """Record the loss on held-out data, where there are some, and remember the weights to fall back on."""
+        value = math.nan
+        if self.held_out is not None:
+            value = self._mean_loss_of_all(self.held_out).item()
+            self.validations.append((self.step, value))
+        if self.settings.patience is None or value < self.look.validation:
+            self.look = Look(self.step, weights_of(self.network), value)
             self.looks_without_progress = 0
         else:
             self.looks_without_progress += 1
 
-    def _record_last(self, step: int) -> None:
+    def _record_last(self) -> None:
         """Record the weights that training ended with, as far as that has not been done."""
-        if step not in self.history.steps[-1:]:
-            self._record(step, self._objective_of_all())
-        if step not in self.history.validation_steps[-1:]:
-            self._validate(step)
+        if not self.records or self.records[-1].step != self.step:
+            self._record(self._objective_of_all())
+        if not self.validations or self.validations[-1][0] != self.step:
+            self._complete_look()
 
-    def _settle(self, step: int, *, diverged: bool) -> None:
-        """Load the weights to keep: the best by validation with patience, the initial ones after a divergence."""
-        goes_back = diverged or self.settings.patience is not None
-        if goes_back:
-            load_weights(self.network, self.best_weights)
-        self.history.kept_step = self.best_step if goes_back else step
+    def _end(self, ended_by: End) -> None:
+        """Keep the weights that there are, the best by validation with patience, the first ones after a divergence."""
+        diverged = not math.isfinite(self.records[-1].objective)
+        if self.settings.patience is not None:
+            self.kept = self.look
+        else:
+            self.kept = Look(0, self.start) if diverged else Look(self.step, weights_of(self.network))
+        self.ended_by = "diverged" if diverged else ended_by

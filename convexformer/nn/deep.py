@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from convexformer._integers import check_counts
 from convexformer.gates import Gates, TrainingData, get_gate_source
 from convexformer_solvers import Penalty
+from convexformer_solvers.arguments import check_counts
 
 from .base import AttentionNetwork
 from .convex_attention import ConvexAttention

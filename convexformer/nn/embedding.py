@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from convexformer._integers import check_counts
 from convexformer_solvers import Penalty
+from convexformer_solvers.arguments import check_counts
 
 from .base import AttentionNetwork, as_arguments, normal_draws
 

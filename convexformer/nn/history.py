@@ -6,7 +6,9 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-End = Literal["n_steps", "patience", "seconds", "callback", "diverged"]
+from convexformer_solvers.result import Interrupted
+
+End = Literal["n_steps", "patience", "seconds", "callback", "diverged", "interrupted"]
 
 
 @dataclass
@@ -28,13 +30,14 @@ class TrainingHistory:
         Mean loss, without decay, on the validation data; empty without any.
     lr, weight_decay : float
         First learning rate and AdamW's decay of this run.
-    ended_by : {"n_steps", "patience", "seconds", "callback", "diverged"}
-        What ended the run.
+    ended_by : {"n_steps", "patience", "seconds", "callback", "diverged", "interrupted"}
+        What ended the run; the last is Ctrl-C.
     kept_step : int
         Steps done by the weights that the run ended with: fewer than were made where the best weights by validation,
         or the initial ones after a divergence, were put back.
     trials : list of TrainingHistory
-        Of what ``train`` returns: the runs of all combinations, this one among them, in the order of the grid.
+        Of what ``train`` returns: the runs of all combinations, this one among them, in the order of the grid. After
+        Ctrl-C: those so far, the interrupted one as far as it got.
 
     Examples
     --------
@@ -90,3 +93,21 @@ class TrainingHistory:
         """What the best combination has the least of: final validation loss, else objective; inf if not finite."""
         value = self.final_validation if self.validation else self.final_objective
         return value if math.isfinite(value) and self.ended_by != "diverged" else math.inf
+
+
+class TrainingInterrupted(Interrupted):
+    """Raised on Ctrl-C during ``train``; the network has the best weights so far.
+
+    Attributes
+    ----------
+    history : TrainingHistory
+        Of the combination that is the best so far, with those of all so far as ``trials``.
+    """
+
+    def __init__(self, history: TrainingHistory, n_combinations: int) -> None:
+        super().__init__(
+            f"interrupted after {history.trials[-1].steps[-1]} steps of combination {len(history.trials)} of "
+            f"{n_combinations}; the network has the weights of step {history.kept_step} with lr={history.lr:.3g}, and "
+            ".history holds what led there"
+        )
+        self.history = history

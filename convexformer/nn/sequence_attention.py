@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from convexformer._integers import check_counts
 from convexformer_solvers import Penalty, get_penalty
+from convexformer_solvers.arguments import check_counts
 
 from .base import check_tokens_for
 from .simplex import Simplex

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from convexformer._integers import check_counts
 from convexformer_solvers import Penalty, get_penalty
+from convexformer_solvers.arguments import check_counts
 
 from .base import AttentionNetwork, as_arguments, normal_draws
 from .simplex import Simplex, first_free, into_simplex

@@ -8,9 +8,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from convexformer._integers import check_counts, is_integer
+from convexformer._integers import is_integer
 from convexformer_solvers import Penalty
-from convexformer_solvers.arguments import is_real
+from convexformer_solvers.arguments import check_counts, is_real
 
 from .base import AttentionNetwork, as_arguments, check_tokens_for, normal_draws
 

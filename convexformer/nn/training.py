@@ -19,7 +19,7 @@ from convexformer_solvers import Loss, Penalty, get_loss, get_penalty
 
 from ._trial import Data, Settings, Trial, load_weights, weights_of
 from .base import AttentionNetwork, check_like, check_target_shape
-from .history import TrainingHistory
+from .history import TrainingHistory, TrainingInterrupted
 
 
 def train(
@@ -117,12 +117,14 @@ def train(
     Raises
     ------
     TypeError
-        If the network is no ``AttentionNetwork``, or the callback not callable.
+        If the network is no ``AttentionNetwork``, or the callback cannot be called.
     ValueError
         If an argument is not as described; the message names it.
-    KeyboardInterrupt
-        After Ctrl-C. The network then has the weights of the best combination that was finished or, if there is none,
-        those that the first one had reached: its best by validation with ``patience``, else its last.
+    TrainingInterrupted
+        On Ctrl-C; a ``KeyboardInterrupt`` whose ``history`` is that of the best combination so far. The network has its
+        weights, as at a normal end: a combination that was broken off counts with what it had reached, which is
+        recorded first. After another Ctrl-C meanwhile it counts with its last look; where nothing has been recorded
+        yet, the network has its initial weights and a plain ``KeyboardInterrupt`` is raised.
 
     Warns
     -----
@@ -184,28 +186,47 @@ def _search(
 ) -> TrainingHistory:
     """Train with every combination from the same weights and load the best."""
     start = weights_of(network)
-    trials: list[TrainingHistory] = []
-    best, best_weights = 0, start
+    trials: list[Trial] = []
     try:
-        for number, (rate, decay) in enumerate(grid):
-            load_weights(network, start)
-            trials.append(Trial(network, data, held_out, settings, rate, decay, bar).run())
-            bar.update((number + 1) * settings.n_steps - bar.n)
-            if number == 0 or trials[-1].score < trials[best].score:
-                best, best_weights = number, weights_of(network)
-    except KeyboardInterrupt:
+        for number, (rate, decay) in enumerate(grid, start=1):
+            trials.append(Trial(network, data, held_out, settings, start, rate, decay, bar))
+            trials[-1].run()
+            _best(trials)
+            bar.update(number * settings.n_steps - bar.n)
+        history = _load_best(network, trials)
+        if math.isinf(history.score):
+            warnings.warn(
+                f"training diverged with every learning rate ({', '.join(str(rate) for rate, _ in grid)}); "
+                "the network was reset, try smaller ones",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+        return history
+    except KeyboardInterrupt as interruption:
         if trials:
-            load_weights(network, best_weights)
-        raise
-    load_weights(network, best_weights)
-    if math.isinf(trials[best].score):
-        warnings.warn(
-            f"training diverged with every learning rate ({', '.join(str(rate) for rate, _ in grid)}); "
-            "the network was reset, try smaller ones",
-            RuntimeWarning,
-            stacklevel=3,
-        )
-    return dataclasses.replace(trials[best], trials=trials)
+            trials[-1].break_off()
+        ended = [trial for trial in trials if trial.ended_by is not None]
+        if not ended:
+            load_weights(network, start)
+            raise
+        raise TrainingInterrupted(_load_best(network, ended), len(grid)) from interruption
+
+
+def _best(trials: list[Trial]) -> Trial:
+    """The trial of least score; the weights of the others, which may take much memory, are let go."""
+    best = min((trial for trial in trials if trial.weights), key=lambda trial: trial.history.score)
+    for trial in trials:
+        if trial is not best:
+            trial.let_weights_go()
+    return best
+
+
+def _load_best(network: AttentionNetwork, trials: list[Trial]) -> TrainingHistory:
+    """Load the best weights; their history, with those of all."""
+    best = _best(trials)
+    load_weights(network, best.weights)
+    histories = [trial.history for trial in trials]
+    return dataclasses.replace(histories[trials.index(best)], trials=histories)
 
 
 def _grid(name: str, values: float | Sequence[float]) -> list[float]:

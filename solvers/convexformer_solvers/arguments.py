@@ -5,6 +5,7 @@ from __future__ import annotations
 from numbers import Integral, Real
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,11 +13,11 @@ PRECISIONS = {"float32": torch.float32, "float64": torch.float64}
 
 
 def as_dtype(dtype: Any, default: torch.dtype | None = None) -> torch.dtype:
-    """The precision of a name, or the one given.
+    """The precision of a name or of a type.
 
     Parameters
     ----------
-    dtype : torch.dtype or str
+    dtype : str, torch.dtype or type of numpy
         ``"float32"``, ``"float64"``, with or without ``"torch."``, or the type itself.
     default : torch.dtype, optional
         What None stands for; without it None is refused.
@@ -35,12 +36,20 @@ def as_dtype(dtype: Any, default: torch.dtype | None = None) -> torch.dtype:
     >>> as_dtype("float64")
     torch.float64
     """
-    dtype = default if dtype is None else dtype
-    if isinstance(dtype, torch.dtype) and dtype in PRECISIONS.values():
-        return dtype
-    if isinstance(dtype, str) and dtype.removeprefix("torch.") in PRECISIONS:
-        return PRECISIONS[dtype.removeprefix("torch.")]
-    raise ValueError(f"dtype must be 'float32', 'float64' or one of these types of torch, got {dtype!r}")
+    if dtype is None and default is not None:
+        return default
+    try:
+        return PRECISIONS[dtype_name(dtype)]
+    except (TypeError, KeyError) as error:
+        none = "" if default is None else "None, "
+        raise ValueError(f"dtype must be {none}'float32' or 'float64', as a name or a type, got {dtype!r}") from error
+
+
+def dtype_name(dtype: Any) -> str:
+    """Name of a precision given as text or as a type of torch or numpy; ``TypeError`` where it is none of them."""
+    if dtype is None:
+        raise TypeError("None, which numpy takes for float64, is no precision")
+    return str(dtype).removeprefix("torch.") if isinstance(dtype, (str, torch.dtype)) else np.dtype(dtype).name
 
 
 def is_real(value: Any) -> bool:
@@ -48,18 +57,33 @@ def is_real(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
-def check_count(name: str, value: Any) -> None:
-    """Raise ``ValueError`` unless the argument of that name is a positive integer.
+def check_counts(**counts: Any) -> None:
+    """Raise ``ValueError`` naming the first argument that is no positive integer.
 
     Examples
     --------
-    >>> check_count("max_iter", 0)
+    >>> check_counts(n_heads=4, n_gates=0)
     Traceback (most recent call last):
         ...
-    ValueError: max_iter must be a positive integer, got 0
+    ValueError: n_gates must be a positive integer, got 0
     """
-    if isinstance(value, bool) or not (isinstance(value, Integral) and int(value) >= 1):
-        raise ValueError(f"{name} must be a positive integer, got {value!r}")
+    for name, value in counts.items():
+        if isinstance(value, bool) or not (isinstance(value, Integral) and int(value) >= 1):
+            raise ValueError(f"{name} must be a positive integer, got {value!r}")
+
+
+def check_callback(callback: Any, argument: str) -> None:
+    """Raise ``TypeError`` unless a callback is None or can be called with such an argument.
+
+    Examples
+    --------
+    >>> check_callback(3, "a Progress")
+    Traceback (most recent call last):
+        ...
+    TypeError: callback must be None or callable with a Progress, got 3
+    """
+    if not (callback is None or callable(callback)):
+        raise TypeError(f"callback must be None or callable with {argument}, got {callback!r}")
 
 
 def check_tensor(name: str, value: Any) -> None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .arguments import check_count
+from .arguments import check_counts
 from .program import Program
 from .solver import Point, Solver
 
@@ -56,7 +56,7 @@ class Fista(Solver):
     power_steps: int = 6  # for subclasses with an ``__init__`` of their own, too
 
     def __init__(self, power_steps: int = 6) -> None:
-        check_count("power_steps", power_steps)
+        check_counts(power_steps=power_steps)
         self.power_steps = int(power_steps)
 
     @property

@@ -16,7 +16,7 @@ from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from .arguments import as_dtype, check_count
+from .arguments import as_dtype, check_callback, check_counts
 from .certificate import certify
 from .program import Program
 from .result import Certificate, History, Progress, SolverInterrupted, SolverResult, Status, check_tol
@@ -74,7 +74,8 @@ def solve(
     SolverInterrupted
         On Ctrl-C; a ``KeyboardInterrupt`` whose ``result`` is the best point so far with its certificate.
     TypeError
-        If ``solver`` is no solver, or the loss or the penalty lacks a method that it requires.
+        If ``solver`` is no solver, the loss or the penalty lacks a method that it requires, or the callback cannot be
+        called.
     ValueError
         If ``tol``, ``max_iter``, ``dtype`` or ``start`` are out of range, or the data in units whose squares leave the
         precision.
@@ -109,9 +110,8 @@ class Options:
 
     def __post_init__(self) -> None:
         check_tol(self.tol)
-        check_count("max_iter", self.max_iter)
-        if self.callback is not None and not callable(self.callback):
-            raise TypeError(f"callback must be callable with a Progress, got {self.callback!r}")
+        check_counts(max_iter=self.max_iter)
+        check_callback(self.callback, "a Progress")
 
 
 class Ending(NamedTuple):

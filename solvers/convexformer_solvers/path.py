@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from .arguments import as_dtype, check_count, is_real
+from .arguments import as_dtype, check_counts, is_real
 from .loop import Callback, Ending, Forms, Options, as_point, in_working_precision, solve_on
 from .path_file import PathFile
 from .program import Program
@@ -92,7 +92,7 @@ def alpha_grid(alpha_max: float, n_alphas: int = 30, eps: float = 1e-2) -> list[
     """
     if not (is_real(alpha_max) and math.isfinite(alpha_max) and alpha_max >= 0):
         raise ValueError(f"alpha_max must be finite and not negative, got {alpha_max!r}")
-    check_count("n_alphas", n_alphas)
+    check_counts(n_alphas=n_alphas)
     if not (is_real(eps) and 0 < eps < 1):
         raise ValueError(f"eps must lie strictly between 0 and 1, got {eps!r}")
     first = alpha_max if alpha_max > 0 else 1.0
@@ -154,6 +154,8 @@ def solve_path(
     ------
     PathInterrupted
         On Ctrl-C; a ``KeyboardInterrupt`` whose ``path`` holds what was finished.
+    TypeError
+        If ``solver`` is no solver, or the callback cannot be called.
     ValueError
         If an argument is out of range, or if the file of ``resume`` is of another program or grid; the message says
         what differs.
@@ -223,7 +225,7 @@ def iterate_path(
     ------
     SolverInterrupted
         On Ctrl-C during a solve; its point is in the file of ``resume``, where there is one.
-    ValueError
+    TypeError, ValueError
         As in ``solve_path``.
 
     Examples

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from .arguments import check_count
+from .arguments import check_counts
 from .penalty import Atoms, Factors, Penalty
 
 # Rows of a matrix whose sums differ by less than this, relative to them, differ by rounding.
@@ -64,7 +64,7 @@ class RowStochastic(Penalty):
     n_targets: int
 
     def __post_init__(self) -> None:
-        check_count("n_targets", self.n_targets)
+        check_counts(n_targets=self.n_targets)
 
     def check_shape(self, shape: tuple[int, ...]) -> None:
         if len(shape) != 4 or shape[0] != 2:
@@ -199,7 +199,7 @@ class PerTarget(Penalty):
     def __post_init__(self) -> None:
         if not isinstance(self.penalty, Penalty):
             raise TypeError(f"penalty must be a Penalty, as GroupL2() is one, got {self.penalty!r}")
-        check_count("n_targets", self.n_targets)
+        check_counts(n_targets=self.n_targets)
 
     def check_shape(self, shape: tuple[int, ...]) -> None:
         _check_outputs(shape[-1], self.n_targets)

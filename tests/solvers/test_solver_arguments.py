@@ -162,7 +162,7 @@ class TestSolvers:
 
     @pytest.mark.parametrize("dtype", [3, "double", torch.int32, None])
     def test_admm(self, dtype):
-        with pytest.raises(ValueError, match="dtype must be 'float32', 'float64' or"):
+        with pytest.raises(ValueError, match="dtype must be 'float32' or 'float64', as a name or a type, got"):
             Admm(dtype=dtype)
 
     def test_admm_takes_names_of_precisions(self):

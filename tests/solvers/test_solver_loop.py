@@ -264,8 +264,9 @@ class TestStopping:
             solve(make_program(), Fista(), max_iter=max_iter)
 
     def test_wrong_callback(self):
-        with pytest.raises(TypeError, match="callback must be callable with a Progress, got 3"):
-            solve(make_program(), Fista(), callback=3)
+        for follow in (solve, solve_path, iterate_path):
+            with pytest.raises(TypeError, match="callback must be None or callable with a Progress, got 3"):
+                follow(make_program(), Fista(), callback=3)
 
     def test_numpy_integers_are_iteration_counts(self):
         assert solve(make_program(), Fista(), tol=1.0, max_iter=np.int64(5)).n_iter <= 5
@@ -598,19 +599,29 @@ class TestPrecision:
             result.certificate.primal, rel=1e-13
         )
 
-    @pytest.mark.parametrize("name", ["float32", "float64", "torch.float32"])
-    def test_names_of_precisions(self, name):
+    @pytest.mark.parametrize(
+        ("dtype", "wanted"),
+        [
+            ("float32", torch.float32),
+            ("float64", torch.float64),
+            ("torch.float32", torch.float32),
+            (torch.float32, torch.float32),
+            (np.float32, torch.float32),
+            (np.dtype("float64"), torch.float64),
+        ],
+    )
+    def test_names_and_types_of_precisions(self, dtype, wanted):
         program = make_program(intercept=True)
-        for result in (solve(program, Fista(), dtype=name), solve_path(program, Fista(), [0.1], dtype=name).results[0]):
-            assert str(result.coef.dtype).endswith(name)
+        results = [solve(program, Fista(), dtype=dtype), *solve_path(program, Fista(), [0.1], dtype=dtype).results]
+        assert [result.coef.dtype for result in results] == [wanted] * 2
 
     @pytest.mark.parametrize(
-        "dtype", ["double", "float16", torch.float16, torch.bfloat16, torch.int64, 64, np.float32, True]
+        "dtype", ["double", "float16", torch.float16, torch.bfloat16, torch.int64, 64, np.float16, True, ["float32"]]
     )
     def test_other_precisions_are_refused(self, dtype):
         program = make_program()
         for follow in (solve, solve_path, iterate_path):
-            with pytest.raises(ValueError, match="dtype must be 'float32', 'float64'"):
+            with pytest.raises(ValueError, match="dtype must be None, 'float32' or 'float64'"):
                 follow(program, Fista(), dtype=dtype)
 
     @pytest.mark.parametrize(("loss", "penalty"), cases())

@@ -6,7 +6,8 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from convexformer._integers import check_counts, is_integer
+from convexformer._integers import is_integer
+from convexformer_solvers.arguments import check_counts
 
 _CHOICES = ("moduli", "layers", "transformer_layers")
 

@@ -14,7 +14,6 @@ import torch
 from tqdm.auto import tqdm
 
 from convexformer import plot
-from convexformer._integers import check_counts
 from convexformer.datasets import Activations, load_attention_activations
 from convexformer.reproduce.common import (
     begin_report,
@@ -23,6 +22,7 @@ from convexformer.reproduce.common import (
     versions,
     write_json,
 )
+from convexformer_solvers.arguments import check_counts
 
 from .baselines import DECAYS, fit_group_lasso, fit_ridge, missing_group_lasso, train_softmax
 from .convex_students import CLASSES, Solved, solve_class, train_class

@@ -6,7 +6,8 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from convexformer._integers import check_counts, check_optional_counts, is_integer
+from convexformer._integers import check_optional_counts, is_integer
+from convexformer_solvers.arguments import check_counts
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,68 @@
+"""The command line: ``convexformer demo``, ``fit``, ``predict`` and ``reproduce``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import warnings
+
+from convexformer import __version__
+
+from . import demo, fit, predict, reproduce
+from .inputs import CommandError
+from .output import as_json
+
+__all__ = ["CommandError", "build_parser", "main"]
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Describe the command line.
+
+    Returns
+    -------
+    argparse.ArgumentParser
+    """
+    parser = argparse.ArgumentParser(
+        prog="convexformer", description="Attention networks trained to a proven global optimum."
+    )
+    parser.add_argument("--version", action="version", version=f"convexformer {__version__}")
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--quiet", action="store_true", help="no progress bars and no remarks")
+    common.add_argument("--json", action="store_true", help="print JSON instead of text")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for command in (demo, fit, predict, reproduce):
+        command.add_command(commands, common)
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line.
+
+    Parameters
+    ----------
+    arguments : list of str, optional
+        Default: those of the process.
+
+    Returns
+    -------
+    int
+        0, or 1 after a mistake in the input, or 130 after an interrupt.
+    """
+    options = build_parser().parse_args(arguments)
+    try:
+        with warnings.catch_warnings():  # puts back how warnings are shown
+            warnings.showwarning = lambda message, *_, **__: print(f"warning: {message}", file=sys.stderr)
+            report = options.run(options)
+    except (CommandError, ValueError, TypeError, OSError, ModuleNotFoundError, RuntimeError) as error:
+        print(f"convexformer: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("convexformer: interrupted", file=sys.stderr)
+        return 130
+    text = report.pop("text")
+    try:
+        print(as_json(report) if options.json else text, flush=True)
+    except BrokenPipeError:  # whoever reads has read enough; Python must not complain of it at its end either
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0

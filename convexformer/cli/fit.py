@@ -1,0 +1,150 @@
+"""``convexformer fit``: a model of arrays in a file."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .inputs import CommandError, check_target, load_arrays, seed
+from .output import GOES_ON, as_lines
+
+# Parameters of cross-validated estimators: option, type and help.
+_CROSS_VALIDATION: dict[str, tuple[str, Any, str]] = {
+    "alphas": ("--n-alphas", int, "length of the grid; default: 30"),
+    "eps": ("--eps", float, "ratio of its last alpha to the first, alpha_max; default: 0.01"),
+    "cv": ("--folds", int, "number of folds; default: 5"),
+    "n_jobs": ("--jobs", int, "folds at a time; default: 1"),
+}
+
+
+def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Describe the command and its options."""
+    fit = commands.add_parser(
+        "fit",
+        parents=[common],
+        help="fit arrays X and y of an .npz file and save the model",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    fit.add_argument("file", type=Path, help=".npz with X (samples, tokens[, features]), y and maybe sample_weight")
+    fit.add_argument("--model", type=Path, default=Path("model.npz"), help="where to save the model")
+    fit.add_argument(
+        "--task",
+        choices=("auto", "regression", "classification"),
+        default="auto",
+        help="auto: regression when y holds floats, classification when it holds integers, booleans or text",
+    )
+    fit.add_argument(
+        "--alpha", default="0.01", help="weight of the decay against the mean loss, or 'cv' to cross-validate"
+    )
+    fit.add_argument(
+        "--resume",
+        type=Path,
+        metavar="FOLDER",
+        help="with --alpha cv: folder that keeps what is finished, to go on from",
+    )
+    for parameter, (option, kind, description) in _CROSS_VALIDATION.items():
+        about = {"dest": parameter, "metavar": "N" if kind is int else "RATIO", "default": argparse.SUPPRESS}
+        fit.add_argument(option, type=kind, help=f"with --alpha cv: {description}", **about)
+    fit.add_argument("--loss", help="loss by name; default: squared, or logistic / softmax for labels")
+    fit.add_argument("--penalty", default="group_l2", help="group_l2 or nuclear")
+    fit.add_argument("--activation", default="linear", help="linear or gated_relu")
+    fit.add_argument("--n-gates", type=int, default=32, help="gates of gated_relu; at most so many are generated")
+    fit.add_argument("--gates", default="gaussian", help="gaussian, sparse, fourier, difference or generated")
+    fit.add_argument(
+        "--solver",
+        default="auto",
+        help="auto, admm, fista, smoothing_newton, semismooth_newton, column_generation, exact, or a cvxpy solver",
+    )
+    fit.add_argument("--tol", type=float, default=1e-4, help="bound on the certified relative gap")
+    fit.add_argument("--max-iter", type=int, default=10_000, help="iterations at most")
+    fit.add_argument("--dtype", help="float32 or float64; default: that of X")
+    fit.add_argument("--device", help="cpu or cuda")
+    fit.add_argument("--seed", type=seed, default=0, help="seed of the gates")
+    fit.set_defaults(run=_run_fit)
+
+
+def _run_fit(options: argparse.Namespace) -> dict[str, Any]:
+    arrays = load_arrays(options.file, ("X", "y"))
+    X, y = arrays["X"], arrays["y"]
+    task = options.task
+    if task == "auto":
+        task = "regression" if np.issubdtype(y.dtype, np.floating) else "classification"
+    model = _new_model(task, options)
+    check_target(options.model, options.file)  # before the minutes that a fit may take
+    from convexformer.persistence import save_model
+
+    try:
+        model.fit(X, y, sample_weight=arrays.get("sample_weight"))
+    except KeyboardInterrupt:
+        if hasattr(model, "certificate_"):
+            save_model(model, options.model)
+            print(f"interrupted; the best point so far is saved in {options.model}", file=sys.stderr)
+        elif options.resume is not None:
+            print(GOES_ON.format(options.resume), file=sys.stderr)
+        raise
+    save_model(model, options.model)
+    certificate = model.certificate_
+    report = {
+        "task": task,
+        "model": str(options.model),
+        "alpha": model.heads_.alpha,
+        "alpha_max": model.alpha_max_,
+        "status": model.status_.value,
+        "objective": certificate.primal,
+        "dual_bound": certificate.dual,
+        "relative_gap": certificate.relative_gap,
+        "iterations": model.n_iter_,
+        "heads": len(model.heads_),
+        "nonzero_tokens": int(np.count_nonzero(model.token_norms_)),
+        "train_score": float(model.score(X, y, sample_weight=arrays.get("sample_weight"))),
+    }
+    if hasattr(model, "alpha_"):
+        report["held_out_score"] = float(model.score_path_.mean(axis=1)[list(model.alphas_).index(model.alpha_)])
+        if model.alpha_ == model.alphas_[-1] < model.alphas_[0]:
+            smallest = model.alpha_ / model.alphas_[0]
+            report["remark"] = f"the smallest alpha of the grid was chosen; --eps below {smallest:.3g} looks further"
+    report["text"] = as_lines(report)
+    return report
+
+
+def _new_model(task: str, options: argparse.Namespace) -> Any:
+    import convexformer
+    from convexformer.gates import GATE_SOURCES
+
+    if options.gates not in GATE_SOURCES:
+        raise CommandError(f"--gates must be one of {sorted(GATE_SOURCES)}, got {options.gates!r}")
+    parameters = {
+        "penalty": options.penalty,
+        "activation": options.activation,
+        "n_gates": options.n_gates,
+        "gates": options.gates,
+        "solver": options.solver,
+        "tol": options.tol,
+        "max_iter": options.max_iter,
+        "dtype": options.dtype,
+        "device": options.device,
+        "random_state": options.seed,
+        "verbose": not (options.quiet or options.json),
+    }
+    if options.loss is not None:
+        parameters["loss"] = options.loss
+    name = "ConvexAttentionRegressor" if task == "regression" else "ConvexAttentionClassifier"
+    of_grid = {parameter: getattr(options, parameter) for parameter in _CROSS_VALIDATION if hasattr(options, parameter)}
+    if options.alpha == "cv":
+        return getattr(convexformer, name + "CV")(resume=options.resume, **of_grid, **parameters)
+    if of_grid:
+        given = ", ".join(_CROSS_VALIDATION[parameter][0] for parameter in of_grid)
+        raise CommandError(f"{given}: for --alpha cv; got --alpha {options.alpha}")
+    if options.resume is not None:
+        raise CommandError(
+            "--resume is for --alpha cv; a single fit that is interrupted saves its best point in --model"
+        )
+    try:
+        alpha = float(options.alpha)
+    except ValueError:
+        raise CommandError(f"--alpha must be a number or 'cv', got {options.alpha!r}") from None
+    return getattr(convexformer, name)(alpha=alpha, **parameters)

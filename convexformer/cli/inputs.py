@@ -1,0 +1,85 @@
+"""What users of the command line give: seeds, files and folders."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+class CommandError(Exception):
+    """A mistake in what the user asked for; shown without a traceback."""
+
+
+def seed(text: str) -> int:
+    """A seed as numpy takes it."""
+    value = int(text)
+    if not 0 <= value < 2**32:
+        raise argparse.ArgumentTypeError(f"must be an integer from 0 to {2**32 - 1}, got {value}")
+    return value
+
+
+def check_target(path: Path, *inputs: Path) -> None:
+    """Raise unless a file that is none of the inputs can be written there."""
+    if path.exists() and any(path.samefile(other) for other in inputs):
+        raise CommandError(f"{path} is read here and would be replaced; give another name to write to")
+    if path.is_dir():
+        raise CommandError(f"{path} is a folder; give the name of a file")
+    if not path.parent.is_dir():
+        raise CommandError(f"no folder at {path.parent}; make it first or give another name than {path}")
+    if not os.access(path.parent, os.W_OK):
+        raise CommandError(f"{path.parent} cannot be written to; give another name than {path}")
+
+
+def check_folder(path: Path) -> None:
+    """Raise unless there is such a folder, which can be written to, or one can be made."""
+    there = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
+    if not there.is_dir():
+        raise CommandError(f"{there} is a file; give the name of a folder with --out")
+    if not os.access(there, os.W_OK):
+        raise CommandError(f"{there} cannot be written to; give another folder with --out")
+
+
+def load_arrays(path: Path, wanted: tuple[str, ...]) -> dict[str, Any]:
+    """All arrays of a file, among them those wanted."""
+    if not path.exists():
+        raise CommandError(f"no file at {path}")
+    from convexformer_solvers.archive import read_arrays
+
+    try:
+        arrays = read_arrays(path)
+    except (OSError, ValueError) as error:
+        raise CommandError(_why_unreadable(path, str(error))) from error
+    missing = [name for name in wanted if name not in arrays]
+    if missing:
+        raise CommandError(f"{path} must hold the arrays {list(wanted)}; missing: {missing}, found: {sorted(arrays)}")
+    return arrays
+
+
+def _why_unreadable(path: Path, reason: str) -> str:
+    """Why a file of arrays cannot be read, and what to do, without numpy's advice to trust its pickles."""
+    if "allow_pickle" not in reason:
+        return f"{path} is not an .npz file of plain arrays: {reason}"
+    if not zipfile.is_zipfile(path):
+        name = path.with_suffix(".npz").name  # numpy would append it to any other
+        return f"{path} is not an .npz file of plain arrays; np.savez({name!r}, X=X, y=y) makes one"
+    objects = _arrays_of_objects(path)
+    return (
+        f"{path}: the arrays {objects} hold objects, which are not read; save text as {objects[0]}.astype(str) and "
+        f"numbers as {objects[0]}.astype(float)"
+    )
+
+
+def _arrays_of_objects(path: Path) -> list[str]:
+    names = []
+    with np.load(path, allow_pickle=False) as archive:
+        for name in archive.files:
+            try:
+                archive[name]
+            except ValueError:
+                names.append(name)
+    return names

@@ -1,0 +1,54 @@
+"""``convexformer predict``: what a saved model says of arrays in a file."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .inputs import CommandError, check_target, load_arrays
+from .output import as_lines
+
+
+def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Describe the command and its options."""
+    predict = commands.add_parser(
+        "predict",
+        parents=[common],
+        help="predict for array X of an .npz file with a saved model",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    predict.add_argument("file", type=Path, help=".npz with X, and y when a score is wanted")
+    predict.add_argument("--model", type=Path, default=Path("model.npz"), help="model saved by fit")
+    predict.add_argument(
+        "--out", type=Path, default=Path("predictions.npz"), help="where to save predictions (and probabilities)"
+    )
+    predict.set_defaults(run=_run_predict)
+
+
+def _run_predict(options: argparse.Namespace) -> dict[str, Any]:
+    from convexformer.persistence import load_model
+    from convexformer_solvers.archive import replacing
+
+    arrays = load_arrays(options.file, ("X",))
+    if not options.model.exists():
+        raise CommandError(
+            f"no model at {options.model}; 'convexformer fit FILE.npz --model {options.model}' makes one"
+        )
+    check_target(options.out, options.file, options.model)
+    model: Any = load_model(options.model)
+    results = {"predictions": model.predict(arrays["X"])}
+    if hasattr(model, "predict_proba"):
+        results |= {"probabilities": model.predict_proba(arrays["X"]), "classes": model.classes_}
+    report: dict[str, Any] = {"model": str(options.model), "predictions": str(options.out), "n": len(arrays["X"])}
+    if "y" in arrays:
+        try:
+            report["score"] = float(model.score(arrays["X"], arrays["y"], sample_weight=arrays.get("sample_weight")))
+        except (ValueError, TypeError) as error:
+            raise CommandError(f"y of {options.file} gives no score; predictions do not need it: {error}") from error
+    with replacing(options.out) as partial, open(partial, "wb") as file:  # by its name numpy would add an ending
+        np.savez(file, **results)
+    report["text"] = as_lines(report)
+    return report

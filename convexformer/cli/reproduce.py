@@ -1,0 +1,147 @@
+"""``convexformer reproduce``: the experiments of the paper."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from .inputs import check_folder
+from .output import GOES_ON
+
+
+def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Describe the command, and those of the experiments."""
+    reproduce = commands.add_parser("reproduce", help="experiments of the paper, several seeds, with tuned baselines")
+    experiments = reproduce.add_subparsers(dest="experiment", required=True, metavar="EXPERIMENT")
+    _add_student_teacher(experiments, common)
+    _add_grokking(experiments, common)
+
+
+# Options of an experiment that are settings by the same name: type and help. A list stands for one or more.
+_STUDENT_TEACHER_SETTINGS: dict[str, tuple[Any, str]] = {
+    "model": (str, "teacher: folder or name of an encoder (default: all-MiniLM-L6-v2)"),
+    "layer": (int, "layer of the teacher, from 0 (default: 2)"),
+    "site": (str, "targets: outputs of the 'attention' sublayer or of the whole 'layer' (default: attention)"),
+    "sentences": (str, "text file, 'documentation' or 'glue/mrpc' (default: documentation)"),
+    "n_sentences": (int, "sentences that are long enough (default: 2800, small: 300)"),
+    "n_tokens": (int, "tokens per sentence (default: 32, small: 10)"),
+    "position": (int, "token whose output is the target (default: a quarter of the tokens)"),
+    "n_outputs": (int, "principal directions of the targets (default: all outputs, small: 8)"),
+    "map_outputs": (int, "the same for the attention maps (default: all outputs, small: 4)"),
+    "n_gates": (int, "gates of the gated class (default: 64, small: 8)"),
+    "n_steps": (int, "steps of Adam for every combination (default: 3000, small: 100)"),
+    "device": (str, "cpu or cuda (default: cpu)"),
+}
+_GROKKING_SETTINGS: dict[str, tuple[Any, str]] = {
+    "moduli": ([int], "moduli p of the tables (default: 97 15, small: 31)"),
+    "layers": ([int], "depths L of convex attention (default: 1 2 4, small: 1 2)"),
+    "transformer_layers": ([int], "depths L of the transformers (default: 1 2 4, small: 1)"),
+    "n_steps": (int, "steps after which a tuned method is given up (default: 10000, small: 500)"),
+    "untuned_steps": (int, "the same for the untuned transformer (default: 100000, small: 200)"),
+    "tuning_steps": (int, "steps of every pair of learning rate and decay tried (default: 4000, small: 200)"),
+    "device": (str, "cpu or cuda (default: cpu)"),
+}
+
+
+def _add_experiment(
+    experiments: Any, common: argparse.ArgumentParser, name: str, small: str, settings: dict[str, Any], **texts: str
+) -> argparse.ArgumentParser:
+    """A command with the options that every experiment has, and those of its settings."""
+    command: argparse.ArgumentParser = experiments.add_parser(name, parents=[common], **texts)
+    command.add_argument("--small", action="store_true", help=small)
+    command.add_argument(
+        "--out",
+        type=Path,
+        default=Path(f"convexformer-{name}"),
+        help=f"folder for {name.replace('-', '_')}.json and the figures (default: %(default)s)",
+    )
+    command.add_argument("--seeds", type=int, default=3, help="number of splits and initial weights (default: 3)")
+    for setting, (kind, text) in settings.items():
+        several = {"type": kind[0], "nargs": "+"} if isinstance(kind, list) else {"type": kind}
+        command.add_argument("--" + setting.replace("_", "-"), help=text, **several)
+    return command
+
+
+def _add_student_teacher(experiments: Any, common: argparse.ArgumentParser) -> None:
+    command = _add_experiment(
+        experiments,
+        common,
+        "student-teacher",
+        "about two minutes on two cores; else meant for a GPU",
+        _STUDENT_TEACHER_SETTINGS,
+        help="students of an attention layer of a pretrained encoder (paper, Figs 2 and 3)",
+        description="Students of an attention layer of a pretrained encoder: certified convex programs, their networks "
+        "under Adam, softmax attention and ridge. A call that was interrupted goes on after its last finished seed.",
+    )
+    command.add_argument("--cache", type=Path, help="folder for the teacher's activations (default: inside --out)")
+    command.set_defaults(run=_run_student_teacher)
+
+
+def _add_grokking(experiments: Any, common: argparse.ArgumentParser) -> None:
+    command = _add_experiment(
+        experiments,
+        common,
+        "grokking",
+        "two minutes on two cores; else hours, or a GPU",
+        _GROKKING_SETTINGS,
+        help="steps to learn division modulo p, and the grokking delay (paper, Figs 4 to 7)",
+        description="Division modulo p from half of the table: certified convex programs, convex attention trained end "
+        "to end, and transformers and MLPs tuned with equal budgets. A call that was interrupted goes on after the "
+        "last finished seed of a method, or the last finished pair of its search.",
+    )
+    command.add_argument("--methods", nargs="+", metavar="NAME", help="beginnings of names of methods (default: all)")
+    command.set_defaults(run=_run_grokking)
+
+
+def _experiment_settings(options: argparse.Namespace, kind: Any, names: Iterable[str]) -> Any:
+    """The small or the full setting of an experiment with what the user asked to be otherwise."""
+    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    changes = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    return kind.small(**changes) if options.small else kind(**changes)
+
+
+def _without_runs(report: dict[str, Any], text: str) -> dict[str, Any]:
+    """What is shown of a report: its summary."""
+    return {name: value for name, value in report.items() if name != "runs"} | {"text": text}
+
+
+def _run_student_teacher(options: argparse.Namespace) -> dict[str, Any]:
+    from convexformer.reproduce import (
+        StudentTeacherSettings,
+        finished_seeds,
+        format_student_teacher,
+        run_student_teacher,
+    )
+    from convexformer.reproduce.student_teacher import FILE
+
+    check_folder(options.out)
+    settings = _experiment_settings(options, StudentTeacherSettings, _STUDENT_TEACHER_SETTINGS)
+    quiet = options.quiet or options.json
+    try:
+        report = run_student_teacher(options.out, settings, n_seeds=options.seeds, cache=options.cache, quiet=quiet)
+    except KeyboardInterrupt:
+        finished = finished_seeds(options.out / FILE)
+        print(
+            f"interrupted; {len(finished)} of {options.seeds} seeds are finished in {options.out}, and the same "
+            "command goes on from there",
+            file=sys.stderr,
+        )
+        raise
+    return _without_runs(report, format_student_teacher(report))
+
+
+def _run_grokking(options: argparse.Namespace) -> dict[str, Any]:
+    from convexformer.reproduce import GrokkingSettings, format_grokking, run_grokking
+
+    check_folder(options.out)
+    settings = _experiment_settings(options, GrokkingSettings, _GROKKING_SETTINGS)
+    quiet = options.quiet or options.json
+    try:
+        report = run_grokking(options.out, settings, n_seeds=options.seeds, methods=options.methods, quiet=quiet)
+    except KeyboardInterrupt:
+        print(GOES_ON.format(options.out), file=sys.stderr)
+        raise
+    return _without_runs(report, format_grokking(report))
