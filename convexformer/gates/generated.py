@@ -232,7 +232,18 @@ def generate_gates(
     search = {"n_restarts": n_restarts, "tol": tol, "random_state": check_stream(random_state)}
     with tqdm(total=max_gates, disable=not verbose, desc="gates", unit="gate") as bar:
         data, build = TrainingData(tokens, *parts), partial(_program, tokens, parts)
-        run = _Generation(data, build, get_solver(solver), max_gates, per_round, tol, max_iter, search, callback, bar)
+        run = _Generation(
+            data=data,
+            program_of=build,
+            solver=get_solver(solver),
+            max_gates=max_gates,
+            per_round=per_round,
+            tol=tol,
+            max_iter=max_iter,
+            search=search,
+            callback=callback,
+            bar=bar,
+        )
         try:
             end = run.until_end(start)
         except KeyboardInterrupt as interruption:
