@@ -1,12 +1,23 @@
-"""The base class of estimators on tokens, and what a file holds of a fit: a header for JSON and plain arrays."""
+"""The base classes of estimators on tokens, and what a file holds of a fit: a header for JSON and plain arrays."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from dataclasses import replace
+from functools import wraps
+from typing import Any, TypeVar, cast
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
+from torch import Tensor
+
+from convexformer_solvers import Callback, Certificate, Program, Solver, SolverResult, Status
+from convexformer_solvers.arguments import as_dtype, check_callback
+from convexformer_solvers.result import check_tol
+
+from ._validation import check_flag
 
 # A header, of what JSON holds and numpy numbers, and arrays without objects.
 SavedState = tuple[dict[str, Any], dict[str, NDArray]]
@@ -73,6 +84,89 @@ class TokenEstimator(BaseEstimator):
         self._n_dims, self.n_tokens_in_, self.n_features_in_ = header["shape"]
         if "feature_names" in header:
             self.feature_names_in_ = np.array(header["feature_names"], dtype=object)
+
+
+_Fit = TypeVar("_Fit", bound=Callable[..., Any])
+
+
+def unchanged_on_failure(fit: _Fit) -> _Fit:
+    """Decorator of ``fit``: one that ends before it has a certificate leaves the estimator as it was.
+
+    What an interrupted fit has stored is kept.
+    """
+
+    @wraps(fit)
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+        before = dict(vars(self))
+        try:
+            return fit(self, *args, **kwargs)
+        except BaseException:
+            if all(vars(self).get(name) is before.get(name) for name in ("certificate_", "certificates_")):
+                vars(self).clear()
+                vars(self).update(before)
+            raise
+
+    return cast(_Fit, wrapped)
+
+
+class CertifiedEstimator(TokenEstimator):
+    """What every estimator asks of ``solve``, and what it keeps of the answer besides the network."""
+
+    solver: str | Solver
+    tol: float
+    max_iter: int
+    dtype: Any
+    verbose: bool
+    callback: Callback | None
+    _solution: tuple[Tensor, Tensor]  # coefficients and intercept of the program
+
+    def _options(self, program: Program) -> dict[str, Any]:
+        """Keyword arguments of ``solve``."""
+        dtype = as_dtype(self.dtype, program.map.dtype)
+        check_tol(self.tol)
+        verbose = check_flag(self.verbose, "verbose")
+        check_callback(self.callback, "a Progress")
+        return {
+            "tol": self.tol,
+            "max_iter": self.max_iter,
+            "dtype": dtype,
+            "callback": self.callback,
+            "verbose": verbose,
+        }
+
+    def _store_certificate(self, program: Program, result: SolverResult) -> None:
+        dual_point = result.certificate.dual_point
+        self.certificate_ = replace(result.certificate, dual_point=None if dual_point is None else dual_point.cpu())
+        self.dual_gap_ = self.certificate_.gap
+        self.status_, self.history_, self.n_iter_ = result.status, result.history, result.n_iter
+        self.alpha_max_ = program.alpha_max
+
+    def _saved_state(self) -> SavedState:
+        header, arrays = super()._saved_state()
+        certificate = self.certificate_
+        figures = {
+            "certificate": [certificate.primal, certificate.dual, certificate.reference],
+            "alpha_max": self.alpha_max_,
+            "n_iter": self.n_iter_,
+            "status": self.status_.name,
+        }
+        coef, intercept = (part.numpy() for part in self._solution)
+        return header | figures, arrays | {"coef": coef, "intercept": intercept}
+
+    def _restore_state(self, header: dict[str, Any], arrays: dict[str, NDArray]) -> None:
+        super()._restore_state(header, arrays)
+        self.certificate_ = Certificate(*header["certificate"])
+        self.dual_gap_ = self.certificate_.gap
+        self.alpha_max_, self.n_iter_, self.status_ = header["alpha_max"], header["n_iter"], _status(header["status"])
+        self._solution = (torch.as_tensor(arrays["coef"]), torch.as_tensor(arrays["intercept"]))
+
+
+def _status(name: Any) -> Status:
+    """The status of that name."""
+    known = [status.name for status in Status]
+    if name not in known:
+        raise ValueError(f"the status of a saved fit must be one of {known}, got {name!r}")
+    return Status[name]
 
 
 def described(part: Any, registry: dict[str, type]) -> dict[str, Any]:

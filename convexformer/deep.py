@@ -16,8 +16,8 @@ from torch import Tensor
 from convexformer_solvers import Callback, Loss, Penalty, Solver
 from convexformer_solvers.arguments import check_counts
 
-from ._base import ConvexAttentionBase, unchanged_on_failure
-from ._token_estimator import SavedState, TokenEstimator
+from ._base import ConvexAttentionBase
+from ._token_estimator import SavedState, TokenEstimator, unchanged_on_failure
 from ._validation import as_tensor, check_stream, check_tokens, check_weight
 from .estimators import ClassificationMixin, ConvexAttentionClassifier, ConvexAttentionRegressor, RegressionMixin
 from .gates import Gates, GateSource, GivenGates, TrainingData, get_gate_source

@@ -33,10 +33,10 @@ from convexformer_solvers import (
 )
 from convexformer_solvers.path import check_grid
 
-from ._base import ConvexAttentionBase, Problem, unchanged_on_failure
+from ._base import ConvexAttentionBase, Problem
 from ._folds import Watch, checked_split, run_folds
 from ._integers import is_integer
-from ._token_estimator import SavedState
+from ._token_estimator import SavedState, unchanged_on_failure
 from ._validation import predictions
 from .estimators import ClassificationMixin, RegressionMixin
 

@@ -12,8 +12,7 @@ from sklearn.metrics import r2_score
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from convexformer._base import CertifiedEstimator, unchanged_on_failure
-from convexformer._token_estimator import SavedState, described, rebuilt
+from convexformer._token_estimator import CertifiedEstimator, SavedState, described, rebuilt, unchanged_on_failure
 from convexformer._validation import (
     check_device,
     check_flag,
