@@ -52,7 +52,7 @@ def encode_parameters(parameters: Mapping[str, Any], arrays: Mapping[str, NDArra
     >>> encode_parameters({"alpha": 0.1, "loss": Huber(0.5), "solver": Fista()}, {})
     ({'alpha': 0.1, 'loss': {'name': 'huber', 'delta': 0.5}}, ['solver'])
     """
-    encoded = {name: _codec_of(name).encode(value, parameters, arrays) for name, value in parameters.items()}
+    encoded = {name: _encoded(name, value, parameters, arrays) for name, value in parameters.items()}
     objects = [name for name, value in encoded.items() if not _is_plain(value)]
     for name in objects:
         if name not in _NOT_NEEDED:
@@ -85,6 +85,13 @@ def decode_parameters(encoded: Mapping[str, Any], arrays: Mapping[str, NDArray])
     {'alpha': 0.1, 'loss': Huber(delta=0.5)}
     """
     return {name: _codec_of(name).decode(value, arrays) for name, value in encoded.items()}
+
+
+def _encoded(name: str, value: Any, parameters: Mapping[str, Any], arrays: Mapping[str, NDArray]) -> Any:
+    try:
+        return _codec_of(name).encode(value, parameters, arrays)
+    except (TypeError, ValueError) as error:  # of a value that was set after the fit
+        raise ValueError(f"parameter {name}={value!r} cannot be saved: {error}") from error
 
 
 def _is_plain(value: Any) -> bool:

@@ -103,6 +103,8 @@ class GreedyConvexTransformerBase(TokenEstimator):
         ------
         ValueError
             If an argument or a parameter is not as described; the message names it.
+        TypeError
+            If the solver does not take the loss or the penalty, or the callback cannot be called.
         KeyboardInterrupt
             On Ctrl-C. If the first layer had a point by then, the estimator is usable: its layers are those that were
             finished and the best point of the one that was not.

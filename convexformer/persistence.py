@@ -12,16 +12,20 @@ from sklearn.utils.validation import check_is_fitted
 from convexformer_solvers.archive import read_archive, write_archive
 
 from . import __version__
+from ._base import ConvexAttentionBase
 from ._integers import is_integer
 from ._parameters import decode_parameters, encode_parameters
-from ._token_estimator import TokenEstimator
-from .deep import GreedyConvexTransformerClassifier, GreedyConvexTransformerRegressor
+from .deep import (
+    GreedyConvexTransformerBase,
+    GreedyConvexTransformerClassifier,
+    GreedyConvexTransformerRegressor,
+)
 from .estimators import ConvexAttentionClassifier, ConvexAttentionRegressor
 from .model_selection import ConvexAttentionClassifierCV, ConvexAttentionRegressorCV
 from .sequences import ConvexSequenceRegressor
 
 # A further one is one line: a class that says what a file must hold of its fit, as ``TokenEstimator`` has it.
-_ESTIMATORS: dict[str, type[TokenEstimator]] = {
+_ESTIMATORS: dict[str, type[Any]] = {
     cls.__name__: cls
     for cls in (
         ConvexAttentionClassifier,
@@ -33,11 +37,12 @@ _ESTIMATORS: dict[str, type[TokenEstimator]] = {
         GreedyConvexTransformerRegressor,
     )
 }
+_Model = ConvexAttentionBase | ConvexSequenceRegressor | GreedyConvexTransformerBase
 _FORMAT = 1
 _CONTENT = "convexformer model"
 
 
-def save_model(model: TokenEstimator, path: str | Path) -> None:
+def save_model(model: _Model, path: str | Path) -> None:
     """Save a fitted estimator; the file holds no code and is safe to share.
 
     Parameters
@@ -106,7 +111,7 @@ def save_model(model: TokenEstimator, path: str | Path) -> None:
         )
 
 
-def load_model(path: str | Path) -> TokenEstimator:
+def load_model(path: str | Path) -> _Model:
     """Load an estimator that ``save_model`` wrote.
 
     Parameters

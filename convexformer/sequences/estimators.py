@@ -181,6 +181,8 @@ class ConvexSequenceRegressor(RegressorMixin, CertifiedEstimator):
         ------
         ValueError
             If an argument or a parameter is not as described; the message names it.
+        TypeError
+            If the solver does not take the loss or the penalty, or the callback cannot be called.
         KeyboardInterrupt
             On Ctrl-C, **after** the best point so far and its certificate are stored: the estimator is usable.
 

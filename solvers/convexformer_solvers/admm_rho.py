@@ -53,23 +53,24 @@ class GroupRule(NamedTuple):
 
     @classmethod
     def giving(cls, program: Program, coef: Tensor, rho: float) -> GroupRule | None:
-        """The rule that gives this rho at some coefficients; None without active groups."""
+        """The rule that gives this rho at some coefficients; None without active groups of a finite size."""
         size = _average_of_sum(program.penalty.group_dual_norms(coef))
-        return cls(program.alpha / (rho * size), measured=True) if size > 0 else None
+        return cls(program.alpha / (rho * size), measured=True) if 0 < size < math.inf else None
 
     def rho(self, program: Program, coef: Tensor, largest: float) -> float | None:
-        """The rho, up to a largest one; None without active groups."""
+        """The rho, up to a largest one; None without active groups of a finite size."""
         sizes = program.penalty.group_dual_norms(coef)
         if self.measured:
             size = _average_of_sum(sizes)
         else:  # those that would ask for far more than the largest are rounding
             sizes = sizes[sizes > _ROUNDING * program.alpha / (self.threshold * largest)]
             size = float(sizes.median()) if len(sizes) else 0.0
-        return min(program.alpha / (self.threshold * size), largest) if size > 0 else None
+        return min(program.alpha / (self.threshold * size), largest) if 0 < size < math.inf else None
 
 
 def _average_of_sum(sizes: Tensor) -> float:
     """Average size, weighted by the sizes themselves; zero where all are."""
+    sizes = sizes.double()  # as their squares leave the range of single precision
     total = float(sizes.sum())
     return float(sizes.square().sum()) / total if total > 0 else 0.0
 

@@ -29,7 +29,7 @@ def as_dtype(dtype: Any, default: torch.dtype | None = None) -> torch.dtype:
     Raises
     ------
     ValueError
-        If it is neither.
+        If it is none of these.
 
     Examples
     --------
@@ -40,7 +40,7 @@ def as_dtype(dtype: Any, default: torch.dtype | None = None) -> torch.dtype:
         return default
     try:
         return PRECISIONS[dtype_name(dtype)]
-    except (TypeError, KeyError) as error:
+    except (TypeError, ValueError, KeyError) as error:
         none = "" if default is None else "None, "
         raise ValueError(f"dtype must be {none}'float32' or 'float64', as a name or a type, got {dtype!r}") from error
 

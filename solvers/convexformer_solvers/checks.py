@@ -15,7 +15,7 @@ from .arguments import check_kind
 from .certificate import certify
 from .loop import solve
 from .loss import Loss
-from .losses import Logistic, Squared
+from .losses import Huber, Logistic, Squared
 from .operators import DenseMap, LinearMap
 from .penalties import GroupL2, GroupNuclear
 from .penalty import Penalty
@@ -393,8 +393,20 @@ def _check_map_blocks(linear_map: LinearMap, matrix: Tensor, generator: torch.Ge
     _require_close(linear_map.gram(blocks, few, weight), wanted, 1e-10, "gram is not A' diag(weight) A of the matrix")
 
 
+# The programs that solvers are tested on: loss, penalty, number of outputs and whether there is an intercept.
+_PROGRAMS: tuple[tuple[Loss, Penalty, int, bool], ...] = (
+    (Squared(), GroupL2(), 2, True),
+    (Logistic(), GroupNuclear(), 2, False),
+    (Squared(), GroupL2(), 1, True),
+    (Huber(), GroupL2(), 1, False),
+)
+
+
 def check_solver(solver: Solver, tol: float = 1e-6, seed: int = 0) -> None:
     """Test a solver: certified optima on small programs, zero at alpha_max, warm starts, exact zeros, no side effects.
+
+    The programs are those that it applies to, by its ``unmet_requirement``, of four: with the squared, the logistic and
+    Huber's loss, the group-l2 and the nuclear penalty, one output and two, with an intercept and without.
 
     Parameters
     ----------
@@ -407,6 +419,8 @@ def check_solver(solver: Solver, tol: float = 1e-6, seed: int = 0) -> None:
 
     Raises
     ------
+    TypeError
+        If it is no instance.
     AssertionError
         With the requirement that failed.
 
@@ -415,32 +429,43 @@ def check_solver(solver: Solver, tol: float = 1e-6, seed: int = 0) -> None:
     >>> from convexformer_solvers import Fista
     >>> check_solver(Fista())
     """
+    check_kind("solver", solver, Solver, "get_solver('auto')")
     generator = torch.Generator().manual_seed(seed)
     data = torch.randn((30, 4, 3), generator=generator, dtype=torch.float64)
-    for loss, penalty, intercept in ((Squared(), GroupL2(), True), (Logistic(), GroupNuclear(), False)):
-        y = loss.example_target(30, 2, generator)
-        program = Program(DenseMap(data), y, loss, penalty, 1.0, fit_intercept=intercept)
-        before = (data.clone(), y.clone())
-        result = solve(program.with_alpha(0.2 * program.alpha_max), solver, tol=tol)
-        gap = result.certificate.relative_gap
-        _require(-1e-9 <= gap <= tol, f"{loss} with {penalty}: relative gap {gap:.3e} is not within {tol:.0e}")
-        again = certify(program.with_alpha(0.2 * program.alpha_max), result.coef, result.intercept)
-        _require(again.primal == result.certificate.primal, "the certificate is not that of the returned point")
-        _require(torch.equal(before[0], data) and torch.equal(before[1], y), "the solver changed the data")
+    programs = [
+        Program(DenseMap(data), loss.example_target(30, n_outputs, generator), loss, penalty, 1.0, None, intercept)
+        for loss, penalty, n_outputs, intercept in _PROGRAMS
+    ]
+    unmet = [solver.unmet_requirement(program) for program in programs]
+    _require(None in unmet, f"the solver applies to none of the programs here, as it needs {unmet}")
+    for program, lacks in zip(programs, unmet, strict=True):
+        if lacks is None:
+            _check_solver_on(program, solver, tol)
 
-        above = solve(program.with_alpha(1.05 * program.alpha_max), solver, tol=tol)
-        _require(bool((above.coef == 0).all()), "the solution above alpha_max must be exactly zero")
-        below_program = program.with_alpha(0.95 * program.alpha_max)
-        below = solve(below_program, solver, tol=tol)
-        n_groups = int((penalty.group_values(below.coef) > 0).sum())
-        _require(0 < n_groups < 8, f"just below alpha_max {n_groups} groups are nonzero: zeros must be exact")
-        warm = solve(below_program, solver, tol=tol, start=(below.coef, below.intercept))
-        _require(warm.n_iter <= below.n_iter, "a start from the solution took longer than a cold one")
-        _require(
-            certify(below_program, warm.coef, warm.intercept).relative_gap <= tol, "a warm start lost the solution"
-        )
-        start = Point(below.coef, below.intercept)
-        point = solver.point(below_program, solver.step(below_program, solver.init(below_program, start)))
-        primal = certify(below_program, point.coef, point.intercept).primal
-        bound = below.certificate.primal + 10 * tol * below_program.null_value
-        _require(primal <= bound, "the first step from the solution lost it")
+
+def _check_solver_on(program: Program, solver: Solver, tol: float) -> None:
+    data, y = program.map.as_matrix().clone(), program.y.clone()
+    result = solve(program.with_alpha(0.2 * program.alpha_max), solver, tol=tol)
+    gap, of_what = result.certificate.relative_gap, f"{program.loss} with {program.penalty}"
+    _require(-1e-9 <= gap <= tol, f"{of_what}: relative gap {gap:.3e} is not within {tol:.0e}")
+    again = certify(program.with_alpha(0.2 * program.alpha_max), result.coef, result.intercept)
+    _require(again.primal == result.certificate.primal, "the certificate is not that of the returned point")
+    _require(torch.equal(program.map.as_matrix(), data) and torch.equal(program.y, y), "the solver changed the data")
+
+    above = solve(program.with_alpha(1.05 * program.alpha_max), solver, tol=tol)
+    _require(bool((above.coef == 0).all()), "the solution above alpha_max must be exactly zero")
+    below_program = program.with_alpha(0.95 * program.alpha_max)
+    below = solve(below_program, solver, tol=tol)
+    is_nonzero = program.penalty.group_values(below.coef) > 0
+    n_groups = int(is_nonzero.sum())
+    _require(
+        0 < n_groups < is_nonzero.numel(), f"just below alpha_max {n_groups} groups are nonzero: zeros must be exact"
+    )
+    warm = solve(below_program, solver, tol=tol, start=(below.coef, below.intercept))
+    _require(warm.n_iter <= below.n_iter, "a start from the solution took longer than a cold one")
+    _require(certify(below_program, warm.coef, warm.intercept).relative_gap <= tol, "a warm start lost the solution")
+    start = Point(below.coef, below.intercept)
+    point = solver.point(below_program, solver.step(below_program, solver.init(below_program, start)))
+    primal = certify(below_program, point.coef, point.intercept).primal
+    bound = below.certificate.primal + 10 * tol * below_program.null_value
+    _require(primal <= bound, "the first step from the solution lost it")

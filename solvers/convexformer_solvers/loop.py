@@ -53,7 +53,7 @@ def solve(
     start : (coef, intercept), optional
         Starting point, returned as it is where its certified gap is within ``tol``. Default: the best constant model,
         which also takes the place of a start that is worse.
-    dtype : torch.dtype or {'float32', 'float64'}, optional
+    dtype : torch.dtype, type of numpy or {'float32', 'float64'}, optional
         Precision in which the solver works. Default: that of the program's map.
     device : torch.device or str, optional
         Device on which solver and certificate work. Default: that of the program's map.
@@ -74,8 +74,7 @@ def solve(
     SolverInterrupted
         On Ctrl-C; a ``KeyboardInterrupt`` whose ``result`` is the best point so far with its certificate.
     TypeError
-        If ``solver`` is no solver, the loss or the penalty lacks a method that it requires, or the callback cannot be
-        called.
+        If ``solver`` is no solver or needs what the program does not have, or the callback cannot be called.
     ValueError
         If ``tol``, ``max_iter``, ``dtype`` or ``start`` are out of range, or the data in units whose squares leave the
         precision.
@@ -170,15 +169,20 @@ def solve_on(
     forms: Forms, solver: Solver, options: Options, start: Point | None = None, previous: Any = None
 ) -> tuple[SolverResult, Ending]:
     """``solve`` from a point and a state of a solve on the same data; also returns those that it ends with."""
-    check_solver_type(solver)
-    forms.working.penalty.check_shape(forms.working.coef_shape)
-    unmet = solver.unmet_requirement(forms.working)
-    if unmet is not None:
-        raise TypeError(f"solver {solver.name!r} needs {unmet}")
+    check_applies(solver, forms.working)
     if options.callback is not None:
         options = dataclasses.replace(options, callback=_with_gradients_as_here(options.callback))
     with torch.no_grad():  # data that require gradients have none of the solution's
         return _run(forms, solver, options, start, previous)
+
+
+def check_applies(solver: Solver, program: Program) -> None:
+    """Raise ``TypeError`` unless a solver is one, and applies to a program in the form that it works on."""
+    check_solver_type(solver)
+    program.penalty.check_shape(program.coef_shape)
+    unmet = solver.unmet_requirement(program)
+    if unmet is not None:
+        raise TypeError(f"solver {solver.name!r} needs {unmet}")
 
 
 def _factorisation_failed(solver: Solver, program: Program, error: Exception) -> ValueError:

@@ -30,10 +30,10 @@ _CHUNK_ELEMENTS = 2**20
 _PRODUCT_ELEMENTS = 2**18
 _PRODUCT_ELEMENTS_OF_DEVICE = 2**24
 # Bytes of data, of one row and of one sample's values from which on one thread computes adjoints from few rows at a
-# time in half to five sixths of the time; and how many these are, at least and at most.
+# time in half to five sixths of the time; and how many these are: as many as outputs, at least and at most so many.
 _LARGE = 2**26
 _LONG_ROW = 2**13
-_MANY_OUTPUTS = 2**6
+_SEVERAL_OUTPUTS = 2**6
 _FEWEST_ROWS, _MOST_ROWS = 32, 128
 # Rows at least in a chunk of a product along the rows.
 _LEAST_HEIGHT = 512
@@ -425,9 +425,10 @@ class DenseMap(LinearMap):
         size, (n_samples, width) = columns.element_size(), self._rows.shape
         on_one_thread = self.device.type == "cpu" and torch.get_num_threads() == 1
         large = n_samples * width * size >= _LARGE and width * size >= _LONG_ROW
-        if columns.dtype != self.dtype or not (on_one_thread and large and len(columns) * size >= _MANY_OUTPUTS):
+        several = len(columns) * size >= _SEVERAL_OUTPUTS and len(columns) <= _MOST_ROWS
+        if columns.dtype != self.dtype or not (on_one_thread and large and several):
             return None
-        return _slices(n_samples, min(max(_FEWEST_ROWS, len(columns)), _MOST_ROWS))
+        return _slices(n_samples, max(_FEWEST_ROWS, len(columns)))
 
     def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> DenseMap:
         data = self.data.to(dtype=dtype or self.dtype, device=device or self.device)

@@ -15,11 +15,11 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from .arguments import as_dtype, check_counts, is_real
-from .loop import Callback, Ending, Forms, Options, as_point, in_working_precision, solve_on
+from .loop import Callback, Ending, Forms, Options, as_point, check_applies, in_working_precision, solve_on
 from .path_file import PathFile
 from .program import Program
 from .result import Interrupted, Progress, SolverInterrupted, SolverResult
-from .solver import Point, Solver, check_solver_type
+from .solver import Point, Solver
 
 
 @dataclass(frozen=True, eq=False)  # tensors have no single truth value
@@ -139,7 +139,7 @@ def solve_path(
         Starting point of the first alpha. Default: the best constant model.
     max_iter : int, default=10000
         Iterations at most, for each alpha.
-    dtype : torch.dtype or {'float32', 'float64'}, optional
+    dtype : torch.dtype, type of numpy or {'float32', 'float64'}, optional
         Precision in which the solver works. Default: that of the program's map.
     device : torch.device or str, optional
         Device on which solver and certificate work. Default: that of the program's map.
@@ -155,7 +155,7 @@ def solve_path(
     PathInterrupted
         On Ctrl-C; a ``KeyboardInterrupt`` whose ``path`` holds what was finished.
     TypeError
-        If ``solver`` is no solver, or the callback cannot be called.
+        If ``solver`` is no solver or needs what the program does not have, or the callback cannot be called.
     ValueError
         If an argument is out of range, or if the file of ``resume`` is of another program or grid; the message says
         what differs.
@@ -237,13 +237,14 @@ def iterate_path(
     >>> [round(result.certificate.primal, 6) for result in iterate_path(program, Fista(), [1.5, 0.5], tol=1e-10)]
     [2.25, 1.25]
     """
-    check_solver_type(solver)
     options = Options(tol, max_iter, callback, verbose)
     precision, given = as_dtype(dtype, program.map.dtype), as_point(start)
+    forms = in_working_precision(program, precision, device)
+    check_applies(solver, forms.working)
     with torch.no_grad():
         grid = _grid(program, alphas)
         file = None if resume is None else PathFile(resume, program, grid)
-    return _results(in_working_precision(program, precision, device), solver, options, grid, file, given)
+    return _results(forms, solver, options, grid, file, given)
 
 
 def _results(

@@ -67,6 +67,9 @@ class ProximalDual(PrimalDualSolver):
     def name(self) -> str:
         return f"proximal_dual({self.inner.name})"
 
+    def unmet_requirement(self, program: Program) -> str | None:
+        return super().unmet_requirement(program) or self.inner.unmet_requirement(program)
+
     def init_at(self, program: Program, coef: Tensor, pred: Tensor | None, previous: _State | None = None) -> _State:
         exact = program.counted().with_float64_targets()
         width = exact.tail_length

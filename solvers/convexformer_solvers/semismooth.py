@@ -97,7 +97,7 @@ class SemismoothNewton(PrimalDualSolver):
 
     def unmet_requirement(self, program: Program) -> str | None:
         if not (program.penalty.euclidean and program.outputs_separate):
-            return "the group-l2 penalty and a separable loss"
+            return f"the group-l2 penalty and a separable loss, not {program.penalty!r} and {program.loss!r}"
         return super().unmet_requirement(program)
 
     def init_at(self, program: Program, coef: Tensor, pred: Tensor | None, previous: _State | None = None) -> _State:

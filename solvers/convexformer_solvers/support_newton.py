@@ -52,7 +52,9 @@ class SupportNewton(PrimalDualSolver):
         return "support_newton"
 
     def unmet_requirement(self, program: Program) -> str | None:
-        return super().unmet_requirement(program) if program.penalty.euclidean else "the group-l2 penalty"
+        if not program.penalty.euclidean:
+            return f"the group-l2 penalty, not {program.penalty!r}"
+        return super().unmet_requirement(program)
 
     def init_at(self, program: Program, coef: Tensor, pred: Tensor | None, previous: _State | None = None) -> _State:
         program = program.counted().with_float64_targets()

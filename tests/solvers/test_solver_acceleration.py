@@ -300,6 +300,14 @@ class TestRho:
         assert GroupRule.giving(program, 0 * coef, 0.3) is None
         assert rule.rho(program, 0 * coef, math.inf) is None
 
+    def test_sizes_whose_squares_leave_single_precision_are_carried_too(self):
+        program = correlated_program("squared", seed=0)
+        coef = 5e18 * randn(*program.coef_shape, seed=3)
+        rule = GroupRule.giving(program, coef.float(), 1e-20)
+        assert rule.rho(program, coef, math.inf) == pytest.approx(1e-20)
+        assert GroupRule.giving(program, math.inf * coef.sign(), 1e-20) is None
+        assert rule.rho(program, math.inf * coef.sign(), math.inf) is None
+
     def test_many_small_groups_do_not_take_it_elsewhere(self):
         program = correlated_program("squared", seed=0)
         few = randn(*program.coef_shape, seed=3)

@@ -41,6 +41,10 @@ from convexformer_solvers import (
     solve,
     solve_path,
 )
+from convexformer_solvers.admm_newton import AdmmNewton
+from convexformer_solvers.block_descent import BlockDescent
+from convexformer_solvers.polish import Polished
+from convexformer_solvers.proximal_dual import ProximalDual
 
 
 @pytest.mark.parametrize(("loss", "penalty", "gated", "intercept"), cases("gated", "intercept"))
@@ -127,9 +131,22 @@ def test_semismooth_newton_says_what_it_cannot_do(program, message):
         solve(program, SemismoothNewton())
 
 
-@pytest.mark.parametrize("name", [name for name in SOLVERS if name != "semismooth_newton"])
+@pytest.mark.parametrize("name", SOLVERS)
 def test_registered_solvers_keep_the_contract(name):
     check_solver(get_solver(name))
+
+
+@pytest.mark.parametrize("solver", [BlockDescent(), ProximalDual(Admm()), Polished(AdmmNewton())])
+def test_those_that_auto_is_made_of_keep_it_too(solver):
+    check_solver(solver)
+
+
+def test_check_solver_needs_a_program_that_the_solver_applies_to():
+    class NeedsMore(Fista):
+        requires_of_loss = ("no_such_method",)
+
+    with pytest.raises(AssertionError, match="applies to none of the programs here, as it needs"):
+        check_solver(NeedsMore())
 
 
 @pytest.mark.parametrize("kind", list(LOSSES.values()))

@@ -288,7 +288,7 @@ class TestChunks:
         torch.testing.assert_close(linear_map.matvec(coef), whole[0], rtol=1e-12, atol=1e-12)
         torch.testing.assert_close(linear_map.rmatvec(values), whole[1], rtol=1e-12, atol=1e-12)
 
-    @pytest.mark.parametrize("n_outputs", [1, 40, 200])
+    @pytest.mark.parametrize("n_outputs", [1, 20, 100, 200])
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
     def test_adjoints_of_long_rows_are_the_same_from_few_of_them_at_a_time(self, monkeypatch, dtype, n_outputs):
         data, values = randn(75, 3, 400).to(dtype), randn(75, n_outputs, seed=1).to(dtype)
@@ -302,7 +302,7 @@ class TestChunks:
             monkeypatch.setattr(torch, "get_num_threads", lambda n_threads=n_threads: n_threads)
             adjoints.append(linear_map.rmatvec(values))
         torch.testing.assert_close(*adjoints)
-        assert shapes == [(75, min(max(32, n_outputs), 128))] * (n_outputs > 1)
+        assert shapes == {1: [], 20: [(75, 32)], 100: [(75, 100)], 200: []}[n_outputs]  # many fill the caches again
 
     @pytest.mark.parametrize(("n_rows", "n_columns"), [(1, 1), (10, 3), (9, 4), (5, 100)])
     def test_chunks_cover_every_row_once_within_the_limit(self, monkeypatch, n_rows, n_columns):

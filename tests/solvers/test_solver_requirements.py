@@ -7,12 +7,24 @@ import dataclasses
 import pytest
 from solver_cases import make_program
 
-from convexformer_solvers import LOSSES, PENALTIES, SOLVERS, Admm, Penalty, get_loss, get_penalty, get_solver, solve
+from convexformer_solvers import (
+    LOSSES,
+    PENALTIES,
+    SOLVERS,
+    Admm,
+    Penalty,
+    get_loss,
+    get_penalty,
+    get_solver,
+    iterate_path,
+    solve,
+)
 from convexformer_solvers.admm_newton import AdmmNewton
 from convexformer_solvers.centered import Centered
 from convexformer_solvers.mixed_precision import MixedPrecision
 from convexformer_solvers.polish import Polished
 from convexformer_solvers.proximal_dual import ProximalDual
+from convexformer_solvers.semismooth import SemismoothNewton
 from convexformer_solvers.smoothing_newton import SmoothingNewton
 from convexformer_solvers.working_set import WorkingSet
 
@@ -40,6 +52,18 @@ def test_solvers_of_other_solvers_need_what_these_need(solver):
     for loss in ("poisson", "squared"):
         program = make_program(loss, n=20)
         assert solver(Admm()).unmet_requirement(program) == Admm().unmet_requirement(program)
+
+
+def test_proximal_steps_need_what_the_solver_of_the_steps_needs():
+    solver = ProximalDual(SemismoothNewton())
+    assert solver.unmet_requirement(make_program("huber", n=20)) is None
+    wanted = "the group-l2 penalty and a separable loss, not GroupNuclear() and Huber(delta=1.35)"
+    assert solver.unmet_requirement(make_program("huber", "nuclear", n=20)) == wanted
+
+
+def test_a_path_says_so_when_it_is_asked_for():
+    with pytest.raises(TypeError, match="'admm' needs a loss with finite smoothness"):
+        iterate_path(make_program("poisson", n=20), Admm())
 
 
 def test_optional_methods_are_those_that_are_not_of_the_base_class():
