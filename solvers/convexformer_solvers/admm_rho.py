@@ -112,12 +112,17 @@ def rule_for_groups(program: Program, found: float, warm: bool) -> GroupRule:
 
 
 def first_rho(program: Program, ascent: Tensor, found: float, largest: float) -> float:
-    """A share of the rho for the groups of the first proximal step: they grow where features are correlated."""
+    """A share of the rho for the groups of the first proximal step: they grow where features are correlated.
+
+    Where that step is none, the largest, as one has no unit.
+    """
     direction = program.penalty.prox(ascent, program.alpha)
     slope = float((ascent * direction).sum())
     step = slope / _bend(program, direction) if slope > 0 else 0.0
     rho = _first_share(program, found) * (GroupRule(_THRESHOLD).rho(program, step * direction, largest) or 0.0)
-    return rho if rho > 0 else 1.0
+    if rho > 0:
+        return rho
+    return largest if math.isfinite(largest) else 1.0
 
 
 def _first_share(program: Program, found: float) -> float:

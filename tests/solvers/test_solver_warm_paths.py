@@ -120,6 +120,16 @@ def test_any_previous_state_leads_to_the_same_optimum(solver):
     assert float(program.primal(reached.coef, reached.intercept)) == pytest.approx(wanted.certificate.primal, rel=1e-5)
 
 
+@pytest.mark.parametrize("penalty", ["group_l2", "nuclear"])
+@pytest.mark.parametrize(("scale", "unit"), [(2.0**33, 2.0**-37), (2.0**-20, 2.0**20)])
+def test_a_path_does_not_go_by_units(penalty, scale, unit):
+    program = make_program("squared", penalty, n=60, blocks=40, d=3, c=2)
+    other = dataclasses.replace(program, map=DenseMap(scale * program.map.data), y=unit * program.y)
+    paths = [solve_path(p, Admm(), alpha_grid(p.alpha_max, n_alphas=5, eps=0.1)) for p in (program, other)]
+    assert paths[0].gaps == pytest.approx(paths[1].gaps)
+    assert [result.n_iter for result in paths[0].results] == [result.n_iter for result in paths[1].results]
+
+
 def test_coupled_losses_take_a_shorter_threshold_along_paths():
     program = make_program("softmax", n=80, blocks=8, d=3, c=4, ratio=0.1)
     coef, solver = solve(program, Auto(), tol=1e-4).coef, Admm()
