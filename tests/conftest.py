@@ -4,6 +4,7 @@ One thread per test process: workers that run side by side would otherwise wait 
 """
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -31,6 +32,14 @@ def figures_closed():
     yield
     if "matplotlib.pyplot" in sys.modules:
         sys.modules["matplotlib.pyplot"].close("all")
+
+
+@pytest.fixture
+def python_takes_ctrl_c():
+    """Python's own handler, which processes that were started in the background do not have."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="session")

@@ -281,14 +281,6 @@ def test_at_any_line_what_is_kept_fits_together(stride, options):
     assert sum(kept) > 0.9 * len(kept)
 
 
-@pytest.fixture
-def python_takes_ctrl_c():
-    """Python's own handler, which processes that were started in the background do not have."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.mark.usefixtures("python_takes_ctrl_c")
 def test_the_signal_of_the_keyboard():
     callback = ctrl_c(lambda *_: signal.raise_signal(signal.SIGINT) if callback.count == 8 else None)

@@ -385,14 +385,6 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monke
     assert read_archive(tmp_path / "m.npz", "example")[1]["x"].tolist() == [0, 1, 2]
 
 
-@pytest.fixture
-def python_takes_ctrl_c():
-    """Python's own handler, which processes that were started in the background do not have."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.mark.usefixtures("python_takes_ctrl_c")
 def test_ctrl_c_while_a_file_is_written_comes_once_it_is(tmp_path, monkeypatch):
     opened = zipfile._ZipWriteFile.__init__
