@@ -95,7 +95,7 @@ def solve(
     """
     options = Options(tol, max_iter, callback, verbose)
     point = as_point(start)
-    return solve_on(in_working_precision(program, dtype, device), solver, options, point)[0]
+    return solve_on(forms_for(solver, program, dtype, device), solver, options, point)[0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,14 +147,26 @@ class Forms(NamedTuple):
         return Forms(self.reference.with_alpha(alpha), self.working.with_alpha(alpha))
 
 
-def in_working_precision(program: Program, dtype: torch.dtype | str | None, device: torch.device | str | None) -> Forms:
-    """The forms of a program for a solve in a precision and on a device."""
+def forms_for(
+    solver: Solver, program: Program, dtype: torch.dtype | str | None, device: torch.device | str | None
+) -> Forms:
+    """The forms of a program for a solve in a precision and on a device; ``TypeError`` where it is not for the solver.
+
+    That is the same for every ``alpha``.
+    """
+    check_solver_type(solver)
     precision = as_dtype(dtype, program.map.dtype)
     with torch.no_grad():
         reference = _without_gradients(program).to(device=device)
         working = reference.to(dtype=precision)
     penalty = working.penalty.for_outputs(working.y.shape[1])
-    return Forms(reference, working if penalty is working.penalty else dataclasses.replace(working, penalty=penalty))
+    if penalty is not working.penalty:
+        working = dataclasses.replace(working, penalty=penalty)
+    penalty.check_shape(working.coef_shape)
+    unmet = solver.unmet_requirement(working)
+    if unmet is not None:
+        raise TypeError(f"solver {solver.name!r} needs {unmet}")
+    return Forms(reference, working)
 
 
 def _without_gradients(program: Program) -> Program:
@@ -169,20 +181,10 @@ def solve_on(
     forms: Forms, solver: Solver, options: Options, start: Point | None = None, previous: Any = None
 ) -> tuple[SolverResult, Ending]:
     """``solve`` from a point and a state of a solve on the same data; also returns those that it ends with."""
-    check_applies(solver, forms.working)
     if options.callback is not None:
         options = dataclasses.replace(options, callback=_with_gradients_as_here(options.callback))
     with torch.no_grad():  # data that require gradients have none of the solution's
         return _run(forms, solver, options, start, previous)
-
-
-def check_applies(solver: Solver, program: Program) -> None:
-    """Raise ``TypeError`` unless a solver is one, and applies to a program in the form that it works on."""
-    check_solver_type(solver)
-    program.penalty.check_shape(program.coef_shape)
-    unmet = solver.unmet_requirement(program)
-    if unmet is not None:
-        raise TypeError(f"solver {solver.name!r} needs {unmet}")
 
 
 def _factorisation_failed(solver: Solver, program: Program, error: Exception) -> ValueError:

@@ -411,24 +411,24 @@ class DenseMap(LinearMap):
 
     def rmatvec(self, values: Tensor) -> Tensor:
         columns = as_rows(values)
-        few_rows = self._few_rows(columns)
-        if values.dtype == self.dtype and few_rows is None:
+        chunks = self._adjoint_chunks(len(columns), values.dtype)
+        if chunks is None:
             result = columns @ self._rows
         else:
             result = values.new_zeros((len(columns), self._rows.shape[1]))
-            for rows in few_rows or row_chunks(self.n_samples, self._rows.shape[1], self.device):
+            for rows in chunks:
                 result.addmm_(columns[:, rows], self._rows[rows].to(values.dtype))
         return as_rows(result).reshape(*self.feature_shape, -1)
 
-    def _few_rows(self, columns: Tensor) -> Iterator[slice] | None:
-        """Chunks of few rows, where an adjoint in the precision of the data is faster by these, else None."""
-        size, (n_samples, width) = columns.element_size(), self._rows.shape
-        on_one_thread = self.device.type == "cpu" and torch.get_num_threads() == 1
+    def _adjoint_chunks(self, n_outputs: int, dtype: torch.dtype) -> Iterator[slice] | None:
+        """Chunks of the rows that an adjoint is computed by; None where all at once is as fast."""
+        n_samples, width = self._rows.shape
+        if dtype != self.dtype:  # each is converted
+            return row_chunks(n_samples, width, self.device)
+        size, on_one_thread = dtype.itemsize, self.device.type == "cpu" and torch.get_num_threads() == 1
         large = n_samples * width * size >= _LARGE and width * size >= _LONG_ROW
-        several = len(columns) * size >= _SEVERAL_OUTPUTS and len(columns) <= _MOST_ROWS
-        if columns.dtype != self.dtype or not (on_one_thread and large and several):
-            return None
-        return _slices(n_samples, max(_FEWEST_ROWS, len(columns)))
+        several = n_outputs * size >= _SEVERAL_OUTPUTS and n_outputs <= _MOST_ROWS
+        return _slices(n_samples, max(_FEWEST_ROWS, n_outputs)) if on_one_thread and large and several else None
 
     def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> DenseMap:
         data = self.data.to(dtype=dtype or self.dtype, device=device or self.device)

@@ -15,7 +15,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from .arguments import as_dtype, check_counts, is_real
-from .loop import Callback, Ending, Forms, Options, as_point, check_applies, in_working_precision, solve_on
+from .loop import Callback, Ending, Forms, Options, as_point, forms_for, solve_on
 from .path_file import PathFile
 from .program import Program
 from .result import Interrupted, Progress, SolverInterrupted, SolverResult
@@ -239,8 +239,7 @@ def iterate_path(
     """
     options = Options(tol, max_iter, callback, verbose)
     precision, given = as_dtype(dtype, program.map.dtype), as_point(start)
-    forms = in_working_precision(program, precision, device)
-    check_applies(solver, forms.working)
+    forms = forms_for(solver, program, precision, device)
     with torch.no_grad():
         grid = _grid(program, alphas)
         file = None if resume is None else PathFile(resume, program, grid)

@@ -77,7 +77,7 @@ class Solver(ABC):
         """What results, messages and the progress bar call the algorithm; of a registered one, its key."""
 
     def unmet_requirement(self, program: Program) -> str | None:
-        """What the algorithm needs that a program does not have; ``solve`` asks for it before the first step.
+        """What the algorithm needs that a program lacks, whatever its ``alpha``; ``solve`` asks before it begins.
 
         A solver that is made of others returns theirs as well: neither ``init`` nor anything else looks again.
 
