@@ -74,7 +74,7 @@ _PRODUCTS_BEFORE = 20
 
 # The solvers of all plans; each knows its own states by being the same object. A polish takes as long as two to four
 # iterations in single precision, and those between two leave it more to do.
-_CONSTANT, _FIRST, _FISTA, _BLOCKS = Constant(), FirstSteps(), Fista(), BlockDescent()
+_CONSTANT, _FIRST, _FISTA, _BLOCKS = Constant(), FirstSteps(), Fista(), Centered(BlockDescent())
 _NEWTON, _SMOOTHING = Centered(SemismoothNewton()), Centered(SmoothingNewton())
 _ALTERNATING = Polished(Centered(AdmmNewton(MixedPrecision())), least_wait=4)
 _PROXIMAL = ProximalDual(_ALTERNATING)

@@ -17,7 +17,6 @@ from .gram import SupportGram
 from .operators import nonzero_blocks
 from .primal_dual import Iterate, PrimalDualSolver
 from .program import Program
-from .solver import Point
 
 # The set is solved until its gap is this share of that over all blocks at the last look.
 _DECREASE = 0.1
@@ -396,9 +395,9 @@ class BlockDescent(PrimalDualSolver):
     def iterate(self, state: _State) -> Iterate:
         return state.whole
 
-    def handover(self, program: Program, state: _State) -> Point:
+    def handed_over(self, state: _State) -> Iterate:
         # The first of many sets leaves a few blocks that are far too large, which misleads what goes by their size.
-        return self.point(program, state._replace(whole=state.first) if state.misleads else state)
+        return state.first if state.misleads else state.whole
 
     def activity(self, state: _State) -> str:
         n_blocks = math.prod(state.whole.coef.shape[:-2])

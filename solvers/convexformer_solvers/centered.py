@@ -72,6 +72,9 @@ class Centered(PrimalDualSolver):
     def iterate(self, state: _State) -> Iterate:
         return self.inner.iterate(state.inner).moved(state.exact, state.offset)
 
+    def handed_over(self, state: _State) -> Iterate:
+        return self.inner.handed_over(state.inner).moved(state.exact, state.offset)
+
     def rounded_iterate(self, state: _State) -> Iterate:
         iterate = self.inner.rounded_iterate(state.inner)
         return iterate.moved(state.exact, state.offset).with_map(iterate.program.map)

@@ -118,6 +118,10 @@ class PrimalDualSolver(Solver):
         """The same with a map whose products may have the precision of the iterations; cheaper where that is single."""
         return self.iterate(state)
 
+    def handed_over(self, state: Any) -> Iterate:
+        """Both points for another solver to go on from, where this one is given up."""
+        return self.iterate(state)
+
     def estimated_gap(self, state: Any) -> float:
         return state.gap
 
@@ -133,15 +137,22 @@ class PrimalDualSolver(Solver):
         return self.init_at(program, start.coef, pred, previous)
 
     def point(self, program: Program, state: Any) -> Point:
-        iterate, exact, dtype = self.iterate(state), program.with_float64_targets(), program.y.dtype
-        coef = iterate.coef.to(dtype)
-        intercept = program.null_intercept
-        if program.fit_intercept:
-            intercept = exact.best_intercept(exact.map.sparse_matvec(coef.to(exact.y)))
-        counts = program.weight > 0
-        dual, pred = torch.zeros_like(exact.y), torch.zeros_like(exact.y)
-        dual[counts], pred[counts] = iterate.dual_point(), iterate.pred
-        return Point(coef, intercept.to(dtype), dual, pred)
+        return _point_of(program, self.iterate(state))
+
+    def handover(self, program: Program, state: Any) -> Point:
+        return _point_of(program, self.handed_over(state))
+
+
+def _point_of(program: Program, iterate: Iterate) -> Point:
+    exact, dtype = program.with_float64_targets(), program.y.dtype
+    coef = iterate.coef.to(dtype)
+    intercept = program.null_intercept
+    if program.fit_intercept:
+        intercept = exact.best_intercept(exact.map.sparse_matvec(coef.to(exact.y)))
+    counts = program.weight > 0
+    dual, pred = torch.zeros_like(exact.y), torch.zeros_like(exact.y)
+    dual[counts], pred[counts] = iterate.dual_point(), iterate.pred
+    return Point(coef, intercept.to(dtype), dual, pred)
 
 
 def own_predictions(program: Program, coef: Tensor) -> Tensor:
