@@ -212,7 +212,7 @@ def start_server(threads: int) -> None:
     # The server does not take over sys.path.
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
     server = multiprocessing.get_context("forkserver")
-    server.set_forkserver_preload(["contender", "convexformer_solvers", "convexformer_solvers.loop"])
+    server.set_forkserver_preload(["contender", "convexformer_solvers", "convexformer_solvers.solve"])
 
 
 def main() -> None:

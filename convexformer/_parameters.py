@@ -10,9 +10,9 @@ from typing import Any
 from numpy.typing import NDArray
 
 from convexformer_solvers import LOSSES, PENALTIES
-from convexformer_solvers.archive import plain
-from convexformer_solvers.arguments import dtype_name
+from convexformer_solvers.io.npz import plain
 from convexformer_solvers.path import check_grid
+from convexformer_solvers.validation import dtype_name
 
 from ._base import GATE_DEFAULTS
 from ._integers import is_integer

@@ -14,8 +14,8 @@ from sklearn.base import BaseEstimator
 from torch import Tensor
 
 from convexformer_solvers import Callback, Certificate, Program, Solver, SolverResult, Status
-from convexformer_solvers.arguments import as_dtype, check_callback
 from convexformer_solvers.result import check_tol
+from convexformer_solvers.validation import as_dtype, check_callback
 
 from ._validation import check_flag
 

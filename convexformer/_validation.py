@@ -18,7 +18,7 @@ from sklearn.utils.validation import assert_all_finite, validate_data
 from torch import Tensor
 
 from convexformer_solvers import LinearMap, Loss
-from convexformer_solvers.arguments import PRECISIONS
+from convexformer_solvers.validation import PRECISIONS
 
 _FLOATS = (np.float64, np.float32)
 

@@ -14,7 +14,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from convexformer_solvers import Callback, Loss, Penalty, Solver
-from convexformer_solvers.arguments import check_counts
+from convexformer_solvers.validation import check_counts
 
 from ._base import ConvexAttentionBase
 from ._token_estimator import SavedState, TokenEstimator, unchanged_on_failure

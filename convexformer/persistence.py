@@ -9,7 +9,7 @@ from typing import Any
 
 from sklearn.utils.validation import check_is_fitted
 
-from convexformer_solvers.archive import read_archive, write_archive
+from convexformer_solvers.io.npz import read_archive, write_archive
 
 from . import __version__
 from ._base import ConvexAttentionBase

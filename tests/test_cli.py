@@ -14,7 +14,7 @@ import pytest
 from convexformer import ConvexAttentionClassifier, ConvexAttentionRegressor, cli, demo, load_model
 from convexformer.datasets import load_digit_tokens
 from convexformer.gates import GATE_SOURCES
-from convexformer_solvers.path_file import PathFile
+from convexformer_solvers.io.checkpoint import PathFile
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ from convexformer.gates import TrainingData, generate_gates
 from convexformer.nn import train
 from convexformer.plot import plot_attention_map, plot_convergence, plot_token_norms
 from convexformer.solvers import Fista, GroupL2, SolverUnavailableError, solve
-from convexformer_solvers.penalty import Penalty
+from convexformer_solvers.penalties.base import Penalty
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(20, 3, 2))

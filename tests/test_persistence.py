@@ -30,7 +30,7 @@ from convexformer._token_estimator import TokenEstimator
 from convexformer._validation import check_tokens
 from convexformer.sequences import get_form
 from convexformer.solvers import LOSSES, Fista, GroupNuclear, Huber, Squared
-from convexformer_solvers.archive import read_archive, write_archive
+from convexformer_solvers.io.npz import read_archive, write_archive
 
 rng = np.random.default_rng(0)
 X3, X2 = rng.normal(size=(50, 4, 2)), rng.normal(size=(50, 4))

@@ -48,7 +48,7 @@ def load_arrays(path: Path, wanted: tuple[str, ...]) -> dict[str, Any]:
     """All arrays of a file, among them those wanted."""
     if not path.exists():
         raise CommandError(f"no file at {path}")
-    from convexformer_solvers.archive import read_arrays
+    from convexformer_solvers.io.npz import read_arrays
 
     try:
         arrays = read_arrays(path)

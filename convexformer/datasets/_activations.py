@@ -14,7 +14,7 @@ from tqdm.auto import tqdm
 
 from convexformer._integers import check_optional_counts
 from convexformer._validation import check_device
-from convexformer_solvers.arguments import check_counts
+from convexformer_solvers.validation import check_counts
 
 from ._sentences import read_sentences
 from ._teacher import BatchCache, Teacher

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from convexformer._integers import check_optional_counts, is_integer, is_prime
 from convexformer._validation import check_stream
-from convexformer_solvers.arguments import as_dtype, is_real
+from convexformer_solvers.validation import as_dtype, is_real
 
 Operation = Literal["+", "-", "x", "/"]
 Encoding = Literal["index", "one_hot", "fourier"]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from convexformer._schedules import SCHEDULES
-from convexformer_solvers.arguments import check_callback
+from convexformer_solvers.validation import check_callback
 
 from .problem import EmbeddedProblem, along_sphere, random_tables, unit_rows
 from .schedule import check_rate

@@ -11,7 +11,7 @@ from tqdm.auto import tqdm
 from convexformer._stopwatch import Stopwatch
 from convexformer.nn.base import normal_draws
 from convexformer_solvers import Penalty
-from convexformer_solvers.arguments import check_counts
+from convexformer_solvers.validation import check_counts
 
 from .course import Callback, MovingTables, follow
 from .problem import EmbeddedProblem

@@ -11,7 +11,7 @@ from torch import Tensor
 from convexformer.gates import Gates
 from convexformer.nn.base import normal_draws
 from convexformer_solvers import Loss, Penalty, Program, TableMap, get_loss, get_penalty
-from convexformer_solvers.arguments import check_counts
+from convexformer_solvers.validation import check_counts
 
 
 @dataclass(frozen=True, eq=False)

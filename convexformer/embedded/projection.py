@@ -9,7 +9,7 @@ from tqdm.auto import tqdm
 
 from convexformer._stopwatch import Stopwatch
 from convexformer_solvers import Fista, Point, Program, TableMap, get_solver, solve
-from convexformer_solvers.arguments import check_counts
+from convexformer_solvers.validation import check_counts
 
 from .course import Callback, MovingTables, follow
 from .problem import EmbeddedProblem

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from convexformer._integers import is_integer
-from convexformer_solvers.arguments import is_real
+from convexformer_solvers.validation import is_real
 
 
 def check_rate(name: str, value: float) -> None:

@@ -32,8 +32,8 @@ from convexformer_solvers import (
     get_solver,
     solve,
 )
-from convexformer_solvers.arguments import check_callback, check_counts
 from convexformer_solvers.result import check_tol
+from convexformer_solvers.validation import check_callback, check_counts
 
 from .base import Gates, GatesInterrupted, GateSource, TrainingData
 from .search import DualPoint, Found, find_violated

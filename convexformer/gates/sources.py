@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from convexformer._integers import is_integer
-from convexformer_solvers.arguments import check_counts
+from convexformer_solvers.validation import check_counts
 
 from .base import Gates, GateSource, TrainingData
 

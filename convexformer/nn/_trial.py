@@ -16,7 +16,7 @@ from convexformer._integers import check_optional_counts, is_integer
 from convexformer._schedules import SCHEDULES
 from convexformer._stopwatch import Stopwatch
 from convexformer_solvers import Loss, Penalty
-from convexformer_solvers.arguments import check_callback, check_counts, is_real
+from convexformer_solvers.validation import check_callback, check_counts, is_real
 
 from .base import AttentionNetwork, sample_losses
 from .history import End, TrainingHistory

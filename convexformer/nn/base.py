@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from convexformer_solvers import Loss, Penalty, get_loss
-from convexformer_solvers.arguments import check_tensor
+from convexformer_solvers.validation import check_tensor
 
 
 def sample_losses(predictions: Tensor, y: Tensor, loss: str | Loss = "squared") -> Tensor:

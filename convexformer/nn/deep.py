@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from convexformer.gates import Gates, TrainingData, get_gate_source
 from convexformer_solvers import Penalty
-from convexformer_solvers.arguments import check_counts
+from convexformer_solvers.validation import check_counts
 
 from .base import AttentionNetwork
 from .convex_attention import ConvexAttention

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from convexformer_solvers import Penalty, get_penalty
-from convexformer_solvers.arguments import check_counts
+from convexformer_solvers.validation import check_counts
 
 from .base import check_tokens_for
 from .simplex import Simplex

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from convexformer_solvers import Penalty, get_penalty
-from convexformer_solvers.arguments import check_counts
+from convexformer_solvers.validation import check_counts
 
 from .base import AttentionNetwork, as_arguments, normal_draws
 from .simplex import Simplex, first_free, into_simplex

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from convexformer._integers import is_integer
 from convexformer_solvers import Penalty
-from convexformer_solvers.arguments import check_counts, is_real
+from convexformer_solvers.validation import check_counts, is_real
 
 from .base import AttentionNetwork, as_arguments, check_tokens_for, normal_draws
 

@@ -14,7 +14,7 @@ import sklearn
 import torch
 
 import convexformer
-from convexformer_solvers.archive import replacing
+from convexformer_solvers.io.npz import replacing
 
 Column = tuple[str, str, Callable[[dict[str, Any]], str]]
 

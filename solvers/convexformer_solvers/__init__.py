@@ -3,38 +3,34 @@
 Users of convexformer import these names from ``convexformer.solvers``.
 """
 
-from .admm import Admm
-from .auto import Auto
+from .algorithms.admm.iteration import Admm
+from .algorithms.base import Point, Solver
+from .algorithms.column_generation import ColumnGeneration
+from .algorithms.cvxpy import Exact
+from .algorithms.fista import Fista
+from .algorithms.registry import SOLVERS, get_solver
+from .algorithms.semismooth_newton import SemismoothNewton
+from .algorithms.smoothing_newton import SmoothingNewton
+from .auto.plan import Auto
 from .certificate import certify
 from .checks import check_loss, check_map, check_penalty, check_solver
-from .column_generation import ColumnGeneration
-from .exact import Exact
-from .fista import Fista
-from .gated_map import GatedMap
-from .loop import Callback, solve
-from .loss import Loss
-from .losses import LOSSES, Huber, Logistic, Poisson, Softmax, Squared, SquaredHinge, get_loss
-from .operators import DenseMap, LinearMap
+from .linear_maps.base import LinearMap
+from .linear_maps.dense import DenseMap
+from .linear_maps.gated import GatedMap
+from .linear_maps.lookup import TableMap
+from .linear_maps.signed import SignedMap
+from .losses import LOSSES, get_loss
+from .losses.base import Loss
+from .losses.classification import Logistic, Softmax, SquaredHinge
+from .losses.regression import Huber, Poisson, Squared
 from .path import Path, PathInterrupted, alpha_grid, iterate_path, solve_path
-from .penalties import PENALTIES, GroupL2, GroupNuclear, get_penalty
-from .penalty import Atoms, Factors, Penalty
+from .penalties import PENALTIES, get_penalty
+from .penalties.base import Atoms, Factors, Penalty
+from .penalties.group import GroupL2, GroupNuclear
+from .penalties.sequence import PerTarget, RowStochastic
 from .program import Program
-from .registry import SOLVERS, get_solver
-from .result import (
-    Certificate,
-    History,
-    Progress,
-    SolverInterrupted,
-    SolverResult,
-    SolverUnavailableError,
-    Status,
-)
-from .semismooth import SemismoothNewton
-from .sequence_penalties import PerTarget, RowStochastic
-from .signed_map import SignedMap
-from .smoothing_newton import SmoothingNewton
-from .solver import Point, Solver
-from .table_map import TableMap
+from .result import Certificate, History, Progress, SolverInterrupted, SolverResult, SolverUnavailableError, Status
+from .solve import Callback, solve
 
 __all__ = [
     "LOSSES",

@@ -11,9 +11,9 @@ import math
 import torch
 from torch import Tensor
 
-from .arguments import check_tensor
 from .program import Program
 from .result import Certificate
+from .validation import check_tensor
 
 # Mean that centring may leave of an output, over its mean size: an error of the bound of that share of the penalty.
 _REMAINING_MEAN = 1e-10

@@ -11,16 +11,18 @@ import math
 import torch
 from torch import Tensor
 
-from .arguments import check_kind
+from .algorithms.base import Point, Solver
 from .certificate import certify
-from .loop import solve
-from .loss import Loss
-from .losses import Huber, Logistic, Squared
-from .operators import DenseMap, LinearMap
-from .penalties import GroupL2, GroupNuclear
-from .penalty import Penalty
+from .linear_maps.base import LinearMap
+from .linear_maps.dense import DenseMap
+from .losses.base import Loss
+from .losses.classification import Logistic
+from .losses.regression import Huber, Squared
+from .penalties.base import Penalty
+from .penalties.group import GroupL2, GroupNuclear
 from .program import Program
-from .solver import Point, Solver
+from .solve import solve
+from .validation import check_kind
 
 
 def _require(condition: bool, message: str) -> None:

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from .arguments import as_dtype, check_counts, is_real
-from .loop import Callback, Ending, Forms, Options, as_point, forms_for, solve_on
-from .path_file import PathFile
+from .algorithms.base import Point, Solver
+from .io.checkpoint import PathFile
 from .program import Program
 from .result import Interrupted, Progress, SolverInterrupted, SolverResult
-from .solver import Point, Solver
+from .solve import Callback, Ending, Forms, Options, as_point, forms_for, solve_on
+from .validation import as_dtype, check_counts, is_real
 
 
 @dataclass(frozen=True, eq=False)  # tensors have no single truth value

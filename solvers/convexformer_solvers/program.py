@@ -22,10 +22,10 @@ from typing import Any, Generic, TypeVar, overload
 import torch
 from torch import Tensor
 
-from .arguments import PRECISIONS, check_kind, check_tensor, is_real
-from .loss import Loss
-from .operators import LinearMap, even_rows
-from .penalty import Penalty
+from .linear_maps.base import LinearMap, even_rows
+from .losses.base import Loss
+from .penalties.base import Penalty
+from .validation import PRECISIONS, check_kind, check_tensor, is_real
 
 # What sums of products may be off by, in units of the rounding of one; and samples that are looked at first.
 _ROUNDING = 8

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .arguments import is_real
+from .validation import is_real
 
 
 class Status(Enum):

@@ -9,10 +9,10 @@ from sklearn.exceptions import ConvergenceWarning
 from solver_cases import make_program, many_blocks
 
 from convexformer_solvers import Admm, LinearMap, alpha_grid, get_solver, solve, solve_path
-from convexformer_solvers.block_descent import BlockDescent
-from convexformer_solvers.first_steps import FirstSteps
-from convexformer_solvers.registry import SOLVERS
-from convexformer_solvers.working_set import WorkingSet
+from convexformer_solvers.algorithms.block_descent import BlockDescent
+from convexformer_solvers.algorithms.first_steps import FirstSteps
+from convexformer_solvers.algorithms.registry import SOLVERS
+from convexformer_solvers.algorithms.working_set import WorkingSet
 
 PARTS = [BlockDescent(), WorkingSet(Admm()), FirstSteps()]
 EVERY = {type(solver).__name__: solver for solver in [*map(get_solver, sorted(SOLVERS)), *PARTS]}

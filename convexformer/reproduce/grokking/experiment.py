@@ -13,7 +13,7 @@ from tqdm.auto import tqdm
 from convexformer import plot
 from convexformer._validation import check_device
 from convexformer.reproduce.common import begin_report, thinned, versions, write_json
-from convexformer_solvers.arguments import check_counts
+from convexformer_solvers.validation import check_counts
 
 from .data import Split, describe_table, make_split
 from .figures import draw_figures

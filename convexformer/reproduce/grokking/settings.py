@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from convexformer._integers import is_integer
-from convexformer_solvers.arguments import check_counts
+from convexformer_solvers.validation import check_counts
 
 _CHOICES = ("moduli", "layers", "transformer_layers")
 

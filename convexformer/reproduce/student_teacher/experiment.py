@@ -22,7 +22,7 @@ from convexformer.reproduce.common import (
     versions,
     write_json,
 )
-from convexformer_solvers.arguments import check_counts
+from convexformer_solvers.validation import check_counts
 
 from .baselines import DECAYS, fit_group_lasso, fit_ridge, missing_group_lasso, train_softmax
 from .convex_students import CLASSES, Solved, solve_class, train_class

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from convexformer._integers import check_optional_counts, is_integer
-from convexformer_solvers.arguments import check_counts
+from convexformer_solvers.validation import check_counts
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Alternating directions in the metric of the data."""

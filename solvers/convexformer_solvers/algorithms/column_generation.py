@@ -1,0 +1,189 @@
+"""Column generation: programs whose penalty is the gauge of very many atoms, solved on a few of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from scipy.optimize import minimize
+from scipy.sparse import csc_array, hstack
+from torch import Tensor
+
+from convexformer_solvers.program import Program
+
+from .base import Point, Solver
+
+# Relative decrease and slope at which the program on the atoms found so far counts as solved.
+_DECREASE = 1e-15
+_SLOPE = 1e-10
+# Steps without a new atom, in which the weights gain digits.
+_STEPS_WITHOUT_NEW = 3
+# Weight of an atom, relative to the largest, below which it is dropped.
+_NEGLIGIBLE = 1e-12
+
+
+class _State(NamedTuple):
+    atoms: csc_array  # one column of coefficients per atom
+    weights: np.ndarray  # (m,)
+    intercept: Tensor
+    pred: Tensor  # (N, c), intercept included
+    gap: float  # about: the price of scaling the dual point until it is feasible
+    n_without_new: int = 0  # steps since the last new atom
+
+
+class ColumnGeneration(Solver):
+    r"""Non-negative weights on a growing list of atoms, in all of which the objective is minimised anew.
+
+    With atoms :math:`a` of the penalty's unit ball the program is
+    :math:`\min_{\mu \ge 0} P\big(\sum_a \mu_a a\big)` with the penalty :math:`\sum_a \mu_a`. Each iteration adds, for
+    every group whose dual constraint is violated, the atom that violates it most, and solves for all weights by
+    L-BFGS-B (scipy). The search for atoms is exact, so the dual point comes free. Weights of zero are dropped.
+
+    Ends in finitely many steps where the atoms are finitely many (``RowStochastic``); with other penalties it slows
+    down near the optimum. Works in float64 on data of any precision.
+
+    Examples
+    --------
+    >>> ColumnGeneration().name
+    'column_generation'
+    """
+
+    requires_of_penalty = ("violating_atoms",)
+
+    @property
+    def name(self) -> str:
+        return "column_generation"
+
+    def init(self, program: Program, start: Point) -> _State:
+        # The atoms of a starting point are not known: it serves as a first dual point.
+        exact = program.with_float64_targets()
+        intercept = start.intercept.to(exact.y)
+        pred = exact.map.matvec(start.coef.to(exact.y)) + intercept
+        none = csc_array((start.coef.numel(), 0))
+        return _with_atoms(exact, _State(none, np.zeros(0), intercept, pred, 0.0))
+
+    def step(self, program: Program, state: _State) -> _State:
+        exact = program.with_float64_targets()
+        solved = _solved(exact, state)
+        more = _with_atoms(exact, solved)
+        # Atoms that violate their constraint by rounding come and go for ever.
+        rounding = 8 * torch.finfo(exact.y.dtype).eps * exact.null_value
+        is_new = more.atoms.shape[1] > solved.atoms.shape[1] and more.gap > rounding
+        n_without_new = 0 if is_new else state.n_without_new + 1
+        return more._replace(n_without_new=n_without_new)
+
+    def point(self, program: Program, state: _State) -> Point:
+        exact, dtype = program.with_float64_targets(), program.y.dtype
+        theta = -program.loss.gradient(state.pred, exact.y)
+        coef = _coef(exact, state.atoms, _with_exact_sums(state.weights, dtype))
+        return Point(coef.to(dtype), state.intercept.to(dtype), theta)
+
+    def estimated_gap(self, state: _State) -> float | None:
+        return state.gap or None
+
+    def finished(self, state: _State) -> bool:
+        return state.n_without_new == _STEPS_WITHOUT_NEW
+
+
+def _coef(program: Program, atoms: csc_array, weights: np.ndarray) -> Tensor:
+    return torch.as_tensor(atoms @ weights).to(program.y).reshape(program.coef_shape)
+
+
+def _with_exact_sums(weights: np.ndarray, dtype: torch.dtype) -> np.ndarray:
+    """The weights as multiples of one power of two, so that sums of them are numbers of a precision.
+
+    Coefficients of atoms of ones are such sums: rows that have equal sums keep them.
+    """
+    if dtype == torch.float64:
+        return weights
+    _, exponent = np.frexp(weights.sum())
+    unit = np.ldexp(torch.finfo(dtype).eps, exponent)
+    return np.rint(weights / unit) * unit
+
+
+def _with_atoms(program: Program, state: _State) -> _State:
+    """The state with the atoms that its predictions ask for, at weight zero."""
+    ascent = program.pull_back(-program.loss.gradient(state.pred, program.y))
+    found = program.penalty.violating_atoms(ascent, program.alpha)
+    excess = max(float(found.excess.max()), 0.0) if len(found.excess) else 0.0
+    gap = excess * program.alpha * float(state.weights.sum())
+    index, value = found.position.numpy(force=True), found.value.numpy(force=True)
+    pointers = np.arange(len(index) + 1) * index.shape[1]
+    new = csc_array((value.ravel(), index.ravel(), pointers), shape=(ascent.numel(), len(index)))
+    new = new[:, _unknown(state.atoms, new)]
+    atoms = hstack([state.atoms, new], format="csc")
+    weights = np.concatenate([state.weights, np.zeros(new.shape[1])])
+    return state._replace(atoms=atoms, weights=weights, gap=gap)
+
+
+def _unknown(atoms: csc_array, new: csc_array) -> np.ndarray:
+    """Which atoms are new; a known one violates its constraint by what the weights lack of precision."""
+
+    def keys(array: csc_array) -> list[bytes]:
+        array.sort_indices()
+        ends = array.indptr[1:-1]
+        parts = zip(np.split(array.indices, ends), np.split(array.data, ends), strict=True)
+        return [index.astype(np.int64).tobytes() + value.tobytes() for index, value in parts][: array.shape[1]]
+
+    known = set(keys(atoms))
+    return np.array([key not in known for key in keys(new)], dtype=bool)
+
+
+def _solved(program: Program, state: _State) -> _State:
+    """The state with the best weights of its atoms and the best intercept; atoms of no weight are dropped."""
+    if state.atoms.shape[1] == 0:
+        intercept = program.null_intercept
+        return state._replace(intercept=intercept, pred=intercept.expand_as(program.y))
+    n_atoms, scale = state.atoms.shape[1], 1 / program.null_value
+    adjoint = state.atoms.T.tocsr()
+
+    def objective(variables: np.ndarray) -> tuple[float, np.ndarray]:
+        intercept = torch.as_tensor(variables[n_atoms:]).to(program.y)
+        pred = program.map.matvec(_coef(program, state.atoms, variables[:n_atoms])) + intercept
+        theta = -program.loss.gradient(pred, program.y)
+        ascent = program.pull_back(theta).flatten().numpy(force=True)
+        slopes = np.concatenate([program.alpha - adjoint @ ascent, -(program.weight @ theta).numpy(force=True)])
+        value = float(program.loss_value(pred)) + program.alpha * float(variables[:n_atoms].sum())
+        return scale * value, scale * slopes
+
+    free = (None, None) if program.fit_intercept else (0.0, 0.0)
+    bounds = [(0.0, None)] * n_atoms + [free] * program.y.shape[1]
+    start = np.concatenate([state.weights, state.intercept.numpy(force=True)])
+    options = {"maxiter": 10_000, "maxfun": 20_000, "ftol": _DECREASE, "gtol": _SLOPE, "maxcor": 30}
+    variables = minimize(objective, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options).x
+    variables = _refined(program, state.atoms, variables, lambda point: objective(point)[1] / scale)
+    weights = variables[:n_atoms]
+    kept = np.flatnonzero(weights > _NEGLIGIBLE * weights.max(initial=0.0))
+    atoms, weights = state.atoms[:, kept], weights[kept]
+    intercept = torch.as_tensor(variables[n_atoms:]).to(program.y)
+    pred = program.map.matvec(_coef(program, atoms, weights)) + intercept
+    return state._replace(atoms=atoms, weights=weights, intercept=intercept, pred=pred)
+
+
+def _refined(
+    program: Program, atoms: csc_array, variables: np.ndarray, slopes: Callable[[np.ndarray], np.ndarray]
+) -> np.ndarray:
+    """The variables after a Newton step in the positive weights and the intercepts, where it lowers their slopes.
+
+    L-BFGS-B compares values, whose rounding hides all slopes below its root; a dual point is as good as these.
+    """
+    n_atoms = atoms.shape[1]
+    free = np.flatnonzero((variables > 0) & (np.arange(len(variables)) < n_atoms))
+    images = [program.map.matvec(_coef(program, atoms[:, [atom]], np.ones(1))) for atom in free]
+    if program.fit_intercept:
+        images += list(torch.eye(program.y.shape[1]).to(program.y)[:, None].expand(-1, *program.y.shape))
+        free = np.concatenate([free, np.arange(n_atoms, len(variables))])
+    if not images:
+        return variables
+    before = slopes(variables)
+    intercept = torch.as_tensor(variables[n_atoms:]).to(program.y)
+    pred = program.map.matvec(_coef(program, atoms, variables[:n_atoms])) + intercept
+    bent = [program.weight[:, None] * program.loss.hessian_product(pred, program.y, image) for image in images]
+    hessian = torch.stack(images).flatten(1) @ torch.stack(bent).flatten(1).T
+    refined = variables.copy()
+    refined[free] -= np.linalg.lstsq(hessian.numpy(force=True), before[free], rcond=None)[0]
+    after = slopes(refined)
+    better = (refined[:n_atoms] >= 0).all() and np.abs(after[free]).max() < np.abs(before[free]).max()
+    return refined if better else variables

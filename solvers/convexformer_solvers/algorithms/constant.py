@@ -1,0 +1,39 @@
+"""The best constant model: the solution from ``alpha_max`` on."""
+
+from __future__ import annotations
+
+from convexformer_solvers.program import Program
+
+from .base import Point, Solver
+
+
+class Constant(Solver):
+    """Stays at the best constant model, whose dual point is optimal where ``alpha >= alpha_max``; one step is all.
+
+    Examples
+    --------
+    >>> Constant().name
+    'constant'
+    """
+
+    @property
+    def name(self) -> str:
+        return "constant"
+
+    def init(self, program: Program, start: Point) -> bool:
+        return False
+
+    def step(self, program: Program, state: bool) -> bool:
+        return True
+
+    def point(self, program: Program, state: bool) -> Point:
+        zeros, exact = program.y.new_zeros(program.coef_shape), program.with_float64_targets()
+        return Point(
+            zeros, program.null_intercept.clone(), exact.null_dual_point, exact.null_intercept.expand_as(exact.y)
+        )
+
+    def estimated_gap(self, state: bool) -> float:
+        return 0.0
+
+    def finished(self, state: bool) -> bool:
+        return state

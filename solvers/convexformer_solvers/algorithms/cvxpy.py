@@ -1,0 +1,153 @@
+"""Exact solution by a general conic solver through cvxpy; for small programs and for checking other solvers."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from convexformer_solvers.program import Program
+from convexformer_solvers.result import SolverUnavailableError
+
+from .base import Point, Solver
+
+
+class _State(NamedTuple):
+    coef: Tensor
+    intercept: Tensor
+    dual: Tensor | None
+    finished: bool
+
+
+class Exact(Solver):
+    """Any solver that cvxpy knows; materialises the design, so only for small programs.
+
+    An interior-point answer has no exact zeros, so one proximal gradient step ends it: at an optimum that step changes
+    nothing but rounding, and away from one it only lowers the objective.
+
+    Parameters
+    ----------
+    cvxpy_solver : str, default="CLARABEL"
+        Name of an installed solver, in any case. ``"MOSEK"`` needs ``pip install mosek`` and a licence.
+    **options
+        Passed to ``cvxpy.Problem.solve``, for example ``max_iter=500``.
+
+    Raises
+    ------
+    ValueError
+        If ``cvxpy_solver`` is no name.
+    SolverUnavailableError
+        When run, if the solver is not installed or has no licence; the message says what to do.
+    RuntimeError
+        When run, if the solver ends without a solution.
+
+    Examples
+    --------
+    >>> Exact("clarabel").cvxpy_solver
+    'CLARABEL'
+    """
+
+    requires_of_loss = ("expression",)
+    requires_of_penalty = ("expression",)
+
+    def __init__(self, cvxpy_solver: str = "CLARABEL", **options: Any) -> None:
+        if not isinstance(cvxpy_solver, str):
+            raise ValueError(f"cvxpy_solver must be the name of a solver of cvxpy, as 'CLARABEL', got {cvxpy_solver!r}")
+        self.cvxpy_solver = cvxpy_solver.upper()
+        self.options = options
+
+    def __repr__(self) -> str:
+        options = "".join(f", {key}={value!r}" for key, value in self.options.items())
+        return f"Exact({self.cvxpy_solver!r}{options})"
+
+    @property
+    def name(self) -> str:
+        return "exact" if self.cvxpy_solver == "CLARABEL" else self.cvxpy_solver.lower()
+
+    def init(self, program: Program, start: Point) -> _State:
+        self._check_installed()
+        return _State(start.coef, start.intercept, None, False)
+
+    def step(self, program: Program, state: _State) -> _State:
+        import cvxpy as cp
+
+        matrix = program.map.as_matrix().double().numpy(force=True)
+        y, weight = program.with_float64_targets().y.numpy(force=True), program.weight.double().numpy(force=True)
+        n_blocks = math.prod(program.map.feature_shape[:-1])
+        coef = cp.Variable((matrix.shape[1], y.shape[1]))
+        pred = cp.Variable(y.shape)
+        model = matrix @ coef
+        intercept = cp.Variable((1, y.shape[1])) if program.fit_intercept else None
+        if intercept is not None:
+            model = model + np.ones((len(y), 1)) @ intercept
+        # Predictions as variables of their own: the multiplier of this constraint is a dual point.
+        link = pred == model
+        decay = program.alpha * program.penalty.expression(coef, n_blocks)
+        objective = program.loss.expression(pred, y, weight) + decay
+        self._solve(cp.Problem(cp.Minimize(objective), [link, *program.penalty.constraints(coef, n_blocks)]))
+
+        solution = torch.as_tensor(coef.value).to(program.y).reshape(program.coef_shape)
+        multiplier = torch.as_tensor(link.dual_value).to(program.y).reshape(program.y.shape)
+        theta = torch.where(program.weight[:, None] > 0, multiplier / program.weight[:, None], 0.0)
+        start = None if intercept is None else torch.as_tensor(intercept.value).to(program.y)[0]
+        return _State(*_polish(program, solution, start), theta, True)
+
+    def point(self, program: Program, state: _State) -> Point:
+        return Point(state.coef, state.intercept, state.dual)
+
+    def finished(self, state: _State) -> bool:
+        return state.finished
+
+    def _check_installed(self) -> None:
+        import cvxpy as cp
+
+        installed = cp.installed_solvers()
+        if self.cvxpy_solver not in installed:
+            hint = "pip install 'convexformer[mosek]'" if self.cvxpy_solver == "MOSEK" else "see cvxpy's documentation"
+            raise SolverUnavailableError(
+                f"solver {self.cvxpy_solver!r} is not installed ({hint}); installed are {sorted(installed)}"
+            )
+
+    def _solve(self, problem: Any) -> None:
+        import cvxpy as cp
+
+        try:
+            with warnings.catch_warnings():
+                # The certificate says how accurate the solution is, in the user's units.
+                warnings.filterwarnings("ignore", message="Solution may be inaccurate")
+                problem.solve(solver=self.cvxpy_solver, **self.options)
+        except Exception as error:
+            if "license" in str(error).lower():
+                raise SolverUnavailableError(
+                    f"solver {self.cvxpy_solver!r} is installed but found no licence ({error}). Put the licence file "
+                    "where the solver looks for it (MOSEK: ~/mosek/mosek.lic or the variable MOSEKLM_LICENSE_FILE; "
+                    "academic licences are free), or use solver='exact', which needs none."
+                ) from error
+            if isinstance(error, cp.SolverError):
+                unfit = "cannot solve this problem" in str(error)
+                remedy = "; take one for cones, such as 'CLARABEL' or 'SCS'" if unfit else ""
+                raise RuntimeError(f"solver {self.cvxpy_solver!r} failed: {error}{remedy}") from error
+            raise
+        if problem.status not in (cp.OPTIMAL, cp.OPTIMAL_INACCURATE):
+            raise RuntimeError(
+                f"solver {self.cvxpy_solver!r} ended without a solution: {problem.status}. Every program has one, so "
+                "its numbers are too large or too small for that solver; bring features and targets to about one (and "
+                "alpha with them), or use solver='auto'"
+            )
+
+
+def _polish(program: Program, coef: Tensor, start: Tensor | None) -> tuple[Tensor, Tensor]:
+    """One proximal gradient step, taken only where it lowers the objective."""
+    pred = program.map.matvec(coef)
+    intercept = program.best_intercept(pred, start)
+    ascent = program.pull_back(-program.loss.gradient(pred + intercept, program.y))
+    lipschitz = program.lipschitz(pred + intercept)
+    new = program.penalty.prox(coef + ascent / lipschitz, program.alpha / lipschitz)
+    new_intercept = program.best_intercept(program.map.matvec(new), intercept)
+    if float(program.primal(new, new_intercept)) <= float(program.primal(coef, intercept)):
+        return new, new_intercept
+    return coef, intercept

@@ -1,0 +1,198 @@
+"""Newton's method on ever less smoothed objectives, for every loss and each penalty with a smoothed form."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from convexformer_solvers.linalg.hessian import Curvature, has_linear_parts
+from convexformer_solvers.linalg.line_search import accepted_step
+from convexformer_solvers.linalg.smoothing_systems import Features, System, solved
+from convexformer_solvers.program import Program
+
+from .primal_dual import Iterate, PrimalDualSolver, own_predictions
+
+# The next width, over the last; it comes once the squared length of a step, in the metric of its Hessian, is below this
+# share of what the smoothing may cost, or after so many steps.
+_NARROWER = 0.1
+_NEAR_ENOUGH = 0.05
+_MAX_STEPS = 30
+# Searches in vain, one after the other, that end it.
+_MAX_FAILURES = 3
+# The first width is at most so many times as large as a gradient step from zero: where alpha is small costs say little.
+_WIDEST = 10.0
+# What the smoothing may cost, over the best constant model's objective, below which there is nothing to gain.
+_SMALLEST_COST = 1e-15
+# From this length of the loss's linear parts on they need a curvature that is not their own.
+_LONG_TAILS = 15.0
+
+
+class _Part(NamedTuple):
+    """Outputs that are solved together: all, or one where they are separate."""
+
+    program: Program
+    features: Features
+    unit_cost: float  # what the smoothing costs at most, over its width
+    linear: bool  # whether most samples may be on long linear parts of the loss
+    coef: Tensor  # of the smoothed objective
+    pred: Tensor  # (N, c)
+    ascent: Tensor  # of the columns less their means, from minus the loss's slopes there
+    slopes: Tensor  # the weighted mean of minus these, (c,)
+    width: float  # of the smoothing
+    n_steps: int = 0  # at this width
+    cut_short: bool = False  # whether the last step was
+    n_failures: int = 0  # searches in vain, one after the other
+    finished: bool = False
+
+
+class _State(NamedTuple):
+    parts: tuple[_Part, ...]
+    program: Program  # samples of positive weight, float64 targets
+    length: float  # of a gradient step of the loss
+    iterate: Iterate
+    iteration: int = 0
+
+    @property
+    def gap(self) -> float:
+        return self.iterate.rough_gap
+
+
+class SmoothingNewton(PrimalDualSolver):
+    r"""Newton steps on the mean loss plus a smoothed penalty, whose width shrinks to a tenth as each program is solved.
+
+    For widths :math:`\epsilon` on their way to zero the programs are
+
+    .. math:: \min_{Z, b} \frac1N \sum_i l(A_i Z + b, y_i) + \alpha \sum_j \sqrt{s_j(Z)^2 + \epsilon^2}
+
+    with the lengths, or the singular values, :math:`s_j` of the penalty's groups. Each costs :math:`\alpha \epsilon`
+    at most for each of these, and its solution is inside the dual constraint, so that the gap there is no larger.
+    Mostly twenty to sixty steps in all reach eight digits, be tokens correlated, the regularisation weak or the loss's
+    curvature one that jumps. Exact zeros come from a proximal step, which is taken at each iterate for its own sake.
+
+    Linear systems are solved in all features, or in all samples where that costs less; of all outputs at once where
+    penalty or loss couples them. Their memory and time grow with the square and the cube of that side, so this is for
+    up to some thousands.
+
+    Needs a penalty with ``smoothed_value`` and ``smoothed_derivatives``.
+
+    Examples
+    --------
+    >>> SmoothingNewton().name
+    'smoothing_newton'
+    """
+
+    requires_of_penalty = ("smoothed_value", "smoothed_derivatives")
+
+    @property
+    def name(self) -> str:
+        return "smoothing_newton"
+
+    def init_at(self, program: Program, coef: Tensor, pred: Tensor | None, previous: _State | None = None) -> _State:
+        program = program.counted().with_float64_targets()
+        coef = coef.to(program.y)
+        features = Features(program) if previous is None else previous.parts[0].features
+        pred = own_predictions(program, coef)
+        length = 1 / program.lipschitz(pred)
+        parts = tuple(_first(program, features, coef, pred, length, some) for some in _solved_together(program))
+        return _State(parts, program, length, _iterate(program, parts, length))
+
+    def step(self, program: Program, state: _State) -> _State:
+        parts = tuple(part if part.finished else _newton_step(part) for part in state.parts)
+        iterate = _iterate(state.program, parts, state.length)
+        return state._replace(parts=parts, iterate=iterate, iteration=state.iteration + 1)
+
+    def iterate(self, state: _State) -> Iterate:
+        return state.iterate
+
+    def finished(self, state: _State) -> bool:
+        return all(part.finished for part in state.parts)
+
+
+def _iterate(program: Program, parts: tuple[_Part, ...], length: float) -> Iterate:
+    coef = torch.cat([_with_zeros(part, length) for part in parts], dim=-1)
+    pred = torch.cat([part.pred for part in parts], dim=1)
+    ascent = torch.cat([part.ascent for part in parts], dim=-1)
+    return Iterate(program, coef, own_predictions(program, coef), pred, ascent)
+
+
+def _solved_together(program: Program) -> list[slice]:
+    n_outputs = program.y.shape[1]
+    return [slice(k, k + 1) for k in range(n_outputs)] if program.outputs_separate else [slice(n_outputs)]
+
+
+def _first(program: Program, features: Features, coef: Tensor, pred: Tensor, length: float, outputs: slice) -> _Part:
+    own = dataclasses.replace(program, y=program.y[:, outputs])
+    coef, pred = coef[..., outputs], pred[:, outputs]
+    ascent, slopes = _downhill(own, features, pred)
+    unit_cost = own.alpha * float(own.penalty.smoothed_value(torch.zeros_like(coef), 1.0))
+    linear = has_linear_parts(own.loss) and own.tail_length > _LONG_TAILS
+    gap = min(own.null_value, Iterate(own, coef, pred, pred, ascent).rough_gap)
+    width = min(gap / unit_cost, _WIDEST * length * own.alpha_max) if own.alpha_max > 0 else gap / unit_cost
+    width = max(width, _SMALLEST_COST * own.null_value / unit_cost)
+    return _Part(own, features, unit_cost, linear, coef, pred, ascent, slopes, width)
+
+
+def _downhill(program: Program, features: Features, pred: Tensor) -> tuple[Tensor, Tensor]:
+    """Minus the slopes of the mean loss in coefficients and intercepts."""
+    theta = -program.weight[:, None] * program.loss.gradient(pred, program.y)
+    return features.adjoint(theta), theta.sum(0)
+
+
+def _newton_step(part: _Part) -> _Part:
+    """One Newton step, and a smaller width where the objective is solved."""
+    try:
+        move, image, squared_length = _direction(part)
+    except torch.linalg.LinAlgError:  # the system overflows
+        return part._replace(finished=True)
+    step = _searched(part, move, image, squared_length)
+    if step is None and part.linear and not part.cut_short:
+        return part._replace(cut_short=True, n_steps=part.n_steps + 1)  # the other curvature may do
+    n_failures = part.n_failures + 1 if step is None else 0
+    part = part._replace(n_steps=part.n_steps + 1, cut_short=step != 1.0, n_failures=n_failures)
+    if step is not None:
+        coef, pred = part.coef + step * move, part.pred + step * image
+        ascent, slopes = _downhill(part.program, part.features, pred)
+        part = part._replace(coef=coef, pred=pred, ascent=ascent, slopes=slopes)
+    cost = part.width * part.unit_cost
+    if step is None or squared_length <= _NEAR_ENOUGH * cost or part.n_steps >= _MAX_STEPS:
+        finished = n_failures >= _MAX_FAILURES or cost <= _SMALLEST_COST * part.program.null_value
+        part = part._replace(width=_NARROWER * part.width, n_steps=0, finished=finished)
+    return part
+
+
+def _direction(part: _Part) -> tuple[Tensor, Tensor, float]:
+    """Moves of coefficients and predictions, and the squared length in the metric of the Hessian."""
+    program, coef = part.program, part.coef
+    gradient, blocks = program.penalty.smoothed_derivatives(coef, part.width)
+    sizes = torch.linalg.vector_norm(coef.reshape(len(blocks), -1), dim=1)
+    scales = program.alpha / torch.hypot(sizes, sizes.new_tensor(part.width))
+    downhill = part.ascent - program.alpha * gradient
+    # Where most samples are on linear parts, of which Newton steps see nothing, others alternate with them.
+    curvature = Curvature(program, part.pred, towards_target=part.linear and part.cut_short)
+    system = System(curvature, program.alpha * blocks, scales, downhill, part.slopes)
+    move, intercept_move = solved(program, part.features, system)
+    image = part.features.forward(move) + intercept_move
+    return move, image, float((move * downhill).sum() + intercept_move @ part.slopes)
+
+
+def _searched(part: _Part, move: Tensor, image: Tensor, squared_length: float) -> float | None:
+    """Step that lowers the smoothed objective enough."""
+    program = part.program
+
+    def objective(step: float) -> float:
+        penalty = program.penalty.smoothed_value(part.coef + step * move, part.width)
+        return float(program.loss_value(part.pred + step * image) + program.alpha * penalty)
+
+    return accepted_step(objective, -squared_length)
+
+
+def _with_zeros(part: _Part, least_length: float) -> Tensor:
+    """The coefficients after a proximal step, whose length suits the active groups if there are any."""
+    program = part.program
+    total = float(program.penalty.value(part.coef))
+    typical = float(part.coef.square().sum()) / total / program.alpha if total > 0 else 0.0
+    length = max(typical, least_length)
+    return program.penalty.prox(part.coef + length * part.ascent, length * program.alpha)

@@ -1,0 +1,1 @@
+"""Files: arrays with a header, and paths that can be resumed."""

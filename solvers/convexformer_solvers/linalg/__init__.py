@@ -1,0 +1,1 @@
+"""Linear algebra that several algorithms share."""

@@ -1,0 +1,177 @@
+"""Anderson acceleration of fixed-point iterations."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from convexformer_solvers.linear_maps.base import row_chunks
+
+# An extrapolation is taken back where it leads to a residual so many times the smallest one so far.
+_TOLERATED_GROWTH = 2.0
+# Regularisation of the scaled system for the coefficients. With far less as many iterations are needed, and rounding
+# grows until equal problems in other words, as weights in place of repeated samples, have other digits.
+_REGULARISATION = 1e-4
+# Steps within which the residual must halve; else the map is left alone for as many, then for twice as many.
+_WINDOW = 40
+# Sum of the coefficients' sizes above which an extrapolation is nothing but rounding.
+_LARGEST_WEIGHTS = 1e4
+
+
+class Anderson:
+    r"""Extrapolates ``x -> F(x)`` from its last moves, with a safeguard.
+
+    With the residuals :math:`g_k = F(x_k) - x_k` the next point is :math:`F(x_k) - \sum_j \gamma_j \Delta F_j`, where
+    the coefficients minimise :math:`\|g_k - \sum_j \gamma_j \Delta g_j\|` over the last differences. Where the residual
+    is then more than twice the smallest one so far, the point without the extrapolation is taken instead: a
+    nonexpansive map's own residuals never grow, so that nothing is lost but one iteration. Where the residual does not
+    halve within forty steps, as at kinks of the map, it rests for as many steps, and for twice as many each further
+    time.
+
+    Parameters
+    ----------
+    memory : int
+        Differences that are kept; with none the map is left alone.
+    columns_apart : bool
+        Whether the map works on each column, the last axis, by itself: each then has its own coefficients.
+
+    Attributes
+    ----------
+    rounding_growth : float
+        How much larger than rounding the error may be by which the arrays that follow a point miss their images of
+        it; to be set to 1 where they are computed afresh.
+    largest_weights : float
+        Sum of the sizes of the last extrapolation's coefficients, the largest of all columns: how bold it was.
+
+    Examples
+    --------
+    >>> import torch
+    >>> acceleration, x = Anderson(2, columns_apart=False), torch.tensor([[8.0], [8.0]])
+    >>> for _ in range(5):
+    ...     (x,) = acceleration.next(x, (torch.tensor([[0.9], [0.5]]) * x,))
+    >>> bool(x.norm() < 1e-4)
+    True
+    """
+
+    def __init__(self, memory: int, columns_apart: bool) -> None:
+        self.memory, self.columns_apart = memory, columns_apart
+        self.rounding_growth, self.largest_weights = 1.0, 0.0
+        self._goal, self._steps_left, self._rest, self._resting = 0.0, 0, _WINDOW, False
+        self.forget()
+
+    def forget(self) -> None:
+        """Start anew: the map is another one."""
+        self.restart()
+        self._n_differences = 0
+
+    def restart(self) -> None:
+        """Go on from elsewhere: the map is nearly the same."""
+        self._last: tuple[Tensor, tuple[Tensor, ...]] | None = None  # residual and what F gave
+        self._best = self._limit = torch.tensor(math.inf)  # squared residuals per column: smallest, and next at most
+
+    def next(self, start: Tensor, end: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """The point to go on from.
+
+        Parameters
+        ----------
+        start : Tensor
+            The ``x``.
+        end : tuple of Tensor
+            ``F(x)``, and other arrays that are linear images of it; all with the same last axis.
+
+        Returns
+        -------
+        tuple of Tensor
+            In place of `end`.
+        """
+        self.largest_weights = 0.0
+        if self.memory == 0:
+            return end
+        ends = tuple(self._columns(part) for part in end)
+        residual = ends[0] - self._columns(start)
+        size = residual.square().sum(0)
+        if self._rests(float(size.sum())):
+            return end
+        last, limit = self._last, self._limit
+        if last is not None:
+            self._remember(residual - last[0], [new - old for new, old in zip(ends, last[1], strict=True)])
+        self._best = torch.minimum(self._best.to(size), size)
+        self._last, self._limit = (residual, ends), _TOLERATED_GROWTH**2 * self._best
+        result = self._extrapolated(residual, ends)
+        if last is not None and bool((size > limit).any()):
+            back = size > limit
+            result = [torch.where(back, old, new) for old, new in zip(last[1], result, strict=True)]
+            self._limit[back] = math.inf
+        return tuple(part.view_as(like) for part, like in zip(result, end, strict=True))
+
+    def _rests(self, size: float) -> bool:
+        """Whether to leave the map alone, after a look at whether the squared residual falls as it should."""
+        if not self._resting and size <= self._goal:
+            self._goal, self._steps_left, self._rest = 0.25 * size, _WINDOW, _WINDOW
+        if self._steps_left == 0:
+            self._resting = not self._resting and self._goal > 0
+            self._steps_left = self._rest if self._resting else _WINDOW
+            self._goal = 0.25 * size
+            if self._resting:
+                self._rest *= 2
+                self.forget()
+        self._steps_left -= 1
+        return self._resting
+
+    def _columns(self, values: Tensor) -> Tensor:
+        return values.reshape(-1, values.shape[-1] if self.columns_apart else 1)
+
+    def _remember(self, residual: Tensor, ends: list[Tensor]) -> None:
+        """Put one difference in the place of the oldest."""
+        if self._n_differences == 0:
+            self._residuals = residual.new_zeros((self.memory, *residual.shape))
+            self._ends = [part.new_zeros((self.memory, *part.shape)) for part in ends]
+            self._products = residual.new_zeros((residual.shape[1], self.memory, self.memory))
+        place = self._n_differences % self.memory
+        self._n_differences += 1
+        self._residuals[place] = residual
+        for kept, part in zip(self._ends, ends, strict=True):
+            kept[place] = part
+        self._products[:, place] = self._products[:, :, place] = self._against(residual)
+
+    def _against(self, residual: Tensor) -> Tensor:
+        """Products of the kept differences with a residual, shape ``(columns, memory)``."""
+        n_columns = residual.shape[1]
+        if n_columns == 1:
+            return torch.einsum("mpc,pc->cm", self._residuals, residual)
+        # Ten times faster than a batch of products, whose innermost index would jump from row to row.
+        products = residual.new_zeros((self.memory, n_columns))
+        for rows in row_chunks(len(residual), n_columns, residual.device):
+            part = residual[rows]
+            for product, kept in zip(products, self._residuals[: self._n_differences], strict=False):
+                product += (kept[rows] * part).sum(0)
+        return products.T
+
+    def _extrapolated(self, residual: Tensor, ends: tuple[Tensor, ...]) -> list[Tensor]:
+        if self._n_differences < 2:
+            return list(ends)
+        # Of unit length small late differences count beside large early ones; places still empty stay zero.
+        lengths = self._products.diagonal(dim1=1, dim2=2).sqrt()
+        inverse = torch.where(lengths > 0, 1 / lengths, 0.0)
+        system = inverse[:, :, None] * self._products * inverse[:, None, :]
+        system.diagonal(dim1=1, dim2=2).add_(_REGULARISATION)
+        factor, failed = torch.linalg.cholesky_ex(system)
+        right = inverse * self._against(residual)
+        weights = inverse * torch.cholesky_solve(right[..., None], factor)[..., 0]
+        size = weights.abs().sum(1)
+        usable = (failed == 0) & (size <= _LARGEST_WEIGHTS)
+        weights = torch.where(usable[:, None], weights, 0.0)
+        self.largest_weights = float(torch.where(usable, size, 0.0).max())
+        self.rounding_growth *= 1 + self.largest_weights
+        return [self._moved_back(part, kept, weights) for part, kept in zip(ends, self._ends, strict=True)]
+
+    def _moved_back(self, end: Tensor, kept: Tensor, weights: Tensor) -> Tensor:
+        """The array less the weighted sum of its kept differences; the weights are ``(columns, memory)``."""
+        if end.shape[1] == 1:
+            return end - torch.einsum("mpc,cm->pc", kept, weights)
+        result = end.clone()
+        for difference, weight in zip(kept[: self._n_differences], weights.T, strict=False):
+            result.addcmul_(difference, weight, value=-1)
+        return result

@@ -1,0 +1,196 @@
+"""Cholesky factors of matrices that rounding may have robbed of their definiteness, and solves with few right sides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from convexformer_solvers.linear_maps.base import as_rows
+
+
+def cholesky(matrix: Tensor) -> Tensor:
+    """Lower Cholesky factor of a positive semidefinite matrix, of which only the lower triangle counts.
+
+    Where rounding hides a positive eigenvalue the diagonal of `matrix` is raised, **in place**, by as little as helps,
+    from the rounding of its largest entry on.
+
+    Parameters
+    ----------
+    matrix : Tensor of shape (n, n)
+        Finite.
+
+    Returns
+    -------
+    Tensor of shape (n, n)
+
+    Raises
+    ------
+    torch.linalg.LinAlgError
+        If the matrix is not finite.
+
+    Examples
+    --------
+    >>> cholesky(torch.tensor([[4.0, 0.0], [2.0, 5.0]]))
+    tensor([[2., 0.],
+            [1., 2.]])
+    """
+    factor, failed = torch.linalg.cholesky_ex(matrix)
+    if not bool(failed):
+        return factor
+    if not bool(torch.isfinite(matrix.tril()).all()):
+        raise torch.linalg.LinAlgError("matrix must be finite")
+    jitter = _jitter(float(matrix.diagonal().abs().max()), matrix.dtype)
+    while bool(failed):
+        matrix.diagonal().add_(jitter)
+        factor, failed = torch.linalg.cholesky_ex(matrix)
+        jitter *= 10
+    return factor
+
+
+def _jitter(largest: float, dtype: torch.dtype) -> float:
+    """Ten times the rounding of a matrix's largest entry."""
+    return 10 * torch.finfo(dtype).eps * max(largest, 1e-300)
+
+
+# Side of the diagonal blocks whose inverses are kept.
+_BLOCK = 256
+
+
+class CholeskySolver:
+    """Solver of many systems with one positive semidefinite matrix ``L L'`` and few right sides each.
+
+    The inverses of the factor's diagonal blocks are kept: all else is matrix products, which read the factor once per
+    substitution. ``torch.cholesky_solve`` takes seven times longer for one right side and 4000 unknowns.
+
+    Parameters
+    ----------
+    upper : Tensor of shape (n, n)
+        The transposed Cholesky factor ``L'``. Only what stands above the diagonal blocks is read, later, too.
+    inverses : list of Tensor, optional
+        Inverses of the diagonal blocks of ``L``. Default: computed.
+
+    Examples
+    --------
+    >>> factor = cholesky(torch.tensor([[4.0, 0.0], [2.0, 5.0]]))
+    >>> CholeskySolver(factor.T).solve(torch.tensor([[8.0], [8.0]])).flatten()
+    tensor([1.5000, 1.0000])
+    """
+
+    def __init__(self, upper: Tensor, inverses: list[Tensor] | None = None) -> None:
+        self.upper = upper
+        blocks = diagonal_blocks(len(upper))
+        if inverses is None:
+            inverses = [_inverse_of_lower(upper[block, block].T) for block in blocks]
+        self._blocks = list(zip(blocks, inverses, strict=True))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Precision of the factor."""
+        return self.upper.dtype
+
+    def solve(self, right: Tensor) -> Tensor:
+        """Solution of the system, of the shape ``(n, k)`` of the right side."""
+        return self.solve_upper(self.solve_lower(right))
+
+    def solve_lower(self, right: Tensor) -> Tensor:
+        """Solution of the system with the lower factor ``L``."""
+        solution = right.T.clone(memory_format=torch.contiguous_format)
+        for block, inverse in self._blocks:
+            rest = solution[:, block]
+            if block.start:
+                rest = torch.addmm(rest, solution[:, : block.start], self.upper[: block.start, block], alpha=-1)
+            solution[:, block] = rest @ inverse.T
+        return as_rows(solution)
+
+    def solve_upper(self, right: Tensor) -> Tensor:
+        """Solution of the system with ``L'``."""
+        solution = right.T.clone(memory_format=torch.contiguous_format)
+        for block, inverse in reversed(self._blocks):
+            rest = solution[:, block]
+            if block.stop < len(self.upper):
+                rest = torch.addmm(rest, solution[:, block.stop :], self.upper[block, block.stop :].T, alpha=-1)
+            solution[:, block] = rest @ inverse
+        return as_rows(solution)
+
+
+def factorised_above(matrix: Tensor, entries: Callable[[slice], Tensor]) -> CholeskySolver:
+    """Factorise a matrix made from the lower triangle of another, within the memory of that one.
+
+    The factor takes the place of what stands above the diagonal blocks of `matrix`; its lower triangle stays as it is
+    and can serve again. Where rounding hides a positive eigenvalue the diagonal is raised as in ``cholesky``.
+
+    Parameters
+    ----------
+    matrix : Tensor of shape (n, n)
+        Where the factor goes.
+    entries : callable
+        Given a slice of rows, which is a diagonal block, the matrix to factorise in these rows and from the first of
+        these columns on, as a new tensor.
+
+    Returns
+    -------
+    CholeskySolver
+
+    Raises
+    ------
+    torch.linalg.LinAlgError
+        If the matrix is not finite.
+
+    Examples
+    --------
+    >>> matrix = torch.tensor([[3.0, 0.0], [2.0, 4.0]])
+    >>> solver = factorised_above(matrix, lambda rows: lower_rows(matrix, rows) + torch.eye(2)[rows])
+    >>> solver.solve(torch.tensor([[8.0], [8.0]])).flatten()
+    tensor([1.5000, 1.0000])
+    """
+    raised = 0.0
+    while True:
+        inverses = _inverses_of_factor(matrix, entries, raised)
+        if inverses is not None:
+            return CholeskySolver(matrix, inverses)
+        if raised == 0.0:
+            blocks = diagonal_blocks(len(matrix))
+            largest = max(float(entries(block).diagonal().abs().max()) for block in blocks)
+            if not all(bool(torch.isfinite(entries(block)).all()) for block in blocks):
+                raise torch.linalg.LinAlgError("matrix must be finite")
+            raised = _jitter(largest, matrix.dtype)
+        else:
+            raised *= 10
+
+
+def lower_rows(matrix: Tensor, rows: slice) -> Tensor:
+    """Rows of a symmetric matrix, from the first of the same columns on, read from its lower triangle; a copy."""
+    result = matrix[rows.start :, rows].T.clone()
+    corner = matrix[rows, rows]
+    result[:, : len(corner)] = corner.tril() + corner.tril(-1).T
+    return result
+
+
+def _inverses_of_factor(matrix: Tensor, entries: Callable[[slice], Tensor], raised: float) -> list[Tensor] | None:
+    """Inverses of the factor's diagonal blocks, the rest of it being written; None where there is no factor."""
+    inverses = []
+    for block in diagonal_blocks(len(matrix)):
+        rows = entries(block)
+        if block.start:
+            rows.addmm_(matrix[: block.start, block].T, matrix[: block.start, block.start :], alpha=-1)
+        corner = rows[:, : len(rows)]
+        corner.diagonal().add_(raised)
+        factor, failed = torch.linalg.cholesky_ex(corner)
+        if bool(failed):
+            return None
+        inverses.append(_inverse_of_lower(factor))
+        if block.stop < len(matrix):
+            torch.mm(inverses[-1], rows[:, len(rows) :], out=matrix[block, block.stop :])
+    return inverses
+
+
+def diagonal_blocks(size: int) -> list[slice]:
+    """The rows and columns of the diagonal blocks whose inverses are kept."""
+    return [slice(start, min(start + _BLOCK, size)) for start in range(0, size, _BLOCK)]
+
+
+def _inverse_of_lower(lower: Tensor) -> Tensor:
+    identity = torch.eye(len(lower), dtype=lower.dtype, device=lower.device)
+    return torch.linalg.solve_triangular(lower, identity, upper=False)

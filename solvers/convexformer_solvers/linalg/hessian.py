@@ -1,0 +1,122 @@
+"""The Hessian of a program's mean loss in predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from convexformer_solvers.losses.base import Loss
+from convexformer_solvers.program import Program
+
+
+class Curvature:
+    """Hessian of the weighted mean loss at some predictions, as products and as a diagonal.
+
+    Parameters
+    ----------
+    program : Program
+        The program.
+    pred : Tensor of shape (N, c)
+        The predictions.
+    towards_target : bool, default=False
+        Whether the diagonal, and matrices made of it, of a separable loss of the residual are no less than their means
+        from target to prediction: then linear parts have some curvature, and the quadratic model is nowhere below a
+        loss whose own falls with the residual.
+    """
+
+    def __init__(self, program: Program, pred: Tensor, towards_target: bool = False) -> None:
+        self._program, self._pred = program, pred
+        self._towards_target = towards_target and has_linear_parts(program.loss)
+
+    @property
+    def diagonal_is_all(self) -> bool:
+        """Whether the Hessian is diagonal."""
+        return self._program.loss.separable or self._pred.shape[1] == 1
+
+    @property
+    def common_is_free(self) -> bool:
+        """Whether the same number in all outputs is in the null space."""
+        return self._program.loss.shift_invariant
+
+    def product(self, direction: Tensor) -> Tensor:
+        """Product with a direction of shape ``(N, c)``."""
+        program = self._program
+        return program.weight[:, None] * program.loss.hessian_product(self._pred, program.y, direction)
+
+    def diagonal(self) -> Tensor:
+        """Diagonal, shape ``(N, c)``."""
+        program = self._program
+        parts = program.loss.hessian_parts(self._pred, program.y)
+        if parts is None:
+            return torch.stack([column[:, output] for output, column in enumerate(self.columns())], dim=1)
+        diagonal = parts[0] if parts[1] is None else parts[0] - parts[1].square()
+        if self._towards_target:
+            residual = self._pred - program.y
+            mean = program.loss.gradient(self._pred, program.y) / residual
+            diagonal = torch.where(residual == 0, diagonal, torch.maximum(diagonal, mean))
+        return program.weight[:, None] * diagonal
+
+    def columns(self) -> Iterator[Tensor]:
+        """Columns of each sample's weighted Hessian, shape ``(N, c)``, one output after the other."""
+        for column in _hessian_columns(self._program.loss, self._pred, self._program.y):
+            yield self._program.weight[:, None] * column
+
+    def matrices(self) -> Tensor:
+        """Weighted Hessian of each sample, shape ``(N, c, c)``."""
+        return torch.diag_embed(self.diagonal()) if self.diagonal_is_all else torch.stack(list(self.columns()), dim=2)
+
+    def gram(self, images: Tensor, output: Tensor) -> Tensor:
+        """Products ``a_i' H a_j`` of directions that each have one output, shape ``(m, m)``.
+
+        Parameters
+        ----------
+        images : Tensor of shape (m, N)
+            The directions.
+        output : Tensor of shape (m,)
+            Their outputs.
+        """
+        program = self._program
+        of_output = [(output == k).nonzero()[:, 0] for k in range(self._pred.shape[1])]
+        parts = program.loss.hessian_parts(self._pred, program.y)
+        if parts is None:
+            result = images.new_empty((len(images), len(images)))
+            for mine, column in zip(of_output, self.columns(), strict=True):
+                result[mine] = images[mine] @ (column.T[output] * images).T
+            return result
+        diagonal, root = parts
+        if root is None:
+            result = images.new_zeros((len(images), len(images)))
+        else:
+            scaled = images * (program.weight.sqrt()[:, None] * root).T[output]
+            result = -(scaled @ scaled.T)
+        for mine, column in zip(of_output, diagonal.T, strict=True):
+            result[mine[:, None], mine] += (images[mine] * (program.weight * column)) @ images[mine].T
+        return result
+
+
+def has_linear_parts(loss: Loss) -> bool:
+    """Whether a loss may have linear parts whose end is the target."""
+    return loss.separable and loss.of_residual and not loss.quadratic
+
+
+def curvature_bound(loss: Loss, pred: Tensor, y: Tensor) -> Tensor:
+    """Gershgorin's bound of the largest eigenvalue of each sample's Hessian in predictions, shape ``(N,)``."""
+    parts = loss.hessian_parts(pred, y)
+    if parts is None:
+        return torch.stack([column.abs().sum(1) for column in _hessian_columns(loss, pred, y)]).amax(0)
+    diagonal, root = parts
+    if root is None:
+        return diagonal.abs().amax(1)
+    size = root.abs()
+    others = size * (size.sum(1, keepdim=True) - size)
+    return ((diagonal - size.square()).abs() + others).amax(1)
+
+
+def _hessian_columns(loss: Loss, pred: Tensor, y: Tensor) -> Iterator[Tensor]:
+    """Columns of each sample's Hessian of the loss in predictions, shape ``(N, c)``, one output after the other."""
+    for output in range(pred.shape[1]):
+        unit = torch.zeros_like(pred)
+        unit[:, output] = 1.0
+        yield loss.hessian_product(pred, y, unit)

@@ -1,0 +1,218 @@
+r"""Many ridge problems over one linear map, with the Gram matrix on the cheaper side formed once.
+
+.. math:: \min_{W, b} \; \tfrac12 \sum_i q_i \|(A W)_i + b - t_i\|^2 + \tfrac\rho2 \|W - V\|^2
+
+for changing targets ``t`` and centres ``V`` and, now and then, other weights ``q`` and ``rho``. The intercept ``b`` is
+optional.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from convexformer_solvers.linear_maps.base import LinearMap
+
+from .cholesky import CholeskySolver, diagonal_blocks, factorised_above, lower_rows
+
+# Up to this many features their side is taken: there a repeated sample is the same as a weight of two.
+SMALL_SIDE = 500
+# Samples per feature up to which the side of the samples is taken where it costs less.
+_LARGEST_RATIO = 1.5
+# Factors that a solve takes, about.
+_FACTORS = 3
+# Up to this side matrices of the features are kept in double precision.
+_LARGEST_DOUBLE_SIDE = 5000
+
+
+class RidgeSystem(ABC):
+    """Solver of ridge problems; ``ridge_system`` picks the side.
+
+    Parameters
+    ----------
+    linear_map : LinearMap
+        The map ``A``; all arithmetic is in the precision of the weights.
+    fit_intercept : bool
+        Whether ``b`` is there.
+
+    Attributes
+    ----------
+    fits_without_products : bool
+        Whether ``fit`` takes no product with the data.
+    """
+
+    fits_without_products: ClassVar[bool] = False
+
+    def __init__(self, linear_map: LinearMap, fit_intercept: bool) -> None:
+        self.map, self.fit_intercept = linear_map, fit_intercept
+        self._inverse: CholeskySolver | None = None
+
+    def factorise(self, weight: Tensor, rho: float) -> None:
+        """Take positive weights ``q`` of shape ``(N,)`` and another ``rho``; costs one Cholesky factorisation."""
+        self._inverse = None  # the factor stands above the Gram matrix
+        self.weight, self.rho = weight, rho
+        matrix = self._gram()
+        entries = self._entries(matrix)
+
+        def system(rows: slice) -> Tensor:
+            result = entries(rows)
+            result.diagonal().add_(rho)
+            return result
+
+        self._inverse = factorised_above(matrix, system)
+
+    @abstractmethod
+    def fit(self, target: Tensor, center: Tensor, fitted_center: Tensor) -> Tensor:
+        """Fit ``A W + b`` of the solution, shape ``(N, c)``.
+
+        Parameters
+        ----------
+        target : Tensor of shape (N, c)
+            The ``t``.
+        center : Tensor of shape (*feature_shape, c)
+            The ``V``.
+        fitted_center : Tensor of shape (N, c)
+            ``A V``, which the caller has.
+        """
+
+    @abstractmethod
+    def solution(self) -> Tensor:
+        """The ``W`` of the last fit, shape ``(*feature_shape, c)``."""
+
+    @abstractmethod
+    def _gram(self) -> Tensor:
+        """A matrix whose lower triangle is kept, and says what the Gram matrix is."""
+
+    @abstractmethod
+    def _entries(self, matrix: Tensor) -> Callable[[slice], Tensor]:
+        """Rows of the weighted and centred Gram matrix, from the first of the same columns on, as new tensors."""
+
+    def _solved(self, right: Tensor) -> Tensor:
+        assert self._inverse is not None
+        return self._inverse.solve(right.to(self._inverse.dtype)).to(right.dtype)
+
+    def _mean(self, values: Tensor) -> Tensor:
+        return self.weight @ values / self.weight.sum()
+
+    def _centered(self, values: Tensor) -> Tensor:
+        return values - self._mean(values) if self.fit_intercept else values
+
+
+class RidgeInSamples(RidgeSystem):
+    """Through the ``N x N`` matrix of the samples; gated designs are never formed."""
+
+    fits_without_products = True
+    _kernel: Tensor | None = None
+    _last: tuple[Tensor, Tensor]  # centre of the last fit, and weighted residual over rho
+
+    def fit(self, target: Tensor, center: Tensor, fitted_center: Tensor) -> Tensor:
+        root = self.weight.sqrt()[:, None]
+        scaled = self._solved(root * self._centered(target - fitted_center))
+        if self.fit_intercept:
+            # Rounding leaves it a mean, which large means of the features would make much of.
+            scaled = scaled - root * (root.T @ scaled / self.weight.sum())
+        self._last = center, root * scaled
+        # The system itself says what the fit is, so that no product is needed.
+        return target - self.rho * scaled / root
+
+    def solution(self) -> Tensor:
+        center, multiplier = self._last
+        return center + self.map.rmatvec(multiplier)
+
+    def _gram(self) -> Tensor:
+        if self._kernel is None:
+            self._kernel = self.map.full_kernel(self.weight.dtype)
+        return self._kernel
+
+    def _entries(self, matrix: Tensor) -> Callable[[slice], Tensor]:
+        root = self.weight.sqrt()
+        # Mean over all samples of each sample's row, as far as the intercept takes it away.
+        mean, share = torch.zeros_like(root), self.weight / self.weight.sum()
+        for rows in diagonal_blocks(len(root)) if self.fit_intercept else ():
+            part = lower_rows(matrix, rows)
+            mean[rows.start :] += share[rows] @ part
+            mean[rows] += part[:, len(part) :] @ share[rows.stop :]
+        common = self._mean(mean)
+
+        def entries(rows: slice) -> Tensor:
+            right = slice(rows.start, None)
+            centered = lower_rows(matrix, rows).sub_(mean[rows, None] - common).sub_(mean[right])
+            return centered.mul_(root[rows, None]).mul_(root[right])
+
+        return entries
+
+
+class RidgeInFeatures(RidgeSystem):
+    """Through the ``p x p`` matrix of the features.
+
+    A large one is kept in single precision. Each solve improves on the move of the solve before, whose fit is known,
+    so that what the factor lacks in precision is made up for from solve to solve.
+    """
+
+    _weighted: tuple[Tensor, Tensor] | None = None  # weights and their Gram matrix
+    _before: tuple[Tensor, Tensor] | None = None  # the last solution minus its centre, and its fit
+    _solution: Tensor  # of the last fit
+
+    def fit(self, target: Tensor, center: Tensor, fitted_center: Tensor) -> Tensor:
+        move, fitted_move = self._before or (torch.zeros_like(center), torch.zeros_like(fitted_center))
+        residual = self._centered(target - fitted_center - fitted_move)
+        right = self.map.rmatvec(self.weight[:, None] * residual).sub_(move, alpha=self.rho)
+        correction = self._solved(right.reshape(-1, right.shape[-1]))
+        self._solution = center + move + correction.view_as(center)
+        fitted = self.map.matvec(self._solution)
+        self._before = self._solution - center, fitted - fitted_center
+        return fitted + self._mean(target - fitted) if self.fit_intercept else fitted
+
+    def solution(self) -> Tensor:
+        return self._solution
+
+    def _gram(self) -> Tensor:
+        if self._weighted is None or not torch.equal(self._weighted[0], self.weight):
+            self._weighted = None  # its memory is needed
+            blocks = torch.arange(math.prod(self.map.feature_shape[:-1]), device=self.weight.device)
+            large = math.prod(self.map.feature_shape) > _LARGEST_DOUBLE_SIDE
+            weight = self.weight.float() if large else self.weight
+            matrix = self.map.gram(blocks, blocks, weight)
+            if self.fit_intercept:
+                total = self.map.rmatvec(self.weight[:, None]).flatten().to(matrix)
+                matrix.addr_(total, total, alpha=-1 / float(self.weight.sum()))
+            self._weighted = self.weight, matrix
+        return self._weighted[1]
+
+    def _entries(self, matrix: Tensor) -> Callable[[slice], Tensor]:
+        return lambda rows: lower_rows(matrix, rows)
+
+
+def ridge_system(linear_map: LinearMap, fit_intercept: bool, reweighted: bool) -> RidgeSystem:
+    """The ridge system on the side of the map where a few of them cost less.
+
+    Parameters
+    ----------
+    linear_map : LinearMap
+        The map ``A``.
+    fit_intercept : bool
+        Whether ``b`` is there.
+    reweighted : bool
+        Whether each may come with other weights, as those of a loss that is not quadratic do.
+    """
+    side: type[RidgeSystem] = RidgeInSamples if _in_samples(linear_map, reweighted) else RidgeInFeatures
+    return side(linear_map, fit_intercept)
+
+
+def _in_samples(linear_map: LinearMap, reweighted: bool) -> bool:
+    """Whether the side of the samples is the smaller one, or little larger and cheaper.
+
+    There other weights ask for another factor alone, and gates share the Gram matrix of the data.
+    """
+    n_samples, n_features = linear_map.n_samples, math.prod(linear_map.feature_shape)
+    if n_features <= SMALL_SIDE or n_samples > _LARGEST_RATIO * n_features:
+        return False
+    if n_samples < n_features:
+        return True
+    in_features = n_samples * n_features**2 * (_FACTORS if reweighted else 1) + _FACTORS * n_features**3 / 3
+    return linear_map.kernel_work() + _FACTORS * n_samples**3 / 3 < in_features

@@ -1,0 +1,1 @@
+"""Linear maps from coefficients to predictions."""

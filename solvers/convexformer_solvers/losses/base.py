@@ -1,0 +1,393 @@
+"""What a loss is: value, gradient, conjugate, curvature and cvxpy expression, per sample.
+
+Predictions and targets are ``(N, c)`` arrays. A loss is jointly convex in the ``c`` predictions of a sample; the
+program takes its weighted mean over samples.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from .intercept import LossAtIntercepts, best_intercept
+
+
+class Loss(ABC):
+    """A convex loss ``l(f, y)`` of the predictions ``f`` of one sample.
+
+    A new loss defines ``smoothness``, ``value``, ``gradient`` and ``hessian_product``, and ``conjugate`` to have
+    certificates; the rest has defaults. ``check_loss`` tests it. In all methods ``pred`` and ``y`` are tensors of shape
+    ``(N, c)``, one row per sample, in the same precision, and ``weight`` is one of shape ``(N,)`` that sums to 1.
+
+    Attributes
+    ----------
+    separable : bool
+        Whether the loss is a sum over outputs.
+    targets : {"real", "sign", "simplex"}
+        What a row of ``y`` is: real numbers (or counts), -1 and 1 per output, or class probabilities.
+    probabilistic : bool
+        Whether ``mean`` gives class probabilities.
+    quadratic : bool
+        Whether the loss is half the squared distance of prediction and target.
+    of_residual : bool
+        Whether the loss is a function of the prediction minus the target.
+    shift_invariant : bool
+        Whether the same number added to all outputs changes nothing.
+    smooth_curvature : bool
+        Whether the second derivatives are continuous; solvers that cannot tell take it that they are not.
+    smoothness : float
+        Largest eigenvalue of the Hessian in ``f`` over all ``f`` and ``y``; inf when unbounded.
+
+    Examples
+    --------
+    The logarithm of the hyperbolic cosine of residuals, which every solver of smooth losses takes from here:
+
+    >>> import math, torch
+    >>> from convexformer_solvers import Loss, check_loss
+    >>> class LogCosh(Loss):
+    ...     smoothness, of_residual, smooth_curvature = 1.0, True, True
+    ...
+    ...     def value(self, pred, y):
+    ...         size = (pred - y).abs()
+    ...         return (size + torch.nn.functional.softplus(-2 * size) - math.log(2)).sum(1)
+    ...
+    ...     def gradient(self, pred, y):
+    ...         return torch.tanh(pred - y)
+    ...
+    ...     def hessian_product(self, pred, y, direction):
+    ...         return (1 - torch.tanh(pred - y) ** 2) * direction
+    ...
+    ...     def conjugate(self, u, y):
+    ...         inside = (torch.xlogy(1 + u, 1 + u) + torch.xlogy(1 - u, 1 - u)) / 2 + u * y
+    ...         return torch.where(u.abs() <= 1, inside, math.inf).sum(1)
+    >>> check_loss(LogCosh())
+    """
+
+    separable: ClassVar[bool] = True
+    targets: ClassVar[Literal["real", "sign", "simplex"]] = "real"
+    probabilistic: ClassVar[bool] = False
+    quadratic: ClassVar[bool] = False
+    of_residual: ClassVar[bool] = False
+    shift_invariant: ClassVar[bool] = False
+    smooth_curvature: ClassVar[bool] = False
+
+    @property
+    @abstractmethod
+    def smoothness(self) -> float:
+        """Largest curvature of the loss; inf when there is no bound."""
+
+    @abstractmethod
+    def value(self, pred: Tensor, y: Tensor) -> Tensor:
+        """Loss of each sample.
+
+        Parameters
+        ----------
+        pred, y : Tensor of shape (N, c)
+            Predictions and targets.
+
+        Returns
+        -------
+        Tensor of shape (N,)
+            Never negative.
+        """
+
+    @abstractmethod
+    def gradient(self, pred: Tensor, y: Tensor) -> Tensor:
+        """Gradient of each sample's loss in its predictions.
+
+        Parameters
+        ----------
+        pred, y : Tensor of shape (N, c)
+            Predictions and targets.
+
+        Returns
+        -------
+        Tensor of shape (N, c)
+        """
+
+    @abstractmethod
+    def hessian_product(self, pred: Tensor, y: Tensor, direction: Tensor) -> Tensor:
+        """Hessian of each sample's loss times a direction.
+
+        Parameters
+        ----------
+        pred, y : Tensor of shape (N, c)
+            Predictions and targets.
+        direction : Tensor of shape (N, c)
+            One direction per sample.
+
+        Returns
+        -------
+        Tensor of shape (N, c)
+        """
+
+    def defines(self, method: str) -> bool:
+        """Whether this loss has one of the optional methods.
+
+        Parameters
+        ----------
+        method : str
+            Name of the method, as ``'conjugate'``.
+
+        Returns
+        -------
+        bool
+            False where the method is the one of ``Loss``.
+
+        Examples
+        --------
+        >>> from convexformer_solvers import get_loss
+        >>> get_loss('squared').defines('conjugate')
+        True
+        """
+        return getattr(type(self), method, None) is not getattr(Loss, method, None)
+
+    def conjugate(self, u: Tensor, y: Tensor) -> Tensor:
+        """Convex conjugate ``sup_f <u, f> - l(f, y)`` of each sample's loss.
+
+        The default is nan: a loss without a conjugate has no certificate, and its gap is nan, never 0.
+
+        Parameters
+        ----------
+        u : Tensor of shape (N, c)
+            Slopes.
+        y : Tensor of shape (N, c)
+            Targets.
+
+        Returns
+        -------
+        Tensor of shape (N,)
+            inf outside the domain, which must hold every point between zero and a gradient.
+        """
+        return u.new_full((u.shape[0],), math.nan)
+
+    def magnitude(self, y: Tensor) -> Tensor:
+        """Size of the terms whose difference a sample's loss is: eps times it is rounding.
+
+        Parameters
+        ----------
+        y : Tensor of shape (N, c)
+            Targets.
+
+        Returns
+        -------
+        Tensor of shape (N,)
+        """
+        return self.value(torch.zeros_like(y), y)
+
+    def mean(self, pred: Tensor) -> Tensor:
+        """Mean of the target that predictions stand for: the inverse link.
+
+        Parameters
+        ----------
+        pred : Tensor of shape (N, c)
+            Predictions.
+
+        Returns
+        -------
+        Tensor of shape (N, c)
+            Of probabilistic losses with targets -1 and 1 the probability of 1, of softmax all probabilities, of
+            Poisson's the mean count; else `pred`.
+        """
+        return pred
+
+    def check_target(self, y: Tensor) -> None:  # noqa: B027 - real numbers need no check
+        """Raise an error when ``y`` is not a target of this loss.
+
+        Parameters
+        ----------
+        y : Tensor of shape (N, c)
+            Finite numbers.
+
+        Raises
+        ------
+        ValueError
+            With what was found and what would be right.
+        """
+
+    def target_in(self, y: Tensor, dtype: torch.dtype) -> Tensor:
+        """The targets in another precision, within what ``check_target`` asks for there.
+
+        Parameters
+        ----------
+        y : Tensor of shape (N, c)
+            Targets.
+        dtype : torch.dtype
+            The precision.
+
+        Returns
+        -------
+        Tensor of shape (N, c)
+        """
+        return y.to(dtype)
+
+    def example_target(self, n_samples: int, n_outputs: int, generator: torch.Generator) -> Tensor:
+        """Random targets of this loss, which ``checks`` and the tests try it on.
+
+        Parameters
+        ----------
+        n_samples, n_outputs : int
+            Their shape.
+        generator : torch.Generator
+            Where the randomness comes from.
+
+        Returns
+        -------
+        Tensor of shape (n_samples, n_outputs)
+            In float64.
+        """
+        return torch.randn((n_samples, n_outputs), generator=generator, dtype=torch.float64)
+
+    def expression(self, pred: Any, y: Any, weight: Any) -> Any:
+        """cvxpy expression of ``sum_i weight_i l(pred_i, y_i)``, which the solver ``"exact"`` needs.
+
+        Parameters
+        ----------
+        pred : cvxpy.Expression of shape (N, c)
+            Affine in the variables.
+        y : ndarray of shape (N, c)
+            Targets.
+        weight : ndarray of shape (N,)
+            Sums to 1.
+
+        Returns
+        -------
+        cvxpy.Expression
+            A scalar.
+
+        Raises
+        ------
+        NotImplementedError
+            If the loss has none.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no method 'expression', which the solver 'exact' needs")
+
+    def hessian_parts(self, pred: Tensor, y: Tensor) -> tuple[Tensor, Tensor | None] | None:
+        """Parts ``d`` and ``v`` of each sample's Hessian ``diag(d) - v v'``.
+
+        Parameters
+        ----------
+        pred, y : Tensor of shape (N, c)
+            Predictions and targets.
+
+        Returns
+        -------
+        tuple of two tensors of shape (N, c), or None
+            The second is None where the Hessian is diagonal. Optional for a loss that couples the outputs: None, the
+            default there, makes solvers take the Hessian column by column.
+        """
+        return (self.hessian_product(pred, y, torch.ones_like(pred)), None) if self.separable else None
+
+    def mean_hessian(self, pred: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        """Hessian of the weighted loss in an intercept shared by all samples.
+
+        Parameters
+        ----------
+        pred, y : Tensor of shape (N, c)
+            Predictions and targets.
+        weight : Tensor of shape (N,)
+            Sums to 1.
+
+        Returns
+        -------
+        Tensor of shape (c, c)
+        """
+        if self.separable:
+            return torch.diag(weight @ self.hessian_product(pred, y, torch.ones_like(pred)))
+        columns = []
+        for k in range(pred.shape[1]):
+            direction = torch.zeros_like(pred)
+            direction[:, k] = 1.0
+            columns.append(weight @ self.hessian_product(pred, y, direction))
+        return torch.stack(columns)
+
+    def tail_length(self, pred: Tensor, y: Tensor, weight: Tensor) -> float:
+        """How many times as wide a quadratic part around zero must be to hold half of the samples by weight.
+
+        Losses without linear parts need not define it; for those with, ``widened`` is the other half.
+
+        Parameters
+        ----------
+        pred, y : Tensor of shape (N, c)
+            Predictions and targets.
+        weight : Tensor of shape (N,)
+            Sums to 1.
+
+        Returns
+        -------
+        float
+            1 where it does, and at least that.
+        """
+        return 1.0
+
+    def widened(self, y: Tensor, slope: Tensor, width: float) -> tuple[Loss, Tensor]:
+        r"""Loss and targets of a proximal step in the dual, which widen the quadratic part to `width` times itself.
+
+        One over `width` times the loss is, up to a constant, :math:`\max_u u'f - l^*(u) - \frac{w - 1}2 \|u - v\|^2`
+        with the slopes ``v``; ``w`` is the width.
+
+        Parameters
+        ----------
+        y : Tensor of shape (N, c)
+            Targets.
+        slope : Tensor of shape (N, c)
+            The ``v``.
+        width : float
+            The ``w``, at least 1.
+
+        Returns
+        -------
+        tuple of Loss and Tensor of shape (N, c)
+
+        Raises
+        ------
+        NotImplementedError
+            If the loss has no linear parts.
+        """
+        raise NotImplementedError(f"{self!r} has no linear parts")
+
+    def best_dual_scale(self, theta: Tensor, y: Tensor, weight: Tensor, limit: Tensor) -> Tensor:
+        """Scale of ``theta`` within ``[0, limit]`` that serves the dual bound best.
+
+        The default is the largest scale at most 1, which keeps every point between zero and ``theta`` in the
+        conjugate's domain. Certificates cut what is returned to ``[0, limit]``.
+
+        Parameters
+        ----------
+        theta : Tensor of shape (N, c)
+            A dual point.
+        y : Tensor of shape (N, c)
+            Targets.
+        weight : Tensor of shape (N,)
+            Sums to 1.
+        limit : Tensor of shape (c,) or ()
+            Largest scale that keeps the point feasible, which may be inf; one per output when these may be scaled
+            apart.
+
+        Returns
+        -------
+        Tensor of the shape of `limit`
+        """
+        return limit.clamp(max=1.0)
+
+    def best_intercept(self, pred: Tensor, y: Tensor, weight: Tensor, start: Tensor | None = None) -> Tensor:
+        """Minimiser over ``b`` of ``sum_i weight_i l(pred_i + b, y_i)``, by damped Newton steps.
+
+        Parameters
+        ----------
+        pred, y : Tensor of shape (N, c)
+            Predictions and targets.
+        weight : Tensor of shape (N,)
+            Sums to 1.
+        start : Tensor of shape (c,), optional
+            A first guess that saves steps. Default: zeros, or what centres the predictions.
+
+        Returns
+        -------
+        Tensor of shape (c,)
+        """
+        return best_intercept(LossAtIntercepts(self, pred, y, weight), start)

@@ -1,0 +1,200 @@
+"""Sums of norms over blocks: group norms and nuclear norms."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from .base import ActiveGroups, Atoms, Factors, Penalty, SmoothedDerivatives
+
+# Largest singular value over the step of a prox in float64 beyond which squares of singular values are too inaccurate.
+_LARGEST_OVER_STEP = 1e3
+
+
+@dataclass(frozen=True)
+class GroupL2(Penalty):
+    r"""Group norm :math:`\sum_{b, l} \|z_{b, :, l}\|_2` over features, per block and output.
+
+    Equals the decay :math:`\frac12(\|w_2\|_2^2 + \|w_3\|_1^2)` of the heads (paper [C], Thms 1 and 2).
+
+    Examples
+    --------
+    >>> import torch
+    >>> GroupL2().value(torch.tensor([[[3.0], [4.0]]]))
+    tensor(5.)
+    """
+
+    separable: ClassVar[bool] = True
+    euclidean: ClassVar[bool] = True
+
+    def group_values(self, coef: Tensor) -> Tensor:
+        # Several outputs lie innermost: there sums of squares are mostly several times as fast. Roots have no gradient
+        # at zero.
+        if coef.shape[-1] == 1 or coef.requires_grad:
+            return torch.linalg.vector_norm(coef, dim=-2)
+        return coef.square().sum(-2).sqrt()
+
+    def group_dual_norms(self, coef: Tensor) -> Tensor:
+        return self.group_values(coef)
+
+    def prox(self, coef: Tensor, step: float) -> Tensor:
+        norms = self.group_values(coef)[..., None, :]
+        return coef * torch.where(norms > step, 1 - step / norms, 0.0)
+
+    def smoothed_value(self, coef: Tensor, width: float) -> Tensor:
+        return torch.hypot(self.group_values(coef), coef.new_tensor(width)).sum()
+
+    def smoothed_derivatives(self, coef: Tensor, width: float) -> SmoothedDerivatives:
+        columns = coef.reshape(-1, *coef.shape[-2:]).transpose(1, 2)  # one group a row
+        n_blocks, c, d = columns.shape
+        smoothed = torch.hypot(torch.linalg.vector_norm(columns, dim=2), coef.new_tensor(width))[..., None]
+        units = columns / smoothed
+        identity = torch.eye(d, dtype=coef.dtype, device=coef.device)
+        bends = (identity - units[..., None] * units[..., None, :]) / smoothed[..., None]
+        hessian = coef.new_zeros((n_blocks, d, c, d, c))
+        hessian.diagonal(dim1=2, dim2=4).copy_(bends.permute(0, 2, 3, 1))
+        gradient = units.transpose(1, 2).reshape(coef.shape)
+        return SmoothedDerivatives(gradient, hessian.view(n_blocks, d * c, d * c))
+
+    def active_groups(self, ascent: Tensor, coef: Tensor, alpha: float) -> ActiveGroups:
+        ascent, coef = (part.reshape(-1, *part.shape[-2:]) for part in (ascent, coef))
+        norms = self.group_dual_norms(ascent)
+        tight = (norms > alpha) | ((self.group_values(coef) > 0) & (norms > 0))
+        block, output = tight.nonzero(as_tuple=True)
+        return ActiveGroups(block, output, ascent[block, :, output] / norms[block, output][:, None])
+
+    def violating_atoms(self, ascent: Tensor, alpha: float) -> Atoms:
+        columns = ascent.transpose(-1, -2).flatten(0, -2)  # one group a row
+        norms = torch.linalg.vector_norm(columns, dim=1)
+        violating = norms > alpha
+        positions = torch.arange(ascent.numel(), device=ascent.device).view(ascent.shape).transpose(-1, -2)
+        index = positions.flatten(0, -2)[violating]
+        return Atoms(index, columns[violating] / norms[violating][:, None], norms[violating] / alpha - 1)
+
+    def factorize(self, coef: Tensor) -> Factors:
+        norms = self.group_values(coef)
+        index = norms.nonzero()
+        block, output = index[:, :-1], index[:, -1]
+        kept = norms[tuple(index.T)]
+        root = kept.sqrt()
+        # Divide before taking the root out, so that tiny groups keep their direction.
+        left = coef.transpose(-1, -2)[tuple(index.T)] / kept[:, None] * root[:, None]
+        right = root[:, None] * torch.nn.functional.one_hot(output, coef.shape[-1])
+        return Factors(block, left, right)
+
+    def right_norm(self, right: Tensor) -> Tensor:
+        return torch.linalg.vector_norm(right, ord=1, dim=1)
+
+    def expression(self, coef: Any, n_blocks: int) -> Any:
+        import cvxpy as cp
+
+        groups = cp.reshape(coef, (coef.shape[0] // n_blocks, n_blocks * coef.shape[1]), order="F")
+        return cp.sum(cp.norm(groups, 2, axis=0))
+
+
+@dataclass(frozen=True)
+class GroupNuclear(Penalty):
+    r"""Nuclear norm :math:`\sum_b \|Z_b\|_*` of each block :math:`Z_b \in R^{d \times c}`.
+
+    Equals the standard weight decay :math:`\frac12(\|w_2\|_2^2 + \|w_3\|_2^2)` of the heads, which lets outputs share
+    features.
+
+    Examples
+    --------
+    >>> import torch
+    >>> GroupNuclear().value(torch.eye(2)[None])
+    tensor(2.)
+    """
+
+    def for_outputs(self, n_outputs: int) -> Penalty:
+        return GroupL2() if n_outputs == 1 else self  # the one singular value of a column is its length
+
+    def group_values(self, coef: Tensor) -> Tensor:
+        return torch.linalg.svdvals(coef).sum(-1)
+
+    def group_dual_norms(self, coef: Tensor) -> Tensor:
+        if coef.shape[-1] == 1:  # to the digit the norm of for_outputs, so that alpha_max is the same
+            return GroupL2().group_dual_norms(coef)[..., 0]
+        return torch.linalg.svdvals(coef)[..., 0]
+
+    def prox(self, coef: Tensor, step: float) -> Tensor:
+        """The minimiser, whose singular values are off by about 1e-10 of the step or a rounding of the largest."""
+        wide = coef.shape[-1] > coef.shape[-2]
+        tall = (coef.transpose(-1, -2) if wide else coef).double()
+        # Eigenvectors of the smaller Gram side: batched, and up to three times as fast as singular vectors.
+        squares, basis = torch.linalg.eigh(tall.transpose(-1, -2) @ tall)
+        values = squares.clamp(min=0).sqrt()
+        scale = torch.where(values > step, 1 - step / values, 0.0)
+        shrunk = (tall @ basis * scale[..., None, :]) @ basis.transpose(-1, -2)
+        # Squares lose what is below the root of a rounding; data in single precision have lost it already.
+        least = step * _LARGEST_OVER_STEP * torch.finfo(coef.dtype).eps / torch.finfo(torch.float64).eps
+        wide_range = values[..., -1] > least
+        if bool(wide_range.any()):
+            u, s, vh = torch.linalg.svd(tall[wide_range], full_matrices=False)
+            shrunk[wide_range] = (u * (s - step).clamp(min=0)[..., None, :]) @ vh
+        return (shrunk.transpose(-1, -2) if wide else shrunk).to(coef.dtype)
+
+    def smoothed_value(self, coef: Tensor, width: float) -> Tensor:
+        return torch.hypot(torch.linalg.svdvals(coef), coef.new_tensor(width)).sum()
+
+    def smoothed_derivatives(self, coef: Tensor, width: float) -> SmoothedDerivatives:
+        blocks = coef.reshape(-1, *coef.shape[-2:])
+        n_blocks, d, c = blocks.shape
+        u, values, vh = torch.linalg.svd(blocks, full_matrices=True)
+        smoothed = torch.hypot(values, coef.new_tensor(width))
+        rank = values.shape[1]
+        gradient = (u[:, :, :rank] * (values / smoothed)[:, None]) @ vh[:, :rank]
+        symmetric, skew = _bends(values, smoothed, width, (d, c))
+        # Of a change u_i v_j' the Hessian makes as much of itself and of u_j v_i', where there is such a one.
+        basis = u.transpose(1, 2)[:, :, None, :, None] * vh[:, None, :, None, :]
+        bent = (0.5 * (symmetric + skew))[..., None, None] * basis
+        square = slice(None), slice(rank), slice(rank)
+        bent[square] += (0.5 * (symmetric - skew))[square][..., None, None] * basis[square].transpose(1, 2)
+        basis, bent = basis.reshape(n_blocks, d * c, d * c), bent.reshape(n_blocks, d * c, d * c)
+        return SmoothedDerivatives(gradient.reshape(coef.shape), basis.transpose(1, 2) @ bent)
+
+    def violating_atoms(self, ascent: Tensor, alpha: float) -> Atoms:
+        u, s, vh = torch.linalg.svd(ascent.reshape(-1, *ascent.shape[-2:]), full_matrices=False)
+        norms = s[:, 0]
+        violating = norms > alpha
+        outer = u[violating, :, :1] * vh[violating, :1]
+        index = torch.arange(ascent.numel(), device=ascent.device).view(len(norms), -1)[violating]
+        return Atoms(index, outer.flatten(1), norms[violating] / alpha - 1)
+
+    def factorize(self, coef: Tensor) -> Factors:
+        u, s, vh = torch.linalg.svd(coef, full_matrices=False)
+        rounding = s[..., :1] * max(coef.shape[-2:]) * torch.finfo(coef.dtype).eps
+        index = (s > rounding).nonzero()
+        where = tuple(index.T)
+        root = s[where].sqrt()[:, None]
+        return Factors(index[:, :-1], root * u.transpose(-1, -2)[where], root * vh[where])
+
+    def right_norm(self, right: Tensor) -> Tensor:
+        return torch.linalg.vector_norm(right, dim=1)
+
+    def expression(self, coef: Any, n_blocks: int) -> Any:
+        import cvxpy as cp
+
+        d = coef.shape[0] // n_blocks
+        return sum(cp.normNuc(coef[b * d : (b + 1) * d]) for b in range(n_blocks))
+
+
+def _bends(values: Tensor, smoothed: Tensor, width: float, shape: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """Curvature along symmetric and skew changes in the basis of singular vectors, ``(n_blocks, d, c)`` each.
+
+    With ``f(s) = sqrt(s^2 + width^2)`` they are ``(f'(s) - f'(t)) / (s - t)`` and ``(f'(s) + f'(t)) / (s + t)``, here
+    without differences of like numbers; beyond the singular values these are zeros, and both are the same.
+    """
+    missing = [side - values.shape[1] for side in shape]
+    (s, f), (t, g) = (
+        (torch.nn.functional.pad(values, (0, n)), torch.nn.functional.pad(smoothed, (0, n), value=width))
+        for n in missing
+    )
+    s, f, t, g = s[:, :, None], f[:, :, None], t[:, None, :], g[:, None, :]
+    slopes, total = s / f + t / g, s + t  # ratios first: products of four numbers leave the range of floats
+    both_zero = total == 0
+    symmetric = torch.where(both_zero, 1 / width, (width / f) * (width / g) * (total / f / slopes / g))
+    return symmetric, torch.where(both_zero, 1 / width, slopes / total)

@@ -1,0 +1,1 @@
+"""Programs that are equivalent to others and easier to solve."""

@@ -1,0 +1,142 @@
+"""The steps of alternating directions on the loss: its proximal step, and what a loss feels of it."""
+
+import pytest
+import torch
+from solver_cases import make_program, randn
+
+from convexformer_solvers import Admm, Auto, DenseMap, GatedMap, GroupL2, Program, get_loss, solve
+from convexformer_solvers.algorithms.admm import iteration as admm_module
+from convexformer_solvers.linalg.ridge import RidgeInFeatures, RidgeInSamples, ridge_system
+
+NOT_QUADRATIC = ["huber", "logistic", "softmax", "squared_hinge"]
+# On the side of the samples, and of the features.
+SIDES = {"samples": {"n": 30, "blocks": 60, "d": 10}, "features": {"n": 60, "blocks": 4, "d": 3}}
+
+
+def after(program, n_steps):
+    """Solver and state after some steps in double precision."""
+    solver = Admm()
+    state = solver.init_at(program, torch.zeros(program.coef_shape, dtype=torch.float64), None)
+    for _ in range(n_steps):
+        state = solver.step(program, state)
+    return solver, state
+
+
+def correlated_gated(loss, n_outputs, seed, ratio=0.01):
+    generator = torch.Generator().manual_seed(seed)
+    common = torch.randn((200, 1, 8), generator=generator, dtype=torch.float64)
+    data = common + 0.5 * torch.randn((200, 4, 8), generator=generator, dtype=torch.float64) + 0.3
+    masks = torch.einsum("nkd,dh->nh", data, torch.randn((8, 25), generator=generator, dtype=torch.float64)) > 0
+    masks[0] = True
+    scores = torch.einsum("ikd,dc->ic", data[:, :2].relu(), randn(8, n_outputs, seed=1))
+    scores = scores + randn(200, n_outputs, seed=2)
+    if loss == "softmax":
+        y = torch.nn.functional.one_hot(scores.argmax(1), n_outputs).double()
+    else:
+        y = torch.where(scores > 0, 1.0, -1.0).double()
+    program = Program(GatedMap(data, masks), y, get_loss(loss), GroupL2(), 1.0, fit_intercept=True)
+    return program.with_alpha(ratio * program.alpha_max)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("intercept", [False, True])
+@pytest.mark.parametrize("side", SIDES)
+def test_ridge_problems_are_solved(side, intercept, weighted):
+    program = make_program("squared", c=2, weighted=weighted, **SIDES[side]).counted()
+    system = ridge_system(program.map, intercept, reweighted=True)
+    assert isinstance(system, RidgeInSamples if side == "samples" else RidgeInFeatures)
+    target, center = randn(*program.y.shape, seed=1), randn(*program.coef_shape, seed=2)
+    weight, rho = program.weight * (0.5 + randn(len(target), seed=3).square()), 0.07
+    system.factorise(weight, rho)
+    for _ in range(2):  # the second starts from the first
+        fitted = system.fit(target, center, program.map.matvec(center))
+    solution = system.solution()
+    shift = fitted - program.map.matvec(solution)
+    torch.testing.assert_close(shift, shift[:1].expand_as(shift), rtol=0, atol=1e-9)
+    residual = weight[:, None] * (target - fitted)
+    slack = program.map.rmatvec(residual) - rho * (solution - center)
+    assert float(slack.abs().max()) < 1e-9
+    torch.testing.assert_close(
+        residual.sum(0) if intercept else shift[0], torch.zeros(2, dtype=torch.float64), atol=1e-9, rtol=0
+    )
+
+
+@pytest.mark.parametrize(
+    ("n", "gated", "reweighted", "in_samples"),
+    [
+        (560, False, False, False),  # 520 features
+        (560, False, True, True),
+        (560, True, False, True),
+        (750, False, True, True),
+        (850, False, True, False),  # too many
+        (500, False, False, True),
+    ],
+)
+def test_a_side_of_a_few_more_samples_is_taken_where_it_costs_less(n, gated, reweighted, in_samples):
+    data = randn(n, 13, 4, seed=0) if gated else randn(n, 130, 4, seed=0)
+    linear_map = GatedMap(data, randn(n, 10, seed=1) > 0) if gated else DenseMap(data)
+    system = ridge_system(linear_map, False, reweighted)
+    assert isinstance(system, RidgeInSamples if in_samples else RidgeInFeatures)
+    target, center = randn(n, 1, seed=2), randn(*linear_map.feature_shape, 1, seed=3)
+    weight, rho = (0.5 + randn(n, seed=4).square()) / n, 0.01
+    system.factorise(weight, rho)
+    fitted = system.fit(target, center, linear_map.matvec(center))
+    slack = linear_map.rmatvec(weight[:, None] * (target - fitted)) - rho * (system.solution() - center)
+    assert float(slack.abs().max()) < 1e-9
+    torch.testing.assert_close(linear_map.matvec(system.solution()), fitted)
+
+
+@pytest.mark.parametrize("intercept", [False, True])
+@pytest.mark.parametrize("loss", NOT_QUADRATIC)
+def test_the_step_on_the_loss_is_its_proximal_step(loss, intercept, monkeypatch):
+    # There rho times the move of the coefficients is the ascent direction of the predictions' own dual point.
+    program = make_program(loss, c=3, intercept=intercept, weighted=True, ratio=0.05, **SIDES["samples"]).counted()
+
+    def error():
+        solver, state = after(program, 8)
+        iterate = solver.iterate(state)
+        own = iterate.with_own_ascent().ascent
+        return float(torch.linalg.vector_norm(iterate.ascent - own) / torch.linalg.vector_norm(own))
+
+    usual = error()
+    monkeypatch.setattr(admm_module, "_LOSS_STEPS", 500)
+    monkeypatch.setattr(admm_module, "_LOSS_ACCURACY", 1e-10)
+    assert error() < 1e-7
+    assert usual < 0.1
+
+
+@pytest.mark.parametrize("intercept", [False, True])
+@pytest.mark.parametrize("side", SIDES)
+def test_the_same_move_in_all_outputs_is_no_matter_of_cross_entropy(side, intercept):
+    # The loss does not feel it, so its proximal step leaves that part of the coefficients where it is.
+    program = make_program("softmax", c=3, intercept=intercept, ratio=0.05, **SIDES[side]).counted()
+    for n_steps in (1, 4, 9):
+        solver, state = after(program, n_steps)
+        ascent = solver.iterate(state).ascent
+        assert float(ascent.mean(-1).abs().max()) < 1e-9 * float(ascent.abs().max())
+
+
+@pytest.mark.parametrize(
+    ("loss", "n_outputs", "seed", "n_iter"),
+    [
+        ("softmax", 3, 0, 120),
+        ("softmax", 8, 0, 250),
+        ("squared_hinge", 1, 0, 120),
+        ("squared_hinge", 2, 0, 120),
+        ("squared_hinge", 2, 1, 120),
+    ],
+)
+def test_correlated_gated_classes_take_no_hundreds_of_iterations(loss, n_outputs, seed, n_iter):
+    # With one ridge problem an iteration, which also counted common moves as curved, each took 470 to 570.
+    program = correlated_gated(loss, n_outputs, seed)
+    assert solve(program, Auto(), tol=1e-6, max_iter=n_iter).certificate.relative_gap <= 1e-6
+
+
+def test_samples_that_meet_a_jump_of_the_curvature_do_not_slow_down_the_others():
+    # Those alone get another curvature: the margin stands for all and stays at that of the loss.
+    program = correlated_gated("squared_hinge", 2, seed=1)
+    solver, state = after(program, 30)
+    assert state.margin <= 1
+    assert float(state.curvature.max()) <= 1.5 * program.loss.smoothness
+    assert float(state.curvature.median()) < float(state.curvature.max())
+    assert solver.iterate(state).objective < 0.1 * program.null_value

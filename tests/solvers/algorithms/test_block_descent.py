@@ -1,0 +1,288 @@
+"""Block descent in the Gram matrix of a growing set of blocks."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from solver_cases import make_program, randn
+from threadpoolctl import threadpool_info, threadpool_limits
+
+from convexformer_solvers import (
+    Auto,
+    DenseMap,
+    Fista,
+    GroupL2,
+    Program,
+    Squared,
+    alpha_grid,
+    certify,
+    solve,
+    solve_path,
+)
+from convexformer_solvers.algorithms import block_descent
+from convexformer_solvers.algorithms.base import Point
+from convexformer_solvers.algorithms.block_descent import BlockDescent, GramProgram
+from convexformer_solvers.auto import plan as auto
+from convexformer_solvers.linear_maps.base import LinearMap
+from convexformer_solvers.reductions.center import Centered
+
+
+def sparse_program(ratio=0.3, **options):
+    program = make_program("squared", "group_l2", n=100, blocks=12, d=3, c=1, **options)
+    return program.with_alpha(ratio * program.alpha_max)
+
+
+def gram_program(n_blocks=4, width=3, alpha=0.2):
+    columns, y = randn(50, n_blocks * width, seed=1).numpy(), randn(50, seed=2).numpy()
+    return GramProgram(columns.T @ columns / 50, columns.T @ y / 50, y @ y / 50, width, alpha), columns, y
+
+
+def start_of(program):
+    return Point(torch.zeros(program.coef_shape, dtype=torch.float64), program.null_intercept)
+
+
+def test_values_from_products_are_those_of_the_samples():
+    program, columns, y = gram_program()
+    point = program.at(randn(columns.shape[1], seed=3).numpy())
+    residual = y - columns @ point.coef
+    norms = np.linalg.norm(point.coef.reshape(-1, 3), axis=1)
+    assert program.primal(point) == pytest.approx(0.5 * residual @ residual / 50 + 0.2 * norms.sum(), rel=1e-10)
+    scale = min(1.0, 0.2 / np.linalg.norm((columns.T @ residual / 50).reshape(-1, 3), axis=1).max())
+    bound = 0.5 * y @ y / 50 - 0.5 * ((y - scale * residual) ** 2).sum() / 50
+    assert program.dual(point) == pytest.approx(bound, rel=1e-10)
+
+
+def test_blocks_of_the_solution_are_stationary():
+    program, columns, _ = gram_program()
+    primal, dual, gap = program.solved(np.zeros(columns.shape[1]), 1e-12)
+    # Both values are differences of terms as large as the mean square of the targets.
+    rounding = 8 * np.finfo(float).eps * program.square
+    assert gap <= 1e-12
+    assert -rounding <= program.primal(primal) - program.dual(dual) <= gap + rounding
+    for coef, ascent in zip(primal.coef.reshape(-1, 3), primal.ascent.reshape(-1, 3), strict=True):
+        size = np.linalg.norm(coef)
+        if size > 0:
+            np.testing.assert_allclose(ascent, 0.2 * coef / size, atol=1e-5)
+        else:
+            assert np.linalg.norm(ascent) <= 0.2 * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("intercept", [False, True])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_it_reaches_the_optimum_of_all_blocks(gated, intercept, weighted):
+    program = sparse_program(gated=gated, intercept=intercept, weighted=weighted)
+    wanted = solve(program, Fista(), tol=1e-9, max_iter=50_000)
+    result = solve(program, BlockDescent(width=12), tol=1e-8, max_iter=100)
+    assert result.certificate.primal == pytest.approx(wanted.certificate.primal, rel=1e-7)
+
+
+def test_it_starts_from_a_given_point():
+    program = sparse_program()
+    solution = solve(program, BlockDescent(), tol=1e-10)
+    solver = BlockDescent(width=3)
+    state = solver.init(program, Point(solution.coef, solution.intercept))
+    point = solver.point(program, solver.step(program, state))
+    assert certify(program, point.coef, point.intercept, point.dual).relative_gap <= 1e-8
+
+
+def test_sets_grow_and_stay_small():
+    program, solver = sparse_program(ratio=0.6), BlockDescent(width=6)
+    state, sizes = solver.init(program, start_of(program)), []
+    while state.gap > 1e-6 * program.null_value:
+        state = solver.step(program, state)
+        assert not solver.finished(state)
+        sizes.append(len(state.blocks))
+    assert sizes[0] == 2
+    assert sizes == sorted(sizes)
+    assert int((state.whole.coef != 0).any(-2).sum()) <= sizes[-1] < 12
+
+
+def test_a_set_wider_than_the_samples_ends_it():
+    data, y = randn(10, 8, 4, seed=1), randn(10, 1, seed=2)
+    program = Program(DenseMap(data), y, Squared(), GroupL2(), 1.0)
+    program = program.with_alpha(0.01 * program.alpha_max)
+    solver, steps = BlockDescent(width=4), 0
+    state = solver.init(program, start_of(program))
+    while not solver.finished(state):
+        state, steps = solver.step(program, state), steps + 1
+        assert steps < 100
+    point = solver.point(program, state)
+    assert certify(program, point.coef, point.intercept).primal < program.null_value
+
+
+def test_it_ends_where_rounding_keeps_the_gap_from_falling():
+    program, solver = sparse_program(), BlockDescent()
+    state, steps = solver.init(program, start_of(program)), 0
+    while not solver.finished(state):
+        state, steps = solver.step(program, state), steps + 1
+        assert steps < 30
+    assert state.gap <= 1e-12 * program.null_value
+
+
+def test_a_gap_of_nothing_ends_it():
+    # Features of which none says anything of the targets: the constant model is the best, to the last digit.
+    program = Program(
+        DenseMap(torch.eye(8)[:, :4, None].double()), torch.eye(8)[:, 7:].double(), Squared(), GroupL2(), 0.1
+    )
+    solver = BlockDescent()
+    state, steps = solver.init(program, start_of(program)), 0
+    while not solver.finished(state):
+        state, steps = solver.step(program, state), steps + 1
+        assert steps < 5
+    assert state.gap == 0.0
+
+
+def chained_program(correlation, ratio):
+    """Sixty blocks of three features, each correlated with the next, and a hundred samples; every seventh counts."""
+    data = randn(100, 60, 3)
+    for block in range(1, 60):
+        data[:, block] = correlation * data[:, block - 1] + (1 - correlation**2) ** 0.5 * data[:, block]
+    y = data[:, ::7].sum((1, 2))[:, None] + randn(100, 1, seed=1000)
+    program = Program(DenseMap(data), y, Squared(), GroupL2(), 1.0)
+    return program.with_alpha(ratio * program.alpha_max)
+
+
+def test_a_small_set_that_grows_is_not_given_up_for_a_gap_that_falls_slowly():
+    program = chained_program(0.0, ratio=0.5)
+    solver, gaps = BlockDescent(width=3), []  # a block at a time
+    state = solver.init(program, start_of(program))
+    while not solver.finished(state) and state.gap > 1e-9 * program.null_value:
+        state = solver.step(program, state)
+        gaps.append(state.gap)
+    assert any(later > 0.5 * gap for gap, later in zip(gaps, gaps[2:], strict=False))  # not halved in two looks
+    assert state.gap <= 1e-9 * program.null_value
+
+
+def test_more_blocks_far_above_alpha_than_a_set_may_have_end_it():
+    program, solver = chained_program(0.9, ratio=0.1), BlockDescent(width=3)
+    state, steps = solver.init(program, start_of(program)), 0
+    while not solver.finished(state):
+        norms = program.penalty.group_dual_norms(state.whole.ascent)
+        state, steps = solver.step(program, state), steps + 1
+    assert steps == 2
+    assert len(state.blocks) == 1
+    assert int((norms > 4 * program.alpha).sum()) > 100 / 3
+
+
+@pytest.mark.parametrize("intercept", [False, True])
+def test_columns_whose_products_overflow_end_it(intercept):
+    data, y = randn(60, 10, 3), randn(60, 1, seed=1)
+    data[:, 5] *= 1e160
+    program = Program(DenseMap(data), y, Squared(), GroupL2(), 0.1, fit_intercept=intercept)
+    solver = BlockDescent(width=30)
+    state = solver.init(program, start_of(program))
+    for _ in range(10):
+        state = state if solver.finished(state) else solver.step(program, state)
+    assert solver.finished(state)
+    assert bool(torch.isfinite(solver.point(program, state).coef).all())
+
+
+def test_nearly_all_blocks_far_off_end_it_after_the_first_set():
+    data = randn(100, 300, 4, seed=1)
+    program = Program(DenseMap(data), data.sum((1, 2))[:, None], Squared(), GroupL2(), 1.0)
+    program = program.with_alpha(0.2 * program.alpha_max)
+    solver = BlockDescent(width=8)
+    state = solver.step(program, solver.init(program, start_of(program)))
+    assert not solver.finished(state)
+    norms = program.penalty.group_dual_norms(state.whole.ascent) / program.alpha
+    assert int((norms > 4).sum()) <= 25 < int((norms > 2).sum()) / 2.5  # a set may have 25 blocks
+    # Where most of the set turned out to be of no use, what its gradient says of the others may be as wrong.
+    unused = torch.cat([state.blocks, torch.arange(250, 260)])
+    assert not solver.finished(solver.step(program, state._replace(blocks=unused)))
+    state = solver.step(program, state)
+    assert solver.finished(state)
+    assert len(state.blocks) == 2
+    assert bool((solver.handover(program, state).coef == 0).all())  # such a set misleads
+
+
+@pytest.mark.parametrize("intercept", [False, True])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_path_goes_on_with_the_set_and_its_gram_matrix(monkeypatch, intercept, weighted):
+    formed, form = [], LinearMap.gram
+    monkeypatch.setattr(LinearMap, "gram", lambda self, *args: formed.append(args) or form(self, *args))
+    program = sparse_program(intercept=intercept, weighted=weighted)
+    grid = alpha_grid(program.alpha_max, n_alphas=10, eps=0.3)
+    path = solve_path(program, BlockDescent(width=3), grid, tol=1e-8, max_iter=50)
+    own = torch.cat([left for left, right, *_ in formed if left is right])
+    assert len(own) == len(own.unique()) < 12  # no block's products with itself are formed twice
+    for alpha, result in zip(grid, path.results, strict=True):
+        wanted = solve(program.with_alpha(alpha), Fista(), tol=1e-9, max_iter=50_000)
+        assert result.certificate.relative_gap <= 1e-8
+        assert result.certificate.primal == pytest.approx(wanted.certificate.primal, rel=1e-7)
+
+
+def test_an_alpha_whose_support_is_wide_is_left_to_others():
+    program, solver = sparse_program(), BlockDescent()
+    state = solver.step(program, solver.init(program, start_of(program)))
+    wide = Point(torch.ones(program.coef_shape, dtype=torch.float64), program.null_intercept)
+    half = Point(wide.coef.clone(), program.null_intercept)
+    half.coef[::2] = 0.0
+    assert not solver.finished(solver.init_again(program, half, state))  # 18 columns, 100 samples
+    few = program.rows(torch.arange(60))
+    state = solver.step(few, solver.init(few, start_of(few)))
+    assert solver.finished(solver.init_again(few, wide, state))
+
+
+def test_auto_takes_it_along_a_path(monkeypatch):
+    previous, init_at = [], BlockDescent.init_at
+    monkeypatch.setattr(BlockDescent, "init_at", lambda *args: previous.append(args[-1]) or init_at(*args))
+    monkeypatch.setattr(auto, "_PRODUCTS", 1)  # as if the Gram matrix of all features were costly
+    program = sparse_program()
+    path = solve_path(program, Auto(), alpha_grid(program.alpha_max, n_alphas=8, eps=0.5), tol=1e-6)
+    assert max(path.gaps) <= 1e-6
+    # The first alpha is alpha_max, where there is nothing to do.
+    assert [state is None for state in previous] == [True] + 6 * [False]
+
+
+@pytest.mark.parametrize(("loss", "c"), [("logistic", 1), ("squared", 2)])
+def test_other_programs_are_refused(loss, c):
+    program = make_program(loss, "group_l2", n=30, blocks=3, d=2, c=c)
+    with pytest.raises(
+        TypeError, match="'block_descent' needs the squared loss, the group-l2 penalty and one output, not"
+    ):
+        solve(program, BlockDescent())
+
+
+def test_numpy_works_on_one_thread_and_gets_its_others_back(monkeypatch):
+    def threads():
+        return [library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"]
+
+    seen, solved = [], GramProgram.solved
+    monkeypatch.setattr(GramProgram, "solved", lambda *args: seen.append(threads()) or solved(*args))
+    with threadpool_limits(2, user_api="blas"):
+        before = threads()
+        assert solve(sparse_program(), BlockDescent(), tol=1e-4).certificate.relative_gap <= 1e-4
+        assert threads() == before
+    assert seen
+    assert {number for numbers in seen for number in numbers} == {1}
+
+
+def test_threads_that_overlap_give_numpy_its_others_back():
+    def threads():
+        return [library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"]
+
+    limit = block_descent._numpy_on_one_thread
+    with threadpool_limits(2, user_api="blas"):
+        before = threads()
+        limit.__enter__()
+        limit.__enter__()
+        limit.__exit__()  # the first to come goes first
+        assert set(threads()) == {1}
+        limit.__exit__()
+        assert threads() == before
+
+
+@pytest.mark.parametrize("shift", [0.0, 1e3])
+@pytest.mark.parametrize("unit", [1.0, 1e-22, 1e22])
+def test_products_in_single_precision_cost_no_digits(monkeypatch, shift, unit):
+    monkeypatch.setattr(block_descent, "_LARGE", 1)
+    program = sparse_program(intercept=True)
+    data = unit * (program.map.data + shift)
+    program = dataclasses.replace(program, map=DenseMap(data), y=program.y + 10.0, alpha=unit * program.alpha)
+    # Predictions of features with large means are rounded as coarsely as these; centred, they keep their digits.
+    certificate = solve(program, Centered(BlockDescent()), tol=1e-10).certificate
+    assert abs(certificate.relative_gap) <= 1e-10

@@ -1,0 +1,239 @@
+"""First-order steps before others, where features are nearly independent."""
+
+import dataclasses
+
+import pytest
+import torch
+from solver_cases import LOSS_NAMES, many_blocks, randn, valid_target
+
+from convexformer_solvers import Auto, DenseMap, Fista, GatedMap, GroupL2, Program, get_loss, get_penalty, solve
+from convexformer_solvers.algorithms.base import Point
+from convexformer_solvers.algorithms.first_steps import FirstSteps, nearly_independent
+from convexformer_solvers.linalg.eigenvalue_ratio import spread
+from convexformer_solvers.reductions.blocks import RestrictedPart
+
+BOUNDED = [loss for loss in LOSS_NAMES if loss not in ("poisson", "softmax")]
+
+
+def wide_program(loss="squared", data=None, ratio=0.1, intercept=False):
+    data = randn(300, 20, 40) if data is None else data
+    loss = get_loss(loss)
+    y = valid_target(loss, len(data), 1, torch.Generator().manual_seed(1))
+    program = Program(DenseMap(data), y, loss, GroupL2(), 1.0, fit_intercept=intercept)
+    return program.with_alpha(ratio * program.alpha_max)
+
+
+def start(program):
+    return Point(torch.zeros(program.coef_shape, dtype=torch.float64), program.null_intercept)
+
+
+def correlated(data, common=0.9, own=0.44):
+    """Tokens that share most of their variance with their neighbours."""
+    data = data.clone()
+    for token in range(1, data.shape[1]):
+        data[:, token] = common * data[:, token - 1] + own * data[:, token]
+    return data
+
+
+def cross_entropy(data, penalty="group_l2"):
+    y = torch.nn.functional.one_hot(data[:, 0, 0].gt(0) + 1 * data[:, 1, 0].gt(0), 3).double()
+    program = Program(DenseMap(data), y, get_loss("softmax"), get_penalty(penalty), 1.0, fit_intercept=True)
+    return program.with_alpha(0.1 * program.alpha_max)
+
+
+class TestNearlyIndependent:
+    @pytest.mark.parametrize("shape", [(50, 20, 40), (300, 20, 40), (3000, 4, 10), (300, 1, 1)])
+    @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
+    def test_independent_features_are(self, shape, scale):
+        assert nearly_independent(wide_program("logistic", data=scale * randn(*shape)))
+
+    def test_with_the_squared_loss_where_the_gram_matrix_takes_longer(self):
+        # The steps grow with the root of the regularisation, those of alternating directions hardly.
+        for shape, ratio, wanted in (
+            ((300, 20, 40), 0.1, True),
+            ((300, 20, 40), 0.01, False),
+            ((50, 20, 40), 0.1, False),
+        ):
+            assert nearly_independent(wide_program(data=randn(*shape), ratio=ratio)) == wanted
+
+    def test_correlated_tokens_and_common_means_are_not(self):
+        data = randn(300, 20, 40)
+        for other in (correlated(data), data + 1):
+            assert not nearly_independent(wide_program(data=other, ratio=0.3))
+
+    def test_an_intercept_takes_means_away(self):
+        assert nearly_independent(wide_program(data=randn(300, 20, 40) + 1, intercept=True))
+
+    @pytest.mark.parametrize("loss", ["squared", "logistic"])
+    @pytest.mark.parametrize("gated", [False, True])
+    def test_gated_and_slightly_uneven_ones_are_where_the_regularisation_is_strong(self, loss, gated):
+        data = randn(300, 20, 40)
+        linear_map = (
+            GatedMap(data, randn(300, 25, seed=4) > 0) if gated else DenseMap(data * torch.arange(1, 41) ** -0.5)
+        )
+        program = dataclasses.replace(wide_program(loss, data), map=linear_map)
+        assert 1.15 < spread(program) < 1.7
+        for ratio, wanted in ((0.3, True), (0.01, False)):
+            assert nearly_independent(program.with_alpha(ratio * program.alpha_max)) == wanted
+
+    def test_sorted_samples(self):
+        data = randn(2000, 5, 8)
+        data = data[data[:, 0, 0].argsort()] * torch.linspace(0.1, 3, 2000)[:, None, None]
+        shuffled = data[torch.randperm(2000, generator=torch.Generator().manual_seed(0))]
+        assert nearly_independent(wide_program(data=data)) == nearly_independent(wide_program(data=shuffled))
+
+
+@pytest.mark.parametrize("loss", BOUNDED)
+@pytest.mark.parametrize("intercept", [False, True])
+def test_they_lead_near_the_optimum_of_independent_features(loss, intercept):
+    program = wide_program(loss, ratio=0.3, intercept=intercept)
+    solver = FirstSteps()
+    state = solver.init(program, start(program))
+    gaps = []
+    while not solver.finished(state) and len(gaps) < 100:
+        state = solver.step(program, state)
+        gaps.append(state.gap / program.null_value)
+    optimum = solve(program, Auto(), tol=1e-9).certificate.primal
+    assert min(gaps) < 1e-3
+    iterate = solver.iterate(state)
+    assert optimum <= iterate.objective * (1 + 1e-6)  # its predictions are in single precision
+    assert iterate.objective - optimum <= 1e-3 * program.null_value
+    # Predictions belong to the point, in the precision of the program.
+    shift = iterate.fitted - program.map.matvec(iterate.coef)
+    assert float((shift - shift.mean()).abs().max()) < 1e-4
+
+
+def test_more_momentum_needs_fewer_steps():
+    n_steps = {"fista": 0, "greedy": 0}
+    for loss in ("squared", "logistic", "huber"):
+        for ratio in (0.3, 0.1, 0.03):
+            program = wide_program(loss, ratio=ratio)
+            for name, solver in (("fista", Fista(power_steps=2)), ("greedy", FirstSteps._fista)):
+                n_steps[name] += solve(program, solver, tol=1e-4, callback=lambda progress: False).n_iter
+    assert n_steps["greedy"] < 0.95 * n_steps["fista"]
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_they_give_up_where_they_do_not_lead_on(gated):
+    program = wide_program(data=correlated(randn(300, 20, 40)) * torch.arange(1, 41) ** -1.0, ratio=0.01)
+    if gated:
+        program = dataclasses.replace(program, map=GatedMap(program.map.data, randn(300, 5, seed=4) > 0))
+    solver = FirstSteps()
+    state = solver.init(program, start(program))
+    while not solver.finished(state):
+        state = solver.step(program, state)
+    assert state.work <= 1.5 * state.n_steps
+    assert solver.iterate(state).objective < program.null_value
+
+
+def run_first_steps(program, n_steps=200, goal=1e-5):
+    """The states of steps, never given up."""
+    solver = FirstSteps()
+    states = [solver.init(program, start(program))]
+    while len(states) <= n_steps and states[-1].gap > goal * program.null_value:
+        states.append(solver.step(program, states[-1]._replace(finished=False)))
+    return states
+
+
+class TestSetsOfBlocks:
+    @pytest.mark.parametrize("loss", ["squared", "logistic", "huber"])
+    @pytest.mark.parametrize("gated", [False, True])
+    def test_they_end_at_the_solution_of_all_blocks_with_the_active_ones_in_the_set(self, loss, gated):
+        program = many_blocks(loss, gated, ratio=0.3)
+        states, optimum = run_first_steps(program), solve(program, Auto(), tol=1e-9)
+        assert states[-1].gap <= 1e-5 * program.null_value
+        iterate = FirstSteps().iterate(states[-1])
+        assert iterate.objective - optimum.certificate.primal <= 1e-5 * program.null_value
+        active = optimum.coef.flatten(0, -3).flatten(1).norm(dim=1) > 1e-2 * float(optimum.coef.norm())
+        assert set(active.nonzero()[:, 0].tolist()) <= set(states[-1].part.blocks.tolist())
+        assert 0 < len(states[-1].part.blocks) < 0.6 * 160
+
+    def test_the_first_set_is_that_of_the_largest_dual_norms(self):
+        program = many_blocks()
+        blocks = run_first_steps(program, n_steps=0)[0].part.blocks
+        norms = program.penalty.group_dual_norms(program.pull_back(program.null_dual_point)).flatten()
+        others = torch.ones(len(norms), dtype=torch.bool)
+        others[blocks] = False
+        assert 150 <= len(blocks) * 8 <= 0.15 * 1280
+        assert float(norms[blocks].min()) >= float(norms[others].max()) * (1 - 1e-5)
+
+    def test_a_given_start_stays_in_the_set(self):
+        program = many_blocks()
+        coef = torch.zeros(program.coef_shape, dtype=torch.float64)
+        coef[7:60] = 0.1
+        state = FirstSteps().init(program, Point(coef, program.null_intercept))
+        assert torch.equal(FirstSteps().iterate(state).coef, coef.float().double())
+
+    def test_a_set_that_is_solved_grows_where_others_violate(self):
+        # Blocks that are zero at the optimum: as a set they are solved at once.
+        program = many_blocks(ratio=0.5)
+        solver, active = FirstSteps(), solve(program, Auto(), tol=1e-9).coef.flatten(1).any(dim=1)
+        state = solver.init(program, start(program))
+        part = RestrictedPart(state.single, (~active).nonzero()[:3, 0])
+        inner = state.inner._replace(coef=part.on_blocks(state.inner.coef.new_zeros(program.coef_shape)))
+        state = state._replace(part=part, inner=inner._replace(previous=inner.coef))
+        while not solver.finished(state):
+            state = solver.step(program, state)
+        assert state.gap <= 1e-5 * program.null_value
+
+    def test_all_blocks_take_its_place_where_most_matter(self):
+        n_blocks = [len(state.part.blocks) for state in run_first_steps(many_blocks(ratio=1e-3), n_steps=60)]
+        assert n_blocks[0] < 0.2 * 160
+        assert n_blocks[-1] == 160
+
+    def test_steps_on_a_set_count_for_less(self):
+        states = run_first_steps(many_blocks(ratio=0.3))
+        assert states[-1].work < 0.6 * states[-1].iteration
+
+    @pytest.mark.parametrize(
+        "shape", [(300, 20, 40), (60, 1, 900), (60, 4, 300), (60, 6, 300), (60, 7, 300), (1, 50, 3)]
+    )
+    def test_no_set_is_empty_and_few_features_or_blocks_have_none(self, shape):
+        blocks = run_first_steps(wide_program(data=randn(*shape)), n_steps=0)[0].part.blocks
+        assert len(blocks) == {7: 1, 50: 7}.get(shape[1], shape[1])
+
+
+def test_auto_takes_them_for_large_independent_features_alone():
+    data = randn(600, 20, 60)
+    steps = []
+    for other in (data, correlated(data)):
+        program, auto = wide_program(data=other, ratio=0.3), Auto()
+        first = auto.init(program, start(program)).solver
+        steps.append(isinstance(first, FirstSteps))
+        assert solve(program, auto, tol=1e-6).certificate.relative_gap <= 1e-6
+    assert steps == [True, False]
+    small = wide_program(data=data[:50])
+    assert not isinstance(Auto().init(small, start(small)).solver, FirstSteps)
+
+
+@pytest.mark.parametrize("penalty", ["group_l2", "nuclear"])
+def test_a_cross_entropy_starts_with_them_on_independent_features_alone(penalty):
+    data, first = randn(200, 65, 8), []
+    for tokens in (data, correlated(data)):
+        program, auto = cross_entropy(tokens, penalty), Auto()
+        first.append(auto.init(program, start(program)).solver)
+        assert solve(program, auto, tol=1e-6).certificate.relative_gap <= 1e-6
+    assert isinstance(first[0], FirstSteps)
+    assert "admm" in first[1].name
+
+
+def test_they_hand_a_cross_entropy_on_where_single_precision_ends():
+    program, names = cross_entropy(randn(300, 65, 8)), []
+
+    class Watched(Auto):
+        def step(self, program, state):
+            state = super().step(program, state)
+            names.append(state.solver.name)
+            return state
+
+    assert solve(program, Watched(), tol=1e-13).certificate.relative_gap <= 1e-13
+    assert names[0] == "fista"
+    assert any("admm" in name for name in names)
+
+
+def test_coupled_outputs_bear_more_correlation_and_polished_ones_most():
+    program = cross_entropy(correlated(randn(200, 65, 8), common=0.8, own=0.6))
+    assert 1.5 < spread(program) < 2.0
+    assert nearly_independent(program)
+    assert not nearly_independent(dataclasses.replace(program, penalty=get_penalty("nuclear")))
+    assert not nearly_independent(dataclasses.replace(program, loss=get_loss("squared")))

@@ -1,0 +1,319 @@
+"""Newton's method on smoothed objectives, its linear systems, and its place in the default solver."""
+
+import math
+
+import pytest
+import torch
+from sklearn.exceptions import ConvergenceWarning
+from solver_cases import LOSS_NAMES, PENALTY_NAMES, cases, make_program, randn
+
+from convexformer_solvers import (
+    DenseMap,
+    Exact,
+    GroupL2,
+    GroupNuclear,
+    Huber,
+    Program,
+    Status,
+    alpha_grid,
+    check_penalty,
+    get_loss,
+    get_penalty,
+    iterate_path,
+    solve,
+)
+from convexformer_solvers.algorithms import smoothing_newton
+from convexformer_solvers.algorithms.admm_newton import admm_work
+from convexformer_solvers.algorithms.base import null_point
+from convexformer_solvers.algorithms.smoothing_newton import SmoothingNewton
+from convexformer_solvers.auto import plan as auto
+from convexformer_solvers.auto.plan import Auto, _plan
+from convexformer_solvers.linalg.hessian import Curvature
+from convexformer_solvers.linalg.smoothing_systems import (
+    Features,
+    System,
+    newton_work,
+    solved_in_features,
+    solved_in_samples,
+)
+from convexformer_solvers.penalties.base import SmoothedDerivatives
+
+
+def correlated(loss, penalty, ratio, n=80, shape=(10, 4), c=2, seed=0, mean=0.0):
+    """A program on tokens that are correlated, whose alpha is a share of alpha_max."""
+    data = randn(n, *shape, seed=seed)
+    for token in range(1, shape[0]):
+        data[:, token] = 0.8 * data[:, token - 1] + 0.6 * data[:, token]
+    score = DenseMap(data).matvec(randn(*shape, c, seed=seed + 1)) / 6 + 0.5 * randn(n, c, seed=seed + 2)
+    kind = get_loss(loss)
+    if kind.targets == "sign":
+        y = torch.where(score > 0, 1.0, -1.0).double()
+    elif kind.targets == "simplex":
+        y = torch.nn.functional.one_hot(score.argmax(1), c).double()
+    else:
+        y = score.exp().round().clamp(max=20) if loss == "poisson" else score
+    program = Program(DenseMap(data + mean), y, kind, get_penalty(penalty), 1.0, fit_intercept=True)
+    return program.with_alpha(ratio * program.alpha_max)
+
+
+def a_system(program, size_of_blocks=1.0):
+    """A Newton system of the program at a random point."""
+    coef = randn(*program.coef_shape, seed=3)
+    coef[0] = 0.0
+    n_blocks, size = coef[..., 0, 0].numel(), coef.shape[-2] * coef.shape[-1]
+    root = randn(n_blocks, size, size, seed=4)
+    blocks = size_of_blocks * (root @ root.transpose(1, 2) + torch.eye(size))
+    scales = torch.full((n_blocks,), size_of_blocks, dtype=torch.float64)
+    right, intercept_right = randn(*program.coef_shape, seed=5), randn(program.y.shape[1], seed=6)
+    if program.loss.shift_invariant:  # as the slopes of such a loss
+        intercept_right -= intercept_right.mean()
+    return System(Curvature(program, program.map.matvec(coef)), blocks, scales, right, intercept_right)
+
+
+# Those in the samples need their refinement: without it they fall short of either tolerance.
+@pytest.mark.parametrize(("size_of_blocks", "tolerance"), [(1.0, 1e-8), (1e-8, 1e-5)])
+@pytest.mark.parametrize("solved", [solved_in_features, solved_in_samples])
+@pytest.mark.parametrize(("loss", "penalty", "gated", "intercept"), cases("gated", "intercept"))
+def test_systems_are_solved_on_either_side(loss, penalty, gated, intercept, solved, size_of_blocks, tolerance):
+    program = make_program(loss, penalty, gated=gated, intercept=intercept, weighted=True).counted()
+    features, system = Features(program), a_system(program, size_of_blocks)
+    move, shift = solved(features, system)
+    image = system.curvature.product(features.forward(move) + shift)  # H (A q + 1 b)
+    penalty_part = (system.blocks @ move.reshape(*system.blocks.shape[:2], 1)).reshape(move.shape)
+    torch.testing.assert_close(penalty_part + features.adjoint(image), system.right, rtol=tolerance, atol=tolerance)
+    if intercept:
+        torch.testing.assert_close(image.sum(0), system.intercept_right, rtol=1e-5, atol=1e-5)
+    else:
+        assert bool((shift == 0).all())
+
+
+# The hardest takes 49 steps; where curvatures jump alternating directions and gradient steps take thousands.
+@pytest.mark.parametrize("ratio", [0.1, 1e-2, 1e-3, 1e-4])
+@pytest.mark.parametrize("penalty", PENALTY_NAMES)
+@pytest.mark.parametrize("loss", LOSS_NAMES)
+def test_few_steps_reach_many_digits_be_the_regularisation_weak_or_curvatures_jump(loss, penalty, ratio):
+    result = solve(correlated(loss, penalty, ratio), SmoothingNewton(), tol=1e-8, max_iter=80)
+    assert result.certificate.relative_gap <= 1e-8
+
+
+@pytest.mark.parametrize("penalty", PENALTY_NAMES)
+@pytest.mark.parametrize("loss", LOSS_NAMES)
+def test_agrees_with_cvxpy(loss, penalty):
+    program = correlated(loss, penalty, 0.03, n=30, shape=(4, 3))
+    newton, exact = solve(program, SmoothingNewton(), tol=1e-9), solve(program, Exact(), tol=1e-5)
+    assert newton.certificate.primal == pytest.approx(exact.certificate.primal, rel=2e-5)
+    assert newton.certificate.relative_gap <= 1e-9
+
+
+@pytest.mark.parametrize("penalty", PENALTY_NAMES)
+@pytest.mark.parametrize("n", [30, 300])  # fewer and more samples than features
+def test_zeros_are_exact_and_those_of_other_solvers(penalty, n):
+    program = correlated("squared", penalty, 0.1, n=n, shape=(20, 4))
+    newton, auto = (solve(program, solver, tol=1e-9) for solver in (SmoothingNewton(), Auto()))
+    zero = (newton.coef == 0).all(-1).all(-1)
+    assert 0 < int(zero.sum()) < 20
+    assert torch.equal(zero, (auto.coef == 0).all(-1).all(-1))
+    torch.testing.assert_close(newton.coef, auto.coef, atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("unit", [1e-8, 1e8])
+@pytest.mark.parametrize("penalty", PENALTY_NAMES)
+@pytest.mark.parametrize("loss", ["huber", "logistic", "softmax"])
+def test_units_of_the_data_do_not_matter(loss, penalty, unit):
+    program = correlated(loss, penalty, 1e-3)
+    scaled = Program(DenseMap(unit * program.map.data), program.y, program.loss, program.penalty, 1.0, None, True)
+    scaled = scaled.with_alpha(1e-3 * scaled.alpha_max)
+    one, other = (solve(each, SmoothingNewton(), tol=1e-6, max_iter=60) for each in (program, scaled))
+    assert other.certificate.relative_gap <= 1e-6
+    assert abs(one.n_iter - other.n_iter) <= 2
+
+
+# In the samples; with moves of few digits or first widths without bound all are left at a gap of one.
+@pytest.mark.parametrize("penalty", PENALTY_NAMES)
+@pytest.mark.parametrize("shape", [(15, 80, 5), (2, 5, 3)])
+def test_fewer_samples_than_features_and_next_to_no_regularisation(shape, penalty):
+    y = torch.eye(2, dtype=torch.float64)[torch.arange(shape[0]) % 2]
+    program = Program(DenseMap(randn(*shape)), y, get_loss("softmax"), get_penalty(penalty), 1.0, fit_intercept=True)
+    program = program.with_alpha(1e-6 * program.alpha_max)
+    assert solve(program, SmoothingNewton(), tol=1e-6, max_iter=60).certificate.relative_gap <= 1e-6
+
+
+def test_a_system_that_overflows_ends_it(monkeypatch):
+    def overflows(*arguments):
+        raise torch.linalg.LinAlgError("singular")
+
+    monkeypatch.setattr(smoothing_newton, "solved", overflows)
+    with pytest.warns(ConvergenceWarning):
+        assert solve(correlated("huber", "nuclear", 1e-2), SmoothingNewton()).status is Status.STALLED
+
+
+@pytest.mark.parametrize("penalty", PENALTY_NAMES)
+def test_means_do_not_matter(penalty):
+    programs = [correlated("logistic", penalty, 1e-2, mean=mean) for mean in (0.0, 1e4)]
+    small, large = (solve(program, SmoothingNewton(), tol=1e-6, max_iter=60) for program in programs)
+    assert large.certificate.relative_gap <= 1e-6
+    assert large.n_iter <= small.n_iter + 3
+
+
+def test_starts_from_where_another_alpha_ended():
+    program = correlated("squared_hinge", "nuclear", 1e-3)
+    solver = SmoothingNewton()
+    state = solver.init(program, null_point(program))
+    for _ in range(40):
+        state = solver.step(program, state)
+    near = program.with_alpha(0.9 * program.alpha)
+    again = solver.init_again(near, solver.point(program, state), state)
+    assert again.parts[0].features is state.parts[0].features
+    assert again.parts[0].width < solver.init(near, null_point(near)).parts[0].width
+
+
+def test_says_which_penalties_it_cannot_smooth():
+    class Plain(GroupL2):
+        smoothed_value = GroupL2.__mro__[1].smoothed_value
+
+    with pytest.raises(TypeError, match="smoothed_value"):
+        solve(make_program(penalty=Plain()), SmoothingNewton())
+
+
+def far_away(spread, seed):
+    """Targets that lie hundreds of thresholds beyond the quadratic part of Huber's loss."""
+    data = randn(60, 5, 4, seed=seed)
+    y = spread * (randn(60, 3, seed=seed + 2) + data[:, 0, :1])
+    program = Program(DenseMap(data), y, get_loss("huber"), GroupL2(), 1.0, fit_intercept=True)
+    return program.with_alpha(0.03 * program.alpha_max)
+
+
+# Without a curvature of linear parts both are left at gaps above .5.
+@pytest.mark.parametrize("seed", [0, 1])
+def test_long_linear_parts_of_a_loss_take_few_steps(seed):
+    assert solve(far_away(1e3, seed), SmoothingNewton(), tol=1e-4, max_iter=100).certificate.relative_gap <= 1e-4
+
+
+def test_curvature_towards_the_target_is_that_of_a_quadratic_above_the_loss():
+    program = far_away(10.0, 0)
+    pred, move = program.y + 5 * randn(60, 3, seed=4), 5 * randn(60, 3, seed=5)
+    curvature = Curvature(program, pred, towards_target=True).diagonal() / program.weight[:, None]
+    loss, y = program.loss, program.y
+    model = loss.value(pred, y) + (loss.gradient(pred, y) * move + 0.5 * curvature * move.square()).sum(1)
+    assert bool((loss.value(pred + move, y) <= model + 1e-12).all())
+    plain = Curvature(program, pred).diagonal() / program.weight[:, None]
+    assert bool((plain == 0).any())
+    assert bool((curvature > 0).all())
+
+
+class TestSmoothedPenalties:
+    def wrong(self, **methods):
+        return type("Wrong", (GroupL2,), methods)()
+
+    def test_check_rejects_one_that_is_below_the_penalty(self):
+        penalty = self.wrong(smoothed_value=lambda self, coef, width: 0.99 * GroupL2.smoothed_value(self, coef, width))
+        with pytest.raises(AssertionError, match="smoothed_value is not near"):
+            check_penalty(penalty)
+
+    def test_check_rejects_a_wrong_gradient(self):
+        def derivatives(self, coef, width):
+            gradient, hessian = GroupL2.smoothed_derivatives(self, coef, width)
+            return SmoothedDerivatives(0.9 * gradient, hessian)
+
+        with pytest.raises(AssertionError, match="smoothed gradient is wrong"):
+            check_penalty(self.wrong(smoothed_derivatives=derivatives))
+
+    def test_check_rejects_a_wrong_hessian(self):
+        def derivatives(self, coef, width):
+            gradient, hessian = GroupL2.smoothed_derivatives(self, coef, width)
+            return SmoothedDerivatives(gradient, 0.9 * hessian)
+
+        with pytest.raises(AssertionError, match="smoothed Hessian is wrong"):
+            check_penalty(self.wrong(smoothed_derivatives=derivatives))
+
+    @pytest.mark.parametrize("penalty", PENALTY_NAMES)
+    @pytest.mark.parametrize("unit", [1e-120, 1e120])
+    def test_derivatives_in_any_units(self, penalty, unit):
+        penalty, coef = get_penalty(penalty), randn(3, 4, 2)
+        gradient, hessian = penalty.smoothed_derivatives(coef, 0.3)
+        scaled = penalty.smoothed_derivatives(unit * coef, unit * 0.3)
+        torch.testing.assert_close(scaled.gradient, gradient)
+        torch.testing.assert_close(unit * scaled.hessian, hessian)
+
+    @pytest.mark.parametrize("shape", [(1, 4, 3), (1, 3, 5), (1, 4, 1), (1, 1, 2)])
+    def test_the_nuclear_hessian_is_that_of_automatic_differentiation(self, shape):
+        penalty, coef = get_penalty("nuclear"), randn(*shape)
+        automatic = torch.autograd.functional.hessian(lambda z: penalty.smoothed_value(z, 0.3), coef)
+        size = coef.numel()
+        found = penalty.smoothed_derivatives(coef, 0.3).hessian[0]
+        torch.testing.assert_close(found, automatic.reshape(size, size), atol=1e-12, rtol=1e-12)
+
+
+class TestInAuto:
+    # Without these steps two dozen of the 48 programs take 500 to 7800 iterations, and some do not end at all.
+    @pytest.mark.parametrize("ratio", [1e-3, 1e-4])
+    @pytest.mark.parametrize("penalty", PENALTY_NAMES)
+    @pytest.mark.parametrize("loss", LOSS_NAMES)
+    def test_weak_regularisation_takes_hundreds_of_iterations_at_most(self, loss, penalty, ratio):
+        for seed in (0, 10):
+            result = solve(correlated(loss, penalty, ratio, seed=seed), Auto(), tol=1e-6, max_iter=300)
+            assert result.certificate.relative_gap <= 1e-6
+
+    @pytest.mark.parametrize(
+        ("n", "shape", "steps_before"), [(80, (10, 4), 75), (600, (30, 30), 150), (4000, (20, 100), None)]
+    )
+    def test_comes_the_later_the_more_it_costs(self, n, shape, steps_before, monkeypatch):
+        program = Program(DenseMap(torch.ones(n, *shape)), torch.ones(n, 4), get_loss("huber"), GroupL2(), 0.1)
+        first, second = _plan(program, warm=False)[:2]
+        if steps_before is None:  # a step takes as long as some ninety alternating ones
+            assert newton_work(program) > 90 * admm_work(program)
+            names = [stage.solver.name for stage in _plan(program, warm=False)]
+            assert (names.count("smoothing_newton"), names[-2:]) == (1, ["smoothing_newton", "fista"])
+            monkeypatch.setattr(auto, "_LATE_SMOOTHING_PATIENCE", 1.0)
+            assert "smoothing_newton" not in [stage.solver.name for stage in _plan(program, warm=False)]
+        else:
+            assert (first.n_steps, second.solver.name) == (steps_before, "smoothing_newton")
+
+    # With one turn alone, from where proximal steps are still far, 4000 iterations leave a gap of 4e-4.
+    def test_comes_again_in_a_long_first_stage(self):
+        data, noise = randn(200, 6, 8, seed=1), randn(200, 5, seed=2)
+        y = data[:, 0] @ randn(8, 5, seed=3) + 10 * noise
+        program = Program(DenseMap(data), y, Huber(0.001), GroupNuclear(), 1.0, fit_intercept=True)
+        program = program.with_alpha(0.03 * program.alpha_max)
+        names = [stage.solver.name.partition("(")[0] for stage in _plan(program, warm=False)[:5]]
+        assert names == ["proximal_dual", "smoothing_newton", "proximal_dual", "smoothing_newton", "proximal_dual"]
+        assert solve(program, Auto(), tol=1e-6, max_iter=1500).certificate.relative_gap <= 1e-6
+
+    def test_comes_before_a_last_stage_that_is_the_only_one(self, monkeypatch):
+        program = correlated("poisson", "nuclear", 1e-4)
+        monkeypatch.setattr(auto, "_SMOOTHING_PATIENCE", 0.0)
+        stages = [(stage.solver.name, stage.n_steps) for stage in _plan(program, warm=False)]
+        assert stages[-3:] == [("fista", 1000), ("smoothing_newton", 100), ("fista", math.inf)]
+        monkeypatch.setattr(auto, "_BEFORE_LATE_SMOOTHING", 50)
+        assert 50 < solve(program, Auto(), tol=1e-6).n_iter < 150
+
+    # From the second alpha that needs them on they come at once: otherwise each of these takes 75 other steps before.
+    @pytest.mark.parametrize(
+        ("loss", "penalty"), [("poisson", "nuclear"), ("squared_hinge", "nuclear"), ("poisson", "group_l2")]
+    )
+    def test_paths_go_on_with_them(self, loss, penalty):
+        program = correlated(loss, penalty, 1.0)
+        results = list(iterate_path(program, Auto(), alpha_grid(program.alpha_max, 8, 1e-3), tol=1e-5))
+        assert all(result.certificate.relative_gap <= 1e-5 for result in results)
+        assert sum(result.n_iter for result in results) < 300
+
+    # On wide data a step takes as long as ten others: one alpha that needs them must not cost all that follow.
+    @pytest.mark.parametrize("n_taken", [3, 30])
+    def test_paths_go_on_with_them_where_that_takes_less_time_than_what_comes_before(self, n_taken):
+        program = Program(DenseMap(randn(150, 64, 16)), randn(150, 1, seed=1), get_loss("squared"), GroupL2(), 1.0)
+        program = program.with_alpha(0.1 * program.alpha_max)
+        solver, plan = Auto(), _plan(program, warm=True)
+        number = [stage.solver.name for stage in plan].index("smoothing_newton")
+        stage = plan[number]
+        inner = stage.solver.init(program, null_point(program))
+        state = solver.init(program, null_point(program))._replace(stage=stage, inner=inner, later=plan[number + 1 :])
+        state = state._replace(steps_left=stage.n_steps - n_taken)
+        again = solver.init_again(program.with_alpha(0.9 * program.alpha), null_point(program), state)
+        assert (again.solver is stage.solver) == (n_taken == 3)
+
+    def test_repeated_samples_have_the_same_turns(self):
+        once = correlated("logistic", "nuclear", 1e-2, n=40)
+        again = Program(
+            once.map.rows(torch.arange(40).repeat(3)), once.y.repeat(3, 1), once.loss, once.penalty, once.alpha
+        )
+        assert _plan(once, warm=False) == _plan(again, warm=False)

@@ -1,0 +1,201 @@
+"""The plan of ``Auto``: what it falls back on where the first choice leads nowhere."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from solver_cases import make_program, randn
+
+from convexformer_solvers import (
+    Auto,
+    DenseMap,
+    Fista,
+    GatedMap,
+    GroupNuclear,
+    Program,
+    Status,
+    get_loss,
+    get_penalty,
+    solve,
+    solve_path,
+)
+from convexformer_solvers.algorithms.base import Point, Solver
+from convexformer_solvers.auto import plan as auto_module
+
+
+def signs(scores):
+    """Three ordered classes of scores, one column of signs each; the middle one is no half space."""
+    label = torch.bucketize(scores, torch.tensor([-0.5, 0.5], dtype=scores.dtype))
+    return 2 * torch.nn.functional.one_hot(label, 3).double() - 1
+
+
+def weakly_regularised(loss, penalty, alpha, n=200, blocks=8, d=8, seed=0, scale=1.0):
+    data = randn(n, blocks, d, seed=seed)
+    scores = data[:, 0, 0] + 0.5 * randn(n, seed=seed + 50)
+    y = scale * scores[:, None] if loss == "huber" else signs(scores)
+    return Program(DenseMap(data), y, get_loss(loss), get_penalty(penalty), alpha, fit_intercept=True)
+
+
+class TestWeakRegularisationOfSmallData:
+    """Alternating directions alone take ten thousand steps on most of these, or diverge."""
+
+    @pytest.mark.parametrize("seed", range(4))
+    @pytest.mark.parametrize("penalty", ["group_l2", "nuclear"])
+    def test_squared_hinge(self, penalty, seed):
+        program = weakly_regularised("squared_hinge", penalty, 1e-3, seed=seed)
+        assert solve(program, Auto(), tol=1e-4, max_iter=4000).status is Status.CONVERGED
+
+    @pytest.mark.parametrize("seed", range(4))
+    @pytest.mark.parametrize(("shape", "alpha", "scale"), [((20, 8, 5), 1e-4, 3.0), ((100, 4, 3), 0.01, 1e3)])
+    def test_huber_with_few_samples_or_targets_in_large_units(self, shape, alpha, scale, seed):
+        n, blocks, d = shape
+        program = weakly_regularised("huber", "group_l2", alpha, n, blocks, d, seed, scale)
+        assert solve(program, Auto(), tol=1e-4, max_iter=1000).status is Status.CONVERGED
+
+    @pytest.mark.parametrize("seed", range(3))
+    @pytest.mark.parametrize("loss", ["logistic", "squared_hinge"])
+    def test_correlated_tokens(self, loss, seed):
+        data = 0.3 * randn(200, 8, 8, seed=seed) + randn(200, 1, 8, seed=seed + 10)
+        data = data * torch.logspace(0, -1.3, 8, dtype=data.dtype)
+        y = signs(2 * data[:, 0, 0] + 0.3 * randn(200, seed=seed + 50))
+        program = Program(DenseMap(data), y, get_loss(loss), get_penalty("group_l2"), 1.0, fit_intercept=True)
+        program = program.with_alpha(1e-3 * program.alpha_max)
+        assert solve(program, Auto(), tol=1e-4, max_iter=400).status is Status.CONVERGED
+
+    @pytest.mark.parametrize("seed", range(5))
+    def test_poisson(self, seed):
+        # Gated features of a few radial basis functions: gradient steps alone are at 1e-5 after three thousand.
+        generator = torch.Generator().manual_seed(seed)
+        data = torch.exp(-((randn(120, 6, 1, seed=seed) - torch.linspace(-3, 3, 4)) ** 2) / 1.28)
+        masks = torch.rand(120, 6, generator=generator) < 0.5
+        scores = data[:, :2].sum((1, 2))[:, None] + 10 * randn(120, 2, seed=seed + 50)
+        y = 1 + torch.poisson(scores.clamp(-4, 4).exp(), generator=generator)
+        program = Program(GatedMap(data, masks), y, get_loss("poisson"), get_penalty("group_l2"), 1.0, None, True)
+        program = program.with_alpha(0.005 * program.alpha_max)
+        assert solve(program, Auto(), tol=1e-6, max_iter=2500).status is Status.CONVERGED
+
+
+class _Astray(Solver):
+    """Hands over a point that is worse than the best constant model."""
+
+    name = "astray"
+
+    def init(self, program, start):
+        return start
+
+    def step(self, program, state):
+        return Point(torch.full(program.coef_shape, 1e12, dtype=program.y.dtype), program.null_intercept)
+
+    def point(self, program, state):
+        return state
+
+
+class _Kept(Solver):
+    """Remembers where it was started from."""
+
+    name = "kept"
+    init = _Astray.init
+    point = _Astray.point
+
+    def step(self, program, state):
+        return state
+
+
+def test_a_turn_never_starts_from_worse_than_the_best_constant_model(monkeypatch):
+    program = make_program("logistic", n=40, c=2, intercept=True)
+    stages = (auto_module._Stage(_Astray(), 1), auto_module._Stage(_Kept(), 1))
+    monkeypatch.setattr(auto_module, "_plan", lambda program, warm: stages)
+    auto = Auto()
+    state = auto.init(program, Point(torch.zeros(program.coef_shape).double(), program.null_intercept))
+    state = auto.step(program, auto.step(program, state))
+    point = auto.point(program, state)
+    assert isinstance(state.solver, _Kept)
+    assert not point.coef.any()
+    assert torch.equal(point.intercept, program.null_intercept)
+
+
+def test_a_state_is_handed_to_the_solver_that_it_is_of(monkeypatch):
+    # Both solvers have the same name for display, and neither could make anything of the other's state.
+    class One(_Kept):
+        def init_again(self, program, start, previous):
+            assert previous[0] == type(self).__name__
+            taken_over.append(previous[0])
+            return self.init(program, start)
+
+        def init(self, program, start):
+            return type(self).__name__, start
+
+        def point(self, program, state):
+            return state[1]
+
+    class Other(One):
+        pass
+
+    taken_over, plans = [], {name: (auto_module._Stage(kind(), 9),) for name, kind in (("one", One), ("other", Other))}
+    program = make_program()
+    start, state = Point(torch.zeros(program.coef_shape).double(), program.null_intercept), None
+    for name in ("one", "one", "other", "other", "one"):
+        monkeypatch.setattr(auto_module, "_plan", lambda program, warm, name=name: plans[name])
+        state = Auto().init(program, start) if state is None else Auto().init_again(program, start, state)
+    assert taken_over == ["One", "Other"]
+
+
+class TestUnits:
+    def program(self, exponent):
+        data = randn(50, 6, 3)
+        y = data[:, 0, :1] + 0.1 * randn(50, 1, seed=1)
+        unit = 10.0**exponent
+        return Program(DenseMap(data * unit), y, get_loss("squared"), get_penalty("group_l2"), 0.01 * unit)
+
+    @pytest.mark.parametrize("exponent", [-60, -20, 20, 60])
+    def test_of_the_data_do_not_matter(self, exponent):
+        expected, found = (solve(self.program(e), Auto(), tol=1e-6) for e in (0, exponent))
+        assert found.certificate.primal == pytest.approx(expected.certificate.primal, rel=1e-5)
+
+    @pytest.mark.parametrize("exponent", [-200, -140, 140, 200])
+    def test_that_no_square_can_hold_are_told(self, exponent):
+        with pytest.raises(ValueError, match="scale the features"):
+            solve(self.program(exponent), Auto())
+
+
+class FailsToFactorise(Fista):
+    """Fista whose third step meets a matrix without a factor."""
+
+    def step(self, program, state):
+        if state.momentum > 2.0:
+            torch.linalg.cholesky(torch.full((2, 2), math.nan))
+        return super().step(program, state)
+
+
+def test_a_stage_that_cannot_factorise_hands_over_to_the_next(monkeypatch):
+    failing, last = FailsToFactorise(), Fista()
+    stages = (auto_module._Stage(failing, math.inf), auto_module._Stage(last, math.inf))
+    monkeypatch.setattr(auto_module, "_plan", lambda program, warm: stages)
+    program = make_program("squared", n=12, ratio=0.01, gated=True, intercept=True)
+    solvers = []
+
+    class Watched(Auto):
+        def step(self, program, state):
+            state = super().step(program, state)
+            solvers.append(state.solver)
+            return state
+
+    assert solve(program, Watched(), tol=1e-6).certificate.relative_gap <= 1e-6
+    assert solvers[0] is failing
+    assert solvers[-1] is last
+
+
+@pytest.mark.parametrize("loss", ["squared", "huber", "logistic"])
+def test_the_nuclear_penalty_of_one_output_takes_the_steps_of_the_group_one(loss):
+    group = make_program(loss, "group_l2", n=80, blocks=12, d=4, c=1, ratio=0.03, intercept=True)
+    nuclear = dataclasses.replace(group, penalty=GroupNuclear())
+    results = [solve(program, Auto(), tol=1e-6) for program in (group, nuclear)]
+    assert results[0].n_iter == results[1].n_iter
+    assert torch.equal(results[0].coef, results[1].coef)
+    assert results[1].certificate.primal == pytest.approx(results[0].certificate.primal, rel=1e-12)
+    assert results[1].certificate.relative_gap <= 1e-6
+    paths = [solve_path(program, Auto(), tol=1e-4) for program in (group, nuclear)]
+    assert [r.n_iter for r in paths[0].results] == [r.n_iter for r in paths[1].results]

@@ -1,0 +1,461 @@
+"""Paths that are kept in a file: what is resumed, what is refused, what the file is believed; the progress bar."""
+
+import dataclasses
+import gc
+import re
+import weakref
+
+import numpy as np
+import pytest
+import torch
+from sklearn.exceptions import ConvergenceWarning
+from solver_cases import make_program, randn
+
+from convexformer_solvers import (
+    Exact,
+    Fista,
+    GatedMap,
+    GroupNuclear,
+    Huber,
+    PathInterrupted,
+    SolverInterrupted,
+    Status,
+    alpha_grid,
+    certify,
+    iterate_path,
+    solve,
+    solve_path,
+)
+from convexformer_solvers.io.checkpoint import PathFile
+from convexformer_solvers.io.npz import read_archive, write_archive
+
+PROGRAM = make_program(gated=True, intercept=True, weighted=True, n=12)
+GRID = alpha_grid(PROGRAM.alpha_max, 5, 0.05)
+
+
+class CountingFista(Fista):
+    """Fista that counts its solves and steps, and interrupts at a step if told to."""
+
+    def __init__(self, interrupt_at=None):
+        self.alphas, self.steps, self.interrupt_at = [], 0, interrupt_at
+
+    def init(self, program, start):
+        self.alphas.append(program.alpha)
+        return super().init(program, start)
+
+    def step(self, program, state):
+        self.steps += 1
+        if self.steps == self.interrupt_at:
+            raise KeyboardInterrupt
+        return super().step(program, state)
+
+
+def assert_same(path, other):
+    assert path.alphas == other.alphas
+    assert torch.equal(path.coefs, other.coefs)
+    for one, two in zip(path.results, other.results, strict=True):
+        assert torch.equal(one.intercept, two.intercept)
+        assert one.certificate.primal == two.certificate.primal
+        assert one.certificate.dual == pytest.approx(two.certificate.dual, rel=1e-12)
+
+
+class TestResume:
+    def test_a_finished_path_is_read_and_not_solved_again(self, tmp_path):
+        file = tmp_path / "path.npz"
+        solver = CountingFista()
+        first = solve_path(PROGRAM, solver, GRID, tol=1e-7, resume=file)
+        assert solver.alphas == GRID
+        solver = CountingFista()
+        second = solve_path(PROGRAM, solver, GRID, tol=1e-7, resume=str(file))
+        assert solver.alphas == []
+        assert_same(first, second)
+        assert [result.n_iter for result in second.results] == [result.n_iter for result in first.results]
+        assert [result.seconds for result in second.results] == [result.seconds for result in first.results]
+        assert {(result.status, result.solver) for result in second.results} == {(Status.CONVERGED, "fista")}
+        assert [entry.name for entry in tmp_path.iterdir()] == ["path.npz"]
+
+    def test_a_file_changes_nothing_in_an_uninterrupted_path(self, tmp_path):
+        kept = solve_path(PROGRAM, Fista(), GRID, tol=1e-7, resume=tmp_path / "path.npz")
+        assert_same(kept, solve_path(PROGRAM, Fista(), GRID, tol=1e-7))
+
+    def test_goes_on_where_it_was_interrupted(self, tmp_path):
+        file = tmp_path / "path.npz"
+        whole = CountingFista()
+        wanted = solve_path(PROGRAM, whole, GRID, tol=1e-8)
+        solver = CountingFista(interrupt_at=whole.steps // 2)
+        with pytest.raises(
+            PathInterrupted, match=r"after \d of 5 alphas; repeat the call with resume='.*path.npz'"
+        ) as caught:
+            solve_path(PROGRAM, solver, GRID, tol=1e-8, resume=file)
+        finished = len(caught.value.path.results)
+        assert 0 < finished < 5
+        assert isinstance(caught.value.__cause__, SolverInterrupted)
+        rest = CountingFista()
+        path = solve_path(PROGRAM, rest, GRID, tol=1e-8, resume=file)
+        # The alpha that was under way goes on from the point that the interrupt left.
+        assert rest.alphas == GRID[finished:]
+        assert solver.steps + rest.steps < 1.3 * whole.steps
+        for one, two in zip(path.results[:finished], wanted.results[:finished], strict=True):
+            assert torch.equal(one.coef, two.coef)
+        assert max(path.gaps) <= 1e-8
+        np.testing.assert_allclose(
+            [result.certificate.primal for result in path.results],
+            [result.certificate.primal for result in wanted.results],
+            atol=2e-8 * PROGRAM.null_value,
+        )
+
+    def test_interrupted_at_every_step_it_still_ends(self, tmp_path):
+        # The worst case: one step per call, each beginning where the last one ended.
+        file = tmp_path / "path.npz"
+        interrupts, path = 0, None
+        while path is None and interrupts < 2000:
+            try:
+                path = solve_path(PROGRAM, CountingFista(interrupt_at=2), GRID[:3], tol=1e-2, resume=file)
+            except PathInterrupted:
+                interrupts += 1
+        assert interrupts > 2
+        assert max(path.gaps) <= 1e-2
+
+    def test_interrupted_between_two_solves(self, tmp_path, monkeypatch):
+        # Not inside the loop of solve: its own interruption is not there to catch.
+        def save(file, index, result):
+            saved(file, index, result)
+            if index == 2:
+                raise KeyboardInterrupt
+
+        saved = PathFile.save
+        monkeypatch.setattr(PathFile, "save", save)
+        with pytest.raises(PathInterrupted) as caught:
+            solve_path(PROGRAM, Fista(), GRID, resume=tmp_path / "path.npz")
+        assert len(caught.value.path.results) == 2
+        monkeypatch.undo()
+        solver = CountingFista()
+        solve_path(PROGRAM, solver, GRID, resume=tmp_path / "path.npz")
+        assert solver.alphas == GRID[3:]
+
+    def test_interrupted_before_the_first_step(self):
+        class Init(Fista):
+            def init(self, program, start):
+                raise KeyboardInterrupt
+
+        with pytest.raises(PathInterrupted, match=r"after 0 of 5 alphas; a call with resume='path\.npz'"):
+            solve_path(PROGRAM, Init(), GRID)
+
+    def test_a_sharper_tol_goes_on_from_the_stored_points(self, tmp_path):
+        file = tmp_path / "path.npz"
+        loose = CountingFista()
+        rough = solve_path(PROGRAM, loose, GRID, tol=1e-3, resume=file)
+        already = [alpha for alpha, gap in zip(GRID, rough.gaps, strict=True) if gap <= 1e-8]
+        sharp, cold = CountingFista(), CountingFista()
+        path = solve_path(PROGRAM, sharp, GRID, tol=1e-8, resume=file)
+        assert sharp.alphas == [alpha for alpha in GRID if alpha not in already]
+        assert max(path.gaps) <= 1e-8
+        solve_path(PROGRAM, cold, GRID, tol=1e-8)
+        assert sharp.steps < cold.steps
+        # And looser again there is nothing to do.
+        solver = CountingFista()
+        assert_same(solve_path(PROGRAM, solver, GRID, tol=1e-4, resume=file), path)
+        assert solver.alphas == []
+
+    def test_points_behind_an_interrupt_are_kept(self, tmp_path):
+        file = tmp_path / "path.npz"
+        solve_path(PROGRAM, Fista(), GRID, tol=1e-3, resume=file)
+        with pytest.raises(PathInterrupted):
+            solve_path(PROGRAM, CountingFista(interrupt_at=5), GRID, tol=1e-9, resume=file)
+        solver = CountingFista()
+        solve_path(PROGRAM, solver, GRID, tol=1e-3, resume=file)
+        assert solver.alphas == []
+
+    def test_dual_points_of_the_solver_are_kept(self, tmp_path):
+        # Exact offers a dual point; without it the gap of its point is far larger.
+        file = tmp_path / "path.npz"
+        exact = solve_path(PROGRAM, Exact(), GRID[:3], tol=1e-6, resume=file)
+        assert certify(PROGRAM.with_alpha(GRID[2]), exact.results[2].coef, exact.results[2].intercept).relative_gap > 0
+        solver = CountingFista()
+        again = solve_path(PROGRAM, solver, GRID[:3], tol=1e-6, resume=file)
+        assert solver.alphas == []
+        assert {result.solver for result in again.results} == {"exact"}
+
+    def test_alphas_that_did_not_converge_are_taken_up_again(self, tmp_path):
+        file = tmp_path / "path.npz"
+        with pytest.warns(ConvergenceWarning):
+            solve_path(PROGRAM, Fista(), GRID, tol=1e-9, max_iter=3, resume=file)
+        assert max(solve_path(PROGRAM, Fista(), GRID, tol=1e-9, resume=file).gaps) <= 1e-9
+
+    def test_precision_is_that_of_the_call(self, tmp_path):
+        file = tmp_path / "path.npz"
+        solve_path(PROGRAM, Fista(), GRID, tol=1e-4, resume=file)
+        single = solve_path(PROGRAM, Fista(), GRID, tol=2e-4, resume=file, dtype=torch.float32)
+        assert single.coefs.dtype == torch.float32
+        for alpha, result in zip(GRID, single.results, strict=True):
+            again = certify(PROGRAM.with_alpha(alpha), result.coef, result.intercept)
+            assert again.primal == result.certificate.primal
+
+    def test_certificates_are_not_taken_from_the_file(self, tmp_path):
+        file = tmp_path / "path.npz"
+        honest = solve_path(PROGRAM, Fista(), GRID, tol=1e-6, resume=file)
+        header, arrays = read_archive(file, "path")
+        arrays["coef_4"] = arrays["coef_4"] + 1.0
+        arrays["dual_3"] = 1e6 * randn(*arrays["dual_3"].shape).numpy()
+        write_archive(file, "path", header, arrays)
+        solver = CountingFista()
+        path = solve_path(PROGRAM, solver, GRID, tol=1e-6, resume=file)
+        assert GRID[4] in solver.alphas
+        assert max(path.gaps) <= 1e-6
+        for alpha, one, two in zip(GRID, path.results, honest.results, strict=True):
+            best = solve(PROGRAM.with_alpha(alpha), Fista(), tol=1e-10).certificate.primal
+            assert one.certificate.dual <= best * (1 + 1e-9)
+            assert one.certificate.primal == pytest.approx(two.certificate.primal, abs=2e-6 * PROGRAM.null_value)
+
+    def test_weights_count_by_their_ratios(self, tmp_path):
+        file = tmp_path / "path.npz"
+        solve_path(PROGRAM, Fista(), GRID, resume=file)
+        solver = CountingFista()
+        scaled = dataclasses.replace(PROGRAM, sample_weight=3.0 * PROGRAM.sample_weight)
+        solve_path(scaled, solver, GRID, resume=file)
+        assert solver.alphas == []
+
+
+def changed(**fields):
+    return dataclasses.replace(PROGRAM, **fields)
+
+
+def flipped(mask):
+    mask = mask.clone()
+    mask[3, 1] = ~mask[3, 1]
+    return mask
+
+
+def moved(tensor, row):
+    tensor = tensor.clone()
+    tensor[row] += 0.5
+    return tensor
+
+
+MAP = PROGRAM.map
+DATA = MAP.base.data
+OTHERS = {
+    "y": changed(y=moved(PROGRAM.y, 5)),
+    "sample_weight": changed(sample_weight=moved(PROGRAM.sample_weight, 2)),
+    "X": changed(map=GatedMap(moved(DATA, 7), MAP.masks)),
+    "X (masks)": changed(map=GatedMap(DATA, flipped(MAP.masks))),
+    r"penalty \(GroupL2\(\) in the file, GroupNuclear\(\) now\)": changed(penalty=GroupNuclear()),
+    r"loss \(Squared\(\) in the file, Huber\(delta=2.0\) now\)": changed(loss=Huber(delta=2.0)),
+    r"fit_intercept \(True in the file, False now\)": changed(fit_intercept=False),
+    r"n_samples \(12 in the file, 10 now\)": PROGRAM.rows(torch.arange(10)),
+    "coef_shape": changed(y=PROGRAM.y[:, :1]),
+}
+
+
+class TestRefused:
+    @pytest.mark.parametrize("name", OTHERS)
+    def test_file_of_another_program(self, name, tmp_path):
+        file = tmp_path / "path.npz"
+        solve_path(PROGRAM, Fista(), GRID, tol=1e-2, resume=file)
+        before = file.read_bytes()
+        name, other = name.removesuffix(" (masks)"), OTHERS[name]
+        with pytest.raises(ValueError, match=rf"resume='.*path.npz' cannot be continued.*these differ:.*\b{name}"):
+            solve_path(other, Fista(), GRID, tol=1e-2, resume=file)
+        assert file.read_bytes() == before
+
+    def test_only_what_differs_is_named(self, tmp_path):
+        file = tmp_path / "path.npz"
+        solve_path(PROGRAM, Fista(), GRID, tol=1e-2, resume=file)
+        with pytest.raises(ValueError, match=r"these differ: alphas\. Repeat"):
+            solve_path(PROGRAM, Fista(), GRID[:4], tol=1e-2, resume=file)
+        with pytest.raises(ValueError, match=r"these differ: alphas\. Repeat"):
+            solve_path(PROGRAM, Fista(), [1.1 * alpha for alpha in GRID], tol=1e-2, resume=file)
+
+    def test_other_files_are_refused_and_left_alone(self, tmp_path):
+        file = tmp_path / "path.npz"
+        solve_path(PROGRAM, Fista(), GRID[:2], tol=1e-2, resume=file)
+        whole = file.read_bytes()
+        np.savez(tmp_path / "other.npz", X=np.ones(3))
+        for content in ((tmp_path / "other.npz").read_bytes(), whole[:-100], b"", b"my thesis"):
+            file.write_bytes(content)
+            with pytest.raises(ValueError, match=r"resume: .*path.npz is not a saved path"):
+                solve_path(PROGRAM, Fista(), GRID[:2], tol=1e-2, resume=file)
+            assert file.read_bytes() == content
+
+    @pytest.mark.parametrize(
+        ("array", "value"),
+        [
+            ("coef_1", np.ones(3)),
+            ("coef_1", np.nan),
+            ("intercept_1", np.ones(7)),
+            ("dual_1", np.ones(2)),
+            ("coef_1", None),
+        ],
+    )
+    def test_damaged_points_are_named(self, array, value, tmp_path):
+        file = tmp_path / "path.npz"
+        solve_path(PROGRAM, Fista(), GRID[:2], tol=1e-2, resume=file)
+        header, arrays = read_archive(file, "path")
+        if value is None:
+            del arrays[array]
+        else:
+            arrays[array] = np.broadcast_to(value, np.shape(value) or arrays[array].shape)
+        write_archive(file, "path", header, arrays)
+        with pytest.raises(ValueError, match=r"resume=.*its point for alpha=.* cannot be used"):
+            solve_path(PROGRAM, Fista(), GRID[:2], tol=1e-2, resume=file)
+
+    @pytest.mark.parametrize("part", ["program", "runs"])
+    @pytest.mark.parametrize("value", ["absent", None, 3, [1], "abc"])
+    def test_damaged_headers_are_named(self, part, value, tmp_path):
+        self.assert_damaged(tmp_path / "path.npz", **{part: value})
+
+    @pytest.mark.parametrize(
+        "runs",
+        [
+            {"a": {"n_iter": 1, "seconds": 0.1, "solver": "fista"}},
+            {"7": {"n_iter": 1, "seconds": 0.1, "solver": "fista"}},
+            {"0": None},
+            {"0": {"n_iter": 1, "seconds": 0.1}},
+            {"0": {"n_iter": "many", "seconds": 0.1, "solver": "fista"}},
+        ],
+    )
+    def test_damaged_entries_of_points_are_named(self, runs, tmp_path):
+        self.assert_damaged(tmp_path / "path.npz", runs=runs)
+
+    @pytest.mark.parametrize("y", [[[1.0], 2.0], ["a", "b", "c"], [None, None, None]])
+    def test_damaged_checksums_are_others(self, y, tmp_path):
+        file = tmp_path / "path.npz"
+        solve_path(PROGRAM, Fista(), GRID[:2], tol=1e-2, resume=file)
+        header, arrays = read_archive(file, "path")
+        write_archive(file, "path", {**header, "program": {**header["program"], "y": y}}, arrays)
+        with pytest.raises(ValueError, match=r"resume='.*path.npz' cannot be continued: .*these differ: y\."):
+            solve_path(PROGRAM, Fista(), GRID[:2], tol=1e-2, resume=file)
+
+    @staticmethod
+    def assert_damaged(file, **changes):
+        solve_path(PROGRAM, Fista(), GRID[:2], tol=1e-2, resume=file)
+        header, arrays = read_archive(file, "path")
+        header = {name: value for name, value in {**header, **changes}.items() if value != "absent"}
+        write_archive(file, "path", header, arrays)
+        with pytest.raises(ValueError, match=r"resume='.*path.npz' cannot be continued: it is damaged"):
+            solve_path(PROGRAM, Fista(), GRID[:2], tol=1e-2, resume=file)
+
+    @pytest.mark.parametrize("name", ["coef_0", "intercept_0", "dual_0"])
+    @pytest.mark.parametrize("kind", [complex, bool, str])
+    def test_points_of_other_numbers_are_refused(self, name, kind, tmp_path):
+        # The imaginary part of a complex one would be dropped.
+        file = tmp_path / "path.npz"
+        solve_path(PROGRAM, Fista(), GRID[:2], tol=1e-2, resume=file)
+        header, arrays = read_archive(file, "path")
+        write_archive(file, "path", header, {**arrays, name: arrays[name].astype(kind)})
+        with pytest.raises(ValueError, match=r"resume=.*its point for alpha=.* cannot be used .*floating-point"):
+            solve_path(PROGRAM, Fista(), GRID[:2], tol=1e-2, resume=file)
+
+    def test_whatever_byte_is_damaged_the_file_is_named(self, tmp_path):
+        file = tmp_path / "small.npz"
+        written = np.arange(3.0)
+        write_archive(file, "example", {"n": 3}, {"x": written})
+        whole, refusals = file.read_bytes(), []
+        for k in range(len(whole)):
+            changed = [bytes([whole[k] ^ flips]) for flips in (1, 8, 255)]
+            for byte in (b"", *changed):
+                file.write_bytes(whole[:k] + byte + whole[k + 1 :])
+                try:
+                    header, arrays = read_archive(file, "example")
+                except ValueError as error:
+                    refusals.append(str(error))
+                else:  # dates, versions and the like do not matter; an array may be lost, but not changed
+                    assert header == {"n": 3}
+                    np.testing.assert_array_equal(arrays.get("x", written), written)
+        assert len(refusals) > 2 * len(whole)
+        assert all(str(file) in refusal for refusal in refusals)
+
+    def test_a_file_that_is_not_there_is_no_damage(self, tmp_path):
+        with pytest.raises(FileNotFoundError):
+            read_archive(tmp_path / "nothing.npz", "example")
+
+    def test_files_of_other_versions(self, tmp_path):
+        file = tmp_path / "path.npz"
+        write_archive(file, "path", {"format": 99}, {})
+        with pytest.raises(ValueError, match=r"resume=.*saved by another version"):
+            solve_path(PROGRAM, Fista(), GRID, resume=file)
+
+    @pytest.mark.parametrize("resume", [3, True, ["path.npz"]])
+    def test_not_a_path(self, resume):
+        with pytest.raises(ValueError, match="resume must be None or the path of a file"):
+            solve_path(PROGRAM, Fista(), GRID, resume=resume)
+
+    def test_folders(self, tmp_path):
+        with pytest.raises(ValueError, match=r"resume must be the path of a file .* got a folder: "):
+            solve_path(PROGRAM, Fista(), GRID, resume=tmp_path)
+        with pytest.raises(ValueError, match=r"resume must be the path of a file .* got a folder that is not there"):
+            solve_path(PROGRAM, Fista(), GRID, resume=tmp_path / "nowhere" / "path.npz")
+
+    @pytest.mark.parametrize("tol", [True, -1.0, "small", None])
+    def test_wrong_tol(self, tol):
+        with pytest.raises(ValueError, match="tol must be a non-negative number"):
+            solve_path(PROGRAM, Fista(), GRID, tol=tol)
+
+
+class TestProgress:
+    def test_one_bar_over_the_alphas_with_the_gap(self, capsys):
+        solve_path(PROGRAM, Fista(), GRID, tol=1e-6, verbose=True)
+        shown = capsys.readouterr().err
+        assert "path, fista" in shown
+        assert "5/5" in shown
+        assert re.search(r"gap -?\d\.\de", shown)
+        # One bar: a bar that is left standing ends its line.
+        assert shown.count("\n") == 1
+
+    def test_resumed_alphas_count(self, tmp_path, capsys):
+        solve_path(PROGRAM, Fista(), GRID, resume=tmp_path / "path.npz")
+        solve_path(PROGRAM, Fista(), GRID, resume=tmp_path / "path.npz", verbose=True)
+        assert "5/5" in capsys.readouterr().err
+
+    def test_silent_by_default(self, capsys):
+        solve_path(PROGRAM, Fista(), GRID[:2])
+        shown = capsys.readouterr()
+        assert shown.out == shown.err == ""
+
+
+class TestOneAtATime:
+    def test_they_are_the_results_of_the_path(self):
+        results = iterate_path(PROGRAM, Fista(), GRID)
+        for one, two in zip(results, solve_path(PROGRAM, Fista(), GRID).results, strict=True):
+            assert torch.equal(one.coef, two.coef)
+            assert one.certificate.primal == two.certificate.primal
+
+    def test_an_alpha_is_solved_when_it_is_asked_for(self):
+        solver = CountingFista()
+        results = iterate_path(PROGRAM, solver, GRID)
+        assert solver.alphas == []
+        next(results)
+        next(results)
+        assert solver.alphas == GRID[:2]
+
+    def test_what_was_left_after_some_is_gone_on_with(self, tmp_path):
+        results = iterate_path(PROGRAM, Fista(), GRID, resume=tmp_path / "path.npz")
+        next(results)
+        results.close()
+        solver = CountingFista()
+        assert len(list(iterate_path(PROGRAM, solver, GRID, resume=tmp_path / "path.npz"))) == 5
+        assert solver.alphas == GRID[1:]
+
+    def test_only_the_last_points_are_kept(self):
+        results = iterate_path(PROGRAM, Fista(), GRID)
+        first = next(results)
+        reference = weakref.ref(first.coef)
+        del first
+        for _ in range(3):
+            next(results)
+        gc.collect()
+        assert reference() is None
+
+    def test_an_interrupt_is_that_of_the_solve_and_its_point_is_in_the_file(self, tmp_path):
+        finished = []
+        with pytest.raises(SolverInterrupted) as caught:
+            finished.extend(iterate_path(PROGRAM, CountingFista(interrupt_at=5), GRID, resume=tmp_path / "path.npz"))
+        result, alpha = caught.value.result, GRID[len(finished)]
+        assert result.n_iter > 0
+        file = PathFile(tmp_path / "path.npz", PROGRAM, GRID)
+        stored = file.load(len(finished), PROGRAM.with_alpha(alpha), torch.float64)
+        assert torch.equal(stored.coef, result.coef)
+
+    def test_bad_arguments_are_named_before_the_first_alpha(self, tmp_path):
+        with pytest.raises(ValueError, match="tol"):
+            iterate_path(PROGRAM, Fista(), GRID, tol=-1.0)
