@@ -135,7 +135,7 @@ class TestJoint:
         train_jointly(problem, tables, alpha=0.1, n_steps=1, lr=0.02, head_lr=0.05, callback=states.append)
         first, second = states
         program = problem.program(tables, 0.1)
-        slope = -program.pull_back(-program.loss.gradient(program.map.matvec(first.coef), program.y))
+        slope = -program.weighted_adjoint(-program.loss.gradient(program.map.matvec(first.coef), program.y))
         size = 0.05 / slope.square().mean((-2, -1), keepdim=True).sqrt()
         moved, wanted = first.coef - size * slope, torch.empty_like(first.coef)
         for gate, token in torch.cartesian_prod(torch.arange(4), torch.arange(2)).tolist():

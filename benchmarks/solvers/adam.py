@@ -35,10 +35,10 @@ class Solver(LadderSolver):
         optimizer = torch.optim.Adam([coef], lr=self.lr)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, n_steps)
         for _ in range(n_steps):
-            ascent = program.pull_back(-program.loss.gradient(program.map.matvec(coef), program.y))
+            correlation = program.weighted_adjoint(-program.loss.gradient(program.map.matvec(coef), program.y))
             # 0 where a group is zero, which is a subgradient of the norm there.
             units = torch.nn.functional.normalize(coef, dim=-2)
-            coef.grad = program.alpha * units - ascent
+            coef.grad = program.alpha * units - correlation
             optimizer.step()
             schedule.step()
         return coef

@@ -120,7 +120,7 @@ class SingleRow(SequenceForm):
 
     def penalty(self, penalty: Penalty, n_targets: int) -> Penalty:
         # What treats each output by itself does so with the outputs of each target row.
-        return penalty if penalty.separable else PerTarget(penalty, n_targets)
+        return penalty if penalty.output_separable else PerTarget(penalty, n_targets)
 
     def decay(self, penalty: Penalty, weights: HeadWeights) -> Tensor:
         return penalty.factor_cost(weights.w2, weights.w3)
@@ -323,7 +323,7 @@ def sequence_program(
     """
     form, loss = get_form(form), get_loss(loss)
     base = form.check_penalty(penalty)
-    if not loss.separable or loss.targets != "real":
+    if not loss.output_separable or loss.targets != "real":
         raise ValueError(f"loss must be a loss of numbers that is a sum over outputs, such as 'squared', got {loss!r}")
     tokens = check_program_tokens(X)
     target = as_tensor(y, tokens.device, torch.float64, "y")

@@ -113,14 +113,14 @@ def _feasible_dual_points(program: Program, candidates: list[Tensor]) -> list[Te
     if program.fit_intercept:
         candidates = [_into_domain(program, _centred(program, theta)) for theta in candidates]
     if math.prod(program.coef_shape) > program.map.n_stored:  # one after the other, to save memory
-        return [_scaled(program, theta, program.pull_back(theta)) for theta in candidates]
+        return [_scaled(program, theta, program.weighted_adjoint(theta)) for theta in candidates]
     # One product for all: the data are read once.
-    ascents = program.pull_back(torch.cat(candidates, dim=1)).split(program.y.shape[1], dim=-1)
-    return [_scaled(program, *pair) for pair in zip(candidates, ascents, strict=True)]
+    correlations = program.weighted_adjoint(torch.cat(candidates, dim=1)).split(program.y.shape[1], dim=-1)
+    return [_scaled(program, *pair) for pair in zip(candidates, correlations, strict=True)]
 
 
-def _scaled(program: Program, theta: Tensor, ascent: Tensor) -> Tensor:
-    norms = program.penalty.group_dual_norms_in_any_units(ascent)
+def _scaled(program: Program, theta: Tensor, correlation: Tensor) -> Tensor:
+    norms = program.penalty.group_dual_norms_in_any_units(correlation)
     largest = norms.reshape(-1, norms.shape[-1]).amax(0) if program.outputs_separate else norms.amax()
     if not bool(torch.isfinite(largest).all()):
         program.map.check_finite()

@@ -107,9 +107,9 @@ def check_loss(loss: Loss, n_outputs: int = 3, seed: int = 0) -> None:
     best = loss.best_intercept(pred, y, weight)
     slope = weight @ loss.gradient(pred + best, y)
     _require(float(slope.abs().max()) <= 1e-8, "best_intercept does not minimise the loss")
-    if loss.separable:
+    if loss.output_separable:
         apart = torch.stack([loss.gradient(pred[:, [k]], y[:, [k]])[:, 0] for k in range(n_outputs)], 1)
-        _require_close(gradient, apart, 1e-12, "separable is True but outputs interact")
+        _require_close(gradient, apart, 1e-12, "output_separable is True but outputs interact")
     if loss.shift_invariant:
         _require_close(loss.value(pred + 3.0, y), value, 1e-10, "shift_invariant is True but a shift changes the value")
     if loss.of_residual:
@@ -126,7 +126,7 @@ def check_loss(loss: Loss, n_outputs: int = 3, seed: int = 0) -> None:
 
 def _check_dual_scale(loss: Loss, theta: Tensor, y: Tensor, weight: Tensor) -> None:
     for limit in (0.0, 0.3, 1.0, 10.0, math.inf):
-        for shape in ((), (theta.shape[1],)) if loss.separable else ((),):
+        for shape in ((), (theta.shape[1],)) if loss.output_separable else ((),):
             bound = torch.full(shape, limit, dtype=theta.dtype)
             scale = loss.best_dual_scale(theta, y, weight, bound)
             _require(scale.shape == bound.shape, "best_dual_scale must have the shape of its limit")
@@ -208,9 +208,9 @@ def check_penalty(penalty: Penalty, seed: int = 0) -> None:
         _require_close(for_outputs.value(coef), value, 1e-12, "for_outputs gives another norm")
         _require_close(for_outputs.dual_norm(other), dual_norm, 1e-12, "for_outputs gives another dual norm")
         _require(float((coef * other).sum()) <= float(value * dual_norm) + 1e-10, "the dual norm is too small")
-        if penalty.separable:
+        if penalty.output_separable:
             parts = [penalty.value(coef[..., [k]]) for k in range(shape[-1])]
-            _require_close(torch.stack(parts).sum(), value, 1e-12, "separable is True but outputs interact")
+            _require_close(torch.stack(parts).sum(), value, 1e-12, "output_separable is True but outputs interact")
         single = penalty.prox(coef.float(), 0.3)
         _require(single.dtype == torch.float32, "prox must have the precision of its argument")
         _check_prox(penalty, coef, other, 0.3 * float(penalty.dual_norm(coef)))
@@ -224,32 +224,34 @@ def check_penalty(penalty: Penalty, seed: int = 0) -> None:
             _check_atoms(penalty, torch.randn(size, generator=generator, dtype=torch.float64))
 
 
-def _check_atoms(penalty: Penalty, ascent: Tensor) -> None:
-    norms, alpha = penalty.group_dual_norms(ascent), 0.5 * float(penalty.dual_norm(ascent))
-    found = penalty.violating_atoms(ascent, alpha)
+def _check_atoms(penalty: Penalty, correlation: Tensor) -> None:
+    norms, alpha = penalty.group_dual_norms(correlation), 0.5 * float(penalty.dual_norm(correlation))
+    found = penalty.violating_atoms(correlation, alpha)
     excess = found.excess.sort().values
     _require_close(
         excess, (norms[norms > alpha] / alpha - 1).sort().values, 1e-10, "atoms of other groups are violating"
     )
     for position, value, more in zip(*found, strict=True):
-        atom = torch.zeros_like(ascent).flatten()
+        atom = torch.zeros_like(correlation).flatten()
         atom[position] = value
-        atom = atom.view_as(ascent)
+        atom = atom.view_as(correlation)
         _require_close(penalty.value(atom), torch.ones_like(more), 1e-10, "an atom is not on the unit sphere")
-        _require_close((atom * ascent).sum(), alpha * (1 + more), 1e-10, "an atom's excess is not its inner product")
+        _require_close(
+            (atom * correlation).sum(), alpha * (1 + more), 1e-10, "an atom's excess is not its inner product"
+        )
 
 
-def _check_active_groups(penalty: Penalty, coef: Tensor, ascent: Tensor) -> None:
-    groups = penalty.active_groups(ascent, coef, 0.5 * float(penalty.dual_norm(ascent)))
+def _check_active_groups(penalty: Penalty, coef: Tensor, correlation: Tensor) -> None:
+    groups = penalty.active_groups(correlation, coef, 0.5 * float(penalty.dual_norm(correlation)))
     if groups is None:
         return
-    norms = penalty.group_dual_norms(ascent).reshape(-1, coef.shape[-1])
+    norms = penalty.group_dual_norms(correlation).reshape(-1, coef.shape[-1])
     active = torch.zeros_like(norms, dtype=torch.bool)
     active[groups.block, groups.output] = True
     wanted = (norms > 0.5 * norms.max()) | (penalty.group_values(coef).reshape(norms.shape) > 0)
     _require(bool((active == wanted).all()), "active_groups are not those that violate or are not zero")
-    step = 1e-6 * torch.randn(ascent.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    moved = penalty.group_dual_norms(ascent + step) - penalty.group_dual_norms(ascent - step)
+    step = 1e-6 * torch.randn(correlation.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    moved = penalty.group_dual_norms(correlation + step) - penalty.group_dual_norms(correlation - step)
     slope = (groups.unit * step.reshape(-1, *step.shape[-2:])[groups.block, :, groups.output]).sum(1)
     moved = moved.reshape(norms.shape)[groups.block, groups.output]
     _require_close(moved, 2 * slope, 1e-6, "the units of active_groups are not the gradients of the dual norms")

@@ -168,7 +168,7 @@ class Program:
     @property
     def outputs_separate(self) -> bool:
         """Whether the program is one independent program per output."""
-        return self.loss.separable and self.penalty.separable
+        return self.loss.output_separable and self.penalty.output_separable
 
     @_WithoutAlpha
     def weight(self) -> Tensor:
@@ -254,7 +254,7 @@ class Program:
         weight = None if self.sample_weight is None else self.sample_weight[index]
         return dataclasses.replace(self, map=self.map.rows(index), y=self.y[index], sample_weight=weight)
 
-    def counted(self) -> Program:
+    def drop_zero_weights(self) -> Program:
         """The same program without its samples of weight zero."""
         kept = self.weight > 0
         return self if bool(kept.all()) else self.rows(kept.nonzero()[:, 0])
@@ -289,7 +289,7 @@ class Program:
         """
         return torch.where(self.weight > 0, self.weight * values, 0.0).sum()
 
-    def pull_back(self, theta: Tensor) -> Tensor:
+    def weighted_adjoint(self, theta: Tensor) -> Tensor:
         """``A' diag(p) theta``: minus the gradient of the mean loss when ``theta`` is minus its per-sample gradient.
 
         Parameters
@@ -303,6 +303,8 @@ class Program:
         """
         weight = self.weight[:, None]
         return self.map.rmatvec(torch.where(weight > 0, weight * theta, 0.0))
+
+    pull_back = weighted_adjoint  # its former name
 
     def best_intercept(self, pred: Tensor, start: Tensor | None = None) -> Tensor:
         """Best constant per output to add to predictions; zeros when the program has no intercept.
@@ -446,7 +448,7 @@ class Program:
         exact = self.with_float64_targets()
         if exact is not self:
             return exact.null_dual_norms
-        return self.penalty.group_dual_norms_in_any_units(self.pull_back(self.null_dual_point))
+        return self.penalty.group_dual_norms_in_any_units(self.weighted_adjoint(self.null_dual_point))
 
     @_WithoutAlpha
     def alpha_max(self) -> float:
@@ -467,7 +469,7 @@ class Program:
         counted = (self.weight > 0).nonzero()[:, 0]
         some = counted[even_rows(len(counted), min(_SAMPLES, len(counted)), counted.device)]
         # All samples that count are looked at, and copied if others do not, only where some are as large as that.
-        return norm <= bound * self.map.rows(some).largest() and norm <= bound * self.counted().map.largest()
+        return norm <= bound * self.map.rows(some).largest() and norm <= bound * self.drop_zero_weights().map.largest()
 
 
 def check_alpha(alpha: float) -> None:

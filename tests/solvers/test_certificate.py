@@ -199,7 +199,9 @@ class TestFeasibility:
     def test_constraint_is_active_below_alpha_max(self, loss, penalty):
         program = make_program(loss, penalty, intercept=True)
         theta = fit(program).certificate.dual_point
-        assert float(program.penalty.dual_norm(program.pull_back(theta))) == pytest.approx(program.alpha, rel=1e-6)
+        assert float(program.penalty.dual_norm(program.weighted_adjoint(theta))) == pytest.approx(
+            program.alpha, rel=1e-6
+        )
 
     def test_outputs_are_scaled_apart_where_they_separate(self):
         # One output far off must not spoil the bound of another that is solved.
@@ -216,7 +218,7 @@ class TestFeasibility:
         program = make_program("squared", "nuclear")
         coef = randn(*program.coef_shape)
         residual = program.y - program.map.matvec(coef)
-        limit = program.alpha / float(program.penalty.dual_norm(program.pull_back(residual)))
+        limit = program.alpha / float(program.penalty.dual_norm(program.weighted_adjoint(residual)))
         bounds = [float(program.dual(scale * residual)) for scale in np.linspace(0, limit, 2001)]
         dual = certify(program, coef).dual
         assert max(bounds) <= dual + 1e-15
@@ -391,7 +393,7 @@ class TestDegenerate:
         theta = certify(
             dataclasses.replace(program, y=y).with_alpha(alone.alpha), torch.zeros(program.coef_shape).double()
         )
-        slope = alone.pull_back(theta.dual_point[:, 1:]) / unit
+        slope = alone.weighted_adjoint(theta.dual_point[:, 1:]) / unit
         assert float(alone.penalty.dual_norm(slope)) <= 1e-3 * (1 + 1e-12)
 
     @every_penalty
@@ -443,7 +445,7 @@ class TestDegenerate:
 
         program = dataclasses.replace(make_program("squared", "group_l2"), loss=Careless())
         certificate = certify(program, torch.zeros(program.coef_shape))
-        slope = program.pull_back(certificate.dual_point)
+        slope = program.weighted_adjoint(certificate.dual_point)
         assert float(program.penalty.dual_norm(slope)) <= program.alpha * (1 + 1e-12)
         assert certificate.dual <= fit(make_program("squared", "group_l2")).certificate.primal
 

@@ -69,7 +69,7 @@ class TestValues:
         coef, move = randn(*program.coef_shape, seed=1, scale=0.3), 1e-6 * randn(*program.coef_shape, seed=2)
         ends = [float(program.loss_value(program.map.matvec(coef + sign * move))) for sign in (1, -1)]
         theta = -program.loss.gradient(program.map.matvec(coef), program.y)
-        slope = -float((program.pull_back(theta) * move).sum())
+        slope = -float((program.weighted_adjoint(theta) * move).sum())
         assert (ends[0] - ends[1]) / 2 == pytest.approx(slope, rel=1e-5)
 
     @every_loss
@@ -230,7 +230,7 @@ class TestAlphaMax:
         # No direction of unit penalty lowers the mean loss at a higher rate, and one of them comes close.
         program = make_program(loss, penalty, gated=gated, intercept=intercept)
         null = program.null_intercept
-        gradient = program.pull_back(-program.loss.gradient(null.expand_as(program.y), program.y))
+        gradient = program.weighted_adjoint(-program.loss.gradient(null.expand_as(program.y), program.y))
         rates = []
         for seed in range(20):
             direction = randn(*program.coef_shape, seed=seed)
@@ -352,7 +352,7 @@ class TestInvariances:
         coef = randn(*program.coef_shape)
         assert float(other.primal(coef)) == pytest.approx(float(one.primal(coef)))  # though exp may overflow
         theta = -program.loss.gradient(other.map.matvec(coef), program.y)
-        assert not other.pull_back(theta).isnan().any()
+        assert not other.weighted_adjoint(theta).isnan().any()
         assert_same_program(one, other)
 
     def test_only_ratios_of_weights_matter(self, loss, penalty):
@@ -604,7 +604,7 @@ def test_what_a_sample_of_weight_zero_holds_does_not_tell_alpha_max(loss):
     data[3] = 1e30
     placed = dataclasses.replace(program, map=DenseMap(data), sample_weight=weight)
     assert placed.alpha_max > 0
-    assert placed.alpha_max == pytest.approx(placed.counted().alpha_max, rel=1e-12)
+    assert placed.alpha_max == pytest.approx(placed.drop_zero_weights().alpha_max, rel=1e-12)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

@@ -63,7 +63,9 @@ class _Phase(NamedTuple):
     @property
     def stuck(self) -> bool:
         """Whether the steps have come to rest or do not halve the gap in time."""
-        sizes = [abs(gap) for gap in self.gaps]  # one far below zero is that of an ascent that is not the dual point's
+        sizes = [
+            abs(gap) for gap in self.gaps
+        ]  # one far below zero is that of an correlation that is not the dual point's
         recent = sizes[-self.solver.halving_steps :]
         slow = len(sizes) > len(recent) and 2 * min(recent) > min(sizes[: -len(recent)])
         return slow or self.solver.finished(self.inner)
@@ -166,7 +168,7 @@ class AdmmNewton(PrimalDualSolver):
 def _newton_that_pays(program: Program, state: _State) -> PrimalDualSolver | None:
     if not program.penalty.euclidean:
         return None
-    if program.loss.separable:
+    if program.loss.output_separable:
         return SemismoothNewton() if _semismooth_pays(program, state) else None
     return SupportNewton() if _support_newton_pays(program, state) else None
 

@@ -60,7 +60,8 @@ class Solver(ABC):
     ...         coef, length = state
     ...         pred = program.map.matvec(coef)
     ...         theta = -program.loss.gradient(pred + program.best_intercept(pred), program.y)
-    ...         return program.penalty.prox(coef + length * program.pull_back(theta), length * program.alpha), length
+    ...         target = coef + length * program.weighted_adjoint(theta)
+    ...         return program.penalty.prox(target, length * program.alpha), length
     ...
     ...     def point(self, program, state):
     ...         coef, _ = state

@@ -85,7 +85,7 @@ class _Point(NamedTuple):
     """Coefficients of the set and the gradient of its loss with the opposite sign, both of shape ``(p,)``."""
 
     coef: NDArray
-    ascent: NDArray
+    correlation: NDArray
 
 
 class GramProgram:
@@ -129,12 +129,12 @@ class GramProgram:
         """The same program with another weight of the penalty."""
         return GramProgram(self.gram, self.target, self.square, self.width, alpha, self)
 
-    def corrected(self, point: _Point, ascent: NDArray) -> GramProgram:
-        """The same program with the targets' products such that `point` has an `ascent` that is known better.
+    def corrected(self, point: _Point, correlation: NDArray) -> GramProgram:
+        """The same program with the targets' products such that `point` has an `correlation` that is known better.
 
         What rounding of the Gram matrix does to a solution then goes by the distance from that point.
         """
-        target = self.target + (ascent - point.ascent)
+        target = self.target + (correlation - point.correlation)
         return GramProgram(self.gram, target, self.square, self.width, self.alpha, self)
 
     def at(self, coef: NDArray) -> _Point:
@@ -147,13 +147,13 @@ class GramProgram:
 
     def primal(self, point: _Point) -> float:
         """Objective of the coefficients."""
-        unexplained = self.square - point.coef @ (self.target + point.ascent)
+        unexplained = self.square - point.coef @ (self.target + point.correlation)
         return float(0.5 * unexplained + self.alpha * self.norms(point.coef).sum())
 
     def dual(self, point: _Point) -> float:
         """Dual objective of the residuals, scaled until they are feasible."""
-        scale = self.alpha / max(self.alpha, self.norms(point.ascent).max())
-        unexplained = self.square - point.coef @ (self.target + point.ascent)
+        scale = self.alpha / max(self.alpha, self.norms(point.correlation).max())
+        unexplained = self.square - point.coef @ (self.target + point.correlation)
         return float(scale * (self.square - point.coef @ self.target) - 0.5 * scale**2 * unexplained)
 
     def solved(self, coef: NDArray, goal: float) -> tuple[_Point, _Point, float]:
@@ -161,7 +161,7 @@ class GramProgram:
         point, recent = self.at(coef.copy()), []
         for sweep in range(1, _MOST_SWEEPS + 1):
             self._sweep(point)
-            recent.append(_Point(point.coef.copy(), point.ascent.copy()))
+            recent.append(_Point(point.coef.copy(), point.correlation.copy()))
             if sweep % _EXTRAPOLATE_EVERY == 0:
                 point, recent = self._extrapolated(point, recent), []
             if sweep % _POLISH_EVERY == 0:
@@ -175,24 +175,24 @@ class GramProgram:
     def _sweep(self, point: _Point) -> None:
         """Minimise over one block after the other, in place."""
         for block, (spectrum, basis) in zip(self._blocks, self._eigen, strict=True):
-            old, ascent = point.coef[block], point.ascent[block]
+            old, correlation = point.coef[block], point.correlation[block]
             size = math.sqrt(old @ old)
-            if size == 0 and ascent @ ascent <= self.alpha**2:
+            if size == 0 and correlation @ correlation <= self.alpha**2:
                 continue
-            new = basis @ _minimiser(spectrum, (ascent + self.gram[block, block] @ old) @ basis, self.alpha, size)
+            new = basis @ _minimiser(spectrum, (correlation + self.gram[block, block] @ old) @ basis, self.alpha, size)
             move = new - old
             point.coef[block] = new
-            point.ascent[:] -= move @ self.gram[block]
+            point.correlation[:] -= move @ self.gram[block]
 
     def _extrapolated(self, point: _Point, recent: list[_Point]) -> _Point:
         """Anderson's combination of recent points, where it lowers the objective."""
-        coefs, ascents = (np.stack(part) for part in zip(*recent, strict=True))
+        coefs, correlations = (np.stack(part) for part in zip(*recent, strict=True))
         moves = np.diff(coefs, axis=0)
         weights = _solved(moves @ moves.T, np.ones(len(moves)))
         if not weights.sum() > 0:
             return point
         weights /= weights.sum()
-        better = _Point(weights @ coefs[1:], weights @ ascents[1:])
+        better = _Point(weights @ coefs[1:], weights @ correlations[1:])
         return better if self.primal(better) < self.primal(point) else point
 
     def _polished(self, point: _Point) -> list[_Point]:
@@ -203,13 +203,13 @@ class GramProgram:
         blocks = [self._blocks[position] for position in active]
         units = np.zeros((len(active), len(self.target)))
         for unit, block in zip(units, blocks, strict=True):
-            unit[block] = point.ascent[block] / np.linalg.norm(point.ascent[block])
+            unit[block] = point.correlation[block] / np.linalg.norm(point.correlation[block])
         images = np.stack([unit[block] @ self.gram[block] for unit, block in zip(units, blocks, strict=True)])
         system = images @ units.T
         sizes = np.maximum(_solved(system, units @ self.target - self.alpha), 0)
         primal = _Point(sizes @ units, self.target - sizes @ images)
-        move = _solved(system, self.norms(point.ascent)[active] - self.alpha)
-        dual = _Point(point.coef + move @ units, point.ascent - move @ images)
+        move = _solved(system, self.norms(point.correlation)[active] - self.alpha)
+        dual = _Point(point.coef + move @ units, point.correlation - move @ images)
         return [primal, dual]
 
 
@@ -305,12 +305,12 @@ class BlockDescent(PrimalDualSolver):
         return super().unmet_requirement(program)
 
     def init_at(self, program: Program, coef: Tensor, pred: Tensor | None, previous: _State | None = None) -> _State:
-        program = program.counted().with_float64_targets()
+        program = program.drop_zero_weights().with_float64_targets()
         whole = Iterate.at(program, coef, pred)
-        coef, gap = whole.coef, whole.rough_gap
+        coef, gap = whole.coef, whole.gap_estimate
         support = nonzero_blocks(coef).nonzero()[:, 0]
         if previous is None:
-            pulled = program.pull_back(program.y - program.null_intercept)
+            pulled = program.weighted_adjoint(program.y - program.null_intercept)
             return self._grown(_State(whole, whole, gap, _support_gram(program), pulled, support), at_least=1)
         blocks = torch.cat([previous.blocks, support[~torch.isin(support, previous.blocks)]])
         state = _State(whole, whole, gap, previous.gram, previous.pulled, blocks, previous.inner)
@@ -328,8 +328,8 @@ class BlockDescent(PrimalDualSolver):
         with _numpy_on_one_thread:
             primal, dual, gap = state.inner.solved(coef, _DECREASE * state.gap)
         whole = self._of_all(state, primal, dual)
-        inner = state.inner.corrected(dual, self._on_set(state, whole.ascent).flatten().cpu().numpy())
-        new_gap = whole.rough_gap
+        inner = state.inner.corrected(dual, self._on_set(state, whole.correlation).flatten().cpu().numpy())
+        new_gap = whole.gap_estimate
         gaps = (*(state.gaps or (state.gap,)), new_gap)
         falls = len(gaps) <= _LOOKS or new_gap <= 0.5 * gaps[-1 - _LOOKS]
         promising = falls or (len(state.blocks) > n_before and _cheap(state))
@@ -346,7 +346,7 @@ class BlockDescent(PrimalDualSolver):
     def _grown(self, state: _State, at_least: int = 0) -> _State:
         """The state with the worst violating blocks in its set; finished where they are too many."""
         program = state.whole.program
-        norms = program.penalty.group_dual_norms(state.whole.ascent).flatten()
+        norms = program.penalty.group_dual_norms(state.whole.correlation).flatten()
         norms[state.blocks] = 0.0
         d, n_active = program.coef_shape[-2], int((self._on_set(state, state.whole.coef) != 0).any(dim=1).sum())
         wanted = max(self.width // d, n_active // 2, 1)

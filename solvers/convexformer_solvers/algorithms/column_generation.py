@@ -105,13 +105,13 @@ def _with_exact_sums(weights: np.ndarray, dtype: torch.dtype) -> np.ndarray:
 
 def _with_atoms(program: Program, state: _State) -> _State:
     """The state with the atoms that its predictions ask for, at weight zero."""
-    ascent = program.pull_back(-program.loss.gradient(state.pred, program.y))
-    found = program.penalty.violating_atoms(ascent, program.alpha)
+    correlation = program.weighted_adjoint(-program.loss.gradient(state.pred, program.y))
+    found = program.penalty.violating_atoms(correlation, program.alpha)
     excess = max(float(found.excess.max()), 0.0) if len(found.excess) else 0.0
     gap = excess * program.alpha * float(state.weights.sum())
     index, value = found.position.numpy(force=True), found.value.numpy(force=True)
     pointers = np.arange(len(index) + 1) * index.shape[1]
-    new = csc_array((value.ravel(), index.ravel(), pointers), shape=(ascent.numel(), len(index)))
+    new = csc_array((value.ravel(), index.ravel(), pointers), shape=(correlation.numel(), len(index)))
     new = new[:, _unknown(state.atoms, new)]
     atoms = hstack([state.atoms, new], format="csc")
     weights = np.concatenate([state.weights, np.zeros(new.shape[1])])
@@ -143,8 +143,8 @@ def _solved(program: Program, state: _State) -> _State:
         intercept = torch.as_tensor(variables[n_atoms:]).to(program.y)
         pred = program.map.matvec(_coef(program, state.atoms, variables[:n_atoms])) + intercept
         theta = -program.loss.gradient(pred, program.y)
-        ascent = program.pull_back(theta).flatten().numpy(force=True)
-        slopes = np.concatenate([program.alpha - adjoint @ ascent, -(program.weight @ theta).numpy(force=True)])
+        correlation = program.weighted_adjoint(theta).flatten().numpy(force=True)
+        slopes = np.concatenate([program.alpha - adjoint @ correlation, -(program.weight @ theta).numpy(force=True)])
         value = float(program.loss_value(pred)) + program.alpha * float(variables[:n_atoms].sum())
         return scale * value, scale * slopes
 

@@ -144,9 +144,9 @@ def _polish(program: Program, coef: Tensor, start: Tensor | None) -> tuple[Tenso
     """One proximal gradient step, taken only where it lowers the objective."""
     pred = program.map.matvec(coef)
     intercept = program.best_intercept(pred, start)
-    ascent = program.pull_back(-program.loss.gradient(pred + intercept, program.y))
+    correlation = program.weighted_adjoint(-program.loss.gradient(pred + intercept, program.y))
     lipschitz = program.lipschitz(pred + intercept)
-    new = program.penalty.prox(coef + ascent / lipschitz, program.alpha / lipschitz)
+    new = program.penalty.prox(coef + correlation / lipschitz, program.alpha / lipschitz)
     new_intercept = program.best_intercept(program.map.matvec(new), intercept)
     if float(program.primal(new, new_intercept)) <= float(program.primal(coef, intercept)):
         return new, new_intercept

@@ -98,7 +98,7 @@ class FirstSteps(PrimalDualSolver):
         return self._fista.name
 
     def init_at(self, program: Program, coef: Tensor, pred: Tensor | None, previous: _State | None = None) -> _State:
-        exact = program.counted().with_float64_targets()
+        exact = program.drop_zero_weights().with_float64_targets()
         single, offset = for_single(exact) or (exact, torch.zeros_like(exact.null_intercept))
         if single is not exact:
             single = single.to(torch.float32)
@@ -113,11 +113,11 @@ class FirstSteps(PrimalDualSolver):
         if iteration < state.next_look and not inner.finished:
             return state
         iterate = self.iterate(state)
-        ascent, gap = iterate.ascent, abs(iterate.rough_gap)
+        correlation, gap = iterate.correlation, abs(iterate.gap_estimate)
         if gap <= _NEAR * program.null_value:
             better = polished(self._rounded(state, iterate))
-            if better is not None and abs(better.rough_gap) < gap:
-                iterate, gap = better, abs(better.rough_gap)
+            if better is not None and abs(better.gap_estimate) < gap:
+                iterate, gap = better, abs(better.gap_estimate)
         gaps = (*state.gaps, gap)
         falls = len(gaps) <= _LOOKS or gap <= 0.5 * gaps[-1 - _LOOKS]
         slow = state.work >= 0.5 * state.n_steps and gap > 0.5 * gaps[0]
@@ -126,7 +126,7 @@ class FirstSteps(PrimalDualSolver):
         state = state._replace(looked_at=iterate, gaps=gaps, next_look=next_look)
         if given_up:
             return state._replace(finished=True)
-        regrouped = _regrouped(state, ascent)
+        regrouped = _regrouped(state, correlation)
         return regrouped._replace(finished=inner.finished and regrouped.part is state.part)
 
     def iterate(self, state: _State) -> Iterate:
@@ -134,9 +134,9 @@ class FirstSteps(PrimalDualSolver):
             return state.looked_at
         inner, exact = state.inner, state.exact
         pred = inner.pred + inner.intercept
-        ascent = state.single.pull_back(-state.single.loss.gradient(pred, state.single.y))
+        correlation = state.single.weighted_adjoint(-state.single.loss.gradient(pred, state.single.y))
         pred = pred.to(exact.y) + state.offset
-        return Iterate(exact, state.part.on_all(inner.coef).to(exact.y), pred, pred, ascent.to(exact.y))
+        return Iterate(exact, state.part.on_all(inner.coef).to(exact.y), pred, pred, correlation.to(exact.y))
 
     @staticmethod
     def _rounded(state: _State, iterate: Iterate) -> Iterate:
@@ -175,7 +175,7 @@ def _first_part(program: Program, coef: Tensor) -> Part:
     if size > _LARGEST_FIRST * len(active):
         return WholePart(program)
     fitted = own_predictions(program, coef)
-    norms = largest_dual_norms(program, program.pull_back(-program.loss.gradient(fitted, program.y)))
+    norms = largest_dual_norms(program, program.weighted_adjoint(-program.loss.gradient(fitted, program.y)))
     norms[active] = math.inf
     return _part(program, norms.topk(size).indices.sort().values)
 
@@ -196,13 +196,13 @@ def _part(program: Program, blocks: Tensor) -> Part:
     return part if _share(part) <= _LARGEST_SHARE_OF_WORK else WholePart(program)
 
 
-def _regrouped(state: _State, ascent: Tensor) -> _State:
-    """The state on the blocks that matter by its ascent: active ones, and others that violate, the worst ones first."""
+def _regrouped(state: _State, correlation: Tensor) -> _State:
+    """The state on the blocks that matter by its correlation: active ones, and others that violate, worst first."""
     part, inner, program = state.part, state.inner, state.single
     if isinstance(part, WholePart):
         return state
     coef, previous = part.on_all(inner.coef), part.on_all(inner.previous)
-    norms = largest_dual_norms(program, ascent)
+    norms = largest_dual_norms(program, correlation)
     active = nonzero_blocks(coef) | nonzero_blocks(previous)
     known = torch.zeros_like(active)
     known[part.blocks] = True
@@ -231,7 +231,7 @@ def _steps_of_other_solvers(program: Program) -> float:
     """Steps, of two products each, in the time that alternating directions take from scratch."""
     linear_map = program.map
     product = linear_map.product_work(program.y.shape[1])
-    iterations = _OTHER_ITERATIONS if program.loss.separable else _OTHER_ITERATIONS_COUPLED
+    iterations = _OTHER_ITERATIONS if program.loss.output_separable else _OTHER_ITERATIONS_COUPLED
     solve = WORK_OF_A_READ * linear_map.smaller_side**2
     start = linear_map.gram_work() + linear_map.smaller_side**3 / 3
     return (start + iterations * (2 * product + solve)) / (2 * product)
@@ -250,7 +250,7 @@ def nearly_independent(program: Program) -> bool:
     bool
     """
     found = spread(program)
-    if not program.loss.separable:
+    if not program.loss.output_separable:
         polishes = program.penalty.euclidean
         return found <= (_LARGEST_SPREAD_COUPLED if polishes else _LARGEST_SPREAD_COUPLED_ALONE)
     if not found <= _LARGEST_SPREAD_UNEVEN:

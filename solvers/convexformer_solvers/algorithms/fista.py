@@ -110,10 +110,10 @@ class Fista(Solver):
         """Proximal step from ``coef`` whose quadratic model holds: end, its predictions and intercept, inverse step."""
         intercept = program.best_intercept(pred, state.intercept)
         theta = -program.loss.gradient(pred + intercept, program.y)
-        ascent = program.pull_back(theta)
+        correlation = program.weighted_adjoint(theta)
         lipschitz = state.lipschitz
         while True:
-            new = program.penalty.prox(torch.add(coef, ascent, alpha=1 / lipschitz), program.alpha / lipschitz)
+            new = program.penalty.prox(torch.add(coef, correlation, alpha=1 / lipschitz), program.alpha / lipschitz)
             new_pred = program.map.matvec(new)
             new_intercept = program.best_intercept(new_pred, intercept)
             square = float((new - coef).square_().sum())

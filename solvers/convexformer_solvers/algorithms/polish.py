@@ -94,8 +94,8 @@ class Polished(PrimalDualSolver):
         rounded = state.smallest > NEAR_ROUNDING * program.null_value
         iterate = self.inner.rounded_iterate(inner) if rounded else self.inner.iterate(inner)
         better = polished(iterate, max(_PATIENCE, 2 * _SHARE * iteration))
-        gap = math.inf if better is None else abs(better.rough_gap)
-        # A rough gap below zero is that of an ascent that is not the dual point's; polished points have their own.
+        gap = math.inf if better is None else abs(better.gap_estimate)
+        # A rough gap below zero is that of an correlation that is not the dual point's; polished points have their own.
         before = state.gap if state.gap > 0 else math.inf
         wait, helps = max(state.wait, math.ceil(_SHARE * iteration)), gap < _WORTH_POLISHING * before
         if not helps:
@@ -169,13 +169,13 @@ def polished(iterate: Iterate, patience: float = _PATIENCE) -> Iterate | None:
     if active is None or not _scaling_costs_most(result) or _many_others(result, groups, active):
         return result
     better = _made_consistent(result, active)
-    return better if better.rough_gap < result.rough_gap else result
+    return better if better.gap_estimate < result.gap_estimate else result
 
 
 def _made_consistent(iterate: Iterate, groups: ActiveGroups) -> Iterate:
-    """Both points, and the own ascent, by one system of the active groups' images."""
+    """Both points, and the own correlation, by one system of the active groups' images."""
     images = _Images(iterate.program, groups)
-    solve, excess = images.system(iterate.pred), images.excess(iterate, images.dual_norms(iterate.ascent))
+    solve, excess = images.system(iterate.pred), images.excess(iterate, images.dual_norms(iterate.correlation))
     explained = images.products(Curvature(iterate.program, iterate.pred).product(iterate.pred))
     move, size = solve(torch.stack([excess, excess + explained], dim=1)).T
     result = images.better_primal(iterate, size)
@@ -188,7 +188,7 @@ def _made_consistent(iterate: Iterate, groups: ActiveGroups) -> Iterate:
 def _scaling_costs_most(iterate: Iterate) -> bool:
     """Whether scaling the dual point until it is feasible makes most of the gap."""
     without = iterate.objective - float(iterate.program.dual(iterate.dual_point()))
-    return iterate.rough_gap > _SCALING_COSTS * abs(without)
+    return iterate.gap_estimate > _SCALING_COSTS * abs(without)
 
 
 def _many_others(iterate: Iterate, known: ActiveGroups, active: ActiveGroups) -> bool:
@@ -200,7 +200,7 @@ def _many_others(iterate: Iterate, known: ActiveGroups, active: ActiveGroups) ->
 
 def _active_groups(iterate: Iterate) -> ActiveGroups | None:
     program = iterate.program
-    return program.penalty.active_groups(iterate.ascent, iterate.coef, program.alpha)
+    return program.penalty.active_groups(iterate.correlation, iterate.coef, program.alpha)
 
 
 def _groups_that_pay(iterate: Iterate, patience: float) -> ActiveGroups | None:
@@ -242,9 +242,9 @@ class _Images:
         several = [(output == k).nonzero()[:, 0] for k in range(n_outputs)] if n_outputs > 1 else None
         self.of_output: Sequence[Tensor | slice] = several or [slice(None)]
 
-    def dual_norms(self, ascent: Tensor) -> Tensor:
-        """Dual norms of the active groups, from the ascent of all."""
-        norms = self.program.penalty.group_dual_norms(ascent)
+    def dual_norms(self, correlation: Tensor) -> Tensor:
+        """Dual norms of the active groups, from the correlation of all."""
+        norms = self.program.penalty.group_dual_norms(correlation)
         return norms.reshape(-1, norms.shape[-1])[self.groups.block, self.groups.output]
 
     def dual_norms_at(self, iterate: Iterate) -> Tensor:
@@ -252,9 +252,9 @@ class _Images:
         program, theta = self.program, iterate.dual_point()
         distinct, position = self.groups.block.unique(return_inverse=True)
         if not program.map.few(len(distinct)):
-            return self.dual_norms(program.pull_back(theta))
-        ascent = program.map.rmatvec_blocks(distinct, program.weight[:, None] * theta)
-        return program.penalty.group_dual_norms(ascent)[position, self.groups.output]
+            return self.dual_norms(program.weighted_adjoint(theta))
+        correlation = program.map.rmatvec_blocks(distinct, program.weight[:, None] * theta)
+        return program.penalty.group_dual_norms(correlation)[position, self.groups.output]
 
     def excess(self, iterate: Iterate, norms: Tensor) -> Tensor:
         """By how much these dual norms exceed ``alpha``, and the means of the dual point zero."""
@@ -286,7 +286,7 @@ class _Images:
         return better if better.objective <= (1 + _ROUNDING) * iterate.objective else iterate
 
     def moved(self, iterate: Iterate, move: Tensor) -> Iterate:
-        """The iterate with its dual point's predictions moved along the images; its ascent is not."""
+        """The iterate with its dual point's predictions moved along the images; its correlation is not."""
         return iterate._replace(pred=iterate.pred + self.combined(move))
 
     def system(self, pred: Tensor) -> Callable[[Tensor], Tensor]:

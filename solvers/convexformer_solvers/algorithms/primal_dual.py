@@ -21,7 +21,7 @@ class _Points(NamedTuple):
     coef: Tensor
     fitted: Tensor
     pred: Tensor
-    ascent: Tensor
+    correlation: Tensor
 
 
 class Iterate(_Points):
@@ -37,7 +37,7 @@ class Iterate(_Points):
         Its predictions, intercept included.
     pred : Tensor of shape (N, c)
         Predictions at which minus the gradient of each sample's loss is the dual point.
-    ascent : Tensor of shape ``program.coef_shape``
+    correlation : Tensor of shape ``program.coef_shape``
         ``A' diag(p)`` times that dual point, or nearly so.
     """
 
@@ -53,8 +53,8 @@ class Iterate(_Points):
         return -self.program.loss.gradient(self.pred, self.program.y)
 
     def with_own_ascent(self) -> Iterate:
-        """The same with `ascent` computed from the dual point; costs one product."""
-        return self._replace(ascent=self.program.pull_back(self.dual_point()))
+        """The same with `correlation` computed from the dual point; costs one product."""
+        return self._replace(correlation=self.program.weighted_adjoint(self.dual_point()))
 
     def moved(self, program: Program, offset: Tensor) -> Iterate:
         """The same of an equivalent program whose predictions are higher by `offset`, of shape ``(c,)``."""
@@ -70,10 +70,10 @@ class Iterate(_Points):
         return float(self.program.objective(self.coef, self.fitted))
 
     @cached_property
-    def rough_gap(self) -> float:
+    def gap_estimate(self) -> float:
         """Duality gap but for the centring of the dual point; costs no product with the data."""
         program = self.program
-        norms = program.penalty.group_dual_norms(self.ascent)
+        norms = program.penalty.group_dual_norms(self.correlation)
         largest = norms.reshape(-1, norms.shape[-1]).amax(0) if program.outputs_separate else norms.amax()
         scale = torch.where(largest > program.alpha, program.alpha / largest, 1.0)
         return self.objective - float(program.dual(scale * self.dual_point()))

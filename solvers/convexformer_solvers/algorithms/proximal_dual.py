@@ -72,7 +72,7 @@ class ProximalDual(PrimalDualSolver):
         return super().unmet_requirement(program) or self.inner.unmet_requirement(program)
 
     def init_at(self, program: Program, coef: Tensor, pred: Tensor | None, previous: _State | None = None) -> _State:
-        exact = program.counted().with_float64_targets()
+        exact = program.drop_zero_weights().with_float64_targets()
         width = exact.tail_length
         inner = None if previous is None else previous.inner
         return _State(exact, *self._next_step(exact, width, coef, pred, inner), width, _FIRST_TOL)
@@ -96,7 +96,7 @@ class ProximalDual(PrimalDualSolver):
         near = abs(self.inner.estimated_gap(inner)) <= state.tol * state.step.null_value
         if near or iteration == _PATIENCE or self.inner.finished(inner):
             ended = self._in_exact(state)
-            return state._replace(ended=ended, gap=ended.rough_gap)
+            return state._replace(ended=ended, gap=ended.gap_estimate)
         return state
 
     def _after_step(self, state: _State, ended: Iterate) -> _State:
@@ -111,7 +111,7 @@ class ProximalDual(PrimalDualSolver):
         """The iterate of the inner solver as one of the exact program."""
         exact, iterate = state.exact, self.inner.iterate(state.inner)
         pred = exact.y + (iterate.pred - state.step.y) / state.width
-        return Iterate(exact, iterate.coef, iterate.fitted, pred, iterate.ascent / state.width)
+        return Iterate(exact, iterate.coef, iterate.fitted, pred, iterate.correlation / state.width)
 
     def iterate(self, state: _State) -> Iterate:
         return self._in_exact(state) if state.ended is None else state.ended

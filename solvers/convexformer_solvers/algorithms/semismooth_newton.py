@@ -50,8 +50,8 @@ class _Iterate(NamedTuple):
     sigma: float
     pred: Tensor  # v, (N, 1)
     theta: Tensor  # minus the gradient of each sample's loss at v, (N, 1)
-    ascent: Tensor  # A' diag(p) theta, (*feature_shape, 1)
-    coef: Tensor  # prox(Z_c + sigma ascent)
+    correlation: Tensor  # A' diag(p) theta, (*feature_shape, 1)
+    coef: Tensor  # prox(Z_c + sigma correlation)
     intercept: Tensor
     merit: float
     residual: Tensor  # A coef + intercept - v, (N, 1)
@@ -102,7 +102,7 @@ class SemismoothNewton(PrimalDualSolver):
         return super().unmet_requirement(program)
 
     def init_at(self, program: Program, coef: Tensor, pred: Tensor | None, previous: _State | None = None) -> _State:
-        program = program.counted().with_float64_targets()
+        program = program.drop_zero_weights().with_float64_targets()
         coef = coef.to(program.y)
         # The intercept's proximal term would make much of a large mean, and hide what steps gain.
         offset = program.target_shift
@@ -132,16 +132,16 @@ class SemismoothNewton(PrimalDualSolver):
 
     def iterate(self, state: _State) -> Iterate:
         coef = torch.cat([s.coef for s in state.iterates], dim=-1)
-        ascent = torch.cat([s.ascent for s in state.iterates], dim=-1)
+        correlation = torch.cat([s.correlation for s in state.iterates], dim=-1)
         pred = torch.cat([s.pred for s in state.iterates], dim=1) + state.offset
         residual = torch.cat([s.residual for s in state.iterates], dim=1)
-        return Iterate(state.program, coef, pred + residual, pred, ascent)
+        return Iterate(state.program, coef, pred + residual, pred, correlation)
 
     def finished(self, state: _State) -> bool:
         return all(s.finished for s in state.iterates)
 
     def _with_gap(self, state: _State) -> _State:
-        return state._replace(gap=self.iterate(state).rough_gap)
+        return state._replace(gap=self.iterate(state).gap_estimate)
 
 
 def _first_iterate(program: Program, gram: SupportGram, coef: Tensor, pred: Tensor, column: int) -> _Iterate:
@@ -151,7 +151,7 @@ def _first_iterate(program: Program, gram: SupportGram, coef: Tensor, pred: Tens
     fitted = single.map.matvec(center)
     intercept = single.best_intercept(fitted)
     theta = -single.loss.gradient(pred, single.y)
-    ascent = single.pull_back(theta)
+    correlation = single.weighted_adjoint(theta)
     system = NewtonSystem(single.map, single.fit_intercept, gram)
     # Sigma and all that follows from it are filled in at once.
     iterate = _Iterate(
@@ -162,7 +162,7 @@ def _first_iterate(program: Program, gram: SupportGram, coef: Tensor, pred: Tens
         sigma=1.0,
         pred=pred,
         theta=theta,
-        ascent=ascent,
+        correlation=correlation,
         coef=center,
         intercept=intercept,
         merit=0.0,
@@ -178,7 +178,7 @@ def _sensible_sigma(iterate: _Iterate) -> float:
     program = iterate.program
     sizes = program.penalty.group_values(iterate.coef)
     sizes = sizes[sizes > 0]
-    violation = float(program.penalty.dual_norm(iterate.ascent)) - program.alpha
+    violation = float(program.penalty.dual_norm(iterate.correlation)) - program.alpha
     size = float(sizes.median()) if len(sizes) else 1.0
     return _SIGMA_SCALE * size / max(violation, program.alpha / _SIGMA_LIMIT)
 
@@ -187,7 +187,7 @@ def _at(iterate: _Iterate, pred: Tensor) -> _Iterate:
     """The iterate at other predictions ``v``."""
     program = iterate.program
     theta = -program.loss.gradient(pred, program.y)
-    return _proximal(iterate._replace(pred=pred, theta=theta, ascent=program.pull_back(theta)))
+    return _proximal(iterate._replace(pred=pred, theta=theta, correlation=program.weighted_adjoint(theta)))
 
 
 def _proximal(iterate: _Iterate) -> _Iterate:
@@ -196,7 +196,7 @@ def _proximal(iterate: _Iterate) -> _Iterate:
     The merit is the dual of the subproblem, up to sign, with the conjugate at ``l'(v)`` as ``v l'(v) - l(v)``.
     """
     program, sigma, theta = iterate.program, iterate.sigma, iterate.theta
-    coef = program.penalty.prox(iterate.center + sigma * iterate.ascent, sigma * program.alpha)
+    coef = program.penalty.prox(iterate.center + sigma * iterate.correlation, sigma * program.alpha)
     intercept, quadratic = iterate.center_intercept, coef.square().sum()
     if program.fit_intercept:
         intercept = intercept + sigma * (program.weight @ theta)
@@ -302,7 +302,7 @@ def _solved(iterate: _Iterate) -> bool:
 
 def _jacobian(iterate: _Iterate) -> ProxJacobian:
     threshold = iterate.sigma * iterate.program.alpha
-    shifted = (iterate.center + iterate.sigma * iterate.ascent)[..., 0]
+    shifted = (iterate.center + iterate.sigma * iterate.correlation)[..., 0]
     shifted = shifted.reshape(-1, shifted.shape[-1])
     norms = torch.linalg.vector_norm(shifted, dim=1)
     active = (norms > threshold).nonzero()[:, 0]
@@ -321,8 +321,11 @@ def _line_search(iterate: _Iterate, direction: Tensor, slope: float) -> tuple[fl
         step *= 0.5
         if iterate.program.loss.quadratic:  # then what follows from the predictions but for the prox is affine
             pred = torch.lerp(iterate.pred, full.pred, step)
-            theta, ascent = torch.lerp(iterate.theta, full.theta, step), torch.lerp(iterate.ascent, full.ascent, step)
-            candidate = _proximal(iterate._replace(pred=pred, theta=theta, ascent=ascent))
+            theta, correlation = (
+                torch.lerp(iterate.theta, full.theta, step),
+                torch.lerp(iterate.correlation, full.correlation, step),
+            )
+            candidate = _proximal(iterate._replace(pred=pred, theta=theta, correlation=correlation))
         else:
             candidate = _at(iterate, iterate.pred + step * direction)
     return 0.0, None

@@ -39,7 +39,7 @@ class _Part(NamedTuple):
     linear: bool  # whether most samples may be on long linear parts of the loss
     coef: Tensor  # of the smoothed objective
     pred: Tensor  # (N, c)
-    ascent: Tensor  # of the columns less their means, from minus the loss's slopes there
+    correlation: Tensor  # of the columns less their means, from minus the loss's slopes there
     slopes: Tensor  # the weighted mean of minus these, (c,)
     width: float  # of the smoothing
     n_steps: int = 0  # at this width
@@ -57,7 +57,7 @@ class _State(NamedTuple):
 
     @property
     def gap(self) -> float:
-        return self.iterate.rough_gap
+        return self.iterate.gap_estimate
 
 
 class SmoothingNewton(PrimalDualSolver):
@@ -91,7 +91,7 @@ class SmoothingNewton(PrimalDualSolver):
         return "smoothing_newton"
 
     def init_at(self, program: Program, coef: Tensor, pred: Tensor | None, previous: _State | None = None) -> _State:
-        program = program.counted().with_float64_targets()
+        program = program.drop_zero_weights().with_float64_targets()
         coef = coef.to(program.y)
         features = Features(program) if previous is None else previous.parts[0].features
         pred = own_predictions(program, coef)
@@ -114,8 +114,8 @@ class SmoothingNewton(PrimalDualSolver):
 def _iterate(program: Program, parts: tuple[_Part, ...], length: float) -> Iterate:
     coef = torch.cat([_with_zeros(part, length) for part in parts], dim=-1)
     pred = torch.cat([part.pred for part in parts], dim=1)
-    ascent = torch.cat([part.ascent for part in parts], dim=-1)
-    return Iterate(program, coef, own_predictions(program, coef), pred, ascent)
+    correlation = torch.cat([part.correlation for part in parts], dim=-1)
+    return Iterate(program, coef, own_predictions(program, coef), pred, correlation)
 
 
 def _solved_together(program: Program) -> list[slice]:
@@ -126,13 +126,13 @@ def _solved_together(program: Program) -> list[slice]:
 def _first(program: Program, features: Features, coef: Tensor, pred: Tensor, length: float, outputs: slice) -> _Part:
     own = dataclasses.replace(program, y=program.y[:, outputs])
     coef, pred = coef[..., outputs], pred[:, outputs]
-    ascent, slopes = _downhill(own, features, pred)
+    correlation, slopes = _downhill(own, features, pred)
     unit_cost = own.alpha * float(own.penalty.smoothed_value(torch.zeros_like(coef), 1.0))
     linear = has_linear_parts(own.loss) and own.tail_length > _LONG_TAILS
-    gap = min(own.null_value, Iterate(own, coef, pred, pred, ascent).rough_gap)
+    gap = min(own.null_value, Iterate(own, coef, pred, pred, correlation).gap_estimate)
     width = min(gap / unit_cost, _WIDEST * length * own.alpha_max) if own.alpha_max > 0 else gap / unit_cost
     width = max(width, _SMALLEST_COST * own.null_value / unit_cost)
-    return _Part(own, features, unit_cost, linear, coef, pred, ascent, slopes, width)
+    return _Part(own, features, unit_cost, linear, coef, pred, correlation, slopes, width)
 
 
 def _downhill(program: Program, features: Features, pred: Tensor) -> tuple[Tensor, Tensor]:
@@ -154,8 +154,8 @@ def _newton_step(part: _Part) -> _Part:
     part = part._replace(n_steps=part.n_steps + 1, cut_short=step != 1.0, n_failures=n_failures)
     if step is not None:
         coef, pred = part.coef + step * move, part.pred + step * image
-        ascent, slopes = _downhill(part.program, part.features, pred)
-        part = part._replace(coef=coef, pred=pred, ascent=ascent, slopes=slopes)
+        correlation, slopes = _downhill(part.program, part.features, pred)
+        part = part._replace(coef=coef, pred=pred, correlation=correlation, slopes=slopes)
     cost = part.width * part.unit_cost
     if step is None or squared_length <= _NEAR_ENOUGH * cost or part.n_steps >= _MAX_STEPS:
         finished = n_failures >= _MAX_FAILURES or cost <= _SMALLEST_COST * part.program.null_value
@@ -169,7 +169,7 @@ def _direction(part: _Part) -> tuple[Tensor, Tensor, float]:
     gradient, blocks = program.penalty.smoothed_derivatives(coef, part.width)
     sizes = torch.linalg.vector_norm(coef.reshape(len(blocks), -1), dim=1)
     scales = program.alpha / torch.hypot(sizes, sizes.new_tensor(part.width))
-    downhill = part.ascent - program.alpha * gradient
+    downhill = part.correlation - program.alpha * gradient
     # Where most samples are on linear parts, of which Newton steps see nothing, others alternate with them.
     curvature = Curvature(program, part.pred, towards_target=part.linear and part.cut_short)
     system = System(curvature, program.alpha * blocks, scales, downhill, part.slopes)
@@ -195,4 +195,4 @@ def _with_zeros(part: _Part, least_length: float) -> Tensor:
     total = float(program.penalty.value(part.coef))
     typical = float(part.coef.square().sum()) / total / program.alpha if total > 0 else 0.0
     length = max(typical, least_length)
-    return program.penalty.prox(part.coef + length * part.ascent, length * program.alpha)
+    return program.penalty.prox(part.coef + length * part.correlation, length * program.alpha)

@@ -58,11 +58,11 @@ class SupportNewton(PrimalDualSolver):
         return super().unmet_requirement(program)
 
     def init_at(self, program: Program, coef: Tensor, pred: Tensor | None, previous: _State | None = None) -> _State:
-        program = program.counted().with_float64_targets()
+        program = program.drop_zero_weights().with_float64_targets()
         coef = coef.to(program.y)
         iterate = _at(program, coef, own_predictions(program, coef))
         system = CoupledSystem(program.map, program.fit_intercept) if previous is None else previous.system
-        return _State(iterate, system, iterate.rough_gap)
+        return _State(iterate, system, iterate.gap_estimate)
 
     def step(self, program: Program, state: _State) -> _State:
         state = state._replace(iteration=state.iteration + 1)
@@ -95,14 +95,14 @@ def _flat(coef: Tensor) -> Tensor:
 def _moved(state: _State, step: float, move: Tensor, image: Tensor) -> _State:
     before = state.iterate
     iterate = _at(before.program, before.coef + step * move, before.pred + step * image)
-    return state._replace(iterate=iterate, gap=iterate.rough_gap)
+    return state._replace(iterate=iterate, gap=iterate.gap_estimate)
 
 
 def _newton_direction(state: _State) -> tuple[Tensor, Tensor]:
     """Move of coefficients and intercepts: Newton's in the active groups, into or out of the support elsewhere."""
     iterate, system = state.iterate, state.system
     program = iterate.program
-    coef, ascent = _flat(iterate.coef), _flat(iterate.ascent)
+    coef, correlation = _flat(iterate.coef), _flat(iterate.correlation)
     norms = torch.linalg.vector_norm(coef, dim=1)
     active = norms > 0
     units = torch.where(active[:, None], coef / norms.clamp(min=1e-300)[:, None], 0.0)
@@ -110,7 +110,7 @@ def _newton_direction(state: _State) -> tuple[Tensor, Tensor]:
     curvature = Curvature(program, iterate.pred)
     radial = _RADIAL * min(1.0, abs(state.gap) / (_RADIAL_FULL * program.null_value)) * curvature.common_is_free
     terms = BlockTerms(active, scale, (radial - 1) * scale, units, 0.0)
-    downhill = ascent - program.alpha * units
+    downhill = correlation - program.alpha * units
     intercept_ascent = (program.weight @ iterate.dual_point())[None]
     rows = system.solve(terms, curvature, torch.cat([downhill.flatten(0, 1), intercept_ascent]))
     move = rows[:-1].reshape(coef.shape)
@@ -118,17 +118,17 @@ def _newton_direction(state: _State) -> tuple[Tensor, Tensor]:
     move = torch.where(crosses[:, None], -coef, move)
     # What the active groups lack may be the cause of as large a violation elsewhere, which then goes by itself.
     unexplained = torch.linalg.vector_norm(torch.where(active[:, None], downhill, 0.0), dim=1).amax()
-    entering = _entering(program, curvature, ascent, active, _TOLERATED * unexplained)
+    entering = _entering(program, curvature, correlation, active, _TOLERATED * unexplained)
     return (move + entering).reshape(iterate.coef.shape), rows[-1]
 
 
-def _entering(program: Program, curvature: Curvature, ascent: Tensor, active: Tensor, tolerated: Tensor) -> Tensor:
+def _entering(program: Program, curvature: Curvature, correlation: Tensor, active: Tensor, tolerated: Tensor) -> Tensor:
     """Proximal gradient step of the groups at zero that violate their dual constraint by more than is tolerated."""
-    norms = torch.linalg.vector_norm(ascent, dim=1)
+    norms = torch.linalg.vector_norm(correlation, dim=1)
     violating = ~active & (norms > program.alpha + tolerated)
     if not bool(violating.any()):
-        return torch.zeros_like(ascent)
-    shrunk = torch.where(violating[:, None], (1 - program.alpha / norms)[:, None] * ascent, 0.0)
+        return torch.zeros_like(correlation)
+    shrunk = torch.where(violating[:, None], (1 - program.alpha / norms)[:, None] * correlation, 0.0)
     return shrunk * _best_length(program, curvature, shrunk)
 
 
@@ -136,8 +136,8 @@ def _gradient_direction(state: _State) -> tuple[Tensor, Tensor]:
     """Move of a proximal gradient step: it always leads downhill."""
     iterate = state.iterate
     program = iterate.program
-    length = _best_length(program, Curvature(program, iterate.pred), iterate.ascent)
-    target = program.penalty.prox(iterate.coef + length * iterate.ascent, length * program.alpha)
+    length = _best_length(program, Curvature(program, iterate.pred), iterate.correlation)
+    target = program.penalty.prox(iterate.coef + length * iterate.correlation, length * program.alpha)
     return target - iterate.coef, target.new_zeros(target.shape[-1])
 
 

@@ -79,10 +79,10 @@ class WorkingSet(PrimalDualSolver):
         return self.inner.unmet_requirement(program)
 
     def init_at(self, program: Program, coef: Tensor, pred: Tensor | None, previous: _State | None = None) -> _State:
-        program = program.counted().with_float64_targets()
+        program = program.drop_zero_weights().with_float64_targets()
         whole = Iterate.at(program, coef, pred)
         gram = SupportGram(program.map) if previous is None else previous.gram
-        state = _State(whole, whole.rough_gap, gram, None, None)
+        state = _State(whole, whole.gap_estimate, gram, None, None)
         none = torch.zeros(0, dtype=torch.int64, device=whole.coef.device)
         return self._on(state, _chosen(whole, none, self.first_width))
 
@@ -113,7 +113,7 @@ class WorkingSet(PrimalDualSolver):
         """Look at all blocks, and see whether others violate the dual constraint by what matters."""
         assert state.part is not None
         whole = self.iterate(state).with_own_ascent()
-        gap = whole.rough_gap
+        gap = whole.gap_estimate
         return state._replace(
             whole=whole,
             gap=gap,
@@ -156,7 +156,7 @@ def _chosen(whole: Iterate, known: Tensor, first_width: int, hopeful: bool = Tru
     active ones to come.
     """
     program = whole.program
-    scores, active = largest_dual_norms(program, whole.ascent), nonzero_blocks(whole.coef)
+    scores, active = largest_dual_norms(program, whole.correlation), nonzero_blocks(whole.coef)
     violation, eligible = scores.clone(), scores > program.alpha
     eligible[known] = True
     scores[known] = scores[known].clamp(min=program.alpha)

@@ -225,13 +225,13 @@ def _below_alpha_max(program: Program, warm: bool) -> Iterator[_Stage]:
     """The stages for a program whose solution is not zero."""
     if not math.isfinite(program.loss.smoothness):
         yield from _unbounded_curvature(program)
-    elif not program.penalty.by_block:  # the size of groups says nothing of a good rho
+    elif not program.penalty.block_separable:  # the size of groups says nothing of a good rho
         yield _Stage(_FISTA, math.inf)
     elif _factorises(program) and program.tail_length > _LONG_TAILS:
         yield _Stage(_PROXIMAL, _PROXIMAL_STEPS)
         yield from _in_turns(program)
     else:
-        first = _first_on_separable if program.loss.separable else _first_on_coupled
+        first = _first_on_separable if program.loss.output_separable else _first_on_coupled
         yield from first(program, warm)
         yield from _in_turns(program) if _factorises(program) else [_Stage(_FISTA, math.inf)]
 

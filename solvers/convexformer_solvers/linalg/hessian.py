@@ -33,7 +33,7 @@ class Curvature:
     @property
     def diagonal_is_all(self) -> bool:
         """Whether the Hessian is diagonal."""
-        return self._program.loss.separable or self._pred.shape[1] == 1
+        return self._program.loss.output_separable or self._pred.shape[1] == 1
 
     @property
     def common_is_free(self) -> bool:
@@ -98,7 +98,7 @@ class Curvature:
 
 def has_linear_parts(loss: Loss) -> bool:
     """Whether a loss may have linear parts whose end is the target."""
-    return loss.separable and loss.of_residual and not loss.quadratic
+    return loss.output_separable and loss.of_residual and not loss.quadratic
 
 
 def curvature_bound(loss: Loss, pred: Tensor, y: Tensor) -> Tensor:

@@ -156,7 +156,7 @@ def _sizes(program: Program) -> tuple[float, float, int, int]:
 
 def _work_in_features(program: Program) -> float:
     n_samples, n_features, n_outputs, n_parts = _sizes(program)
-    n_grams = n_outputs if program.loss.separable else n_outputs * (n_outputs + 1) / 2
+    n_grams = n_outputs if program.loss.output_separable else n_outputs * (n_outputs + 1) / 2
     return n_parts * (n_grams * n_samples * n_features**2 + (n_features * n_outputs) ** 3 / 3)
 
 

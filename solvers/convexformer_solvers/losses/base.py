@@ -13,6 +13,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from convexformer_solvers.validation import take_old_names
+
 from .intercept import LossAtIntercepts, best_intercept
 
 
@@ -25,7 +27,7 @@ class Loss(ABC):
 
     Attributes
     ----------
-    separable : bool
+    output_separable : bool
         Whether the loss is a sum over outputs.
     targets : {"real", "sign", "simplex"}
         What a row of ``y`` is: real numbers (or counts), -1 and 1 per output, or class probabilities.
@@ -67,13 +69,17 @@ class Loss(ABC):
     >>> check_loss(LogCosh())
     """
 
-    separable: ClassVar[bool] = True
+    output_separable: ClassVar[bool] = True
     targets: ClassVar[Literal["real", "sign", "simplex"]] = "real"
     probabilistic: ClassVar[bool] = False
     quadratic: ClassVar[bool] = False
     of_residual: ClassVar[bool] = False
     shift_invariant: ClassVar[bool] = False
     smooth_curvature: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        take_old_names(cls, separable="output_separable")
 
     @property
     @abstractmethod
@@ -280,7 +286,7 @@ class Loss(ABC):
             The second is None where the Hessian is diagonal. Optional for a loss that couples the outputs: None, the
             default there, makes solvers take the Hessian column by column.
         """
-        return (self.hessian_product(pred, y, torch.ones_like(pred)), None) if self.separable else None
+        return (self.hessian_product(pred, y, torch.ones_like(pred)), None) if self.output_separable else None
 
     def mean_hessian(self, pred: Tensor, y: Tensor, weight: Tensor) -> Tensor:
         """Hessian of the weighted loss in an intercept shared by all samples.
@@ -296,7 +302,7 @@ class Loss(ABC):
         -------
         Tensor of shape (c, c)
         """
-        if self.separable:
+        if self.output_separable:
             return torch.diag(weight @ self.hessian_product(pred, y, torch.ones_like(pred)))
         columns = []
         for k in range(pred.shape[1]):

@@ -120,7 +120,7 @@ class Softmax(Loss):
     tensor([0.1269])
     """
 
-    separable = False
+    output_separable = False
     shift_invariant = True
     smooth_curvature = True
     targets = "simplex"

@@ -62,7 +62,7 @@ class LossAtIntercepts:
     def direction(self, b: Tensor, slope: Tensor) -> Tensor:
         """Newton direction; zero along directions in which the loss is flat."""
         hessian = self.loss.mean_hessian(self.pred + b, self.y, self.weight)
-        if not self.loss.separable:
+        if not self.loss.output_separable:
             return _pseudoinverse(hessian, min(self.loss.smoothness, 1.0))(-slope)
         curvature = hessian.diagonal()
         return torch.where(curvature > 0, -slope / curvature, 0.0)

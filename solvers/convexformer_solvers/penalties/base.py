@@ -14,6 +14,8 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from convexformer_solvers.validation import take_old_names
+
 
 class Factors(NamedTuple):
     """Rank-one pieces of a coefficient array: ``coef[block[j]] = sum of outer(left[j], right[j])``.
@@ -89,9 +91,9 @@ class Penalty(ABC):
 
     Attributes
     ----------
-    by_block : bool
+    block_separable : bool
         Whether the norm is a sum over blocks, so that some of them can be left out.
-    separable : bool
+    output_separable : bool
         Whether the norm is also a sum over outputs.
     euclidean : bool
         Whether it is the sum of the Euclidean norms of each output's coefficients in each block: Newton steps and block
@@ -119,9 +121,13 @@ class Penalty(ABC):
     >>> check_penalty(BlockL2())
     """
 
-    by_block: ClassVar[bool] = True
-    separable: ClassVar[bool] = False
+    block_separable: ClassVar[bool] = True
+    output_separable: ClassVar[bool] = False
     euclidean: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        take_old_names(cls, separable="output_separable", by_block="block_separable")
 
     def check_shape(self, shape: tuple[int, ...]) -> None:
         """Check that the penalty is one of coefficients of a shape, as by default it is of all.
@@ -165,7 +171,7 @@ class Penalty(ABC):
         Returns
         -------
         Tensor
-            Shape ``(*block_shape, c)`` when `separable`, else as the penalty has its groups.
+            Shape ``(*block_shape, c)`` when `output_separable`, else as the penalty has its groups.
         """
 
     @abstractmethod
@@ -180,7 +186,7 @@ class Penalty(ABC):
         Returns
         -------
         Tensor
-            As from ``group_values``; outputs are the last axis when `separable`.
+            As from ``group_values``; outputs are the last axis when `output_separable`.
         """
 
     @abstractmethod
@@ -291,12 +297,12 @@ class Penalty(ABC):
         """
         return []
 
-    def violating_atoms(self, ascent: Tensor, alpha: float) -> Atoms:
-        """Extreme points of the unit ball whose inner product with `ascent` exceeds `alpha`, the best of each group.
+    def violating_atoms(self, correlation: Tensor, alpha: float) -> Atoms:
+        """Extreme points of the unit ball whose product with `correlation` exceeds `alpha`, the best of each group.
 
         Parameters
         ----------
-        ascent : Tensor of shape ``(*block_shape, d, c)``
+        correlation : Tensor of shape ``(*block_shape, d, c)``
             ``A' diag(p) theta`` of a dual point.
         alpha : float
             Bound of the dual norm.
@@ -353,12 +359,12 @@ class Penalty(ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} has no smoothed form")
 
-    def active_groups(self, ascent: Tensor, coef: Tensor, alpha: float) -> ActiveGroups | None:
+    def active_groups(self, correlation: Tensor, coef: Tensor, alpha: float) -> ActiveGroups | None:
         """Groups whose dual norm is ``alpha`` at the optimum as far as one can tell from points near it.
 
         Parameters
         ----------
-        ascent : Tensor of shape ``(*block_shape, d, c)``
+        correlation : Tensor of shape ``(*block_shape, d, c)``
             ``A' diag(p) theta`` of a dual point; groups that violate its constraint count as active.
         coef : Tensor of shape ``(*block_shape, d, c)``
             A primal point; its groups that are not zero count as active.
@@ -419,7 +425,7 @@ class Penalty(ABC):
             As from ``group_dual_norms``.
         """
         sizes = coef.abs().reshape(-1, coef.shape[-1]).amax(0)
-        if not self.separable:
+        if not self.output_separable:
             sizes = sizes.amax(0, keepdim=True)
         limits = torch.finfo(coef.dtype)
         small, large = limits.tiny ** (1 / 3), limits.max ** (1 / 3)

@@ -27,7 +27,7 @@ class GroupL2(Penalty):
     tensor(5.)
     """
 
-    separable: ClassVar[bool] = True
+    output_separable: ClassVar[bool] = True
     euclidean: ClassVar[bool] = True
 
     def group_values(self, coef: Tensor) -> Tensor:
@@ -59,18 +59,20 @@ class GroupL2(Penalty):
         gradient = units.transpose(1, 2).reshape(coef.shape)
         return SmoothedDerivatives(gradient, hessian.view(n_blocks, d * c, d * c))
 
-    def active_groups(self, ascent: Tensor, coef: Tensor, alpha: float) -> ActiveGroups:
-        ascent, coef = (part.reshape(-1, *part.shape[-2:]) for part in (ascent, coef))
-        norms = self.group_dual_norms(ascent)
+    def active_groups(self, correlation: Tensor, coef: Tensor, alpha: float) -> ActiveGroups:
+        correlation, coef = (part.reshape(-1, *part.shape[-2:]) for part in (correlation, coef))
+        norms = self.group_dual_norms(correlation)
         tight = (norms > alpha) | ((self.group_values(coef) > 0) & (norms > 0))
         block, output = tight.nonzero(as_tuple=True)
-        return ActiveGroups(block, output, ascent[block, :, output] / norms[block, output][:, None])
+        return ActiveGroups(block, output, correlation[block, :, output] / norms[block, output][:, None])
 
-    def violating_atoms(self, ascent: Tensor, alpha: float) -> Atoms:
-        columns = ascent.transpose(-1, -2).flatten(0, -2)  # one group a row
+    def violating_atoms(self, correlation: Tensor, alpha: float) -> Atoms:
+        columns = correlation.transpose(-1, -2).flatten(0, -2)  # one group a row
         norms = torch.linalg.vector_norm(columns, dim=1)
         violating = norms > alpha
-        positions = torch.arange(ascent.numel(), device=ascent.device).view(ascent.shape).transpose(-1, -2)
+        positions = (
+            torch.arange(correlation.numel(), device=correlation.device).view(correlation.shape).transpose(-1, -2)
+        )
         index = positions.flatten(0, -2)[violating]
         return Atoms(index, columns[violating] / norms[violating][:, None], norms[violating] / alpha - 1)
 
@@ -156,12 +158,12 @@ class GroupNuclear(Penalty):
         basis, bent = basis.reshape(n_blocks, d * c, d * c), bent.reshape(n_blocks, d * c, d * c)
         return SmoothedDerivatives(gradient.reshape(coef.shape), basis.transpose(1, 2) @ bent)
 
-    def violating_atoms(self, ascent: Tensor, alpha: float) -> Atoms:
-        u, s, vh = torch.linalg.svd(ascent.reshape(-1, *ascent.shape[-2:]), full_matrices=False)
+    def violating_atoms(self, correlation: Tensor, alpha: float) -> Atoms:
+        u, s, vh = torch.linalg.svd(correlation.reshape(-1, *correlation.shape[-2:]), full_matrices=False)
         norms = s[:, 0]
         violating = norms > alpha
         outer = u[violating, :, :1] * vh[violating, :1]
-        index = torch.arange(ascent.numel(), device=ascent.device).view(len(norms), -1)[violating]
+        index = torch.arange(correlation.numel(), device=correlation.device).view(len(norms), -1)[violating]
         return Atoms(index, outer.flatten(1), norms[violating] / alpha - 1)
 
     def factorize(self, coef: Tensor) -> Factors:

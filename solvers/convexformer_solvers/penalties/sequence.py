@@ -60,7 +60,7 @@ class RowStochastic(Penalty):
     tensor(3.)
     """
 
-    by_block: ClassVar[bool] = False
+    block_separable: ClassVar[bool] = False
 
     n_targets: int
 
@@ -132,16 +132,16 @@ class RowStochastic(Penalty):
     def right_norm(self, right: Tensor) -> Tensor:
         return torch.linalg.vector_norm(right, ord=1, dim=1)
 
-    def violating_atoms(self, ascent: Tensor, alpha: float) -> Atoms:
+    def violating_atoms(self, correlation: Tensor, alpha: float) -> Atoms:
         # One nonzero coefficient per target row: where the row has its maximum.
-        best, source = self.matrices(ascent).max(-1)
+        best, source = self.matrices(correlation).max(-1)
         excess = best.sum(-1) / alpha - 1
         sign, feature, output = (excess > 0).nonzero(as_tuple=True)
-        target = torch.arange(self.n_targets, device=ascent.device)
-        column = target * (ascent.shape[-1] // self.n_targets) + output[:, None]
-        position = sign[:, None] * ascent.shape[1] + source[sign, feature, output]
-        index = (position * ascent.shape[2] + feature[:, None]) * ascent.shape[3] + column
-        return Atoms(index, torch.ones_like(index, dtype=ascent.dtype), excess[sign, feature, output])
+        target = torch.arange(self.n_targets, device=correlation.device)
+        column = target * (correlation.shape[-1] // self.n_targets) + output[:, None]
+        position = sign[:, None] * correlation.shape[1] + source[sign, feature, output]
+        index = (position * correlation.shape[2] + feature[:, None]) * correlation.shape[3] + column
+        return Atoms(index, torch.ones_like(index, dtype=correlation.dtype), excess[sign, feature, output])
 
     def expression(self, coef: Any, n_blocks: int) -> Any:
         import cvxpy as cp
@@ -209,7 +209,7 @@ class PerTarget(Penalty):
     def for_outputs(self, n_outputs: int) -> Penalty:
         _check_outputs(n_outputs, self.n_targets)
         inner = self.penalty.for_outputs(n_outputs // self.n_targets)
-        if inner.separable:  # treats the outputs of each target row by themselves anyway
+        if inner.output_separable:  # treats the outputs of each target row by themselves anyway
             return inner
         return self if inner is self.penalty else PerTarget(inner, self.n_targets)
 
@@ -220,11 +220,11 @@ class PerTarget(Penalty):
 
     def group_values(self, coef: Tensor) -> Tensor:
         values = self.penalty.group_values(self.by_target(coef)).sum(0)
-        return values.sum(-1) if self.penalty.separable else values
+        return values.sum(-1) if self.penalty.output_separable else values
 
     def group_dual_norms(self, coef: Tensor) -> Tensor:
         norms = self.penalty.group_dual_norms(self.by_target(coef)).amax(0)
-        return norms.amax(-1) if self.penalty.separable else norms
+        return norms.amax(-1) if self.penalty.output_separable else norms
 
     def prox(self, coef: Tensor, step: float) -> Tensor:
         return self.penalty.prox(self.by_target(coef), step).movedim(0, -2).flatten(-2).contiguous()

@@ -37,12 +37,14 @@ class Part:
         self.whole, self.blocks = whole, blocks
 
     def pred_of(self, iterate: Iterate) -> Tensor:
-        """Predictions of the part's samples whose dual point has the ascent of an iterate of the whole."""
+        """Predictions of the part's samples whose dual point has the correlation of an iterate of the whole."""
         return iterate.pred
 
     def iterate_of(self, iterate: Iterate) -> Iterate:
-        """The iterate of the whole that one of the part stands for; its ascent is that of the part, zero elsewhere."""
-        return iterate._replace(program=self.whole, coef=self.on_all(iterate.coef), ascent=self.on_all(iterate.ascent))
+        """The iterate of the whole that one of the part stands for; the correlation of others is zero."""
+        return iterate._replace(
+            program=self.whole, coef=self.on_all(iterate.coef), correlation=self.on_all(iterate.correlation)
+        )
 
     def on_blocks(self, coef: Tensor) -> Tensor:
         """The blocks of an array of coefficients of the whole."""
@@ -106,13 +108,13 @@ class CompressedPart(Part):
         y = torch.cat([pulled, constant[None]])
         self.program = dataclasses.replace(whole, map=small_map, y=y, sample_weight=None, fit_intercept=False)
 
-    def _to_samples(self, ascent: Tensor) -> Tensor:
+    def _to_samples(self, correlation: Tensor) -> Tensor:
         """Values of the samples behind features, whose adjoint is given as ``(m, d, c)``."""
-        flat = ascent.reshape(-1, ascent.shape[-1])
+        flat = correlation.reshape(-1, correlation.shape[-1])
         return self._scale * self._root.solve_lower(flat)
 
     def pred_of(self, iterate: Iterate) -> Tensor:
-        theta = self._to_samples(self.on_blocks(iterate.ascent))
+        theta = self._to_samples(self.on_blocks(iterate.correlation))
         return torch.cat([self.program.y[:-1] - theta, torch.zeros_like(theta[:1])])
 
     def iterate_of(self, iterate: Iterate) -> Iterate:
@@ -121,7 +123,7 @@ class CompressedPart(Part):
         pred = self.whole.map.matvec_blocks(self.blocks, both)
         pred = pred + (self._mean.repeat(2) - self._column_means @ both.flatten(0, 1))
         fitted, pred = pred.tensor_split(2, dim=1)
-        return Iterate(self.whole, self.on_all(iterate.coef), fitted, pred, self.on_all(iterate.ascent))
+        return Iterate(self.whole, self.on_all(iterate.coef), fitted, pred, self.on_all(iterate.correlation))
 
 
 class _RootMap(DenseMap):
@@ -143,4 +145,4 @@ class _RootMap(DenseMap):
 def largest_dual_norms(program: Program, coef: Tensor) -> Tensor:
     """Largest dual norm of each block's groups, shape ``(n_blocks,)``."""
     norms = program.penalty.group_dual_norms(coef.reshape(-1, *coef.shape[-2:]))
-    return norms.amax(-1) if program.penalty.separable else norms
+    return norms.amax(-1) if program.penalty.output_separable else norms

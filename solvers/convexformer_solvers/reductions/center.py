@@ -51,7 +51,7 @@ class Centered(PrimalDualSolver):
         return self.inner.unmet_requirement(program)
 
     def init_at(self, program: Program, coef: Tensor, pred: Tensor | None, previous: _State | None = None) -> _State:
-        exact = program.counted().with_float64_targets()
+        exact = program.drop_zero_weights().with_float64_targets()
         applies = _pays(exact) if previous is None else previous.applies
         if not applies:
             own, offset = exact, torch.zeros_like(exact.null_intercept)

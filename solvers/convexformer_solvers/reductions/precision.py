@@ -63,7 +63,7 @@ class MixedPrecision(PrimalDualSolver):
         return self._double.unmet_requirement(program)
 
     def init_at(self, program: Program, coef: Tensor, pred: Tensor | None, previous: _State | None = None) -> _State:
-        exact = program.counted().with_float64_targets()
+        exact = program.drop_zero_weights().with_float64_targets()
         if previous is not None and previous.at_zero:
             previous = None
         if previous is not None:

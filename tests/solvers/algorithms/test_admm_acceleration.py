@@ -271,7 +271,7 @@ class TestRho:
         move, shift = randn(5, 3, 1, seed=1), 7 * randn(5, 3, 1, seed=2)
         before = admm_rho.Sides(*randn(4, 5, 3, 1, seed=0))
         after = admm_rho.Sides(
-            before.smooth + move, before.ascent - bend * move, before.coef + shift, before.pull + curvature * shift
+            before.smooth + move, before.correlation - bend * move, before.coef + shift, before.pull + curvature * shift
         )
         assert admm_rho.balancing_rho(before, after) == pytest.approx(math.sqrt(bend * curvature), rel=1e-3)
 

@@ -42,7 +42,7 @@ def correlated_gated(loss, n_outputs, seed, ratio=0.01):
 @pytest.mark.parametrize("intercept", [False, True])
 @pytest.mark.parametrize("side", SIDES)
 def test_ridge_problems_are_solved(side, intercept, weighted):
-    program = make_program("squared", c=2, weighted=weighted, **SIDES[side]).counted()
+    program = make_program("squared", c=2, weighted=weighted, **SIDES[side]).drop_zero_weights()
     system = ridge_system(program.map, intercept, reweighted=True)
     assert isinstance(system, RidgeInSamples if side == "samples" else RidgeInFeatures)
     target, center = randn(*program.y.shape, seed=1), randn(*program.coef_shape, seed=2)
@@ -89,14 +89,16 @@ def test_a_side_of_a_few_more_samples_is_taken_where_it_costs_less(n, gated, rew
 @pytest.mark.parametrize("intercept", [False, True])
 @pytest.mark.parametrize("loss", NOT_QUADRATIC)
 def test_the_step_on_the_loss_is_its_proximal_step(loss, intercept, monkeypatch):
-    # There rho times the move of the coefficients is the ascent direction of the predictions' own dual point.
-    program = make_program(loss, c=3, intercept=intercept, weighted=True, ratio=0.05, **SIDES["samples"]).counted()
+    # There rho times the move of the coefficients is the correlation direction of the predictions' own dual point.
+    program = make_program(
+        loss, c=3, intercept=intercept, weighted=True, ratio=0.05, **SIDES["samples"]
+    ).drop_zero_weights()
 
     def error():
         solver, state = after(program, 8)
         iterate = solver.iterate(state)
-        own = iterate.with_own_ascent().ascent
-        return float(torch.linalg.vector_norm(iterate.ascent - own) / torch.linalg.vector_norm(own))
+        own = iterate.with_own_ascent().correlation
+        return float(torch.linalg.vector_norm(iterate.correlation - own) / torch.linalg.vector_norm(own))
 
     usual = error()
     monkeypatch.setattr(admm_module, "_LOSS_STEPS", 500)
@@ -109,11 +111,11 @@ def test_the_step_on_the_loss_is_its_proximal_step(loss, intercept, monkeypatch)
 @pytest.mark.parametrize("side", SIDES)
 def test_the_same_move_in_all_outputs_is_no_matter_of_cross_entropy(side, intercept):
     # The loss does not feel it, so its proximal step leaves that part of the coefficients where it is.
-    program = make_program("softmax", c=3, intercept=intercept, ratio=0.05, **SIDES[side]).counted()
+    program = make_program("softmax", c=3, intercept=intercept, ratio=0.05, **SIDES[side]).drop_zero_weights()
     for n_steps in (1, 4, 9):
         solver, state = after(program, n_steps)
-        ascent = solver.iterate(state).ascent
-        assert float(ascent.mean(-1).abs().max()) < 1e-9 * float(ascent.abs().max())
+        correlation = solver.iterate(state).correlation
+        assert float(correlation.mean(-1).abs().max()) < 1e-9 * float(correlation.abs().max())
 
 
 @pytest.mark.parametrize(

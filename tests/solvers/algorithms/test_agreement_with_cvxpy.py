@@ -66,7 +66,7 @@ def assert_brackets_agree(one, other):
     assert other.dual <= one.primal * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("loss", [loss for loss in LOSSES if LOSSES[loss].separable])
+@pytest.mark.parametrize("loss", [loss for loss in LOSSES if LOSSES[loss].output_separable])
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("intercept", [False, True])
 @pytest.mark.parametrize("n", [12, 60])  # fewer and more samples than columns: both forms of the Newton system

@@ -62,12 +62,12 @@ def test_blocks_of_the_solution_are_stationary():
     rounding = 8 * np.finfo(float).eps * program.square
     assert gap <= 1e-12
     assert -rounding <= program.primal(primal) - program.dual(dual) <= gap + rounding
-    for coef, ascent in zip(primal.coef.reshape(-1, 3), primal.ascent.reshape(-1, 3), strict=True):
+    for coef, correlation in zip(primal.coef.reshape(-1, 3), primal.correlation.reshape(-1, 3), strict=True):
         size = np.linalg.norm(coef)
         if size > 0:
-            np.testing.assert_allclose(ascent, 0.2 * coef / size, atol=1e-5)
+            np.testing.assert_allclose(correlation, 0.2 * coef / size, atol=1e-5)
         else:
-            assert np.linalg.norm(ascent) <= 0.2 * (1 + 1e-5)
+            assert np.linalg.norm(correlation) <= 0.2 * (1 + 1e-5)
 
 
 @pytest.mark.parametrize("gated", [False, True])
@@ -161,7 +161,7 @@ def test_more_blocks_far_above_alpha_than_a_set_may_have_end_it():
     program, solver = chained_program(0.9, ratio=0.1), BlockDescent(width=3)
     state, steps = solver.init(program, start_of(program)), 0
     while not solver.finished(state):
-        norms = program.penalty.group_dual_norms(state.whole.ascent)
+        norms = program.penalty.group_dual_norms(state.whole.correlation)
         state, steps = solver.step(program, state), steps + 1
     assert steps == 2
     assert len(state.blocks) == 1
@@ -188,7 +188,7 @@ def test_nearly_all_blocks_far_off_end_it_after_the_first_set():
     solver = BlockDescent(width=8)
     state = solver.step(program, solver.init(program, start_of(program)))
     assert not solver.finished(state)
-    norms = program.penalty.group_dual_norms(state.whole.ascent) / program.alpha
+    norms = program.penalty.group_dual_norms(state.whole.correlation) / program.alpha
     assert int((norms > 4).sum()) <= 25 < int((norms > 2).sum()) / 2.5  # a set may have 25 blocks
     # Where most of the set turned out to be of no use, what its gradient says of the others may be as wrong.
     unused = torch.cat([state.blocks, torch.arange(250, 260)])

@@ -151,7 +151,7 @@ class TestSetsOfBlocks:
     def test_the_first_set_is_that_of_the_largest_dual_norms(self):
         program = many_blocks()
         blocks = run_first_steps(program, n_steps=0)[0].part.blocks
-        norms = program.penalty.group_dual_norms(program.pull_back(program.null_dual_point)).flatten()
+        norms = program.penalty.group_dual_norms(program.weighted_adjoint(program.null_dual_point)).flatten()
         others = torch.ones(len(norms), dtype=torch.bool)
         others[blocks] = False
         assert 150 <= len(blocks) * 8 <= 0.15 * 1280

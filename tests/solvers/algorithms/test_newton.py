@@ -38,7 +38,9 @@ K, D, C = 4, 3, 3
 
 def system_of(loss, *, gated=False, intercept=False, weak=1.0, all_active=False):
     """A program, its Newton system, terms with inactive groups, and the dense matrix of the system."""
-    program = make_program(loss, n=40, blocks=K, d=D, c=C, gated=gated, intercept=intercept, weighted=True).counted()
+    program = make_program(
+        loss, n=40, blocks=K, d=D, c=C, gated=gated, intercept=intercept, weighted=True
+    ).drop_zero_weights()
     curvature = Curvature(program, 0.5 * randn(*program.y.shape, seed=4))
     n_blocks = program.coef_shape[0] * (K if gated else 1)
     units = torch.nn.functional.normalize(randn(n_blocks, D, C, seed=2), dim=1)
@@ -145,7 +147,7 @@ def test_support_newton_never_goes_uphill():
 
 
 def test_newton_steps_whose_rough_gaps_stay_far_below_zero_are_given_up():
-    # Such gaps are those of ascents that are not the dual point's; twice one is below it.
+    # Such gaps are those of correlations that are not the dual point's; twice one is below it.
     phase = _Phase(SemismoothNewton(), SimpleNamespace(iterates=(SimpleNamespace(finished=False),)), (-76.0,) * 30)
     assert phase.stuck
     assert not phase._replace(gaps=tuple(-76.0 * 0.5**k for k in range(30))).stuck

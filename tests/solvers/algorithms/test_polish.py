@@ -37,7 +37,7 @@ class PlainSoftmax(Softmax):
 
 @pytest.mark.parametrize("loss", ["softmax", "squared", "logistic"])
 def test_hessian_parts_give_what_its_columns_give(loss):
-    program = make_program(loss, n=20, blocks=4, d=3, c=3, weighted=True).counted()
+    program = make_program(loss, n=20, blocks=4, d=3, c=3, weighted=True).drop_zero_weights()
     plain = dataclasses.replace(program, loss=PlainSoftmax()) if loss == "softmax" else program
     pred, images = randn(len(program.y), 3, seed=1, scale=2.0), randn(7, len(program.y), seed=2)
     output = torch.tensor([0, 2, 1, 0, 0, 2, 2])
@@ -55,7 +55,7 @@ def test_hessian_parts_give_what_its_columns_give(loss):
 
 
 def program_and_optimum(loss, **options):
-    program = make_program(loss, n=60, blocks=4, d=3, c=2, ratio=0.5, **options).counted()
+    program = make_program(loss, n=60, blocks=4, d=3, c=2, ratio=0.5, **options).drop_zero_weights()
     return program, solve(program, Auto(), tol=1e-12, max_iter=3000).coef
 
 
@@ -67,8 +67,8 @@ def test_error_is_of_second_order(loss, gated, intercept):
     gaps, scaled = [], []
     for distance in (1e-4, 1e-5):
         iterate = near_optimum(program, optimum, distance)
-        scaled.append(iterate.rough_gap)
-        gaps.append(polished(iterate).rough_gap)
+        scaled.append(iterate.gap_estimate)
+        gaps.append(polished(iterate).gap_estimate)
     assert 5 < scaled[0] / scaled[1] < 20  # scaling into the dual ball costs in proportion to the distance
     assert gaps[0] / gaps[1] > 50
     assert gaps[1] < 0.01 * scaled[1]
@@ -77,7 +77,9 @@ def test_error_is_of_second_order(loss, gated, intercept):
 @pytest.mark.parametrize("loss", SEPARABLE)
 @pytest.mark.parametrize("intercept", [False, True])
 def test_all_parts_belong_together_and_the_objective_does_not_rise(loss, intercept):
-    program = make_program(loss, n=60, blocks=4, d=3, c=2, ratio=0.5, intercept=intercept, weighted=True).counted()
+    program = make_program(
+        loss, n=60, blocks=4, d=3, c=2, ratio=0.5, intercept=intercept, weighted=True
+    ).drop_zero_weights()
     optimum = solve(program, Fista(), tol=1e-8, max_iter=50_000).coef
     before = near_optimum(program, optimum, 1e-2)
     after = polished(before)
@@ -85,7 +87,7 @@ def test_all_parts_belong_together_and_the_objective_does_not_rise(loss, interce
     shift = after.fitted - program.map.matvec(after.coef)
     torch.testing.assert_close(shift, shift[:1].expand_as(shift), rtol=0, atol=1e-10)
     assert intercept or float(shift.abs().max()) < 1e-10
-    torch.testing.assert_close(after.ascent, program.pull_back(after.dual_point()), rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(after.correlation, program.weighted_adjoint(after.dual_point()), rtol=1e-12, atol=1e-14)
     if intercept:
         # The dual point is as nearly centred as it is nearly feasible.
         assert float((program.weight @ after.dual_point()).abs().max()) < 1e-3
@@ -95,7 +97,7 @@ def test_dual_norms_of_active_groups_become_alpha():
     program, optimum = program_and_optimum("squared")
     active = program.penalty.group_values(optimum) > 0
     assert 0 < int(active.sum()) < active.numel()
-    norms = program.penalty.group_dual_norms(polished(near_optimum(program, optimum, 1e-3)).ascent)
+    norms = program.penalty.group_dual_norms(polished(near_optimum(program, optimum, 1e-3)).correlation)
     torch.testing.assert_close(norms[active], torch.full_like(norms[active], program.alpha), rtol=1e-7, atol=0)
 
 
@@ -106,7 +108,7 @@ def optimum_and_active(program, alpha):
 
 @pytest.mark.parametrize(("loss", "seed"), [("squared", 1), ("logistic", 2)])
 def test_error_is_of_second_order_where_a_group_is_not_known_to_be_active(loss, seed):
-    program = make_program(loss, n=60, blocks=12, d=3, c=2, seed=seed).counted()
+    program = make_program(loss, n=60, blocks=12, d=3, c=2, seed=seed).drop_zero_weights()
     high, low = 0.7 * program.alpha_max, 0.5 * program.alpha_max  # between them another group enters
     before = optimum_and_active(program, high)[1]
     for _ in range(20):
@@ -125,8 +127,8 @@ def test_error_is_of_second_order_where_a_group_is_not_known_to_be_active(loss, 
             move = distance * optimum.abs().max() * randn(*optimum.shape, seed=100 + k)
             pred = own_predictions(program, optimum + move)
             iterate = Iterate(here, without, own_predictions(program, without), pred, without).with_own_ascent()
-            if float(here.penalty.group_dual_norms(iterate.ascent)[entering]) < here.alpha:
-                gaps.append(polished(iterate).rough_gap)
+            if float(here.penalty.group_dual_norms(iterate.correlation)[entering]) < here.alpha:
+                gaps.append(polished(iterate).gap_estimate)
         assert len(gaps) > 3
         worst.append(max(gaps))
     assert worst[0] / worst[1] > 50  # ten where the groups that are known are moved alone
@@ -141,13 +143,13 @@ def test_what_cannot_be_polished_is_left_alone():
 
 
 def test_many_active_groups_are_not_worth_a_system_whichever_ascent_shows_them():
-    # Cross-entropy has one system for all outputs; far from the optimum the own ascent may show many more groups.
-    program = make_program("softmax", n=20, blocks=120, d=2, c=8, ratio=0.1).counted()
+    # Cross-entropy has one system for all outputs; far from the optimum the own correlation may show many more groups.
+    program = make_program("softmax", n=20, blocks=120, d=2, c=8, ratio=0.1).drop_zero_weights()
     pred = 3.0 * randn(20, 8, seed=5)
     few = torch.zeros(program.coef_shape, dtype=torch.float64)
     few[0, 0, 0] = 2 * program.alpha
     iterate = Iterate(program, torch.zeros_like(few), torch.zeros_like(pred), pred, few)
-    assert int((program.penalty.group_dual_norms(iterate.with_own_ascent().ascent) > program.alpha).sum()) > 200
+    assert int((program.penalty.group_dual_norms(iterate.with_own_ascent().correlation) > program.alpha).sum()) > 200
     assert polished(iterate) is None
     assert polished(iterate.with_own_ascent()) is None
     assert polished(iterate.with_own_ascent(), patience=1e6) is not None
@@ -160,7 +162,7 @@ def test_products_of_polishes_are_exact_once_those_in_single_precision_say_too_l
     def noted(iterate, patience):
         better = polished(iterate, patience)
         rounded.append(isinstance(iterate.program.map, RoundedMap))
-        gaps.append(abs(better.rough_gap) / program.null_value)
+        gaps.append(abs(better.gap_estimate) / program.null_value)
         return better
 
     monkeypatch.setattr(polish_module, "polished", noted)
@@ -272,7 +274,7 @@ def test_the_point_handed_out_is_the_polished_one():
 @pytest.mark.parametrize("intercept", [False, True])
 @pytest.mark.parametrize("loss", ["logistic", "squared"])
 def test_zeros_at_alpha_max_stay_zeros(loss, intercept):
-    program = make_program(loss, n=60, blocks=4, d=3, c=2, intercept=intercept).counted()
+    program = make_program(loss, n=60, blocks=4, d=3, c=2, intercept=intercept).drop_zero_weights()
     program = program.with_alpha(program.alpha_max)
     coef = 1e-6 * randn(*program.coef_shape, seed=3)
     after = polished(

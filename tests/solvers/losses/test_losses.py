@@ -146,7 +146,7 @@ def test_check_names_the_identity_that_fails(name):
 
 
 class SeparableSoftmax(Softmax):
-    separable = True
+    output_separable = True
     mean_hessian = Loss.mean_hessian
 
 

@@ -30,7 +30,7 @@ def test_check_rejects_a_penalty_that_is_not_the_euclidean_one_that_it_claims_to
 
 def test_check_rejects_a_penalty_that_does_not_separate_as_it_claims_to():
     class Nuclear(GroupNuclear):
-        separable = True
+        output_separable = True
 
     with pytest.raises(AssertionError, match="separable"):
         check_penalty(Nuclear())
@@ -228,7 +228,7 @@ def test_group_values_and_dual_norms_agree_with_their_totals(penalty):
     coef = randn(5, 3, 2)
     assert float(penalty.group_values(coef).sum()) == pytest.approx(float(penalty.value(coef)))
     assert float(penalty.group_dual_norms(coef).max()) == float(penalty.dual_norm(coef))
-    if penalty.separable:
+    if penalty.output_separable:
         assert penalty.group_dual_norms(coef).shape[-1] == 2
         apart = sum(float(penalty.value(coef[..., [k]])) for k in range(2))
         assert float(penalty.value(coef)) == pytest.approx(apart)

@@ -62,19 +62,19 @@ class TestRowStochastic:
     penalty = RowStochastic(2)
 
     def test_dual_norm_is_the_largest_inner_product_with_an_atom(self):
-        ascent = randn(*self.shape)
-        best = max(float((atom * ascent).sum()) for atom in every_atom(3, 2, 2, 2))
-        assert float(self.penalty.dual_norm(ascent)) == pytest.approx(best, rel=1e-12)
+        correlation = randn(*self.shape)
+        best = max(float((atom * correlation).sum()) for atom in every_atom(3, 2, 2, 2))
+        assert float(self.penalty.dual_norm(correlation)) == pytest.approx(best, rel=1e-12)
 
     def test_violating_atoms_are_the_best_of_each_matrix(self):
-        ascent, alpha = randn(*self.shape), 0.2
-        found = self.penalty.violating_atoms(ascent, alpha)
+        correlation, alpha = randn(*self.shape), 0.2
+        found = self.penalty.violating_atoms(correlation, alpha)
         for index, value, excess in zip(*found, strict=True):
             atom = torch.zeros(self.shape, dtype=torch.float64).flatten()
             atom[index] = value
             assert float(self.penalty.value(atom.view(self.shape))) == 1.0
-            assert float(atom @ ascent.flatten()) == pytest.approx(alpha * (1 + float(excess)), rel=1e-12)
-        norms = self.penalty.group_dual_norms(ascent)
+            assert float(atom @ correlation.flatten()) == pytest.approx(alpha * (1 + float(excess)), rel=1e-12)
+        norms = self.penalty.group_dual_norms(correlation)
         assert len(found.excess) == int((norms > alpha).sum()) > 0
         torch.testing.assert_close(found.excess.sort().values, (norms[norms > alpha] / alpha - 1).sort().values)
 

@@ -38,8 +38,8 @@ def test_both_points_are_those_of_the_program(gated, intercept):
     shift = iterate.fitted - program.map.matvec(iterate.coef)
     torch.testing.assert_close(shift, shift[:1].expand_as(shift))
     assert iterate.objective <= program.null_value
-    ascent = program.pull_back(iterate.dual_point())
-    torch.testing.assert_close(iterate.ascent, ascent, rtol=1e-6, atol=1e-8)
+    correlation = program.weighted_adjoint(iterate.dual_point())
+    torch.testing.assert_close(iterate.correlation, correlation, rtol=1e-6, atol=1e-8)
 
 
 @pytest.mark.parametrize("loss", ["squared", "logistic"])

@@ -55,9 +55,9 @@ def test_an_earlier_state_is_carried_on_with_its_own_rho():
     admm = Admm()
     early, *_, late = run(program, admm, 60)[1:]
     assert early.rho != late.rho
-    ascent = early.rho * early.multiplier
+    correlation = early.rho * early.multiplier
     carried = admm.carried_on(program, early, torch.zeros(1, dtype=torch.float64))
-    torch.testing.assert_close(carried.known.system.rho * carried.multiplier, ascent)
+    torch.testing.assert_close(carried.known.system.rho * carried.multiplier, correlation)
 
 
 @pytest.mark.parametrize("loss", ["squared", "huber", "softmax", "logistic"])

@@ -110,20 +110,20 @@ class Admm(PrimalDualSolver):
     def unmet_requirement(self, program: Program) -> str | None:
         if not math.isfinite(program.loss.smoothness):
             return f"a loss with finite smoothness, which {program.loss!r} has not"
-        if not program.penalty.by_block:  # the rule for rho goes by the size of groups
+        if not program.penalty.block_separable:  # the rule for rho goes by the size of groups
             return f"a penalty that is a sum over blocks, not {program.penalty!r}"
         return super().unmet_requirement(program)
 
     def init_at(self, program: Program, coef: Tensor, pred: Tensor | None, previous: State | None = None) -> State:
-        exact = program.counted().with_float64_targets()
+        exact = program.drop_zero_weights().with_float64_targets()
         program = self._in_own_precision(exact, previous)
         # Coefficients alone are a start that somebody gave.
         ahead = previous.ahead(exact) if previous is not None and pred is not None else None
         start = ahead or Start.at(program, coef, pred)
-        known = _known(program, start.ascent) if previous is None else previous.known
+        known = _known(program, start.correlation) if previous is None else previous.known
         found = spread_that_tells(program, warm=previous is not None)
         rule = rule_for_groups(program, found, warm=previous is not None)
-        if previous is not None and previous.rule.measured and program.loss.separable:
+        if previous is not None and previous.rule.measured and program.loss.output_separable:
             rule = previous.rule
         before = previous.rho if previous is not None and ahead is not None else None
         rho = _starting_rho(program, start, rule, known.largest_rho, found, before)
@@ -175,7 +175,7 @@ class Admm(PrimalDualSolver):
             known=known,
             local=local,
             smooth=state.smooth.to(exact.y),
-            ascent=state.ascent.to(exact.y),
+            correlation=state.correlation.to(exact.y),
             fitted=fitted,
             expansion=expansion,
             coef=coef,
@@ -190,14 +190,14 @@ class Admm(PrimalDualSolver):
         return state.iterate()
 
 
-def _known(program: Program, ascent: Tensor) -> Known:
-    largest_memory = max(_LARGEST_MEMORY // (2 * max(1, ascent.numel())), _LEAST_MEMORY)
+def _known(program: Program, correlation: Tensor) -> Known:
+    largest_memory = max(_LARGEST_MEMORY // (2 * max(1, correlation.numel())), _LEAST_MEMORY)
     # Where curvatures jump, extrapolations across the jumps lead astray.
     memory = min(_MEMORY, largest_memory) if program.loss.smooth_curvature else 0
     return Known(
         ridge_system(program.map, program.fit_intercept, not program.loss.quadratic),
         Anderson(memory, program.outputs_separate),
-        largest_rho(program, ascent),
+        largest_rho(program, correlation),
     )
 
 
@@ -205,7 +205,7 @@ def _starting_rho(
     program: Program, start: Start | End, rule: GroupRule, largest: float, found: float, before: float | None
 ) -> float:
     """The rho for the groups of a start; where that is extrapolated, near the one before."""
-    rho = rule.rho(program, start.coef, largest) or first_rho(program, start.ascent, found, largest)
+    rho = rule.rho(program, start.coef, largest) or first_rho(program, start.correlation, found, largest)
     if before is None:
         return rho
     return _near(before, rho, _LARGEST_WARM_CHANGE) if rho < largest else before  # groups that small tell less
@@ -243,7 +243,7 @@ def _iterate(state: State) -> State:
         fitted_coef = program.map.matvec(coef)
     return state._replace(
         smooth=smooth,
-        ascent=rho * (smooth - center),
+        correlation=rho * (smooth - center),
         fitted=fitted,
         expansion=expansion,
         coef=coef,
@@ -356,7 +356,7 @@ def _begun_anew(state: State) -> State:
     fitted = program.null_intercept.expand_as(state.fitted)
     local, coef = _local_curvature(program, fitted), torch.zeros_like(state.coef)
     _factorised(state.known, program.weight * local, rho)
-    start = Start(coef, torch.zeros_like(fitted), fitted, program.pull_back(program.null_dual_point))
+    start = Start(coef, torch.zeros_like(fitted), fitted, program.weighted_adjoint(program.null_dual_point))
     new = State.at(state.exact, program, state.known, start, local, rho, state.rule)
     return new._replace(iteration=state.iteration)
 
@@ -367,7 +367,7 @@ def _with_better_rho(state: State) -> State:
     What moves say of rho they say of the rule by size, for later iterations and the next alpha of a path.
     """
     program, largest = state.program, state.known.largest_rho
-    # A gap below zero is that of an ascent that is not the dual point's: then moves are not those of the loss.
+    # A gap below zero is that of an correlation that is not the dual point's: then moves are not those of the loss.
     by_moves = balancing_rho(state.mark, state.sides()) if state.mark is not None and state.gap >= 0 else None
     state = state._replace(mark=None)
     if by_moves is not None:

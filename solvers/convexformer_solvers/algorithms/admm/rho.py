@@ -35,7 +35,7 @@ class Sides(NamedTuple):
     """Both sides of the splitting at some iteration, with the gradients that they balance there."""
 
     smooth: Tensor
-    ascent: Tensor
+    correlation: Tensor
     coef: Tensor
     pull: Tensor  # rho U
 
@@ -97,13 +97,13 @@ def serves_as_well(rho: float, other: float) -> bool:
 def spread_that_tells(program: Program, warm: bool) -> float:
     """Spread of the features where the first rho and the prox's threshold go by it, NaN elsewhere."""
     loss = program.loss
-    looks = some_samples_tell(program) and loss.separable and loss.smooth_curvature and not warm
+    looks = some_samples_tell(program) and loss.output_separable and loss.smooth_curvature and not warm
     return spread(program) if looks else math.nan
 
 
 def rule_for_groups(program: Program, found: float, warm: bool) -> GroupRule:
     """The rule before moves have told: by the spread that was found, or NaN."""
-    if warm and not program.loss.separable:
+    if warm and not program.loss.output_separable:
         return GroupRule(_NEAR_THRESHOLD)
     if math.isnan(found):
         return GroupRule(_THRESHOLD)
@@ -111,13 +111,13 @@ def rule_for_groups(program: Program, found: float, warm: bool) -> GroupRule:
     return GroupRule(min(_LARGEST_THRESHOLD, max(least, _THRESHOLD_OF_SPREAD * math.sqrt(found))))
 
 
-def first_rho(program: Program, ascent: Tensor, found: float, largest: float) -> float:
+def first_rho(program: Program, correlation: Tensor, found: float, largest: float) -> float:
     """A share of the rho for the groups of the first proximal step: they grow where features are correlated.
 
     Where that step is none, the largest, as one has no unit.
     """
-    direction = program.penalty.prox(ascent, program.alpha)
-    slope = float((ascent * direction).sum())
+    direction = program.penalty.prox(correlation, program.alpha)
+    slope = float((correlation * direction).sum())
     step = slope / _bend(program, direction) if slope > 0 else 0.0
     rho = _first_share(program, found) * (GroupRule(_THRESHOLD).rho(program, step * direction, largest) or 0.0)
     if rho > 0:
@@ -132,16 +132,16 @@ def _first_share(program: Program, found: float) -> float:
     return min(max(_FIRST_SHARE, _FIRST_SHARE_OF_SPREAD / found), _LARGEST_FIRST_SHARE)
 
 
-def largest_rho(program: Program, ascent: Tensor) -> float:
+def largest_rho(program: Program, correlation: Tensor) -> float:
     """About the curvature of the loss in the coefficients; inf where nothing leads anywhere."""
-    if not bool(ascent.any()):
+    if not bool(correlation.any()):
         return math.inf
-    square, bend = float(ascent.square().sum()), _bend(program, ascent)
+    square, bend = float(correlation.square().sum()), _bend(program, correlation)
     if not (0 < square < math.inf and 0 < bend < math.inf):
         program.map.check_finite()
         raise ValueError(
-            f"squares of the data or the targets are too small or too large for {ascent.dtype}; scale the features "
-            "(and alpha with them) or the targets to about one"
+            f"squares of the data or the targets are too small or too large for {correlation.dtype}; scale the "
+            "features (and alpha with them) or the targets to about one"
         )
     return bend / square
 

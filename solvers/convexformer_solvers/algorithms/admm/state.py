@@ -44,7 +44,7 @@ class Start(NamedTuple):
     coef: Tensor
     fitted_coef: Tensor  # A coef
     fitted: Tensor  # of the dual point, intercept included
-    ascent: Tensor  # A' diag(p) times that dual point
+    correlation: Tensor  # A' diag(p) times that dual point
 
     @classmethod
     def at(cls, program: Program, coef: Tensor, pred: Tensor | None) -> Start:
@@ -52,11 +52,11 @@ class Start(NamedTuple):
         coef = coef.to(program.y)
         fitted_coef = program.map.matvec(coef)
         fitted = fitted_coef + program.best_intercept(fitted_coef) if pred is None else pred.to(program.y)
-        return cls(coef, fitted_coef, fitted, program.pull_back(-program.loss.gradient(fitted, program.y)))
+        return cls(coef, fitted_coef, fitted, program.weighted_adjoint(-program.loss.gradient(fitted, program.y)))
 
     def split(self, program: Program, rho: float) -> Split:
-        # The multiplier of the optimum is the ascent direction, which there is within the dual ball.
-        multiplier = (self.ascent - program.penalty.prox(self.ascent, program.alpha)) / rho
+        # The multiplier of the optimum is the correlation direction, which there is within the dual ball.
+        multiplier = (self.correlation - program.penalty.prox(self.correlation, program.alpha)) / rho
         return Split(self.coef, self.fitted_coef, multiplier, program.map.matvec(multiplier))
 
 
@@ -69,7 +69,7 @@ class End(NamedTuple):
 
     alpha: float
     coef: Tensor  # Z
-    ascent: Tensor  # rho U: alpha times a subgradient of the penalty at Z
+    correlation: Tensor  # rho U: alpha times a subgradient of the penalty at Z
     fitted: Tensor  # A W + b
 
     def ahead(self, before: End, alpha: float) -> End:
@@ -79,7 +79,7 @@ class End(NamedTuple):
         return End(alpha, *parts)
 
     def split(self, program: Program, rho: float) -> Split:
-        total = self.coef + self.ascent / rho
+        total = self.coef + self.correlation / rho
         coef = program.penalty.prox(total, program.alpha / rho)
         multiplier = total - coef
         # One product for both: the data are read once.
@@ -99,7 +99,7 @@ class _Fields(NamedTuple):
     met: float  # largest mean curvature met along the moves since then, in the same units
     secant: Tensor  # largest one of each sample along those moves, (N,)
     smooth: Tensor  # W, which carries the loss
-    ascent: Tensor  # A' diag(p) theta of the dual point that W gives
+    correlation: Tensor  # A' diag(p) theta of the dual point that W gives
     fitted: Tensor  # A W + b, (N, c)
     expansion: Tensor  # where the quadratics touch the samples' losses, (N, c)
     coef: Tensor  # Z, which carries the penalty
@@ -138,7 +138,7 @@ class State(_Fields):
             met=0.0,
             secant=torch.zeros_like(local),
             smooth=split.coef,
-            ascent=start.ascent,
+            correlation=start.correlation,
             fitted=start.fitted,
             expansion=start.fitted,
             coef=split.coef,
@@ -155,20 +155,20 @@ class State(_Fields):
     def iterate(self) -> Iterate:
         """Both points in float64."""
         exact = self.exact
-        coef, fitted_coef, fitted, ascent = (
-            part.to(exact.y) for part in (self.coef, self.fitted_coef, self.fitted, self.ascent)
+        coef, fitted_coef, fitted, correlation = (
+            part.to(exact.y) for part in (self.coef, self.fitted_coef, self.fitted, self.correlation)
         )
         intercept = exact.weight @ (fitted - fitted_coef) * exact.fit_intercept
-        return Iterate(exact, coef, fitted_coef + intercept, fitted, ascent)
+        return Iterate(exact, coef, fitted_coef + intercept, fitted, correlation)
 
     @cached_property
     def gap(self) -> float:
         """The rough gap."""
-        return self.iterate().rough_gap
+        return self.iterate().gap_estimate
 
     def sides(self) -> Sides:
         """Both sides, for what moves tell of rho."""
-        return Sides(self.smooth, self.ascent, self.coef, self.rho * self.multiplier)
+        return Sides(self.smooth, self.correlation, self.coef, self.rho * self.multiplier)
 
     def end_before(self, exact: Program) -> End | None:
         """The end of the alpha before that of a program; None where there is none to extrapolate from."""
@@ -177,7 +177,7 @@ class State(_Fields):
             return None
         if self.program.alpha == exact.alpha:
             return self.before
-        # A gap below zero is that of an ascent that is not the dual point's, and then U is not that of Z either.
+        # A gap below zero is that of an correlation that is not the dual point's, and then U is not that of Z either.
         if not -_ROUNDING <= self.gap / exact.null_value <= _NEAR:
             return None
         return End(self.program.alpha, self.coef, self.rho * self.multiplier, self.fitted)
