@@ -13,12 +13,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .deep import GreedyConvexTransformerClassifier as GreedyConvexTransformerClassifier
-    from .deep import GreedyConvexTransformerRegressor as GreedyConvexTransformerRegressor
     from .estimators import ConvexAttentionClassifier as ConvexAttentionClassifier
+    from .estimators import ConvexAttentionClassifierCV as ConvexAttentionClassifierCV
     from .estimators import ConvexAttentionRegressor as ConvexAttentionRegressor
-    from .features import image_patches as image_patches
-    from .features import pad_sequences as pad_sequences
+    from .estimators import ConvexAttentionRegressorCV as ConvexAttentionRegressorCV
+    from .estimators import ConvexSequenceRegressor as ConvexSequenceRegressor
+    from .estimators import GreedyConvexTransformerClassifier as GreedyConvexTransformerClassifier
+    from .estimators import GreedyConvexTransformerRegressor as GreedyConvexTransformerRegressor
+    from .estimators import load_model as load_model
+    from .estimators import save_model as save_model
     from .gates import DifferenceGates as DifferenceGates
     from .gates import FourierGates as FourierGates
     from .gates import Gates as Gates
@@ -28,32 +31,29 @@ if TYPE_CHECKING:
     from .gates import NetworkGates as NetworkGates
     from .gates import SparseGates as SparseGates
     from .heads import Heads as Heads
-    from .model_selection import ConvexAttentionClassifierCV as ConvexAttentionClassifierCV
-    from .model_selection import ConvexAttentionRegressorCV as ConvexAttentionRegressorCV
+    from .heads import OptimalityGap as OptimalityGap
+    from .heads import SequenceHeads as SequenceHeads
+    from .heads import optimality_gap as optimality_gap
     from .nn import ConvexAttention as ConvexAttention
     from .nn import DeepConvexTransformer as DeepConvexTransformer
     from .nn import ReluAttention as ReluAttention
     from .nn import SequenceAttention as SequenceAttention
     from .nn import SoftmaxAttention as SoftmaxAttention
     from .nn import SoftmaxTransformer as SoftmaxTransformer
-    from .optimality import OptimalityGap as OptimalityGap
-    from .optimality import optimality_gap as optimality_gap
-    from .persistence import load_model as load_model
-    from .persistence import save_model as save_model
+    from .preprocessing import image_patches as image_patches
+    from .preprocessing import pad_sequences as pad_sequences
     from .programs import attention_program as attention_program
-    from .sequences import ConvexSequenceRegressor as ConvexSequenceRegressor
-    from .sequences import SequenceHeads as SequenceHeads
-    from .sequences import sequence_program as sequence_program
+    from .programs import sequence_program as sequence_program
 
 __version__ = "0.1.0"
 
 _HOME = {
     "ConvexAttention": "nn",
     "ConvexAttentionClassifier": "estimators",
-    "ConvexAttentionClassifierCV": "model_selection",
+    "ConvexAttentionClassifierCV": "estimators",
     "ConvexAttentionRegressor": "estimators",
-    "ConvexAttentionRegressorCV": "model_selection",
-    "ConvexSequenceRegressor": "sequences",
+    "ConvexAttentionRegressorCV": "estimators",
+    "ConvexSequenceRegressor": "estimators",
     "DeepConvexTransformer": "nn",
     "DifferenceGates": "gates",
     "FourierGates": "gates",
@@ -61,44 +61,47 @@ _HOME = {
     "GaussianGates": "gates",
     "GeneratedGates": "gates",
     "GivenGates": "gates",
-    "GreedyConvexTransformerClassifier": "deep",
-    "GreedyConvexTransformerRegressor": "deep",
+    "GreedyConvexTransformerClassifier": "estimators",
+    "GreedyConvexTransformerRegressor": "estimators",
     "Heads": "heads",
     "NetworkGates": "gates",
-    "OptimalityGap": "optimality",
+    "OptimalityGap": "heads",
     "ReluAttention": "nn",
     "SequenceAttention": "nn",
-    "SequenceHeads": "sequences",
+    "SequenceHeads": "heads",
     "SoftmaxAttention": "nn",
     "SoftmaxTransformer": "nn",
     "SparseGates": "gates",
     "attention_program": "programs",
-    "image_patches": "features",
-    "load_model": "persistence",
-    "optimality_gap": "optimality",
-    "pad_sequences": "features",
-    "save_model": "persistence",
-    "sequence_program": "sequences",
+    "image_patches": "preprocessing",
+    "load_model": "estimators",
+    "optimality_gap": "heads",
+    "pad_sequences": "preprocessing",
+    "save_model": "estimators",
+    "sequence_program": "programs",
 }
 _SUBMODULES = (
     "datasets",
-    "deep",
     "embedded",
     "estimators",
-    "features",
+    "experiments",
     "gates",
     "heads",
-    "model_selection",
     "nn",
-    "optimality",
-    "persistence",
     "plot",
+    "preprocessing",
     "programs",
-    "reproduce",
-    "sequences",
     "solvers",
     "targets",
     "text",
+    # former names
+    "deep",
+    "features",
+    "model_selection",
+    "optimality",
+    "persistence",
+    "reproduce",
+    "sequences",
 )
 
 __all__ = [*_HOME, "__version__"]

@@ -11,10 +11,11 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.utils.class_weight import compute_class_weight
 
+from convexformer.validation import as_tensor
 from convexformer_solvers import Loss
 
-from ._token_estimator import SavedState
-from ._validation import as_tensor
+# A header, of what JSON holds and numpy numbers, and arrays without objects.
+SavedState = tuple[dict[str, Any], dict[str, NDArray]]
 
 
 class Targets(ABC):

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ._validation import check_device
 from .datasets._activations import Site, fill
 from .datasets._sentences import read_sentences
 from .datasets._teacher import Teacher
-from .heads import Heads
+from .heads.attention import Heads
+from .validation import check_device
 
 Sentences = Sequence[str] | Sequence[Sequence[int]] | Tensor
 

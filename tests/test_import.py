@@ -70,7 +70,7 @@ def test_public_solver_names_are_those_of_the_solver_layer():
 
 def test_submodules_load_by_attribute():
     assert isinstance(convexformer.heads, types.ModuleType)
-    assert convexformer.heads.Heads is convexformer.Heads
+    assert convexformer.heads.attention.Heads is convexformer.Heads
 
 
 def test_unknown_name_is_an_attribute_error():

@@ -26,7 +26,7 @@ def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
 
 
 def _run_demo(options: argparse.Namespace) -> dict[str, Any]:
-    from convexformer.demo import format_table, rows_as_json, run_demo
+    from convexformer.experiments.demonstration import format_table, rows_as_json, run_demo
 
     check_folder(options.out)
     rows = run_demo(options.out, seed=options.seed, quiet=options.quiet or options.json)

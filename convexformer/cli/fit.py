@@ -75,7 +75,7 @@ def _run_fit(options: argparse.Namespace) -> dict[str, Any]:
         task = "regression" if np.issubdtype(y.dtype, np.floating) else "classification"
     model = _new_model(task, options)
     check_target(options.model, options.file)  # before the minutes that a fit may take
-    from convexformer.persistence import save_model
+    from convexformer.estimators.persistence import save_model
 
     try:
         model.fit(X, y, sample_weight=arrays.get("sample_weight"))

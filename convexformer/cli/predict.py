@@ -29,7 +29,7 @@ def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
 
 
 def _run_predict(options: argparse.Namespace) -> dict[str, Any]:
-    from convexformer.persistence import load_model
+    from convexformer.estimators.persistence import load_model
     from convexformer_solvers.io.npz import replacing
 
     arrays = load_arrays(options.file, ("X",))

@@ -109,13 +109,13 @@ def _without_runs(report: dict[str, Any], text: str) -> dict[str, Any]:
 
 
 def _run_student_teacher(options: argparse.Namespace) -> dict[str, Any]:
-    from convexformer.reproduce import (
+    from convexformer.experiments import (
         StudentTeacherSettings,
         finished_seeds,
         format_student_teacher,
         run_student_teacher,
     )
-    from convexformer.reproduce.student_teacher import FILE
+    from convexformer.experiments.student_teacher import FILE
 
     check_folder(options.out)
     settings = _experiment_settings(options, StudentTeacherSettings, _STUDENT_TEACHER_SETTINGS)
@@ -134,7 +134,7 @@ def _run_student_teacher(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _run_grokking(options: argparse.Namespace) -> dict[str, Any]:
-    from convexformer.reproduce import GrokkingSettings, format_grokking, run_grokking
+    from convexformer.experiments import GrokkingSettings, format_grokking, run_grokking
 
     check_folder(options.out)
     settings = _experiment_settings(options, GrokkingSettings, _GROKKING_SETTINGS)

@@ -12,8 +12,7 @@ import torch
 from numpy.typing import NDArray
 from tqdm.auto import tqdm
 
-from convexformer._integers import check_optional_counts
-from convexformer._validation import check_device
+from convexformer.validation import check_device, check_optional_counts
 from convexformer_solvers.validation import check_counts
 
 from ._sentences import read_sentences

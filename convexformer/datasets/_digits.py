@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 
-from convexformer.features import image_patches
+from convexformer.preprocessing import image_patches
 
 
 def load_digit_tokens(patch_size: int = 2) -> tuple[NDArray[np.floating], NDArray[np.integer]]:

@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from convexformer._integers import check_optional_counts, is_integer, is_prime
-from convexformer._validation import check_stream
+from convexformer.validation import check_optional_counts, check_stream, is_integer, is_prime
 from convexformer_solvers.validation import as_dtype, is_real
 
 Operation = Literal["+", "-", "x", "/"]

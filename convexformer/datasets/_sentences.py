@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from convexformer._integers import check_optional_counts
+from convexformer.validation import check_optional_counts
 
 _MIN_WORDS, _MAX_WORDS = 8, 60
 _MIN_PLAIN_WORDS = 0.85

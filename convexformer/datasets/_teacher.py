@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from convexformer._integers import is_integer
+from convexformer.validation import is_integer
 
 Arrays = dict[str, NDArray[np.float32]]
 Run = Callable[[NDArray[np.int64], NDArray[np.bool_]], Arrays]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from convexformer._schedules import SCHEDULES
+from convexformer.nn.training.learning_rates import SCHEDULES
 from convexformer_solvers.validation import check_callback
 
 from .problem import EmbeddedProblem, along_sphere, random_tables, unit_rows

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from convexformer._stopwatch import Stopwatch
-from convexformer.nn.base import normal_draws
+from convexformer.nn.modules.base import normal_draws
+from convexformer.nn.training.stopwatch import Stopwatch
 from convexformer_solvers import Penalty
 from convexformer_solvers.validation import check_counts
 

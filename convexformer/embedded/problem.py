@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from convexformer.gates import Gates
-from convexformer.nn.base import normal_draws
+from convexformer.nn.modules.base import normal_draws
 from convexformer_solvers import Loss, Penalty, Program, TableMap, get_loss, get_penalty
 from convexformer_solvers.validation import check_counts
 

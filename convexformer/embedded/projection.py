@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from convexformer._stopwatch import Stopwatch
+from convexformer.nn.training.stopwatch import Stopwatch
 from convexformer_solvers import Fista, Point, Program, TableMap, get_solver, solve
 from convexformer_solvers.validation import check_counts
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from convexformer._integers import is_integer
+from convexformer.validation import is_integer
 from convexformer_solvers.validation import is_real
 
 

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from convexformer._validation import as_tokens
+from convexformer.validation import as_tokens
 from convexformer_solvers import DenseMap, Loss, Penalty, SolverResult
 from convexformer_solvers.result import Interrupted
 

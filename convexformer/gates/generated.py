@@ -17,7 +17,7 @@ from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from convexformer._validation import as_targets, as_weight, check_flag, check_program_tokens, check_stream
+from convexformer.validation import as_targets, as_weight, check_flag, check_program_tokens, check_stream
 from convexformer_solvers import (
     Certificate,
     GatedMap,

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from convexformer._integers import is_integer
+from convexformer.validation import is_integer
 from convexformer_solvers.validation import check_counts
 
 from .base import Gates, GateSource, TrainingData

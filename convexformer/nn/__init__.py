@@ -1,18 +1,18 @@
 """Torch modules: the non-convex networks, those that the convex programs solve and their rivals, and their training."""
 
-from .base import AttentionNetwork, sample_losses
-from .convex_attention import ConvexAttention, network_from_heads
 from .cost import ModelCost, model_cost
-from .deep import DeepConvexTransformer
-from .embedding import EmbeddedNetwork, SymbolNetwork, TokenEmbedding
-from .history import TrainingHistory, TrainingInterrupted
-from .mlp import EmbeddingMLP
-from .relu_attention import ReluAttention
-from .sequence_attention import SequenceAttention, sequence_network_from_heads
-from .simplex import Simplex, project_to_simplex
-from .softmax_attention import SoftmaxAttention
-from .training import train
-from .transformer import SoftmaxTransformer
+from .modules.base import AttentionNetwork, sample_losses
+from .modules.convex_attention import ConvexAttention, network_from_heads
+from .modules.deep import DeepConvexTransformer
+from .modules.embedding import EmbeddedNetwork, SymbolNetwork, TokenEmbedding
+from .modules.mlp import EmbeddingMLP
+from .modules.relu_attention import ReluAttention
+from .modules.sequence_attention import SequenceAttention, sequence_network_from_heads
+from .modules.simplex import Simplex, project_to_simplex
+from .modules.softmax_attention import SoftmaxAttention
+from .modules.transformer import SoftmaxTransformer
+from .training.history import TrainingHistory, TrainingInterrupted
+from .training.train import train
 
 __all__ = [
     "AttentionNetwork",

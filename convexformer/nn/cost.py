@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from convexformer_solvers.validation import check_counts
 
-from .softmax_attention import Position, check_position
+from .modules.softmax_attention import Position, check_position
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,19 @@
+"""Estimators with scikit-learn's manners: fit, path, cross-validation, saving and loading."""
+
+from .attention import ConvexAttentionClassifier, ConvexAttentionRegressor
+from .cv import ConvexAttentionClassifierCV, ConvexAttentionRegressorCV
+from .greedy import GreedyConvexTransformerClassifier, GreedyConvexTransformerRegressor
+from .persistence import load_model, save_model
+from .sequence import ConvexSequenceRegressor
+
+__all__ = [
+    "ConvexAttentionClassifier",
+    "ConvexAttentionClassifierCV",
+    "ConvexAttentionRegressor",
+    "ConvexAttentionRegressorCV",
+    "ConvexSequenceRegressor",
+    "GreedyConvexTransformerClassifier",
+    "GreedyConvexTransformerRegressor",
+    "load_model",
+    "save_model",
+]

@@ -1,0 +1,440 @@
+"""scikit-learn estimators: convex-attention networks trained to a certified global optimum."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import ClassifierMixin, RegressorMixin
+from sklearn.utils.metaestimators import available_if
+
+from convexformer.targets import ClassTargets, RealTargets, Targets, class_targets
+from convexformer.validation import check_label_target, check_real_target, result_of
+from convexformer_solvers import LOSSES, Callback, Loss, Penalty, Solver, get_loss
+
+from .base import ConvexAttentionBase
+
+
+def _check_loss_name(loss: Any, others: list[str], kinds: set[str]) -> None:
+    """Raise ``ValueError`` for the name of no loss, naming those for targets of some kinds."""
+    if isinstance(loss, str) and loss not in [*LOSSES, *others]:
+        known = [*others, *sorted(name for name, kind in LOSSES.items() if kind.targets in kinds)]
+        raise ValueError(f"loss must be one of {known} or a Loss instance, got {loss!r}")
+
+
+class RegressionMixin(RegressorMixin):
+    """Targets and predictions of regression."""
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
+
+    def _read_targets(
+        self: Any, y: Any, n_samples: int, sample_weight: NDArray[np.float64] | None
+    ) -> tuple[Targets, Loss, NDArray]:
+        _check_loss_name(self.loss, [], {"real"})
+        loss = get_loss(self.loss)
+        y = check_real_target(y, loss, n_samples)
+        return RealTargets(single=y.ndim == 1), loss, y
+
+    def _restored_targets(self, header: dict[str, Any], arrays: dict[str, NDArray], loss: Loss) -> Targets:
+        return RealTargets._restored(header)
+
+    def predict(self: Any, X: ArrayLike) -> Any:
+        """Predict the mean of the targets: outputs of the network (their exponential for the Poisson loss).
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_tokens, n_features) or (n_samples, n_tokens)
+            As in ``fit``.
+
+        Returns
+        -------
+        ndarray of shape (n_samples,) or (n_samples, n_outputs)
+        """
+        outputs = self._outputs(X)
+        means = self.loss_.mean(outputs)
+        return result_of(means[:, 0] if self._targets.single else means, X)
+
+
+def _has_probabilities(estimator: Any) -> bool:
+    """Whether the loss is that of a probability model."""
+    loss = getattr(estimator, "loss_", None)
+    if loss is None:
+        loss = get_loss("softmax" if estimator.loss == "auto" else estimator.loss)
+    if not loss.probabilistic:
+        raise AttributeError(f"predict_proba is not available with loss={estimator.loss!r}")
+    return True
+
+
+class ClassificationMixin(ClassifierMixin):
+    """Targets and predictions of classification."""
+
+    def _read_targets(
+        self: Any, y: Any, n_samples: int, sample_weight: NDArray[np.float64] | None
+    ) -> tuple[Targets, Loss, NDArray]:
+        y = check_label_target(y, n_samples)
+        name = self.loss
+        _check_loss_name(name, ["auto"], {"sign", "simplex"})
+        if isinstance(name, str) and name == "auto":
+            name = "logistic" if len(np.unique(y)) <= 2 else "softmax"
+        loss = get_loss(name)
+        if loss.targets == "real":
+            raise ValueError(f"loss={self.loss!r} is for numbers, not labels; use ConvexAttentionRegressor")
+        targets = class_targets(y, loss, self.class_weight, sample_weight)
+        self.classes_ = targets.classes
+        return targets, loss, y
+
+    def _restored_targets(self, header: dict[str, Any], arrays: dict[str, NDArray], loss: Loss) -> Targets:
+        targets = ClassTargets._restored(arrays, loss)
+        self.classes_ = targets.classes
+        return targets
+
+    def _scores(self: Any, X: ArrayLike) -> torch.Tensor:
+        """Outputs, one column per class unless there is a single column of margins."""
+        scores = self._outputs(X)
+        targets: ClassTargets = self._targets
+        if len(targets.classes) == 2 and not targets.single:
+            return scores[:, 1:] - scores[:, :1]
+        return scores
+
+    def decision_function(self: Any, X: ArrayLike) -> Any:
+        """Scores of the classes; for two classes the score of the second against the first.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_tokens, n_features) or (n_samples, n_tokens)
+            As in ``fit``.
+
+        Returns
+        -------
+        ndarray of shape (n_samples,) or (n_samples, n_classes)
+        """
+        scores = self._scores(X)
+        return result_of(scores[:, 0] if scores.shape[1] == 1 else scores, X)
+
+    def predict(self: Any, X: ArrayLike) -> Any:
+        """Predict labels.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_tokens, n_features) or (n_samples, n_tokens)
+            As in ``fit``.
+
+        Returns
+        -------
+        ndarray of shape (n_samples,)
+        """
+        scores = self._scores(X)
+        index = (scores[:, 0] > 0).long() if scores.shape[1] == 1 else scores.argmax(1)
+        return self.classes_[index.numpy(force=True)]
+
+    @available_if(_has_probabilities)
+    def predict_proba(self: Any, X: ArrayLike) -> Any:
+        """Predict class probabilities; there for the logistic and softmax losses.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_tokens, n_features) or (n_samples, n_tokens)
+            As in ``fit``.
+
+        Returns
+        -------
+        ndarray of shape (n_samples, n_classes)
+            Rows sum to 1. With one output per class against the rest, their probabilities are normalised.
+        """
+        outputs = self._outputs(X)
+        probability = self.loss_.mean(outputs)
+        if self._targets.single:
+            probability = torch.cat([self.loss_.mean(-outputs), probability], 1)
+        return result_of(probability / probability.sum(1, keepdim=True), X)
+
+
+class ConvexAttentionRegressor(RegressionMixin, ConvexAttentionBase):
+    r"""Attention network for regression, trained to a certified global optimum.
+
+    Minimises over any number of convex-attention heads (paper [C], Thms 1 to 3)
+
+    .. math:: \frac{1}{\sum_i s_i} \sum_i s_i \, L\Big(b + \sum_j g_j(X_i) \, (w_{1j}^\top X_i w_{2j}) w_{3j}, \;
+              y_i\Big) + \alpha \sum_j \tfrac12 \big(\|w_{2j}\|_2^2 + \|w_{3j}\|^2\big),
+              \qquad w_{1j} \in \Delta^n,
+
+    by solving the equivalent convex program in the coefficients :math:`Z`. The two optima are equal when the network
+    has as many heads as the solution needs (``len(heads_)``); with fewer heads the network's optimum can only be
+    larger. On two-dimensional ``X`` with squared loss the program is that of scikit-learn's ``Lasso(alpha)``.
+
+    Parameters
+    ----------
+    alpha : float, default=0.01
+        Weight of the decay against the **mean** loss; positive. At ``alpha_max_`` the solution becomes zero.
+    loss : {"squared", "huber", "poisson"} or Loss, default="squared"
+        Loss of the outputs; an instance, for example ``Huber(delta=0.5)``, sets its parameters.
+    penalty : {"group_l2", "nuclear"} or Penalty, default="group_l2"
+        Convex form of the decay: ``"group_l2"`` for the l1 norm of ``w3`` (Thms 1 and 2), ``"nuclear"`` for the l2
+        norm, the standard weight decay, which lets outputs share features. Equal for one output.
+    activation : {"linear", "gated_relu"}, default="linear"
+        ``"gated_relu"`` adds fixed gates :math:`g(X) = 1[u_1^\top X u_2 \ge 0]` (Thm 3).
+    n_gates : int, default=32
+        Gates to make where `gates` is a name, generated ones at most; unused otherwise. With an activation that has no
+        gates all but the default is refused, here and in `gates`.
+    gates : str, pair of arrays, Gates or GateSource, default="gaussian"
+        Where the gates come from: ``"gaussian"`` or ``"sparse"`` random directions, ``"fourier"`` (one frequency each,
+        of features in pairs of cos and sin), ``"difference"`` (between pairs of samples), ``"generated"`` (added while
+        they lower the objective, see ``generate_gates``). The sources of ``convexformer.gates`` have more parameters.
+        Gates closed for every training sample are dropped, duplicates merged.
+    solver : str or Solver, default="auto"
+        ``"auto"`` picks among the next four; ``"admm"`` (alternating directions with a cached factorisation),
+        ``"smoothing_newton"`` (small and medium-sized data), ``"semismooth_newton"`` (group-l2 with a separable loss),
+        ``"fista"`` (first order: any loss and size), ``"column_generation"`` (one atom after the other, slow),
+        ``"exact"`` (cvxpy with CLARABEL, for small data), the name of any cvxpy solver, or an instance.
+    tol : float, default=1e-4
+        Bound on the certified relative gap, ``dual_gap_ / (objective of the best constant model)``. Where the model
+        explains nearly everything the gap is a larger share of its own objective: take a smaller one there.
+    max_iter : int, default=10000
+        Iterations at most.
+    fit_intercept : bool, default=True
+        Whether the network has a bias per output, without decay.
+    warm_start : bool, default=False
+        Whether to start from the previous solution where shapes agree. Gates are made anew for each fit, those that are
+        drawn from the same random numbers as long as `random_state` is the same; the coefficients of gates that come
+        out as before are kept.
+    dtype : {None, "float32", "float64"}, default=None
+        Precision in which the solver works; that of ``X`` by default. Certificates are always in float64.
+    device : str or torch.device, default=None
+        Device to work on; that of ``X`` by default.
+    random_state : int, RandomState or None, default=None
+        Draws the gates.
+    verbose : bool, default=False
+        Whether to show a progress bar with gap and objective. With it certificates come a little more often, so that a
+        fit may end at an earlier point within ``tol``.
+    callback : callable, default=None
+        Called with a ``Progress`` at each certificate; returning True stops the fit.
+
+    Attributes
+    ----------
+    coef_ : ndarray of shape ([n_gates,] n_tokens[, n_features][, n_outputs])
+        Coefficients; axes in brackets are there with gates, three-dimensional ``X`` and two-dimensional ``y``.
+    intercept_ : float or ndarray of shape (n_outputs,)
+        Bias.
+    certificate_ : Certificate
+        ``primal``, ``dual``, ``gap`` and ``relative_gap`` at the returned point, in float64.
+    dual_gap_ : float
+        ``certificate_.gap``: the objective is at most this far above the global optimum.
+    heads_ : Heads
+        The network: balanced heads with ``objective``, ``predict``, ``merge`` and ``to_torch``.
+    token_norms_ : ndarray of shape (n_tokens,)
+        Penalty, without ``alpha``, that each token carries; their sum is that of ``coef_``. Zero for unused tokens.
+    alpha_max_ : float
+        Smallest ``alpha`` whose solution is zero.
+    gates_ : Gates or None
+        Gates of the network.
+    loss_, penalty_ : Loss, Penalty
+        The instances used.
+    status_ : Status
+        How the solve ended.
+    history_ : History
+        Certified progress.
+    n_iter_ : int
+        Iterations done.
+    n_features_in_ : int
+        Features per token, or columns of two-dimensional ``X``.
+    n_tokens_in_ : int
+        Tokens per sample.
+
+    See Also
+    --------
+    ConvexAttentionRegressorCV : Chooses ``alpha`` by cross-validation.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from convexformer import ConvexAttentionRegressor
+    >>> X = np.random.default_rng(0).normal(size=(50, 6, 3))
+    >>> y = X[:, 2] @ [1.0, -2.0, 0.5]
+    >>> model = ConvexAttentionRegressor(alpha=0.1).fit(X, y)
+    >>> bool(model.certificate_.relative_gap <= 1e-4), np.flatnonzero(model.token_norms_), len(model.heads_)
+    (True, array([2]), 1)
+    """
+
+    def __init__(
+        self,
+        alpha: float = 0.01,
+        *,
+        loss: str | Loss = "squared",
+        penalty: str | Penalty = "group_l2",
+        activation: str = "linear",
+        n_gates: int = 32,
+        gates: Any = "gaussian",
+        solver: str | Solver = "auto",
+        tol: float = 1e-4,
+        max_iter: int = 10_000,
+        fit_intercept: bool = True,
+        warm_start: bool = False,
+        dtype: Any = None,
+        device: Any = None,
+        random_state: Any = None,
+        verbose: bool = False,
+        callback: Callback | None = None,
+    ) -> None:
+        self.alpha = alpha
+        self.loss = loss
+        self.penalty = penalty
+        self.activation = activation
+        self.n_gates = n_gates
+        self.gates = gates
+        self.solver = solver
+        self.tol = tol
+        self.max_iter = max_iter
+        self.fit_intercept = fit_intercept
+        self.warm_start = warm_start
+        self.dtype = dtype
+        self.device = device
+        self.random_state = random_state
+        self.verbose = verbose
+        self.callback = callback
+
+
+class ConvexAttentionClassifier(ClassificationMixin, ConvexAttentionBase):
+    r"""Attention network for classification, trained to a certified global optimum.
+
+    The objective is that of ``ConvexAttentionRegressor`` with a loss of labels.
+
+    Parameters
+    ----------
+    alpha : float, default=0.01
+        Weight of the decay against the **mean** loss; positive. At ``alpha_max_`` the solution becomes zero.
+    loss : {"auto", "logistic", "softmax", "squared_hinge"} or Loss, default="auto"
+        ``"auto"`` is logistic for two classes and softmax cross-entropy for more. A loss of margins with more than two
+        classes trains one output per class against the rest.
+    penalty : {"group_l2", "nuclear"} or Penalty, default="group_l2"
+        Convex form of the decay: ``"group_l2"`` for the l1 norm of ``w3`` (Thms 1 and 2), ``"nuclear"`` for the l2
+        norm, the standard weight decay, which lets outputs share features. Equal for one output.
+    activation : {"linear", "gated_relu"}, default="linear"
+        ``"gated_relu"`` adds fixed gates :math:`g(X) = 1[u_1^\top X u_2 \ge 0]` (Thm 3).
+    n_gates : int, default=32
+        Gates to make where `gates` is a name, generated ones at most; unused otherwise. With an activation that has no
+        gates all but the default is refused, here and in `gates`.
+    gates : str, pair of arrays, Gates or GateSource, default="gaussian"
+        Where the gates come from: ``"gaussian"`` or ``"sparse"`` random directions, ``"fourier"`` (one frequency each,
+        of features in pairs of cos and sin), ``"difference"`` (between pairs of samples), ``"generated"`` (added while
+        they lower the objective, see ``generate_gates``). The sources of ``convexformer.gates`` have more parameters.
+        Gates closed for every training sample are dropped, duplicates merged.
+    solver : str or Solver, default="auto"
+        ``"auto"`` picks among the next four; ``"admm"`` (alternating directions with a cached factorisation),
+        ``"smoothing_newton"`` (small and medium-sized data), ``"semismooth_newton"`` (group-l2 with a separable loss),
+        ``"fista"`` (first order: any loss and size), ``"column_generation"`` (one atom after the other, slow),
+        ``"exact"`` (cvxpy with CLARABEL, for small data), the name of any cvxpy solver, or an instance.
+    tol : float, default=1e-4
+        Bound on the certified relative gap, ``dual_gap_ / (objective of the best constant model)``. Where the model
+        explains nearly everything the gap is a larger share of its own objective: take a smaller one there.
+    max_iter : int, default=10000
+        Iterations at most.
+    fit_intercept : bool, default=True
+        Whether the network has a bias per output, without decay.
+    class_weight : dict, "balanced" or None, default=None
+        Factors on the weights of classes, as in scikit-learn.
+    warm_start : bool, default=False
+        Whether to start from the previous solution where shapes agree. Gates are made anew for each fit, those that are
+        drawn from the same random numbers as long as `random_state` is the same; the coefficients of gates that come
+        out as before are kept.
+    dtype : {None, "float32", "float64"}, default=None
+        Precision in which the solver works; that of ``X`` by default. Certificates are always in float64.
+    device : str or torch.device, default=None
+        Device to work on; that of ``X`` by default.
+    random_state : int, RandomState or None, default=None
+        Draws the gates.
+    verbose : bool, default=False
+        Whether to show a progress bar with gap and objective. With it certificates come a little more often, so that a
+        fit may end at an earlier point within ``tol``.
+    callback : callable, default=None
+        Called with a ``Progress`` at each certificate; returning True stops the fit.
+
+    Attributes
+    ----------
+    classes_ : ndarray of shape (n_classes,)
+        Sorted labels.
+    coef_ : ndarray of shape ([n_gates,] n_tokens[, n_features][, n_outputs])
+        Coefficients; axes in brackets are there with gates, three-dimensional ``X`` and more than one output.
+    intercept_ : float or ndarray of shape (n_outputs,)
+        Bias.
+    certificate_ : Certificate
+        ``primal``, ``dual``, ``gap`` and ``relative_gap`` at the returned point, in float64.
+    dual_gap_ : float
+        ``certificate_.gap``: the objective is at most this far above the global optimum.
+    heads_ : Heads
+        The network: balanced heads with ``objective``, ``predict``, ``merge`` and ``to_torch``.
+    token_norms_ : ndarray of shape (n_tokens,)
+        Penalty, without ``alpha``, that each token carries; their sum is that of ``coef_``. Zero for unused tokens.
+    alpha_max_ : float
+        Smallest ``alpha`` whose solution is zero.
+    gates_ : Gates or None
+        Gates of the network.
+    loss_, penalty_ : Loss, Penalty
+        The instances used.
+    status_ : Status
+        How the solve ended.
+    history_ : History
+        Certified progress.
+    n_iter_ : int
+        Iterations done.
+    n_features_in_ : int
+        Features per token, or columns of two-dimensional ``X``.
+    n_tokens_in_ : int
+        Tokens per sample.
+
+    See Also
+    --------
+    ConvexAttentionClassifierCV : Chooses ``alpha`` by cross-validation.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from convexformer import ConvexAttentionClassifier
+    >>> X = np.random.default_rng(0).normal(size=(80, 6, 3))
+    >>> y = np.where(X[:, 2] @ [1.0, -2.0, 0.5] > 0, "up", "down")
+    >>> model = ConvexAttentionClassifier(alpha=0.05).fit(X, y)
+    >>> model.score(X, y) > 0.9, np.flatnonzero(model.token_norms_)
+    (True, array([2]))
+    """
+
+    def __init__(
+        self,
+        alpha: float = 0.01,
+        *,
+        loss: str | Loss = "auto",
+        penalty: str | Penalty = "group_l2",
+        activation: str = "linear",
+        n_gates: int = 32,
+        gates: Any = "gaussian",
+        solver: str | Solver = "auto",
+        tol: float = 1e-4,
+        max_iter: int = 10_000,
+        fit_intercept: bool = True,
+        class_weight: dict | str | None = None,
+        warm_start: bool = False,
+        dtype: Any = None,
+        device: Any = None,
+        random_state: Any = None,
+        verbose: bool = False,
+        callback: Callback | None = None,
+    ) -> None:
+        self.alpha = alpha
+        self.loss = loss
+        self.penalty = penalty
+        self.activation = activation
+        self.n_gates = n_gates
+        self.gates = gates
+        self.solver = solver
+        self.tol = tol
+        self.max_iter = max_iter
+        self.fit_intercept = fit_intercept
+        self.class_weight = class_weight
+        self.warm_start = warm_start
+        self.dtype = dtype
+        self.device = device
+        self.random_state = random_state
+        self.verbose = verbose
+        self.callback = callback

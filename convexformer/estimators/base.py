@@ -1,0 +1,453 @@
+"""What all estimators share: checking, building the program, solving, reading off the network."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from sklearn.utils.validation import check_is_fitted
+from torch import Tensor
+
+from convexformer.gates import Gates, GatesInterrupted, GateSource, TrainingData, get_gate_source
+from convexformer.heads.attention import Heads
+from convexformer.programs.attention import attention_map
+from convexformer.targets import Targets
+from convexformer.validation import (
+    as_tensor,
+    check_device,
+    check_flag,
+    check_stream,
+    check_tokens,
+    check_weight,
+    is_integer,
+    predictions,
+    result_of,
+)
+from convexformer_solvers import (
+    LOSSES,
+    PENALTIES,
+    Loss,
+    Path,
+    PathInterrupted,
+    Penalty,
+    Program,
+    SolverInterrupted,
+    SolverResult,
+    Status,
+    alpha_grid,
+    get_penalty,
+    get_solver,
+    solve,
+    solve_path,
+)
+from convexformer_solvers.path import check_grid
+
+from .path_result import PathResult
+from .tokens import CertifiedEstimator, SavedState, described, rebuilt, unchanged_on_failure
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+ACTIVATIONS = ("linear", "gated_relu")
+# Where gates are unused these parameters must be what they are by default.
+GATE_DEFAULTS: dict[str, Any] = {"gates": "gaussian", "n_gates": 32}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A program with how its targets read and which gates it has.
+
+    Attributes
+    ----------
+    program : Program
+        The convex program on the training data.
+    targets : Targets
+        How ``y`` reads.
+    gates : Gates or None
+        Gates behind the program's masks.
+    sample_weight : ndarray of shape (N,) or None
+        Weights as the user gave them, checked; those of the program have the classes' multiplied in.
+    interruption : GatesInterrupted or None
+        Ctrl-C while the gates were made; its solution is of this program.
+    """
+
+    program: Program
+    targets: Targets
+    gates: Gates | None
+    sample_weight: NDArray[np.float64] | None
+    interruption: GatesInterrupted | None = None
+
+
+class ConvexAttentionBase(CertifiedEstimator):
+    """All that regression and classification share: building the program, solving, reading off the network."""
+
+    alpha: float
+    loss: str | Loss
+    penalty: str | Penalty
+    activation: str
+    n_gates: int
+    gates: Any
+    fit_intercept: bool
+    warm_start: bool
+    device: Any
+    random_state: Any
+
+    @unchanged_on_failure
+    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
+        """Train to a certified global optimum.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_tokens, n_features) or (n_samples, n_tokens)
+            Token sequences; each column of two-dimensional data is a token of width 1.
+        y : array-like of shape (n_samples,) or (n_samples, n_outputs)
+            Targets; labels of shape (n_samples,) for a classifier.
+        sample_weight : array-like of shape (n_samples,), optional
+            Non-negative weights; only ratios matter.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        ValueError
+            If an argument or a parameter is not as described; the message names it.
+        TypeError
+            If the solver does not take the loss or the penalty, or the callback cannot be called.
+        KeyboardInterrupt
+            On Ctrl-C, **after** the best point so far and its certificate are stored: the estimator is usable.
+
+        Warns
+        -----
+        ConvergenceWarning
+            If the certified relative gap did not come within ``tol``.
+        """
+        problem = self._problem(X, y, sample_weight, self.alpha)
+        self._fit_problem(problem, X)
+        return self
+
+    def path(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        sample_weight: ArrayLike | None = None,
+        *,
+        alphas: ArrayLike | None = None,
+        n_alphas: int = 30,
+        eps: float = 1e-2,
+        resume: str | os.PathLike[str] | None = None,
+    ) -> PathResult:
+        """Certified solutions for a decreasing grid of ``alpha``, each started from the one before.
+
+        Leaves the estimator as it is. With ``verbose`` one progress bar runs over the alphas.
+
+        Parameters
+        ----------
+        X, y, sample_weight
+            As in ``fit``.
+        alphas : array-like of shape (n_alphas,), optional
+            The grid. Default: `n_alphas` values from ``alpha_max`` down to ``eps * alpha_max``, evenly in the
+            logarithm.
+        n_alphas : int, default=30
+            Length of the default grid.
+        eps : float, default=1e-2
+            Ratio of the last to the first alpha of the default grid.
+        resume : str or path-like, optional
+            An ``.npz`` file that is brought up to date after each alpha and on Ctrl-C. A later call with the same
+            file, data and grid goes on from it, be it with another `solver`, `tol` or `max_iter`; alphas that were
+            solved to a larger gap than `tol` are solved on. Random gates need an int as `random_state`.
+
+        Returns
+        -------
+        PathResult
+            Unpacks as ``alphas, coefs, gaps``; has ``intercepts`` and, with ``heads(position)``, the network at each
+            alpha, whose ``predict`` gives its outputs.
+
+        Raises
+        ------
+        PathInterrupted
+            On Ctrl-C; a ``KeyboardInterrupt`` that says how to go on, and whose ``path`` is the ``PathResult`` of what
+            was finished.
+        ValueError
+            If an argument is not as described, the gates depend on ``alpha`` (``"generated"``), or the file of `resume`
+            is of other data, parameters or grid; the message says what differs.
+
+        Examples
+        --------
+        >>> import os, tempfile
+        >>> from convexformer import ConvexAttentionRegressor
+        >>> X = np.random.default_rng(0).normal(size=(50, 6, 3))
+        >>> model = ConvexAttentionRegressor(tol=1e-3)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     file = os.path.join(folder, "path.npz")
+        ...     first = model.path(X, X[:, 2, 0], n_alphas=4, resume=file)
+        ...     again = model.path(X, X[:, 2, 0], n_alphas=4, resume=file)  # read from the file, certified anew
+        >>> first.coefs.shape, bool((first.coefs == again.coefs).all())
+        ((4, 6, 3), True)
+        >>> first.heads(-1).predict(X).shape  # those of the network at the smallest alpha
+        (50, 1)
+        """
+        clone = self.__class__(**self.get_params(deep=False))
+        problem = clone._problem(X, y, sample_weight, alpha=None)
+        program = problem.program
+        grid = alpha_grid(program.alpha_max, n_alphas, eps) if alphas is None else check_grid(alphas)
+        clone._check_can_resume(resume)
+        try:
+            path = solve_path(program, get_solver(self.solver), grid, resume=resume, **clone._options(program))
+        except PathInterrupted as interruption:
+            interruption.path = clone._path_result(problem, interruption.path)
+            raise
+        return clone._path_result(problem, path)
+
+    def _path_result(self, problem: Problem, path: Path) -> PathResult:
+        """A path of the solver layer in the shapes of this estimator."""
+        program, coefs = problem.program, path.coefs
+        found = [result.intercept for result in path.results]
+        intercepts = torch.stack(found) if found else coefs.new_zeros((0, coefs.shape[-1]))
+        return PathResult(
+            np.array(path.alphas),
+            self._public(coefs, problem.targets).numpy(force=True),
+            np.array(path.gaps),
+            (intercepts[:, 0] if problem.targets.single else intercepts).numpy(force=True),
+            problem.gates,
+            {"loss": program.loss, "penalty": program.penalty, "targets": problem.targets},
+            program.coef_shape,
+        )
+
+    def _check_can_resume(self, resume: Any) -> None:
+        """Raise ``ValueError`` where a file is asked for that no later call could go on from."""
+        drawn = self._drawn_anew()
+        if resume is not None and drawn:
+            raise ValueError(
+                f"resume={os.fspath(resume)!r} could not be continued, as a later call would draw others: {drawn} that "
+                "are drawn come again only with an int as random_state"
+            )
+
+    def _drawn_anew(self) -> str:
+        """What each fit draws anew, for messages; nothing where all of it has a seed."""
+        return "gates" if self._draws_gates and not is_integer(self.random_state) else ""
+
+    # Building the program
+
+    def _problem(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None, alpha: float | None) -> Problem:
+        """Check everything and build the program; without an `alpha`, for a grid, that of the program means nothing."""
+        for flag in ("warm_start", "verbose"):
+            check_flag(getattr(self, flag), flag)
+        penalty = get_penalty(self.penalty)
+        if not penalty.defines("factorize"):
+            raise ValueError(
+                f"penalty={penalty!r} does not say which heads coefficients are made of: define its method "
+                "'factorize', or solve attention_program(...), which needs none"
+            )
+        source = self._gate_source(is_grid=alpha is None)
+        tokens = check_tokens(self, X, reset=True)
+        device = check_device(self.device, tokens.device)
+        weight = check_weight(sample_weight, len(tokens))
+        targets, loss, labels = self._read_targets(y, len(tokens), weight)
+        total = targets.weight(labels, weight)
+        total_weight = None if total is None else as_tensor(total, device)
+        tokens, encoded = tokens.to(device), as_tensor(targets.encode(labels), device)
+        has_intercept = check_flag(self.fit_intercept, "fit_intercept")
+        data = TrainingData(tokens, encoded, loss, penalty, alpha, total_weight, has_intercept)
+        gates, masks, interruption = self._gates(data, source)
+        linear_map = attention_map(tokens, gates, masks, encoded.shape[-1])
+        program_alpha = 1.0 if alpha is None else alpha
+        program = Program(linear_map, encoded, loss, penalty, program_alpha, total_weight, has_intercept)
+        return Problem(program, targets, gates, weight, interruption)
+
+    def _gate_source(self, is_grid: bool) -> GateSource | None:
+        if self.activation not in ACTIVATIONS:
+            hint = (
+                " The theory does not cover a ReLU whose gates are trained; 'gated_relu' has fixed gates."
+                if self.activation == "relu"
+                else ""
+            )
+            raise ValueError(f"activation must be one of {ACTIVATIONS}, got {self.activation!r}.{hint}")
+        if self.activation != "gated_relu":
+            self._check_no_gates()
+            return None
+        source = get_gate_source(self.gates, self.n_gates)
+        if is_grid and source.depends_on_alpha:
+            raise ValueError(
+                f"gates={self.gates!r} depend on alpha, so a grid of alphas has no one program; give gates that are "
+                "made beforehand for the same loss, penalty and intercept, for example generate_gates(X, y, alpha=..., "
+                f"loss=..., penalty=..., fit_intercept={self.fit_intercept!r}).gates, or fit each alpha by itself"
+            )
+        return source
+
+    def _check_no_gates(self) -> None:
+        """Raise ``ValueError`` where gates are asked for that would not be used."""
+        for name, default in GATE_DEFAULTS.items():
+            value = getattr(self, name)
+            if not (isinstance(value, (str, int, np.integer)) and value == default):
+                raise ValueError(
+                    f"{name}={value!r} is for activation='gated_relu', got activation={self.activation!r}, which has "
+                    f"no gates; set activation='gated_relu' or leave {name} out"
+                )
+
+    def _gates(
+        self, data: TrainingData, source: GateSource | None
+    ) -> tuple[Gates | None, Tensor | None, GatesInterrupted | None]:
+        """Gates of this fit, their masks on the training data, and what interrupted their making."""
+        self._draws_gates = False
+        if source is None:
+            return None, None, None
+        stream = self._gate_stream()
+        before = stream.get_state()
+        try:
+            made = source.make(data, stream)
+        except GatesInterrupted as interruption:
+            return interruption.gates, interruption.gates.masks(data.tokens), interruption
+        self._draws_gates = not all(map(np.array_equal, before, stream.get_state()))
+        masks = made.masks(data.tokens)
+        distinct = made.distinct(masks, data.sample_weight)
+        return self._kept(made.select(distinct)), masks[:, torch.as_tensor(distinct, device=masks.device)], None
+
+    def _kept(self, gates: Gates) -> Gates:
+        """The gates of the previous fit where a warm start made the same again."""
+        previous: Gates | None = getattr(self, "gates_", None)
+        if not self.warm_start or previous is None:
+            return gates
+        return previous if _directions(previous) == _directions(gates) else gates
+
+    def _gate_stream(self) -> np.random.RandomState:
+        """Where gates are drawn from: with a warm start and the same `random_state`, from where they last were."""
+        stream = check_stream(self.random_state)
+        drawn_from, state = getattr(self, "_gates_drawn", (None, None))
+        if self.warm_start and state is not None and drawn_from == self.random_state:
+            stream = np.random.RandomState()
+            stream.set_state(state)
+        self._gates_drawn = (self.random_state, stream.get_state())
+        return stream
+
+    def _read_targets(
+        self, y: Any, n_samples: int, sample_weight: NDArray[np.float64] | None
+    ) -> tuple[Targets, Loss, NDArray]:
+        """Check ``y``: how it reads, the loss, and the checked array."""
+        raise NotImplementedError
+
+    def _restored_targets(self, header: dict[str, Any], arrays: dict[str, NDArray], loss: Loss) -> Targets:
+        """How ``y`` read in the fit of a file."""
+        raise NotImplementedError
+
+    # Solving
+
+    def _fit_problem(self, problem: Problem, like: Any) -> None:
+        if problem.interruption is not None:
+            # It may have converged with the gates that there are; the fit has not.
+            self._store(problem, replace(problem.interruption.solution, status=Status.INTERRUPTED), like)
+            raise problem.interruption
+        start = self._start(problem)
+        try:
+            result = solve(problem.program, get_solver(self.solver), start=start, **self._options(problem.program))
+        except SolverInterrupted as interruption:
+            self._store(problem, interruption.result, like)
+            raise
+        self._store(problem, result, like)
+
+    def _start(self, problem: Problem) -> tuple[Tensor, Tensor] | None:
+        if not self.warm_start or getattr(self, "_solution", None) is None:
+            return None
+        program, (coef, intercept) = problem.program, self._solution
+        if problem.gates is not None and self.gates_ is not None:
+            coef = _on_gates(coef, self.gates_, problem.gates)
+        if not program.fit_intercept:
+            intercept = torch.zeros_like(intercept)  # the previous fit may have had one
+        return (coef, intercept) if tuple(coef.shape) == program.coef_shape else None
+
+    def _store(self, problem: Problem, result: SolverResult, like: Any) -> None:
+        program = problem.program
+        self._store_network(
+            (result.coef, result.intercept),
+            loss=program.loss,
+            penalty=program.penalty,
+            alpha=program.alpha,
+            targets=problem.targets,
+            gates=problem.gates,
+            like=like,
+        )
+        self._store_certificate(program, result)
+
+    def _store_network(
+        self,
+        solution: tuple[Tensor, Tensor],
+        *,
+        loss: Loss,
+        penalty: Penalty,
+        alpha: float,
+        targets: Targets,
+        gates: Gates | None,
+        like: Any,
+    ) -> None:
+        """Set every attribute that follows from the solution alone; results are of the kind of `like`."""
+        coef, intercept = solution
+        self._solution = (coef.cpu(), intercept.cpu())
+        self._targets, self.gates_, self.loss_, self.penalty_ = targets, gates, loss, penalty
+        self.coef_ = result_of(self._public(coef, targets), like)
+        self.intercept_ = float(intercept[0]) if targets.single else result_of(intercept, like)
+        groups = penalty.group_values(coef)
+        # Tokens are the first axis, or the second behind that of the gates.
+        by_token = groups if gates is None else groups.sum(0)
+        self.token_norms_ = result_of(by_token.reshape(by_token.shape[0], -1).sum(1), like)
+        arrays = (part.numpy() for part in self._solution)
+        self.heads_ = Heads.from_coef(*arrays, alpha=alpha, loss=loss, penalty=penalty, gates=gates, targets=targets)
+
+    def _public(self, coef: Tensor, targets: Targets) -> Tensor:
+        """Coefficients ``(..., n, d, c)`` without the axes that the user's data do not have."""
+        if self._n_dims == 2:
+            coef = coef.squeeze(-2)
+        return coef[..., 0] if targets.single else coef
+
+    # Saving and loading
+
+    def _saved_state(self) -> SavedState:
+        header, arrays = super()._saved_state()
+        target_header, target_arrays = self._targets._saved_state()
+        trained_for = {
+            "loss": described(self.loss_, LOSSES),
+            "penalty": described(self.penalty_, PENALTIES),
+            "alpha": self.heads_.alpha,
+        }
+        gates = {} if self.gates_ is None else {"u1": self.gates_.u1, "u2": self.gates_.u2}
+        return header | trained_for | target_header, arrays | gates | target_arrays
+
+    def _restore_state(self, header: dict[str, Any], arrays: dict[str, NDArray]) -> None:
+        super()._restore_state(header, arrays)
+        loss = rebuilt(header["loss"], LOSSES)
+        self._store_network(
+            self._solution,
+            loss=loss,
+            penalty=rebuilt(header["penalty"], PENALTIES),
+            alpha=header["alpha"],
+            targets=self._restored_targets(header, arrays, loss),
+            gates=Gates(arrays["u1"], arrays["u2"]) if "u1" in arrays else None,
+            like=None,
+        )
+
+    # Predicting
+
+    def _outputs(self, X: ArrayLike) -> Tensor:
+        """Raw outputs, shape ``(N, c)``."""
+        check_is_fitted(self)
+        tokens = check_tokens(self, X, reset=False)
+        tokens = tokens.to(check_device(self.device, tokens.device))
+        coef, intercept = (part.to(tokens.device) for part in self._solution)
+        linear_map = attention_map(tokens, self.gates_, n_outputs=coef.shape[-1])
+        return predictions(linear_map, coef, intercept, tokens.dtype)
+
+
+def _on_gates(coef: Tensor, gates: Gates, others: Gates) -> Tensor:
+    """Coefficients on other gates: those of equal gates, and zeros."""
+    position = {directions: index for index, directions in enumerate(_directions(gates))}
+    at = [position.get(directions, -1) for directions in _directions(others)]
+    padded = torch.cat([coef, coef.new_zeros((1, *coef.shape[1:]))])
+    return padded[torch.tensor(at)]
+
+
+def _directions(gates: Gates) -> list[bytes]:
+    return [row.tobytes() for row in np.hstack([gates.u1, gates.u2])]

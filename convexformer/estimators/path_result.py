@@ -1,0 +1,92 @@
+"""What ``path`` of an estimator returns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from convexformer.gates import Gates
+from convexformer.heads.attention import Heads
+from convexformer.validation import is_integer
+
+
+@dataclass(frozen=True, eq=False)
+class PathResult:
+    """Certified solutions along a grid of ``alpha``; unpacks as ``alphas, coefs, gaps``.
+
+    Attributes
+    ----------
+    alphas : ndarray of shape (n_alphas,)
+        The grid, decreasing.
+    coefs : ndarray of shape (n_alphas, *coef_.shape)
+        Coefficients.
+    gaps : ndarray of shape (n_alphas,)
+        Certified relative gaps.
+    intercepts : ndarray of shape (n_alphas,) or (n_alphas, n_outputs)
+        Biases.
+    gates : Gates or None
+        Gates of all points.
+
+    Examples
+    --------
+    >>> from convexformer import ConvexAttentionRegressor
+    >>> X = np.random.default_rng(0).normal(size=(50, 6, 3))
+    >>> path = ConvexAttentionRegressor().path(X, X[:, 2, 0], n_alphas=4)
+    >>> path
+    PathResult(4 alphas from 0.732 to 0.00732, coefs of shape (4, 6, 3), gaps at most ...)
+    >>> path.heads(3)
+    Heads(1 heads, 6 tokens, 3 features, 1 outputs)
+    >>> np.allclose(path.heads(3).predict(X)[:, 0], (X * path.coefs[3]).sum((1, 2)) + path.intercepts[3])
+    True
+    """
+
+    alphas: NDArray[np.float64]
+    coefs: NDArray[np.floating]
+    gaps: NDArray[np.float64]
+    intercepts: NDArray[np.floating]
+    gates: Gates | None = None
+    _program: dict[str, Any] = field(default_factory=dict)
+    _coef_shape: tuple[int, ...] = ()
+
+    def __iter__(self) -> Iterator[NDArray]:
+        yield from (self.alphas, self.coefs, self.gaps)
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, position: int | slice) -> Any:
+        return tuple(self)[position]
+
+    def __repr__(self) -> str:
+        if len(self.alphas) == 0:
+            return "PathResult(no alphas)"
+        return (
+            f"PathResult({len(self.alphas)} alphas from {self.alphas[0]:.3g} to {self.alphas[-1]:.3g}, "
+            f"coefs of shape {self.coefs.shape}, gaps at most {self.gaps.max():.1e})"
+        )
+
+    def heads(self, position: int) -> Heads:
+        """The network at one alpha, as ``heads_`` of a fit: ``predict`` gives its outputs, scores for a classifier.
+
+        Parameters
+        ----------
+        position : int
+            Of the alpha in ``alphas``; negative ones count from the end.
+
+        Returns
+        -------
+        Heads
+
+        Raises
+        ------
+        IndexError
+            If there is no such alpha.
+        """
+        if not is_integer(position) or not -len(self.alphas) <= position < len(self.alphas):
+            raise IndexError(f"position must be that of one of the {len(self.alphas)} alphas, got {position!r}")
+        coef, bias = self.coefs[position].reshape(self._coef_shape), np.reshape(self.intercepts[position], -1)
+        return Heads.from_coef(coef, bias, alpha=self.alphas[position], gates=self.gates, **self._program)

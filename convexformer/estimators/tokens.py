@@ -1,0 +1,203 @@
+"""The base classes of estimators on tokens, and what a file holds of a fit: a header for JSON and plain arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import wraps
+from typing import Any, TypeVar, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator
+from torch import Tensor
+
+from convexformer.targets import SavedState
+from convexformer.validation import check_flag
+from convexformer_solvers import Callback, Certificate, Program, Solver, SolverResult, Status
+from convexformer_solvers.result import check_tol
+from convexformer_solvers.validation import as_dtype, check_callback
+
+
+class TokenEstimator(BaseEstimator):
+    """An estimator on samples of tokens, whose fit a file can hold.
+
+    A class that keeps more of a fit extends both methods below, calling those of its parent first; one line among the
+    estimators of ``persistence`` then lets it be saved and loaded.
+
+    Attributes
+    ----------
+    n_features_in_ : int
+        Features per token, or columns of two-dimensional ``X``.
+    n_tokens_in_ : int
+        Tokens per sample.
+    """
+
+    n_features_in_: int
+    n_tokens_in_: int
+    _n_dims: int
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.three_d_array = True
+        return tags
+
+    def _saved_state(self) -> SavedState:
+        """What a file must hold of the fit, besides the parameters.
+
+        Returns
+        -------
+        header : dict
+            What JSON holds, and numpy numbers.
+        arrays : dict of str to ndarray
+            Arrays without objects, under names other than ``"header"``.
+
+        Raises
+        ------
+        ValueError
+            If the fit holds objects that a file without code cannot.
+        """
+        header: dict[str, Any] = {"shape": [self._n_dims, self.n_tokens_in_, self.n_features_in_]}
+        if hasattr(self, "feature_names_in_"):
+            header["feature_names"] = list(self.feature_names_in_)
+        return header, {}
+
+    def _restore_state(self, header: dict[str, Any], arrays: dict[str, NDArray]) -> None:
+        """Take the fit of another estimator with these parameters.
+
+        Parameters
+        ----------
+        header, arrays
+            As its ``_saved_state`` returned them; there may be more in them.
+
+        Raises
+        ------
+        KeyError
+            If something is not there.
+        ValueError
+            If something does not read as ``_saved_state`` would have it.
+        """
+        self._n_dims, self.n_tokens_in_, self.n_features_in_ = header["shape"]
+        if "feature_names" in header:
+            self.feature_names_in_ = np.array(header["feature_names"], dtype=object)
+
+
+_Fit = TypeVar("_Fit", bound=Callable[..., Any])
+
+
+def unchanged_on_failure(fit: _Fit) -> _Fit:
+    """Decorator of ``fit``: one that ends before it has a certificate leaves the estimator as it was.
+
+    What an interrupted fit has stored is kept.
+    """
+
+    @wraps(fit)
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+        before = dict(vars(self))
+        try:
+            return fit(self, *args, **kwargs)
+        except BaseException:
+            if all(vars(self).get(name) is before.get(name) for name in ("certificate_", "certificates_")):
+                vars(self).clear()
+                vars(self).update(before)
+            raise
+
+    return cast(_Fit, wrapped)
+
+
+class CertifiedEstimator(TokenEstimator):
+    """What every estimator asks of ``solve``, and what it keeps of the answer besides the network."""
+
+    solver: str | Solver
+    tol: float
+    max_iter: int
+    dtype: Any
+    verbose: bool
+    callback: Callback | None
+    _solution: tuple[Tensor, Tensor]  # coefficients and intercept of the program
+
+    def _options(self, program: Program) -> dict[str, Any]:
+        """Keyword arguments of ``solve``."""
+        dtype = as_dtype(self.dtype, program.map.dtype)
+        check_tol(self.tol)
+        verbose = check_flag(self.verbose, "verbose")
+        check_callback(self.callback, "a Progress")
+        return {
+            "tol": self.tol,
+            "max_iter": self.max_iter,
+            "dtype": dtype,
+            "callback": self.callback,
+            "verbose": verbose,
+        }
+
+    def _store_certificate(self, program: Program, result: SolverResult) -> None:
+        dual_point = result.certificate.dual_point
+        self.certificate_ = replace(result.certificate, dual_point=None if dual_point is None else dual_point.cpu())
+        self.dual_gap_ = self.certificate_.gap
+        self.status_, self.history_, self.n_iter_ = result.status, result.history, result.n_iter
+        self.alpha_max_ = program.alpha_max
+
+    def _saved_state(self) -> SavedState:
+        header, arrays = super()._saved_state()
+        certificate = self.certificate_
+        figures = {
+            "certificate": [certificate.primal, certificate.dual, certificate.reference],
+            "alpha_max": self.alpha_max_,
+            "n_iter": self.n_iter_,
+            "status": self.status_.name,
+        }
+        coef, intercept = (part.numpy() for part in self._solution)
+        return header | figures, arrays | {"coef": coef, "intercept": intercept}
+
+    def _restore_state(self, header: dict[str, Any], arrays: dict[str, NDArray]) -> None:
+        super()._restore_state(header, arrays)
+        self.certificate_ = Certificate(*header["certificate"])
+        self.dual_gap_ = self.certificate_.gap
+        self.alpha_max_, self.n_iter_, self.status_ = header["alpha_max"], header["n_iter"], _status(header["status"])
+        self._solution = (torch.as_tensor(arrays["coef"]), torch.as_tensor(arrays["intercept"]))
+
+
+def _status(name: Any) -> Status:
+    """The status of that name."""
+    known = [status.name for status in Status]
+    if name not in known:
+        raise ValueError(f"the status of a saved fit must be one of {known}, got {name!r}")
+    return Status[name]
+
+
+def described(part: Any, registry: dict[str, type]) -> dict[str, Any]:
+    """A loss or penalty of a registered class, as a header holds it.
+
+    Examples
+    --------
+    >>> from convexformer.solvers import LOSSES, Huber
+    >>> described(Huber(delta=0.5), LOSSES)
+    {'name': 'huber', 'delta': 0.5}
+    """
+    name = next((name for name, cls in registry.items() if cls is type(part)), None)
+    if name is None:
+        raise ValueError(
+            f"{part!r} cannot be saved, as its class is not registered; enter it in convexformer.solvers.LOSSES or "
+            "PENALTIES, here and where it is loaded"
+        )
+    return {"name": name, **vars(part)}
+
+
+def rebuilt(description: dict[str, Any], registry: dict[str, type]) -> Any:
+    """The loss or penalty that ``described`` had.
+
+    Examples
+    --------
+    >>> from convexformer.solvers import LOSSES
+    >>> rebuilt({"name": "huber", "delta": 0.5}, LOSSES)
+    Huber(delta=0.5)
+    """
+    fields = dict(description)
+    name = fields.pop("name")
+    if name not in registry:
+        raise ValueError(
+            f"the model was saved with {name!r}, which is not registered here; enter its class in "
+            "convexformer.solvers.LOSSES or PENALTIES before it is loaded"
+        )
+    return registry[name](**fields)

@@ -1,0 +1,248 @@
+"""The experiment on grokking (paper [C], Figs 4 to 7): steps that methods take to learn division modulo p."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from tqdm.auto import tqdm
+
+from convexformer import plot
+from convexformer.experiments.common import begin_report, thinned, versions, write_json
+from convexformer.validation import check_device
+from convexformer_solvers.validation import check_counts
+
+from .data import Split, describe_table, make_split
+from .figures import draw_figures
+from .methods import Method, chosen_methods
+from .report import remark, skipped, summarise
+from .settings import GrokkingSettings
+from .watch import COURSE, Watch
+
+FILE = "grokking.json"
+TUNING_SEED = 1000
+
+
+class _Unit(NamedTuple):
+    """What is run at once and then on disk: a pair of the grid, or a seed with the best pair."""
+
+    p: int
+    method: Method
+    pair: tuple[float, float] | None
+    seed: int
+
+    def is_done(self, report: dict[str, Any]) -> bool:
+        if self.pair is None:
+            return any(
+                (run["p"], run["method"], run["seed"]) == (self.p, self.method.name, self.seed)
+                for run in report["runs"]
+            )
+        return any(
+            (trial["learning_rate"], trial["weight_decay"]) == self.pair
+            for trial in trials_of(report, self.p, self.method.name)
+        )
+
+
+def run_grokking(
+    folder: str | os.PathLike[str],
+    settings: GrokkingSettings | None = None,
+    *,
+    n_seeds: int = 3,
+    methods: Sequence[str] | None = None,
+    quiet: bool = False,
+) -> dict[str, Any]:
+    """Train all methods on tables of division, tuned ones with equal budgets, for several seeds, and draw.
+
+    Every seed draws a split of the table, initial weights, gates and minibatches. What is finished, a pair of the
+    grid or a seed of a method, is on disk at once; a later call with the same settings goes on with what is missing.
+
+    Parameters
+    ----------
+    folder : path-like
+        Where ``grokking.json`` and the figures go; made when absent.
+    settings : GrokkingSettings, optional
+        Default: the full setting, which takes hours on a CPU.
+    n_seeds : int, default=3
+        Seeds 0, 1, ...
+    methods : sequence of str, optional
+        Beginnings of names of methods; the others are not run, but stay in the report where they are in it.
+        Default: all.
+    quiet : bool, default=False
+        Whether to hide the progress bar.
+
+    Returns
+    -------
+    dict
+        What the JSON file holds: ``settings``, ``data``, ``tables``, ``remark``, ``skipped``, ``trials`` of the search,
+        ``runs`` with the course of each method and seed, ``medians`` over seeds, and ``figures``.
+
+    Raises
+    ------
+    ValueError
+        If the folder holds results of other settings, or an argument is not as described.
+    ModuleNotFoundError
+        If matplotlib is not installed.
+    KeyboardInterrupt
+        On Ctrl-C. What was finished is on disk.
+    """
+    plot.require_matplotlib()
+    settings = GrokkingSettings() if settings is None else settings
+    check_counts(n_seeds=n_seeds)
+    check_device(settings.device, torch.device("cpu"))
+    chosen = chosen_methods(settings, None if methods is None else list(methods))
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / FILE
+    report = begin_report(path, _fresh(settings, chosen), ("trials", "runs"))
+    units = list(_units(settings, chosen, n_seeds))
+    with tqdm(total=len(units), initial=sum(unit.is_done(report) for unit in units), disable=quiet, unit="run") as bar:
+        for unit in units:
+            if not unit.is_done(report):
+                bar.set_description(
+                    f"p = {unit.p}, {unit.method.name}, " + ("tuning" if unit.pair else "seed") + f" {unit.seed}"
+                )
+                _run(unit, settings, report)
+                write_json(path, report)
+                bar.update()
+    report |= summarise(report["runs"])
+    report["figures"] = [str(figure) for figure in draw_figures(report, folder)]
+    write_json(path, report)
+    return report
+
+
+def _fresh(settings: GrokkingSettings, methods: Sequence[Method]) -> dict[str, Any]:
+    """The report of no run."""
+    return {
+        "settings": settings.as_json(),
+        "data": {"operation": "/", "tuning_seed": TUNING_SEED},
+        "tables": [describe_table(p, settings.fraction) for p in settings.moduli],
+        "remark": remark(settings),
+        "skipped": skipped(settings.moduli, methods),
+        "versions": versions(),
+        "trials": [],
+        "runs": [],
+    }
+
+
+def _units(settings: GrokkingSettings, methods: Sequence[Method], n_seeds: int) -> Iterator[_Unit]:
+    for p in settings.moduli:
+        for method in methods:
+            if not method.applies(p):
+                continue
+            if method.tuned:
+                yield from (_Unit(p, method, pair, TUNING_SEED) for pair in settings.grid)
+            yield from (_Unit(p, method, None, seed) for seed in range(n_seeds))
+
+
+def _run(unit: _Unit, settings: GrokkingSettings, report: dict[str, Any]) -> None:
+    """Run one unit and put it into the report."""
+    split = make_split(unit.p, unit.seed, settings.fraction, settings.device)
+    trials = trials_of(report, unit.p, unit.method.name)
+    if unit.pair is not None:
+        report["trials"].append(_trial(unit, split, settings, trials))
+        return
+    choice = best_pair(trials) if unit.method.tuned else None
+    watch = Watch(split, getattr(settings, unit.method.limit), settings.look_every, settings.threshold, settings.run_on)
+    extra = unit.method.train(split, settings, unit.seed, choice, watch)
+    report["runs"].append(
+        {"p": unit.p, "method": unit.method.name, "family": unit.method.family, "seed": unit.seed}
+        | milestones(watch)
+        | {
+            "convex": unit.method.convex,
+            "n_layers": unit.method.n_layers,
+            "tuning_pairs": len(trials),
+            "tuning_steps": sum(trial["steps"] for trial in trials),
+            "tuning_seconds": sum(trial["seconds"] for trial in trials),
+            "n_steps": watch.looks[-1].step if unit.method.convex else watch.n_steps,  # a solver ends by itself
+            "versions": versions(),
+            "threads": torch.get_num_threads(),
+            "curve": thinned(watch.course(), COURSE),
+        }
+        | extra
+    )
+
+
+def _trial(unit: _Unit, split: Split, settings: GrokkingSettings, earlier: list[dict[str, Any]]) -> dict[str, Any]:
+    """Try a pair, for no more steps than the best one needed: with more it could not become the best."""
+    assert unit.pair is not None
+    needed = [trial["test_step"] for trial in earlier if trial["test_step"] is not None]
+    watch = Watch(split, min([settings.tuning_steps, *needed]), settings.look_every, settings.threshold)
+    unit.method.train(split, settings, unit.seed, unit.pair, watch)
+    last = watch.looks[-1] if watch.looks else None
+    return {
+        "p": unit.p,
+        "method": unit.method.name,
+        "learning_rate": unit.pair[0],
+        "weight_decay": unit.pair[1],
+        "test_step": watch.step_of("test_accuracy"),
+        "best_test_accuracy": max((look.test_accuracy for look in watch.looks), default=0.0),
+        "steps": 0 if last is None else last.step,
+        "seconds": 0.0 if last is None else last.seconds,
+    }
+
+
+def trials_of(report: dict[str, Any], p: int, method: str) -> list[dict[str, Any]]:
+    """The pairs that were tried for a method."""
+    return [trial for trial in report["trials"] if (trial["p"], trial["method"]) == (p, method)]
+
+
+def best_pair(trials: Sequence[dict[str, Any]]) -> tuple[float, float]:
+    """The pair with the fewest steps to the test accuracy; where none got there, that of the best accuracy.
+
+    Parameters
+    ----------
+    trials : sequence of dict
+        All pairs of one method.
+
+    Returns
+    -------
+    learning_rate, weight_decay
+
+    Examples
+    --------
+    >>> slow = {"learning_rate": 0.1, "weight_decay": 0.0, "test_step": None, "best_test_accuracy": 0.9}
+    >>> best_pair([slow, slow | {"learning_rate": 0.2, "test_step": 80, "best_test_accuracy": 0.99}])
+    (0.2, 0.0)
+    """
+    best = min(
+        trials,
+        key=lambda trial: (
+            float("inf") if trial["test_step"] is None else trial["test_step"],
+            -trial["best_test_accuracy"],
+        ),
+    )
+    return best["learning_rate"], best["weight_decay"]
+
+
+def milestones(watch: Watch) -> dict[str, Any]:
+    """When a run reached its accuracies, what held then, and how it ended.
+
+    Parameters
+    ----------
+    watch : Watch
+        After training.
+
+    Returns
+    -------
+    dict
+        Steps are None where never reached; ``delay`` is from the training to the test accuracy.
+    """
+    train, test = watch.first("train_accuracy"), watch.first("test_accuracy")
+    last = watch.looks[-1] if watch.looks else None
+    return {
+        "train_step": None if train is None else train.step,
+        "test_step": None if test is None else test.step,
+        "delay": None if train is None or test is None else test.step - train.step,
+        "test_seconds": None if test is None else test.seconds,
+        "test_head_steps": None if test is None else test.head_steps,
+        "test_gradient_evaluations": None if test is None else test.gradient_evaluations,
+        "test_loss_then": None if test is None else test.test_loss,
+        "steps": 0 if last is None else last.step,
+        "seconds": 0.0 if last is None else last.seconds,
+        "final_train_accuracy": None if last is None else last.train_accuracy,
+        "final_test_accuracy": None if last is None else last.test_accuracy,
+        "final_test_loss": None if last is None else last.test_loss,
+    }

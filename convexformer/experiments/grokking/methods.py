@@ -1,0 +1,125 @@
+"""The methods that are compared: one line each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from convexformer.validation import is_prime
+
+from .convex_programs import greedy_layers, solve_fourier
+from .learned import join, project
+from .networks import Trainer, adamw, convex_attention, mlp, transformer
+from .settings import GrokkingSettings
+
+_END_TO_END, _CERTIFIED = "convex attention, end to end", "certified convex programs"
+_LEARNED = "convex block, learned tokens"
+
+
+def _any_modulus(p: int) -> bool:
+    return True
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way to learn the table.
+
+    Attributes
+    ----------
+    name : str
+        As tables and figures show it.
+    family : str
+        Methods of one family share panels of the figures.
+    train : callable
+        From split, settings, seed, pair of learning rate and decay (None where not tuned) and ``Watch`` to a
+        dictionary of what else is to be reported, as ``learning_rate``, ``weight_decay``, ``batch_size``,
+        ``parameters``, ``alpha``, ``relative_gap``, ``certified_steps``, ``certified_seconds``, ``structure``. It shows
+        itself to the watch as often as ``watch.due`` says, ends when ``watch.look`` returns True or after
+        ``watch.n_steps``, and draws all that is random from the seed.
+    tuned : bool, default=True
+        Whether learning rate and decay are searched, with the same budget for all methods.
+    n_layers : int, default=None
+        Depth, where there is one.
+    convex : bool, default=False
+        Whether each program that it solves is convex and certified, so that it ends by itself.
+    limit : {"n_steps", "untuned_steps", "projection_steps", "max_iter"}, default="n_steps"
+        The setting that is ``watch.n_steps`` outside the search.
+    applies : callable
+        Whether it can be used for a modulus. Default: for all.
+    """
+
+    name: str
+    family: str
+    train: Trainer
+    tuned: bool = True
+    n_layers: int | None = None
+    convex: bool = False
+    limit: Literal["n_steps", "untuned_steps", "projection_steps", "max_iter"] = "n_steps"
+    applies: Callable[[int], bool] = _any_modulus
+
+    def is_in(self, settings: GrokkingSettings) -> bool:
+        """Whether its depth is one of the settings."""
+        depths = settings.transformer_layers if self.family == "transformers" else settings.layers
+        return self.n_layers is None or self.n_layers in depths
+
+
+def _certified(name: str, trainer: Trainer, n_layers: int | None = None) -> Method:
+    return Method(name, _CERTIFIED, trainer, False, n_layers, convex=True, limit="max_iter", applies=is_prime)
+
+
+METHODS: tuple[Method, ...] = (
+    Method("MLP, ReLU", "MLPs", adamw(mlp("relu"))),
+    Method("MLP, quadratic", "MLPs", adamw(mlp("quadratic"))),
+    Method("transformer, L = 1", "transformers", adamw(transformer(1)), n_layers=1),
+    Method("transformer, L = 2", "transformers", adamw(transformer(2)), n_layers=2),
+    Method("transformer, L = 4", "transformers", adamw(transformer(4)), n_layers=4),
+    Method(
+        "transformer, L = 1, untuned",
+        "transformers",
+        adamw(transformer(1)),
+        tuned=False,
+        n_layers=1,
+        limit="untuned_steps",
+    ),
+    Method("convex attention, L = 1", _END_TO_END, adamw(convex_attention(1)), n_layers=1),
+    Method("convex attention, L = 2", _END_TO_END, adamw(convex_attention(2)), n_layers=2),
+    Method("convex attention, L = 4", _END_TO_END, adamw(convex_attention(4)), n_layers=4),
+    Method("convex block, joint", _LEARNED, join, tuned=False),
+    Method("convex block, projection", _LEARNED, project, tuned=False, limit="projection_steps"),
+    _certified("fully convex", solve_fourier),
+    _certified("layer-wise convex, L = 1", greedy_layers(1), 1),
+    _certified("layer-wise convex, L = 2", greedy_layers(2), 2),
+    _certified("layer-wise convex, L = 4", greedy_layers(4), 4),
+)
+
+
+def chosen_methods(settings: GrokkingSettings, names: list[str] | None = None) -> list[Method]:
+    """The methods of a run.
+
+    Parameters
+    ----------
+    settings : GrokkingSettings
+        Methods of other depths than it has are left out.
+    names : list of str, optional
+        Names, each of which stands for all methods that begin so. Default: all.
+
+    Returns
+    -------
+    list of Method
+
+    Raises
+    ------
+    ValueError
+        If a name is that of none of them.
+
+    Examples
+    --------
+    >>> [method.name for method in chosen_methods(GrokkingSettings.small(), ["MLP", "fully"])]
+    ['MLP, ReLU', 'MLP, quadratic', 'fully convex']
+    """
+    there = [method for method in METHODS if method.is_in(settings)]
+    for name in names or ():
+        if not any(method.name.startswith(name) for method in there):
+            raise ValueError(f"methods must begin like some of {[method.name for method in there]}, got {name!r}")
+    return [method for method in there if names is None or method.name.startswith(tuple(names))]

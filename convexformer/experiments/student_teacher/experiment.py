@@ -1,0 +1,169 @@
+"""The student-teacher experiment (paper [C], Figs 2 and 3): students of one attention layer of a pretrained encoder."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm.auto import tqdm
+
+from convexformer import plot
+from convexformer.datasets import Activations, load_attention_activations
+from convexformer.experiments.common import begin_report, run_missing_seeds, thinned, versions, write_json
+from convexformer_solvers.validation import check_counts
+
+from .baselines import DECAYS, fit_group_lasso, fit_ridge, missing_group_lasso, train_softmax
+from .convex_students import CLASSES, Solved, solve_class, train_class
+from .data import split_activations
+from .figures import draw_figures
+from .maps import compare_maps
+from .report import remark, summarise
+from .rows import Curve, Row
+from .settings import StudentTeacherSettings
+
+FILE = "student_teacher.json"
+
+
+def run_student_teacher(
+    folder: str | os.PathLike[str],
+    settings: StudentTeacherSettings | None = None,
+    *,
+    n_seeds: int = 3,
+    cache: str | os.PathLike[str] | None = None,
+    quiet: bool = False,
+) -> dict[str, Any]:
+    """Train all students of a teacher's layer for several seeds, compare them, and draw.
+
+    Every seed draws a split into training, validation and test sentences, initial weights and gates. Its numbers are
+    on disk as soon as it is finished; a later call with the same settings goes on with the seeds that are missing.
+
+    Parameters
+    ----------
+    folder : path-like
+        Where ``student_teacher.json`` and the figures go; made when absent.
+    settings : StudentTeacherSettings, optional
+        Default: the full setting, meant for a GPU.
+    n_seeds : int, default=3
+        Seeds 0, 1, ...
+    cache : path-like, optional
+        Folder for the teacher's activations. Default: ``activations`` inside `folder`.
+    quiet : bool, default=False
+        Whether to hide progress bars.
+
+    Returns
+    -------
+    dict
+        What the JSON file holds: ``settings``, ``data``, ``remark``, ``skipped``, ``runs`` with versions, rows, curves
+        and maps of each seed, ``medians`` and ``map_medians`` over seeds, and ``figures``.
+
+    Raises
+    ------
+    ValueError
+        If the folder holds results of other settings or sentences, or a setting does not fit the teacher.
+    OSError, ModuleNotFoundError
+        If teacher, sentences or an extra is missing; see ``load_attention_activations``.
+    KeyboardInterrupt
+        On Ctrl-C. Finished seeds are on disk.
+    """
+    plot.require_matplotlib()
+    settings = StudentTeacherSettings() if settings is None else settings
+    check_counts(n_seeds=n_seeds)
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / FILE
+    data = _load(settings, folder / "activations" if cache is None else cache, quiet)
+    report = begin_report(path, _fresh(settings, data))
+    stages = len(CLASSES) * 2 + len(DECAYS) + 2
+    done = stages * sum(run["seed"] < n_seeds for run in report["runs"])
+    with tqdm(total=n_seeds * stages, initial=done, disable=quiet, unit="model") as bar:
+        report = run_missing_seeds(path, report, n_seeds, partial(_run_seed, data, settings, bar), summarise)
+    report["figures"] = [str(figure) for figure in draw_figures(report, folder)]
+    write_json(path, report)
+    return report
+
+
+def _load(settings: StudentTeacherSettings, cache: str | os.PathLike[str], quiet: bool) -> Activations:
+    return load_attention_activations(
+        settings.sentences,
+        model=settings.model,
+        layer=settings.layer,
+        n_tokens=settings.n_tokens,
+        site=settings.site,
+        n_sentences=settings.n_sentences,
+        short="drop",
+        cache=cache,
+        device=settings.device,
+        verbose=not quiet,
+    )
+
+
+def _fresh(settings: StudentTeacherSettings, data: Activations) -> dict[str, Any]:
+    """The report of no seed."""
+    return {
+        "settings": settings.as_json(),
+        "data": {
+            "n_sentences": len(data),
+            "n_features": data.inputs.shape[2],
+            "padding": "none: shorter sentences are left out, longer ones cut",
+            "tokens_sha256": hashlib.sha256(json.dumps(data.tokens).encode()).hexdigest(),
+        },
+        "remark": remark(settings),
+        "skipped": _skipped(data),
+        "runs": [],
+    }
+
+
+def _skipped(data: Activations) -> list[str]:
+    reasons = [missing_group_lasso()]
+    if data.attention is None:
+        reasons.append(f"attention maps: model {data.model!r} gives no attention weights")
+    return [reason for reason in reasons if reason is not None]
+
+
+def _run_seed(data: Activations, settings: StudentTeacherSettings, bar: Any, seed: int) -> dict[str, Any]:
+    """Rows, curves and maps of one seed."""
+
+    def staged(title: str, work: Callable[..., Any], *arguments: Any) -> Any:
+        bar.set_description(f"seed {seed}: {title}")
+        result = work(*arguments)
+        bar.update()
+        return result
+
+    split = split_activations(data, position=settings.target_position, n_outputs=settings.n_outputs, seed=seed)
+    rows: list[Row] = []
+    curves: list[Curve] = []
+    for kind in CLASSES:
+        solved: Solved = staged(f"{kind.name}, convex", solve_class, kind, split, settings, seed)
+        networks, courses = staged(f"{kind.name}, Adam", train_class, kind, solved, split, settings, seed)
+        rows += [solved.row, *networks]
+        curves += [solved.curve, *courses]
+        if kind is CLASSES[0] and missing_group_lasso() is None:
+            rows.append(fit_group_lasso(solved, split, settings))
+    softmax = [staged(f"softmax, decay on {on}", train_softmax, on, split, settings, seed) for on in DECAYS]
+    rows += [row for row, _, _ in softmax]
+    curves += [curve for _, curve, _ in softmax]
+    rows += staged("ridge", lambda: [fit_ridge(own, split, settings, seed) for own in (False, True)])
+    run: dict[str, Any] = {
+        "seed": seed,
+        "versions": versions(),
+        "threads": torch.get_num_threads(),
+        "variance_kept": split.variance_kept,
+        "rows": [row.as_json() for row in rows],
+        "curves": [thinned(curve.as_json(), ("seconds", "excess")) for curve in curves],
+        "map_rows": [],
+        "maps": {},
+    }
+    if data.attention is not None:
+        sequences = split_activations(data, position=None, n_outputs=settings.map_outputs, seed=seed)
+        choice = max((choice for _, _, choice in softmax), key=lambda choice: choice.validation_r2)
+        teacher = data.attention[sequences.train_index]
+        run["map_rows"], run["maps"] = staged("maps", compare_maps, teacher, choice, sequences, settings, seed)
+    else:
+        bar.update()
+    return run

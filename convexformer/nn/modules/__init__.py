@@ -1,0 +1,1 @@
+"""Torch modules of attention networks and their rivals."""

@@ -1,0 +1,111 @@
+"""The convex programs that are exactly equivalent to training attention networks (paper [C], Thms 1 to 3)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from convexformer.gates import Gates
+from convexformer.validation import as_targets, as_weight, check_flag, check_program_tokens
+from convexformer_solvers import DenseMap, LinearMap, Loss, Penalty, Program, TableMap, get_loss, get_penalty
+
+
+def attention_map(
+    tokens: Tensor, gates: Gates | None = None, masks: Tensor | None = None, n_outputs: int = 1
+) -> LinearMap:
+    """Linear map from coefficients to the outputs of the network; the gated design is never materialised.
+
+    Where gated tokens repeat between samples, as symbols do, what they share is computed once.
+
+    Parameters
+    ----------
+    tokens : Tensor of shape (N, n_tokens, n_features)
+        The samples.
+    gates : Gates, optional
+        Fixed gates. Default: none.
+    masks : Tensor of shape (N, h), optional
+        Masks of the gates on these samples, where they have been computed before.
+    n_outputs : int, default=1
+        Outputs ``c`` of the products to come, by which the way to compute them is chosen; all give the same.
+
+    Returns
+    -------
+    LinearMap
+        With ``feature_shape`` ``(n_tokens, n_features)``, or ``(h, n_tokens, n_features)`` with gates.
+    """
+    if gates is None:
+        return DenseMap(tokens)
+    return TableMap.where_it_pays(tokens, gates.masks(tokens) if masks is None else masks, n_outputs)
+
+
+def attention_program(
+    X: Any,
+    y: Any,
+    *,
+    alpha: float,
+    loss: str | Loss = "squared",
+    penalty: str | Penalty = "group_l2",
+    gates: Gates | None = None,
+    sample_weight: Any = None,
+    fit_intercept: bool = False,
+) -> Program:
+    r"""Build the convex program of an attention network, for solvers, benchmarks and certificates.
+
+    .. math:: \min_{Z, b} \; \sum_i p_i \, L\Big(b + \sum_{g, k} 1[u_{1g}^\top X_i u_{2g} \ge 0] \, Z_{gk}^\top x_{ik},
+              \; y_i\Big) + \alpha \sum_{g, k} \Omega(Z_{gk})
+
+    with :math:`\Omega(Z) = \sum_l \|z_l\|_2` for ``"group_l2"`` and :math:`\Omega(Z) = \|Z\|_*` for ``"nuclear"``.
+    Its optimum is that of the non-convex network with enough heads; with too few, the network's can only be larger.
+
+    Parameters
+    ----------
+    X : array-like or Tensor of shape (N, n_tokens, n_features)
+        The samples, in float32 or float64; a tensor stays on its device. Two-dimensional ones are tokens of width 1.
+    y : array-like or Tensor of shape (N,) or (N, n_outputs)
+        Targets as the loss wants them: numbers, -1 and 1, or one-hot rows.
+    alpha : float
+        Weight of the decay against the mean loss; positive.
+    loss, penalty : str or Loss, str or Penalty
+        By name or as instances.
+    gates : Gates, optional
+        Fixed gates. Default: none, attention only.
+    sample_weight : array-like or Tensor of shape (N,), optional
+        Non-negative; only ratios matter.
+    fit_intercept : bool, default=False
+        Whether there is a bias per output, without decay. The paper's programs, which this function builds, have none;
+        estimators, ``Heads.program`` and ``generate_gates`` have one by default, so give True to compare with them.
+
+    Returns
+    -------
+    Program
+
+    Raises
+    ------
+    ValueError
+        If an argument is not as described; the message names it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from convexformer.solvers import Fista, solve
+    >>> X = np.random.default_rng(0).normal(size=(40, 5, 3))
+    >>> program = attention_program(X, X[:, 2, 0], alpha=0.1)
+    >>> result = solve(program, Fista(), tol=1e-8)
+    >>> result.certificate.relative_gap <= 1e-8, tuple(result.coef.shape)
+    (True, (5, 3, 1))
+    """
+    tokens = check_program_tokens(X)
+    if not (gates is None or isinstance(gates, Gates)):
+        raise TypeError(f"gates must be None or Gates(u1, u2), which estimators make of names and pairs, got {gates!r}")
+    target = as_targets(y, tokens.device)
+    weight = as_weight(sample_weight, tokens.device)
+    return Program(
+        attention_map(tokens, gates, n_outputs=target.shape[-1]),
+        target,
+        get_loss(loss),
+        get_penalty(penalty),
+        alpha,
+        weight,
+        check_flag(fit_intercept, "fit_intercept"),
+    )

@@ -1,0 +1,3 @@
+"""Former name of ``convexformer.experiments``."""
+
+from .experiments import *  # noqa: F403

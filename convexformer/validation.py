@@ -1,0 +1,434 @@
+"""Checks of what users pass to estimators; every message names the argument."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sized
+from contextlib import contextmanager
+from math import isqrt
+from numbers import Integral, Real
+from typing import Any, TypeGuard
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn import get_config
+from sklearn.utils import check_array, check_random_state, column_or_1d
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import assert_all_finite, validate_data
+from torch import Tensor
+
+from convexformer_solvers import LinearMap, Loss
+from convexformer_solvers.validation import PRECISIONS
+
+_FLOATS = (np.float64, np.float32)
+
+
+def keeps_tensors(X: Any) -> bool:
+    """Whether results for ``X`` are to be torch tensors: array-API dispatch is on and ``X`` is one."""
+    return torch.is_tensor(X) and bool(get_config()["array_api_dispatch"])
+
+
+def check_tokens(estimator: Any, X: Any, reset: bool) -> Tensor:
+    """Check samples and return them as a tensor of tokens.
+
+    Parameters
+    ----------
+    estimator : estimator
+        Its ``n_features_in_`` and ``n_tokens_in_`` are set when `reset`, and compared otherwise.
+    X : array-like of shape (N, n_tokens, n_features) or (N, n_tokens)
+        Two-dimensional ``X`` is read as tokens of width 1.
+    reset : bool
+        Whether this is a fit.
+
+    Returns
+    -------
+    Tensor of shape (N, n_tokens, n_features)
+        In the floating dtype of ``X`` (float64 for integers), sharing its memory where possible.
+
+    Raises
+    ------
+    ValueError
+        If ``X`` is ragged, not finite, of wrong dimension, or differs in shape from the data of the fit.
+    """
+    if torch.is_tensor(X):
+        X = X.detach()
+        if keeps_tensors(X):
+            return _check_tensor(estimator, X, reset)
+        X = _without_tensor(X, "X")
+    if not hasattr(X, "shape") and not hasattr(X, "__array__"):
+        X = _as_array(X)
+    X = _unpacked(X)
+    refuse_dates(X, "X")
+    if getattr(X, "ndim", 2) == 3:
+        if len(X):  # scikit-learn tells of no samples
+            _check_not_empty(X.shape)
+        with _naming("X"):
+            array = check_array(X, allow_nd=True, dtype=_FLOATS, estimator=estimator, input_name="X")
+        _check_shape(estimator, array.shape, reset)
+        return as_tensor(array)
+    if getattr(X, "ndim", 2) > 3:
+        raise ValueError(f"X must have 2 or 3 dimensions (samples, tokens[, features]), got {X.ndim}")
+    if not reset and estimator._n_dims == 3:
+        _check_shape(estimator, np.shape(X), reset)
+    with _naming("X"):
+        array = validate_data(estimator, X, dtype=_FLOATS, reset=reset)
+    _check_shape(estimator, array.shape, reset)
+    return as_tokens(array)
+
+
+def refuse_dates(values: Any, name: str) -> None:
+    """Raise ``ValueError`` where an argument holds dates or durations, a missing one of which is a number to numpy."""
+    own = getattr(values, "dtype", None)
+    kinds = [own] if own is not None else list(getattr(values, "dtypes", ()))  # one of each column of a data frame
+    dates = sorted({str(kind) for kind in kinds if getattr(kind, "kind", None) in ("m", "M")})
+    if dates:
+        raise ValueError(f"{name} must hold numbers, got {', '.join(dates)}; say as a number what counts, such as days")
+
+
+def _without_tensor(values: Any, name: str) -> Any:
+    """A tensor as an array; anything else as it is."""
+    if not torch.is_tensor(values):
+        return values
+    try:
+        return values.numpy(force=True)
+    except TypeError as error:
+        dtype = str(values.dtype).removeprefix("torch.")
+        raise ValueError(f"{name} must not be {dtype}, which numpy does not have; give {name}.float()") from error
+
+
+def _as_array(X: Any) -> Any:
+    try:
+        return np.asarray(X)
+    except ValueError as error:
+        widths = _widths(X)
+        if len(widths) > 1:
+            raise ValueError(f"X is ragged: its samples differ in the width of tokens, {sorted(widths)}.") from error
+        raise ValueError(
+            "X is ragged: its samples differ in length. Pad them with convexformer.pad_sequences(X) first."
+        ) from error
+
+
+def _widths(samples: Any) -> set[tuple[int, ...]]:
+    """Shapes of a token, where each sample is an array by itself and all are of one length."""
+    try:
+        shapes = {np.shape(sample) for sample in samples}
+    except ValueError:
+        return set()
+    return {shape[1:] for shape in shapes} if len({shape[:1] for shape in shapes}) == 1 else set()
+
+
+def _unpacked(X: Any) -> Any:
+    """An array or a pandas series of objects, some of which are sequences, as one array; anything else as it is."""
+    if getattr(getattr(X, "dtype", None), "kind", None) != "O":
+        return X
+    array = np.asarray(X)
+    holds = any(isinstance(item, Sized) and not isinstance(item, (str, bytes, dict)) for item in array.flat)
+    return _as_array(array.tolist()) if holds else X
+
+
+def _check_tensor(estimator: Any, X: Tensor, reset: bool) -> Tensor:
+    if X.ndim not in (2, 3):
+        raise ValueError(f"X must have 2 or 3 dimensions (samples, tokens[, features]), got {X.ndim}")
+    X = as_floats(X)
+    if X.is_complex():
+        raise ValueError(f"X must hold real numbers, got {X.dtype}")
+    _check_not_empty(X.shape)
+    if not _all_finite(X):
+        raise ValueError("Input X contains NaN or infinity.")
+    _check_shape(estimator, tuple(X.shape), reset)
+    return as_tokens(X)
+
+
+def _check_not_empty(shape: tuple[int, ...]) -> None:
+    if 0 in shape:
+        raise ValueError(f"X must have at least one sample, token and feature, got shape {tuple(shape)}")
+
+
+def _check_shape(estimator: Any, shape: tuple[int, ...], reset: bool) -> None:
+    """Record or compare the shape of a sample; ``n_features_in_`` of 2-D data is what scikit-learn defines."""
+    if reset:
+        estimator.n_features_in_, estimator.n_tokens_in_, estimator._n_dims = shape[-1], shape[1], len(shape)
+        if len(shape) == 3 and hasattr(estimator, "feature_names_in_"):
+            del estimator.feature_names_in_
+        return
+    fitted = (estimator._n_dims, estimator.n_tokens_in_, estimator.n_features_in_)
+    if len(shape) < 2 or (len(shape), shape[1], shape[-1]) != fitted:
+        wanted = f"(n_samples, {fitted[1]}, {fitted[2]})" if fitted[0] == 3 else f"(n_samples, {fitted[1]})"
+        raise ValueError(f"X must have shape {wanted} as in fit, got {shape}")
+
+
+def as_tensor(
+    array: Any, device: torch.device | None = None, dtype: torch.dtype | None = None, name: str = "arrays"
+) -> Tensor:
+    """A tensor that shares the memory of a numpy array where possible, be the array read-only or reversed.
+
+    Lists become what numpy makes of them, float64; torch would round them to float32. `name` is that of the argument.
+    """
+    if not isinstance(array, torch.Tensor):
+        array = np.asarray(array)
+    if isinstance(array, np.ndarray):
+        refuse_dates(array, name)
+        if array.dtype.kind in "OUS":
+            try:
+                array = array.astype(np.float64)
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"{name} must hold numbers: {error}") from error
+        if not array.dtype.isnative:
+            array = array.astype(array.dtype.newbyteorder("="))
+        if min(array.strides, default=0) < 0:
+            array = array.copy()  # torch has no negative strides
+    with warnings.catch_warnings():
+        # Read-only arrays (memory maps) are safe here: nothing ever writes to data.
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.as_tensor(array, device=device, dtype=dtype)
+
+
+def _all_finite(values: Tensor) -> bool:
+    """Whether all is finite; a sum that is says so without the copies that a look at each number takes."""
+    return bool(torch.isfinite(values.sum())) or bool(torch.isfinite(values).all())
+
+
+def check_finite(name: str, values: Tensor) -> None:
+    """Raise ``ValueError`` unless all numbers of the argument of that name are finite."""
+    if not _all_finite(values):
+        raise ValueError(f"{name} must be finite, got NaN or infinite values")
+
+
+def as_tokens(X: Any) -> Tensor:
+    """Samples as a tensor; two-dimensional ones are tokens of width 1."""
+    tokens = as_tensor(_unpacked(X), name="X")
+    return tokens[:, :, None] if tokens.ndim == 2 else tokens
+
+
+def as_floats(tokens: Tensor) -> Tensor:
+    """Integers, booleans and half precision as float64, as in a fit; anything else as it is."""
+    exact = tokens.dtype in PRECISIONS.values() or tokens.is_complex()
+    return tokens if exact else tokens.double()
+
+
+def check_program_tokens(X: Any) -> Tensor:
+    """Samples as a tensor of finite floats, shape (N, n, d), from such or from shape (N, n)."""
+    tokens = as_floats(as_tokens(X))
+    if tokens.ndim != 3 or tokens.dtype not in PRECISIONS.values() or 0 in tokens.shape:
+        raise ValueError(
+            "X must hold real numbers, of shape (n_samples, n_tokens, n_features) or (n_samples, n_tokens) with at "
+            f"least one of each, got {tokens.dtype} of shape {tuple(tokens.shape)}"
+        )
+    check_finite("X", tokens)
+    return tokens
+
+
+def as_targets(y: Any, device: torch.device) -> Tensor:
+    """Targets as the loss wants them, shape (N, c), from such or from shape (N,)."""
+    target = as_tensor(y, device, torch.float64, "y")
+    if target.ndim not in (1, 2):
+        raise ValueError(f"y must have shape (n_samples,) or (n_samples, n_outputs), got {tuple(target.shape)}")
+    return target[:, None] if target.ndim == 1 else target
+
+
+def as_weight(sample_weight: Any, device: torch.device) -> Tensor | None:
+    """Weights of the samples as a program takes them."""
+    return None if sample_weight is None else as_tensor(sample_weight, device, torch.float64, "sample_weight")
+
+
+def as_head_weights(**parts: Any) -> dict[str, NDArray[np.floating]]:
+    """Weights of heads as finite arrays of one floating precision."""
+    arrays = {name: np.asarray(part) for name, part in parts.items()}
+    dtype = np.result_type(np.float32, *arrays.values())
+    for name, array in arrays.items():
+        if not np.isfinite(array).all():
+            raise ValueError(f"{name} must be finite, got NaN or infinite values")
+    return {name: array.astype(dtype, copy=False) for name, array in arrays.items()}
+
+
+def check_real_target(y: Any, loss: Loss, n_samples: int) -> NDArray[np.float64]:
+    """Check targets of a regression: finite numbers of shape (N,) or (N, c)."""
+    y = check_number_target(y)
+    if y.ndim not in (1, 2):
+        hint = "; ConvexSequenceRegressor fits sequences of targets" if y.ndim == 3 else ""
+        raise ValueError(f"y must have shape (n_samples,) or (n_samples, n_outputs), got {y.shape}{hint}")
+    check_rows(y, n_samples)
+    if loss.targets != "real":
+        raise ValueError(f"loss={loss!r} needs class labels; use ConvexAttentionClassifier")
+    return y
+
+
+def check_number_target(y: Any) -> NDArray[np.float64]:
+    """Targets as finite numbers, of any shape."""
+    y = given(y)
+    refuse_dates(y, "y")
+    if isinstance(y, Real) or getattr(y, "ndim", 1) == 0:
+        raise ValueError(f"y must have one row per sample, got the single value {y!r}")
+    with _naming("y", "; labels are for the classifiers"):
+        return check_array(
+            y,
+            ensure_2d=False,
+            allow_nd=True,
+            dtype=np.float64,
+            ensure_min_features=0,  # one too few of y would be called one of X
+            input_name="y",
+        )
+
+
+def given(y: Any) -> Any:
+    """Targets that are there, a tensor as an array."""
+    if y is None:
+        raise ValueError("this estimator requires y to be passed, but the target y is None")
+    return _without_tensor(y, "y")
+
+
+def check_label_target(y: Any, n_samples: int) -> NDArray:
+    """Check targets of a classification: one label per sample."""
+    with _naming("y"):
+        y = column_or_1d(given(y), warn=True)
+    if y.dtype.kind in "mM" and np.isnat(y).any():
+        raise ValueError("y must have a label for each sample, got missing dates (NaT)")
+    assert_all_finite(y, input_name="y")
+    if y.dtype.hasobject and len({isinstance(label, str) for label in y}) > 1:
+        raise ValueError("y must hold labels of one kind, got text and other labels together; make all of them text")
+    check_classification_targets(y)
+    check_rows(y, n_samples)
+    return y
+
+
+def check_rows(y: NDArray, n_samples: int) -> None:
+    """Raise ``ValueError`` unless there is a row of targets, with something in it, for each sample."""
+    if len(y) != n_samples:
+        raise ValueError(f"y must have one row per sample, {n_samples} as X, got {len(y)}")
+    if y.size == 0:
+        raise ValueError(f"y must have at least one output, got shape {y.shape}")
+
+
+def check_weight(sample_weight: Any, n_samples: int) -> NDArray[np.float64] | None:
+    """Check weights: one finite non-negative number per sample, not all zero."""
+    if sample_weight is None:
+        return None
+    if isinstance(sample_weight, str):
+        raise ValueError(
+            f"sample_weight must hold a number per sample, got {sample_weight!r}; class_weight takes names"
+        )
+    if isinstance(sample_weight, Real):
+        raise ValueError(f"sample_weight must have shape ({n_samples},), got the single value {sample_weight!r}")
+    weight = _without_tensor(sample_weight, "sample_weight")
+    refuse_dates(weight, "sample_weight")
+    with _naming("sample_weight"):
+        weight = check_array(weight, ensure_2d=False, dtype=np.float64, input_name="sample_weight")
+    if weight.shape != (n_samples,):
+        raise ValueError(f"sample_weight must have shape ({n_samples},), got {weight.shape}")
+    if (weight < 0).any():
+        raise ValueError(f"sample_weight must be non-negative, got {weight.min()}")
+    if not weight.any():
+        raise ValueError("sample_weight must not be all zero: every weight is zero")
+    return weight
+
+
+def check_stream(random_state: Any) -> np.random.RandomState:
+    """The generator that the parameter ``random_state`` means."""
+    try:
+        return check_random_state(random_state)
+    except ValueError as error:
+        raise ValueError(
+            "random_state must be None, an integer from 0 to 4294967295 or a numpy.random.RandomState, "
+            f"got {random_state!r}"
+        ) from error
+
+
+@contextmanager
+def _naming(name: str, hint: str = "") -> Iterator[None]:
+    """Say which argument holds what is no real number: text, sequences in the cells of a data frame, nothing."""
+    try:
+        yield
+    except ValueError as error:
+        text = str(error).partition("\n")[0]
+        if "setting an array element with a sequence" in text:
+            remedy = "tokens of several features are an array of shape (n_samples, n_tokens, n_features)"
+            raise ValueError(f"{name} must hold one number in each cell, got sequences; {remedy}") from error
+        if "Complex data not supported" in text:
+            raise ValueError(f"Complex data not supported: {name} must hold real numbers") from error
+        if text.startswith("Input contains NaN"):
+            raise ValueError(f"Input {name} contains NaN") from error
+        if "could not convert" not in text:
+            raise
+        raise ValueError(f"{name} must hold numbers{hint}: {text}") from error
+
+
+def check_flag(value: Any, name: str) -> bool:
+    """A parameter that is True or False, or one of the numbers that equal them; text is neither."""
+    if isinstance(value, (bool, np.bool_)) or (isinstance(value, (int, np.integer)) and value in (0, 1)):
+        return bool(value)
+    raise ValueError(f"{name} must be True or False, got {value!r}")
+
+
+def check_device(device: Any, default: torch.device) -> torch.device:
+    """The device that the parameter ``device`` means; asking for an absent one is an error."""
+    if device is None:
+        return default
+    try:
+        resolved = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(
+            f"device must be None or the name of a torch device such as 'cpu' or 'cuda', got {device!r}"
+        ) from error
+    if resolved.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(
+            f"device={device!r} was asked for, but this torch finds no CUDA device. Use device='cpu', or install "
+            "a CUDA build of torch on a machine with an NVIDIA GPU."
+        )
+    if resolved.type == "meta":
+        raise ValueError(f"device must be one that holds numbers, such as 'cpu' or 'cuda', got {device!r}")
+    try:
+        torch.empty(0, dtype=torch.float64, device=resolved)
+    except (RuntimeError, TypeError, AssertionError, ImportError) as error:
+        reason = str(error).partition(". ")[0]  # the rest of it may be pages
+        raise ValueError(
+            "device must be one on which torch holds float64, which certificates need, such as 'cpu' or 'cuda', "
+            f"got {device!r}: {reason}"
+        ) from error
+    return resolved
+
+
+def result_of(tensor: Tensor, like: Any) -> Any:
+    """A result as the user wants it: a tensor on the device of a kept tensor, else a numpy array."""
+    return tensor.to(like.device) if keeps_tensors(like) else tensor.numpy(force=True)
+
+
+def predictions(linear_map: LinearMap, coef: Tensor, intercept: Tensor, dtype: torch.dtype) -> Tensor:
+    """Outputs ``(N, c)``, computed in the higher precision of data and coefficients and returned in ``dtype``."""
+    working = torch.promote_types(linear_map.dtype, coef.dtype)
+    return (linear_map.matvec(coef.to(working)) + intercept.to(working)).to(dtype)
+
+
+def is_integer(value: Any, least: int | None = None) -> TypeGuard[int]:
+    """Whether a value is an integer, of numpy or Python and no truth value, and not below `least`.
+
+    Examples
+    --------
+    >>> is_integer(-3), is_integer(0, least=1), is_integer(2.0), is_integer(True)
+    (True, False, False, False)
+    """
+    whole = isinstance(value, Integral) and not isinstance(value, bool)
+    return whole and (least is None or int(value) >= least)
+
+
+def check_optional_counts(**counts: Any) -> None:
+    """Raise ``ValueError`` naming the first argument that is neither a positive integer nor ``None``.
+
+    Examples
+    --------
+    >>> check_optional_counts(n_sentences=None)
+    """
+    for name, value in counts.items():
+        if value is not None and not is_integer(value, 1):
+            raise ValueError(f"{name} must be a positive integer or None, got {value!r}")
+
+
+def is_prime(p: int) -> bool:
+    """Whether a number is prime.
+
+    Examples
+    --------
+    >>> [p for p in range(16) if is_prime(p)]
+    [2, 3, 5, 7, 11, 13]
+    """
+    return p > 1 and all(p % divisor for divisor in range(2, isqrt(p) + 1))

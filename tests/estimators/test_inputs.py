@@ -1,0 +1,878 @@
+"""Bad input gets an error that names the argument; gates and features from helpers are what they say."""
+
+import math
+import re
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+import torch
+from sklearn.exceptions import ConvergenceWarning, NotFittedError
+from sklearn.model_selection import GroupKFold, KFold, StratifiedKFold
+
+from convexformer import (
+    ConvexAttention,
+    ConvexAttentionClassifier,
+    ConvexAttentionClassifierCV,
+    ConvexAttentionRegressor,
+    ConvexAttentionRegressorCV,
+    ConvexSequenceRegressor,
+    Gates,
+    GaussianGates,
+    Heads,
+    ReluAttention,
+    SequenceAttention,
+    SoftmaxAttention,
+    SparseGates,
+    attention_program,
+    image_patches,
+    optimality_gap,
+    pad_sequences,
+)
+from convexformer.datasets import load_digit_tokens
+from convexformer.gates import TrainingData, generate_gates
+from convexformer.nn import train
+from convexformer.plot import plot_attention_map, plot_convergence, plot_token_norms
+from convexformer.solvers import Fista, GroupL2, SolverUnavailableError, solve
+from convexformer.validation import check_program_tokens
+from convexformer_solvers.penalties.base import Penalty
+
+rng = np.random.default_rng(0)
+X = rng.normal(size=(20, 3, 2))
+y = X[:, 0, 0]
+labels = np.where(y > 0, 1, 0)
+
+
+def spoiled(array, value):
+    copy = array.copy()
+    copy.flat[3] = value
+    return copy
+
+
+class PenaltyWithoutHeads(GroupL2):
+    factorize = Penalty.factorize
+
+
+def dates():
+    """One a sample, and a missing one."""
+    days = np.datetime64("2020-01-01") + np.arange(20)
+    days[3] = "NaT"
+    return days
+
+
+def ragged(samples):
+    """One-dimensional array of objects."""
+    array = np.empty(len(samples), dtype=object)
+    array[:] = samples
+    return array
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((spoiled(X, np.nan), y), "Input X contains NaN"),
+        ((spoiled(X, np.inf), y), "Input X contains infinity"),
+        ((X, spoiled(y, np.nan)), "Input y contains NaN"),
+        ((X, spoiled(y, np.inf)), "Input y contains infinity"),
+        ((X[0, 0], y[:2]), "Expected 2D array, got 1D"),
+        ((X[..., None], y), "X must have 2 or 3 dimensions"),
+        (([[[1.0], [2.0]], [[3.0]]], [0.0, 1.0]), "X is ragged.*pad_sequences"),
+        ((ragged([np.ones((2, 3)), np.ones((4, 3))]), [0.0, 1.0]), "X is ragged.*pad_sequences"),
+        ((ragged([[1.0, 2.0], [3.0]]), [0.0, 1.0]), "X is ragged.*pad_sequences"),
+        ((ragged([1.0, [3.0]]), [0.0, 1.0]), "X is ragged.*pad_sequences"),
+        ((X, y[:-1]), "y must have one row per sample, 20 as X, got 19"),
+        ((X, 1.0), "y must have one row per sample, got the single value 1.0"),
+        ((X, np.zeros((20, 0))), r"y must have at least one output, got shape \(20, 0\)"),
+        ((X, y * 1j), "Complex data not supported: y must hold real numbers"),
+        ((X * 1j, y), "Complex data not supported: X must hold real numbers"),
+        ((X, dates()), r"y must hold numbers, got datetime64\[D\]"),
+        ((X, dates() - dates()[0]), r"y must hold numbers, got timedelta64\[D\]"),
+        ((dates()[:, None], y), r"X must hold numbers, got datetime64\[D\]"),
+        ((X, y, dates()), r"sample_weight must hold numbers, got datetime64\[D\]"),
+        (([*X[:-1], X[-1, :, :1]], y), r"X is ragged: its samples differ in the width of tokens"),
+        ((X, X), r"y must have shape .*got \(20, .*ConvexSequenceRegressor"),
+        ((X, None), "y"),
+        ((X, y, spoiled(np.ones(20), np.nan)), "sample_weight contains NaN"),
+        ((X, y, -np.ones(20)), "sample_weight must be non-negative"),
+        ((X, y, np.zeros(20)), "sample_weight must not be all zero"),
+        ((X, y, np.ones(3)), r"sample_weight must have shape \(20,\)"),
+        ((X, y, 2.0), r"sample_weight must have shape \(20,\), got the single value 2.0"),
+        ((X[:0], y[:0]), "minimum of 1 is required"),
+    ],
+)
+def test_bad_data_is_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        ConvexAttentionRegressor().fit(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"alpha": -1.0}, "alpha must be positive"),
+        ({"alpha": 0.0}, "alpha must be positive"),
+        ({"alpha": np.nan}, "alpha must be positive and finite"),
+        ({"alpha": "big"}, "alpha must be a positive finite number"),
+        ({"loss": "cubic"}, "loss must be one of"),
+        ({"loss": "softmax"}, "needs class labels; use ConvexAttentionClassifier"),
+        ({"penalty": "l7"}, "penalty must be one of"),
+        ({"solver": "magic"}, "solver must be one of"),
+        ({"activation": "tanh"}, "activation must be one of"),
+        ({"activation": "relu"}, "fixed gates"),
+        ({"gates": "sparse"}, "gates='sparse' is for activation='gated_relu', got activation='linear'"),
+        ({"gates": ([[1.0]], [[1.0]])}, "is for activation='gated_relu', got activation='linear'"),
+        ({"n_gates": 8}, "n_gates=8 is for activation='gated_relu', got activation='linear'.* or leave n_gates out"),
+        ({"activation": "gated_relu", "gates": "odd"}, "gates must be one of"),
+        ({"activation": "gated_relu", "n_gates": 0}, "n_gates must be a positive integer"),
+        ({"activation": "gated_relu", "gates": ([[1.0]], [[1.0]])}, "gates: directions must have widths"),
+        ({"activation": "gated_relu", "gates": ([[np.nan]], [[1.0]])}, "gates: u1 must be a finite array"),
+        ({"tol": -1.0}, "tol must be a non-negative number"),
+        ({"tol": "small"}, "tol must be a non-negative number"),
+        ({"tol": True}, "tol must be a non-negative number"),
+        ({"max_iter": 0}, "max_iter must be a positive integer"),
+        ({"max_iter": 2.5}, "max_iter must be a positive integer"),
+        ({"dtype": "int8"}, "dtype must be None, 'float32' or 'float64'"),
+        ({"dtype": 3}, "dtype must be None, 'float32' or 'float64', as a name or a type, got 3"),
+        ({"dtype": ["float32"]}, "dtype must be None, 'float32' or 'float64'"),
+        ({"fit_intercept": "False"}, "fit_intercept must be True or False, got 'False'"),
+        ({"warm_start": "no"}, "warm_start must be True or False, got 'no'"),
+        ({"verbose": "no"}, "verbose must be True or False, got 'no'"),
+        ({"penalty": PenaltyWithoutHeads()}, "penalty=.*define its method 'factorize'"),
+        ({"device": "abacus"}, "device must be"),
+        ({"device": "mps"}, "device must be one on which torch holds float64.*got 'mps'"),
+        ({"device": "hpu"}, "device must be one on which torch holds float64.*got 'hpu'"),
+        ({"device": "meta"}, "device must be one that holds numbers"),
+    ],
+)
+def test_bad_parameters_are_named(parameters, message):
+    with pytest.raises(ValueError, match=message):
+        ConvexAttentionRegressor(**parameters).fit(X, y)
+
+
+@pytest.mark.parametrize("kind", [ConvexAttentionRegressor, ConvexAttentionRegressorCV])
+def test_a_callback_that_cannot_be_called_is_named(kind):
+    with pytest.raises(TypeError, match="callback must be None or callable with a Progress, got 3"):
+        kind(callback=3).fit(X, y)
+
+
+def test_a_series_of_token_arrays_is_read_as_an_array_of_them():
+    pandas = pytest.importorskip("pandas")
+    series = pandas.Series(list(X), index=np.arange(len(X))[::-1])
+    model = ConvexAttentionRegressor(0.1).fit(series, y)
+    plain = ConvexAttentionRegressor(0.1).fit(X, y)
+    np.testing.assert_array_equal(model.predict(series), plain.predict(X))
+    np.testing.assert_array_equal(model.heads_.predict(series), plain.heads_.predict(X))
+    with pytest.raises(ValueError, match="X is ragged"):
+        model.fit(pandas.Series([*X[1:], X[0][:1]]), y)
+
+
+def test_data_whose_sum_overflows_are_finite():
+    huge = torch.full((20, 3, 2), 3e38)  # in float32
+    assert not bool(torch.isfinite(huge.sum()))
+    assert check_program_tokens(huge) is huge
+    huge[3, 1, 0] = torch.inf
+    with pytest.raises(ValueError, match="X must be finite"):
+        check_program_tokens(huge)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"cv": []}, r"cv=\[\] gives no folds"),
+        ({"scoring": ["r2"]}, "scoring must be None, the name of one score or a scorer, got \\['r2'\\]"),
+    ],
+)
+def test_bad_parameters_of_cross_validation_are_named(parameters, message):
+    with pytest.raises(ValueError, match=message):
+        ConvexAttentionRegressorCV(alphas=2, **parameters).fit(X, y)
+
+
+def test_a_start_of_arrays_is_named():
+    with pytest.raises(TypeError, match=r"start must be a pair of tensors.*got ndarray and ndarray"):
+        solve(attention_program(X, y, alpha=0.1), Fista(), start=(np.zeros((2, 3, 1)), np.zeros(1)))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
+def test_cuda_asked_for_and_absent():
+    with pytest.raises(ValueError, match=r"device='cuda' was asked for.*no CUDA device"):
+        ConvexAttentionRegressor(device="cuda").fit(X, y)
+
+
+@pytest.mark.parametrize("penalty", ["group_l2", "nuclear"])
+@pytest.mark.parametrize("activation", ["linear", "gated_relu"])
+def test_any_device_equals_the_cpu(penalty, activation, accelerator):
+    options = {"alpha": 0.05, "penalty": penalty, "activation": activation, "random_state": 0, "tol": 1e-9}
+    cpu, other = (ConvexAttentionClassifier(device=device, **options).fit(X, labels) for device in ("cpu", accelerator))
+    assert other.certificate_.primal == pytest.approx(cpu.certificate_.primal, rel=1e-8)
+    np.testing.assert_allclose(other.predict_proba(X), cpu.predict_proba(X), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("target", "parameters", "message"),
+    [
+        (np.zeros(20, int), {}, "two classes"),
+        (y, {}, "Unknown label type"),
+        (labels, {"loss": "squared"}, "use ConvexAttentionRegressor"),
+        (labels, {"class_weight": "heavy"}, "class_weight"),
+        (labels, {"class_weight": {0: -1.0, 1: 1.0}}, "class_weight must be finite and not negative"),
+        (labels, {"class_weight": {0: np.nan, 1: 1.0}}, "class_weight must be finite and not negative"),
+        (labels, {"class_weight": {0: 0.0, 1: 1.0}}, "class_weight must leave at least two classes"),
+        (labels, {"class_weight": {0: "one", 1: 1.0}}, "class_weight=.* cannot be used"),
+        (np.eye(20), {}, "y should be a 1d array"),
+        (np.array(["a", 1] * 10, dtype=object), {}, "y must hold labels of one kind"),
+    ],
+)
+def test_bad_labels_are_named(target, parameters, message):
+    with pytest.raises(ValueError, match=message):
+        ConvexAttentionClassifier(**parameters).fit(X, target)
+
+
+def test_one_class_left_by_the_weights_is_an_error():
+    with pytest.raises(ValueError, match="two classes with positive weight"):
+        ConvexAttentionClassifier().fit(X, labels, sample_weight=labels)
+
+
+def test_labels_unknown_to_the_heads_are_named():
+    heads = ConvexAttentionClassifier().fit(X, labels).heads_
+    with pytest.raises(ValueError, match=r"labels that were not seen in fit: \[7\]"):
+        heads.objective(X, np.where(labels == 1, 7, 0))
+
+
+@pytest.mark.parametrize("other", [X[:, :2], X[:, :, :1], X[:, :, 0], X[0]])
+def test_other_shapes_at_prediction(other):
+    model = ConvexAttentionRegressor().fit(X, y)
+    with pytest.raises(ValueError, match=r"X must have shape \(n_samples, 3, 2\) as in fit"):
+        model.predict(other)
+
+
+def test_solvers_that_are_not_there_say_what_to_do():
+    with pytest.raises(SolverUnavailableError, match=r"not installed.*installed are"):
+        ConvexAttentionRegressor(solver="gurobi").fit(X, y)
+
+
+def test_a_class_of_weight_zero_beside_two_others_does_not_count():
+    three = np.arange(20) % 3
+    model = ConvexAttentionClassifier(class_weight={0: 1.0, 1: 1.0, 2: 0.0}, tol=1e-8).fit(X, three)
+    kept = ConvexAttentionClassifier(loss="softmax", tol=1e-8).fit(X[three < 2], three[three < 2])
+    assert model.certificate_.primal == pytest.approx(kept.certificate_.primal, rel=1e-7)
+    # Weights of samples and classes may each leave two classes and together only one.
+    with pytest.raises(ValueError, match="class_weight must leave at least two classes with positive weight"):
+        model.fit(X, three, sample_weight=(three > 0).astype(float))
+
+
+BAD_GRIDS = [[], [0.1, -0.1], [0.0], [np.nan], [np.inf], [[0.1]], [True], ["much"], "much", None, {"a": 1}]
+
+
+@pytest.mark.parametrize("alphas", [*BAD_GRIDS, 0, -2, True, 2.5, np.True_])
+def test_bad_grids_are_named(alphas):
+    with pytest.raises(ValueError, match="alphas must be"):
+        ConvexAttentionRegressorCV(alphas=alphas).fit(X, y)
+
+
+@pytest.mark.parametrize("alphas", [grid for grid in BAD_GRIDS if grid is not None])
+def test_bad_grids_of_paths_are_named(alphas):
+    with pytest.raises(ValueError, match="alphas must be a list of at least one positive finite number"):
+        ConvexAttentionRegressor().path(X, y, alphas=alphas)
+
+
+@pytest.mark.parametrize("n_alphas", [0, 2.5, True, "3", None])
+def test_bad_lengths_of_paths_are_named(n_alphas):
+    with pytest.raises(ValueError, match="n_alphas must be a positive integer"):
+        ConvexAttentionRegressor().path(X, y, n_alphas=n_alphas)
+
+
+def test_arrays_of_equal_sequences_are_read_as_lists_of_them_are():
+    wanted = ConvexAttentionRegressor().fit(X, y)
+    np.testing.assert_array_equal(ConvexAttentionRegressor().fit(ragged(list(X)), y).coef_, wanted.coef_)
+
+
+@pytest.mark.parametrize("view", [lambda a: a[::-1][::-1], lambda a: a[::-1]])
+def test_reversed_and_read_only_arrays(view):
+    arrays = [view(array) for array in (X.copy(), y.copy(), np.linspace(1, 2, 20))]
+    copies = [array.copy() for array in arrays]
+    for array in arrays:
+        array.setflags(write=False)
+    model, wanted = (ConvexAttentionRegressor().fit(*given) for given in (arrays, copies))
+    np.testing.assert_array_equal(model.coef_, wanted.coef_)
+    assert model.heads_.objective(*arrays) == wanted.heads_.objective(*copies)
+    program = attention_program(arrays[0], arrays[1], alpha=0.1, sample_weight=arrays[2])
+    assert program.alpha_max == attention_program(copies[0], copies[1], alpha=0.1, sample_weight=copies[2]).alpha_max
+
+
+def test_held_out_samples_without_weight_are_named():
+    weight = np.repeat([1.0, 1.0, 0.0, 1.0], 5)
+    for scoring in (None, "r2"):
+        model = ConvexAttentionRegressorCV(alphas=2, cv=4, scoring=scoring)
+        with pytest.raises(ValueError, match=r"cv: every held-out sample of fold 2 has weight zero"):
+            model.fit(X, y, sample_weight=weight)
+    with pytest.raises(ValueError, match=r"cv: every training sample of fold 0 has weight zero"):
+        model.set_params(cv=2).fit(X, y, sample_weight=np.repeat([1.0, 0.0], 10))
+    # Where classes have weights, these count too.
+    three = np.arange(20) % 3
+    folds = [(np.flatnonzero(three < 2), np.flatnonzero(three == 2)), (np.flatnonzero(three != 1), [1, 4])]
+    with pytest.raises(ValueError, match=r"cv: every held-out sample of fold 0 has weight zero"):
+        ConvexAttentionClassifierCV(alphas=2, cv=folds, class_weight={0: 1, 1: 1, 2: 0}).fit(X, three)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"X": X[0, 0], "y": y[:3]}, "X must hold real numbers, of shape"),
+        ({"X": X[:0], "y": y[:0]}, "X must hold real numbers, of shape"),
+        ({"X": X * 1j, "y": y}, "X must hold real numbers, of shape"),
+        ({"X": spoiled(X, np.nan), "y": y}, "X must be finite"),
+        ({"X": X, "y": y[:4]}, r"y must have shape \(20"),
+        ({"X": X, "y": y, "loss": "logistic"}, "must be -1 or 1"),
+        ({"X": X, "y": y, "sample_weight": -np.ones(20)}, "sample_weight"),
+        ({"X": X, "y": y, "sample_weight": "balanced"}, "sample_weight must hold numbers"),
+        ({"X": X, "y": None}, r"y must have shape \(n_samples,\) or"),
+        ({"X": X, "y": 1.0}, r"y must have shape \(n_samples,\) or"),
+        ({"X": X, "y": dates()}, "y must hold numbers, got datetime64"),
+        ({"X": X, "y": np.where(y > 0, "a", "b")}, "y must hold numbers"),
+        ({"X": X, "y": y, "fit_intercept": "no"}, "fit_intercept must be True or False"),
+        ({"X": X, "y": y, "gates": Gates(np.ones((1, 2)), np.ones((1, 3)))}, r"gates .* got samples of shape \(3, 2\)"),
+    ],
+)
+def test_attention_program_names_bad_arguments(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        attention_program(alpha=0.1, **arguments)
+
+
+@pytest.mark.parametrize("gates", ["gaussian", (np.ones((1, 2)), np.ones((1, 3)))])
+def test_programs_take_gates_that_are_made(gates):
+    with pytest.raises(TypeError, match="gates must be None or Gates"):
+        attention_program(X, y, alpha=0.1, gates=gates)
+
+
+# Gates
+
+
+def test_masks_are_those_of_the_formula_and_stored_for_new_data():
+    model = ConvexAttentionRegressor(alpha=0.01, activation="gated_relu", n_gates=9, random_state=3).fit(X, y)
+    new = rng.normal(size=(15, 3, 2))
+    masks = np.einsum("hk,ikd,hd->ih", model.gates_.u1, new, model.gates_.u2) >= 0
+    np.testing.assert_array_equal(model.gates_.masks(torch.as_tensor(new)).numpy(), masks)
+    wanted = np.einsum("ih,ikd,hkd->i", masks, new, model.coef_) + model.intercept_
+    np.testing.assert_allclose(model.predict(new), wanted, atol=1e-10)
+
+
+def test_closed_gates_are_dropped_and_duplicates_merged():
+    # All entries positive: +1 everywhere opens for all samples, -1 for none, and every positive gate is the same.
+    positive = np.abs(X)
+    u1 = np.array([[1.0, 1, 1], [-1, -1, -1], [2, 1, 3], [1, 0, 0]])
+    options = {"activation": "gated_relu", "gates": (u1, np.ones((4, 2))), "tol": 1e-12}
+    model = ConvexAttentionRegressor(**options).fit(positive, y)
+    np.testing.assert_array_equal(model.gates_.u1, u1[:1])
+    linear = ConvexAttentionRegressor(tol=1e-12).fit(positive, y)
+    np.testing.assert_allclose(model.coef_[0], linear.coef_, atol=1e-5)
+    with pytest.raises(ValueError, match="no gate lets any training sample through"):
+        ConvexAttentionRegressor(activation="gated_relu", gates=(u1[1:2], np.ones((1, 2)))).fit(positive, y)
+
+
+def test_gates_that_differ_on_weightless_samples_alone_are_the_same():
+    gates = Gates([[1.0, 0, 0], [0, 1.0, 0]], [[1.0, 0], [1.0, 0]])
+    masks = gates.masks(torch.as_tensor(X))
+    same = (masks[:, 0] == masks[:, 1]) & masks[:, 0]
+    assert list(gates.distinct(masks)) == [0, 1]
+    assert list(gates.distinct(masks, same.double())) == [0]
+
+
+def test_random_gates():
+    state = np.random.RandomState
+    first, second = (GaussianGates(50).make(TrainingData(torch.zeros(1, 6, 4)), state(0)) for _ in range(2))
+    np.testing.assert_array_equal(first.u1, second.u1)
+    sparse = SparseGates(50, n_nonzero=2).make(TrainingData(torch.zeros(1, 6, 1)), state(0))
+    assert ((sparse.u1 != 0).sum(1) == 2).all()
+    assert ((sparse.u2 != 0).sum(1) == 1).all()
+    with pytest.raises(ValueError, match="n_nonzero"):
+        SparseGates(5, n_nonzero=0)
+
+
+def test_network_arguments():
+    with pytest.raises(ValueError, match="simplex"):
+        ConvexAttention(2, 2, 1, simplex="cube")
+    with pytest.raises(ValueError, match="n_heads"):
+        ConvexAttention(2, 2, 1, n_heads=0)
+    with pytest.raises(ValueError, match="gate_index"):
+        ConvexAttention(2, 2, 1, n_heads=2, gate_index=[0, 1])
+    with pytest.raises(TypeError, match="gates must be None or Gates"):
+        ConvexAttention(2, 2, gates="gaussian")
+
+
+@pytest.mark.parametrize("kind", [ConvexAttention, ReluAttention])
+def test_networks_refuse_tokens_of_another_layout(kind):
+    # The same numbers in another order would give predictions all the same.
+    network = kind(5, 3)
+    with pytest.raises(ValueError, match=r"tokens must have shape \(n_samples, 5, 3\), got \(4, 3, 5\)"):
+        network(torch.zeros(4, 3, 5))
+    with pytest.raises(ValueError, match=r"tokens must have shape \(n_samples, 5, 3\)"):
+        train(network, torch.zeros(4, 3, 5), torch.zeros(4, 1), alpha=0.1, n_steps=1)
+
+
+# Fits that fail
+
+
+@pytest.mark.parametrize("folds", [False, True])
+def test_a_fit_that_fails_leaves_the_model_of_the_one_before(folds):
+    options = {"alphas": 2, "cv": 2} if folds else {"alpha": 0.05}
+    model = (ConvexAttentionClassifierCV if folds else ConvexAttentionClassifier)(**options).fit(X, labels)
+    before = model.predict(X)
+    with pytest.raises(ValueError, match="solver must be one of"):
+        model.set_params(solver="nonsense").fit(X[:, :2], np.where(labels, "no", "yes"))
+    np.testing.assert_array_equal(model.predict(X), before)
+
+    def interrupted(progress):
+        raise KeyboardInterrupt
+
+    if folds:  # nothing is stored before the folds have ended
+        with pytest.raises(KeyboardInterrupt):
+            model.set_params(solver="auto", callback=interrupted).fit(X[:, :2], np.where(labels, "no", "yes"))
+        np.testing.assert_array_equal(model.predict(X), before)
+
+
+def test_a_first_fit_that_fails_leaves_an_estimator_that_is_not_fitted():
+    model = ConvexAttentionRegressor(alpha=0.1, solver="nonsense")
+    with pytest.raises(ValueError, match="solver must be one of"):
+        model.fit(X, y)
+    with pytest.raises(NotFittedError):
+        model.predict(X)
+
+
+# Networks take what estimators take
+
+
+def test_heads_take_lists_columns_of_labels_and_odd_arrays():
+    model = ConvexAttentionClassifier(alpha=0.05).fit(X, labels[:, None].ravel())
+    heads = model.heads_
+    assert heads.objective(X, labels[:, None]) == heads.objective(X, labels)
+    for odd in (X.astype(">f8"), X.astype(object), X.tolist()):
+        np.testing.assert_array_equal(heads.predict(odd), heads.predict(X))
+    lists = (part.tolist() for part in (heads.w1, heads.w2, heads.w3, heads.intercept))
+    again = Heads(*lists, heads.loss, heads.penalty, heads.alpha, targets=heads.targets)
+    np.testing.assert_array_equal(again.predict(X), heads.predict(X))
+
+
+# Features
+
+
+def test_padding_keeps_every_row_in_place():
+    lengths = [3, 1, 4]
+    parts = [rng.normal(size=(length, 2)).astype(np.float32) for length in lengths]
+    padded = pad_sequences(parts, n_tokens=5)
+    assert padded.dtype == np.float32
+    for row, part in zip(padded, parts, strict=True):
+        np.testing.assert_array_equal(row[: len(part)], part)
+        assert (row[len(part) :] == 0).all()
+    assert pad_sequences(parts).shape == (3, 4, 2)
+
+
+@pytest.mark.parametrize(
+    ("sequences", "options", "message"),
+    [
+        ([], {}, "at least one sequence"),
+        ([[1.0, 2.0]], {}, r"sequences\[0\] must have shape"),
+        ([[[1.0]], [[1.0, 2.0]]], {}, "same number of features"),
+        ([[[1.0 + 1.0j]]], {}, "real numbers, got complex"),
+        ([[[1.0], [2.0]]], {"n_tokens": 1}, "n_tokens=1 is less than the longest sequence"),
+    ],
+)
+def test_padding_errors(sequences, options, message):
+    with pytest.raises(ValueError, match=message):
+        pad_sequences(sequences, **options)
+
+
+def test_patches_hold_every_pixel_once():
+    images = rng.normal(size=(2, 6, 4))
+    patches = image_patches(images, 2)
+    assert patches.shape == (2, 6, 4)
+    np.testing.assert_array_equal(patches[1, 3].reshape(2, 2), images[1, 2:4, 2:4])
+    np.testing.assert_array_equal(np.sort(patches, axis=None), np.sort(images, axis=None))
+    for bad, size in ((images, 3), (images[0], 2), (images, 0)):
+        with pytest.raises(ValueError, match=r"patch_size|images"):
+            image_patches(bad, size)
+    assert load_digit_tokens(4)[0].shape == (1797, 4, 16)
+
+
+def test_lists_make_the_same_program_as_arrays():
+    X = np.random.default_rng(0).normal(size=(6, 2, 3))
+    y = X[:, 0, 0]
+    expected = attention_program(X, y, alpha=0.1)
+    found = attention_program(X.tolist(), y.tolist(), alpha=0.1)
+    assert found.map.dtype == torch.float64
+    assert found.alpha_max == expected.alpha_max
+
+
+@pytest.mark.parametrize(
+    ("X", "weight", "message"),
+    [
+        (np.zeros((6, 0, 3)), None, "at least one sample, token and feature"),
+        (np.zeros((6, 2, 0)), None, "at least one sample, token and feature"),
+        (torch.zeros(6, 2, 3, dtype=torch.bfloat16), None, "X must not be bfloat16"),
+        (np.ones((6, 2, 3)), "balanced", "sample_weight must hold a number per sample"),
+    ],
+)
+def test_errors_name_the_argument(X, weight, message):
+    with pytest.raises(ValueError, match=message):
+        ConvexAttentionRegressor(alpha=0.1).fit(X, np.arange(6.0), sample_weight=weight)
+
+
+@pytest.mark.parametrize("name", ["y", "sample_weight"])
+def test_tensors_that_numpy_does_not_know_are_named(name):
+    arguments = {"y": torch.arange(6.0), "sample_weight": torch.ones(6)}
+    arguments[name] = arguments[name].bfloat16()
+    with pytest.raises(ValueError, match=f"{name} must not be bfloat16"):
+        ConvexAttentionRegressor(alpha=0.1).fit(np.ones((6, 2, 3)), **arguments)
+
+
+TOKENS = torch.as_tensor(X)
+UNNAMED = {
+    "module that has no objective": (
+        lambda: train(torch.nn.Linear(2, 1), TOKENS, TOKENS[:, :, 0], alpha=0.1),
+        TypeError,
+        "network must be an AttentionNetwork of convexformer.nn, got Linear",
+    ),
+    "alpha of training": (
+        lambda: train(ConvexAttention(3, 2).double(), TOKENS, TOKENS[:, 0, :1], alpha="a"),
+        ValueError,
+        "alpha must be a number of at least 0, got 'a'",
+    ),
+    "text as numbers": (
+        lambda: ConvexAttentionRegressor().fit(X, ["yes", "no"] * (len(X) // 2)),
+        ValueError,
+        "y must hold numbers; labels are for the classifiers: .*'yes'",
+    ),
+    "text as sequences": (
+        lambda: ConvexSequenceRegressor().fit(X, [["a", "b"]] * len(X)),
+        ValueError,
+        "y must hold numbers",
+    ),
+    "n_jobs as text": (
+        lambda: ConvexAttentionRegressorCV(alphas=2, cv=2, n_jobs="2").fit(X, y),
+        ValueError,
+        "n_jobs must be None or an integer other than 0, got '2'",
+    ),
+    "flat attention map": (
+        lambda: plot_attention_map([1, 2]),
+        ValueError,
+        r"weights must have shape \(n_targets, n_tokens\), got \(2,\)",
+    ),
+    "side of a patch": (lambda: load_digit_tokens(2.0), ValueError, r"patch_size must be an integer .* got 2\.0"),
+    "tokens of padded sequences": (
+        lambda: pad_sequences([[[1.0]]], n_tokens=3.0),
+        ValueError,
+        r"n_tokens must be an integer or None, got 3\.0",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", UNNAMED)
+def test_what_was_wrong_is_named(case):
+    call, kind, message = UNNAMED[case]
+    with pytest.raises(kind, match=message):
+        call()
+
+
+def test_masks_of_arrays_are_those_of_tensors():
+    gates = Gates(np.eye(1, X.shape[1]), np.eye(1, X.shape[2]))
+    np.testing.assert_array_equal(gates.masks(X), gates.masks(TOKENS))
+    with pytest.raises(ValueError, match="got samples of shape"):
+        gates.masks(X[:, :1])
+
+
+def test_weights_of_training_may_be_a_list():
+    weights = np.linspace(0.5, 2.0, len(X))
+    objectives = [
+        train(ConvexAttention(3, 2).double(), TOKENS, TOKENS[:, 0, :1], alpha=0.1, n_steps=3, sample_weight=given)
+        for given in (torch.as_tensor(weights), weights.tolist())
+    ]
+    assert objectives[0].objective == objectives[1].objective
+
+
+def test_what_training_returns_and_trains_is_short_to_read():
+    network = ConvexAttention(3, 2, n_heads=5, gates=Gates(np.eye(2, 3), np.eye(2))).double()
+    history = train(network, TOKENS, TOKENS[:, 0, :1], alpha=0.1, lr=[0.1, 0.01], n_steps=200)
+    assert len(repr(history)) < 200
+    assert "200 steps" in repr(history)
+    assert re.search("n_tokens=3, n_features=2, n_outputs=1, n_heads=5.*gates: 2", repr(network))
+    assert "n_targets=4" in repr(SequenceAttention(3, 2, n_targets=4))
+    assert "position=0" in repr(SoftmaxAttention(2, 1, position=0))
+
+
+class TestWholeNumbers:
+    """Tokens that an estimator takes, everything takes that speaks of its fit."""
+
+    whole = (3 * X).astype(int)
+
+    @pytest.mark.parametrize("dtype", [np.int64, bool, np.float16])
+    def test_the_gap_of_a_fit(self, dtype):
+        tokens = self.whole.astype(dtype)
+        model = ConvexAttentionRegressor(alpha=0.05, tol=1e-8).fit(tokens, y)
+        assert model.heads_.objective(tokens, y) == pytest.approx(model.certificate_.primal, rel=1e-9)
+        assert optimality_gap(model.heads_, tokens, y, tol=1e-8).relative_gap <= 1e-7
+
+    def test_programs_sequences_and_generated_gates(self):
+        exact = self.whole.astype(float)
+        programs = [attention_program(tokens, y, alpha=0.05) for tokens in (self.whole, exact)]
+        assert torch.equal(*(program.map.data for program in programs))
+        found = [generate_gates(tokens, y, alpha=0.2, n_restarts=2, random_state=0) for tokens in (self.whole, exact)]
+        np.testing.assert_array_equal(*(result.gates.u1 for result in found))
+        model = ConvexSequenceRegressor(alpha=0.05).fit(self.whole, exact)
+        assert model.heads_.predict(self.whole).shape == exact.shape
+
+
+class TestFolds:
+    @pytest.mark.parametrize(
+        ("cv", "message"),
+        [
+            ([(np.arange(9), [])], r"cv: both parts of fold 0 must hold positions of samples, or a mask of all 20"),
+            ([(np.arange(9), [10.0])], r"cv: both parts of fold 0 must hold positions"),
+            ([(np.arange(9), [10]), ([0, 20], [3])], r"cv: fold 1 must hold positions of the 20 samples, got 0 to 20"),
+            ([([0, 1], [2], [3])], r"cv=.* gives no folds of 20 samples"),
+            (1, "cv=1 gives no folds of 20 samples: .*n_splits"),
+            (100, "cv=100 gives no folds of 20 samples"),
+            ("five", "cv='five' gives no folds"),
+        ],
+        ids=str,
+    )
+    def test_that_cannot_be(self, cv, message):
+        with pytest.raises(ValueError, match=message):
+            ConvexAttentionRegressorCV(alphas=2, cv=cv).fit(X, y)
+
+    def test_masks_are_positions(self):
+        first = np.arange(20) < 12
+        scores = [
+            ConvexAttentionRegressorCV(alphas=3, cv=[split]).fit(X, y).score_path_
+            for split in ((first, ~first), (np.arange(12), np.arange(12, 20)))
+        ]
+        np.testing.assert_array_equal(*scores)
+
+    def test_counts_that_are_all_zero_in_one(self):
+        counts = np.zeros(20)
+        counts[:4] = 3.0
+        with pytest.raises(ValueError, match=r"cv: the training part of fold 0 is no data .*Poisson.*shuffle"):
+            ConvexAttentionRegressorCV(alphas=2, loss="poisson", cv=5).fit(X, counts)
+
+    def test_a_score_that_is_not_there(self):
+        with pytest.raises(ValueError, match="scoring='foo' is none of scikit-learn's"):
+            ConvexAttentionRegressorCV(alphas=2, cv=3, scoring="foo").fit(X, y)
+
+
+@pytest.mark.parametrize("bad", [None, 3, "text", []], ids=str)
+def test_samples_without_axes(bad):
+    with pytest.raises(ValueError, match=r"X must have shape \(n_samples, 3, 2\) as in fit"):
+        ConvexAttentionRegressor().fit(X, y).predict(bad)
+
+
+@pytest.mark.parametrize("seed", [-1, "a", np.random.default_rng(0)], ids=["negative", "text", "generator"])
+def test_seeds_that_are_none(seed):
+    for fit in (
+        lambda: ConvexAttentionRegressor(activation="gated_relu", random_state=seed).fit(X, y),
+        lambda: generate_gates(X, y, alpha=0.1, random_state=seed),
+    ):
+        with pytest.raises(ValueError, match="random_state must be None, an integer from 0 to 4294967295"):
+            fit()
+
+
+def test_text_in_place_of_numbers():
+    text = np.full(20, "a")
+    for arguments, name in (((np.full((20, 3), "a"), y), "X"), ((X, text), "y"), ((X, y, text), "sample_weight")):
+        with pytest.raises(ValueError, match=f"{name} must hold numbers.*could not convert"):
+            ConvexAttentionRegressor().fit(*arguments)
+
+
+class TestHeadsOf:
+    heads = ConvexAttentionRegressor().fit(X, y).heads_
+
+    def test_no_samples(self):
+        with pytest.raises(ValueError, match=r"X must hold real numbers, .* with at least one of each"):
+            self.heads.predict(X[:0])
+
+    def test_samples_or_targets_that_are_not_finite(self):
+        with pytest.raises(ValueError, match="X must be finite"):
+            self.heads.predict(spoiled(X, np.nan))
+        with pytest.raises(ValueError, match="y must be finite"):
+            self.heads.objective(X, spoiled(y, np.inf))
+
+
+class TestTraining:
+    @pytest.mark.parametrize("name", ["tokens", "y"])
+    def test_on_data_that_are_not_finite(self, name):
+        data = {"tokens": torch.ones(5, 3, 2), "y": torch.ones(5, 1)}
+        data[name].view(-1)[3] = np.nan
+        with pytest.raises(ValueError, match=f"{name} must be finite"):
+            train(ConvexAttention(3, 2), **data, alpha=0.1, n_steps=2)
+
+    def test_with_a_callback_or_a_flag_of_another_kind(self):
+        data = {"tokens": torch.ones(5, 3, 2), "y": torch.ones(5, 1), "alpha": 0.1, "n_steps": 2}
+        with pytest.raises(
+            TypeError, match="callback must be None or callable with the steps done and the objective, got 3"
+        ):
+            train(ConvexAttention(3, 2), **data, callback=3)
+        with pytest.raises(ValueError, match="verbose must be True or False, got 'x'"):
+            train(ConvexAttention(3, 2), **data, verbose="x")
+
+
+class TestGapOfSoftmaxAttention:
+    def test_takes_targets_as_for_other_networks(self):
+        network = SoftmaxAttention(2, n_heads=2, position=1)
+        one, other = (optimality_gap(network, X, targets, alpha=0.1) for targets in (y, y[:, None]))
+        assert one.objective == other.objective
+
+    def test_names_bad_arguments(self):
+        network = SoftmaxAttention(2, n_heads=2, position=1)
+        with pytest.raises(ValueError, match=r"sample_weight must have shape \(20,\), got \(19,\)"):
+            optimality_gap(network, X, y, alpha=0.1, sample_weight=np.ones(19))
+        with pytest.raises(ValueError, match=r"must have shape \(n_samples, n_tokens, 2\), got \(20, 3, 1\)"):
+            optimality_gap(network, X[:, :, :1], y, alpha=0.1)
+
+
+class TestFiguresOfZeros:
+    def test_scales_begin_at_zero(self):
+        for axes in (plot_token_norms(np.zeros(4), shape=(2, 2)), plot_attention_map(np.zeros((1, 4)))):
+            assert axes.images[0].get_clim() == (0.0, 1.0)
+            plt.close(axes.figure)
+
+    def test_another_number_of_tokens_than_places(self):
+        with pytest.raises(ValueError, match=r"shape must be that of 4 tokens in rows and columns, got \(3, 3\)"):
+            plot_token_norms(np.zeros(4), shape=(3, 3))
+        plt.close("all")
+
+
+@pytest.mark.parametrize("loss", ["huber"])
+def test_an_exact_solver_that_calls_a_program_infeasible_is_contradicted(loss):
+    with pytest.raises(RuntimeError, match=r"without a solution: .*bring features and targets to about one.*'auto'"):
+        ConvexAttentionRegressor(loss=loss, alpha=0.01, solver="exact").fit(X, 1e7 * y)
+
+
+def test_labels_that_are_missing_dates_are_named():
+    with pytest.raises(ValueError, match=r"y must have a label for each sample, got missing dates \(NaT\)"):
+        ConvexAttentionClassifier().fit(X, dates())
+    whole = np.where(y > 0, np.datetime64("2020-01-01"), np.datetime64("2021-01-01"))
+    assert ConvexAttentionClassifier().fit(X, whole).classes_.dtype == whole.dtype
+
+
+def test_class_weights_of_another_kind_than_the_labels_are_named():
+    whole = np.where(y > 0, np.datetime64("2020-01-01"), np.datetime64("2021-01-01"))
+    with pytest.raises(ValueError, match=r"class_weight=.* cannot be used"):
+        ConvexAttentionClassifier(class_weight=dict.fromkeys(whole, 2.0)).fit(X, whole)
+
+
+@pytest.mark.parametrize("y", [None, 1.0])
+def test_heads_name_targets_that_are_none(y):
+    heads = ConvexAttentionRegressor().fit(X, X[:, 0, 0]).heads_
+    with pytest.raises(ValueError, match="y must have one row per sample"):
+        heads.objective(X, y)
+    labels = np.where(X[:, 0, 0] > 0, "a", "b")
+    with pytest.raises(ValueError, match="y must have a label for each sample"):
+        ConvexAttentionClassifier().fit(X, labels).heads_.objective(X, y)
+
+
+def test_a_folder_of_another_call_is_named_with_what_can_be_done(tmp_path):
+    model = ConvexAttentionRegressorCV(alphas=2, cv=KFold(3), resume=tmp_path).fit(X, y)
+    with pytest.raises(ValueError, match=r"Repeat the call that wrote it, or give a path where there is nothing yet$"):
+        model.fit(X, 2 * y)
+    model.set_params(cv=KFold(3, shuffle=True))
+    with pytest.raises(ValueError, match="folds that are drawn come again only with an int as random_state"):
+        model.fit(X, y)
+
+
+@pytest.mark.filterwarnings("ignore:The least populated class")
+@pytest.mark.parametrize("cv", [None, StratifiedKFold(4)])
+def test_folds_are_not_blamed_for_a_class_of_one_sample(cv):
+    single = np.array(["a"] * 10 + ["b"] * 9 + ["c"])
+    with pytest.warns(UserWarning, match="leave it out, or get more samples of it"):
+        ConvexAttentionClassifierCV(alphas=2, cv=cv).fit(X, single)
+    with pytest.raises(ValueError, match="leave it out, or get more samples of it"):
+        ConvexAttentionClassifierCV(alphas=2, cv=cv).fit(X, np.array(["a"] * 19 + ["b"]))
+
+
+@pytest.mark.parametrize("scoring", ["accuracy", lambda *_: None])
+def test_scores_that_cannot_be_are_named(scoring):
+    with pytest.raises(ValueError, match=r"scoring=.* gives no score of these predictions"):
+        ConvexAttentionRegressorCV(alphas=2, cv=3, scoring=scoring).fit(X, y)
+
+
+@pytest.mark.parametrize("part", ["tokens", "y"])
+@pytest.mark.parametrize("kind", [np.asarray, np.ndarray.tolist])
+def test_training_wants_tensors(part, kind):
+    given = {"tokens": torch.as_tensor(X), "y": torch.as_tensor(y)[:, None]}
+    given[part] = kind(given[part].numpy())
+    with pytest.raises(TypeError, match=f"{part} must be a torch tensor"):
+        train(ConvexAttention(3, 2, n_heads=2).double(), **given, alpha=0.1)
+
+
+def test_networks_name_tokens_in_another_precision():
+    with pytest.raises(ValueError, match=r"tokens must be torch.float64 on cpu like the network, got torch.float32"):
+        ConvexAttentionRegressor().fit(X, y).heads_.to_torch()(torch.as_tensor(X).float())
+
+
+def test_networks_that_are_not_finite_have_no_gap():
+    network = ConvexAttention(3, 2, n_heads=2)
+    torch.nn.init.constant_(network.w2, math.nan)
+    with pytest.raises(ValueError, match="w2 of the network must be finite"):
+        optimality_gap(network, X, y, 0.1)
+    with pytest.raises(ValueError, match="verbose must be True or False"):
+        optimality_gap(ConvexAttention(3, 2, n_heads=2), X, y, 0.1, verbose="x")
+    with pytest.raises(ValueError, match="w2 must be finite"):
+        Heads.from_coef(np.full((2, 2, 1), math.nan), alpha=0.1)
+
+
+def test_a_stalled_solve_says_what_helps():
+    helps = "raise tol, scale and centre the features, solve in float64 (dtype='float64'), take solver='auto'."
+    with pytest.warns(ConvergenceWarning, match=re.escape(helps)):
+        ConvexAttentionRegressor(solver="fista", tol=1e-14, max_iter=300, dtype="float32").fit(X, y)
+
+
+def test_data_frames_of_dates_or_vectors_are_named():
+    pandas = pytest.importorskip("pandas")
+    with pytest.raises(ValueError, match=r"X must hold numbers, got datetime64\[.*\]; say"):
+        ConvexAttentionRegressor().fit(pandas.DataFrame({"a": y, "b": pandas.to_datetime(dates())}), y)
+    with pytest.raises(ValueError, match="X must hold one number in each cell, got sequences"):
+        ConvexAttentionRegressor().fit(pandas.DataFrame({"a": list(X[:, 0]), "b": list(X[:, 1])}), y)
+
+
+def test_unknown_losses_are_answered_by_those_that_suit():
+    with pytest.raises(ValueError, match=r"loss must be one of \['huber', 'poisson', 'squared'\] or a Loss"):
+        ConvexAttentionRegressor(loss="mse").fit(X, y)
+    known = r"\['auto', 'logistic', 'softmax', 'squared_hinge'\]"
+    with pytest.raises(ValueError, match=f"loss must be one of {known} or a Loss"):
+        ConvexAttentionClassifier(loss="auot").fit(X, np.where(y > 0, "a", "b"))
+
+
+def test_labels_of_a_program_are_answered_by_how_to_encode_them():
+    with pytest.raises(ValueError, match=r"y = np.eye\(n_classes\)\[labels\] makes them"):
+        attention_program(X, (y > 0).astype(float), alpha=0.1, loss="softmax")
+
+
+def test_groups_of_another_length_are_named():
+    model = ConvexAttentionRegressorCV(alphas=2, cv=GroupKFold(3))
+    with pytest.raises(ValueError, match=rf"groups must have one entry per sample, {len(X)}, got shape \(5,\)"):
+        model.fit(X, y, groups=np.arange(5))
+
+
+def test_gates_that_hold_no_numbers_are_named():
+    with pytest.raises(ValueError, match="gates: u1 must hold numbers"):
+        ConvexAttentionRegressor(activation="gated_relu", gates=("a", "b")).fit(X, y)
+
+
+def test_networks_name_gates_of_another_width():
+    gates = Gates(np.ones((1, 4)), np.ones((1, 3)))
+    with pytest.raises(ValueError, match=r"gates must have directions of shapes \(n_gates, 5\) and \(n_gates, 3\)"):
+        ConvexAttention(5, 3, 1, n_heads=4, gates=gates)
+
+
+@pytest.mark.parametrize(
+    ("draw", "message"),
+    [
+        (lambda: plot_token_norms(ConvexAttentionRegressor()), r"token_norms must be numbers, as model\.token_norms_"),
+        (
+            lambda: plot_token_norms([[1.0, 2.0], [3.0, 4.0]]),
+            r"token_norms must have shape \(n_tokens,\), got \(2, 2\)",
+        ),
+        (lambda: plot_attention_map(-np.eye(3)), "weights must not be negative"),
+        (lambda: plot_convergence([1.0], bound=0.0), "curves must map labels to pairs of seconds and objectives"),
+    ],
+)
+def test_figures_name_what_they_cannot_draw(draw, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        draw()
+    assert plt.get_fignums() == []

@@ -1,0 +1,112 @@
+"""What all experiments share: reports on disk, and going on with them seed by seed."""
+
+import json
+
+import pytest
+
+from convexformer.experiments import finished_seeds
+from convexformer.experiments.common import begin_report, medians, run_missing_seeds, thinned, write_json
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "report.json"
+
+
+def fresh(**settings):
+    return {"settings": {"n_steps": 3} | settings, "data": {"n_samples": 5}, "runs": [], "remark": "new"}
+
+
+def summarise(runs):
+    return {"sum": sum(run["value"] for run in runs)}
+
+
+def squares(began):
+    """Function of a seed that notes it and gives its square."""
+
+    def run_seed(seed):
+        began.append(seed)
+        return {"seed": seed, "value": seed**2}
+
+    return run_seed
+
+
+def test_finished_seeds_are_kept_and_the_missing_ones_run(path):
+    def interrupted(seed):
+        if seed == 2:
+            raise KeyboardInterrupt
+        return {"seed": seed, "value": seed**2}
+
+    assert finished_seeds(path) == []
+    with pytest.raises(KeyboardInterrupt):
+        run_missing_seeds(path, begin_report(path, fresh()), 4, interrupted, summarise)
+    assert finished_seeds(path) == [0, 1]
+    began = []
+    report = run_missing_seeds(path, begin_report(path, fresh()), 4, squares(began), summarise)
+    assert began == [2, 3]
+    assert report["sum"] == 14
+    assert [run["seed"] for run in report["runs"]] == [0, 1, 2, 3]
+    assert json.loads(path.read_text()) == report
+    # Fewer seeds than the file has: nothing is run, nothing is lost.
+    assert run_missing_seeds(path, begin_report(path, fresh()), 1, squares(began), summarise) == report
+    assert began == [2, 3]
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)])
+def test_runs_are_in_the_order_of_seeds_whichever_came_first(path, order):
+    report = begin_report(path, fresh())
+    report["runs"] = [{"seed": seed, "value": seed} for seed in order[:1]]
+    report = run_missing_seeds(path, report, 3, squares([]), summarise)
+    assert [run["seed"] for run in report["runs"]] == [0, 1, 2]
+
+
+def test_what_does_not_depend_on_seeds_is_that_of_this_call(path):
+    write_json(path, fresh() | {"remark": "old", "runs": [{"seed": 0}]})
+    report = begin_report(path, fresh())
+    assert report["remark"] == "new"
+    assert report["runs"] == [{"seed": 0}]
+
+
+def test_reports_of_other_settings_or_data_or_other_files_are_refused(path):
+    write_json(path, fresh())
+    with pytest.raises(ValueError, match=r"holds results with n_steps=3, not 4; choose another folder"):
+        begin_report(path, fresh(n_steps=4))
+    with pytest.raises(ValueError, match=r"holds results with lr=None, not 0.1"):
+        begin_report(path, fresh(lr=0.1))
+    with pytest.raises(ValueError, match=r"holds results with n_samples=5, not 6"):
+        begin_report(path, fresh() | {"data": {"n_samples": 6}})
+    for text in ("{", "[]", '{"settings": {}}'):
+        path.write_text(text)
+        with pytest.raises(ValueError, match="is not a report of this experiment"):
+            begin_report(path, fresh())
+
+
+def test_a_report_that_cannot_be_written_leaves_the_old_one(path):
+    write_json(path, {"value": 1.0})
+    with pytest.raises(ValueError, match="JSON"):
+        write_json(path, {"value": float("nan")})
+    assert json.loads(path.read_text()) == {"value": 1.0}
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 99, 100, 101, 5000])
+def test_thinned_curves_keep_first_and_last_and_order(count):
+    curve = {"step": list(range(count)), "value": [step**2 for step in range(count)], "name": "x"}
+    thin = thinned(curve, ["step", "value"])
+    assert len(thin["step"]) <= 101
+    assert thin["step"] == sorted(set(thin["step"]))
+    assert [step**2 for step in thin["step"]] == thin["value"]
+    assert thin["step"][:1] == curve["step"][:1]
+    assert thin["step"][-1:] == curve["step"][-1:]
+    assert thin["name"] == "x"
+
+
+def test_medians_are_over_rows_of_the_same_keys():
+    rows = [
+        {"model": model, "seed": seed, "loss": loss, "test_r2": r2}
+        for seed, (loss, r2) in enumerate([(1.0, 0.5), (5.0, 0.1), (3.0, 0.2)])
+        for model, loss in (("a", loss), ("b", None))
+    ]
+    first, second = medians(rows, ("model",), ("test_r2",))
+    assert first == {"model": "a", "loss": 3.0, "test_r2": 0.2, "test_r2_range": [0.1, 0.5], "n_seeds": 3}
+    assert (second["model"], second["loss"]) == ("b", None)
+    assert "test_r2_range" not in medians(rows, ("model",))[0]

@@ -1,0 +1,436 @@
+"""Training of the networks: search with equal budgets, minibatches, validation, early stops, and what is refused."""
+
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from convexformer import ConvexAttention, Gates
+from convexformer.nn import SequenceAttention, SoftmaxAttention, train
+from convexformer.nn.training.trial import Data
+
+NETWORKS = {
+    "convex": lambda: ConvexAttention(3, 2, 1, 6).double(),
+    "sequence": lambda: SequenceAttention(3, 2, 1, 6, n_targets=1).double(),
+    "softmax": lambda: SoftmaxAttention(2, 1, 2, 2, position=0).double(),
+}
+any_network = pytest.mark.parametrize("make", NETWORKS.values(), ids=NETWORKS)
+
+
+def data(n=40, seed=0, noise=0.1):
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(n, 3, 2))
+    y = X[:, 0, :1] - X[:, 1, 1:] + noise * rng.normal(size=(n, 1))
+    return torch.as_tensor(X), torch.as_tensor(y)
+
+
+def weights(network):
+    return torch.cat([parameter.detach().flatten() for parameter in network.parameters()])
+
+
+# Every network
+
+
+@any_network
+def test_training_lowers_the_objective_and_reports_that_of_the_final_weights(make):
+    network, (X, y) = make(), data()
+    history = train(network, X, y, alpha=0.05, lr=0.05, n_steps=100)
+    assert history.steps == list(range(101))
+    assert history.final_objective == network.objective(X, y, alpha=0.05).item() < 0.5 * history.objective[0]
+    assert (history.ended_by, history.stopped_early, history.kept_step) == ("n_steps", False, 100)
+    assert history.validation == history.validation_steps == []
+    assert math.isnan(history.final_validation)
+
+
+@any_network
+def test_histories_are_plain_numbers(make):
+    history = train(make(), *data(), alpha=0.05, n_steps=5, validation=data(seed=1), lr=[0.1, 0.2])
+    assert len(json.loads(json.dumps(dataclasses.asdict(history)))["trials"]) == 2
+
+
+# Search
+
+
+@any_network
+def test_the_better_learning_rate_wins_with_equal_steps(make):
+    network, (X, y) = make(), data()
+    rates = [1e-5, 3e-2, 1e-4]
+    history = train(network, X, y, alpha=0.05, lr=rates, n_steps=60)
+    alone = [train(make(), X, y, alpha=0.05, lr=rate, n_steps=60) for rate in rates]
+    assert history.lr == 3e-2
+    assert [trial.lr for trial in history.trials] == rates
+    # Every run is the one that its learning rate gives alone: same start, same steps.
+    for trial, single in zip(history.trials, alone, strict=True):
+        assert trial.steps == list(range(61))
+        assert trial.objective == single.objective
+    assert (
+        network.objective(X, y, alpha=0.05).item() == history.final_objective == min(t.final_objective for t in alone)
+    )
+    assert history.total_seconds == pytest.approx(sum(trial.seconds[-1] for trial in history.trials))
+    assert history.total_seconds > history.seconds[-1]
+
+
+def test_validation_decides_where_there_is_some():
+    # Held out is the negative of the truth, so that the run which learns least is best there.
+    (X, y), network = data(), NETWORKS["convex"]()
+    held_out = (X, -y)
+    history = train(network, X, y, alpha=0.05, lr=[1e-1, 1e-6], n_steps=60, validation=held_out)
+    assert history.lr == 1e-6
+    assert history.final_validation == min(trial.final_validation for trial in history.trials)
+    assert network.objective(*held_out, alpha=0.0).item() == pytest.approx(history.final_validation, rel=1e-12)
+    assert train(NETWORKS["convex"](), X, y, alpha=0.05, lr=[1e-1, 1e-6], n_steps=60).lr == 1e-1
+
+
+def test_the_grid_is_the_product_of_both():
+    history = train(
+        NETWORKS["convex"](),
+        *data(),
+        alpha=0.05,
+        optimizer="adamw",
+        lr=(1e-2, 1e-3),
+        weight_decay=(0.0, 1.0),
+        n_steps=5,
+    )
+    pairs = [(trial.lr, trial.weight_decay) for trial in history.trials]
+    assert pairs == [(1e-2, 0.0), (1e-2, 1.0), (1e-3, 0.0), (1e-3, 1.0)]
+
+
+def test_decoupled_decay_is_that_of_adamw():
+    runs = {}
+    for optimizer, decay in (("adam", 0.0), ("adamw", 0.0), ("adamw", 1.0)):
+        runs[optimizer, decay] = network = NETWORKS["convex"]()
+        train(network, *data(), alpha=0.0, optimizer=optimizer, weight_decay=decay, lr=1e-2, n_steps=100)
+    assert torch.equal(weights(runs["adam", 0.0]), weights(runs["adamw", 0.0]))
+    assert weights(runs["adamw", 1.0]).norm() < 0.95 * weights(runs["adam", 0.0]).norm()
+
+
+# Minibatches
+
+
+def test_every_pass_over_the_samples_draws_each_at_most_once_and_batches_are_full():
+    samples = Data((data(10)[0],), torch.arange(10.0)[:, None])
+    batches = samples.batches(3, seed=0)
+    for _ in range(5):
+        drawn = torch.cat([next(batches).y[:, 0] for _ in range(3)])
+        assert len(drawn) == len(set(drawn.tolist())) == 9
+
+
+@any_network
+def test_minibatches_reach_the_objective_of_the_full_batch(make):
+    X, y = data(60)
+    ends = {}
+    for size in (None, 15):
+        network = make()
+        history = train(network, X, y, alpha=0.05, lr=0.1, n_steps=200, batch_size=size)
+        ends[size] = history.final_objective
+        assert history.final_objective == pytest.approx(network.objective(X, y, alpha=0.05).item(), rel=1e-12)
+    assert ends[15] == pytest.approx(ends[None], rel=0.02)
+    # On all samples, though only at times.
+    assert history.steps == list(range(0, 201, 2))
+
+
+def test_minibatches_depend_on_the_seed_alone():
+    def run(seed):
+        network = NETWORKS["convex"]()
+        train(network, *data(), alpha=0.05, n_steps=20, batch_size=7, seed=seed)
+        return weights(network)
+
+    assert torch.equal(run(0), run(0))
+    assert not torch.equal(run(0), run(1))
+
+
+def test_a_batch_of_all_samples_is_the_full_batch():
+    def run(size):
+        weight = torch.linspace(0.5, 2, 40, dtype=torch.float64)
+        network = NETWORKS["convex"]()
+        history = train(network, *data(), alpha=0.05, n_steps=50, batch_size=size, sample_weight=weight)
+        wanted = network.objective(*data(), alpha=0.05, sample_weight=weight).item()
+        assert history.final_objective == pytest.approx(wanted, rel=1e-12)
+        return history
+
+    np.testing.assert_allclose(run(40).objective, run(None).objective, rtol=1e-10)
+
+
+def test_weights_of_samples_keep_their_scale_in_minibatches():
+    # Samples that weigh nothing leave the other half with weight 2 each: the mean over all draws is the same.
+    X, y = data(40)
+    weight = torch.ones(40, dtype=torch.float64)
+    weight[20:] = 0
+    half, counted = NETWORKS["convex"](), NETWORKS["convex"]()
+    train(half, X[:20], y[:20], alpha=0.05, lr=0.1, n_steps=200)
+    y[20:] = 100.0
+    train(counted, X, y, alpha=0.05, lr=0.1, n_steps=200, sample_weight=weight, batch_size=10)
+    wanted = half.objective(X[:20], y[:20], alpha=0.05).item()
+    assert counted.objective(X[:20], y[:20], alpha=0.05).item() == pytest.approx(wanted, rel=0.03)
+
+
+def test_gated_networks_train_on_minibatches_with_their_masks():
+    rng = np.random.default_rng(0)
+    gates = Gates(rng.normal(size=(4, 3)), rng.normal(size=(4, 2)))
+    network, (X, y) = ConvexAttention(3, 2, 1, 8, gates=gates).double(), data()
+    tokens, masks = network.prepared(X)
+    assert tokens is X
+    assert torch.equal(masks, gates.masks(X))
+    rows = torch.tensor([5, 3])
+    assert torch.equal(network(tokens[rows], masks[rows]), network(X[rows]))
+    history = train(network, X, y, alpha=0.01, n_steps=100, batch_size=10, lr=0.1, validation=data(seed=1))
+    assert history.final_objective == pytest.approx(network.objective(X, y, alpha=0.01).item(), rel=1e-12)
+    assert history.final_objective < 0.5 * history.objective[0]
+
+
+# Optimisers, schedules and looks
+
+
+def test_a_constant_rate_does_not_depend_on_how_long_the_run_is_and_a_cosine_does():
+    def after_20(n_steps, schedule):
+        network = NETWORKS["convex"]()
+        options = {"schedule": schedule, "n_steps": n_steps, "callback": lambda step, _: step == 20}
+        train(network, *data(), alpha=0.05, lr=0.05, **options)
+        return weights(network)
+
+    assert torch.equal(after_20(20, "constant"), after_20(60, "constant"))
+    assert not torch.equal(after_20(20, "cosine"), after_20(60, "cosine"))
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw"])
+def test_steps_are_those_of_torch_with_the_given_memories(optimizer):
+    (X, y), network, other = data(), NETWORKS["convex"](), NETWORKS["convex"]()
+    options = {"lr": 0.05, "betas": (0.5, 0.8), "weight_decay": 0.3 if optimizer == "adamw" else 0.0}
+    train(network, X, y, alpha=0.05, optimizer=optimizer, schedule="constant", n_steps=15, **options)
+    steps = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[optimizer](other.parameters(), **options)
+    for _ in range(15):
+        steps.zero_grad()
+        other.objective(X, y, alpha=0.05).backward()
+        steps.step()
+    torch.testing.assert_close(weights(network), weights(other), rtol=1e-10, atol=1e-12)
+
+
+def test_callbacks_come_at_each_look_and_see_the_weights_of_their_step():
+    (X, y), network, seen = data(), NETWORKS["convex"](), []
+
+    def watch(step, objective):
+        assert objective == pytest.approx(network.objective(X, y, alpha=0.05).item(), rel=1e-12)
+        seen.append(step)
+        return step >= 21
+
+    options = {"n_steps": 100, "batch_size": 10, "look_every": 7, "validation": data(seed=1)}
+    history = train(network, X, y, alpha=0.05, callback=watch, **options)
+    assert seen == history.steps == [0, 7, 14, 21]
+    assert history.validation_steps == seen
+    assert history.ended_by == "callback"
+
+
+@pytest.mark.parametrize("batch_size", [None, 10])
+def test_looks_leave_training_as_it_is(batch_size):
+    ends = []
+    for every in (None, 9):
+        network = NETWORKS["convex"]()
+        options = {"n_steps": 30, "batch_size": batch_size, "look_every": every, "validation": data(seed=1)}
+        history = train(network, *data(), alpha=0.05, **options)
+        ends.append((weights(network), history.final_validation))
+    assert torch.equal(ends[0][0], ends[1][0])
+    assert ends[0][1] == ends[1][1]
+    assert history.validation_steps == [0, 9, 18, 27, 30]
+
+
+# Validation and early stops
+
+
+def overfitting():
+    """Few noisy samples, many heads: the loss on held-out data falls and rises again."""
+    return ConvexAttention(3, 2, 1, 20).double(), data(6, noise=3.0), data(200, seed=1)
+
+
+def test_validation_is_the_loss_without_decay_at_every_interval():
+    network, train_data, held_out = overfitting()
+    history = train(network, *train_data, alpha=0.3, n_steps=250, validation=held_out)
+    assert history.validation_steps == [*range(0, 250, 3), 250]
+    assert history.validation[-1] == pytest.approx(network.objective(*held_out, alpha=0.0).item(), rel=1e-12)
+    assert history.kept_step == 250  # without patience the last weights are kept, though earlier ones were better
+    assert min(history.validation) < history.validation[-1]
+
+
+@pytest.mark.parametrize("batch_size", [None, 3])
+def test_patience_stops_and_restores_the_best_weights(batch_size):
+    network, train_data, held_out = overfitting()
+    options = {"lr": 0.05, "n_steps": 1000, "validation": held_out, "patience": 3, "batch_size": batch_size}
+    history = train(network, *train_data, alpha=0.0, **options)
+    assert (history.ended_by, history.stopped_early) == ("patience", True)
+    assert history.steps[-1] < 1000
+    best = int(np.argmin(history.validation))
+    assert len(history.validation) == best + 4
+    assert history.kept_step == history.validation_steps[best]
+    assert network.objective(*held_out, alpha=0.0).item() == pytest.approx(min(history.validation), rel=1e-12)
+    assert history.final_validation == min(history.validation)
+    assert network.objective(*train_data, alpha=0.0).item() == pytest.approx(history.final_objective, rel=1e-12)
+
+
+def test_progress_gives_patience_back():
+    # Single samples make the validation loss rise and fall on its way down.
+    options = {"lr": 0.02, "n_steps": 190, "validation": data(seed=1), "patience": 6, "batch_size": 1}
+    history = train(NETWORKS["convex"](), *data(noise=0.5), alpha=0.0, **options)
+    values = np.array(history.validation)
+    best = int(values.argmin())
+    rises = values[1 : best + 1] >= np.minimum.accumulate(values)[:best]
+    assert rises.sum() >= 6  # more in all than patience allows in a row
+    assert len(values) == best + 7
+
+
+def test_patience_that_is_never_exhausted_still_keeps_the_best_weights():
+    network, train_data, held_out = overfitting()
+    options = {"lr": 0.05, "n_steps": 200, "validation": held_out, "patience": 1000}
+    history = train(network, *train_data, alpha=0.0, **options)
+    assert history.ended_by == "n_steps"
+    assert history.kept_step < 200
+    assert network.objective(*held_out, alpha=0.0).item() == pytest.approx(min(history.validation), rel=1e-12)
+
+
+def test_a_spent_budget_of_seconds_ends_every_combination():
+    network, (X, y) = NETWORKS["convex"](), data()
+    history = train(network, X, y, alpha=0.05, lr=[1e-2, 1e-3], n_steps=1000, seconds=1e-9)
+    # A step is always taken, and the time of the budget is looked at before the next.
+    assert [(trial.steps, trial.ended_by) for trial in history.trials] == [([0, 1], "seconds")] * 2
+    assert history.final_objective == network.objective(X, y, alpha=0.05).item()
+
+
+def test_evaluations_and_callbacks_do_not_count_as_seconds(monkeypatch):
+    # A clock that only callbacks advance.
+    now = [0.0]
+    monkeypatch.setattr("convexformer.nn.training.stopwatch.time.perf_counter", lambda: now[0])
+
+    def wait(step, objective):
+        now[0] += 100.0
+
+    history = train(NETWORKS["convex"](), *data(), alpha=0.05, n_steps=10, seconds=1.0, callback=wait)
+    assert history.ended_by == "n_steps"
+    assert history.seconds == [0.0] * 11
+
+
+def test_a_callback_ends_its_combination():
+    network, (X, y) = NETWORKS["convex"](), data()
+    history = train(
+        network, X, y, alpha=0.05, lr=[1e-2, 1e-3], n_steps=30, validation=(X, y), callback=lambda step, _: step == 5
+    )
+    assert [(trial.steps[-1], trial.ended_by) for trial in history.trials] == [(5, "callback")] * 2
+    assert history.final_validation == pytest.approx(network.objective(X, y, alpha=0.0).item(), rel=1e-12)
+
+
+@pytest.mark.parametrize("answer", [np.True_, 1])
+def test_whatever_counts_as_true_ends_it(answer):
+    history = train(NETWORKS["convex"](), *data(), alpha=0.05, n_steps=30, callback=lambda *_: answer)
+    assert history.trials[0].ended_by == "callback"
+
+
+def test_a_progress_bar_counts_the_steps_of_all_combinations(capsys):
+    train(NETWORKS["convex"](), *data(), alpha=0.05, lr=[1e-2, 1e-3], n_steps=30, verbose=True)
+    assert "60/60" in capsys.readouterr().err
+
+
+# Divergence
+
+
+def test_a_combination_that_diverges_ends_at_once_and_loses():
+    X, y = data()
+    network = ConvexAttention(3, 2, 1, 6).double()
+    history = train(network, X, 1e3 * y, alpha=0.05, lr=[1e200, 1e-2], n_steps=50)
+    lost, won = history.trials
+    assert (lost.ended_by, won.ended_by) == ("diverged", "n_steps")
+    assert len(lost.steps) < 50
+    assert not math.isfinite(lost.objective[-1])
+    assert history.lr == 1e-2
+    assert math.isfinite(network.objective(X, 1e3 * y, alpha=0.05).item())
+
+
+@pytest.mark.parametrize("batch_size", [None, 10])
+def test_divergence_everywhere_warns_and_gives_the_first_weights_back(batch_size):
+    (X, y), network = data(), ConvexAttention(3, 2, 1, 6).double()
+    first = weights(network)
+    with pytest.warns(RuntimeWarning, match=r"diverged with every learning rate \(1e\+200\)"):
+        history = train(network, X, y, alpha=0.05, lr=1e200, n_steps=50, batch_size=batch_size)
+    assert torch.equal(weights(network), first)
+    assert (history.ended_by, history.kept_step) == ("diverged", 0)
+    assert history.final_objective == pytest.approx(network.objective(X, y, alpha=0.05).item(), rel=1e-12)
+
+
+# Devices
+
+
+@any_network
+@pytest.mark.parametrize("batch_size", [None, 10])
+def test_any_device_trains_to_the_same_weights(make, batch_size, accelerator):
+    ends = []
+    for device in ("cpu", accelerator):
+        network = make().to(device)
+        X, y = (part.to(device) for part in data())
+        history = train(network, X, y, alpha=0.05, n_steps=50, batch_size=batch_size, validation=(X, y), patience=50)
+        ends.append((weights(network).cpu(), history.objective))
+    torch.testing.assert_close(ends[0][0], ends[1][0], rtol=1e-6, atol=1e-8)
+    np.testing.assert_allclose(ends[0][1], ends[1][1], rtol=1e-8)
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"optimizer": "sgd"}, "optimizer must be one of"),
+        ({"schedule": "linear"}, "schedule must be one of"),
+        ({"betas": (0.9, 1.0)}, "betas must be two numbers"),
+        ({"betas": 0.9}, "betas must be two numbers"),
+        ({"look_every": 0}, "look_every must be a positive integer"),
+        ({"seed": "x"}, "seed must be an integer, got 'x'"),
+        ({"lr": []}, "lr must be"),
+        ({"lr": -0.1}, "lr must be"),
+        ({"lr": 0.0}, "lr must be positive"),
+        ({"lr": [0.1, float("nan")]}, "lr must be"),
+        ({"lr": [[0.1]]}, "lr must be"),
+        ({"weight_decay": 0.1}, "the decay of the objective is alpha"),
+        ({"weight_decay": [0.0, 0.1]}, "the decay of the objective is alpha"),
+        ({"weight_decay": [], "optimizer": "adamw"}, "weight_decay must be"),
+        ({"weight_decay": -1.0, "optimizer": "adamw"}, "weight_decay must be"),
+        ({"alpha": -0.1}, "alpha must be"),
+        ({"alpha": float("nan")}, "alpha must be"),
+        ({"n_steps": 0}, "n_steps must be a positive integer"),
+        ({"batch_size": 0}, "batch_size must be a positive integer"),
+        ({"batch_size": 41}, "batch_size must be at most the number of samples, 40"),
+        ({"patience": 0, "validation": data()}, "patience must be a positive integer"),
+        ({"patience": 3}, "patience needs validation"),
+        ({"validation": data()[0]}, "validation must be a pair"),
+        ({"validation": (data()[0], data(20)[1])}, "validation y must have one row per sample"),
+        ({"validation": (data()[0].float(), data()[1])}, r"validation tokens must be torch.float64"),
+        ({"seconds": 0}, "seconds must be positive"),
+        ({"seconds": True}, "seconds must be positive"),
+        ({"alpha": True}, "alpha must be"),
+        ({"loss": "logistic"}, "targets of the Logistic loss"),
+        ({"loss": "nonsense"}, "loss must be"),
+        ({"penalty": "nonsense"}, "penalty must be"),
+        ({"sample_weight": torch.ones(39)}, "sample_weight must have shape"),
+        ({"sample_weight": -torch.ones(40)}, "sample_weight must be finite, non-negative"),
+        ({"sample_weight": torch.zeros(40)}, "sample_weight must be finite, non-negative and not all zero"),
+    ],
+)
+def test_bad_arguments_are_named_and_change_nothing(options, message):
+    network = NETWORKS["convex"]()
+    first = weights(network)
+    with pytest.raises(ValueError, match=message):
+        train(network, *data(), **{"alpha": 0.1, "n_steps": 3, **options})
+    assert torch.equal(weights(network), first)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "y", "message"),
+    [
+        (torch.zeros(4, 3, 2), torch.zeros(4, 1), "tokens must be torch.float64"),
+        (torch.zeros(4, 6).double(), torch.zeros(4, 1).double(), "tokens must have shape"),
+        (torch.zeros(4, 3, 2).double(), torch.zeros(3, 1).double(), "y must have one row per sample, 4, got 3"),
+        (torch.zeros(4, 3, 2).double(), torch.zeros(4).double(), r"y must have shape \(4, 1\), .* got \(4,\)"),
+        (torch.zeros(4, 3, 2).double(), torch.zeros(4, 2).double(), "y must have shape"),
+    ],
+)
+def test_bad_data_are_named(tokens, y, message):
+    with pytest.raises(ValueError, match=message):
+        train(NETWORKS["convex"](), tokens, y, alpha=0.1)
