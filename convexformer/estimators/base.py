@@ -14,7 +14,7 @@ from torch import Tensor
 
 from convexformer.gates import Gates, GatesInterrupted, GateSource, TrainingData, get_gate_source
 from convexformer.heads.attention import Heads
-from convexformer.programs.attention import attention_map
+from convexformer.programs.build import attention_map, build_program
 from convexformer.targets import Targets
 from convexformer.validation import (
     as_tensor,
@@ -255,9 +255,7 @@ class ConvexAttentionBase(CertifiedEstimator):
         has_intercept = check_flag(self.fit_intercept, "fit_intercept")
         data = TrainingData(tokens, encoded, loss, penalty, alpha, total_weight, has_intercept)
         gates, masks, interruption = self._gates(data, source)
-        linear_map = attention_map(tokens, gates, masks, encoded.shape[-1])
-        program_alpha = 1.0 if alpha is None else alpha
-        program = Program(linear_map, encoded, loss, penalty, program_alpha, total_weight, has_intercept)
+        program = build_program(tokens, encoded, loss, penalty, alpha, total_weight, has_intercept, masks)
         return Problem(program, targets, gates, weight, interruption)
 
     def _gate_source(self, is_grid: bool) -> GateSource | None:
@@ -437,7 +435,8 @@ class ConvexAttentionBase(CertifiedEstimator):
         tokens = check_tokens(self, X, reset=False)
         tokens = tokens.to(check_device(self.device, tokens.device))
         coef, intercept = (part.to(tokens.device) for part in self._solution)
-        linear_map = attention_map(tokens, self.gates_, n_outputs=coef.shape[-1])
+        masks = None if self.gates_ is None else self.gates_.masks(tokens)
+        linear_map = attention_map(tokens, masks, n_outputs=coef.shape[-1])
         return predictions(linear_map, coef, intercept, tokens.dtype)
 
 

@@ -17,10 +17,10 @@ from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from convexformer.programs.build import build_program
 from convexformer.validation import as_targets, as_weight, check_flag, check_program_tokens, check_stream
 from convexformer_solvers import (
     Certificate,
-    GatedMap,
     Loss,
     Penalty,
     Program,
@@ -231,10 +231,9 @@ def generate_gates(
     check_tol(tol)
     search = {"n_restarts": n_restarts, "tol": tol, "random_state": check_stream(random_state)}
     with tqdm(total=max_gates, disable=not verbose, desc="gates", unit="gate") as bar:
-        data, build = TrainingData(tokens, *parts), partial(_program, tokens, parts)
         run = _Generation(
-            data=data,
-            program_of=build,
+            data=TrainingData(tokens, *parts),
+            program_of=partial(build_program, tokens, *parts),
             solver=get_solver(solver),
             max_gates=max_gates,
             per_round=per_round,
@@ -253,10 +252,6 @@ def generate_gates(
     return run.result(end)
 
 
-def _program(tokens: Tensor, parts: tuple, masks: Tensor) -> Program:
-    return Program(GatedMap(tokens, masks), *parts)
-
-
 class _Solved(NamedTuple):
     """Gates and the program with them, solved."""
 
@@ -271,7 +266,7 @@ class _Generation:
     """Book-keeping of one generation."""
 
     data: TrainingData
-    program_of: Callable[[Tensor], Program]
+    program_of: Callable[..., Program]
     solver: Solver
     max_gates: int
     per_round: int
@@ -326,7 +321,7 @@ class _Generation:
         return gates.select(distinct), masks[:, torch.as_tensor(distinct, device=masks.device)]
 
     def _solve(self, gates: Gates, masks: Tensor, start: tuple[Tensor, Tensor] | None = None) -> _Solved:
-        program = self.program_of(masks)
+        program = self.program_of(masks=masks)
         try:
             with warnings.catch_warnings():
                 if self.gap < self.tol:

@@ -1,6 +1,7 @@
 """The convex programs of attention networks, built in one place."""
 
-from .attention import attention_map, attention_program
+from .attention import attention_program
+from .build import attention_map
 from .sequence import FORMS, SequenceForm, SingleRow, Stochastic, Substochastic, get_form, sequence_program
 
 __all__ = [

@@ -4,39 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
-
 from convexformer.gates import Gates
 from convexformer.validation import as_targets, as_weight, check_flag, check_program_tokens
-from convexformer_solvers import DenseMap, LinearMap, Loss, Penalty, Program, TableMap, get_loss, get_penalty
+from convexformer_solvers import Loss, Penalty, Program, get_loss, get_penalty
 
-
-def attention_map(
-    tokens: Tensor, gates: Gates | None = None, masks: Tensor | None = None, n_outputs: int = 1
-) -> LinearMap:
-    """Linear map from coefficients to the outputs of the network; the gated design is never materialised.
-
-    Where gated tokens repeat between samples, as symbols do, what they share is computed once.
-
-    Parameters
-    ----------
-    tokens : Tensor of shape (N, n_tokens, n_features)
-        The samples.
-    gates : Gates, optional
-        Fixed gates. Default: none.
-    masks : Tensor of shape (N, h), optional
-        Masks of the gates on these samples, where they have been computed before.
-    n_outputs : int, default=1
-        Outputs ``c`` of the products to come, by which the way to compute them is chosen; all give the same.
-
-    Returns
-    -------
-    LinearMap
-        With ``feature_shape`` ``(n_tokens, n_features)``, or ``(h, n_tokens, n_features)`` with gates.
-    """
-    if gates is None:
-        return DenseMap(tokens)
-    return TableMap.where_it_pays(tokens, gates.masks(tokens) if masks is None else masks, n_outputs)
+from .build import build_program
 
 
 def attention_program(
@@ -98,14 +70,13 @@ def attention_program(
     tokens = check_program_tokens(X)
     if not (gates is None or isinstance(gates, Gates)):
         raise TypeError(f"gates must be None or Gates(u1, u2), which estimators make of names and pairs, got {gates!r}")
-    target = as_targets(y, tokens.device)
-    weight = as_weight(sample_weight, tokens.device)
-    return Program(
-        attention_map(tokens, gates, n_outputs=target.shape[-1]),
-        target,
+    return build_program(
+        tokens,
+        as_targets(y, tokens.device),
         get_loss(loss),
         get_penalty(penalty),
         alpha,
-        weight,
+        as_weight(sample_weight, tokens.device),
         check_flag(fit_intercept, "fit_intercept"),
+        masks=None if gates is None else gates.masks(tokens),
     )

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from convexformer import GreedyConvexTransformerClassifier
 from convexformer.gates import FourierGates, Gates, TrainingData
-from convexformer.programs.attention import attention_map, attention_program
+from convexformer.programs.attention import attention_program
+from convexformer.programs.build import attention_map
 from convexformer.solvers import Fista, Program, Progress, solve
 
 from .data import Split
@@ -73,7 +74,7 @@ def solve_fourier(
 ) -> dict[str, Any]:
     """Solve the fully convex program to its certified gap; its steps are iterations of FISTA."""
     problem = _problem(split, settings, settings.n_gates, seed)
-    test_map = attention_map(problem.test, problem.gates, n_outputs=split.p)
+    test_map = attention_map(problem.test, problem.gates.masks(problem.test), n_outputs=split.p)
 
     def look(progress: Progress) -> None:
         coef = progress.coef

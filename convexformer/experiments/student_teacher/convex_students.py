@@ -16,7 +16,8 @@ from convexformer.estimators.attention import ConvexAttentionRegressor
 from convexformer.gates import Gates, GaussianGates, TrainingData
 from convexformer.heads.attention import Heads
 from convexformer.nn import ConvexAttention, TrainingHistory, train
-from convexformer.programs.attention import attention_map, attention_program
+from convexformer.programs.attention import attention_program
+from convexformer.programs.build import attention_map
 from convexformer_solvers import LinearMap, Progress, alpha_grid, get_solver, iterate_path
 
 from .data import Part, Split, r2_and_error
@@ -178,7 +179,8 @@ def _draw_gates(train_part: Part, n_gates: int, seed: int) -> Gates:
 
 def _linear_map(part: Part, gates: Gates | None, device: str | None) -> LinearMap:
     """From coefficients to outputs of the network on some samples."""
-    return attention_map(torch.as_tensor(part.tokens, device=device), gates)
+    tokens = torch.as_tensor(part.tokens, device=device)
+    return attention_map(tokens, None if gates is None else gates.masks(tokens))
 
 
 def _choose_alpha(

@@ -1,0 +1,66 @@
+"""The one place where the convex programs of attention networks are put together."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from convexformer_solvers import DenseMap, LinearMap, Loss, Penalty, Program, TableMap
+
+
+def attention_map(tokens: Tensor, masks: Tensor | None = None, n_outputs: int = 1) -> LinearMap:
+    """Linear map from coefficients to the outputs of the network; the gated design is never materialised.
+
+    Where gated tokens repeat between samples, as symbols do, what they share is computed once.
+
+    Parameters
+    ----------
+    tokens : Tensor of shape (N, n_tokens, n_features)
+        The samples.
+    masks : Tensor of shape (N, h), bool, optional
+        Which samples each of the ``h`` gates lets through. Default: no gates.
+    n_outputs : int, default=1
+        Outputs ``c`` of the products to come, by which the way to compute them is chosen; all give the same.
+
+    Returns
+    -------
+    LinearMap
+        With ``feature_shape`` ``(n_tokens, n_features)``, or ``(h, n_tokens, n_features)`` with gates.
+    """
+    return DenseMap(tokens) if masks is None else TableMap.where_it_pays(tokens, masks, n_outputs)
+
+
+def build_program(
+    tokens: Tensor,
+    target: Tensor,
+    loss: Loss,
+    penalty: Penalty,
+    alpha: float | None,
+    sample_weight: Tensor | None,
+    fit_intercept: bool,
+    masks: Tensor | None = None,
+) -> Program:
+    """The program of a network, from parts that have been checked; its formula is in ``attention_program``.
+
+    Parameters
+    ----------
+    tokens : Tensor of shape (N, n_tokens, n_features)
+        The samples.
+    target : Tensor of shape (N, c)
+        Targets as the loss wants them.
+    loss, penalty : Loss, Penalty
+        The parts.
+    alpha : float or None
+        Weight of the penalty; None where a grid is to follow, and then that of the program means nothing.
+    sample_weight : Tensor of shape (N,) or None
+        Weights.
+    fit_intercept : bool
+        Whether there is a bias.
+    masks : Tensor of shape (N, h), bool, optional
+        Masks of the gates.
+
+    Returns
+    -------
+    Program
+    """
+    linear_map = attention_map(tokens, masks, target.shape[-1])
+    return Program(linear_map, target, loss, penalty, 1.0 if alpha is None else alpha, sample_weight, fit_intercept)
