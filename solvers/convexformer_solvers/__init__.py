@@ -3,15 +3,16 @@
 Users of convexformer import these names from ``convexformer.solvers``.
 """
 
-from .algorithms.admm.iteration import Admm
-from .algorithms.base import Point, Solver
+from .algorithms.admm import Admm
+from .algorithms.base import Solver
 from .algorithms.column_generation import ColumnGeneration
 from .algorithms.cvxpy import Exact
 from .algorithms.fista import Fista
 from .algorithms.registry import SOLVERS, get_solver
 from .algorithms.semismooth_newton import SemismoothNewton
 from .algorithms.smoothing_newton import SmoothingNewton
-from .auto.plan import Auto
+from .algorithms.stage import Stage
+from .auto import Auto, AutoConfig, plan
 from .certificate import certify
 from .checks import check_loss, check_map, check_penalty, check_solver
 from .linear_maps.base import LinearMap
@@ -28,6 +29,7 @@ from .penalties import PENALTIES, get_penalty
 from .penalties.base import Atoms, Factors, Penalty
 from .penalties.group import GroupL2, GroupNuclear
 from .penalties.sequence import PerTarget, RowStochastic
+from .points import Point
 from .program import Program
 from .result import Certificate, History, Progress, SolverInterrupted, SolverResult, SolverUnavailableError, Status
 from .solve import Callback, solve
@@ -39,6 +41,7 @@ __all__ = [
     "Admm",
     "Atoms",
     "Auto",
+    "AutoConfig",
     "Callback",
     "Certificate",
     "ColumnGeneration",
@@ -73,6 +76,7 @@ __all__ = [
     "SolverUnavailableError",
     "Squared",
     "SquaredHinge",
+    "Stage",
     "Status",
     "TableMap",
     "alpha_grid",
@@ -85,6 +89,7 @@ __all__ = [
     "get_penalty",
     "get_solver",
     "iterate_path",
+    "plan",
     "solve",
     "solve_path",
 ]

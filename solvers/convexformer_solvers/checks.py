@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from .algorithms.base import Point, Solver
+from .algorithms.base import Solver
 from .certificate import certify
 from .linear_maps.base import LinearMap
 from .linear_maps.dense import DenseMap
@@ -20,6 +20,7 @@ from .losses.classification import Logistic
 from .losses.regression import Huber, Squared
 from .penalties.base import Penalty
 from .penalties.group import GroupL2, GroupNuclear
+from .points import Point, completed
 from .program import Program
 from .solve import solve
 from .validation import check_kind
@@ -470,6 +471,7 @@ def _check_solver_on(program: Program, solver: Solver, tol: float) -> None:
     _require(certify(below_program, warm.coef, warm.intercept).relative_gap <= tol, "a warm start lost the solution")
     start = Point(below.coef, below.intercept)
     point = solver.point(below_program, solver.step(below_program, solver.init(below_program, start)))
+    point = completed(below_program, point)
     primal = certify(below_program, point.coef, point.intercept).primal
     bound = below.certificate.primal + 10 * tol * below_program.null_value
     _require(primal <= bound, "the first step from the solution lost it")

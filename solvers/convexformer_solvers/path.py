@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from .algorithms.base import Point, Solver
+from .algorithms.base import Solver
 from .io.checkpoint import PathFile
+from .points import Point
 from .program import Program
 from .result import Interrupted, Progress, SolverInterrupted, SolverResult
-from .solve import Callback, Ending, Forms, Options, as_point, forms_for, solve_on
+from .solve import Callback, Forms, Options, WarmStart, as_point, forms_for, solve_on
 from .validation import as_dtype, check_counts, is_real
 
 
@@ -266,12 +267,12 @@ def _results(
                 stored = None if result is None else Point(result.coef, result.intercept)
                 first = stored or trail.ahead(alpha) or point
                 try:
-                    result, ending = solve_on(here, solver, of_each, first, trail.state)
+                    result, warm_start = solve_on(here, solver, of_each, first, trail.state)
                 except SolverInterrupted as interruption:
                     if file is not None:
                         file.save(index, interruption.result)
                     raise
-                trail.add(alpha, ending)
+                trail.add(alpha, warm_start)
                 if file is not None:
                     file.save(index, result)
             point = Point(result.coef, result.intercept)
@@ -286,22 +287,7 @@ def _show_gap(bar: tqdm, callback: Callback | None, progress: Progress) -> bool:
 
 
 def check_grid(alphas: Any) -> list[float]:
-    """Check a grid of alphas, positive finite numbers in any order.
-
-    Parameters
-    ----------
-    alphas : sequence of float
-        The grid.
-
-    Returns
-    -------
-    list of float
-        In the order given.
-
-    Raises
-    ------
-    ValueError
-        If it is not as described.
+    """A grid of alphas as a list of floats in the order given; ``ValueError`` unless all are positive and finite.
 
     Examples
     --------
@@ -333,10 +319,10 @@ class _Trail:
         self._points: list[Point] = []
         self.state: Any = None
 
-    def add(self, alpha: float, ending: Ending) -> None:
+    def add(self, alpha: float, warm_start: WarmStart) -> None:
         """Remember the end of the solve of one alpha."""
-        self._alphas, self._points = [*self._alphas[-1:], alpha], [*self._points[-1:], ending.point]
-        self.state = ending.state
+        self._alphas, self._points = [*self._alphas[-1:], alpha], [*self._points[-1:], warm_start.point]
+        self.state = warm_start.state
 
     def ahead(self, alpha: float) -> Point | None:
         """Linear extrapolation in ``alpha``: exact between the kinks of a lasso; None before there is any point."""
@@ -345,6 +331,8 @@ class _Trail:
         before, last, distance = self._points[0], self._points[-1], self._alphas[-1] - self._alphas[0]
         if distance == 0 or before.pred is None or last.pred is None:
             return last
+        assert before.intercept is not None
+        assert last.intercept is not None
         weight = 1 + (alpha - self._alphas[-1]) / distance
         return Point(
             torch.lerp(before.coef, last.coef, weight),

@@ -180,20 +180,7 @@ class Program:
         return (weight / weight.sum()).to(self.y)
 
     def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Program:
-        """The same program with data held in another precision or on another device.
-
-        Parameters
-        ----------
-        dtype : torch.dtype, optional
-            Precision of map and targets. Default: as they are.
-        device : torch.device or str, optional
-            Default: where they are.
-
-        Returns
-        -------
-        Program
-            This one where nothing changes.
-        """
+        """The same program in another precision or on another device; itself where nothing changes."""
         y = self.loss.target_in(self.y.to(device=device or self.y.device), dtype or self.y.dtype)
         new_map = self.map.to(dtype, device)
         if y is self.y and new_map is self.map:
@@ -214,37 +201,13 @@ class Program:
         return self._exact if self._exact.alpha == self.alpha else self._exact.with_alpha(self.alpha)
 
     def with_alpha(self, alpha: float) -> Program:
-        """The same program with another weight of the penalty; all that does not depend on it is computed once.
-
-        Parameters
-        ----------
-        alpha : float
-            Positive.
-
-        Returns
-        -------
-        Program
-
-        Raises
-        ------
-        ValueError
-            If `alpha` is not positive and finite.
-        """
+        """The same program with another positive `alpha`; all that does not depend on it is computed once."""
         result = dataclasses.replace(self, alpha=alpha)
         object.__setattr__(result, "_known", self._known)
         return result
 
     def rows(self, index: Tensor) -> Program:
-        """The same program on some of its samples.
-
-        Parameters
-        ----------
-        index : Tensor of shape (k,)
-            Their positions.
-
-        Returns
-        -------
-        Program
+        """The same program on some of its samples, by their positions, shape (k,).
 
         Raises
         ------
@@ -260,46 +223,17 @@ class Program:
         return self if bool(kept.all()) else self.rows(kept.nonzero()[:, 0])
 
     def loss_value(self, pred: Tensor) -> Tensor:
-        """Mean loss of predictions, intercept included.
-
-        Parameters
-        ----------
-        pred : Tensor of shape (N, c)
-            The predictions.
-
-        Returns
-        -------
-        Tensor
-            A scalar.
-        """
+        """Mean loss of predictions of shape (N, c), intercept included; a scalar."""
         return self.mean(self.loss.value(pred, self.y))
 
     def mean(self, values: Tensor) -> Tensor:
-        """Weighted mean of one value per sample; a sample of weight zero does not count, be its value infinite.
-
-        Parameters
-        ----------
-        values : Tensor of shape (N,)
-            The values.
-
-        Returns
-        -------
-        Tensor
-            A scalar.
-        """
+        """Weighted mean of values of shape (N,); a sample of weight zero does not count, be its value infinite."""
         return torch.where(self.weight > 0, self.weight * values, 0.0).sum()
 
     def weighted_adjoint(self, theta: Tensor) -> Tensor:
-        """``A' diag(p) theta``: minus the gradient of the mean loss when ``theta`` is minus its per-sample gradient.
+        """``A' diag(p) theta`` of k columns of values of the samples, shape ``(*feature_shape, k)``.
 
-        Parameters
-        ----------
-        theta : Tensor of shape (N, k)
-            One or more columns of values of the samples.
-
-        Returns
-        -------
-        Tensor of shape (*feature_shape, k)
+        It is minus the gradient of the mean loss where ``theta``, of shape (N, k), is minus each sample's gradient.
         """
         weight = self.weight[:, None]
         return self.map.rmatvec(torch.where(weight > 0, weight * theta, 0.0))
@@ -307,40 +241,20 @@ class Program:
     pull_back = weighted_adjoint  # its former name
 
     def best_intercept(self, pred: Tensor, start: Tensor | None = None) -> Tensor:
-        """Best constant per output to add to predictions; zeros when the program has no intercept.
+        """Best constant per output, shape (c,), to add to predictions without one; zeros when the program has none.
 
-        Parameters
-        ----------
-        pred : Tensor of shape (N, c)
-            Predictions without intercept.
-        start : Tensor of shape (c,), optional
-            A first guess that saves steps.
-
-        Returns
-        -------
-        Tensor of shape (c,)
+        `start` is a first guess that saves steps.
         """
         if not self.fit_intercept:
             return pred.new_zeros(pred.shape[1])
         return self.loss.best_intercept(pred, self.y, self.weight, start)
 
     def lipschitz(self, pred: Tensor, power_steps: int = 6) -> float:
-        """Estimate of the Lipschitz constant of the mean loss's gradient in the coefficients, for first step sizes.
+        """Estimate of the Lipschitz constant of the mean loss's gradient in the coefficients; 1 for data of zeros.
 
-        With an intercept it is that of the loss minimised over it, which the mean of the data does not enter.
-        Where the loss has no curvature bound the curvature at ``pred`` stands in.
-
-        Parameters
-        ----------
-        pred : Tensor of shape (N, c)
-            Predictions, intercept included.
-        power_steps : int, default=6
-            Steps of the power iteration, two products each; six give about one digit from below.
-
-        Returns
-        -------
-        float
-            1 when the data are all zero.
+        With an intercept it is that of the loss minimised over it, which the mean of the data does not enter. Where the
+        loss has no curvature bound, the curvature at ``pred``, of shape (N, c), stands in. Each of the `power_steps`
+        costs two products; six give about one digit from below.
         """
         smoothness = self.loss.smoothness
         if not math.isfinite(smoothness):
@@ -349,55 +263,18 @@ class Program:
         return smoothness * self.map.squared_norm(self.weight, center=self.fit_intercept, n_steps=power_steps) or 1.0
 
     def primal(self, coef: Tensor, intercept: Tensor | None = None) -> Tensor:
-        """Objective at a point.
-
-        Parameters
-        ----------
-        coef : Tensor of shape ``coef_shape``
-            Coefficients.
-        intercept : Tensor of shape (c,), optional
-            Default: zeros.
-
-        Returns
-        -------
-        Tensor
-            A scalar, in the precision of ``coef`` and ``y``.
-        """
+        """Objective at coefficients and an intercept, by default zeros; a scalar."""
         pred = self.map.matvec(coef)
         if intercept is not None:
             pred = pred + intercept
         return self.objective(coef, pred)
 
     def objective(self, coef: Tensor, pred: Tensor) -> Tensor:
-        """Objective of coefficients whose predictions are known.
-
-        Parameters
-        ----------
-        coef : Tensor of shape ``coef_shape``
-            Coefficients.
-        pred : Tensor of shape (N, c)
-            Their predictions, intercept included.
-
-        Returns
-        -------
-        Tensor
-            A scalar.
-        """
+        """Objective of coefficients whose predictions, intercept included, are known; a scalar."""
         return self.loss_value(pred) + self.alpha * self.penalty.value(coef)
 
     def dual(self, theta: Tensor) -> Tensor:
-        """Dual objective at a point, **whether feasible or not**.
-
-        Parameters
-        ----------
-        theta : Tensor of shape (N, c)
-            The point.
-
-        Returns
-        -------
-        Tensor
-            A scalar; -inf outside the domain of the conjugate.
-        """
+        """Dual objective at a point of shape (N, c), **whether feasible or not**; -inf where the conjugate is inf."""
         return -self.mean(self.loss.conjugate(-theta, self.y))
 
     @_WithoutAlpha
@@ -442,13 +319,24 @@ class Program:
         """Minus the gradient of each sample's loss at the best constant model, shape ``(N, c)``."""
         return -self.loss.gradient(self.null_intercept.expand_as(self.y), self.y)
 
+    @property
+    def null_correlation(self) -> Tensor:
+        """``A' diag(p)`` times the constant model's dual point, shape ``coef_shape``, float64; kept if small."""
+        exact = self.with_float64_targets()
+        if "null_correlation" in exact._known:
+            return exact._known["null_correlation"]
+        result = exact.weighted_adjoint(exact.null_dual_point)
+        if result.numel() <= self.map.n_stored:
+            exact._known["null_correlation"] = result
+        return result
+
     @_WithoutAlpha
     def null_dual_norms(self) -> Tensor:
         """Dual norm of each group at the best constant model, as from ``group_dual_norms``; float64."""
         exact = self.with_float64_targets()
         if exact is not self:
             return exact.null_dual_norms
-        return self.penalty.group_dual_norms_in_any_units(self.weighted_adjoint(self.null_dual_point))
+        return self.penalty.group_dual_norms_in_any_units(self.null_correlation)
 
     @_WithoutAlpha
     def alpha_max(self) -> float:

@@ -16,10 +16,13 @@ from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from .algorithms.base import Point, Solver, check_solver_type, null_point
+from .algorithms.base import Solver, check_solver_type
 from .certificate import certify
 from .certificate_schedule import Schedule
+from .points import Point, completed, null_point
 from .program import Program
+from .reductions.base import Chain
+from .reductions.weights import DropZeroWeights, SimplePenalty
 from .result import Certificate, History, Progress, SolverInterrupted, SolverResult, Status, check_tol
 from .validation import as_dtype, check_callback, check_counts
 
@@ -100,12 +103,13 @@ def solve(
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What ends a solve and who watches it; as the arguments of ``solve``, which it checks."""
+    """What ends a solve and who watches it, with or without gradients; the arguments of ``solve``, which it checks."""
 
     tol: float = 1e-4
     max_iter: int = 10_000
     callback: Callback | None = None
     verbose: bool = False
+    gradients: bool = dataclasses.field(default_factory=torch.is_grad_enabled)
 
     def __post_init__(self) -> None:
         check_tol(self.tol)
@@ -113,7 +117,7 @@ class Options:
         check_callback(self.callback, "a Progress")
 
 
-class Ending(NamedTuple):
+class WarmStart(NamedTuple):
     """What a solve leaves to the next one on the same data.
 
     Attributes
@@ -129,22 +133,27 @@ class Ending(NamedTuple):
 
 
 class Forms(NamedTuple):
-    """The two forms of a program that a solve needs.
+    """The forms of a program that a solve needs.
 
     Attributes
     ----------
     reference : Program
         What certificates speak of, on the device of the solve.
-    working : Program
-        What the solver works on: in another precision, perhaps, and with the penalty that it can do most with.
+    chain : Chain
+        The program in the precision of the solve, and what reductions make of it for the solver.
     """
 
     reference: Program
-    working: Program
+    chain: Chain
+
+    @property
+    def working(self) -> Program:
+        """The program in the precision of the solve."""
+        return self.chain.original
 
     def with_alpha(self, alpha: float) -> Forms:
         """Those of the program with another ``alpha``."""
-        return Forms(self.reference.with_alpha(alpha), self.working.with_alpha(alpha))
+        return Forms(self.reference.with_alpha(alpha), self.chain.with_alpha(alpha))
 
 
 def forms_for(
@@ -159,14 +168,13 @@ def forms_for(
     with torch.no_grad():
         reference = _without_gradients(program).to(device=device)
         working = reference.to(dtype=precision)
-    penalty = working.penalty.for_outputs(working.y.shape[1])
-    if penalty is not working.penalty:
-        working = dataclasses.replace(working, penalty=penalty)
-    penalty.check_shape(working.coef_shape)
-    unmet = solver.unmet_requirement(working)
-    if unmet is not None:
-        raise TypeError(f"solver {solver.name!r} needs {unmet}")
-    return Forms(reference, working)
+        simple = SimplePenalty()
+        simplest = simple.apply(working)[0] if simple.accepts(working) else working
+        simplest.penalty.check_shape(working.coef_shape)
+        unmet = solver.unmet_requirement(simplest)
+        if unmet is not None:
+            raise TypeError(f"solver {solver.name!r} needs {unmet}")
+        return Forms(reference, Chain.of(working, (DropZeroWeights(), simple, *solver.reductions)))
 
 
 def _without_gradients(program: Program) -> Program:
@@ -179,40 +187,14 @@ def _without_gradients(program: Program) -> Program:
 
 def solve_on(
     forms: Forms, solver: Solver, options: Options, start: Point | None = None, previous: Any = None
-) -> tuple[SolverResult, Ending]:
+) -> tuple[SolverResult, WarmStart]:
     """``solve`` from a point and a state of a solve on the same data; also returns those that it ends with."""
-    if options.callback is not None:
-        options = dataclasses.replace(options, callback=_with_gradients_as_here(options.callback))
-    with torch.no_grad():  # data that require gradients have none of the solution's
-        return _run(forms, solver, options, start, previous)
-
-
-def _factorisation_failed(solver: Solver, program: Program, error: Exception) -> ValueError:
-    """What to say where matrices hold infinite numbers, or next to none but zeros, from the first step on."""
-    return ValueError(
-        f"a factorisation of solver {solver.name!r} failed in {program.y.dtype} ({error}), as a rule because squares "
-        "of the data or the targets are too small or too large for it; scale the features (and alpha with them) or the "
-        "targets to about one"
-    )
-
-
-def _with_gradients_as_here(callback: Callback) -> Callback:
-    enabled = torch.is_grad_enabled()
-
-    def called(progress: Progress) -> bool | None:
-        with torch.set_grad_enabled(enabled):
-            return callback(progress)
-
-    return called
-
-
-def _run(
-    forms: Forms, solver: Solver, options: Options, start: Point | None, previous: Any
-) -> tuple[SolverResult, Ending]:
-    reference, working = forms
-    first = _starting_point(working, start)
-    run = _Run(reference, solver.name, options, first)
-    with tqdm(total=options.max_iter, disable=not options.verbose, desc=solver.name, unit="it", leave=True) as bar:
+    with (
+        torch.no_grad(),  # data that require gradients have none of the solution's
+        tqdm(total=options.max_iter, disable=not options.verbose, desc=solver.name, unit="it", leave=True) as bar,
+    ):
+        first = _starting_point(forms.working, start)
+        run = _Run(forms.reference, solver.name, options, first)
         # Predictions come with points on the way to somewhere; one without may be good enough as it is.
         given = start is not None and start.pred is None
         state: Any = previous
@@ -220,9 +202,9 @@ def _run(
         try:
             status = run.check(first, bar) if given else None
             if status is None:
-                origin = null_point(working) if given and run.is_worse_than_constant else first
-                state = _first_state(working, solver, origin, previous)
-                status, state = run.until_stop(working, solver, state, bar)
+                origin = null_point(forms.working) if given and run.is_worse_than_constant else first
+                state = _first_state(forms.chain, solver, origin, previous)
+                status, state = run.until_stop(forms.chain, solver, state, bar)
             # A given start has been certified.
             within_tol = status is not Status.CONVERGED and not given and run.falls_back_on(first)
         except KeyboardInterrupt:
@@ -234,15 +216,30 @@ def _run(
     if status is Status.INTERRUPTED:
         raise SolverInterrupted(result)
     if status in (Status.MAX_ITER, Status.STALLED):
-        _warn_not_converged(result, options, working.map.dtype)
-    return result, Ending(run.last, state)
+        _warn_not_converged(result, options, forms.working.map.dtype)
+    return result, WarmStart(run.last, state)
 
 
-def _first_state(program: Program, solver: Solver, start: Point, previous: Any) -> Any:
+def _factorisation_failed(solver: Solver, program: Program, error: Exception) -> ValueError:
+    """What to say where matrices hold infinite numbers, or next to none but zeros, from the first step on."""
+    return ValueError(
+        f"a factorisation of solver {solver.name!r} failed in {program.y.dtype} ({error}), as a rule because squares "
+        "of the data or the targets are too small or too large for it; scale the features (and alpha with them) or the "
+        "targets to about one"
+    )
+
+
+def _first_state(chain: Chain, solver: Solver, start: Point, previous: Any) -> Any:
+    program, start = chain.program, chain.restrict(start)
     try:
         return solver.init(program, start) if previous is None else solver.init_again(program, start, previous)
     except torch.linalg.LinAlgError as error:
         raise _factorisation_failed(solver, program, error) from error
+
+
+def _point(chain: Chain, solver: Solver, state: Any) -> Point:
+    """The point of a state, of the program in the precision of the solve."""
+    return completed(chain.original, chain.invert(solver.point(chain.program, state)))
 
 
 class _Run:
@@ -258,23 +255,23 @@ class _Run:
         self.last: Point
         self.last_gap: float
 
-    def until_stop(self, working: Program, solver: Solver, state: Any, bar: tqdm) -> tuple[Status, Any]:
-        options = self.options
+    def until_stop(self, chain: Chain, solver: Solver, state: Any, bar: tqdm) -> tuple[Status, Any]:
+        options, program = self.options, chain.program
         watched = options.verbose or options.callback is not None
         schedule = Schedule(options.tol * self.program.null_value, watched)
         while True:
             try:
-                state = solver.step(working, state)
+                state = solver.step(program, state)
             except torch.linalg.LinAlgError as error:
                 if self.iteration == 0:
-                    raise _factorisation_failed(solver, working, error) from error
+                    raise _factorisation_failed(solver, program, error) from error
                 return self.stalled(bar), state
-            self.latest = partial(solver.point, working, state)
+            self.latest = partial(_point, chain, solver, state)
             self.iteration += 1
             if not bar.disable:
                 bar.set_description_str(solver.activity(state), refresh=False)
             bar.update()
-            finished, estimate = solver.finished(state), solver.estimated_gap(state)
+            finished, estimate = solver.finished(state), solver.gap_estimate(program, state)
             if not (finished or self.iteration == options.max_iter or schedule.due(self.iteration, estimate)):
                 continue
             status = self.check(self.latest(), bar)
@@ -282,7 +279,7 @@ class _Run:
             if status is not None:
                 return status, state
             # The solver is there, and what it is rounded to is not.
-            too_rough = schedule.stands_still and working.y.dtype == torch.float32
+            too_rough = schedule.stands_still and chain.original.y.dtype == torch.float32
             if finished or too_rough:
                 return Status.STALLED, state
             if self.iteration == options.max_iter:
@@ -331,16 +328,17 @@ class _Run:
         progress = self.record(point, bar)
         # The convergence test comes first: a converged point is converged whatever the callback says.
         callback = self.options.callback
-        stop = callback is not None and bool(callback(progress))
+        with torch.set_grad_enabled(self.options.gradients):
+            stop = callback is not None and bool(callback(progress))
         if progress.certificate.relative_gap <= self.options.tol:
             return Status.CONVERGED
         return Status.STOPPED if stop else None
 
     def record(self, point: Point, bar: tqdm) -> Progress:
         """Certify a point and keep the best one so far; one that has left the range of its precision is the start."""
-        if not all(bool(torch.isfinite(part).all()) for part in point[:2]):
+        assert point.intercept is not None
+        if not bool(torch.isfinite(point.coef).all() and torch.isfinite(point.intercept).all()):
             point = self.start
-        point = point._replace(coef=point.coef.detach(), intercept=point.intercept.detach())
         self.last = point
         certificate = certify(self.program, point.coef, point.intercept, point.dual)
         self.last_gap = certificate.gap
@@ -350,6 +348,7 @@ class _Run:
                 point = self.best[0]
                 certificate = self.best[1].tighten(certificate)
         self.best = (point, certificate)
+        assert point.intercept is not None
         seconds = time.perf_counter() - self.began
         self.history.append(self.iteration, seconds, certificate)
         bar.set_postfix_str(f"gap {certificate.relative_gap:.1e}, objective {certificate.primal:.6g}", refresh=False)
@@ -357,11 +356,18 @@ class _Run:
 
     def result(self, status: Status) -> SolverResult:
         assert self.best is not None
-        point, certificate = self.best
-        seconds = time.perf_counter() - self.began
-        coef, intercept = point.coef.clone(), point.intercept.clone()  # results are nobody else's tensors
+        (coef, intercept, *_), certificate = self.best
+        assert intercept is not None
+        # Results are nobody else's tensors.
         return SolverResult(
-            coef, intercept, certificate, status, self.iteration, seconds, self.history, self.solver_name
+            coef.clone(),
+            intercept.clone(),
+            certificate,
+            status,
+            self.iteration,
+            time.perf_counter() - self.began,
+            self.history,
+            self.solver_name,
         )
 
 
@@ -381,11 +387,12 @@ def as_point(start: Any) -> Point | None:
 def _starting_point(program: Program, start: Point | None) -> Point:
     if start is None:
         return null_point(program)
-    if not all(isinstance(part, Tensor) for part in start[:2]):
-        kinds = " and ".join(type(part).__name__ for part in start[:2])
+    coef, intercept = start.coef, start.intercept
+    if not (isinstance(coef, Tensor) and isinstance(intercept, Tensor)):
+        kinds = f"{type(coef).__name__} and {type(intercept).__name__}"
         raise TypeError(f"start must be a pair of tensors, coefficients and intercept, got {kinds}")
     # Copies: results are nobody else's tensors.
-    coef, intercept = (part.detach().to(program.y, copy=True) for part in start[:2])
+    coef, intercept = coef.detach().to(program.y, copy=True), intercept.detach().to(program.y, copy=True)
     if tuple(coef.shape) != program.coef_shape or tuple(intercept.shape) != program.coef_shape[-1:]:
         raise ValueError(
             f"start must be a coefficient array of shape {program.coef_shape} and an intercept of shape "

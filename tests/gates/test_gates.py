@@ -237,8 +237,11 @@ def test_an_always_open_gate_gives_the_linear_program(make_problem, penalty):
     gated = ConvexAttentionRegressor(0.1, penalty=penalty, tol=1e-10, activation="gated_relu", gates=always).fit(X, y)
     assert gated.certificate_.primal == pytest.approx(linear.certificate_.primal, rel=1e-9)
     assert gated.alpha_max_ == pytest.approx(linear.alpha_max_, rel=1e-12)
-    np.testing.assert_allclose(gated.coef_[0], linear.coef_, atol=1e-5)
-    np.testing.assert_allclose(gated.predict(X), linear.predict(X), atol=1e-5)
+    np.testing.assert_allclose(gated.coef_[0], linear.coef_, atol=1e-4)
+    # Half the mean square of the distance from the optimum's predictions is at most the gap.
+    distance = np.sqrt(np.square(gated.predict(X) - linear.predict(X)).sum(1).mean())
+    gaps = (max(model.certificate_.gap, 0) + 1e-15 for model in (gated, linear))
+    assert distance <= sum(np.sqrt(2 * gap) for gap in gaps)
 
 
 def test_a_gate_and_its_complement_without_intercept_are_two_separate_programs(make_problem):

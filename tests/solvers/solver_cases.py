@@ -24,6 +24,10 @@ from convexformer_solvers import (
     get_penalty,
     solve,
 )
+from convexformer_solvers.rates import Rates
+
+# About those of one core; for tests that count iterations, as plans go by rates.
+STEADY_RATES = Rates(product=2.0**35, read=2.0**32, calls=2.0**19)
 
 PROPERTY = settings(deadline=None, derandomize=True, max_examples=25, database=None)
 

@@ -38,6 +38,7 @@ from convexformer_solvers import (
     solve_path,
 )
 from convexformer_solvers.algorithms.base import Solver
+from convexformer_solvers.points import point_at
 from convexformer_solvers.result import History
 
 every_penalty = pytest.mark.parametrize("penalty", PENALTY_NAMES)
@@ -435,6 +436,7 @@ class InterruptedStep(Fista):
     """Ctrl-C during the k-th step."""
 
     def __init__(self, k):
+        super().__init__()
         self.left = k
 
     def step(self, program, state):
@@ -456,6 +458,14 @@ class InterruptedSetUp(Fista):
 
     def init(self, program, start):
         raise KeyboardInterrupt
+
+
+def test_the_intercept_of_a_point_is_that_of_its_coefficients_from_a_start_with_predictions():
+    program = hard_program()
+    start = point_at(program, fit(program, tol=1e-4).coef)  # as one solver leaves it to the next
+    point = Fista().point(program, Fista().init(program, start))
+    torch.testing.assert_close(point.intercept, program.best_intercept(program.map.matvec(point.coef)))
+    torch.testing.assert_close(point.fitted, program.map.matvec(point.coef) + point.intercept)
 
 
 class TestInterrupts:

@@ -10,14 +10,22 @@ from solver_cases import make_program, many_blocks
 
 from convexformer_solvers import Admm, LinearMap, alpha_grid, get_solver, solve, solve_path
 from convexformer_solvers.algorithms.block_descent import BlockDescent
-from convexformer_solvers.algorithms.first_steps import FirstSteps
+from convexformer_solvers.algorithms.fista import GreedyFista
 from convexformer_solvers.algorithms.registry import SOLVERS
-from convexformer_solvers.algorithms.working_set import WorkingSet
+from convexformer_solvers.algorithms.stage import Stage
+from convexformer_solvers.algorithms.working_set import WorkingSet, WorkingSetConfig
 
-PARTS = [BlockDescent(), WorkingSet(Admm()), FirstSteps()]
-EVERY = {type(solver).__name__: solver for solver in [*map(get_solver, sorted(SOLVERS)), *PARTS]}
+# Greedy gradient steps on a set of blocks, as for independent features.
+GREEDY = WorkingSet(
+    Stage(GreedyFista(power_steps=2), "takes the steps"),
+    WorkingSetConfig(wait=5, widest=0.6, far=2.0, form="samples", ends_in_all=True),
+)
+PARTS = [BlockDescent(), WorkingSet(Stage(Admm(), "solves the set")), GREEDY]
+EVERY = {solver.name: solver for solver in [*map(get_solver, sorted(SOLVERS)), *PARTS]}
 SQUARED = [("squared", name) for name in EVERY]
-SOFTMAX = [("softmax", name) for name in EVERY if name not in ("SemismoothNewton", "BlockDescent")]
+SOFTMAX = [("softmax", name) for name in EVERY if name not in ("semismooth_newton", "block_descent")]
+
+pytestmark = pytest.mark.usefixtures("steady_rates")
 
 
 @pytest.mark.parametrize(("loss", "solver"), SQUARED + SOFTMAX)
@@ -51,9 +59,7 @@ def test_paths(loss, c, dtype, accelerator):
 @pytest.mark.parametrize("gated", [False, True])
 def test_sets_of_blocks(gated, accelerator):
     program = many_blocks(gated=gated, ratio=0.3)
-    here, there = (
-        solve(program, FirstSteps(), tol=1e-4, max_iter=200, device=device) for device in ("cpu", accelerator)
-    )
+    here, there = (solve(program, GREEDY, tol=1e-4, max_iter=200, device=device) for device in ("cpu", accelerator))
     assert there.certificate.relative_gap <= 1e-4
     assert there.n_iter == pytest.approx(here.n_iter, abs=10)
     torch.testing.assert_close(there.coef.cpu(), here.coef, atol=1e-2, rtol=1e-2)

@@ -1,35 +1,17 @@
-"""The contract of a solver; ``loop.py`` runs, certifies and stops all that keep it."""
+"""The contract of a solver; ``solve`` runs, certifies and stops all that keep it."""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
-from torch import Tensor
-
+from convexformer_solvers.points import Point, gap_estimate
 from convexformer_solvers.program import Program
+from convexformer_solvers.reductions.base import Reduction
+from convexformer_solvers.reductions.weights import Targets, in_precision
 from convexformer_solvers.validation import check_kind
-
-
-class Point(NamedTuple):
-    """A primal point, with a dual point where the solver has one to offer.
-
-    Attributes
-    ----------
-    coef : Tensor of shape ``program.coef_shape``
-        Coefficients; a solver never changes them in place once it has handed them out.
-    intercept : Tensor of shape (c,)
-        Intercept; zeros when the program has none.
-    dual : Tensor of shape (N, c) or None
-        A candidate for ``certify``; need not be feasible.
-    pred : Tensor of shape (N, c) or None
-        Predictions behind `dual`, from which another solver can start.
-    """
-
-    coef: Tensor
-    intercept: Tensor
-    dual: Tensor | None = None
-    pred: Tensor | None = None
 
 
 class Solver(ABC):
@@ -43,6 +25,8 @@ class Solver(ABC):
     ----------
     requires_of_loss, requires_of_penalty : tuple of str
         Optional methods that the algorithm calls; see ``unmet_requirement``.
+    takes_other_blocks : bool
+        Whether ``init_again`` takes a state on other blocks of the same data, too.
 
     Examples
     --------
@@ -71,6 +55,15 @@ class Solver(ABC):
 
     requires_of_loss: ClassVar[tuple[str, ...]] = ()
     requires_of_penalty: ClassVar[tuple[str, ...]] = ()
+    takes_other_blocks: ClassVar[bool] = False
+
+    @property
+    def reductions(self) -> Sequence[Reduction]:
+        """What ``solve`` makes of a program before the algorithm sees it; by default nothing.
+
+        Samples of weight zero are left out for all.
+        """
+        return ()
 
     @property
     @abstractmethod
@@ -80,18 +73,9 @@ class Solver(ABC):
     def unmet_requirement(self, program: Program) -> str | None:
         """What the algorithm needs that a program lacks, whatever its ``alpha``; ``solve`` asks before it begins.
 
-        A solver that is made of others returns theirs as well: neither ``init`` nor anything else looks again.
-
-        Parameters
-        ----------
-        program : Program
-            The program, with the penalty that ``Penalty.for_outputs`` gives for its outputs.
-
-        Returns
-        -------
-        str or None
-            What goes on from "the solver needs", or None where the algorithm applies: by default where loss and
-            penalty define the methods that it requires.
+        It goes on from "the solver needs"; None where the algorithm applies: by default where loss and penalty define
+        the methods that it requires. `program` has the penalty that ``Penalty.for_outputs`` gives for its outputs. A
+        solver that is made of others returns theirs as well: neither ``init`` nor anything else looks again.
         """
         wanted = ((program.loss, self.requires_of_loss), (program.penalty, self.requires_of_penalty))
         for part, methods in wanted:
@@ -102,145 +86,76 @@ class Solver(ABC):
 
     @abstractmethod
     def init(self, program: Program, start: Point) -> Any:
-        """State at the given starting point.
+        """State at a starting point: whatever ``step`` and ``point`` need.
 
-        Parameters
-        ----------
-        program : Program
-            The program in the working precision, with no requirement unmet.
-        start : Point
-            Where to start; its tensors belong to others.
-
-        Returns
-        -------
-        object
-            Whatever ``step`` and ``point`` need; the loop only hands it on.
+        `program` is in the working precision, with no requirement unmet. The tensors of `start` belong to others.
         """
 
     def init_again(self, program: Program, start: Point, previous: Any) -> Any:
         """State at a starting point, on the data of a previous state whose program differs in ``alpha`` alone.
 
         A solver that has computed something of the data takes it over; others, as this one, start afresh.
-
-        Parameters
-        ----------
-        program : Program
-            The program in the working precision.
-        start : Point
-            Where to start.
-        previous : object
-            A state of this solver on the other program.
-
-        Returns
-        -------
-        object
-            As from ``init``.
         """
         return self.init(program, start)
 
     @abstractmethod
     def step(self, program: Program, state: Any) -> Any:
-        """The state after one iteration.
-
-        Parameters
-        ----------
-        program : Program
-            The program of ``init``.
-        state : object
-            A state, which may be asked for its point later: its tensors stay as they are.
-
-        Returns
-        -------
-        object
-            The next state.
-        """
+        """The state after one iteration; the tensors of the state before, which may be asked for its point, stay."""
 
     @abstractmethod
     def point(self, program: Program, state: Any) -> Point:
-        """The point that the state stands for.
-
-        Parameters
-        ----------
-        program : Program
-            The program of ``init``.
-        state : object
-            A state.
-
-        Returns
-        -------
-        Point
-            In the precision of ``program.y``; a dual point may have another.
-        """
-
-    def handover(self, program: Program, state: Any) -> Point:
-        """The point for another solver to go on from, where this one is given up.
-
-        Parameters
-        ----------
-        program : Program
-            The program of ``init``.
-        state : object
-            A state.
-
-        Returns
-        -------
-        Point
-            By default that of ``point``.
-        """
-        return self.point(program, state)
+        """The point that a state stands for, in the precision of ``program.y``; a dual point may have another."""
 
     def estimated_gap(self, state: Any) -> float | None:
-        """What the duality gap of ``point`` may be; only says when a certificate is worth its cost.
+        """What the duality gap of ``point`` may be, absolute; only says when a certificate is worth its cost.
 
-        Parameters
-        ----------
-        state : object
-            A state.
-
-        Returns
-        -------
-        float or None
-            Absolute. None, which is the default: nothing is known, certificates come at regular intervals. Infinite:
-            not now.
+        None, the default: nothing is known, certificates come at regular intervals. Infinite: not now.
         """
         return None
 
+    def gap_estimate(self, program: Program, state: Any) -> float | None:
+        """As ``estimated_gap``, for solvers that need the program for it."""
+        return self.estimated_gap(state)
+
     def activity(self, state: Any) -> str:
-        """What the algorithm is doing, in a few words for the progress bar.
-
-        Parameters
-        ----------
-        state : object
-            A state.
-
-        Returns
-        -------
-        str
-            By default the name.
-        """
+        """What the algorithm is doing, in a few words for the progress bar; by default its name."""
         return self.name
 
     def finished(self, state: Any) -> bool:
-        """Whether further steps could not change the point, whatever its quality.
-
-        Parameters
-        ----------
-        state : object
-            A state.
-
-        Returns
-        -------
-        bool
-            By default False.
-        """
+        """Whether further steps could not change the point, whatever its quality; by default False."""
         return False
-
-
-def null_point(program: Program) -> Point:
-    """The best constant model."""
-    return Point(program.y.new_zeros(program.coef_shape), program.null_intercept)
 
 
 def check_solver_type(solver: Any) -> None:
     """Raise ``TypeError`` unless ``solver`` is a solver: a name is not enough here."""
     check_kind("solver", solver, Solver, "get_solver('auto')")
+
+
+class PrimalDualSolver(Solver):
+    """A solver whose points carry a primal and a dual point side by side, with predictions and correlation of each.
+
+    That is what lets solvers go on from each other without losing either point. Works in float64 on data of any
+    precision.
+    """
+
+    @property
+    def reductions(self) -> Sequence[Reduction]:
+        return (Targets(),)
+
+    def init(self, program: Program, start: Point) -> Any:
+        return self.init_again(program, start, None)
+
+    @abstractmethod
+    def init_again(self, program: Program, start: Point, previous: Any) -> Any:
+        """State at a starting point; `previous` is None, or a state on a program that differs in ``alpha`` alone."""
+
+    def knows_gap(self, state: Any) -> bool:
+        """Whether the correlation of the state's point is at hand; else ``point`` takes a product to find it."""
+        return True
+
+    def gap_estimate(self, program: Program, state: Any) -> float:
+        if not self.knows_gap(state):
+            return math.inf
+        # In single precision a dual point is outside the domain of the conjugate by rounding.
+        exact = program.with_float64_targets()
+        return gap_estimate(exact, in_precision(self.point(program, state), exact.y.dtype))

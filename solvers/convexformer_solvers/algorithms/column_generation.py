@@ -11,9 +11,10 @@ from scipy.optimize import minimize
 from scipy.sparse import csc_array, hstack
 from torch import Tensor
 
+from convexformer_solvers.points import Point
 from convexformer_solvers.program import Program
 
-from .base import Point, Solver
+from .base import Solver
 
 # Relative decrease and slope at which the program on the atoms found so far counts as solved.
 _DECREASE = 1e-15
@@ -59,6 +60,7 @@ class ColumnGeneration(Solver):
     def init(self, program: Program, start: Point) -> _State:
         # The atoms of a starting point are not known: it serves as a first dual point.
         exact = program.with_float64_targets()
+        assert start.intercept is not None
         intercept = start.intercept.to(exact.y)
         pred = exact.map.matvec(start.coef.to(exact.y)) + intercept
         none = csc_array((start.coef.numel(), 0))

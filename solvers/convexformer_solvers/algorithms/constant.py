@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from convexformer_solvers.points import Point
 from convexformer_solvers.program import Program
 
-from .base import Point, Solver
+from .base import Solver
 
 
 class Constant(Solver):

@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from convexformer_solvers.points import Point
 from convexformer_solvers.program import Program
 from convexformer_solvers.result import SolverUnavailableError
 
-from .base import Point, Solver
+from .base import Solver
 
 
 class _State(NamedTuple):
@@ -70,6 +71,7 @@ class Exact(Solver):
 
     def init(self, program: Program, start: Point) -> _State:
         self._check_installed()
+        assert start.intercept is not None
         return _State(start.coef, start.intercept, None, False)
 
     def step(self, program: Program, state: _State) -> _State:

@@ -8,10 +8,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from convexformer_solvers.points import Point
 from convexformer_solvers.program import Program
 from convexformer_solvers.validation import check_counts
 
-from .base import Point, Solver
+from .base import Solver
 
 
 class _State(NamedTuple):
@@ -54,7 +55,7 @@ class Fista(Solver):
     _cut = 1.5
     _breakdown = 1e30
 
-    power_steps: int = 6  # for subclasses with an ``__init__`` of their own, too
+    power_steps = 6  # for subclasses with an __init__ of their own, too
 
     def __init__(self, power_steps: int = 6) -> None:
         check_counts(power_steps=power_steps)
@@ -65,10 +66,17 @@ class Fista(Solver):
         return "fista"
 
     def init(self, program: Program, start: Point) -> _State:
-        pred = program.map.sparse_matvec(start.coef)
+        return self._begun(program, start, None)
+
+    def _begun(self, program: Program, start: Point, lipschitz: float | None) -> _State:
+        coef = start.coef.to(program.y)
+        if start.fitted is None or start.intercept is None:
+            pred = program.map.sparse_matvec(coef)
+        else:
+            pred = (start.fitted - start.intercept).to(program.y)
         intercept = program.best_intercept(pred, start.intercept if program.fit_intercept else None)
-        lipschitz = program.lipschitz(pred + intercept, self.power_steps)
-        return _State(start.coef, start.coef, pred, pred, intercept, 1.0, lipschitz, False)
+        lipschitz = lipschitz or program.lipschitz(pred + intercept, self.power_steps)
+        return _State(coef, coef, pred, pred, intercept, 1.0, lipschitz, False)
 
     def step(self, program: Program, state: _State) -> _State:
         t, weight = self._next_momentum(state.momentum)
@@ -92,14 +100,13 @@ class Fista(Solver):
             finished=stuck and state.momentum == 1.0,
         )
 
-    @staticmethod
-    def _next_momentum(t: float) -> tuple[float, float]:
+    def _next_momentum(self, t: float) -> tuple[float, float]:
         """Nesterov's t after another one, which is 1 at a start, and the weight of the last move."""
         following = 0.5 * (1 + math.sqrt(1 + 4 * t**2))
         return following, (t - 1) / following
 
     def point(self, program: Program, state: _State) -> Point:
-        return Point(state.coef, state.intercept)
+        return Point(state.coef, state.intercept, fitted=state.pred + state.intercept)
 
     def finished(self, state: _State) -> bool:
         return state.finished
@@ -143,3 +150,32 @@ class Fista(Solver):
             # The difference is mostly rounding, but the move is then so small that the second order tells all.
         product = program.loss.hessian_product(pred, program.y, move)
         return 0.5 * float(program.mean((move * product).sum(1)))
+
+
+class GreedyFista(Fista):
+    """FISTA whose momentum is all of the last move until that points uphill (Liang, Luo and Schoenlieb 2022).
+
+    It takes fewer steps where features are hardly correlated, and there is no bound on them.
+
+    Parameters
+    ----------
+    power_steps : int, default=6
+        As in ``Fista``.
+
+    Examples
+    --------
+    >>> GreedyFista().name
+    'greedy_fista'
+    """
+
+    takes_other_blocks = True
+
+    @property
+    def name(self) -> str:
+        return "greedy_fista"
+
+    def init_again(self, program: Program, start: Point, previous: _State) -> _State:
+        return self._begun(program, start, previous.lipschitz)
+
+    def _next_momentum(self, t: float) -> tuple[float, float]:
+        return 2.0, float(t > 1)

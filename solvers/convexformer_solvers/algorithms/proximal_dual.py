@@ -1,43 +1,53 @@
-"""Proximal steps in the dual of a loss that is linear for most samples, as Huber's for targets in large units."""
+"""Proximal point method in the dual (Rockafellar 1976) for losses that are linear for most samples, as Huber's."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from convexformer_solvers.points import Point, as_start, gap_estimate
 from convexformer_solvers.program import Program
 
-from .primal_dual import Iterate, PrimalDualSolver
+from .base import PrimalDualSolver
+from .stage import Running, Stage, begun, stepped
 
-# The gap over the best constant model's objective to which the first step is solved, and that of the others as a share
-# of what the step before left; and iterations on one step at most.
-_FIRST_TOL = 1e-2
-_SHARE = 0.03
-_PATIENCE = 200
-# A step that leaves more than this of the smallest gap so far is followed by one whose quadratic part is narrower: its
-# width less one by this factor. Narrow ones converge in fewer steps, but each may take alternating directions long.
-_ENOUGH = 0.9
-_NARROWER = 0.85
+
+@dataclasses.dataclass(frozen=True)
+class ProximalDualConfig:
+    """How exactly proximal steps are solved.
+
+    Parameters
+    ----------
+    share : float, default=0.03
+        Gap of a proximal step over that which the step before left, to which it is solved; the first one to a third of
+        it, over the best constant model's objective.
+    patience : int, default=200
+        Iterations on one step at most.
+    narrower : float, default=0.85
+        Factor on the width, less one, where a step has left more than nine tenths of the gap. Narrow steps are fewer,
+        but each may take long.
+    """
+
+    share: float = 0.03
+    patience: int = 200
+    narrower: float = 0.85
 
 
 class _State(NamedTuple):
-    exact: Program  # samples of positive weight, float64 targets
-    step: Program  # that of the proximal step
-    inner: Any
+    inner: Running  # on the program of the proximal step
     width: float  # of the step's quadratic part, in units of the loss's own
     tol: float  # gap over the best constant model's objective to which the step is solved
-    iteration: int = 0  # of this step
-    ended: Iterate | None = None  # the exact program's iterate at the end of the last step
-    gap: float = math.inf  # rough gap of that, where the last iteration ended a step
+    ended: Point | None = None  # of the program itself, at the end of the last step
+    gap: float = math.inf  # its estimate
     least_gap: float = math.inf  # of the steps before
 
 
 class ProximalDual(PrimalDualSolver):
-    r"""Another solver on a sequence of programs whose loss has a wider quadratic part each.
+    r"""Another algorithm on a sequence of programs whose loss has a wider quadratic part each.
 
     Where nearly all residuals of Huber's loss are in its linear parts it has hardly any curvature, and no quadratic
     stands for it. A proximal step in its dual, :math:`u_{k+1} = \arg\max_u D(u) - \frac{w_k - 1}2 \|u - u_k\|^2`,
@@ -49,72 +59,81 @@ class ProximalDual(PrimalDualSolver):
 
     Parameters
     ----------
-    inner : PrimalDualSolver
-        The solver of the proximal steps.
+    inner : Stage
+        What solves the proximal steps.
+    config : ProximalDualConfig, optional
+        How exactly. Default: as in ``ProximalDualConfig``.
 
     Examples
     --------
     >>> from convexformer_solvers import Admm
-    >>> ProximalDual(Admm()).name
+    >>> from convexformer_solvers.algorithms.stage import Stage
+    >>> ProximalDual(Stage(Admm(), "an example")).name
     'proximal_dual(admm)'
     """
 
     requires_of_loss = ("widened",)
 
-    def __init__(self, inner: PrimalDualSolver) -> None:
-        self.inner = inner
+    def __init__(self, inner: Stage, config: ProximalDualConfig | None = None) -> None:
+        self.inner, self.config = inner, config or ProximalDualConfig()
 
     @property
     def name(self) -> str:
-        return f"proximal_dual({self.inner.name})"
+        return f"proximal_dual({self.inner.algorithm.name})"
 
     def unmet_requirement(self, program: Program) -> str | None:
-        return super().unmet_requirement(program) or self.inner.unmet_requirement(program)
+        return super().unmet_requirement(program) or self.inner.algorithm.unmet_requirement(program)
 
-    def init_at(self, program: Program, coef: Tensor, pred: Tensor | None, previous: _State | None = None) -> _State:
-        exact = program.drop_zero_weights().with_float64_targets()
-        width = exact.tail_length
-        inner = None if previous is None else previous.inner
-        return _State(exact, *self._next_step(exact, width, coef, pred, inner), width, _FIRST_TOL)
+    def init_again(self, program: Program, start: Point, previous: _State | None) -> _State:
+        coef, pred = as_start(program, start)
+        known = None if previous is None else previous.inner
+        inner = self._next_step(program, program.tail_length, coef, pred, known)
+        return _State(inner, program.tail_length, self.config.share / 3)
 
     def _next_step(
-        self, exact: Program, width: float, coef: Tensor, pred: Tensor | None, previous: Any
-    ) -> tuple[Program, Any]:
-        """Program of a proximal step and the inner solver's state at its start."""
+        self, program: Program, width: float, coef: Tensor, pred: Tensor | None, known: Running | None
+    ) -> Running:
+        """The inner stage at the start of a proximal step."""
         # Without a dual point from zero slopes, as those of own predictions may be at the ends of their range.
-        slope = torch.zeros_like(exact.y) if pred is None else exact.loss.gradient(pred, exact.y)
-        loss, targets = exact.loss.widened(exact.y, slope, width)
-        step = dataclasses.replace(exact, y=targets, loss=loss, alpha=width * exact.alpha)
-        pred = None if pred is None else targets + width * (pred - exact.y)
-        return step, self.inner.init_at(step, coef, pred, previous)
+        slope = torch.zeros_like(program.y) if pred is None else program.loss.gradient(pred, program.y)
+        loss, targets = program.loss.widened(program.y, slope, width)
+        step = dataclasses.replace(program, y=targets, loss=loss, alpha=width * program.alpha)
+        pred = None if pred is None else targets + width * (pred - program.y)
+        return begun(self.inner, step, Point(coef, pred=pred), known=None if known is None else known.inner)
 
     def step(self, program: Program, state: _State) -> _State:
         if state.ended is not None:
-            state = self._after_step(state, state.ended)
-        inner, iteration = self.inner.step(state.step, state.inner), state.iteration + 1
-        state = state._replace(inner=inner, iteration=iteration)
-        near = abs(self.inner.estimated_gap(inner)) <= state.tol * state.step.null_value
-        if near or iteration == _PATIENCE or self.inner.finished(inner):
-            ended = self._in_exact(state)
-            return state._replace(ended=ended, gap=ended.gap_estimate)
+            state = self._after_step(program, state, state.ended)
+        inner = stepped(state.inner)
+        state = state._replace(inner=inner)
+        near = inner.gap is not None and abs(inner.gap) <= state.tol * inner.chain.original.null_value
+        if near or inner.n_steps == self.config.patience or inner.stage.algorithm.finished(inner.inner):
+            ended = self._of_program(program, state)
+            return state._replace(ended=ended, gap=gap_estimate(program, ended))
         return state
 
-    def _after_step(self, state: _State, ended: Iterate) -> _State:
+    def _after_step(self, program: Program, state: _State, ended: Point) -> _State:
         gap = state.gap if state.gap > 0 else math.inf  # below zero it is none
-        enough = gap <= _ENOUGH * state.least_gap
-        width = state.width if enough else 1 + _NARROWER * (state.width - 1)
-        tol = min(_FIRST_TOL, _SHARE * gap / state.exact.null_value)
-        step, inner = self._next_step(state.exact, width, ended.coef, ended.pred, state.inner)
-        return _State(state.exact, step, inner, width, tol, least_gap=min(gap, state.least_gap))
+        enough = gap <= 0.9 * state.least_gap
+        width = state.width if enough else 1 + self.config.narrower * (state.width - 1)
+        tol = min(self.config.share / 3, self.config.share * gap / program.null_value)
+        inner = self._next_step(program, width, ended.coef, ended.pred, state.inner)
+        return _State(inner, width, tol, least_gap=min(gap, state.least_gap))
 
-    def _in_exact(self, state: _State) -> Iterate:
-        """The iterate of the inner solver as one of the exact program."""
-        exact, iterate = state.exact, self.inner.iterate(state.inner)
-        pred = exact.y + (iterate.pred - state.step.y) / state.width
-        return Iterate(exact, iterate.coef, iterate.fitted, pred, iterate.correlation / state.width)
+    @staticmethod
+    def _of_program(program: Program, state: _State) -> Point:
+        """The point of the inner algorithm as one of the program itself."""
+        point = state.inner.result()
+        assert point.pred is not None
+        assert point.correlation is not None
+        pred = program.y + (point.pred - state.inner.chain.original.y) / state.width
+        return point._replace(pred=pred, correlation=point.correlation / state.width)
 
-    def iterate(self, state: _State) -> Iterate:
-        return self._in_exact(state) if state.ended is None else state.ended
+    def point(self, program: Program, state: _State) -> Point:
+        return self._of_program(program, state) if state.ended is None else state.ended
+
+    def knows_gap(self, state: _State) -> bool:
+        return state.ended is not None
 
     def activity(self, state: _State) -> str:
-        return f"{self.inner.activity(state.inner)}, {state.width:.3g} times as wide"
+        return f"{state.inner.activity()}, {state.width:.3g} times as wide"

@@ -7,8 +7,8 @@ from importlib import import_module
 from .base import Solver
 
 SOLVERS: dict[str, str] = {
-    "admm": "convexformer_solvers.algorithms.admm.iteration:Admm",
-    "auto": "convexformer_solvers.auto.plan:Auto",
+    "admm": "convexformer_solvers.algorithms.admm:Admm",
+    "auto": "convexformer_solvers.auto:Auto",
     "column_generation": "convexformer_solvers.algorithms.column_generation:ColumnGeneration",
     "exact": "convexformer_solvers.algorithms.cvxpy:Exact",
     "fista": "convexformer_solvers.algorithms.fista:Fista",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -11,12 +12,14 @@ from torch import Tensor
 
 from convexformer_solvers.linalg.gram import SupportGram
 from convexformer_solvers.linalg.newton_systems import NewtonSystem, ProxJacobian
+from convexformer_solvers.points import Point, as_start, own_predictions
 from convexformer_solvers.program import Program
+from convexformer_solvers.reductions.base import Reduction
+from convexformer_solvers.reductions.center import Center
 
-from .admm.iteration import Admm
-from .base import Point, Solver
+from .admm import Admm
+from .base import PrimalDualSolver, Solver
 from .fista import Fista
-from .primal_dual import Iterate, PrimalDualSolver, own_predictions
 
 # First-order steps that find a rough support, where the start has none.
 _WARM_UP = 20
@@ -62,11 +65,7 @@ class _Iterate(NamedTuple):
 
 class _State(NamedTuple):
     iterates: tuple[_Iterate, ...]  # one per output
-    program: Program  # samples of positive weight, float64 targets
-    offset: Tensor  # by how much the iterates' predictions are lower, (c,)
     gram: SupportGram
-    iteration: int = 0
-    gap: float = math.inf  # rough
 
 
 class SemismoothNewton(PrimalDualSolver):
@@ -101,20 +100,20 @@ class SemismoothNewton(PrimalDualSolver):
             return f"the group-l2 penalty and a separable loss, not {program.penalty!r} and {program.loss!r}"
         return super().unmet_requirement(program)
 
-    def init_at(self, program: Program, coef: Tensor, pred: Tensor | None, previous: _State | None = None) -> _State:
-        program = program.drop_zero_weights().with_float64_targets()
-        coef = coef.to(program.y)
+    @property
+    def reductions(self) -> Sequence[Reduction]:
         # The intercept's proximal term would make much of a large mean, and hide what steps gain.
-        offset = program.target_shift
-        lower = dataclasses.replace(program, y=program.y - offset)
-        pred = None if pred is None else pred - offset
+        return (*super().reductions, Center())
+
+    def init_again(self, program: Program, start: Point, previous: _State | None) -> _State:
+        coef, pred = as_start(program, start)
         if pred is None and not bool(coef.any()):
-            coef, pred = self._warmed_up(lower, coef)
+            coef, pred = self._warmed_up(program, coef)
         if pred is None:
-            pred = own_predictions(lower, coef)
+            pred = own_predictions(program, coef)
         gram = SupportGram(program.map) if previous is None else previous.gram
-        iterates = tuple(_first_iterate(lower, gram, coef, pred, k) for k in range(program.y.shape[1]))
-        return self._with_gap(_State(iterates, program, offset, gram))
+        iterates = tuple(_first_iterate(program, gram, coef, pred, k) for k in range(program.y.shape[1]))
+        return _State(iterates, gram)
 
     @staticmethod
     def _warmed_up(program: Program, coef: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -128,20 +127,17 @@ class SemismoothNewton(PrimalDualSolver):
 
     def step(self, program: Program, state: _State) -> _State:
         iterates = tuple(s if s.finished else _newton_step(s) for s in state.iterates)
-        return self._with_gap(state._replace(iterates=iterates, iteration=state.iteration + 1))
+        return _State(iterates, state.gram)
 
-    def iterate(self, state: _State) -> Iterate:
+    def point(self, program: Program, state: _State) -> Point:
         coef = torch.cat([s.coef for s in state.iterates], dim=-1)
         correlation = torch.cat([s.correlation for s in state.iterates], dim=-1)
-        pred = torch.cat([s.pred for s in state.iterates], dim=1) + state.offset
+        pred = torch.cat([s.pred for s in state.iterates], dim=1)
         residual = torch.cat([s.residual for s in state.iterates], dim=1)
-        return Iterate(state.program, coef, pred + residual, pred, correlation)
+        return Point(coef, pred=pred, fitted=pred + residual, correlation=correlation)
 
     def finished(self, state: _State) -> bool:
         return all(s.finished for s in state.iterates)
-
-    def _with_gap(self, state: _State) -> _State:
-        return state._replace(gap=self.iterate(state).gap_estimate)
 
 
 def _first_iterate(program: Program, gram: SupportGram, coef: Tensor, pred: Tensor, column: int) -> _Iterate:

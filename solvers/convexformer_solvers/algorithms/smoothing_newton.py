@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -11,9 +12,12 @@ from torch import Tensor
 from convexformer_solvers.linalg.hessian import Curvature, has_linear_parts
 from convexformer_solvers.linalg.line_search import accepted_step
 from convexformer_solvers.linalg.smoothing_systems import Features, System, solved
+from convexformer_solvers.points import Point, as_start, gap_estimate, own_predictions
 from convexformer_solvers.program import Program
+from convexformer_solvers.reductions.base import Reduction
+from convexformer_solvers.reductions.center import Center
 
-from .primal_dual import Iterate, PrimalDualSolver, own_predictions
+from .base import PrimalDualSolver
 
 # The next width, over the last; it comes once the squared length of a step, in the metric of its Hessian, is below this
 # share of what the smoothing may cost, or after so many steps.
@@ -50,14 +54,8 @@ class _Part(NamedTuple):
 
 class _State(NamedTuple):
     parts: tuple[_Part, ...]
-    program: Program  # samples of positive weight, float64 targets
     length: float  # of a gradient step of the loss
-    iterate: Iterate
-    iteration: int = 0
-
-    @property
-    def gap(self) -> float:
-        return self.iterate.gap_estimate
+    point: Point
 
 
 class SmoothingNewton(PrimalDualSolver):
@@ -90,32 +88,34 @@ class SmoothingNewton(PrimalDualSolver):
     def name(self) -> str:
         return "smoothing_newton"
 
-    def init_at(self, program: Program, coef: Tensor, pred: Tensor | None, previous: _State | None = None) -> _State:
-        program = program.drop_zero_weights().with_float64_targets()
-        coef = coef.to(program.y)
+    @property
+    def reductions(self) -> Sequence[Reduction]:
+        return (*super().reductions, Center())
+
+    def init_again(self, program: Program, start: Point, previous: _State | None) -> _State:
+        coef, _ = as_start(program, start)
         features = Features(program) if previous is None else previous.parts[0].features
         pred = own_predictions(program, coef)
         length = 1 / program.lipschitz(pred)
         parts = tuple(_first(program, features, coef, pred, length, some) for some in _solved_together(program))
-        return _State(parts, program, length, _iterate(program, parts, length))
+        return _State(parts, length, _point(program, parts, length))
 
     def step(self, program: Program, state: _State) -> _State:
         parts = tuple(part if part.finished else _newton_step(part) for part in state.parts)
-        iterate = _iterate(state.program, parts, state.length)
-        return state._replace(parts=parts, iterate=iterate, iteration=state.iteration + 1)
+        return _State(parts, state.length, _point(program, parts, state.length))
 
-    def iterate(self, state: _State) -> Iterate:
-        return state.iterate
+    def point(self, program: Program, state: _State) -> Point:
+        return state.point
 
     def finished(self, state: _State) -> bool:
         return all(part.finished for part in state.parts)
 
 
-def _iterate(program: Program, parts: tuple[_Part, ...], length: float) -> Iterate:
+def _point(program: Program, parts: tuple[_Part, ...], length: float) -> Point:
     coef = torch.cat([_with_zeros(part, length) for part in parts], dim=-1)
     pred = torch.cat([part.pred for part in parts], dim=1)
     correlation = torch.cat([part.correlation for part in parts], dim=-1)
-    return Iterate(program, coef, own_predictions(program, coef), pred, correlation)
+    return Point(coef, pred=pred, fitted=own_predictions(program, coef), correlation=correlation)
 
 
 def _solved_together(program: Program) -> list[slice]:
@@ -129,7 +129,7 @@ def _first(program: Program, features: Features, coef: Tensor, pred: Tensor, len
     correlation, slopes = _downhill(own, features, pred)
     unit_cost = own.alpha * float(own.penalty.smoothed_value(torch.zeros_like(coef), 1.0))
     linear = has_linear_parts(own.loss) and own.tail_length > _LONG_TAILS
-    gap = min(own.null_value, Iterate(own, coef, pred, pred, correlation).gap_estimate)
+    gap = min(own.null_value, gap_estimate(own, Point(coef, pred=pred, fitted=pred, correlation=correlation)))
     width = min(gap / unit_cost, _WIDEST * length * own.alpha_max) if own.alpha_max > 0 else gap / unit_cost
     width = max(width, _SMALLEST_COST * own.null_value / unit_cost)
     return _Part(own, features, unit_cost, linear, coef, pred, correlation, slopes, width)

@@ -9,26 +9,16 @@ from torch import Tensor
 
 from convexformer_solvers.linear_maps.base import row_chunks
 
-# An extrapolation is taken back where it leads to a residual so many times the smallest one so far.
-_TOLERATED_GROWTH = 2.0
 # Regularisation of the scaled system for the coefficients. With far less as many iterations are needed, and rounding
 # grows until equal problems in other words, as weights in place of repeated samples, have other digits.
 _REGULARISATION = 1e-4
-# Steps within which the residual must halve; else the map is left alone for as many, then for twice as many.
-_WINDOW = 40
-# Sum of the coefficients' sizes above which an extrapolation is nothing but rounding.
-_LARGEST_WEIGHTS = 1e4
 
 
 class Anderson:
-    r"""Extrapolates ``x -> F(x)`` from its last moves, with a safeguard.
+    r"""Anderson's extrapolation of ``x -> F(x)`` from its last moves (Walker and Ni 2011).
 
     With the residuals :math:`g_k = F(x_k) - x_k` the next point is :math:`F(x_k) - \sum_j \gamma_j \Delta F_j`, where
-    the coefficients minimise :math:`\|g_k - \sum_j \gamma_j \Delta g_j\|` over the last differences. Where the residual
-    is then more than twice the smallest one so far, the point without the extrapolation is taken instead: a
-    nonexpansive map's own residuals never grow, so that nothing is lost but one iteration. Where the residual does not
-    halve within forty steps, as at kinks of the map, it rests for as many steps, and for twice as many each further
-    time.
+    the coefficients minimise :math:`\|g_k - \sum_j \gamma_j \Delta g_j\|` over the last differences.
 
     Parameters
     ----------
@@ -58,7 +48,6 @@ class Anderson:
     def __init__(self, memory: int, columns_apart: bool) -> None:
         self.memory, self.columns_apart = memory, columns_apart
         self.rounding_growth, self.largest_weights = 1.0, 0.0
-        self._goal, self._steps_left, self._rest, self._resting = 0.0, 0, _WINDOW, False
         self.forget()
 
     def forget(self) -> None:
@@ -69,7 +58,10 @@ class Anderson:
     def restart(self) -> None:
         """Go on from elsewhere: the map is nearly the same."""
         self._last: tuple[Tensor, tuple[Tensor, ...]] | None = None  # residual and what F gave
-        self._best = self._limit = torch.tensor(math.inf)  # squared residuals per column: smallest, and next at most
+
+    def is_rough(self, dtype: torch.dtype) -> bool:
+        """Whether rounding may have grown to a hundredth of the root of a precision's own."""
+        return self.rounding_growth > 1e-2 / math.sqrt(torch.finfo(dtype).eps)
 
     def next(self, start: Tensor, end: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """The point to go on from.
@@ -91,34 +83,12 @@ class Anderson:
             return end
         ends = tuple(self._columns(part) for part in end)
         residual = ends[0] - self._columns(start)
-        size = residual.square().sum(0)
-        if self._rests(float(size.sum())):
-            return end
-        last, limit = self._last, self._limit
-        if last is not None:
-            self._remember(residual - last[0], [new - old for new, old in zip(ends, last[1], strict=True)])
-        self._best = torch.minimum(self._best.to(size), size)
-        self._last, self._limit = (residual, ends), _TOLERATED_GROWTH**2 * self._best
+        if self._last is not None:
+            before, ends_before = self._last
+            self._remember(residual - before, [new - old for new, old in zip(ends, ends_before, strict=True)])
+        self._last = residual, ends
         result = self._extrapolated(residual, ends)
-        if last is not None and bool((size > limit).any()):
-            back = size > limit
-            result = [torch.where(back, old, new) for old, new in zip(last[1], result, strict=True)]
-            self._limit[back] = math.inf
         return tuple(part.view_as(like) for part, like in zip(result, end, strict=True))
-
-    def _rests(self, size: float) -> bool:
-        """Whether to leave the map alone, after a look at whether the squared residual falls as it should."""
-        if not self._resting and size <= self._goal:
-            self._goal, self._steps_left, self._rest = 0.25 * size, _WINDOW, _WINDOW
-        if self._steps_left == 0:
-            self._resting = not self._resting and self._goal > 0
-            self._steps_left = self._rest if self._resting else _WINDOW
-            self._goal = 0.25 * size
-            if self._resting:
-                self._rest *= 2
-                self.forget()
-        self._steps_left -= 1
-        return self._resting
 
     def _columns(self, values: Tensor) -> Tensor:
         return values.reshape(-1, values.shape[-1] if self.columns_apart else 1)
@@ -161,7 +131,7 @@ class Anderson:
         right = inverse * self._against(residual)
         weights = inverse * torch.cholesky_solve(right[..., None], factor)[..., 0]
         size = weights.abs().sum(1)
-        usable = (failed == 0) & (size <= _LARGEST_WEIGHTS)
+        usable = (failed == 0) & torch.isfinite(size)
         weights = torch.where(usable[:, None], weights, 0.0)
         self.largest_weights = float(torch.where(usable, size, 0.0).max())
         self.rounding_growth *= 1 + self.largest_weights

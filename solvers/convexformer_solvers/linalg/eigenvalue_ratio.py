@@ -28,7 +28,7 @@ def sample_kernel(linear_map: LinearMap, at_most: int) -> Tensor:
     return mirrored(linear_map.some_rows(at_most).full_kernel(torch.float64))
 
 
-def spread(program: Program) -> float:
+def eigenvalue_ratio(program: Program) -> float:
     r"""Largest eigenvalue over the mean one, in units of what that is for independent features of one size.
 
     Of the Gram matrix of 64 samples at most. For ``n`` of them and ``p`` independent features the ratio is about
@@ -54,7 +54,7 @@ def spread(program: Program) -> float:
     >>> common = torch.randn(100, 1, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     >>> y = torch.ones(100, 1, dtype=torch.float64)
     >>> for tokens in (data, data + common):
-    ...     print(round(spread(Program(DenseMap(tokens), y, Squared(), GroupL2(), alpha=1.0))))
+    ...     print(round(eigenvalue_ratio(Program(DenseMap(tokens), y, Squared(), GroupL2(), alpha=1.0))))
     1
     4
     """

@@ -22,10 +22,6 @@ from .cholesky import CholeskySolver, diagonal_blocks, factorised_above, lower_r
 
 # Up to this many features their side is taken: there a repeated sample is the same as a weight of two.
 SMALL_SIDE = 500
-# Samples per feature up to which the side of the samples is taken where it costs less.
-_LARGEST_RATIO = 1.5
-# Factors that a solve takes, about.
-_FACTORS = 3
 # Up to this side matrices of the features are kept in double precision.
 _LARGEST_DOUBLE_SIDE = 5000
 
@@ -188,31 +184,12 @@ class RidgeInFeatures(RidgeSystem):
         return lambda rows: lower_rows(matrix, rows)
 
 
-def ridge_system(linear_map: LinearMap, fit_intercept: bool, reweighted: bool) -> RidgeSystem:
-    """The ridge system on the side of the map where a few of them cost less.
+def ridge_system(linear_map: LinearMap, fit_intercept: bool) -> RidgeSystem:
+    """The ridge system on the smaller side of the map, or in the features where these are few.
 
-    Parameters
-    ----------
-    linear_map : LinearMap
-        The map ``A``.
-    fit_intercept : bool
-        Whether ``b`` is there.
-    reweighted : bool
-        Whether each may come with other weights, as those of a loss that is not quadratic do.
+    On few features a repeated sample is then the same as a weight of two.
     """
-    side: type[RidgeSystem] = RidgeInSamples if _in_samples(linear_map, reweighted) else RidgeInFeatures
+    n_features = math.prod(linear_map.feature_shape)
+    in_samples = n_features > SMALL_SIDE and linear_map.n_samples < n_features
+    side: type[RidgeSystem] = RidgeInSamples if in_samples else RidgeInFeatures
     return side(linear_map, fit_intercept)
-
-
-def _in_samples(linear_map: LinearMap, reweighted: bool) -> bool:
-    """Whether the side of the samples is the smaller one, or little larger and cheaper.
-
-    There other weights ask for another factor alone, and gates share the Gram matrix of the data.
-    """
-    n_samples, n_features = linear_map.n_samples, math.prod(linear_map.feature_shape)
-    if n_features <= SMALL_SIDE or n_samples > _LARGEST_RATIO * n_features:
-        return False
-    if n_samples < n_features:
-        return True
-    in_features = n_samples * n_features**2 * (_FACTORS if reweighted else 1) + _FACTORS * n_features**3 / 3
-    return linear_map.kernel_work() + _FACTORS * n_samples**3 / 3 < in_features

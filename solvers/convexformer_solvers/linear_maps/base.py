@@ -19,8 +19,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-# Floating-point operations in a product of large matrices in the time in which a number is read from memory.
-WORK_OF_A_READ = 40.0
+from convexformer_solvers.rates import Rates, machine_rates
+
 # Elements of one temporary: 8 MiB in float64, large enough for full matrix-product speed; of larger ones the allocator
 # gives the memory back each time, and getting it anew costs more than the product.
 _CHUNK_ELEMENTS = 2**20
@@ -71,6 +71,11 @@ class LinearMap(ABC):
         return self.n_samples * math.prod(self.feature_shape)
 
     @property
+    def rates(self) -> Rates:
+        """The rates of the machine in the precision of the data."""
+        return machine_rates(self.dtype, self.device)
+
+    @property
     def smaller_side(self) -> int:
         """Side of the Gram matrix of all features or, where that is smaller, of all samples."""
         return min(self.n_samples, math.prod(self.feature_shape))
@@ -98,15 +103,7 @@ class LinearMap(ABC):
         """The same map held in another precision or on another device (itself when nothing changes)."""
 
     def centered(self, weight: Tensor, dtype: torch.dtype) -> LinearMap:
-        """A copy in some precision whose columns have weighted mean zero, or the map itself where it has no such copy.
-
-        Parameters
-        ----------
-        weight : Tensor of shape (N,)
-            Weights of the samples, summing to 1.
-        dtype : torch.dtype
-            Precision of the copy.
-        """
+        """A copy in a precision, whose columns have mean zero under weights that sum to 1; itself where it has none."""
         return self
 
     @abstractmethod
@@ -128,16 +125,8 @@ class LinearMap(ABC):
     def kernel(self, blocks: Tensor, scale: Tensor, units: Tensor) -> Tensor:
         """``(N, N)`` matrix ``sum_b A_b (s_b I + (1 - s_b) u_b u_b') A_b'`` over some blocks.
 
-        Only the lower triangle counts; what stands above the diagonal is not defined.
-
-        Parameters
-        ----------
-        blocks : Tensor of shape (n_blocks,)
-            Positions in the flattened block axes.
-        scale : Tensor of shape (n_blocks,)
-            The ``s_b``; the result has their precision.
-        units : Tensor of shape (n_blocks, d)
-            The unit vectors ``u_b``.
+        `blocks` and `scale`, the ``s_b``, have shape (n_blocks,), `units`, the unit vectors ``u_b``, (n_blocks, d). The
+        result is in the precision of `scale`; only its lower triangle counts, the rest is not defined.
         """
         result = scale.new_zeros((self.n_samples, self.n_samples))
         per_chunk = max(1, _CHUNK_ELEMENTS // (self.n_samples * units.shape[1]))
@@ -177,14 +166,9 @@ class LinearMap(ABC):
         return self.rmatvec(values).reshape(-1, self.feature_shape[-1], values.shape[1])[blocks]
 
     def along(self, blocks: Tensor, units: Tensor) -> Tensor:
-        """Predictions of each of some blocks by itself, shape ``(n_blocks, N)``.
+        """Predictions of each of some blocks by itself, shape ``(n_blocks, N)``, in the precision of `units`.
 
-        Parameters
-        ----------
-        blocks : Tensor of shape (n_blocks,)
-            Positions in the flattened block axes, not decreasing; they may repeat.
-        units : Tensor of shape (n_blocks, d)
-            The coefficients of each; the result has their precision.
+        `blocks` do not decrease and may repeat; `units`, of shape (n_blocks, d), are the coefficients of each.
         """
         result = units.new_empty((len(blocks), self.n_samples))
         distinct, counts = blocks.unique_consecutive(return_counts=True)
@@ -204,15 +188,11 @@ class LinearMap(ABC):
 
         For few outputs it is the reading of the data that takes the time.
         """
-        return self.n_samples * math.prod(self.feature_shape) * max(2.0 * n_outputs, WORK_OF_A_READ)
+        return self.n_samples * math.prod(self.feature_shape) * max(2.0 * n_outputs, self.rates.work_of_a_read)
 
     def gram_work(self) -> float:
-        """Floating-point operations of forming the Gram matrix of all features, on the smaller side, roughly."""
-        return 2.0 * self.n_samples * math.prod(self.feature_shape) * self.smaller_side
-
-    def kernel_work(self) -> float:
-        """Floating-point operations of forming the lower half of the Gram matrix of all samples, roughly."""
-        return float(self.n_samples**2 * math.prod(self.feature_shape))
+        """Floating-point operations of half of the Gram matrix of all features, on the smaller side, roughly."""
+        return float(self.n_samples * math.prod(self.feature_shape) * self.smaller_side)
 
     def gram(self, left: Tensor, right: Tensor, weight: Tensor, center: Tensor | None = None) -> Tensor:
         """``A_left' diag(weight) A_right`` of some blocks' columns, shape ``(n_left d, n_right d)``.
@@ -243,18 +223,8 @@ class LinearMap(ABC):
     def squared_norm(self, weight: Tensor, center: bool = False, n_steps: int = 20) -> float:
         """Largest eigenvalue of ``A' diag(weight) A``, estimated from below by power iteration.
 
-        Parameters
-        ----------
-        weight : Tensor of shape (N,)
-            Non-negative weights of the samples.
-        center : bool, default=False
-            Whether to subtract the weighted mean over samples from the columns of ``A``; the weights then sum to 1.
-        n_steps : int, default=20
-            Power steps; twenty give about two digits, enough for a first step size that a step search corrects.
-
-        Returns
-        -------
-        float
+        With `center` the weighted mean over samples is subtracted from the columns of ``A``; the weights then sum to 1.
+        Twenty steps give about two digits, enough for a first step size that a step search corrects.
         """
         generator = torch.Generator().manual_seed(0)
         vector = torch.randn((*self.feature_shape, 1), generator=generator, dtype=weight.dtype).to(weight.device)

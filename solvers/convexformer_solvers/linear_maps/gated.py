@@ -10,12 +10,12 @@ from torch import Tensor
 
 from convexformer_solvers.validation import check_tensor
 
-from .base import WORK_OF_A_READ, as_rows, row_chunks, tall_chunks
+from .base import as_rows, row_chunks, tall_chunks
 from .dense import DenseMap
 from .derived import DerivedMap
 
-# Floating-point operations in the time that a product takes to begin.
-_WORK_OF_A_CALL = 5e5
+# Calls in the time that a product with the gates of one dense block takes to begin.
+_CALLS = 5
 
 
 class GatedMap(DerivedMap[DenseMap]):
@@ -171,15 +171,12 @@ class GatedMap(DerivedMap[DenseMap]):
         width = math.prod(self.base.feature_shape)
         by_gate = self.n_samples * self.masks.shape[1] * min(width, n_outputs)
         operations = 2.0 * self.n_samples * self.masks.shape[1] * width * n_outputs
-        return max(operations + 2 * WORK_OF_A_READ * by_gate, self.base.product_work(n_outputs))
+        return max(operations + 2 * self.rates.work_of_a_read * by_gate, self.base.product_work(n_outputs))
 
     def gram_work(self) -> float:
         # The gates share the data's kernel.
-        by_kernel = 2.0 * self.n_samples**2 * (self.base.as_matrix().shape[1] + math.prod(self.feature_shape[:-1]))
+        by_kernel = float(self.n_samples**2) * (self.base.as_matrix().shape[1] + math.prod(self.feature_shape[:-1]))
         return min(super().gram_work(), by_kernel)
-
-    def kernel_work(self) -> float:
-        return float(self.n_samples**2 * (self.base.as_matrix().shape[1] + self.masks.shape[1]))
 
     def _by_dense_block(self, blocks: Tensor, dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """For each dense block among `blocks` its data ``(N, d)``, its gates' masks, and which of `blocks` they are."""
@@ -293,5 +290,6 @@ class GatedPart(DerivedMap[GatedMap]):
 
     def product_work(self, n_outputs: int) -> float:
         by_block = float(self.n_samples * len(self.blocks) * n_outputs)
-        operations = 2 * by_block * self.feature_shape[-1] + 2 * WORK_OF_A_READ * by_block
-        return max(operations, self.base.base.product_work(n_outputs)) + _WORK_OF_A_CALL * len(self._gates_of)
+        operations = 2 * by_block * self.feature_shape[-1] + 2 * self.rates.work_of_a_read * by_block
+        calls = _CALLS * self.rates.work_of_a_call * len(self._gates_of)
+        return max(operations, self.base.base.product_work(n_outputs)) + calls

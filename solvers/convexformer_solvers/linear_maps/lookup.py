@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from convexformer_solvers.rates import Rates
 from convexformer_solvers.validation import check_tensor
 
-from .base import WORK_OF_A_READ, even_rows
+from .base import even_rows
 from .gated import GatedMap
 
 # Rows that are looked at before all are compared.
@@ -102,7 +103,7 @@ class TableMap(GatedMap):
         tables, symbols = found
         heights = [int(symbols[:, block].bincount().max()) for block in range(len(tables))]
         # Before it is built: where some rows are frequent and many are rare it takes far more memory than the data.
-        work = _product_work(tables, heights, masks, n_outputs)
+        work = _product_work(tables, heights, masks, n_outputs, plain.rates)
         return cls(tables, symbols, masks) if work < plain.product_work(n_outputs) else plain
 
     def few(self, n_blocks: int) -> bool:
@@ -184,17 +185,17 @@ class TableMap(GatedMap):
 
     def product_work(self, n_outputs: int) -> float:
         heights = [position.order.shape[1] for position in self._positions]
-        return _product_work(self.tables, heights, self.masks, n_outputs)
+        return _product_work(self.tables, heights, self.masks, n_outputs, self.rates)
 
 
-def _product_work(tables: Tensor, heights: list[int], masks: Tensor, n_outputs: int) -> float:
+def _product_work(tables: Tensor, heights: list[int], masks: Tensor, n_outputs: int, rates: Rates) -> float:
     """Work of a product with tables of which a row occurs so many times at most, one number for each table."""
     _, n_rows, d = tables.shape
     n_samples, n_gates = masks.shape
     work = 0.0
     for height in heights:
         by_row = 2.0 * n_rows * n_gates * n_outputs * (d + height)
-        work += by_row + 2 * WORK_OF_A_READ * (n_rows * n_gates * (n_outputs + height) + n_samples * n_outputs)
+        work += by_row + 2 * rates.work_of_a_read * (n_rows * n_gates * (n_outputs + height) + n_samples * n_outputs)
     return work
 
 

@@ -22,8 +22,9 @@ class Loss(ABC):
     """A convex loss ``l(f, y)`` of the predictions ``f`` of one sample.
 
     A new loss defines ``smoothness``, ``value``, ``gradient`` and ``hessian_product``, and ``conjugate`` to have
-    certificates; the rest has defaults. ``check_loss`` tests it. In all methods ``pred`` and ``y`` are tensors of shape
-    ``(N, c)``, one row per sample, in the same precision, and ``weight`` is one of shape ``(N,)`` that sums to 1.
+    certificates; the rest has defaults. ``check_loss`` tests it. In all methods ``pred`` (predictions), ``y``
+    (targets), ``u`` (slopes) and ``direction`` are tensors of shape ``(N, c)``, one row per sample, in one precision,
+    and ``weight`` is a tensor of shape ``(N,)`` that sums to 1.
 
     Attributes
     ----------
@@ -88,61 +89,18 @@ class Loss(ABC):
 
     @abstractmethod
     def value(self, pred: Tensor, y: Tensor) -> Tensor:
-        """Loss of each sample.
-
-        Parameters
-        ----------
-        pred, y : Tensor of shape (N, c)
-            Predictions and targets.
-
-        Returns
-        -------
-        Tensor of shape (N,)
-            Never negative.
-        """
+        """Loss of each sample, shape (N,), never negative."""
 
     @abstractmethod
     def gradient(self, pred: Tensor, y: Tensor) -> Tensor:
-        """Gradient of each sample's loss in its predictions.
-
-        Parameters
-        ----------
-        pred, y : Tensor of shape (N, c)
-            Predictions and targets.
-
-        Returns
-        -------
-        Tensor of shape (N, c)
-        """
+        """Gradient of each sample's loss in its predictions, shape (N, c)."""
 
     @abstractmethod
     def hessian_product(self, pred: Tensor, y: Tensor, direction: Tensor) -> Tensor:
-        """Hessian of each sample's loss times a direction.
-
-        Parameters
-        ----------
-        pred, y : Tensor of shape (N, c)
-            Predictions and targets.
-        direction : Tensor of shape (N, c)
-            One direction per sample.
-
-        Returns
-        -------
-        Tensor of shape (N, c)
-        """
+        """Hessian of each sample's loss times a direction of its own, shape (N, c)."""
 
     def defines(self, method: str) -> bool:
-        """Whether this loss has one of the optional methods.
-
-        Parameters
-        ----------
-        method : str
-            Name of the method, as ``'conjugate'``.
-
-        Returns
-        -------
-        bool
-            False where the method is the one of ``Loss``.
+        """Whether this loss has the optional method of that name, as ``'conjugate'``, and not the one of ``Loss``.
 
         Examples
         --------
@@ -153,117 +111,40 @@ class Loss(ABC):
         return getattr(type(self), method, None) is not getattr(Loss, method, None)
 
     def conjugate(self, u: Tensor, y: Tensor) -> Tensor:
-        """Convex conjugate ``sup_f <u, f> - l(f, y)`` of each sample's loss.
+        """Convex conjugate ``sup_f <u, f> - l(f, y)`` of each sample's loss, shape (N,).
 
-        The default is nan: a loss without a conjugate has no certificate, and its gap is nan, never 0.
-
-        Parameters
-        ----------
-        u : Tensor of shape (N, c)
-            Slopes.
-        y : Tensor of shape (N, c)
-            Targets.
-
-        Returns
-        -------
-        Tensor of shape (N,)
-            inf outside the domain, which must hold every point between zero and a gradient.
+        It is inf outside its domain, which must hold every point between zero and a gradient. The default is nan: a
+        loss without a conjugate has no certificate, and its gap is nan, never 0.
         """
         return u.new_full((u.shape[0],), math.nan)
 
     def magnitude(self, y: Tensor) -> Tensor:
-        """Size of the terms whose difference a sample's loss is: eps times it is rounding.
-
-        Parameters
-        ----------
-        y : Tensor of shape (N, c)
-            Targets.
-
-        Returns
-        -------
-        Tensor of shape (N,)
-        """
+        """Size of the terms whose difference a sample's loss is, shape (N,): eps times it is rounding."""
         return self.value(torch.zeros_like(y), y)
 
     def mean(self, pred: Tensor) -> Tensor:
-        """Mean of the target that predictions stand for: the inverse link.
+        """Mean of the target that predictions stand for (the inverse link), shape (N, c).
 
-        Parameters
-        ----------
-        pred : Tensor of shape (N, c)
-            Predictions.
-
-        Returns
-        -------
-        Tensor of shape (N, c)
-            Of probabilistic losses with targets -1 and 1 the probability of 1, of softmax all probabilities, of
-            Poisson's the mean count; else `pred`.
+        Of probabilistic losses with targets -1 and 1 it is the probability of 1, of softmax all probabilities, of
+        Poisson's loss the mean count; else `pred`.
         """
         return pred
 
     def check_target(self, y: Tensor) -> None:  # noqa: B027 - real numbers need no check
-        """Raise an error when ``y`` is not a target of this loss.
-
-        Parameters
-        ----------
-        y : Tensor of shape (N, c)
-            Finite numbers.
-
-        Raises
-        ------
-        ValueError
-            With what was found and what would be right.
-        """
+        """Raise ``ValueError`` when ``y``, finite numbers, is not a target of this loss."""
 
     def target_in(self, y: Tensor, dtype: torch.dtype) -> Tensor:
-        """The targets in another precision, within what ``check_target`` asks for there.
-
-        Parameters
-        ----------
-        y : Tensor of shape (N, c)
-            Targets.
-        dtype : torch.dtype
-            The precision.
-
-        Returns
-        -------
-        Tensor of shape (N, c)
-        """
+        """The targets in another precision, within what ``check_target`` asks for there."""
         return y.to(dtype)
 
     def example_target(self, n_samples: int, n_outputs: int, generator: torch.Generator) -> Tensor:
-        """Random targets of this loss, which ``checks`` and the tests try it on.
-
-        Parameters
-        ----------
-        n_samples, n_outputs : int
-            Their shape.
-        generator : torch.Generator
-            Where the randomness comes from.
-
-        Returns
-        -------
-        Tensor of shape (n_samples, n_outputs)
-            In float64.
-        """
+        """Random float64 targets of that shape, on which ``check_loss`` and the tests try the loss."""
         return torch.randn((n_samples, n_outputs), generator=generator, dtype=torch.float64)
 
     def expression(self, pred: Any, y: Any, weight: Any) -> Any:
-        """cvxpy expression of ``sum_i weight_i l(pred_i, y_i)``, which the solver ``"exact"`` needs.
+        """cvxpy expression of ``sum_i weight_i l(pred_i, y_i)``, a scalar, which the solver ``"exact"`` needs.
 
-        Parameters
-        ----------
-        pred : cvxpy.Expression of shape (N, c)
-            Affine in the variables.
-        y : ndarray of shape (N, c)
-            Targets.
-        weight : ndarray of shape (N,)
-            Sums to 1.
-
-        Returns
-        -------
-        cvxpy.Expression
-            A scalar.
+        `pred` is a cvxpy expression of shape (N, c), `y` and `weight` are arrays.
 
         Raises
         ------
@@ -273,35 +154,15 @@ class Loss(ABC):
         raise NotImplementedError(f"{type(self).__name__} has no method 'expression', which the solver 'exact' needs")
 
     def hessian_parts(self, pred: Tensor, y: Tensor) -> tuple[Tensor, Tensor | None] | None:
-        """Parts ``d`` and ``v`` of each sample's Hessian ``diag(d) - v v'``.
+        """Parts ``d`` and ``v``, both of shape (N, c), of each sample's Hessian ``diag(d) - v v'``.
 
-        Parameters
-        ----------
-        pred, y : Tensor of shape (N, c)
-            Predictions and targets.
-
-        Returns
-        -------
-        tuple of two tensors of shape (N, c), or None
-            The second is None where the Hessian is diagonal. Optional for a loss that couples the outputs: None, the
-            default there, makes solvers take the Hessian column by column.
+        The second is None where the Hessian is diagonal. Optional for a loss that couples the outputs: None, the
+        default there, makes solvers take the Hessian column by column.
         """
         return (self.hessian_product(pred, y, torch.ones_like(pred)), None) if self.output_separable else None
 
     def mean_hessian(self, pred: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-        """Hessian of the weighted loss in an intercept shared by all samples.
-
-        Parameters
-        ----------
-        pred, y : Tensor of shape (N, c)
-            Predictions and targets.
-        weight : Tensor of shape (N,)
-            Sums to 1.
-
-        Returns
-        -------
-        Tensor of shape (c, c)
-        """
+        """Hessian of the weighted loss in an intercept shared by all samples, shape (c, c)."""
         if self.output_separable:
             return torch.diag(weight @ self.hessian_product(pred, y, torch.ones_like(pred)))
         columns = []
@@ -314,40 +175,15 @@ class Loss(ABC):
     def tail_length(self, pred: Tensor, y: Tensor, weight: Tensor) -> float:
         """How many times as wide a quadratic part around zero must be to hold half of the samples by weight.
 
-        Losses without linear parts need not define it; for those with, ``widened`` is the other half.
-
-        Parameters
-        ----------
-        pred, y : Tensor of shape (N, c)
-            Predictions and targets.
-        weight : Tensor of shape (N,)
-            Sums to 1.
-
-        Returns
-        -------
-        float
-            1 where it does, and at least that.
+        It is at least 1. Losses without linear parts need not define it; those with define ``widened``, too.
         """
         return 1.0
 
     def widened(self, y: Tensor, slope: Tensor, width: float) -> tuple[Loss, Tensor]:
-        r"""Loss and targets of a proximal step in the dual, which widen the quadratic part to `width` times itself.
+        r"""Loss and targets, shape (N, c), of a proximal step in the dual: the quadratic part is `width` times as wide.
 
         One over `width` times the loss is, up to a constant, :math:`\max_u u'f - l^*(u) - \frac{w - 1}2 \|u - v\|^2`
-        with the slopes ``v``; ``w`` is the width.
-
-        Parameters
-        ----------
-        y : Tensor of shape (N, c)
-            Targets.
-        slope : Tensor of shape (N, c)
-            The ``v``.
-        width : float
-            The ``w``, at least 1.
-
-        Returns
-        -------
-        tuple of Loss and Tensor of shape (N, c)
+        with the slopes ``v`` of shape (N, c) and the width ``w``, at least 1.
 
         Raises
         ------
@@ -357,43 +193,17 @@ class Loss(ABC):
         raise NotImplementedError(f"{self!r} has no linear parts")
 
     def best_dual_scale(self, theta: Tensor, y: Tensor, weight: Tensor, limit: Tensor) -> Tensor:
-        """Scale of ``theta`` within ``[0, limit]`` that serves the dual bound best.
+        """Scale within ``[0, limit]`` of a dual point `theta` of shape (N, c) that serves the dual bound best.
 
-        The default is the largest scale at most 1, which keeps every point between zero and ``theta`` in the
-        conjugate's domain. Certificates cut what is returned to ``[0, limit]``.
-
-        Parameters
-        ----------
-        theta : Tensor of shape (N, c)
-            A dual point.
-        y : Tensor of shape (N, c)
-            Targets.
-        weight : Tensor of shape (N,)
-            Sums to 1.
-        limit : Tensor of shape (c,) or ()
-            Largest scale that keeps the point feasible, which may be inf; one per output when these may be scaled
-            apart.
-
-        Returns
-        -------
-        Tensor of the shape of `limit`
+        `limit`, of shape (c,) or (), is the largest scale that keeps the point feasible, which may be inf; one per
+        output when these may be scaled apart. The default is the largest scale at most 1, which keeps every point
+        between zero and ``theta`` in the conjugate's domain. Certificates cut what is returned to ``[0, limit]``.
         """
         return limit.clamp(max=1.0)
 
     def best_intercept(self, pred: Tensor, y: Tensor, weight: Tensor, start: Tensor | None = None) -> Tensor:
-        """Minimiser over ``b`` of ``sum_i weight_i l(pred_i + b, y_i)``, by damped Newton steps.
+        """Minimiser over ``b``, shape (c,), of ``sum_i weight_i l(pred_i + b, y_i)``, by damped Newton steps.
 
-        Parameters
-        ----------
-        pred, y : Tensor of shape (N, c)
-            Predictions and targets.
-        weight : Tensor of shape (N,)
-            Sums to 1.
-        start : Tensor of shape (c,), optional
-            A first guess that saves steps. Default: zeros, or what centres the predictions.
-
-        Returns
-        -------
-        Tensor of shape (c,)
+        They begin at `start`, by default zeros or what centres the predictions.
         """
         return best_intercept(LossAtIntercepts(self, pred, y, weight), start)

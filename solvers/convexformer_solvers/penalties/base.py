@@ -89,36 +89,50 @@ class SmoothedDerivatives(NamedTuple):
 class Penalty(ABC):
     """A norm of coefficient arrays, as a rule a sum over blocks.
 
+    A new penalty defines ``group_values``, ``group_dual_norms``, ``prox`` and ``right_norm``, and ``factorize`` for
+    estimators, which map solutions to heads; the rest has defaults. ``check_penalty`` tests it. In all methods ``coef``
+    and ``correlation`` (``A' diag(p) theta`` of a dual point ``theta``) are tensors of shape ``(*block_shape, d, c)``,
+    which stay as they are.
+
     Attributes
     ----------
     block_separable : bool
         Whether the norm is a sum over blocks, so that some of them can be left out.
     output_separable : bool
-        Whether the norm is also a sum over outputs.
+        Whether the norm is also a sum over outputs, the same for each of them.
     euclidean : bool
         Whether it is the sum of the Euclidean norms of each output's coefficients in each block: Newton steps and block
         descent are written for that.
 
     Examples
     --------
-    The sum of the Euclidean norms of whole blocks, all outputs together:
+    The sum of the Euclidean norms of each output's coefficients in each block, those of the second output counted
+    twice, of the third three times, and so on:
 
     >>> import torch
-    >>> from convexformer_solvers import Penalty, check_penalty
-    >>> class BlockL2(Penalty):
+    >>> from convexformer_solvers import Factors, GroupL2, Penalty, check_penalty
+    >>> class RankedL2(Penalty):
+    ...     def rank(self, coef):
+    ...         return torch.arange(1, coef.shape[-1] + 1).to(coef)
+    ...
     ...     def group_values(self, coef):
-    ...         return torch.linalg.vector_norm(coef, dim=(-2, -1))
+    ...         return self.rank(coef) * GroupL2().group_values(coef)
     ...
     ...     def group_dual_norms(self, coef):
-    ...         return self.group_values(coef)
+    ...         return GroupL2().group_values(coef) / self.rank(coef)
     ...
     ...     def prox(self, coef, step):
-    ...         norms = self.group_values(coef)[..., None, None]
-    ...         return coef * torch.where(norms > step, 1 - step / norms, 0.0)
+    ...         norms, steps = GroupL2().group_values(coef)[..., None, :], step * self.rank(coef)
+    ...         return coef * torch.where(norms > steps, 1 - steps / norms, 0.0)
     ...
     ...     def right_norm(self, right):
-    ...         return torch.linalg.vector_norm(right, dim=1)
-    >>> check_penalty(BlockL2())
+    ...         return right.abs() @ self.rank(right)
+    ...
+    ...     def factorize(self, coef):
+    ...         block, left, right = GroupL2().factorize(coef)
+    ...         root = self.rank(right)[right.argmax(1)].sqrt()[:, None]
+    ...         return Factors(block, left * root, right / root)
+    >>> check_penalty(RankedL2())
     """
 
     block_separable: ClassVar[bool] = True
@@ -130,94 +144,30 @@ class Penalty(ABC):
         take_old_names(cls, separable="output_separable", by_block="block_separable")
 
     def check_shape(self, shape: tuple[int, ...]) -> None:
-        """Check that the penalty is one of coefficients of a shape, as by default it is of all.
-
-        Parameters
-        ----------
-        shape : tuple of int
-            ``(*block_shape, d, c)``.
-
-        Raises
-        ------
-        ValueError
-            If it is not; the message says which shapes are right.
-        """
+        """Raise ``ValueError`` unless the penalty is one of coefficients of this shape, as by default it is of all."""
         return
 
     def for_outputs(self, n_outputs: int) -> Penalty:
-        """The same norm for so many outputs as another penalty, where solvers can do more with that.
-
-        Parameters
-        ----------
-        n_outputs : int
-            The ``c``.
-
-        Returns
-        -------
-        Penalty
-            By default this one.
-        """
+        """The same norm for so many outputs as another penalty, where solvers can do more with that."""
         return self
 
     @abstractmethod
     def group_values(self, coef: Tensor) -> Tensor:
         """Norm of each group; their sum is the penalty.
 
-        Parameters
-        ----------
-        coef : Tensor of shape ``(*block_shape, d, c)``
-            Coefficients.
-
-        Returns
-        -------
-        Tensor
-            Shape ``(*block_shape, c)`` when `output_separable`, else as the penalty has its groups.
+        The shape is ``(*block_shape, c)`` when `output_separable`, else as the penalty has its groups.
         """
 
     @abstractmethod
     def group_dual_norms(self, coef: Tensor) -> Tensor:
-        """Dual norm of each group; their largest is the dual norm.
-
-        Parameters
-        ----------
-        coef : Tensor of shape ``(*block_shape, d, c)``
-            An array of the shape of coefficients.
-
-        Returns
-        -------
-        Tensor
-            As from ``group_values``; outputs are the last axis when `output_separable`.
-        """
+        """Dual norm of each group, in the shape of ``group_values``; their largest is the dual norm."""
 
     @abstractmethod
     def prox(self, coef: Tensor, step: float) -> Tensor:
-        """Minimiser over ``z`` of ``step * penalty(z) + |z - coef|^2 / 2``.
-
-        Parameters
-        ----------
-        coef : Tensor of shape ``(*block_shape, d, c)``
-            Coefficients; left as they are.
-        step : float
-            Not negative.
-
-        Returns
-        -------
-        Tensor
-            Of the shape and precision of `coef`, with exact zeros.
-        """
+        """Minimiser over ``z`` of ``step * penalty(z) + |z - coef|^2 / 2``, with exact zeros; `step` is at least 0."""
 
     def defines(self, method: str) -> bool:
-        """Whether this penalty has one of the optional methods.
-
-        Parameters
-        ----------
-        method : str
-            Name of the method, as ``'expression'``.
-
-        Returns
-        -------
-        bool
-            False where the method is the one of ``Penalty``.
+        """Whether this penalty has the optional method of that name, as ``'expression'``, and not ``Penalty``'s.
 
         Examples
         --------
@@ -230,15 +180,6 @@ class Penalty(ABC):
     def factorize(self, coef: Tensor) -> Factors:
         """Balanced rank-one pieces whose ``factor_cost`` sums to the penalty (paper [C], Prop. 1).
 
-        Parameters
-        ----------
-        coef : Tensor of shape ``(*block_shape, d, c)``
-            Coefficients.
-
-        Returns
-        -------
-        Factors
-
         Raises
         ------
         NotImplementedError
@@ -248,32 +189,12 @@ class Penalty(ABC):
 
     @abstractmethod
     def right_norm(self, right: Tensor) -> Tensor:
-        """Norm of output factors.
-
-        Parameters
-        ----------
-        right : Tensor of shape (m, c)
-            One factor a row.
-
-        Returns
-        -------
-        Tensor of shape (m,)
-        """
+        """Norm of each output factor, shape (m,), of factors of shape (m, c)."""
 
     def expression(self, coef: Any, n_blocks: int) -> Any:
-        """The penalty for cvxpy, which the solver ``exact`` needs.
+        """The penalty for cvxpy, a convex scalar, which the solver ``exact`` needs.
 
-        Parameters
-        ----------
-        coef : cvxpy expression of shape ``(n_blocks * d, c)``
-            Coefficients, blocks stacked.
-        n_blocks : int
-            Number of blocks.
-
-        Returns
-        -------
-        cvxpy expression
-            A convex scalar.
+        `coef` is a cvxpy expression of shape ``(n_blocks * d, c)``, the blocks stacked.
 
         Raises
         ------
@@ -283,33 +204,11 @@ class Penalty(ABC):
         raise NotImplementedError(f"{type(self).__name__} has no method 'expression', which the solver 'exact' needs")
 
     def constraints(self, coef: Any, n_blocks: int) -> list[Any]:
-        """cvxpy constraints that hold wherever the penalty is finite.
-
-        Parameters
-        ----------
-        coef, n_blocks
-            As in ``expression``.
-
-        Returns
-        -------
-        list of cvxpy constraints
-            By default none.
-        """
+        """cvxpy constraints, by default none, that hold wherever the penalty of ``expression`` is finite."""
         return []
 
     def violating_atoms(self, correlation: Tensor, alpha: float) -> Atoms:
         """Extreme points of the unit ball whose product with `correlation` exceeds `alpha`, the best of each group.
-
-        Parameters
-        ----------
-        correlation : Tensor of shape ``(*block_shape, d, c)``
-            ``A' diag(p) theta`` of a dual point.
-        alpha : float
-            Bound of the dual norm.
-
-        Returns
-        -------
-        Atoms
 
         Raises
         ------
@@ -321,17 +220,7 @@ class Penalty(ABC):
     def smoothed_value(self, coef: Tensor, width: float) -> Tensor:
         """A twice differentiable convex function that is larger than the penalty, by no more than at zero.
 
-        Parameters
-        ----------
-        coef : Tensor of shape ``(*block_shape, d, c)``
-            Coefficients.
-        width : float
-            Positive; the function's excess over the penalty is proportional to it where all coefficients are zero.
-
-        Returns
-        -------
-        Tensor
-            A scalar.
+        Its excess at zero is proportional to `width`, which is positive.
 
         Raises
         ------
@@ -341,88 +230,30 @@ class Penalty(ABC):
         raise NotImplementedError(f"{type(self).__name__} has no smoothed form")
 
     def smoothed_derivatives(self, coef: Tensor, width: float) -> SmoothedDerivatives:
-        """Derivatives of ``smoothed_value``.
-
-        Parameters
-        ----------
-        coef, width
-            As there.
-
-        Returns
-        -------
-        SmoothedDerivatives
-
-        Raises
-        ------
-        NotImplementedError
-            If the penalty has none.
-        """
+        """Derivatives of ``smoothed_value``, which see."""
         raise NotImplementedError(f"{type(self).__name__} has no smoothed form")
 
     def active_groups(self, correlation: Tensor, coef: Tensor, alpha: float) -> ActiveGroups | None:
         """Groups whose dual norm is ``alpha`` at the optimum as far as one can tell from points near it.
 
-        Parameters
-        ----------
-        correlation : Tensor of shape ``(*block_shape, d, c)``
-            ``A' diag(p) theta`` of a dual point; groups that violate its constraint count as active.
-        coef : Tensor of shape ``(*block_shape, d, c)``
-            A primal point; its groups that are not zero count as active.
-        alpha : float
-            Bound of the dual norm.
-
-        Returns
-        -------
-        ActiveGroups or None
-            None, the default, where groups are not of one block and one output each or are not written down; then
-            points cannot be polished.
+        Those are groups that violate their constraint at `correlation`, and groups of `coef` that are not zero. None,
+        the default, where groups are not of one block and one output each or are not written down; then points cannot
+        be polished.
         """
         return None
 
     def value(self, coef: Tensor) -> Tensor:
-        """The penalty, the sum of its groups' norms.
-
-        Parameters
-        ----------
-        coef : Tensor of shape ``(*block_shape, d, c)``
-            Coefficients.
-
-        Returns
-        -------
-        Tensor
-            A scalar.
-        """
+        """The penalty, the sum of its groups' norms, a scalar."""
         return self.group_values(coef).sum()
 
     def dual_norm(self, coef: Tensor) -> Tensor:
-        """Largest ``<coef, z>`` over ``penalty(z) <= 1``, in any units.
-
-        Parameters
-        ----------
-        coef : Tensor of shape ``(*block_shape, d, c)``
-            An array of the shape of coefficients.
-
-        Returns
-        -------
-        Tensor
-            A scalar.
-        """
+        """Largest ``<coef, z>`` over ``penalty(z) <= 1``, a scalar, in any units."""
         return self.group_dual_norms_in_any_units(coef).amax()
 
     def group_dual_norms_in_any_units(self, coef: Tensor) -> Tensor:
         """``group_dual_norms`` of arrays whose squares may be too small or too large for their precision.
 
-        Each output in units of its own, powers of two, so that nothing is rounded.
-
-        Parameters
-        ----------
-        coef : Tensor of shape ``(*block_shape, d, c)``
-            An array of the shape of coefficients.
-
-        Returns
-        -------
-        Tensor
-            As from ``group_dual_norms``.
+        Each output is in units of its own, powers of two, so that nothing is rounded.
         """
         sizes = coef.abs().reshape(-1, coef.shape[-1]).amax(0)
         if not self.output_separable:
@@ -438,19 +269,8 @@ class Penalty(ABC):
         return self.group_dual_norms(coef / unit) * unit
 
     def factor_cost(self, left: Tensor, right: Tensor) -> Tensor:
-        """Weight decay ``(|left|_2^2 + right_norm(right)^2) / 2`` of each pair.
+        """Weight decay ``(|left|_2^2 + right_norm(right)^2) / 2`` of each pair, shapes (m, d) and (m, c).
 
-        At least the penalty of ``outer(left, right)``, with equality when the pair is balanced.
-
-        Parameters
-        ----------
-        left : Tensor of shape (m, d)
-            Feature factors.
-        right : Tensor of shape (m, c)
-            Output factors.
-
-        Returns
-        -------
-        Tensor of shape (m,)
+        It is at least the penalty of ``outer(left, right)``, with equality when the pair is balanced.
         """
         return 0.5 * (left.square().sum(1) + self.right_norm(right).square())

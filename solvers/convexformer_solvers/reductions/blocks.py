@@ -1,129 +1,139 @@
-"""Programs on some of the blocks of a larger one, and what their iterates mean for all samples."""
+"""Programs on some of the blocks of a larger one."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from convexformer_solvers.algorithms.primal_dual import Iterate
 from convexformer_solvers.linalg.cholesky import CholeskySolver, cholesky
-from convexformer_solvers.linalg.gram import SupportGram, select_blocks
+from convexformer_solvers.linalg.gram import select_blocks
+from convexformer_solvers.linear_maps.base import LinearMap
 from convexformer_solvers.linear_maps.dense import DenseMap
+from convexformer_solvers.linear_maps.derived import DerivedMap
+from convexformer_solvers.points import Point
 from convexformer_solvers.program import Program
 
+from .base import Reduction
 
-class Part:
-    """A program equivalent to a larger one with all other blocks at zero; on the same samples, unless a subclass says.
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Restrict(Reduction):
+    """The program with all but some blocks at zero, on the same samples; blocks have one axis.
 
     Parameters
     ----------
-    whole : Program
-        The larger program.
     blocks : Tensor of shape (m,)
-        Blocks of the part, as increasing positions in the flattened block axes.
-
-    Attributes
-    ----------
-    program : Program
-        Blocks ``(m, d)``.
+        Positions in the flattened block axes, in any order.
+    gram : Tensor of shape (m * d, m * d), optional
+        Their weighted and, with an intercept, centred Gram matrix, where it is known; only read.
     """
 
-    program: Program
+    blocks: Tensor
+    gram: Tensor | None = None
 
-    def __init__(self, whole: Program, blocks: Tensor) -> None:
-        self.whole, self.blocks = whole, blocks
+    def apply(self, program: Program) -> tuple[Program, tuple[int, ...]]:
+        restricted = program.map.restricted(self.blocks)
+        if self.gram is not None:
+            restricted = _KnownGramMap(restricted, self.gram, program.fit_intercept)
+        return dataclasses.replace(program, map=restricted), program.coef_shape
 
-    def pred_of(self, iterate: Iterate) -> Tensor:
-        """Predictions of the part's samples whose dual point has the correlation of an iterate of the whole."""
-        return iterate.pred
-
-    def iterate_of(self, iterate: Iterate) -> Iterate:
-        """The iterate of the whole that one of the part stands for; the correlation of others is zero."""
-        return iterate._replace(
-            program=self.whole, coef=self.on_all(iterate.coef), correlation=self.on_all(iterate.correlation)
+    def restrict(self, point: Point, data: tuple[int, ...]) -> Point:
+        coef, correlation = (
+            None if part is None else self._on_blocks(part) for part in (point.coef, point.correlation)
         )
+        assert coef is not None
+        return point._replace(coef=coef, correlation=correlation)
 
-    def on_blocks(self, coef: Tensor) -> Tensor:
-        """The blocks of an array of coefficients of the whole."""
+    def invert(self, point: Point, data: tuple[int, ...]) -> Point:
+        coef, correlation = (
+            None if part is None else self._on_all(part, data) for part in (point.coef, point.correlation)
+        )
+        assert coef is not None
+        return point._replace(coef=coef, correlation=correlation)
+
+    def _on_blocks(self, coef: Tensor) -> Tensor:
         return coef.reshape(-1, *coef.shape[-2:])[self.blocks]
 
-    def on_all(self, coef: Tensor) -> Tensor:
-        """Coefficients of the whole, zero elsewhere."""
-        result = coef.new_zeros(self.whole.coef_shape)
-        result.view(-1, *coef.shape[-2:])[self.blocks] = coef
+    def _on_all(self, coef: Tensor, shape: tuple[int, ...]) -> Tensor:
+        result = coef.new_zeros(shape)
+        result.view(-1, *shape[-2:])[self.blocks] = coef
         return result
 
 
-class WholePart(Part):
-    """All blocks; coefficients keep their shape."""
+class _Root(NamedTuple):
+    """What the way back from a compressed program needs."""
 
-    def __init__(self, whole: Program) -> None:
-        n_blocks = math.prod(whole.coef_shape[:-2])
-        super().__init__(whole, torch.arange(n_blocks, device=whole.y.device))
-        self.program = whole
-
-    def on_blocks(self, coef: Tensor) -> Tensor:
-        return coef
-
-    def on_all(self, coef: Tensor) -> Tensor:
-        return coef
+    program: Program  # the original
+    solver: CholeskySolver  # R' R
+    scale: float  # the compressed program averages over its samples
+    mean: Tensor  # of the targets, (c,)
 
 
-class RestrictedPart(Part):
-    """The same samples, with the map of the blocks alone, for any loss."""
-
-    def __init__(self, whole: Program, blocks: Tensor) -> None:
-        super().__init__(whole, blocks)
-        self.program = dataclasses.replace(whole, map=whole.map.restricted(blocks))
-
-
-class CompressedPart(Part):
-    r"""One sample more than features, for the squared loss and fewer features than samples.
+@dataclasses.dataclass(frozen=True, eq=False)
+class Compress(Reduction):
+    r"""One sample more than features on some blocks, for the squared loss and fewer features than samples.
 
     With the weighted and centred Gram matrix of the blocks, ``G = R'R``, and their products with the targets ``q``,
     the loss is :math:`\frac12 \|R z - R^{-\top} q\|^2` plus a constant: ``R`` takes the place of the data. One more
     sample, which no feature reaches, holds the constant, so that all values are those of the whole program. The
     intercept is gone with the means. Nothing grows with the number of samples but the work for ``G``.
+
+    Parameters
+    ----------
+    blocks : Tensor of shape (m,)
+        Positions in the flattened block axes, in any order.
+    gram : Tensor of shape (m * d, m * d)
+        The ``G``; only read.
+    target : Tensor of shape (m * d, c)
+        The ``q``.
+    means : Tensor of shape (m * d,) or None
+        Weighted means of the columns; None without an intercept.
     """
 
-    def __init__(self, whole: Program, blocks: Tensor, gram: SupportGram) -> None:
-        super().__init__(whole, blocks)
-        matrix, weight = gram.of(blocks, whole.weight), whole.weight[:, None]
-        self._mean = whole.weight @ whole.y * whole.fit_intercept
-        self._column_means = torch.zeros_like(matrix[0])
-        if whole.fit_intercept:
-            self._column_means = whole.map.rmatvec_blocks(blocks, weight).flatten()
-            matrix -= self._column_means[:, None] * self._column_means
-        targets = whole.y - self._mean
-        self._root = CholeskySolver(cholesky(matrix).T)  # R' R
-        self._scale = math.sqrt(len(matrix) + 1)  # the program of the part averages over its samples
-        pulled = self._to_samples(whole.map.rmatvec_blocks(blocks, weight * targets))
-        unexplained = whole.weight @ targets.square() - (pulled / self._scale).square().sum(0)
-        constant = self._scale * unexplained.clamp(min=0).sqrt()
-        data = torch.cat([self._scale * self._root.upper, torch.zeros_like(matrix[:1])])
-        small_map = _RootMap(data.view(len(data), len(blocks), -1), matrix)
-        y = torch.cat([pulled, constant[None]])
-        self.program = dataclasses.replace(whole, map=small_map, y=y, sample_weight=None, fit_intercept=False)
+    blocks: Tensor
+    gram: Tensor
+    target: Tensor
+    means: Tensor | None
 
-    def _to_samples(self, correlation: Tensor) -> Tensor:
-        """Values of the samples behind features, whose adjoint is given as ``(m, d, c)``."""
-        flat = correlation.reshape(-1, correlation.shape[-1])
-        return self._scale * self._root.solve_lower(flat)
+    def apply(self, program: Program) -> tuple[Program, _Root]:
+        mean = program.weight @ program.y * program.fit_intercept
+        root = _Root(program, CholeskySolver(cholesky(self.gram.clone()).T), math.sqrt(len(self.gram) + 1), mean)
+        targets = self._to_samples(self.target, root)
+        unexplained = program.weight @ (program.y - mean).square() - (targets / root.scale).square().sum(0)
+        constant = root.scale * unexplained.clamp(min=0).sqrt()
+        data = torch.cat([root.scale * root.solver.upper, torch.zeros_like(self.gram[:1])])
+        small_map = _RootMap(data.view(len(data), len(self.blocks), -1), self.gram)
+        y = torch.cat([targets, constant[None]])
+        reduced = dataclasses.replace(program, map=small_map, y=y, sample_weight=None, fit_intercept=False)
+        return reduced, root
 
-    def pred_of(self, iterate: Iterate) -> Tensor:
-        theta = self._to_samples(self.on_blocks(iterate.correlation))
-        return torch.cat([self.program.y[:-1] - theta, torch.zeros_like(theta[:1])])
+    @staticmethod
+    def _to_samples(products: Tensor, root: _Root) -> Tensor:
+        """Values of the samples whose adjoint is given."""
+        return root.scale * root.solver.solve_lower(products)
 
-    def iterate_of(self, iterate: Iterate) -> Iterate:
-        behind = self._root.solve_upper(iterate.pred[:-1] / self._scale)
-        both = torch.cat([iterate.coef, behind.view_as(iterate.coef)], dim=-1)
-        pred = self.whole.map.matvec_blocks(self.blocks, both)
-        pred = pred + (self._mean.repeat(2) - self._column_means @ both.flatten(0, 1))
+    def restrict(self, point: Point, data: _Root) -> Point:
+        # The predictions whose dual point has the correlation of the original one.
+        on_blocks = Restrict(self.blocks).restrict(point, ())
+        assert on_blocks.correlation is not None
+        theta = self._to_samples(self.target - on_blocks.correlation.flatten(0, 1), data)
+        return Point(on_blocks.coef, pred=torch.cat([theta, torch.zeros_like(theta[:1])]))
+
+    def invert(self, point: Point, data: _Root) -> Point:
+        program = data.program
+        assert point.pred is not None
+        behind = data.solver.solve_upper(point.pred[:-1] / data.scale)
+        both = torch.cat([point.coef, behind.view_as(point.coef)], dim=-1)
+        pred = program.map.matvec_blocks(self.blocks, both) + data.mean.repeat(2)
+        if self.means is not None:
+            pred = pred - self.means @ both.flatten(0, 1)
         fitted, pred = pred.tensor_split(2, dim=1)
-        return Iterate(self.whole, self.on_all(iterate.coef), fitted, pred, self.on_all(iterate.correlation))
+        on_all = Restrict(self.blocks).invert(Point(point.coef, correlation=point.correlation), program.coef_shape)
+        return on_all._replace(pred=pred, fitted=fitted)
 
 
 class _RootMap(DenseMap):
@@ -138,11 +148,35 @@ class _RootMap(DenseMap):
     def gram(self, left: Tensor, right: Tensor, weight: Tensor, center: Tensor | None = None) -> Tensor:
         if center is not None or bool((weight != weight[0]).any()):
             return super().gram(left, right, weight, center)
-        chosen = select_blocks(self._known_gram, left, right, self.feature_shape[-1])
-        return chosen.mul_(weight[0] * self.n_samples)
+        return select_blocks(self._known_gram, left, right, self.feature_shape[-1]).mul_(weight[0] * self.n_samples)
 
 
-def largest_dual_norms(program: Program, coef: Tensor) -> Tensor:
-    """Largest dual norm of each block's groups, shape ``(n_blocks,)``."""
-    norms = program.penalty.group_dual_norms(coef.reshape(-1, *coef.shape[-2:]))
-    return norms.amax(-1) if program.penalty.output_separable else norms
+class _KnownGramMap(DerivedMap[LinearMap]):
+    """Another map whose Gram matrix is known for the weights of its program, with columns centred or as they are."""
+
+    def __init__(self, base: LinearMap, gram: Tensor, centered: bool) -> None:
+        super().__init__(base)
+        self._known_gram, self._centered = gram, centered
+
+    def matvec(self, coef: Tensor) -> Tensor:
+        return self.base.matvec(coef)
+
+    def rmatvec(self, values: Tensor) -> Tensor:
+        return self.base.rmatvec(values)
+
+    def gram(self, left: Tensor, right: Tensor, weight: Tensor, center: Tensor | None = None) -> Tensor:
+        if (center is not None) != self._centered:
+            return self.base.gram(left, right, weight, center)
+        return self._known_gram.clone()
+
+    def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> LinearMap:
+        return self.base.to(dtype, device)
+
+    def rows(self, index: Tensor | slice) -> LinearMap:
+        return self.base.rows(index)
+
+    def as_matrix(self) -> Tensor:
+        return self.base.as_matrix()
+
+    def columns(self, blocks: Tensor) -> Tensor:
+        return self.base.columns(blocks)

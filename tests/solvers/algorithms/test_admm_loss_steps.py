@@ -5,21 +5,22 @@ import torch
 from solver_cases import make_program, randn
 
 from convexformer_solvers import Admm, Auto, DenseMap, GatedMap, GroupL2, Program, get_loss, solve
-from convexformer_solvers.algorithms.admm import iteration as admm_module
+from convexformer_solvers.algorithms.admm import AdmmConfig
 from convexformer_solvers.linalg.ridge import RidgeInFeatures, RidgeInSamples, ridge_system
+from convexformer_solvers.points import null_point, objective, with_own_correlation
 
 NOT_QUADRATIC = ["huber", "logistic", "softmax", "squared_hinge"]
 # On the side of the samples, and of the features.
 SIDES = {"samples": {"n": 30, "blocks": 60, "d": 10}, "features": {"n": 60, "blocks": 4, "d": 3}}
 
 
-def after(program, n_steps):
-    """Solver and state after some steps in double precision."""
-    solver = Admm()
-    state = solver.init_at(program, torch.zeros(program.coef_shape, dtype=torch.float64), None)
+def after(program, n_steps, config=None):
+    """The point and the state after some steps in double precision."""
+    solver = Admm(config=config)
+    state = solver.init(program, null_point(program))
     for _ in range(n_steps):
         state = solver.step(program, state)
-    return solver, state
+    return solver.point(program, state), state
 
 
 def correlated_gated(loss, n_outputs, seed, ratio=0.01):
@@ -43,7 +44,7 @@ def correlated_gated(loss, n_outputs, seed, ratio=0.01):
 @pytest.mark.parametrize("side", SIDES)
 def test_ridge_problems_are_solved(side, intercept, weighted):
     program = make_program("squared", c=2, weighted=weighted, **SIDES[side]).drop_zero_weights()
-    system = ridge_system(program.map, intercept, reweighted=True)
+    system = ridge_system(program.map, intercept)
     assert isinstance(system, RidgeInSamples if side == "samples" else RidgeInFeatures)
     target, center = randn(*program.y.shape, seed=1), randn(*program.coef_shape, seed=2)
     weight, rho = program.weight * (0.5 + randn(len(target), seed=3).square()), 0.07
@@ -61,21 +62,12 @@ def test_ridge_problems_are_solved(side, intercept, weighted):
     )
 
 
-@pytest.mark.parametrize(
-    ("n", "gated", "reweighted", "in_samples"),
-    [
-        (560, False, False, False),  # 520 features
-        (560, False, True, True),
-        (560, True, False, True),
-        (750, False, True, True),
-        (850, False, True, False),  # too many
-        (500, False, False, True),
-    ],
-)
-def test_a_side_of_a_few_more_samples_is_taken_where_it_costs_less(n, gated, reweighted, in_samples):
-    data = randn(n, 13, 4, seed=0) if gated else randn(n, 130, 4, seed=0)
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize(("n", "in_samples"), [(500, True), (519, True), (520, False), (560, False), (850, False)])
+def test_the_smaller_side_is_taken_where_features_are_not_few(n, gated, in_samples):
+    data = randn(n, 13, 4, seed=0) if gated else randn(n, 130, 4, seed=0)  # 520 features
     linear_map = GatedMap(data, randn(n, 10, seed=1) > 0) if gated else DenseMap(data)
-    system = ridge_system(linear_map, False, reweighted)
+    system = ridge_system(linear_map, False)
     assert isinstance(system, RidgeInSamples if in_samples else RidgeInFeatures)
     target, center = randn(n, 1, seed=2), randn(*linear_map.feature_shape, 1, seed=3)
     weight, rho = (0.5 + randn(n, seed=4).square()) / n, 0.01
@@ -88,23 +80,19 @@ def test_a_side_of_a_few_more_samples_is_taken_where_it_costs_less(n, gated, rew
 
 @pytest.mark.parametrize("intercept", [False, True])
 @pytest.mark.parametrize("loss", NOT_QUADRATIC)
-def test_the_step_on_the_loss_is_its_proximal_step(loss, intercept, monkeypatch):
-    # There rho times the move of the coefficients is the correlation direction of the predictions' own dual point.
+def test_the_step_on_the_loss_is_its_proximal_step(loss, intercept):
+    # There rho times the move of the coefficients is the correlation of the predictions' own dual point.
     program = make_program(
         loss, c=3, intercept=intercept, weighted=True, ratio=0.05, **SIDES["samples"]
     ).drop_zero_weights()
 
-    def error():
-        solver, state = after(program, 8)
-        iterate = solver.iterate(state)
-        own = iterate.with_own_ascent().correlation
-        return float(torch.linalg.vector_norm(iterate.correlation - own) / torch.linalg.vector_norm(own))
+    def error(config):
+        point, _ = after(program, 8, config)
+        own = with_own_correlation(program, point).correlation
+        return float(torch.linalg.vector_norm(point.correlation - own) / torch.linalg.vector_norm(own))
 
-    usual = error()
-    monkeypatch.setattr(admm_module, "_LOSS_STEPS", 500)
-    monkeypatch.setattr(admm_module, "_LOSS_ACCURACY", 1e-10)
-    assert error() < 1e-7
-    assert usual < 0.1
+    assert error(AdmmConfig(loss_steps=500, loss_accuracy=1e-10)) < 1e-7
+    assert error(AdmmConfig()) < 0.1
 
 
 @pytest.mark.parametrize("intercept", [False, True])
@@ -113,8 +101,7 @@ def test_the_same_move_in_all_outputs_is_no_matter_of_cross_entropy(side, interc
     # The loss does not feel it, so its proximal step leaves that part of the coefficients where it is.
     program = make_program("softmax", c=3, intercept=intercept, ratio=0.05, **SIDES[side]).drop_zero_weights()
     for n_steps in (1, 4, 9):
-        solver, state = after(program, n_steps)
-        correlation = solver.iterate(state).correlation
+        correlation = after(program, n_steps)[0].correlation
         assert float(correlation.mean(-1).abs().max()) < 1e-9 * float(correlation.abs().max())
 
 
@@ -137,8 +124,8 @@ def test_correlated_gated_classes_take_no_hundreds_of_iterations(loss, n_outputs
 def test_samples_that_meet_a_jump_of_the_curvature_do_not_slow_down_the_others():
     # Those alone get another curvature: the margin stands for all and stays at that of the loss.
     program = correlated_gated("squared_hinge", 2, seed=1)
-    solver, state = after(program, 30)
+    point, state = after(program, 30)
     assert state.margin <= 1
     assert float(state.curvature.max()) <= 1.5 * program.loss.smoothness
     assert float(state.curvature.median()) < float(state.curvature.max())
-    assert solver.iterate(state).objective < 0.1 * program.null_value
+    assert objective(program, point) < 0.1 * program.null_value

@@ -41,10 +41,13 @@ from convexformer_solvers import (
     solve,
     solve_path,
 )
-from convexformer_solvers.algorithms.admm_newton import AdmmNewton
 from convexformer_solvers.algorithms.block_descent import BlockDescent
-from convexformer_solvers.algorithms.polish import Polished
+from convexformer_solvers.algorithms.fista import GreedyFista
+from convexformer_solvers.algorithms.polish import PolishConfig
 from convexformer_solvers.algorithms.proximal_dual import ProximalDual
+from convexformer_solvers.algorithms.stage import Stage
+from convexformer_solvers.algorithms.working_set import WorkingSet, WorkingSetConfig
+from convexformer_solvers.reductions.center import Center
 
 
 @pytest.mark.parametrize(("loss", "penalty", "gated", "intercept"), cases("gated", "intercept"))
@@ -136,7 +139,17 @@ def test_registered_solvers_keep_the_contract(name):
     check_solver(get_solver(name))
 
 
-@pytest.mark.parametrize("solver", [BlockDescent(), ProximalDual(Admm()), Polished(AdmmNewton())])
+@pytest.mark.parametrize(
+    "solver",
+    [
+        BlockDescent(),
+        ProximalDual(Stage(Admm(), "solves each proximal step", reductions=(Center(),), polish=PolishConfig())),
+        WorkingSet(Stage(BlockDescent(), "solves the set")),
+        WorkingSet(Stage(Admm(), "solves the set", polish=PolishConfig()), WorkingSetConfig(form="root")),
+        WorkingSet(Stage(GreedyFista(), "takes the steps"), WorkingSetConfig(form="samples", ends_in_all=True)),
+    ],
+    ids=lambda solver: solver.name,
+)
 def test_those_that_auto_is_made_of_keep_it_too(solver):
     check_solver(solver)
 

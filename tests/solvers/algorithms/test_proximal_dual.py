@@ -10,7 +10,11 @@ from solver_cases import randn
 
 from convexformer_solvers import Admm, Auto, DenseMap, Exact, Huber, Program, Status, get_penalty, solve, solve_path
 from convexformer_solvers.algorithms.proximal_dual import ProximalDual
-from convexformer_solvers.auto import plan as auto_module
+from convexformer_solvers.algorithms.stage import Stage
+from convexformer_solvers.auto import plan
+from convexformer_solvers.points import dual_of, null_point
+
+STEPS = Stage(Admm(), "solves each proximal step")
 
 
 def in_units(scale, ratio, n=200, blocks=8, d=8, c=1, seed=0, penalty="group_l2", weight=None, common=0.8):
@@ -63,22 +67,21 @@ def test_paths():
 
 def test_taken_for_long_tails_alone():
     for scale, taken in ((1e3, True), (3.0, False)):
-        program = in_units(scale, 0.1)
-        state = Auto().init(program, auto_module.null_point(program))
-        assert isinstance(state.solver, ProximalDual) is taken
+        first = plan(in_units(scale, 0.1))[0].algorithm
+        assert isinstance(first, ProximalDual) is taken
 
 
 def test_steps_end_where_the_exact_program_does():
-    program, solver = in_units(1e4, 0.1), ProximalDual(Admm())
-    state = solver.init(program, auto_module.null_point(program))
+    program, solver = in_units(1e4, 0.1), ProximalDual(STEPS)
+    state = solver.init(program, null_point(program))
     bounds, widths = [], []
     for _ in range(300):
         state = solver.step(program, state)
         if state.ended is None:
             continue
-        dual = state.ended.dual_point()
+        dual, of_step = dual_of(program, state.ended), state.inner.chain.original
         # The slopes of the wide loss in units of its width, within the range of the exact one's.
-        torch.testing.assert_close(dual, solver.inner.iterate(state.inner).dual_point() / state.width)
+        torch.testing.assert_close(dual, dual_of(of_step, state.inner.result()) / state.width)
         assert dual.abs().max() <= program.loss.delta * (1 + 1e-12)
         bounds.append(float(program.dual(dual)))
         widths.append(state.width)
@@ -95,8 +98,8 @@ def test_all_steps_share_the_gram_matrix(monkeypatch):
         return original(self, dtype)
 
     monkeypatch.setattr(DenseMap, "full_kernel", counted)
-    program, solver = in_units(1e4, 0.1, n=100, blocks=80), ProximalDual(Admm())
-    state, n_steps = solver.init(program, auto_module.null_point(program)), 0
+    program, solver = in_units(1e4, 0.1, n=100, blocks=80), ProximalDual(STEPS)
+    state, n_steps = solver.init(program, null_point(program)), 0
     while n_steps < 4:
         state = solver.step(program, state)
         n_steps += state.ended is not None

@@ -19,14 +19,16 @@ from convexformer_solvers import (
     iterate_path,
     solve,
 )
-from convexformer_solvers.algorithms.admm_newton import AdmmNewton
-from convexformer_solvers.algorithms.polish import Polished
+from convexformer_solvers.algorithms.block_descent import BlockDescent
 from convexformer_solvers.algorithms.proximal_dual import ProximalDual
 from convexformer_solvers.algorithms.semismooth_newton import SemismoothNewton
 from convexformer_solvers.algorithms.smoothing_newton import SmoothingNewton
+from convexformer_solvers.algorithms.stage import Stage
 from convexformer_solvers.algorithms.working_set import WorkingSet
-from convexformer_solvers.reductions.center import Centered
-from convexformer_solvers.reductions.precision import MixedPrecision
+
+
+def stage(algorithm):
+    return Stage(algorithm, "part of another solver")
 
 
 @pytest.mark.parametrize("c", [1, 2])
@@ -47,15 +49,16 @@ def test_a_program_is_solved_or_refused_with_what_it_lacks(name, loss, penalty, 
         assert str(raised.value) == f"solver {name!r} needs {unmet}"
 
 
-@pytest.mark.parametrize("solver", [Polished, WorkingSet, Centered, AdmmNewton, lambda inner: MixedPrecision()])
-def test_solvers_of_other_solvers_need_what_these_need(solver):
-    for loss in ("poisson", "squared"):
-        program = make_program(loss, n=20)
-        assert solver(Admm()).unmet_requirement(program) == Admm().unmet_requirement(program)
+@pytest.mark.parametrize("inner", [Admm(), BlockDescent(), SemismoothNewton()])
+def test_working_sets_need_what_the_algorithm_of_the_set_needs(inner):
+    for loss in ("poisson", "squared", "huber"):
+        for penalty in ("group_l2", "nuclear"):
+            program = make_program(loss, penalty, n=20)
+            assert WorkingSet(stage(inner)).unmet_requirement(program) == inner.unmet_requirement(program)
 
 
 def test_proximal_steps_need_what_the_solver_of_the_steps_needs():
-    solver = ProximalDual(SemismoothNewton())
+    solver = ProximalDual(stage(SemismoothNewton()))
     assert solver.unmet_requirement(make_program("huber", n=20)) is None
     wanted = "the group-l2 penalty and a separable loss, not GroupNuclear() and Huber(delta=1.35)"
     assert solver.unmet_requirement(make_program("huber", "nuclear", n=20)) == wanted
@@ -73,7 +76,7 @@ def test_optional_methods_are_those_that_are_not_of_the_base_class():
     assert all(get_penalty(name).defines("smoothed_value") for name in PENALTIES)
     assert not get_loss("squared").defines("no_such_method")
     program = make_program("squared", n=20)
-    assert "['widened'] of Squared()" in ProximalDual(Admm()).unmet_requirement(program)
+    assert "['widened'] of Squared()" in ProximalDual(stage(Admm())).unmet_requirement(program)
 
     class Rough(type(program.penalty)):
         smoothed_value = Penalty.smoothed_value

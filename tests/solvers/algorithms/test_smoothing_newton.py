@@ -8,6 +8,7 @@ from sklearn.exceptions import ConvergenceWarning
 from solver_cases import LOSS_NAMES, PENALTY_NAMES, cases, make_program, randn
 
 from convexformer_solvers import (
+    Auto,
     DenseMap,
     Exact,
     GroupL2,
@@ -23,11 +24,9 @@ from convexformer_solvers import (
     solve,
 )
 from convexformer_solvers.algorithms import smoothing_newton
-from convexformer_solvers.algorithms.admm_newton import admm_work
-from convexformer_solvers.algorithms.base import null_point
 from convexformer_solvers.algorithms.smoothing_newton import SmoothingNewton
-from convexformer_solvers.auto import plan as auto
-from convexformer_solvers.auto.plan import Auto, _plan
+from convexformer_solvers.auto import AutoConfig, plan
+from convexformer_solvers.auto.cost import admm_work
 from convexformer_solvers.linalg.hessian import Curvature
 from convexformer_solvers.linalg.smoothing_systems import (
     Features,
@@ -37,6 +36,7 @@ from convexformer_solvers.linalg.smoothing_systems import (
     solved_in_samples,
 )
 from convexformer_solvers.penalties.base import SmoothedDerivatives
+from convexformer_solvers.points import null_point
 
 
 def correlated(loss, penalty, ratio, n=80, shape=(10, 4), c=2, seed=0, mean=0.0):
@@ -244,6 +244,11 @@ class TestSmoothedPenalties:
         torch.testing.assert_close(found, automatic.reshape(size, size), atol=1e-12, rtol=1e-12)
 
 
+def turns(program, config=None):
+    """The algorithms of a plan, and how many steps each takes at most."""
+    return [(stage.algorithm.name, stage.max_steps) for stage in plan(program, config=config)]
+
+
 class TestInAuto:
     # Without these steps two dozen of the 48 programs take 500 to 7800 iterations, and some do not end at all.
     @pytest.mark.parametrize("ratio", [1e-3, 1e-4])
@@ -254,38 +259,40 @@ class TestInAuto:
             result = solve(correlated(loss, penalty, ratio, seed=seed), Auto(), tol=1e-6, max_iter=300)
             assert result.certificate.relative_gap <= 1e-6
 
+    @pytest.mark.usefixtures("steady_rates")
     @pytest.mark.parametrize(
-        ("n", "shape", "steps_before"), [(80, (10, 4), 75), (600, (30, 30), 150), (4000, (20, 100), None)]
+        ("n", "shape", "when"), [(80, (10, 4), "early"), (600, (30, 30), "first"), (4000, (20, 100), "late")]
     )
-    def test_comes_the_later_the_more_it_costs(self, n, shape, steps_before, monkeypatch):
+    def test_comes_the_later_the_more_it_costs(self, n, shape, when):
         program = Program(DenseMap(torch.ones(n, *shape)), torch.ones(n, 4), get_loss("huber"), GroupL2(), 0.1)
-        first, second = _plan(program, warm=False)[:2]
-        if steps_before is None:  # a step takes as long as some ninety alternating ones
+        config, found = AutoConfig(), turns(program)
+        place = [name for name, _ in found].index("smoothing_newton")
+        if when == "late":  # a step takes as long as some hundreds of alternating ones
             assert newton_work(program) > 90 * admm_work(program)
-            names = [stage.solver.name for stage in _plan(program, warm=False)]
-            assert (names.count("smoothing_newton"), names[-2:]) == (1, ["smoothing_newton", "fista"])
-            monkeypatch.setattr(auto, "_LATE_SMOOTHING_PATIENCE", 1.0)
-            assert "smoothing_newton" not in [stage.solver.name for stage in _plan(program, warm=False)]
+            assert found[place - 1 :] == [
+                ("admm", config.steps),
+                ("smoothing_newton", config.newton_steps),
+                ("fista", math.inf),
+            ]
+            assert "smoothing_newton" not in dict(turns(program, AutoConfig(late_newton=1.0)))
         else:
-            assert (first.n_steps, second.solver.name) == (steps_before, "smoothing_newton")
+            n_steps = config.first_steps / 5 if when == "early" else config.first_steps
+            assert {name for name, _ in found[:place]} == {"admm"}
+            assert {steps for _, steps in found[:place]} == {n_steps}
 
-    # With one turn alone, from where proximal steps are still far, 4000 iterations leave a gap of 4e-4.
-    def test_comes_again_in_a_long_first_stage(self):
+    # Alternating directions and Newton steps alone, from where proximal steps are still far, leave a gap of 4e-4.
+    def test_residuals_of_which_nearly_all_are_far_out(self):
         data, noise = randn(200, 6, 8, seed=1), randn(200, 5, seed=2)
         y = data[:, 0] @ randn(8, 5, seed=3) + 10 * noise
         program = Program(DenseMap(data), y, Huber(0.001), GroupNuclear(), 1.0, fit_intercept=True)
         program = program.with_alpha(0.03 * program.alpha_max)
-        names = [stage.solver.name.partition("(")[0] for stage in _plan(program, warm=False)[:5]]
-        assert names == ["proximal_dual", "smoothing_newton", "proximal_dual", "smoothing_newton", "proximal_dual"]
         assert solve(program, Auto(), tol=1e-6, max_iter=1500).certificate.relative_gap <= 1e-6
 
-    def test_comes_before_a_last_stage_that_is_the_only_one(self, monkeypatch):
+    def test_comes_before_a_last_stage_that_is_the_only_one(self):
         program = correlated("poisson", "nuclear", 1e-4)
-        monkeypatch.setattr(auto, "_SMOOTHING_PATIENCE", 0.0)
-        stages = [(stage.solver.name, stage.n_steps) for stage in _plan(program, warm=False)]
-        assert stages[-3:] == [("fista", 1000), ("smoothing_newton", 100), ("fista", math.inf)]
-        monkeypatch.setattr(auto, "_BEFORE_LATE_SMOOTHING", 50)
-        assert 50 < solve(program, Auto(), tol=1e-6).n_iter < 150
+        config = AutoConfig(slow_newton=0.0, late_newton=math.inf, steps=50)
+        assert turns(program, config)[-3:] == [("fista", 50), ("smoothing_newton", 100), ("fista", math.inf)]
+        assert 50 < solve(program, Auto(config), tol=1e-6).n_iter < 150
 
     # From the second alpha that needs them on they come at once: otherwise each of these takes 75 other steps before.
     @pytest.mark.parametrize(
@@ -297,23 +304,10 @@ class TestInAuto:
         assert all(result.certificate.relative_gap <= 1e-5 for result in results)
         assert sum(result.n_iter for result in results) < 300
 
-    # On wide data a step takes as long as ten others: one alpha that needs them must not cost all that follow.
-    @pytest.mark.parametrize("n_taken", [3, 30])
-    def test_paths_go_on_with_them_where_that_takes_less_time_than_what_comes_before(self, n_taken):
-        program = Program(DenseMap(randn(150, 64, 16)), randn(150, 1, seed=1), get_loss("squared"), GroupL2(), 1.0)
-        program = program.with_alpha(0.1 * program.alpha_max)
-        solver, plan = Auto(), _plan(program, warm=True)
-        number = [stage.solver.name for stage in plan].index("smoothing_newton")
-        stage = plan[number]
-        inner = stage.solver.init(program, null_point(program))
-        state = solver.init(program, null_point(program))._replace(stage=stage, inner=inner, later=plan[number + 1 :])
-        state = state._replace(steps_left=stage.n_steps - n_taken)
-        again = solver.init_again(program.with_alpha(0.9 * program.alpha), null_point(program), state)
-        assert (again.solver is stage.solver) == (n_taken == 3)
-
+    @pytest.mark.usefixtures("steady_rates")
     def test_repeated_samples_have_the_same_turns(self):
         once = correlated("logistic", "nuclear", 1e-2, n=40)
         again = Program(
             once.map.rows(torch.arange(40).repeat(3)), once.y.repeat(3, 1), once.loss, once.penalty, once.alpha
         )
-        assert _plan(once, warm=False) == _plan(again, warm=False)
+        assert turns(once) == turns(again)

@@ -22,8 +22,16 @@ from convexformer_solvers import (
     solve,
     solve_path,
 )
-from convexformer_solvers.algorithms.base import Point, Solver
-from convexformer_solvers.auto import plan as auto_module
+from convexformer_solvers.algorithms.base import Solver
+from convexformer_solvers.algorithms.stage import Stage
+from convexformer_solvers.points import Point, null_point
+
+pytestmark = pytest.mark.usefixtures("steady_rates")
+
+
+def with_stages(*stages, kind=Auto):
+    """Auto whose plan is of these stages, whatever the program."""
+    return kind(make_plan=lambda program, warm, config: stages)
 
 
 def signs(scores):
@@ -104,20 +112,18 @@ class _Kept(Solver):
         return state
 
 
-def test_a_turn_never_starts_from_worse_than_the_best_constant_model(monkeypatch):
+def test_a_stage_never_starts_from_worse_than_the_best_constant_model():
     program = make_program("logistic", n=40, c=2, intercept=True)
-    stages = (auto_module._Stage(_Astray(), 1), auto_module._Stage(_Kept(), 1))
-    monkeypatch.setattr(auto_module, "_plan", lambda program, warm: stages)
-    auto = Auto()
-    state = auto.init(program, Point(torch.zeros(program.coef_shape).double(), program.null_intercept))
+    auto = with_stages(Stage(_Astray(), "goes astray", 1), Stage(_Kept(), "stays", 1))
+    state = auto.init(program, null_point(program))
     state = auto.step(program, auto.step(program, state))
     point = auto.point(program, state)
-    assert isinstance(state.solver, _Kept)
+    assert isinstance(state.running.stage.algorithm, _Kept)
     assert not point.coef.any()
     assert torch.equal(point.intercept, program.null_intercept)
 
 
-def test_a_state_is_handed_to_the_solver_that_it_is_of(monkeypatch):
+def test_a_state_is_handed_to_the_solver_that_it_is_of():
     # Both solvers have the same name for display, and neither could make anything of the other's state.
     class One(_Kept):
         def init_again(self, program, start, previous):
@@ -134,12 +140,11 @@ def test_a_state_is_handed_to_the_solver_that_it_is_of(monkeypatch):
     class Other(One):
         pass
 
-    taken_over, plans = [], {name: (auto_module._Stage(kind(), 9),) for name, kind in (("one", One), ("other", Other))}
-    program = make_program()
-    start, state = Point(torch.zeros(program.coef_shape).double(), program.null_intercept), None
-    for name in ("one", "one", "other", "other", "one"):
-        monkeypatch.setattr(auto_module, "_plan", lambda program, warm, name=name: plans[name])
-        state = Auto().init(program, start) if state is None else Auto().init_again(program, start, state)
+    taken_over, program, state = [], make_program(), None
+    start = null_point(program)
+    for kind in (One, One, Other, Other, One):
+        auto = with_stages(Stage(kind(), "the only one", 9))
+        state = auto.init(program, start) if state is None else auto.init_again(program, start, state)
     assert taken_over == ["One", "Other"]
 
 
@@ -170,20 +175,19 @@ class FailsToFactorise(Fista):
         return super().step(program, state)
 
 
-def test_a_stage_that_cannot_factorise_hands_over_to_the_next(monkeypatch):
+def test_a_stage_that_cannot_factorise_hands_over_to_the_next():
     failing, last = FailsToFactorise(), Fista()
-    stages = (auto_module._Stage(failing, math.inf), auto_module._Stage(last, math.inf))
-    monkeypatch.setattr(auto_module, "_plan", lambda program, warm: stages)
     program = make_program("squared", n=12, ratio=0.01, gated=True, intercept=True)
     solvers = []
 
     class Watched(Auto):
         def step(self, program, state):
             state = super().step(program, state)
-            solvers.append(state.solver)
+            solvers.append(state.running.stage.algorithm)
             return state
 
-    assert solve(program, Watched(), tol=1e-6).certificate.relative_gap <= 1e-6
+    auto = with_stages(Stage(failing, "fails"), Stage(last, "goes on"), kind=Watched)
+    assert solve(program, auto, tol=1e-6).certificate.relative_gap <= 1e-6
     assert solvers[0] is failing
     assert solvers[-1] is last
 

@@ -8,12 +8,8 @@ from sklearn.exceptions import ConvergenceWarning
 from solver_cases import LOSS_NAMES, make_program, randn
 
 from convexformer_solvers import Auto, DenseMap, GroupL2, Program, Softmax, solve
-from convexformer_solvers.algorithms.base import Point
 from convexformer_solvers.algorithms.constant import Constant
-
-
-def start_of(program):
-    return Point(torch.zeros(program.coef_shape, dtype=program.y.dtype), program.null_intercept)
+from convexformer_solvers.points import null_point
 
 
 @pytest.mark.parametrize("loss", LOSS_NAMES)
@@ -25,7 +21,8 @@ def test_is_certified_from_alpha_max_on(loss, penalty, intercept, factor):
     program = program.with_alpha(factor * program.alpha_max)
     result = solve(program, Constant(), tol=1e-10, max_iter=1)
     assert not result.coef.any()
-    assert torch.equal(result.intercept, program.null_intercept)
+    # The solver sees the samples of positive weight alone, whose sums are rounded otherwise.
+    torch.testing.assert_close(result.intercept, program.null_intercept, rtol=1e-12, atol=1e-12)
     assert result.certificate.primal == pytest.approx(program.null_value, rel=1e-12)
 
 
@@ -33,11 +30,24 @@ def test_is_certified_from_alpha_max_on(loss, penalty, intercept, factor):
 def test_auto_takes_one_iteration_there_and_goes_on_below(loss):
     program = make_program(loss, n=40, c=2, intercept=True)
     largest = program.with_alpha(program.alpha_max)
-    assert solve(largest, Auto(), tol=1e-10).n_iter == 1
-    assert Auto().activity(Auto().init(largest, start_of(largest))) == "auto: constant"
+    result = solve(largest, Auto(), tol=1e-10)
+    assert result.n_iter == 1
+    assert torch.equal(result.intercept, program.null_intercept)
+    assert Auto().activity(Auto().init(largest, null_point(largest))).startswith("auto: constant")
     below = solve(program.with_alpha(0.99 * program.alpha_max), Auto(), tol=1e-10)
     assert below.coef.any()
     assert below.certificate.relative_gap <= 1e-10
+
+
+@pytest.mark.parametrize("loss", ["squared", "huber", "softmax"])
+@pytest.mark.parametrize("penalty", ["group_l2", "nuclear"])
+def test_samples_of_weight_zero_do_not_move_alpha_max(loss, penalty):
+    # Without them sums are rounded otherwise, and alpha_max with them.
+    for seed in range(6):
+        program = make_program(loss, penalty, n=40, c=2, intercept=True, weighted=True, seed=seed)
+        result = solve(program.with_alpha(program.alpha_max), Auto(), tol=1e-10)
+        assert result.n_iter == 1
+        assert not result.coef.any()
 
 
 @pytest.mark.parametrize(("n", "classes"), [(1, 2), (300, 3), (3000, 5), (3000, 30)])

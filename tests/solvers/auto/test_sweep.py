@@ -1,63 +1,14 @@
 """The default solver on random programs of odd shapes and with the faults that data have."""
 
-import math
-import random
 import warnings
 
 import pytest
 import torch
+from benchmark_utils.sweep import FAULTS, SHAPES, large_shapes, random_program
 
-from convexformer_solvers import LOSSES, PENALTIES, Auto, DenseMap, GatedMap, Program, get_loss, get_penalty, solve
+from convexformer_solvers import LOSSES, PENALTIES, Auto, DenseMap, Program, get_loss, get_penalty, solve
 
-FAULTS = ["none", "badly scaled columns", "duplicated tokens", "constant token", "zero rows", "collinear groups"]
 PARTS = (get_loss("squared"), get_penalty("group_l2"))
-SHAPES = [(5, 1, 1, 1, 0), (30, 12, 7, 2, 0), (200, 3, 4, 3, 0), (40, 4, 5, 1, 9), (150, 2, 3, 2, 4)]
-
-
-def spoiled(data: torch.Tensor, fault: str, generator: torch.Generator) -> torch.Tensor:
-    if fault == "badly scaled columns":
-        return data * 10.0 ** torch.empty(data.shape[1:]).uniform_(-3, 3, generator=generator).double()
-    if fault == "duplicated tokens":
-        return data[:, torch.randint(data.shape[1], (data.shape[1],), generator=generator)]
-    if fault == "constant token":
-        data[:, 0] = 1.0
-    if fault == "zero rows":
-        data[: len(data) // 3] = 0.0
-    if fault == "collinear groups":
-        mixing = torch.randn((data.shape[2], data.shape[2]), generator=generator, dtype=data.dtype)
-        data[:, -1] = data[:, 0] @ mixing
-    return data
-
-
-def random_program(shape, loss, penalty, fault, ratio, intercept, seed):
-    n_samples, n_tokens, d, c, n_gates = shape
-    generator = torch.Generator().manual_seed(seed)
-    data = torch.randn((n_samples, n_tokens, d), generator=generator, dtype=torch.float64)
-    data = spoiled(data + 0.5 * data[:, :1], fault, generator)
-    linear_map = DenseMap(data)
-    if n_gates:
-        masks = torch.rand((n_samples, n_gates), generator=generator) < 0.5
-        linear_map = GatedMap(data, masks)
-    y = get_loss(loss).example_target(n_samples, c if loss != "softmax" else max(c, 2), generator)
-    program = Program(linear_map, y, get_loss(loss), get_penalty(penalty), 1.0, fit_intercept=intercept)
-    # Where nothing but the constant is left to explain, alpha_max is rounding.
-    return program.with_alpha(ratio * max(program.alpha_max, 1e-6))
-
-
-def large_shapes(count, largest_size):
-    """Shapes drawn evenly on a logarithmic scale whose data, coefficients and gated products are not too large."""
-    generator = random.Random(0)
-
-    def drawn(low, high):
-        return round(math.exp(generator.uniform(math.log(low), math.log(high))))
-
-    while count:
-        n_samples, n_tokens, d, c = drawn(100, 50_000), drawn(1, 512), drawn(1, 768), drawn(1, 100)
-        n_gates = drawn(1, 1000) if generator.random() < 0.3 else 0
-        sizes = (n_samples * n_tokens * d, n_tokens * d * c * (n_gates or 1), n_samples * c * (n_gates or 1))
-        if max(sizes) <= largest_size < 100 * max(sizes):
-            count -= 1
-            yield n_samples, n_tokens, d, c, n_gates
 
 
 @pytest.mark.parametrize("fault", FAULTS)

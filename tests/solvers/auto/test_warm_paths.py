@@ -8,18 +8,22 @@ import pytest
 import torch
 from solver_cases import make_program, randn
 
-from convexformer_solvers import Admm, Auto, DenseMap, Fista, alpha_grid, get_loss, solve, solve_path
+from convexformer_solvers import Admm, Auto, DenseMap, Fista, alpha_grid, solve, solve_path
+from convexformer_solvers.algorithms.admm import AdmmConfig
 from convexformer_solvers.algorithms.admm import iteration as admm_module
-from convexformer_solvers.algorithms.admm import state as admm_state
-from convexformer_solvers.algorithms.admm.rho import GroupRule
+from convexformer_solvers.algorithms.admm.rho import GroupSizeStepRule
 from convexformer_solvers.algorithms.admm.state import End
-from convexformer_solvers.algorithms.admm_newton import AdmmNewton
-from convexformer_solvers.algorithms.base import Point, null_point
-from convexformer_solvers.algorithms.working_set import WorkingSet
+from convexformer_solvers.algorithms.block_descent import BlockDescent
+from convexformer_solvers.algorithms.polish import PolishConfig
+from convexformer_solvers.algorithms.stage import Stage
+from convexformer_solvers.algorithms.working_set import WorkingSet, WorkingSetConfig
 from convexformer_solvers.linalg.ridge import RidgeSystem
 from convexformer_solvers.path import _Trail
-from convexformer_solvers.reductions import precision as mixed_precision
-from convexformer_solvers.solve import Ending
+from convexformer_solvers.points import Point, completed, null_point
+from convexformer_solvers.reductions.precision import SinglePrecision
+from convexformer_solvers.solve import WarmStart
+
+pytestmark = pytest.mark.usefixtures("steady_rates")
 
 
 def test_data_in_another_precision_than_that_of_the_solver_are_converted_once(monkeypatch):
@@ -46,14 +50,14 @@ def test_the_trail_is_linear_in_alpha():
         coef = slope * alpha + offset
         return Point(coef, coef.sum((0, 1)), pred=coef[:, 0])
 
-    trail.add(1.0, Ending(point(1.0), "state"))
+    trail.add(1.0, WarmStart(point(1.0), "state"))
     assert torch.equal(trail.ahead(0.7).coef, point(1.0).coef)
-    trail.add(0.7, Ending(point(0.7), "state"))
-    trail.add(0.5, Ending(point(0.5), "state"))
+    trail.add(0.7, WarmStart(point(0.7), "state"))
+    trail.add(0.5, WarmStart(point(0.5), "state"))
     ahead = trail.ahead(0.35)
     for name in ("coef", "intercept", "pred"):
         torch.testing.assert_close(getattr(ahead, name), getattr(point(0.35), name))
-    trail.add(0.5, Ending(point(0.5), "state"))
+    trail.add(0.5, WarmStart(point(0.5), "state"))
     assert torch.equal(trail.ahead(0.4).coef, point(0.5).coef)  # the same alpha twice leads nowhere
 
 
@@ -95,10 +99,26 @@ def test_a_path_forms_one_gram_matrix(monkeypatch, n):
     assert len(factorised) < 30
 
 
-@pytest.mark.parametrize("solver", [Admm(), AdmmNewton(), WorkingSet(AdmmNewton(), first_width=2), Auto(), Fista()])
-def test_any_previous_state_leads_to_the_same_optimum(solver):
-    program = make_program("squared", n=60, blocks=60, d=2, c=2, intercept=True, ratio=0.8)
-    start = Point(torch.zeros(program.coef_shape, dtype=torch.float64), program.null_intercept)
+def set_of_blocks(form, solver=None):
+    inner = Stage(solver or Admm(), "solves the set", polish=None if solver else PolishConfig())
+    return WorkingSet(inner, WorkingSetConfig(first_columns=2, form=form))
+
+
+SOLVERS = {
+    "admm": (Admm(), 2),
+    "fista": (Fista(), 2),
+    "auto": (Auto(), 2),
+    **{f"set, {form}": (set_of_blocks(form), 2) for form in ("samples", "root", "gram")},
+    "set, block descent": (set_of_blocks("gram", BlockDescent()), 1),
+}
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+def test_any_previous_state_leads_to_the_same_optimum(name):
+    solver, c = SOLVERS[name]
+    program = make_program("squared", n=60, blocks=60, d=2, c=c, intercept=True, ratio=0.8)
+    program = dataclasses.replace(program, map=DenseMap(program.map.data + 1))  # means that the intercept takes away
+    start = null_point(program)
     state = solver.init(program.with_alpha(3 * program.alpha), start)
     for _ in range(25):
         state = solver.step(program.with_alpha(3 * program.alpha), state)
@@ -106,7 +126,7 @@ def test_any_previous_state_leads_to_the_same_optimum(solver):
     for _ in range(300):
         if not solver.finished(state):
             state = solver.step(program, state)
-    reached = solver.point(program, state)
+    reached = completed(program, solver.point(program, state))
     wanted = solve(program, Fista(), tol=1e-9, max_iter=20_000)
     assert float(program.primal(reached.coef, reached.intercept)) == pytest.approx(wanted.certificate.primal, rel=1e-5)
 
@@ -126,9 +146,9 @@ def test_coupled_losses_take_a_shorter_threshold_along_paths():
     coef, solver = solve(program, Auto(), tol=1e-4).coef, Admm()
     sizes = program.penalty.group_dual_norms(coef)
     median = float(sizes[sizes > 0].median())
-    cold = solver.init_at(program, coef, None)
+    cold = solver.init(program, Point(coef))
     assert program.alpha / cold.rho == pytest.approx(cold.rule.threshold * median)
-    warm = solver.init_at(program, coef, None, cold)
+    warm = solver.init_again(program, Point(coef), cold)
     assert program.alpha / warm.rho == pytest.approx(warm.rule.threshold * median)
     assert warm.rule.threshold < cold.rule.threshold
 
@@ -138,18 +158,18 @@ def test_rho_is_set_anew_by_the_threshold_of_the_state():
     coef = solve(program, Auto(), tol=1e-4).coef
     sizes = program.penalty.group_dual_norms(coef)
     median = float(sizes[sizes > 0].median())
-    state = solver.init_at(program, coef, None)
+    state = solver.init(program, Point(coef))
     for factor in (10, 1, 0.1):
         before = state.rho * state.multiplier
         rule = state.rule._replace(threshold=factor * state.rule.threshold)
-        state = admm_module._adapted(state._replace(rule=rule, iteration=5))
+        state = solver._adapted(program, state._replace(rule=rule, iteration=5))
         assert program.alpha / state.rho == pytest.approx(rule.threshold * median)
         torch.testing.assert_close(state.rho * state.multiplier, before)
 
 
 def test_a_path_converts_the_data_once(monkeypatch):
-    converted, convert = [], mixed_precision.for_single
-    monkeypatch.setattr(mixed_precision, "for_single", lambda *args: converted.append(args) or convert(*args))
+    converted, convert = [], SinglePrecision.apply
+    monkeypatch.setattr(SinglePrecision, "apply", lambda *args: converted.append(args) or convert(*args))
     program = make_program("squared", n=300, blocks=30, d=32, ratio=0.1)
     path = solve_path(program, Auto(), alpha_grid(program.alpha_max, n_alphas=8, eps=0.05))
     assert max(path.gaps) <= 1e-4
@@ -159,47 +179,48 @@ def test_a_path_converts_the_data_once(monkeypatch):
 def test_one_sample_whose_curvature_jumps_does_not_cost_a_factorisation():
     program = make_program("logistic", n=100)
     before = torch.full((100,), 0.2, dtype=torch.float64)
-    after = before.clone()
+    after, config = before.clone(), AdmmConfig()
     after[3] = 1.0
-    assert admm_module._alike(program, after, before)
-    assert not admm_module._alike(program, 1.5 * before, before)
+    assert admm_module._alike(program, after, before, config)
+    assert not admm_module._alike(program, 1.5 * before, before, config)
     # Of a sample that stands for many it is another matter.
     heavy = dataclasses.replace(program, sample_weight=torch.ones(100).double().index_fill(0, torch.tensor([3]), 50.0))
-    assert not admm_module._alike(heavy, after, before)
+    assert not admm_module._alike(heavy, after, before, config)
 
 
 def test_moves_that_are_rounding_do_not_take_rho_anywhere(monkeypatch):
-    state = _states()[-1]._replace(iteration=15)
-    state = state._replace(mark=state.sides())
-    monkeypatch.setattr(type(state), "gap", 0.0)
+    program, states = _states()
+    state = states[-1]._replace(iteration=15)
+    state = state._replace(mark=state.sides)
+    monkeypatch.setattr(Admm, "gap_estimate", lambda *arguments: 0.0)
     for told, factor in ((1e-12, 1 / 30), (1e12, 30.0), (0.2, 0.2)):
         monkeypatch.setattr(admm_module, "balancing_rho", lambda before, after, told=told: told * state.rho)
-        assert admm_module._with_better_rho(state).rho == pytest.approx(factor * state.rho)
+        assert Admm()._with_better_rho(program, state).rho == pytest.approx(factor * state.rho)
 
 
 @pytest.mark.parametrize(("told", "factor"), [(1e-9, 0.25), (1e9, 4.0), (0.3, 0.3)])
 def test_rho_of_an_extrapolated_start_is_near_the_one_before(monkeypatch, told, factor):
-    second = _states()[-1]
-    second = second._replace(known=second.known._replace(largest_rho=1e12 * second.rho))
-    exact = second.exact.with_alpha(0.9 * second.exact.alpha)
-    monkeypatch.setattr(GroupRule, "rho", lambda *arguments: told * second.rho)
-    start = Point(second.coef, exact.null_intercept, pred=second.fitted)
-    assert Admm().init_again(exact, start, second).rho == pytest.approx(factor * second.rho)
+    program, (_, second) = _states()
+    second = second._replace(cache=second.cache._replace(largest_rho=1e12 * second.rho))
+    following = program.with_alpha(0.9 * program.alpha)
+    monkeypatch.setattr(GroupSizeStepRule, "rho", lambda *arguments: told * second.rho)
+    start = Point(second.coef, program.null_intercept, pred=second.fitted)
+    assert Admm().init_again(following, start, second).rho == pytest.approx(factor * second.rho)
     given = start._replace(pred=None)  # of no other alpha
-    assert Admm().init_again(exact, given, second).rho == pytest.approx(told * second.rho)
+    assert Admm().init_again(following, given, second).rho == pytest.approx(told * second.rho)
 
 
 def test_groups_too_small_to_tell_leave_rho_of_a_path_as_it_was(monkeypatch):
-    second = _states()[-1]
-    second = second._replace(known=second.known._replace(largest_rho=100 * second.rho))
-    exact = second.exact.with_alpha(0.9 * second.exact.alpha)
-    monkeypatch.setattr(GroupRule, "rho", lambda rule, program, coef, largest: largest)
-    start = Point(second.coef, exact.null_intercept, pred=second.fitted)
-    again = Admm().init_again(exact, start, second)
+    program, (_, second) = _states()
+    second = second._replace(cache=second.cache._replace(largest_rho=100 * second.rho))
+    following = program.with_alpha(0.9 * program.alpha)
+    monkeypatch.setattr(GroupSizeStepRule, "rho", lambda rule, program, coef, largest: largest)
+    start = Point(second.coef, program.null_intercept, pred=second.fitted)
+    again = Admm().init_again(following, start, second)
     assert again.rho == second.rho
-    assert admm_module._with_better_rho(again).rho == again.rho
-    alone = Admm().init(exact, null_point(exact))
-    assert admm_module._with_better_rho(alone).rho == alone.known.largest_rho
+    assert Admm()._with_better_rho(following, again).rho == again.rho
+    alone = Admm().init(following, null_point(following))
+    assert Admm()._with_better_rho(following, alone).rho == alone.cache.largest_rho
 
 
 def _end(alpha, slope, offset):
@@ -235,6 +256,7 @@ def test_an_extrapolated_optimum_stays_where_it_is():
 
 
 def _states(loss="squared", alphas=(0.5, 0.4), **options):
+    """The last of some programs that differ in alpha, and the last states of alternating directions on all of them."""
     program = make_program(loss, n=60, blocks=8, d=3, c=2, intercept=True, **options)
     admm, states = Admm(), []
     for ratio in alphas:
@@ -243,35 +265,34 @@ def _states(loss="squared", alphas=(0.5, 0.4), **options):
         states.append(admm.init_again(here, point, states[-1]) if states else admm.init(here, point))
         for _ in range(60):
             states[-1] = admm.step(here, states[-1])
-    return states
+    return here, states
 
 
 def test_what_is_no_end_of_the_alpha_before_is_not_extrapolated():
-    first, second = _states()
-    exact = second.exact.with_alpha(0.9 * second.exact.alpha)
-    assert second.ahead(exact) is not None
-    assert first.ahead(exact) is None  # there is one end
-    assert second.ahead(second.exact) is None  # the same alpha goes on from where it is
-    assert second.ahead(dataclasses.replace(exact, y=exact.y + 1)) is None
-    assert second.ahead(dataclasses.replace(exact, loss=get_loss("huber"))) is None
-    far = Admm().init(exact, null_point(exact))._replace(before=second.before)  # at rest while others ended the solve
-    assert far.gap > admm_state._NEAR * exact.null_value
-    assert far.ahead(exact.with_alpha(0.9 * exact.alpha)) is None
+    program, (first, second) = _states()
+    following = program.with_alpha(0.9 * program.alpha)
+    assert admm_module._ahead(following, second) is not None
+    assert admm_module._ahead(following, first) is None  # there is one end
+    assert admm_module._ahead(program, second) is None  # the same alpha goes on from where it is
+    # At rest while others ended the solve.
+    far = Admm().init(following, null_point(following))._replace(before=second.before)
+    assert Admm().gap_estimate(following, far) > admm_module._NEAR * program.null_value
+    assert admm_module._ahead(program.with_alpha(0.8 * program.alpha), far) is None
 
 
 def test_across_jumps_of_the_curvature_ends_are_not_extrapolated():
-    state = _states("squared_hinge")[-1]
-    assert state.ahead(state.exact.with_alpha(0.9 * state.exact.alpha)) is None
+    program, states = _states("squared_hinge")
+    assert admm_module._ahead(program.with_alpha(0.9 * program.alpha), states[-1]) is None
 
 
 def test_a_start_that_is_given_is_not_extrapolated():
-    second = _states()[-1]
-    exact = second.exact.with_alpha(0.9 * second.exact.alpha)
-    coef = randn(*exact.coef_shape)
-    given = Admm().init_again(exact, Point(coef, exact.null_intercept), second)
+    program, (_, second) = _states()
+    following = program.with_alpha(0.9 * program.alpha)
+    coef = randn(*program.coef_shape)
+    given = Admm().init_again(following, Point(coef, program.null_intercept), second)
     assert torch.equal(given.coef, coef)
-    assert given.known.system is second.known.system
-    on_the_way = Admm().init_again(exact, Point(coef, exact.null_intercept, pred=second.fitted), second)
+    assert given.cache.system is second.cache.system
+    on_the_way = Admm().init_again(following, Point(coef, program.null_intercept, pred=second.fitted), second)
     assert not torch.equal(on_the_way.coef, coef)
 
 
@@ -290,6 +311,6 @@ def test_ends_of_its_own_spare_a_path_iterations(loss, monkeypatch):
         return sum(result.n_iter for result in path.results)
 
     with_ends = iterations()
-    monkeypatch.setattr(admm_state.State, "ahead", lambda state, exact: None)
+    monkeypatch.setattr(admm_module, "_ahead", lambda program, previous: None)
     without = iterations()
     assert with_ends < 0.9 * without

@@ -24,8 +24,8 @@ from convexformer_solvers import (
     get_solver,
     solve,
 )
-from convexformer_solvers.algorithms.base import null_point
 from convexformer_solvers.penalties import sequence as sequence_penalties
+from convexformer_solvers.points import null_point
 
 
 def sequence_program(n=3, d=2, c=2, n_targets=3, n_samples=10, loss="squared", intercept=False, ratio=0.1, seed=0):

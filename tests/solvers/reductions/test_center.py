@@ -7,10 +7,12 @@ import torch
 from solver_cases import LOSS_NAMES, make_program, randn
 
 from convexformer_solvers import Admm, Auto, DenseMap, GatedMap, alpha_grid, iterate_path, solve
-from convexformer_solvers.algorithms.base import Point
-from convexformer_solvers.reductions.center import Centered
+from convexformer_solvers.algorithms.stage import Stage, begun, begun_again, stepped
+from convexformer_solvers.points import dual_of, null_point, objective
+from convexformer_solvers.reductions.center import Center
 
 BOUNDED = [loss for loss in LOSS_NAMES if loss != "poisson"]
+CENTERED = Stage(Admm(), "on centred features", reductions=(Center(),))
 
 
 @pytest.mark.parametrize("loss", BOUNDED)
@@ -29,17 +31,29 @@ def test_means_cost_auto_no_iterations(loss, mean):
 def test_both_points_are_those_of_the_program(gated, intercept):
     program = make_program("squared", n=60, blocks=4, d=3, gated=gated, intercept=intercept)
     program = dataclasses.replace(program, y=program.y + 3.0)
-    solver = Centered(Admm())
-    state = solver.init(program, Point(torch.zeros(program.coef_shape, dtype=torch.float64), program.null_intercept))
+    state = begun(CENTERED, program, null_point(program))
     for _ in range(20):
-        state = solver.step(program, state)
-    iterate = solver.iterate(state)
-    assert iterate.program.map is program.map
-    shift = iterate.fitted - program.map.matvec(iterate.coef)
+        state = stepped(state)
+    point = state.result()
+    shift = point.fitted - program.map.matvec(point.coef)
     torch.testing.assert_close(shift, shift[:1].expand_as(shift))
-    assert iterate.objective <= program.null_value
-    correlation = program.weighted_adjoint(iterate.dual_point())
-    torch.testing.assert_close(iterate.correlation, correlation, rtol=1e-6, atol=1e-8)
+    assert objective(program, point) <= program.null_value
+    correlation = program.weighted_adjoint(dual_of(program, point))
+    torch.testing.assert_close(point.correlation, correlation, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("loss", LOSS_NAMES)
+def test_nothing_is_left_of_the_means(loss, weighted):
+    program = make_program(loss, n=60, blocks=4, d=3, intercept=True, weighted=weighted).drop_zero_weights()
+    program = dataclasses.replace(program, map=DenseMap(program.map.data + 100.0))
+    centered, _ = Center().apply(program)
+    means = centered.map.rmatvec(centered.weight[:, None])
+    assert float(means.abs().max()) < 1e-11
+    assert centered.alpha_max == pytest.approx(program.alpha_max, rel=1e-9)
+    assert centered.null_value == pytest.approx(program.null_value, rel=1e-9)
+    if program.loss.of_residual:
+        assert float(centered.null_intercept.abs().max()) < 1e-8
 
 
 @pytest.mark.parametrize("loss", ["squared", "logistic"])
@@ -54,22 +68,24 @@ def test_means_cost_paths_no_iterations(loss):
 
 
 def test_a_path_centres_once_and_large_data_only_where_means_dominate():
-    solver = Centered(Admm())
     program = make_program("squared", n=60, blocks=4, d=3, intercept=True)
-    start = Point(torch.zeros(program.coef_shape, dtype=torch.float64), program.null_intercept)
-    state = solver.step(program, solver.init(program, start))
-    mean = state.own.map.data.mean(0)
-    assert float(mean.abs().max()) < 1e-12
-    again = solver.init_again(program.with_alpha(0.5 * program.alpha), solver.point(program, state), state)
-    assert again.own.map is state.own.map
+    state = stepped(begun(CENTERED, program, null_point(program)))
+    linear_map = state.chain.program.map
+    assert float(linear_map.data.mean(0).abs().max()) < 1e-12
+    again = begun_again(CENTERED, program.with_alpha(0.5 * program.alpha), state.result(), state)
+    assert again.chain.program.map is linear_map
     large = dataclasses.replace(program, map=DenseMap(randn(60, 4, 1200)))
-    start = Point(torch.zeros(large.coef_shape, dtype=torch.float64), large.null_intercept)
-    assert solver.init(large, start).own.map is large.map
+    assert Center().apply(large)[0].map is large.map
     dominated = dataclasses.replace(large, map=DenseMap(large.map.data + 1e5))
-    assert float(solver.init(dominated, start).own.map.data.mean(0).abs().max()) < 1e-9
+    assert float(Center().apply(dominated)[0].map.data.mean(0).abs().max()) < 1e-9
 
 
 def test_gated_features_are_left_as_they_are():
     program = make_program("logistic", n=60, blocks=4, d=3, c=1, gated=True, intercept=True)
-    start = Point(torch.zeros(program.coef_shape, dtype=torch.float64), program.null_intercept)
-    assert isinstance(Centered(Admm()).init(program, start).own.map, GatedMap)
+    assert isinstance(begun(CENTERED, program, null_point(program)).chain.program.map, GatedMap)
+
+
+def test_without_an_intercept_nothing_is_taken_away():
+    program = make_program("squared", n=60, blocks=4, d=3)
+    assert not Center().accepts(program)
+    assert begun(CENTERED, program, null_point(program)).chain.program is program

@@ -9,26 +9,31 @@ from sklearn.exceptions import ConvergenceWarning
 from solver_cases import LOSS_NAMES, make_program, randn
 
 from convexformer_solvers import Admm, Auto, DenseMap, GatedMap, GroupL2, Program, Squared, Status, get_loss, solve
-from convexformer_solvers.algorithms.admm_newton import AdmmNewton
-from convexformer_solvers.algorithms.base import Point
-from convexformer_solvers.algorithms.polish import Polished
-from convexformer_solvers.reductions.center import Centered
-from convexformer_solvers.reductions.precision import MixedPrecision
+from convexformer_solvers.algorithms.polish import PolishConfig
+from convexformer_solvers.algorithms.stage import Patience, Stage, begun, begun_again, carried, stepped
+from convexformer_solvers.auto import AutoConfig, plan
+from convexformer_solvers.points import gap_estimate, null_point
+from convexformer_solvers.reductions.precision import SinglePrecision
 
-MIXED = Polished(AdmmNewton(MixedPrecision(smallest=0)))
+# Alternating directions, polished, in single precision and then in double precision, whatever the size of the data.
+ALTERNATING = AutoConfig(least_single=1, costly_gram=math.inf, quick_newton=0.0, slow_newton=0.0, late_newton=0.0)
+MIXED = Auto(ALTERNATING)
+SINGLE = Stage(Admm(), "in single precision", 500, (SinglePrecision(),), patience=Patience())
+DOUBLE = Stage(Admm(), "in double precision", carries=True)
 BOUNDED = [loss for loss in LOSS_NAMES if loss != "poisson"]
 
 
-def start(program):
-    return Point(torch.zeros(program.coef_shape, dtype=torch.float64), program.null_intercept)
-
-
-def run(program, solver, n_steps):
-    """The states after each step."""
-    states = [solver.init(program, start(program))]
+def run(program, stage, n_steps):
+    """The states of a stage after each step."""
+    states = [begun(stage, program, null_point(program))]
     for _ in range(n_steps):
-        states.append(solver.step(program, states[-1]))
+        states.append(stepped(states[-1]))
     return states
+
+
+def precision(state):
+    """That of what the algorithm of a stage sees."""
+    return state.chain.program.map.dtype
 
 
 @pytest.mark.parametrize("loss", BOUNDED)
@@ -36,28 +41,49 @@ def run(program, solver, n_steps):
 @pytest.mark.parametrize("intercept", [False, True])
 def test_what_single_precision_cannot_reach_double_does(loss, gated, intercept):
     program = make_program(loss, n=60, blocks=4, d=3, c=2, ratio=0.3, gated=gated, intercept=intercept, weighted=True)
-    result = solve(program, MixedPrecision(smallest=0), tol=1e-11, max_iter=3000)
+    result = solve(program, MIXED, tol=1e-11, max_iter=3000)
     assert result.certificate.relative_gap <= 1e-11
+
+
+@pytest.mark.parametrize("loss", BOUNDED)
+@pytest.mark.parametrize("intercept", [False, True])
+def test_iterations_alone_end_in_double_precision_what_they_began_in_single(loss, intercept):
+    program = make_program(loss, n=60, blocks=4, d=3, intercept=intercept, weighted=True).drop_zero_weights()
+    state = begun(SINGLE, program, null_point(program))
+    while not state.is_over:
+        state = stepped(state)
+    assert precision(state) == torch.float32
+    state = carried(DOUBLE, program, state)
+    for _ in range(300):
+        state = stepped(state)
+    assert abs(gap_estimate(program, state.result())) <= 1e-11 * program.null_value
+
+
+@pytest.mark.parametrize("loss", BOUNDED)
+@pytest.mark.parametrize("intercept", [False, True])
+def test_single_precision_ends_as_soon_as_double_at_the_usual_tolerance(loss, intercept):
+    program = make_program(loss, n=60, blocks=4, d=3, intercept=intercept, ratio=0.2)
+    double, single = (solve(program, Admm(dtype), tol=1e-4, max_iter=200) for dtype in (torch.float64, torch.float32))
+    assert single.certificate.relative_gap <= 1e-4
+    assert single.n_iter <= 1.5 * double.n_iter + 10
 
 
 def test_polished_single_precision_is_enough_for_the_usual_tolerance():
     program = make_program("squared", n=200, blocks=40, d=8, ratio=0.05)
-    solver = Polished(MixedPrecision(smallest=0))
-    states = run(program, solver, 60)
-    gaps = [state.gap / program.null_value for state in states if state.polished is not None]
-    assert all(state.inner.is_single for state in states)
+    states = run(program, dataclasses.replace(SINGLE, polish=PolishConfig()), 60)
+    gaps = [state.gap / program.null_value for state in states if state.point is not None]
+    assert {precision(state) for state in states} == {torch.float32}
     assert min(abs(gap) for gap in gaps) < 1e-6
 
 
 def test_an_earlier_state_is_carried_on_with_its_own_rho():
     # States share their factors, which have since been made for another rho.
     program = make_program("squared", n=60, blocks=30, d=20, c=1, ratio=0.01)
-    admm = Admm()
-    early, *_, late = run(program, admm, 60)[1:]
+    early, *_, late = [state.inner for state in run(program, DOUBLE, 60)[1:]]
     assert early.rho != late.rho
     correlation = early.rho * early.multiplier
-    carried = admm.carried_on(program, early, torch.zeros(1, dtype=torch.float64))
-    torch.testing.assert_close(carried.known.system.rho * carried.multiplier, correlation)
+    state = Admm().carried_on(program, early)
+    torch.testing.assert_close(state.cache.system.rho * state.multiplier, correlation)
 
 
 @pytest.mark.parametrize("loss", ["squared", "huber", "softmax", "logistic"])
@@ -66,8 +92,7 @@ def test_means_of_features_and_targets_cost_no_iterations(loss):
     shifted = dataclasses.replace(program, map=DenseMap(program.map.data + 100 * randn(10, 4, seed=5).sign()))
     if program.loss.of_residual:
         shifted = dataclasses.replace(shifted, y=program.y + 1e4)
-    solver = Polished(Centered(AdmmNewton(MixedPrecision(smallest=0))))
-    plain, moved = (solve(one, solver, tol=1e-8) for one in (program, shifted))
+    plain, moved = (solve(one, MIXED, tol=1e-8) for one in (program, shifted))
     assert moved.certificate.primal == pytest.approx(plain.certificate.primal, rel=1e-6)
     assert moved.n_iter <= plain.n_iter + 10
 
@@ -95,76 +120,79 @@ def test_large_means_that_cannot_be_taken_out(gated):
     linear_map = GatedMap(data, program.map.masks) if gated else DenseMap(data)
     program = dataclasses.replace(program, map=linear_map)
     program = program.with_alpha(0.1 * program.alpha_max)
-    assert solve(program, MixedPrecision(smallest=0), tol=1e-6, max_iter=3000).certificate.relative_gap <= 1e-6
+    assert solve(program, MIXED, tol=1e-6, max_iter=3000).certificate.relative_gap <= 1e-6
 
 
-def test_data_too_large_for_a_copy_are_solved_in_double_precision(monkeypatch):
+def test_data_too_large_for_a_copy_are_solved_in_double_precision():
     program = make_program("squared", n=100, blocks=10, d=4, ratio=0.1, intercept=True)
-    monkeypatch.setattr("convexformer_solvers.reductions.precision._LARGEST_COPY", 10)
-    mixed, double = (run(program, solver, 20)[-1] for solver in (MixedPrecision(smallest=0), Admm()))
-    assert not mixed.is_single
-    assert torch.equal(mixed.coef, double.coef)
-    single = program.to(torch.float32)
-    assert run(single, MixedPrecision(smallest=0), 20)[-1].is_single
+    small = SinglePrecision(largest=10)
+    states = [run(program, dataclasses.replace(DOUBLE, reductions=some), 20)[-1] for some in ((small,), ())]
+    assert precision(states[0]) == torch.float64
+    assert torch.equal(*(state.result().coef for state in states))
+    single = program.to(torch.float32).with_float64_targets()  # needs no copy
+    assert precision(run(single, dataclasses.replace(DOUBLE, reductions=(small,)), 20)[-1]) == torch.float32
 
 
 def test_a_path_goes_on_in_the_precision_of_its_last_alpha():
     program = make_program("squared", n=100, blocks=10, d=4, ratio=0.3, intercept=True)
-    solver = MixedPrecision(smallest=0)
-    state = run(program, solver, 5)[-1]
+    state = run(program, SINGLE, 5)[-1]
     smaller = program.with_alpha(0.5 * program.alpha)
-    again = solver.init_again(smaller, solver.point(program, state), state)
-    assert again.is_single
-    assert again.single.map is state.single.map
+    again = begun_again(SINGLE, smaller, state.result(), state)
+    assert precision(again) == torch.float32
+    assert again.chain.program.map is state.chain.program.map
+    again = carried(DOUBLE, smaller, again._replace(best=again.inner))
     for _ in range(200):
-        again = solver.step(smaller, again)
-    assert not again.is_single
+        again = stepped(again)
+    assert precision(again) == torch.float64
     assert abs(again.gap) <= 1e-12 * program.null_value
-    assert not solver.init_again(program, solver.point(smaller, again), again).is_single
+    assert precision(begun_again(DOUBLE, program, again.result(), again)) == torch.float64
 
 
 def test_zero_solutions_are_zero_and_do_not_end_single_precision():
     program = make_program("squared", n=100, blocks=10, d=4, ratio=1.0)
-    solver = MixedPrecision(smallest=0)
-    state = run(program, solver, 30)[-1]
-    assert not state.is_single
-    assert float(state.coef.abs().max()) < 1e-14
+
+    def is_single(stage):
+        return any(isinstance(reduction, SinglePrecision) for reduction in stage.reductions)
+
+    assert not any(is_single(stage) for stage in plan(program, config=ALTERNATING))
+    assert float(run(program, DOUBLE, 30)[-1].result().coef.abs().max()) < 1e-14
     smaller = program.with_alpha(0.5 * program.alpha)
-    assert solver.init_again(smaller, solver.point(program, state), state).is_single
+    assert is_single(plan(smaller, config=ALTERNATING)[0])
 
 
 def test_small_data_stay_in_double_precision():
     program = make_program("squared", n=100, blocks=10, d=4, ratio=0.1)
-    assert not run(program, MixedPrecision(), 1)[-1].is_single
-    assert run(program, MixedPrecision(smallest=100 * 10 * 4), 1)[-1].is_single
+    assert not SinglePrecision(AutoConfig().least_single).accepts(program)
+    assert SinglePrecision(100 * 10 * 4).accepts(program)
     many = make_program("squared", n=20, blocks=10, d=4, c=30, ratio=0.1)  # more coefficients than data
-    assert run(many, MixedPrecision(smallest=10 * 4 * 30), 1)[-1].is_single
-    assert not run(many, MixedPrecision(smallest=10 * 4 * 30 + 1), 1)[-1].is_single
+    assert SinglePrecision(10 * 4 * 30).accepts(many)
+    assert not SinglePrecision(10 * 4 * 30 + 1).accepts(many)
     # Gates make a Gram matrix of side 60 of little data.
     gated = GatedMap(randn(60, 4, 4, seed=0), randn(60, 5, seed=1) > 0)
     gated = Program(gated, randn(60, 1, seed=2), Squared(), GroupL2(), alpha=0.05)
-    assert run(gated, MixedPrecision(smallest=60**2), 1)[-1].is_single
-    assert not run(gated, MixedPrecision(smallest=60**2 + 1), 1)[-1].is_single
+    assert SinglePrecision(60**2).accepts(gated)
+    assert not SinglePrecision(60**2 + 1).accepts(gated)
 
 
 @pytest.mark.parametrize("name", ["coef", "fitted"])
 @pytest.mark.parametrize("failing", [1, 2, 4])
-def test_a_step_that_leaves_the_range_is_taken_in_double_precision(monkeypatch, name, failing):
-    class Overflowing(Admm):
-        def step(self, program, state):
-            state = super().step(program, state)
-            return state._replace(**{name: state.coef.new_tensor(math.inf).expand_as(getattr(state, name))})
+def test_steps_that_leave_the_range_are_soon_taken_in_double_precision(monkeypatch, name, failing):
+    step = Admm.step
 
+    def overflowing(self, program, state):
+        state = step(self, program, state)
+        if program.map.dtype == torch.float64 or state.iteration < failing:
+            return state
+        return state._replace(**{name: state.coef.new_tensor(math.inf).expand_as(getattr(state, name))})
+
+    monkeypatch.setattr(Admm, "step", overflowing)
     program = make_program("squared", n=60, blocks=4, d=3, ratio=0.2)
-    solver = MixedPrecision(smallest=0)
-    state = solver.init(program, start(program))
-    for _ in range(failing - 1):
-        state = solver.step(program, state)
-    assert state.is_single
-    monkeypatch.setattr(MixedPrecision, "_single", Overflowing(torch.float32))
-    state = solver.step(program, state._replace(solver=MixedPrecision._single))
-    assert not state.is_single
-    assert all(bool(torch.isfinite(part).all()) for part in solver.iterate(state)[1:])
+    state = MIXED.init(program, null_point(program))
+    for _ in range(failing + 8):
+        state = MIXED.step(program, state)
+    assert precision(state.running) == torch.float64
+    point = MIXED.point(program, state)
+    assert all(bool(torch.isfinite(part).all()) for part in (point.coef, point.pred, point.fitted, point.correlation))
 
 
 @pytest.mark.parametrize("loss", ["squared", "huber"])

@@ -1,1 +1,6 @@
-"""Alternating directions in the metric of the data."""
+"""Alternating direction method of multipliers in the metric of the data."""
+
+from .config import AdmmConfig
+from .iteration import Admm
+
+__all__ = ["Admm", "AdmmConfig"]

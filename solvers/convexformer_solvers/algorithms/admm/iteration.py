@@ -1,71 +1,35 @@
-"""Alternating directions with a cached factorisation, for any penalty and any loss of bounded curvature."""
+"""Alternating direction method of multipliers (ADMM) with a cached factorisation (Boyd et al. 2011, section 4.2)."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from convexformer_solvers.algorithms.primal_dual import Iterate, PrimalDualSolver
+from convexformer_solvers.algorithms.base import PrimalDualSolver
 from convexformer_solvers.linalg.anderson import Anderson
+from convexformer_solvers.linalg.eigenvalue_ratio import eigenvalue_ratio, some_samples_tell
 from convexformer_solvers.linalg.hessian import curvature_bound
 from convexformer_solvers.linalg.ridge import RidgeSystem, ridge_system
+from convexformer_solvers.points import Point, as_start
 from convexformer_solvers.program import Program
+from convexformer_solvers.reductions.base import Reduction
+from convexformer_solvers.reductions.precision import Cast
 from convexformer_solvers.validation import as_dtype
 
+from .config import AdmmConfig
 from .rho import (
-    WORTH_REFACTORING,
-    GroupRule,
+    GroupSizeStepRule,
     balancing_rho,
     first_rho,
     largest_rho,
-    rule_for_groups,
+    rule_from_scratch,
     serves_as_well,
-    spread_that_tells,
+    within,
 )
-from .state import End, Known, Start, State
-
-_OVER_RELAXATION = 1.7
-# Differences that the acceleration keeps, at most and at least, and the numbers that they may hold in all unless the
-# least hold more: 4 GB in single precision. The rounding that it may cause, in units of its root.
-_MEMORY = 8
-_LEAST_MEMORY = 2
-_LARGEST_MEMORY = 2**30
-_LARGEST_GROWTH = 1e-2
-# Sum of the coefficients' sizes from which on an extrapolation is looked at before it is taken.
-_BOLD = 3.0
-# Iterations after which rho is set anew, after the first by the size of groups, later by the moves of the last few.
-_RHO_AT = (5, 15, 25, 40, 70, 100, 200, 400, 800)
-_MOVES = 4
-# Factor by which moves may change rho at once: those that are rounding, or meet no curvature, tell nothing of it.
-_LARGEST_CHANGE = 30.0
-# The same from one alpha of a path to the next: what is extrapolated of U counts in Z by one over rho.
-_LARGEST_WARM_CHANGE = 4.0
-# How much larger it is where the iterations begin anew, as points had become far worse than the best constant model.
-_RAISE = 10.0
-# Those of them after which the samples' curvatures are set anew, unless they would change less than this on average.
-# Single ones that are too low show in the curvature that is met.
-_CURVATURE_AT = (5, 15, 40, 100, 200, 400, 800)
-_CURVATURE_CHANGE = 0.2
-# Iterations that a start from another state counts for, so that rho is first set anew after three.
-_WARM = 2
-# Bounds of the curvature that stands for a sample's loss, beside the loss's own; of what may exceed it; and of what
-# margin moves without any curvature, as in the linear part of Huber's loss, may leave.
-_LEAST_CURVATURE = 0.02
-_TOLERATED = 1.1
-_SAFETY = 1.3
-_LEAST_MARGIN = 0.1
-# Ridge problems within one proximal step on a loss that is not quadratic, at most; the differences that their
-# acceleration keeps; and the move of the last in units of that of all.
-_LOSS_STEPS = 10
-_LOSS_MEMORY = 5
-_LOSS_ACCURACY = 0.1
-# Work of a product with the data, in floating-point operations, that takes no longer than its call.
-_SLIGHT_PRODUCT = 2.0**22
-# Squared move of a sample, in units of all samples' mean, from which on it tells a curvature.
-_LEAST_MOVE = 1e-6
+from .state import Cache, End, Start, State
 
 
 class Admm(PrimalDualSolver):
@@ -73,12 +37,13 @@ class Admm(PrimalDualSolver):
 
     The splitting is ``W = Z``: ``W`` carries the loss, replaced by a quadratic around the last predictions whose
     curvature follows that of each sample, ``Z`` the penalty. Each update of ``W`` is a ridge problem whose Gram
-    matrix, on the cheaper side of the data, is formed once and serves all outputs; ``rho`` follows the size of the
+    matrix, on the smaller side of the data, is formed once and serves all outputs; ``rho`` follows the size of the
     groups and, from the fifteenth iteration on, the curvatures that moves meet in the loss and in the penalty.
     Correlated features cost nothing extra: the metric takes them out. On the side of the samples up to ten such
     problems, which cost no product with the data there, take the quadratics to the proximal step of the loss itself.
-    Per iteration two products with the data and two triangular solves for each problem. Along a path each alpha starts
-    where the line through the ends of the last two leads, as far as the curvature of the loss does not jump.
+    Per iteration two products with the data and two triangular solves for each problem; the iterates are accelerated
+    (``Anderson``). Along a path each alpha starts where the line through the ends of the last two leads, as far as the
+    curvature of the loss does not jump.
 
     Needs a loss with finite ``smoothness`` and a penalty that is a sum over blocks. Memory: the square of the
     side that is taken, for Gram matrix and factor together.
@@ -88,6 +53,8 @@ class Admm(PrimalDualSolver):
     dtype : torch.dtype or {'float32', 'float64'}, default=torch.float64
         Precision of the iterations; that of the points which they give is float64 in any case. Data in another
         precision are copied where it is float32, and converted as they are read where it is float64.
+    config : AdmmConfig, optional
+        Numbers that it goes by. Default: those of ``AdmmConfig``.
 
     Raises
     ------
@@ -100,12 +67,16 @@ class Admm(PrimalDualSolver):
     'admm'
     """
 
-    def __init__(self, dtype: torch.dtype | str = torch.float64) -> None:
-        self.dtype = as_dtype(dtype)
+    def __init__(self, dtype: torch.dtype | str = torch.float64, config: AdmmConfig | None = None) -> None:
+        self.dtype, self.config = as_dtype(dtype), config or AdmmConfig()
 
     @property
     def name(self) -> str:
         return "admm"
+
+    @property
+    def reductions(self) -> Sequence[Reduction]:
+        return super().reductions if self.dtype == torch.float64 else (*super().reductions, Cast(self.dtype))
 
     def unmet_requirement(self, program: Program) -> str | None:
         if not math.isfinite(program.loss.smoothness):
@@ -114,143 +85,234 @@ class Admm(PrimalDualSolver):
             return f"a penalty that is a sum over blocks, not {program.penalty!r}"
         return super().unmet_requirement(program)
 
-    def init_at(self, program: Program, coef: Tensor, pred: Tensor | None, previous: State | None = None) -> State:
-        exact = program.drop_zero_weights().with_float64_targets()
-        program = self._in_own_precision(exact, previous)
+    def init_again(self, program: Program, start: Point, previous: State | None) -> State:
+        coef, pred = as_start(program, start)
+        if previous is None:
+            first = Start.at(program, coef, pred)
+            cache, ratio = _new_cache(program, first.correlation, self.config), _ratio_that_tells(program)
+            rule = rule_from_scratch(program, ratio, self.config)
+            local = _local_curvature(program, first.fitted, self.config)
+            rho = rule.rho(program, coef, cache.largest_rho)
+            rho = rho or first_rho(program, first.correlation, cache.largest_rho, ratio, self.config)
+            cache.system.factorise(program.weight * local, rho)
+            return State.at(program, cache, first, local, rho, rule)
         # Coefficients alone are a start that somebody gave.
-        ahead = previous.ahead(exact) if previous is not None and pred is not None else None
-        start = ahead or Start.at(program, coef, pred)
-        known = _known(program, start.correlation) if previous is None else previous.known
-        found = spread_that_tells(program, warm=previous is not None)
-        rule = rule_for_groups(program, found, warm=previous is not None)
-        if previous is not None and previous.rule.measured and program.loss.output_separable:
+        ahead = _ahead(program, previous) if pred is not None else None
+        return self._on_path(program, ahead or Start.at(program, coef, pred), previous)
+
+    def _on_path(self, program: Program, start: Start | End, previous: State) -> State:
+        """The state at the start of a path's next alpha."""
+        config, cache = self.config, previous.cache
+        coupled = not program.loss.output_separable
+        rule = GroupSizeStepRule(config.near_threshold if coupled else config.threshold)
+        if previous.rule.measured and not coupled:
             rule = previous.rule
-        before = previous.rho if previous is not None and ahead is not None else None
-        rho = _starting_rho(program, start, rule, known.largest_rho, found, before)
-        local, margin = _local_curvature(program, start.fitted), 1.0
-        if previous is not None and _alike(program, local, previous.local):
+        rho = rule.rho(program, start.coef, cache.largest_rho)
+        rho = rho or first_rho(program, start.correlation, cache.largest_rho, math.nan, config)
+        if isinstance(start, End):  # near the one before; groups so small that they ask for the largest tell less
+            small = rho >= cache.largest_rho
+            rho = previous.rho if small else within(previous.rho, rho, config.largest_change_on_paths)
+        local, margin = _local_curvature(program, start.fitted, config), 1.0
+        if _alike(program, local, previous.local, config):
             local, margin = previous.local, previous.margin
-        rho = _factorised(known, program.weight * margin * local, rho, may_keep=previous is not None)
-        state = State.at(exact, program, known, start, local, rho, rule)
-        if previous is None:
-            return state._replace(margin=margin)
-        end = previous.end_before(exact)
-        return state._replace(margin=margin, iteration=_WARM, before=end)
+        weight, system = program.weight * margin * local, cache.system
+        if torch.equal(weight, system.weight) and serves_as_well(rho, system.rho, config.refactor):
+            cache.acceleration.restart()
+        else:
+            system.factorise(weight, rho)
+            cache.acceleration.forget()
+        state = State.at(program, cache, start, local, system.rho, rule)
+        # As after some iterations, so that rho is first set anew before long.
+        return state._replace(margin=margin, iteration=config.rho_at[0] // 2, before=_end_of(program, previous))
 
-    def _in_own_precision(self, exact: Program, previous: State | None) -> Program:
-        if previous is None:
-            return exact if self.dtype == torch.float64 else exact.to(self.dtype)
-        return dataclasses.replace(exact, map=previous.program.map, y=exact.loss.target_in(exact.y, self.dtype))
-
-    def step(self, program: Program, state: State) -> State:
-        state = _iterate(state._replace(iteration=state.iteration + 1))
-        if state.iteration + _MOVES in _RHO_AT[1:]:
-            state = state._replace(mark=state.sides())
-        return _begun_anew(state) if _has_diverged(state) else _adapted(state)
-
-    def carried_on(self, exact: Program, state: State, offset: Tensor) -> State:
-        """The state of iterations in another precision, for iterations in this one.
-
-        Parameters
-        ----------
-        exact : Program
-            The program, on its samples of positive weight; that of the state may differ by constant predictions.
-        state : state
-            The state to go on from.
-        offset : Tensor of shape (c,)
-            What has been taken from the predictions of the state's program.
-        """
-        coef, multiplier, local = (part.to(exact.y) for part in (state.coef, state.multiplier, state.local))
-        fitted, expansion = (part.to(exact.y) + offset for part in (state.fitted, state.expansion))
-        memory = state.known.acceleration.memory
-        known = Known(
-            ridge_system(exact.map, exact.fit_intercept, not exact.loss.quadratic),
-            Anderson(memory, exact.outputs_separate),
-            state.known.largest_rho,
+    def carried_on(self, program: Program, state: State) -> State:
+        """The state of iterations in another precision, for iterations on this program."""
+        coef, multiplier, local, smooth, correlation, fitted, expansion = (
+            part.to(program.y)
+            for part in (
+                state.coef,
+                state.multiplier,
+                state.local,
+                state.smooth,
+                state.correlation,
+                state.fitted,
+                state.expansion,
+            )
         )
-        known.system.factorise(exact.weight * state.margin * local, state.rho)
+        acceleration = Anderson(state.cache.acceleration.memory, program.outputs_separate)
+        system = ridge_system(program.map, program.fit_intercept)
+        system.factorise(program.weight * state.margin * local, state.rho)
         return state._replace(
-            exact=exact,
-            program=exact,
-            known=known,
+            cache=Cache(system, acceleration, state.cache.largest_rho),
             local=local,
-            smooth=state.smooth.to(exact.y),
-            correlation=state.correlation.to(exact.y),
+            observed_curvature=state.observed_curvature.to(local),
+            smooth=smooth,
+            correlation=correlation,
             fitted=fitted,
             expansion=expansion,
             coef=coef,
-            fitted_coef=exact.map.matvec(coef),
+            fitted_coef=program.map.matvec(coef),
             multiplier=multiplier,
-            fitted_multiplier=exact.map.matvec(multiplier),
+            fitted_multiplier=program.map.matvec(multiplier),
             mark=None,
-            before=None,  # of a program with other targets
         )
 
-    def iterate(self, state: State) -> Iterate:
-        return state.iterate()
+    def step(self, program: Program, state: State) -> State:
+        state = self._iterated(program, state._replace(iteration=state.iteration + 1))
+        if state.iteration + self.config.moves in self.config.rho_at[1:]:
+            state = state._replace(mark=state.sides)
+        return self._adapted(program, state)
 
+    def point(self, program: Program, state: State) -> Point:
+        return state.point(program)
 
-def _known(program: Program, correlation: Tensor) -> Known:
-    largest_memory = max(_LARGEST_MEMORY // (2 * max(1, correlation.numel())), _LEAST_MEMORY)
-    # Where curvatures jump, extrapolations across the jumps lead astray.
-    memory = min(_MEMORY, largest_memory) if program.loss.smooth_curvature else 0
-    return Known(
-        ridge_system(program.map, program.fit_intercept, not program.loss.quadratic),
-        Anderson(memory, program.outputs_separate),
-        largest_rho(program, correlation),
-    )
-
-
-def _starting_rho(
-    program: Program, start: Start | End, rule: GroupRule, largest: float, found: float, before: float | None
-) -> float:
-    """The rho for the groups of a start; where that is extrapolated, near the one before."""
-    rho = rule.rho(program, start.coef, largest) or first_rho(program, start.correlation, found, largest)
-    if before is None:
-        return rho
-    return _near(before, rho, _LARGEST_WARM_CHANGE) if rho < largest else before  # groups that small tell less
-
-
-def _factorised(known: Known, weight: Tensor, rho: float, may_keep: bool = False) -> float:
-    """Set the weights and rho of the ridge problems; the rho, which is that of their last factor where it serves."""
-    system, acceleration = known.system, known.acceleration
-    if may_keep and torch.equal(weight, system.weight) and serves_as_well(rho, system.rho):
-        acceleration.restart()
-    else:
-        system.factorise(weight, rho)
-        acceleration.forget()
-    return system.rho
-
-
-def _iterate(state: State) -> State:
-    program, rho, (system, acceleration, _) = state.program, state.rho, state.known
-    center, fitted_center = state.coef - state.multiplier, state.fitted_coef - state.fitted_multiplier
-    state, fitted = _loss_step(state, center, fitted_center)
-    smooth = system.solution()
-    relaxed = torch.lerp(state.coef, smooth, _OVER_RELAXATION)
-    relaxed_fitted = torch.lerp(state.fitted_coef, fitted, _OVER_RELAXATION)
-    # Z and U are functions of their sum, and A of each: all follows from the acceleration of the sum.
-    plain = (relaxed + state.multiplier, relaxed_fitted + state.fitted_multiplier, fitted)
-    total, fitted_total, expansion = acceleration.next(state.coef + state.multiplier, plain)
-    if acceleration.rounding_growth > _LARGEST_GROWTH / math.sqrt(torch.finfo(total.dtype).eps):
-        fitted_total = program.map.matvec(total)
-        acceleration.rounding_growth = 1.0
-    coef = program.penalty.prox(total, program.alpha / rho)
-    fitted_coef = program.map.matvec(coef)
-    if acceleration.largest_weights > _BOLD and _is_worse_than_constant(program, coef, fitted_coef):
-        total, fitted_total, expansion = plain
+    def _iterated(self, program: Program, state: State) -> State:
+        rho, (system, acceleration, _) = state.rho, state.cache
+        center, fitted_center = state.coef - state.multiplier, state.fitted_coef - state.fitted_multiplier
+        state, fitted = self._loss_step(program, state, center, fitted_center)
+        smooth = system.solution()
+        relaxed = torch.lerp(state.coef, smooth, self.config.over_relaxation)
+        relaxed_fitted = torch.lerp(state.fitted_coef, fitted, self.config.over_relaxation)
+        # Z and U are functions of their sum, and A of each: all follows from the acceleration of the sum.
+        plain = (relaxed + state.multiplier, relaxed_fitted + state.fitted_multiplier, fitted)
+        total, fitted_total, expansion = acceleration.next(state.coef + state.multiplier, plain)
+        if acceleration.is_rough(total.dtype):
+            fitted_total = program.map.matvec(total)
+            acceleration.rounding_growth = 1.0
         coef = program.penalty.prox(total, program.alpha / rho)
         fitted_coef = program.map.matvec(coef)
-    return state._replace(
-        smooth=smooth,
-        correlation=rho * (smooth - center),
-        fitted=fitted,
-        expansion=expansion,
-        coef=coef,
-        fitted_coef=fitted_coef,
-        multiplier=total - coef,
-        fitted_multiplier=fitted_total - fitted_coef,
-    )
+        if acceleration.largest_weights > self.config.bold and _is_worse_than_constant(program, coef, fitted_coef):
+            total, fitted_total, expansion = plain
+            coef = program.penalty.prox(total, program.alpha / rho)
+            fitted_coef = program.map.matvec(coef)
+        return state._replace(
+            smooth=smooth,
+            correlation=rho * (smooth - center),
+            fitted=fitted,
+            expansion=expansion,
+            coef=coef,
+            fitted_coef=fitted_coef,
+            multiplier=total - coef,
+            fitted_multiplier=fitted_total - fitted_coef,
+        )
+
+    def _loss_step(self, program: Program, state: State, center: Tensor, fitted_center: Tensor) -> tuple[State, Tensor]:
+        """The state with the curvature that was observed, and predictions of the proximal step on the loss.
+
+        That is one ridge problem with quadratics that touch the loss at the last predictions; where it costs no product
+        with the data, or one that takes next to no time, others follow with quadratics at the predictions that the one
+        before gave.
+        """
+        system, expansion = state.cache.system, state.expansion
+        root = system.weight.sqrt()[:, None]
+        acceleration = Anderson(self.config.memory // 2 + 1, columns_apart=False)
+        n_left = self.config.loss_steps if _fits_are_cheap(program, system) else 1
+        while True:
+            gradient = program.loss.gradient(expansion, program.y)
+            step = expansion - gradient / state.curvature[:, None] - fitted_center
+            fitted = system.fit(fitted_center + _without_common_shift(program, step), center, fitted_center)
+            if program.loss.quadratic:  # then so is what touches it
+                return state, fitted
+            move = _without_common_shift(program, fitted - expansion)
+            state = _with_observed_curvature(program, state, move, program.loss.gradient(fitted, program.y) - gradient)
+            n_left -= 1
+            if n_left == 0:
+                return state, fitted
+            in_all = root * _without_common_shift(program, fitted - state.fitted)
+            if float((root * move).square().sum()) <= self.config.loss_accuracy**2 * float(in_all.square().sum()):
+                return state, fitted
+            _, expansion = acceleration.next(root * expansion, (root * fitted, fitted))
+
+    def _adapted(self, program: Program, state: State) -> State:
+        """Set the curvature by what was observed, and rho; the multiplier times rho stays."""
+        config, rho, local, margin = self.config, state.rho, state.local, state.margin
+        exceeded = state.observed_mean > margin * math.sqrt(config.safety)
+        if not (exceeded or state.iteration in config.rho_at):
+            return state
+        if exceeded:  # by few samples, mostly, as those that a move takes to where the loss is curved
+            local = torch.maximum(local, config.safety / margin * state.observed_curvature)
+        looks = state.iteration in config.curvature_at and not program.loss.quadratic
+        if looks:
+            new_local = _local_curvature(program, state.fitted, config)
+            wanted = min(1.0, max(config.least_margin, config.safety * state.observed_mean))
+            if not _alike(program, new_local, local, config) or margin > config.refactor * wanted:
+                local, margin = new_local, wanted
+        if state.iteration in config.rho_at:
+            state = self._with_better_rho(program, state)
+        if local is not state.local or (margin, state.rho) != (state.margin, rho):
+            state.cache.system.factorise(program.weight * margin * local, state.rho)
+            state.cache.acceleration.forget()
+        if exceeded or looks:
+            state = state._replace(observed_mean=0.0, observed_curvature=torch.zeros_like(local))
+        scale = rho / state.rho
+        return state._replace(
+            local=local,
+            margin=margin,
+            multiplier=scale * state.multiplier,
+            fitted_multiplier=scale * state.fitted_multiplier,
+        )
+
+    def _with_better_rho(self, program: Program, state: State) -> State:
+        """The state with another rho where that is worth its cost, by the moves since the mark or the size of groups.
+
+        What moves say of rho they say of the rule by size, for later iterations and the next alpha of a path.
+        """
+        config, largest = self.config, state.cache.largest_rho
+        # A gap below zero is that of a correlation that is not the dual point's: then moves are not those of the loss.
+        usable = state.mark is not None and self.gap_estimate(program, state) >= 0
+        by_moves = balancing_rho(state.mark, state.sides) if usable and state.mark is not None else None
+        state = state._replace(mark=None)
+        if by_moves is not None:
+            wanted = within(state.rho, by_moves, config.largest_change)
+            if serves_as_well(state.rho, wanted, config.refactor):
+                return state
+            rule = GroupSizeStepRule.giving(program, state.coef, wanted) or state.rule
+            return state._replace(rho=wanted, rule=rule)
+        by_size = state.rule.rho(program, state.coef, largest)
+        tells_less = by_size == largest and state.before is not None  # groups that small tell less than a path
+        if by_size is None or tells_less or serves_as_well(state.rho, by_size, config.refactor):
+            return state
+        return state._replace(rho=by_size)
+
+
+def _ratio_that_tells(program: Program) -> float:
+    """``eigenvalue_ratio`` where the first rho goes by it, NaN elsewhere."""
+    loss = program.loss
+    looks = some_samples_tell(program) and loss.output_separable and loss.smooth_curvature
+    return eigenvalue_ratio(program) if looks else math.nan
+
+
+def _new_cache(program: Program, correlation: Tensor, config: AdmmConfig) -> Cache:
+    largest_memory = max(config.memory_numbers // (2 * max(1, correlation.numel())), 2)
+    # Where curvatures jump, extrapolations across the jumps lead astray.
+    memory = min(config.memory, largest_memory) if program.loss.smooth_curvature else 0
+    system = ridge_system(program.map, program.fit_intercept)
+    return Cache(system, Anderson(memory, program.outputs_separate), largest_rho(program, correlation))
+
+
+# Gap of an end, over the best constant model's objective, up to which the next alpha is extrapolated from it: Newton
+# steps may have ended that alpha while these iterations were at rest.
+_NEAR = 3e-2
+
+
+def _end_of(program: Program, previous: State) -> End | None:
+    """The end of the alpha before that of a program; None where there is none to extrapolate from."""
+    if not program.loss.smooth_curvature:  # across jumps of the curvature this leads astray
+        return None
+    if previous.alpha == program.alpha:
+        return previous.before
+    before = program.with_alpha(previous.alpha)
+    gap = Admm().gap_estimate(before, previous) / program.null_value
+    # A gap below zero is that of a correlation that is not the dual point's, and then U is not that of Z either.
+    if not -1e-5 <= gap <= _NEAR:
+        return None
+    return End(previous.alpha, previous.coef, previous.rho * previous.multiplier, previous.fitted)
+
+
+def _ahead(program: Program, previous: State) -> End | None:
+    """Where the last two alphas lead the one of a program; None where they lead nowhere."""
+    end = _end_of(program, previous) if previous.alpha != program.alpha else None
+    return None if end is None or previous.before is None else end.ahead(previous.before, program.alpha)
 
 
 def _is_worse_than_constant(program: Program, coef: Tensor, fitted_coef: Tensor) -> bool:
@@ -259,132 +321,40 @@ def _is_worse_than_constant(program: Program, coef: Tensor, fitted_coef: Tensor)
     return not float(program.objective(coef, pred)) <= program.null_value
 
 
-def _loss_step(state: State, center: Tensor, fitted_center: Tensor) -> tuple[State, Tensor]:
-    """The state with the curvature that was met, and predictions of the proximal step on the loss.
-
-    That is one ridge problem with quadratics that touch the loss at the last predictions; where it costs no product
-    with the data, or one that takes next to no time, others follow with quadratics at the predictions that the one
-    before gave.
-    """
-    program, system, expansion = state.program, state.known.system, state.expansion
-    root = system.weight.sqrt()[:, None]
-    acceleration = Anderson(_LOSS_MEMORY, columns_apart=False)
-    n_left = _LOSS_STEPS if _fits_are_cheap(program, system) else 1
-    while True:
-        gradient = program.loss.gradient(expansion, program.y)
-        step = expansion - gradient / state.curvature[:, None] - fitted_center
-        fitted = system.fit(fitted_center + _felt(program, step), center, fitted_center)
-        if program.loss.quadratic:  # then so is what touches it
-            return state._replace(met=1.0), fitted
-        move = _felt(program, fitted - expansion)
-        state = _with_curvature_met(state, move, program.loss.gradient(fitted, program.y) - gradient)
-        n_left -= 1
-        if n_left == 0:
-            return state, fitted
-        in_all = root * _felt(program, fitted - state.fitted)
-        if float((root * move).square().sum()) <= _LOSS_ACCURACY**2 * float(in_all.square().sum()):
-            return state, fitted
-        _, expansion = acceleration.next(root * expansion, (root * fitted, fitted))
-
-
 def _fits_are_cheap(program: Program, system: RidgeSystem) -> bool:
     """Whether to take more than one ridge problem for a step on the loss."""
-    slight = program.map.product_work(program.y.shape[1]) <= _SLIGHT_PRODUCT
+    slight = program.map.product_work(program.y.shape[1]) <= 50 * program.map.rates.work_of_a_call
     return system.fits_without_products or (program.loss.smooth_curvature and slight)
 
 
-def _felt(program: Program, move: Tensor) -> Tensor:
-    """What the loss feels of a move in predictions: not the same number in all outputs, where it is shift-invariant."""
+def _without_common_shift(program: Program, move: Tensor) -> Tensor:
+    """A move in predictions without the same number in all outputs, where the loss does not go by that."""
     return move - move.mean(1, keepdim=True) if program.loss.shift_invariant else move
 
 
-def _local_curvature(program: Program, pred: Tensor) -> Tensor:
+def _local_curvature(program: Program, pred: Tensor, config: AdmmConfig) -> Tensor:
     """Bound of the curvature of each sample's loss at its prediction, kept away from zero, shape ``(N,)``."""
     loss = program.loss
     bound = curvature_bound(loss, pred, program.y)
-    return bound.clamp(min=_LEAST_CURVATURE * loss.smoothness, max=loss.smoothness)
+    return bound.clamp(min=config.least_curvature * loss.smoothness, max=loss.smoothness)
 
 
-def _with_curvature_met(state: State, move: Tensor, change: Tensor) -> State:
+def _with_observed_curvature(program: Program, state: State, move: Tensor, change: Tensor) -> State:
     """The state after a move in predictions that changed the gradient by so much."""
     square, bend = move.square().sum(1), (move * change).sum(1)
-    program, in_all = state.program, float(state.program.mean(state.local * square))
+    in_all = float(program.mean(state.local * square))
     if not in_all > 0:
         return state
-    met = float(program.mean(bend)) / in_all
-    secant = torch.where(square > _LEAST_MOVE * program.mean(square), bend / square, 0.0)
-    return state._replace(met=max(state.met, met), secant=torch.maximum(state.secant, secant))
-
-
-def _adapted(state: State) -> State:
-    """Set the curvature by what was met, and rho; the multiplier times rho stays."""
-    program, rho, local, margin = state.program, state.rho, state.local, state.margin
-    exceeded = state.met > margin * _TOLERATED
-    if not (exceeded or state.iteration in _RHO_AT):
-        return state
-    if exceeded:  # by few samples, mostly, as those that a move takes to where the loss is curved
-        local = torch.maximum(local, _SAFETY / margin * state.secant)
-    if looks := state.iteration in _CURVATURE_AT:
-        new_local = _local_curvature(program, state.fitted)
-        wanted = min(1.0, max(_LEAST_MARGIN, _SAFETY * state.met))
-        if not _alike(program, new_local, local) or margin > WORTH_REFACTORING * wanted:
-            local, margin = new_local, wanted
-    if state.iteration in _RHO_AT:
-        state = _with_better_rho(state)
-    if local is not state.local or (margin, state.rho) != (state.margin, rho):
-        _factorised(state.known, program.weight * margin * local, state.rho)
-    if exceeded or looks:
-        state = state._replace(met=0.0, secant=torch.zeros_like(local))
-    scale = rho / state.rho
+    observed = float(program.mean(bend)) / in_all
+    tells = square > 1e-6 * program.mean(square)  # shorter moves are rounding
+    each = torch.where(tells, bend / square, 0.0)
     return state._replace(
-        local=local,
-        margin=margin,
-        multiplier=scale * state.multiplier,
-        fitted_multiplier=scale * state.fitted_multiplier,
+        observed_mean=max(state.observed_mean, observed),
+        observed_curvature=torch.maximum(state.observed_curvature, each),
     )
 
 
-def _has_diverged(state: State) -> bool:
-    """Whether points are far worse than the best constant model, once moves can tell of rho."""
-    return state.iteration in _RHO_AT and state.mark is not None and not state.gap <= state.exact.null_value
-
-
-def _begun_anew(state: State) -> State:
-    """The state at the best constant model, with a larger rho."""
-    program = state.program
-    rho = min(_RAISE * state.rho, state.known.largest_rho)
-    fitted = program.null_intercept.expand_as(state.fitted)
-    local, coef = _local_curvature(program, fitted), torch.zeros_like(state.coef)
-    _factorised(state.known, program.weight * local, rho)
-    start = Start(coef, torch.zeros_like(fitted), fitted, program.weighted_adjoint(program.null_dual_point))
-    new = State.at(state.exact, program, state.known, start, local, rho, state.rule)
-    return new._replace(iteration=state.iteration)
-
-
-def _with_better_rho(state: State) -> State:
-    """The state with another rho where that is worth its cost, by the moves since the mark or the size of groups.
-
-    What moves say of rho they say of the rule by size, for later iterations and the next alpha of a path.
-    """
-    program, largest = state.program, state.known.largest_rho
-    # A gap below zero is that of an correlation that is not the dual point's: then moves are not those of the loss.
-    by_moves = balancing_rho(state.mark, state.sides()) if state.mark is not None and state.gap >= 0 else None
-    state = state._replace(mark=None)
-    if by_moves is not None:
-        wanted = _near(state.rho, by_moves, _LARGEST_CHANGE)
-        if serves_as_well(state.rho, wanted):
-            return state
-        return state._replace(rho=wanted, rule=GroupRule.giving(program, state.coef, wanted) or state.rule)
-    by_size = state.rule.rho(program, state.coef, largest)
-    tells_less = by_size == largest and state.before is not None  # groups that small tell less than a path
-    return state if by_size is None or tells_less or serves_as_well(state.rho, by_size) else state._replace(rho=by_size)
-
-
-def _near(rho: float, wanted: float, factor: float) -> float:
-    """The wanted rho, or what is nearest to it within a factor of another."""
-    return min(max(wanted, rho / factor), rho * factor)
-
-
-def _alike(program: Program, local: Tensor, other: Tensor) -> bool:
+def _alike(program: Program, local: Tensor, other: Tensor, config: AdmmConfig) -> bool:
     """Whether one bound of the samples' curvatures serves as well as another."""
-    return local.shape == other.shape and float(program.mean((local / other - 1).abs())) <= _CURVATURE_CHANGE
+    mean_change = float(program.mean((local / other - 1).abs()))
+    return local.shape == other.shape and mean_change <= config.curvature_change

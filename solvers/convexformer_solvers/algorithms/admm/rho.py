@@ -1,4 +1,4 @@
-"""The rho of alternating directions: the first one, the one for the size of groups, and the one that moves tell."""
+"""The rho of alternating directions: the first one, the one for the size of groups, and the one by recent moves."""
 
 from __future__ import annotations
 
@@ -7,28 +7,13 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from convexformer_solvers.linalg.eigenvalue_ratio import some_samples_tell, spread
 from convexformer_solvers.program import Program
 
-# The prox's threshold alpha / rho against the median norm of an active group; and for losses that couple the outputs
-# where the start is that of another state, near the optimum: there a number stands for each sample's matrix of
-# curvatures, and is too large in most directions.
-_THRESHOLD = 1 / 0.3
-_NEAR_THRESHOLD = 1.5
-# The same from scratch, for losses of each output by itself whose curvature does not jump and more than a few features,
-# in units of the root of their spread: the more correlated they are, the longer groups grow. At least, where the loss
-# is quadratic, else as above; and at most. Sets rho from its first adaptation on; before, groups are too far from what
-# they will be.
-_THRESHOLD_OF_SPREAD = 1.6
-_LEAST_THRESHOLD = 2.0
-_LARGEST_THRESHOLD = 5.0
-_ROUNDING = 1e-2
-# The first rho, in units of that for the groups of the first proximal step; with the squared loss times the spread.
-_FIRST_SHARE = 0.25
-_FIRST_SHARE_OF_SPREAD = 0.8
-_LARGEST_FIRST_SHARE = 0.55
-# Factor by which rho would have to change for other factors to be worth their cost; below it is left alone.
-WORTH_REFACTORING = 2.2
+from .config import AdmmConfig
+
+# Ratios of eigenvalues up to which features are nearly independent, gated ones included, and from which on correlated.
+_INDEPENDENT = 1.7
+_CORRELATED = 8.0
 
 
 class Sides(NamedTuple):
@@ -37,10 +22,10 @@ class Sides(NamedTuple):
     smooth: Tensor
     correlation: Tensor
     coef: Tensor
-    pull: Tensor  # rho U
+    subgradient: Tensor  # rho U
 
 
-class GroupRule(NamedTuple):
+class GroupSizeStepRule(NamedTuple):
     """The rho that makes the prox's threshold so many times the size of a typical active group.
 
     That is the median one at first: it shrinks with many small groups, which ask for a larger rho. Where moves have
@@ -52,7 +37,7 @@ class GroupRule(NamedTuple):
     measured: bool = False  # whether moves have said what it is
 
     @classmethod
-    def giving(cls, program: Program, coef: Tensor, rho: float) -> GroupRule | None:
+    def giving(cls, program: Program, coef: Tensor, rho: float) -> GroupSizeStepRule | None:
         """The rule that gives this rho at some coefficients; None without active groups of a finite size."""
         size = _average_of_sum(program.penalty.group_dual_norms(coef))
         return cls(program.alpha / (rho * size), measured=True) if 0 < size < math.inf else None
@@ -63,7 +48,7 @@ class GroupRule(NamedTuple):
         if self.measured:
             size = _average_of_sum(sizes)
         else:  # those that would ask for far more than the largest are rounding
-            sizes = sizes[sizes > _ROUNDING * program.alpha / (self.threshold * largest)]
+            sizes = sizes[sizes > 0.01 * program.alpha / (self.threshold * largest)]
             size = float(sizes.median()) if len(sizes) else 0.0
         return min(program.alpha / (self.threshold * size), largest) if 0 < size < math.inf else None
 
@@ -89,29 +74,25 @@ def balancing_rho(before: Sides, after: Sides) -> float | None:
     return math.sqrt(square) if 0 < square < math.inf else None
 
 
-def serves_as_well(rho: float, other: float) -> bool:
-    """Whether one rho serves as well as another."""
-    return max(rho / other, other / rho) <= WORTH_REFACTORING
+def within(rho: float, wanted: float, factor: float) -> float:
+    """The wanted rho, or what is nearest to it within a factor of another."""
+    return min(max(wanted, rho / factor), rho * factor)
 
 
-def spread_that_tells(program: Program, warm: bool) -> float:
-    """Spread of the features where the first rho and the prox's threshold go by it, NaN elsewhere."""
-    loss = program.loss
-    looks = some_samples_tell(program) and loss.output_separable and loss.smooth_curvature and not warm
-    return spread(program) if looks else math.nan
+def serves_as_well(rho: float, other: float, factor: float) -> bool:
+    """Whether one rho is within a factor of another."""
+    return max(rho / other, other / rho) <= factor
 
 
-def rule_for_groups(program: Program, found: float, warm: bool) -> GroupRule:
-    """The rule before moves have told: by the spread that was found, or NaN."""
-    if warm and not program.loss.output_separable:
-        return GroupRule(_NEAR_THRESHOLD)
-    if math.isnan(found):
-        return GroupRule(_THRESHOLD)
-    least = _LEAST_THRESHOLD if program.loss.quadratic else _THRESHOLD
-    return GroupRule(min(_LARGEST_THRESHOLD, max(least, _THRESHOLD_OF_SPREAD * math.sqrt(found))))
+def rule_from_scratch(program: Program, ratio: float, config: AdmmConfig) -> GroupSizeStepRule:
+    """The rule before moves have told, by how correlated the features are: their ``eigenvalue_ratio``, or NaN."""
+    if ratio > _CORRELATED:
+        return GroupSizeStepRule(config.correlated_threshold)
+    independent = ratio <= _INDEPENDENT and program.loss.quadratic
+    return GroupSizeStepRule(config.independent_threshold if independent else config.threshold)
 
 
-def first_rho(program: Program, correlation: Tensor, found: float, largest: float) -> float:
+def first_rho(program: Program, correlation: Tensor, largest: float, ratio: float, config: AdmmConfig) -> float:
     """A share of the rho for the groups of the first proximal step: they grow where features are correlated.
 
     Where that step is none, the largest, as one has no unit.
@@ -119,17 +100,12 @@ def first_rho(program: Program, correlation: Tensor, found: float, largest: floa
     direction = program.penalty.prox(correlation, program.alpha)
     slope = float((correlation * direction).sum())
     step = slope / _bend(program, direction) if slope > 0 else 0.0
-    rho = _first_share(program, found) * (GroupRule(_THRESHOLD).rho(program, step * direction, largest) or 0.0)
+    rule = GroupSizeStepRule(config.threshold)
+    share = config.first_share * (2 if ratio <= _INDEPENDENT and program.loss.quadratic else 1)
+    rho = share * (rule.rho(program, step * direction, largest) or 0.0)
     if rho > 0:
         return rho
     return largest if math.isfinite(largest) else 1.0
-
-
-def _first_share(program: Program, found: float) -> float:
-    """A quarter; more for squares of features that are hardly correlated, where no other rho is then needed."""
-    if not program.loss.quadratic or math.isnan(found):
-        return _FIRST_SHARE
-    return min(max(_FIRST_SHARE, _FIRST_SHARE_OF_SPREAD / found), _LARGEST_FIRST_SHARE)
 
 
 def largest_rho(program: Program, correlation: Tensor) -> float:

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from convexformer_solvers.algorithms.primal_dual import Iterate
 from convexformer_solvers.linalg.anderson import Anderson
 from convexformer_solvers.linalg.ridge import RidgeSystem
+from convexformer_solvers.points import Point
 from convexformer_solvers.program import Program
 
-from .rho import GroupRule, Sides
-
-# Rough gap of an end, over the best constant model's objective, up to which the next alpha is extrapolated from it:
-# Newton steps may have ended that alpha while these iterations were at rest; and how far below zero it may be.
-_NEAR = 3e-2
-_ROUNDING = 1e-5
+from .rho import GroupSizeStepRule, Sides
 
 
-class Known(NamedTuple):
+class Cache(NamedTuple):
     """What has been computed of the data; shared by all states of a solve or a path, and kept for the latest."""
 
     system: RidgeSystem
@@ -49,13 +43,15 @@ class Start(NamedTuple):
     @classmethod
     def at(cls, program: Program, coef: Tensor, pred: Tensor | None) -> Start:
         """That of coefficients and other predictions, where there are any; costs two products."""
-        coef = coef.to(program.y)
+        if pred is None and not bool(coef.any()):
+            constant, correlation = program.null_intercept.expand_as(program.y), program.null_correlation.to(coef)
+            return cls(coef, torch.zeros_like(program.y), constant, correlation)
         fitted_coef = program.map.matvec(coef)
-        fitted = fitted_coef + program.best_intercept(fitted_coef) if pred is None else pred.to(program.y)
+        fitted = fitted_coef + program.best_intercept(fitted_coef) if pred is None else pred
         return cls(coef, fitted_coef, fitted, program.weighted_adjoint(-program.loss.gradient(fitted, program.y)))
 
     def split(self, program: Program, rho: float) -> Split:
-        # The multiplier of the optimum is the correlation direction, which there is within the dual ball.
+        # The multiplier of the optimum is the correlation, which there is within the dual ball.
         multiplier = (self.correlation - program.penalty.prox(self.correlation, program.alpha)) / rho
         return Split(self.coef, self.fitted_coef, multiplier, program.map.matvec(multiplier))
 
@@ -63,8 +59,8 @@ class Start(NamedTuple):
 class End(NamedTuple):
     """Where the solve of an alpha ended, or where two ends lead.
 
-    Their own points are extrapolated, not polished ones: these are better, but not where the iterations come to rest.
-    From there the first iteration leads back to a gap many times as large, and it takes five to make up for that.
+    The iterations' own points are extrapolated, not polished ones: these are better, but not where the iterations come
+    to rest. From there the first iteration leads back to a gap many times as large.
     """
 
     alpha: float
@@ -88,16 +84,17 @@ class End(NamedTuple):
         return Split(coef, fitted_coef, multiplier, fitted_multiplier)
 
 
-class _Fields(NamedTuple):
-    exact: Program  # samples of positive weight, float64 targets
-    program: Program  # the same in the precision of the iterations
-    known: Known
+class State(NamedTuple):
+    """What an iteration leaves."""
+
+    alpha: float
+    cache: Cache
     rho: float
-    rule: GroupRule  # for rho by the size of groups
+    rule: GroupSizeStepRule  # for rho by the size of groups
     local: Tensor  # curvature of each sample's loss when it was last looked at, (N,)
     margin: float  # curvature of the quadratic that stands for the loss, in units of the local one
-    met: float  # largest mean curvature met along the moves since then, in the same units
-    secant: Tensor  # largest one of each sample along those moves, (N,)
+    observed_mean: float  # largest mean curvature observed along moves since then, in the same units
+    observed_curvature: Tensor  # largest one of each sample along those moves, (N,)
     smooth: Tensor  # W, which carries the loss
     correlation: Tensor  # A' diag(p) theta of the dual point that W gives
     fitted: Tensor  # A W + b, (N, c)
@@ -110,33 +107,21 @@ class _Fields(NamedTuple):
     mark: Sides | None = None  # a few iterations before rho is set anew
     before: End | None = None  # of the alpha before on a path
 
-
-class State(_Fields):
-    """What an iteration leaves; its gap is computed where somebody asks, and once."""
-
     @classmethod
     def at(
-        cls,
-        exact: Program,
-        program: Program,
-        known: Known,
-        start: Start | End,
-        local: Tensor,
-        rho: float,
-        rule: GroupRule,
+        cls, program: Program, cache: Cache, start: Start | End, local: Tensor, rho: float, rule: GroupSizeStepRule
     ) -> State:
         """The state to begin with."""
         split = start.split(program, rho)
         return cls(
-            exact=exact,
-            program=program,
-            known=known,
+            alpha=program.alpha,
+            cache=cache,
             rho=rho,
             rule=rule,
             local=local,
             margin=1.0,
-            met=0.0,
-            secant=torch.zeros_like(local),
+            observed_mean=0.0,
+            observed_curvature=torch.zeros_like(local),
             smooth=split.coef,
             correlation=start.correlation,
             fitted=start.fitted,
@@ -152,37 +137,13 @@ class State(_Fields):
         """Curvature of the quadratics that stand for the samples' losses, (N,)."""
         return self.margin * self.local
 
-    def iterate(self) -> Iterate:
-        """Both points in float64."""
-        exact = self.exact
-        coef, fitted_coef, fitted, correlation = (
-            part.to(exact.y) for part in (self.coef, self.fitted_coef, self.fitted, self.correlation)
-        )
-        intercept = exact.weight @ (fitted - fitted_coef) * exact.fit_intercept
-        return Iterate(exact, coef, fitted_coef + intercept, fitted, correlation)
-
-    @cached_property
-    def gap(self) -> float:
-        """The rough gap."""
-        return self.iterate().gap_estimate
-
+    @property
     def sides(self) -> Sides:
         """Both sides, for what moves tell of rho."""
         return Sides(self.smooth, self.correlation, self.coef, self.rho * self.multiplier)
 
-    def end_before(self, exact: Program) -> End | None:
-        """The end of the alpha before that of a program; None where there is none to extrapolate from."""
-        same = self.exact.loss == exact.loss and torch.equal(self.exact.y, exact.y)
-        if not (same and exact.loss.smooth_curvature):  # across jumps of the curvature this leads astray
-            return None
-        if self.program.alpha == exact.alpha:
-            return self.before
-        # A gap below zero is that of an correlation that is not the dual point's, and then U is not that of Z either.
-        if not -_ROUNDING <= self.gap / exact.null_value <= _NEAR:
-            return None
-        return End(self.program.alpha, self.coef, self.rho * self.multiplier, self.fitted)
-
-    def ahead(self, exact: Program) -> End | None:
-        """Where the last two alphas lead the one of a program; None where they lead nowhere."""
-        end = self.end_before(exact) if self.program.alpha != exact.alpha else None
-        return None if end is None or self.before is None else end.ahead(self.before, exact.alpha)
+    def point(self, program: Program) -> Point:
+        """Both points."""
+        intercept = program.weight @ (self.fitted - self.fitted_coef) * program.fit_intercept
+        fitted = self.fitted_coef + intercept
+        return Point(self.coef, pred=self.fitted, fitted=fitted, correlation=self.correlation)

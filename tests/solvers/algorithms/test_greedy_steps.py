@@ -1,18 +1,25 @@
-"""First-order steps before others, where features are nearly independent."""
+"""Greedy gradient steps before other algorithms, where features are nearly independent."""
 
 import dataclasses
+import math
 
 import pytest
 import torch
 from solver_cases import LOSS_NAMES, many_blocks, randn, valid_target
 
-from convexformer_solvers import Auto, DenseMap, Fista, GatedMap, GroupL2, Program, get_loss, get_penalty, solve
-from convexformer_solvers.algorithms.base import Point
-from convexformer_solvers.algorithms.first_steps import FirstSteps, nearly_independent
-from convexformer_solvers.linalg.eigenvalue_ratio import spread
-from convexformer_solvers.reductions.blocks import RestrictedPart
+from convexformer_solvers import Auto, DenseMap, Fista, GatedMap, GroupL2, Point, Program, get_loss, get_penalty, solve
+from convexformer_solvers.algorithms.fista import GreedyFista
+from convexformer_solvers.algorithms.stage import begun, stepped
+from convexformer_solvers.algorithms.working_set import WorkingSet
+from convexformer_solvers.auto import AutoConfig, plan
+from convexformer_solvers.linalg.eigenvalue_ratio import eigenvalue_ratio
+from convexformer_solvers.points import null_point, objective
+from convexformer_solvers.reductions.blocks import Restrict
 
+pytestmark = pytest.mark.usefixtures("steady_rates")  # plans go by these
 BOUNDED = [loss for loss in LOSS_NAMES if loss not in ("poisson", "softmax")]
+# As if the Gram matrix of all features took long, so that the plan looks at how independent these are.
+LOOKS = AutoConfig(costly_gram=0.0)
 
 
 def wide_program(loss="squared", data=None, ratio=0.1, intercept=False):
@@ -21,10 +28,6 @@ def wide_program(loss="squared", data=None, ratio=0.1, intercept=False):
     y = valid_target(loss, len(data), 1, torch.Generator().manual_seed(1))
     program = Program(DenseMap(data), y, loss, GroupL2(), 1.0, fit_intercept=intercept)
     return program.with_alpha(ratio * program.alpha_max)
-
-
-def start(program):
-    return Point(torch.zeros(program.coef_shape, dtype=torch.float64), program.null_intercept)
 
 
 def correlated(data, common=0.9, own=0.44):
@@ -41,28 +44,47 @@ def cross_entropy(data, penalty="group_l2"):
     return program.with_alpha(0.1 * program.alpha_max)
 
 
+def takes_greedy_steps(algorithm):
+    inner = algorithm.inner.algorithm if isinstance(algorithm, WorkingSet) else None
+    return isinstance(inner, GreedyFista)
+
+
+def begins_with_them(program, config=LOOKS):
+    return takes_greedy_steps(plan(program, config=config)[0].algorithm)
+
+
+def greedy_stage(program):
+    """The stage of the plan, on whatever features."""
+    anywhere = AutoConfig(
+        costly_gram=0.0, independent=math.inf, slightly_dependent=math.inf, gradient_steps=0.0, independent_coupled=9.0
+    )
+    stage = plan(program, config=anywhere)[0]
+    assert takes_greedy_steps(stage.algorithm)
+    return stage
+
+
 class TestNearlyIndependent:
     @pytest.mark.parametrize("shape", [(50, 20, 40), (300, 20, 40), (3000, 4, 10), (300, 1, 1)])
     @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
     def test_independent_features_are(self, shape, scale):
-        assert nearly_independent(wide_program("logistic", data=scale * randn(*shape)))
+        assert begins_with_them(wide_program("logistic", data=scale * randn(*shape)))
 
     def test_with_the_squared_loss_where_the_gram_matrix_takes_longer(self):
         # The steps grow with the root of the regularisation, those of alternating directions hardly.
         for shape, ratio, wanted in (
-            ((300, 20, 40), 0.1, True),
+            ((300, 20, 40), 0.05, True),
             ((300, 20, 40), 0.01, False),
-            ((50, 20, 40), 0.1, False),
+            ((50, 20, 40), 0.05, False),
         ):
-            assert nearly_independent(wide_program(data=randn(*shape), ratio=ratio)) == wanted
+            assert begins_with_them(wide_program(data=randn(*shape), ratio=ratio)) == wanted
 
     def test_correlated_tokens_and_common_means_are_not(self):
         data = randn(300, 20, 40)
         for other in (correlated(data), data + 1):
-            assert not nearly_independent(wide_program(data=other, ratio=0.3))
+            assert not begins_with_them(wide_program(data=other, ratio=0.3))
 
     def test_an_intercept_takes_means_away(self):
-        assert nearly_independent(wide_program(data=randn(300, 20, 40) + 1, intercept=True))
+        assert begins_with_them(wide_program(data=randn(300, 20, 40) + 1, intercept=True))
 
     @pytest.mark.parametrize("loss", ["squared", "logistic"])
     @pytest.mark.parametrize("gated", [False, True])
@@ -72,45 +94,51 @@ class TestNearlyIndependent:
             GatedMap(data, randn(300, 25, seed=4) > 0) if gated else DenseMap(data * torch.arange(1, 41) ** -0.5)
         )
         program = dataclasses.replace(wide_program(loss, data), map=linear_map)
-        assert 1.15 < spread(program) < 1.7
+        assert 1.15 < eigenvalue_ratio(program) < 1.7
         for ratio, wanted in ((0.3, True), (0.01, False)):
-            assert nearly_independent(program.with_alpha(ratio * program.alpha_max)) == wanted
+            assert begins_with_them(program.with_alpha(ratio * program.alpha_max)) == wanted
 
     def test_sorted_samples(self):
         data = randn(2000, 5, 8)
         data = data[data[:, 0, 0].argsort()] * torch.linspace(0.1, 3, 2000)[:, None, None]
         shuffled = data[torch.randperm(2000, generator=torch.Generator().manual_seed(0))]
-        assert nearly_independent(wide_program(data=data)) == nearly_independent(wide_program(data=shuffled))
+        assert begins_with_them(wide_program(data=data)) == begins_with_them(wide_program(data=shuffled))
+
+    def test_coupled_outputs_bear_more_correlation(self):
+        program = cross_entropy(correlated(randn(200, 65, 8), common=0.8, own=0.6))
+        assert 1.5 < eigenvalue_ratio(program) < 2.0
+        assert begins_with_them(program)
+        assert not begins_with_them(dataclasses.replace(program, loss=get_loss("squared")))
 
 
 @pytest.mark.parametrize("loss", BOUNDED)
 @pytest.mark.parametrize("intercept", [False, True])
 def test_they_lead_near_the_optimum_of_independent_features(loss, intercept):
     program = wide_program(loss, ratio=0.3, intercept=intercept)
-    solver = FirstSteps()
-    state = solver.init(program, start(program))
+    state = begun(greedy_stage(program), program, null_point(program))
     gaps = []
-    while not solver.finished(state) and len(gaps) < 100:
-        state = solver.step(program, state)
+    while not state.is_over and len(gaps) < 100:
+        state = stepped(state)
         gaps.append(state.gap / program.null_value)
     optimum = solve(program, Auto(), tol=1e-9).certificate.primal
     assert min(gaps) < 1e-3
-    iterate = solver.iterate(state)
-    assert optimum <= iterate.objective * (1 + 1e-6)  # its predictions are in single precision
-    assert iterate.objective - optimum <= 1e-3 * program.null_value
+    point = state.result()
+    assert optimum <= objective(program, point) * (1 + 1e-6)  # its predictions are in single precision
+    assert objective(program, point) - optimum <= 1e-3 * program.null_value
     # Predictions belong to the point, in the precision of the program.
-    shift = iterate.fitted - program.map.matvec(iterate.coef)
+    shift = point.fitted - program.map.matvec(point.coef)
     assert float((shift - shift.mean()).abs().max()) < 1e-4
 
 
 def test_more_momentum_needs_fewer_steps():
-    n_steps = {"fista": 0, "greedy": 0}
+    n_steps = {True: 0, False: 0}
     for loss in ("squared", "logistic", "huber"):
         for ratio in (0.3, 0.1, 0.03):
             program = wide_program(loss, ratio=ratio)
-            for name, solver in (("fista", Fista(power_steps=2)), ("greedy", FirstSteps._fista)):
-                n_steps[name] += solve(program, solver, tol=1e-4, callback=lambda progress: False).n_iter
-    assert n_steps["greedy"] < 0.95 * n_steps["fista"]
+            for greedy in n_steps:
+                solver = (GreedyFista if greedy else Fista)(power_steps=2)
+                n_steps[greedy] += solve(program, solver, tol=1e-4, callback=lambda progress: False).n_iter
+    assert n_steps[True] < 0.95 * n_steps[False]
 
 
 @pytest.mark.parametrize("gated", [False, True])
@@ -118,20 +146,20 @@ def test_they_give_up_where_they_do_not_lead_on(gated):
     program = wide_program(data=correlated(randn(300, 20, 40)) * torch.arange(1, 41) ** -1.0, ratio=0.01)
     if gated:
         program = dataclasses.replace(program, map=GatedMap(program.map.data, randn(300, 5, seed=4) > 0))
-    solver = FirstSteps()
-    state = solver.init(program, start(program))
-    while not solver.finished(state):
-        state = solver.step(program, state)
-    assert state.work <= 1.5 * state.n_steps
-    assert solver.iterate(state).objective < program.null_value
+    stage = greedy_stage(program)
+    state = begun(stage, program, null_point(program))
+    while not state.is_over:
+        state = stepped(state)
+    assert state.n_steps <= 1.5 * stage.patience.grace
+    assert objective(program, state.result()) < program.null_value
 
 
-def run_first_steps(program, n_steps=200, goal=1e-5):
+def run_greedy_steps(program, n_steps=200, goal=1e-5, start=None):
     """The states of steps, never given up."""
-    solver = FirstSteps()
-    states = [solver.init(program, start(program))]
-    while len(states) <= n_steps and states[-1].gap > goal * program.null_value:
-        states.append(solver.step(program, states[-1]._replace(finished=False)))
+    stage = dataclasses.replace(greedy_stage(program), patience=None)
+    states = [begun(stage, program, null_point(program) if start is None else start)]
+    while len(states) <= n_steps and not (states[-1].gap or math.inf) <= goal * program.null_value:
+        states.append(stepped(states[-1]))
     return states
 
 
@@ -140,17 +168,17 @@ class TestSetsOfBlocks:
     @pytest.mark.parametrize("gated", [False, True])
     def test_they_end_at_the_solution_of_all_blocks_with_the_active_ones_in_the_set(self, loss, gated):
         program = many_blocks(loss, gated, ratio=0.3)
-        states, optimum = run_first_steps(program), solve(program, Auto(), tol=1e-9)
+        states, optimum = run_greedy_steps(program), solve(program, Auto(), tol=1e-9)
         assert states[-1].gap <= 1e-5 * program.null_value
-        iterate = FirstSteps().iterate(states[-1])
-        assert iterate.objective - optimum.certificate.primal <= 1e-5 * program.null_value
+        assert objective(program, states[-1].result()) - optimum.certificate.primal <= 1e-5 * program.null_value
         active = optimum.coef.flatten(0, -3).flatten(1).norm(dim=1) > 1e-2 * float(optimum.coef.norm())
-        assert set(active.nonzero()[:, 0].tolist()) <= set(states[-1].part.blocks.tolist())
-        assert 0 < len(states[-1].part.blocks) < 0.6 * 160
+        blocks = states[-1].inner.blocks.tolist()
+        assert set(active.nonzero()[:, 0].tolist()) <= set(blocks)
+        assert 0 < len(blocks) < 0.6 * 160
 
     def test_the_first_set_is_that_of_the_largest_dual_norms(self):
         program = many_blocks()
-        blocks = run_first_steps(program, n_steps=0)[0].part.blocks
+        blocks = run_greedy_steps(program, n_steps=0)[0].inner.blocks
         norms = program.penalty.group_dual_norms(program.weighted_adjoint(program.null_dual_point)).flatten()
         others = torch.ones(len(norms), dtype=torch.bool)
         others[blocks] = False
@@ -161,60 +189,55 @@ class TestSetsOfBlocks:
         program = many_blocks()
         coef = torch.zeros(program.coef_shape, dtype=torch.float64)
         coef[7:60] = 0.1
-        state = FirstSteps().init(program, Point(coef, program.null_intercept))
-        assert torch.equal(FirstSteps().iterate(state).coef, coef.float().double())
+        (state,) = run_greedy_steps(program, n_steps=0, start=Point(coef, program.null_intercept))
+        assert torch.equal(state.result().coef, coef.float().double())
 
     def test_a_set_that_is_solved_grows_where_others_violate(self):
         # Blocks that are zero at the optimum: as a set they are solved at once.
         program = many_blocks(ratio=0.5)
-        solver, active = FirstSteps(), solve(program, Auto(), tol=1e-9).coef.flatten(1).any(dim=1)
-        state = solver.init(program, start(program))
-        part = RestrictedPart(state.single, (~active).nonzero()[:3, 0])
-        inner = state.inner._replace(coef=part.on_blocks(state.inner.coef.new_zeros(program.coef_shape)))
-        state = state._replace(part=part, inner=inner._replace(previous=inner.coef))
-        while not solver.finished(state):
-            state = solver.step(program, state)
+        active = solve(program, Auto(), tol=1e-9).coef.flatten(1).any(dim=1)
+        (state,) = run_greedy_steps(program, n_steps=0)
+        blocks, working_set, reduced = (~active).nonzero()[:3, 0], state.stage.algorithm, state.chain.program
+        solves_set = dataclasses.replace(working_set.inner, reductions=(Restrict(blocks),))
+        inner = state.inner._replace(blocks=blocks, inner=begun(solves_set, reduced, state.inner.whole))
+        state = state._replace(inner=inner)
+        while not state.is_over and not (state.gap or math.inf) <= 1e-5 * program.null_value:
+            state = stepped(state)
+            assert state.n_steps < 200
         assert state.gap <= 1e-5 * program.null_value
 
     def test_all_blocks_take_its_place_where_most_matter(self):
-        n_blocks = [len(state.part.blocks) for state in run_first_steps(many_blocks(ratio=1e-3), n_steps=60)]
+        n_blocks = [len(state.inner.blocks) for state in run_greedy_steps(many_blocks(ratio=1e-3), n_steps=60)]
         assert n_blocks[0] < 0.2 * 160
         assert n_blocks[-1] == 160
-
-    def test_steps_on_a_set_count_for_less(self):
-        states = run_first_steps(many_blocks(ratio=0.3))
-        assert states[-1].work < 0.6 * states[-1].iteration
 
     @pytest.mark.parametrize(
         "shape", [(300, 20, 40), (60, 1, 900), (60, 4, 300), (60, 6, 300), (60, 7, 300), (1, 50, 3)]
     )
     def test_no_set_is_empty_and_few_features_or_blocks_have_none(self, shape):
-        blocks = run_first_steps(wide_program(data=randn(*shape)), n_steps=0)[0].part.blocks
+        blocks = run_greedy_steps(wide_program(data=randn(*shape)), n_steps=0)[0].inner.blocks
         assert len(blocks) == {7: 1, 50: 7}.get(shape[1], shape[1])
 
 
 def test_auto_takes_them_for_large_independent_features_alone():
     data = randn(600, 20, 60)
-    steps = []
+    taken = []
     for other in (data, correlated(data)):
-        program, auto = wide_program(data=other, ratio=0.3), Auto()
-        first = auto.init(program, start(program)).solver
-        steps.append(isinstance(first, FirstSteps))
-        assert solve(program, auto, tol=1e-6).certificate.relative_gap <= 1e-6
-    assert steps == [True, False]
-    small = wide_program(data=data[:50])
-    assert not isinstance(Auto().init(small, start(small)).solver, FirstSteps)
+        program = wide_program(data=other, ratio=0.3)
+        taken.append(begins_with_them(program, config=None))
+        assert solve(program, Auto(), tol=1e-6).certificate.relative_gap <= 1e-6
+    assert taken == [True, False]
+    assert not begins_with_them(wide_program(data=data[:50]), config=None)
 
 
 @pytest.mark.parametrize("penalty", ["group_l2", "nuclear"])
 def test_a_cross_entropy_starts_with_them_on_independent_features_alone(penalty):
-    data, first = randn(200, 65, 8), []
+    data, taken = randn(200, 65, 8), []
     for tokens in (data, correlated(data)):
-        program, auto = cross_entropy(tokens, penalty), Auto()
-        first.append(auto.init(program, start(program)).solver)
-        assert solve(program, auto, tol=1e-6).certificate.relative_gap <= 1e-6
-    assert isinstance(first[0], FirstSteps)
-    assert "admm" in first[1].name
+        program = cross_entropy(tokens, penalty)
+        taken.append(begins_with_them(program, config=None))
+        assert solve(program, Auto(), tol=1e-6).certificate.relative_gap <= 1e-6
+    assert taken == [True, False]
 
 
 def test_they_hand_a_cross_entropy_on_where_single_precision_ends():
@@ -223,17 +246,9 @@ def test_they_hand_a_cross_entropy_on_where_single_precision_ends():
     class Watched(Auto):
         def step(self, program, state):
             state = super().step(program, state)
-            names.append(state.solver.name)
+            names.append(state.running.stage.algorithm.name)
             return state
 
     assert solve(program, Watched(), tol=1e-13).certificate.relative_gap <= 1e-13
-    assert names[0] == "fista"
-    assert any("admm" in name for name in names)
-
-
-def test_coupled_outputs_bear_more_correlation_and_polished_ones_most():
-    program = cross_entropy(correlated(randn(200, 65, 8), common=0.8, own=0.6))
-    assert 1.5 < spread(program) < 2.0
-    assert nearly_independent(program)
-    assert not nearly_independent(dataclasses.replace(program, penalty=get_penalty("nuclear")))
-    assert not nearly_independent(dataclasses.replace(program, loss=get_loss("squared")))
+    assert names[0] == "working_set(greedy_fista)"
+    assert "admm" in names

@@ -1,0 +1,260 @@
+"""Stages: an algorithm on a reduced program, with a polish of its points and a rule for when to give it up."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from convexformer_solvers.points import Point, gap_estimate
+from convexformer_solvers.program import Program
+from convexformer_solvers.reductions.base import Chain, Reduction
+
+from .base import PrimalDualSolver, Solver
+from .polish import PolishConfig, polished
+
+# Steps from one estimate of the gap to the next where an algorithm may be given up.
+_LOOK_EVERY = 4
+# Gap over the best constant model's objective from which on products in single precision say too little.
+_ROUGH = 1e-5
+
+
+@dataclass(frozen=True)
+class Patience:
+    """When an algorithm that no longer gets anywhere is given up: where its gap does not halve in time.
+
+    Parameters
+    ----------
+    steps : int, default=30
+        Steps within which the estimated gap must halve.
+    share : float, default=0.25
+        The same as a share of the steps so far, where that is more.
+    grace : float, default=0
+        Work, in steps on all blocks, for which this does not count, as other algorithms would take as long to begin.
+        The gap of the first look must have halved in half of that.
+    """
+
+    steps: int = 30
+    share: float = 0.25
+    grace: float = 0.0
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage of a plan.
+
+    Parameters
+    ----------
+    algorithm : Solver
+        What runs.
+    why : str
+        Why it is in the plan, for those who read it.
+    max_steps : float, default=inf
+        Steps at most.
+    reductions : tuple of Reduction, default=()
+        What is made of the program first.
+    polish : PolishConfig, optional
+        When points are polished. Default: never.
+    patience : Patience, optional
+        When the algorithm is given up. Default: when it is finished, or its steps are over.
+    carries : bool, default=False
+        Whether it goes on from the state of the same algorithm in the stage before, whose steps count.
+    """
+
+    algorithm: Solver
+    why: str
+    max_steps: float = math.inf
+    reductions: tuple[Reduction, ...] = ()
+    polish: PolishConfig | None = None
+    patience: Patience | None = None
+    carries: bool = False
+
+
+class Polishing(NamedTuple):
+    """Book-keeping of the polishes of a stage."""
+
+    next: int = 0  # step of the next one, at the earliest
+    wait: int = 0  # steps from one to the next, at least
+    near: float = 0.0  # gap over the best constant model's objective from which on they come
+    helps: bool = False  # whether the last one halved the gap
+    n_polishes: int = 0
+    smallest: float = math.inf  # gap of a polished point
+
+
+class Running(NamedTuple):
+    """A stage with the state of its algorithm.
+
+    Attributes
+    ----------
+    stage : Stage
+        The stage.
+    chain : Chain
+        The program, and what the reductions have made of it.
+    inner : object
+        The algorithm's state on the reduced program.
+    n_steps : int
+        Steps so far.
+    gap : float or None
+        Estimate of the gap at the last step; infinite where there is none, None where the algorithm has none.
+    point : Point or None
+        The polished point of the last step, of the chain's program in double precision.
+    polishing : Polishing
+        When the next polish comes.
+    best : object
+        The state of the algorithm that last reached a goal.
+    goal : float
+        Gap of which half is the next goal.
+    until : float
+        Step until which that must be reached.
+    """
+
+    stage: Stage
+    chain: Chain
+    inner: Any
+    n_steps: int = 0
+    gap: float | None = None
+    point: Point | None = None
+    polishing: Polishing = Polishing()
+    best: Any = None
+    goal: float = math.inf
+    until: float = math.inf
+
+    def activity(self) -> str:
+        """What is going on, in a few words."""
+        precision = str(self.chain.program.map.dtype).removeprefix("torch.")
+        polish = ", polished" if self.point is not None else ""
+        return f"{self.stage.algorithm.activity(self.inner)} in {precision}{polish}"
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the next stage has its turn."""
+        out_of_steps = self.n_steps >= min(self.stage.max_steps, self.until)
+        return out_of_steps or self.stage.algorithm.finished(self.inner)
+
+    def result(self) -> Point:
+        """The point so far, of the stage's own program."""
+        if self.point is not None:
+            return self.chain.in_double.invert(self.point)
+        return self.chain.invert(self.stage.algorithm.point(self.chain.program, self.inner))
+
+
+def begun(stage: Stage, program: Program, start: Point, before: Running | None = None, known: Any = None) -> Running:
+    """The stage at a starting point.
+
+    Parameters
+    ----------
+    stage : Stage
+        The stage.
+    program : Program
+        Its program.
+    start : Point
+        Where to start.
+    before : Running, optional
+        The stage before on the same program: what it has made of the program is not made again.
+    known : object, optional
+        A state of the algorithm on other blocks, where it ``takes_other_blocks``.
+    """
+    chain = Chain.of(program, stage.reductions, None if before is None else before.chain)
+    first = chain.restrict(start)
+    algorithm = stage.algorithm
+    inner = algorithm.init(chain.program, first) if known is None else algorithm.init_again(chain.program, first, known)
+    return _with_polishing(Running(stage, chain, inner), any_active=bool(start.coef.any()))
+
+
+def carried(stage: Stage, program: Program, before: Running) -> Running:
+    """The stage from the state of the same algorithm in the stage before."""
+    chain = Chain.of(program, stage.reductions, before.chain)
+    inner = stage.algorithm.carried_on(chain.program, before.best)  # type: ignore[attr-defined]
+    return before._replace(stage=stage, chain=chain, inner=inner, point=None, best=None, until=math.inf)
+
+
+def begun_again(stage: Stage, program: Program, start: Point, previous: Running) -> Running:
+    """The stage at another alpha, from what it knows of the last one."""
+    chain = previous.chain.with_alpha(program.alpha)
+    inner = stage.algorithm.init_again(chain.program, chain.restrict(start), previous.inner)
+    return _with_polishing(Running(stage, chain, inner), any_active=bool(start.coef.any()), previous=previous)
+
+
+def _with_polishing(state: Running, any_active: bool, previous: Running | None = None) -> Running:
+    config = state.stage.polish
+    if config is None:
+        return state
+    # Near alpha_max few steps suffice, and a polish tells rounding from zero.
+    first, wait = config.wait if any_active else min(2, config.wait), config.wait
+    near = config.near if previous is None else config.near_on_paths
+    helps = False
+    if previous is not None:
+        before = previous.polishing
+        helps = before.helps
+        if before.n_polishes > 0:
+            wait = max(1, wait // 2)
+            first = min(max(wait, previous.n_steps - (before.n_polishes == 1)), 2 * config.wait)
+    return state._replace(polishing=Polishing(first, wait, near, helps))
+
+
+def stepped(state: Running) -> Running:
+    """The stage after one step of its algorithm, with a polish where one is due."""
+    stage, program = state.stage, state.chain.program
+    inner, n_steps = stage.algorithm.step(program, state.inner), state.n_steps + 1
+    state = state._replace(inner=inner, n_steps=n_steps, point=None)
+    if not isinstance(stage.algorithm, PrimalDualSolver):
+        return state._replace(gap=stage.algorithm.gap_estimate(program, inner))
+    # Where polishes help, nothing ends before the next.
+    asks = n_steps >= state.polishing.next or not state.polishing.helps
+    watches = stage.patience is not None and n_steps % _LOOK_EVERY == 0
+    gap = _gap(state) if asks or watches else math.inf
+    state = _polished(state._replace(gap=gap)) if asks else state._replace(gap=math.inf)
+    return _watched(state, state.gap if asks and state.gap is not None else gap)
+
+
+def _watched(state: Running, gap: float) -> Running:
+    """The state with the next goal where the last one has been reached; its time is over where nothing is a number."""
+    patience, n_steps = state.stage.patience, state.n_steps
+    if patience is None or gap == math.inf:
+        return state
+    if math.isnan(gap):
+        return state._replace(until=n_steps)
+    if abs(gap) > 0.5 * state.goal:
+        return state
+    grace = patience.grace if state.goal < math.inf else 0.5 * patience.grace
+    until = max(n_steps + max(patience.steps, patience.share * n_steps), grace)
+    return state._replace(best=state.inner, goal=abs(gap), until=until)
+
+
+def _gap(state: Running) -> float:
+    """Estimate of the gap, in double precision."""
+    algorithm, chain = state.stage.algorithm, state.chain
+    assert isinstance(algorithm, PrimalDualSolver)
+    if chain.program.y.dtype == torch.float64 or not algorithm.knows_gap(state.inner):
+        return algorithm.gap_estimate(chain.program, state.inner)
+    point = chain.point_in_double(algorithm.point(chain.program, state.inner))
+    return gap_estimate(chain.in_double.program, point)
+
+
+def _polished(state: Running) -> Running:
+    """The state with a polished point where one is due and has the smaller gap."""
+    config, record, gap = state.stage.polish, state.polishing, state.gap
+    assert gap is not None
+    program = state.chain.in_double.program
+    if config is None or state.n_steps < record.next or not abs(gap) <= record.near * program.null_value:
+        return state
+    point = state.chain.point_in_double(state.stage.algorithm.point(state.chain.program, state.inner))
+    # Products in single precision are enough until points are polished to what it tells apart.
+    is_rough = record.smallest > _ROUGH * program.null_value
+    polishable = state.chain.rounded if is_rough else program
+    better = polished(polishable, point, max(config.patience, 2 * config.share * state.n_steps))
+    found = math.inf if better is None else abs(gap_estimate(program, better))
+    # A gap below zero is that of a correlation that is not the dual point's; polished points have their own.
+    before = gap if gap > 0 else math.inf
+    wait, helps = max(record.wait, math.ceil(config.share * state.n_steps)), found < 0.5 * before
+    if found < before:
+        state = state._replace(point=better, gap=found)
+    record = record._replace(
+        next=state.n_steps + (wait if helps else 2 * wait),
+        helps=helps,
+        n_polishes=record.n_polishes + 1,
+        smallest=min(record.smallest, found),
+    )
+    return state._replace(polishing=record)

@@ -1,0 +1,37 @@
+"""What steps of the algorithms cost, in the unit of the linear maps: floating-point operations of large products."""
+
+from __future__ import annotations
+
+import math
+
+from convexformer_solvers.program import Program
+
+
+def products_of_gram(program: Program) -> float:
+    """Products with the data in the time of which the Gram matrix of all features is formed."""
+    return program.map.gram_work() / program.map.product_work(program.y.shape[1])
+
+
+def admm_work(program: Program) -> float:
+    """Work of one step of alternating directions, with its thousand or so small calls."""
+    n_outputs, rates = program.y.shape[1], program.map.rates
+    solves = program.map.smaller_side**2 * max(2.0 * n_outputs, rates.work_of_a_read)
+    return 2 * program.map.product_work(n_outputs) + solves + 1000 * rates.work_of_a_call
+
+
+def gradient_steps_of_admm(program: Program) -> float:
+    """Gradient steps, of two products each, in the time that alternating directions take from scratch.
+
+    These take about twenty iterations, or a hundred where the loss couples the outputs, beside the Gram matrix and its
+    factor.
+    """
+    side, product = program.map.smaller_side, program.map.product_work(program.y.shape[1])
+    iterations = 20 if program.loss.output_separable else 100
+    start = program.map.gram_work() + side**3 / 3
+    return (start + iterations * (2 * product + program.map.rates.work_of_a_read * side**2)) / (2 * product)
+
+
+def block_numbers(program: Program) -> int:
+    """Numbers that the penalty's second derivatives hold, of outputs that are solved together."""
+    outputs = 1 if program.outputs_separate else program.y.shape[1]
+    return math.prod(program.map.feature_shape) * outputs * program.map.feature_shape[-1] * outputs

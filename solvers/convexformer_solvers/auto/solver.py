@@ -1,0 +1,116 @@
+"""The default solver: the stages of a plan, each from the point of the one before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+
+from convexformer_solvers.algorithms.base import Solver
+from convexformer_solvers.algorithms.stage import Running, Stage, begun, begun_again, carried, stepped
+from convexformer_solvers.algorithms.working_set import WorkingSet
+from convexformer_solvers.points import Point, completed, null_point
+from convexformer_solvers.program import Program
+from convexformer_solvers.reductions.base import Reduction
+from convexformer_solvers.reductions.weights import Targets
+
+from .config import AutoConfig
+from .plan import plan
+
+MakePlan = Callable[[Program, bool, AutoConfig], Sequence[Stage]]
+
+
+class _State(NamedTuple):
+    running: Running
+    later: tuple[Stage, ...]
+    outgrown: bool = False  # whether a working set has become too wide
+
+
+class Auto(Solver):
+    """The stages of ``plan``, each from the point that the one before leaves.
+
+    A stage starts from the point of the one before where that is better than the best constant model. The plan depends
+    on the program and on the machine's rates, never on how long a run takes, so that runs can be repeated.
+
+    Parameters
+    ----------
+    config : AutoConfig, optional
+        Numbers that the plan goes by. Default: those of ``AutoConfig``.
+    make_plan : callable, default=plan
+        Called with a program, whether the start is the solution of another ``alpha``, and `config`; returns the stages.
+        One of your own may put stages before or after those of ``plan``.
+
+    Examples
+    --------
+    >>> Auto().name
+    'auto'
+    """
+
+    def __init__(self, config: AutoConfig | None = None, make_plan: MakePlan = plan) -> None:
+        self.config, self.make_plan = config or AutoConfig(), make_plan
+
+    @property
+    def name(self) -> str:
+        return "auto"
+
+    @property
+    def reductions(self) -> Sequence[Reduction]:
+        return (Targets(),)
+
+    def init(self, program: Program, start: Point) -> _State:
+        first, *later = self.make_plan(program, False, self.config)
+        return _State(begun(first, program, start), tuple(later))
+
+    def init_again(self, program: Program, start: Point, previous: _State) -> _State:
+        stages = tuple(self.make_plan(program, True, self.config))
+        if previous.outgrown:
+            stages = tuple(stage for stage in stages if not isinstance(stage.algorithm, WorkingSet))
+        before = previous.running
+        for place, stage in enumerate(stages):
+            if stage.reductions == before.stage.reductions and _alike(stage, before.stage):
+                running = begun_again(stage, program, start, before)
+                return _State(running, stages[place + 1 :], previous.outgrown)
+        return _State(begun(stages[0], program, start), stages[1:], previous.outgrown)
+
+    def step(self, program: Program, state: _State) -> _State:
+        if state.later and state.running.is_over:
+            state = _next(program, state)
+        try:
+            return state._replace(running=stepped(state.running))
+        except torch.linalg.LinAlgError:  # of numbers that are too large
+            if not state.later:
+                raise
+            return _next(program, state)
+
+    def point(self, program: Program, state: _State) -> Point:
+        return state.running.result()
+
+    def gap_estimate(self, program: Program, state: _State) -> float | None:
+        return state.running.gap
+
+    def activity(self, state: _State) -> str:
+        return f"{self.name}: {state.running.activity()}"
+
+    def finished(self, state: _State) -> bool:
+        return not state.later and state.running.is_over
+
+
+def _alike(stage: Stage, other: Stage) -> bool:
+    """Whether a stage can go on from the state of another."""
+    return type(stage.algorithm) is type(other.algorithm) and stage.algorithm.name == other.algorithm.name
+
+
+def _next(program: Program, state: _State) -> _State:
+    """The next stage, from where this one stopped."""
+    before, (stage, *later) = state.running, state.later
+    if stage.carries and before.n_steps >= stage.max_steps:
+        stage, *later = later
+    elif stage.carries and before.best is not None:
+        return _State(carried(stage, program, before), tuple(later), state.outgrown)
+    outgrown = state.outgrown or isinstance(before.stage.algorithm, WorkingSet)
+    start = completed(program, before.result())
+    # An algorithm that is given up may have diverged.
+    if not float(program.primal(start.coef, start.intercept)) <= program.null_value:
+        start = null_point(program)
+    return _State(begun(stage, program, start, before), tuple(later), outgrown)

@@ -1,0 +1,110 @@
+"""Points of a program: coefficients, and predictions that stand for a dual point beside them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .program import Program
+
+
+class Point(NamedTuple):
+    """A primal point, with a dual point where the solver has one to offer.
+
+    Attributes
+    ----------
+    coef : Tensor of shape ``program.coef_shape``
+        Coefficients; a solver never changes them in place once it has handed them out.
+    intercept : Tensor of shape (c,) or None
+        Intercept; zeros when the program has none. None: the best one for `coef`, which ``solve`` computes.
+    dual : Tensor of shape (N, c) or None
+        A candidate for ``certify``; need not be feasible. None: minus the gradient of the loss at `pred`, if there is.
+    pred : Tensor of shape (N, c) or None
+        Predictions behind the dual point, intercept included, from which another solver can start. They need not be
+        those of `coef`.
+    fitted : Tensor of shape (N, c) or None
+        Predictions of `coef`, intercept included.
+    correlation : Tensor of shape ``program.coef_shape`` or None
+        ``A' diag(p)`` times the dual point, or nearly so.
+    """
+
+    coef: Tensor
+    intercept: Tensor | None = None
+    dual: Tensor | None = None
+    pred: Tensor | None = None
+    fitted: Tensor | None = None
+    correlation: Tensor | None = None
+
+
+def null_point(program: Program) -> Point:
+    """The best constant model."""
+    return Point(program.y.new_zeros(program.coef_shape), program.null_intercept)
+
+
+def own_predictions(program: Program, coef: Tensor) -> Tensor:
+    """Predictions of coefficients with the best intercept, shape ``(N, c)``; blocks of zeros cost nothing."""
+    pred = program.map.sparse_matvec(coef)
+    return pred + program.best_intercept(pred)
+
+
+def point_at(program: Program, coef: Tensor, pred: Tensor | None = None) -> Point:
+    """The point of coefficients, and of other predictions where there are any; costs a product or two."""
+    coef = coef.to(program.y)
+    if pred is None and not bool(coef.any()):
+        constant = program.null_intercept.expand_as(program.y)
+        return Point(coef, pred=constant, fitted=constant, correlation=program.null_correlation.to(coef))
+    fitted = own_predictions(program, coef)
+    return with_own_correlation(program, Point(coef, pred=fitted if pred is None else pred.to(fitted), fitted=fitted))
+
+
+def dual_of(program: Program, point: Point) -> Tensor:
+    """Minus the gradient of each sample's loss at the predictions behind the dual point, shape ``(N, c)``."""
+    assert point.pred is not None
+    return -program.loss.gradient(point.pred, program.y)
+
+
+def with_own_correlation(program: Program, point: Point) -> Point:
+    """The point with the correlation of its dual point; costs one product."""
+    return point._replace(correlation=program.weighted_adjoint(dual_of(program, point)))
+
+
+def objective(program: Program, point: Point) -> float:
+    """Objective of the coefficients."""
+    assert point.fitted is not None
+    return float(program.objective(point.coef, point.fitted))
+
+
+def gap_estimate(program: Program, point: Point) -> float:
+    """Duality gap but for the centring of the dual point; costs no product with the data.
+
+    Below zero where the correlation is not that of the dual point, or rounding decides.
+    """
+    assert point.correlation is not None
+    norms = program.penalty.group_dual_norms(point.correlation)
+    largest = norms.reshape(-1, norms.shape[-1]).amax(0) if program.outputs_separate else norms.amax()
+    scale = torch.where(largest > program.alpha, program.alpha / largest, 1.0)
+    return objective(program, point) - float(program.dual(scale * dual_of(program, point)))
+
+
+def as_start(program: Program, point: Point) -> tuple[Tensor, Tensor | None]:
+    """Coefficients to start from, and predictions unless they are worse than the best constant ones."""
+    coef, pred = point.coef.to(program.y), point.pred
+    # Predictions on the way to somewhere may be far off; such are no start.
+    if pred is None or not float(program.loss_value(pred.to(program.y))) <= program.null_value:
+        return coef, None
+    return coef, pred.to(program.y)
+
+
+def completed(program: Program, point: Point) -> Point:
+    """The point with an intercept and a dual point, coefficients and intercept in the precision of the program."""
+    exact = program.with_float64_targets()
+    coef, intercept, dual = point.coef.to(program.y), point.intercept, point.dual
+    if intercept is None:
+        intercept = program.null_intercept
+        if program.fit_intercept:
+            intercept = exact.best_intercept(exact.map.sparse_matvec(coef.to(exact.y)))
+    if dual is None and point.pred is not None:
+        dual = dual_of(exact, point._replace(pred=point.pred.to(exact.y)))
+    return point._replace(coef=coef, intercept=intercept.to(program.y), dual=dual)

@@ -1,0 +1,122 @@
+"""Reductions of a program to an equivalent one that is easier to solve, after cvxpy's: accepts, apply, invert."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from convexformer_solvers.linear_maps.cast import RoundedMap
+from convexformer_solvers.points import Point
+from convexformer_solvers.program import Program
+
+
+class Reduction(ABC):
+    """One step from a program to an equivalent one, and back from its points.
+
+    What ``apply`` has found out of the program it hands to the other two methods as ``data``, so that a reduction
+    itself has no state. Both programs may be taken to any other ``alpha``.
+    """
+
+    def accepts(self, program: Program) -> bool:
+        """Whether the step changes the program and is worth its cost; ``Chain`` leaves it out elsewhere."""
+        return True
+
+    @abstractmethod
+    def apply(self, program: Program) -> tuple[Program, Any]:
+        """The easier program, and what the way back needs."""
+
+    @abstractmethod
+    def restrict(self, point: Point, data: Any) -> Point:
+        """A point of the original program as one of the easier program."""
+
+    @abstractmethod
+    def invert(self, point: Point, data: Any) -> Point:
+        """A point of the easier program as one of the original program."""
+
+
+class Link(NamedTuple):
+    """A reduction that has been applied, and the program that it has led to."""
+
+    reduction: Reduction
+    data: Any
+    program: Program
+
+
+class Chain(NamedTuple):
+    """A program and what reductions have made of it, one after the other.
+
+    Attributes
+    ----------
+    original : Program
+        What there was.
+    links : tuple of Link
+        The steps that were worth their cost.
+    """
+
+    original: Program
+    links: tuple[Link, ...] = ()
+
+    @classmethod
+    def of(cls, program: Program, reductions: Sequence[Reduction], known: Chain | None = None) -> Chain:
+        """The chain of a program; steps that a known chain of the same program begins with are taken from there."""
+        links: list[Link] = []
+        before = () if known is None else known.links
+        for reduction in reductions:
+            here = links[-1].program if links else program
+            place = len(links)
+            same = len(before) > place and before[place].reduction == reduction
+            if same:
+                link = before[place]
+                links.append(link._replace(program=link.program.with_alpha(program.alpha)))
+            elif reduction.accepts(here):
+                before = ()
+                links.append(Link(reduction, *reversed(reduction.apply(here))))
+        return cls(program, tuple(links))
+
+    @property
+    def program(self) -> Program:
+        """The easiest program."""
+        return self.links[-1].program if self.links else self.original
+
+    def with_alpha(self, alpha: float) -> Chain:
+        """The same for another weight of the penalty; nothing is computed again."""
+        links = tuple(link._replace(program=link.program.with_alpha(alpha)) for link in self.links)
+        return Chain(self.original.with_alpha(alpha), links)
+
+    def restrict(self, point: Point) -> Point:
+        """A point of the original program as one of the easiest."""
+        for reduction, data, _ in self.links:
+            point = reduction.restrict(point, data)
+        return point
+
+    def invert(self, point: Point) -> Point:
+        """A point of the easiest program as one of the original."""
+        for reduction, data, _ in reversed(self.links):
+            point = reduction.invert(point, data)
+        return point
+
+    @property
+    def in_double(self) -> Chain:
+        """The chain up to its last program with float64 targets: the one in which gaps are estimated."""
+        links = self.links
+        while links and links[-1].program.y.dtype != torch.float64:
+            links = links[:-1]
+        return Chain(self.original, links)
+
+    @property
+    def rounded(self) -> Program:
+        """The same program with products in the precision of the easiest one: cheaper where that is single."""
+        exact = self.in_double.program
+        if exact is self.program:
+            return exact
+        return dataclasses.replace(exact, map=RoundedMap(self.program.map))
+
+    def point_in_double(self, point: Point) -> Point:
+        """A point of the easiest program as one of the last program with float64 targets."""
+        for reduction, data, _ in reversed(self.links[len(self.in_double.links) :]):
+            point = reduction.invert(point, data)
+        return point

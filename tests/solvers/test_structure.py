@@ -1,0 +1,150 @@
+"""How the solver layer is built: what imports what, how deep calls go, how large folders are."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+from pathlib import Path
+
+import pytest
+from solver_cases import randn
+
+import convexformer_solvers
+from convexformer_solvers import Admm, Auto, DenseMap, Program, get_loss, get_penalty, solve
+from convexformer_solvers.algorithms.working_set import WorkingSet
+from convexformer_solvers.auto import AutoConfig, plan
+
+PACKAGE = "convexformer_solvers"
+ROOT = Path(convexformer_solvers.__file__).parent
+
+# From what imports nothing to what may import all; folders and files directly in the package.
+LAYERS = (
+    ("validation", "rates"),
+    ("losses", "penalties", "linear_maps"),
+    ("program",),
+    ("points", "certificate", "result"),
+    ("linalg",),
+    ("reductions",),
+    ("algorithms",),
+    ("solve", "certificate_schedule", "path", "checks", "io"),
+    ("auto",),
+    ("__init__",),
+)
+LAYER_OF = {name: place for place, names in enumerate(LAYERS) for name in names}
+FILES = sorted(ROOT.rglob("*.py"))
+NAMES = [str(file.relative_to(ROOT)) for file in FILES]
+
+
+def part_of(file):
+    """Folder of a file, or its own name directly in the package."""
+    return file.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def imported(file):
+    """Full names of all modules, or of what is in them, that a file imports anywhere."""
+    package = [PACKAGE, *file.relative_to(ROOT).parts[:-1]]
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+def parts_imported(file):
+    """Folders and files directly in the package that a file imports; its ``__init__`` where it imports the package."""
+    for name in imported(file):
+        first, *rest = name.split(".")
+        if first == PACKAGE:
+            yield rest[0] if rest and rest[0] in LAYER_OF else "__init__"
+
+
+@pytest.mark.parametrize("file", FILES, ids=NAMES)
+def test_imports_run_one_way(file):
+    here = part_of(file)
+    later = {part for part in parts_imported(file) if LAYER_OF[part] > LAYER_OF[here]}
+    assert not later, f"{file.relative_to(ROOT)} imports {sorted(later)}, which come after {here}"
+
+
+def test_every_part_has_its_layer():
+    assert {part_of(file) for file in FILES} == set(LAYER_OF)
+
+
+@pytest.mark.parametrize("file", FILES, ids=NAMES)
+def test_nothing_imports_what_is_built_on_it(file):
+    assert not [name for name in imported(file) if name.split(".")[0] == "convexformer"]
+
+
+def test_modules_are_loaded_by_name_in_the_registry_alone():
+    def loads(file):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+            if name in ("import_module", "__import__"):
+                return True
+        return False
+
+    assert [name for file, name in zip(FILES, NAMES, strict=True) if loads(file)] == [
+        str(Path("algorithms", "registry.py"))
+    ]
+
+
+def test_the_reader_of_imports_sees_all_kinds(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
+    file = tmp_path / "linalg" / "some.py"
+    file.parent.mkdir()
+    file.write_text(
+        "import convexformer_solvers.auto.plan\n"
+        "from . import cholesky\n"
+        "from .. import solve\n"
+        "def f():\n"
+        "    from ..path import solve_path\n"
+        "    from convexformer_solvers import Auto\n"
+    )
+    assert list(imported(file)) == [
+        "convexformer_solvers.auto.plan",
+        "convexformer_solvers.linalg.cholesky",
+        "convexformer_solvers.solve",
+        "convexformer_solvers.path.solve_path",
+        "convexformer_solvers.Auto",
+    ]
+    assert list(parts_imported(file)) == ["auto", "linalg", "solve", "path", "__init__"]
+
+
+def frames_between(outer, inner):
+    """Frames of the package strictly between the outermost call of a function and where another is called."""
+    frames = [(frame.frame.f_globals.get("__name__", ""), frame.frame.f_code) for frame in inspect.stack(0)]
+    codes = [code for _, code in frames]
+    within = frames[codes.index(inner) + 1 : len(codes) - 1 - codes[::-1].index(outer)]
+    return [f"{name}.{code.co_name}" for name, code in within if name.split(".")[0] == PACKAGE]
+
+
+@pytest.mark.usefixtures("steady_rates")
+def test_few_calls_lead_from_solve_to_a_step_of_a_working_set(monkeypatch):
+    data = randn(600, 160, 4)
+    y = data[:, :2].sum(1)[:, :3] + randn(600, 3, seed=1)
+    program = Program(DenseMap(data), y, get_loss("squared"), get_penalty("group_l2"), 1.0, fit_intercept=True)
+    program = program.with_alpha(0.2 * program.alpha_max)
+    # Not nearly independent, in the eyes of this plan.
+    config = AutoConfig(costly_gram=1.0, independent=0.0, slightly_dependent=0.0)
+    first = plan(program, config=config)[0]
+    assert isinstance(first.algorithm, WorkingSet)
+    assert isinstance(first.algorithm.inner.algorithm, Admm)
+    found, step = [], Admm.step
+
+    def watched(self, program, state):
+        found.append(frames_between(solve.__code__, watched.__code__))
+        return step(self, program, state)
+
+    monkeypatch.setattr(Admm, "step", watched)
+    assert solve(program, Auto(config), tol=1e-4).certificate.relative_gap <= 1e-4
+    assert any(f"{WorkingSet.__module__}.step" in names for names in found)
+    longest = max(found, key=len)
+    assert len(longest) <= 6, " -> ".join(reversed(longest))
+
+
+@pytest.mark.parametrize("folder", sorted({file.parent for file in FILES}), ids=lambda folder: folder.name)
+def test_no_folder_holds_more_than_fifteen_files(folder):
+    files = sorted(file.name for file in folder.glob("*.py"))
+    assert len(files) <= 15, files
