@@ -7,6 +7,7 @@ registered class.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -168,7 +169,7 @@ def _check_conjugate(loss: Loss, pred: Tensor, move: Tensor, y: Tensor, value: T
                 _require(bool((slack >= -1e-9 * (1 + product.abs())).all()), "the conjugate is too small outside")
 
 
-def check_penalty(penalty: Penalty, seed: int = 0) -> None:
+def check_penalty(penalty: Penalty, seed: int = 0, n_outputs: int | None = None) -> None:
     """Test a penalty: norm axioms, prox (Moreau identity, optimality, zeros), dual norm, atoms, balanced factors.
 
     Parameters
@@ -177,6 +178,8 @@ def check_penalty(penalty: Penalty, seed: int = 0) -> None:
         The instance to test.
     seed : int, default=0
         Seed of the coefficients.
+    n_outputs : int, optional
+        Outputs of the coefficients, for a penalty that is one for so many only. Default: one, two and four.
 
     Raises
     ------
@@ -192,11 +195,15 @@ def check_penalty(penalty: Penalty, seed: int = 0) -> None:
     """
     check_kind("penalty", penalty, Penalty, "get_penalty('group_l2')")
     generator = torch.Generator().manual_seed(seed)
-    for shape in ((4, 3, 2), (2, 3, 2, 4), (5, 1, 1)):
+    for block_shape, d, c in (((4,), 3, 2), ((2, 3), 2, 4), ((5,), 1, 1)):
+        shape = (*block_shape, d, n_outputs or c)
+        penalty.check_shape(shape)
         coef = torch.randn(shape, generator=generator, dtype=torch.float64)
         other = torch.randn(shape, generator=generator, dtype=torch.float64)
         coef[0] = 0.0
         value, dual_norm = penalty.value(coef), penalty.dual_norm(other)
+        has_blocks = penalty.group_values(coef).shape[: len(block_shape)] == block_shape
+        _require(has_blocks or not penalty.block_separable, "group_values must have the axes of the blocks first")
         _require_close(penalty.value(-3 * coef), 3 * value, 1e-12, "the penalty is not homogeneous")
         _require(
             float(penalty.value(coef + other)) <= float(value + penalty.value(other)) + 1e-10,
@@ -221,8 +228,9 @@ def check_penalty(penalty: Penalty, seed: int = 0) -> None:
         if penalty.defines("smoothed_value"):
             _check_smoothed(penalty, coef, other)
     if penalty.defines("violating_atoms"):
-        for size in ((4, 3, 2), (2, 3, 2, 4), (3, 2)):
-            _check_atoms(penalty, torch.randn(size, generator=generator, dtype=torch.float64))
+        for *size, c in ((4, 3, 2), (2, 3, 2, 4), (3, 2)):
+            shape = (*size, n_outputs or c)
+            _check_atoms(penalty, torch.randn(shape, generator=generator, dtype=torch.float64))
 
 
 def _check_atoms(penalty: Penalty, correlation: Tensor) -> None:
@@ -470,8 +478,18 @@ def _check_solver_on(program: Program, solver: Solver, tol: float) -> None:
     _require(warm.n_iter <= below.n_iter, "a start from the solution took longer than a cold one")
     _require(certify(below_program, warm.coef, warm.intercept).relative_gap <= tol, "a warm start lost the solution")
     start = Point(below.coef, below.intercept)
-    point = solver.point(below_program, solver.step(below_program, solver.init(below_program, start)))
-    point = completed(below_program, point)
+    state = solver.init(below_program, start)
+    before = [part.clone() for part in _tensors(state)]
+    point = completed(below_program, solver.point(below_program, solver.step(below_program, state)))
+    same = all(torch.equal(part, old) for part, old in zip(_tensors(state), before, strict=True))
+    _require(same, "step changed tensors of the state before")
     primal = certify(below_program, point.coef, point.intercept).primal
     bound = below.certificate.primal + 10 * tol * below_program.null_value
     _require(primal <= bound, "the first step from the solution lost it")
+
+
+def _tensors(state: Any) -> list[Tensor]:
+    """The tensors of a state that is a tensor, or a tuple of states."""
+    if isinstance(state, Tensor):
+        return [state]
+    return [tensor for part in state for tensor in _tensors(part)] if isinstance(state, tuple) else []

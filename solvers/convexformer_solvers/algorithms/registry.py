@@ -1,4 +1,4 @@
-"""Names of the solvers; each is loaded when first asked for."""
+"""Names of the solvers, with their classes or where these are, to be loaded when first asked for."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from importlib import import_module
 
 from .base import Solver
 
-SOLVERS: dict[str, str] = {
+SOLVERS: dict[str, str | type[Solver]] = {
     "admm": "convexformer_solvers.algorithms.admm:Admm",
     "auto": "convexformer_solvers.auto:Auto",
     "column_generation": "convexformer_solvers.algorithms.column_generation:ColumnGeneration",
@@ -44,7 +44,10 @@ def get_solver(solver: str | Solver) -> Solver:
         return solver
     if isinstance(solver, str):
         if solver in SOLVERS:
-            module, _, attribute = SOLVERS[solver].partition(":")
+            entry = SOLVERS[solver]
+            if not isinstance(entry, str):
+                return entry()
+            module, _, attribute = entry.partition(":")
             return getattr(import_module(module), attribute)()
         from cvxpy.settings import SOLVERS as CVXPY_SOLVERS
 

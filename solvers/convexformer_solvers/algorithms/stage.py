@@ -11,6 +11,7 @@ import torch
 from convexformer_solvers.points import Point, gap_estimate
 from convexformer_solvers.program import Program
 from convexformer_solvers.reductions.base import Chain, Reduction
+from convexformer_solvers.validation import check_kind
 
 from .base import PrimalDualSolver, Solver
 from .polish import PolishConfig, polished
@@ -70,6 +71,9 @@ class Stage:
     polish: PolishConfig | None = None
     patience: Patience | None = None
     carries: bool = False
+
+    def __post_init__(self) -> None:
+        check_kind("algorithm", self.algorithm, Solver, "Fista()")
 
 
 class Polishing(NamedTuple):

@@ -298,4 +298,4 @@ def _with_predictions(program: Program, point: Point) -> Point:
 def largest_dual_norms(program: Program, coef: Tensor) -> Tensor:
     """Largest dual norm of each block's groups, shape ``(n_blocks,)``."""
     norms = program.penalty.group_dual_norms(_by_block(coef))
-    return norms.amax(-1) if program.penalty.output_separable else norms
+    return norms.reshape(len(norms), -1).amax(1)

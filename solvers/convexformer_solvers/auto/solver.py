@@ -14,6 +14,7 @@ from convexformer_solvers.points import Point, completed, null_point
 from convexformer_solvers.program import Program
 from convexformer_solvers.reductions.base import Reduction
 from convexformer_solvers.reductions.weights import Targets
+from convexformer_solvers.validation import check_kind
 
 from .config import AutoConfig
 from .plan import plan
@@ -47,8 +48,15 @@ class Auto(Solver):
     'auto'
     """
 
-    def __init__(self, config: AutoConfig | None = None, make_plan: MakePlan = plan) -> None:
+    def __init__(self, config: AutoConfig | None = None, *, make_plan: MakePlan = plan) -> None:
         self.config, self.make_plan = config or AutoConfig(), make_plan
+        check_kind("config", self.config, AutoConfig, "AutoConfig()")
+
+    def _plan(self, program: Program, warm: bool) -> tuple[Stage, ...]:
+        stages = tuple(self.make_plan(program, warm, self.config))
+        if not stages or not all(isinstance(stage, Stage) for stage in stages):
+            raise TypeError(f"make_plan must return at least one Stage, and nothing else, got {stages!r}")
+        return stages
 
     @property
     def name(self) -> str:
@@ -59,11 +67,11 @@ class Auto(Solver):
         return (Targets(),)
 
     def init(self, program: Program, start: Point) -> _State:
-        first, *later = self.make_plan(program, False, self.config)
+        first, *later = self._plan(program, warm=False)
         return _State(begun(first, program, start), tuple(later))
 
     def init_again(self, program: Program, start: Point, previous: _State) -> _State:
-        stages = tuple(self.make_plan(program, True, self.config))
+        stages = self._plan(program, warm=True)
         if previous.outgrown:
             stages = tuple(stage for stage in stages if not isinstance(stage.algorithm, WorkingSet))
         before = previous.running

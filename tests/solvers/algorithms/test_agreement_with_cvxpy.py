@@ -339,3 +339,23 @@ def test_a_map_without_blocks_is_one_of_a_single_block(solver, penalty, n):
     assert here.coef.shape == (data.shape[1], 1)
     assert here.certificate.relative_gap <= tol
     assert here.certificate.primal == pytest.approx(there.certificate.primal, rel=2 * tol)
+
+
+def test_check_solver_rejects_one_that_changes_the_state_before():
+    class InPlace(Fista):
+        def init(self, program, start):
+            return super().init(program, start), torch.zeros(1)
+
+        def step(self, program, state):
+            inner, n_steps = state
+            n_steps += 1
+            return super().step(program, inner), n_steps
+
+        def point(self, program, state):
+            return super().point(program, state[0])
+
+        def finished(self, state):
+            return super().finished(state[0])
+
+    with pytest.raises(AssertionError, match="step changed tensors of the state before"):
+        check_solver(InPlace())

@@ -65,6 +65,14 @@ class TestNames:
             solve(make_program(), Exact(max_iter=1))
 
 
+def test_a_class_is_an_entry_of_the_registry(monkeypatch):
+    class Mine(Fista):
+        name = "mine"
+
+    monkeypatch.setitem(SOLVERS, "mine", Mine)
+    assert isinstance(get_solver("mine"), Mine)
+
+
 class TestUnavailable:
     """What users read when a solver cannot run, whatever is installed where the tests run."""
 

@@ -203,3 +203,19 @@ def test_the_nuclear_penalty_of_one_output_takes_the_steps_of_the_group_one(loss
     assert results[1].certificate.relative_gap <= 1e-6
     paths = [solve_path(program, Auto(), tol=1e-4) for program in (group, nuclear)]
     assert [r.n_iter for r in paths[0].results] == [r.n_iter for r in paths[1].results]
+
+
+class TestPlansOfOnesOwn:
+    @pytest.mark.parametrize("stages", [[], [Fista()], ["fista"]])
+    def test_of_anything_but_stages_is_refused(self, stages):
+        program = make_program()
+        with pytest.raises(TypeError, match="make_plan must return at least one Stage"):
+            solve(program, Auto(make_plan=lambda program, warm, config: stages))
+
+    def test_a_plan_is_no_config(self):
+        with pytest.raises(TypeError, match="config must be a AutoConfig"):
+            Auto(lambda program, warm, config: ())
+
+    def test_a_stage_is_of_a_solver(self):
+        with pytest.raises(TypeError, match="algorithm must be a Solver"):
+            Stage(Fista, "a class")

@@ -8,7 +8,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from solver_cases import CVXPY_PENALTIES, NUMPY_PENALTIES, PENALTY_NAMES, PROPERTY, numpy_penalty, randn
 
-from convexformer_solvers import PENALTIES, Factors, GroupL2, GroupNuclear, Penalty, check_penalty, get_penalty
+from convexformer_solvers import (
+    PENALTIES,
+    Auto,
+    DenseMap,
+    Factors,
+    Fista,
+    GroupL2,
+    GroupNuclear,
+    Huber,
+    Penalty,
+    Program,
+    alpha_grid,
+    check_penalty,
+    get_penalty,
+    solve,
+    solve_path,
+)
 
 SHAPES = st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(1, 4))
 every_penalty = pytest.mark.parametrize("penalty", [kind() for kind in PENALTIES.values()], ids=repr)
@@ -446,3 +462,52 @@ class TestContract:
     def test_no_alpha_inside(self, penalty):
         # The weight belongs to the program: paths and set_params rely on it.
         assert not any("alpha" in name for name in dir(penalty))
+
+
+class Ranked(Penalty):
+    """Two groups in each block, one per output, and outputs that do not count alike."""
+
+    weight = torch.tensor([1.0, 2.0], dtype=torch.float64)
+
+    def check_shape(self, shape):
+        if shape[-1] != 2:
+            raise ValueError(f"two outputs, got {shape[-1]}")
+
+    def group_values(self, coef):
+        return self.weight.to(coef) * GroupL2().group_values(coef)
+
+    def group_dual_norms(self, coef):
+        return GroupL2().group_values(coef) / self.weight.to(coef)
+
+    def prox(self, coef, step):
+        norms, steps = GroupL2().group_values(coef)[..., None, :], step * self.weight.to(coef)
+        return coef * torch.where(norms > steps, 1 - steps / norms, 0.0)
+
+    def right_norm(self, right):
+        return right.abs() @ self.weight.to(right)
+
+
+def test_a_penalty_for_two_outputs_is_checked_with_two():
+    check_penalty(Ranked(), n_outputs=2)
+    with pytest.raises(ValueError, match="two outputs, got 4"):
+        check_penalty(Ranked())
+
+
+def test_check_wants_the_blocks_first():
+    class Flat(GroupL2):
+        def group_values(self, coef):
+            return super().group_values(coef).flatten()
+
+    with pytest.raises(AssertionError, match="group_values must have the axes of the blocks first"):
+        check_penalty(Flat())
+
+
+def test_a_penalty_with_several_groups_in_a_block_has_paths():
+    generator = torch.Generator().manual_seed(0)
+    data = torch.randn((60, 8, 3), generator=generator, dtype=torch.float64)
+    y = data[:, 0, :2] + 0.1 * torch.randn((60, 2), generator=generator, dtype=torch.float64)
+    program = Program(DenseMap(data), y, Huber(0.5), Ranked(), 1.0)
+    grid = alpha_grid(program.alpha_max, 5, 0.05)
+    for alpha, result in zip(grid, solve_path(program, Auto(), grid, tol=1e-8).results, strict=True):
+        wanted = solve(program.with_alpha(alpha), Fista(), tol=1e-8, max_iter=50_000)
+        assert result.certificate.primal == pytest.approx(wanted.certificate.primal, rel=1e-7)
