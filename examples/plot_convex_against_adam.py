@@ -2,9 +2,9 @@
 Convex against Adam on the same network
 =======================================
 
-The same objective, minimised twice: once by the certified convex solver, and from several random starts by Adam on the
-heads themselves. Because the bound is certified, the distance of each trained network from its global optimum is known,
-and with too few heads it cannot be closed.
+One objective is minimised in two ways: by the certified convex solver, and by Adam on the heads from several random
+starts. The bound is certified, so the distance of each trained network from the global optimum is known. Networks with
+too few heads cannot reach the bound.
 """
 
 import matplotlib.pyplot as plt
@@ -39,7 +39,8 @@ for n_heads in (1, 2, 12):
     assert best >= bound
 
 # %%
-# Distance from the global optimum during training. A flat curve alone says nothing about how good the network is.
+# The distance from the global optimum during training. A flat curve alone does not show how far a network is from the
+# optimum.
 figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
 for (n_heads, seed), objective in curves.items():
     label = f"{n_heads} head{'s' if n_heads > 1 else ''}" if seed == 0 else None

@@ -2,9 +2,10 @@
 A first certificate
 ===================
 
-Training a network usually ends with a loss curve that has gone flat, and with hope. Here it ends with a proof: a lower
-bound that *no* network of the class can beat, however it is trained. This example fits attention heads to data whose
-true answer is known, and looks at the two numbers that make the proof.
+Training by gradients ends with a loss curve that no longer falls, and without a bound on what is left. A fit of this
+package ends with a certificate: a lower bound that the objective of *no* network of the class falls below, however it
+is trained. This example fits attention heads to data whose coefficients are known, and shows the two numbers of the
+certificate.
 """
 
 import matplotlib.pyplot as plt
@@ -28,22 +29,23 @@ print(f"no network gets below     : {certificate.dual:.12f}")
 print(f"so at most this much off  : {certificate.gap:.1e}")
 
 # %%
-# The proof does not take the solver's word: ``certify`` needs nothing but a point and the program. Hand it a wrong
-# point and it says so.
+# A certificate does not rely on the solver: ``certify`` reads a point and the program, and nothing else. A poor point
+# gets a large gap.
 spoiled = ConvexAttentionRegressor(alpha=0.1, max_iter=1, callback=lambda progress: True).fit(X, y)
 print(f"relative gap after one step: {spoiled.certificate_.relative_gap:.2f}")
 
 # %%
-# The solver's history shows both numbers closing in on the optimum from above and below. The default solver certifies
-# as rarely as it can; FISTA does so at regular intervals from the first step on, and comes to the same optimum.
+# The history of a solver has both numbers. The objective approaches the optimum from above and the bound from below.
+# The default solver computes few certificates. FISTA computes certificates at regular intervals and reaches the same
+# optimum.
 history = ConvexAttentionRegressor(alpha=0.1, tol=1e-10, solver="fista").fit(X, y).history_
 figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.8), layout="constrained")
 left.plot(history.iteration, history.primal, "o-", label="objective (primal)")
 left.plot(history.iteration, history.dual, "o-", label="certified bound (dual)")
-left.set(xlabel="iteration", ylabel="value", title="The optimum is squeezed", ylim=(0, None))
+left.set(xlabel="iteration", ylabel="value", title="Objective and certified bound", ylim=(0, None))
 left.legend()
 right.semilogy(history.iteration, np.maximum(history.relative_gap, 1e-16), "o-")
-right.set(xlabel="iteration", ylabel="relative gap", title="The proof gets sharper")
+right.set(xlabel="iteration", ylabel="relative gap", title="Relative gap")
 for ax in (left, right):
     ax.set_xticks(history.iteration)
 

@@ -19,8 +19,9 @@ y = np.sign(X[:, 0, 0]) * X[:, 1, 0]
 train, test = slice(0, 500), slice(500, None)
 
 # %%
-# Without gates nothing is learnt, and the certificate proves that it is the model that fails, not the training. Random
-# gates help once there are enough of them. Sparse ones that look at a single coordinate each soon hold the right one.
+# A network without gates learns nothing here. The certificate shows that the class of networks is the reason, not the
+# training. Random gates help where there are enough of them. Sparse gates read a single coordinate each, so few of them
+# suffice.
 scores = {}
 counts = (4, 16, 64)
 linear = ConvexAttentionRegressor(alpha=0.005).fit(X[train], y[train])

@@ -2,10 +2,10 @@
 Modular division, learnt by a convex program
 ============================================
 
-Half of the table of a / b modulo a prime is shown, the other half asked for. Networks trained by gradients memorise the
-rows first and find the rule long after, which is known as grokking. Here nothing is left to the training: each network
-is the certified global optimum of its class, so what it gets wrong is due to the class. The example shows what a class
-needs to divide, and then reads the rule off the heads.
+Half of the table of a / b modulo a prime is for training, the other half for testing. Networks trained by gradients fit
+the training rows first and answer the others much later, which is known as grokking. Each network of this example is
+the certified global optimum of its class, so its errors are due to the class and not to the training. The example shows
+what a class needs to divide, and what the heads of the solution compute.
 """
 
 import matplotlib.pyplot as plt

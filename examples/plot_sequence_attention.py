@@ -3,8 +3,8 @@ Which tokens does each position read?
 =====================================
 
 Targets can be sequences: a row of outputs for each position. Trained to a certified global optimum, the network says
-which tokens each position reads. Three classes of networks are compared: heads that read for one row each, heads with
-row-stochastic attention, and heads whose rows may look away.
+which tokens each position reads. The example compares two classes of networks, heads that read for one row each and
+heads with row-stochastic attention, and a network of the second class that is trained by Adam.
 """
 
 import matplotlib.pyplot as plt

