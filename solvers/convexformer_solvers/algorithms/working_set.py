@@ -28,6 +28,9 @@ from convexformer_solvers.reductions.precision import squares_fit_single
 from .base import PrimalDualSolver
 from .stage import Running, Stage, begun, stepped
 
+# Gap over the best constant model's objective that is the rounding of the sums in it.
+_ROUNDING = 1e-13
+
 
 @dataclass(frozen=True)
 class WorkingSetConfig:
@@ -86,6 +89,7 @@ class _State(NamedTuple):
     gap: float  # its estimated gap
     gram: SupportGram
     blocks: Tensor  # of the set
+    rounding: float  # gap below which nothing but rounding is left
     inner: Running | None = None  # None: too many blocks
     n_steps: int = 0
     looked_at: int = 0
@@ -137,7 +141,7 @@ class WorkingSet(PrimalDualSolver):
         else:
             gram = previous.gram
             blocks = torch.cat([previous.blocks, blocks[~torch.isin(blocks, previous.blocks)]])
-        state = _State(whole, whole, gap_estimate(program, whole), gram, blocks)
+        state = _State(whole, whole, gap_estimate(program, whole), gram, blocks, _ROUNDING * program.null_value)
         wide = int(nonzero_blocks(whole.coef).sum()) * program.coef_shape[-2] > self.config.widest_start * len(
             program.y
         )
@@ -273,7 +277,8 @@ class WorkingSet(PrimalDualSolver):
         return f"{state.inner.activity()} on {len(state.blocks)} of {n_blocks} blocks"
 
     def finished(self, state: _State) -> bool:
-        return state.inner is None
+        # Below the last limit nothing but rounding is left of the gap.
+        return state.inner is None or abs(state.gap) <= state.rounding
 
 
 def _by_block(coef: Tensor) -> Tensor:

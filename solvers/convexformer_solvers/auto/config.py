@@ -16,9 +16,8 @@ class AutoConfig:
     independent : float, default=1.15
         ``eigenvalue_ratio`` up to which features count as nearly independent.
     slightly_dependent : float, default=1.7
-        The same where the regularisation is strong, as with gated independent features.
-    independent_coupled : float, default=2
-        The same where the loss couples the outputs: gradient steps do not mind that.
+        The same where the regularisation is strong, as with gated independent features, and where the loss couples the
+        outputs, which gradient steps do not mind.
     gradient_steps : float, default=8
         Gradient steps that independent features take, over the root of the groups' median dual norm over ``alpha``;
         twice as many slightly dependent ones.
@@ -27,15 +26,14 @@ class AutoConfig:
         set pays.
     long_tails : float, default=60
         ``Loss.tail_length`` from which on nothing but proximal steps in the dual makes much of the loss.
-    quick_newton, slow_newton, late_newton : float, default=1000, 2000, 20000
-        Steps of alternating directions in the time of which Newton steps on smoothed objectives must be done to have
-        their turn early, after the first stage, and before the last.
+    first_steps : int, default=80
+        First-order steps at least before Newton steps have their turn.
+    newton_share : float, default=0.2
+        First-order steps before Newton steps, as a share of those in the time of which Newton steps would be done.
     newton_steps : int, default=100
-        These Newton steps at most; about 25 are taken.
-    first_steps : int, default=400
-        Steps of alternating directions before other algorithms have their turn; a fifth where Newton steps are quick.
+        Newton steps at most; about 25 are taken.
     steps : int, default=2000
-        Steps of alternating directions after that, before gradient steps end the plan.
+        Steps of alternating directions at most, after Newton steps or in their place.
     least_single : int, default=2**18
         Numbers that data or matrices hold at least where iterations begin in single precision.
     """
@@ -43,14 +41,11 @@ class AutoConfig:
     largest_side: int = 12_000
     independent: float = 1.15
     slightly_dependent: float = 1.7
-    independent_coupled: float = 2.0
     gradient_steps: float = 8.0
     costly_gram: float = 32.0
     long_tails: float = 60.0
-    quick_newton: float = 1000.0
-    slow_newton: float = 2000.0
-    late_newton: float = 20_000.0
+    first_steps: int = 80
+    newton_share: float = 0.2
     newton_steps: int = 100
-    first_steps: int = 400
     steps: int = 2000
     least_single: int = 2**18

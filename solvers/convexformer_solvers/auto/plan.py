@@ -35,7 +35,7 @@ def plan(program: Program, warm: bool = False, config: AutoConfig | None = None)
     The decision list, from the top; the stages of all points that apply follow each other.
 
     1. ``alpha`` from ``alpha_max`` on: the best constant model, and nothing else is needed.
-    2. A loss of unbounded curvature (Poisson): gradient steps, Newton steps once these are near, gradient steps.
+    2. A loss of unbounded curvature (Poisson): gradient steps, Newton steps, gradient steps.
     3. A penalty that is no sum over blocks: gradient steps alone.
     4. Features that are nearly independent, for this ``alpha``: greedy gradient steps in single precision, on a working
        set where there are many more features than samples, for as long as a Gram matrix would take.
@@ -43,9 +43,11 @@ def plan(program: Program, warm: bool = False, config: AutoConfig | None = None)
        alternating directions. Other losses along a path: a working set, too.
     6. A Gram matrix too large to factorise: gradient steps alone.
     7. A loss whose targets lie far out on its linear parts (Huber): proximal steps in the dual.
-    8. Alternating directions, in single and then in double precision.
-    9. Newton steps on smoothed objectives, where they cost little enough.
-    10. Alternating directions again, and gradient steps without end.
+    8. Alternating directions, in single and then in double precision, until they have taken a fifth of the time of
+       Newton steps.
+    9. Newton steps on smoothed objectives, unless point 8 would take too many steps. Then gradient steps where the loss
+       couples the outputs.
+    10. Alternating directions at greater length, and gradient steps without end.
 
     Parameters
     ----------
@@ -79,10 +81,12 @@ class _Planner:
     def __init__(self, program: Program, warm: bool, config: AutoConfig) -> None:
         self.program, self.warm, self.config = program, warm, config
         self.factorises = program.map.smaller_side <= config.largest_side
-        self.newton_time = self._newton_time()
+        # First-order steps before Newton steps have their turn.
+        self.n_before_newton = max(config.first_steps, config.newton_share * self._newton_time())
+        self.takes_newton = self.n_before_newton <= config.steps
 
     def stages(self) -> Iterator[Stage]:
-        program, config = self.program, self.config
+        program = self.program
         if program.alpha >= (1 - 8 * torch.finfo(torch.float64).eps) * program.alpha_max:
             yield Stage(Constant(), "alpha is at least alpha_max: the solution is zero")
         if not math.isfinite(program.loss.smoothness):
@@ -91,7 +95,7 @@ class _Planner:
         if not program.penalty.block_separable:  # the size of groups says nothing of a good rho
             yield self._gradient_steps("the penalty is no sum over blocks")
             return
-        if self.factorises and program.tail_length > config.long_tails:
+        if self.factorises and program.tail_length > self.config.long_tails:
             yield from self._proximal_steps()
         else:
             yield from self._first_stages()
@@ -100,12 +104,12 @@ class _Planner:
         yield self._gradient_steps("nothing else has ended before")
 
     def _proximal_steps(self) -> Iterator[Stage]:
-        """Proximal steps in the dual, and between them Newton steps where they cost little enough."""
+        """Proximal steps in the dual, the more of them the longer, with Newton steps in between."""
         inner = Stage(Admm(), "solves each proximal step", reductions=(Center(),), polish=PolishConfig(wait=4))
         proximal = Stage(ProximalDual(inner), "the targets are far out on the linear parts of the loss")
-        if self.newton_time <= self.config.slow_newton:
-            yield dataclasses.replace(proximal, max_steps=self.config.first_steps)
-            yield self._newton("they take little time")
+        for n_steps in (self.n_before_newton, self.config.steps / 5) if self.takes_newton else ():
+            yield dataclasses.replace(proximal, max_steps=n_steps)
+            yield from self._newton()
         yield dataclasses.replace(proximal, max_steps=self.config.steps)
 
     def _first_stages(self) -> Iterator[Stage]:
@@ -149,12 +153,10 @@ class _Planner:
         """Whether the features are so nearly independent, for this ``alpha``, that gradient steps end soonest."""
         program, config = self.program, self.config
         found = eigenvalue_ratio(program)
-        if not program.loss.output_separable:
-            return found <= config.independent_coupled
         if not found <= config.slightly_dependent:
             return False
         even = found <= config.independent
-        if even and not program.loss.quadratic:
+        if not program.loss.output_separable or (even and not program.loss.quadratic):
             return True
         median = float(program.null_dual_norms.median()) / program.alpha
         n_steps = config.gradient_steps * (1 if even else 2) * math.sqrt(median)
@@ -180,16 +182,14 @@ class _Planner:
 
     def _alternating(self) -> Iterator[Stage]:
         """Alternating directions, and Newton steps on smoothed objectives where they cost little enough."""
-        config, coupled = self.config, not self.program.loss.output_separable
-        quick = self.newton_time <= config.quick_newton
-        yield from self._in_both_precisions("first of all", config.first_steps / 5 if quick else config.first_steps)
-        if self.newton_time <= config.slow_newton:
-            yield self._newton("they take little time")
+        coupled, config = not self.program.loss.output_separable, self.config
+        if self.takes_newton or coupled:
+            n_steps = self.n_before_newton if self.takes_newton else config.steps / 5
+            yield from self._in_both_precisions("first of all", n_steps)
+        yield from self._newton()
         if coupled:
-            yield self._gradient_steps("the loss couples the outputs: these do not mind", config.first_steps)
-        yield from self._in_both_precisions("at greater length", config.steps)
-        if config.slow_newton < self.newton_time <= config.late_newton:
-            yield self._newton("nothing else has ended before")
+            yield self._gradient_steps("the loss couples the outputs: these do not mind", config.steps / 5)
+        yield from self._in_both_precisions("at greater length", self.config.steps)
 
     def _in_both_precisions(self, why: str, n_steps: float) -> Iterator[Stage]:
         program, polish = self.program, PolishConfig(wait=4)
@@ -202,32 +202,31 @@ class _Planner:
         yield Stage(Admm(), f"{why}, in double precision", n_steps, (Center(),), polish, carries=is_single)
 
     def _unbounded_curvature(self) -> Iterator[Stage]:
-        n_steps = self.config.first_steps
-        newton = SemismoothNewton()
-        if self.newton_time <= self.config.slow_newton:
-            yield self._gradient_steps("the loss's curvature has no bound", n_steps / 5)
-            yield self._newton("they take little time")
+        config, newton = self.config, SemismoothNewton()
+        why = "the loss's curvature has no bound"
+        if self.takes_newton:
+            yield self._gradient_steps(why, self.n_before_newton)
+            yield from self._newton()
         elif newton.unmet_requirement(self.program) is None and self.factorises:
-            yield self._gradient_steps("the loss's curvature has no bound", n_steps)
-            yield Stage(newton, "each output by itself", self.config.newton_steps, (Center(),))
-        if self.config.slow_newton < self.newton_time <= self.config.late_newton:
-            yield self._gradient_steps("the loss's curvature has no bound", self.config.steps)
-            yield self._newton("nothing else has ended before")
-        yield self._gradient_steps("nothing else has ended before")
+            yield self._gradient_steps(why, config.steps / 5)
+            yield Stage(newton, "Newton steps for each output by itself", config.newton_steps, (Center(),))
+        yield self._gradient_steps(f"{why}, and nothing else has ended before")
 
     def _gradient_steps(self, why: str, n_steps: float = math.inf) -> Stage:
         return Stage(Fista(), why, n_steps, (Targets(of_map=True),))
 
-    def _newton(self, why: str) -> Stage:
-        return Stage(
-            SmoothingNewton(), f"Newton steps on smoothed objectives: {why}", self.config.newton_steps, (Center(),)
-        )
+    def _newton(self) -> Iterator[Stage]:
+        """Newton steps on smoothed objectives, unless they take too long."""
+        if self.takes_newton:
+            why = "Newton steps on smoothed objectives: few of them end where others are slow"
+            yield Stage(SmoothingNewton(), why, self.config.newton_steps, (Center(),))
 
     def _newton_time(self) -> float:
-        """Steps of alternating directions in the time of Newton steps on smoothed objectives; inf where none apply."""
+        """First-order steps in the time of Newton steps on smoothed objectives; inf where none apply."""
         program = self.program
         if SmoothingNewton().unmet_requirement(program) is not None or block_numbers(program) > 2**24:
             return math.inf
         n_parts = program.y.shape[1] if program.outputs_separate else 1
         # About 25 steps, with twice as many small calls.
-        return 25 * (newton_work(program) + 2000 * n_parts * program.map.rates.work_of_a_call) / admm_work(program)
+        work = 25 * (newton_work(program) + 2000 * n_parts * program.map.rates.work_of_a_call)
+        return work / admm_work(program)

@@ -220,7 +220,7 @@ def test_products_of_polishes_are_exact_once_those_in_single_precision_say_too_l
 
     monkeypatch.setattr(stage_module, "polished", noted)
     # Alternating directions alone, first in single and then in double precision.
-    numbers = AutoConfig(least_single=1, costly_gram=math.inf, quick_newton=0.0, slow_newton=0.0, late_newton=0.0)
+    numbers = AutoConfig(least_single=1, costly_gram=math.inf, newton_share=math.inf)
     result = solve(program, Auto(numbers), tol=1e-11)
     assert result.certificate.relative_gap <= 1e-11
     assert True in rounded

@@ -16,7 +16,7 @@ from convexformer_solvers.points import gap_estimate, null_point
 from convexformer_solvers.reductions.precision import SinglePrecision
 
 # Alternating directions, polished, in single precision and then in double precision, whatever the size of the data.
-ALTERNATING = AutoConfig(least_single=1, costly_gram=math.inf, quick_newton=0.0, slow_newton=0.0, late_newton=0.0)
+ALTERNATING = AutoConfig(least_single=1, costly_gram=math.inf, newton_share=math.inf)
 MIXED = Auto(ALTERNATING)
 SINGLE = Stage(Admm(), "in single precision", 500, (SinglePrecision(),), patience=Patience())
 DOUBLE = Stage(Admm(), "in double precision", carries=True)
