@@ -45,8 +45,8 @@ def plan(program: Program, warm: bool = False, config: AutoConfig | None = None)
     7. A loss whose targets lie far out on its linear parts (Huber): proximal steps in the dual.
     8. Alternating directions, in single and then in double precision, until they have taken a fifth of the time of
        Newton steps.
-    9. Newton steps on smoothed objectives, unless point 8 would take too many steps. Then gradient steps where the loss
-       couples the outputs.
+    9. Newton steps on smoothed objectives, unless point 8 would take too many steps: then semismooth Newton steps,
+       where the loss is not quadratic. Gradient steps where the loss couples the outputs.
     10. Alternating directions at greater length, and gradient steps without end.
 
     Parameters
@@ -186,6 +186,9 @@ class _Planner:
         if self.takes_newton or coupled:
             n_steps = self.n_before_newton if self.takes_newton else config.steps / 5
             yield from self._in_both_precisions("first of all", n_steps)
+        elif not self.program.loss.quadratic:
+            yield from self._in_both_precisions("first of all", config.first_steps)
+            yield from self._outputs_apart_newton()
         yield from self._newton()
         if coupled:
             yield self._gradient_steps("the loss couples the outputs: these do not mind", config.steps / 5)
@@ -202,15 +205,22 @@ class _Planner:
         yield Stage(Admm(), f"{why}, in double precision", n_steps, (Center(),), polish, carries=is_single)
 
     def _unbounded_curvature(self) -> Iterator[Stage]:
-        config, newton = self.config, SemismoothNewton()
         why = "the loss's curvature has no bound"
         if self.takes_newton:
             yield self._gradient_steps(why, self.n_before_newton)
             yield from self._newton()
-        elif newton.unmet_requirement(self.program) is None and self.factorises:
-            yield self._gradient_steps(why, config.steps / 5)
-            yield Stage(newton, "Newton steps for each output by itself", config.newton_steps, (Center(),))
+        if self._outputs_apart_newton():
+            yield self._gradient_steps(why, self.config.first_steps)
+            yield from self._outputs_apart_newton()
         yield self._gradient_steps(f"{why}, and nothing else has ended before")
+
+    def _outputs_apart_newton(self) -> list[Stage]:
+        """Semismooth Newton steps for each output by itself, where they apply."""
+        newton = SemismoothNewton()
+        if newton.unmet_requirement(self.program) is not None or not self.factorises:
+            return []
+        why = "Newton steps for each output by itself: few of them end where few groups are active"
+        return [Stage(newton, why, self.config.newton_steps, (Center(),))]
 
     def _gradient_steps(self, why: str, n_steps: float = math.inf) -> Stage:
         return Stage(Fista(), why, n_steps, (Targets(of_map=True),))
