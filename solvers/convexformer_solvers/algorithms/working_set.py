@@ -38,44 +38,36 @@ class WorkingSetConfig:
 
     Parameters
     ----------
-    first_columns : int, default=128
+    columns : int, default=128
         Columns of the first set; one block where that has more.
-    more_columns : int, default=128
-        Columns that join a set at least; one block where that has more.
     growth : float, default=0.5
-        What joins a set, as a share of its active blocks, where that is more.
-    decrease : float, default=0.1
-        Gap of the set over that of all blocks at the last look, at which all blocks are looked at again.
+        Blocks that join a set, as a share of its active ones.
+    decrease : float, default=0.2
+        Gap of the set over that of all blocks, at the last check of these, at which all blocks are checked again, and
+        up to which the set changes then.
     wait : int, default=50
-        Steps from one look to the next at most, or a quarter of those so far where that is more.
-    worth_changing : float, default=4
-        Gap of all blocks over that of the set from which on the set changes.
+        Steps from one check to the next at most, or a quarter of those so far where that is more.
     widest : float, default=1
-        Columns of the widest set over the number of samples, or over that of all columns where these are fewer.
-    widest_start : float, default=0.35
-        Columns of the active blocks over the number of samples from which on the next alpha of a path has no set.
+        Columns of the widest set over the number of samples, or over that of all columns where these are fewer or may
+        take its place.
     largest_width : int, default=6000
         Columns of the widest set: some matrices of that side are held.
     least_single : int, default=2**18
-        Numbers of data from which on Gram matrices are computed in single precision, and corrected at each look.
+        Numbers of data from which on Gram matrices are computed in single precision, and corrected at each check.
     far : float, default=4
-        Dual norm, in units of ``alpha``, of blocks that will be active, after the first look.
+        Dual norm, in units of ``alpha``, of blocks that will be active, after the first check.
     form : {"samples", "root", "gram"}, default="gram"
         What the inner algorithm sees with the squared loss: the samples, a root of the Gram matrix in their place where
         there are fewer columns than samples, or the samples with a Gram matrix, which may be in single precision.
     ends_in_all : bool, default=False
-        Whether all blocks take the place of a set that would be too wide; else the algorithm is finished then. Sets
-        that may end so are of samples, not of a Gram matrix, and lose blocks that are neither active nor about to be.
+        Whether all blocks take the place of a set that would be too wide; else the algorithm is finished then.
     """
 
-    first_columns: int = 128
-    more_columns: int = 128
+    columns: int = 128
     growth: float = 0.5
-    decrease: float = 0.1
+    decrease: float = 0.2
     wait: int = 50
-    worth_changing: float = 4.0
     widest: float = 1.0
-    widest_start: float = 0.35
     largest_width: int = 6000
     least_single: int = 2**18
     far: float = 4.0
@@ -85,15 +77,15 @@ class WorkingSetConfig:
 
 class _State(NamedTuple):
     first: Point  # where it began
-    whole: Point  # of all blocks, when they were last looked at
+    whole: Point  # of all blocks, at their last check
     gap: float  # its estimated gap
     gram: SupportGram
     blocks: Tensor  # of the set
     rounding: float  # gap below which nothing but rounding is left
     inner: Running | None = None  # None: too many blocks
     n_steps: int = 0
-    looked_at: int = 0
-    gaps: tuple[float, ...] = ()  # at all looks
+    checked_at: int = 0
+    n_checks: int = 0
     to_change: bool = False
 
 
@@ -101,10 +93,10 @@ class WorkingSet(PrimalDualSolver):
     """Another algorithm on the blocks that violate the dual constraint most; finished when there are too many of them.
 
     The set starts with the blocks of the largest dual norm. The inner algorithm works on it until the gap of the set is
-    well below that over all blocks. Then half as many others as are active join it, the worst violating ones first.
-    With the squared loss and fewer columns than samples it sees the Gram matrix of the set in place of the samples
-    (``Compress``), which is only extended; along a path each alpha goes on with that. Once the set would be wider than
-    it pays, or as many blocks as that violate by far, there is no point in it.
+    well below that of all blocks. Then half as many others as are active join it, those of the largest dual norm. With
+    the squared loss the algorithm may see the Gram matrix of the set in place of the samples, which is only extended,
+    along a path, too. The algorithm is finished once the set would be too wide, or as many blocks as that violate the
+    dual constraint by far.
 
     Parameters
     ----------
@@ -133,70 +125,79 @@ class WorkingSet(PrimalDualSolver):
 
     def init_again(self, program: Program, start: Point, previous: _State | None) -> _State:
         whole = point_at(program, *as_start(program, start))
-        blocks = nonzero_blocks(whole.coef).nonzero()[:, 0]
+        blocks, known = nonzero_blocks(whole.coef).nonzero()[:, 0], None
         if previous is None:
             is_large = self.config.form == "gram" and program.map.n_stored >= self.config.least_single
             is_single = is_large and squares_fit_single(program)
             gram = SupportGram(program.map, _column_means(program), single=is_single)
         else:
-            gram = previous.gram
+            gram, known = previous.gram, previous.inner
             blocks = torch.cat([previous.blocks, blocks[~torch.isin(blocks, previous.blocks)]])
-        state = _State(whole, whole, gap_estimate(program, whole), gram, blocks, _ROUNDING * program.null_value)
-        wide = int(nonzero_blocks(whole.coef).sum()) * program.coef_shape[-2] > self.config.widest_start * len(
-            program.y
-        )
-        if previous is not None and wide and not self.config.ends_in_all:
-            return state
-        return self._changed(program, state, None if previous is None else previous.inner)
+        gap, rounding = gap_estimate(program, whole), _ROUNDING * program.null_value
+        return self._changed(program, _State(whole, whole, gap, gram, blocks, rounding), known)
 
     def step(self, program: Program, state: _State) -> _State:
         state = state._replace(n_steps=state.n_steps + 1)
-        if state.to_change:  # not earlier: the solve might have ended with the look
+        if state.to_change:  # not earlier: the solve might have ended with the check
             state = self._changed(program, state, state.inner)
         if state.inner is None:
             return state
         state = state._replace(inner=stepped(state.inner))
-        return self._looked(program, state) if self._is_due(state) else state
+        return self._checked(program, state) if self._is_due(state) else state
 
     def _is_due(self, state: _State) -> bool:
-        """Whether to look at all blocks."""
+        """Whether to check all blocks."""
         inner = state.inner
         assert inner is not None
-        waited = state.n_steps - state.looked_at >= max(self.config.wait, 0.25 * state.looked_at)
+        waited = state.n_steps - state.checked_at >= max(self.config.wait, 0.25 * state.checked_at)
         # A gap below zero is that of a dual point whose mean is not zero: it tells by its size.
         solved = inner.gap is not None and abs(inner.gap) <= self.config.decrease * abs(state.gap)
         return waited or solved or inner.stage.algorithm.finished(inner.inner)
 
-    def _looked(self, program: Program, state: _State) -> _State:
-        """The state after a look at all blocks."""
+    def _checked(self, program: Program, state: _State) -> _State:
+        """The state after a check of all blocks."""
         inner = state.inner
         assert inner is not None
         whole = with_own_correlation(program, _with_predictions(program, inner.result()))
         gap = gap_estimate(program, whole)
-        worth_it = inner.gap is None or gap > self.config.worth_changing * abs(inner.gap)
+        to_change = inner.gap is None or abs(inner.gap) < self.config.decrease * gap
         return state._replace(
-            whole=whole,
-            gap=gap,
-            looked_at=state.n_steps,
-            gaps=(*state.gaps, gap),
-            to_change=worth_it,
+            whole=whole, gap=gap, checked_at=state.n_steps, n_checks=state.n_checks + 1, to_change=to_change
         )
 
     def _changed(self, program: Program, state: _State, inner: Running | None) -> _State:
-        """The state on the set that the last look asks for."""
+        """The state on the set that the last check asks for."""
         blocks = self._chosen(program, state)
         state = state._replace(to_change=False)
         if blocks is None:
             # The first of many sets leaves a few blocks that are far too large, which misleads what goes by their size.
-            return state._replace(inner=None, whole=state.first if len(state.gaps) == 1 else state.whole)
-        stage, known = dataclasses.replace(self.inner, reductions=self._reductions(program, state, blocks)), None
-        if inner is not None and state.gaps and self.config.form != "gram" and torch.equal(blocks, state.blocks):
+            return state._replace(inner=None, whole=state.first if state.n_checks == 1 else state.whole)
+        if inner is not None and state.n_checks and self.config.form != "gram" and torch.equal(blocks, state.blocks):
             return state
-        if inner is not None and stage.algorithm.takes_other_blocks:
-            known = inner.inner
-        # A look's own correlation is that of the inner algorithm's dual point; that of a path's next start is not.
-        start = state.whole._replace(correlation=None) if known is not None and not state.gaps else state.whole
+        stage = dataclasses.replace(self.inner, reductions=self._reductions(program, state, blocks))
+        known = inner.inner if inner is not None and stage.algorithm.takes_other_blocks else None
+        # A check's own correlation is that of the inner algorithm's dual point; that of a path's next start is not.
+        start = state.whole if known is None or state.n_checks else state.whole._replace(correlation=None)
         return state._replace(blocks=blocks, inner=begun(stage, program, start, known=known))
+
+    def _chosen(self, program: Program, state: _State) -> Tensor | None:
+        """The set with the blocks that violate the dual constraint most; None where there are too many."""
+        config, width = self.config, program.coef_shape[-2]
+        assert state.whole.correlation is not None
+        norms = largest_dual_norms(program, state.whole.correlation) / program.alpha
+        active, blocks, n_blocks = nonzero_blocks(state.whole.coef), state.blocks, len(norms)
+        # A Gram matrix is only extended; else blocks leave that are neither active nor about to be.
+        stay = blocks if config.form == "gram" else blocks[active[blocks] | (norms[blocks] > 0.9)]
+        norms[blocks] = 0.0
+        n_violating, n_far = int((norms > 1).sum()), int((norms > config.far).sum())
+        widest = min(config.widest * min(program.map.n_samples, n_blocks * width), config.largest_width) / width
+        limit = config.widest * n_blocks if config.ends_in_all else widest
+        room = math.ceil(config.growth * int(active.sum())) if state.n_checks else config.columns // width
+        room = max(room, 1)
+        size = max(min(room, n_violating), 1 - len(stay))
+        if len(stay) + size <= limit and not (state.n_checks and n_far > limit):
+            return torch.cat([stay, norms.topk(size).indices])
+        return torch.arange(n_blocks, device=norms.device) if config.ends_in_all else None
 
     def _reductions(self, program: Program, state: _State, blocks: Tensor) -> tuple[Reduction, ...]:
         """What makes the program that of some blocks."""
@@ -214,61 +215,13 @@ class WorkingSet(PrimalDualSolver):
         target = _by_block(program.null_correlation)[blocks].flatten(0, 1)
         return (Compress(blocks, gram, target, None if means is None else means[blocks].flatten()), *others)
 
-    def _chosen(self, program: Program, state: _State) -> Tensor | None:
-        """The set with the blocks that violate the dual constraint most; None where there are too many."""
-        config, alpha, width = self.config, program.alpha, program.coef_shape[-2]
-        assert state.whole.correlation is not None
-        norms, active = largest_dual_norms(program, state.whole.correlation), nonzero_blocks(state.whole.coef)
-        blocks, n_active, n_blocks = state.blocks, int(active.sum()), len(norms)
-        if config.ends_in_all:
-            return self._of_some_or_all(state, alpha, norms, active)
-        known = torch.zeros_like(active)
-        known[blocks] = True
-        n_violating, n_far = (int((~known & (norms > factor * alpha)).sum()) for factor in (1.0, config.far))
-        columns = config.more_columns if state.gaps else config.first_columns
-        room = max(columns // width, math.ceil(config.growth * n_active), 1)
-        if config.form == "gram":  # which is only extended
-            size = len(blocks) + max(min(room, n_violating), 1 - len(blocks))
-            norms[known] = math.inf
-        else:
-            size = max(min(n_active + room, int((active | known).sum()) + n_violating), 1)
-            norms[known] = norms[known].clamp(min=alpha)
-            norms[active] = math.inf
-        limit = config.widest * min(program.map.n_samples, n_blocks * width) / width
-        limit = min(limit, config.largest_width / width)
-        stands_still = len(state.gaps) > 3 and state.gap > 0.5 * state.gaps[-4] and size > config.widest_start * limit
-        hopeless = len(state.gaps) > 0 and n_far > limit
-        if size > limit or hopeless or stands_still:
-            return None
-        chosen = norms.topk(size).indices
-        return torch.cat([blocks, chosen[~known[chosen]]]) if config.form == "gram" else chosen.sort().values
-
-    def _of_some_or_all(self, state: _State, alpha: float, norms: Tensor, active: Tensor) -> Tensor:
-        """A set that loses blocks, too: those that are neither active nor about to be; all of them in the end."""
-        config, n_blocks, blocks = self.config, len(norms), state.blocks
-        stays = blocks[active[blocks] | (norms[blocks] > 0.9 * alpha)]
-        norms = norms.index_fill(0, blocks, 0.0)
-        n_violating, n_far = int((norms > alpha).sum()), int((norms > config.far * alpha).sum())
-        first = config.first_columns // state.whole.coef.shape[-2]
-        if not state.gaps:
-            size = min(first, n_blocks)
-        elif n_violating == 0 and len(stays) > 0.7 * len(blocks):
-            return blocks
-        else:
-            room = max(first - len(stays), math.ceil(config.growth * int(active.sum())), 1)
-            size = min(max(room, n_far if len(state.gaps) > 1 else 0), n_violating)
-        chosen = torch.cat([stays, norms.topk(size).indices])
-        if len(chosen) > config.widest * n_blocks:
-            return torch.arange(n_blocks, device=norms.device)
-        return chosen.sort().values
-
     def point(self, program: Program, state: _State) -> Point:
-        if state.inner is None or state.n_steps == state.looked_at:
+        if state.inner is None or state.n_steps == state.checked_at:
             return state.whole
         return with_own_correlation(program, _with_predictions(program, state.inner.result()))
 
     def knows_gap(self, state: _State) -> bool:
-        return state.n_steps == state.looked_at
+        return state.n_steps == state.checked_at
 
     def activity(self, state: _State) -> str:
         if state.inner is None:

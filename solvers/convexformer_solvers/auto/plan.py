@@ -134,7 +134,7 @@ class _Planner:
         slight = 500 * rates.read / rates.calls / (n_samples * width)
         first = max(math.ceil(least), math.floor(min(slight, 0.15 * n_blocks)))
         config = WorkingSetConfig(
-            first_columns=width * (first if first <= 0.15 * n_blocks else n_blocks),
+            columns=width * (first if first <= 0.15 * n_blocks else n_blocks),
             wait=5,
             widest=0.6,
             far=2.0,
@@ -171,12 +171,12 @@ class _Planner:
             yield Stage(WorkingSet(Stage(blocks, "solves the set")), why, reductions=(Center(),))
         elif costly:
             inner = Stage(Admm(), "solves the set", reductions=(Center(),), polish=PolishConfig())
-            config = WorkingSetConfig(first_columns=500, widest=0.6, form="root")
+            config = WorkingSetConfig(columns=500, decrease=0.1, widest=0.6, form="root")
             yield Stage(WorkingSet(inner, config), "the Gram matrix of all features is costly", reductions=(Center(),))
         elif self.warm:
             single = SinglePrecision(self.config.least_single)
             inner = Stage(Admm(), "solves the set", reductions=(Center(), single), polish=PolishConfig())
-            config = WorkingSetConfig(first_columns=500, decrease=0.3, widest=0.6, form="samples")
+            config = WorkingSetConfig(columns=500, widest=0.6, form="samples")
             why = "a path has few active blocks at first"
             yield Stage(WorkingSet(inner, config), why, 150, (Center(),), PolishConfig())
 

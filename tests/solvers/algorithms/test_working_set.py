@@ -30,7 +30,7 @@ from convexformer_solvers.points import completed, gap_estimate, null_point
 
 def working_set(algorithm, columns, form="root", **numbers):
     """The algorithm on a set that begins with so many columns, and grows by as many."""
-    config = WorkingSetConfig(first_columns=columns, more_columns=columns, form=form, **numbers)
+    config = WorkingSetConfig(columns=columns, form=form, **numbers)
     return WorkingSet(Stage(algorithm, "solves the set"), config)
 
 
@@ -167,7 +167,7 @@ def test_a_rough_gap_below_zero_does_not_keep_a_set_from_looking():
     state = state._replace(gap=-state.gap)
     for _ in range(12):
         state = solver.step(program, state)
-    assert len(state.gaps) > 0
+    assert state.n_checks > 0
 
 
 def test_means_of_larger_data_cost_paths_next_to_nothing():

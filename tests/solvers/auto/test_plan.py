@@ -195,7 +195,7 @@ class TestDecisionList:
             first = plan(program)[0]
             assert inside(first) is GreedyFista
             n_features = math.prod(program.map.feature_shape)
-            assert (first.algorithm.config.first_columns < n_features) == on_some
+            assert (first.algorithm.config.columns < n_features) == on_some
 
     @pytest.mark.parametrize(
         ("c", "penalty", "inner"), [(1, "group_l2", BlockDescent), (3, "group_l2", Admm), (3, "nuclear", Admm)]

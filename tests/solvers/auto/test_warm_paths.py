@@ -101,7 +101,7 @@ def test_a_path_forms_one_gram_matrix(monkeypatch, n):
 
 def set_of_blocks(form, solver=None):
     inner = Stage(solver or Admm(), "solves the set", polish=None if solver else PolishConfig())
-    return WorkingSet(inner, WorkingSetConfig(first_columns=2, form=form))
+    return WorkingSet(inner, WorkingSetConfig(columns=2, form=form))
 
 
 SOLVERS = {
