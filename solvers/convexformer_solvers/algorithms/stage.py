@@ -16,10 +16,8 @@ from convexformer_solvers.validation import check_kind
 from .base import PrimalDualSolver, Solver
 from .polish import PolishConfig, polished
 
-# Steps from one estimate of the gap to the next where an algorithm may be given up.
-_LOOK_EVERY = 4
 # Gap over the best constant model's objective from which on products in single precision say too little.
-_ROUGH = 1e-5
+_ROUGH = 100 * torch.finfo(torch.float32).eps
 
 
 @dataclass(frozen=True)
@@ -34,7 +32,7 @@ class Patience:
         The same as a share of the steps so far, where that is more.
     grace : float, default=0
         Work, in steps on all blocks, for which this does not count, as other algorithms would take as long to begin.
-        The gap of the first look must have halved in half of that.
+        The first estimate must have halved in half of that.
     """
 
     steps: int = 30
@@ -88,42 +86,18 @@ class Polishing(NamedTuple):
 
 
 class Running(NamedTuple):
-    """A stage with the state of its algorithm.
-
-    Attributes
-    ----------
-    stage : Stage
-        The stage.
-    chain : Chain
-        The program, and what the reductions have made of it.
-    inner : object
-        The algorithm's state on the reduced program.
-    n_steps : int
-        Steps so far.
-    gap : float or None
-        Estimate of the gap at the last step; infinite where there is none, None where the algorithm has none.
-    point : Point or None
-        The polished point of the last step, of the chain's program in double precision.
-    polishing : Polishing
-        When the next polish comes.
-    best : object
-        The state of the algorithm that last reached a goal.
-    goal : float
-        Gap of which half is the next goal.
-    until : float
-        Step until which that must be reached.
-    """
+    """A stage with the state of its algorithm."""
 
     stage: Stage
-    chain: Chain
-    inner: Any
+    chain: Chain  # the program, and what the reductions have made of it
+    inner: Any  # the algorithm's state on the reduced program
     n_steps: int = 0
-    gap: float | None = None
-    point: Point | None = None
+    gap: float | None = None  # estimate at the last step; infinite: none there, None: the algorithm has none
+    point: Point | None = None  # the polished one of the last step, of the chain's program in double precision
     polishing: Polishing = Polishing()
-    best: Any = None
-    goal: float = math.inf
-    until: float = math.inf
+    best: Any = None  # state of the algorithm that last reached a goal
+    goal: float = math.inf  # gap of which half is the next goal
+    until: float = math.inf  # step until which that must be reached
 
     def activity(self) -> str:
         """What is going on, in a few words."""
@@ -147,18 +121,8 @@ class Running(NamedTuple):
 def begun(stage: Stage, program: Program, start: Point, before: Running | None = None, known: Any = None) -> Running:
     """The stage at a starting point.
 
-    Parameters
-    ----------
-    stage : Stage
-        The stage.
-    program : Program
-        Its program.
-    start : Point
-        Where to start.
-    before : Running, optional
-        The stage before on the same program: what it has made of the program is not made again.
-    known : object, optional
-        A state of the algorithm on other blocks, where it ``takes_other_blocks``.
+    What the stage `before` has made of the program is not made again; `known` is a state of the algorithm on other
+    blocks, for one that ``takes_other_blocks``.
     """
     chain = Chain.of(program, stage.reductions, None if before is None else before.chain)
     first = chain.restrict(start)
@@ -207,7 +171,7 @@ def stepped(state: Running) -> Running:
         return state._replace(gap=stage.algorithm.gap_estimate(program, inner))
     # Where polishes help, nothing ends before the next.
     asks = n_steps >= state.polishing.next or not state.polishing.helps
-    watches = stage.patience is not None and n_steps % _LOOK_EVERY == 0
+    watches = stage.patience is not None and n_steps % (stage.polish.wait if stage.polish else 1) == 0
     gap = _gap(state) if asks or watches else math.inf
     state = _polished(state._replace(gap=gap)) if asks else state._replace(gap=math.inf)
     return _watched(state, state.gap if asks and state.gap is not None else gap)

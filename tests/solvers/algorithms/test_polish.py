@@ -238,7 +238,7 @@ def test_gaps_between_polishes_that_help_are_not_asked_for():
             return super().gap_estimate(program, state)
 
     # Nobody but the stage asks where rho stays.
-    state = begun(with_polishes(Asked(config=AdmmConfig(rho_at=())), wait=4), program, null_point(program))
+    state = begun(with_polishes(Asked(config=AdmmConfig(adapt_at=())), wait=4), program, null_point(program))
     for iteration in range(1, 40):
         due, helped = state.polishing.next, state.polishing.helps
         state = stepped(state)

@@ -14,11 +14,8 @@ class AdmmConfig:
     over_relaxation : float, default=1.7
         Share of each step that is taken; below 2. More than 1 saves a third of the iterations.
     memory : int, default=8
-        Differences that Anderson acceleration keeps; with none there is no acceleration.
-    memory_numbers : int, default=2**30
-        Numbers that these may hold in all, two of them at least: 4 GB in single precision.
-    bold : float, default=3
-        Sum of the sizes of an extrapolation's weights from which on it is compared with the best constant model.
+        Differences that Anderson acceleration keeps; with none there is no acceleration. Half as many iterations are
+        the moves by which ``rho`` is set.
     threshold : float, default=10/3
         The first ``rho`` is such that the prox's threshold ``alpha / rho`` is so many times the median active group.
     independent_threshold, correlated_threshold : float, default=2, 5
@@ -26,29 +23,26 @@ class AdmmConfig:
         more so, the longer groups grow.
     near_threshold : float, default=1.5
         The same along a path for losses that couple the outputs, where one number bounds a matrix of curvatures.
+    independent, correlated : float, default=1.7, 8
+        ``eigenvalue_ratio`` up to which features are nearly independent, gated ones included, and from which on they
+        are correlated.
     first_share : float, default=0.25
         Share of that for the groups of the first proximal step, which grow where features are correlated; twice that
         where the squared loss needs no other ``rho``, as features are nearly independent.
-    rho_at : tuple of int, default=(5, 15, 25, 40, 70, 100, 200, 400, 800)
-        Iterations after which ``rho`` is set anew: by the size of groups after the first, then by recent moves.
-    moves : int, default=4
-        Iterations that these moves span.
+    adapt_at : tuple of int, default=(5, 15, 25, 40, 70, 100, 200, 400, 800)
+        Iterations after which ``rho`` is set anew, by the size of groups after the first, then by recent moves, and the
+        curvatures of a loss that is not quadratic.
     refactor : float, default=2.2
         Factor by which ``rho`` must change for another factorisation to be worth its cost.
-    largest_change : float, default=30
-        Factor by which moves may change ``rho`` at once: those that are rounding tell nothing of it.
-    largest_change_on_paths : float, default=4
-        The same from one alpha of a path to the next.
-    curvature_at : tuple of int, default=(5, 15, 40, 100, 200, 400, 800)
-        Iterations after which the curvatures of a loss that is not quadratic are looked at anew.
+    largest_change : float, default=8
+        Factor by which moves, or the next alpha of a path, may change ``rho`` at once: moves that are rounding say
+        nothing of it.
     curvature_change : float, default=0.2
         Mean relative change of the curvatures below which they stay.
     least_curvature : float, default=0.02
-        Curvature of a sample's loss at least, as a share of its bound.
+        Curvature of a sample's loss at least, as a share of its bound, and of what moves show, as a share of that.
     safety : float, default=1.3
-        Curvature that is reckoned with, over that which was met.
-    least_margin : float, default=0.1
-        The same at least, over the local one: moves may meet none, as in the linear part of Huber's loss.
+        Curvature that is reckoned with, over that which moves have shown.
     loss_steps : int, default=10
         Ridge problems within one proximal step on a loss that is not quadratic, at most, where they cost little.
     loss_accuracy : float, default=0.1
@@ -57,22 +51,18 @@ class AdmmConfig:
 
     over_relaxation: float = 1.7
     memory: int = 8
-    memory_numbers: int = 2**30
-    bold: float = 3.0
     threshold: float = 10 / 3
     independent_threshold: float = 2.0
     correlated_threshold: float = 5.0
     near_threshold: float = 1.5
+    independent: float = 1.7
+    correlated: float = 8.0
     first_share: float = 0.25
-    rho_at: tuple[int, ...] = (5, 15, 25, 40, 70, 100, 200, 400, 800)
-    moves: int = 4
+    adapt_at: tuple[int, ...] = (5, 15, 25, 40, 70, 100, 200, 400, 800)
     refactor: float = 2.2
-    largest_change: float = 30.0
-    largest_change_on_paths: float = 4.0
-    curvature_at: tuple[int, ...] = (5, 15, 40, 100, 200, 400, 800)
+    largest_change: float = 8.0
     curvature_change: float = 0.2
     least_curvature: float = 0.02
     safety: float = 1.3
-    least_margin: float = 0.1
     loss_steps: int = 10
     loss_accuracy: float = 0.1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,12 +39,12 @@ class Admm(PrimalDualSolver):
     The splitting is ``W = Z``: ``W`` carries the loss, replaced by a quadratic around the last predictions whose
     curvature follows that of each sample, ``Z`` the penalty. Each update of ``W`` is a ridge problem whose Gram
     matrix, on the smaller side of the data, is formed once and serves all outputs; ``rho`` follows the size of the
-    groups and, from the fifteenth iteration on, the curvatures that moves meet in the loss and in the penalty.
-    Correlated features cost nothing extra: the metric takes them out. On the side of the samples up to ten such
-    problems, which cost no product with the data there, take the quadratics to the proximal step of the loss itself.
-    Per iteration two products with the data and two triangular solves for each problem; the iterates are accelerated
-    (``Anderson``). Along a path each alpha starts where the line through the ends of the last two leads, as far as the
-    curvature of the loss does not jump.
+    groups and, from the fifteenth iteration on, the curvatures that moves show in the loss and in the penalty. The
+    metric takes out correlation of the features. On the side of the samples up to ten such problems, which cost no
+    product with the data there, take the quadratics to the proximal step of the loss itself. An iteration takes two
+    products with the data and two triangular solves for each problem; the iterates are accelerated (``Anderson``).
+    Along a path each alpha starts from the linear extrapolation of the last two, unless the curvature of the loss
+    jumps.
 
     Needs a loss with finite ``smoothness`` and a penalty that is a sum over blocks. Memory: the square of the
     side that is taken, for Gram matrix and factor together.
@@ -111,7 +112,7 @@ class Admm(PrimalDualSolver):
         rho = rho or first_rho(program, start.correlation, cache.largest_rho, math.nan, config)
         if isinstance(start, End):  # near the one before; groups so small that they ask for the largest tell less
             small = rho >= cache.largest_rho
-            rho = previous.rho if small else within(previous.rho, rho, config.largest_change_on_paths)
+            rho = previous.rho if small else within(previous.rho, rho, config.largest_change)
         local, margin = _local_curvature(program, start.fitted, config), 1.0
         if _alike(program, local, previous.local, config):
             local, margin = previous.local, previous.margin
@@ -123,43 +124,22 @@ class Admm(PrimalDualSolver):
             cache.acceleration.forget()
         state = State.at(program, cache, start, local, system.rho, rule)
         # As after some iterations, so that rho is first set anew before long.
-        return state._replace(margin=margin, iteration=config.rho_at[0] // 2, before=_end_of(program, previous))
+        return state._replace(margin=margin, iteration=config.adapt_at[0] // 2, before=_end_of(program, previous))
 
     def carried_on(self, program: Program, state: State) -> State:
         """The state of iterations in another precision, for iterations on this program."""
-        coef, multiplier, local, smooth, correlation, fitted, expansion = (
-            part.to(program.y)
-            for part in (
-                state.coef,
-                state.multiplier,
-                state.local,
-                state.smooth,
-                state.correlation,
-                state.fitted,
-                state.expansion,
-            )
-        )
+        parts: dict[str, Any] = {
+            name: part.to(program.y) for name, part in state._asdict().items() if isinstance(part, Tensor)
+        }
         acceleration = Anderson(state.cache.acceleration.memory, program.outputs_separate)
         system = ridge_system(program.map, program.fit_intercept)
-        system.factorise(program.weight * state.margin * local, state.rho)
-        return state._replace(
-            cache=Cache(system, acceleration, state.cache.largest_rho),
-            local=local,
-            observed_curvature=state.observed_curvature.to(local),
-            smooth=smooth,
-            correlation=correlation,
-            fitted=fitted,
-            expansion=expansion,
-            coef=coef,
-            fitted_coef=program.map.matvec(coef),
-            multiplier=multiplier,
-            fitted_multiplier=program.map.matvec(multiplier),
-            mark=None,
-        )
+        system.factorise(program.weight * state.margin * parts["local"], state.rho)
+        parts |= {f"fitted_{name}": program.map.matvec(parts[name]) for name in ("coef", "multiplier")}
+        return state._replace(cache=Cache(system, acceleration, state.cache.largest_rho), mark=None, **parts)
 
     def step(self, program: Program, state: State) -> State:
         state = self._iterated(program, state._replace(iteration=state.iteration + 1))
-        if state.iteration + self.config.moves in self.config.rho_at[1:]:
+        if state.iteration + self.config.memory // 2 in self.config.adapt_at[1:]:
             state = state._replace(mark=state.sides)
         return self._adapted(program, state)
 
@@ -181,10 +161,6 @@ class Admm(PrimalDualSolver):
             acceleration.rounding_growth = 1.0
         coef = program.penalty.prox(total, program.alpha / rho)
         fitted_coef = program.map.matvec(coef)
-        if acceleration.largest_weights > self.config.bold and _is_worse_than_constant(program, coef, fitted_coef):
-            total, fitted_total, expansion = plain
-            coef = program.penalty.prox(total, program.alpha / rho)
-            fitted_coef = program.map.matvec(coef)
         return state._replace(
             smooth=smooth,
             correlation=rho * (smooth - center),
@@ -227,22 +203,22 @@ class Admm(PrimalDualSolver):
         """Set the curvature by what was observed, and rho; the multiplier times rho stays."""
         config, rho, local, margin = self.config, state.rho, state.local, state.margin
         exceeded = state.observed_mean > margin * math.sqrt(config.safety)
-        if not (exceeded or state.iteration in config.rho_at):
+        if not (exceeded or state.iteration in config.adapt_at):
             return state
         if exceeded:  # by few samples, mostly, as those that a move takes to where the loss is curved
             local = torch.maximum(local, config.safety / margin * state.observed_curvature)
-        looks = state.iteration in config.curvature_at and not program.loss.quadratic
-        if looks:
+        checks = state.iteration in config.adapt_at and not program.loss.quadratic
+        if checks:
             new_local = _local_curvature(program, state.fitted, config)
-            wanted = min(1.0, max(config.least_margin, config.safety * state.observed_mean))
+            wanted = min(1.0, max(config.least_curvature, config.safety * state.observed_mean))
             if not _alike(program, new_local, local, config) or margin > config.refactor * wanted:
                 local, margin = new_local, wanted
-        if state.iteration in config.rho_at:
+        if state.iteration in config.adapt_at:
             state = self._with_better_rho(program, state)
         if local is not state.local or (margin, state.rho) != (state.margin, rho):
             state.cache.system.factorise(program.weight * margin * local, state.rho)
             state.cache.acceleration.forget()
-        if exceeded or looks:
+        if exceeded or checks:
             state = state._replace(observed_mean=0.0, observed_curvature=torch.zeros_like(local))
         scale = rho / state.rho
         return state._replace(
@@ -283,16 +259,9 @@ def _ratio_that_tells(program: Program) -> float:
 
 
 def _new_cache(program: Program, correlation: Tensor, config: AdmmConfig) -> Cache:
-    largest_memory = max(config.memory_numbers // (2 * max(1, correlation.numel())), 2)
     # Where curvatures jump, extrapolations across the jumps lead astray.
-    memory = min(config.memory, largest_memory) if program.loss.smooth_curvature else 0
-    system = ridge_system(program.map, program.fit_intercept)
-    return Cache(system, Anderson(memory, program.outputs_separate), largest_rho(program, correlation))
-
-
-# Gap of an end, over the best constant model's objective, up to which the next alpha is extrapolated from it: Newton
-# steps may have ended that alpha while these iterations were at rest.
-_NEAR = 3e-2
+    acceleration = Anderson(config.memory * program.loss.smooth_curvature, program.outputs_separate)
+    return Cache(ridge_system(program.map, program.fit_intercept), acceleration, largest_rho(program, correlation))
 
 
 def _end_of(program: Program, previous: State) -> End | None:
@@ -302,9 +271,8 @@ def _end_of(program: Program, previous: State) -> End | None:
     if previous.alpha == program.alpha:
         return previous.before
     before = program.with_alpha(previous.alpha)
-    gap = Admm().gap_estimate(before, previous) / program.null_value
     # A gap below zero is that of a correlation that is not the dual point's, and then U is not that of Z either.
-    if not -1e-5 <= gap <= _NEAR:
+    if not Admm().gap_estimate(before, previous) >= -1e-5 * program.null_value:
         return None
     return End(previous.alpha, previous.coef, previous.rho * previous.multiplier, previous.fitted)
 
@@ -313,12 +281,6 @@ def _ahead(program: Program, previous: State) -> End | None:
     """Where the last two alphas lead the one of a program; None where they lead nowhere."""
     end = _end_of(program, previous) if previous.alpha != program.alpha else None
     return None if end is None or previous.before is None else end.ahead(previous.before, program.alpha)
-
-
-def _is_worse_than_constant(program: Program, coef: Tensor, fitted_coef: Tensor) -> bool:
-    """Whether coefficients with their predictions are worse than the best constant model."""
-    pred = fitted_coef + program.best_intercept(fitted_coef)
-    return not float(program.objective(coef, pred)) <= program.null_value
 
 
 def _fits_are_cheap(program: Program, system: RidgeSystem) -> bool:

@@ -11,10 +11,6 @@ from convexformer_solvers.program import Program
 
 from .config import AdmmConfig
 
-# Ratios of eigenvalues up to which features are nearly independent, gated ones included, and from which on correlated.
-_INDEPENDENT = 1.7
-_CORRELATED = 8.0
-
 
 class Sides(NamedTuple):
     """Both sides of the splitting at some iteration, with the gradients that they balance there."""
@@ -86,9 +82,9 @@ def serves_as_well(rho: float, other: float, factor: float) -> bool:
 
 def rule_from_scratch(program: Program, ratio: float, config: AdmmConfig) -> GroupSizeStepRule:
     """The rule before moves have told, by how correlated the features are: their ``eigenvalue_ratio``, or NaN."""
-    if ratio > _CORRELATED:
+    if ratio > config.correlated:
         return GroupSizeStepRule(config.correlated_threshold)
-    independent = ratio <= _INDEPENDENT and program.loss.quadratic
+    independent = ratio <= config.independent and program.loss.quadratic
     return GroupSizeStepRule(config.independent_threshold if independent else config.threshold)
 
 
@@ -101,7 +97,7 @@ def first_rho(program: Program, correlation: Tensor, largest: float, ratio: floa
     slope = float((correlation * direction).sum())
     step = slope / _bend(program, direction) if slope > 0 else 0.0
     rule = GroupSizeStepRule(config.threshold)
-    share = config.first_share * (2 if ratio <= _INDEPENDENT and program.loss.quadratic else 1)
+    share = config.first_share * (2 if ratio <= config.independent and program.loss.quadratic else 1)
     rho = share * (rule.rho(program, step * direction, largest) or 0.0)
     if rho > 0:
         return rho
