@@ -13,10 +13,10 @@ class ScheduleConfig:
     Parameters
     ----------
     interval : int, default=10
-        Iterations between certificates of a solver that has no estimate of its gap, and at most before the first ones.
-        Also where a callback or a progress bar waits for them, and where the estimate is negative.
+        Iterations between certificates where the gap has no estimate, at first fewer, or a negative one, or where a
+        callback or a progress bar is told of them.
     longest : int, default=50
-        Iterations between certificates while the estimate is above the tolerance.
+        Iterations between certificates elsewhere, while the estimate is above the tolerance.
     growth : float, default=1/3
         Share of all iterations that takes the place of either where it is more, for a solver with an estimate.
     """
