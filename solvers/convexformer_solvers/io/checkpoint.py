@@ -1,8 +1,9 @@
-"""The file that an interrupted path is resumed from: which program it is of, and the points found so far."""
+"""Checkpoint of a path of solutions: a fingerprint of the program and the points found so far."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,19 +23,17 @@ from .npz import read_archive, write_archive
 _CONTENT = "path"
 _FORMAT = 1
 _RUN: dict[str, tuple[type, ...]] = {"n_iter": (int,), "seconds": (int, float), "solver": (str,)}
-_RTOL = 1e-9  # the same sum on another machine differs by rounding
 
 
 class PathFile:
-    """Points of a path on disk; the file is replaced, never changed in place, whenever one is added.
+    """Points of a path in a file, which is written anew whenever one is added.
 
-    Nothing read from the file is believed: it must tell of the same program and grid, and the certificates of its
-    points are computed anew. It holds no code.
+    What is read must be of the same program and grid; certificates of its points are computed again.
 
     Parameters
     ----------
     resume : str or path-like
-        The file. Read when it is there, else written at the first point.
+        The file. Read where it exists, else written at the first point.
     program : Program
         The program; its ``alpha`` is ignored.
     grid : sequence of float
@@ -62,10 +61,7 @@ class PathFile:
             self._read()
 
     def load(self, index: int, program: Program, dtype: torch.dtype) -> SolverResult | None:
-        """The stored point of one alpha, certified here and now for ``program`` at that alpha; None if there is none.
-
-        It comes in a precision, on the device of the program. Its history is that one certificate.
-        """
+        """The stored point of one alpha, if any, in a precision, certified again for the program at that alpha."""
         if index not in self._points:
             return None
         run, history, device = self._runs[index], History(), program.map.device
@@ -92,9 +88,8 @@ class PathFile:
         try:
             header, arrays = read_archive(self.path, _CONTENT)
         except ValueError as error:
-            raise ValueError(
-                f"resume: {error}. Give what an earlier call wrote, or a path where there is nothing yet"
-            ) from error
+            message = f"resume: {error}. Give what an earlier call wrote, or a path where there is nothing yet"
+            raise ValueError(message) from error
         if header.get("format") != _FORMAT:
             raise self._refused("it was saved by another version")
         saved, runs = header.get("program"), header.get("runs")
@@ -130,36 +125,18 @@ def _real(name: str, part: NDArray, device: torch.device) -> Tensor:
 
 
 def fingerprint(program: Program, grid: Sequence[float]) -> dict[str, Any]:
-    """What tells one program and grid from another, whatever the machine: shapes, names and checksums.
-
-    Parameters
-    ----------
-    program : Program
-        Its ``alpha`` does not count.
-    grid : sequence of float
-        The alphas.
-
-    Returns
-    -------
-    dict
-        Names to strings, booleans, numbers and lists of numbers.
-
-    Examples
-    --------
-    >>> from convexformer_solvers import DenseMap, GroupL2, Program, Squared
-    >>> A = DenseMap(torch.eye(2, dtype=torch.float64)[:, :, None])
-    >>> program = Program(A, torch.tensor([[3.0], [4.0]], dtype=torch.float64), Squared(), GroupL2(), alpha=1.0)
-    >>> marks = fingerprint(program, [1.0])
-    >>> marks["loss"], marks["coef_shape"], marks["y"][0]
-    ('Squared()', [2, 1, 1], 5.0)
-    """
+    """Shapes, names and checksums that tell a program, whatever its ``alpha``, and a grid of alphas from others."""
     generator = torch.Generator().manual_seed(0)
     vector = torch.randn((*program.map.feature_shape, 1), generator=generator, dtype=torch.float64)
+
+    def described(part: Any) -> str:
+        return repr(part) if dataclasses.is_dataclass(part) else type(part).__qualname__
+
     return {
         "coef_shape": list(program.coef_shape),
         "n_samples": program.map.n_samples,
-        "loss": _described(program.loss),
-        "penalty": _described(program.penalty),
+        "loss": described(program.loss),
+        "penalty": described(program.penalty),
         "fit_intercept": program.fit_intercept,
         "y": _checksum(program.y),
         "sample_weight": _checksum(program.weight),
@@ -169,12 +146,8 @@ def fingerprint(program: Program, grid: Sequence[float]) -> dict[str, Any]:
     }
 
 
-def _described(part: Any) -> str:
-    return repr(part) if dataclasses.is_dataclass(part) else type(part).__qualname__
-
-
 def _checksum(values: Tensor) -> list[float]:
-    """Norm of an array and one random projection per column: equal up to rounding wherever they are computed."""
+    """Norm of an array and a random projection of each column, which differ between machines by rounding."""
     rows = values.detach().double().cpu().reshape(len(values), -1)
     direction = torch.randn(len(rows), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     return [float(torch.linalg.vector_norm(rows)), *(direction @ rows).tolist()]
@@ -198,5 +171,5 @@ def _same(saved: Any, now: Any) -> bool:
         numbers = np.asarray(saved, dtype=float)
     except (TypeError, ValueError):  # a damaged file
         return False
-    scale = float(np.abs(now).max(initial=0.0))
-    return numbers.shape == np.shape(now) and np.allclose(numbers, now, rtol=0, atol=_RTOL * scale, equal_nan=True)
+    rounding = math.sqrt(np.finfo(float).eps) * np.abs(now).max(initial=0.0)  # of sums on another machine
+    return numbers.shape == np.shape(now) and np.allclose(numbers, now, rtol=0, atol=rounding, equal_nan=True)
