@@ -1,4 +1,4 @@
-"""The one loop that runs, certifies and stops every solver."""
+"""Outer loop of every solver: step, certify, stop."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import math
 import time
 import warnings
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -46,7 +45,7 @@ def solve(
     Parameters
     ----------
     program : Program
-        What to solve. The certificate speaks of the program in the precision given here.
+        What to solve. The certificate is that of the program in the precision given here.
     solver : Solver
         The algorithm.
     tol : float, default=1e-4
@@ -54,23 +53,21 @@ def solve(
     max_iter : int, default=10000
         Iterations at most.
     start : (coef, intercept), optional
-        Starting point, returned as it is where its certified gap is within ``tol``. Default: the best constant model,
-        which also takes the place of a start that is worse.
+        Starting point, returned as it is where its gap is within ``tol``. Default: the best constant model, which also
+        replaces a start that is worse.
     dtype : torch.dtype, type of numpy or {'float32', 'float64'}, optional
         Precision in which the solver works. Default: that of the program's map.
     device : torch.device or str, optional
         Device on which solver and certificate work. Default: that of the program's map.
     callback : callable, optional
-        Called with a ``Progress`` after each certificate; returning True stops the solve. With a callback or a
-        progress bar certificates come a little more often.
+        Called with a ``Progress`` after each certificate, which come a little more often then; True stops the solve.
     verbose : bool, default=False
-        Whether to show a progress bar with gap, objective and what the solver is doing.
+        Whether to show a progress bar with gap, objective and the solver's activity.
 
     Returns
     -------
     SolverResult
-        The certified point with the smallest objective, tensors in the working precision and on the working device,
-        without gradients.
+        The certified point with the smallest objective, without gradients, in the working precision and device.
 
     Raises
     ------
@@ -79,8 +76,7 @@ def solve(
     TypeError
         If ``solver`` is no solver or needs what the program does not have, or the callback cannot be called.
     ValueError
-        If ``tol``, ``max_iter``, ``dtype`` or ``start`` are out of range, or the data in units whose squares leave the
-        precision.
+        If an argument is out of range, or squares of the data are out of the range of the precision.
 
     Warns
     -----
@@ -96,14 +92,13 @@ def solve(
     >>> solve(program, Fista(), tol=1e-10).coef.flatten()
     tensor([2., 0.], dtype=torch.float64)
     """
-    options = Options(tol, max_iter, callback, verbose)
-    point = as_point(start)
+    options, point = Options(tol, max_iter, callback, verbose), as_point(start)
     return solve_on(forms_for(solver, program, dtype, device), solver, options, point)[0]
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What ends a solve and who watches it, with or without gradients; the arguments of ``solve``, which it checks."""
+    """Arguments of ``solve``, checked, and whether its callback may record gradients."""
 
     tol: float = 1e-4
     max_iter: int = 10_000
@@ -118,30 +113,14 @@ class Options:
 
 
 class WarmStart(NamedTuple):
-    """What a solve leaves to the next one on the same data.
-
-    Attributes
-    ----------
-    point : Point
-        The last point of the solver.
-    state : object
-        Its last state.
-    """
+    """The last point and state of a solver, for the next solve on the same data."""
 
     point: Point
     state: Any
 
 
 class Forms(NamedTuple):
-    """The forms of a program that a solve needs.
-
-    Attributes
-    ----------
-    reference : Program
-        What certificates speak of, on the device of the solve.
-    chain : Chain
-        The program in the precision of the solve, and what reductions make of it for the solver.
-    """
+    """The program that certificates bound, and the chain of its reductions in the precision of the solve."""
 
     reference: Program
     chain: Chain
@@ -159,14 +138,14 @@ class Forms(NamedTuple):
 def forms_for(
     solver: Solver, program: Program, dtype: torch.dtype | str | None, device: torch.device | str | None
 ) -> Forms:
-    """The forms of a program for a solve in a precision and on a device; ``TypeError`` where it is not for the solver.
-
-    That is the same for every ``alpha``.
-    """
+    """The forms of a program for a solve; ``TypeError`` where the solver, whatever the ``alpha``, does not apply."""
     check_solver_type(solver)
-    precision = as_dtype(dtype, program.map.dtype)
+    precision, y, weight = as_dtype(dtype, program.map.dtype), program.y, program.sample_weight
     with torch.no_grad():
-        reference = _without_gradients(program).to(device=device)
+        if y.requires_grad or (weight is not None and weight.requires_grad):
+            without = None if weight is None else weight.detach()
+            program = dataclasses.replace(program, y=y.detach(), sample_weight=without)
+        reference = program.to(device=device)
         working = reference.to(dtype=precision)
         simple = SimplePenalty()
         simplest = simple.apply(working)[0] if simple.accepts(working) else working
@@ -177,14 +156,6 @@ def forms_for(
         return Forms(reference, Chain.of(working, (DropZeroWeights(), simple, *solver.reductions)))
 
 
-def _without_gradients(program: Program) -> Program:
-    """The same program with targets and weights that do not require gradients."""
-    y, weight = program.y, program.sample_weight
-    if not (y.requires_grad or (weight is not None and weight.requires_grad)):
-        return program
-    return dataclasses.replace(program, y=y.detach(), sample_weight=None if weight is None else weight.detach())
-
-
 def solve_on(
     forms: Forms, solver: Solver, options: Options, start: Point | None = None, previous: Any = None
 ) -> tuple[SolverResult, WarmStart]:
@@ -193,182 +164,170 @@ def solve_on(
         torch.no_grad(),  # data that require gradients have none of the solution's
         tqdm(total=options.max_iter, disable=not options.verbose, desc=solver.name, unit="it", leave=True) as bar,
     ):
-        first = _starting_point(forms.working, start)
-        run = _Run(forms.reference, solver.name, options, first)
+        run = _Run(forms, solver, options, bar, _starting_point(forms.working, start))
         # Predictions come with points on the way to somewhere; one without may be good enough as it is.
         given = start is not None and start.pred is None
-        state: Any = previous
-        within_tol = False
         try:
-            status = run.check(first, bar) if given else None
+            status = run.check(run.start) if given else None
             if status is None:
-                origin = null_point(forms.working) if given and run.is_worse_than_constant else first
-                state = _first_state(forms.chain, solver, origin, previous)
-                status, state = run.until_stop(forms.chain, solver, state, bar)
-            # A given start has been certified.
-            within_tol = status is not Status.CONVERGED and not given and run.falls_back_on(first)
+                run.begin(given, previous)
+                status = run.until_stop()
+                within_tol = status is not Status.CONVERGED and not given and run.falls_back()
+                # Who ended the run is not told that it ended by itself.
+                if within_tol and status is not Status.STOPPED:
+                    status = Status.CONVERGED
         except KeyboardInterrupt:
-            status = run.interrupted(bar, None if given else first)
-    # Who ended the run is not told that it ended by itself.
-    if within_tol and status in (Status.MAX_ITER, Status.STALLED):
-        status = Status.CONVERGED
+            status = run.interrupted(given)
     result = run.result(status)
     if status is Status.INTERRUPTED:
         raise SolverInterrupted(result)
     if status in (Status.MAX_ITER, Status.STALLED):
         _warn_not_converged(result, options, forms.working.map.dtype)
-    return result, WarmStart(run.last, state)
-
-
-def _factorisation_failed(solver: Solver, program: Program, error: Exception) -> ValueError:
-    """What to say where matrices hold infinite numbers, or next to none but zeros, from the first step on."""
-    return ValueError(
-        f"a factorisation of solver {solver.name!r} failed in {program.y.dtype} ({error}), as a rule because squares "
-        "of the data or the targets are too small or too large for it; scale the features (and alpha with them) or the "
-        "targets to about one"
-    )
-
-
-def _first_state(chain: Chain, solver: Solver, start: Point, previous: Any) -> Any:
-    program, start = chain.program, chain.restrict(start)
-    try:
-        return solver.init(program, start) if previous is None else solver.init_again(program, start, previous)
-    except torch.linalg.LinAlgError as error:
-        raise _factorisation_failed(solver, program, error) from error
-
-
-def _point(chain: Chain, solver: Solver, state: Any) -> Point:
-    """The point of a state, of the program in the precision of the solve."""
-    return completed(chain.original, chain.invert(solver.point(chain.program, state)))
+    return result, WarmStart(run.last, run.state)
 
 
 class _Run:
-    """Book-keeping of one solve: certificates, best point, history."""
+    """One solve: the state of the solver, certificates, best point, history."""
 
-    def __init__(self, program: Program, solver_name: str, options: Options, start: Point) -> None:
-        self.program, self.solver_name, self.options, self.start = program, solver_name, options, start
-        self.latest: Callable[[], Point] = lambda: start
-        self.history = History()
-        self.began = time.perf_counter()
-        self.iteration = 0
-        self.best: tuple[Point, Certificate] | None = None
-        self.last: Point
-        self.last_gap: float
+    best: Progress
+    last: Point
+    last_gap: float
 
-    def until_stop(self, chain: Chain, solver: Solver, state: Any, bar: tqdm) -> tuple[Status, Any]:
-        options, program = self.options, chain.program
+    def __init__(self, forms: Forms, solver: Solver, options: Options, bar: tqdm, start: Point) -> None:
+        self.reference, self.chain = forms
+        self.solver, self.options, self.bar, self.start = solver, options, bar, start
+        self.history, self.began = History(), time.perf_counter()
+        self.iteration, self.state = 0, None
+
+    def begin(self, given: bool, previous: Any) -> None:
+        """Set the first state: at the best constant model where a given start is worse."""
+        worse = given and not self.best.certificate.primal <= self.reference.null_value
+        start = self.chain.restrict(null_point(self.chain.original) if worse else self.start)
+        program, solver = self.chain.program, self.solver
+        try:
+            self.state = (
+                solver.init(program, start) if previous is None else solver.init_again(program, start, previous)
+            )
+        except torch.linalg.LinAlgError as error:
+            raise self.factorisation_failed(error) from error
+
+    def until_stop(self) -> Status:
+        """Step until a certificate, the callback, the solver or the number of iterations ends the run."""
+        options, solver, program = self.options, self.solver, self.chain.program
         watched = options.verbose or options.callback is not None
-        schedule = Schedule(options.tol * self.program.null_value, watched)
+        schedule = Schedule(options.tol * self.reference.null_value, watched)
         while True:
             try:
-                state = solver.step(program, state)
+                self.state = solver.step(program, self.state)
             except torch.linalg.LinAlgError as error:
                 if self.iteration == 0:
-                    raise _factorisation_failed(solver, program, error) from error
-                return self.stalled(bar), state
-            self.latest = partial(_point, chain, solver, state)
+                    raise self.factorisation_failed(error) from error
+                self.record_latest()
+                return Status.CONVERGED if self.is_within_tol else Status.STALLED
             self.iteration += 1
-            if not bar.disable:
-                bar.set_description_str(solver.activity(state), refresh=False)
-            bar.update()
-            finished, estimate = solver.finished(state), solver.gap_estimate(program, state)
-            if not (finished or self.iteration == options.max_iter or schedule.due(self.iteration, estimate)):
+            if not self.bar.disable:
+                self.bar.set_description_str(solver.activity(self.state), refresh=False)
+            self.bar.update()
+            finished, estimate = solver.finished(self.state), solver.gap_estimate(program, self.state)
+            out_of_iterations = self.iteration == options.max_iter
+            if not (finished or out_of_iterations or schedule.due(self.iteration, estimate)):
                 continue
-            status = self.check(self.latest(), bar)
+            status = self.check(self.latest())
             schedule.certified(self.iteration, estimate, self.last_gap)
             if status is not None:
-                return status, state
+                return status
             # The solver is there, and what it is rounded to is not.
-            too_rough = schedule.stands_still and chain.original.y.dtype == torch.float32
-            if finished or too_rough:
-                return Status.STALLED, state
-            if self.iteration == options.max_iter:
-                return Status.MAX_ITER, state
+            if finished or (schedule.stands_still and self.chain.original.y.dtype == torch.float32):
+                return Status.STALLED
+            if out_of_iterations:
+                return Status.MAX_ITER
+
+    def factorisation_failed(self, error: Exception) -> ValueError:
+        """The error where matrices hold infinite numbers, or almost only zeros, from the first step on."""
+        return ValueError(
+            f"a factorisation of solver {self.solver.name!r} failed in {self.chain.program.y.dtype} ({error}), as a "
+            "rule because squares of the data or the targets are too small or too large for it; scale the features "
+            "(and alpha with them) or the targets to about one"
+        )
+
+    def latest(self) -> Point:
+        """The point of the state, of the program in the precision of the solve."""
+        if self.iteration == 0:
+            return self.start
+        point = self.solver.point(self.chain.program, self.state)
+        return completed(self.chain.original, self.chain.invert(point))
 
     @property
-    def is_worse_than_constant(self) -> bool:
-        """Whether the best point so far is worse than the best constant model."""
-        assert self.best is not None
-        return not self.best[1].primal <= self.program.null_value
+    def is_within_tol(self) -> bool:
+        """Whether the gap of the best point is."""
+        return self.best.certificate.relative_gap <= self.options.tol
 
-    def falls_back_on(self, start: Point) -> bool:
+    def falls_back(self) -> bool:
         """Take the starting point where no other is as good, as few steps may lead away; whether it is within tol."""
-        assert self.best is not None
-        certificate = certify(self.program, start.coef, start.intercept, start.dual).tighten(self.best[1])
-        if certificate.primal >= self.best[1].primal:
+        coef, intercept, dual = self.start[:3]
+        assert intercept is not None
+        certificate = certify(self.reference, coef, intercept, dual).tighten(self.best.certificate)
+        if certificate.primal >= self.best.certificate.primal:
             return False
-        self.best = (start, certificate)
-        self.history.append(self.iteration, time.perf_counter() - self.began, certificate)
-        return certificate.relative_gap <= self.options.tol
+        self.keep(coef, intercept, certificate)
+        return self.is_within_tol
 
-    def stalled(self, bar: tqdm) -> Status:
-        """How a run ended that could take no further step."""
-        self.record_latest(bar)
-        assert self.best is not None
-        return Status.CONVERGED if self.best[1].relative_gap <= self.options.tol else Status.STALLED
-
-    def record_latest(self, bar: tqdm) -> None:
-        """Certify the last point, unless that has been done."""
-        if not self.history.iteration or self.history.iteration[-1] < self.iteration:
-            self.record(self.latest(), bar)
-
-    def interrupted(self, bar: tqdm, fallback: Point | None) -> Status:
-        """Certify the last point, unless that has been done, and the one to fall back on, if there is one."""
+    def interrupted(self, given: bool) -> Status:
+        """Certify the last point, unless that has been done, and the starting point, which has been if given."""
         try:
-            self.record_latest(bar)
-            if fallback is not None:
-                self.falls_back_on(fallback)
+            self.record_latest()
+            if not given:
+                self.falls_back()
         except KeyboardInterrupt:  # again: what has been certified by now is the result
-            if self.best is None:
+            if not self.history.iteration:
                 raise
         return Status.INTERRUPTED
 
-    def check(self, point: Point, bar: tqdm) -> Status | None:
+    def record_latest(self) -> None:
+        """Certify the last point, unless that has been done."""
+        if not self.history.iteration or self.history.iteration[-1] < self.iteration:
+            self.record(self.latest())
+
+    def check(self, point: Point) -> Status | None:
         """Certify a point and ask the callback; the status that ends the run, if it does."""
-        progress = self.record(point, bar)
+        self.record(point)
         # The convergence test comes first: a converged point is converged whatever the callback says.
         callback = self.options.callback
         with torch.set_grad_enabled(self.options.gradients):
-            stop = callback is not None and bool(callback(progress))
-        if progress.certificate.relative_gap <= self.options.tol:
+            stop = callback is not None and bool(callback(self.best))
+        if self.is_within_tol:
             return Status.CONVERGED
         return Status.STOPPED if stop else None
 
-    def record(self, point: Point, bar: tqdm) -> Progress:
+    def record(self, point: Point) -> None:
         """Certify a point and keep the best one so far; one that has left the range of its precision is the start."""
         assert point.intercept is not None
         if not bool(torch.isfinite(point.coef).all() and torch.isfinite(point.intercept).all()):
             point = self.start
-        self.last = point
-        certificate = certify(self.program, point.coef, point.intercept, point.dual)
-        self.last_gap = certificate.gap
-        if self.best is not None:
-            certificate = certificate.tighten(self.best[1])
-            if self.best[1].primal < certificate.primal:
-                point = self.best[0]
-                certificate = self.best[1].tighten(certificate)
-        self.best = (point, certificate)
-        assert point.intercept is not None
+        coef, intercept, dual = point[:3]
+        assert intercept is not None
+        certificate = certify(self.reference, coef, intercept, dual)
+        self.last, self.last_gap = point, certificate.gap
+        if self.history.iteration:
+            best = self.best
+            certificate = certificate.tighten(best.certificate)
+            if best.certificate.primal < certificate.primal:
+                coef, intercept, certificate = best.coef, best.intercept, best.certificate.tighten(certificate)
+        self.keep(coef, intercept, certificate)
+
+    def keep(self, coef: Tensor, intercept: Tensor, certificate: Certificate) -> None:
+        """Note the best point down."""
         seconds = time.perf_counter() - self.began
+        self.best = Progress(self.iteration, seconds, certificate, coef, intercept)
         self.history.append(self.iteration, seconds, certificate)
-        bar.set_postfix_str(f"gap {certificate.relative_gap:.1e}, objective {certificate.primal:.6g}", refresh=False)
-        return Progress(self.iteration, seconds, certificate, point.coef, point.intercept)
+        shown = f"gap {certificate.relative_gap:.1e}, objective {certificate.primal:.6g}"
+        self.bar.set_postfix_str(shown, refresh=False)
 
     def result(self, status: Status) -> SolverResult:
-        assert self.best is not None
-        (coef, intercept, *_), certificate = self.best
-        assert intercept is not None
-        # Results are nobody else's tensors.
-        return SolverResult(
-            coef.clone(),
-            intercept.clone(),
-            certificate,
-            status,
-            self.iteration,
-            time.perf_counter() - self.began,
-            self.history,
-            self.solver_name,
-        )
+        """The best point in tensors of its own."""
+        coef, intercept, seconds = self.best.coef.clone(), self.best.intercept.clone(), time.perf_counter() - self.began
+        certificate, n_iter, name = self.best.certificate, self.iteration, self.solver.name
+        return SolverResult(coef, intercept, certificate, status, n_iter, seconds, self.history, name)
 
 
 def as_point(start: Any) -> Point | None:
@@ -387,16 +346,16 @@ def as_point(start: Any) -> Point | None:
 def _starting_point(program: Program, start: Point | None) -> Point:
     if start is None:
         return null_point(program)
-    coef, intercept = start.coef, start.intercept
+    coef, intercept, shape = start.coef, start.intercept, program.coef_shape
     if not (isinstance(coef, Tensor) and isinstance(intercept, Tensor)):
         kinds = f"{type(coef).__name__} and {type(intercept).__name__}"
         raise TypeError(f"start must be a pair of tensors, coefficients and intercept, got {kinds}")
     # Copies: results are nobody else's tensors.
-    coef, intercept = coef.detach().to(program.y, copy=True), intercept.detach().to(program.y, copy=True)
-    if tuple(coef.shape) != program.coef_shape or tuple(intercept.shape) != program.coef_shape[-1:]:
+    coef, intercept = (part.detach().to(program.y, copy=True) for part in (coef, intercept))
+    if tuple(coef.shape) != shape or tuple(intercept.shape) != shape[-1:]:
         raise ValueError(
-            f"start must be a coefficient array of shape {program.coef_shape} and an intercept of shape "
-            f"{program.coef_shape[-1:]}, got {tuple(coef.shape)} and {tuple(intercept.shape)}"
+            f"start must be a coefficient array of shape {shape} and an intercept of shape {shape[-1:]}, got "
+            f"{tuple(coef.shape)} and {tuple(intercept.shape)}"
         )
     if not bool(torch.isfinite(coef).all() and torch.isfinite(intercept).all()):
         raise ValueError("start must be finite in the precision of the solve, got NaN or infinite values")
@@ -406,36 +365,29 @@ def _starting_point(program: Program, start: Point | None) -> Point:
 
 
 def _warn_not_converged(result: SolverResult, options: Options, dtype: torch.dtype) -> None:
-    if math.isnan(result.certificate.gap):
-        warnings.warn(
-            f"Solver {result.solver!r} ended after {result.n_iter} iterations with certified relative gap nan: the "
-            "loss defines no method 'conjugate', without which there is no bound. The result is usable and has no "
-            "certificate. What helps: define it, and test it with check_loss.",
-            ConvergenceWarning,
-            stacklevel=_level_of_caller(),
+    gap = result.certificate.relative_gap
+    if math.isnan(gap):
+        told = (
+            f"ended after {result.n_iter} iterations with certified relative gap nan: the loss defines no method "
+            "'conjugate', without which there is no bound. The result is usable and has no certificate. What helps: "
+            "define it, and test it with check_loss."
         )
-        return
-    more = "" if dtype == torch.float64 else ", solve in float64 (dtype='float64')"
-    more += "" if result.solver == "auto" else ", take solver='auto'"
-    remedies = {
-        Status.MAX_ITER: f"raise max_iter (now {options.max_iter}), raise tol or alpha, scale the features{more}",
-        Status.STALLED: f"raise tol, scale and centre the features{more}",
-    }
-    warnings.warn(
-        f"Solver {result.solver!r} did not converge in {result.n_iter} iterations: certified relative gap "
-        f"{result.certificate.relative_gap:.3e} > tol {options.tol:.3e}. The result is usable and its certificate is "
-        f"true. What helps: {remedies[result.status]}.",
-        ConvergenceWarning,
-        stacklevel=_level_of_caller(),
-    )
-
-
-_OWN_PACKAGES = ("convexformer", "convexformer_solvers")
+    else:
+        raised = f"raise max_iter (now {options.max_iter}), raise tol or alpha, scale the features"
+        remedies = raised if result.status is Status.MAX_ITER else "raise tol, scale and centre the features"
+        remedies += "" if dtype == torch.float64 else ", solve in float64 (dtype='float64')"
+        remedies += "" if result.solver == "auto" else ", take solver='auto'"
+        told = (
+            f"did not converge in {result.n_iter} iterations: certified relative gap {gap:.3e} > tol "
+            f"{options.tol:.3e}. The result is usable and its certificate is true. What helps: {remedies}."
+        )
+    warnings.warn(f"Solver {result.solver!r} {told}", ConvergenceWarning, stacklevel=_level_of_caller())
 
 
 def _level_of_caller() -> int:
     """Stack level, for a warning of the calling function, of the line outside this package that led there."""
     frame, level = inspect.currentframe(), 0
-    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _OWN_PACKAGES:
+    own = ("convexformer", "convexformer_solvers")
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in own:
         frame, level = frame.f_back, level + 1
     return level
