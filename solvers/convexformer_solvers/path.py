@@ -1,4 +1,4 @@
-"""Solutions along a decreasing grid of ``alpha``, each started from the one before."""
+"""Regularisation paths: solutions along a decreasing grid of ``alpha``, each started from the one before."""
 
 from __future__ import annotations
 
@@ -56,11 +56,9 @@ class PathInterrupted(Interrupted):
     """Raised on Ctrl-C during a path; `path` holds the alphas finished so far."""
 
     def __init__(self, path: Path, n_alphas: int, resume: str | os.PathLike[str] | None) -> None:
-        how = (
-            "a call with resume='path.npz', the name of a file, keeps them on disk and can be continued"
-            if resume is None
-            else f"repeat the call with resume={os.fspath(resume)!r} to continue"
-        )
+        how = "a call with resume='path.npz', the name of a file, keeps them on disk and can be continued"
+        if resume is not None:
+            how = f"repeat the call with resume={os.fspath(resume)!r} to continue"
         super().__init__(f"interrupted after {len(path.alphas)} of {n_alphas} alphas; {how}")
         self.path: Any = path  # estimators put theirs in its place
 
@@ -71,7 +69,7 @@ def alpha_grid(alpha_max: float, n_alphas: int = 30, eps: float = 1e-2) -> list[
     Parameters
     ----------
     alpha_max : float
-        Smallest alpha whose solution is zero. Where it is 0 every alpha gives zero, and the grid starts at 1.
+        Smallest alpha whose solution is zero. Where it is 0 the grid starts at 1, as every alpha gives zero.
     n_alphas : int, default=30
         Length of the grid.
     eps : float, default=1e-2
@@ -84,7 +82,7 @@ def alpha_grid(alpha_max: float, n_alphas: int = 30, eps: float = 1e-2) -> list[
     Raises
     ------
     ValueError
-        If ``alpha_max``, ``n_alphas`` or ``eps`` is out of range.
+        If an argument is out of range.
 
     Examples
     --------
@@ -105,18 +103,12 @@ def solve_path(
     solver: Solver,
     alphas: Sequence[float] | None = None,
     *,
-    tol: float = 1e-4,
     resume: str | os.PathLike[str] | None = None,
-    verbose: bool = False,
-    callback: Callback | None = None,
-    start: tuple[Tensor, Tensor] | None = None,
-    max_iter: int = 10_000,
     dtype: torch.dtype | str | None = None,
     device: torch.device | str | None = None,
+    **options: Any,
 ) -> Path:
     """Solve a program for every alpha of a decreasing grid, each warm-started from the one before.
-
-    Keeps all solutions; ``iterate_path`` gives them one at a time.
 
     Parameters
     ----------
@@ -126,40 +118,27 @@ def solve_path(
         The algorithm.
     alphas : sequence of float, optional
         The grid; sorted to decrease. Default: ``alpha_grid(program.alpha_max)``.
-    tol : float, default=1e-4
-        Bound on the relative gap of every alpha.
     resume : str or path-like, optional
         An ``.npz`` file that is brought up to date after each alpha and on Ctrl-C. A later call with the same file,
         program and grid goes on from it: stored points are certified anew, those within ``tol`` are taken as they
         are, and from the others the solver continues. Solver, ``tol`` and options may differ from call to call.
-    verbose : bool, default=False
-        Whether to show one progress bar over the alphas, with the current gap.
-    callback : callable, optional
-        As in ``solve``; returning True stops the solve of the current alpha only.
-    start : (coef, intercept), optional
-        Starting point of the first alpha. Default: the best constant model.
-    max_iter : int, default=10000
-        Iterations at most, for each alpha.
-    dtype : torch.dtype, type of numpy or {'float32', 'float64'}, optional
-        Precision in which the solver works. Default: that of the program's map.
-    device : torch.device or str, optional
-        Device on which solver and certificate work. Default: that of the program's map.
+    dtype, device : optional
+        As in ``solve``.
+    **options
+        ``tol``, ``max_iter``, ``callback`` and ``verbose`` as in ``solve``, for each alpha: the callback stops the
+        current one, and there is one progress bar over the alphas. ``start`` is that of the first alpha.
 
     Returns
     -------
     Path
-        A result taken from a file has the iterations and seconds of the run that found it, and a history of one
-        entry, its certificate.
+        A result from the file has the iterations and seconds of the run that found it, and one certificate as history.
 
     Raises
     ------
     PathInterrupted
         On Ctrl-C; a ``KeyboardInterrupt`` whose ``path`` holds what was finished.
-    TypeError
-        If ``solver`` is no solver or needs what the program does not have, or the callback cannot be called.
-    ValueError
-        If an argument is out of range, or if the file of ``resume`` is of another program or grid; the message says
-        what differs.
+    TypeError, ValueError
+        As in ``solve``, and if the file of ``resume`` is of another program or grid; the message says what differs.
 
     Examples
     --------
@@ -175,21 +154,7 @@ def solve_path(
     precision = as_dtype(dtype, program.map.dtype)
     results: list[SolverResult] = []
     try:
-        results.extend(
-            iterate_path(
-                program,
-                solver,
-                grid,
-                tol=tol,
-                resume=resume,
-                verbose=verbose,
-                callback=callback,
-                start=start,
-                max_iter=max_iter,
-                dtype=precision,
-                device=device,
-            )
-        )
+        results.extend(iterate_path(program, solver, grid, resume=resume, dtype=precision, device=device, **options))
         return Path(grid, results)
     except KeyboardInterrupt as interruption:
         no_coefs = torch.empty((0, *program.coef_shape), dtype=precision, device=device or program.map.device)
@@ -238,9 +203,8 @@ def iterate_path(
     >>> [round(result.certificate.primal, 6) for result in iterate_path(program, Fista(), [1.5, 0.5], tol=1e-10)]
     [2.25, 1.25]
     """
-    options = Options(tol, max_iter, callback, verbose)
-    precision, given = as_dtype(dtype, program.map.dtype), as_point(start)
-    forms = forms_for(solver, program, precision, device)
+    options, given = Options(tol, max_iter, callback, verbose), as_point(start)
+    forms = forms_for(solver, program, dtype, device)
     with torch.no_grad():
         grid = _grid(program, alphas)
         file = None if resume is None else PathFile(resume, program, grid)
@@ -248,9 +212,9 @@ def iterate_path(
 
 
 def _results(
-    forms: Forms, solver: Solver, options: Options, grid: list[float], file: PathFile | None, start: Point | None
+    forms: Forms, solver: Solver, options: Options, grid: list[float], file: PathFile | None, point: Point | None
 ) -> Iterator[SolverResult]:
-    trail, point = _Trail(), start
+    trail = _Trail()
     with tqdm(
         total=len(grid), disable=not options.verbose, desc=f"path, {solver.name}", unit="alpha", miniters=0
     ) as bar:
@@ -265,14 +229,13 @@ def _results(
                 trail = _Trail()
             else:
                 stored = None if result is None else Point(result.coef, result.intercept)
-                first = stored or trail.ahead(alpha) or point
                 try:
-                    result, warm_start = solve_on(here, solver, of_each, first, trail.state)
+                    result, end = solve_on(here, solver, of_each, stored or trail.ahead(alpha) or point, trail.state)
                 except SolverInterrupted as interruption:
                     if file is not None:
                         file.save(index, interruption.result)
                     raise
-                trail.add(alpha, warm_start)
+                trail.add(alpha, end)
                 if file is not None:
                     file.save(index, result)
             point = Point(result.coef, result.intercept)
@@ -287,23 +250,15 @@ def _show_gap(bar: tqdm, callback: Callback | None, progress: Progress) -> bool:
 
 
 def check_grid(alphas: Any) -> list[float]:
-    """A grid of alphas as a list of floats in the order given; ``ValueError`` unless all are positive and finite.
-
-    Examples
-    --------
-    >>> check_grid([1, 0.5])
-    [1.0, 0.5]
-    """
-    message = f"alphas must be a list of at least one positive finite number, got {alphas!r}"
+    """A grid of alphas as a list of floats in the order given; ``ValueError`` unless all are positive and finite."""
     try:
         grid = np.asarray(alphas)
-        if grid.dtype.kind not in "iuf" or grid.ndim != 1 or grid.size == 0:
-            raise ValueError(f"an array of shape {grid.shape} and type {grid.dtype}")
-        grid = grid.astype(float)
-    except (TypeError, ValueError) as error:
-        raise ValueError(message) from error
-    if not (np.isfinite(grid).all() and (grid > 0).all()):
-        raise ValueError(message)
+        valid = grid.dtype.kind in "iuf" and grid.ndim == 1 and grid.size > 0
+        valid = valid and bool(np.isfinite(grid).all() and (grid > 0).all())
+    except (TypeError, ValueError):
+        valid = False
+    if not valid:
+        raise ValueError(f"alphas must be a list of at least one positive finite number, got {alphas!r}")
     return [float(alpha) for alpha in grid]
 
 
@@ -333,9 +288,6 @@ class _Trail:
             return last
         assert before.intercept is not None
         assert last.intercept is not None
-        weight = 1 + (alpha - self._alphas[-1]) / distance
-        return Point(
-            torch.lerp(before.coef, last.coef, weight),
-            torch.lerp(before.intercept, last.intercept, weight),
-            pred=torch.lerp(before.pred, last.pred, weight),
-        )
+        ends = ((before.coef, last.coef), (before.intercept, last.intercept), (before.pred, last.pred))
+        coef, intercept, pred = (torch.lerp(*pair, 1 + (alpha - self._alphas[-1]) / distance) for pair in ends)
+        return Point(coef, intercept, pred=pred)
