@@ -28,12 +28,10 @@ class Certificate:
 
     Attributes
     ----------
-    primal : float
-        Objective at the returned point.
-    dual : float
-        Lower bound on the optimal value of the program; nan when the loss has no conjugate.
+    primal, dual : float
+        Objective at the point, and lower bound on the optimal value; nan when the loss has no conjugate.
     reference : float
-        ``Program.null_value``, the objective of the best constant model, as the unit of the relative gap.
+        ``Program.null_value``, the objective of the best constant model: the unit of the relative gap.
     dual_point : Tensor of shape (N, c) or None
         The feasible point behind `dual`, at which ``Program.dual`` gives that bound.
 
@@ -65,10 +63,8 @@ class Certificate:
         return replace(self, dual=other.dual, dual_point=other.dual_point) if other.dual > self.dual else self
 
     def __repr__(self) -> str:
-        return (
-            f"Certificate(primal={self.primal:.6g}, dual={self.dual:.6g}, gap={self.gap:.3g}, "
-            f"relative_gap={self.relative_gap:.2g})"
-        )
+        gaps = f"gap={self.gap:.3g}, relative_gap={self.relative_gap:.2g}"
+        return f"Certificate(primal={self.primal:.6g}, dual={self.dual:.6g}, {gaps})"
 
 
 @dataclass
@@ -123,16 +119,12 @@ class SolverResult:
     ----------
     coef, intercept : Tensor of shape (*feature_shape, c), Tensor of shape (c,)
         The point; its intercept is zero when the program has none.
-    certificate : Certificate
-        Float64 bounds at exactly this point.
-    status : Status
-        How the solve ended.
+    certificate, history : Certificate, History
+        Float64 bounds at exactly this point, and those on the way to it.
+    status, solver : Status, str
+        How the solve ended, and the name of the solver.
     n_iter, seconds : int, float
         Iterations done and wall time.
-    history : History
-        Certified progress.
-    solver : str
-        Name of the solver.
     """
 
     coef: Tensor = field(repr=False)

@@ -13,13 +13,7 @@ PRECISIONS = {"float32": torch.float32, "float64": torch.float64}
 
 
 def as_dtype(dtype: Any, default: torch.dtype | None = None) -> torch.dtype:
-    """The precision of a name or a type; ``ValueError`` if it is none, as None is without a default.
-
-    Examples
-    --------
-    >>> as_dtype("float64")
-    torch.float64
-    """
+    """The precision of a name or a type; ``ValueError`` if it is none, as None is without a default."""
     if dtype is None and default is not None:
         return default
     try:

@@ -20,7 +20,6 @@ from convexformer_solvers.result import History, SolverResult, Status
 
 from .npz import read_archive, write_archive
 
-_CONTENT = "path"
 _FORMAT = 1
 _RUN: dict[str, tuple[type, ...]] = {"n_iter": (int,), "seconds": (int, float), "solver": (str,)}
 
@@ -33,16 +32,9 @@ class PathFile:
     Parameters
     ----------
     resume : str or path-like
-        The file. Read where it exists, else written at the first point.
-    program : Program
-        The program; its ``alpha`` is ignored.
-    grid : sequence of float
-        The alphas.
-
-    Raises
-    ------
-    ValueError
-        If the file cannot be that of this program and grid; the message says what differs.
+        The file. Read where it exists, with ``ValueError`` if it is of something else; written at the first point.
+    program, grid : Program, sequence of float
+        The program, whatever its ``alpha``, and the alphas.
     """
 
     def __init__(self, resume: str | os.PathLike[str], program: Program, grid: Sequence[float]) -> None:
@@ -64,12 +56,12 @@ class PathFile:
         """The stored point of one alpha, if any, in a precision, certified again for the program at that alpha."""
         if index not in self._points:
             return None
-        run, history, device = self._runs[index], History(), program.map.device
+        n_iter, seconds, solver = (self._runs[index][name] for name in _RUN)
+        history = History()
         try:
-            parts = {name: _real(name, part, device) for name, part in self._points[index].items()}
+            parts = {name: _real(name, part).to(program.map.device) for name, part in self._points[index].items()}
             coef, intercept = parts["coef"].to(dtype), parts["intercept"].to(dtype)
             certificate = certify(program, coef, intercept, parts.get("dual"))
-            n_iter, seconds, solver = run["n_iter"], run["seconds"], run["solver"]
         except (ValueError, KeyError, TypeError) as error:
             raise self._refused(f"its point for alpha={program.alpha} cannot be used ({error})") from error
         history.append(n_iter, seconds, certificate)
@@ -79,14 +71,14 @@ class PathFile:
         """Store the point of one alpha."""
         parts = {"coef": result.coef, "intercept": result.intercept, "dual": result.certificate.dual_point}
         self._points[index] = {name: part.numpy(force=True) for name, part in parts.items() if part is not None}
-        self._runs[index] = {"n_iter": result.n_iter, "seconds": result.seconds, "solver": result.solver}
+        self._runs[index] = {name: getattr(result, name) for name in _RUN}
         header = {"format": _FORMAT, "program": self._fingerprint, "runs": self._runs}
         arrays = {f"{name}_{i}": part for i, parts in self._points.items() for name, part in parts.items()}
-        write_archive(self.path, _CONTENT, header, arrays)
+        write_archive(self.path, "path", header, arrays)
 
     def _read(self) -> None:
         try:
-            header, arrays = read_archive(self.path, _CONTENT)
+            header, arrays = read_archive(self.path, "path")
         except ValueError as error:
             message = f"resume: {error}. Give what an earlier call wrote, or a path where there is nothing yet"
             raise ValueError(message) from error
@@ -95,7 +87,11 @@ class PathFile:
         saved, runs = header.get("program"), header.get("runs")
         if not (isinstance(saved, dict) and isinstance(runs, dict)):
             raise self._refused("it is damaged; its header says nothing of a program and its points")
-        differences = _differences(saved, self._fingerprint)
+        differences = [
+            f"{name} ({saved.get(name)} in the file, {value} now)" if isinstance(value, (str, int)) else name
+            for name, value in self._fingerprint.items()
+            if not _same(saved.get(name), value)
+        ]
         if differences:
             raise self._refused(f"it was saved for another program; these differ: {', '.join(differences)}")
         wrong = {key: run for key, run in runs.items() if key not in self._keys or not _is_run(run)}
@@ -118,10 +114,10 @@ def _is_run(run: Any) -> bool:
     return isinstance(run, dict) and all(isinstance(run.get(name), kinds) for name, kinds in _RUN.items())
 
 
-def _real(name: str, part: NDArray, device: torch.device) -> Tensor:
+def _real(name: str, part: NDArray) -> Tensor:
     if part.dtype.kind != "f":
         raise ValueError(f"{name} must be of floating-point numbers, not {part.dtype}")
-    return torch.as_tensor(part, device=device)
+    return torch.as_tensor(part)
 
 
 def fingerprint(program: Program, grid: Sequence[float]) -> dict[str, Any]:
@@ -153,23 +149,13 @@ def _checksum(values: Tensor) -> list[float]:
     return [float(torch.linalg.vector_norm(rows)), *(direction @ rows).tolist()]
 
 
-def _differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Names of what is not the same, with both values where a reader can tell them apart."""
-    return [
-        f"{name} ({saved.get(name)} in the file, {value} now)" if isinstance(value, (str, int)) else name
-        for name, value in now.items()
-        if not _same(saved.get(name), value)
-    ]
-
-
 def _same(saved: Any, now: Any) -> bool:
-    if type(saved) is not type(now):
-        return False
-    if isinstance(now, (str, int)):
-        return bool(saved == now)
+    """Whether two values are equal, numbers up to the rounding of sums on another machine."""
+    if type(saved) is not type(now) or isinstance(now, (str, int)):
+        return type(saved) is type(now) and bool(saved == now)
     try:
         numbers = np.asarray(saved, dtype=float)
     except (TypeError, ValueError):  # a damaged file
         return False
-    rounding = math.sqrt(np.finfo(float).eps) * np.abs(now).max(initial=0.0)  # of sums on another machine
+    rounding = math.sqrt(np.finfo(float).eps) * np.abs(now).max(initial=0.0)
     return numbers.shape == np.shape(now) and np.allclose(numbers, now, rtol=0, atol=rounding, equal_nan=True)

@@ -20,23 +20,10 @@ from numpy.typing import NDArray
 def write_archive(
     path: str | os.PathLike[str], content: str, header: Mapping[str, Any], arrays: Mapping[str, NDArray]
 ) -> None:
-    """Write arrays and a header to a file; an old one stays until the new one is whole, and Ctrl-C waits for that.
+    """Write arrays without objects and a header for JSON to a file; an old one stays until the new one is whole.
 
-    Parameters
-    ----------
-    path : str or path-like
-        The file.
-    content : str
-        What the file holds, for example ``"convexformer model"``; ``read_archive`` asks for the same.
-    header : mapping
-        What JSON holds, numpy numbers and paths.
-    arrays : mapping of str to ndarray
-        Arrays without objects, under names other than ``"header"``.
-
-    Raises
-    ------
-    TypeError, OSError
-        If header or arrays hold something else; if the file cannot be written.
+    `content` says what the file holds, for example ``"convexformer model"``. Ctrl-C waits until the file is written.
+    ``TypeError`` if header or arrays hold something else.
 
     Examples
     --------
@@ -85,13 +72,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def read_archive(path: str | os.PathLike[str], content: str) -> tuple[dict[str, Any], dict[str, NDArray]]:
-    """Header and arrays of what ``write_archive`` wrote.
-
-    Raises
-    ------
-    ValueError, OSError
-        If the file holds another content, or is damaged; if it cannot be read.
-    """
+    """Header and arrays of what ``write_archive`` wrote; ``ValueError`` if the file is damaged or holds other content."""
     try:
         arrays = read_arrays(path)
         header = json.loads(str(arrays.pop("header", "null")))
