@@ -78,10 +78,8 @@ def check_loss(loss: Loss, n_outputs: int = 3, seed: int = 0) -> None:
     y = loss.example_target(40, n_outputs, generator)
     loss.check_target(y)
     pred, move = _normal(generator, 40, n_outputs), _normal(generator, 40, n_outputs)
-    for identities in (_derivatives, _properties, _conjugate, _dual_scale):
+    for identities in (_derivatives, _properties, _conjugate, _scaled_and_widened):
         _assert_all(identities(loss, pred, move, y))
-    if loss.defines("widened"):
-        _assert_all(_widened(loss, pred, loss.gradient(move, y), y))
 
 
 def _derivatives(loss: Loss, pred: Tensor, move: Tensor, y: Tensor) -> _Identities:
@@ -155,7 +153,7 @@ def _conjugate(loss: Loss, pred: Tensor, move: Tensor, y: Tensor) -> _Identities
             yield "the conjugate is too small outside", slack >= -1e-9 * (1 + product.abs())
 
 
-def _dual_scale(loss: Loss, pred: Tensor, move: Tensor, y: Tensor) -> _Identities:
+def _scaled_and_widened(loss: Loss, pred: Tensor, move: Tensor, y: Tensor) -> _Identities:
     theta, weight = -loss.gradient(pred, y), torch.full_like(pred[:, 0], 1 / len(pred))
     for limit in (0.0, 0.3, 1.0, 10.0, math.inf):
         for shape in ((), theta.shape[1:]) if loss.output_separable else ((),):
@@ -163,10 +161,9 @@ def _dual_scale(loss: Loss, pred: Tensor, move: Tensor, y: Tensor) -> _Identitie
             scale = loss.best_dual_scale(theta, y, weight, bound)
             yield "best_dual_scale must have the shape of its limit", scale.shape == bound.shape
             yield "best_dual_scale must be between 0 and limit", (scale >= 0) & (scale <= bound)
-
-
-def _widened(loss: Loss, pred: Tensor, slope: Tensor, y: Tensor) -> _Identities:
-    width = 4.0
+    if not loss.defines("widened"):
+        return
+    width, slope = 4.0, loss.gradient(move, y)
     wide, targets = loss.widened(y, slope, width)
     found = wide.gradient(pred, targets) / width
     optimal = loss.gradient(pred - (width - 1) * (found - slope), y)
@@ -204,13 +201,8 @@ def check_penalty(penalty: Penalty, seed: int = 0, n_outputs: int | None = None)
         penalty.check_shape(shape)
         coef, other = _normal(generator, *shape), _normal(generator, *shape)
         coef[0] = 0.0
-        _assert_all(_norm(penalty, coef, other))
-        _assert_all(_prox(penalty, coef, other))
-        if penalty.defines("factorize"):
-            _assert_all(_factors(penalty, coef, generator))
-        _assert_all(_active_groups(penalty, coef, other))
-        if penalty.defines("smoothed_value"):
-            _assert_all(_smoothed(penalty, coef, other))
+        for identities in (_norm, _prox, _factors, _active_groups, _smoothed):
+            _assert_all(identities(penalty, coef, other))
     if penalty.defines("violating_atoms"):
         for *size, c in ((4, 3, 2), (2, 3, 2, 4), (3, 2)):
             _assert_all(_atoms(penalty, _normal(generator, *size, n_outputs or c)))
@@ -250,15 +242,17 @@ def _prox(penalty: Penalty, coef: Tensor, other: Tensor) -> _Identities:
     yield "prox must give exact zeros once the step reaches the dual norm", everything == 0
 
 
-def _factors(penalty: Penalty, coef: Tensor, generator: Generator) -> _Identities:
+def _factors(penalty: Penalty, coef: Tensor, other: Tensor) -> _Identities:
+    if not penalty.defines("factorize"):
+        return
     block, left, right = penalty.factorize(coef)
     rebuilt = torch.zeros_like(coef)
     rebuilt.index_put_(tuple(block.T), left[:, :, None] * right[:, None, :], accumulate=True)
     yield "the factors do not add up to the coefficients", rebuilt, coef
     yield "the factors do not cost the penalty", penalty.factor_cost(left, right).sum(), penalty.value(coef)
     yield "the factors are not balanced", torch.linalg.vector_norm(left, dim=1), penalty.right_norm(right)
-    u, v = _normal(generator, 6, coef.shape[-2]), _normal(generator, 6, coef.shape[-1])
-    pieces = penalty.group_values(u[:, :, None] * v[:, None, :]).reshape(6, -1).sum(1)
+    u, v = (other.flatten(0, -3).sum(dim) for dim in (2, 1))
+    pieces = penalty.group_values(u[:, :, None] * v[:, None, :]).reshape(len(u), -1).sum(1)
     yield "factor_cost is below the penalty of its product", pieces <= penalty.factor_cost(u, v) + _ROUNDING
 
 
@@ -279,16 +273,13 @@ def _active_groups(penalty: Penalty, coef: Tensor, correlation: Tensor) -> _Iden
 
 
 def _smoothed(penalty: Penalty, coef: Tensor, move: Tensor) -> _Identities:
-    def value(point: Tensor, width: float) -> float:
-        return float(penalty.smoothed_value(point, width))
-
-    for width in (1e-2, 1.0):
+    zero = torch.zeros_like(coef)
+    for width in (1e-2, 1.0) if penalty.defines("smoothed_value") else ():
         gradient, hessian = penalty.smoothed_derivatives(coef, width)
-        excess, zero = value(coef, width) - float(penalty.value(coef)), torch.zeros_like(coef)
-        at_zero, unit = value(zero, width), value(zero, 1.0)
-        yield "smoothed_value is not near the penalty", -1e-12 <= excess <= at_zero * (1 + 1e-12)
-        proportional = abs(at_zero - width * unit) <= 1e-12 * unit
-        yield "smoothed_value at zero is not proportional to its width", proportional
+        excess = float(penalty.smoothed_value(coef, width) - penalty.value(coef))
+        at_zero, unit = penalty.smoothed_value(zero, width), penalty.smoothed_value(zero, 1.0)
+        yield "smoothed_value is not near the penalty", -1e-12 <= excess <= float(at_zero) * (1 + 1e-12)
+        yield "smoothed_value at zero is not proportional to its width", at_zero, width * unit
         yield "the smoothed gradient leaves the dual ball", penalty.dual_norm(gradient) <= 1 + 1e-12
         step = 1e-5 * width * move
         up, down = coef + step, coef - step
@@ -338,10 +329,7 @@ def check_map(linear_map: LinearMap, n_outputs: int = 3, seed: int = 0) -> None:
     generator = Generator().manual_seed(seed)
     _assert_all(_products(linear_map, n_outputs, generator))
     matrix = linear_map.as_matrix().double().reshape(linear_map.n_samples, -1, linear_map.feature_shape[-1])
-    _assert_all(_kernels(linear_map, matrix, generator))
-    blocks = torch.arange(0, matrix.shape[1], 2)
-    for chosen in (blocks, blocks[:1], blocks[:0]):
-        _assert_all(_products_of_blocks(linear_map, matrix, chosen, generator))
+    _assert_all(_of_blocks(linear_map, matrix, generator))
 
 
 def _products(linear_map: LinearMap, n_outputs: int, generator: Generator) -> _Identities:
@@ -366,7 +354,7 @@ def _products(linear_map: LinearMap, n_outputs: int, generator: Generator) -> _I
     yield "squared_norm is not the largest eigenvalue", 0.9 * norm <= estimate <= norm * (1 + 1e-9)
 
 
-def _kernels(linear_map: LinearMap, matrix: Tensor, generator: Generator) -> _Identities:
+def _of_blocks(linear_map: LinearMap, matrix: Tensor, generator: Generator) -> _Identities:
     n, n_blocks, d = matrix.shape
     blocks = torch.arange(0, n_blocks, 2)
     columns, few = matrix[:, blocks], blocks[:1]
@@ -384,19 +372,16 @@ def _kernels(linear_map: LinearMap, matrix: Tensor, generator: Generator) -> _Id
     weight = torch.rand(n, generator=generator, dtype=torch.float64)
     wanted = columns.flatten(1).T @ (weight[:, None] * matrix[:, few].flatten(1))
     yield "gram is not A' diag(weight) A of the matrix", linear_map.gram(blocks, few, weight), wanted
-
-
-def _products_of_blocks(linear_map: LinearMap, matrix: Tensor, chosen: Tensor, generator: Generator) -> _Identities:
-    n, n_blocks, d = matrix.shape
-    part = matrix[:, chosen].flatten(1)
-    coef, values = _normal(generator, len(chosen), d, 2), _normal(generator, n, 2)
-    image, back = part @ coef.flatten(0, 1), (part.T @ values).view_as(coef)
-    yield "matvec_blocks is not the product", linear_map.matvec_blocks(chosen, coef), image
-    yield "rmatvec_blocks is not the adjoint", linear_map.rmatvec_blocks(chosen, values), back
-    full = coef.new_zeros((n_blocks, d, 2)).index_copy(0, chosen, coef).view(*linear_map.feature_shape, 2)
-    yield "sparse_matvec is not the product", linear_map.sparse_matvec(full), image
-    restricted = linear_map.restricted(chosen).as_matrix().double()
-    yield "restricted does not hold the columns of the blocks", restricted, part
+    for chosen in (blocks, few, blocks[:0]):
+        part = matrix[:, chosen].flatten(1)
+        coef, values = _normal(generator, len(chosen), d, 2), _normal(generator, n, 2)
+        image, back = part @ coef.flatten(0, 1), (part.T @ values).view_as(coef)
+        yield "matvec_blocks is not the product", linear_map.matvec_blocks(chosen, coef), image
+        yield "rmatvec_blocks is not the adjoint", linear_map.rmatvec_blocks(chosen, values), back
+        full = coef.new_zeros((n_blocks, d, 2)).index_copy(0, chosen, coef).view(*linear_map.feature_shape, 2)
+        yield "sparse_matvec is not the product", linear_map.sparse_matvec(full), image
+        restricted = linear_map.restricted(chosen).as_matrix().double()
+        yield "restricted does not hold the columns of the blocks", restricted, part
 
 
 def check_solver(solver: Solver, tol: float = 1e-6, seed: int = 0) -> None:

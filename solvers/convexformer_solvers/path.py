@@ -19,7 +19,7 @@ from .io.checkpoint import PathFile
 from .points import Point
 from .program import Program
 from .result import Interrupted, Progress, SolverInterrupted, SolverResult
-from .solve import Callback, Forms, Options, WarmStart, as_point, forms_for, solve_on
+from .solve import Callback, Forms, Options, as_point, forms_for, solve_on
 from .validation import as_dtype, check_counts, is_real
 
 
@@ -214,11 +214,9 @@ def iterate_path(
 def _results(
     forms: Forms, solver: Solver, options: Options, grid: list[float], file: PathFile | None, point: Point | None
 ) -> Iterator[SolverResult]:
-    trail = _Trail()
-    with tqdm(
-        total=len(grid), disable=not options.verbose, desc=f"path, {solver.name}", unit="alpha", miniters=0
-    ) as bar:
-        # Without either, certificates are fewer.
+    solved: list[tuple[float, Point]] = []  # the last two alphas, with the last points of the solver
+    state, name = None, f"path, {solver.name}"
+    with tqdm(total=len(grid), disable=not options.verbose, desc=name, unit="alpha", miniters=0) as bar:
         watched = options.verbose or options.callback is not None
         shown = partial(_show_gap, bar, options.callback) if watched else None
         of_each = replace(options, callback=shown, verbose=False)
@@ -226,16 +224,17 @@ def _results(
             here = forms.with_alpha(alpha)
             result = None if file is None else file.load(index, here.reference, here.working.map.dtype)
             if result is not None and result.certificate.relative_gap <= options.tol:
-                trail = _Trail()
+                solved, state = [], None
             else:
                 stored = None if result is None else Point(result.coef, result.intercept)
+                start = stored or _extrapolated(solved, alpha) or point
                 try:
-                    result, end = solve_on(here, solver, of_each, stored or trail.ahead(alpha) or point, trail.state)
+                    result, end, state = solve_on(here, solver, of_each, start, state)
                 except SolverInterrupted as interruption:
                     if file is not None:
                         file.save(index, interruption.result)
                     raise
-                trail.add(alpha, end)
+                solved = [*solved[-1:], (alpha, end)]
                 if file is not None:
                     file.save(index, result)
             point = Point(result.coef, result.intercept)
@@ -266,28 +265,15 @@ def _grid(program: Program, alphas: Sequence[float] | None) -> list[float]:
     return alpha_grid(program.alpha_max) if alphas is None else sorted(check_grid(alphas), reverse=True)
 
 
-class _Trail:
-    """The last points of a path, and where they lead."""
-
-    def __init__(self) -> None:
-        self._alphas: list[float] = []
-        self._points: list[Point] = []
-        self.state: Any = None
-
-    def add(self, alpha: float, warm_start: WarmStart) -> None:
-        """Remember the end of the solve of one alpha."""
-        self._alphas, self._points = [*self._alphas[-1:], alpha], [*self._points[-1:], warm_start.point]
-        self.state = warm_start.state
-
-    def ahead(self, alpha: float) -> Point | None:
-        """Linear extrapolation in ``alpha``: exact between the kinks of a lasso; None before there is any point."""
-        if not self._points:
-            return None
-        before, last, distance = self._points[0], self._points[-1], self._alphas[-1] - self._alphas[0]
-        if distance == 0 or before.pred is None or last.pred is None:
-            return last
-        assert before.intercept is not None
-        assert last.intercept is not None
-        ends = ((before.coef, last.coef), (before.intercept, last.intercept), (before.pred, last.pred))
-        coef, intercept, pred = (torch.lerp(*pair, 1 + (alpha - self._alphas[-1]) / distance) for pair in ends)
-        return Point(coef, intercept, pred=pred)
+def _extrapolated(solved: list[tuple[float, Point]], alpha: float) -> Point | None:
+    """Linear extrapolation in ``alpha`` of two points, exact between the kinks of a lasso; or the one, if any."""
+    if not solved:
+        return None
+    (first, before), (last, end) = solved[0], solved[-1]
+    if first == last or before.pred is None or end.pred is None:
+        return end
+    assert before.intercept is not None
+    assert end.intercept is not None
+    parts = ((before.coef, end.coef), (before.intercept, end.intercept), (before.pred, end.pred))
+    coef, intercept, pred = (torch.lerp(*ends, 1 + (alpha - last) / (last - first)) for ends in parts)
+    return Point(coef, intercept, pred=pred)

@@ -112,13 +112,6 @@ class Options:
         check_callback(self.callback, "a Progress")
 
 
-class WarmStart(NamedTuple):
-    """The last point and state of a solver, for the next solve on the same data."""
-
-    point: Point
-    state: Any
-
-
 class Forms(NamedTuple):
     """The program that certificates bound, and the chain of its reductions in the precision of the solve."""
 
@@ -158,7 +151,7 @@ def forms_for(
 
 def solve_on(
     forms: Forms, solver: Solver, options: Options, start: Point | None = None, previous: Any = None
-) -> tuple[SolverResult, WarmStart]:
+) -> tuple[SolverResult, Point, Any]:
     """``solve`` from a point and a state of a solve on the same data; also returns those that it ends with."""
     with (
         torch.no_grad(),  # data that require gradients have none of the solution's
@@ -183,7 +176,7 @@ def solve_on(
         raise SolverInterrupted(result)
     if status in (Status.MAX_ITER, Status.STALLED):
         _warn_not_converged(result, options, forms.working.map.dtype)
-    return result, WarmStart(run.last, run.state)
+    return result, run.last, run.state
 
 
 class _Run:

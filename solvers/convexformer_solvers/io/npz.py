@@ -72,7 +72,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def read_archive(path: str | os.PathLike[str], content: str) -> tuple[dict[str, Any], dict[str, NDArray]]:
-    """Header and arrays of what ``write_archive`` wrote; ``ValueError`` if the file is damaged or holds other content."""
+    """Header and arrays that ``write_archive`` wrote; ``ValueError`` if the file is damaged or of other content."""
     try:
         arrays = read_arrays(path)
         header = json.loads(str(arrays.pop("header", "null")))
