@@ -19,7 +19,7 @@ from .io.checkpoint import PathFile
 from .points import Point
 from .program import Program
 from .result import Interrupted, Progress, SolverInterrupted, SolverResult
-from .solve import Callback, Forms, Options, as_point, forms_for, solve_on
+from .solve import Callback, Forms, Options, forms_for, solve_on, starting_point
 from .validation import as_dtype, check_counts, is_real
 
 
@@ -203,8 +203,8 @@ def iterate_path(
     >>> [round(result.certificate.primal, 6) for result in iterate_path(program, Fista(), [1.5, 0.5], tol=1e-10)]
     [2.25, 1.25]
     """
-    options, given = Options(tol, max_iter, callback, verbose), as_point(start)
-    forms = forms_for(solver, program, dtype, device)
+    options, forms = Options(tol, max_iter, callback, verbose), forms_for(solver, program, dtype, device)
+    given = starting_point(forms.working, start)
     with torch.no_grad():
         grid = _grid(program, alphas)
         file = None if resume is None else PathFile(resume, program, grid)

@@ -92,8 +92,8 @@ def solve(
     >>> solve(program, Fista(), tol=1e-10).coef.flatten()
     tensor([2., 0.], dtype=torch.float64)
     """
-    options, point = Options(tol, max_iter, callback, verbose), as_point(start)
-    return solve_on(forms_for(solver, program, dtype, device), solver, options, point)[0]
+    options, forms = Options(tol, max_iter, callback, verbose), forms_for(solver, program, dtype, device)
+    return solve_on(forms, solver, options, starting_point(forms.working, start))[0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,7 +157,7 @@ def solve_on(
         torch.no_grad(),  # data that require gradients have none of the solution's
         tqdm(total=options.max_iter, disable=not options.verbose, desc=solver.name, unit="it", leave=True) as bar,
     ):
-        run = _Run(forms, solver, options, bar, _starting_point(forms.working, start))
+        run = _Run(forms, solver, options, bar, start or null_point(forms.working))
         # Predictions come with points on the way to somewhere; one without may be good enough as it is.
         given = start is not None and start.pred is None
         try:
@@ -196,11 +196,9 @@ class _Run:
         """Set the first state: at the best constant model where a given start is worse."""
         worse = given and not self.best.certificate.primal <= self.reference.null_value
         start = self.chain.restrict(null_point(self.chain.original) if worse else self.start)
-        program, solver = self.chain.program, self.solver
+        program, solver, known = self.chain.program, self.solver, previous is not None
         try:
-            self.state = (
-                solver.init(program, start) if previous is None else solver.init_again(program, start, previous)
-            )
+            self.state = solver.init_again(program, start, previous) if known else solver.init(program, start)
         except torch.linalg.LinAlgError as error:
             raise self.factorisation_failed(error) from error
 
@@ -288,9 +286,7 @@ class _Run:
         callback = self.options.callback
         with torch.set_grad_enabled(self.options.gradients):
             stop = callback is not None and bool(callback(self.best))
-        if self.is_within_tol:
-            return Status.CONVERGED
-        return Status.STOPPED if stop else None
+        return Status.CONVERGED if self.is_within_tol else Status.STOPPED if stop else None
 
     def record(self, point: Point) -> None:
         """Certify a point and keep the best one so far; one that has left the range of its precision is the start."""
@@ -318,33 +314,24 @@ class _Run:
 
     def result(self, status: Status) -> SolverResult:
         """The best point in tensors of its own."""
-        coef, intercept, seconds = self.best.coef.clone(), self.best.intercept.clone(), time.perf_counter() - self.began
-        certificate, n_iter, name = self.best.certificate, self.iteration, self.solver.name
-        return SolverResult(coef, intercept, certificate, status, n_iter, seconds, self.history, name)
+        best, seconds, name = self.best, time.perf_counter() - self.began, self.solver.name
+        coef, intercept = best.coef.clone(), best.intercept.clone()
+        return SolverResult(coef, intercept, best.certificate, status, self.iteration, seconds, self.history, name)
 
 
-def as_point(start: Any) -> Point | None:
-    """The point of a start as users give it, a pair; its parts are checked when the solve begins."""
-    if start is None or isinstance(start, Point):
-        return start
-    if not isinstance(start, (tuple, list)) or len(start) != 2:
-        found = f"{len(start)} of them" if isinstance(start, (tuple, list)) else type(start).__name__
+def starting_point(program: Program, start: Any) -> Point | None:
+    """The point of a start as users give it, a pair, in copies of its tensors; ``TypeError`` or ``ValueError``."""
+    if start is None:
+        return None
+    parts = start if isinstance(start, (tuple, list)) else ()
+    if len(parts) != 2 or not all(isinstance(part, Tensor) for part in parts):
+        found = f"a sequence of {[type(part).__name__ for part in parts]}" if parts else type(start).__name__
         raise TypeError(
             f"start must be a pair of tensors, coefficients and intercept, got {found}; of an earlier result that is "
             "(result.coef, result.intercept)"
         )
-    return Point(*start)
-
-
-def _starting_point(program: Program, start: Point | None) -> Point:
-    if start is None:
-        return null_point(program)
-    coef, intercept, shape = start.coef, start.intercept, program.coef_shape
-    if not (isinstance(coef, Tensor) and isinstance(intercept, Tensor)):
-        kinds = f"{type(coef).__name__} and {type(intercept).__name__}"
-        raise TypeError(f"start must be a pair of tensors, coefficients and intercept, got {kinds}")
-    # Copies: results are nobody else's tensors.
-    coef, intercept = (part.detach().to(program.y, copy=True) for part in (coef, intercept))
+    coef, intercept = (part.detach().to(program.y, copy=True) for part in parts)
+    shape = program.coef_shape
     if tuple(coef.shape) != shape or tuple(intercept.shape) != shape[-1:]:
         raise ValueError(
             f"start must be a coefficient array of shape {shape} and an intercept of shape {shape[-1:]}, got "
@@ -354,7 +341,7 @@ def _starting_point(program: Program, start: Point | None) -> Point:
         raise ValueError("start must be finite in the precision of the solve, got NaN or infinite values")
     if not program.fit_intercept and bool((intercept != 0).any()):
         raise ValueError(f"start must have an intercept of zeros, as the program has none; got {intercept.tolist()}")
-    return start._replace(coef=coef, intercept=intercept)
+    return Point(coef, intercept)
 
 
 def _warn_not_converged(result: SolverResult, options: Options, dtype: torch.dtype) -> None:
