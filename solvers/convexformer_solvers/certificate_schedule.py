@@ -35,16 +35,12 @@ class Schedule:
 
     Parameters
     ----------
-    goal : float
-        The gap that ends the solve.
-    watched : bool, default=False
-        Whether a callback or a progress bar is told of each certificate.
-    config : ScheduleConfig, optional
-        The intervals.
+    goal, watched, config : float, bool, ScheduleConfig
+        The gap that ends the solve, whether a callback or a progress bar is told of each certificate, the intervals.
     """
 
-    def __init__(self, goal: float, watched: bool = False, config: ScheduleConfig | None = None) -> None:
-        self._goal, self._watched, self._config = goal, watched, config or ScheduleConfig()
+    def __init__(self, goal: float, watched: bool = False, config: ScheduleConfig = ScheduleConfig()) -> None:
+        self._goal, self._watched, self._config = goal, watched, config
         self._last, self._gap = 0, math.inf  # iteration and gap of the last certificate
         self._ratio, self._misses = 1.0, 0
         self.stands_still = False  # the estimate is within the goal, and the gap is what it was an interval ago

@@ -58,10 +58,8 @@ def check_loss(loss: Loss, n_outputs: int = 3, seed: int = 0) -> None:
     ----------
     loss : Loss
         The instance to test, on its own ``example_target``.
-    n_outputs : int, default=3
-        Number of outputs to test with.
-    seed : int, default=0
-        Seed of targets and predictions.
+    n_outputs, seed : int, default=3, default=0
+        Number of outputs, and seed of targets and predictions.
 
     Raises
     ------
@@ -309,10 +307,8 @@ def check_map(linear_map: LinearMap, n_outputs: int = 3, seed: int = 0) -> None:
     ----------
     linear_map : LinearMap
         The instance to test; small, as its matrix is formed.
-    n_outputs : int, default=3
-        Number of outputs to test with.
-    seed : int, default=0
-        Seed of coefficients and values.
+    n_outputs, seed : int, default=3, default=0
+        Number of outputs, and seed of coefficients and values.
 
     Raises
     ------
@@ -393,10 +389,8 @@ def check_solver(solver: Solver, tol: float = 1e-6, seed: int = 0) -> None:
     ----------
     solver : Solver
         The instance to test.
-    tol : float, default=1e-6
-        Relative gap that it must reach.
-    seed : int, default=0
-        Seed of the programs.
+    tol, seed : float, default=1e-6, int, default=0
+        Relative gap that it must reach, and seed of the programs.
 
     Raises
     ------

@@ -18,8 +18,9 @@ from .algorithms.base import Solver
 from .io.checkpoint import PathFile
 from .points import Point
 from .program import Program
+from .reductions.base import Chain
 from .result import Interrupted, Progress, SolverInterrupted, SolverResult
-from .solve import Callback, Forms, Options, forms_for, solve_on, starting_point
+from .solve import Callback, Options, reduced, solve_on, starting_point
 from .validation import as_dtype, check_counts, is_real
 
 
@@ -29,10 +30,8 @@ class Path:
 
     Attributes
     ----------
-    alphas : list of float
-        The grid, decreasing.
-    results : list of SolverResult
-        One per alpha.
+    alphas, results : list of float, list of SolverResult
+        The grid, decreasing, and the solution of each alpha.
     no_coefs : Tensor of shape (0, ...)
         The ``coefs`` of a path without any results.
     """
@@ -119,14 +118,10 @@ def solve_path(
     alphas : sequence of float, optional
         The grid; sorted to decrease. Default: ``alpha_grid(program.alpha_max)``.
     resume : str or path-like, optional
-        An ``.npz`` file that is brought up to date after each alpha and on Ctrl-C. A later call with the same file,
-        program and grid goes on from it: stored points are certified anew, those within ``tol`` are taken as they
-        are, and from the others the solver continues. Solver, ``tol`` and options may differ from call to call.
-    dtype, device : optional
-        As in ``solve``.
-    **options
-        ``tol``, ``max_iter``, ``callback`` and ``verbose`` as in ``solve``, for each alpha: the callback stops the
-        current one, and there is one progress bar over the alphas. ``start`` is that of the first alpha.
+        An ``.npz`` file that is written after each alpha and on Ctrl-C. A later call with the same file, program and
+        grid, whatever the solver and options, certifies its points again and continues from those not within ``tol``.
+    dtype, device, **options
+        As in ``solve``, for each alpha; ``start`` is that of the first, and one progress bar shows all.
 
     Returns
     -------
@@ -180,7 +175,7 @@ def iterate_path(
     Parameters
     ----------
     program, solver, alphas, tol, resume, verbose, callback, start, max_iter, dtype, device
-        As in ``solve_path``. With `resume` all points so far are held, as the file is written whole.
+        As in ``solve_path``. With `resume` all points are held, as the file is written whole.
 
     Yields
     ------
@@ -189,10 +184,8 @@ def iterate_path(
 
     Raises
     ------
-    SolverInterrupted
-        On Ctrl-C during a solve; its point is in the file of ``resume``, where there is one.
-    TypeError, ValueError
-        As in ``solve_path``.
+    SolverInterrupted, TypeError, ValueError
+        On Ctrl-C, with the unfinished point in the file of ``resume``; the others as in ``solve_path``.
 
     Examples
     --------
@@ -203,16 +196,22 @@ def iterate_path(
     >>> [round(result.certificate.primal, 6) for result in iterate_path(program, Fista(), [1.5, 0.5], tol=1e-10)]
     [2.25, 1.25]
     """
-    options, forms = Options(tol, max_iter, callback, verbose), forms_for(solver, program, dtype, device)
-    given = starting_point(forms.working, start)
+    options, (reference, chain) = Options(tol, max_iter, callback, verbose), reduced(program, solver, dtype, device)
+    given = starting_point(chain.original, start)
     with torch.no_grad():
         grid = _grid(program, alphas)
         file = None if resume is None else PathFile(resume, program, grid)
-    return _results(forms, solver, options, grid, file, given)
+    return _results(reference, chain, solver, options, grid, file, given)
 
 
 def _results(
-    forms: Forms, solver: Solver, options: Options, grid: list[float], file: PathFile | None, point: Point | None
+    reference: Program,
+    chain: Chain,
+    solver: Solver,
+    options: Options,
+    grid: list[float],
+    file: PathFile | None,
+    point: Point | None,
 ) -> Iterator[SolverResult]:
     solved: list[tuple[float, Point]] = []  # the last two alphas, with the last points of the solver
     state, name = None, f"path, {solver.name}"
@@ -221,15 +220,15 @@ def _results(
         shown = partial(_show_gap, bar, options.callback) if watched else None
         of_each = replace(options, callback=shown, verbose=False)
         for index, alpha in enumerate(grid):
-            here = forms.with_alpha(alpha)
-            result = None if file is None else file.load(index, here.reference, here.working.map.dtype)
+            reference, chain = reference.with_alpha(alpha), chain.with_alpha(alpha)
+            result = None if file is None else file.load(index, reference, chain.original.map.dtype)
             if result is not None and result.certificate.relative_gap <= options.tol:
                 solved, state = [], None
             else:
                 stored = None if result is None else Point(result.coef, result.intercept)
                 start = stored or _extrapolated(solved, alpha) or point
                 try:
-                    result, end, state = solve_on(here, solver, of_each, start, state)
+                    result, end, state = solve_on(reference, chain, solver, of_each, start, state)
                 except SolverInterrupted as interruption:
                     if file is not None:
                         file.save(index, interruption.result)

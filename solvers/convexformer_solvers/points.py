@@ -18,15 +18,13 @@ class Point(NamedTuple):
     coef : Tensor of shape ``program.coef_shape``
         Coefficients; never changed in place once a solver has returned them.
     intercept : Tensor of shape (c,) or None
-        Zeros when the program has none. None: the best one for `coef`, which ``solve`` computes.
+        Zeros when the program has none. None: the best one for `coef`.
     dual : Tensor of shape (N, c) or None
         A candidate for ``certify``, feasible or not. None: minus the gradient of the loss at `pred`, if there is one.
     pred : Tensor of shape (N, c) or None
         Predictions, intercept included, that give the dual point; not necessarily those of `coef`.
-    fitted : Tensor of shape (N, c) or None
-        Predictions of `coef`, intercept included.
-    correlation : Tensor of shape ``program.coef_shape`` or None
-        ``A' diag(p)`` times the dual point, possibly rounded.
+    fitted, correlation : Tensor of shape (N, c) or None, Tensor of shape ``program.coef_shape`` or None
+        Predictions of `coef`, intercept included; ``A' diag(p)`` times the dual point, possibly rounded.
     """
 
     coef: Tensor
@@ -76,10 +74,7 @@ def objective(program: Program, point: Point) -> float:
 
 
 def gap_estimate(program: Program, point: Point) -> float:
-    """Duality gap but for the centring of the dual point; costs no product with the data.
-
-    Below zero where the correlation is not that of the dual point, or rounding decides.
-    """
+    """Duality gap without centring of the dual point or a product with the data; negative where that is inaccurate."""
     assert point.correlation is not None
     norms = program.penalty.group_dual_norms(point.correlation)
     largest = norms.reshape(-1, norms.shape[-1]).amax(0) if program.outputs_separate else norms.amax()

@@ -128,10 +128,8 @@ class Program:
             return
         if weight.shape != (n,):
             raise ValueError(f"sample_weight must have shape ({n},), got {tuple(weight.shape)}")
-        if not bool(torch.isfinite(weight).all()) or bool((weight < 0).any()):
-            raise ValueError("sample_weight must be finite and non-negative")
-        if not float(weight.sum()) > 0:
-            raise ValueError("sample_weight must have a positive sum")
+        if not bool(torch.isfinite(weight).all() and (weight >= 0).all() and weight.sum() > 0):
+            raise ValueError("sample_weight must be finite and non-negative, with a positive sum")
 
     @property
     def coef_shape(self) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from sklearn.exceptions import ConvergenceWarning
@@ -92,8 +92,8 @@ def solve(
     >>> solve(program, Fista(), tol=1e-10).coef.flatten()
     tensor([2., 0.], dtype=torch.float64)
     """
-    options, forms = Options(tol, max_iter, callback, verbose), forms_for(solver, program, dtype, device)
-    return solve_on(forms, solver, options, starting_point(forms.working, start))[0]
+    options, (reference, chain) = Options(tol, max_iter, callback, verbose), reduced(program, solver, dtype, device)
+    return solve_on(reference, chain, solver, options, starting_point(chain.original, start))[0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,26 +112,10 @@ class Options:
         check_callback(self.callback, "a Progress")
 
 
-class Forms(NamedTuple):
-    """The program that certificates bound, and the chain of its reductions in the precision of the solve."""
-
-    reference: Program
-    chain: Chain
-
-    @property
-    def working(self) -> Program:
-        """The program in the precision of the solve."""
-        return self.chain.original
-
-    def with_alpha(self, alpha: float) -> Forms:
-        """Those of the program with another ``alpha``."""
-        return Forms(self.reference.with_alpha(alpha), self.chain.with_alpha(alpha))
-
-
-def forms_for(
-    solver: Solver, program: Program, dtype: torch.dtype | str | None, device: torch.device | str | None
-) -> Forms:
-    """The forms of a program for a solve; ``TypeError`` where the solver, whatever the ``alpha``, does not apply."""
+def reduced(
+    program: Program, solver: Solver, dtype: torch.dtype | str | None, device: torch.device | str | None
+) -> tuple[Program, Chain]:
+    """A program on a device, and its reductions in a precision; ``TypeError`` where the solver does not apply."""
     check_solver_type(solver)
     precision, y, weight = as_dtype(dtype, program.map.dtype), program.y, program.sample_weight
     with torch.no_grad():
@@ -146,18 +130,21 @@ def forms_for(
         unmet = solver.unmet_requirement(simplest)
         if unmet is not None:
             raise TypeError(f"solver {solver.name!r} needs {unmet}")
-        return Forms(reference, Chain.of(working, (DropZeroWeights(), simple, *solver.reductions)))
+        return reference, Chain.of(working, (DropZeroWeights(), simple, *solver.reductions))
 
 
 def solve_on(
-    forms: Forms, solver: Solver, options: Options, start: Point | None = None, previous: Any = None
+    reference: Program, chain: Chain, solver: Solver, options: Options, start: Point | None, previous: Any = None
 ) -> tuple[SolverResult, Point, Any]:
-    """``solve`` from a point and a state of a solve on the same data; also returns those that it ends with."""
+    """``solve`` from a point and a state of a solve on the same data; also returns those that it ends with.
+
+    `reference` is the program of the certificates, `chain` that of the solver.
+    """
     with (
         torch.no_grad(),  # data that require gradients have none of the solution's
         tqdm(total=options.max_iter, disable=not options.verbose, desc=solver.name, unit="it", leave=True) as bar,
     ):
-        run = _Run(forms, solver, options, bar, start or null_point(forms.working))
+        run = _Run(reference, chain, solver, options, bar, start or null_point(chain.original))
         # Predictions come with points on the way to somewhere; one without may be good enough as it is.
         given = start is not None and start.pred is None
         try:
@@ -175,7 +162,7 @@ def solve_on(
     if status is Status.INTERRUPTED:
         raise SolverInterrupted(result)
     if status in (Status.MAX_ITER, Status.STALLED):
-        _warn_not_converged(result, options, forms.working.map.dtype)
+        _warn_not_converged(result, options, chain.original.map.dtype)
     return result, run.last, run.state
 
 
@@ -186,9 +173,11 @@ class _Run:
     last: Point
     last_gap: float
 
-    def __init__(self, forms: Forms, solver: Solver, options: Options, bar: tqdm, start: Point) -> None:
-        self.reference, self.chain = forms
-        self.solver, self.options, self.bar, self.start = solver, options, bar, start
+    def __init__(
+        self, reference: Program, chain: Chain, solver: Solver, options: Options, bar: tqdm, start: Point
+    ) -> None:
+        self.reference, self.chain, self.solver = reference, chain, solver
+        self.options, self.bar, self.start = options, bar, start
         self.history, self.began = History(), time.perf_counter()
         self.iteration, self.state = 0, None
 

@@ -20,13 +20,12 @@ from .base import Solver
 class Exact(Solver):
     """Any solver that cvxpy knows, on the full matrix of the map.
 
-    An interior point has no exact zeros. One proximal gradient step gives them, and is taken only where it lowers the
-    objective.
+    One proximal gradient step, where it lowers the objective, makes the small groups of an interior point zero.
 
     Parameters
     ----------
     cvxpy_solver : str, default="CLARABEL"
-        Name of an installed solver, in upper or lower case. ``"MOSEK"`` needs ``pip install mosek`` and a licence.
+        Name of an installed solver, in any case. ``"MOSEK"`` needs ``pip install mosek`` and a licence.
     **options
         Passed to ``cvxpy.Problem.solve``, for example ``max_iter=500``.
 
@@ -84,10 +83,9 @@ class Exact(Solver):
         if intercept is not None:
             model += np.ones((len(y), 1)) @ intercept
         link = pred == model  # the multiplier of this constraint is a dual point
-        objective = program.loss.expression(pred, y, weight) + program.alpha * program.penalty.expression(
-            coef, n_blocks
-        )
-        self._solve(cp.Problem(cp.Minimize(objective), [link, *program.penalty.constraints(coef, n_blocks)]))
+        decay = program.alpha * program.penalty.expression(coef, n_blocks)
+        objective = cp.Minimize(program.loss.expression(pred, y, weight) + decay)
+        self._solve(cp.Problem(objective, [link, *program.penalty.constraints(coef, n_blocks)]))
 
         solution = torch.as_tensor(coef.value).to(program.y).reshape(program.coef_shape)
         multiplier = torch.as_tensor(link.dual_value).to(program.y).reshape(program.y.shape)
