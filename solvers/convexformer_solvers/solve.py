@@ -22,7 +22,7 @@ from .points import Point, completed, null_point
 from .program import Program
 from .reductions.base import Chain
 from .reductions.weights import DropZeroWeights, SimplePenalty
-from .result import Certificate, History, Progress, SolverInterrupted, SolverResult, Status, check_tol
+from .result import History, Progress, SolverInterrupted, SolverResult, Status, check_tol
 from .validation import as_dtype, check_callback, check_counts
 
 Callback = Callable[[Progress], "bool | None"]
@@ -152,10 +152,10 @@ def solve_on(
             if status is None:
                 run.begin(given, previous)
                 status = run.until_stop()
-                within_tol = status is not Status.CONVERGED and not given and run.falls_back()
-                # Who ended the run is not told that it ended by itself.
-                if within_tol and status is not Status.STOPPED:
-                    status = Status.CONVERGED
+                if status is not Status.CONVERGED and not given:
+                    run.record(run.start, only_if_better=True)  # few steps may lead away from it
+                    # Who ended the run is not told that it ended by itself.
+                    status = Status.CONVERGED if run.is_within_tol and status is not Status.STOPPED else status
         except KeyboardInterrupt:
             status = run.interrupted(given)
     result = run.result(status)
@@ -242,22 +242,12 @@ class _Run:
         """Whether the gap of the best point is."""
         return self.best.certificate.relative_gap <= self.options.tol
 
-    def falls_back(self) -> bool:
-        """Take the starting point where no other is as good, as few steps may lead away; whether it is within tol."""
-        coef, intercept, dual = self.start[:3]
-        assert intercept is not None
-        certificate = certify(self.reference, coef, intercept, dual).tighten(self.best.certificate)
-        if certificate.primal >= self.best.certificate.primal:
-            return False
-        self.keep(coef, intercept, certificate)
-        return self.is_within_tol
-
     def interrupted(self, given: bool) -> Status:
         """Certify the last point, unless that has been done, and the starting point, which has been if given."""
         try:
             self.record_latest()
             if not given:
-                self.falls_back()
+                self.record(self.start, only_if_better=True)
         except KeyboardInterrupt:  # again: what has been certified by now is the result
             if not self.history.iteration:
                 raise
@@ -266,40 +256,38 @@ class _Run:
     def record_latest(self) -> None:
         """Certify the last point, unless that has been done."""
         if not self.history.iteration or self.history.iteration[-1] < self.iteration:
-            self.record(self.latest())
+            self.last = self.record(self.latest())
 
     def check(self, point: Point) -> Status | None:
         """Certify a point and ask the callback; the status that ends the run, if it does."""
-        self.record(point)
+        self.last = self.record(point)
         # The convergence test comes first: a converged point is converged whatever the callback says.
         callback = self.options.callback
         with torch.set_grad_enabled(self.options.gradients):
             stop = callback is not None and bool(callback(self.best))
         return Status.CONVERGED if self.is_within_tol else Status.STOPPED if stop else None
 
-    def record(self, point: Point) -> None:
-        """Certify a point and keep the best one so far; one that has left the range of its precision is the start."""
-        assert point.intercept is not None
-        if not bool(torch.isfinite(point.coef).all() and torch.isfinite(point.intercept).all()):
+    def record(self, point: Point, only_if_better: bool = False) -> Point:
+        """Certify a point, or the start where it has left the range of its precision, and keep the best one so far."""
+        if not all(bool(torch.isfinite(part).all()) for part in point[:2] if part is not None):
             point = self.start
         coef, intercept, dual = point[:3]
         assert intercept is not None
         certificate = certify(self.reference, coef, intercept, dual)
-        self.last, self.last_gap = point, certificate.gap
+        self.last_gap = certificate.gap
         if self.history.iteration:
             best = self.best
             certificate = certificate.tighten(best.certificate)
+            if only_if_better and best.certificate.primal <= certificate.primal:
+                return point
             if best.certificate.primal < certificate.primal:
                 coef, intercept, certificate = best.coef, best.intercept, best.certificate.tighten(certificate)
-        self.keep(coef, intercept, certificate)
-
-    def keep(self, coef: Tensor, intercept: Tensor, certificate: Certificate) -> None:
-        """Note the best point down."""
         seconds = time.perf_counter() - self.began
         self.best = Progress(self.iteration, seconds, certificate, coef, intercept)
         self.history.append(self.iteration, seconds, certificate)
         shown = f"gap {certificate.relative_gap:.1e}, objective {certificate.primal:.6g}"
         self.bar.set_postfix_str(shown, refresh=False)
+        return point
 
     def result(self, status: Status) -> SolverResult:
         """The best point in tensors of its own."""
