@@ -85,19 +85,19 @@ def certify(
 
 
 def _check_point(program: Program, coef: Tensor, intercept: Tensor | None, dual_hint: Tensor | None) -> None:
-    for name, part in (("coef", coef), ("intercept", intercept), ("dual_hint", dual_hint)):
-        if part is not None or name == "coef":
-            check_tensor(name, part)
-    if tuple(coef.shape) != program.coef_shape:
-        raise ValueError(f"coef must have shape {program.coef_shape}, got {tuple(coef.shape)}")
-    if intercept is not None and tuple(intercept.shape) != (program.y.shape[1],):
-        raise ValueError(f"intercept must have shape ({program.y.shape[1]},), got {tuple(intercept.shape)}")
+    shapes = program.coef_shape, program.coef_shape[-1:], tuple(program.y.shape)
+    given = {"coef": coef, "intercept": intercept, "dual_hint": dual_hint}
+    for (name, part), shape in zip(given.items(), shapes, strict=True):
+        if part is None and name != "coef":
+            continue
+        check_tensor(name, part)
+        assert part is not None
+        if tuple(part.shape) != shape:
+            raise ValueError(f"{name} must have shape {shape}, got {tuple(part.shape)}")
+        if name != "dual_hint" and not bool(torch.isfinite(part).all()):
+            raise ValueError("coef and intercept must be finite")
     if intercept is not None and not program.fit_intercept and bool((intercept != 0).any()):
         raise ValueError("intercept must be zero: the program has none")
-    if not bool(torch.isfinite(coef).all()) or (intercept is not None and not bool(torch.isfinite(intercept).all())):
-        raise ValueError("coef and intercept must be finite")
-    if dual_hint is not None and dual_hint.shape != program.y.shape:
-        raise ValueError(f"dual_hint must have shape {tuple(program.y.shape)}, got {tuple(dual_hint.shape)}")
 
 
 def _feasible_dual_points(program: Program, candidates: list[Tensor]) -> list[Tensor]:

@@ -69,10 +69,8 @@ def alpha_grid(alpha_max: float, n_alphas: int = 30, eps: float = 1e-2) -> list[
     ----------
     alpha_max : float
         Smallest alpha whose solution is zero. Where it is 0 the grid starts at 1, as every alpha gives zero.
-    n_alphas : int, default=30
-        Length of the grid.
-    eps : float, default=1e-2
-        Ratio of the last to the first alpha, below 1.
+    n_alphas, eps : int, default=30, float, default=1e-2
+        Length of the grid, and ratio of its last to its first alpha, below 1.
 
     Returns
     -------
@@ -111,10 +109,8 @@ def solve_path(
 
     Parameters
     ----------
-    program : Program
-        Its own ``alpha`` is ignored.
-    solver : Solver
-        The algorithm.
+    program, solver : Program, Solver
+        The program, whatever its ``alpha``, and the algorithm.
     alphas : sequence of float, optional
         The grid; sorted to decrease. Default: ``alpha_grid(program.alpha_max)``.
     resume : str or path-like, optional

@@ -44,10 +44,8 @@ def solve(
 
     Parameters
     ----------
-    program : Program
-        What to solve. The certificate is that of the program in the precision given here.
-    solver : Solver
-        The algorithm.
+    program, solver : Program, Solver
+        The program, in whose own precision the certificate is, and the algorithm.
     tol : float, default=1e-4
         Bound on the relative gap, ``(primal - dual) / (objective of the best constant model)``.
     max_iter : int, default=10000
@@ -55,10 +53,8 @@ def solve(
     start : (coef, intercept), optional
         Starting point, returned as it is where its gap is within ``tol``. Default: the best constant model, which also
         replaces a start that is worse.
-    dtype : torch.dtype, type of numpy or {'float32', 'float64'}, optional
-        Precision in which the solver works. Default: that of the program's map.
-    device : torch.device or str, optional
-        Device on which solver and certificate work. Default: that of the program's map.
+    dtype, device : torch.dtype, type of numpy or {'float32', 'float64'}, torch.device or str, optional
+        Precision in which the solver works, and device of solver and certificate. Default: those of the map.
     callback : callable, optional
         Called with a ``Progress`` after each certificate, which come a little more often then; True stops the solve.
     verbose : bool, default=False

@@ -121,9 +121,8 @@ class Exact(Solver):
             raise
         if problem.status not in (cp.OPTIMAL, cp.OPTIMAL_INACCURATE):
             raise RuntimeError(
-                f"solver {self.cvxpy_solver!r} ended without a solution: {problem.status}. Every program has one, so "
-                "its numbers are too large or too small for that solver; bring features and targets to about one (and "
-                "alpha with them), or use solver='auto'"
+                f"solver {self.cvxpy_solver!r} ended without a solution: {problem.status}. Every program has one; "
+                "bring features and targets to about one (and alpha with them), or use solver='auto'"
             )
 
 

@@ -57,9 +57,11 @@ class PathFile:
         if index not in self._points:
             return None
         n_iter, seconds, solver = (self._runs[index][name] for name in _RUN)
-        history = History()
+        stored, history, device = self._points[index], History(), program.map.device
         try:
-            parts = {name: _real(name, part).to(program.map.device) for name, part in self._points[index].items()}
+            if any(part.dtype.kind != "f" for part in stored.values()):
+                raise ValueError("its arrays must be of floating-point numbers")
+            parts = {name: torch.as_tensor(part, device=device) for name, part in stored.items()}
             coef, intercept = parts["coef"].to(dtype), parts["intercept"].to(dtype)
             certificate = certify(program, coef, intercept, parts.get("dual"))
         except (ValueError, KeyError, TypeError) as error:
@@ -94,30 +96,18 @@ class PathFile:
         ]
         if differences:
             raise self._refused(f"it was saved for another program; these differ: {', '.join(differences)}")
-        wrong = {key: run for key, run in runs.items() if key not in self._keys or not _is_run(run)}
-        if wrong:
-            raise self._refused(f"it is damaged; its header has entries of no point of the grid: {wrong}")
         for key, run in runs.items():
-            index, named = int(key), {name: f"{name}_{key}" for name in ("coef", "intercept", "dual")}
-            self._runs[index] = run
-            self._points[index] = {name: arrays[where] for name, where in named.items() if where in arrays}
+            of_solve = isinstance(run, dict) and all(isinstance(run.get(name), kinds) for name, kinds in _RUN.items())
+            if not of_solve or key not in self._keys:
+                raise self._refused(f"it is damaged; its header has an entry of no point of the grid, {key}: {run}")
+            self._runs[int(key)], names = run, ("coef", "intercept", "dual")
+            self._points[int(key)] = {name: arrays[f"{name}_{key}"] for name in names if f"{name}_{key}" in arrays}
 
     def _refused(self, reason: str) -> ValueError:
         return ValueError(
             f"resume={str(self.path)!r} cannot be continued: {reason}. Repeat the call that wrote it, or give a "
             "path where there is nothing yet"
         )
-
-
-def _is_run(run: Any) -> bool:
-    """Whether an entry of the header tells of a solve."""
-    return isinstance(run, dict) and all(isinstance(run.get(name), kinds) for name, kinds in _RUN.items())
-
-
-def _real(name: str, part: NDArray) -> Tensor:
-    if part.dtype.kind != "f":
-        raise ValueError(f"{name} must be of floating-point numbers, not {part.dtype}")
-    return torch.as_tensor(part)
 
 
 def fingerprint(program: Program, grid: Sequence[float]) -> dict[str, Any]:
