@@ -11,10 +11,10 @@ from .program import Program
 from .result import Certificate
 from .validation import check_tensor
 
-# Rounding of a centred output over its size before, and over the largest output: some hundred roundings of a number.
-_ROUNDING = 1e-13
-# Mean that centring may leave of an output, over its size: the relative error of the bound on the dual constraint.
-_REMAINING_MEAN = 1e-10
+# Size of a centred output that is rounding, over its size before and over the largest output: 1e-13.
+_ROUNDING = 2.0**9 * torch.finfo(torch.float64).eps
+# Mean that centring may leave of an output, over its size, which is the relative error of the bound: 1e-10.
+_REMAINING_MEAN = 2.0**19 * torch.finfo(torch.float64).eps
 
 
 @torch.no_grad()
