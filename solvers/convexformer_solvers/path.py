@@ -18,7 +18,6 @@ from .algorithms.base import Solver
 from .io.checkpoint import PathFile
 from .points import Point
 from .program import Program
-from .reductions.base import Chain
 from .result import Interrupted, Progress, SolverInterrupted, SolverResult
 from .solve import Callback, Options, reduced, solve_on, starting_point
 from .validation import as_dtype, check_counts, is_real
@@ -197,44 +196,35 @@ def iterate_path(
     with torch.no_grad():
         grid = _grid(program, alphas)
         file = None if resume is None else PathFile(resume, program, grid)
-    return _results(reference, chain, solver, options, grid, file, given)
 
-
-def _results(
-    reference: Program,
-    chain: Chain,
-    solver: Solver,
-    options: Options,
-    grid: list[float],
-    file: PathFile | None,
-    point: Point | None,
-) -> Iterator[SolverResult]:
-    solved: list[tuple[float, Point]] = []  # the last two alphas, with the last points of the solver
-    state, name = None, f"path, {solver.name}"
-    with tqdm(total=len(grid), disable=not options.verbose, desc=name, unit="alpha", miniters=0) as bar:
-        watched = options.verbose or options.callback is not None
-        shown = partial(_show_gap, bar, options.callback) if watched else None
-        of_each = replace(options, callback=shown, verbose=False)
-        for index, alpha in enumerate(grid):
-            reference, chain = reference.with_alpha(alpha), chain.with_alpha(alpha)
-            result = None if file is None else file.load(index, reference, chain.original.map.dtype)
-            if result is not None and result.certificate.relative_gap <= options.tol:
-                solved, state = [], None
-            else:
-                stored = None if result is None else Point(result.coef, result.intercept)
-                start = stored or _extrapolated(solved, alpha) or point
-                try:
-                    result, end, state = solve_on(reference, chain, solver, of_each, start, state)
-                except SolverInterrupted as interruption:
+    def results() -> Iterator[SolverResult]:
+        solved: list[tuple[float, Point]] = []  # the last two alphas, with the last points of the solver
+        point, state, name = given, None, f"path, {solver.name}"
+        with tqdm(total=len(grid), disable=not verbose, desc=name, unit="alpha", miniters=0) as bar:
+            shown = partial(_show_gap, bar, callback) if verbose or callback is not None else None
+            of_each = replace(options, callback=shown, verbose=False)
+            for index, alpha in enumerate(grid):
+                here, reduced_here = reference.with_alpha(alpha), chain.with_alpha(alpha)
+                result = None if file is None else file.load(index, here, reduced_here.original.map.dtype)
+                if result is not None and result.certificate.relative_gap <= tol:
+                    solved, state = [], None
+                else:
+                    stored = None if result is None else Point(result.coef, result.intercept)
+                    first = stored or _extrapolated(solved, alpha) or point
+                    try:
+                        result, end, state = solve_on(here, reduced_here, solver, of_each, first, state)
+                    except SolverInterrupted as interruption:
+                        if file is not None:
+                            file.save(index, interruption.result)
+                        raise
+                    solved = [*solved[-1:], (alpha, end)]
                     if file is not None:
-                        file.save(index, interruption.result)
-                    raise
-                solved = [*solved[-1:], (alpha, end)]
-                if file is not None:
-                    file.save(index, result)
-            point = Point(result.coef, result.intercept)
-            bar.update()
-            yield result
+                        file.save(index, result)
+                point = Point(result.coef, result.intercept)
+                bar.update()
+                yield result
+
+    return results()
 
 
 def _show_gap(bar: tqdm, callback: Callback | None, progress: Progress) -> bool:

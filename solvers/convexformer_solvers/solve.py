@@ -298,7 +298,7 @@ def starting_point(program: Program, start: Any) -> Point | None:
         return None
     parts = start if isinstance(start, (tuple, list)) else ()
     if len(parts) != 2 or not all(isinstance(part, Tensor) for part in parts):
-        found = f"a sequence of {[type(part).__name__ for part in parts]}" if parts else type(start).__name__
+        found = " and ".join(type(part).__name__ for part in parts or (start,))
         raise TypeError(
             f"start must be a pair of tensors, coefficients and intercept, got {found}; of an earlier result that is "
             "(result.coef, result.intercept)"
