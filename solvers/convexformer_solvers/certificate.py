@@ -1,8 +1,4 @@
-"""Duality certificates in float64, by code that no solver owns.
-
-The certificate answers two questions about a point that somebody else computed: what is the objective there, and how
-far below it can the optimum possibly be? It reads the point and the program and nothing of the way to the point.
-"""
+"""Duality certificates in float64: objective of a point and lower bound on the optimum, independent of any solver."""
 
 from __future__ import annotations
 
@@ -15,12 +11,10 @@ from .program import Program
 from .result import Certificate
 from .validation import check_tensor
 
-# Mean that centring may leave of an output, over its mean size: an error of the bound of that share of the penalty.
-_REMAINING_MEAN = 1e-10
-# Mean size over what it was, and over that of the largest output, from which on an output is more than rounding.
-_ROUNDING = 1e-13
-# Powers of ten of the shares of an interior point that are tried, from rounding on, to move a point into the domain.
-_MIXTURES = range(-17, 0)
+# Size of a centred output that is rounding, over its size before and over the largest output: 1e-13.
+_ROUNDING = 2.0**9 * torch.finfo(torch.float64).eps
+# Mean that centring may leave of an output, over its size, which is the relative error of the bound: 1e-10.
+_REMAINING_MEAN = 2.0**19 * torch.finfo(torch.float64).eps
 
 
 @torch.no_grad()
@@ -32,15 +26,14 @@ def certify(
     Parameters
     ----------
     program : Program
-        The program, in the precision of the user's data; all arithmetic is float64 whatever that precision is.
+        The program in any precision; all arithmetic is float64.
     coef : Tensor of shape ``program.coef_shape``
-        The point to certify; never changed.
+        The point to certify.
     intercept : Tensor of shape (c,), optional
         Its intercept. Default: zeros.
     dual_hint : Tensor of shape (N, c), optional
-        A dual point to try besides the one derived from the point (minus the per-sample gradient of the loss). It
-        need not be feasible: it is centred, moved into the domain of the conjugate and scaled first. The better bound
-        counts; a hint that is not finite does not.
+        A dual point to try besides minus the gradient of each sample's loss at the point. It is centred, moved into the
+        domain of the conjugate and scaled until feasible. The larger bound counts.
 
     Returns
     -------
@@ -56,8 +49,7 @@ def certify(
 
     Notes
     -----
-    Weak duality holds for every feasible dual point, so the bound is true whatever ``coef`` is; a poor point merely
-    gets a large gap.
+    By weak duality every feasible dual point bounds the optimum, whatever ``coef`` is.
 
     Examples
     --------
@@ -79,14 +71,13 @@ def certify(
 
     pred = exact.map.sparse_matvec(coef)
     primal = float(exact.loss_value(pred + intercept) + exact.alpha * exact.penalty.value(coef))
-    # The derived dual point takes the best intercept, not the returned one, so that it is centred from the start.
+    # With the best intercept, not the given one, the dual point is centred.
     best = exact.best_intercept(pred, start=intercept if exact.fit_intercept else None)
     candidates = [-exact.loss.gradient(pred + best, exact.y)]
     if dual_hint is not None:
         candidates.append(dual_hint.detach().to(coef))
-    # Samples of weight zero take no part, wherever their predictions are.
     candidates = [torch.where(exact.weight[:, None] > 0, theta, 0.0) for theta in candidates]
-    # Where the loss overflows at the point, or a solver's hint has, the best constant model still gives a bound.
+    # Where the loss overflows at the point, the best constant model gives a bound.
     usable = [theta for theta in candidates if bool(torch.isfinite(theta).all())] or [exact.null_dual_point]
     feasible = _feasible_dual_points(exact, usable)
     dual, point = max(((float(exact.dual(theta)), theta) for theta in feasible), key=lambda pair: pair[0])
@@ -94,25 +85,25 @@ def certify(
 
 
 def _check_point(program: Program, coef: Tensor, intercept: Tensor | None, dual_hint: Tensor | None) -> None:
-    for name, part in (("coef", coef), ("intercept", intercept), ("dual_hint", dual_hint)):
-        if part is not None or name == "coef":
-            check_tensor(name, part)
-    if tuple(coef.shape) != program.coef_shape:
-        raise ValueError(f"coef must have shape {program.coef_shape}, got {tuple(coef.shape)}")
-    if intercept is not None and tuple(intercept.shape) != (program.y.shape[1],):
-        raise ValueError(f"intercept must have shape ({program.y.shape[1]},), got {tuple(intercept.shape)}")
+    shapes = program.coef_shape, program.coef_shape[-1:], tuple(program.y.shape)
+    given = {"coef": coef, "intercept": intercept, "dual_hint": dual_hint}
+    for (name, part), shape in zip(given.items(), shapes, strict=True):
+        if part is None and name != "coef":
+            continue
+        check_tensor(name, part)
+        assert part is not None
+        if tuple(part.shape) != shape:
+            raise ValueError(f"{name} must have shape {shape}, got {tuple(part.shape)}")
+        if name != "dual_hint" and not bool(torch.isfinite(part).all()):
+            raise ValueError("coef and intercept must be finite")
     if intercept is not None and not program.fit_intercept and bool((intercept != 0).any()):
         raise ValueError("intercept must be zero: the program has none")
-    if not bool(torch.isfinite(coef).all()) or (intercept is not None and not bool(torch.isfinite(intercept).all())):
-        raise ValueError("coef and intercept must be finite")
-    if dual_hint is not None and dual_hint.shape != program.y.shape:
-        raise ValueError(f"dual_hint must have shape {tuple(program.y.shape)}, got {tuple(dual_hint.shape)}")
 
 
 def _feasible_dual_points(program: Program, candidates: list[Tensor]) -> list[Tensor]:
     if program.fit_intercept:
         candidates = [_into_domain(program, _centred(program, theta)) for theta in candidates]
-    if math.prod(program.coef_shape) > program.map.n_stored:  # one after the other, to save memory
+    if math.prod(program.coef_shape) > program.map.n_stored:  # one by one, to save memory
         return [_scaled(program, theta, program.weighted_adjoint(theta)) for theta in candidates]
     # One product for all: the data are read once.
     correlations = program.weighted_adjoint(torch.cat(candidates, dim=1)).split(program.y.shape[1], dim=-1)
@@ -124,18 +115,14 @@ def _scaled(program: Program, theta: Tensor, correlation: Tensor) -> Tensor:
     largest = norms.reshape(-1, norms.shape[-1]).amax(0) if program.outputs_separate else norms.amax()
     if not bool(torch.isfinite(largest).all()):
         program.map.check_finite()
-    # Products that overflow may have cancelled to anything: zero is feasible.
+    # Where products overflow, zero is feasible.
     limit = torch.where(largest > 0, program.alpha / largest, math.inf).where(~largest.isnan(), 0.0)
     scale = program.loss.best_dual_scale(theta, program.y, program.weight, limit)
-    return theta * torch.minimum(scale, limit).clamp(min=0.0)  # nobody's word is taken for what feasibility rests on
+    return theta * torch.minimum(scale, limit).clamp(min=0.0)  # feasible whatever the loss returns
 
 
 def _centred(program: Program, theta: Tensor) -> Tensor:
-    """Subtract the weighted mean of each output; an output that is nothing but rounding becomes zero.
-
-    Scaling such an output up would scale its remaining mean up too, and with it a bound that is not true. And that of
-    a class that never occurs is feasible at zero alone.
-    """
+    """Subtract the weighted mean of each output; an output of rounding, whose mean would be scaled up, becomes zero."""
     size = program.weight @ theta.abs()
     for _ in range(2):  # the first leaves a mean of the rounding of the mean, which may be larger than the point
         theta = theta - program.weight @ theta
@@ -146,17 +133,13 @@ def _centred(program: Program, theta: Tensor) -> Tensor:
 
 
 def _into_domain(program: Program, theta: Tensor) -> Tensor:
-    """Mix a centred point with an interior one until the conjugate is finite; both stay centred.
-
-    The interior point is half the dual point of the best constant model: zero and that point are both in the domain.
-    """
+    """Mix a centred point with half the dual point of the best constant model until the conjugate is finite."""
 
     def inside(point: Tensor) -> bool:
-        # nan, of a loss without a conjugate, counts as inside: there is no domain to move into.
-        return bool(program.dual(point) != -math.inf)
+        return bool(program.dual(point) != -math.inf)  # or nan, of a loss without a conjugate
 
     if inside(theta):
         return theta
     interior = _centred(program, 0.5 * program.null_dual_point)
-    mixtures = (torch.lerp(theta, interior, 10.0**power) for power in _MIXTURES)
+    mixtures = (torch.lerp(theta, interior, 10.0**power) for power in range(-17, 0))  # from rounding on
     return next((point for point in mixtures if inside(point)), interior)

@@ -1,92 +1,71 @@
-"""When a certificate is worth its cost."""
+"""Schedule of certificates: at regular intervals, and where the estimated gap is within the tolerance."""
 
 from __future__ import annotations
 
 import math
-
-# Iterations between certificates of a solver that has no estimate of its gap; the first ones come earlier.
-_INTERVAL = 10
-_EARLY = (1, 2, 4)
-# Iterations between certificates, or that share of all iterations where it is more: while the goal is not reached, the
-# same where somebody watches, and while the estimate is below zero.
-_LONGEST = 50
-_LONGEST_WATCHED = 25
-_LONGEST_BELOW_ZERO = 10
-_SHARE = 1 / 3
-# For a watcher: the decrease of the estimate that is worth a certificate, from so many iterations on after the last.
-_DECREASE = 100.0
-_EARLIEST = 5
-# Iterations after a miss until an estimate is taken at its word again; to the power of the misses in a row.
-_WAIT_AFTER_MISS = 2
-# Misses since the gap last fell by a tenth that say that points cannot be held precisely enough.
-_MISSES = 8
-_STILL = 0.9
+from dataclasses import dataclass
 
 
-class Schedule:
-    """Decides, by the solver's own estimate of its gap, when to certify.
-
-    A certificate costs as much as one or two iterations. It is due where the estimate says that the goal is reached,
-    corrected by how far the last one was off, or without that correction after two iterations, twice as many after
-    each further miss, as later points may be better known; and now and then in any case, more often where somebody
-    watches: from the fifth iteration on where the estimate has fallen to a hundredth.
+@dataclass(frozen=True)
+class ScheduleConfig:
+    """Numbers of the schedule of certificates.
 
     Parameters
     ----------
-    goal : float
-        The gap that ends the solve.
-    watched : bool, default=False
-        Whether somebody is told of each certificate.
+    interval : int, default=10
+        Iterations between certificates where the gap has no estimate, at first fewer, or a negative one, or where a
+        callback or a progress bar is told of them.
+    longest : int, default=50
+        Iterations between certificates elsewhere, while the estimate is above the tolerance.
+    growth : float, default=1/3
+        Share of all iterations that takes the place of either where it is more, for a solver with an estimate.
     """
 
-    def __init__(self, goal: float, watched: bool = False) -> None:
-        self._goal, self._watched = goal, watched
-        self._iteration = 0
-        self._estimate: float | None = None
-        self._trust = 1.0
-        self._misses = 0  # in a row
-        self._misses_at_gap = 0  # since the gap last fell
-        self._gap = math.inf  # of then
+    interval: int = 10
+    longest: int = 50
+    growth: float = 1 / 3
 
-    @property
-    def stands_still(self) -> bool:
-        """Whether estimates have been within the goal many times, and the gap is what it was."""
-        return self._misses_at_gap >= _MISSES
+
+class Schedule:
+    """Decides after each iteration whether a certificate, at the cost of one or two iterations, is due.
+
+    It is due where the solver's estimate of its gap is within the goal, multiplied by the ratio by which it was too
+    small at the last certificate. Without that factor it counts after a wait that doubles with each miss in a row, as
+    later estimates may be better. In any case a certificate is due after the intervals of ``ScheduleConfig``.
+
+    Parameters
+    ----------
+    goal, watched, config : float, bool, ScheduleConfig
+        The gap that ends the solve, whether a callback or a progress bar is told of each certificate, the intervals.
+    """
+
+    def __init__(self, goal: float, watched: bool = False, config: ScheduleConfig = ScheduleConfig()) -> None:
+        self._goal, self._watched, self._config = goal, watched, config
+        self._last, self._gap = 0, math.inf  # iteration and gap of the last certificate
+        self._ratio, self._misses = 1.0, 0
+        self.stands_still = False  # the estimate is within the goal, and the gap is what it was an interval ago
 
     def due(self, iteration: int, estimate: float | None) -> bool:
-        """Whether a certificate is due after an iteration.
-
-        Parameters
-        ----------
-        iteration : int
-            Iterations done.
-        estimate : float or None
-            ``Solver.estimated_gap``.
-        """
+        """Whether a certificate is due after so many iterations, at an estimate as of ``Solver.gap_estimate``."""
+        waited, config = iteration - self._last, self._config
         if estimate is None:
-            return iteration % _INTERVAL == 0 or iteration in _EARLY
+            return waited >= min(self._last, config.interval)
         if not math.isfinite(estimate):
             return False
-        waited = iteration - self._iteration
-        patient = waited >= _WAIT_AFTER_MISS**self._misses
-        size = abs(estimate)
-        reached = size <= self._goal and (patient or size < self._trust * self._goal)
-        if estimate < 0:  # rounding, or a dual point that is not feasible
-            return reached or waited >= max(_LONGEST_BELOW_ZERO, _SHARE * iteration)
-        if self._estimate is None:
-            self._estimate = estimate
-        fallen = self._watched and estimate < self._estimate / _DECREASE and waited >= _EARLIEST
-        longest = _LONGEST_WATCHED if self._watched else _LONGEST
-        return reached or fallen or waited >= max(longest, _SHARE * iteration)
+        # Below zero the estimate is rounding, or the dual point is not feasible.
+        longest = config.interval if self._watched or estimate < 0 else config.longest
+        size, patient = abs(estimate), waited >= 2**self._misses
+        reached = size < self._ratio * self._goal or (patient and size <= self._goal)
+        return reached or waited >= max(longest, config.growth * iteration)
 
     def certified(self, iteration: int, estimate: float | None, gap: float) -> None:
-        """Learn from a certificate."""
-        self._iteration = iteration
-        if estimate is not None and abs(estimate) < math.inf:
-            missed, size = gap > self._goal, abs(estimate)
-            self._misses = self._misses + 1 if missed and size <= self._goal else 0
-            self._misses_at_gap += missed and size <= self._goal
-            if gap < _STILL * self._gap:
-                self._misses_at_gap, self._gap = 0, gap
-            self._estimate = size
-            self._trust = min(1.0, size / gap) if missed else 1.0
+        """Learn from the gap of a certificate."""
+        waited, before = iteration - self._last, self._gap
+        self._last, self._gap = iteration, gap
+        if estimate is None or not math.isfinite(estimate):
+            return
+        missed, size = gap > self._goal, abs(estimate)
+        too_small = missed and size <= self._goal
+        self.stands_still = too_small and waited >= self._config.longest and gap >= before
+        self._misses = self._misses + 1 if too_small else 0
+        self._ratio = min(1.0, size / gap) if missed else 1.0

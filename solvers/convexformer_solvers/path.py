@@ -1,4 +1,4 @@
-"""Solutions along a decreasing grid of ``alpha``, each started from the one before."""
+"""Regularisation paths: solutions along a decreasing grid of ``alpha``, each started from the one before."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .io.checkpoint import PathFile
 from .points import Point
 from .program import Program
 from .result import Interrupted, Progress, SolverInterrupted, SolverResult
-from .solve import Callback, Forms, Options, WarmStart, as_point, forms_for, solve_on
+from .solve import Callback, Options, reduced, solve_on, starting_point
 from .validation import as_dtype, check_counts, is_real
 
 
@@ -29,10 +29,8 @@ class Path:
 
     Attributes
     ----------
-    alphas : list of float
-        The grid, decreasing.
-    results : list of SolverResult
-        One per alpha.
+    alphas, results : list of float, list of SolverResult
+        The grid, decreasing, and the solution of each alpha.
     no_coefs : Tensor of shape (0, ...)
         The ``coefs`` of a path without any results.
     """
@@ -56,11 +54,9 @@ class PathInterrupted(Interrupted):
     """Raised on Ctrl-C during a path; `path` holds the alphas finished so far."""
 
     def __init__(self, path: Path, n_alphas: int, resume: str | os.PathLike[str] | None) -> None:
-        how = (
-            "a call with resume='path.npz', the name of a file, keeps them on disk and can be continued"
-            if resume is None
-            else f"repeat the call with resume={os.fspath(resume)!r} to continue"
-        )
+        how = "a call with resume='path.npz', the name of a file, keeps them on disk and can be continued"
+        if resume is not None:
+            how = f"repeat the call with resume={os.fspath(resume)!r} to continue"
         super().__init__(f"interrupted after {len(path.alphas)} of {n_alphas} alphas; {how}")
         self.path: Any = path  # estimators put theirs in its place
 
@@ -71,11 +67,9 @@ def alpha_grid(alpha_max: float, n_alphas: int = 30, eps: float = 1e-2) -> list[
     Parameters
     ----------
     alpha_max : float
-        Smallest alpha whose solution is zero. Where it is 0 every alpha gives zero, and the grid starts at 1.
-    n_alphas : int, default=30
-        Length of the grid.
-    eps : float, default=1e-2
-        Ratio of the last to the first alpha, below 1.
+        Smallest alpha whose solution is zero. Where it is 0 the grid starts at 1, as every alpha gives zero.
+    n_alphas, eps : int, default=30, float, default=1e-2
+        Length of the grid, and ratio of its last to its first alpha, below 1.
 
     Returns
     -------
@@ -84,7 +78,7 @@ def alpha_grid(alpha_max: float, n_alphas: int = 30, eps: float = 1e-2) -> list[
     Raises
     ------
     ValueError
-        If ``alpha_max``, ``n_alphas`` or ``eps`` is out of range.
+        If an argument is out of range.
 
     Examples
     --------
@@ -105,61 +99,36 @@ def solve_path(
     solver: Solver,
     alphas: Sequence[float] | None = None,
     *,
-    tol: float = 1e-4,
     resume: str | os.PathLike[str] | None = None,
-    verbose: bool = False,
-    callback: Callback | None = None,
-    start: tuple[Tensor, Tensor] | None = None,
-    max_iter: int = 10_000,
     dtype: torch.dtype | str | None = None,
     device: torch.device | str | None = None,
+    **options: Any,
 ) -> Path:
     """Solve a program for every alpha of a decreasing grid, each warm-started from the one before.
 
-    Keeps all solutions; ``iterate_path`` gives them one at a time.
-
     Parameters
     ----------
-    program : Program
-        Its own ``alpha`` is ignored.
-    solver : Solver
-        The algorithm.
+    program, solver : Program, Solver
+        The program, whatever its ``alpha``, and the algorithm.
     alphas : sequence of float, optional
         The grid; sorted to decrease. Default: ``alpha_grid(program.alpha_max)``.
-    tol : float, default=1e-4
-        Bound on the relative gap of every alpha.
     resume : str or path-like, optional
-        An ``.npz`` file that is brought up to date after each alpha and on Ctrl-C. A later call with the same file,
-        program and grid goes on from it: stored points are certified anew, those within ``tol`` are taken as they
-        are, and from the others the solver continues. Solver, ``tol`` and options may differ from call to call.
-    verbose : bool, default=False
-        Whether to show one progress bar over the alphas, with the current gap.
-    callback : callable, optional
-        As in ``solve``; returning True stops the solve of the current alpha only.
-    start : (coef, intercept), optional
-        Starting point of the first alpha. Default: the best constant model.
-    max_iter : int, default=10000
-        Iterations at most, for each alpha.
-    dtype : torch.dtype, type of numpy or {'float32', 'float64'}, optional
-        Precision in which the solver works. Default: that of the program's map.
-    device : torch.device or str, optional
-        Device on which solver and certificate work. Default: that of the program's map.
+        An ``.npz`` file that is written after each alpha and on Ctrl-C. A later call with the same file, program and
+        grid, whatever the solver and options, certifies its points again and continues from those not within ``tol``.
+    dtype, device, **options
+        As in ``solve``, for each alpha; ``start`` is that of the first, and one progress bar shows all.
 
     Returns
     -------
     Path
-        A result taken from a file has the iterations and seconds of the run that found it, and a history of one
-        entry, its certificate.
+        A result from the file has the iterations and seconds of the run that found it, and one certificate as history.
 
     Raises
     ------
     PathInterrupted
         On Ctrl-C; a ``KeyboardInterrupt`` whose ``path`` holds what was finished.
-    TypeError
-        If ``solver`` is no solver or needs what the program does not have, or the callback cannot be called.
-    ValueError
-        If an argument is out of range, or if the file of ``resume`` is of another program or grid; the message says
-        what differs.
+    TypeError, ValueError
+        As in ``solve``, and if the file of ``resume`` is of another program or grid; the message says what differs.
 
     Examples
     --------
@@ -175,21 +144,7 @@ def solve_path(
     precision = as_dtype(dtype, program.map.dtype)
     results: list[SolverResult] = []
     try:
-        results.extend(
-            iterate_path(
-                program,
-                solver,
-                grid,
-                tol=tol,
-                resume=resume,
-                verbose=verbose,
-                callback=callback,
-                start=start,
-                max_iter=max_iter,
-                dtype=precision,
-                device=device,
-            )
-        )
+        results.extend(iterate_path(program, solver, grid, resume=resume, dtype=precision, device=device, **options))
         return Path(grid, results)
     except KeyboardInterrupt as interruption:
         no_coefs = torch.empty((0, *program.coef_shape), dtype=precision, device=device or program.map.device)
@@ -215,7 +170,7 @@ def iterate_path(
     Parameters
     ----------
     program, solver, alphas, tol, resume, verbose, callback, start, max_iter, dtype, device
-        As in ``solve_path``. With `resume` all points so far are held, as the file is written whole.
+        As in ``solve_path``. With `resume` all points are held, as the file is written whole.
 
     Yields
     ------
@@ -224,10 +179,8 @@ def iterate_path(
 
     Raises
     ------
-    SolverInterrupted
-        On Ctrl-C during a solve; its point is in the file of ``resume``, where there is one.
-    TypeError, ValueError
-        As in ``solve_path``.
+    SolverInterrupted, TypeError, ValueError
+        On Ctrl-C, with the unfinished point in the file of ``resume``; the others as in ``solve_path``.
 
     Examples
     --------
@@ -238,46 +191,40 @@ def iterate_path(
     >>> [round(result.certificate.primal, 6) for result in iterate_path(program, Fista(), [1.5, 0.5], tol=1e-10)]
     [2.25, 1.25]
     """
-    options = Options(tol, max_iter, callback, verbose)
-    precision, given = as_dtype(dtype, program.map.dtype), as_point(start)
-    forms = forms_for(solver, program, precision, device)
+    options, (reference, chain) = Options(tol, max_iter, callback, verbose), reduced(program, solver, dtype, device)
+    given = starting_point(chain.original, start)
     with torch.no_grad():
         grid = _grid(program, alphas)
         file = None if resume is None else PathFile(resume, program, grid)
-    return _results(forms, solver, options, grid, file, given)
 
-
-def _results(
-    forms: Forms, solver: Solver, options: Options, grid: list[float], file: PathFile | None, start: Point | None
-) -> Iterator[SolverResult]:
-    trail, point = _Trail(), start
-    with tqdm(
-        total=len(grid), disable=not options.verbose, desc=f"path, {solver.name}", unit="alpha", miniters=0
-    ) as bar:
-        # Without either, certificates are fewer.
-        watched = options.verbose or options.callback is not None
-        shown = partial(_show_gap, bar, options.callback) if watched else None
-        of_each = replace(options, callback=shown, verbose=False)
-        for index, alpha in enumerate(grid):
-            here = forms.with_alpha(alpha)
-            result = None if file is None else file.load(index, here.reference, here.working.map.dtype)
-            if result is not None and result.certificate.relative_gap <= options.tol:
-                trail = _Trail()
-            else:
-                stored = None if result is None else Point(result.coef, result.intercept)
-                first = stored or trail.ahead(alpha) or point
-                try:
-                    result, warm_start = solve_on(here, solver, of_each, first, trail.state)
-                except SolverInterrupted as interruption:
+    def results() -> Iterator[SolverResult]:
+        solved: list[tuple[float, Point]] = []  # the last two alphas, with the last points of the solver
+        point, state, name = given, None, f"path, {solver.name}"
+        with tqdm(total=len(grid), disable=not verbose, desc=name, unit="alpha", miniters=0) as bar:
+            shown = partial(_show_gap, bar, callback) if verbose or callback is not None else None
+            of_each = replace(options, callback=shown, verbose=False)
+            for index, alpha in enumerate(grid):
+                here, reduced_here = reference.with_alpha(alpha), chain.with_alpha(alpha)
+                result = None if file is None else file.load(index, here, reduced_here.original.map.dtype)
+                if result is not None and result.certificate.relative_gap <= tol:
+                    solved, state = [], None
+                else:
+                    stored = None if result is None else Point(result.coef, result.intercept)
+                    first = stored or _extrapolated(solved, alpha) or point
+                    try:
+                        result, end, state = solve_on(here, reduced_here, solver, of_each, first, state)
+                    except SolverInterrupted as interruption:
+                        if file is not None:
+                            file.save(index, interruption.result)
+                        raise
+                    solved = [*solved[-1:], (alpha, end)]
                     if file is not None:
-                        file.save(index, interruption.result)
-                    raise
-                trail.add(alpha, warm_start)
-                if file is not None:
-                    file.save(index, result)
-            point = Point(result.coef, result.intercept)
-            bar.update()
-            yield result
+                        file.save(index, result)
+                point = Point(result.coef, result.intercept)
+                bar.update()
+                yield result
+
+    return results()
 
 
 def _show_gap(bar: tqdm, callback: Callback | None, progress: Progress) -> bool:
@@ -287,23 +234,15 @@ def _show_gap(bar: tqdm, callback: Callback | None, progress: Progress) -> bool:
 
 
 def check_grid(alphas: Any) -> list[float]:
-    """A grid of alphas as a list of floats in the order given; ``ValueError`` unless all are positive and finite.
-
-    Examples
-    --------
-    >>> check_grid([1, 0.5])
-    [1.0, 0.5]
-    """
-    message = f"alphas must be a list of at least one positive finite number, got {alphas!r}"
+    """A grid of alphas as a list of floats in the order given; ``ValueError`` unless all are positive and finite."""
     try:
         grid = np.asarray(alphas)
-        if grid.dtype.kind not in "iuf" or grid.ndim != 1 or grid.size == 0:
-            raise ValueError(f"an array of shape {grid.shape} and type {grid.dtype}")
-        grid = grid.astype(float)
-    except (TypeError, ValueError) as error:
-        raise ValueError(message) from error
-    if not (np.isfinite(grid).all() and (grid > 0).all()):
-        raise ValueError(message)
+        valid = grid.dtype.kind in "iuf" and grid.ndim == 1 and grid.size > 0
+        valid = valid and bool(np.isfinite(grid).all() and (grid > 0).all())
+    except (TypeError, ValueError):
+        valid = False
+    if not valid:
+        raise ValueError(f"alphas must be a list of at least one positive finite number, got {alphas!r}")
     return [float(alpha) for alpha in grid]
 
 
@@ -311,31 +250,15 @@ def _grid(program: Program, alphas: Sequence[float] | None) -> list[float]:
     return alpha_grid(program.alpha_max) if alphas is None else sorted(check_grid(alphas), reverse=True)
 
 
-class _Trail:
-    """The last points of a path, and where they lead."""
-
-    def __init__(self) -> None:
-        self._alphas: list[float] = []
-        self._points: list[Point] = []
-        self.state: Any = None
-
-    def add(self, alpha: float, warm_start: WarmStart) -> None:
-        """Remember the end of the solve of one alpha."""
-        self._alphas, self._points = [*self._alphas[-1:], alpha], [*self._points[-1:], warm_start.point]
-        self.state = warm_start.state
-
-    def ahead(self, alpha: float) -> Point | None:
-        """Linear extrapolation in ``alpha``: exact between the kinks of a lasso; None before there is any point."""
-        if not self._points:
-            return None
-        before, last, distance = self._points[0], self._points[-1], self._alphas[-1] - self._alphas[0]
-        if distance == 0 or before.pred is None or last.pred is None:
-            return last
-        assert before.intercept is not None
-        assert last.intercept is not None
-        weight = 1 + (alpha - self._alphas[-1]) / distance
-        return Point(
-            torch.lerp(before.coef, last.coef, weight),
-            torch.lerp(before.intercept, last.intercept, weight),
-            pred=torch.lerp(before.pred, last.pred, weight),
-        )
+def _extrapolated(solved: list[tuple[float, Point]], alpha: float) -> Point | None:
+    """Linear extrapolation in ``alpha`` of two points, exact between the kinks of a lasso; or the one, if any."""
+    if not solved:
+        return None
+    (first, before), (last, end) = solved[0], solved[-1]
+    if first == last or before.pred is None or end.pred is None:
+        return end
+    assert before.intercept is not None
+    assert end.intercept is not None
+    parts = ((before.coef, end.coef), (before.intercept, end.intercept), (before.pred, end.pred))
+    coef, intercept, pred = (torch.lerp(*ends, 1 + (alpha - last) / (last - first)) for ends in parts)
+    return Point(coef, intercept, pred=pred)

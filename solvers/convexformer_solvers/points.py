@@ -1,4 +1,4 @@
-"""Points of a program: coefficients, and predictions that stand for a dual point beside them."""
+"""Primal-dual points of a program, and the estimate of their duality gap."""
 
 from __future__ import annotations
 
@@ -16,18 +16,15 @@ class Point(NamedTuple):
     Attributes
     ----------
     coef : Tensor of shape ``program.coef_shape``
-        Coefficients; a solver never changes them in place once it has handed them out.
+        Coefficients; never changed in place once a solver has returned them.
     intercept : Tensor of shape (c,) or None
-        Intercept; zeros when the program has none. None: the best one for `coef`, which ``solve`` computes.
+        Zeros when the program has none. None: the best one for `coef`.
     dual : Tensor of shape (N, c) or None
-        A candidate for ``certify``; need not be feasible. None: minus the gradient of the loss at `pred`, if there is.
+        A candidate for ``certify``, feasible or not. None: minus the gradient of the loss at `pred`, if there is one.
     pred : Tensor of shape (N, c) or None
-        Predictions behind the dual point, intercept included, from which another solver can start. They need not be
-        those of `coef`.
-    fitted : Tensor of shape (N, c) or None
-        Predictions of `coef`, intercept included.
-    correlation : Tensor of shape ``program.coef_shape`` or None
-        ``A' diag(p)`` times the dual point, or nearly so.
+        Predictions, intercept included, that give the dual point; not necessarily those of `coef`.
+    fitted, correlation : Tensor of shape (N, c) or None, Tensor of shape ``program.coef_shape`` or None
+        Predictions of `coef`, intercept included; ``A' diag(p)`` times the dual point, possibly rounded.
     """
 
     coef: Tensor
@@ -77,10 +74,7 @@ def objective(program: Program, point: Point) -> float:
 
 
 def gap_estimate(program: Program, point: Point) -> float:
-    """Duality gap but for the centring of the dual point; costs no product with the data.
-
-    Below zero where the correlation is not that of the dual point, or rounding decides.
-    """
+    """Duality gap without centring of the dual point or a product with the data; negative where that is inaccurate."""
     assert point.correlation is not None
     norms = program.penalty.group_dual_norms(point.correlation)
     largest = norms.reshape(-1, norms.shape[-1]).amax(0) if program.outputs_separate else norms.amax()
@@ -90,11 +84,9 @@ def gap_estimate(program: Program, point: Point) -> float:
 
 def as_start(program: Program, point: Point) -> tuple[Tensor, Tensor | None]:
     """Coefficients to start from, and predictions unless they are worse than the best constant ones."""
-    coef, pred = point.coef.to(program.y), point.pred
-    # Predictions on the way to somewhere may be far off; such are no start.
-    if pred is None or not float(program.loss_value(pred.to(program.y))) <= program.null_value:
-        return coef, None
-    return coef, pred.to(program.y)
+    coef, pred = point.coef.to(program.y), None if point.pred is None else point.pred.to(program.y)
+    usable = pred is not None and float(program.loss_value(pred)) <= program.null_value
+    return coef, pred if usable else None
 
 
 def completed(program: Program, point: Point) -> Point:
@@ -102,9 +94,8 @@ def completed(program: Program, point: Point) -> Point:
     exact = program.with_float64_targets()
     coef, intercept, dual = point.coef.to(program.y), point.intercept, point.dual
     if intercept is None:
-        intercept = program.null_intercept
-        if program.fit_intercept:
-            intercept = exact.best_intercept(exact.map.sparse_matvec(coef.to(exact.y)))
+        free = program.fit_intercept
+        intercept = exact.best_intercept(exact.map.sparse_matvec(coef.to(exact.y))) if free else program.null_intercept
     if dual is None and point.pred is not None:
         dual = dual_of(exact, point._replace(pred=point.pred.to(exact.y)))
     return point._replace(coef=coef, intercept=intercept.to(program.y), dual=dual)

@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,14 +27,7 @@ from .losses.base import Loss
 from .penalties.base import Penalty
 from .validation import PRECISIONS, check_kind, check_tensor, is_real
 
-# What sums of products may be off by, in units of the rounding of one; and samples that are looked at first.
-_ROUNDING = 8
-_SAMPLES = 64
-# Targets that vary by less than so many of their roundings, and losses below so many roundings of their terms, are
-# constant; gaps are then relative to that share of the terms, in the rounding of the data.
-_CONSTANT_TARGETS = 1e4
-_CONSTANT_TERMS = 1e6
-
+_EPS = torch.finfo(torch.float64).eps
 _T = TypeVar("_T")
 
 
@@ -44,15 +37,9 @@ class _WithoutAlpha(Generic[_T]):
     def __init__(self, compute: Callable[[Any], _T]) -> None:
         self._compute, self.__doc__ = compute, compute.__doc__
 
-    @overload
-    def __get__(self, program: None, owner: type) -> _WithoutAlpha[_T]: ...
-
-    @overload
-    def __get__(self, program: Program, owner: type) -> _T: ...
-
-    def __get__(self, program: Program | None, owner: type) -> _WithoutAlpha[_T] | _T:
+    def __get__(self, program: Any, owner: type) -> _T:
         if program is None:
-            return self
+            return self  # type: ignore[return-value]
         name = self._compute.__name__
         if name not in program._known:
             program._known[name] = self._compute(program)
@@ -76,22 +63,9 @@ class Program:
     alpha : float
         Weight of the penalty against the **mean** loss; positive.
     sample_weight : Tensor of shape (N,), optional
-        Non-negative; only ratios matter. Default: equal weights.
+        Non-negative :math:`w`; only ratios matter. Default: equal weights.
     fit_intercept : bool, default=False
         Whether an unpenalised constant per output is part of the model.
-
-    Attributes
-    ----------
-    coef_shape : tuple of int
-        Shape of a coefficient array, ``(*block_shape, d, c)``.
-    weight : Tensor of shape (N,)
-        The :math:`p`.
-    alpha_max : float
-        Smallest ``alpha`` whose solution is zero.
-    null_intercept : Tensor of shape (c,)
-        Intercept of the best constant model.
-    null_value : float
-        Its objective: the reference of relative gaps.
 
     Raises
     ------
@@ -120,45 +94,42 @@ class Program:
     _known: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        self._check_kinds()
-        n = self.map.n_samples
-        if self.y.ndim != 2 or self.y.shape[0] != n or self.y.shape[1] == 0:
-            raise ValueError(f"y must have shape ({n}, n_outputs) with at least one output, got {tuple(self.y.shape)}")
+        check_kind("map", self.map, LinearMap, "DenseMap(X)")
+        check_kind("loss", self.loss, Loss, "get_loss('squared')")
+        check_kind("penalty", self.penalty, Penalty, "get_penalty('group_l2')")
+        check_alpha(self.alpha)
+        if self.fit_intercept not in (True, False):
+            raise ValueError(f"fit_intercept must be True or False, got {self.fit_intercept!r}")
+        object.__setattr__(self, "alpha", float(self.alpha))
+        object.__setattr__(self, "fit_intercept", bool(self.fit_intercept))
+        self._check_arrays()
+        self.loss.check_target(self.y)
+        if self.sample_weight is not None:
+            # Samples of positive weight must make a program by themselves: zero counts alone have no best constant.
+            self.loss.check_target(self.y[self.sample_weight > 0])
+
+    def _check_arrays(self) -> None:
+        y, weight, n = self.y, self.sample_weight, self.map.n_samples
+        for name, part in {"y": y, **({} if weight is None else {"sample_weight": weight})}.items():
+            check_tensor(name, part)
+            if part.device != self.map.device:
+                raise ValueError(f"{name} must be on the device of the map, {self.map.device}, got {part.device}")
+        if y.ndim != 2 or y.shape[0] != n or y.shape[1] == 0:
+            raise ValueError(f"y must have shape ({n}, n_outputs) with at least one output, got {tuple(y.shape)}")
         if n == 0 or 0 in self.map.feature_shape:
             shape = (n, *self.map.feature_shape)
             raise ValueError(f"map must have at least one sample, block and feature, got shape {shape}")
-        for name, dtype in (("y", self.y.dtype), ("map", self.map.dtype)):
+        for name, dtype in (("y", y.dtype), ("map", self.map.dtype)):
             if dtype not in PRECISIONS.values():
                 raise ValueError(f"{name} must hold float32 or float64 numbers, got {dtype}; convert it with .double()")
-        for name, part in (("y", self.y), ("sample_weight", self.sample_weight)):
-            if part is not None and part.device != self.map.device:
-                raise ValueError(f"{name} must be on the device of the map, {self.map.device}, got {part.device}")
-        if not bool(torch.isfinite(self.y).all()):
+        if not bool(torch.isfinite(y).all()):
             raise ValueError("y must be finite, got NaN or infinite values")
-        check_alpha(self.alpha)
-        object.__setattr__(self, "alpha", float(self.alpha))
-        object.__setattr__(self, "fit_intercept", bool(self.fit_intercept))
-        self.loss.check_target(self.y)
-        weight = self.sample_weight
-        if weight is not None:
-            if weight.shape != (n,):
-                raise ValueError(f"sample_weight must have shape ({n},), got {tuple(weight.shape)}")
-            if not bool(torch.isfinite(weight).all()) or bool((weight < 0).any()):
-                raise ValueError("sample_weight must be finite and non-negative")
-            if not float(weight.sum()) > 0:
-                raise ValueError("sample_weight must have a positive sum")
-            # Samples of positive weight must make a program by themselves: zero counts alone have no best constant.
-            self.loss.check_target(self.y[weight > 0])
-
-    def _check_kinds(self) -> None:
-        check_kind("map", self.map, LinearMap, "DenseMap(X)")
-        check_tensor("y", self.y)
-        check_kind("loss", self.loss, Loss, "get_loss('squared')")
-        check_kind("penalty", self.penalty, Penalty, "get_penalty('group_l2')")
-        if self.sample_weight is not None:
-            check_tensor("sample_weight", self.sample_weight)
-        if self.fit_intercept not in (True, False):
-            raise ValueError(f"fit_intercept must be True or False, got {self.fit_intercept!r}")
+        if weight is None:
+            return
+        if weight.shape != (n,):
+            raise ValueError(f"sample_weight must have shape ({n},), got {tuple(weight.shape)}")
+        if not bool(torch.isfinite(weight).all() and (weight >= 0).all() and weight.sum() > 0):
+            raise ValueError("sample_weight must be finite and non-negative, with a positive sum")
 
     @property
     def coef_shape(self) -> tuple[int, ...]:
@@ -207,13 +178,7 @@ class Program:
         return result
 
     def rows(self, index: Tensor) -> Program:
-        """The same program on some of its samples, by their positions, shape (k,).
-
-        Raises
-        ------
-        ValueError
-            If these alone make no program, as counts that are all zero.
-        """
+        """The program on some samples, by position; ``ValueError`` where these make none, as counts of zero."""
         weight = None if self.sample_weight is None else self.sample_weight[index]
         return dataclasses.replace(self, map=self.map.rows(index), y=self.y[index], sample_weight=weight)
 
@@ -231,20 +196,12 @@ class Program:
         return torch.where(self.weight > 0, self.weight * values, 0.0).sum()
 
     def weighted_adjoint(self, theta: Tensor) -> Tensor:
-        """``A' diag(p) theta`` of k columns of values of the samples, shape ``(*feature_shape, k)``.
-
-        It is minus the gradient of the mean loss where ``theta``, of shape (N, k), is minus each sample's gradient.
-        """
+        """``A' diag(p) theta``, shape ``(*feature_shape, k)``, of k values of each sample, shape (N, k)."""
         weight = self.weight[:, None]
         return self.map.rmatvec(torch.where(weight > 0, weight * theta, 0.0))
 
-    pull_back = weighted_adjoint  # its former name
-
     def best_intercept(self, pred: Tensor, start: Tensor | None = None) -> Tensor:
-        """Best constant per output, shape (c,), to add to predictions without one; zeros when the program has none.
-
-        `start` is a first guess that saves steps.
-        """
+        """Best constant per output, shape (c,), of predictions without one, from a guess `start`; or zeros."""
         if not self.fit_intercept:
             return pred.new_zeros(pred.shape[1])
         return self.loss.best_intercept(pred, self.y, self.weight, start)
@@ -252,9 +209,8 @@ class Program:
     def lipschitz(self, pred: Tensor, power_steps: int = 6) -> float:
         """Estimate of the Lipschitz constant of the mean loss's gradient in the coefficients; 1 for data of zeros.
 
-        With an intercept it is that of the loss minimised over it, which the mean of the data does not enter. Where the
-        loss has no curvature bound, the curvature at ``pred``, of shape (N, c), stands in. Each of the `power_steps`
-        costs two products; six give about one digit from below.
+        With an intercept the loss is minimised over it. Where the loss has no bound on its curvature, that at `pred`,
+        of shape (N, c), stands in. A power step costs two products; six give about one digit from below.
         """
         smoothness = self.loss.smoothness
         if not math.isfinite(smoothness):
@@ -265,9 +221,7 @@ class Program:
     def primal(self, coef: Tensor, intercept: Tensor | None = None) -> Tensor:
         """Objective at coefficients and an intercept, by default zeros; a scalar."""
         pred = self.map.matvec(coef)
-        if intercept is not None:
-            pred = pred + intercept
-        return self.objective(coef, pred)
+        return self.objective(coef, pred if intercept is None else pred + intercept)
 
     def objective(self, coef: Tensor, pred: Tensor) -> Tensor:
         """Objective of coefficients whose predictions, intercept included, are known; a scalar."""
@@ -295,19 +249,19 @@ class Program:
     def null_value(self) -> float:
         """Objective of the best constant model: the reference of relative gaps.
 
-        Where that is nothing but rounding, as for a constant ``y``, a share of the terms it is the difference of takes
-        its place, so that relative gaps stay meaningful.
+        Where it is rounding, as for a constant ``y``, a share of the terms of the loss takes its place.
         """
         exact = self.with_float64_targets()
         constant = float(exact.loss_value(exact.null_intercept.expand_as(exact.y)))
-        unit = torch.finfo(exact.y.dtype).eps
         size = float(exact.mean(self.loss.magnitude(exact.y)))
-        rounding = _CONSTANT_TERMS * unit * size
+        # A mean of N terms is off by some of their roundings; far below 1e4 of them.
+        rounding = 1e4 * _EPS * size
         if self.loss.of_residual:  # squares of the rounding of the targets
-            rounding = float(exact.loss_value((1 + _CONSTANT_TARGETS * unit) * exact.y))
+            rounding = float(exact.loss_value((1 + 1e4 * _EPS) * exact.y))
         if constant > rounding:
             return constant
-        return max(constant, _CONSTANT_TERMS * torch.finfo(self.map.dtype).eps * size)
+        # A relative gap of 1e-4 is then a hundred roundings of the terms in the precision of the data.
+        return max(constant, 1e6 * torch.finfo(self.map.dtype).eps * size)
 
     @property
     def tail_length(self) -> float:
@@ -333,9 +287,6 @@ class Program:
     @_WithoutAlpha
     def null_dual_norms(self) -> Tensor:
         """Dual norm of each group at the best constant model, as from ``group_dual_norms``; float64."""
-        exact = self.with_float64_targets()
-        if exact is not self:
-            return exact.null_dual_norms
         return self.penalty.group_dual_norms_in_any_units(self.null_correlation)
 
     @_WithoutAlpha
@@ -352,19 +303,17 @@ class Program:
     def _is_rounding(self, norm: float, theta: Tensor) -> bool:
         """Whether a dual norm is what rounding leaves of samples that cancel, as an intercept makes constant ones."""
         mean = float((self.weight @ theta).abs().max()) if self.fit_intercept else 0.0  # zero but for rounding
-        rounding = mean + torch.finfo(theta.dtype).eps * float(self.mean(theta.abs().amax(1)))
-        bound = _ROUNDING * math.sqrt(math.prod(self.coef_shape[-2:])) * rounding
+        rounding = mean + _EPS * float(self.mean(theta.abs().amax(1)))
+        # Sums of products are off by less than eight roundings of one.
+        bound = 8 * math.sqrt(math.prod(self.coef_shape[-2:])) * rounding
         counted = (self.weight > 0).nonzero()[:, 0]
-        some = counted[even_rows(len(counted), min(_SAMPLES, len(counted)), counted.device)]
-        # All samples that count are looked at, and copied if others do not, only where some are as large as that.
+        some = counted[even_rows(len(counted), math.isqrt(len(counted)), counted.device)]
+        # All samples are read, or copied where some have no weight, only if a few hold entries as large as that.
         return norm <= bound * self.map.rows(some).largest() and norm <= bound * self.drop_zero_weights().map.largest()
 
 
 def check_alpha(alpha: float) -> None:
-    """Raise ``ValueError`` unless ``alpha`` is a positive finite number.
-
-    Zero is refused: without decay the dual has no interior and no certificate can be given.
-    """
+    """Raise ``ValueError`` unless ``alpha`` is a positive finite number: at zero the dual has no interior."""
     if not is_real(alpha):
         raise ValueError(f"alpha must be a positive finite number, got {alpha!r}")
     if not (math.isfinite(alpha) and alpha > 0):

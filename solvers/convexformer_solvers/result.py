@@ -28,15 +28,12 @@ class Certificate:
 
     Attributes
     ----------
-    primal : float
-        Objective at the returned point.
-    dual : float
-        Lower bound on the optimal value of the program; nan when the loss has no conjugate.
+    primal, dual : float
+        Objective at the point, and lower bound on the optimal value; nan when the loss has no conjugate.
     reference : float
-        Objective of the best constant model, the unit of the relative gap; ``Program.null_value`` says what stands for
-        it where targets are constant.
+        ``Program.null_value``, the objective of the best constant model: the unit of the relative gap.
     dual_point : Tensor of shape (N, c) or None
-        The feasible point behind `dual`: anyone can check the bound with ``Program.dual``.
+        The feasible point behind `dual`, at which ``Program.dual`` gives that bound.
 
     Examples
     --------
@@ -51,10 +48,7 @@ class Certificate:
 
     @property
     def gap(self) -> float:
-        """``primal - dual``: the objective is at most this far above the optimum.
-
-        Where it is within the rounding of the loss's terms it may be slightly negative.
-        """
+        """``primal - dual``, which bounds the distance from the optimum; negative at most by rounding."""
         return self.primal - self.dual
 
     @property
@@ -65,19 +59,12 @@ class Certificate:
         return self.gap / self.reference if self.reference > 0 else math.copysign(math.inf, self.gap)
 
     def tighten(self, other: Certificate) -> Certificate:
-        """This certificate with the better dual bound of the two, both being of the same program.
-
-        A bound on the optimum holds whichever point it was derived from.
-        """
-        if not other.dual > self.dual:
-            return self
-        return replace(self, dual=other.dual, dual_point=other.dual_point)
+        """This certificate with the better dual bound of two certificates of the same program."""
+        return replace(self, dual=other.dual, dual_point=other.dual_point) if other.dual > self.dual else self
 
     def __repr__(self) -> str:
-        return (
-            f"Certificate(primal={self.primal:.6g}, dual={self.dual:.6g}, gap={self.gap:.3g}, "
-            f"relative_gap={self.relative_gap:.2g})"
-        )
+        gaps = f"gap={self.gap:.3g}, relative_gap={self.relative_gap:.2g}"
+        return f"Certificate(primal={self.primal:.6g}, dual={self.dual:.6g}, {gaps})"
 
 
 @dataclass
@@ -87,7 +74,7 @@ class History:
     Attributes
     ----------
     iteration, seconds, primal, dual, relative_gap : list
-        Iteration count, seconds since the start, and the figures of the certificate at that moment.
+        Iterations done, seconds since the start, and numbers of the certificate.
     """
 
     iteration: list[int] = field(default_factory=list)
@@ -98,11 +85,9 @@ class History:
 
     def append(self, iteration: int, seconds: float, certificate: Certificate) -> None:
         """Record one certificate."""
-        self.iteration.append(iteration)
-        self.seconds.append(seconds)
-        self.primal.append(certificate.primal)
-        self.dual.append(certificate.dual)
-        self.relative_gap.append(certificate.relative_gap)
+        entry = (iteration, seconds, certificate.primal, certificate.dual, certificate.relative_gap)
+        for numbers, number in zip(vars(self).values(), entry, strict=True):
+            numbers.append(number)
 
 
 @dataclass(frozen=True, eq=False)  # tensors have no single truth value
@@ -111,16 +96,12 @@ class Progress:
 
     Attributes
     ----------
-    iteration : int
-        Iterations done.
-    seconds : float
-        Seconds since the start.
+    iteration, seconds : int, float
+        Iterations done and seconds since the start.
     certificate : Certificate
-        Certificate of the best point so far, the one with the smallest objective.
-    coef : Tensor
-        Its coefficients; not to be modified.
-    intercept : Tensor of shape (c,)
-        Its intercept.
+        Certificate of the point with the smallest objective so far.
+    coef, intercept : Tensor of shape (*feature_shape, c), Tensor of shape (c,)
+        That point; not to be modified.
     """
 
     iteration: int
@@ -136,22 +117,14 @@ class SolverResult:
 
     Attributes
     ----------
-    coef : Tensor of shape (*feature_shape, c)
-        Coefficients.
-    intercept : Tensor of shape (c,)
-        Intercept; zeros when the program has none.
-    certificate : Certificate
-        Float64 bounds at exactly this point.
-    status : Status
-        How the solve ended.
-    n_iter : int
-        Iterations done.
-    seconds : float
-        Wall time.
-    history : History
-        Certified progress.
-    solver : str
-        Name of the solver.
+    coef, intercept : Tensor of shape (*feature_shape, c), Tensor of shape (c,)
+        The point; its intercept is zero when the program has none.
+    certificate, history : Certificate, History
+        Float64 bounds at exactly this point, and those on the way to it.
+    status, solver : Status, str
+        How the solve ended, and the name of the solver.
+    n_iter, seconds : int, float
+        Iterations done and wall time.
     """
 
     coef: Tensor = field(repr=False)
@@ -171,7 +144,7 @@ def check_tol(tol: Any) -> None:
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C that carries what there is by then; subclasses take other arguments than a message and can be pickled."""
+    """Ctrl-C with what is finished by then; subclasses take other arguments than a message and can be pickled."""
 
     _arguments: tuple[Any, ...]
 
@@ -181,7 +154,6 @@ class Interrupted(KeyboardInterrupt):
         return made
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Exceptions are built anew from their message otherwise.
         return type(self), self._arguments, self.__dict__
 
 

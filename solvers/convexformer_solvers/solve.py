@@ -1,4 +1,4 @@
-"""The one loop that runs, certifies and stops every solver."""
+"""Outer loop of every solver: step, certify, stop."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from sklearn.exceptions import ConvergenceWarning
@@ -23,7 +22,7 @@ from .points import Point, completed, null_point
 from .program import Program
 from .reductions.base import Chain
 from .reductions.weights import DropZeroWeights, SimplePenalty
-from .result import Certificate, History, Progress, SolverInterrupted, SolverResult, Status, check_tol
+from .result import History, Progress, SolverInterrupted, SolverResult, Status, check_tol
 from .validation import as_dtype, check_callback, check_counts
 
 Callback = Callable[[Progress], "bool | None"]
@@ -45,32 +44,26 @@ def solve(
 
     Parameters
     ----------
-    program : Program
-        What to solve. The certificate speaks of the program in the precision given here.
-    solver : Solver
-        The algorithm.
+    program, solver : Program, Solver
+        The program, in whose own precision the certificate is, and the algorithm.
     tol : float, default=1e-4
         Bound on the relative gap, ``(primal - dual) / (objective of the best constant model)``.
     max_iter : int, default=10000
         Iterations at most.
     start : (coef, intercept), optional
-        Starting point, returned as it is where its certified gap is within ``tol``. Default: the best constant model,
-        which also takes the place of a start that is worse.
-    dtype : torch.dtype, type of numpy or {'float32', 'float64'}, optional
-        Precision in which the solver works. Default: that of the program's map.
-    device : torch.device or str, optional
-        Device on which solver and certificate work. Default: that of the program's map.
+        Starting point, returned as it is where its gap is within ``tol``. Default: the best constant model, which also
+        replaces a start that is worse.
+    dtype, device : torch.dtype, type of numpy or {'float32', 'float64'}, torch.device or str, optional
+        Precision in which the solver works, and device of solver and certificate. Default: those of the map.
     callback : callable, optional
-        Called with a ``Progress`` after each certificate; returning True stops the solve. With a callback or a
-        progress bar certificates come a little more often.
+        Called with a ``Progress`` after each certificate, which come a little more often then; True stops the solve.
     verbose : bool, default=False
-        Whether to show a progress bar with gap, objective and what the solver is doing.
+        Whether to show a progress bar with gap, objective and the solver's activity.
 
     Returns
     -------
     SolverResult
-        The certified point with the smallest objective, tensors in the working precision and on the working device,
-        without gradients.
+        The certified point with the smallest objective, without gradients, in the working precision and device.
 
     Raises
     ------
@@ -79,8 +72,7 @@ def solve(
     TypeError
         If ``solver`` is no solver or needs what the program does not have, or the callback cannot be called.
     ValueError
-        If ``tol``, ``max_iter``, ``dtype`` or ``start`` are out of range, or the data in units whose squares leave the
-        precision.
+        If an argument is out of range, or squares of the data are out of the range of the precision.
 
     Warns
     -----
@@ -96,14 +88,13 @@ def solve(
     >>> solve(program, Fista(), tol=1e-10).coef.flatten()
     tensor([2., 0.], dtype=torch.float64)
     """
-    options = Options(tol, max_iter, callback, verbose)
-    point = as_point(start)
-    return solve_on(forms_for(solver, program, dtype, device), solver, options, point)[0]
+    options, (reference, chain) = Options(tol, max_iter, callback, verbose), reduced(program, solver, dtype, device)
+    return solve_on(reference, chain, solver, options, starting_point(chain.original, start))[0]
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What ends a solve and who watches it, with or without gradients; the arguments of ``solve``, which it checks."""
+    """Arguments of ``solve``, checked, and whether its callback may record gradients."""
 
     tol: float = 1e-4
     max_iter: int = 10_000
@@ -117,56 +108,17 @@ class Options:
         check_callback(self.callback, "a Progress")
 
 
-class WarmStart(NamedTuple):
-    """What a solve leaves to the next one on the same data.
-
-    Attributes
-    ----------
-    point : Point
-        The last point of the solver.
-    state : object
-        Its last state.
-    """
-
-    point: Point
-    state: Any
-
-
-class Forms(NamedTuple):
-    """The forms of a program that a solve needs.
-
-    Attributes
-    ----------
-    reference : Program
-        What certificates speak of, on the device of the solve.
-    chain : Chain
-        The program in the precision of the solve, and what reductions make of it for the solver.
-    """
-
-    reference: Program
-    chain: Chain
-
-    @property
-    def working(self) -> Program:
-        """The program in the precision of the solve."""
-        return self.chain.original
-
-    def with_alpha(self, alpha: float) -> Forms:
-        """Those of the program with another ``alpha``."""
-        return Forms(self.reference.with_alpha(alpha), self.chain.with_alpha(alpha))
-
-
-def forms_for(
-    solver: Solver, program: Program, dtype: torch.dtype | str | None, device: torch.device | str | None
-) -> Forms:
-    """The forms of a program for a solve in a precision and on a device; ``TypeError`` where it is not for the solver.
-
-    That is the same for every ``alpha``.
-    """
+def reduced(
+    program: Program, solver: Solver, dtype: torch.dtype | str | None, device: torch.device | str | None
+) -> tuple[Program, Chain]:
+    """A program on a device, and its reductions in a precision; ``TypeError`` where the solver does not apply."""
     check_solver_type(solver)
-    precision = as_dtype(dtype, program.map.dtype)
+    precision, y, weight = as_dtype(dtype, program.map.dtype), program.y, program.sample_weight
     with torch.no_grad():
-        reference = _without_gradients(program).to(device=device)
+        if y.requires_grad or (weight is not None and weight.requires_grad):
+            without = None if weight is None else weight.detach()
+            program = dataclasses.replace(program, y=y.detach(), sample_weight=without)
+        reference = program.to(device=device)
         working = reference.to(dtype=precision)
         simple = SimplePenalty()
         simplest = simple.apply(working)[0] if simple.accepts(working) else working
@@ -174,268 +126,221 @@ def forms_for(
         unmet = solver.unmet_requirement(simplest)
         if unmet is not None:
             raise TypeError(f"solver {solver.name!r} needs {unmet}")
-        return Forms(reference, Chain.of(working, (DropZeroWeights(), simple, *solver.reductions)))
-
-
-def _without_gradients(program: Program) -> Program:
-    """The same program with targets and weights that do not require gradients."""
-    y, weight = program.y, program.sample_weight
-    if not (y.requires_grad or (weight is not None and weight.requires_grad)):
-        return program
-    return dataclasses.replace(program, y=y.detach(), sample_weight=None if weight is None else weight.detach())
+        return reference, Chain.of(working, (DropZeroWeights(), simple, *solver.reductions))
 
 
 def solve_on(
-    forms: Forms, solver: Solver, options: Options, start: Point | None = None, previous: Any = None
-) -> tuple[SolverResult, WarmStart]:
-    """``solve`` from a point and a state of a solve on the same data; also returns those that it ends with."""
+    reference: Program, chain: Chain, solver: Solver, options: Options, start: Point | None, previous: Any = None
+) -> tuple[SolverResult, Point, Any]:
+    """``solve`` from a point and a state of a solve on the same data; also returns those that it ends with.
+
+    `reference` is the program of the certificates, `chain` that of the solver.
+    """
     with (
         torch.no_grad(),  # data that require gradients have none of the solution's
         tqdm(total=options.max_iter, disable=not options.verbose, desc=solver.name, unit="it", leave=True) as bar,
     ):
-        first = _starting_point(forms.working, start)
-        run = _Run(forms.reference, solver.name, options, first)
+        run = _Run(reference, chain, solver, options, bar, start or null_point(chain.original))
         # Predictions come with points on the way to somewhere; one without may be good enough as it is.
         given = start is not None and start.pred is None
-        state: Any = previous
-        within_tol = False
         try:
-            status = run.check(first, bar) if given else None
+            status = run.check(run.start) if given else None
             if status is None:
-                origin = null_point(forms.working) if given and run.is_worse_than_constant else first
-                state = _first_state(forms.chain, solver, origin, previous)
-                status, state = run.until_stop(forms.chain, solver, state, bar)
-            # A given start has been certified.
-            within_tol = status is not Status.CONVERGED and not given and run.falls_back_on(first)
+                run.begin(given, previous)
+                status = run.until_stop()
+                if status is not Status.CONVERGED and not given:
+                    run.record(run.start, only_if_better=True)  # few steps may lead away from it
+                    # Who ended the run is not told that it ended by itself.
+                    status = Status.CONVERGED if run.is_within_tol and status is not Status.STOPPED else status
         except KeyboardInterrupt:
-            status = run.interrupted(bar, None if given else first)
-    # Who ended the run is not told that it ended by itself.
-    if within_tol and status in (Status.MAX_ITER, Status.STALLED):
-        status = Status.CONVERGED
+            status = run.interrupted(given)
     result = run.result(status)
     if status is Status.INTERRUPTED:
         raise SolverInterrupted(result)
     if status in (Status.MAX_ITER, Status.STALLED):
-        _warn_not_converged(result, options, forms.working.map.dtype)
-    return result, WarmStart(run.last, state)
-
-
-def _factorisation_failed(solver: Solver, program: Program, error: Exception) -> ValueError:
-    """What to say where matrices hold infinite numbers, or next to none but zeros, from the first step on."""
-    return ValueError(
-        f"a factorisation of solver {solver.name!r} failed in {program.y.dtype} ({error}), as a rule because squares "
-        "of the data or the targets are too small or too large for it; scale the features (and alpha with them) or the "
-        "targets to about one"
-    )
-
-
-def _first_state(chain: Chain, solver: Solver, start: Point, previous: Any) -> Any:
-    program, start = chain.program, chain.restrict(start)
-    try:
-        return solver.init(program, start) if previous is None else solver.init_again(program, start, previous)
-    except torch.linalg.LinAlgError as error:
-        raise _factorisation_failed(solver, program, error) from error
-
-
-def _point(chain: Chain, solver: Solver, state: Any) -> Point:
-    """The point of a state, of the program in the precision of the solve."""
-    return completed(chain.original, chain.invert(solver.point(chain.program, state)))
+        _warn_not_converged(result, options, chain.original.map.dtype)
+    return result, run.last, run.state
 
 
 class _Run:
-    """Book-keeping of one solve: certificates, best point, history."""
+    """One solve: the state of the solver, certificates, best point, history."""
 
-    def __init__(self, program: Program, solver_name: str, options: Options, start: Point) -> None:
-        self.program, self.solver_name, self.options, self.start = program, solver_name, options, start
-        self.latest: Callable[[], Point] = lambda: start
-        self.history = History()
-        self.began = time.perf_counter()
-        self.iteration = 0
-        self.best: tuple[Point, Certificate] | None = None
-        self.last: Point
-        self.last_gap: float
+    best: Progress
+    last: Point
+    last_gap: float
 
-    def until_stop(self, chain: Chain, solver: Solver, state: Any, bar: tqdm) -> tuple[Status, Any]:
-        options, program = self.options, chain.program
+    def __init__(
+        self, reference: Program, chain: Chain, solver: Solver, options: Options, bar: tqdm, start: Point
+    ) -> None:
+        self.reference, self.chain, self.solver = reference, chain, solver
+        self.options, self.bar, self.start = options, bar, start
+        self.history, self.began = History(), time.perf_counter()
+        self.iteration, self.state = 0, None
+
+    def begin(self, given: bool, previous: Any) -> None:
+        """Set the first state: at the best constant model where a given start is worse."""
+        worse = given and not self.best.certificate.primal <= self.reference.null_value
+        start = self.chain.restrict(null_point(self.chain.original) if worse else self.start)
+        program, solver, known = self.chain.program, self.solver, previous is not None
+        try:
+            self.state = solver.init_again(program, start, previous) if known else solver.init(program, start)
+        except torch.linalg.LinAlgError as error:
+            raise self.factorisation_failed(error) from error
+
+    def until_stop(self) -> Status:
+        """Step until a certificate, the callback, the solver or the number of iterations ends the run."""
+        options, solver, program = self.options, self.solver, self.chain.program
         watched = options.verbose or options.callback is not None
-        schedule = Schedule(options.tol * self.program.null_value, watched)
+        schedule = Schedule(options.tol * self.reference.null_value, watched)
         while True:
             try:
-                state = solver.step(program, state)
+                self.state = solver.step(program, self.state)
             except torch.linalg.LinAlgError as error:
                 if self.iteration == 0:
-                    raise _factorisation_failed(solver, program, error) from error
-                return self.stalled(bar), state
-            self.latest = partial(_point, chain, solver, state)
+                    raise self.factorisation_failed(error) from error
+                self.record_latest()
+                return Status.CONVERGED if self.is_within_tol else Status.STALLED
             self.iteration += 1
-            if not bar.disable:
-                bar.set_description_str(solver.activity(state), refresh=False)
-            bar.update()
-            finished, estimate = solver.finished(state), solver.gap_estimate(program, state)
-            if not (finished or self.iteration == options.max_iter or schedule.due(self.iteration, estimate)):
+            if not self.bar.disable:
+                self.bar.set_description_str(solver.activity(self.state), refresh=False)
+            self.bar.update()
+            finished, estimate = solver.finished(self.state), solver.gap_estimate(program, self.state)
+            out_of_iterations = self.iteration == options.max_iter
+            if not (finished or out_of_iterations or schedule.due(self.iteration, estimate)):
                 continue
-            status = self.check(self.latest(), bar)
+            status = self.check(self.latest())
             schedule.certified(self.iteration, estimate, self.last_gap)
             if status is not None:
-                return status, state
+                return status
             # The solver is there, and what it is rounded to is not.
-            too_rough = schedule.stands_still and chain.original.y.dtype == torch.float32
-            if finished or too_rough:
-                return Status.STALLED, state
-            if self.iteration == options.max_iter:
-                return Status.MAX_ITER, state
+            if finished or (schedule.stands_still and self.chain.original.y.dtype == torch.float32):
+                return Status.STALLED
+            if out_of_iterations:
+                return Status.MAX_ITER
+
+    def factorisation_failed(self, error: Exception) -> ValueError:
+        """The error where matrices hold infinite numbers, or almost only zeros, from the first step on."""
+        return ValueError(
+            f"a factorisation of solver {self.solver.name!r} failed in {self.chain.program.y.dtype} ({error}), as a "
+            "rule because squares of the data or the targets are too small or too large for it; scale the features "
+            "(and alpha with them) or the targets to about one"
+        )
+
+    def latest(self) -> Point:
+        """The point of the state, of the program in the precision of the solve."""
+        if self.iteration == 0:
+            return self.start
+        point = self.solver.point(self.chain.program, self.state)
+        return completed(self.chain.original, self.chain.invert(point))
 
     @property
-    def is_worse_than_constant(self) -> bool:
-        """Whether the best point so far is worse than the best constant model."""
-        assert self.best is not None
-        return not self.best[1].primal <= self.program.null_value
+    def is_within_tol(self) -> bool:
+        """Whether the gap of the best point is."""
+        return self.best.certificate.relative_gap <= self.options.tol
 
-    def falls_back_on(self, start: Point) -> bool:
-        """Take the starting point where no other is as good, as few steps may lead away; whether it is within tol."""
-        assert self.best is not None
-        certificate = certify(self.program, start.coef, start.intercept, start.dual).tighten(self.best[1])
-        if certificate.primal >= self.best[1].primal:
-            return False
-        self.best = (start, certificate)
-        self.history.append(self.iteration, time.perf_counter() - self.began, certificate)
-        return certificate.relative_gap <= self.options.tol
-
-    def stalled(self, bar: tqdm) -> Status:
-        """How a run ended that could take no further step."""
-        self.record_latest(bar)
-        assert self.best is not None
-        return Status.CONVERGED if self.best[1].relative_gap <= self.options.tol else Status.STALLED
-
-    def record_latest(self, bar: tqdm) -> None:
-        """Certify the last point, unless that has been done."""
-        if not self.history.iteration or self.history.iteration[-1] < self.iteration:
-            self.record(self.latest(), bar)
-
-    def interrupted(self, bar: tqdm, fallback: Point | None) -> Status:
-        """Certify the last point, unless that has been done, and the one to fall back on, if there is one."""
+    def interrupted(self, given: bool) -> Status:
+        """Certify the last point, unless that has been done, and the starting point, which has been if given."""
         try:
-            self.record_latest(bar)
-            if fallback is not None:
-                self.falls_back_on(fallback)
+            self.record_latest()
+            if not given:
+                self.record(self.start, only_if_better=True)
         except KeyboardInterrupt:  # again: what has been certified by now is the result
-            if self.best is None:
+            if not self.history.iteration:
                 raise
         return Status.INTERRUPTED
 
-    def check(self, point: Point, bar: tqdm) -> Status | None:
+    def record_latest(self) -> None:
+        """Certify the last point, unless that has been done."""
+        if not self.history.iteration or self.history.iteration[-1] < self.iteration:
+            self.last = self.record(self.latest())
+
+    def check(self, point: Point) -> Status | None:
         """Certify a point and ask the callback; the status that ends the run, if it does."""
-        progress = self.record(point, bar)
+        self.last = self.record(point)
         # The convergence test comes first: a converged point is converged whatever the callback says.
         callback = self.options.callback
         with torch.set_grad_enabled(self.options.gradients):
-            stop = callback is not None and bool(callback(progress))
-        if progress.certificate.relative_gap <= self.options.tol:
-            return Status.CONVERGED
-        return Status.STOPPED if stop else None
+            stop = callback is not None and bool(callback(self.best))
+        return Status.CONVERGED if self.is_within_tol else Status.STOPPED if stop else None
 
-    def record(self, point: Point, bar: tqdm) -> Progress:
-        """Certify a point and keep the best one so far; one that has left the range of its precision is the start."""
-        assert point.intercept is not None
-        if not bool(torch.isfinite(point.coef).all() and torch.isfinite(point.intercept).all()):
+    def record(self, point: Point, only_if_better: bool = False) -> Point:
+        """Certify a point, or the start where it has left the range of its precision, and keep the best one so far."""
+        if not all(bool(torch.isfinite(part).all()) for part in point[:2] if part is not None):
             point = self.start
-        self.last = point
-        certificate = certify(self.program, point.coef, point.intercept, point.dual)
+        coef, intercept, dual = point[:3]
+        assert intercept is not None
+        certificate = certify(self.reference, coef, intercept, dual)
         self.last_gap = certificate.gap
-        if self.best is not None:
-            certificate = certificate.tighten(self.best[1])
-            if self.best[1].primal < certificate.primal:
-                point = self.best[0]
-                certificate = self.best[1].tighten(certificate)
-        self.best = (point, certificate)
-        assert point.intercept is not None
+        if self.history.iteration:
+            best = self.best
+            certificate = certificate.tighten(best.certificate)
+            if only_if_better and best.certificate.primal <= certificate.primal:
+                return point
+            if best.certificate.primal < certificate.primal:
+                coef, intercept, certificate = best.coef, best.intercept, best.certificate.tighten(certificate)
         seconds = time.perf_counter() - self.began
+        self.best = Progress(self.iteration, seconds, certificate, coef, intercept)
         self.history.append(self.iteration, seconds, certificate)
-        bar.set_postfix_str(f"gap {certificate.relative_gap:.1e}, objective {certificate.primal:.6g}", refresh=False)
-        return Progress(self.iteration, seconds, certificate, point.coef, point.intercept)
+        shown = f"gap {certificate.relative_gap:.1e}, objective {certificate.primal:.6g}"
+        self.bar.set_postfix_str(shown, refresh=False)
+        return point
 
     def result(self, status: Status) -> SolverResult:
-        assert self.best is not None
-        (coef, intercept, *_), certificate = self.best
-        assert intercept is not None
-        # Results are nobody else's tensors.
-        return SolverResult(
-            coef.clone(),
-            intercept.clone(),
-            certificate,
-            status,
-            self.iteration,
-            time.perf_counter() - self.began,
-            self.history,
-            self.solver_name,
-        )
+        """The best point in tensors of its own."""
+        best, seconds, name = self.best, time.perf_counter() - self.began, self.solver.name
+        coef, intercept = best.coef.clone(), best.intercept.clone()
+        return SolverResult(coef, intercept, best.certificate, status, self.iteration, seconds, self.history, name)
 
 
-def as_point(start: Any) -> Point | None:
-    """The point of a start as users give it, a pair; its parts are checked when the solve begins."""
-    if start is None or isinstance(start, Point):
-        return start
-    if not isinstance(start, (tuple, list)) or len(start) != 2:
-        found = f"{len(start)} of them" if isinstance(start, (tuple, list)) else type(start).__name__
+def starting_point(program: Program, start: Any) -> Point | None:
+    """The point of a start as users give it, a pair, in copies of its tensors; ``TypeError`` or ``ValueError``."""
+    if start is None:
+        return None
+    parts = start if isinstance(start, (tuple, list)) else ()
+    if len(parts) != 2 or not all(isinstance(part, Tensor) for part in parts):
+        found = " and ".join(type(part).__name__ for part in parts or (start,))
         raise TypeError(
             f"start must be a pair of tensors, coefficients and intercept, got {found}; of an earlier result that is "
             "(result.coef, result.intercept)"
         )
-    return Point(*start)
-
-
-def _starting_point(program: Program, start: Point | None) -> Point:
-    if start is None:
-        return null_point(program)
-    coef, intercept = start.coef, start.intercept
-    if not (isinstance(coef, Tensor) and isinstance(intercept, Tensor)):
-        kinds = f"{type(coef).__name__} and {type(intercept).__name__}"
-        raise TypeError(f"start must be a pair of tensors, coefficients and intercept, got {kinds}")
-    # Copies: results are nobody else's tensors.
-    coef, intercept = coef.detach().to(program.y, copy=True), intercept.detach().to(program.y, copy=True)
-    if tuple(coef.shape) != program.coef_shape or tuple(intercept.shape) != program.coef_shape[-1:]:
+    coef, intercept = (part.detach().to(program.y, copy=True) for part in parts)
+    shape = program.coef_shape
+    if tuple(coef.shape) != shape or tuple(intercept.shape) != shape[-1:]:
         raise ValueError(
-            f"start must be a coefficient array of shape {program.coef_shape} and an intercept of shape "
-            f"{program.coef_shape[-1:]}, got {tuple(coef.shape)} and {tuple(intercept.shape)}"
+            f"start must be a coefficient array of shape {shape} and an intercept of shape {shape[-1:]}, got "
+            f"{tuple(coef.shape)} and {tuple(intercept.shape)}"
         )
     if not bool(torch.isfinite(coef).all() and torch.isfinite(intercept).all()):
         raise ValueError("start must be finite in the precision of the solve, got NaN or infinite values")
     if not program.fit_intercept and bool((intercept != 0).any()):
         raise ValueError(f"start must have an intercept of zeros, as the program has none; got {intercept.tolist()}")
-    return start._replace(coef=coef, intercept=intercept)
+    return Point(coef, intercept)
 
 
 def _warn_not_converged(result: SolverResult, options: Options, dtype: torch.dtype) -> None:
-    if math.isnan(result.certificate.gap):
-        warnings.warn(
-            f"Solver {result.solver!r} ended after {result.n_iter} iterations with certified relative gap nan: the "
-            "loss defines no method 'conjugate', without which there is no bound. The result is usable and has no "
-            "certificate. What helps: define it, and test it with check_loss.",
-            ConvergenceWarning,
-            stacklevel=_level_of_caller(),
+    gap = result.certificate.relative_gap
+    if math.isnan(gap):
+        told = (
+            f"ended after {result.n_iter} iterations with certified relative gap nan: the loss defines no method "
+            "'conjugate', without which there is no bound. The result is usable and has no certificate. What helps: "
+            "define it, and test it with check_loss."
         )
-        return
-    more = "" if dtype == torch.float64 else ", solve in float64 (dtype='float64')"
-    more += "" if result.solver == "auto" else ", take solver='auto'"
-    remedies = {
-        Status.MAX_ITER: f"raise max_iter (now {options.max_iter}), raise tol or alpha, scale the features{more}",
-        Status.STALLED: f"raise tol, scale and centre the features{more}",
-    }
-    warnings.warn(
-        f"Solver {result.solver!r} did not converge in {result.n_iter} iterations: certified relative gap "
-        f"{result.certificate.relative_gap:.3e} > tol {options.tol:.3e}. The result is usable and its certificate is "
-        f"true. What helps: {remedies[result.status]}.",
-        ConvergenceWarning,
-        stacklevel=_level_of_caller(),
-    )
-
-
-_OWN_PACKAGES = ("convexformer", "convexformer_solvers")
+    else:
+        raised = f"raise max_iter (now {options.max_iter}), raise tol or alpha, scale the features"
+        remedies = raised if result.status is Status.MAX_ITER else "raise tol, scale and centre the features"
+        remedies += "" if dtype == torch.float64 else ", solve in float64 (dtype='float64')"
+        remedies += "" if result.solver == "auto" else ", take solver='auto'"
+        told = (
+            f"did not converge in {result.n_iter} iterations: certified relative gap {gap:.3e} > tol "
+            f"{options.tol:.3e}. The result is usable and its certificate is true. What helps: {remedies}."
+        )
+    warnings.warn(f"Solver {result.solver!r} {told}", ConvergenceWarning, stacklevel=_level_of_caller())
 
 
 def _level_of_caller() -> int:
     """Stack level, for a warning of the calling function, of the line outside this package that led there."""
     frame, level = inspect.currentframe(), 0
-    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _OWN_PACKAGES:
+    own = ("convexformer", "convexformer_solvers")
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in own:
         frame, level = frame.f_back, level + 1
     return level

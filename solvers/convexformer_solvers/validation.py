@@ -1,4 +1,4 @@
-"""Arguments as users give them; every error names the argument, what was wrong and what would be right."""
+"""Validation of arguments; every error names the argument, what is wrong and what would be right."""
 
 from __future__ import annotations
 
@@ -13,29 +13,7 @@ PRECISIONS = {"float32": torch.float32, "float64": torch.float64}
 
 
 def as_dtype(dtype: Any, default: torch.dtype | None = None) -> torch.dtype:
-    """The precision of a name or of a type.
-
-    Parameters
-    ----------
-    dtype : str, torch.dtype or type of numpy
-        ``"float32"``, ``"float64"``, with or without ``"torch."``, or the type itself.
-    default : torch.dtype, optional
-        What None stands for; without it None is refused.
-
-    Returns
-    -------
-    torch.dtype
-
-    Raises
-    ------
-    ValueError
-        If it is none of these.
-
-    Examples
-    --------
-    >>> as_dtype("float64")
-    torch.float64
-    """
+    """The precision of a name or a type; ``ValueError`` if it is none, as None is without a default."""
     if dtype is None and default is not None:
         return default
     try:
@@ -58,30 +36,14 @@ def is_real(value: Any) -> bool:
 
 
 def check_counts(**counts: Any) -> None:
-    """Raise ``ValueError`` naming the first argument that is no positive integer.
-
-    Examples
-    --------
-    >>> check_counts(n_heads=4, n_gates=0)
-    Traceback (most recent call last):
-        ...
-    ValueError: n_gates must be a positive integer, got 0
-    """
+    """Raise ``ValueError`` naming the first argument that is no positive integer."""
     for name, value in counts.items():
         if isinstance(value, bool) or not (isinstance(value, Integral) and int(value) >= 1):
             raise ValueError(f"{name} must be a positive integer, got {value!r}")
 
 
 def check_callback(callback: Any, argument: str) -> None:
-    """Raise ``TypeError`` unless a callback is None or can be called with such an argument.
-
-    Examples
-    --------
-    >>> check_callback(3, "a Progress")
-    Traceback (most recent call last):
-        ...
-    TypeError: callback must be None or callable with a Progress, got 3
-    """
+    """Raise ``TypeError`` unless a callback is None or can be called with such an argument."""
     if not (callback is None or callable(callback)):
         raise TypeError(f"callback must be None or callable with {argument}, got {callback!r}")
 
@@ -95,37 +57,6 @@ def check_tensor(name: str, value: Any) -> None:
 
 
 def check_kind(name: str, value: Any, kind: type, example: str) -> None:
-    """Raise ``TypeError`` unless the argument of that name is an object of that class.
-
-    Examples
-    --------
-    >>> check_kind("solver", "auto", dict, "dict(name='auto')")
-    Traceback (most recent call last):
-        ...
-    TypeError: solver must be a dict, as dict(name='auto') makes one, got 'auto'
-    """
+    """Raise ``TypeError`` unless the argument of that name is an object of that class."""
     if not isinstance(value, kind):
         raise TypeError(f"{name} must be a {kind.__name__}, as {example} makes one, got {value!r}")
-
-
-def take_old_names(cls: type, **new_names: str) -> None:
-    """Give a class that sets an attribute under its former name the attribute under its present one.
-
-    Parameters
-    ----------
-    cls : type
-        A class as its author wrote it.
-    **new_names : str
-        Former name to present name.
-
-    Examples
-    --------
-    >>> class Mine:
-    ...     separable = False
-    >>> take_old_names(Mine, separable="output_separable")
-    >>> Mine.output_separable
-    False
-    """
-    for old, new in new_names.items():
-        if old in vars(cls):
-            setattr(cls, new, vars(cls)[old])

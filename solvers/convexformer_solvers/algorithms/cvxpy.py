@@ -1,10 +1,10 @@
-"""Exact solution by a general conic solver through cvxpy; for small programs and for checking other solvers."""
+"""Solution by a general conic solver through cvxpy, for small programs."""
 
 from __future__ import annotations
 
 import math
 import warnings
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,18 +17,10 @@ from convexformer_solvers.result import SolverUnavailableError
 from .base import Solver
 
 
-class _State(NamedTuple):
-    coef: Tensor
-    intercept: Tensor
-    dual: Tensor | None
-    finished: bool
-
-
 class Exact(Solver):
-    """Any solver that cvxpy knows; materialises the design, so only for small programs.
+    """Any solver that cvxpy knows, on the full matrix of the map.
 
-    An interior-point answer has no exact zeros, so one proximal gradient step ends it: at an optimum that step changes
-    nothing but rounding, and away from one it only lowers the objective.
+    One proximal gradient step, where it lowers the objective, makes the small groups of an interior point zero.
 
     Parameters
     ----------
@@ -41,10 +33,8 @@ class Exact(Solver):
     ------
     ValueError
         If ``cvxpy_solver`` is no name.
-    SolverUnavailableError
-        When run, if the solver is not installed or has no licence; the message says what to do.
-    RuntimeError
-        When run, if the solver ends without a solution.
+    SolverUnavailableError, RuntimeError
+        When run, if the solver is not installed or has no licence; if it ends without a solution.
 
     Examples
     --------
@@ -69,12 +59,18 @@ class Exact(Solver):
     def name(self) -> str:
         return "exact" if self.cvxpy_solver == "CLARABEL" else self.cvxpy_solver.lower()
 
-    def init(self, program: Program, start: Point) -> _State:
-        self._check_installed()
-        assert start.intercept is not None
-        return _State(start.coef, start.intercept, None, False)
+    def init(self, program: Program, start: Point) -> Point:
+        import cvxpy as cp
 
-    def step(self, program: Program, state: _State) -> _State:
+        installed = cp.installed_solvers()
+        if self.cvxpy_solver not in installed:
+            hint = "pip install 'convexformer[mosek]'" if self.cvxpy_solver == "MOSEK" else "see cvxpy's documentation"
+            raise SolverUnavailableError(
+                f"solver {self.cvxpy_solver!r} is not installed ({hint}); installed are {sorted(installed)}"
+            )
+        return Point(start.coef, start.intercept)
+
+    def step(self, program: Program, state: Point) -> Point:
         import cvxpy as cp
 
         matrix = program.map.as_matrix().double().numpy(force=True)
@@ -85,41 +81,30 @@ class Exact(Solver):
         model = matrix @ coef
         intercept = cp.Variable((1, y.shape[1])) if program.fit_intercept else None
         if intercept is not None:
-            model = model + np.ones((len(y), 1)) @ intercept
-        # Predictions as variables of their own: the multiplier of this constraint is a dual point.
-        link = pred == model
+            model += np.ones((len(y), 1)) @ intercept
+        link = pred == model  # the multiplier of this constraint is a dual point
         decay = program.alpha * program.penalty.expression(coef, n_blocks)
-        objective = program.loss.expression(pred, y, weight) + decay
-        self._solve(cp.Problem(cp.Minimize(objective), [link, *program.penalty.constraints(coef, n_blocks)]))
+        objective = cp.Minimize(program.loss.expression(pred, y, weight) + decay)
+        self._solve(cp.Problem(objective, [link, *program.penalty.constraints(coef, n_blocks)]))
 
         solution = torch.as_tensor(coef.value).to(program.y).reshape(program.coef_shape)
         multiplier = torch.as_tensor(link.dual_value).to(program.y).reshape(program.y.shape)
         theta = torch.where(program.weight[:, None] > 0, multiplier / program.weight[:, None], 0.0)
         start = None if intercept is None else torch.as_tensor(intercept.value).to(program.y)[0]
-        return _State(*_polish(program, solution, start), theta, True)
+        return Point(*_polish(program, solution, start), theta)
 
-    def point(self, program: Program, state: _State) -> Point:
-        return Point(state.coef, state.intercept, state.dual)
+    def point(self, program: Program, state: Point) -> Point:
+        return state
 
-    def finished(self, state: _State) -> bool:
-        return state.finished
-
-    def _check_installed(self) -> None:
-        import cvxpy as cp
-
-        installed = cp.installed_solvers()
-        if self.cvxpy_solver not in installed:
-            hint = "pip install 'convexformer[mosek]'" if self.cvxpy_solver == "MOSEK" else "see cvxpy's documentation"
-            raise SolverUnavailableError(
-                f"solver {self.cvxpy_solver!r} is not installed ({hint}); installed are {sorted(installed)}"
-            )
+    def finished(self, state: Point) -> bool:
+        return True
 
     def _solve(self, problem: Any) -> None:
         import cvxpy as cp
 
         try:
             with warnings.catch_warnings():
-                # The certificate says how accurate the solution is, in the user's units.
+                # The certificate says how accurate the solution is.
                 warnings.filterwarnings("ignore", message="Solution may be inaccurate")
                 problem.solve(solver=self.cvxpy_solver, **self.options)
         except Exception as error:
@@ -136,9 +121,8 @@ class Exact(Solver):
             raise
         if problem.status not in (cp.OPTIMAL, cp.OPTIMAL_INACCURATE):
             raise RuntimeError(
-                f"solver {self.cvxpy_solver!r} ended without a solution: {problem.status}. Every program has one, so "
-                "its numbers are too large or too small for that solver; bring features and targets to about one (and "
-                "alpha with them), or use solver='auto'"
+                f"solver {self.cvxpy_solver!r} ended without a solution: {problem.status}. Every program has one; "
+                "bring features and targets to about one (and alpha with them), or use solver='auto'"
             )
 
 

@@ -1,8 +1,9 @@
-"""The file that an interrupted path is resumed from: which program it is of, and the points found so far."""
+"""Checkpoint of a path of solutions: a fingerprint of the program and the points found so far."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,31 +20,21 @@ from convexformer_solvers.result import History, SolverResult, Status
 
 from .npz import read_archive, write_archive
 
-_CONTENT = "path"
 _FORMAT = 1
 _RUN: dict[str, tuple[type, ...]] = {"n_iter": (int,), "seconds": (int, float), "solver": (str,)}
-_RTOL = 1e-9  # the same sum on another machine differs by rounding
 
 
 class PathFile:
-    """Points of a path on disk; the file is replaced, never changed in place, whenever one is added.
+    """Points of a path in a file, which is written anew whenever one is added.
 
-    Nothing read from the file is believed: it must tell of the same program and grid, and the certificates of its
-    points are computed anew. It holds no code.
+    What is read must be of the same program and grid; certificates of its points are computed again.
 
     Parameters
     ----------
     resume : str or path-like
-        The file. Read when it is there, else written at the first point.
-    program : Program
-        The program; its ``alpha`` is ignored.
-    grid : sequence of float
-        The alphas.
-
-    Raises
-    ------
-    ValueError
-        If the file cannot be that of this program and grid; the message says what differs.
+        The file. Read where it exists, with ``ValueError`` if it is of something else; written at the first point.
+    program, grid : Program, sequence of float
+        The program, whatever its ``alpha``, and the alphas.
     """
 
     def __init__(self, resume: str | os.PathLike[str], program: Program, grid: Sequence[float]) -> None:
@@ -62,18 +53,17 @@ class PathFile:
             self._read()
 
     def load(self, index: int, program: Program, dtype: torch.dtype) -> SolverResult | None:
-        """The stored point of one alpha, certified here and now for ``program`` at that alpha; None if there is none.
-
-        It comes in a precision, on the device of the program. Its history is that one certificate.
-        """
+        """The stored point of one alpha, if any, in a precision, certified again for the program at that alpha."""
         if index not in self._points:
             return None
-        run, history, device = self._runs[index], History(), program.map.device
+        n_iter, seconds, solver = (self._runs[index][name] for name in _RUN)
+        stored, history, device = self._points[index], History(), program.map.device
         try:
-            parts = {name: _real(name, part, device) for name, part in self._points[index].items()}
+            if any(part.dtype.kind != "f" for part in stored.values()):
+                raise ValueError("its arrays must be of floating-point numbers")
+            parts = {name: torch.as_tensor(part, device=device) for name, part in stored.items()}
             coef, intercept = parts["coef"].to(dtype), parts["intercept"].to(dtype)
             certificate = certify(program, coef, intercept, parts.get("dual"))
-            n_iter, seconds, solver = run["n_iter"], run["seconds"], run["solver"]
         except (ValueError, KeyError, TypeError) as error:
             raise self._refused(f"its point for alpha={program.alpha} cannot be used ({error})") from error
         history.append(n_iter, seconds, certificate)
@@ -83,33 +73,35 @@ class PathFile:
         """Store the point of one alpha."""
         parts = {"coef": result.coef, "intercept": result.intercept, "dual": result.certificate.dual_point}
         self._points[index] = {name: part.numpy(force=True) for name, part in parts.items() if part is not None}
-        self._runs[index] = {"n_iter": result.n_iter, "seconds": result.seconds, "solver": result.solver}
+        self._runs[index] = {name: getattr(result, name) for name in _RUN}
         header = {"format": _FORMAT, "program": self._fingerprint, "runs": self._runs}
         arrays = {f"{name}_{i}": part for i, parts in self._points.items() for name, part in parts.items()}
-        write_archive(self.path, _CONTENT, header, arrays)
+        write_archive(self.path, "path", header, arrays)
 
     def _read(self) -> None:
         try:
-            header, arrays = read_archive(self.path, _CONTENT)
+            header, arrays = read_archive(self.path, "path")
         except ValueError as error:
-            raise ValueError(
-                f"resume: {error}. Give what an earlier call wrote, or a path where there is nothing yet"
-            ) from error
+            message = f"resume: {error}. Give what an earlier call wrote, or a path where there is nothing yet"
+            raise ValueError(message) from error
         if header.get("format") != _FORMAT:
             raise self._refused("it was saved by another version")
         saved, runs = header.get("program"), header.get("runs")
         if not (isinstance(saved, dict) and isinstance(runs, dict)):
             raise self._refused("it is damaged; its header says nothing of a program and its points")
-        differences = _differences(saved, self._fingerprint)
+        differences = [
+            f"{name} ({saved.get(name)} in the file, {value} now)" if isinstance(value, (str, int)) else name
+            for name, value in self._fingerprint.items()
+            if not _same(saved.get(name), value)
+        ]
         if differences:
             raise self._refused(f"it was saved for another program; these differ: {', '.join(differences)}")
-        wrong = {key: run for key, run in runs.items() if key not in self._keys or not _is_run(run)}
-        if wrong:
-            raise self._refused(f"it is damaged; its header has entries of no point of the grid: {wrong}")
         for key, run in runs.items():
-            index, named = int(key), {name: f"{name}_{key}" for name in ("coef", "intercept", "dual")}
-            self._runs[index] = run
-            self._points[index] = {name: arrays[where] for name, where in named.items() if where in arrays}
+            of_solve = isinstance(run, dict) and all(isinstance(run.get(name), kinds) for name, kinds in _RUN.items())
+            if not of_solve or key not in self._keys:
+                raise self._refused(f"it is damaged; its header has an entry of no point of the grid, {key}: {run}")
+            self._runs[int(key)], names = run, ("coef", "intercept", "dual")
+            self._points[int(key)] = {name: arrays[f"{name}_{key}"] for name in names if f"{name}_{key}" in arrays}
 
     def _refused(self, reason: str) -> ValueError:
         return ValueError(
@@ -118,48 +110,19 @@ class PathFile:
         )
 
 
-def _is_run(run: Any) -> bool:
-    """Whether an entry of the header tells of a solve."""
-    return isinstance(run, dict) and all(isinstance(run.get(name), kinds) for name, kinds in _RUN.items())
-
-
-def _real(name: str, part: NDArray, device: torch.device) -> Tensor:
-    if part.dtype.kind != "f":
-        raise ValueError(f"{name} must be of floating-point numbers, not {part.dtype}")
-    return torch.as_tensor(part, device=device)
-
-
 def fingerprint(program: Program, grid: Sequence[float]) -> dict[str, Any]:
-    """What tells one program and grid from another, whatever the machine: shapes, names and checksums.
-
-    Parameters
-    ----------
-    program : Program
-        Its ``alpha`` does not count.
-    grid : sequence of float
-        The alphas.
-
-    Returns
-    -------
-    dict
-        Names to strings, booleans, numbers and lists of numbers.
-
-    Examples
-    --------
-    >>> from convexformer_solvers import DenseMap, GroupL2, Program, Squared
-    >>> A = DenseMap(torch.eye(2, dtype=torch.float64)[:, :, None])
-    >>> program = Program(A, torch.tensor([[3.0], [4.0]], dtype=torch.float64), Squared(), GroupL2(), alpha=1.0)
-    >>> marks = fingerprint(program, [1.0])
-    >>> marks["loss"], marks["coef_shape"], marks["y"][0]
-    ('Squared()', [2, 1, 1], 5.0)
-    """
+    """Shapes, names and checksums that tell a program, whatever its ``alpha``, and a grid of alphas from others."""
     generator = torch.Generator().manual_seed(0)
     vector = torch.randn((*program.map.feature_shape, 1), generator=generator, dtype=torch.float64)
+
+    def described(part: Any) -> str:
+        return repr(part) if dataclasses.is_dataclass(part) else type(part).__qualname__
+
     return {
         "coef_shape": list(program.coef_shape),
         "n_samples": program.map.n_samples,
-        "loss": _described(program.loss),
-        "penalty": _described(program.penalty),
+        "loss": described(program.loss),
+        "penalty": described(program.penalty),
         "fit_intercept": program.fit_intercept,
         "y": _checksum(program.y),
         "sample_weight": _checksum(program.weight),
@@ -169,34 +132,20 @@ def fingerprint(program: Program, grid: Sequence[float]) -> dict[str, Any]:
     }
 
 
-def _described(part: Any) -> str:
-    return repr(part) if dataclasses.is_dataclass(part) else type(part).__qualname__
-
-
 def _checksum(values: Tensor) -> list[float]:
-    """Norm of an array and one random projection per column: equal up to rounding wherever they are computed."""
+    """Norm of an array and a random projection of each column, which differ between machines by rounding."""
     rows = values.detach().double().cpu().reshape(len(values), -1)
     direction = torch.randn(len(rows), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     return [float(torch.linalg.vector_norm(rows)), *(direction @ rows).tolist()]
 
 
-def _differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Names of what is not the same, with both values where a reader can tell them apart."""
-    return [
-        f"{name} ({saved.get(name)} in the file, {value} now)" if isinstance(value, (str, int)) else name
-        for name, value in now.items()
-        if not _same(saved.get(name), value)
-    ]
-
-
 def _same(saved: Any, now: Any) -> bool:
-    if type(saved) is not type(now):
-        return False
-    if isinstance(now, (str, int)):
-        return bool(saved == now)
+    """Whether two values are equal, numbers up to the rounding of sums on another machine."""
+    if type(saved) is not type(now) or isinstance(now, (str, int)):
+        return type(saved) is type(now) and bool(saved == now)
     try:
         numbers = np.asarray(saved, dtype=float)
     except (TypeError, ValueError):  # a damaged file
         return False
-    scale = float(np.abs(now).max(initial=0.0))
-    return numbers.shape == np.shape(now) and np.allclose(numbers, now, rtol=0, atol=_RTOL * scale, equal_nan=True)
+    rounding = math.sqrt(np.finfo(float).eps) * np.abs(now).max(initial=0.0)
+    return numbers.shape == np.shape(now) and np.allclose(numbers, now, rtol=0, atol=rounding, equal_nan=True)

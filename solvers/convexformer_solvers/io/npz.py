@@ -1,4 +1,4 @@
-"""Files of arrays with a JSON header: no pickles, replaced only when everything has been written."""
+"""Archives of numpy arrays (``.npz``) with a JSON header, without pickles, replaced only once written in full."""
 
 from __future__ import annotations
 
@@ -16,34 +16,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-# Names of arrays that messages show.
-_SHOWN = 8
-
 
 def write_archive(
     path: str | os.PathLike[str], content: str, header: Mapping[str, Any], arrays: Mapping[str, NDArray]
 ) -> None:
-    """Write arrays and a header to an ``.npz`` file; an old file of that name stays whole until the new one is.
+    """Write arrays without objects and a header for JSON to a file; an old one stays until the new one is whole.
 
-    Ctrl-C takes effect once the file is written.
-
-    Parameters
-    ----------
-    path : str or path-like
-        The file.
-    content : str
-        What the file holds, for example ``"convexformer model"``; ``read_archive`` asks for the same.
-    header : mapping
-        Whatever JSON holds, numpy numbers and paths.
-    arrays : mapping of str to ndarray
-        Plain arrays of any shape, under names other than ``"header"``.
-
-    Raises
-    ------
-    TypeError
-        If the header holds something that JSON cannot, or an array holds objects.
-    OSError
-        If the file cannot be written.
+    `content` says what the file holds, for example ``"convexformer model"``. Ctrl-C waits until the file is written.
+    ``TypeError`` if header or arrays hold something else.
 
     Examples
     --------
@@ -64,7 +44,7 @@ def write_archive(
 
 @contextmanager
 def _interrupts_held_back() -> Iterator[None]:
-    """Let Ctrl-C wait for the end: numpy, interrupted as it writes, hides that behind an error of its own."""
+    """Delay Ctrl-C to the end: numpy, interrupted as it writes, raises an error of its own in its place."""
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
         yield
@@ -81,7 +61,7 @@ def _interrupts_held_back() -> Iterator[None]:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A path to write to, whose file takes the place of an old one once written; where that fails nothing changes."""
+    """A path to write to, whose file takes the place of an old one at the end; after an error nothing has changed."""
     partial = path.with_name(path.name + ".partial")
     try:
         yield partial
@@ -92,61 +72,31 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def read_archive(path: str | os.PathLike[str], content: str) -> tuple[dict[str, Any], dict[str, NDArray]]:
-    """Read what ``write_archive`` wrote.
-
-    Parameters
-    ----------
-    path : str or path-like
-        The file.
-    content : str
-        What the file must hold.
-
-    Returns
-    -------
-    header : dict
-    arrays : dict of str to ndarray
-
-    Raises
-    ------
-    ValueError
-        If the file is of another kind, or damaged.
-    OSError
-        If the file cannot be read.
-    """
+    """Header and arrays that ``write_archive`` wrote; ``ValueError`` if the file is damaged or of other content."""
     try:
         arrays = read_arrays(path)
-        found = sorted(arrays)
-        header = json.loads(str(arrays.pop("header")))
-    except KeyError as error:
-        raise ValueError(f"{path} is not a saved {content}; it holds {_some(found)}") from error
+        header = json.loads(str(arrays.pop("header", "null")))
     except ValueError as error:
         # numpy's advice to trust the pickles of a file is not ours
         reason = "it holds no plain arrays" if "allow_pickle" in str(error) else error
         raise ValueError(f"{path} is not a saved {content}, or is damaged: {reason}") from error
     other = header.pop("content", None) if isinstance(header, dict) else None
     if other != content:
-        holds = f"a saved {other}" if isinstance(other, str) else _some(found)
-        raise ValueError(f"{path} is not a saved {content}; it holds {holds}")
+        holds = f"a saved {other}" if isinstance(other, str) else f"{len(arrays)} arrays, {', '.join(arrays)}"
+        raise ValueError(f"{path} is not a saved {content}; it holds {holds:.200}")
     return header, arrays
-
-
-def _some(names: list[str]) -> str:
-    """The first of many names."""
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"{names[:_SHOWN]}{more}"
 
 
 def read_arrays(path: str | os.PathLike[str]) -> dict[str, NDArray]:
     """Plain arrays of an ``.npz`` file; ``ValueError`` where it is damaged or of another kind."""
-    # Opened here: numpy leaves a damaged file open.
-    with open(path, "rb") as raw:
+    with open(path, "rb") as raw:  # numpy leaves a damaged file open
         try:
             loaded = np.load(raw, allow_pickle=False)
             if not isinstance(loaded, np.lib.npyio.NpzFile):
                 raise ValueError("it holds a single array")
             return dict(loaded)
         except OSError as error:
-            # A damaged offset lies before the beginning; what looks like damaged data of bzip2 has no number.
+            # A damaged offset is invalid; what looks like damaged data of bzip2 has no number.
             if error.errno not in (errno.EINVAL, None):
                 raise
             raise ValueError(str(error)) from error

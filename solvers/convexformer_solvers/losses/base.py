@@ -13,8 +13,6 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from convexformer_solvers.validation import take_old_names
-
 from .intercept import LossAtIntercepts, best_intercept
 
 
@@ -77,10 +75,6 @@ class Loss(ABC):
     of_residual: ClassVar[bool] = False
     shift_invariant: ClassVar[bool] = False
     smooth_curvature: ClassVar[bool] = False
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        take_old_names(cls, separable="output_separable")
 
     @property
     @abstractmethod

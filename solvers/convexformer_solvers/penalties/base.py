@@ -14,8 +14,6 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from convexformer_solvers.validation import take_old_names
-
 
 class Factors(NamedTuple):
     """Rank-one pieces of a coefficient array: ``coef[block[j]] = sum of outer(left[j], right[j])``.
@@ -138,10 +136,6 @@ class Penalty(ABC):
     block_separable: ClassVar[bool] = True
     output_separable: ClassVar[bool] = False
     euclidean: ClassVar[bool] = False
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        take_old_names(cls, separable="output_separable", by_block="block_separable")
 
     def check_shape(self, shape: tuple[int, ...]) -> None:
         """Raise ``ValueError`` unless the penalty is one of coefficients of this shape, as by default it is of all."""

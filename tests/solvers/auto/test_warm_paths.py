@@ -18,10 +18,9 @@ from convexformer_solvers.algorithms.polish import PolishConfig
 from convexformer_solvers.algorithms.stage import Stage
 from convexformer_solvers.algorithms.working_set import WorkingSet, WorkingSetConfig
 from convexformer_solvers.linalg.ridge import RidgeSystem
-from convexformer_solvers.path import _Trail
+from convexformer_solvers.path import _extrapolated
 from convexformer_solvers.points import Point, completed, null_point
 from convexformer_solvers.reductions.precision import SinglePrecision
-from convexformer_solvers.solve import WarmStart
 
 pytestmark = pytest.mark.usefixtures("steady_rates")
 
@@ -40,9 +39,8 @@ def test_data_in_another_precision_than_that_of_the_solver_are_converted_once(mo
     assert len(converted) == 1
 
 
-def test_the_trail_is_linear_in_alpha():
-    trail = _Trail()
-    assert trail.ahead(1.0) is None
+def test_starts_are_linear_in_alpha():
+    assert _extrapolated([], 1.0) is None
     generator = torch.Generator().manual_seed(0)
     slope, offset = torch.randn(2, 4, 3, 2, generator=generator, dtype=torch.float64)
 
@@ -50,15 +48,12 @@ def test_the_trail_is_linear_in_alpha():
         coef = slope * alpha + offset
         return Point(coef, coef.sum((0, 1)), pred=coef[:, 0])
 
-    trail.add(1.0, WarmStart(point(1.0), "state"))
-    assert torch.equal(trail.ahead(0.7).coef, point(1.0).coef)
-    trail.add(0.7, WarmStart(point(0.7), "state"))
-    trail.add(0.5, WarmStart(point(0.5), "state"))
-    ahead = trail.ahead(0.35)
+    assert torch.equal(_extrapolated([(1.0, point(1.0))], 0.7).coef, point(1.0).coef)
+    ahead = _extrapolated([(0.7, point(0.7)), (0.5, point(0.5))], 0.35)
     for name in ("coef", "intercept", "pred"):
         torch.testing.assert_close(getattr(ahead, name), getattr(point(0.35), name))
-    trail.add(0.5, WarmStart(point(0.5), "state"))
-    assert torch.equal(trail.ahead(0.4).coef, point(0.5).coef)  # the same alpha twice leads nowhere
+    # The same alpha twice leads nowhere.
+    assert torch.equal(_extrapolated([(0.5, point(0.5)), (0.5, point(0.5))], 0.4).coef, point(0.5).coef)
 
 
 @pytest.mark.parametrize("loss", ["squared", "logistic", "softmax"])
