@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from convexformer_solvers.linalg.hessian import Curvature, has_linear_parts
-from convexformer_solvers.linalg.line_search import accepted_step
-from convexformer_solvers.linalg.smoothing_systems import Features, System, solved
+from convexformer_solvers.linalg.line_search import backtracking
+from convexformer_solvers.linalg.newton_systems import Features, System, solved
 from convexformer_solvers.points import Point, as_start, gap_estimate, own_predictions
 from convexformer_solvers.program import Program
 from convexformer_solvers.reductions.base import Reduction
@@ -147,17 +147,17 @@ def _newton_step(part: _Part) -> _Part:
         move, image, squared_length = _direction(part)
     except torch.linalg.LinAlgError:  # the system overflows
         return part._replace(finished=True)
-    step = _searched(part, move, image, squared_length)
-    if step is None and part.linear and not part.cut_short:
+    found = _searched(part, move, image, squared_length)
+    if found is None and part.linear and not part.cut_short:
         return part._replace(cut_short=True, n_steps=part.n_steps + 1)  # the other curvature may do
-    n_failures = part.n_failures + 1 if step is None else 0
-    part = part._replace(n_steps=part.n_steps + 1, cut_short=step != 1.0, n_failures=n_failures)
-    if step is not None:
-        coef, pred = part.coef + step * move, part.pred + step * image
+    n_failures = part.n_failures + 1 if found is None else 0
+    part = part._replace(n_steps=part.n_steps + 1, cut_short=found is None or found[0] < 1, n_failures=n_failures)
+    if found is not None:
+        coef, pred = found[1]
         correlation, slopes = _downhill(part.program, part.features, pred)
         part = part._replace(coef=coef, pred=pred, correlation=correlation, slopes=slopes)
     cost = part.width * part.unit_cost
-    if step is None or squared_length <= _NEAR_ENOUGH * cost or part.n_steps >= _MAX_STEPS:
+    if found is None or squared_length <= _NEAR_ENOUGH * cost or part.n_steps >= _MAX_STEPS:
         finished = n_failures >= _MAX_FAILURES or cost <= _SMALLEST_COST * part.program.null_value
         part = part._replace(width=_NARROWER * part.width, n_steps=0, finished=finished)
     return part
@@ -178,15 +178,19 @@ def _direction(part: _Part) -> tuple[Tensor, Tensor, float]:
     return move, image, float((move * downhill).sum() + intercept_move @ part.slopes)
 
 
-def _searched(part: _Part, move: Tensor, image: Tensor, squared_length: float) -> float | None:
-    """Step that lowers the smoothed objective enough."""
+def _searched(
+    part: _Part, move: Tensor, image: Tensor, squared_length: float
+) -> tuple[float, tuple[Tensor, Tensor]] | None:
+    """Step that lowers the smoothed objective enough, with the coefficients and predictions after it."""
     program = part.program
 
-    def objective(step: float) -> float:
-        penalty = program.penalty.smoothed_value(part.coef + step * move, part.width)
-        return float(program.loss_value(part.pred + step * image) + program.alpha * penalty)
+    def objective(end: tuple[Tensor, Tensor]) -> float:
+        return float(program.loss_value(end[1]) + program.alpha * program.penalty.smoothed_value(end[0], part.width))
 
-    return accepted_step(objective, -squared_length)
+    def trial(step: float) -> tuple[Tensor, Tensor]:
+        return part.coef + step * move, part.pred + step * image
+
+    return backtracking(trial, objective, objective((part.coef, part.pred)), -squared_length)
 
 
 def _with_zeros(part: _Part, least_length: float) -> Tensor:
