@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -16,13 +17,7 @@ from convexformer_solvers.program import Program
 
 from .base import Solver
 
-# Relative decrease and slope at which the program on the atoms found so far counts as solved.
-_DECREASE = 1e-15
-_SLOPE = 1e-10
-# Steps without a new atom, in which the weights gain digits.
-_STEPS_WITHOUT_NEW = 3
-# Weight of an atom, relative to the largest, below which it is dropped.
-_NEGLIGIBLE = 1e-12
+_EPS = torch.finfo(torch.float64).eps
 
 
 class _State(NamedTuple):
@@ -30,7 +25,7 @@ class _State(NamedTuple):
     weights: np.ndarray  # (m,)
     intercept: Tensor
     pred: Tensor  # (N, c), intercept included
-    gap: float  # about: the price of scaling the dual point until it is feasible
+    gap: float  # about: the loss of the dual bound by scaling the dual point until it is feasible
     n_without_new: int = 0  # steps since the last new atom
 
 
@@ -40,10 +35,15 @@ class ColumnGeneration(Solver):
     With atoms :math:`a` of the penalty's unit ball the program is
     :math:`\min_{\mu \ge 0} P\big(\sum_a \mu_a a\big)` with the penalty :math:`\sum_a \mu_a`. Each iteration adds, for
     every group whose dual constraint is violated, the atom that violates it most, and solves for all weights by
-    L-BFGS-B (scipy). The search for atoms is exact, so the dual point comes free. Weights of zero are dropped.
+    L-BFGS-B (scipy). The search for atoms is exact and gives the dual point. Atoms of weight zero are dropped.
 
-    Ends in finitely many steps where the atoms are finitely many (``RowStochastic``); with other penalties it slows
-    down near the optimum. Works in float64 on data of any precision.
+    Finitely many atoms (``RowStochastic``) take finitely many steps; with other penalties convergence is slow near the
+    optimum. All arithmetic is in float64, on data of any precision.
+
+    Parameters
+    ----------
+    idle_steps : int, default=3
+        Steps in a row without a new atom that end it; the weights gain digits in these.
 
     Examples
     --------
@@ -53,12 +53,15 @@ class ColumnGeneration(Solver):
 
     requires_of_penalty = ("violating_atoms",)
 
+    def __init__(self, idle_steps: int = 3) -> None:
+        self.idle_steps = idle_steps
+
     @property
     def name(self) -> str:
         return "column_generation"
 
     def init(self, program: Program, start: Point) -> _State:
-        # The atoms of a starting point are not known: it serves as a first dual point.
+        # The atoms of a start are not known: it serves as a dual point alone.
         exact = program.with_float64_targets()
         assert start.intercept is not None
         intercept = start.intercept.to(exact.y)
@@ -70,11 +73,9 @@ class ColumnGeneration(Solver):
         exact = program.with_float64_targets()
         solved = _solved(exact, state)
         more = _with_atoms(exact, solved)
-        # Atoms that violate their constraint by rounding come and go for ever.
-        rounding = 8 * torch.finfo(exact.y.dtype).eps * exact.null_value
-        is_new = more.atoms.shape[1] > solved.atoms.shape[1] and more.gap > rounding
-        n_without_new = 0 if is_new else state.n_without_new + 1
-        return more._replace(n_without_new=n_without_new)
+        # Atoms that violate their constraint by rounding do not count: they come and go for ever.
+        is_new = more.atoms.shape[1] > solved.atoms.shape[1] and more.gap > 8 * _EPS * exact.null_value
+        return more._replace(n_without_new=0 if is_new else state.n_without_new + 1)
 
     def point(self, program: Program, state: _State) -> Point:
         exact, dtype = program.with_float64_targets(), program.y.dtype
@@ -86,7 +87,7 @@ class ColumnGeneration(Solver):
         return state.gap or None
 
     def finished(self, state: _State) -> bool:
-        return state.n_without_new == _STEPS_WITHOUT_NEW
+        return state.n_without_new == self.idle_steps
 
 
 def _coef(program: Program, atoms: csc_array, weights: np.ndarray) -> Tensor:
@@ -94,10 +95,7 @@ def _coef(program: Program, atoms: csc_array, weights: np.ndarray) -> Tensor:
 
 
 def _with_exact_sums(weights: np.ndarray, dtype: torch.dtype) -> np.ndarray:
-    """The weights as multiples of one power of two, so that sums of them are numbers of a precision.
-
-    Coefficients of atoms of ones are such sums: rows that have equal sums keep them.
-    """
+    """Multiples of one power of two in place of the weights, so that sums of them are exact in a precision."""
     if dtype == torch.float64:
         return weights
     _, exponent = np.frexp(weights.sum())
@@ -121,7 +119,7 @@ def _with_atoms(program: Program, state: _State) -> _State:
 
 
 def _unknown(atoms: csc_array, new: csc_array) -> np.ndarray:
-    """Which atoms are new; a known one violates its constraint by what the weights lack of precision."""
+    """Which atoms are new."""
 
     def keys(array: csc_array) -> list[bytes]:
         array.sort_indices()
@@ -153,11 +151,11 @@ def _solved(program: Program, state: _State) -> _State:
     free = (None, None) if program.fit_intercept else (0.0, 0.0)
     bounds = [(0.0, None)] * n_atoms + [free] * program.y.shape[1]
     start = np.concatenate([state.weights, state.intercept.numpy(force=True)])
-    options = {"maxiter": 10_000, "maxfun": 20_000, "ftol": _DECREASE, "gtol": _SLOPE, "maxcor": 30}
+    options = {"ftol": 4 * _EPS, "gtol": math.sqrt(_EPS) / 100}
     variables = minimize(objective, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options).x
     variables = _refined(program, state.atoms, variables, lambda point: objective(point)[1] / scale)
     weights = variables[:n_atoms]
-    kept = np.flatnonzero(weights > _NEGLIGIBLE * weights.max(initial=0.0))
+    kept = np.flatnonzero(weights > 2**12 * _EPS * weights.max(initial=0.0))
     atoms, weights = state.atoms[:, kept], weights[kept]
     intercept = torch.as_tensor(variables[n_atoms:]).to(program.y)
     pred = program.map.matvec(_coef(program, atoms, weights)) + intercept
@@ -169,7 +167,7 @@ def _refined(
 ) -> np.ndarray:
     """The variables after a Newton step in the positive weights and the intercepts, where it lowers their slopes.
 
-    L-BFGS-B compares values, whose rounding hides all slopes below its root; a dual point is as good as these.
+    L-BFGS-B compares values, whose rounding hides slopes below its root; the dual bound depends on the slopes.
     """
     n_atoms = atoms.shape[1]
     free = np.flatnonzero((variables > 0) & (np.arange(len(variables)) < n_atoms))
