@@ -26,7 +26,7 @@ class _State(NamedTuple):
     intercept: Tensor
     pred: Tensor  # (N, c), intercept included
     gap: float  # about: the loss of the dual bound by scaling the dual point until it is feasible
-    n_without_new: int = 0  # steps since the last new atom
+    ended: bool = False  # neither a new atom nor a smaller gap
 
 
 class ColumnGeneration(Solver):
@@ -40,11 +40,6 @@ class ColumnGeneration(Solver):
     Finitely many atoms (``RowStochastic``) take finitely many steps; with other penalties convergence is slow near the
     optimum. All arithmetic is in float64, on data of any precision.
 
-    Parameters
-    ----------
-    idle_steps : int, default=3
-        Steps in a row without a new atom that end it; the weights gain digits in these.
-
     Examples
     --------
     >>> ColumnGeneration().name
@@ -52,9 +47,6 @@ class ColumnGeneration(Solver):
     """
 
     requires_of_penalty = ("violating_atoms",)
-
-    def __init__(self, idle_steps: int = 3) -> None:
-        self.idle_steps = idle_steps
 
     @property
     def name(self) -> str:
@@ -75,7 +67,7 @@ class ColumnGeneration(Solver):
         more = _with_atoms(exact, solved)
         # Atoms that violate their constraint by rounding do not count: they come and go for ever.
         is_new = more.atoms.shape[1] > solved.atoms.shape[1] and more.gap > 8 * _EPS * exact.null_value
-        return more._replace(n_without_new=0 if is_new else state.n_without_new + 1)
+        return more._replace(ended=not is_new and more.gap >= state.gap)
 
     def point(self, program: Program, state: _State) -> Point:
         exact, dtype = program.with_float64_targets(), program.y.dtype
@@ -87,7 +79,7 @@ class ColumnGeneration(Solver):
         return state.gap or None
 
     def finished(self, state: _State) -> bool:
-        return state.n_without_new == self.idle_steps
+        return state.ended
 
 
 def _coef(program: Program, atoms: csc_array, weights: np.ndarray) -> Tensor:
