@@ -25,13 +25,13 @@ class ProximalDualConfig:
     share : float, default=0.03
         Gap to which a proximal step is solved, over that of the last step; the first one to a third of it, over the
         best constant model's objective.
-    narrower : float, default=0.7
-        Factor on the width, less one, after a step that does not lower the gap by this factor. Narrow steps are fewer,
-        but each may take long.
+    narrower : float, default=0.85
+        Factor on the width, less one, after a step that leaves more than nine tenths of the gap. Narrow steps are
+        fewer, but each may take long.
     """
 
     share: float = 0.03
-    narrower: float = 0.7
+    narrower: float = 0.85
 
 
 class _State(NamedTuple):
@@ -108,7 +108,7 @@ class ProximalDual(PrimalDualSolver):
 
     def _after_step(self, program: Program, state: _State, ended: Point) -> _State:
         gap = state.gap if state.gap > 0 else math.inf  # below zero it is rounding
-        enough = gap <= self.config.narrower * state.least_gap
+        enough = gap <= 0.9 * state.least_gap
         width = state.width if enough else 1 + self.config.narrower * (state.width - 1)
         tol = min(self.config.share / 3, self.config.share * gap / program.null_value)
         inner = self._next_step(program, width, ended.coef, ended.pred, state)
