@@ -251,10 +251,9 @@ def _searched(iterate: _Iterate, linear_parts_move: bool = True) -> tuple[float,
 
 
 def _with_linear_parts_solved(iterate: _Iterate) -> _Iterate:
-    """Predictions where the loss is linear next to those of the coefficients, as far as its slope stays.
+    """The iterate whose samples on linear parts of the loss have the predictions of the coefficients.
 
-    Samples there are then solved or at the end of the linear part, where they count as curved: a step of the others
-    meets no curvature that the system leaves out.
+    Those that would leave their linear part end next to its end, where ``_curvature`` counts them as curved.
     """
     loss, y, pred = iterate.program.loss, iterate.program.y, iterate.pred
     fitted = pred + iterate.residual

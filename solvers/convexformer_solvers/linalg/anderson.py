@@ -26,14 +26,6 @@ class Anderson:
         Added to the diagonal of the coefficients' system, scaled to a diagonal of one. Far less saves no iterations
         and lets rounding grow.
 
-    Attributes
-    ----------
-    rounding_growth : float
-        Bound of the error of the arrays that follow a point, over rounding; the caller sets it to 1 where it computes
-        them from the point.
-    largest_weights : float
-        Largest sum of a column's absolute coefficients in the last extrapolation.
-
     Examples
     --------
     >>> import torch
@@ -46,7 +38,9 @@ class Anderson:
 
     def __init__(self, memory: int, columns_apart: bool, regularisation: float = 1e-4) -> None:
         self.memory, self.columns_apart, self.regularisation = memory, columns_apart, regularisation
-        self.rounding_growth, self.largest_weights = 1.0, 0.0
+        # Bound of the error of the arrays that follow a point, over rounding; 1 where the caller computes them anew.
+        self.rounding_growth = 1.0
+        self.largest_weights = 0.0  # largest sum of a column's absolute coefficients in the last extrapolation
         self.forget()
 
     def forget(self) -> None:

@@ -62,16 +62,11 @@ class CholeskySolver:
     """
 
     def __init__(self, upper: Tensor, inverses: list[Tensor] | None = None) -> None:
-        self.upper = upper
+        self.upper, self.dtype = upper, upper.dtype
         blocks = diagonal_blocks(len(upper))
         if inverses is None:
             inverses = [_inverse_of_lower(upper[block, block].T) for block in blocks]
         self._blocks = list(zip(blocks, inverses, strict=True))
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Precision of the factor."""
-        return self.upper.dtype
 
     def solve(self, right: Tensor) -> Tensor:
         """Solution of the system."""
@@ -102,15 +97,8 @@ def factorised_above(matrix: Tensor, entries: Callable[[slice], Tensor]) -> Chol
     """Factorise a matrix made from the lower triangle of another, within the memory of that one.
 
     The factor overwrites what stands above the diagonal blocks of `matrix`, shape ``(n, n)``; its lower triangle stays
-    as it is and can serve again. The diagonal is raised, and errors are raised, as in ``cholesky``.
-
-    Parameters
-    ----------
-    matrix : Tensor of shape (n, n)
-        Where the factor goes.
-    entries : callable
-        Given a slice of rows, which is a diagonal block, the matrix to factorise in these rows and from the first of
-        these columns on, as a new tensor.
+    as it is and can serve again. `entries` gives the matrix to factorise in the rows of a diagonal block and from the
+    first of these columns on, as a new tensor. The diagonal is raised, and errors are raised, as in ``cholesky``.
 
     Examples
     --------

@@ -28,28 +28,8 @@ def eigenvalue_ratio(program: Program, n_samples: int = 64) -> float:
 
     For ``n`` samples and ``p`` independent features the ratio is about
     :math:`(1 + \sqrt{\min(n, p) / \max(n, p)})^2`. In units of that it is about 1 for independent features, 1.5 and
-    more where gates share them, and 10 to 40 for tokens of text.
-
-    Parameters
-    ----------
-    program : Program
-        With samples in any order.
-    n_samples : int, default=64
-        Samples whose Gram matrix is taken, at most.
-
-    Returns
-    -------
-    float
-        Infinite where the samples' products overflow; NaN where all are zero or the rows of the map are no samples.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from convexformer_solvers import DenseMap, GroupL2, Program, Squared
-    >>> data = torch.randn(100, 50, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    >>> y = torch.ones(100, 1, dtype=torch.float64)
-    >>> round(eigenvalue_ratio(Program(DenseMap(data), y, Squared(), GroupL2(), alpha=1.0)))
-    1
+    more where gates share them, and 10 to 40 for tokens of text. The Gram matrix is that of `n_samples` samples at
+    most. The ratio is infinite where it overflows, NaN where it is zero or the rows of the map are no samples.
     """
     linear_map = program.map
     if not linear_map.rows_are_samples:

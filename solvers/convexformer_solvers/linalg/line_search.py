@@ -21,25 +21,9 @@ def backtracking(
 ) -> tuple[float, _Trial] | None:
     """First of the steps 1, 1/2, 1/4, ... that lowers an objective by `decrease` times what the slope promises.
 
-    Parameters
-    ----------
-    trial : callable
-        What a step of some length leads to.
-    value : callable
-        The objective there.
-    before : float
-        The objective at zero.
-    slope : float
-        Its derivative at zero, or a bound of it from above.
-    decrease : float, default=1e-4
-        Share of the decrease in the linear model that is asked for.
-    rounding : float, default=8.9e-16
-        Relative rounding error of the objective, by which it may rise.
-
-    Returns
-    -------
-    tuple of float and the trial, or None
-        None where the slope is not negative, or where no step of more than the root of machine precision will do.
+    A step leads to what `trial` returns, where the objective is `value`; it is `before` at zero, with a derivative of
+    at most `slope`, and may rise by its relative `rounding` error. Steps end at the root of machine precision. Returned
+    is the step with its trial; None where the slope is positive, or where no step will do.
 
     Examples
     --------

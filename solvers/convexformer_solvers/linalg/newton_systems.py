@@ -25,24 +25,14 @@ _EPS = torch.finfo(torch.float64).eps
 
 
 class ProxJacobian(NamedTuple):
-    """Jacobian of the prox of a sum of group norms: ``s_b I + (1 - s_b) u_b u_b'`` on active groups, else zero.
+    """Jacobian of the prox of a sum of group norms: ``s_b I + (1 - s_b) u_b u_b'`` on active groups, else zero."""
 
-    Attributes
-    ----------
-    blocks : Tensor of shape (m,), int64
-        Active groups, as positions in the flattened block axes; increasing.
-    shrinkage : Tensor of shape (m,)
-        The ``s_b``, within (0, 1].
-    units : Tensor of shape (m, d)
-        The unit vectors ``u_b``.
-    """
-
-    blocks: Tensor
-    shrinkage: Tensor
-    units: Tensor
+    blocks: Tensor  # (m,), active groups as positions in the flattened block axes, increasing
+    shrinkage: Tensor  # (m,), the s_b within (0, 1]
+    units: Tensor  # (m, d), the unit vectors u_b
 
     def inverse(self) -> Tensor:
-        """Inverses of the active groups' Jacobians, shape ``(m, d, d)``."""
+        """Inverses on the active groups, shape ``(m, d, d)``."""
         outer = self.units[:, :, None] * self.units[:, None, :]
         inverse_scale = 1 / self.shrinkage[:, None, None]
         identity = torch.eye(self.units.shape[1], dtype=outer.dtype, device=outer.device)
@@ -53,17 +43,8 @@ class NewtonSystem:
     r"""Solver of the systems :math:`(I + \sigma \, (A J A^\top + 1 1^\top) \, D) \, x = r` in predictions.
 
     ``D`` holds the curvatures of the weighted loss, ``J`` is the Jacobian of the prox; the term ``1 1'`` stands for the
-    intercept. The smaller of the sides of the active columns and of the samples is factorised. While ``D`` stays the
-    same the Gram matrix of the groups met so far is kept.
-
-    Parameters
-    ----------
-    linear_map : LinearMap
-        The map ``A``; products are computed in float64 whatever its precision.
-    fit_intercept : bool
-        Whether the term ``1 1'`` is there.
-    gram : SupportGram, optional
-        Gram matrices shared with the systems of other outputs.
+    intercept. The smaller of the sides of the active columns and of the samples is factorised, in float64. While ``D``
+    stays the same the Gram matrix of the groups met so far is kept; other outputs may share it.
     """
 
     def __init__(self, linear_map: LinearMap, fit_intercept: bool, gram: SupportGram | None = None) -> None:
@@ -117,26 +98,13 @@ class System(NamedTuple):
     .. math:: (M + A^\top H A) \, q + A^\top H 1 \, b = g, \qquad 1^\top H (A q + 1 b) = g_0
 
     for a move ``q`` of the coefficients and one ``b`` of the intercepts, where there are any.
-
-    Attributes
-    ----------
-    curvature : Curvature
-        The ``H``.
-    blocks : Tensor of shape (n_blocks, d * c, d * c)
-        The ``M``, coefficients of a block in the order of memory.
-    scales : Tensor of shape (n_blocks,)
-        Largest eigenvalues of the ``M``, about.
-    right : Tensor of shape (*block_shape, d, c)
-        The ``g``.
-    intercept_right : Tensor of shape (c,)
-        The ``g_0``; of no meaning without an intercept.
     """
 
-    curvature: Curvature
-    blocks: Tensor
-    scales: Tensor
-    right: Tensor
-    intercept_right: Tensor
+    curvature: Curvature  # H
+    blocks: Tensor  # M, (n_blocks, d * c, d * c), coefficients of a block in the order of memory
+    scales: Tensor  # (n_blocks,), about the largest eigenvalues of M
+    right: Tensor  # g, (*block_shape, d, c)
+    intercept_right: Tensor  # g_0, (c,)
 
 
 class Features:
@@ -193,14 +161,14 @@ def newton_work(program: Program) -> float:
 
 def _works(program: Program) -> tuple[float, float]:
     """The same in the features and in the samples."""
-    n_samples, n_features, n_outputs = program.map.n_samples, math.prod(program.map.feature_shape), program.y.shape[1]
-    n_parts = n_outputs if program.outputs_separate else 1  # systems, of so many outputs each:
-    together = n_outputs // n_parts
-    n_products = together * (together + 1) / 2
-    n_grams = together if program.loss.output_separable else n_products
-    in_features = n_grams * n_samples * n_features**2 + (n_features * together) ** 3 / 3
-    inverses = n_features * together * (program.coef_shape[-2] * together) ** 2
-    in_samples = 2 * n_products * n_samples**2 * n_features + inverses + float(n_samples * together) ** 3
+    n_samples, n_features, c = program.map.n_samples, math.prod(program.map.feature_shape), program.y.shape[1]
+    n_parts = c if program.outputs_separate else 1  # systems of c outputs each
+    c //= n_parts
+    n_products = c * (c + 1) / 2
+    n_grams = c if program.loss.output_separable else n_products
+    in_features = n_grams * n_samples * n_features**2 + (n_features * c) ** 3 / 3
+    inverses = n_features * c * (program.coef_shape[-2] * c) ** 2
+    in_samples = 2 * n_products * n_samples**2 * n_features + inverses + float(n_samples * c) ** 3
     return n_parts * in_features, n_parts * in_samples
 
 
@@ -261,10 +229,8 @@ def solved_in_samples(features: Features, system: System) -> tuple[Tensor, Tenso
     return move, intercept
 
 
-def _solver_in_samples(
-    features: Features, system: System, hessian: Tensor
-) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Function that gives the moves of right sides, but for what ``M`` is raised by and rounding."""
+def _solver_in_samples(features: Features, system: System, hessian: Tensor) -> Callable[..., tuple[Tensor, Tensor]]:
+    """Function from right sides to moves, up to rounding and what ``M`` is raised by."""
     d, n_outputs = system.right.shape[-2:]
     raised = system.blocks.clone()
     raised.diagonal(dim1=1, dim2=2).add_(math.sqrt(_EPS) * system.scales[:, None])

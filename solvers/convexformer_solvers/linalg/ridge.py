@@ -30,21 +30,9 @@ class RidgeSystem(ABC):
 
     All arithmetic is in the precision of the weights. Targets and fits have the shape ``(N, c)``, centres and
     solutions the shape ``(*feature_shape, c)``.
-
-    Parameters
-    ----------
-    linear_map : LinearMap
-        The map ``A``.
-    fit_intercept : bool
-        Whether ``b`` is there.
-
-    Attributes
-    ----------
-    fits_without_products : bool
-        Whether ``fit`` takes no product with the data.
     """
 
-    fits_without_products: ClassVar[bool] = False
+    fits_without_products: ClassVar[bool] = False  # whether `fit` takes no product with the data
 
     def __init__(self, linear_map: LinearMap, fit_intercept: bool) -> None:
         self.map, self.fit_intercept = linear_map, fit_intercept
