@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -16,13 +15,7 @@ from convexformer_solvers.program import Program
 
 from .base import Solver
 
-# Relative decrease and slope at which the program on the atoms found so far counts as solved.
-_DECREASE = 1e-15
-_SLOPE = 1e-10
-# Steps without a new atom, in which the weights gain digits.
-_STEPS_WITHOUT_NEW = 3
-# Weight of an atom, relative to the largest, below which it is dropped.
-_NEGLIGIBLE = 1e-12
+_EPS = torch.finfo(torch.float64).eps
 
 
 class _State(NamedTuple):
@@ -30,8 +23,8 @@ class _State(NamedTuple):
     weights: np.ndarray  # (m,)
     intercept: Tensor
     pred: Tensor  # (N, c), intercept included
-    gap: float  # about: the price of scaling the dual point until it is feasible
-    n_without_new: int = 0  # steps since the last new atom
+    gap: float  # about: the loss of the dual bound by scaling the dual point until it is feasible
+    ended: bool = False  # neither a new atom nor a smaller gap
 
 
 class ColumnGeneration(Solver):
@@ -40,10 +33,10 @@ class ColumnGeneration(Solver):
     With atoms :math:`a` of the penalty's unit ball the program is
     :math:`\min_{\mu \ge 0} P\big(\sum_a \mu_a a\big)` with the penalty :math:`\sum_a \mu_a`. Each iteration adds, for
     every group whose dual constraint is violated, the atom that violates it most, and solves for all weights by
-    L-BFGS-B (scipy). The search for atoms is exact, so the dual point comes free. Weights of zero are dropped.
+    L-BFGS-B (scipy). The search for atoms is exact and gives the dual point. Atoms of weight zero are dropped.
 
-    Ends in finitely many steps where the atoms are finitely many (``RowStochastic``); with other penalties it slows
-    down near the optimum. Works in float64 on data of any precision.
+    Finitely many atoms (``RowStochastic``) take finitely many steps; with other penalties convergence is slow near the
+    optimum. All arithmetic is in float64, on data of any precision.
 
     Examples
     --------
@@ -58,7 +51,7 @@ class ColumnGeneration(Solver):
         return "column_generation"
 
     def init(self, program: Program, start: Point) -> _State:
-        # The atoms of a starting point are not known: it serves as a first dual point.
+        # The atoms of a start are not known: it serves as a dual point alone.
         exact = program.with_float64_targets()
         assert start.intercept is not None
         intercept = start.intercept.to(exact.y)
@@ -70,11 +63,9 @@ class ColumnGeneration(Solver):
         exact = program.with_float64_targets()
         solved = _solved(exact, state)
         more = _with_atoms(exact, solved)
-        # Atoms that violate their constraint by rounding come and go for ever.
-        rounding = 8 * torch.finfo(exact.y.dtype).eps * exact.null_value
-        is_new = more.atoms.shape[1] > solved.atoms.shape[1] and more.gap > rounding
-        n_without_new = 0 if is_new else state.n_without_new + 1
-        return more._replace(n_without_new=n_without_new)
+        # Atoms that violate their constraint by rounding do not count: they come and go for ever.
+        is_new = more.atoms.shape[1] > solved.atoms.shape[1] and more.gap > 8 * _EPS * exact.null_value
+        return more._replace(ended=not is_new and more.gap >= state.gap)
 
     def point(self, program: Program, state: _State) -> Point:
         exact, dtype = program.with_float64_targets(), program.y.dtype
@@ -86,18 +77,22 @@ class ColumnGeneration(Solver):
         return state.gap or None
 
     def finished(self, state: _State) -> bool:
-        return state.n_without_new == _STEPS_WITHOUT_NEW
+        return state.ended
 
 
 def _coef(program: Program, atoms: csc_array, weights: np.ndarray) -> Tensor:
     return torch.as_tensor(atoms @ weights).to(program.y).reshape(program.coef_shape)
 
 
-def _with_exact_sums(weights: np.ndarray, dtype: torch.dtype) -> np.ndarray:
-    """The weights as multiples of one power of two, so that sums of them are numbers of a precision.
+def _predicted(program: Program, atoms: csc_array, variables: np.ndarray) -> tuple[Tensor, Tensor]:
+    """Predictions and intercepts for the weights of atoms, with the intercepts behind them."""
+    n_atoms = atoms.shape[1]
+    intercept = torch.as_tensor(variables[n_atoms:]).to(program.y)
+    return program.map.matvec(_coef(program, atoms, variables[:n_atoms])) + intercept, intercept
 
-    Coefficients of atoms of ones are such sums: rows that have equal sums keep them.
-    """
+
+def _with_exact_sums(weights: np.ndarray, dtype: torch.dtype) -> np.ndarray:
+    """Multiples of one power of two in place of the weights, so that sums of them are exact in a precision."""
     if dtype == torch.float64:
         return weights
     _, exponent = np.frexp(weights.sum())
@@ -121,7 +116,7 @@ def _with_atoms(program: Program, state: _State) -> _State:
 
 
 def _unknown(atoms: csc_array, new: csc_array) -> np.ndarray:
-    """Which atoms are new; a known one violates its constraint by what the weights lack of precision."""
+    """Which atoms are new."""
 
     def keys(array: csc_array) -> list[bytes]:
         array.sort_indices()
@@ -142,8 +137,7 @@ def _solved(program: Program, state: _State) -> _State:
     adjoint = state.atoms.T.tocsr()
 
     def objective(variables: np.ndarray) -> tuple[float, np.ndarray]:
-        intercept = torch.as_tensor(variables[n_atoms:]).to(program.y)
-        pred = program.map.matvec(_coef(program, state.atoms, variables[:n_atoms])) + intercept
+        pred, _ = _predicted(program, state.atoms, variables)
         theta = -program.loss.gradient(pred, program.y)
         correlation = program.weighted_adjoint(theta).flatten().numpy(force=True)
         slopes = np.concatenate([program.alpha - adjoint @ correlation, -(program.weight @ theta).numpy(force=True)])
@@ -153,39 +147,10 @@ def _solved(program: Program, state: _State) -> _State:
     free = (None, None) if program.fit_intercept else (0.0, 0.0)
     bounds = [(0.0, None)] * n_atoms + [free] * program.y.shape[1]
     start = np.concatenate([state.weights, state.intercept.numpy(force=True)])
-    options = {"maxiter": 10_000, "maxfun": 20_000, "ftol": _DECREASE, "gtol": _SLOPE, "maxcor": 30}
+    options = {"ftol": 0.0, "gtol": 0.0}  # until rounding ends it: the dual bound depends on small slopes
     variables = minimize(objective, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options).x
-    variables = _refined(program, state.atoms, variables, lambda point: objective(point)[1] / scale)
     weights = variables[:n_atoms]
-    kept = np.flatnonzero(weights > _NEGLIGIBLE * weights.max(initial=0.0))
-    atoms, weights = state.atoms[:, kept], weights[kept]
-    intercept = torch.as_tensor(variables[n_atoms:]).to(program.y)
-    pred = program.map.matvec(_coef(program, atoms, weights)) + intercept
-    return state._replace(atoms=atoms, weights=weights, intercept=intercept, pred=pred)
-
-
-def _refined(
-    program: Program, atoms: csc_array, variables: np.ndarray, slopes: Callable[[np.ndarray], np.ndarray]
-) -> np.ndarray:
-    """The variables after a Newton step in the positive weights and the intercepts, where it lowers their slopes.
-
-    L-BFGS-B compares values, whose rounding hides all slopes below its root; a dual point is as good as these.
-    """
-    n_atoms = atoms.shape[1]
-    free = np.flatnonzero((variables > 0) & (np.arange(len(variables)) < n_atoms))
-    images = [program.map.matvec(_coef(program, atoms[:, [atom]], np.ones(1))) for atom in free]
-    if program.fit_intercept:
-        images += list(torch.eye(program.y.shape[1]).to(program.y)[:, None].expand(-1, *program.y.shape))
-        free = np.concatenate([free, np.arange(n_atoms, len(variables))])
-    if not images:
-        return variables
-    before = slopes(variables)
-    intercept = torch.as_tensor(variables[n_atoms:]).to(program.y)
-    pred = program.map.matvec(_coef(program, atoms, variables[:n_atoms])) + intercept
-    bent = [program.weight[:, None] * program.loss.hessian_product(pred, program.y, image) for image in images]
-    hessian = torch.stack(images).flatten(1) @ torch.stack(bent).flatten(1).T
-    refined = variables.copy()
-    refined[free] -= np.linalg.lstsq(hessian.numpy(force=True), before[free], rcond=None)[0]
-    after = slopes(refined)
-    better = (refined[:n_atoms] >= 0).all() and np.abs(after[free]).max() < np.abs(before[free]).max()
-    return refined if better else variables
+    weights[weights <= 2**12 * _EPS * weights.max()] = 0.0
+    pred, intercept = _predicted(program, state.atoms, variables)
+    kept = np.flatnonzero(weights)
+    return state._replace(atoms=state.atoms[:, kept], weights=weights[kept], intercept=intercept, pred=pred)

@@ -23,17 +23,14 @@ class ProximalDualConfig:
     Parameters
     ----------
     share : float, default=0.03
-        Gap of a proximal step over that which the step before left, to which it is solved; the first one to a third of
-        it, over the best constant model's objective.
-    patience : int, default=200
-        Iterations on one step at most.
+        Gap to which a proximal step is solved, over that of the last step; the first one to a third of it, over the
+        best constant model's objective.
     narrower : float, default=0.85
-        Factor on the width, less one, where a step has left more than nine tenths of the gap. Narrow steps are fewer,
-        but each may take long.
+        Factor on the width, less one, after a step that leaves more than nine tenths of the gap. Narrow steps are
+        fewer, but each may take long.
     """
 
     share: float = 0.03
-    patience: int = 200
     narrower: float = 0.85
 
 
@@ -47,13 +44,12 @@ class _State(NamedTuple):
 
 
 class ProximalDual(PrimalDualSolver):
-    r"""Another algorithm on a sequence of programs whose loss has a wider quadratic part each.
+    r"""Proximal steps in the dual, each solved by another algorithm as a program with a wider quadratic part.
 
-    Where nearly all residuals of Huber's loss are in its linear parts it has hardly any curvature, and no quadratic
-    stands for it. A proximal step in its dual, :math:`u_{k+1} = \arg\max_u D(u) - \frac{w_k - 1}2 \|u - u_k\|^2`,
-    is a program with Huber's loss again, of :math:`w_k` times the width, and targets moved by :math:`(w_k - 1) u_k`.
-    The first width holds half of the residuals of the best constant model; it shrinks where steps of that width no
-    longer help.
+    Where nearly all residuals of Huber's loss are in its linear parts it has hardly any curvature. A proximal step in
+    its dual, :math:`u_{k+1} = \arg\max_u D(u) - \frac{w_k - 1}2 \|u - u_k\|^2`, is a program with Huber's loss of
+    :math:`w_k` times the width and targets moved by :math:`(w_k - 1) u_k`. The first width holds half of the residuals
+    of the best constant model; it shrinks where steps lower the gap no more.
 
     Needs a loss with ``widened``.
 
@@ -62,7 +58,7 @@ class ProximalDual(PrimalDualSolver):
     inner : Stage
         What solves the proximal steps.
     config : ProximalDualConfig, optional
-        How exactly. Default: as in ``ProximalDualConfig``.
+        Accuracy and widths. Default: as in ``ProximalDualConfig``.
 
     Examples
     --------
@@ -85,21 +81,19 @@ class ProximalDual(PrimalDualSolver):
         return super().unmet_requirement(program) or self.inner.algorithm.unmet_requirement(program)
 
     def init_again(self, program: Program, start: Point, previous: _State | None) -> _State:
-        coef, pred = as_start(program, start)
-        known = None if previous is None else previous.inner
-        inner = self._next_step(program, program.tail_length, coef, pred, known)
+        inner = self._next_step(program, program.tail_length, *as_start(program, start), previous)
         return _State(inner, program.tail_length, self.config.share / 3)
 
     def _next_step(
-        self, program: Program, width: float, coef: Tensor, pred: Tensor | None, known: Running | None
+        self, program: Program, width: float, coef: Tensor, pred: Tensor | None, previous: _State | None
     ) -> Running:
         """The inner stage at the start of a proximal step."""
-        # Without a dual point from zero slopes, as those of own predictions may be at the ends of their range.
+        # Without a dual point from zero: slopes of own predictions may be at the ends of their range.
         slope = torch.zeros_like(program.y) if pred is None else program.loss.gradient(pred, program.y)
         loss, targets = program.loss.widened(program.y, slope, width)
         step = dataclasses.replace(program, y=targets, loss=loss, alpha=width * program.alpha)
         pred = None if pred is None else targets + width * (pred - program.y)
-        return begun(self.inner, step, Point(coef, pred=pred), known=None if known is None else known.inner)
+        return begun(self.inner, step, Point(coef, pred=pred), known=previous and previous.inner.inner)
 
     def step(self, program: Program, state: _State) -> _State:
         if state.ended is not None:
@@ -107,17 +101,17 @@ class ProximalDual(PrimalDualSolver):
         inner = stepped(state.inner)
         state = state._replace(inner=inner)
         near = inner.gap is not None and abs(inner.gap) <= state.tol * inner.chain.original.null_value
-        if near or inner.n_steps == self.config.patience or inner.stage.algorithm.finished(inner.inner):
+        if near or inner.stage.algorithm.finished(inner.inner):
             ended = self._of_program(program, state)
             return state._replace(ended=ended, gap=gap_estimate(program, ended))
         return state
 
     def _after_step(self, program: Program, state: _State, ended: Point) -> _State:
-        gap = state.gap if state.gap > 0 else math.inf  # below zero it is none
+        gap = state.gap if state.gap > 0 else math.inf  # below zero it is rounding
         enough = gap <= 0.9 * state.least_gap
         width = state.width if enough else 1 + self.config.narrower * (state.width - 1)
         tol = min(self.config.share / 3, self.config.share * gap / program.null_value)
-        inner = self._next_step(program, width, ended.coef, ended.pred, state.inner)
+        inner = self._next_step(program, width, ended.coef, ended.pred, state)
         return _State(inner, width, tol, least_gap=min(gap, state.least_gap))
 
     @staticmethod

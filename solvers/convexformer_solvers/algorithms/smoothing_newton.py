@@ -9,9 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from convexformer_solvers.linalg.hessian import Curvature, has_linear_parts
-from convexformer_solvers.linalg.line_search import accepted_step
-from convexformer_solvers.linalg.smoothing_systems import Features, System, solved
+from convexformer_solvers.linalg.hessian import Curvature
+from convexformer_solvers.linalg.line_search import backtracking
+from convexformer_solvers.linalg.newton_systems import Features, System, solved
 from convexformer_solvers.points import Point, as_start, gap_estimate, own_predictions
 from convexformer_solvers.program import Program
 from convexformer_solvers.reductions.base import Reduction
@@ -19,19 +19,24 @@ from convexformer_solvers.reductions.center import Center
 
 from .base import PrimalDualSolver
 
-# The next width, over the last; it comes once the squared length of a step, in the metric of its Hessian, is below this
-# share of what the smoothing may cost, or after so many steps.
-_NARROWER = 0.1
-_NEAR_ENOUGH = 0.05
-_MAX_STEPS = 30
-# Searches in vain, one after the other, that end it.
-_MAX_FAILURES = 3
-# The first width is at most so many times as large as a gradient step from zero: where alpha is small costs say little.
-_WIDEST = 10.0
-# What the smoothing may cost, over the best constant model's objective, below which there is nothing to gain.
-_SMALLEST_COST = 1e-15
-# From this length of the loss's linear parts on they need a curvature that is not their own.
-_LONG_TAILS = 15.0
+_EPS = torch.finfo(torch.float64).eps
+
+
+@dataclasses.dataclass(frozen=True)
+class SmoothingConfig:
+    """Numbers of ``SmoothingNewton``.
+
+    Parameters
+    ----------
+    narrower : float, default=0.1
+        The next width of the smoothing, over the last.
+    near_enough : float, default=0.05
+        The next width comes once the squared length of a step, in the metric of its Hessian, is below this share of
+        what the smoothing costs at most.
+    """
+
+    narrower: float = 0.1
+    near_enough: float = 0.05
 
 
 class _Part(NamedTuple):
@@ -40,15 +45,12 @@ class _Part(NamedTuple):
     program: Program
     features: Features
     unit_cost: float  # what the smoothing costs at most, over its width
-    linear: bool  # whether most samples may be on long linear parts of the loss
     coef: Tensor  # of the smoothed objective
     pred: Tensor  # (N, c)
     correlation: Tensor  # of the columns less their means, from minus the loss's slopes there
     slopes: Tensor  # the weighted mean of minus these, (c,)
     width: float  # of the smoothing
-    n_steps: int = 0  # at this width
     cut_short: bool = False  # whether the last step was
-    n_failures: int = 0  # searches in vain, one after the other
     finished: bool = False
 
 
@@ -61,20 +63,25 @@ class _State(NamedTuple):
 class SmoothingNewton(PrimalDualSolver):
     r"""Newton steps on the mean loss plus a smoothed penalty, whose width shrinks to a tenth as each program is solved.
 
-    For widths :math:`\epsilon` on their way to zero the programs are
+    For widths :math:`\epsilon` that tend to zero the programs are
 
     .. math:: \min_{Z, b} \frac1N \sum_i l(A_i Z + b, y_i) + \alpha \sum_j \sqrt{s_j(Z)^2 + \epsilon^2}
 
-    with the lengths, or the singular values, :math:`s_j` of the penalty's groups. Each costs :math:`\alpha \epsilon`
-    at most for each of these, and its solution is inside the dual constraint, so that the gap there is no larger.
-    Mostly twenty to sixty steps in all reach eight digits, be tokens correlated, the regularisation weak or the loss's
-    curvature one that jumps. Exact zeros come from a proximal step, which is taken at each iterate for its own sake.
+    with the lengths, or the singular values, :math:`s_j` of the penalty's groups. The smoothing costs
+    :math:`\alpha \epsilon` at most for each of these, and its solution is dual feasible, so that the gap there is no
+    larger. Twenty to sixty steps reach eight digits, also for correlated tokens, weak regularisation and curvatures
+    that jump. A proximal step at each iterate gives exact zeros.
 
-    Linear systems are solved in all features, or in all samples where that costs less; of all outputs at once where
-    penalty or loss couples them. Their memory and time grow with the square and the cube of that side, so this is for
-    up to some thousands.
+    Linear systems are solved in the features or in the samples, whichever costs less, for all outputs at once where
+    penalty or loss couples them. Memory and time grow with the square and the cube of that side: this is for up to
+    some thousands.
 
     Needs a penalty with ``smoothed_value`` and ``smoothed_derivatives``.
+
+    Parameters
+    ----------
+    config : SmoothingConfig, optional
+        How the width shrinks. Default: as in ``SmoothingConfig``.
 
     Examples
     --------
@@ -83,6 +90,9 @@ class SmoothingNewton(PrimalDualSolver):
     """
 
     requires_of_penalty = ("smoothed_value", "smoothed_derivatives")
+
+    def __init__(self, config: SmoothingConfig | None = None) -> None:
+        self.config = config or SmoothingConfig()
 
     @property
     def name(self) -> str:
@@ -97,11 +107,13 @@ class SmoothingNewton(PrimalDualSolver):
         features = Features(program) if previous is None else previous.parts[0].features
         pred = own_predictions(program, coef)
         length = 1 / program.lipschitz(pred)
-        parts = tuple(_first(program, features, coef, pred, length, some) for some in _solved_together(program))
+        n_outputs = program.y.shape[1]
+        together = [slice(k, k + 1) for k in range(n_outputs)] if program.outputs_separate else [slice(n_outputs)]
+        parts = tuple(_first(program, features, coef, pred, length, outputs) for outputs in together)
         return _State(parts, length, _point(program, parts, length))
 
     def step(self, program: Program, state: _State) -> _State:
-        parts = tuple(part if part.finished else _newton_step(part) for part in state.parts)
+        parts = tuple(part if part.finished else _newton_step(part, self.config) for part in state.parts)
         return _State(parts, state.length, _point(program, parts, state.length))
 
     def point(self, program: Program, state: _State) -> Point:
@@ -118,21 +130,17 @@ def _point(program: Program, parts: tuple[_Part, ...], length: float) -> Point:
     return Point(coef, pred=pred, fitted=own_predictions(program, coef), correlation=correlation)
 
 
-def _solved_together(program: Program) -> list[slice]:
-    n_outputs = program.y.shape[1]
-    return [slice(k, k + 1) for k in range(n_outputs)] if program.outputs_separate else [slice(n_outputs)]
-
-
 def _first(program: Program, features: Features, coef: Tensor, pred: Tensor, length: float, outputs: slice) -> _Part:
     own = dataclasses.replace(program, y=program.y[:, outputs])
     coef, pred = coef[..., outputs], pred[:, outputs]
     correlation, slopes = _downhill(own, features, pred)
     unit_cost = own.alpha * float(own.penalty.smoothed_value(torch.zeros_like(coef), 1.0))
-    linear = has_linear_parts(own.loss) and own.tail_length > _LONG_TAILS
     gap = min(own.null_value, gap_estimate(own, Point(coef, pred=pred, fitted=pred, correlation=correlation)))
-    width = min(gap / unit_cost, _WIDEST * length * own.alpha_max) if own.alpha_max > 0 else gap / unit_cost
-    width = max(width, _SMALLEST_COST * own.null_value / unit_cost)
-    return _Part(own, features, unit_cost, linear, coef, pred, correlation, slopes, width)
+    width = gap / unit_cost
+    if own.alpha_max > 0:  # at most a gradient step from zero: where alpha is small costs say little
+        width = min(width, length * own.alpha_max)
+    width = max(width, _EPS * own.null_value / unit_cost)
+    return _Part(own, features, unit_cost, coef, pred, correlation, slopes, width)
 
 
 def _downhill(program: Program, features: Features, pred: Tensor) -> tuple[Tensor, Tensor]:
@@ -141,25 +149,28 @@ def _downhill(program: Program, features: Features, pred: Tensor) -> tuple[Tenso
     return features.adjoint(theta), theta.sum(0)
 
 
-def _newton_step(part: _Part) -> _Part:
+def _newton_step(part: _Part, config: SmoothingConfig) -> _Part:
     """One Newton step, and a smaller width where the objective is solved."""
+    program = part.program
     try:
         move, image, squared_length = _direction(part)
     except torch.linalg.LinAlgError:  # the system overflows
         return part._replace(finished=True)
-    step = _searched(part, move, image, squared_length)
-    if step is None and part.linear and not part.cut_short:
-        return part._replace(cut_short=True, n_steps=part.n_steps + 1)  # the other curvature may do
-    n_failures = part.n_failures + 1 if step is None else 0
-    part = part._replace(n_steps=part.n_steps + 1, cut_short=step != 1.0, n_failures=n_failures)
-    if step is not None:
-        coef, pred = part.coef + step * move, part.pred + step * image
-        correlation, slopes = _downhill(part.program, part.features, pred)
+
+    def trial(step: float) -> tuple[Tensor, Tensor]:
+        return part.coef + step * move, part.pred + step * image
+
+    def objective(end: tuple[Tensor, Tensor]) -> float:
+        return float(program.loss_value(end[1]) + program.alpha * program.penalty.smoothed_value(end[0], part.width))
+
+    found = backtracking(trial, objective, objective((part.coef, part.pred)), -squared_length)
+    cost, part = part.width * part.unit_cost, part._replace(cut_short=found is None or found[0] < 1)
+    if found is not None:
+        coef, pred = found[1]
+        correlation, slopes = _downhill(program, part.features, pred)
         part = part._replace(coef=coef, pred=pred, correlation=correlation, slopes=slopes)
-    cost = part.width * part.unit_cost
-    if step is None or squared_length <= _NEAR_ENOUGH * cost or part.n_steps >= _MAX_STEPS:
-        finished = n_failures >= _MAX_FAILURES or cost <= _SMALLEST_COST * part.program.null_value
-        part = part._replace(width=_NARROWER * part.width, n_steps=0, finished=finished)
+    if found is None or squared_length <= config.near_enough * cost:
+        part = part._replace(width=config.narrower * part.width, finished=cost <= _EPS * program.null_value)
     return part
 
 
@@ -170,23 +181,12 @@ def _direction(part: _Part) -> tuple[Tensor, Tensor, float]:
     sizes = torch.linalg.vector_norm(coef.reshape(len(blocks), -1), dim=1)
     scales = program.alpha / torch.hypot(sizes, sizes.new_tensor(part.width))
     downhill = part.correlation - program.alpha * gradient
-    # Where most samples are on linear parts, of which Newton steps see nothing, others alternate with them.
-    curvature = Curvature(program, part.pred, towards_target=part.linear and part.cut_short)
+    # Linear parts of the loss have a curvature of zero: after a step that was cut short they are given one.
+    curvature = Curvature(program, part.pred, towards_target=part.cut_short)
     system = System(curvature, program.alpha * blocks, scales, downhill, part.slopes)
     move, intercept_move = solved(program, part.features, system)
     image = part.features.forward(move) + intercept_move
     return move, image, float((move * downhill).sum() + intercept_move @ part.slopes)
-
-
-def _searched(part: _Part, move: Tensor, image: Tensor, squared_length: float) -> float | None:
-    """Step that lowers the smoothed objective enough."""
-    program = part.program
-
-    def objective(step: float) -> float:
-        penalty = program.penalty.smoothed_value(part.coef + step * move, part.width)
-        return float(program.loss_value(part.pred + step * image) + program.alpha * penalty)
-
-    return accepted_step(objective, -squared_length)
 
 
 def _with_zeros(part: _Part, least_length: float) -> Tensor:

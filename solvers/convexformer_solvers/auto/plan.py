@@ -19,7 +19,7 @@ from convexformer_solvers.algorithms.smoothing_newton import SmoothingNewton
 from convexformer_solvers.algorithms.stage import Patience, Stage
 from convexformer_solvers.algorithms.working_set import WorkingSet, WorkingSetConfig
 from convexformer_solvers.linalg.eigenvalue_ratio import eigenvalue_ratio, some_samples_tell
-from convexformer_solvers.linalg.smoothing_systems import newton_work
+from convexformer_solvers.linalg.newton_systems import newton_work
 from convexformer_solvers.program import Program
 from convexformer_solvers.reductions.center import Center
 from convexformer_solvers.reductions.precision import SinglePrecision

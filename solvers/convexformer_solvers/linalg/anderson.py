@@ -1,4 +1,4 @@
-"""Anderson acceleration of fixed-point iterations."""
+"""Anderson acceleration of fixed-point iterations (Walker and Ni 2011)."""
 
 from __future__ import annotations
 
@@ -9,13 +9,9 @@ from torch import Tensor
 
 from convexformer_solvers.linear_maps.base import row_chunks
 
-# Regularisation of the scaled system for the coefficients. With far less as many iterations are needed, and rounding
-# grows until equal problems in other words, as weights in place of repeated samples, have other digits.
-_REGULARISATION = 1e-4
-
 
 class Anderson:
-    r"""Anderson's extrapolation of ``x -> F(x)`` from its last moves (Walker and Ni 2011).
+    r"""Anderson's extrapolation of ``x -> F(x)`` from its last moves.
 
     With the residuals :math:`g_k = F(x_k) - x_k` the next point is :math:`F(x_k) - \sum_j \gamma_j \Delta F_j`, where
     the coefficients minimise :math:`\|g_k - \sum_j \gamma_j \Delta g_j\|` over the last differences.
@@ -26,14 +22,9 @@ class Anderson:
         Differences that are kept; with none the map is left alone.
     columns_apart : bool
         Whether the map works on each column, the last axis, by itself: each then has its own coefficients.
-
-    Attributes
-    ----------
-    rounding_growth : float
-        How much larger than rounding the error may be by which the arrays that follow a point miss their images of
-        it; to be set to 1 where they are computed afresh.
-    largest_weights : float
-        Sum of the sizes of the last extrapolation's coefficients, the largest of all columns: how bold it was.
+    regularisation : float, default=1e-4
+        Added to the diagonal of the coefficients' system, scaled to a diagonal of one. Far less saves no iterations
+        and lets rounding grow.
 
     Examples
     --------
@@ -45,39 +36,28 @@ class Anderson:
     True
     """
 
-    def __init__(self, memory: int, columns_apart: bool) -> None:
-        self.memory, self.columns_apart = memory, columns_apart
-        self.rounding_growth, self.largest_weights = 1.0, 0.0
+    def __init__(self, memory: int, columns_apart: bool, regularisation: float = 1e-4) -> None:
+        self.memory, self.columns_apart, self.regularisation = memory, columns_apart, regularisation
+        # Bound of the error of the arrays that follow a point, over rounding; 1 where the caller computes them anew.
+        self.rounding_growth = 1.0
+        self.largest_weights = 0.0  # largest sum of a column's absolute coefficients in the last extrapolation
         self.forget()
 
     def forget(self) -> None:
-        """Start anew: the map is another one."""
+        """Drop all differences: the map is another one."""
         self.restart()
         self._n_differences = 0
 
     def restart(self) -> None:
-        """Go on from elsewhere: the map is nearly the same."""
+        """Keep the differences, but not the last point: the iteration goes on from elsewhere."""
         self._last: tuple[Tensor, tuple[Tensor, ...]] | None = None  # residual and what F gave
 
     def is_rough(self, dtype: torch.dtype) -> bool:
-        """Whether rounding may have grown to a hundredth of the root of a precision's own."""
+        """Whether the error may have grown to a hundredth of the root of a precision's rounding."""
         return self.rounding_growth > 1e-2 / math.sqrt(torch.finfo(dtype).eps)
 
     def next(self, start: Tensor, end: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """The point to go on from.
-
-        Parameters
-        ----------
-        start : Tensor
-            The ``x``.
-        end : tuple of Tensor
-            ``F(x)``, and other arrays that are linear images of it; all with the same last axis.
-
-        Returns
-        -------
-        tuple of Tensor
-            In place of `end`.
-        """
+        """The extrapolation, given ``x`` and in `end` ``F(x)`` and linear images of it, all with the same last axis."""
         self.largest_weights = 0.0
         if self.memory == 0:
             return end
@@ -126,7 +106,7 @@ class Anderson:
         lengths = self._products.diagonal(dim1=1, dim2=2).sqrt()
         inverse = torch.where(lengths > 0, 1 / lengths, 0.0)
         system = inverse[:, :, None] * self._products * inverse[:, None, :]
-        system.diagonal(dim1=1, dim2=2).add_(_REGULARISATION)
+        system.diagonal(dim1=1, dim2=2).add_(self.regularisation)
         factor, failed = torch.linalg.cholesky_ex(system)
         right = inverse * self._against(residual)
         weights = inverse * torch.cholesky_solve(right[..., None], factor)[..., 0]
@@ -138,7 +118,7 @@ class Anderson:
         return [self._moved_back(part, kept, weights) for part, kept in zip(ends, self._ends, strict=True)]
 
     def _moved_back(self, end: Tensor, kept: Tensor, weights: Tensor) -> Tensor:
-        """The array less the weighted sum of its kept differences; the weights are ``(columns, memory)``."""
+        """The array less the sum of its kept differences with weights ``(columns, memory)``."""
         if end.shape[1] == 1:
             return end - torch.einsum("mpc,cm->pc", kept, weights)
         result = end.clone()

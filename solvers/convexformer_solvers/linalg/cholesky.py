@@ -1,4 +1,4 @@
-"""Cholesky factors of matrices that rounding may have robbed of their definiteness, and solves with few right sides."""
+"""Cholesky factors of matrices that are positive semidefinite up to rounding, and solves with few right sides."""
 
 from __future__ import annotations
 
@@ -13,22 +13,9 @@ from convexformer_solvers.linear_maps.base import as_rows
 def cholesky(matrix: Tensor) -> Tensor:
     """Lower Cholesky factor of a positive semidefinite matrix, of which only the lower triangle counts.
 
-    Where rounding hides a positive eigenvalue the diagonal of `matrix` is raised, **in place**, by as little as helps,
-    from the rounding of its largest entry on.
-
-    Parameters
-    ----------
-    matrix : Tensor of shape (n, n)
-        Finite.
-
-    Returns
-    -------
-    Tensor of shape (n, n)
-
-    Raises
-    ------
-    torch.linalg.LinAlgError
-        If the matrix is not finite.
+    Where rounding makes an eigenvalue negative the diagonal of `matrix` is raised, **in place**, by ten times the
+    rounding of its largest entry, or as many more powers of ten as it takes. ``torch.linalg.LinAlgError`` is raised
+    where the matrix is not finite.
 
     Examples
     --------
@@ -54,12 +41,8 @@ def _jitter(largest: float, dtype: torch.dtype) -> float:
     return 10 * torch.finfo(dtype).eps * max(largest, 1e-300)
 
 
-# Side of the diagonal blocks whose inverses are kept.
-_BLOCK = 256
-
-
 class CholeskySolver:
-    """Solver of many systems with one positive semidefinite matrix ``L L'`` and few right sides each.
+    """Solver of many systems with one positive semidefinite matrix ``L L'`` and few right sides ``(n, k)`` each.
 
     The inverses of the factor's diagonal blocks are kept: all else is matrix products, which read the factor once per
     substitution. ``torch.cholesky_solve`` takes seven times longer for one right side and 4000 unknowns.
@@ -67,7 +50,7 @@ class CholeskySolver:
     Parameters
     ----------
     upper : Tensor of shape (n, n)
-        The transposed Cholesky factor ``L'``. Only what stands above the diagonal blocks is read, later, too.
+        The transposed Cholesky factor ``L'``. Only the part above the diagonal blocks is read, at each solve.
     inverses : list of Tensor, optional
         Inverses of the diagonal blocks of ``L``. Default: computed.
 
@@ -79,19 +62,14 @@ class CholeskySolver:
     """
 
     def __init__(self, upper: Tensor, inverses: list[Tensor] | None = None) -> None:
-        self.upper = upper
+        self.upper, self.dtype = upper, upper.dtype
         blocks = diagonal_blocks(len(upper))
         if inverses is None:
             inverses = [_inverse_of_lower(upper[block, block].T) for block in blocks]
         self._blocks = list(zip(blocks, inverses, strict=True))
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """Precision of the factor."""
-        return self.upper.dtype
-
     def solve(self, right: Tensor) -> Tensor:
-        """Solution of the system, of the shape ``(n, k)`` of the right side."""
+        """Solution of the system."""
         return self.solve_upper(self.solve_lower(right))
 
     def solve_lower(self, right: Tensor) -> Tensor:
@@ -118,25 +96,9 @@ class CholeskySolver:
 def factorised_above(matrix: Tensor, entries: Callable[[slice], Tensor]) -> CholeskySolver:
     """Factorise a matrix made from the lower triangle of another, within the memory of that one.
 
-    The factor takes the place of what stands above the diagonal blocks of `matrix`; its lower triangle stays as it is
-    and can serve again. Where rounding hides a positive eigenvalue the diagonal is raised as in ``cholesky``.
-
-    Parameters
-    ----------
-    matrix : Tensor of shape (n, n)
-        Where the factor goes.
-    entries : callable
-        Given a slice of rows, which is a diagonal block, the matrix to factorise in these rows and from the first of
-        these columns on, as a new tensor.
-
-    Returns
-    -------
-    CholeskySolver
-
-    Raises
-    ------
-    torch.linalg.LinAlgError
-        If the matrix is not finite.
+    The factor overwrites what stands above the diagonal blocks of `matrix`, shape ``(n, n)``; its lower triangle stays
+    as it is and can serve again. `entries` gives the matrix to factorise in the rows of a diagonal block and from the
+    first of these columns on, as a new tensor. The diagonal is raised, and errors are raised, as in ``cholesky``.
 
     Examples
     --------
@@ -145,19 +107,18 @@ def factorised_above(matrix: Tensor, entries: Callable[[slice], Tensor]) -> Chol
     >>> solver.solve(torch.tensor([[8.0], [8.0]])).flatten()
     tensor([1.5000, 1.0000])
     """
-    raised = 0.0
-    while True:
-        inverses = _inverses_of_factor(matrix, entries, raised)
-        if inverses is not None:
-            return CholeskySolver(matrix, inverses)
-        if raised == 0.0:
-            blocks = diagonal_blocks(len(matrix))
-            largest = max(float(entries(block).diagonal().abs().max()) for block in blocks)
-            if not all(bool(torch.isfinite(entries(block)).all()) for block in blocks):
+    inverses = _inverses_of_factor(matrix, entries, 0.0)
+    if inverses is None:
+        largest = 0.0
+        for rows in map(entries, diagonal_blocks(len(matrix))):
+            if not bool(torch.isfinite(rows).all()):
                 raise torch.linalg.LinAlgError("matrix must be finite")
-            raised = _jitter(largest, matrix.dtype)
-        else:
-            raised *= 10
+            largest = max(largest, float(rows.diagonal().abs().max()))
+        jitter = _jitter(largest, matrix.dtype)
+        while inverses is None:
+            inverses = _inverses_of_factor(matrix, entries, jitter)
+            jitter *= 10
+    return CholeskySolver(matrix, inverses)
 
 
 def lower_rows(matrix: Tensor, rows: slice) -> Tensor:
@@ -169,7 +130,7 @@ def lower_rows(matrix: Tensor, rows: slice) -> Tensor:
 
 
 def _inverses_of_factor(matrix: Tensor, entries: Callable[[slice], Tensor], raised: float) -> list[Tensor] | None:
-    """Inverses of the factor's diagonal blocks, the rest of it being written; None where there is no factor."""
+    """Write the factor above the diagonal blocks and return their inverses; None where there is no factor."""
     inverses = []
     for block in diagonal_blocks(len(matrix)):
         rows = entries(block)
@@ -186,9 +147,9 @@ def _inverses_of_factor(matrix: Tensor, entries: Callable[[slice], Tensor], rais
     return inverses
 
 
-def diagonal_blocks(size: int) -> list[slice]:
-    """The rows and columns of the diagonal blocks whose inverses are kept."""
-    return [slice(start, min(start + _BLOCK, size)) for start in range(0, size, _BLOCK)]
+def diagonal_blocks(size: int, width: int = 256) -> list[slice]:
+    """Rows of the diagonal blocks whose inverses are kept: wide ones take long to invert, narrow ones many calls."""
+    return [slice(start, min(start + width, size)) for start in range(0, size, width)]
 
 
 def _inverse_of_lower(lower: Tensor) -> Tensor:

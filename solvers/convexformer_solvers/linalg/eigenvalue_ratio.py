@@ -1,4 +1,4 @@
-"""How correlated the features of a program are."""
+"""Correlation of a program's features, as the largest over the mean eigenvalue of a Gram matrix."""
 
 from __future__ import annotations
 
@@ -12,14 +12,9 @@ from convexformer_solvers.program import Program
 
 from .ridge import SMALL_SIDE
 
-_SAMPLES = 64
-
 
 def some_samples_tell(program: Program) -> bool:
-    """Whether decisions may go by a look at some samples.
-
-    On few features they may not: there a repeated sample is the same as a weight of two, to all decisions.
-    """
+    """Whether decisions may go by some samples: not on few features, where repeated samples are to equal weights."""
     return math.prod(program.map.feature_shape) > SMALL_SIDE
 
 
@@ -28,40 +23,18 @@ def sample_kernel(linear_map: LinearMap, at_most: int) -> Tensor:
     return mirrored(linear_map.some_rows(at_most).full_kernel(torch.float64))
 
 
-def eigenvalue_ratio(program: Program) -> float:
+def eigenvalue_ratio(program: Program, n_samples: int = 64) -> float:
     r"""Largest eigenvalue over the mean one, in units of what that is for independent features of one size.
 
-    Of the Gram matrix of 64 samples at most. For ``n`` of them and ``p`` independent features the ratio is about
-    :math:`(1 + \sqrt{\min(n, p) / \max(n, p)})^2`. About 1 for independent features, 1.5 and more where gates share
-    them, and 10 to 40 for tokens of text.
-
-    Parameters
-    ----------
-    program : Program
-        With samples in any order.
-
-    Returns
-    -------
-    float
-        Infinite where the samples' products overflow; NaN where all are zero, and where the rows of the map are no
-        samples.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from convexformer_solvers import DenseMap, GroupL2, Program, Squared
-    >>> data = torch.randn(100, 50, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    >>> common = torch.randn(100, 1, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    >>> y = torch.ones(100, 1, dtype=torch.float64)
-    >>> for tokens in (data, data + common):
-    ...     print(round(eigenvalue_ratio(Program(DenseMap(tokens), y, Squared(), GroupL2(), alpha=1.0))))
-    1
-    4
+    For ``n`` samples and ``p`` independent features the ratio is about
+    :math:`(1 + \sqrt{\min(n, p) / \max(n, p)})^2`. In units of that it is about 1 for independent features, 1.5 and
+    more where gates share them, and 10 to 40 for tokens of text. The Gram matrix is that of `n_samples` samples at
+    most. The ratio is infinite where it overflows, NaN where it is zero or the rows of the map are no samples.
     """
     linear_map = program.map
     if not linear_map.rows_are_samples:
         return math.nan
-    kernel = sample_kernel(linear_map, _SAMPLES)
+    kernel = sample_kernel(linear_map, n_samples)
     if program.fit_intercept:
         kernel = kernel - kernel.mean(0) - (kernel.mean(0) - kernel.mean())[:, None]
     if not bool(torch.isfinite(kernel).all()):

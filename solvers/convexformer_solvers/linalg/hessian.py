@@ -21,9 +21,8 @@ class Curvature:
     pred : Tensor of shape (N, c)
         The predictions.
     towards_target : bool, default=False
-        Whether the diagonal, and matrices made of it, of a separable loss of the residual are no less than their means
-        from target to prediction: then linear parts have some curvature, and the quadratic model is nowhere below a
-        loss whose own falls with the residual.
+        Whether the diagonal of a separable loss of the residual is at least its mean from target to prediction. Linear
+        parts then have some curvature, and the quadratic model is an upper bound of Huber's loss.
     """
 
     def __init__(self, program: Program, pred: Tensor, towards_target: bool = False) -> None:
@@ -34,11 +33,6 @@ class Curvature:
     def diagonal_is_all(self) -> bool:
         """Whether the Hessian is diagonal."""
         return self._program.loss.output_separable or self._pred.shape[1] == 1
-
-    @property
-    def common_is_free(self) -> bool:
-        """Whether the same number in all outputs is in the null space."""
-        return self._program.loss.shift_invariant
 
     def product(self, direction: Tensor) -> Tensor:
         """Product with a direction of shape ``(N, c)``."""
@@ -68,27 +62,17 @@ class Curvature:
         return torch.diag_embed(self.diagonal()) if self.diagonal_is_all else torch.stack(list(self.columns()), dim=2)
 
     def gram(self, images: Tensor, output: Tensor) -> Tensor:
-        """Products ``a_i' H a_j`` of directions that each have one output, shape ``(m, m)``.
-
-        Parameters
-        ----------
-        images : Tensor of shape (m, N)
-            The directions.
-        output : Tensor of shape (m,)
-            Their outputs.
-        """
+        """Products ``a_i' H a_j``, shape ``(m, m)``, of directions ``(m, N)`` in one output each, ``(m,)``."""
         program = self._program
         of_output = [(output == k).nonzero()[:, 0] for k in range(self._pred.shape[1])]
         parts = program.loss.hessian_parts(self._pred, program.y)
+        result = images.new_zeros((len(images), len(images)))
         if parts is None:
-            result = images.new_empty((len(images), len(images)))
             for mine, column in zip(of_output, self.columns(), strict=True):
                 result[mine] = images[mine] @ (column.T[output] * images).T
             return result
         diagonal, root = parts
-        if root is None:
-            result = images.new_zeros((len(images), len(images)))
-        else:
+        if root is not None:
             scaled = images * (program.weight.sqrt()[:, None] * root).T[output]
             result = -(scaled @ scaled.T)
         for mine, column in zip(of_output, diagonal.T, strict=True):
@@ -115,8 +99,5 @@ def curvature_bound(loss: Loss, pred: Tensor, y: Tensor) -> Tensor:
 
 
 def _hessian_columns(loss: Loss, pred: Tensor, y: Tensor) -> Iterator[Tensor]:
-    """Columns of each sample's Hessian of the loss in predictions, shape ``(N, c)``, one output after the other."""
-    for output in range(pred.shape[1]):
-        unit = torch.zeros_like(pred)
-        unit[:, output] = 1.0
-        yield loss.hessian_product(pred, y, unit)
+    for unit in torch.eye(pred.shape[1]).to(pred):
+        yield loss.hessian_product(pred, y, unit.expand_as(pred))

@@ -1,42 +1,41 @@
-"""A search along a direction, by halving."""
+"""Backtracking line search with the sufficient decrease condition of Armijo (1966)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import TypeVar
 
-# Decrease over that which the slope promises, of steps that are taken; and rounding of objectives.
-_SHARE = 1e-4
-_ROUNDING = 1e-15
-_SHORTEST = 1e-9
+from torch import finfo, float64
+
+_Trial = TypeVar("_Trial")
 
 
-def accepted_step(objective: Callable[[float], float], slope: float) -> float | None:
-    """First step, halved from one on, that lowers an objective enough (Armijo), or by as much as rounding lets one see.
+def backtracking(
+    trial: Callable[[float], _Trial],
+    value: Callable[[_Trial], float],
+    before: float,
+    slope: float,
+    decrease: float = 1e-4,
+    rounding: float = 4 * finfo(float64).eps,
+) -> tuple[float, _Trial] | None:
+    """First of the steps 1, 1/2, 1/4, ... that lowers an objective by `decrease` times what the slope promises.
 
-    Parameters
-    ----------
-    objective : callable
-        The objective after a step of some length.
-    slope : float
-        Its derivative at zero, or a bound of it from above.
-
-    Returns
-    -------
-    float or None
-        None where the slope is no descent, or no step lowers the objective.
+    A step leads to what `trial` returns, where the objective is `value`; it is `before` at zero, with a derivative of
+    at most `slope`, and may rise by its relative `rounding` error. Steps end at the root of machine precision. Returned
+    is the step with its trial; None where the slope is positive, or where no step will do.
 
     Examples
     --------
-    >>> accepted_step(lambda step: (2 * step - 1) ** 2, -4.0)
-    0.5
+    >>> backtracking(lambda step: 2 * step - 1, lambda x: x**2, 1.0, -4.0)
+    (0.5, 0.0)
     """
-    if not -math.inf < slope < 0:
+    if not -math.inf < slope <= 0:
         return None
-    before = objective(0.0)
     step = 1.0
-    while step > _SHORTEST:
-        if objective(step) <= before + _SHARE * step * slope + _ROUNDING * abs(before):
-            return step
+    while step > math.sqrt(finfo(float64).eps):
+        found = trial(step)
+        if value(found) <= before + decrease * step * slope + rounding * abs(before):
+            return step, found
         step *= 0.5
     return None

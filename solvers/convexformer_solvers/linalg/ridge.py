@@ -1,8 +1,8 @@
-r"""Many ridge problems over one linear map, with the Gram matrix on the cheaper side formed once.
+r"""Ridge regressions over one linear map, with one Gram matrix for all of them.
 
 .. math:: \min_{W, b} \; \tfrac12 \sum_i q_i \|(A W)_i + b - t_i\|^2 + \tfrac\rho2 \|W - V\|^2
 
-for changing targets ``t`` and centres ``V`` and, now and then, other weights ``q`` and ``rho``. The intercept ``b`` is
+for changing targets ``t`` and centres ``V`` and, at times, other weights ``q`` and ``rho``. The intercept ``b`` is
 optional.
 """
 
@@ -20,29 +20,19 @@ from convexformer_solvers.linear_maps.base import LinearMap
 
 from .cholesky import CholeskySolver, diagonal_blocks, factorised_above, lower_rows
 
-# Up to this many features their side is taken: there a repeated sample is the same as a weight of two.
+# Up to this many features systems are solved in the features, where a repeated sample is the same as a weight of two;
+# from ten times as many on in single precision.
 SMALL_SIDE = 500
-# Up to this side matrices of the features are kept in double precision.
-_LARGEST_DOUBLE_SIDE = 5000
 
 
 class RidgeSystem(ABC):
     """Solver of ridge problems; ``ridge_system`` picks the side.
 
-    Parameters
-    ----------
-    linear_map : LinearMap
-        The map ``A``; all arithmetic is in the precision of the weights.
-    fit_intercept : bool
-        Whether ``b`` is there.
-
-    Attributes
-    ----------
-    fits_without_products : bool
-        Whether ``fit`` takes no product with the data.
+    All arithmetic is in the precision of the weights. Targets and fits have the shape ``(N, c)``, centres and
+    solutions the shape ``(*feature_shape, c)``.
     """
 
-    fits_without_products: ClassVar[bool] = False
+    fits_without_products: ClassVar[bool] = False  # whether `fit` takes no product with the data
 
     def __init__(self, linear_map: LinearMap, fit_intercept: bool) -> None:
         self.map, self.fit_intercept = linear_map, fit_intercept
@@ -64,25 +54,15 @@ class RidgeSystem(ABC):
 
     @abstractmethod
     def fit(self, target: Tensor, center: Tensor, fitted_center: Tensor) -> Tensor:
-        """Fit ``A W + b`` of the solution, shape ``(N, c)``.
-
-        Parameters
-        ----------
-        target : Tensor of shape (N, c)
-            The ``t``.
-        center : Tensor of shape (*feature_shape, c)
-            The ``V``.
-        fitted_center : Tensor of shape (N, c)
-            ``A V``, which the caller has.
-        """
+        """Fit ``A W + b`` of the solution for ``t``, ``V`` and ``A V``, which the caller has."""
 
     @abstractmethod
     def solution(self) -> Tensor:
-        """The ``W`` of the last fit, shape ``(*feature_shape, c)``."""
+        """The ``W`` of the last fit."""
 
     @abstractmethod
     def _gram(self) -> Tensor:
-        """A matrix whose lower triangle is kept, and says what the Gram matrix is."""
+        """A matrix that is kept, whose lower triangle determines the Gram matrix."""
 
     @abstractmethod
     def _entries(self, matrix: Tensor) -> Callable[[slice], Tensor]:
@@ -110,10 +90,9 @@ class RidgeInSamples(RidgeSystem):
         root = self.weight.sqrt()[:, None]
         scaled = self._solved(root * self._centered(target - fitted_center))
         if self.fit_intercept:
-            # Rounding leaves it a mean, which large means of the features would make much of.
+            # Rounding leaves a mean, which large means of the features multiply.
             scaled = scaled - root * (root.T @ scaled / self.weight.sum())
         self._last = center, root * scaled
-        # The system itself says what the fit is, so that no product is needed.
         return target - self.rho * scaled / root
 
     def solution(self) -> Tensor:
@@ -127,7 +106,7 @@ class RidgeInSamples(RidgeSystem):
 
     def _entries(self, matrix: Tensor) -> Callable[[slice], Tensor]:
         root = self.weight.sqrt()
-        # Mean over all samples of each sample's row, as far as the intercept takes it away.
+        # Mean over all samples of each sample's row, which the intercept subtracts.
         mean, share = torch.zeros_like(root), self.weight / self.weight.sum()
         for rows in diagonal_blocks(len(root)) if self.fit_intercept else ():
             part = lower_rows(matrix, rows)
@@ -146,9 +125,11 @@ class RidgeInSamples(RidgeSystem):
 class RidgeInFeatures(RidgeSystem):
     """Through the ``p x p`` matrix of the features.
 
-    A large one is kept in single precision. Each solve improves on the move of the solve before, whose fit is known,
-    so that what the factor lacks in precision is made up for from solve to solve.
+    A large one is kept in single precision: each solve refines the move of the last one, whose fit is known, so that
+    the error of the factor falls from solve to solve.
     """
+
+    largest_double: ClassVar[int] = 10 * SMALL_SIDE  # side of the largest matrix in double precision
 
     _weighted: tuple[Tensor, Tensor] | None = None  # weights and their Gram matrix
     _before: tuple[Tensor, Tensor] | None = None  # the last solution minus its centre, and its fit
@@ -171,7 +152,7 @@ class RidgeInFeatures(RidgeSystem):
         if self._weighted is None or not torch.equal(self._weighted[0], self.weight):
             self._weighted = None  # its memory is needed
             blocks = torch.arange(math.prod(self.map.feature_shape[:-1]), device=self.weight.device)
-            large = math.prod(self.map.feature_shape) > _LARGEST_DOUBLE_SIDE
+            large = math.prod(self.map.feature_shape) > self.largest_double
             weight = self.weight.float() if large else self.weight
             matrix = self.map.gram(blocks, blocks, weight)
             if self.fit_intercept:
@@ -185,10 +166,7 @@ class RidgeInFeatures(RidgeSystem):
 
 
 def ridge_system(linear_map: LinearMap, fit_intercept: bool) -> RidgeSystem:
-    """The ridge system on the smaller side of the map, or in the features where these are few.
-
-    On few features a repeated sample is then the same as a weight of two.
-    """
+    """The ridge system on the smaller side of the map, or in the features where these are few."""
     n_features = math.prod(linear_map.feature_shape)
     in_samples = n_features > SMALL_SIDE and linear_map.n_samples < n_features
     side: type[RidgeSystem] = RidgeInSamples if in_samples else RidgeInFeatures

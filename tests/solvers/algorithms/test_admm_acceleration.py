@@ -13,7 +13,6 @@ from convexformer_solvers import Admm, DenseMap, Fista, GroupL2, Point, Program,
 from convexformer_solvers.algorithms.admm import AdmmConfig
 from convexformer_solvers.algorithms.admm.rho import GroupSizeStepRule, Sides, balancing_rho
 from convexformer_solvers.certificate_schedule import Schedule
-from convexformer_solvers.linalg import ridge
 from convexformer_solvers.linalg.anderson import Anderson
 from convexformer_solvers.linalg.cholesky import CholeskySolver, cholesky, factorised_above, lower_rows
 from convexformer_solvers.linalg.ridge import RidgeInFeatures
@@ -123,7 +122,7 @@ class TestFactors:
     @pytest.mark.parametrize("intercept", [False, True])
     @pytest.mark.parametrize("loss", ["squared", "logistic"])
     def test_a_factor_in_single_precision_costs_no_accuracy(self, monkeypatch, loss, intercept):
-        monkeypatch.setattr(ridge, "_LARGEST_DOUBLE_SIDE", 0)
+        monkeypatch.setattr(RidgeInFeatures, "largest_double", 0)
         precisions, solved = [], RidgeInFeatures._solved
         monkeypatch.setattr(
             RidgeInFeatures,

@@ -28,7 +28,7 @@ from convexformer_solvers.algorithms.smoothing_newton import SmoothingNewton
 from convexformer_solvers.auto import AutoConfig, plan
 from convexformer_solvers.auto.cost import admm_work
 from convexformer_solvers.linalg.hessian import Curvature
-from convexformer_solvers.linalg.smoothing_systems import (
+from convexformer_solvers.linalg.newton_systems import (
     Features,
     System,
     newton_work,
