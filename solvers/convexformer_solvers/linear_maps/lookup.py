@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,20 +12,14 @@ from convexformer_solvers.rates import Rates
 from convexformer_solvers.validation import check_tensor
 
 from .base import even_rows
+from .config import CONFIG
 from .gated import GatedMap
 
-# Rows that are looked at before all are compared.
-_TRIAL_ROWS = 256
 
+class _Position(NamedTuple):
+    """Samples by the row of the table that one of their blocks is, as many places for each; places left are of none."""
 
-@dataclass(frozen=True)
-class _Position:
-    """Samples grouped by the row of the table that one of their blocks is.
-
-    Groups are filled up to the size of the largest with the number of samples, which is that of no sample.
-    """
-
-    order: Tensor  # (V, m), samples of each row
+    order: Tensor  # (V, m), samples of each row, the number of samples for none
     slots: Tensor  # (N,), where in the flattened order each sample stands
     masks: Tensor  # (V, m, h)
 
@@ -55,8 +49,6 @@ class TableMap(GatedMap):
 
     Examples
     --------
-    >>> import torch
-    >>> from convexformer_solvers import TableMap
     >>> A = TableMap(torch.eye(2)[None], torch.tensor([[0], [1], [1]]), torch.ones(3, 1, dtype=torch.bool))
     >>> A.matvec(torch.tensor([3.0, 5.0]).reshape(1, 1, 2, 1)).ravel()
     tensor([3., 5., 5.])
@@ -81,14 +73,12 @@ class TableMap(GatedMap):
 
     @classmethod
     def where_it_pays(cls, data: Tensor, masks: Tensor, n_outputs: int) -> GatedMap:
-        """The gated map of plain data, as a table map where rows repeat so often that this takes less work.
+        """The gated map of `data` ``(N, B, d)``, as a table map where rows repeat so often that this takes less work.
 
         Parameters
         ----------
-        data : Tensor of shape (N, B, d)
-            One block array per sample.
-        masks : Tensor of shape (N, h), bool
-            Which samples each gate lets through.
+        data, masks : Tensor
+            As of ``GatedMap``, with one block axis.
         n_outputs : int
             Outputs of the products to be taken.
 
@@ -116,37 +106,17 @@ class TableMap(GatedMap):
         return TableMap(self.tables, self.symbols[index], self.masks[index])
 
     def matvec(self, coef: Tensor) -> Tensor:
-        n_outputs = coef.shape[-1]
+        n_gates, n_outputs = self.masks.shape[1], coef.shape[-1]
         result = coef.new_zeros((self.n_samples, n_outputs))
         for block, (table, position) in enumerate(zip(self.tables, self._positions, strict=True)):
-            by_row = self._by_row(table, coef[:, block])  # (V, h, c)
+            columns = coef[:, block].transpose(0, 1).reshape(-1, n_gates * n_outputs)  # (d, h c)
+            by_row = (table.to(coef.dtype) @ columns).view(-1, n_gates, n_outputs)  # (V, h, c)
             by_slot = torch.bmm(position.masks.to(coef.dtype), by_row)  # (V, m, c)
             result += by_slot.view(-1, n_outputs)[position.slots]
         return result
 
-    @staticmethod
-    def _by_row(table: Tensor, coef: Tensor) -> Tensor:
-        """Products ``(V, h, c)`` of the rows of a table with the coefficients ``(h, d, c)`` of every gate."""
-        n_gates, d, n_outputs = coef.shape
-        columns = coef.transpose(0, 1).reshape(d, n_gates * n_outputs)
-        return (table.to(coef.dtype) @ columns).view(-1, n_gates, n_outputs)
-
     def rmatvec(self, values: Tensor) -> Tensor:
-        result = values.new_empty((*self.feature_shape, values.shape[1]))
-        for block, sums in enumerate(self._sums_by_row(values)):
-            result[:, block] = self._coef_part(block, sums)
-        return result
-
-    def _coef_part(self, block: int, sums: Tensor) -> Tensor:
-        """Part ``(h, d, c)`` of the adjoint that belongs to a block."""
-        product = self.tables[block].to(sums.dtype).T @ sums.flatten(1)  # (d, h c)
-        return product.view(-1, *sums.shape[1:]).transpose(0, 1)
-
-    def _sums_by_row(self, values: Tensor) -> Iterator[Tensor]:
-        """For each block the sums ``(V, h, c)`` of `values` over the samples that have a row and pass a gate."""
-        padded = torch.cat([values, values.new_zeros((1, values.shape[1]))])
-        for position in self._positions:
-            yield torch.bmm(position.masks.to(values.dtype).mT, padded[position.order])
+        return torch.stack([self._coef_part(block, sums) for block, sums in self._sums_by_row(values)], 1)
 
     def table_gradient(self, coef: Tensor, values: Tensor) -> Tensor:
         """Gradient of ``sum(values * (A coef))`` with respect to the tables, the masks held; shape ``(B, V, d)``.
@@ -158,24 +128,29 @@ class TableMap(GatedMap):
         values : Tensor of shape (N, c)
             One row per sample.
         """
-        return torch.stack([_table_part(coef[:, block], sums) for block, sums in enumerate(self._sums_by_row(values))])
+        return torch.stack([_table_part(coef[:, block], sums) for block, sums in self._sums_by_row(values)])
 
     def gradients(self, coef: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """``rmatvec(values)`` and ``table_gradient(coef, values)``, whose sums over samples are the same.
-
-        Parameters
-        ----------
-        coef : Tensor of shape (h, B, d, c)
-            Coefficients.
-        values : Tensor of shape (N, c)
-            One row per sample.
-        """
-        parts = [
-            (self._coef_part(block, sums), _table_part(coef[:, block], sums))
-            for block, sums in enumerate(self._sums_by_row(values))
-        ]
-        of_coef, of_tables = zip(*parts, strict=True)
+        """``rmatvec(values)`` and ``table_gradient(coef, values)``, whose sums over samples are the same."""
+        of_coef, of_tables = zip(
+            *(
+                (self._coef_part(block, sums), _table_part(coef[:, block], sums))
+                for block, sums in self._sums_by_row(values)
+            ),
+            strict=True,
+        )
         return torch.stack(of_coef, 1), torch.stack(of_tables)
+
+    def _sums_by_row(self, values: Tensor) -> Iterator[tuple[int, Tensor]]:
+        """Each block and the sums ``(V, h, c)`` of `values` over the samples that have a row and pass a gate."""
+        padded = torch.cat([values, values.new_zeros((1, values.shape[1]))])
+        for block, position in enumerate(self._positions):
+            yield block, torch.bmm(position.masks.to(values.dtype).mT, padded[position.order])
+
+    def _coef_part(self, block: int, sums: Tensor) -> Tensor:
+        """Part ``(h, d, c)`` of the adjoint that belongs to a block."""
+        product = self.tables[block].to(sums.dtype).T @ sums.flatten(1)  # (d, h c)
+        return product.view(-1, *sums.shape[1:]).transpose(0, 1)
 
     def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> TableMap:
         dtype, device = dtype or self.dtype, torch.device(device or self.device)
@@ -223,12 +198,11 @@ def _grouped(symbols: Tensor, n_rows: int, masks: Tensor) -> _Position:
 def _tables(data: Tensor) -> tuple[Tensor, Tensor] | None:
     """Tables and symbols that the data are made of, if there are few different rows at each position."""
     n_samples, n_blocks, d = data.shape
-    if n_samples < _TRIAL_ROWS:
+    if n_samples < CONFIG.trial:
         return None
-    trial = data[even_rows(n_samples, _TRIAL_ROWS, data.device)]
-    for block in range(n_blocks):
-        if len(trial[:, block].unique(dim=0)) > _TRIAL_ROWS // 2:
-            return None
+    trial = data[even_rows(n_samples, CONFIG.trial, data.device)]
+    if any(len(rows.unique(dim=0)) > CONFIG.trial // 2 for rows in trial.unbind(1)):
+        return None
     found = [data[:, block].unique(dim=0, return_inverse=True) for block in range(n_blocks)]
     n_rows = max(len(rows) for rows, _ in found)
     tables = data.new_zeros((n_blocks, n_rows, d))
