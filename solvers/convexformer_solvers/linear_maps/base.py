@@ -258,11 +258,16 @@ def tall_chunks(n_rows: int, n_columns: int) -> Iterator[slice]:
 
 
 def _tall(n_columns: int) -> int:
-    return max(math.isqrt(CONFIG.temporary), CONFIG.temporary // max(1, n_columns))
+    return max(math.isqrt(CONFIG.temporary), 4 * CONFIG.temporary // max(1, n_columns))
 
 
 def _slices(n_rows: int, height: int) -> Iterator[slice]:
     return (slice(start, min(start + height, n_rows)) for start in range(0, n_rows, height))
+
+
+def bands(size: int) -> Iterator[slice]:
+    """Low chunks of the rows of a triangle, which leave out most of what is above the diagonal."""
+    return _slices(size, max(1, math.isqrt(CONFIG.temporary) // 4))
 
 
 def even_rows(n_rows: int, at_most: int, device: torch.device) -> Tensor:
@@ -282,7 +287,7 @@ def weighted_gram(columns: Tensor, weight: Tensor) -> Tensor:
 
 def add_lower_product(result: Tensor, left: Tensor, right: Tensor) -> None:
     """Add ``left @ right``, known to be symmetric, to the lower triangle of ``result``; the rest is not defined."""
-    for rows in _slices(len(result), max(1, math.isqrt(CONFIG.temporary) // 4)):
+    for rows in bands(len(result)):
         result[rows, : rows.stop].addmm_(left[rows], right[:, : rows.stop])
 
 

@@ -12,8 +12,8 @@ class MapConfig:
     Parameters
     ----------
     temporary : int, default=2**18
-        Numbers of a temporary on a CPU, which then stays in the cache: 2 MiB in float64. Products along the rows take
-        as many rows as such a square has at least. Fewer mean more calls.
+        Numbers of a temporary on a CPU, which then stays in the cache: 2 MiB in float64. Fewer mean more calls. In
+        products along the rows it has four times as many, or as many rows as a square of so many numbers.
     temporary_on_device : int, default=2**24
         The same on an accelerator, where calls take longer: 128 MiB in float64.
     line : int, default=16

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -62,12 +64,15 @@ class DenseMap(LinearMap):
         smallest, largest = torch.aminmax(self.data)
         return max(-float(smallest), float(largest))
 
+    def _chunks(self) -> Iterator[slice]:
+        return row_chunks(self.n_samples, self._rows.shape[1], self.device)
+
     def matvec(self, coef: Tensor) -> Tensor:
         columns = as_rows(coef.reshape(-1, coef.shape[-1]))
         if coef.dtype == self.dtype:
             return as_rows(columns @ self._rows.T)
         result = coef.new_empty((self.n_samples, coef.shape[-1]))
-        for rows in row_chunks(*self._rows.shape, self.device):
+        for rows in self._chunks():
             result[rows] = (columns @ self._rows[rows].to(coef.dtype).T).T
         return result
 
@@ -78,7 +83,7 @@ class DenseMap(LinearMap):
         if whole and values.dtype == self.dtype:
             return as_rows(columns @ self._rows).reshape(*self.feature_shape, -1)
         result = values.new_zeros((len(columns), self._rows.shape[1]))
-        for rows in row_chunks(*self._rows.shape, self.device):
+        for rows in self._chunks():
             result.addmm_(columns[:, rows], self._rows[rows].to(values.dtype))
         return as_rows(result).reshape(*self.feature_shape, -1)
 
@@ -89,7 +94,7 @@ class DenseMap(LinearMap):
     def centered(self, weight: Tensor, dtype: torch.dtype) -> DenseMap:
         mean = self.rmatvec(weight[:, None]).flatten()
         result = torch.empty_like(self._rows, dtype=dtype)
-        for rows in row_chunks(*self._rows.shape, self.device):
+        for rows in self._chunks():
             result[rows] = self._rows[rows] - mean
         return DenseMap(result.view_as(self.data))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -48,11 +48,12 @@ class DerivedMap(LinearMap, Generic[_Base]):
         return self.base.largest()
 
     def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> LinearMap:
-        base = self.base.to(dtype, device)
+        base: Any = self.base.to(dtype, device)
         return self if base is self.base else type(self)(base)
 
     def rows(self, index: Tensor | slice) -> LinearMap:
-        return type(self)(self.base.rows(index))
+        base: Any = self.base.rows(index)
+        return type(self)(base)
 
 
 class RoundedMap(DerivedMap[LinearMap]):

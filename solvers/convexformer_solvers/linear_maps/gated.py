@@ -10,7 +10,7 @@ from torch import Tensor
 
 from convexformer_solvers.validation import check_tensor
 
-from .base import as_rows, row_chunks, tall_chunks
+from .base import as_rows, bands, row_chunks, tall_chunks
 from .dense import DenseMap
 from .derived import DerivedMap
 
@@ -137,7 +137,7 @@ class GatedMap(DerivedMap[DenseMap]):
             scaled, uneven = mask * scale[here], scale[here] != 1  # where it is 1 the units do not matter
             along = mask[:, uneven] * (data @ units[here][uneven].T)
             scaled_along = along * (1 - scale[here][uneven])
-            for rows in tall_chunks(self.n_samples, self.n_samples):
+            for rows in bands(self.n_samples):
                 product = (scaled[rows] @ mask[: rows.stop].T).mul_(data[rows] @ data[: rows.stop].T)
                 result[rows, : rows.stop] += product.addmm_(scaled_along[rows], along[: rows.stop].T)
         return result

@@ -20,7 +20,6 @@ class Squared(Loss):
 
     Examples
     --------
-    >>> import torch
     >>> Squared().value(torch.tensor([[3.0]]), torch.tensor([[1.0]]))
     tensor([2.])
     """
@@ -79,7 +78,6 @@ class Huber(Loss):
 
     Examples
     --------
-    >>> import torch
     >>> Huber(delta=1.0).value(torch.tensor([[0.5], [3.0]]), torch.zeros(2, 1))
     tensor([0.1250, 2.5000])
     """
@@ -156,7 +154,6 @@ class Poisson(Loss):
 
     Examples
     --------
-    >>> import torch
     >>> Poisson().value(torch.tensor([[0.0], [1.0]]), torch.tensor([[1.0], [2.0]])).round(decimals=4)
     tensor([0.0000, 0.1046])
     """

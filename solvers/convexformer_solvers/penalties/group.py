@@ -22,7 +22,6 @@ class GroupL2(Penalty):
 
     Examples
     --------
-    >>> import torch
     >>> GroupL2().value(torch.tensor([[[3.0], [4.0]]]))
     tensor(5.)
     """
@@ -106,7 +105,6 @@ class GroupNuclear(Penalty):
 
     Examples
     --------
-    >>> import torch
     >>> GroupNuclear().value(torch.eye(2)[None])
     tensor(2.)
     """

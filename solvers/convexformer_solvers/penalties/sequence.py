@@ -53,7 +53,6 @@ class RowStochastic(Penalty):
 
     Examples
     --------
-    >>> import torch
     >>> coef = torch.zeros(2, 3, 1, 2)  # three tokens of width 1, two target rows of one output
     >>> coef[0, :, 0, 0], coef[0, :, 0, 1] = torch.tensor([2.0, 1, 0]), torch.tensor([0.0, 0, 3])
     >>> RowStochastic(n_targets=2).value(coef)
@@ -187,7 +186,6 @@ class PerTarget(Penalty):
 
     Examples
     --------
-    >>> import torch
     >>> from convexformer_solvers import GroupNuclear
     >>> coef = torch.cat([torch.eye(2), torch.eye(2)], dim=1)[None]  # one token of width 2, two rows of two outputs
     >>> PerTarget(GroupNuclear(), n_targets=2).value(coef)
