@@ -106,26 +106,3 @@ def check_kind(name: str, value: Any, kind: type, example: str) -> None:
     """
     if not isinstance(value, kind):
         raise TypeError(f"{name} must be a {kind.__name__}, as {example} makes one, got {value!r}")
-
-
-def take_old_names(cls: type, **new_names: str) -> None:
-    """Give a class that sets an attribute under its former name the attribute under its present one.
-
-    Parameters
-    ----------
-    cls : type
-        A class as its author wrote it.
-    **new_names : str
-        Former name to present name.
-
-    Examples
-    --------
-    >>> class Mine:
-    ...     separable = False
-    >>> take_old_names(Mine, separable="output_separable")
-    >>> Mine.output_separable
-    False
-    """
-    for old, new in new_names.items():
-        if old in vars(cls):
-            setattr(cls, new, vars(cls)[old])

@@ -13,8 +13,6 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from convexformer_solvers.validation import take_old_names
-
 from .intercept import LossAtIntercepts, best_intercept
 
 
@@ -49,21 +47,16 @@ class Loss(ABC):
     --------
     The logarithm of the hyperbolic cosine of residuals, which every solver of smooth losses takes from here:
 
-    >>> import math, torch
     >>> from convexformer_solvers import Loss, check_loss
     >>> class LogCosh(Loss):
     ...     smoothness, of_residual, smooth_curvature = 1.0, True, True
-    ...
     ...     def value(self, pred, y):
     ...         size = (pred - y).abs()
     ...         return (size + torch.nn.functional.softplus(-2 * size) - math.log(2)).sum(1)
-    ...
     ...     def gradient(self, pred, y):
     ...         return torch.tanh(pred - y)
-    ...
     ...     def hessian_product(self, pred, y, direction):
     ...         return (1 - torch.tanh(pred - y) ** 2) * direction
-    ...
     ...     def conjugate(self, u, y):
     ...         inside = (torch.xlogy(1 + u, 1 + u) + torch.xlogy(1 - u, 1 - u)) / 2 + u * y
     ...         return torch.where(u.abs() <= 1, inside, math.inf).sum(1)
@@ -77,10 +70,6 @@ class Loss(ABC):
     of_residual: ClassVar[bool] = False
     shift_invariant: ClassVar[bool] = False
     smooth_curvature: ClassVar[bool] = False
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        take_old_names(cls, separable="output_separable")
 
     @property
     @abstractmethod
@@ -100,14 +89,7 @@ class Loss(ABC):
         """Hessian of each sample's loss times a direction of its own, shape (N, c)."""
 
     def defines(self, method: str) -> bool:
-        """Whether this loss has the optional method of that name, as ``'conjugate'``, and not the one of ``Loss``.
-
-        Examples
-        --------
-        >>> from convexformer_solvers import get_loss
-        >>> get_loss('squared').defines('conjugate')
-        True
-        """
+        """Whether this loss has the optional method of that name, as ``'conjugate'``, and not the one of ``Loss``."""
         return getattr(type(self), method, None) is not getattr(Loss, method, None)
 
     def conjugate(self, u: Tensor, y: Tensor) -> Tensor:
@@ -144,12 +126,7 @@ class Loss(ABC):
     def expression(self, pred: Any, y: Any, weight: Any) -> Any:
         """cvxpy expression of ``sum_i weight_i l(pred_i, y_i)``, a scalar, which the solver ``"exact"`` needs.
 
-        `pred` is a cvxpy expression of shape (N, c), `y` and `weight` are arrays.
-
-        Raises
-        ------
-        NotImplementedError
-            If the loss has none.
+        `pred` is a cvxpy expression of shape (N, c), `y` and `weight` are arrays. ``NotImplementedError`` by default.
         """
         raise NotImplementedError(f"{type(self).__name__} has no method 'expression', which the solver 'exact' needs")
 
@@ -165,12 +142,8 @@ class Loss(ABC):
         """Hessian of the weighted loss in an intercept shared by all samples, shape (c, c)."""
         if self.output_separable:
             return torch.diag(weight @ self.hessian_product(pred, y, torch.ones_like(pred)))
-        columns = []
-        for k in range(pred.shape[1]):
-            direction = torch.zeros_like(pred)
-            direction[:, k] = 1.0
-            columns.append(weight @ self.hessian_product(pred, y, direction))
-        return torch.stack(columns)
+        units = torch.eye(pred.shape[1], dtype=pred.dtype, device=pred.device)
+        return torch.stack([weight @ self.hessian_product(pred, y, unit.expand_as(pred)) for unit in units])
 
     def tail_length(self, pred: Tensor, y: Tensor, weight: Tensor) -> float:
         """How many times as wide a quadratic part around zero must be to hold half of the samples by weight.
@@ -183,12 +156,7 @@ class Loss(ABC):
         r"""Loss and targets, shape (N, c), of a proximal step in the dual: the quadratic part is `width` times as wide.
 
         One over `width` times the loss is, up to a constant, :math:`\max_u u'f - l^*(u) - \frac{w - 1}2 \|u - v\|^2`
-        with the slopes ``v`` of shape (N, c) and the width ``w``, at least 1.
-
-        Raises
-        ------
-        NotImplementedError
-            If the loss has no linear parts.
+        with the slopes ``v`` of shape (N, c) and the width ``w``, at least 1. ``NotImplementedError`` by default.
         """
         raise NotImplementedError(f"{self!r} has no linear parts")
 
@@ -202,8 +170,5 @@ class Loss(ABC):
         return limit.clamp(max=1.0)
 
     def best_intercept(self, pred: Tensor, y: Tensor, weight: Tensor, start: Tensor | None = None) -> Tensor:
-        """Minimiser over ``b``, shape (c,), of ``sum_i weight_i l(pred_i + b, y_i)``, by damped Newton steps.
-
-        They begin at `start`, by default zeros or what centres the predictions.
-        """
+        """Minimiser over ``b``, shape (c,), of ``sum_i weight_i l(pred_i + b, y_i)``, from `start` on."""
         return best_intercept(LossAtIntercepts(self, pred, y, weight), start)
