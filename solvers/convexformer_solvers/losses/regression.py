@@ -27,10 +27,7 @@ class Squared(Loss):
     quadratic = True
     of_residual = True
     smooth_curvature = True
-
-    @property
-    def smoothness(self) -> float:
-        return 1.0
+    smoothness = 1.0
 
     def value(self, pred: Tensor, y: Tensor) -> Tensor:
         return 0.5 * (pred - y).square().sum(1)
@@ -55,8 +52,7 @@ class Squared(Loss):
         along, square = weight @ (theta * y), weight @ theta.square()
         if limit.ndim == 0:
             along, square = along.sum(), square.sum()
-        best = torch.where(square > 0, along / square, torch.zeros_like(square))
-        return torch.minimum(best.clamp(min=0.0), limit)
+        return torch.minimum(torch.where(square > 0, along / square, 0.0).clamp(min=0.0), limit)
 
     def best_intercept(self, pred: Tensor, y: Tensor, weight: Tensor, start: Tensor | None = None) -> Tensor:
         return weight @ (y - pred)
@@ -90,9 +86,7 @@ class Huber(Loss):
         if not (is_real(self.delta) and self.delta > 0 and math.isfinite(self.delta)):
             raise ValueError(f"delta must be positive and finite, got {self.delta!r}")
 
-    @property
-    def smoothness(self) -> float:
-        return 1.0
+    smoothness = 1.0
 
     def value(self, pred: Tensor, y: Tensor) -> Tensor:
         residual = (pred - y).abs()
@@ -106,8 +100,7 @@ class Huber(Loss):
         return direction * ((pred - y).abs() <= self.delta)
 
     def conjugate(self, u: Tensor, y: Tensor) -> Tensor:
-        finite = 0.5 * u.square() + u * y
-        return torch.where(u.abs() <= self.delta, finite, math.inf).sum(1)
+        return torch.where(u.abs() <= self.delta, 0.5 * u.square() + u * y, math.inf).sum(1)
 
     def tail_length(self, pred: Tensor, y: Tensor, weight: Tensor) -> float:
         residual, order = (pred - y).abs().sort(dim=0)
@@ -135,14 +128,13 @@ class Huber(Loss):
         slopes = torch.cat([torch.full_like(kinks[:1], -self.delta), slopes])
         last = ((slopes <= 0).sum(0, keepdim=True) - 1).clamp(max=len(kinks) - 2)
         kink, slope, rate = (values.gather(0, last)[0] for values in (kinks, slopes, rates))
-        best = torch.where(rate > 0, kink - slope / rate, kink)
-        # The rounding of the kinks is that of delta, beside which targets may be small: it is within the residuals, and
-        # a Newton step takes most of it away.
-        best = best.clamp(residual.amin(0), residual.amax(0))
-        slope = weight @ self.gradient(best - residual, torch.zeros_like(residual))
+        best = torch.where(rate > 0, kink - slope / rate, kink).clamp(residual.amin(0), residual.amax(0))
+        # A Newton step takes away most of the rounding of the kinks, that of delta, beside which targets may be small.
+        zero = torch.zeros_like(residual)
+        slope = weight @ self.gradient(best - residual, zero)
         curvature = weight @ (best - residual).abs().le(self.delta).double()
         refined = torch.where(curvature > 0, best - slope / curvature, best)
-        better = (weight @ self.gradient(refined - residual, torch.zeros_like(residual))).abs() < slope.abs()
+        better = (weight @ self.gradient(refined - residual, zero)).abs() < slope.abs()
         return torch.where(better, refined, best).to(pred)
 
 
@@ -159,10 +151,7 @@ class Poisson(Loss):
     """
 
     smooth_curvature = True
-
-    @property
-    def smoothness(self) -> float:
-        return math.inf
+    smoothness = math.inf
 
     def magnitude(self, y: Tensor) -> Tensor:
         return (1 + y + torch.xlogy(y, y).abs()).sum(1)
@@ -189,10 +178,8 @@ class Poisson(Loss):
         return pred.exp() * direction
 
     def conjugate(self, u: Tensor, y: Tensor) -> Tensor:
-        s = u + y
-        inside = s >= 0
-        s = s.clamp(min=0)
-        return torch.where(inside, torch.xlogy(s, s) - s - torch.xlogy(y, y) + y, math.inf).sum(1)
+        s = (u + y).clamp(min=0)
+        return torch.where(u + y >= 0, torch.xlogy(s, s) - s - torch.xlogy(y, y) + y, math.inf).sum(1)
 
     def expression(self, pred: Any, y: Any, weight: Any) -> Any:
         import cvxpy as cp
