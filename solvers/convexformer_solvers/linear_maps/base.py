@@ -248,8 +248,7 @@ def as_rows(columns: Tensor) -> Tensor:
 
 def row_chunks(n_rows: int, n_columns: int, device: torch.device) -> Iterator[slice]:
     """Chunks of the rows for a product with few columns."""
-    numbers = CONFIG.temporary if device.type == "cpu" else CONFIG.temporary_on_device
-    return _slices(n_rows, max(1, numbers // max(1, n_columns)))
+    return _slices(n_rows, max(1, CONFIG.limit(device) // max(1, n_columns)))
 
 
 def tall_chunks(n_rows: int, n_columns: int) -> Iterator[slice]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 
 @dataclass(frozen=True)
 class MapConfig:
@@ -27,6 +29,10 @@ class MapConfig:
     temporary_on_device: int = 2**24
     line: int = 16
     trial: int = 256
+
+    def limit(self, device: torch.device) -> int:
+        """Numbers of a temporary on a device."""
+        return self.temporary if device.type == "cpu" else self.temporary_on_device
 
 
 CONFIG = MapConfig()
