@@ -69,12 +69,12 @@ class LinearMap(ABC):
         """The map of some of the samples, given by their positions or as a slice (which copies nothing)."""
 
     @abstractmethod
-    def as_matrix(self) -> Tensor:
-        """The ``(N, prod(feature_shape))`` matrix. Only for exact solvers at small scale."""
-
-    @abstractmethod
     def columns(self, blocks: Tensor) -> Tensor:
         """Columns of some blocks, shape ``(N, n_blocks, d)``."""
+
+    def as_matrix(self) -> Tensor:
+        """The ``(N, prod(feature_shape))`` matrix. Only for exact solvers at small scale."""
+        return self.columns(torch.arange(self._n_blocks, device=self.device)).flatten(1)
 
     @property
     def n_stored(self) -> int:
@@ -119,8 +119,8 @@ class LinearMap(ABC):
     def kernel(self, blocks: Tensor, scale: Tensor, units: Tensor) -> Tensor:
         """``(N, N)`` matrix ``sum_b A_b (s_b I + (1 - s_b) u_b u_b') A_b'`` over some blocks.
 
-        `scale`, the ``s_b``, has shape (n_blocks,), `units`, the unit vectors ``u_b``, (n_blocks, d). The result is in
-        the precision of `scale`; only its lower triangle counts, the rest is not defined.
+        `scale`, the ``s_b``, has shape (n_blocks,), `units`, unit vectors, (n_blocks, d). The result is in the
+        precision of `scale`; only its lower triangle is defined.
         """
         result = scale.new_zeros((self.n_samples, self.n_samples))
         per_chunk = max(1, _tall(self.n_samples) // units.shape[1])
@@ -133,7 +133,7 @@ class LinearMap(ABC):
         return result
 
     def full_kernel(self, dtype: torch.dtype) -> Tensor:
-        """``(N, N)`` matrix ``A A'``, of which only the lower triangle counts; a new tensor of a precision."""
+        """``(N, N)`` matrix ``A A'``, of which only the lower triangle is defined; a new tensor of a precision."""
         ones = torch.ones(self._n_blocks, dtype=dtype, device=self.device)
         blocks = torch.arange(self._n_blocks, device=self.device)
         return self.kernel(blocks, ones, ones.new_zeros((self._n_blocks, self.feature_shape[-1])))
@@ -165,9 +165,8 @@ class LinearMap(ABC):
         `blocks` do not decrease and may repeat; `units`, of shape (n_blocks, d), are the coefficients of each.
         """
         result = units.new_empty((len(blocks), self.n_samples))
-        distinct, counts = blocks.unique_consecutive(return_counts=True)
-        of_block = counts.tolist()
-        for block, unit, part in zip(distinct.tolist(), units.split(of_block), result.split(of_block), strict=True):
+        distinct, counts = (part.tolist() for part in blocks.unique_consecutive(return_counts=True))
+        for block, unit, part in zip(distinct, units.split(counts), result.split(counts), strict=True):
             torch.mm(unit, self._block(block).to(units.dtype).T, out=part)
         return result
 
@@ -188,8 +187,8 @@ class LinearMap(ABC):
     def gram(self, left: Tensor, right: Tensor, weight: Tensor, center: Tensor | None = None) -> Tensor:
         """``A_left' diag(weight) A_right`` of some blocks' columns, shape ``(n_left d, n_right d)``.
 
-        Rows are read in chunks, so that no copy of the columns is made; computed in the precision of `weight`. With a
-        `center` of shape ``(n_blocks, d)`` for all blocks its numbers are taken from the columns first.
+        In the precision of `weight`, without a copy of the columns. A `center` of shape ``(n_blocks, d)``, for all
+        blocks, is subtracted from the columns first.
         """
         d = self.feature_shape[-1]
         result = weight.new_zeros((len(left) * d, len(right) * d))
@@ -210,10 +209,9 @@ class LinearMap(ABC):
         return mirrored(result) if left is right else result
 
     def squared_norm(self, weight: Tensor, center: bool = False, n_steps: int = 20) -> float:
-        """Largest eigenvalue of ``A' diag(weight) A``, estimated from below by power iteration.
+        """Largest eigenvalue of ``A' diag(weight) A`` from below by power iteration; twenty steps give two digits.
 
         With `center` the weighted mean over samples is subtracted from the columns of ``A``; the weights then sum to 1.
-        Twenty steps give about two digits, enough for a first step size that a step search corrects.
         """
         generator = torch.Generator().manual_seed(0)
         vector = torch.randn((*self.feature_shape, 1), generator=generator, dtype=weight.dtype).to(weight.device)
@@ -223,21 +221,14 @@ class LinearMap(ABC):
             if norm == 0.0 or not math.isfinite(norm):
                 break
             values = self.matvec(vector / norm)
-            if center:
-                values = values - weight @ values
+            values = values - weight @ values if center else values
             vector = self.rmatvec(weight[:, None] * values)
             value = float(torch.linalg.vector_norm(vector))
         return value
 
 
 def nonzero_blocks(coef: Tensor) -> Tensor:
-    """Which blocks of coefficients are not all zero, shape ``(n_blocks,)``.
-
-    Examples
-    --------
-    >>> nonzero_blocks(torch.tensor([[[0.0], [2.0]], [[0.0], [0.0]]]))
-    tensor([ True, False])
-    """
+    """Which blocks of coefficients are not all zero, shape ``(n_blocks,)``."""
     return coef.reshape(-1, *coef.shape[-2:]).flatten(1).any(dim=1)
 
 

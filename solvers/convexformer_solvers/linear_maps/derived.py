@@ -13,13 +13,7 @@ _Base = TypeVar("_Base", bound=LinearMap)
 
 
 class DerivedMap(LinearMap, Generic[_Base]):
-    """Another map but for what a subclass defines; its data are neither copied nor doubled.
-
-    Parameters
-    ----------
-    base : LinearMap
-        The other map.
-    """
+    """Another map `base` but for what a subclass defines; its data are neither copied nor doubled."""
 
     def __init__(self, base: _Base) -> None:
         self.base = base
@@ -61,11 +55,6 @@ class RoundedMap(DerivedMap[LinearMap]):
 
     Half the time of products that convert float32 data, for whom six digits of float64 numbers will do.
 
-    Parameters
-    ----------
-    base : LinearMap
-        The other map.
-
     Examples
     --------
     >>> from convexformer_solvers import DenseMap
@@ -94,9 +83,6 @@ class RoundedMap(DerivedMap[LinearMap]):
 
     def few(self, n_blocks: int) -> bool:
         return self.base.few(n_blocks)
-
-    def as_matrix(self) -> Tensor:
-        return self.base.as_matrix()
 
     def columns(self, blocks: Tensor) -> Tensor:
         return self.base.columns(blocks)
@@ -156,7 +142,3 @@ class SignedMap(DerivedMap[LinearMap]):
 
     def full_kernel(self, dtype: torch.dtype) -> Tensor:
         return self.base.full_kernel(dtype).mul_(2)
-
-    def as_matrix(self) -> Tensor:
-        matrix = self.base.as_matrix()
-        return torch.cat([matrix, -matrix], dim=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,10 +46,8 @@ class GatedMap(DerivedMap[DenseMap]):
         dense = DenseMap(data)
         check_tensor("masks", masks)
         if masks.ndim != 2 or masks.shape[0] != data.shape[0] or masks.dtype != torch.bool:
-            raise ValueError(
-                f"masks must be a bool array of shape ({data.shape[0]}, n_gates), "
-                f"got {masks.dtype} of shape {tuple(masks.shape)}"
-            )
+            wanted, got = f"({len(data)}, n_gates)", f"{masks.dtype} of shape {tuple(masks.shape)}"
+            raise ValueError(f"masks must be a bool array of shape {wanted}, got {got}")
         super().__init__(dense)
         self.masks = masks
 
@@ -145,7 +144,7 @@ class GatedMap(DerivedMap[DenseMap]):
     def full_kernel(self, dtype: torch.dtype) -> Tensor:
         # Every gate sees all of the data: A A' = (X X') o (M M').
         result, mask = self.base.full_kernel(dtype), self.masks.to(dtype)
-        for rows in tall_chunks(self.n_samples, self.n_samples):
+        for rows in bands(self.n_samples):
             result[rows, : rows.stop] *= mask[rows] @ mask[: rows.stop].T
         return result
 
@@ -171,9 +170,6 @@ class GatedMap(DerivedMap[DenseMap]):
         n_dense = math.prod(self.base.feature_shape[:-1])
         return blocks // n_dense, blocks % n_dense
 
-    def as_matrix(self) -> Tensor:
-        return _gated(self.base.as_matrix(), self.masks)
-
 
 def _gated(data: Tensor, mask: Tensor) -> Tensor:
     """Rows of the design, ``(height, h p)``, of data ``(height, p)`` and masks ``(height, h)``."""
@@ -181,22 +177,9 @@ def _gated(data: Tensor, mask: Tensor) -> Tensor:
 
 
 class GatedPart(DerivedMap[GatedMap]):
-    """Some blocks of a gated map, with feature shape ``(m, d)``; of their columns no copy is made.
+    """Some `blocks` of a gated map, with feature shape ``(m, d)``; of their columns no copy is made.
 
     Each dense block is multiplied for its own gates alone.
-
-    Parameters
-    ----------
-    base : GatedMap
-        The whole map.
-    blocks : Tensor of shape (m,)
-        Positions in its flattened block axes.
-
-    Examples
-    --------
-    >>> A = GatedMap(torch.ones(5, 3, 2), torch.ones(5, 4, dtype=torch.bool))
-    >>> A.restricted(torch.tensor([0, 7])).feature_shape
-    (2, 2)
     """
 
     def __init__(self, base: GatedMap, blocks: Tensor) -> None:
@@ -204,26 +187,23 @@ class GatedPart(DerivedMap[GatedMap]):
         self.blocks = blocks
         gate, dense_block = base.split(blocks)
         self._order = dense_block.argsort(stable=True)
-        # As numbers, which products of this part alone are worth; (m, N), by dense block.
+        # As numbers, (m, N), by dense block.
         self._masks = base.masks.T[gate[self._order]].to(base.dtype)
         ends = dense_block.bincount(minlength=base.base.by_block().shape[1]).cumsum(0).tolist()
-        parts = [slice(first, end) for first, end in zip([0, *ends], ends, strict=False)]
-        self._gates_of = [(k, part) for k, part in enumerate(parts) if part.start < part.stop]
+        parts = enumerate(zip([0, *ends], ends, strict=False))
+        self._gates_of = [(k, first, end) for k, (first, end) in parts if first < end]
 
     @property
     def feature_shape(self) -> tuple[int, ...]:
         return (len(self.blocks), self.base.feature_shape[-1])
 
-    def _chunks(
-        self, n_outputs: int, dtype: torch.dtype
-    ) -> Iterator[tuple[slice, Iterator[tuple[slice, Tensor]], Tensor]]:
+    def _chunks(self, n_outputs: int, dtype: torch.dtype) -> Iterator[tuple[slice, Iterator[Any], Tensor]]:
         """Row slices with, by dense block, the rows of each product and the data ``(height, d)``; and their masks."""
         data, width = self.base.base.by_block(), len(self.blocks) * n_outputs
         on_cpu = self.device.type == "cpu"
         for rows in tall_chunks(self.n_samples, width) if on_cpu else row_chunks(self.n_samples, width, self.device):
             parts = (
-                (slice(part.start * n_outputs, part.stop * n_outputs), data[rows, k].to(dtype))
-                for k, part in self._gates_of
+                (slice(*(n_outputs * end for end in ends)), data[rows, k].to(dtype)) for k, *ends in self._gates_of
             )
             yield rows, parts, self._masks[:, None, rows].to(dtype)
 
@@ -258,9 +238,6 @@ class GatedPart(DerivedMap[GatedMap]):
 
     def rows(self, index: Tensor | slice) -> GatedPart:
         return GatedPart(self.base.rows(index), self.blocks)
-
-    def as_matrix(self) -> Tensor:
-        return self.base.columns(self.blocks).flatten(1)
 
     def columns(self, blocks: Tensor) -> Tensor:
         return self.base.columns(self.blocks[blocks])

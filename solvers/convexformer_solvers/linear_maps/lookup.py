@@ -60,10 +60,8 @@ class TableMap(GatedMap):
         if tables.ndim != 3:
             raise ValueError(f"tables must have shape (n_blocks, n_rows, n_features), got {tuple(tables.shape)}")
         if symbols.ndim != 2 or symbols.shape[1] != len(tables) or symbols.dtype != torch.int64:
-            raise ValueError(
-                f"symbols must be int64 of shape (n_samples, {len(tables)}), got {symbols.dtype} "
-                f"of shape {tuple(symbols.shape)}"
-            )
+            got = f"{symbols.dtype} of shape {tuple(symbols.shape)}"
+            raise ValueError(f"symbols must be int64 of shape (n_samples, {len(tables)}), got {got}")
         if not bool(((symbols >= 0) & (symbols < tables.shape[1])).all()):
             raise ValueError(f"symbols must be below the number of rows of a table, {tables.shape[1]}")
         blocks = torch.arange(len(tables), device=tables.device)
@@ -73,19 +71,7 @@ class TableMap(GatedMap):
 
     @classmethod
     def where_it_pays(cls, data: Tensor, masks: Tensor, n_outputs: int) -> GatedMap:
-        """The gated map of `data` ``(N, B, d)``, as a table map where rows repeat so often that this takes less work.
-
-        Parameters
-        ----------
-        data, masks : Tensor
-            As of ``GatedMap``, with one block axis.
-        n_outputs : int
-            Outputs of the products to be taken.
-
-        Returns
-        -------
-        GatedMap
-        """
+        """The gated map of data ``(N, B, d)`` for products of so many outputs, with tables where that is less work."""
         plain = GatedMap(data, masks)
         found = _tables(data)
         if found is None:
@@ -119,27 +105,14 @@ class TableMap(GatedMap):
         return torch.stack([self._coef_part(block, sums) for block, sums in self._sums_by_row(values)], 1)
 
     def table_gradient(self, coef: Tensor, values: Tensor) -> Tensor:
-        """Gradient of ``sum(values * (A coef))`` with respect to the tables, the masks held; shape ``(B, V, d)``.
-
-        Parameters
-        ----------
-        coef : Tensor of shape (h, B, d, c)
-            Coefficients.
-        values : Tensor of shape (N, c)
-            One row per sample.
-        """
+        """Gradient of ``sum(values * (A coef))`` with respect to the tables, the masks held; shape ``(B, V, d)``."""
         return torch.stack([_table_part(coef[:, block], sums) for block, sums in self._sums_by_row(values)])
 
     def gradients(self, coef: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """``rmatvec(values)`` and ``table_gradient(coef, values)``, whose sums over samples are the same."""
-        of_coef, of_tables = zip(
-            *(
-                (self._coef_part(block, sums), _table_part(coef[:, block], sums))
-                for block, sums in self._sums_by_row(values)
-            ),
-            strict=True,
-        )
-        return torch.stack(of_coef, 1), torch.stack(of_tables)
+        sums = list(self._sums_by_row(values))
+        of_coef = torch.stack([self._coef_part(*part) for part in sums], 1)
+        return of_coef, torch.stack([_table_part(coef[:, block], part) for block, part in sums])
 
     def _sums_by_row(self, values: Tensor) -> Iterator[tuple[int, Tensor]]:
         """Each block and the sums ``(V, h, c)`` of `values` over the samples that have a row and pass a gate."""
@@ -167,11 +140,9 @@ def _product_work(tables: Tensor, heights: list[int], masks: Tensor, n_outputs: 
     """Work of a product with tables of which a row occurs so many times at most, one number for each table."""
     _, n_rows, d = tables.shape
     n_samples, n_gates = masks.shape
-    work = 0.0
-    for height in heights:
-        by_row = 2.0 * n_rows * n_gates * n_outputs * (d + height)
-        work += by_row + 2 * rates.work_of_a_read * (n_rows * n_gates * (n_outputs + height) + n_samples * n_outputs)
-    return work
+    operations = sum(2.0 * n_rows * n_gates * n_outputs * (d + height) for height in heights)
+    reads = sum(n_rows * n_gates * (n_outputs + height) + n_samples * n_outputs for height in heights)
+    return operations + 2 * rates.work_of_a_read * reads
 
 
 def _table_part(coef: Tensor, sums: Tensor) -> Tensor:

@@ -15,16 +15,9 @@ _ROUNDING = 8  # of sums, in units of the machine precision
 
 
 class LossAtIntercepts:
-    """A weighted mean loss as a function of an intercept ``b`` that is added to the predictions of all samples.
+    """A weighted mean loss as a function of an intercept ``b`` of shape (c,), added to the predictions of all samples.
 
-    Parameters
-    ----------
-    loss : Loss
-        The loss.
-    pred, y : Tensor of shape (N, c)
-        Predictions and targets.
-    weight : Tensor of shape (N,)
-        Weights, summing to 1.
+    Predictions and targets have shape (N, c), the weights sum to 1.
     """
 
     def __init__(self, loss: Loss, pred: Tensor, y: Tensor, weight: Tensor) -> None:
@@ -64,8 +57,7 @@ class LossAtIntercepts:
 class SoftmaxAtIntercepts(LossAtIntercepts):
     """The same for the softmax cross-entropy, whose exponentials of the predictions serve all intercepts.
 
-    With them at hand a value is a product of an ``(N, c)`` matrix with a vector, a gradient another, and a Hessian one
-    product of ``c`` columns.
+    With them a value is a product of an ``(N, c)`` matrix with a vector, a gradient another.
     """
 
     def __init__(self, loss: Loss, pred: Tensor, y: Tensor, weight: Tensor) -> None:
@@ -109,19 +101,7 @@ class SoftmaxAtIntercepts(LossAtIntercepts):
 
 
 def best_intercept(at: LossAtIntercepts, start: Tensor | None = None) -> Tensor:
-    """Minimiser of a mean loss over intercepts, shape ``(c,)``.
-
-    Parameters
-    ----------
-    at : LossAtIntercepts
-        The mean loss.
-    start : Tensor of shape (c,), optional
-        A first guess that saves steps.
-
-    Returns
-    -------
-    Tensor
-    """
+    """Minimiser of a mean loss over intercepts, shape ``(c,)``; a good `start` saves steps."""
     eps = torch.finfo(at.pred.dtype).eps
     # Far from the predictions a loss is flat or steep, and Newton steps from there are useless.
     guesses = [torch.zeros_like(at.pred[0]) if start is None else start, -(at.weight @ at.pred)]

@@ -12,6 +12,7 @@ from torch import Tensor
 from convexformer_solvers.validation import is_real
 
 from .base import Loss
+from .intercept import LossAtIntercepts, best_intercept
 
 
 @dataclass(frozen=True)
@@ -130,12 +131,7 @@ class Huber(Loss):
         kink, slope, rate = (values.gather(0, last)[0] for values in (kinks, slopes, rates))
         best = torch.where(rate > 0, kink - slope / rate, kink).clamp(residual.amin(0), residual.amax(0))
         # A Newton step takes away most of the rounding of the kinks, that of delta, beside which targets may be small.
-        zero = torch.zeros_like(residual)
-        slope = weight @ self.gradient(best - residual, zero)
-        curvature = weight @ (best - residual).abs().le(self.delta).double()
-        refined = torch.where(curvature > 0, best - slope / curvature, best)
-        better = (weight @ self.gradient(refined - residual, zero)).abs() < slope.abs()
-        return torch.where(better, refined, best).to(pred)
+        return best_intercept(LossAtIntercepts(self, -residual, torch.zeros_like(residual), weight), best).to(pred)
 
 
 @dataclass(frozen=True)
