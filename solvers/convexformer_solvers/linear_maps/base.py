@@ -140,13 +140,21 @@ class LinearMap(ABC):
 
     def matvec_blocks(self, blocks: Tensor, coef: Tensor) -> Tensor:
         """Predictions ``(N, c)`` of coefficients ``(n_blocks, d, c)`` on some blocks, zero elsewhere."""
-        full = coef.new_zeros((self._n_blocks, *coef.shape[1:]))
-        full[blocks] = coef
-        return self.matvec(full.reshape(*self.feature_shape, coef.shape[-1]))
+        if not self.few(len(blocks)):
+            full = coef.new_zeros((self._n_blocks, *coef.shape[1:]))
+            full[blocks] = coef
+            return self.matvec(full.reshape(*self.feature_shape, coef.shape[-1]))
+        result = coef.new_zeros((coef.shape[-1], self.n_samples))
+        for block, part in zip(blocks.tolist(), coef, strict=True):
+            result.addmm_(as_rows(part), self._block(block).to(coef.dtype).T)
+        return as_rows(result)
 
     def rmatvec_blocks(self, blocks: Tensor, values: Tensor) -> Tensor:
         """Part ``(n_blocks, d, c)`` of the adjoint that belongs to some blocks."""
-        return self.rmatvec(values).reshape(-1, self.feature_shape[-1], values.shape[1])[blocks]
+        if len(blocks) == 0 or not self.few(len(blocks)):
+            return self.rmatvec(values).reshape(-1, self.feature_shape[-1], values.shape[1])[blocks]
+        columns = as_rows(values)
+        return torch.stack([columns @ self._block(k).to(values.dtype) for k in blocks.tolist()]).mT.contiguous()
 
     def few(self, n_blocks: int) -> bool:
         """Whether products with so many blocks take less time one by one than those with all blocks together."""

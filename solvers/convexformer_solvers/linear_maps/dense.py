@@ -35,30 +35,18 @@ class DenseMap(LinearMap):
     torch.Size([5, 1])
     """
 
+    n_samples = property(lambda self: self.data.shape[0])
+    feature_shape = property(lambda self: tuple(self.data.shape[1:]))
+    dtype = property(lambda self: self.data.dtype)
+    device = property(lambda self: self.data.device)
+
     def __init__(self, data: Tensor) -> None:
         check_tensor("data", data)
         if data.ndim < 2:
-            raise ValueError(
-                f"data must have at least two dimensions (samples, ..., features), got shape {tuple(data.shape)}"
-            )
+            wanted = "at least two dimensions (samples, ..., features)"
+            raise ValueError(f"data must have {wanted}, got shape {tuple(data.shape)}")
         self._rows = data.flatten(1)
         self.data = self._rows.view(data.shape)  # not a second copy where the rows are one
-
-    @property
-    def n_samples(self) -> int:
-        return self.data.shape[0]
-
-    @property
-    def feature_shape(self) -> tuple[int, ...]:
-        return tuple(self.data.shape[1:])
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.data.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.data.device
 
     def largest(self) -> float:
         smallest, largest = torch.aminmax(self.data)
@@ -107,21 +95,6 @@ class DenseMap(LinearMap):
 
     def _block(self, position: int) -> Tensor:
         return self.by_block()[:, position]
-
-    def matvec_blocks(self, blocks: Tensor, coef: Tensor) -> Tensor:
-        if not self.few(len(blocks)):
-            return super().matvec_blocks(blocks, coef)
-        result = coef.new_zeros((coef.shape[-1], self.n_samples))
-        for position, part in zip(blocks.tolist(), coef, strict=True):
-            result.addmm_(as_rows(part), self._block(position).to(coef.dtype).T)
-        return as_rows(result)
-
-    def rmatvec_blocks(self, blocks: Tensor, values: Tensor) -> Tensor:
-        if len(blocks) == 0 or not self.few(len(blocks)):
-            return super().rmatvec_blocks(blocks, values)
-        columns = as_rows(values)
-        parts = [columns @ self._block(position).to(values.dtype) for position in blocks.tolist()]
-        return torch.stack(parts).mT.contiguous()
 
     def columns(self, blocks: Tensor) -> Tensor:
         return self.by_block().index_select(1, blocks)  # faster than by an index

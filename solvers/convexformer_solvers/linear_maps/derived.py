@@ -15,28 +15,14 @@ _Base = TypeVar("_Base", bound=LinearMap)
 class DerivedMap(LinearMap, Generic[_Base]):
     """Another map `base` but for what a subclass defines; its data are neither copied nor doubled."""
 
+    n_samples = property(lambda self: self.base.n_samples)
+    feature_shape = property(lambda self: self.base.feature_shape)
+    dtype = property(lambda self: self.base.dtype)
+    device = property(lambda self: self.base.device)
+    n_stored = property(lambda self: self.base.n_stored)
+
     def __init__(self, base: _Base) -> None:
         self.base = base
-
-    @property
-    def n_samples(self) -> int:
-        return self.base.n_samples
-
-    @property
-    def feature_shape(self) -> tuple[int, ...]:
-        return self.base.feature_shape
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.base.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.base.device
-
-    @property
-    def n_stored(self) -> int:
-        return self.base.n_stored
 
     def largest(self) -> float:
         return self.base.largest()

@@ -110,9 +110,9 @@ class TableMap(GatedMap):
 
     def gradients(self, coef: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """``rmatvec(values)`` and ``table_gradient(coef, values)``, whose sums over samples are the same."""
-        sums = list(self._sums_by_row(values))
-        of_coef = torch.stack([self._coef_part(*part) for part in sums], 1)
-        return of_coef, torch.stack([_table_part(coef[:, block], part) for block, part in sums])
+        parts = [(self._coef_part(b, sums), _table_part(coef[:, b], sums)) for b, sums in self._sums_by_row(values)]
+        of_coef, of_tables = zip(*parts, strict=True)
+        return torch.stack(of_coef, 1), torch.stack(of_tables)
 
     def _sums_by_row(self, values: Tensor) -> Iterator[tuple[int, Tensor]]:
         """Each block and the sums ``(V, h, c)`` of `values` over the samples that have a row and pass a gate."""
