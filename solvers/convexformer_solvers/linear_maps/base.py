@@ -31,6 +31,7 @@ class LinearMap(ABC):
 
     # Whether a few rows say what the others are like.
     rows_are_samples: ClassVar[bool] = True
+    _n_blocks = property(lambda self: math.prod(self.feature_shape[:-1]))
 
     @property
     @abstractmethod
@@ -90,10 +91,6 @@ class LinearMap(ABC):
     def smaller_side(self) -> int:
         """Side of the Gram matrix of all features or, where that is smaller, of all samples."""
         return min(self.n_samples, math.prod(self.feature_shape))
-
-    @property
-    def _n_blocks(self) -> int:
-        return math.prod(self.feature_shape[:-1])
 
     def _block(self, position: int) -> Tensor:
         """Columns of one block, shape ``(N, d)``, as a view where there is one."""

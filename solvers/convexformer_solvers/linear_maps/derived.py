@@ -76,9 +76,6 @@ class RoundedMap(DerivedMap[LinearMap]):
     def product_work(self, n_outputs: int) -> float:
         return self.base.product_work(n_outputs)
 
-    def gram_work(self) -> float:
-        return self.base.gram_work()
-
 
 class SignedMap(DerivedMap[LinearMap]):
     """The map ``coef -> A coef[0] - A coef[1]`` of another map ``A``: non-negative coefficients stand for any.
@@ -98,12 +95,10 @@ class SignedMap(DerivedMap[LinearMap]):
     tensor([3.])
     """
 
+    feature_shape = property(lambda self: (2, *self.base.feature_shape))
+
     def __init__(self, unsigned: LinearMap) -> None:
         super().__init__(unsigned)
-
-    @property
-    def feature_shape(self) -> tuple[int, ...]:
-        return (2, *self.base.feature_shape)
 
     def matvec(self, coef: Tensor) -> Tensor:
         return self.base.matvec(coef[0] - coef[1])

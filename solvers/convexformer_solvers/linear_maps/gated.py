@@ -42,6 +42,9 @@ class GatedMap(DerivedMap[DenseMap]):
     (4, 3, 2)
     """
 
+    feature_shape = property(lambda self: (self.masks.shape[1], *self.base.feature_shape))
+    _width = property(lambda self: math.prod(self.base.feature_shape))  # numbers of a sample
+
     def __init__(self, data: Tensor, masks: Tensor) -> None:
         dense = DenseMap(data)
         check_tensor("masks", masks)
@@ -50,15 +53,6 @@ class GatedMap(DerivedMap[DenseMap]):
             raise ValueError(f"masks must be a bool array of shape {wanted}, got {got}")
         super().__init__(dense)
         self.masks = masks
-
-    @property
-    def feature_shape(self) -> tuple[int, ...]:
-        return (self.masks.shape[1], *self.base.feature_shape)
-
-    @property
-    def _width(self) -> int:
-        """Numbers of a sample."""
-        return math.prod(self.base.feature_shape)
 
     def _narrow(self, n_outputs: int) -> bool:
         """Whether a sample has fewer numbers than outputs, so that its gated copies are cheaper than its outputs."""
@@ -90,8 +84,8 @@ class GatedMap(DerivedMap[DenseMap]):
 
     def rmatvec(self, values: Tensor) -> Tensor:
         n_gates, n_outputs, narrow = self.masks.shape[1], values.shape[1], self._narrow(values.shape[1])
-        shape = (n_gates * self._width, n_outputs) if narrow else (n_gates * n_outputs, self._width)
-        result = values.new_zeros(shape)
+        sides = (self._width, n_outputs) if narrow else (n_outputs, self._width)
+        result = values.new_zeros((n_gates * sides[0], sides[1]))
         for rows, data, mask in self._chunks(n_outputs, values.dtype):
             if narrow:
                 result.addmm_(_gated(data, mask).T, values[rows])
@@ -150,9 +144,8 @@ class GatedMap(DerivedMap[DenseMap]):
 
     def product_work(self, n_outputs: int) -> float:
         # The data are read once for all gates; what each gate makes of them, or of their products, is written and read.
-        by_gate = self.n_samples * self.masks.shape[1] * min(self._width, n_outputs)
-        operations = 2.0 * self.n_samples * self.masks.shape[1] * self._width * n_outputs
-        return max(operations + 2 * self.rates.work_of_a_read * by_gate, self.base.product_work(n_outputs))
+        of_sample = self._width * n_outputs + self.rates.work_of_a_read * min(self._width, n_outputs)
+        return max(2.0 * self.masks.numel() * of_sample, self.base.product_work(n_outputs))
 
     def gram_work(self) -> float:
         by_kernel = float(self.n_samples**2) * (self._width + self._n_blocks)  # the gates share the data's kernel
@@ -167,8 +160,7 @@ class GatedMap(DerivedMap[DenseMap]):
 
     def split(self, blocks: Tensor) -> tuple[Tensor, Tensor]:
         """Gate and position in the dense blocks of flattened positions."""
-        n_dense = math.prod(self.base.feature_shape[:-1])
-        return blocks // n_dense, blocks % n_dense
+        return blocks // self.base._n_blocks, blocks % self.base._n_blocks
 
 
 def _gated(data: Tensor, mask: Tensor) -> Tensor:
@@ -182,6 +174,8 @@ class GatedPart(DerivedMap[GatedMap]):
     Each dense block is multiplied for its own gates alone.
     """
 
+    feature_shape = property(lambda self: (len(self.blocks), self.base.feature_shape[-1]))
+
     def __init__(self, base: GatedMap, blocks: Tensor) -> None:
         super().__init__(base)
         self.blocks = blocks
@@ -192,10 +186,6 @@ class GatedPart(DerivedMap[GatedMap]):
         ends = dense_block.bincount(minlength=base.base.by_block().shape[1]).cumsum(0).tolist()
         parts = enumerate(zip([0, *ends], ends, strict=False))
         self._gates_of = [(k, first, end) for k, (first, end) in parts if first < end]
-
-    @property
-    def feature_shape(self) -> tuple[int, ...]:
-        return (len(self.blocks), self.base.feature_shape[-1])
 
     def _chunks(self, n_outputs: int, dtype: torch.dtype) -> Iterator[tuple[slice, Iterator[Any], Tensor]]:
         """Row slices with, by dense block, the rows of each product and the data ``(height, d)``; and their masks."""

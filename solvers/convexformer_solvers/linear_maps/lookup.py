@@ -67,7 +67,7 @@ class TableMap(GatedMap):
         blocks = torch.arange(len(tables), device=tables.device)
         super().__init__(tables[blocks, symbols], masks)
         self.tables, self.symbols = tables, symbols
-        self._positions = [_grouped(symbols[:, block], tables.shape[1], masks) for block in range(len(tables))]
+        self._positions = [_grouped(of_block, tables.shape[1], masks) for of_block in symbols.T]
 
     @classmethod
     def where_it_pays(cls, data: Tensor, masks: Tensor, n_outputs: int) -> GatedMap:
@@ -77,7 +77,7 @@ class TableMap(GatedMap):
         if found is None:
             return plain
         tables, symbols = found
-        heights = [int(symbols[:, block].bincount().max()) for block in range(len(tables))]
+        heights = [int(of_block.bincount().max()) for of_block in symbols.T]
         # Before it is built: where some rows are frequent and many are rare it takes far more memory than the data.
         work = _product_work(tables, heights, masks, n_outputs, plain.rates)
         return cls(tables, symbols, masks) if work < plain.product_work(n_outputs) else plain
@@ -168,15 +168,11 @@ def _grouped(symbols: Tensor, n_rows: int, masks: Tensor) -> _Position:
 
 def _tables(data: Tensor) -> tuple[Tensor, Tensor] | None:
     """Tables and symbols that the data are made of, if there are few different rows at each position."""
-    n_samples, n_blocks, d = data.shape
-    if n_samples < CONFIG.trial:
+    if len(data) < CONFIG.trial:
         return None
-    trial = data[even_rows(n_samples, CONFIG.trial, data.device)]
+    trial = data[even_rows(len(data), CONFIG.trial, data.device)]
     if any(len(rows.unique(dim=0)) > CONFIG.trial // 2 for rows in trial.unbind(1)):
         return None
-    found = [data[:, block].unique(dim=0, return_inverse=True) for block in range(n_blocks)]
-    n_rows = max(len(rows) for rows, _ in found)
-    tables = data.new_zeros((n_blocks, n_rows, d))
-    for table, (rows, _) in zip(tables, found, strict=True):
-        table[: len(rows)] = rows
+    found = [rows.unique(dim=0, return_inverse=True) for rows in data.unbind(1)]
+    tables = torch.nn.utils.rnn.pad_sequence([rows for rows, _ in found], batch_first=True)
     return tables, torch.stack([symbols for _, symbols in found], 1)

@@ -80,14 +80,13 @@ class Huber(Loss):
     """
 
     of_residual = True
+    smoothness = 1.0
 
     delta: float = 1.35
 
     def __post_init__(self) -> None:
         if not (is_real(self.delta) and self.delta > 0 and math.isfinite(self.delta)):
             raise ValueError(f"delta must be positive and finite, got {self.delta!r}")
-
-    smoothness = 1.0
 
     def value(self, pred: Tensor, y: Tensor) -> Tensor:
         residual = (pred - y).abs()
@@ -120,8 +119,8 @@ class Huber(Loss):
 
     def best_intercept(self, pred: Tensor, y: Tensor, weight: Tensor, start: Tensor | None = None) -> Tensor:
         # The slope is piecewise linear and increasing, with a kink where a residual enters or leaves the quadratic
-        # part: walk the kinks in order and interpolate where it crosses zero. Newton steps can stall between them.
-        # In double precision: beside large residuals single precision loses the two kinks of a sample in one number.
+        # part: interpolate between the kinks where it crosses zero, as Newton steps can stall there. In float64: beside
+        # large residuals float32 loses the two kinks of a sample in one number.
         weight, residual = weight.double(), y.double() - pred.double()
         kinks, order = torch.cat([residual - self.delta, residual + self.delta]).sort(dim=0)
         rates = torch.cat([weight, -weight])[order].cumsum(0)
