@@ -45,22 +45,20 @@ class Loss(ABC):
 
     Examples
     --------
-    The logarithm of the hyperbolic cosine of residuals, which every solver of smooth losses takes from here:
+    The squared loss times two, which every solver of smooth losses takes from here:
 
     >>> from convexformer_solvers import Loss, check_loss
-    >>> class LogCosh(Loss):
-    ...     smoothness, of_residual, smooth_curvature = 1.0, True, True
+    >>> class TwiceSquared(Loss):
+    ...     smoothness, of_residual, smooth_curvature = 2.0, True, True
     ...     def value(self, pred, y):
-    ...         size = (pred - y).abs()
-    ...         return (size + torch.nn.functional.softplus(-2 * size) - math.log(2)).sum(1)
+    ...         return (pred - y).square().sum(1)
     ...     def gradient(self, pred, y):
-    ...         return torch.tanh(pred - y)
+    ...         return 2 * (pred - y)
     ...     def hessian_product(self, pred, y, direction):
-    ...         return (1 - torch.tanh(pred - y) ** 2) * direction
+    ...         return 2 * direction
     ...     def conjugate(self, u, y):
-    ...         inside = (torch.xlogy(1 + u, 1 + u) + torch.xlogy(1 - u, 1 - u)) / 2 + u * y
-    ...         return torch.where(u.abs() <= 1, inside, math.inf).sum(1)
-    >>> check_loss(LogCosh())
+    ...         return (u.square() / 4 + u * y).sum(1)
+    >>> check_loss(TwiceSquared())
     """
 
     output_separable: ClassVar[bool] = True
@@ -95,8 +93,8 @@ class Loss(ABC):
     def conjugate(self, u: Tensor, y: Tensor) -> Tensor:
         """Convex conjugate ``sup_f <u, f> - l(f, y)`` of each sample's loss, shape (N,).
 
-        It is inf outside its domain, which must hold every point between zero and a gradient. The default is nan: a
-        loss without a conjugate has no certificate, and its gap is nan, never 0.
+        It is inf outside its domain, which holds every point between zero and a gradient. By default it is nan, and so
+        is the gap.
         """
         return u.new_full((u.shape[0],), math.nan)
 
@@ -107,8 +105,7 @@ class Loss(ABC):
     def mean(self, pred: Tensor) -> Tensor:
         """Mean of the target that predictions stand for (the inverse link), shape (N, c).
 
-        Of probabilistic losses with targets -1 and 1 it is the probability of 1, of softmax all probabilities, of
-        Poisson's loss the mean count; else `pred`.
+        Of probabilistic losses it is the probability of 1 or of each class; by default it is `pred`.
         """
         return pred
 
@@ -133,8 +130,8 @@ class Loss(ABC):
     def hessian_parts(self, pred: Tensor, y: Tensor) -> tuple[Tensor, Tensor | None] | None:
         """Parts ``d`` and ``v``, both of shape (N, c), of each sample's Hessian ``diag(d) - v v'``.
 
-        The second is None where the Hessian is diagonal. Optional for a loss that couples the outputs: None, the
-        default there, makes solvers take the Hessian column by column.
+        The second is None where the Hessian is diagonal. Of a loss that couples the outputs the default is None:
+        solvers then take the Hessian column by column.
         """
         return (self.hessian_product(pred, y, torch.ones_like(pred)), None) if self.output_separable else None
 

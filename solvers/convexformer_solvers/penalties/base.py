@@ -82,20 +82,19 @@ class Penalty(ABC):
 
     Examples
     --------
-    The Euclidean norms of the coefficients of each block and output, those of the second output counted twice:
+    The Euclidean norm of each block as a whole:
 
-    >>> from convexformer_solvers import GroupL2, Penalty, check_penalty
-    >>> class RankedL2(Penalty):
-    ...     rank = torch.tensor([1.0, 2.0], dtype=torch.float64)
+    >>> from convexformer_solvers import Penalty, check_penalty
+    >>> class BlockL2(Penalty):
     ...     def group_values(self, coef):
-    ...         return self.rank.to(coef) * GroupL2().group_values(coef)
-    ...     def group_dual_norms(self, coef):
-    ...         return GroupL2().group_values(coef) / self.rank.to(coef)
+    ...         return torch.linalg.vector_norm(coef, dim=(-2, -1))
+    ...     group_dual_norms = group_values
     ...     def prox(self, coef, step):
-    ...         return torch.cat([GroupL2().prox(coef[..., [k]], step * (k + 1)) for k in range(2)], -1)
+    ...         norms = self.group_values(coef)[..., None, None]
+    ...         return coef * torch.where(norms > step, 1 - step / norms, 0.0)
     ...     def right_norm(self, right):
-    ...         return right.abs() @ self.rank.to(right)
-    >>> check_penalty(RankedL2(), n_outputs=2)
+    ...         return torch.linalg.vector_norm(right, dim=1)
+    >>> check_penalty(BlockL2())
     """
 
     block_separable: ClassVar[bool] = True
@@ -135,10 +134,7 @@ class Penalty(ABC):
         raise NotImplementedError(f"{type(self).__name__} is not a sum over blocks with rank-one pieces")
 
     def expression(self, coef: Any, n_blocks: int) -> Any:
-        """The penalty for cvxpy, a convex scalar, which the solver ``exact`` needs.
-
-        `coef` is a cvxpy expression of shape ``(n_blocks * d, c)``, the blocks stacked.
-        """
+        """The penalty of a cvxpy expression of shape ``(n_blocks * d, c)``, the blocks stacked, for ``exact``."""
         raise NotImplementedError(f"{type(self).__name__} has no method 'expression', which the solver 'exact' needs")
 
     def constraints(self, coef: Any, n_blocks: int) -> list[Any]:
@@ -150,10 +146,7 @@ class Penalty(ABC):
         raise NotImplementedError(f"{type(self).__name__} has no search for the atom that violates most")
 
     def smoothed_value(self, coef: Tensor, width: float) -> Tensor:
-        """A twice differentiable convex function that is larger than the penalty, by no more than at zero.
-
-        Its excess at zero is proportional to `width`, which is positive.
-        """
+        """A twice differentiable convex bound, whose excess is largest at zero, there in proportion to `width` > 0."""
         raise NotImplementedError(f"{type(self).__name__} has no smoothed form")
 
     def smoothed_derivatives(self, coef: Tensor, width: float) -> SmoothedDerivatives:
@@ -163,8 +156,8 @@ class Penalty(ABC):
     def active_groups(self, correlation: Tensor, coef: Tensor, alpha: float) -> ActiveGroups | None:
         """Groups whose dual norm is ``alpha`` at the optimum as far as one can tell from points near it.
 
-        Those are groups that violate their constraint at `correlation`, and groups of `coef` that are not zero. The
-        default, None, is for groups that are not of one block and one output each; then points cannot be polished.
+        Those are groups that violate their constraint at `correlation`, and groups of `coef` that are not zero. None,
+        the default, is for groups that are not of one block and one output each: points are not polished.
         """
         return None
 
