@@ -114,14 +114,18 @@ def best_intercept(at: LossAtIntercepts, start: Tensor | None = None) -> Tensor:
             break
         step, near = at.direction(b, slope), math.sqrt(eps) * (largest + float(b.abs().max()))
         while True:
-            decrease, candidate = -float(slope @ step), b + step
+            candidate = b + step
             new_slope, new_size = at.slope(candidate)
+            decrease, rise = -slope * step, new_slope * step
+            if not at.loss.output_separable:
+                decrease, rise = decrease.sum(), rise.sum()
             halved = float(new_slope.abs().max()) < 0.5 * float(slope.abs().max())
-            if not decrease > 0 or not (halved or float(step.abs().max()) > near):  # all but rounding
+            if not float(decrease.sum()) > 0 or not (halved or float(step.abs().max()) > near):  # all but rounding
                 return b
-            if float(new_slope @ step) <= 0.5 * decrease:  # along the step it has not risen beyond half of its size
+            too_far = ~(rise <= 0.5 * decrease)  # along the step the slope has risen beyond half of its size
+            if not bool(too_far.any()):
                 break
-            step = 0.5 * step
+            step = torch.where(too_far, 0.5 * step, step)
         b, slope, size = candidate, new_slope, new_size
     return b
 
