@@ -22,6 +22,8 @@ class LossAtIntercepts:
 
     def __init__(self, loss: Loss, pred: Tensor, y: Tensor, weight: Tensor) -> None:
         self.loss, self.pred, self.y, self.weight = loss, pred, y, weight
+        # No step of an output alone is longer than twice the largest residual.
+        self._reach = 2 * float((pred - y).abs().max()) if loss.output_separable else math.inf
         self._size = 0.0  # of the last slope
         self._inverse: Tensor  # of the last Hessian
 
@@ -43,10 +45,10 @@ class LossAtIntercepts:
         return self.loss.mean_hessian(self.pred + b, self.y, self.weight)
 
     def direction(self, b: Tensor, slope: Tensor) -> Tensor:
-        """Newton direction; zero along directions in which the loss is flat but for rounding."""
+        """Newton direction, bounded where the loss of an output is linear; zero where it is flat but for rounding."""
         if self.loss.output_separable:
-            curvature = self.hessian(b).diagonal()
-            return torch.where(curvature > 0, -slope / curvature, 0.0)
+            step = -slope / self.hessian(b).diagonal()
+            return step.nan_to_num(0.0, self._reach, -self._reach).clamp(-self._reach, self._reach)
         size = float(slope.abs().max())
         if not 10 * size <= self._size:  # as long as each step gains a digit the last Hessian serves
             self._inverse = _pseudoinverse(self.hessian(b), min(self.loss.smoothness, 1.0))
@@ -113,10 +115,10 @@ def best_intercept(at: LossAtIntercepts, start: Tensor | None = None) -> Tensor:
         if bool((slope.abs() <= _ROUNDING * eps * size.clamp(min=negligible)).all()):
             break
         step, near = at.direction(b, slope), math.sqrt(eps) * (largest + float(b.abs().max()))
-        while True:
-            candidate = b + step
+        for _ in range(math.ceil(-math.log2(eps))):
+            candidate, unit = b + step, step / step.abs().max()
             new_slope, new_size = at.slope(candidate)
-            decrease, rise = -slope * step, new_slope * step
+            decrease, rise = -slope * unit, new_slope * unit
             if not at.loss.output_separable:
                 decrease, rise = decrease.sum(), rise.sum()
             halved = float(new_slope.abs().max()) < 0.5 * float(slope.abs().max())
@@ -126,6 +128,8 @@ def best_intercept(at: LossAtIntercepts, start: Tensor | None = None) -> Tensor:
             if not bool(too_far.any()):
                 break
             step = torch.where(too_far, 0.5 * step, step)
+        else:
+            return b
         b, slope, size = candidate, new_slope, new_size
     return b
 
