@@ -40,18 +40,18 @@ class LossAtIntercepts:
         per_sample = self.loss.gradient(self.pred + b, self.y)
         return self.weight @ per_sample, self.weight @ per_sample.abs()
 
-    def hessian(self, b: Tensor) -> Tensor:
-        """Hessian in ``b``, shape ``(c, c)``."""
+    def hessian(self, b: Tensor, slope: Tensor) -> Tensor:
+        """Hessian in ``b``, shape ``(c, c)``, where the gradient is `slope`."""
         return self.loss.mean_hessian(self.pred + b, self.y, self.weight)
 
     def direction(self, b: Tensor, slope: Tensor) -> Tensor:
         """Newton direction, bounded where the loss of an output is linear; zero where it is flat but for rounding."""
         if self.loss.output_separable:
-            step = -slope / self.hessian(b).diagonal()
+            step = -slope / self.hessian(b, slope).diagonal()
             return step.nan_to_num(0.0, self._reach, -self._reach).clamp(-self._reach, self._reach)
         size = float(slope.abs().max())
         if not 10 * size <= self._size:  # as long as each step gains a digit the last Hessian serves
-            self._inverse = _pseudoinverse(self.hessian(b), min(self.loss.smoothness, 1.0))
+            self._inverse = _pseudoinverse(self.hessian(b, slope), min(self.loss.smoothness, 1.0))
         self._size = size
         return -(self._inverse @ slope)
 
@@ -94,11 +94,11 @@ class SoftmaxAtIntercepts(LossAtIntercepts):
         mean = factor * ((self.weight / total) @ self._exponential)
         return mean - self.mean_target, mean + self.mean_target
 
-    def hessian(self, b: Tensor) -> Tensor:
+    def hessian(self, b: Tensor, slope: Tensor) -> Tensor:
         factor, total = self._sums(b)
         scaled = (self.weight.sqrt() / total)[:, None] * self._exponential
         result = -(factor[:, None] * factor) * (scaled.T @ scaled)
-        result.diagonal().add_(self.slope(b)[0] + self.mean_target)
+        result.diagonal().add_(slope + self.mean_target)
         return result
 
 
