@@ -17,9 +17,9 @@ from .certificate import certify
 from .checks import check_loss, check_map, check_penalty, check_solver
 from .linear_maps.base import LinearMap
 from .linear_maps.dense import DenseMap
+from .linear_maps.derived import SignedMap
 from .linear_maps.gated import GatedMap
 from .linear_maps.lookup import TableMap
-from .linear_maps.signed import SignedMap
 from .losses import LOSSES, get_loss
 from .losses.base import Loss
 from .losses.classification import Logistic, Softmax, SquaredHinge

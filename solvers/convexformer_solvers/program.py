@@ -200,6 +200,8 @@ class Program:
         weight = self.weight[:, None]
         return self.map.rmatvec(torch.where(weight > 0, weight * theta, 0.0))
 
+    pull_back = weighted_adjoint  # its former name
+
     def best_intercept(self, pred: Tensor, start: Tensor | None = None) -> Tensor:
         """Best constant per output, shape (c,), of predictions without one, from a guess `start`; or zeros."""
         if not self.fit_intercept:

@@ -60,3 +60,10 @@ def check_kind(name: str, value: Any, kind: type, example: str) -> None:
     """Raise ``TypeError`` unless the argument of that name is an object of that class."""
     if not isinstance(value, kind):
         raise TypeError(f"{name} must be a {kind.__name__}, as {example} makes one, got {value!r}")
+
+
+def take_former_names(cls: type, **names: str) -> None:
+    """Set the attributes of a user's class that it defines under their former names; former name to present one."""
+    for former, present in names.items():
+        if former in vars(cls):
+            setattr(cls, present, vars(cls)[former])

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from convexformer_solvers.validation import check_tensor
 
-from .base import as_rows, row_chunks, tall_chunks
+from .base import as_rows, bands, row_chunks, tall_chunks
 from .dense import DenseMap
 from .derived import DerivedMap
-
-# Calls in the time that a product with the gates of one dense block takes to begin.
-_CALLS = 5
 
 
 class GatedMap(DerivedMap[DenseMap]):
@@ -39,74 +37,63 @@ class GatedMap(DerivedMap[DenseMap]):
 
     Examples
     --------
-    >>> import torch
-    >>> from convexformer_solvers import GatedMap
     >>> A = GatedMap(torch.ones(5, 3, 2), torch.ones(5, 4, dtype=torch.bool))
     >>> A.feature_shape
     (4, 3, 2)
     """
 
+    feature_shape = property(lambda self: (self.masks.shape[1], *self.base.feature_shape))
+    _width = property(lambda self: math.prod(self.base.feature_shape))  # numbers of a sample
+
     def __init__(self, data: Tensor, masks: Tensor) -> None:
         dense = DenseMap(data)
         check_tensor("masks", masks)
         if masks.ndim != 2 or masks.shape[0] != data.shape[0] or masks.dtype != torch.bool:
-            raise ValueError(
-                f"masks must be a bool array of shape ({data.shape[0]}, n_gates), "
-                f"got {masks.dtype} of shape {tuple(masks.shape)}"
-            )
+            wanted, got = f"({len(data)}, n_gates)", f"{masks.dtype} of shape {tuple(masks.shape)}"
+            raise ValueError(f"masks must be a bool array of shape {wanted}, got {got}")
         super().__init__(dense)
         self.masks = masks
 
-    @property
-    def feature_shape(self) -> tuple[int, ...]:
-        return (self.masks.shape[1], *self.base.feature_shape)
-
-    def _chunks(self, n_outputs: int) -> Iterator[tuple[slice, Tensor]]:
-        """Row slices with the data of those rows; bounds every temporary of both products."""
-        rows_matrix = self.base.as_matrix()
-        widest = max(rows_matrix.shape[1], self.masks.shape[1] * n_outputs)
-        for rows in row_chunks(self.n_samples, widest, self.device):
-            yield rows, rows_matrix[rows]
-
     def _narrow(self, n_outputs: int) -> bool:
         """Whether a sample has fewer numbers than outputs, so that its gated copies are cheaper than its outputs."""
-        return math.prod(self.base.feature_shape) < n_outputs
+        return self._width < n_outputs
 
-    def _gated_chunks(self, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
-        """Row slices with those rows of the design, a chunk at a time."""
-        rows_matrix = self.base.as_matrix()
-        for rows in tall_chunks(self.n_samples, math.prod(self.feature_shape)):
-            data, mask = rows_matrix[rows].to(dtype), self.masks[rows].to(dtype)
-            yield rows, (mask[:, :, None] * data[:, None, :]).flatten(1)
+    def _chunks(self, n_outputs: int, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """Row slices with the data of those rows and their masks ``(height, h)``; bounds every temporary."""
+        rows_matrix, n_gates = self.base.as_matrix(), self.masks.shape[1]
+        if self._narrow(n_outputs):
+            chunks = tall_chunks(self.n_samples, n_gates * self._width)
+        else:
+            chunks = row_chunks(self.n_samples, max(self._width, n_gates * n_outputs), self.device)
+        for rows in chunks:
+            yield rows, rows_matrix[rows].to(dtype), self.masks[rows].to(dtype)  # bool times number takes longer
 
     def matvec(self, coef: Tensor) -> Tensor:
         n_gates, n_outputs = self.masks.shape[1], coef.shape[-1]
-        if self._narrow(n_outputs):
-            result = coef.new_empty((self.n_samples, n_outputs))
-            for rows, gated in self._gated_chunks(coef.dtype):
-                torch.mm(gated, coef.reshape(-1, n_outputs), out=result[rows])
-            return result
-        # (h, p, c) -> (h c, p): one product serves every gate and output.
-        rows_of_coef = coef.reshape(n_gates, -1, n_outputs).transpose(1, 2).reshape(n_gates * n_outputs, -1)
         result = coef.new_empty((self.n_samples, n_outputs))
-        for rows, data in self._chunks(n_outputs):
-            by_gate = (rows_of_coef @ data.to(coef.dtype).T).view(n_gates, n_outputs, -1)
-            by_gate *= self.masks[rows].T[:, None].to(coef.dtype)  # products with numbers are five times faster
-            result[rows] = by_gate.sum(0).T
+        # (h, p, c) -> (h c, p): one product serves every gate and output.
+        columns = coef.reshape(n_gates, -1, n_outputs)
+        rows_of_coef = None if self._narrow(n_outputs) else columns.transpose(1, 2).reshape(n_gates * n_outputs, -1)
+        for rows, data, mask in self._chunks(n_outputs, coef.dtype):
+            if rows_of_coef is None:
+                torch.mm(_gated(data, mask), columns.flatten(0, 1), out=result[rows])
+            else:
+                by_gate = (rows_of_coef @ data.T).view(n_gates, n_outputs, -1)
+                result[rows] = by_gate.mul_(mask.T[:, None]).sum(0).T
         return result
 
     def rmatvec(self, values: Tensor) -> Tensor:
-        n_gates, n_outputs = self.masks.shape[1], values.shape[1]
-        if self._narrow(n_outputs):
-            result = values.new_zeros((math.prod(self.feature_shape), n_outputs))
-            for rows, gated in self._gated_chunks(values.dtype):
-                result.addmm_(gated.T, values[rows])
-            return result.reshape(*self.feature_shape, n_outputs)
-        result = values.new_zeros((n_gates * n_outputs, math.prod(self.base.feature_shape)))
-        for rows, data in self._chunks(n_outputs):
-            by_gate = self.masks[rows].T[:, None].to(values.dtype) * as_rows(values[rows])
-            result.addmm_(by_gate.reshape(n_gates * n_outputs, -1), data.to(values.dtype))
-        return result.view(n_gates, n_outputs, -1).transpose(1, 2).reshape(*self.feature_shape, n_outputs)
+        n_gates, n_outputs, narrow = self.masks.shape[1], values.shape[1], self._narrow(values.shape[1])
+        sides = (self._width, n_outputs) if narrow else (n_outputs, self._width)
+        result = values.new_zeros((n_gates * sides[0], sides[1]))
+        for rows, data, mask in self._chunks(n_outputs, values.dtype):
+            if narrow:
+                result.addmm_(_gated(data, mask).T, values[rows])
+            else:
+                result.addmm_((mask.T[:, None] * as_rows(values[rows])).flatten(0, 1), data)
+        if not narrow:
+            result = result.view(n_gates, n_outputs, -1).transpose(1, 2)
+        return result.reshape(*self.feature_shape, n_outputs)
 
     def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> GatedMap:
         dense = self.base.to(dtype, device)
@@ -117,19 +104,10 @@ class GatedMap(DerivedMap[DenseMap]):
         return GatedMap(self.base.rows(index).data, self.masks[index])
 
     def matvec_blocks(self, blocks: Tensor, coef: Tensor) -> Tensor:
-        result = coef.new_zeros((self.n_samples, coef.shape[-1]))
-        for data, mask, here in self._by_dense_block(blocks, coef.dtype):
-            gates_last = coef[here].permute(1, 2, 0)  # (d, c, gates)
-            by_gate = (data @ gates_last.flatten(1)).view(-1, *gates_last.shape[1:])
-            result += torch.einsum("icg,ig->ic", by_gate, mask)
-        return result
+        return self.restricted(blocks).matvec(coef)
 
     def rmatvec_blocks(self, blocks: Tensor, values: Tensor) -> Tensor:
-        result = values.new_zeros((len(blocks), self.feature_shape[-1], values.shape[1]))
-        for data, mask, here in self._by_dense_block(blocks, values.dtype):
-            by_gate = (mask[:, :, None] * values[:, None, :]).flatten(1)
-            result[here] = (data.T @ by_gate).view(-1, mask.shape[1], values.shape[1]).transpose(0, 1)
-        return result
+        return self.restricted(blocks).rmatvec(values)
 
     def restricted(self, blocks: Tensor) -> GatedPart:
         return GatedPart(self, blocks)
@@ -152,118 +130,93 @@ class GatedMap(DerivedMap[DenseMap]):
             scaled, uneven = mask * scale[here], scale[here] != 1  # where it is 1 the units do not matter
             along = mask[:, uneven] * (data @ units[here][uneven].T)
             scaled_along = along * (1 - scale[here][uneven])
-            height = max(128, -(-self.n_samples // 16))
-            for start in range(0, self.n_samples, height):
-                rows, upto = slice(start, start + height), min(start + height, self.n_samples)
-                product = (scaled[rows] @ mask[:upto].T).mul_(data[rows] @ data[:upto].T)
-                result[rows, :upto] += product.addmm_(scaled_along[rows], along[:upto].T)
+            for rows in bands(self.n_samples):
+                product = (scaled[rows] @ mask[: rows.stop].T).mul_(data[rows] @ data[: rows.stop].T)
+                result[rows, : rows.stop] += product.addmm_(scaled_along[rows], along[: rows.stop].T)
         return result
 
     def full_kernel(self, dtype: torch.dtype) -> Tensor:
         # Every gate sees all of the data: A A' = (X X') o (M M').
         result, mask = self.base.full_kernel(dtype), self.masks.to(dtype)
-        for rows in tall_chunks(self.n_samples, self.n_samples):
+        for rows in bands(self.n_samples):
             result[rows, : rows.stop] *= mask[rows] @ mask[: rows.stop].T
         return result
 
     def product_work(self, n_outputs: int) -> float:
         # The data are read once for all gates; what each gate makes of them, or of their products, is written and read.
-        width = math.prod(self.base.feature_shape)
-        by_gate = self.n_samples * self.masks.shape[1] * min(width, n_outputs)
-        operations = 2.0 * self.n_samples * self.masks.shape[1] * width * n_outputs
-        return max(operations + 2 * self.rates.work_of_a_read * by_gate, self.base.product_work(n_outputs))
+        of_sample = self._width * n_outputs + self.rates.work_of_a_read * min(self._width, n_outputs)
+        return max(2.0 * self.masks.numel() * of_sample, self.base.product_work(n_outputs))
 
     def gram_work(self) -> float:
-        # The gates share the data's kernel.
-        by_kernel = float(self.n_samples**2) * (self.base.as_matrix().shape[1] + math.prod(self.feature_shape[:-1]))
+        by_kernel = float(self.n_samples**2) * (self._width + self._n_blocks)  # the gates share the data's kernel
         return min(super().gram_work(), by_kernel)
 
     def _by_dense_block(self, blocks: Tensor, dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """For each dense block among `blocks` its data ``(N, d)``, its gates' masks, and which of `blocks` they are."""
         gate, block = self.split(blocks)
-        data = self.base.data.reshape(self.n_samples, -1, self.feature_shape[-1])
         for k in block.unique().tolist():
             here = (block == k).nonzero()[:, 0]
-            yield data[:, k].to(dtype), self.masks[:, gate[here]].to(dtype), here
+            yield self.base.by_block()[:, k].to(dtype), self.masks[:, gate[here]].to(dtype), here
 
     def split(self, blocks: Tensor) -> tuple[Tensor, Tensor]:
         """Gate and position in the dense blocks of flattened positions."""
-        n_dense = math.prod(self.base.feature_shape[:-1])
-        return blocks // n_dense, blocks % n_dense
+        return blocks // self.base._n_blocks, blocks % self.base._n_blocks
 
-    def as_matrix(self) -> Tensor:
-        rows = self.base.as_matrix()
-        return (self.masks[:, :, None] * rows[:, None, :]).reshape(self.n_samples, -1)
+
+def _gated(data: Tensor, mask: Tensor) -> Tensor:
+    """Rows of the design, ``(height, h p)``, of data ``(height, p)`` and masks ``(height, h)``."""
+    return (mask[:, :, None] * data[:, None, :]).flatten(1)
 
 
 class GatedPart(DerivedMap[GatedMap]):
-    """Some blocks of a gated map, with feature shape ``(m, d)``; of their columns no copy is made.
+    """Some `blocks` of a gated map, with feature shape ``(m, d)``; of their columns no copy is made.
 
     Each dense block is multiplied for its own gates alone.
-
-    Parameters
-    ----------
-    base : GatedMap
-        The whole map.
-    blocks : Tensor of shape (m,)
-        Positions in its flattened block axes.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from convexformer_solvers import GatedMap
-    >>> A = GatedMap(torch.ones(5, 3, 2), torch.ones(5, 4, dtype=torch.bool))
-    >>> A.restricted(torch.tensor([0, 7])).feature_shape
-    (2, 2)
     """
+
+    feature_shape = property(lambda self: (len(self.blocks), self.base.feature_shape[-1]))
 
     def __init__(self, base: GatedMap, blocks: Tensor) -> None:
         super().__init__(base)
         self.blocks = blocks
         gate, dense_block = base.split(blocks)
         self._order = dense_block.argsort(stable=True)
-        # As numbers, which products of this part alone are worth; (m, N), by dense block.
+        # As numbers, (m, N), by dense block.
         self._masks = base.masks.T[gate[self._order]].to(base.dtype)
-        n_dense = base.base.data.shape[1:-1].numel()
-        ends = dense_block.bincount(minlength=n_dense).cumsum(0).tolist()
-        parts = [slice(first, end) for first, end in zip([0, *ends], ends, strict=False)]
-        self._gates_of = [(k, part) for k, part in enumerate(parts) if part.start < part.stop]
+        ends = dense_block.bincount(minlength=base.base.by_block().shape[1]).cumsum(0).tolist()
+        parts = enumerate(zip([0, *ends], ends, strict=False))
+        self._gates_of = [(k, first, end) for k, (first, end) in parts if first < end]
 
-    @property
-    def feature_shape(self) -> tuple[int, ...]:
-        return (len(self.blocks), self.base.feature_shape[-1])
-
-    def _chunks(self, n_outputs: int) -> Iterator[tuple[slice, Tensor]]:
-        """Row slices with the data of those rows, ``(n_dense, height, d)``; bounds the temporary of both products."""
-        data = self.base.base.data.reshape(self.n_samples, -1, self.feature_shape[-1])
-        width = len(self.blocks) * n_outputs
+    def _chunks(self, n_outputs: int, dtype: torch.dtype) -> Iterator[tuple[slice, Iterator[Any], Tensor]]:
+        """Row slices with, by dense block, the rows of each product and the data ``(height, d)``; and their masks."""
+        data, width = self.base.base.by_block(), len(self.blocks) * n_outputs
         on_cpu = self.device.type == "cpu"
         for rows in tall_chunks(self.n_samples, width) if on_cpu else row_chunks(self.n_samples, width, self.device):
-            yield rows, data[rows].transpose(0, 1)
+            parts = (
+                (slice(*(n_outputs * end for end in ends)), data[rows, k].to(dtype)) for k, *ends in self._gates_of
+            )
+            yield rows, parts, self._masks[:, None, rows].to(dtype)
 
     def matvec(self, coef: Tensor) -> Tensor:
-        n_outputs = coef.shape[-1]
+        n_blocks, _, n_outputs = coef.shape
         rows_of_coef = coef.transpose(1, 2)[self._order].flatten(0, 1)  # (m c, d)
         result = coef.new_empty((self.n_samples, n_outputs))
-        for rows, data in self._chunks(n_outputs):
-            by_block = coef.new_empty((len(rows_of_coef), data.shape[1]))
-            for k, part in self._gates_of:
-                mine = slice(part.start * n_outputs, part.stop * n_outputs)
-                torch.mm(rows_of_coef[mine], data[k].to(coef.dtype).T, out=by_block[mine])
-            by_output = by_block.view(len(self.blocks), n_outputs, -1)
-            result[rows] = by_output.mul_(self._masks[:, None, rows].to(coef.dtype)).sum(0).T
+        for rows, parts, masks in self._chunks(n_outputs, coef.dtype):
+            by_block = coef.new_empty((n_blocks, n_outputs, masks.shape[2]))
+            for mine, data in parts:
+                torch.mm(rows_of_coef[mine], data.T, out=by_block.flatten(0, 1)[mine])
+            result[rows] = by_block.mul_(masks).sum(0).T
         return result
 
     def rmatvec(self, values: Tensor) -> Tensor:
         n_outputs = values.shape[1]
         by_block = values.new_zeros((len(self.blocks) * n_outputs, self.feature_shape[-1]))
-        for rows, data in self._chunks(n_outputs):
-            by_output = (self._masks[:, None, rows].to(values.dtype) * as_rows(values[rows])).flatten(0, 1)
-            for k, part in self._gates_of:
-                mine = slice(part.start * n_outputs, part.stop * n_outputs)
-                by_block[mine].addmm_(by_output[mine], data[k].to(values.dtype))
+        for rows, parts, masks in self._chunks(n_outputs, values.dtype):
+            by_output = (masks * as_rows(values[rows])).flatten(0, 1)
+            for mine, data in parts:
+                by_block[mine].addmm_(by_output[mine], data)
         result = values.new_empty((*self.feature_shape, n_outputs))
-        result[self._order] = by_block.view(len(self.blocks), n_outputs, -1).transpose(1, 2)
+        result[self._order] = by_block.view(len(self.blocks), n_outputs, self.feature_shape[-1]).transpose(1, 2)
         return result
 
     def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> GatedPart:
@@ -276,9 +229,6 @@ class GatedPart(DerivedMap[GatedMap]):
     def rows(self, index: Tensor | slice) -> GatedPart:
         return GatedPart(self.base.rows(index), self.blocks)
 
-    def as_matrix(self) -> Tensor:
-        return self.base.columns(self.blocks).flatten(1)
-
     def columns(self, blocks: Tensor) -> Tensor:
         return self.base.columns(self.blocks[blocks])
 
@@ -290,6 +240,5 @@ class GatedPart(DerivedMap[GatedMap]):
 
     def product_work(self, n_outputs: int) -> float:
         by_block = float(self.n_samples * len(self.blocks) * n_outputs)
-        operations = 2 * by_block * self.feature_shape[-1] + 2 * self.rates.work_of_a_read * by_block
-        calls = _CALLS * self.rates.work_of_a_call * len(self._gates_of)
-        return max(operations, self.base.base.product_work(n_outputs)) + calls
+        operations = 2 * by_block * (self.feature_shape[-1] + self.rates.work_of_a_read)
+        return max(operations, self.base.base.product_work(n_outputs)) + self.rates.work_of_a_call * len(self._gates_of)

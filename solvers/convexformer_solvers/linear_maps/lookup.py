@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,20 +12,14 @@ from convexformer_solvers.rates import Rates
 from convexformer_solvers.validation import check_tensor
 
 from .base import even_rows
+from .config import CONFIG
 from .gated import GatedMap
 
-# Rows that are looked at before all are compared.
-_TRIAL_ROWS = 256
 
+class _Position(NamedTuple):
+    """Samples by the row of the table that one of their blocks is, as many places for each; places left are of none."""
 
-@dataclass(frozen=True)
-class _Position:
-    """Samples grouped by the row of the table that one of their blocks is.
-
-    Groups are filled up to the size of the largest with the number of samples, which is that of no sample.
-    """
-
-    order: Tensor  # (V, m), samples of each row
+    order: Tensor  # (V, m), samples of each row, the number of samples for none
     slots: Tensor  # (N,), where in the flattened order each sample stands
     masks: Tensor  # (V, m, h)
 
@@ -55,8 +49,6 @@ class TableMap(GatedMap):
 
     Examples
     --------
-    >>> import torch
-    >>> from convexformer_solvers import TableMap
     >>> A = TableMap(torch.eye(2)[None], torch.tensor([[0], [1], [1]]), torch.ones(3, 1, dtype=torch.bool))
     >>> A.matvec(torch.tensor([3.0, 5.0]).reshape(1, 1, 2, 1)).ravel()
     tensor([3., 5., 5.])
@@ -68,40 +60,24 @@ class TableMap(GatedMap):
         if tables.ndim != 3:
             raise ValueError(f"tables must have shape (n_blocks, n_rows, n_features), got {tuple(tables.shape)}")
         if symbols.ndim != 2 or symbols.shape[1] != len(tables) or symbols.dtype != torch.int64:
-            raise ValueError(
-                f"symbols must be int64 of shape (n_samples, {len(tables)}), got {symbols.dtype} "
-                f"of shape {tuple(symbols.shape)}"
-            )
+            got = f"{symbols.dtype} of shape {tuple(symbols.shape)}"
+            raise ValueError(f"symbols must be int64 of shape (n_samples, {len(tables)}), got {got}")
         if not bool(((symbols >= 0) & (symbols < tables.shape[1])).all()):
             raise ValueError(f"symbols must be below the number of rows of a table, {tables.shape[1]}")
         blocks = torch.arange(len(tables), device=tables.device)
         super().__init__(tables[blocks, symbols], masks)
         self.tables, self.symbols = tables, symbols
-        self._positions = [_grouped(symbols[:, block], tables.shape[1], masks) for block in range(len(tables))]
+        self._positions = [_grouped(of_block, tables.shape[1], masks) for of_block in symbols.T]
 
     @classmethod
     def where_it_pays(cls, data: Tensor, masks: Tensor, n_outputs: int) -> GatedMap:
-        """The gated map of plain data, as a table map where rows repeat so often that this takes less work.
-
-        Parameters
-        ----------
-        data : Tensor of shape (N, B, d)
-            One block array per sample.
-        masks : Tensor of shape (N, h), bool
-            Which samples each gate lets through.
-        n_outputs : int
-            Outputs of the products to be taken.
-
-        Returns
-        -------
-        GatedMap
-        """
+        """The gated map of data ``(N, B, d)`` for products of so many outputs, with tables where that is less work."""
         plain = GatedMap(data, masks)
         found = _tables(data)
         if found is None:
             return plain
         tables, symbols = found
-        heights = [int(symbols[:, block].bincount().max()) for block in range(len(tables))]
+        heights = [int(of_block.bincount().max()) for of_block in symbols.T]
         # Before it is built: where some rows are frequent and many are rare it takes far more memory than the data.
         work = _product_work(tables, heights, masks, n_outputs, plain.rates)
         return cls(tables, symbols, masks) if work < plain.product_work(n_outputs) else plain
@@ -116,66 +92,38 @@ class TableMap(GatedMap):
         return TableMap(self.tables, self.symbols[index], self.masks[index])
 
     def matvec(self, coef: Tensor) -> Tensor:
-        n_outputs = coef.shape[-1]
+        n_gates, n_outputs = self.masks.shape[1], coef.shape[-1]
         result = coef.new_zeros((self.n_samples, n_outputs))
         for block, (table, position) in enumerate(zip(self.tables, self._positions, strict=True)):
-            by_row = self._by_row(table, coef[:, block])  # (V, h, c)
+            columns = coef[:, block].transpose(0, 1).reshape(-1, n_gates * n_outputs)  # (d, h c)
+            by_row = (table.to(coef.dtype) @ columns).view(-1, n_gates, n_outputs)  # (V, h, c)
             by_slot = torch.bmm(position.masks.to(coef.dtype), by_row)  # (V, m, c)
             result += by_slot.view(-1, n_outputs)[position.slots]
         return result
 
-    @staticmethod
-    def _by_row(table: Tensor, coef: Tensor) -> Tensor:
-        """Products ``(V, h, c)`` of the rows of a table with the coefficients ``(h, d, c)`` of every gate."""
-        n_gates, d, n_outputs = coef.shape
-        columns = coef.transpose(0, 1).reshape(d, n_gates * n_outputs)
-        return (table.to(coef.dtype) @ columns).view(-1, n_gates, n_outputs)
-
     def rmatvec(self, values: Tensor) -> Tensor:
-        result = values.new_empty((*self.feature_shape, values.shape[1]))
-        for block, sums in enumerate(self._sums_by_row(values)):
-            result[:, block] = self._coef_part(block, sums)
-        return result
+        return torch.stack([self._coef_part(block, sums) for block, sums in self._sums_by_row(values)], 1)
+
+    def table_gradient(self, coef: Tensor, values: Tensor) -> Tensor:
+        """Gradient of ``sum(values * (A coef))`` with respect to the tables, the masks held; shape ``(B, V, d)``."""
+        return torch.stack([_table_part(coef[:, block], sums) for block, sums in self._sums_by_row(values)])
+
+    def gradients(self, coef: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """``rmatvec(values)`` and ``table_gradient(coef, values)``, whose sums over samples are the same."""
+        parts = [(self._coef_part(b, sums), _table_part(coef[:, b], sums)) for b, sums in self._sums_by_row(values)]
+        of_coef, of_tables = zip(*parts, strict=True)
+        return torch.stack(of_coef, 1), torch.stack(of_tables)
+
+    def _sums_by_row(self, values: Tensor) -> Iterator[tuple[int, Tensor]]:
+        """Each block and the sums ``(V, h, c)`` of `values` over the samples that have a row and pass a gate."""
+        padded = torch.cat([values, values.new_zeros((1, values.shape[1]))])
+        for block, position in enumerate(self._positions):
+            yield block, torch.bmm(position.masks.to(values.dtype).mT, padded[position.order])
 
     def _coef_part(self, block: int, sums: Tensor) -> Tensor:
         """Part ``(h, d, c)`` of the adjoint that belongs to a block."""
         product = self.tables[block].to(sums.dtype).T @ sums.flatten(1)  # (d, h c)
         return product.view(-1, *sums.shape[1:]).transpose(0, 1)
-
-    def _sums_by_row(self, values: Tensor) -> Iterator[Tensor]:
-        """For each block the sums ``(V, h, c)`` of `values` over the samples that have a row and pass a gate."""
-        padded = torch.cat([values, values.new_zeros((1, values.shape[1]))])
-        for position in self._positions:
-            yield torch.bmm(position.masks.to(values.dtype).mT, padded[position.order])
-
-    def table_gradient(self, coef: Tensor, values: Tensor) -> Tensor:
-        """Gradient of ``sum(values * (A coef))`` with respect to the tables, the masks held; shape ``(B, V, d)``.
-
-        Parameters
-        ----------
-        coef : Tensor of shape (h, B, d, c)
-            Coefficients.
-        values : Tensor of shape (N, c)
-            One row per sample.
-        """
-        return torch.stack([_table_part(coef[:, block], sums) for block, sums in enumerate(self._sums_by_row(values))])
-
-    def gradients(self, coef: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """``rmatvec(values)`` and ``table_gradient(coef, values)``, whose sums over samples are the same.
-
-        Parameters
-        ----------
-        coef : Tensor of shape (h, B, d, c)
-            Coefficients.
-        values : Tensor of shape (N, c)
-            One row per sample.
-        """
-        parts = [
-            (self._coef_part(block, sums), _table_part(coef[:, block], sums))
-            for block, sums in enumerate(self._sums_by_row(values))
-        ]
-        of_coef, of_tables = zip(*parts, strict=True)
-        return torch.stack(of_coef, 1), torch.stack(of_tables)
 
     def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> TableMap:
         dtype, device = dtype or self.dtype, torch.device(device or self.device)
@@ -192,11 +140,9 @@ def _product_work(tables: Tensor, heights: list[int], masks: Tensor, n_outputs: 
     """Work of a product with tables of which a row occurs so many times at most, one number for each table."""
     _, n_rows, d = tables.shape
     n_samples, n_gates = masks.shape
-    work = 0.0
-    for height in heights:
-        by_row = 2.0 * n_rows * n_gates * n_outputs * (d + height)
-        work += by_row + 2 * rates.work_of_a_read * (n_rows * n_gates * (n_outputs + height) + n_samples * n_outputs)
-    return work
+    operations = sum(2.0 * n_rows * n_gates * n_outputs * (d + height) for height in heights)
+    reads = sum(n_rows * n_gates * (n_outputs + height) + n_samples * n_outputs for height in heights)
+    return operations + 2 * rates.work_of_a_read * reads
 
 
 def _table_part(coef: Tensor, sums: Tensor) -> Tensor:
@@ -222,16 +168,11 @@ def _grouped(symbols: Tensor, n_rows: int, masks: Tensor) -> _Position:
 
 def _tables(data: Tensor) -> tuple[Tensor, Tensor] | None:
     """Tables and symbols that the data are made of, if there are few different rows at each position."""
-    n_samples, n_blocks, d = data.shape
-    if n_samples < _TRIAL_ROWS:
+    if len(data) < CONFIG.trial:
         return None
-    trial = data[even_rows(n_samples, _TRIAL_ROWS, data.device)]
-    for block in range(n_blocks):
-        if len(trial[:, block].unique(dim=0)) > _TRIAL_ROWS // 2:
-            return None
-    found = [data[:, block].unique(dim=0, return_inverse=True) for block in range(n_blocks)]
-    n_rows = max(len(rows) for rows, _ in found)
-    tables = data.new_zeros((n_blocks, n_rows, d))
-    for table, (rows, _) in zip(tables, found, strict=True):
-        table[: len(rows)] = rows
+    trial = data[even_rows(len(data), CONFIG.trial, data.device)]
+    if any(len(rows.unique(dim=0)) > CONFIG.trial // 2 for rows in trial.unbind(1)):
+        return None
+    found = [rows.unique(dim=0, return_inverse=True) for rows in data.unbind(1)]
+    tables = torch.nn.utils.rnn.pad_sequence([rows for rows, _ in found], batch_first=True)
     return tables, torch.stack([symbols for _, symbols in found], 1)

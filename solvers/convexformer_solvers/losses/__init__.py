@@ -31,7 +31,7 @@ def get_loss(loss: str | Loss) -> Loss:
     Raises
     ------
     ValueError
-        If the name is unknown.
+        If it is neither.
 
     Examples
     --------

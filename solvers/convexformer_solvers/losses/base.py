@@ -13,6 +13,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from convexformer_solvers.validation import take_former_names
+
 from .intercept import LossAtIntercepts, best_intercept
 
 
@@ -45,27 +47,20 @@ class Loss(ABC):
 
     Examples
     --------
-    The logarithm of the hyperbolic cosine of residuals, which every solver of smooth losses takes from here:
+    The squared loss times two, which every solver of smooth losses takes from here:
 
-    >>> import math, torch
     >>> from convexformer_solvers import Loss, check_loss
-    >>> class LogCosh(Loss):
-    ...     smoothness, of_residual, smooth_curvature = 1.0, True, True
-    ...
+    >>> class TwiceSquared(Loss):
+    ...     smoothness, of_residual, smooth_curvature = 2.0, True, True
     ...     def value(self, pred, y):
-    ...         size = (pred - y).abs()
-    ...         return (size + torch.nn.functional.softplus(-2 * size) - math.log(2)).sum(1)
-    ...
+    ...         return (pred - y).square().sum(1)
     ...     def gradient(self, pred, y):
-    ...         return torch.tanh(pred - y)
-    ...
+    ...         return 2 * (pred - y)
     ...     def hessian_product(self, pred, y, direction):
-    ...         return (1 - torch.tanh(pred - y) ** 2) * direction
-    ...
+    ...         return 2 * direction
     ...     def conjugate(self, u, y):
-    ...         inside = (torch.xlogy(1 + u, 1 + u) + torch.xlogy(1 - u, 1 - u)) / 2 + u * y
-    ...         return torch.where(u.abs() <= 1, inside, math.inf).sum(1)
-    >>> check_loss(LogCosh())
+    ...         return (u.square() / 4 + u * y).sum(1)
+    >>> check_loss(TwiceSquared())
     """
 
     output_separable: ClassVar[bool] = True
@@ -75,6 +70,10 @@ class Loss(ABC):
     of_residual: ClassVar[bool] = False
     shift_invariant: ClassVar[bool] = False
     smooth_curvature: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        take_former_names(cls, separable="output_separable")
 
     @property
     @abstractmethod
@@ -94,21 +93,14 @@ class Loss(ABC):
         """Hessian of each sample's loss times a direction of its own, shape (N, c)."""
 
     def defines(self, method: str) -> bool:
-        """Whether this loss has the optional method of that name, as ``'conjugate'``, and not the one of ``Loss``.
-
-        Examples
-        --------
-        >>> from convexformer_solvers import get_loss
-        >>> get_loss('squared').defines('conjugate')
-        True
-        """
+        """Whether this loss has the optional method of that name, as ``'conjugate'``, and not the one of ``Loss``."""
         return getattr(type(self), method, None) is not getattr(Loss, method, None)
 
     def conjugate(self, u: Tensor, y: Tensor) -> Tensor:
         """Convex conjugate ``sup_f <u, f> - l(f, y)`` of each sample's loss, shape (N,).
 
-        It is inf outside its domain, which must hold every point between zero and a gradient. The default is nan: a
-        loss without a conjugate has no certificate, and its gap is nan, never 0.
+        It is inf outside its domain, which holds every point between zero and a gradient. By default it is nan, and so
+        is the gap.
         """
         return u.new_full((u.shape[0],), math.nan)
 
@@ -119,8 +111,7 @@ class Loss(ABC):
     def mean(self, pred: Tensor) -> Tensor:
         """Mean of the target that predictions stand for (the inverse link), shape (N, c).
 
-        Of probabilistic losses with targets -1 and 1 it is the probability of 1, of softmax all probabilities, of
-        Poisson's loss the mean count; else `pred`.
+        Of probabilistic losses it is the probability of 1 or of each class; by default it is `pred`.
         """
         return pred
 
@@ -138,20 +129,15 @@ class Loss(ABC):
     def expression(self, pred: Any, y: Any, weight: Any) -> Any:
         """cvxpy expression of ``sum_i weight_i l(pred_i, y_i)``, a scalar, which the solver ``"exact"`` needs.
 
-        `pred` is a cvxpy expression of shape (N, c), `y` and `weight` are arrays.
-
-        Raises
-        ------
-        NotImplementedError
-            If the loss has none.
+        `pred` is a cvxpy expression of shape (N, c), `y` and `weight` are arrays. ``NotImplementedError`` by default.
         """
         raise NotImplementedError(f"{type(self).__name__} has no method 'expression', which the solver 'exact' needs")
 
     def hessian_parts(self, pred: Tensor, y: Tensor) -> tuple[Tensor, Tensor | None] | None:
         """Parts ``d`` and ``v``, both of shape (N, c), of each sample's Hessian ``diag(d) - v v'``.
 
-        The second is None where the Hessian is diagonal. Optional for a loss that couples the outputs: None, the
-        default there, makes solvers take the Hessian column by column.
+        The second is None where the Hessian is diagonal. Of a loss that couples the outputs the default is None:
+        solvers then take the Hessian column by column.
         """
         return (self.hessian_product(pred, y, torch.ones_like(pred)), None) if self.output_separable else None
 
@@ -159,12 +145,8 @@ class Loss(ABC):
         """Hessian of the weighted loss in an intercept shared by all samples, shape (c, c)."""
         if self.output_separable:
             return torch.diag(weight @ self.hessian_product(pred, y, torch.ones_like(pred)))
-        columns = []
-        for k in range(pred.shape[1]):
-            direction = torch.zeros_like(pred)
-            direction[:, k] = 1.0
-            columns.append(weight @ self.hessian_product(pred, y, direction))
-        return torch.stack(columns)
+        units = torch.eye(pred.shape[1], dtype=pred.dtype, device=pred.device)
+        return torch.stack([weight @ self.hessian_product(pred, y, unit.expand_as(pred)) for unit in units])
 
     def tail_length(self, pred: Tensor, y: Tensor, weight: Tensor) -> float:
         """How many times as wide a quadratic part around zero must be to hold half of the samples by weight.
@@ -177,12 +159,7 @@ class Loss(ABC):
         r"""Loss and targets, shape (N, c), of a proximal step in the dual: the quadratic part is `width` times as wide.
 
         One over `width` times the loss is, up to a constant, :math:`\max_u u'f - l^*(u) - \frac{w - 1}2 \|u - v\|^2`
-        with the slopes ``v`` of shape (N, c) and the width ``w``, at least 1.
-
-        Raises
-        ------
-        NotImplementedError
-            If the loss has no linear parts.
+        with the slopes ``v`` of shape (N, c) and the width ``w``, at least 1. ``NotImplementedError`` by default.
         """
         raise NotImplementedError(f"{self!r} has no linear parts")
 
@@ -196,8 +173,5 @@ class Loss(ABC):
         return limit.clamp(max=1.0)
 
     def best_intercept(self, pred: Tensor, y: Tensor, weight: Tensor, start: Tensor | None = None) -> Tensor:
-        """Minimiser over ``b``, shape (c,), of ``sum_i weight_i l(pred_i + b, y_i)``, by damped Newton steps.
-
-        They begin at `start`, by default zeros or what centres the predictions.
-        """
+        """Minimiser over ``b``, shape (c,), of ``sum_i weight_i l(pred_i + b, y_i)``, from `start` on."""
         return best_intercept(LossAtIntercepts(self, pred, y, weight), start)

@@ -13,9 +13,6 @@ from torch.nn.functional import softplus
 from .base import Loss
 from .intercept import SoftmaxAtIntercepts, best_intercept
 
-# Outputs from which on torch's own softmax is as fast on a CPU; with ten it takes five times as long.
-_MANY_OUTPUTS = 64
-
 
 class _SignLoss(Loss):
     """A loss of the margins ``y_l f_l`` for targets -1 and 1."""
@@ -37,17 +34,13 @@ class Logistic(_SignLoss):
 
     Examples
     --------
-    >>> import torch
     >>> Logistic().value(torch.tensor([[0.0], [2.0]]), torch.tensor([[1.0], [1.0]]))
     tensor([0.6931, 0.1269])
     """
 
     probabilistic = True
     smooth_curvature = True
-
-    @property
-    def smoothness(self) -> float:
-        return 0.25
+    smoothness = 0.25
 
     def mean(self, pred: Tensor) -> Tensor:
         return torch.sigmoid(pred)
@@ -62,10 +55,9 @@ class Logistic(_SignLoss):
         return torch.sigmoid(pred) * torch.sigmoid(-pred) * direction
 
     def conjugate(self, u: Tensor, y: Tensor) -> Tensor:
-        t = -u * y
-        inside = (t >= 0) & (t <= 1)
-        t = t.clamp(0, 1)
-        return torch.where(inside, torch.xlogy(t, t) + torch.special.xlog1py(1 - t, -t), math.inf).sum(1)
+        t = (-u * y).clamp(0, 1)
+        entropy = torch.xlogy(t, t) + torch.special.xlog1py(1 - t, -t)
+        return torch.where(t == -u * y, entropy, math.inf).sum(1)
 
     def expression(self, pred: Any, y: Any, weight: Any) -> Any:
         import cvxpy as cp
@@ -79,14 +71,11 @@ class SquaredHinge(_SignLoss):
 
     Examples
     --------
-    >>> import torch
     >>> SquaredHinge().value(torch.tensor([[0.5], [2.0]]), torch.tensor([[1.0], [1.0]]))
     tensor([0.2500, 0.0000])
     """
 
-    @property
-    def smoothness(self) -> float:
-        return 2.0
+    smoothness = 2.0
 
     def value(self, pred: Tensor, y: Tensor) -> Tensor:
         return (1 - y * pred).clamp(min=0).square().sum(1)
@@ -115,7 +104,6 @@ class Softmax(Loss):
 
     Examples
     --------
-    >>> import torch
     >>> Softmax().value(torch.tensor([[0.0, 2.0]]), torch.tensor([[0.0, 1.0]]))
     tensor([0.1269])
     """
@@ -125,30 +113,23 @@ class Softmax(Loss):
     smooth_curvature = True
     targets = "simplex"
     probabilistic = True
-
-    @property
-    def smoothness(self) -> float:
-        return 0.5
+    smoothness = 0.5
 
     def mean(self, pred: Tensor) -> Tensor:
         return _softmax(pred)
 
     def check_target(self, y: Tensor) -> None:
         if y.shape[1] < 2:
-            raise ValueError(
-                "targets of the softmax loss need at least two columns, one per class; of labels 0, 1, ... "
-                "y = np.eye(n_classes)[labels] makes them"
-            )
+            what = "two columns, one per class; of labels 0, 1, ... y = np.eye(n_classes)[labels] makes them"
+            raise ValueError(f"targets of the softmax loss need at least {what}")
         # The conjugate, always taken in float64, is finite only for exact sums; looser rows would have infinite gaps.
         slack = 1e-11 if y.dtype == torch.float64 else 1e-5
         if bool((y < 0).any()) or bool(((y.sum(1) - 1).abs() > slack).any()):
-            raise ValueError(
-                "targets of the softmax loss must be class probabilities whose rows sum to 1; normalise them in float64"
-            )
+            what = "class probabilities whose rows sum to 1; normalise them in float64"
+            raise ValueError(f"targets of the softmax loss must be {what}")
 
     def target_in(self, y: Tensor, dtype: torch.dtype) -> Tensor:
-        target = y.to(dtype)
-        # Rows in single precision sum to 1 but for its rounding.
+        target = y.to(dtype)  # rows in single precision sum to 1 but for its rounding
         return target if y.dtype == dtype else target / target.sum(1, keepdim=True)
 
     def example_target(self, n_samples: int, n_outputs: int, generator: torch.Generator) -> Tensor:
@@ -172,16 +153,18 @@ class Softmax(Loss):
 
     def mean_hessian(self, pred: Tensor, y: Tensor, weight: Tensor) -> Tensor:
         probability = _softmax(pred)
-        weighted = weight[:, None] * probability
-        return torch.diag(weighted.sum(0)) - weighted.T @ probability
+        return torch.diag(weight @ probability) - (weight[:, None] * probability).T @ probability
 
     def best_intercept(self, pred: Tensor, y: Tensor, weight: Tensor, start: Tensor | None = None) -> Tensor:
         at = SoftmaxAtIntercepts(self, pred, y, weight)
         best = best_intercept(at, start)
-        if at.value(best) > math.sqrt(torch.finfo(pred.dtype).eps) * at.value_of_zero():
+        if at.value(best) > math.sqrt(torch.finfo(pred.dtype).eps):
             return best
         # So small a loss is a matter of rounding beside those exponentials, but not sample by sample.
-        return _with_absent_classes_lowered(super().best_intercept(pred, y, weight, best), pred, weight @ y)
+        best = super().best_intercept(pred, y, weight, best)
+        # Classes without any sample get no probability; Newton steps end at its rounding.
+        above = torch.log_softmax(pred + best, 1).amax(0) - 2 * math.log(torch.finfo(pred.dtype).eps)
+        return best - torch.where(at.mean_target > 0, 0.0, above.clamp(min=0))
 
     def conjugate(self, u: Tensor, y: Tensor) -> Tensor:
         s = u + y
@@ -196,16 +179,7 @@ class Softmax(Loss):
         return weight @ (cp.log_sum_exp(pred, axis=1) - cp.sum(cp.multiply(y, pred), axis=1))
 
 
-def _with_absent_classes_lowered(b: Tensor, pred: Tensor, mean_target: Tensor) -> Tensor:
-    """Intercepts that leave classes without any sample no probability, where Newton steps end at its rounding."""
-    largest = torch.log_softmax(pred + b, 1).amax(0)
-    beneath_notice = 2 * math.log(torch.finfo(pred.dtype).eps)
-    return b - torch.where(mean_target > 0, 0.0, (largest - beneath_notice).clamp(min=0))
-
-
 def _softmax(pred: Tensor) -> Tensor:
-    """Probabilities of the outputs, shape ``(N, c)``."""
-    if pred.shape[1] >= _MANY_OUTPUTS:
-        return torch.softmax(pred, 1)
-    exponential = (pred - pred.amax(1, keepdim=True)).exp()
+    """Probabilities of the outputs, shape ``(N, c)``; of few classes in a tenth of the time of ``torch.softmax``."""
+    exponential = (pred - pred.amax(1, keepdim=True)).exp_()
     return exponential / exponential.sum(1, keepdim=True)

@@ -12,6 +12,7 @@ from torch import Tensor
 from convexformer_solvers.validation import is_real
 
 from .base import Loss
+from .intercept import LossAtIntercepts, best_intercept
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,6 @@ class Squared(Loss):
 
     Examples
     --------
-    >>> import torch
     >>> Squared().value(torch.tensor([[3.0]]), torch.tensor([[1.0]]))
     tensor([2.])
     """
@@ -28,10 +28,7 @@ class Squared(Loss):
     quadratic = True
     of_residual = True
     smooth_curvature = True
-
-    @property
-    def smoothness(self) -> float:
-        return 1.0
+    smoothness = 1.0
 
     def value(self, pred: Tensor, y: Tensor) -> Tensor:
         return 0.5 * (pred - y).square().sum(1)
@@ -56,8 +53,7 @@ class Squared(Loss):
         along, square = weight @ (theta * y), weight @ theta.square()
         if limit.ndim == 0:
             along, square = along.sum(), square.sum()
-        best = torch.where(square > 0, along / square, torch.zeros_like(square))
-        return torch.minimum(best.clamp(min=0.0), limit)
+        return torch.minimum(torch.where(square > 0, along / square, 0.0).clamp(min=0.0), limit)
 
     def best_intercept(self, pred: Tensor, y: Tensor, weight: Tensor, start: Tensor | None = None) -> Tensor:
         return weight @ (y - pred)
@@ -79,22 +75,18 @@ class Huber(Loss):
 
     Examples
     --------
-    >>> import torch
     >>> Huber(delta=1.0).value(torch.tensor([[0.5], [3.0]]), torch.zeros(2, 1))
     tensor([0.1250, 2.5000])
     """
 
     of_residual = True
+    smoothness = 1.0
 
     delta: float = 1.35
 
     def __post_init__(self) -> None:
         if not (is_real(self.delta) and self.delta > 0 and math.isfinite(self.delta)):
             raise ValueError(f"delta must be positive and finite, got {self.delta!r}")
-
-    @property
-    def smoothness(self) -> float:
-        return 1.0
 
     def value(self, pred: Tensor, y: Tensor) -> Tensor:
         residual = (pred - y).abs()
@@ -108,8 +100,7 @@ class Huber(Loss):
         return direction * ((pred - y).abs() <= self.delta)
 
     def conjugate(self, u: Tensor, y: Tensor) -> Tensor:
-        finite = 0.5 * u.square() + u * y
-        return torch.where(u.abs() <= self.delta, finite, math.inf).sum(1)
+        return torch.where(u.abs() <= self.delta, 0.5 * u.square() + u * y, math.inf).sum(1)
 
     def tail_length(self, pred: Tensor, y: Tensor, weight: Tensor) -> float:
         residual, order = (pred - y).abs().sort(dim=0)
@@ -128,8 +119,8 @@ class Huber(Loss):
 
     def best_intercept(self, pred: Tensor, y: Tensor, weight: Tensor, start: Tensor | None = None) -> Tensor:
         # The slope is piecewise linear and increasing, with a kink where a residual enters or leaves the quadratic
-        # part: walk the kinks in order and interpolate where it crosses zero. Newton steps can stall between them.
-        # In double precision: beside large residuals single precision loses the two kinks of a sample in one number.
+        # part: interpolate between the kinks where it crosses zero, as Newton steps can stall there. In float64: beside
+        # large residuals float32 loses the two kinks of a sample in one number.
         weight, residual = weight.double(), y.double() - pred.double()
         kinks, order = torch.cat([residual - self.delta, residual + self.delta]).sort(dim=0)
         rates = torch.cat([weight, -weight])[order].cumsum(0)
@@ -137,15 +128,9 @@ class Huber(Loss):
         slopes = torch.cat([torch.full_like(kinks[:1], -self.delta), slopes])
         last = ((slopes <= 0).sum(0, keepdim=True) - 1).clamp(max=len(kinks) - 2)
         kink, slope, rate = (values.gather(0, last)[0] for values in (kinks, slopes, rates))
-        best = torch.where(rate > 0, kink - slope / rate, kink)
-        # The rounding of the kinks is that of delta, beside which targets may be small: it is within the residuals, and
-        # a Newton step takes most of it away.
-        best = best.clamp(residual.amin(0), residual.amax(0))
-        slope = weight @ self.gradient(best - residual, torch.zeros_like(residual))
-        curvature = weight @ (best - residual).abs().le(self.delta).double()
-        refined = torch.where(curvature > 0, best - slope / curvature, best)
-        better = (weight @ self.gradient(refined - residual, torch.zeros_like(residual))).abs() < slope.abs()
-        return torch.where(better, refined, best).to(pred)
+        best = torch.where(rate > 0, kink - slope / rate, kink).clamp(residual.amin(0), residual.amax(0))
+        # A Newton step takes away most of the rounding of the kinks, that of delta, beside which targets may be small.
+        return best_intercept(LossAtIntercepts(self, -residual, torch.zeros_like(residual), weight), best).to(pred)
 
 
 @dataclass(frozen=True)
@@ -156,16 +141,12 @@ class Poisson(Loss):
 
     Examples
     --------
-    >>> import torch
     >>> Poisson().value(torch.tensor([[0.0], [1.0]]), torch.tensor([[1.0], [2.0]])).round(decimals=4)
     tensor([0.0000, 0.1046])
     """
 
     smooth_curvature = True
-
-    @property
-    def smoothness(self) -> float:
-        return math.inf
+    smoothness = math.inf
 
     def magnitude(self, y: Tensor) -> Tensor:
         return (1 + y + torch.xlogy(y, y).abs()).sum(1)
@@ -192,10 +173,8 @@ class Poisson(Loss):
         return pred.exp() * direction
 
     def conjugate(self, u: Tensor, y: Tensor) -> Tensor:
-        s = u + y
-        inside = s >= 0
-        s = s.clamp(min=0)
-        return torch.where(inside, torch.xlogy(s, s) - s - torch.xlogy(y, y) + y, math.inf).sum(1)
+        s = (u + y).clamp(min=0)
+        return torch.where(u + y >= 0, torch.xlogy(s, s) - s - torch.xlogy(y, y) + y, math.inf).sum(1)
 
     def expression(self, pred: Any, y: Any, weight: Any) -> Any:
         import cvxpy as cp

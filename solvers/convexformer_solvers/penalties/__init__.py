@@ -23,7 +23,7 @@ def get_penalty(penalty: str | Penalty) -> Penalty:
     Raises
     ------
     ValueError
-        If the name is unknown.
+        If it is neither.
 
     Examples
     --------

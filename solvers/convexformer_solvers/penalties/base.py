@@ -1,8 +1,8 @@
-"""The contract of a penalty: a norm on coefficient arrays ``(*block_shape, d, c)``, as a rule summed over blocks.
+"""The interface of a penalty: a norm of coefficient arrays ``(*block_shape, d, c)``, as a rule summed over blocks.
 
-It holds no ``alpha``: that belongs to the program. Each is the gauge of rank-one blocks ``u v'`` with ``|u|_2 <= 1``
-and ``v`` in the unit ball of a norm on outputs, which is what maps a solution back to network weights: ``factorize``
-splits a block into balanced pairs ``(u, v)``, and ``factor_cost`` is the weight decay of such pairs.
+It holds no ``alpha``, which belongs to the program. Each is the gauge of rank-one blocks ``u v'`` with ``|u|_2 <= 1``
+and ``v`` in the unit ball of a norm on outputs. That maps a solution back to network weights: ``factorize`` splits a
+block into balanced pairs ``(u, v)``, and ``factor_cost`` is the weight decay of such pairs.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from convexformer_solvers.validation import take_former_names
+
 
 class Factors(NamedTuple):
     """Rank-one pieces of a coefficient array: ``coef[block[j]] = sum of outer(left[j], right[j])``.
@@ -22,10 +24,8 @@ class Factors(NamedTuple):
     ----------
     block : Tensor of shape (m, n_block_axes), int64
         Index of the block that each piece belongs to.
-    left : Tensor of shape (m, d)
-        Feature factors.
-    right : Tensor of shape (m, c)
-        Output factors.
+    left, right : Tensor of shape (m, d) and (m, c)
+        Feature factors and output factors.
     """
 
     block: Tensor
@@ -34,21 +34,11 @@ class Factors(NamedTuple):
 
 
 class ActiveGroups(NamedTuple):
-    """Groups, each of one block and one output, with the gradients of their dual norms.
+    """Groups, each of one block and one output, with the gradients of their dual norms."""
 
-    Attributes
-    ----------
-    block : Tensor of shape (m,), int64
-        Positions in the flattened block axes, not decreasing.
-    output : Tensor of shape (m,), int64
-        Outputs.
-    unit : Tensor of shape (m, d)
-        Gradient of each group's dual norm.
-    """
-
-    block: Tensor
-    output: Tensor
-    unit: Tensor
+    block: Tensor  # (m,), int64, positions in the flattened block axes, not decreasing
+    output: Tensor  # (m,), int64
+    unit: Tensor  # (m, d), gradient of each group's dual norm
 
 
 class Atoms(NamedTuple):
@@ -56,10 +46,8 @@ class Atoms(NamedTuple):
 
     Attributes
     ----------
-    position : Tensor of shape (m, n_nonzero), int64
-        Where in the flattened coefficient array.
-    value : Tensor of shape (m, n_nonzero)
-        The coefficients there.
+    position, value : Tensor of shape (m, n_nonzero)
+        Where in the flattened coefficient array, int64, and the coefficients there.
     excess : Tensor of shape (m,)
         Inner product of each with the array that they were searched for, over ``alpha``, less 1.
     """
@@ -70,27 +58,19 @@ class Atoms(NamedTuple):
 
 
 class SmoothedDerivatives(NamedTuple):
-    """First and second derivatives of a smoothed penalty.
+    """First and second derivatives of a smoothed penalty."""
 
-    Attributes
-    ----------
-    gradient : Tensor of shape ``(*block_shape, d, c)``
-        Inside the unit ball of the dual norm.
-    hessian : Tensor of shape (n_blocks, d * c, d * c)
-        Symmetric and positive definite; coefficients of a block in the order of memory.
-    """
-
-    gradient: Tensor
-    hessian: Tensor
+    gradient: Tensor  # (*block_shape, d, c), inside the unit ball of the dual norm
+    hessian: Tensor  # (n_blocks, d * c, d * c), positive definite; coefficients of a block in the order of memory
 
 
 class Penalty(ABC):
     """A norm of coefficient arrays, as a rule a sum over blocks.
 
     A new penalty defines ``group_values``, ``group_dual_norms``, ``prox`` and ``right_norm``, and ``factorize`` for
-    estimators, which map solutions to heads; the rest has defaults. ``check_penalty`` tests it. In all methods ``coef``
-    and ``correlation`` (``A' diag(p) theta`` of a dual point ``theta``) are tensors of shape ``(*block_shape, d, c)``,
-    which stay as they are.
+    estimators, which map solutions to heads; the rest has defaults, some of which raise ``NotImplementedError``.
+    ``check_penalty`` tests it. In all methods ``coef`` and ``correlation`` (``A' diag(p) theta`` of a dual point
+    ``theta``) are tensors of shape ``(*block_shape, d, c)``, which stay as they are.
 
     Attributes
     ----------
@@ -104,53 +84,32 @@ class Penalty(ABC):
 
     Examples
     --------
-    The sum of the Euclidean norms of each output's coefficients in each block, those of the second output counted
-    twice, of the third three times, and so on:
+    The Euclidean norm of each block as a whole:
 
-    >>> import torch
-    >>> from convexformer_solvers import Factors, GroupL2, Penalty, check_penalty
-    >>> class RankedL2(Penalty):
-    ...     def rank(self, coef):
-    ...         return torch.arange(1, coef.shape[-1] + 1).to(coef)
-    ...
+    >>> from convexformer_solvers import Penalty, check_penalty
+    >>> class BlockL2(Penalty):
     ...     def group_values(self, coef):
-    ...         return self.rank(coef) * GroupL2().group_values(coef)
-    ...
-    ...     def group_dual_norms(self, coef):
-    ...         return GroupL2().group_values(coef) / self.rank(coef)
-    ...
+    ...         return torch.linalg.vector_norm(coef, dim=(-2, -1))
+    ...     group_dual_norms = group_values
     ...     def prox(self, coef, step):
-    ...         norms, steps = GroupL2().group_values(coef)[..., None, :], step * self.rank(coef)
-    ...         return coef * torch.where(norms > steps, 1 - steps / norms, 0.0)
-    ...
+    ...         norms = self.group_values(coef)[..., None, None]
+    ...         return coef * torch.where(norms > step, 1 - step / norms, 0.0)
     ...     def right_norm(self, right):
-    ...         return right.abs() @ self.rank(right)
-    ...
-    ...     def factorize(self, coef):
-    ...         block, left, right = GroupL2().factorize(coef)
-    ...         root = self.rank(right)[right.argmax(1)].sqrt()[:, None]
-    ...         return Factors(block, left * root, right / root)
-    >>> check_penalty(RankedL2())
+    ...         return torch.linalg.vector_norm(right, dim=1)
+    >>> check_penalty(BlockL2())
     """
 
     block_separable: ClassVar[bool] = True
     output_separable: ClassVar[bool] = False
     euclidean: ClassVar[bool] = False
 
-    def check_shape(self, shape: tuple[int, ...]) -> None:
-        """Raise ``ValueError`` unless the penalty is one of coefficients of this shape, as by default it is of all."""
-        return
-
-    def for_outputs(self, n_outputs: int) -> Penalty:
-        """The same norm for so many outputs as another penalty, where solvers can do more with that."""
-        return self
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        take_former_names(cls, separable="output_separable", by_block="block_separable")
 
     @abstractmethod
     def group_values(self, coef: Tensor) -> Tensor:
-        """Norm of each group; their sum is the penalty.
-
-        The shape is ``(*block_shape, c)`` when `output_separable`, else as the penalty has its groups.
-        """
+        """Norm of each group, ``(*block_shape, c)`` when `output_separable`; their sum is the penalty."""
 
     @abstractmethod
     def group_dual_norms(self, coef: Tensor) -> Tensor:
@@ -160,41 +119,28 @@ class Penalty(ABC):
     def prox(self, coef: Tensor, step: float) -> Tensor:
         """Minimiser over ``z`` of ``step * penalty(z) + |z - coef|^2 / 2``, with exact zeros; `step` is at least 0."""
 
-    def defines(self, method: str) -> bool:
-        """Whether this penalty has the optional method of that name, as ``'expression'``, and not ``Penalty``'s.
-
-        Examples
-        --------
-        >>> from convexformer_solvers import get_penalty
-        >>> get_penalty('group_l2').defines('expression')
-        True
-        """
-        return getattr(type(self), method, None) is not getattr(Penalty, method, None)
-
-    def factorize(self, coef: Tensor) -> Factors:
-        """Balanced rank-one pieces whose ``factor_cost`` sums to the penalty (paper [C], Prop. 1).
-
-        Raises
-        ------
-        NotImplementedError
-            If the penalty is no sum over blocks with such pieces.
-        """
-        raise NotImplementedError(f"{type(self).__name__} is not a sum over blocks with rank-one pieces")
-
     @abstractmethod
     def right_norm(self, right: Tensor) -> Tensor:
         """Norm of each output factor, shape (m,), of factors of shape (m, c)."""
 
+    def check_shape(self, shape: tuple[int, ...]) -> None:
+        """Raise ``ValueError`` unless the penalty is one of coefficients of this shape, as by default it is of all."""
+        return
+
+    def for_outputs(self, n_outputs: int) -> Penalty:
+        """The same norm for so many outputs as another penalty, where solvers can do more with that."""
+        return self
+
+    def defines(self, method: str) -> bool:
+        """Whether this penalty has the optional method of that name, as ``'expression'``, and not ``Penalty``'s."""
+        return getattr(type(self), method, None) is not getattr(Penalty, method, None)
+
+    def factorize(self, coef: Tensor) -> Factors:
+        """Balanced rank-one pieces whose ``factor_cost`` sums to the penalty (paper [C], Prop. 1)."""
+        raise NotImplementedError(f"{type(self).__name__} is not a sum over blocks with rank-one pieces")
+
     def expression(self, coef: Any, n_blocks: int) -> Any:
-        """The penalty for cvxpy, a convex scalar, which the solver ``exact`` needs.
-
-        `coef` is a cvxpy expression of shape ``(n_blocks * d, c)``, the blocks stacked.
-
-        Raises
-        ------
-        NotImplementedError
-            If the penalty has none.
-        """
+        """The penalty of a cvxpy expression of shape ``(n_blocks * d, c)``, the blocks stacked, for ``exact``."""
         raise NotImplementedError(f"{type(self).__name__} has no method 'expression', which the solver 'exact' needs")
 
     def constraints(self, coef: Any, n_blocks: int) -> list[Any]:
@@ -202,37 +148,22 @@ class Penalty(ABC):
         return []
 
     def violating_atoms(self, correlation: Tensor, alpha: float) -> Atoms:
-        """Extreme points of the unit ball whose product with `correlation` exceeds `alpha`, the best of each group.
-
-        Raises
-        ------
-        NotImplementedError
-            If the penalty has no such search.
-        """
+        """Extreme points of the unit ball whose product with `correlation` exceeds `alpha`, the best of each group."""
         raise NotImplementedError(f"{type(self).__name__} has no search for the atom that violates most")
 
     def smoothed_value(self, coef: Tensor, width: float) -> Tensor:
-        """A twice differentiable convex function that is larger than the penalty, by no more than at zero.
-
-        Its excess at zero is proportional to `width`, which is positive.
-
-        Raises
-        ------
-        NotImplementedError
-            If the penalty has none.
-        """
+        """A twice differentiable convex bound, whose excess is largest at zero, there in proportion to `width` > 0."""
         raise NotImplementedError(f"{type(self).__name__} has no smoothed form")
 
     def smoothed_derivatives(self, coef: Tensor, width: float) -> SmoothedDerivatives:
-        """Derivatives of ``smoothed_value``, which see."""
+        """Derivatives of ``smoothed_value``."""
         raise NotImplementedError(f"{type(self).__name__} has no smoothed form")
 
     def active_groups(self, correlation: Tensor, coef: Tensor, alpha: float) -> ActiveGroups | None:
         """Groups whose dual norm is ``alpha`` at the optimum as far as one can tell from points near it.
 
         Those are groups that violate their constraint at `correlation`, and groups of `coef` that are not zero. None,
-        the default, where groups are not of one block and one output each or are not written down; then points cannot
-        be polished.
+        the default, is for groups that are not of one block and one output each: points are not polished.
         """
         return None
 
@@ -263,8 +194,5 @@ class Penalty(ABC):
         return self.group_dual_norms(coef / unit) * unit
 
     def factor_cost(self, left: Tensor, right: Tensor) -> Tensor:
-        """Weight decay ``(|left|_2^2 + right_norm(right)^2) / 2`` of each pair, shapes (m, d) and (m, c).
-
-        It is at least the penalty of ``outer(left, right)``, with equality when the pair is balanced.
-        """
+        """Weight decay ``(|left|_2^2 + right_norm(right)^2) / 2`` of each pair; the penalty of balanced ones."""
         return 0.5 * (left.square().sum(1) + self.right_norm(right).square())

@@ -7,11 +7,9 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from .base import ActiveGroups, Atoms, Factors, Penalty, SmoothedDerivatives
-
-# Largest singular value over the step of a prox in float64 beyond which squares of singular values are too inaccurate.
-_LARGEST_OVER_STEP = 1e3
 
 
 @dataclass(frozen=True)
@@ -22,7 +20,6 @@ class GroupL2(Penalty):
 
     Examples
     --------
-    >>> import torch
     >>> GroupL2().value(torch.tensor([[[3.0], [4.0]]]))
     tensor(5.)
     """
@@ -31,8 +28,7 @@ class GroupL2(Penalty):
     euclidean: ClassVar[bool] = True
 
     def group_values(self, coef: Tensor) -> Tensor:
-        # Several outputs lie innermost: there sums of squares are mostly several times as fast. Roots have no gradient
-        # at zero.
+        # Sums of squares of several outputs, which lie innermost, are faster; but roots have no gradient at zero.
         if coef.shape[-1] == 1 or coef.requires_grad:
             return torch.linalg.vector_norm(coef, dim=-2)
         return coef.square().sum(-2).sqrt()
@@ -69,23 +65,18 @@ class GroupL2(Penalty):
     def violating_atoms(self, correlation: Tensor, alpha: float) -> Atoms:
         columns = correlation.transpose(-1, -2).flatten(0, -2)  # one group a row
         norms = torch.linalg.vector_norm(columns, dim=1)
+        positions = torch.arange(correlation.numel(), device=correlation.device).view(correlation.shape)
         violating = norms > alpha
-        positions = (
-            torch.arange(correlation.numel(), device=correlation.device).view(correlation.shape).transpose(-1, -2)
-        )
-        index = positions.flatten(0, -2)[violating]
+        index = positions.transpose(-1, -2).flatten(0, -2)[violating]
         return Atoms(index, columns[violating] / norms[violating][:, None], norms[violating] / alpha - 1)
 
     def factorize(self, coef: Tensor) -> Factors:
         norms = self.group_values(coef)
         index = norms.nonzero()
-        block, output = index[:, :-1], index[:, -1]
-        kept = norms[tuple(index.T)]
-        root = kept.sqrt()
+        kept = norms[tuple(index.T)][:, None]
         # Divide before taking the root out, so that tiny groups keep their direction.
-        left = coef.transpose(-1, -2)[tuple(index.T)] / kept[:, None] * root[:, None]
-        right = root[:, None] * torch.nn.functional.one_hot(output, coef.shape[-1])
-        return Factors(block, left, right)
+        left = coef.transpose(-1, -2)[tuple(index.T)] / kept * kept.sqrt()
+        return Factors(index[:, :-1], left, kept.sqrt() * torch.nn.functional.one_hot(index[:, -1], coef.shape[-1]))
 
     def right_norm(self, right: Tensor) -> Tensor:
         return torch.linalg.vector_norm(right, ord=1, dim=1)
@@ -101,12 +92,10 @@ class GroupL2(Penalty):
 class GroupNuclear(Penalty):
     r"""Nuclear norm :math:`\sum_b \|Z_b\|_*` of each block :math:`Z_b \in R^{d \times c}`.
 
-    Equals the standard weight decay :math:`\frac12(\|w_2\|_2^2 + \|w_3\|_2^2)` of the heads, which lets outputs share
-    features.
+    Equals the weight decay :math:`\frac12(\|w_2\|_2^2 + \|w_3\|_2^2)` of the heads, which lets outputs share features.
 
     Examples
     --------
-    >>> import torch
     >>> GroupNuclear().value(torch.eye(2)[None])
     tensor(2.)
     """
@@ -131,9 +120,10 @@ class GroupNuclear(Penalty):
         values = squares.clamp(min=0).sqrt()
         scale = torch.where(values > step, 1 - step / values, 0.0)
         shrunk = (tall @ basis * scale[..., None, :]) @ basis.transpose(-1, -2)
-        # Squares lose what is below the root of a rounding; data in single precision have lost it already.
-        least = step * _LARGEST_OVER_STEP * torch.finfo(coef.dtype).eps / torch.finfo(torch.float64).eps
-        wide_range = values[..., -1] > least
+        # Squares lose what is below the root of a rounding, and values near the step so many of their digits; data in
+        # single precision have lost them already.
+        eps = torch.finfo(torch.float64).eps
+        wide_range = values[..., -1] > step * torch.finfo(coef.dtype).eps / eps ** (6 / 5)
         if bool(wide_range.any()):
             u, s, vh = torch.linalg.svd(tall[wide_range], full_matrices=False)
             shrunk[wide_range] = (u * (s - step).clamp(min=0)[..., None, :]) @ vh
@@ -143,11 +133,9 @@ class GroupNuclear(Penalty):
         return torch.hypot(torch.linalg.svdvals(coef), coef.new_tensor(width)).sum()
 
     def smoothed_derivatives(self, coef: Tensor, width: float) -> SmoothedDerivatives:
-        blocks = coef.reshape(-1, *coef.shape[-2:])
-        n_blocks, d, c = blocks.shape
-        u, values, vh = torch.linalg.svd(blocks, full_matrices=True)
-        smoothed = torch.hypot(values, coef.new_tensor(width))
-        rank = values.shape[1]
+        n_blocks, d, c = coef.shape[:-2].numel(), *coef.shape[-2:]
+        u, values, vh = torch.linalg.svd(coef.reshape(n_blocks, d, c), full_matrices=True)
+        smoothed, rank = torch.hypot(values, coef.new_tensor(width)), values.shape[1]
         gradient = (u[:, :, :rank] * (values / smoothed)[:, None]) @ vh[:, :rank]
         symmetric, skew = _bends(values, smoothed, width, (d, c))
         # Of a change u_i v_j' the Hessian makes as much of itself and of u_j v_i', where there is such a one.
@@ -160,16 +148,13 @@ class GroupNuclear(Penalty):
 
     def violating_atoms(self, correlation: Tensor, alpha: float) -> Atoms:
         u, s, vh = torch.linalg.svd(correlation.reshape(-1, *correlation.shape[-2:]), full_matrices=False)
-        norms = s[:, 0]
-        violating = norms > alpha
-        outer = u[violating, :, :1] * vh[violating, :1]
-        index = torch.arange(correlation.numel(), device=correlation.device).view(len(norms), -1)[violating]
-        return Atoms(index, outer.flatten(1), norms[violating] / alpha - 1)
+        violating = s[:, 0] > alpha
+        index = torch.arange(correlation.numel(), device=correlation.device).view(len(s), -1)[violating]
+        return Atoms(index, (u[violating, :, :1] * vh[violating, :1]).flatten(1), s[violating, 0] / alpha - 1)
 
     def factorize(self, coef: Tensor) -> Factors:
         u, s, vh = torch.linalg.svd(coef, full_matrices=False)
-        rounding = s[..., :1] * max(coef.shape[-2:]) * torch.finfo(coef.dtype).eps
-        index = (s > rounding).nonzero()
+        index = (s > s[..., :1] * max(coef.shape[-2:]) * torch.finfo(coef.dtype).eps).nonzero()
         where = tuple(index.T)
         root = s[where].sqrt()[:, None]
         return Factors(index[:, :-1], root * u.transpose(-1, -2)[where], root * vh[where])
@@ -190,11 +175,8 @@ def _bends(values: Tensor, smoothed: Tensor, width: float, shape: tuple[int, int
     With ``f(s) = sqrt(s^2 + width^2)`` they are ``(f'(s) - f'(t)) / (s - t)`` and ``(f'(s) + f'(t)) / (s + t)``, here
     without differences of like numbers; beyond the singular values these are zeros, and both are the same.
     """
-    missing = [side - values.shape[1] for side in shape]
-    (s, f), (t, g) = (
-        (torch.nn.functional.pad(values, (0, n)), torch.nn.functional.pad(smoothed, (0, n), value=width))
-        for n in missing
-    )
+    s, t = (pad(values, (0, side - values.shape[1])) for side in shape)
+    f, g = (pad(smoothed, (0, side - values.shape[1]), value=width) for side in shape)
     s, f, t, g = s[:, :, None], f[:, :, None], t[:, None, :], g[:, None, :]
     slopes, total = s / f + t / g, s + t  # ratios first: products of four numbers leave the range of floats
     both_zero = total == 0

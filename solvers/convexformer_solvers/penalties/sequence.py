@@ -8,21 +8,15 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from convexformer_solvers.linear_maps.config import CONFIG
 from convexformer_solvers.validation import check_counts
 
 from .base import Atoms, Factors, Penalty
 
-# Rows of a matrix whose sums differ by less than this, relative to them, differ by rounding.
-_ROUNDING = 1e-12
-# Coefficients of which the prox is taken at once.
-_PROX_ELEMENTS = 2**22
-
 
 def _check_outputs(n_outputs: int, n_targets: int) -> None:
     if n_outputs % n_targets:
-        raise ValueError(
-            f"n_targets must divide the number of outputs, got n_targets={n_targets} and {n_outputs} outputs"
-        )
+        raise ValueError(f"n_targets must divide the number of outputs, got {n_targets=} and {n_outputs} outputs")
 
 
 @dataclass(frozen=True)
@@ -37,9 +31,7 @@ class RowStochastic(Penalty):
 
     and infinite elsewhere. Each matrix is one head with :math:`W_1 = C / s`. The printed theorem leaves out that all
     rows have equal sums, and is only a relaxation. The dual constraint is
-    :math:`\sum_t \max_k \pm (M_{ql})_{tk} \le \alpha`.
-
-    Solve in float64: to single precision no two rows have equal sums.
+    :math:`\sum_t \max_k \pm (M_{ql})_{tk} \le \alpha`. Solve in float64: in float32 no two rows have equal sums.
 
     Parameters
     ----------
@@ -53,7 +45,6 @@ class RowStochastic(Penalty):
 
     Examples
     --------
-    >>> import torch
     >>> coef = torch.zeros(2, 3, 1, 2)  # three tokens of width 1, two target rows of one output
     >>> coef[0, :, 0, 0], coef[0, :, 0, 1] = torch.tensor([2.0, 1, 0]), torch.tensor([0.0, 0, 3])
     >>> RowStochastic(n_targets=2).value(coef)
@@ -69,26 +60,21 @@ class RowStochastic(Penalty):
 
     def check_shape(self, shape: tuple[int, ...]) -> None:
         if len(shape) != 4 or shape[0] != 2:
-            raise ValueError(
-                f"RowStochastic needs coefficients of shape (2, n_tokens, n_features, n_outputs), those of a "
-                f"SignedMap, got {tuple(shape)}"
-            )
+            wanted = "(2, n_tokens, n_features, n_outputs), those of a SignedMap"
+            raise ValueError(f"RowStochastic needs coefficients of shape {wanted}, got {tuple(shape)}")
         _check_outputs(shape[-1], self.n_targets)
 
     def matrices(self, coef: Tensor) -> Tensor:
         """View of the coefficients as matrices, shape ``(2, d, c, T, n)``."""
         self.check_shape(coef.shape)
-        n_outputs = coef.shape[-1] // self.n_targets
-        return coef.unflatten(-1, (self.n_targets, n_outputs)).permute(0, 2, 4, 3, 1)
-
-    def _coef(self, matrices: Tensor) -> Tensor:
-        return matrices.permute(0, 4, 1, 3, 2).flatten(-2)
+        return coef.unflatten(-1, (self.n_targets, -1)).permute(0, 2, 4, 3, 1)
 
     def group_values(self, coef: Tensor) -> Tensor:
         matrices = self.matrices(coef)
         sums = matrices.sum(-1)
         mean = sums.mean(-1)
-        unequal = (sums - mean[..., None]).abs().amax(-1) > _ROUNDING * mean.abs() * coef.shape[1]
+        rounding = torch.finfo(torch.float64).eps ** (3 / 4) * coef.shape[1] * mean.abs()
+        unequal = (sums - mean[..., None]).abs().amax(-1) > rounding
         return torch.where(unequal | (matrices.amin((-2, -1)) < 0), torch.inf, mean)
 
     def group_dual_norms(self, coef: Tensor) -> Tensor:
@@ -98,9 +84,10 @@ class RowStochastic(Penalty):
     def prox(self, coef: Tensor, step: float) -> Tensor:
         result = torch.empty_like(coef, memory_format=torch.contiguous_format)
         # Some features at a time, as each matrix takes ten times its own memory on the way.
-        at_once = max(1, _PROX_ELEMENTS * coef.shape[2] // max(1, coef.numel()))
+        at_once = max(1, CONFIG.limit(coef.device) * coef.shape[2] // max(1, coef.numel()))
         for part, shrunk in zip(coef.split(at_once, dim=2), result.split(at_once, dim=2), strict=True):
-            shrunk.copy_(self._coef(self._prox_of(self.matrices(part), step)))
+            matrices = self._prox_of(self.matrices(part), step)
+            shrunk.copy_(matrices.permute(0, 4, 1, 3, 2).flatten(-2))
         return result
 
     @staticmethod
@@ -117,7 +104,7 @@ class RowStochastic(Penalty):
             total, n_positive = totals.gather(-1, last[..., None])[..., 0], (last + 1).to(ordered.dtype)
             slope = (1 / n_positive).sum(-1)
             wanted = (((total / n_positive).sum(-1) - step) / slope).clamp(min=0)
-            if not bool((wanted > size * (1 + 1e-15)).any()):
+            if not bool((wanted > size * (1 + 4 * torch.finfo(size.dtype).eps)).any()):
                 break
             size = torch.maximum(size, wanted)
         threshold = (total - size[..., None]) / n_positive
@@ -144,10 +131,7 @@ class RowStochastic(Penalty):
         return Atoms(index, torch.ones_like(index, dtype=correlation.dtype), excess[sign, feature, output])
 
     def expression(self, coef: Any, n_blocks: int) -> Any:
-        import cvxpy as cp
-
-        # All rows have the same sum, so that of the first one stands for all.
-        return cp.sum(self._row_sums(coef, n_blocks)[0])
+        return self._row_sums(coef, n_blocks)[0].sum()  # that of the first row, as all rows have the same sum
 
     def constraints(self, coef: Any, n_blocks: int) -> list[Any]:
         sums = self._row_sums(coef, n_blocks)
@@ -155,16 +139,11 @@ class RowStochastic(Penalty):
 
     def _row_sums(self, coef: Any, n_blocks: int) -> list[Any]:
         """Per target row the sums over tokens, as expressions of shape ``(2 d, c)``."""
+        import numpy as np
+
         d, n_outputs = coef.shape[0] // n_blocks, coef.shape[1] // self.n_targets
-        half = n_blocks // 2
-        columns = [coef[:, t * n_outputs : (t + 1) * n_outputs] for t in range(self.n_targets)]
-
-        def summed(column: Any, sign: int) -> Any:
-            return sum(column[(sign * half + k) * d : (sign * half + k + 1) * d] for k in range(half))
-
-        import cvxpy as cp
-
-        return [cp.vstack([summed(column, 0), summed(column, 1)]) for column in columns]
+        over_tokens = np.kron(np.kron(np.eye(2), np.ones((1, n_blocks // 2))), np.eye(d))
+        return [over_tokens @ coef[:, t * n_outputs : (t + 1) * n_outputs] for t in range(self.n_targets)]
 
 
 @dataclass(frozen=True)
@@ -187,7 +166,6 @@ class PerTarget(Penalty):
 
     Examples
     --------
-    >>> import torch
     >>> from convexformer_solvers import GroupNuclear
     >>> coef = torch.cat([torch.eye(2), torch.eye(2)], dim=1)[None]  # one token of width 2, two rows of two outputs
     >>> PerTarget(GroupNuclear(), n_targets=2).value(coef)
@@ -216,7 +194,7 @@ class PerTarget(Penalty):
     def by_target(self, coef: Tensor) -> Tensor:
         """Coefficients with the target rows first, shape ``(T, *block_shape, d, c)``."""
         _check_outputs(coef.shape[-1], self.n_targets)
-        return coef.unflatten(-1, (self.n_targets, coef.shape[-1] // self.n_targets)).movedim(-2, 0)
+        return coef.unflatten(-1, (self.n_targets, -1)).movedim(-2, 0)
 
     def group_values(self, coef: Tensor) -> Tensor:
         values = self.penalty.group_values(self.by_target(coef)).sum(0)
@@ -236,8 +214,8 @@ class PerTarget(Penalty):
         return Factors(target[:, 1:], rest[0], right.scatter_(1, columns, rest[1]))
 
     def right_norm(self, right: Tensor) -> Tensor:
-        by_target = right.unflatten(1, (self.n_targets, right.shape[1] // self.n_targets))
-        return self.penalty.right_norm(by_target.flatten(0, 1)).view(len(right), self.n_targets).sum(1)
+        by_target = right.unflatten(1, (self.n_targets, -1)).flatten(0, 1)
+        return self.penalty.right_norm(by_target).view(-1, self.n_targets).sum(1)
 
     def expression(self, coef: Any, n_blocks: int) -> Any:
         size = coef.shape[1] // self.n_targets

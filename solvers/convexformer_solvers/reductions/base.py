@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from convexformer_solvers.linear_maps.cast import RoundedMap
+from convexformer_solvers.linear_maps.derived import RoundedMap
 from convexformer_solvers.points import Point
 from convexformer_solvers.program import Program
 

@@ -27,7 +27,7 @@ from convexformer_solvers.algorithms.polish import PolishConfig, polished
 from convexformer_solvers.algorithms.stage import Stage, begun, begun_again, stepped
 from convexformer_solvers.auto import AutoConfig
 from convexformer_solvers.linalg.hessian import Curvature, curvature_bound
-from convexformer_solvers.linear_maps.cast import RoundedMap
+from convexformer_solvers.linear_maps.derived import RoundedMap
 from convexformer_solvers.points import (
     completed,
     dual_of,

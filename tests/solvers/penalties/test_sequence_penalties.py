@@ -24,6 +24,7 @@ from convexformer_solvers import (
     get_solver,
     solve,
 )
+from convexformer_solvers.linear_maps.config import MapConfig
 from convexformer_solvers.penalties import sequence as sequence_penalties
 from convexformer_solvers.points import null_point
 
@@ -111,7 +112,7 @@ class TestRowStochastic:
     def test_prox_takes_some_features_at_a_time(self, monkeypatch):
         coef = randn(*self.shape, seed=6)
         whole = self.penalty.prox(coef, 0.3)
-        monkeypatch.setattr(sequence_penalties, "_PROX_ELEMENTS", 1)
+        monkeypatch.setattr(sequence_penalties, "CONFIG", MapConfig(temporary=1))
         torch.testing.assert_close(self.penalty.prox(coef, 0.3), whole, rtol=0, atol=0)
 
     def test_prox_of_nan_ends(self):
