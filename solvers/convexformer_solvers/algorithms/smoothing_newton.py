@@ -33,10 +33,13 @@ class SmoothingConfig:
     near_enough : float, default=0.05
         The next width comes once the squared length of a step, in the metric of its Hessian, is below this share of
         what the smoothing costs at most.
+    widest : float, default=10
+        The first width at most, in units of a gradient step from zero.
     """
 
     narrower: float = 0.1
     near_enough: float = 0.05
+    widest: float = 10.0
 
 
 class _Part(NamedTuple):
@@ -109,7 +112,7 @@ class SmoothingNewton(PrimalDualSolver):
         length = 1 / program.lipschitz(pred)
         n_outputs = program.y.shape[1]
         together = [slice(k, k + 1) for k in range(n_outputs)] if program.outputs_separate else [slice(n_outputs)]
-        parts = tuple(_first(program, features, coef, pred, length, outputs) for outputs in together)
+        parts = tuple(_first(program, features, coef, pred, length, outputs, self.config) for outputs in together)
         return _State(parts, length, _point(program, parts, length))
 
     def step(self, program: Program, state: _State) -> _State:
@@ -130,15 +133,23 @@ def _point(program: Program, parts: tuple[_Part, ...], length: float) -> Point:
     return Point(coef, pred=pred, fitted=own_predictions(program, coef), correlation=correlation)
 
 
-def _first(program: Program, features: Features, coef: Tensor, pred: Tensor, length: float, outputs: slice) -> _Part:
+def _first(
+    program: Program,
+    features: Features,
+    coef: Tensor,
+    pred: Tensor,
+    length: float,
+    outputs: slice,
+    config: SmoothingConfig,
+) -> _Part:
     own = dataclasses.replace(program, y=program.y[:, outputs])
     coef, pred = coef[..., outputs], pred[:, outputs]
     correlation, slopes = _downhill(own, features, pred)
     unit_cost = own.alpha * float(own.penalty.smoothed_value(torch.zeros_like(coef), 1.0))
     gap = min(own.null_value, gap_estimate(own, Point(coef, pred=pred, fitted=pred, correlation=correlation)))
     width = gap / unit_cost
-    if own.alpha_max > 0:  # at most a gradient step from zero: where alpha is small costs say little
-        width = min(width, length * own.alpha_max)
+    if own.alpha_max > 0:  # at most some gradient steps from zero: where alpha is small costs say little
+        width = min(width, config.widest * length * own.alpha_max)
     width = max(width, _EPS * own.null_value / unit_cost)
     return _Part(own, features, unit_cost, coef, pred, correlation, slopes, width)
 
