@@ -11,17 +11,16 @@ import dataclasses
 import json
 import multiprocessing
 import os
-import platform
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmark_utils.cells import CELLS
+from benchmark_utils.machine import machine
 from benchmark_utils.report import TARGETS, Problem, Record, details, draw, scores, skips, summary
 from contender import HERE, contend, load
 
@@ -157,23 +156,6 @@ def absorb(record: Record, event: dict[str, Any]) -> None:
         record.reason = event["reason"]
 
 
-def machine() -> dict[str, Any]:
-    """What the figures were measured on."""
-    packages = ("convexformer", "torch", "numpy", "adelie", "celer", "skglm", "group-lasso", "cvxpy", "clarabel", "scs")
-    versions = {}
-    for package in packages:
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            versions[package] = None
-    return {
-        "machine": platform.machine(),
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-        "versions": versions,
-    }
-
-
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="reduced cells and limits: under five minutes")
@@ -227,7 +209,11 @@ def main() -> None:
             gap = f"gap {record.best_gap(options.limit):.1e}" if record.points else ""
             print(f"{place} {record.contender}: {record.status} {gap} {record.reason}", file=sys.stderr, flush=True)
     settings = {name: str(value) if isinstance(value, Path) else value for name, value in vars(options).items()}
-    contents = {"settings": settings, **machine(), "records": [dataclasses.asdict(record) for record in records]}
+    contents = {
+        "settings": settings,
+        **machine(options.threads),
+        "records": [dataclasses.asdict(record) for record in records],
+    }
     (options.output / "results.json").write_text(json.dumps(contents, indent=1))
     table = scores(records, options.limit)
     texts = [summary(table, options.ours, options.limit), details(table), skips(records)]

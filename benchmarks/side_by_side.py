@@ -53,6 +53,7 @@ def worker() -> None:
         linear_map = GatedMap(parts["data"], parts["masks"]) if "masks" in parts else DenseMap(parts["data"])
         loss, penalty = get_loss(parts["loss"]), get_penalty(parts["penalty"])
         program = Program(linear_map, parts["y"], loss, penalty, parts["alpha"], fit_intercept=parts["intercept"])
+        before = _memory("VmRSS", afresh=True)
         signal.setitimer(signal.ITIMER_REAL, job["limit"])
         try:
             if job["path"]:
@@ -65,7 +66,16 @@ def worker() -> None:
             results = []
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
-        print(json.dumps(_told(results)), flush=True)
+        memory = (_memory("VmHWM") - before) / 1024
+        print(json.dumps({**_told(results), "megabytes": round(memory, 1)}), flush=True)
+
+
+def _memory(name: str, afresh: bool = False) -> int:
+    """Kilobytes that are resident, or were at most since this was last asked `afresh`."""
+    if afresh:
+        Path("/proc/self/clear_refs").write_text("5")
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name))
 
 
 def _told(results: list[Any]) -> dict[str, Any]:
@@ -156,8 +166,11 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=60.0, help="seconds of one solve")
     parser.add_argument("--output", type=Path, required=True)
     options = parser.parse_args()
+    from benchmark_utils.machine import commit, machine  # not of the workers, which are started elsewhere
+
     records = json.loads(options.output.read_text())["records"] if options.output.exists() else []
     options.done = [record["problem"] for record in records]
+    measured = {**machine(options.threads), "other": commit(options.other), "repeats": options.repeats}
     checkouts = {"old": Checkout(options.other, options.threads), "new": Checkout(HERE.parent, options.threads)}
     with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").exists() else None) as folder:
         file = Path(folder) / "program.pt"
@@ -169,7 +182,7 @@ def main() -> None:
                     job = {"file": str(file), "limit": options.limit, "path": options.path}
                     runs[side].append(checkouts[side].solved(**job))
             records.append({"problem": name, **runs})
-            options.output.write_text(json.dumps({"records": records}, indent=1))
+            options.output.write_text(json.dumps({**measured, "records": records}))
             print(describe(records[-1]), flush=True)
     print(summary(records))
 

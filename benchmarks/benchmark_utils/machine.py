@@ -1,0 +1,49 @@
+"""What figures were measured on."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("torch", "numpy", "scipy", "cvxpy", "clarabel", "scs", "adelie", "celer", "skglm", "group-lasso")
+
+
+def machine(threads: int) -> dict[str, Any]:
+    """Commit, date, processor, cores, threads and versions, for the file that holds the figures."""
+    return {
+        "commit": commit(Path(__file__).parents[2]),
+        "date": datetime.date.today().isoformat(),
+        "processor": processor(),
+        "cores": os.cpu_count(),
+        "threads": threads,
+        "python": platform.python_version(),
+        "versions": {package: found for package in PACKAGES if (found := _version(package))},
+    }
+
+
+def commit(root: Path) -> str:
+    """Short name of the commit of a checkout, with a plus sign where files differ from it."""
+    described = ("git", "-C", str(root), "describe", "--always", "--exclude=*", "--abbrev=7", "--dirty=+")
+    return subprocess.run(described, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
+
+
+def processor() -> str:
+    """Name of the processor and its widest vector instructions."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    known = dict(line.split(":", 1) for line in lines if ":" in line)
+    fields = {name.strip(): value.strip() for name, value in known.items()}
+    flags = fields.get("flags", "").split()
+    vectors = next((name for name in ("avx512f", "avx2", "avx") if name in flags), "")
+    return f"{fields.get('model name', platform.machine())} {vectors}".strip()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
