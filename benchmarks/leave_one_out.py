@@ -92,6 +92,7 @@ PIECES: dict[str, Auto] = {
     "single precision": auto(without_reduction(SinglePrecision)),
     "centring": auto(without_reduction(Center)),
     "acceleration of ADMM": auto(admm(memory=0)),
+    "check of bold extrapolations": auto(admm(bold=math.inf)),
     "rho set anew": auto(admm(adapt_at=())),
     "first rho by correlation": auto(
         admm(independent_threshold=usual.threshold, correlated_threshold=usual.threshold, independent=0.0)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from benchmark_utils.cells import CELLS, simulate
 from benchmark_utils.instance import Instance
+from benchmark_utils.machine import machine
 
 LIMITED = ("E", "F", "G")
 RATIOS = (0.1, 0.01)
@@ -77,7 +78,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--scale", type=float, default=1.0, help="factor on the number of samples")
     parser.add_argument("--seconds", type=float, default=300.0, help="limit of one fit")
+    parser.add_argument("--output", type=Path, help="file for the figures")
     options = parser.parse_args()
+    records = []
     print("| cell | ratio | MB beyond the data | limit | gap | seconds |\n|---|---|---|---|---|---|")
     for cell in options.cells:
         allowed = limit(cell, options.scale)
@@ -91,6 +94,9 @@ def main() -> None:
                     f"| {found['gap']:.1e} | {found['seconds']:.2g} |",
                     flush=True,
                 )
+                records.append({"cell": cell, "ratio": ratio, "limit": allowed, **found})
+    if options.output:
+        options.output.write_text(json.dumps({**machine(1), "records": records}))
 
 
 if __name__ == "__main__":

@@ -192,6 +192,11 @@ def seconds(runs: list[dict[str, Any]], key: str = "seconds") -> float:
     return statistics.median(float("inf") if run.get(key) is None else run[key] for run in runs)
 
 
+def megabytes(runs: list[dict[str, Any]]) -> float:
+    """Smallest peak memory of some runs: the first holds what libraries load."""
+    return min(run["megabytes"] for run in runs)
+
+
 def ratio(record: dict[str, Any]) -> float:
     """Seconds of the new over those of the old checkout; one where neither gets there."""
     new, old = (seconds(record[side], "1e-06" if "1e-06" in record[side][0] else "seconds") for side in ("new", "old"))

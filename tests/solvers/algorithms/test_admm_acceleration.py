@@ -203,6 +203,21 @@ class TestSchedule:
         assert all(after - before <= max(longest, after / 3 + 1) for before, after in pairwise(due))
 
 
+@pytest.mark.parametrize("seed", [4, 8, 12, 36])
+def test_extrapolations_do_not_lead_to_points_worse_than_a_constant(seed):
+    # Few features and many samples ask for a larger rho than groups do: extrapolations go far before it is set anew.
+    x, noise = randn(40, 6, 1, seed=seed), randn(40, 2, seed=seed + 2, scale=0.5)
+    y = x[..., 0] @ randn(6, 2, seed=seed + 1, scale=0.5) + noise
+    program = Program(DenseMap(x), y, Squared(), GroupL2(), 0.01, fit_intercept=True)
+    solver = Admm()
+    state = solver.init(program, null_point(program))
+    objectives = []
+    for _ in range(38):
+        state = solver.step(program, state)
+        objectives.append(objective(program, solver.point(program, state)))
+    assert max(objectives) <= program.null_value
+
+
 def correlated_program(loss, seed, ratio=0.05):
     """Tokens that share a part, with an intercept."""
     data = randn(200, 12, 6, seed=seed) + 2 * randn(200, 1, 6, seed=seed + 9)

@@ -16,6 +16,8 @@ class AdmmConfig:
     memory : int, default=8
         Differences that Anderson acceleration keeps; with none there is no acceleration. Half as many iterations are
         the moves by which ``rho`` is set.
+    bold : float, default=3
+        Sum of the sizes of an extrapolation's weights from which on it is compared with the best constant model.
     threshold : float, default=10/3
         The first ``rho`` is such that the prox's threshold ``alpha / rho`` is so many times the median active group.
     independent_threshold, correlated_threshold : float, default=2, 5
@@ -51,6 +53,7 @@ class AdmmConfig:
 
     over_relaxation: float = 1.7
     memory: int = 8
+    bold: float = 3.0
     threshold: float = 10 / 3
     independent_threshold: float = 2.0
     correlated_threshold: float = 5.0

@@ -161,6 +161,10 @@ class Admm(PrimalDualSolver):
             acceleration.rounding_growth = 1.0
         coef = program.penalty.prox(total, program.alpha / rho)
         fitted_coef = program.map.matvec(coef)
+        if acceleration.largest_weights > self.config.bold and _is_worse_than_constant(program, coef, fitted_coef):
+            total, fitted_total, expansion = plain
+            coef = program.penalty.prox(total, program.alpha / rho)
+            fitted_coef = program.map.matvec(coef)
         return state._replace(
             smooth=smooth,
             correlation=rho * (smooth - center),
@@ -281,6 +285,12 @@ def _ahead(program: Program, previous: State) -> End | None:
     """Where the last two alphas lead the one of a program; None where they lead nowhere."""
     end = _end_of(program, previous) if previous.alpha != program.alpha else None
     return None if end is None or previous.before is None else end.ahead(previous.before, program.alpha)
+
+
+def _is_worse_than_constant(program: Program, coef: Tensor, fitted_coef: Tensor) -> bool:
+    """Whether coefficients with their predictions are worse than the best constant model."""
+    pred = fitted_coef + program.best_intercept(fitted_coef)
+    return not float(program.objective(coef, pred)) <= program.null_value
 
 
 def _fits_are_cheap(program: Program, system: RidgeSystem) -> bool:

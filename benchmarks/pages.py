@@ -1,0 +1,255 @@
+"""Pages of docs/benchmarks, made from the figures in benchmarks/data. Run: python benchmarks/pages.py."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmark_utils.report import Problem, Record, details, markdown, scores, summary
+from side_by_side import megabytes, ratio, seconds
+
+HERE = Path(__file__).parent
+DATA, DOCS = HERE / "data", HERE.parent / "docs" / "benchmarks"
+NOTE = "% Made by benchmarks/pages.py from benchmarks/data; changes belong there."
+
+
+def load(name: str) -> dict[str, Any]:
+    """What a benchmark has stored under a name."""
+    return json.loads((DATA / f"{name}.json").read_text())
+
+
+def measured(data: dict[str, Any], command: str) -> str:
+    """Where, when and how figures were measured."""
+    packages = ", ".join(f"{name} {number}" for name, number in data["versions"].items())
+    return (
+        f"Measured at commit {data['commit']} on {data['date']}: {data['processor']}, {data['threads']} thread(s), "
+        f"Python {data['python']}, {packages}.\n\n`{command}`"
+    )
+
+
+def geometric(values: Iterable[float]) -> float:
+    """Geometric mean."""
+    return statistics.geometric_mean(list(values))
+
+
+def number(value: float | None) -> str:
+    """Two digits, or a dash."""
+    return "-" if value is None or not math.isfinite(value) else f"{value:.2g}"
+
+
+def place(problem: dict[str, Any]) -> tuple[str, str, str]:
+    """Cell, ratio and design of a problem, without its seed."""
+    return problem["cell"], f"{problem.get('ratio', '')}", problem["design"]
+
+
+def groups(records: list[dict[str, Any]]) -> dict[tuple[str, str, str], list[dict[str, Any]]]:
+    """Records of cells by what they have in common but for the seed."""
+    found: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for record in records:
+        if record["problem"]["family"] == "cells":
+            found.setdefault(place(record["problem"]), []).append(record)
+    return found
+
+
+def side_by_side() -> str:
+    """Two commits, program by program."""
+    data = load("side_by_side")
+    records = data["records"]
+    rows = [["cell", "ratio", "design", "old, s", "new, s", "new / old by seed", "MB new - old"]]
+    for (cell, share, design), own in groups(records).items():
+        old, new = (statistics.median(seconds(record[side], "1e-06") for record in own) for side in ("old", "new"))
+        more = max(megabytes(record["new"]) - megabytes(record["old"]) for record in own)
+        each = ", ".join(f"{ratio(record):.2f}" for record in own)
+        rows.append([cell, share, design, number(old), number(new), each, f"{more:+.0f}"])
+    families = [
+        ["programs", "number", "old, s", "new, s", "median ratio", "above 1.15", "unsolved old", "unsolved new"]
+    ]
+    for family in dict.fromkeys(record["problem"]["family"] for record in records):
+        own = [record for record in records if record["problem"]["family"] == family]
+        totals = [sum(min(seconds(record[side], "1e-06"), 60.0) for record in own) for side in ("old", "new")]
+        unsolved = [sum(math.isinf(seconds(record[side], "1e-06")) for record in own) for side in ("old", "new")]
+        ratios = [ratio(record) for record in own]
+        families.append(
+            [
+                family,
+                str(len(own)),
+                *(f"{total:.1f}" for total in totals),
+                f"{statistics.median(ratios):.2f}",
+                str(sum(value > 1.15 for value in ratios)),
+                *map(str, unsolved),
+            ]
+        )
+    slow = sorted((record for record in records if ratio(record) > 1.15), key=ratio, reverse=True)
+    worst = [["program", "old, s", "new, s", "ratio", "iterations old", "iterations new"]]
+    for record in slow:
+        name = " ".join(str(part) for part in record["problem"].values())
+        times = [seconds(record[side], "1e-06") for side in ("old", "new")]
+        iterations = [str(record[side][0]["n_iter"]) for side in ("old", "new")]
+        worst.append([name, *(f"{value:.3f}" for value in times), f"{ratio(record):.2f}", *iterations])
+    return "\n\n".join(
+        [
+            f"# This version beside {data['other']}",
+            f"Seconds to a certified relative gap of 1e-6, medians of {data['repeats']} runs that take turns in one "
+            "process each. Cells are those of `benchmarks/README.md`, over three seeds; the other families are the "
+            "random programs of `benchmarks/benchmark_utils/sweep.py`. The last column of the first table is the "
+            "largest difference of peak memory.",
+            markdown(rows),
+            markdown(families),
+            "## Programs that take more than 1.15 times as long",
+            markdown(worst) if slow else "None.",
+            measured(data, "python benchmarks/side_by_side.py --other OLD --sweep --output FILE"),
+        ]
+    )
+
+
+def packages() -> str:
+    """Single solves beside other packages."""
+    data = load("packages")
+    records = [Record(**{**record, "problem": Problem(**record["problem"])}) for record in data["records"]]
+    limit = data["settings"]["limit"]
+    table = scores(records, limit)
+    return "\n\n".join(
+        [
+            "# Beside other packages",
+            f"Seconds of complete runs to certified relative gaps, medians of {data['settings']['repeats']} runs, "
+            f"limit {limit:g} s; `x (g)` stopped at gap g. Data, rules and what each package can express: "
+            "`benchmarks/README.md`.",
+            "## Against the best of the others",
+            summary(table, "auto", limit),
+            "## All contenders",
+            details(table),
+            measured(data, data["settings"].get("command", "python benchmarks/run.py")),
+        ]
+    )
+
+
+def paths() -> str:
+    """Paths beside other packages."""
+    data = load("paths")
+    names = list(dict.fromkeys(record["contender"] for record in data["records"]))
+    cells: dict[tuple[str, str], dict[str, str]] = {}
+    for record in data["records"]:
+        gap = "" if record["gap"] is None else f" ({record['gap']:.1e})"
+        reached = "x" + gap if record["seconds"] is None else number(record["seconds"])
+        cells.setdefault((record["cell"], record["design"]), {})[record["contender"]] = reached
+    rows = [["cell", "design", *names]]
+    rows += [[*where, *(found.get(name, "-") for name in names)] for where, found in cells.items()]
+    return "\n\n".join(
+        [
+            "# Paths",
+            "Seconds of thirty values of `alpha` from `alpha_max` to a hundredth of it, until the largest certified "
+            f"gap is at most 1e-4. `x (g)`: the smallest largest gap within {data['limit']:g} s of runs; `-`: the "
+            "package has no such program.",
+            markdown(rows),
+            measured(data, "python benchmarks/paths.py --output FILE"),
+        ]
+    )
+
+
+def _without(data: dict[str, Any]) -> Iterator[tuple[str, list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]]]]:
+    """Pieces, and for each the problems with what was found with all pieces and without it."""
+    for piece in data["records"][0]["without"]:
+        if piece != "none":
+            yield (
+                piece,
+                [
+                    (record["problem"], record["without"]["none"], record["without"][piece])
+                    for record in data["records"]
+                    if piece in record["without"]
+                ],
+            )
+
+
+def leave_one_out(name: str, title: str, text: str) -> str:
+    """What each piece brings."""
+    data = load(name)
+    rows = [["without", "cells: mean ratio", "cells: largest ratios", "sweep: ratio of sums", "iterations", "unsolved"]]
+    whole = [record["without"]["none"] for record in data["records"]]
+    for piece, found in _without(data):
+        by_place: dict[str, list[float]] = {}
+        sums, unsolved = [0.0, 0.0], 0
+        for problem, base, other in found:
+            before, after = base.get("1e-06"), other.get("1e-06")
+            unsolved += before is not None and after is None
+            if before is None or after is None:
+                continue
+            if problem["family"] == "cells":
+                by_place.setdefault(" ".join(place(problem)), []).append(after / before)
+            else:
+                sums = [sums[0] + before, sums[1] + after]
+        means = sorted(((geometric(values), where) for where, values in by_place.items()), reverse=True)
+        worst = ", ".join(f"{where} {value:.2f}" for value, where in means[:3])
+        overall = f"{geometric(value for value, _ in means):.2f}" if means else "-"
+        iterations = sum(other["n_iter"] for _, base, other in found if other.get("1e-06") is not None)
+        sweep = f"{sums[1] / sums[0]:.2f}" if sums[0] else "-"
+        rows.append([piece, overall, worst, sweep, str(iterations), str(unsolved)])
+    return "\n\n".join(
+        [
+            title,
+            text,
+            f"With all pieces: {sum(found['n_iter'] for found in whole)} iterations. Ratios are of seconds to a "
+            "certified relative gap of 1e-6, those of a cell geometric means over its seeds. A program counts as "
+            "unsolved that all pieces together solve. The iterations are those of solved programs.",
+            markdown(rows),
+            measured(data, "python benchmarks/leave_one_out.py --sweep --output FILE"),
+        ]
+    )
+
+
+def memory() -> str:
+    """Peak memory."""
+    data = load("memory")
+    rows = [["cell", "ratio", "MB beyond the data", "limit", "gap", "seconds"]]
+    for record in data["records"]:
+        rows.append(
+            [
+                record["cell"],
+                f"{record['ratio']:g}",
+                f"{record['bytes'] / 2**20:.0f}",
+                f"{record['limit'] / 2**20:.0f}",
+                f"{record['gap']:.1e}",
+                number(record["seconds"]),
+            ]
+        )
+    return "\n\n".join(
+        [
+            "# Peak memory",
+            "Peak memory of a solve to 1e-6 beyond its data. The limit is a quarter of the gated design, or half of "
+            "the data where there are no gates.",
+            markdown(rows),
+            measured(data, "python benchmarks/memory.py --output FILE"),
+        ]
+    )
+
+
+PAGES = {
+    "packages": packages,
+    "paths": paths,
+    "side_by_side": side_by_side,
+    "leave_one_out": lambda: leave_one_out(
+        "leave_one_out",
+        "# What each piece of the default solver brings",
+        "Each row is the default solver without one piece.",
+    ),
+    "leave_one_out_cf94d43": lambda: leave_one_out(
+        "leave_one_out_cf94d43",
+        "# What each piece brought before the redesign",
+        "The pieces of the default solver at cf94d43, under their names there. A piece without which no cell lost more "
+        "than 10 % and nothing became unsolved was removed.",
+    ),
+    "memory": memory,
+}
+
+
+def rendered() -> dict[Path, str]:
+    """The text of every page."""
+    return {DOCS / f"{name}.md": f"{NOTE}\n\n{page()}\n" for name, page in PAGES.items()}
+
+
+if __name__ == "__main__":
+    for file, text in rendered().items():
+        file.write_text(text)
