@@ -16,7 +16,7 @@ from convexformer_solvers.certificate_schedule import Schedule
 from convexformer_solvers.linalg.anderson import Anderson
 from convexformer_solvers.linalg.cholesky import CholeskySolver, cholesky, factorised_above, lower_rows
 from convexformer_solvers.linalg.ridge import RidgeInFeatures
-from convexformer_solvers.points import null_point
+from convexformer_solvers.points import null_point, objective
 
 
 def contraction(size, rate, seed):
