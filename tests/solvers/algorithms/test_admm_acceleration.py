@@ -9,7 +9,7 @@ import pytest
 import torch
 from solver_cases import make_program, randn
 
-from convexformer_solvers import Admm, DenseMap, Fista, GroupL2, Point, Program, get_loss, solve
+from convexformer_solvers import Admm, DenseMap, Fista, GroupL2, Point, Program, Squared, get_loss, solve
 from convexformer_solvers.algorithms.admm import AdmmConfig
 from convexformer_solvers.algorithms.admm.rho import GroupSizeStepRule, Sides, balancing_rho
 from convexformer_solvers.certificate_schedule import Schedule
