@@ -1,9 +1,8 @@
 """Primal and dual points made consistent on the active groups.
 
-Near an optimum the duality gap is mostly of two kinds: the price of scaling a dual point until its largest dual norm is
-``alpha``, where one group that exceeds by a thousandth costs a thousandth of the penalty; and the sizes of the active
-groups, which converge long after their directions. Both follow from one system with one unknown per active group, and
-what is left is of second order.
+Near an optimum most of the duality gap comes from scaling the dual point until its largest dual norm is ``alpha``, and
+from the sizes of the active groups, which converge long after their directions. One system with one unknown per active
+group removes both but for second order.
 """
 
 from __future__ import annotations
@@ -19,9 +18,6 @@ from convexformer_solvers.linear_maps.base import weighted_gram
 from convexformer_solvers.penalties.base import ActiveGroups
 from convexformer_solvers.points import Point, dual_of, gap_estimate, objective, with_own_correlation
 from convexformer_solvers.program import Program
-
-# Of the scaled systems, which may be singular.
-_REGULARISATION = 1e-10
 
 
 @dataclass(frozen=True)
@@ -64,19 +60,9 @@ def polished(program: Program, point: Point, patience: float = PolishConfig.pati
     The move may take the dual norms of other groups above ``alpha``. Where scaling for them is most of the gap, all
     of this is done once more, with these among the active ones.
 
-    Parameters
-    ----------
-    program : Program
-        The program, with float64 targets.
-    point : Point
-        Where to start, with predictions and correlation.
-    patience : float, default=8
-        Products with the data in the time of which this must be possible.
-
-    Returns
-    -------
-    Point or None
-        None where there are no or too many active groups, or where the penalty does not say which they are.
+    The targets are in float64, the point has predictions and correlation, and `patience` counts the products with the
+    data in the time of which this must be possible. None is returned where there are no or too many active groups, or
+    where the penalty does not say which they are.
     """
     groups = _groups_that_pay(program, point, patience)
     if groups is not None and not program.loss.quadratic:
@@ -120,10 +106,7 @@ def _made_consistent(program: Program, point: Point, groups: ActiveGroups) -> Po
 
 
 def _groups_that_pay(program: Program, point: Point, patience: float) -> ActiveGroups | None:
-    """The active groups if there are any, and few enough for a system of them, one per output where these are separate.
-
-    The number of samples does not matter: repeated ones are to be the same as weights.
-    """
+    """The active groups if there are any, and few enough for a system of them, one per separate output."""
     assert point.correlation is not None
     groups = program.penalty.active_groups(point.correlation, point.coef, program.alpha)
     if groups is None:
@@ -136,15 +119,7 @@ def _groups_that_pay(program: Program, point: Point, patience: float) -> ActiveG
 
 
 class _Images:
-    """Images of the active groups' units, and of the intercepts, which come last.
-
-    Parameters
-    ----------
-    program : Program
-        The program.
-    groups : ActiveGroups
-        The groups.
-    """
+    """Images of the active groups' units, and of the intercepts, which come last."""
 
     def __init__(self, program: Program, groups: ActiveGroups) -> None:
         self.program, self.groups = program, groups
@@ -233,7 +208,7 @@ def _factor(system: Tensor) -> tuple[Tensor, Tensor]:
     root = system.diagonal().sqrt()
     inverse = torch.where(root > 0, 1 / root, 0.0)[:, None]
     scaled = inverse * system * inverse.T
-    scaled.diagonal().add_(_REGULARISATION)
+    scaled.diagonal().add_(1e-10)  # it may be singular
     factor, failed = torch.linalg.cholesky_ex(scaled)
     if bool(failed):  # no step at all
         return torch.zeros_like(inverse), torch.eye(len(system)).to(system)

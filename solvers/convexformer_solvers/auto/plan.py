@@ -133,14 +133,8 @@ class _Planner:
         rates = self.program.map.rates
         slight = 500 * rates.read / rates.calls / (n_samples * width)
         first = max(math.ceil(least), math.floor(min(slight, 0.15 * n_blocks)))
-        config = WorkingSetConfig(
-            columns=width * (first if first <= 0.15 * n_blocks else n_blocks),
-            wait=5,
-            widest=0.6,
-            far=2.0,
-            form="samples",
-            ends_in_all=True,
-        )
+        columns = width * (first if first <= 0.15 * n_blocks else n_blocks)
+        config = WorkingSetConfig(columns, wait=5, widest=0.6, far=2.0, form="samples", ends_in_all=True)
         return Stage(
             WorkingSet(Stage(GreedyFista(power_steps=2), "takes the steps"), config),
             "the features are nearly independent: gradient steps end before a Gram matrix is factorised",

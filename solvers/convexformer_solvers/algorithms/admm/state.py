@@ -23,15 +23,6 @@ class Cache(NamedTuple):
     largest_rho: float  # about the curvature of the loss; beyond that rho only slows down
 
 
-class Split(NamedTuple):
-    """Both sides of the splitting, to begin with."""
-
-    coef: Tensor  # Z
-    fitted_coef: Tensor  # A Z
-    multiplier: Tensor  # U
-    fitted_multiplier: Tensor  # A U
-
-
 class Start(NamedTuple):
     """Coefficients, and predictions that need not be theirs and stand for a dual point."""
 
@@ -50,10 +41,11 @@ class Start(NamedTuple):
         fitted = fitted_coef + program.best_intercept(fitted_coef) if pred is None else pred
         return cls(coef, fitted_coef, fitted, program.weighted_adjoint(-program.loss.gradient(fitted, program.y)))
 
-    def split(self, program: Program, rho: float) -> Split:
+    def split(self, program: Program, rho: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """``Z``, ``A Z``, ``U`` and ``A U`` to begin with."""
         # The multiplier of the optimum is the correlation, which there is within the dual ball.
         multiplier = (self.correlation - program.penalty.prox(self.correlation, program.alpha)) / rho
-        return Split(self.coef, self.fitted_coef, multiplier, program.map.matvec(multiplier))
+        return self.coef, self.fitted_coef, multiplier, program.map.matvec(multiplier)
 
 
 class End(NamedTuple):
@@ -74,14 +66,15 @@ class End(NamedTuple):
         parts = (torch.lerp(old.to(new), new, weight) for old, new in zip(before[1:], self[1:], strict=True))
         return End(alpha, *parts)
 
-    def split(self, program: Program, rho: float) -> Split:
+    def split(self, program: Program, rho: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """``Z``, ``A Z``, ``U`` and ``A U`` to begin with."""
         total = self.coef + self.correlation / rho
         coef = program.penalty.prox(total, program.alpha / rho)
         multiplier = total - coef
         # One product for both: the data are read once.
         images = program.map.matvec(torch.cat([coef, multiplier], dim=-1))
         fitted_coef, fitted_multiplier = images.split(coef.shape[-1], dim=-1)
-        return Split(coef, fitted_coef, multiplier, fitted_multiplier)
+        return coef, fitted_coef, multiplier, fitted_multiplier
 
 
 class State(NamedTuple):
@@ -112,7 +105,7 @@ class State(NamedTuple):
         cls, program: Program, cache: Cache, start: Start | End, local: Tensor, rho: float, rule: GroupSizeStepRule
     ) -> State:
         """The state to begin with."""
-        split = start.split(program, rho)
+        coef, fitted_coef, multiplier, fitted_multiplier = start.split(program, rho)
         return cls(
             alpha=program.alpha,
             cache=cache,
@@ -122,14 +115,14 @@ class State(NamedTuple):
             margin=1.0,
             observed_mean=0.0,
             observed_curvature=torch.zeros_like(local),
-            smooth=split.coef,
+            smooth=coef,
             correlation=start.correlation,
             fitted=start.fitted,
             expansion=start.fitted,
-            coef=split.coef,
-            fitted_coef=split.fitted_coef,
-            multiplier=split.multiplier,
-            fitted_multiplier=split.fitted_multiplier,
+            coef=coef,
+            fitted_coef=fitted_coef,
+            multiplier=multiplier,
+            fitted_multiplier=fitted_multiplier,
         )
 
     @property
