@@ -18,9 +18,6 @@ from convexformer_solvers.program import Program
 
 from .base import PrimalDualSolver
 
-# Sweeps of a step, after which points are polished; every second step extrapolates.
-_SWEEPS = 3
-
 
 class _OneBlasThread:
     """Numpy's BLAS on one thread, for products with a block, which are too small for more.
@@ -221,9 +218,14 @@ class BlockDescent(PrimalDualSolver):
     """Exact minimisation over one block after the other in the Gram matrix of the columns (Qin et al. 2013).
 
     For the squared loss, the group-l2 penalty and one output. The blocks are minimised over in turn, in their
-    eigenbases, by Newton steps for the length of each; a step takes three sweeps and a polish, and every second step
+    eigenbases, by Newton steps for the length of each; a step takes some sweeps and a polish, and every second step
     extrapolates the last sweeps. Memory and time of a sweep grow with the square of the number of columns, so this is
     for up to some thousands: for a working set. The sweeps run on the CPU.
+
+    Parameters
+    ----------
+    n_sweeps : int, default=3
+        Sweeps of a step.
 
     Examples
     --------
@@ -232,6 +234,9 @@ class BlockDescent(PrimalDualSolver):
     """
 
     takes_other_blocks = True
+
+    def __init__(self, n_sweeps: int = 3) -> None:
+        self.n_sweeps = n_sweeps
 
     @property
     def name(self) -> str:
@@ -267,7 +272,7 @@ class BlockDescent(PrimalDualSolver):
     def step(self, program: Program, state: State) -> State:
         inner = state.inner
         with _numpy_on_one_thread:
-            swept = inner.swept(state.sweeping, _SWEEPS)
+            swept = inner.swept(state.sweeping, self.n_sweeps)
             sweeping, recent = swept[-1], (*state.recent, *swept)
             if state.recent:
                 sweeping, recent = inner.extrapolated(sweeping, recent), ()

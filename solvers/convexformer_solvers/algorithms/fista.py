@@ -53,7 +53,6 @@ class Fista(Solver):
     # Step growth per iteration while the curvature met is below the current estimate, and its cut on a failed model.
     _growth = 0.9
     _cut = 1.5
-    _breakdown = 1e30
 
     power_steps = 6  # for subclasses with an __init__ of their own, too
 
@@ -132,7 +131,7 @@ class Fista(Solver):
                 shrink = self._growth if curvature < lipschitz / self._cut else 1.0
                 return new, new_pred, new_intercept, lipschitz * shrink
             lipschitz *= self._cut
-            if not lipschitz < self._breakdown * state.lipschitz:
+            if not lipschitz < state.lipschitz / torch.finfo(coef.dtype).eps ** 2:
                 # No step however short has a finite loss that the model bounds: stay.
                 return state.coef, state.pred, state.intercept, state.lipschitz
 

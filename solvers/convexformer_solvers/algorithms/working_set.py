@@ -52,8 +52,8 @@ class WorkingSetConfig:
         take its place.
     largest_width : int, default=6000
         Columns of the widest set: some matrices of that side are held.
-    least_single : int, default=2**18
-        Numbers of data from which on Gram matrices are computed in single precision, and corrected at each check.
+    single : bool, default=False
+        Whether Gram matrices are computed in single precision, and corrected at each check.
     far : float, default=4
         Dual norm, in units of ``alpha``, of blocks that will be active, after the first check.
     form : {"samples", "root", "gram"}, default="gram"
@@ -69,7 +69,7 @@ class WorkingSetConfig:
     wait: int = 50
     widest: float = 1.0
     largest_width: int = 6000
-    least_single: int = 2**18
+    single: bool = False
     far: float = 4.0
     form: Literal["samples", "root", "gram"] = "gram"
     ends_in_all: bool = False
@@ -127,8 +127,7 @@ class WorkingSet(PrimalDualSolver):
         whole = point_at(program, *as_start(program, start))
         blocks, known = nonzero_blocks(whole.coef).nonzero()[:, 0], None
         if previous is None:
-            is_large = self.config.form == "gram" and program.map.n_stored >= self.config.least_single
-            is_single = is_large and squares_fit_single(program)
+            is_single = self.config.single and squares_fit_single(program)
             gram = SupportGram(program.map, _column_means(program), single=is_single)
         else:
             gram, known = previous.gram, previous.inner

@@ -27,11 +27,10 @@ class AutoConfig:
     long_tails : float, default=60
         ``Loss.tail_length`` from which on nothing but proximal steps in the dual makes much of the loss.
     first_steps : int, default=80
-        First-order steps at least before Newton steps have their turn.
+        First-order steps at least before Newton steps have their turn, and Newton steps at most, of which about 25 are
+        taken.
     newton_share : float, default=0.2
         First-order steps before Newton steps, as a share of those in the time of which Newton steps would be done.
-    newton_steps : int, default=100
-        Newton steps at most; about 25 are taken.
     steps : int, default=2000
         Steps of alternating directions at most, after Newton steps or in their place.
     least_single : int, default=2**18
@@ -46,6 +45,5 @@ class AutoConfig:
     long_tails: float = 60.0
     first_steps: int = 80
     newton_share: float = 0.2
-    newton_steps: int = 100
     steps: int = 2000
     least_single: int = 2**18

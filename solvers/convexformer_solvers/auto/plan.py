@@ -162,7 +162,8 @@ class _Planner:
         blocks = BlockDescent()
         if costly and blocks.unmet_requirement(program) is None:
             why = "the Gram matrix of all features is costly: block descent in that of a few"
-            yield Stage(WorkingSet(Stage(blocks, "solves the set")), why, reductions=(Center(),))
+            config = WorkingSetConfig(single=program.map.n_stored >= self.config.least_single)
+            yield Stage(WorkingSet(Stage(blocks, "solves the set"), config), why, reductions=(Center(),))
         elif costly:
             inner = Stage(Admm(), "solves the set", reductions=(Center(),), polish=PolishConfig())
             config = WorkingSetConfig(columns=500, decrease=0.1, widest=0.6, form="root")
@@ -214,7 +215,7 @@ class _Planner:
         if newton.unmet_requirement(self.program) is not None or not self.factorises:
             return []
         why = "Newton steps for each output by itself: few of them end where few groups are active"
-        return [Stage(newton, why, self.config.newton_steps, (Center(),))]
+        return [Stage(newton, why, self.config.first_steps, (Center(),))]
 
     def _gradient_steps(self, why: str, n_steps: float = math.inf) -> Stage:
         return Stage(Fista(), why, n_steps, (Targets(of_map=True),))
@@ -223,7 +224,7 @@ class _Planner:
         """Newton steps on smoothed objectives, unless they take too long."""
         if self.takes_newton:
             why = "Newton steps on smoothed objectives: few of them end where others are slow"
-            yield Stage(SmoothingNewton(), why, self.config.newton_steps, (Center(),))
+            yield Stage(SmoothingNewton(), why, self.config.first_steps, (Center(),))
 
     def _newton_time(self) -> float:
         """First-order steps in the time of Newton steps on smoothed objectives; inf where none apply."""

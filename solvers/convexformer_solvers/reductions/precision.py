@@ -11,6 +11,7 @@ from convexformer_solvers.points import Point
 from convexformer_solvers.program import Program
 
 from .base import Reduction
+from .center import Center
 from .weights import in_precision
 
 
@@ -41,32 +42,30 @@ class SinglePrecision(Reduction):
     """The program in float32, features without their means where they are copied anyway.
 
     Products take half the time, or less where the data are float32 and float64 would have to convert them. Data in
-    float64 are copied; those whose squares leave the range of float32 are left as they are.
+    float64 are copied up to ``Center.largest`` numbers; those whose squares are out of the range of float32 stay as
+    they are.
 
     Parameters
     ----------
     least : int, default=0
         Numbers that data, coefficients or Gram matrix hold at least: with fewer there is no time to gain.
-    largest : int, default=2**26
-        Numbers of data that are copied at most: 256 megabytes in float32.
     """
 
     least: int = 0
-    largest: int = 2**26
 
     def pays(self, program: Program) -> bool:
         """Whether there is time to gain, and the data are small enough for a copy."""
         linear_map, n_stored = program.map, program.map.n_stored
         if max(n_stored, math.prod(program.coef_shape), linear_map.smaller_side**2) < self.least:
             return False
-        return linear_map.dtype == torch.float32 or n_stored <= self.largest
+        return linear_map.dtype == torch.float32 or n_stored <= Center.largest
 
     def accepts(self, program: Program) -> bool:
         return self.pays(program) and squares_fit_single(program)
 
     def apply(self, program: Program) -> tuple[Program, None]:
         linear_map = program.map
-        if program.fit_intercept and linear_map.n_stored <= self.largest:
+        if program.fit_intercept and linear_map.n_stored <= Center.largest:
             linear_map = linear_map.centered(program.weight, torch.float32)
         return dataclasses.replace(program, map=linear_map.to(torch.float32)).to(torch.float32), None
 

@@ -324,5 +324,5 @@ def test_products_in_single_precision_cost_no_digits(shift, unit):
     program = dataclasses.replace(program, map=DenseMap(data), y=program.y + 10.0, alpha=unit * program.alpha)
     # Predictions of features with large means are rounded as coarsely as these; centred, they keep their digits.
     program, _ = Center().apply(program)
-    certificate = solve(program, on_a_set(least_single=1), tol=1e-10).certificate
+    certificate = solve(program, on_a_set(single=True), tol=1e-10).certificate
     assert abs(certificate.relative_gap) <= 1e-10

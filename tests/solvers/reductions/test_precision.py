@@ -13,6 +13,7 @@ from convexformer_solvers.algorithms.polish import PolishConfig
 from convexformer_solvers.algorithms.stage import Patience, Stage, begun, begun_again, carried, stepped
 from convexformer_solvers.auto import AutoConfig, plan
 from convexformer_solvers.points import gap_estimate, null_point
+from convexformer_solvers.reductions.center import Center
 from convexformer_solvers.reductions.precision import SinglePrecision
 
 # Alternating directions, polished, in single precision and then in double precision, whatever the size of the data.
@@ -123,9 +124,10 @@ def test_large_means_that_cannot_be_taken_out(gated):
     assert solve(program, MIXED, tol=1e-6, max_iter=3000).certificate.relative_gap <= 1e-6
 
 
-def test_data_too_large_for_a_copy_are_solved_in_double_precision():
+def test_data_too_large_for_a_copy_are_solved_in_double_precision(monkeypatch):
     program = make_program("squared", n=100, blocks=10, d=4, ratio=0.1, intercept=True)
-    small = SinglePrecision(largest=10)
+    monkeypatch.setattr(Center, "largest", 10)
+    small = SinglePrecision()
     states = [run(program, dataclasses.replace(DOUBLE, reductions=some), 20)[-1] for some in ((small,), ())]
     assert precision(states[0]) == torch.float64
     assert torch.equal(*(state.result().coef for state in states))
