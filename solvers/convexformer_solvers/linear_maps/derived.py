@@ -24,6 +24,15 @@ class DerivedMap(LinearMap, Generic[_Base]):
     def __init__(self, base: _Base) -> None:
         self.base = base
 
+    def matvec(self, coef: Tensor) -> Tensor:
+        return self.base.matvec(coef)
+
+    def rmatvec(self, values: Tensor) -> Tensor:
+        return self.base.rmatvec(values)
+
+    def columns(self, blocks: Tensor) -> Tensor:
+        return self.base.columns(blocks)
+
     def largest(self) -> float:
         return self.base.largest()
 
@@ -69,9 +78,6 @@ class RoundedMap(DerivedMap[LinearMap]):
 
     def few(self, n_blocks: int) -> bool:
         return self.base.few(n_blocks)
-
-    def columns(self, blocks: Tensor) -> Tensor:
-        return self.base.columns(blocks)
 
     def product_work(self, n_outputs: int) -> float:
         return self.base.product_work(n_outputs)

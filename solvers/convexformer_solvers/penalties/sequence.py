@@ -52,7 +52,6 @@ class RowStochastic(Penalty):
     """
 
     block_separable: ClassVar[bool] = False
-
     n_targets: int
 
     def __post_init__(self) -> None:
