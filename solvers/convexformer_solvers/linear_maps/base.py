@@ -163,10 +163,7 @@ class LinearMap(ABC):
         return self.matvec_blocks(support, blocks[support]) if self.few(len(support)) else self.matvec(coef)
 
     def along(self, blocks: Tensor, units: Tensor) -> Tensor:
-        """Predictions of each of some blocks by itself, shape ``(n_blocks, N)``, in the precision of `units`.
-
-        `blocks` do not decrease and may repeat; `units`, of shape (n_blocks, d), are the coefficients of each.
-        """
+        """Predictions ``(n_blocks, N)`` of each block, in non-decreasing order, by coefficients ``(n_blocks, d)``."""
         result = units.new_empty((len(blocks), self.n_samples))
         distinct, counts = (part.tolist() for part in blocks.unique_consecutive(return_counts=True))
         for block, unit, part in zip(distinct, units.split(counts), result.split(counts), strict=True):
@@ -211,10 +208,7 @@ class LinearMap(ABC):
         return mirrored(result) if left is right else result
 
     def squared_norm(self, weight: Tensor, center: bool = False, n_steps: int = 20) -> float:
-        """Largest eigenvalue of ``A' diag(weight) A`` from below by power iteration; twenty steps give two digits.
-
-        With `center` the weighted mean over samples is subtracted from the columns of ``A``; the weights then sum to 1.
-        """
+        """Largest eigenvalue of ``A' diag(weight) A`` by power iteration, from below; `center` centres the columns."""
         generator = torch.Generator().manual_seed(0)
         vector = torch.randn((*self.feature_shape, 1), generator=generator, dtype=weight.dtype).to(weight.device)
         value = 0.0

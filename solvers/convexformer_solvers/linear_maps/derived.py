@@ -46,17 +46,7 @@ class DerivedMap(LinearMap, Generic[_Base]):
 
 
 class RoundedMap(DerivedMap[LinearMap]):
-    """Another map with products in the precision of its data, whatever that of their argument and of their result.
-
-    Half the time of products that convert float32 data, for whom six digits of float64 numbers will do.
-
-    Examples
-    --------
-    >>> from convexformer_solvers import DenseMap
-    >>> A = RoundedMap(DenseMap(torch.tensor([[[1.0]], [[3.0]]])))
-    >>> A.matvec(torch.tensor([[[1 / 3]]], dtype=torch.float64)).flatten()
-    tensor([0.3333, 1.0000], dtype=torch.float64)
-    """
+    """Another map with products in the precision of its data, whatever that of their argument and of their result."""
 
     def matvec(self, coef: Tensor) -> Tensor:
         return self.base.matvec(coef.to(self.dtype)).to(coef.dtype)

@@ -1,8 +1,7 @@
 """The interface of a penalty: a norm of coefficient arrays ``(*block_shape, d, c)``, as a rule summed over blocks.
 
-It holds no ``alpha``, which belongs to the program. Each is the gauge of rank-one blocks ``u v'`` with ``|u|_2 <= 1``
-and ``v`` in the unit ball of a norm on outputs. That maps a solution back to network weights: ``factorize`` splits a
-block into balanced pairs ``(u, v)``, and ``factor_cost`` is the weight decay of such pairs.
+Each is the gauge of rank-one blocks ``u v'`` with ``|u|_2 <= 1`` and ``v`` in the unit ball of a norm on outputs:
+``factorize`` splits a block into balanced pairs ``(u, v)``, whose weight decay is ``factor_cost``.
 """
 
 from __future__ import annotations
