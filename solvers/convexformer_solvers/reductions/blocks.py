@@ -76,7 +76,7 @@ class Compress(Reduction):
     def apply(self, program: Program) -> tuple[Program, _Root]:
         mean = program.weight @ program.y * program.fit_intercept
         root = _Root(program, CholeskySolver(cholesky(self.gram.clone()).T), math.sqrt(len(self.gram) + 1), mean)
-        targets = self._to_samples(self.target, root)
+        targets = root.scale * root.solver.solve_lower(self.target)
         unexplained = program.weight @ (program.y - mean).square() - (targets / root.scale).square().sum(0)
         constant = root.scale * unexplained.clamp(min=0).sqrt()
         data = torch.cat([root.scale * root.solver.upper, torch.zeros_like(self.gram[:1])])
@@ -85,16 +85,11 @@ class Compress(Reduction):
         reduced = dataclasses.replace(program, map=small_map, y=y, sample_weight=None, fit_intercept=False)
         return reduced, root
 
-    @staticmethod
-    def _to_samples(products: Tensor, root: _Root) -> Tensor:
-        """Values of the samples whose adjoint is given."""
-        return root.scale * root.solver.solve_lower(products)
-
     def restrict(self, point: Point, data: _Root) -> Point:
         # The predictions whose dual point has the correlation of the original one.
         on_blocks = Restrict(self.blocks).restrict(point, ())
         assert on_blocks.correlation is not None
-        theta = self._to_samples(self.target - on_blocks.correlation.flatten(0, 1), data)
+        theta = data.scale * data.solver.solve_lower(self.target - on_blocks.correlation.flatten(0, 1))
         return Point(on_blocks.coef, pred=torch.cat([theta, torch.zeros_like(theta[:1])]))
 
     def invert(self, point: Point, data: _Root) -> Point:
