@@ -29,8 +29,7 @@ class LinearMap(ABC):
     Subclasses define the abstract methods; all else is derived from them. ``check_map`` tests a new one.
     """
 
-    # Whether a few rows say what the others are like.
-    rows_are_samples: ClassVar[bool] = True
+    rows_are_samples: ClassVar[bool] = True  # whether a few rows say what the others are like
     _n_blocks = property(lambda self: math.prod(self.feature_shape[:-1]))
 
     @property
@@ -114,10 +113,9 @@ class LinearMap(ABC):
         return self.rows(even_rows(self.n_samples, at_most, self.device))
 
     def kernel(self, blocks: Tensor, scale: Tensor, units: Tensor) -> Tensor:
-        """``(N, N)`` matrix ``sum_b A_b (s_b I + (1 - s_b) u_b u_b') A_b'`` over some blocks.
+        """Lower triangle of ``sum_b A_b (s_b I + (1 - s_b) u_b u_b') A_b'``, shape ``(N, N)``, over some blocks.
 
-        `scale`, the ``s_b``, has shape (n_blocks,), `units`, unit vectors, (n_blocks, d). The result is in the
-        precision of `scale`; only its lower triangle is defined.
+        `scale`, the ``s_b``, has shape (n_blocks,) and the result's precision; `units`, unit vectors, (n_blocks, d).
         """
         result = scale.new_zeros((self.n_samples, self.n_samples))
         per_chunk = max(1, _tall(self.n_samples) // units.shape[1])
@@ -165,10 +163,7 @@ class LinearMap(ABC):
         return self.matvec_blocks(support, blocks[support]) if self.few(len(support)) else self.matvec(coef)
 
     def along(self, blocks: Tensor, units: Tensor) -> Tensor:
-        """Predictions of each of some blocks by itself, shape ``(n_blocks, N)``, in the precision of `units`.
-
-        `blocks` do not decrease and may repeat; `units`, of shape (n_blocks, d), are the coefficients of each.
-        """
+        """Predictions ``(n_blocks, N)`` of each block, in non-decreasing order, by coefficients ``(n_blocks, d)``."""
         result = units.new_empty((len(blocks), self.n_samples))
         distinct, counts = (part.tolist() for part in blocks.unique_consecutive(return_counts=True))
         for block, unit, part in zip(distinct, units.split(counts), result.split(counts), strict=True):
@@ -190,10 +185,9 @@ class LinearMap(ABC):
         return float(self.n_samples * math.prod(self.feature_shape) * self.smaller_side)
 
     def gram(self, left: Tensor, right: Tensor, weight: Tensor, center: Tensor | None = None) -> Tensor:
-        """``A_left' diag(weight) A_right`` of some blocks' columns, shape ``(n_left d, n_right d)``.
+        """``A_left' diag(weight) A_right``, shape ``(n_left d, n_right d)``, without a copy of the columns.
 
-        In the precision of `weight`, without a copy of the columns. A `center` of shape ``(n_blocks, d)``, for all
-        blocks, is subtracted from the columns first.
+        A `center` of shape ``(n_blocks, d)``, for all blocks, is subtracted from the columns first.
         """
         d = self.feature_shape[-1]
         result = weight.new_zeros((len(left) * d, len(right) * d))
@@ -214,10 +208,7 @@ class LinearMap(ABC):
         return mirrored(result) if left is right else result
 
     def squared_norm(self, weight: Tensor, center: bool = False, n_steps: int = 20) -> float:
-        """Largest eigenvalue of ``A' diag(weight) A`` from below by power iteration; twenty steps give two digits.
-
-        With `center` the weighted mean over samples is subtracted from the columns of ``A``; the weights then sum to 1.
-        """
+        """Largest eigenvalue of ``A' diag(weight) A`` by power iteration, from below; `center` centres the columns."""
         generator = torch.Generator().manual_seed(0)
         vector = torch.randn((*self.feature_shape, 1), generator=generator, dtype=weight.dtype).to(weight.device)
         value = 0.0

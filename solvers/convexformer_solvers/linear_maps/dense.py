@@ -18,8 +18,7 @@ class DenseMap(LinearMap):
     Parameters
     ----------
     data : Tensor of shape (N, *block_shape, d)
-        One block array per sample; at least two-dimensional. Copied only where the numbers of a sample do not lie one
-        after the other in memory.
+        One block array per sample; copied only where the numbers of a sample do not lie one after the other in memory.
 
     Raises
     ------

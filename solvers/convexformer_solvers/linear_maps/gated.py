@@ -169,10 +169,7 @@ def _gated(data: Tensor, mask: Tensor) -> Tensor:
 
 
 class GatedPart(DerivedMap[GatedMap]):
-    """Some `blocks` of a gated map, with feature shape ``(m, d)``; of their columns no copy is made.
-
-    Each dense block is multiplied for its own gates alone.
-    """
+    """Some `blocks` of a gated map, ``(m, d)``, without a copy; a dense block is multiplied for its gates alone."""
 
     feature_shape = property(lambda self: (len(self.blocks), self.base.feature_shape[-1]))
 

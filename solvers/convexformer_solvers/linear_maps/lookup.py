@@ -73,8 +73,7 @@ class TableMap(GatedMap):
     def where_it_pays(cls, data: Tensor, masks: Tensor, n_outputs: int) -> GatedMap:
         """The gated map of data ``(N, B, d)`` for products of so many outputs, with tables where that is less work."""
         plain = GatedMap(data, masks)
-        found = _tables(data)
-        if found is None:
+        if (found := _tables(data)) is None:
             return plain
         tables, symbols = found
         heights = [int(of_block.bincount().max()) for of_block in symbols.T]
@@ -153,17 +152,14 @@ def _table_part(coef: Tensor, sums: Tensor) -> Tensor:
 def _grouped(symbols: Tensor, n_rows: int, masks: Tensor) -> _Position:
     """Samples grouped by symbol."""
     n_samples = len(symbols)
-    counts = torch.bincount(symbols, minlength=n_rows)
-    by_symbol = symbols.argsort(stable=True)
-    rank = torch.arange(n_samples, device=symbols.device) - (counts.cumsum(0) - counts)[symbols[by_symbol]]
+    counts, by_symbol = symbols.bincount(minlength=n_rows), symbols.argsort(stable=True)
+    place = torch.arange(n_samples, device=symbols.device)
     height = int(counts.max()) if n_samples else 0
+    before = counts.cumsum(0) - counts  # samples of smaller symbols
     slots = torch.empty_like(symbols)
-    slots[by_symbol] = symbols[by_symbol] * height + rank
-    order = symbols.new_full((n_rows * height,), n_samples)
-    order[slots] = torch.arange(n_samples, device=symbols.device)
-    padded = torch.cat([masks, masks.new_zeros((1, masks.shape[1]))])
-    order = order.view(n_rows, height)
-    return _Position(order, slots, padded[order])
+    slots[by_symbol] = symbols[by_symbol] * height + place - before[symbols[by_symbol]]
+    order = symbols.new_full((n_rows * height,), n_samples).index_put_((slots,), place).view(n_rows, height)
+    return _Position(order, slots, torch.cat([masks, masks.new_zeros((1, masks.shape[1]))])[order])
 
 
 def _tables(data: Tensor) -> tuple[Tensor, Tensor] | None:

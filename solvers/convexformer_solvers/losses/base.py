@@ -97,10 +97,9 @@ class Loss(ABC):
         return getattr(type(self), method, None) is not getattr(Loss, method, None)
 
     def conjugate(self, u: Tensor, y: Tensor) -> Tensor:
-        """Convex conjugate ``sup_f <u, f> - l(f, y)`` of each sample's loss, shape (N,).
+        """Convex conjugate ``sup_f <u, f> - l(f, y)`` of each sample's loss, shape (N,), by default nan as is the gap.
 
-        It is inf outside its domain, which holds every point between zero and a gradient. By default it is nan, and so
-        is the gap.
+        It is inf outside its domain, which holds every point between zero and a gradient.
         """
         return u.new_full((u.shape[0],), math.nan)
 
@@ -109,10 +108,7 @@ class Loss(ABC):
         return self.value(torch.zeros_like(y), y)
 
     def mean(self, pred: Tensor) -> Tensor:
-        """Mean of the target that predictions stand for (the inverse link), shape (N, c).
-
-        Of probabilistic losses it is the probability of 1 or of each class; by default it is `pred`.
-        """
+        """Mean target of predictions (the inverse link), shape (N, c): probabilities of classes; by default `pred`."""
         return pred
 
     def check_target(self, y: Tensor) -> None:  # noqa: B027 - real numbers need no check
@@ -127,17 +123,13 @@ class Loss(ABC):
         return torch.randn((n_samples, n_outputs), generator=generator, dtype=torch.float64)
 
     def expression(self, pred: Any, y: Any, weight: Any) -> Any:
-        """cvxpy expression of ``sum_i weight_i l(pred_i, y_i)``, a scalar, which the solver ``"exact"`` needs.
-
-        `pred` is a cvxpy expression of shape (N, c), `y` and `weight` are arrays. ``NotImplementedError`` by default.
-        """
+        """cvxpy expression of ``sum_i weight_i l(pred_i, y_i)`` for ``"exact"``; `y` and `weight` are arrays."""
         raise NotImplementedError(f"{type(self).__name__} has no method 'expression', which the solver 'exact' needs")
 
     def hessian_parts(self, pred: Tensor, y: Tensor) -> tuple[Tensor, Tensor | None] | None:
         """Parts ``d`` and ``v``, both of shape (N, c), of each sample's Hessian ``diag(d) - v v'``.
 
-        The second is None where the Hessian is diagonal. Of a loss that couples the outputs the default is None:
-        solvers then take the Hessian column by column.
+        ``v`` is None where that is diagonal. For coupled outputs the default is None: solvers go column by column.
         """
         return (self.hessian_product(pred, y, torch.ones_like(pred)), None) if self.output_separable else None
 
@@ -149,10 +141,7 @@ class Loss(ABC):
         return torch.stack([weight @ self.hessian_product(pred, y, unit.expand_as(pred)) for unit in units])
 
     def tail_length(self, pred: Tensor, y: Tensor, weight: Tensor) -> float:
-        """How many times as wide a quadratic part around zero must be to hold half of the samples by weight.
-
-        It is at least 1. Losses without linear parts need not define it; those with define ``widened``, too.
-        """
+        """Factor, at least 1, by which a quadratic part is widened to hold half of the samples; with ``widened``."""
         return 1.0
 
     def widened(self, y: Tensor, slope: Tensor, width: float) -> tuple[Loss, Tensor]:
@@ -166,9 +155,8 @@ class Loss(ABC):
     def best_dual_scale(self, theta: Tensor, y: Tensor, weight: Tensor, limit: Tensor) -> Tensor:
         """Scale within ``[0, limit]`` of a dual point `theta` of shape (N, c) that serves the dual bound best.
 
-        `limit`, of shape (c,) or (), is the largest scale that keeps the point feasible, which may be inf; one per
-        output when these may be scaled apart. The default is the largest scale at most 1, which keeps every point
-        between zero and ``theta`` in the conjugate's domain. Certificates cut what is returned to ``[0, limit]``.
+        `limit`, the largest feasible scale, perhaps inf, has shape (c,) where outputs may be scaled apart, else ().
+        The default, at most 1, keeps the point in the conjugate's domain. Certificates cut it to ``[0, limit]``.
         """
         return limit.clamp(max=1.0)
 

@@ -38,8 +38,7 @@ class Logistic(_SignLoss):
     tensor([0.6931, 0.1269])
     """
 
-    probabilistic = True
-    smooth_curvature = True
+    probabilistic = smooth_curvature = True
     smoothness = 0.25
 
     def mean(self, pred: Tensor) -> Tensor:
@@ -109,10 +108,8 @@ class Softmax(Loss):
     """
 
     output_separable = False
-    shift_invariant = True
-    smooth_curvature = True
+    shift_invariant = smooth_curvature = probabilistic = True
     targets = "simplex"
-    probabilistic = True
     smoothness = 0.5
 
     def mean(self, pred: Tensor) -> Tensor:

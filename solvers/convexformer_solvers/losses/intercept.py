@@ -15,10 +15,7 @@ _ROUNDING = 8  # of sums, in units of the machine precision
 
 
 class LossAtIntercepts:
-    """A weighted mean loss as a function of an intercept ``b`` of shape (c,), added to the predictions of all samples.
-
-    Predictions and targets have shape (N, c), the weights sum to 1.
-    """
+    """A weighted mean loss as a function of an intercept ``b``, shape (c,), added to the predictions of all samples."""
 
     def __init__(self, loss: Loss, pred: Tensor, y: Tensor, weight: Tensor) -> None:
         self.loss, self.pred, self.y, self.weight = loss, pred, y, weight
@@ -57,10 +54,7 @@ class LossAtIntercepts:
 
 
 class SoftmaxAtIntercepts(LossAtIntercepts):
-    """The same for the softmax cross-entropy, whose exponentials of the predictions serve all intercepts.
-
-    With them a value is a product of an ``(N, c)`` matrix with a vector, a gradient another.
-    """
+    """The same for the softmax cross-entropy, whose exponentials of the predictions serve all intercepts."""
 
     def __init__(self, loss: Loss, pred: Tensor, y: Tensor, weight: Tensor) -> None:
         super().__init__(loss, pred, y, weight)

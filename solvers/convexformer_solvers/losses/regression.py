@@ -25,9 +25,7 @@ class Squared(Loss):
     tensor([2.])
     """
 
-    quadratic = True
-    of_residual = True
-    smooth_curvature = True
+    quadratic = of_residual = smooth_curvature = True
     smoothness = 1.0
 
     def value(self, pred: Tensor, y: Tensor) -> Tensor:
@@ -81,7 +79,6 @@ class Huber(Loss):
 
     of_residual = True
     smoothness = 1.0
-
     delta: float = 1.35
 
     def __post_init__(self) -> None:

@@ -1,8 +1,7 @@
 """The interface of a penalty: a norm of coefficient arrays ``(*block_shape, d, c)``, as a rule summed over blocks.
 
-It holds no ``alpha``, which belongs to the program. Each is the gauge of rank-one blocks ``u v'`` with ``|u|_2 <= 1``
-and ``v`` in the unit ball of a norm on outputs. That maps a solution back to network weights: ``factorize`` splits a
-block into balanced pairs ``(u, v)``, and ``factor_cost`` is the weight decay of such pairs.
+Each is the gauge of rank-one blocks ``u v'`` with ``|u|_2 <= 1`` and ``v`` in the unit ball of a norm on outputs:
+``factorize`` splits a block into balanced pairs ``(u, v)``, whose weight decay is ``factor_cost``.
 """
 
 from __future__ import annotations
@@ -160,10 +159,9 @@ class Penalty(ABC):
         raise NotImplementedError(f"{type(self).__name__} has no smoothed form")
 
     def active_groups(self, correlation: Tensor, coef: Tensor, alpha: float) -> ActiveGroups | None:
-        """Groups whose dual norm is ``alpha`` at the optimum as far as one can tell from points near it.
+        """Groups that violate their constraint at `correlation` and nonzero groups of `coef`, near the optimum.
 
-        Those are groups that violate their constraint at `correlation`, and groups of `coef` that are not zero. None,
-        the default, is for groups that are not of one block and one output each: points are not polished.
+        None, the default, is for groups that are not of one block and one output each: points are not polished.
         """
         return None
 
@@ -176,10 +174,7 @@ class Penalty(ABC):
         return self.group_dual_norms_in_any_units(coef).amax()
 
     def group_dual_norms_in_any_units(self, coef: Tensor) -> Tensor:
-        """``group_dual_norms`` of arrays whose squares may be too small or too large for their precision.
-
-        Each output is in units of its own, powers of two, so that nothing is rounded.
-        """
+        """``group_dual_norms`` where squares may leave the range, each output in a unit, without rounding."""
         sizes = coef.abs().reshape(-1, coef.shape[-1]).amax(0)
         if not self.output_separable:
             sizes = sizes.amax(0, keepdim=True)

@@ -74,8 +74,7 @@ class GroupL2(Penalty):
         norms = self.group_values(coef)
         index = norms.nonzero()
         kept = norms[tuple(index.T)][:, None]
-        # Divide before taking the root out, so that tiny groups keep their direction.
-        left = coef.transpose(-1, -2)[tuple(index.T)] / kept * kept.sqrt()
+        left = coef.transpose(-1, -2)[tuple(index.T)] / kept * kept.sqrt()  # tiny groups keep their direction
         return Factors(index[:, :-1], left, kept.sqrt() * torch.nn.functional.one_hot(index[:, -1], coef.shape[-1]))
 
     def right_norm(self, right: Tensor) -> Tensor:
@@ -172,8 +171,7 @@ class GroupNuclear(Penalty):
 def _bends(values: Tensor, smoothed: Tensor, width: float, shape: tuple[int, int]) -> tuple[Tensor, Tensor]:
     """Curvature along symmetric and skew changes in the basis of singular vectors, ``(n_blocks, d, c)`` each.
 
-    With ``f(s) = sqrt(s^2 + width^2)`` they are ``(f'(s) - f'(t)) / (s - t)`` and ``(f'(s) + f'(t)) / (s + t)``, here
-    without differences of like numbers; beyond the singular values these are zeros, and both are the same.
+    With ``f(s) = sqrt(s^2 + width^2)`` they are ``(f'(s) - f'(t)) / (s - t)`` and ``(f'(s) + f'(t)) / (s + t)``.
     """
     s, t = (pad(values, (0, side - values.shape[1])) for side in shape)
     f, g = (pad(smoothed, (0, side - values.shape[1]), value=width) for side in shape)

@@ -52,7 +52,6 @@ class RowStochastic(Penalty):
     """
 
     block_separable: ClassVar[bool] = False
-
     n_targets: int
 
     def __post_init__(self) -> None:
@@ -113,7 +112,6 @@ class RowStochastic(Penalty):
         return result * torch.where(sums > 0, size[..., None, None] / sums, 0.0)
 
     def factor_cost(self, left: Tensor, right: Tensor) -> Tensor:
-        """Weight decay ``(|left|_1^2 + |right|_1^2) / 2`` of each head, shape ``(m,)``."""
         return 0.5 * (left.abs().sum(1).square() + right.abs().sum(1).square())
 
     def right_norm(self, right: Tensor) -> Tensor:

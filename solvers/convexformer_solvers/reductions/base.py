@@ -15,10 +15,9 @@ from convexformer_solvers.program import Program
 
 
 class Reduction(ABC):
-    """One step from a program to an equivalent one, and back from its points.
+    """One step from a program to an equivalent one, for any ``alpha`` of both, and back from its points.
 
-    What ``apply`` has found out of the program it hands to the other two methods as ``data``, so that a reduction
-    itself has no state. Both programs may be taken to any other ``alpha``.
+    A reduction has no state: what ``apply`` finds out of the program the other two methods get as ``data``.
     """
 
     def accepts(self, program: Program) -> bool:
@@ -29,13 +28,13 @@ class Reduction(ABC):
     def apply(self, program: Program) -> tuple[Program, Any]:
         """The easier program, and what the way back needs."""
 
-    @abstractmethod
     def restrict(self, point: Point, data: Any) -> Point:
-        """A point of the original program as one of the easier program."""
+        """A point of the original program as one of the easier program, by default itself."""
+        return point
 
-    @abstractmethod
     def invert(self, point: Point, data: Any) -> Point:
-        """A point of the easier program as one of the original program."""
+        """A point of the easier program as one of the original program, by default itself."""
+        return point
 
 
 class Link(NamedTuple):
@@ -47,35 +46,25 @@ class Link(NamedTuple):
 
 
 class Chain(NamedTuple):
-    """A program and what reductions have made of it, one after the other.
-
-    Attributes
-    ----------
-    original : Program
-        What there was.
-    links : tuple of Link
-        The steps that were worth their cost.
-    """
+    """A program and what reductions have made of it, one after the other."""
 
     original: Program
-    links: tuple[Link, ...] = ()
+    links: tuple[Link, ...] = ()  # the steps that were worth their cost
 
     @classmethod
     def of(cls, program: Program, reductions: Sequence[Reduction], known: Chain | None = None) -> Chain:
         """The chain of a program; steps that a known chain of the same program begins with are taken from there."""
-        links: list[Link] = []
-        before = () if known is None else known.links
+        chain = cls(program)
+        before = () if known is None else known.with_alpha(program.alpha).links
         for reduction in reductions:
-            here = links[-1].program if links else program
-            place = len(links)
-            same = len(before) > place and before[place].reduction == reduction
-            if same:
-                link = before[place]
-                links.append(link._replace(program=link.program.with_alpha(program.alpha)))
-            elif reduction.accepts(here):
+            place = len(chain.links)
+            if len(before) > place and before[place].reduction == reduction:
+                chain = cls(program, before[: place + 1])
+            elif reduction.accepts(chain.program):
                 before = ()
-                links.append(Link(reduction, *reversed(reduction.apply(here))))
-        return cls(program, tuple(links))
+                link = Link(reduction, *reversed(reduction.apply(chain.program)))
+                chain = cls(program, (*chain.links, link))
+        return chain
 
     @property
     def program(self) -> Program:
@@ -105,18 +94,14 @@ class Chain(NamedTuple):
         links = self.links
         while links and links[-1].program.y.dtype != torch.float64:
             links = links[:-1]
-        return Chain(self.original, links)
+        return self._replace(links=links)
 
     @property
     def rounded(self) -> Program:
         """The same program with products in the precision of the easiest one: cheaper where that is single."""
         exact = self.in_double.program
-        if exact is self.program:
-            return exact
-        return dataclasses.replace(exact, map=RoundedMap(self.program.map))
+        return exact if exact is self.program else dataclasses.replace(exact, map=RoundedMap(self.program.map))
 
     def point_in_double(self, point: Point) -> Point:
         """A point of the easiest program as one of the last program with float64 targets."""
-        for reduction, data, _ in reversed(self.links[len(self.in_double.links) :]):
-            point = reduction.invert(point, data)
-        return point
+        return self._replace(links=self.links[len(self.in_double.links) :]).invert(point)

@@ -22,18 +22,10 @@ from .base import Reduction
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Restrict(Reduction):
-    """The program with all but some blocks at zero, on the same samples; blocks have one axis.
+    """The program with all but some blocks at zero, on the same samples; blocks have one axis."""
 
-    Parameters
-    ----------
-    blocks : Tensor of shape (m,)
-        Positions in the flattened block axes, in any order.
-    gram : Tensor of shape (m * d, m * d), optional
-        Their weighted and, with an intercept, centred Gram matrix, where it is known; only read.
-    """
-
-    blocks: Tensor
-    gram: Tensor | None = None
+    blocks: Tensor  # (m,), positions in the flattened block axes, in any order
+    gram: Tensor | None = None  # (m d, m d), weighted and, with an intercept, centred; only read
 
     def apply(self, program: Program) -> tuple[Program, tuple[int, ...]]:
         restricted = program.map.restricted(self.blocks)
@@ -42,18 +34,12 @@ class Restrict(Reduction):
         return dataclasses.replace(program, map=restricted), program.coef_shape
 
     def restrict(self, point: Point, data: tuple[int, ...]) -> Point:
-        coef, correlation = (
-            None if part is None else self._on_blocks(part) for part in (point.coef, point.correlation)
-        )
-        assert coef is not None
-        return point._replace(coef=coef, correlation=correlation)
+        correlation = None if point.correlation is None else self._on_blocks(point.correlation)
+        return point._replace(coef=self._on_blocks(point.coef), correlation=correlation)
 
     def invert(self, point: Point, data: tuple[int, ...]) -> Point:
-        coef, correlation = (
-            None if part is None else self._on_all(part, data) for part in (point.coef, point.correlation)
-        )
-        assert coef is not None
-        return point._replace(coef=coef, correlation=correlation)
+        correlation = None if point.correlation is None else self._on_all(point.correlation, data)
+        return point._replace(coef=self._on_all(point.coef, data), correlation=correlation)
 
     def _on_blocks(self, coef: Tensor) -> Tensor:
         return coef.reshape(-1, *coef.shape[-2:])[self.blocks]
@@ -79,30 +65,18 @@ class Compress(Reduction):
 
     With the weighted and centred Gram matrix of the blocks, ``G = R'R``, and their products with the targets ``q``,
     the loss is :math:`\frac12 \|R z - R^{-\top} q\|^2` plus a constant: ``R`` takes the place of the data. One more
-    sample, which no feature reaches, holds the constant, so that all values are those of the whole program. The
-    intercept is gone with the means. Nothing grows with the number of samples but the work for ``G``.
-
-    Parameters
-    ----------
-    blocks : Tensor of shape (m,)
-        Positions in the flattened block axes, in any order.
-    gram : Tensor of shape (m * d, m * d)
-        The ``G``; only read.
-    target : Tensor of shape (m * d, c)
-        The ``q``.
-    means : Tensor of shape (m * d,) or None
-        Weighted means of the columns; None without an intercept.
+    sample, which no feature reaches, holds the constant. The intercept is gone with the means.
     """
 
-    blocks: Tensor
-    gram: Tensor
-    target: Tensor
-    means: Tensor | None
+    blocks: Tensor  # (m,), positions in the flattened block axes, in any order
+    gram: Tensor  # (m d, m d), the G; only read
+    target: Tensor  # (m d, c), the q
+    means: Tensor | None  # (m d,), weighted means of the columns; None without an intercept
 
     def apply(self, program: Program) -> tuple[Program, _Root]:
         mean = program.weight @ program.y * program.fit_intercept
         root = _Root(program, CholeskySolver(cholesky(self.gram.clone()).T), math.sqrt(len(self.gram) + 1), mean)
-        targets = self._to_samples(self.target, root)
+        targets = root.scale * root.solver.solve_lower(self.target)
         unexplained = program.weight @ (program.y - mean).square() - (targets / root.scale).square().sum(0)
         constant = root.scale * unexplained.clamp(min=0).sqrt()
         data = torch.cat([root.scale * root.solver.upper, torch.zeros_like(self.gram[:1])])
@@ -111,16 +85,11 @@ class Compress(Reduction):
         reduced = dataclasses.replace(program, map=small_map, y=y, sample_weight=None, fit_intercept=False)
         return reduced, root
 
-    @staticmethod
-    def _to_samples(products: Tensor, root: _Root) -> Tensor:
-        """Values of the samples whose adjoint is given."""
-        return root.scale * root.solver.solve_lower(products)
-
     def restrict(self, point: Point, data: _Root) -> Point:
         # The predictions whose dual point has the correlation of the original one.
         on_blocks = Restrict(self.blocks).restrict(point, ())
         assert on_blocks.correlation is not None
-        theta = self._to_samples(self.target - on_blocks.correlation.flatten(0, 1), data)
+        theta = data.scale * data.solver.solve_lower(self.target - on_blocks.correlation.flatten(0, 1))
         return Point(on_blocks.coef, pred=torch.cat([theta, torch.zeros_like(theta[:1])]))
 
     def invert(self, point: Point, data: _Root) -> Point:
@@ -158,12 +127,6 @@ class _KnownGramMap(DerivedMap[LinearMap]):
         super().__init__(base)
         self._known_gram, self._centered = gram, centered
 
-    def matvec(self, coef: Tensor) -> Tensor:
-        return self.base.matvec(coef)
-
-    def rmatvec(self, values: Tensor) -> Tensor:
-        return self.base.rmatvec(values)
-
     def gram(self, left: Tensor, right: Tensor, weight: Tensor, center: Tensor | None = None) -> Tensor:
         if (center is not None) != self._centered:
             return self.base.gram(left, right, weight, center)
@@ -174,9 +137,3 @@ class _KnownGramMap(DerivedMap[LinearMap]):
 
     def rows(self, index: Tensor | slice) -> LinearMap:
         return self.base.rows(index)
-
-    def as_matrix(self) -> Tensor:
-        return self.base.as_matrix()
-
-    def columns(self, blocks: Tensor) -> Tensor:
-        return self.base.columns(blocks)

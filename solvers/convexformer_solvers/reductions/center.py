@@ -20,9 +20,8 @@ class Center(Reduction):
     """The program whose features, and targets of a regression, have weighted means of zero.
 
     With an intercept the programs are the same but for constant predictions. Products of features whose means are far
-    larger than their spread lose the digits in which they differ, and a Gram matrix is theirs alone. Features are
-    copied, so those of larger data keep their means unless these leave too few digits, and maps that have no centred
-    copy keep them in any case.
+    larger than their spread lose the digits in which they differ. Features are copied, so those of larger data keep
+    their means unless these leave too few digits.
 
     Parameters
     ----------

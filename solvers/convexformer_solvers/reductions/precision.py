@@ -17,13 +17,7 @@ from .weights import in_precision
 
 @dataclasses.dataclass(frozen=True)
 class Cast(Reduction):
-    """The program with map and targets in another precision; the way back is to float64.
-
-    Parameters
-    ----------
-    dtype : torch.dtype
-        The precision.
-    """
+    """The program with map and targets in another precision; the way back is to float64."""
 
     dtype: torch.dtype
 

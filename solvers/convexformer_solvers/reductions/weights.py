@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,28 +27,13 @@ class DropZeroWeights(Reduction):
         return _by_samples(point, lambda values: values[data])
 
     def invert(self, point: Point, data: Tensor) -> Point:
-        def expanded(values: Tensor) -> Tensor:
-            result = values.new_zeros((len(data), *values.shape[1:]))
-            result[data] = values
-            return result
-
-        return _by_samples(point, expanded)
-
-
-class _Precisions(NamedTuple):
-    own: torch.dtype
-    reduced: torch.dtype
+        shape = len(data), point.coef.shape[-1]
+        return _by_samples(point, lambda values: values.new_zeros(shape).index_put_((data,), values))
 
 
 @dataclasses.dataclass(frozen=True)
 class Targets(Reduction):
-    """The program with targets and weights in another precision than the user's; the map stays as it is.
-
-    Parameters
-    ----------
-    of_map : bool, default=False
-        Whether that is the precision of the map, and not float64.
-    """
+    """The program with targets and weights in float64 or in the precision of its map, which stays as it is."""
 
     of_map: bool = False
 
@@ -59,19 +43,17 @@ class Targets(Reduction):
     def accepts(self, program: Program) -> bool:
         return program.y.dtype != self._precision(program)
 
-    def apply(self, program: Program) -> tuple[Program, _Precisions]:
-        own, wanted = program.y.dtype, self._precision(program)
+    def apply(self, program: Program) -> tuple[Program, tuple[torch.dtype, torch.dtype]]:
+        wanted = self._precision(program)
         reduced = program.with_float64_targets() if wanted == torch.float64 else program.to(wanted)
-        return reduced, _Precisions(own, wanted)
+        return reduced, (program.y.dtype, wanted)
 
-    def restrict(self, point: Point, data: _Precisions) -> Point:
-        return in_precision(point, data.reduced)
+    def restrict(self, point: Point, data: tuple[torch.dtype, torch.dtype]) -> Point:
+        return in_precision(point, data[1])
 
-    def invert(self, point: Point, data: _Precisions) -> Point:
-        # What certificates go by keeps its digits.
-        wide = torch.promote_types(data.own, data.reduced)
-        result = in_precision(point, wide)
-        return result._replace(coef=point.coef.to(data.own), correlation=None)
+    def invert(self, point: Point, data: tuple[torch.dtype, torch.dtype]) -> Point:
+        wide = in_precision(point, torch.promote_types(*data))  # what certificates go by keeps its digits
+        return wide._replace(coef=point.coef.to(data[0]), correlation=None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,12 +65,6 @@ class SimplePenalty(Reduction):
 
     def apply(self, program: Program) -> tuple[Program, None]:
         return dataclasses.replace(program, penalty=program.penalty.for_outputs(program.y.shape[1])), None
-
-    def restrict(self, point: Point, data: None) -> Point:
-        return point
-
-    def invert(self, point: Point, data: None) -> Point:
-        return point
 
 
 def in_precision(point: Point, dtype: torch.dtype) -> Point:
