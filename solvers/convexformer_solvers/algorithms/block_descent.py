@@ -64,30 +64,12 @@ class GramProgram:
 
     .. math:: \tfrac12 (s - 2 q' z + z' G z) + \alpha \sum_g \|z_g\|_2
 
-    Parameters
-    ----------
-    gram : ndarray of shape (p, p)
-        Products ``G`` of the columns with each other, averaged over the samples.
-    target : ndarray of shape (p,)
-        Products ``q`` of the columns with the targets.
-    square : float
-        Mean square ``s`` of the targets.
-    width : int
-        Columns of a block.
-    alpha : float
-        Weight of the penalty.
-    known : GramProgram, optional
-        Another program: eigenvectors of blocks that are the same, in the same places, are taken from there.
+    `gram` is ``G`` of shape ``(p, p)``, `target` is ``q``, both averaged over the samples, `square` is ``s``; a block
+    has `width` columns. Eigenvectors of blocks that another program has in the same places are taken from `known`.
     """
 
     def __init__(
-        self,
-        gram: NDArray,
-        target: NDArray,
-        square: float,
-        width: int,
-        alpha: float,
-        known: GramProgram | None = None,
+        self, gram: NDArray, target: NDArray, square: float, width: int, alpha: float, known: GramProgram | None = None
     ) -> None:
         self.gram, self.target, self.square, self.width, self.alpha = gram, target, square, width, alpha
         self._blocks = [slice(first, first + width) for first in range(0, len(target), width)]
@@ -99,15 +81,12 @@ class GramProgram:
                 self._eigen.append(known._eigen[place] if known is not None and old else np.linalg.eigh(own))
 
     def at(self, coef: NDArray) -> GramPoint:
-        """The point of some coefficients."""
         return GramPoint(coef, self.target - self.gram @ coef)
 
     def norms(self, values: NDArray) -> NDArray:
-        """Norm of each block."""
         return np.linalg.norm(values.reshape(-1, self.width), axis=1)
 
     def primal(self, point: GramPoint) -> float:
-        """Objective of the coefficients."""
         unexplained = self.square - point.coef @ (self.target + point.correlation)
         return float(0.5 * unexplained + self.alpha * self.norms(point.coef).sum())
 
@@ -118,7 +97,6 @@ class GramProgram:
         return float(scale * (self.square - point.coef @ self.target) - 0.5 * scale**2 * unexplained)
 
     def swept(self, point: GramPoint, n_sweeps: int) -> list[GramPoint]:
-        """The points after each of some sweeps."""
         coef, correlation, result = point.coef.copy(), point.correlation.copy(), []
         for _ in range(n_sweeps):
             self._sweep(GramPoint(coef, correlation))
@@ -165,10 +143,9 @@ class GramProgram:
         images = np.stack([unit[block] @ self.gram[block] for unit, block in zip(units, blocks, strict=True)])
         system = images @ units.T
         sizes = np.maximum(_solved(system, units @ self.target - self.alpha), 0)
-        primal = GramPoint(sizes @ units, self.target - sizes @ images)
         move = _solved(system, self.norms(point.correlation)[active] - self.alpha)
         dual = GramPoint(point.coef + move @ units, point.correlation - move @ images)
-        return [primal, dual]
+        return [GramPoint(sizes @ units, self.target - sizes @ images), dual]
 
 
 def _solved(system: NDArray, right: NDArray) -> NDArray:
@@ -226,11 +203,6 @@ class BlockDescent(PrimalDualSolver):
     ----------
     n_sweeps : int, default=3
         Sweeps of a step.
-
-    Examples
-    --------
-    >>> BlockDescent().name
-    'block_descent'
     """
 
     takes_other_blocks = True
@@ -263,9 +235,9 @@ class BlockDescent(PrimalDualSolver):
             behind[: len(previous.dual.coef)] = previous.dual.coef
             products = start.correlation.flatten().cpu().numpy() + gram @ behind
         square = float(program.mean(target.square().sum(1)))
-        known = None if previous is None else previous.inner
+        width, known = program.coef_shape[-2], None if previous is None else previous.inner
         with _numpy_on_one_thread:
-            inner = GramProgram(gram, products, square, program.coef_shape[-2], program.alpha, known)
+            inner = GramProgram(gram, products, square, width, program.alpha, known)
             point = inner.at(start.coef.to(program.y).flatten().cpu().numpy().copy())
         return State(inner, point, point, math.inf, point)
 

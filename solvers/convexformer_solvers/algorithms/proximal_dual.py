@@ -18,16 +18,10 @@ from .stage import Running, Stage, begun, stepped
 
 @dataclasses.dataclass(frozen=True)
 class ProximalDualConfig:
-    """How exactly proximal steps are solved.
+    """Accuracy and widths of proximal steps.
 
-    Parameters
-    ----------
-    share : float, default=0.03
-        Gap to which a proximal step is solved, over that of the last step; the first one to a third of it, over the
-        best constant model's objective.
-    narrower : float, default=0.85
-        Factor on the width, less one, after a step that leaves more than nine tenths of the gap. Narrow steps are
-        fewer, but each may take long.
+    A step is solved to a gap of `share` over the last step's, the first to a third of it over the best constant
+    model's objective. After a step that leaves over nine tenths of the gap the width, less one, shrinks by `narrower`.
     """
 
     share: float = 0.03
@@ -49,23 +43,7 @@ class ProximalDual(PrimalDualSolver):
     Where nearly all residuals of Huber's loss are in its linear parts it has hardly any curvature. A proximal step in
     its dual, :math:`u_{k+1} = \arg\max_u D(u) - \frac{w_k - 1}2 \|u - u_k\|^2`, is a program with Huber's loss of
     :math:`w_k` times the width and targets moved by :math:`(w_k - 1) u_k`. The first width holds half of the residuals
-    of the best constant model; it shrinks where steps lower the gap no more.
-
-    Needs a loss with ``widened``.
-
-    Parameters
-    ----------
-    inner : Stage
-        What solves the proximal steps.
-    config : ProximalDualConfig, optional
-        Accuracy and widths. Default: as in ``ProximalDualConfig``.
-
-    Examples
-    --------
-    >>> from convexformer_solvers import Admm
-    >>> from convexformer_solvers.algorithms.stage import Stage
-    >>> ProximalDual(Stage(Admm(), "an example")).name
-    'proximal_dual(admm)'
+    of the best constant model; it shrinks where steps lower the gap no more. The stage `inner` solves the steps.
     """
 
     requires_of_loss = ("widened",)
@@ -99,32 +77,35 @@ class ProximalDual(PrimalDualSolver):
         if state.ended is not None:
             state = self._after_step(program, state, state.ended)
         inner = stepped(state.inner)
-        state = state._replace(inner=inner)
         near = inner.gap is not None and abs(inner.gap) <= state.tol * inner.chain.original.null_value
         if near or inner.stage.algorithm.finished(inner.inner):
-            ended = self._of_program(program, state)
-            return state._replace(ended=ended, gap=gap_estimate(program, ended))
-        return state
+            ended = self._of_program(program, inner, state.width)
+            return state._replace(inner=inner, ended=ended, gap=gap_estimate(program, ended))
+        return state._replace(inner=inner)
 
     def _after_step(self, program: Program, state: _State, ended: Point) -> _State:
         gap = state.gap if state.gap > 0 else math.inf  # below zero it is rounding
         enough = gap <= 0.9 * state.least_gap
         width = state.width if enough else 1 + self.config.narrower * (state.width - 1)
         tol = min(self.config.share / 3, self.config.share * gap / program.null_value)
-        inner = self._next_step(program, width, ended.coef, ended.pred, state)
-        return _State(inner, width, tol, least_gap=min(gap, state.least_gap))
+        return _State(
+            self._next_step(program, width, ended.coef, ended.pred, state),
+            width,
+            tol,
+            least_gap=min(gap, state.least_gap),
+        )
 
     @staticmethod
-    def _of_program(program: Program, state: _State) -> Point:
+    def _of_program(program: Program, inner: Running, width: float) -> Point:
         """The point of the inner algorithm as one of the program itself."""
-        point = state.inner.result()
+        point = inner.result()
         assert point.pred is not None
         assert point.correlation is not None
-        pred = program.y + (point.pred - state.inner.chain.original.y) / state.width
-        return point._replace(pred=pred, correlation=point.correlation / state.width)
+        pred = program.y + (point.pred - inner.chain.original.y) / width
+        return point._replace(pred=pred, correlation=point.correlation / width)
 
     def point(self, program: Program, state: _State) -> Point:
-        return self._of_program(program, state) if state.ended is None else state.ended
+        return state.ended or self._of_program(program, state.inner, state.width)
 
     def knows_gap(self, state: _State) -> bool:
         return state.ended is not None

@@ -27,15 +27,9 @@ _EPS = torch.finfo(torch.float64).eps
 class SemismoothConfig:
     """Numbers of ``SemismoothNewton``.
 
-    Parameters
-    ----------
-    sigma_scale : float, default=5
-        Proximal steps let a violating group grow to at most this many times the median active one. Where a line search
-        fails they become this many times shorter.
-    sigma_growth : float, default=9
-        Proximal steps grow by 1 + this over the square of the Newton steps that the last subproblem took.
-    inner_accuracy : float, default=0.3
-        A subproblem is solved once its residual is this far below the move of the proximal point.
+    Proximal steps let a violating group grow to at most `sigma_scale` times the median active one, become so many times
+    shorter where a line search fails, and grow by 1 + `sigma_growth` over the square of the Newton steps that the last
+    subproblem took. One is solved once its residual is below `inner_accuracy` times the move of the proximal point.
     """
 
     sigma_scale: float = 5.0
@@ -84,14 +78,13 @@ class SemismoothNewton(PrimalDualSolver):
     conjugate. Newton systems are solved in the support or in the samples, whichever is smaller, and never form the
     gated design. Ten to thirty steps reach high accuracy even where tokens are correlated and the regularisation is
     weak, up to two hundred where the loss's curvature jumps. Outputs are solved one by one. Memory and time of a step
-    grow with the square and the cube of the smaller side: this is for up to some thousands.
-
-    Needs the group-l2 penalty and a separable loss.
+    grow with the square and the cube of the smaller side: this is for up to some thousands. The penalty must be the
+    group-l2 one, the loss separable.
 
     Parameters
     ----------
-    config : SemismoothConfig, optional
-        Lengths and accuracy of proximal steps. Default: those of ``SemismoothConfig``.
+    config : SemismoothConfig, default=SemismoothConfig()
+        Lengths and accuracy of proximal steps.
 
     Examples
     --------
@@ -165,9 +158,8 @@ def _sensible_sigma(iterate: _Iterate) -> float:
 
 def _at(iterate: _Iterate, pred: Tensor) -> _Iterate:
     """The iterate at other predictions ``v``."""
-    program = iterate.program
-    theta = -program.loss.gradient(pred, program.y)
-    return _proximal(iterate._replace(pred=pred, theta=theta, correlation=program.weighted_adjoint(theta)))
+    theta = -iterate.program.loss.gradient(pred, iterate.program.y)
+    return _proximal(iterate._replace(pred=pred, theta=theta, correlation=iterate.program.weighted_adjoint(theta)))
 
 
 def _proximal(iterate: _Iterate) -> _Iterate:

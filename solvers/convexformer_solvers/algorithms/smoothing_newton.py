@@ -77,14 +77,12 @@ class SmoothingNewton(PrimalDualSolver):
 
     Linear systems are solved in the features or in the samples, whichever costs less, for all outputs at once where
     penalty or loss couples them. Memory and time grow with the square and the cube of that side: this is for up to
-    some thousands.
-
-    Needs a penalty with ``smoothed_value`` and ``smoothed_derivatives``.
+    some thousands. The penalty must have ``smoothed_value`` and ``smoothed_derivatives``.
 
     Parameters
     ----------
-    config : SmoothingConfig, optional
-        How the width shrinks. Default: as in ``SmoothingConfig``.
+    config : SmoothingConfig, default=SmoothingConfig()
+        How the width shrinks.
 
     Examples
     --------
@@ -109,8 +107,7 @@ class SmoothingNewton(PrimalDualSolver):
         coef, _ = as_start(program, start)
         features = Features(program) if previous is None else previous.parts[0].features
         pred = own_predictions(program, coef)
-        length = 1 / program.lipschitz(pred)
-        n_outputs = program.y.shape[1]
+        length, n_outputs = 1 / program.lipschitz(pred), program.y.shape[1]
         together = [slice(k, k + 1) for k in range(n_outputs)] if program.outputs_separate else [slice(n_outputs)]
         parts = tuple(_first(program, features, coef, pred, length, outputs, self.config) for outputs in together)
         return _State(parts, length, _point(program, parts, length))

@@ -13,27 +13,10 @@ from convexformer_solvers.linear_maps.base import row_chunks
 class Anderson:
     r"""Anderson's extrapolation of ``x -> F(x)`` from its last moves.
 
-    With the residuals :math:`g_k = F(x_k) - x_k` the next point is :math:`F(x_k) - \sum_j \gamma_j \Delta F_j`, where
-    the coefficients minimise :math:`\|g_k - \sum_j \gamma_j \Delta g_j\|` over the last differences.
-
-    Parameters
-    ----------
-    memory : int
-        Differences that are kept; with none the map is left alone.
-    columns_apart : bool
-        Whether the map works on each column, the last axis, by itself: each then has its own coefficients.
-    regularisation : float, default=1e-4
-        Added to the diagonal of the coefficients' system, scaled to a diagonal of one. Far less saves no iterations
-        and lets rounding grow.
-
-    Examples
-    --------
-    >>> import torch
-    >>> acceleration, x = Anderson(2, columns_apart=False), torch.tensor([[8.0], [8.0]])
-    >>> for _ in range(5):
-    ...     (x,) = acceleration.next(x, (torch.tensor([[0.9], [0.5]]) * x,))
-    >>> bool(x.norm() < 1e-4)
-    True
+    With residuals :math:`g_k = F(x_k) - x_k` the next point is :math:`F(x_k) - \sum_j \gamma_j \Delta F_j`, where the
+    coefficients minimise :math:`\|g_k - \sum_j \gamma_j \Delta g_j\|` over the last `memory` differences, for each
+    column by itself where the map keeps `columns_apart`. `regularisation` is added to the diagonal of their system,
+    scaled to a diagonal of one; far less saves no iterations and lets rounding grow.
     """
 
     def __init__(self, memory: int, columns_apart: bool, regularisation: float = 1e-4) -> None:

@@ -16,12 +16,6 @@ def cholesky(matrix: Tensor) -> Tensor:
     Where rounding makes an eigenvalue negative the diagonal of `matrix` is raised, **in place**, by ten times the
     rounding of its largest entry, or as many more powers of ten as it takes. ``torch.linalg.LinAlgError`` is raised
     where the matrix is not finite.
-
-    Examples
-    --------
-    >>> cholesky(torch.tensor([[4.0, 0.0], [2.0, 5.0]]))
-    tensor([[2., 0.],
-            [1., 2.]])
     """
     factor, failed = torch.linalg.cholesky_ex(matrix)
     if not bool(failed):
@@ -42,23 +36,10 @@ def _jitter(largest: float, dtype: torch.dtype) -> float:
 
 
 class CholeskySolver:
-    """Solver of many systems with one positive semidefinite matrix ``L L'`` and few right sides ``(n, k)`` each.
+    """Solver of many systems with one matrix ``L L'``, given `upper` ``= L'``, and few right sides ``(n, k)`` each.
 
-    The inverses of the factor's diagonal blocks are kept: all else is matrix products, which read the factor once per
+    The inverses of the diagonal blocks of ``L`` are kept; of `upper` only the part above them is read, once per
     substitution. ``torch.cholesky_solve`` takes seven times longer for one right side and 4000 unknowns.
-
-    Parameters
-    ----------
-    upper : Tensor of shape (n, n)
-        The transposed Cholesky factor ``L'``. Only the part above the diagonal blocks is read, at each solve.
-    inverses : list of Tensor, optional
-        Inverses of the diagonal blocks of ``L``. Default: computed.
-
-    Examples
-    --------
-    >>> factor = cholesky(torch.tensor([[4.0, 0.0], [2.0, 5.0]]))
-    >>> CholeskySolver(factor.T).solve(torch.tensor([[8.0], [8.0]])).flatten()
-    tensor([1.5000, 1.0000])
     """
 
     def __init__(self, upper: Tensor, inverses: list[Tensor] | None = None) -> None:
@@ -69,7 +50,6 @@ class CholeskySolver:
         self._blocks = list(zip(blocks, inverses, strict=True))
 
     def solve(self, right: Tensor) -> Tensor:
-        """Solution of the system."""
         return self.solve_upper(self.solve_lower(right))
 
     def solve_lower(self, right: Tensor) -> Tensor:
@@ -98,14 +78,7 @@ def factorised_above(matrix: Tensor, entries: Callable[[slice], Tensor]) -> Chol
 
     The factor overwrites what stands above the diagonal blocks of `matrix`, shape ``(n, n)``; its lower triangle stays
     as it is and can serve again. `entries` gives the matrix to factorise in the rows of a diagonal block and from the
-    first of these columns on, as a new tensor. The diagonal is raised, and errors are raised, as in ``cholesky``.
-
-    Examples
-    --------
-    >>> matrix = torch.tensor([[3.0, 0.0], [2.0, 4.0]])
-    >>> solver = factorised_above(matrix, lambda rows: lower_rows(matrix, rows) + torch.eye(2)[rows])
-    >>> solver.solve(torch.tensor([[8.0], [8.0]])).flatten()
-    tensor([1.5000, 1.0000])
+    first of these columns on, as a new tensor. The diagonal and errors are raised as in ``cholesky``.
     """
     inverses = _inverses_of_factor(matrix, entries, 0.0)
     if inverses is None:

@@ -32,14 +32,8 @@ def bordered(gram: Tensor, border: Tensor) -> Tensor:
 class SupportGram:
     """Weighted Gram matrices ``A_S' D A_S`` of varying supports; kept and extended while the weights stay the same.
 
-    Parameters
-    ----------
-    linear_map : LinearMap
-        The map ``A`` of all groups.
-    center : Tensor of shape (n_blocks, d), optional
-        What is taken from the columns first, as ``LinearMap.gram`` does.
-    single : bool, default=False
-        Whether products are computed in single precision, in half the time; they are kept in that of the weights.
+    `center`, shape ``(n_blocks, d)``, is taken from the columns first. With `single` products are computed in single
+    precision, in half the time; they are kept in that of the weights.
     """
 
     def __init__(self, linear_map: LinearMap, center: Tensor | None = None, single: bool = False) -> None:
@@ -47,11 +41,7 @@ class SupportGram:
         self._weight: Tensor | None = None
 
     def of(self, blocks: Tensor, weight: Tensor, copy: bool = True) -> Tensor:
-        """Gram matrix of some groups, shape ``(m d, m d)``.
-
-        Without `copy` it may only be read: it is the matrix kept here where the groups are all that were ever asked
-        for, in that order.
-        """
+        """Gram matrix of some groups, shape ``(m d, m d)``; without `copy` only to read, as it may be the one kept."""
         known = self._extended(blocks, weight)
         if torch.equal(blocks, self._known):
             return known.clone() if copy else known

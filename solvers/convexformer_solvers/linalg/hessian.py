@@ -12,17 +12,10 @@ from convexformer_solvers.program import Program
 
 
 class Curvature:
-    """Hessian of the weighted mean loss at some predictions, as products and as a diagonal.
+    """Hessian of the weighted mean loss at predictions ``(N, c)``, as products and as a diagonal.
 
-    Parameters
-    ----------
-    program : Program
-        The program.
-    pred : Tensor of shape (N, c)
-        The predictions.
-    towards_target : bool, default=False
-        Whether the diagonal of a separable loss of the residual is at least its mean from target to prediction. Linear
-        parts then have some curvature, and the quadratic model is an upper bound of Huber's loss.
+    With `towards_target` the diagonal of a separable loss of the residual is at least its mean from target to
+    prediction: linear parts have some curvature, and the quadratic model is an upper bound of Huber's loss.
     """
 
     def __init__(self, program: Program, pred: Tensor, towards_target: bool = False) -> None:
