@@ -86,6 +86,7 @@ class _State(NamedTuple):
     n_steps: int = 0
     checked_at: int = 0
     n_checks: int = 0
+    n_sets: int = 0
     to_change: bool = False
 
 
@@ -170,14 +171,15 @@ class WorkingSet(PrimalDualSolver):
         state = state._replace(to_change=False)
         if blocks is None:
             # The first of many sets leaves a few blocks that are far too large, which misleads what goes by their size.
-            return state._replace(inner=None, whole=state.first if state.n_checks == 1 else state.whole)
+            return state._replace(inner=None, whole=state.first if state.n_sets == 1 else state.whole)
         if inner is not None and state.n_checks and self.config.form != "gram" and torch.equal(blocks, state.blocks):
             return state
         stage = dataclasses.replace(self.inner, reductions=self._reductions(program, state, blocks))
         known = inner.inner if inner is not None and stage.algorithm.takes_other_blocks else None
         # A check's own correlation is that of the inner algorithm's dual point; that of a path's next start is not.
         start = state.whole if known is None or state.n_checks else state.whole._replace(correlation=None)
-        return state._replace(blocks=blocks, inner=begun(stage, program, start, known=known))
+        inner = begun(stage, program, start, known=known)
+        return state._replace(blocks=blocks, inner=inner, n_sets=state.n_sets + 1)
 
     def _chosen(self, program: Program, state: _State) -> Tensor | None:
         """The set with the blocks that violate the dual constraint most; None where there are too many."""

@@ -42,7 +42,9 @@ class AdmmConfig:
     curvature_change : float, default=0.2
         Mean relative change of the curvatures below which they stay.
     least_curvature : float, default=0.02
-        Curvature of a sample's loss at least, as a share of its bound, and of what moves show, as a share of that.
+        Curvature of a sample's loss at least, as a share of its bound.
+    least_margin : float, default=0.1
+        Curvature that is reckoned with at least, as a share of the local one: moves may show none.
     safety : float, default=1.3
         Curvature that is reckoned with, over that which moves have shown.
     loss_steps : int, default=10
@@ -66,6 +68,7 @@ class AdmmConfig:
     largest_change: float = 8.0
     curvature_change: float = 0.2
     least_curvature: float = 0.02
+    least_margin: float = 0.1
     safety: float = 1.3
     loss_steps: int = 10
     loss_accuracy: float = 0.1

@@ -214,7 +214,7 @@ class Admm(PrimalDualSolver):
         checks = state.iteration in config.adapt_at and not program.loss.quadratic
         if checks:
             new_local = _local_curvature(program, state.fitted, config)
-            wanted = min(1.0, max(config.least_curvature, config.safety * state.observed_mean))
+            wanted = min(1.0, max(config.least_margin, config.safety * state.observed_mean))
             if not _alike(program, new_local, local, config) or margin > config.refactor * wanted:
                 local, margin = new_local, wanted
         if state.iteration in config.adapt_at:
