@@ -9,12 +9,8 @@ from torch import Tensor
 
 from .program import Program
 from .result import Certificate
+from .rounding import CANCELLED, SUM
 from .validation import check_tensor
-
-# Size of a centred output that is rounding, over its size before and over the largest output: 1e-13.
-_ROUNDING = 2.0**9 * torch.finfo(torch.float64).eps
-# Mean that centring may leave of an output, over its size, which is the relative error of the bound: 1e-10.
-_REMAINING_MEAN = 2.0**19 * torch.finfo(torch.float64).eps
 
 
 @torch.no_grad()
@@ -127,8 +123,8 @@ def _centred(program: Program, theta: Tensor) -> Tensor:
     for _ in range(2):  # the first leaves a mean of the rounding of the mean, which may be larger than the point
         theta = theta - program.weight @ theta
     remaining, centred_size = (program.weight @ theta).abs(), program.weight @ theta.abs()
-    more_than_rounding = (centred_size > _ROUNDING * size) & (size > _ROUNDING * size.max())
-    genuine = more_than_rounding & (remaining <= _REMAINING_MEAN * centred_size)
+    more_than_rounding = (centred_size > SUM * size) & (size > SUM * size.max())
+    genuine = more_than_rounding & (remaining <= CANCELLED * centred_size)
     return torch.where(genuine, theta, 0.0)
 
 

@@ -23,12 +23,12 @@ from .penalties import get_penalty
 from .penalties.base import Penalty
 from .points import Point, completed
 from .program import Program
+from .rounding import CANCELLED
 from .solve import solve
 from .validation import check_kind
 
 # What is wrong where an identity fails, and a condition; or two equal arrays, and their tolerance where it is another.
 _Identities = Iterator[tuple[Any, ...]]
-_ROUNDING = 2.0**19 * torch.finfo(torch.float64).eps  # 1e-10; sums of some hundred terms of either sign stay below
 
 
 def _assert_all(identities: _Identities) -> None:
@@ -37,7 +37,7 @@ def _assert_all(identities: _Identities) -> None:
             if not bool(torch.as_tensor(values[0]).all()):
                 raise AssertionError(message)
             continue
-        actual, wanted, tolerance = (*values, _ROUNDING)[:3]
+        actual, wanted, tolerance = (*values, CANCELLED)[:3]
         if actual.shape != wanted.shape:
             raise AssertionError(f"{message}: shapes {tuple(actual.shape)} and {tuple(wanted.shape)}")
         if wanted.numel() == 0:
@@ -109,10 +109,10 @@ def _derivatives(loss: Loss, pred: Tensor, move: Tensor, y: Tensor) -> _Identiti
 def _properties(loss: Loss, pred: Tensor, move: Tensor, y: Tensor) -> _Identities:
     value, gradient = loss.value(pred, y), loss.gradient(pred, y)
     excess = loss.value(pred + move, y) - value - (gradient * move).sum(1)
-    yield "the loss is not convex", excess >= -_ROUNDING
+    yield "the loss is not convex", excess >= -CANCELLED
     if math.isfinite(loss.smoothness):
         bound = 0.5 * loss.smoothness * move.square().sum(1)
-        yield "the curvature exceeds smoothness", excess <= bound + _ROUNDING
+        yield "the curvature exceeds smoothness", excess <= bound + CANCELLED
     weight = torch.full_like(value, 1 / len(value))
     slope = weight @ loss.gradient(pred + loss.best_intercept(pred, y, weight), y)
     yield "best_intercept does not minimise the loss", slope.abs() <= 1e-8
@@ -211,14 +211,14 @@ def _norm(penalty: Penalty, coef: Tensor, other: Tensor) -> _Identities:
     has_blocks = penalty.group_values(coef).shape[: len(blocks)] == blocks
     yield "group_values must have the axes of the blocks first", has_blocks or not penalty.block_separable
     yield "the penalty is not homogeneous", penalty.value(-3 * coef), 3 * value
-    yield "the triangle inequality fails", penalty.value(coef + other) <= value + penalty.value(other) + _ROUNDING
+    yield "the triangle inequality fails", penalty.value(coef + other) <= value + penalty.value(other) + CANCELLED
     if penalty.euclidean:
         norms = torch.linalg.vector_norm(coef, dim=-2).sum()
         yield "euclidean is True but the penalty is not the sum of the norms", value, norms
     for_outputs = penalty.for_outputs(coef.shape[-1])
     yield "for_outputs gives another norm", for_outputs.value(coef), value
     yield "for_outputs gives another dual norm", for_outputs.dual_norm(other), dual_norm
-    yield "the dual norm is too small", (coef * other).sum() <= value * dual_norm + _ROUNDING
+    yield "the dual norm is too small", (coef * other).sum() <= value * dual_norm + CANCELLED
     if penalty.output_separable:
         apart = torch.stack([penalty.value(coef[..., [k]]) for k in range(coef.shape[-1])])
         yield "output_separable is True but outputs interact", apart.sum(), value
@@ -251,7 +251,7 @@ def _factors(penalty: Penalty, coef: Tensor, other: Tensor) -> _Identities:
     yield "the factors are not balanced", torch.linalg.vector_norm(left, dim=1), penalty.right_norm(right)
     u, v = (other.flatten(0, -3).sum(dim) for dim in (2, 1))
     pieces = penalty.group_values(u[:, :, None] * v[:, None, :]).reshape(len(u), -1).sum(1)
-    yield "factor_cost is below the penalty of its product", pieces <= penalty.factor_cost(u, v) + _ROUNDING
+    yield "factor_cost is below the penalty of its product", pieces <= penalty.factor_cost(u, v) + CANCELLED
 
 
 def _active_groups(penalty: Penalty, coef: Tensor, correlation: Tensor) -> _Identities:

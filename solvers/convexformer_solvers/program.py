@@ -25,9 +25,9 @@ from torch import Tensor
 from .linear_maps.base import LinearMap, even_rows
 from .losses.base import Loss
 from .penalties.base import Penalty
+from .rounding import EPS
 from .validation import PRECISIONS, check_kind, check_tensor, is_real
 
-_EPS = torch.finfo(torch.float64).eps
 _T = TypeVar("_T")
 
 
@@ -257,9 +257,9 @@ class Program:
         constant = float(exact.loss_value(exact.null_intercept.expand_as(exact.y)))
         size = float(exact.mean(self.loss.magnitude(exact.y)))
         # A mean of N terms is off by some of their roundings; far below 1e4 of them.
-        rounding = 1e4 * _EPS * size
+        rounding = 1e4 * EPS * size
         if self.loss.of_residual:  # squares of the rounding of the targets
-            rounding = float(exact.loss_value((1 + 1e4 * _EPS) * exact.y))
+            rounding = float(exact.loss_value((1 + 1e4 * EPS) * exact.y))
         if constant > rounding:
             return constant
         # A relative gap of 1e-4 is then a hundred roundings of the terms in the precision of the data.
@@ -305,7 +305,7 @@ class Program:
     def _is_rounding(self, norm: float, theta: Tensor) -> bool:
         """Whether a dual norm is what rounding leaves of samples that cancel, as an intercept makes constant ones."""
         mean = float((self.weight @ theta).abs().max()) if self.fit_intercept else 0.0  # zero but for rounding
-        rounding = mean + _EPS * float(self.mean(theta.abs().amax(1)))
+        rounding = mean + EPS * float(self.mean(theta.abs().amax(1)))
         # Sums of products are off by less than eight roundings of one.
         bound = 8 * math.sqrt(math.prod(self.coef_shape[-2:])) * rounding
         counted = (self.weight > 0).nonzero()[:, 0]

@@ -20,7 +20,7 @@ ROOT = Path(convexformer_solvers.__file__).parent
 
 # From what imports nothing to what may import all; folders and files directly in the package.
 LAYERS = (
-    ("validation", "rates"),
+    ("validation", "rates", "rounding"),
     ("losses", "penalties", "linear_maps"),
     ("program",),
     ("points", "certificate", "result"),
@@ -32,6 +32,8 @@ LAYERS = (
     ("__init__",),
 )
 LAYER_OF = {name: place for place, names in enumerate(LAYERS) for name in names}
+# Configs under other names, and defaults with which what a number stands for does not take place.
+CONFIGS, OFF = ("Patience", "Center", "SinglePrecision"), ("0", "0.0")
 FILES = sorted(ROOT.rglob("*.py"))
 NAMES = [str(file.relative_to(ROOT)) for file in FILES]
 
@@ -127,7 +129,7 @@ def test_few_calls_lead_from_solve_to_a_step_of_a_working_set(monkeypatch):
     program = Program(DenseMap(data), y, get_loss("squared"), get_penalty("group_l2"), 1.0, fit_intercept=True)
     program = program.with_alpha(0.2 * program.alpha_max)
     # Not nearly independent, in the eyes of this plan.
-    config = AutoConfig(costly_gram=1.0, independent=0.0, slightly_dependent=0.0)
+    config = AutoConfig(costly_gram=1.0, independent=0.0, gradient_steps=0.0)
     first = plan(program, config=config)[0]
     assert isinstance(first.algorithm, WorkingSet)
     assert isinstance(first.algorithm.inner.algorithm, Admm)
@@ -148,3 +150,35 @@ def test_few_calls_lead_from_solve_to_a_step_of_a_working_set(monkeypatch):
 def test_no_folder_holds_more_than_fifteen_files(folder):
     files = sorted(file.name for file in folder.glob("*.py"))
     assert len(files) <= 15, files
+
+
+def numbers_in(node):
+    """Whether numbers, and not only True or False, are part of an expression."""
+    found = [part.value for part in ast.walk(node) if isinstance(part, ast.Constant)]
+    return any(isinstance(value, (int, float)) and not isinstance(value, bool) for value in found)
+
+
+def test_numbers_stand_in_configs_and_bounds_on_rounding_in_one_place():
+    constants = []
+    for file in FILES:
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.Assign) and numbers_in(node.value):
+                constants.append(f"{file.relative_to(ROOT)}: {ast.unparse(node.targets[0])}")
+    # The format of a file, a side below which nothing is worth a decision, and what single precision tells apart.
+    others = ["algorithms/stage.py: _ROUGH", "io/checkpoint.py: _FORMAT", "linalg/ridge.py: SMALL_SIDE"]
+    assert sorted(constants) == sorted([*others, "rounding.py: SUM", "rounding.py: CANCELLED"])
+
+
+def test_configs_hold_at_most_sixty_numbers_and_describe_each():
+    numbers = 0
+    for file in FILES:
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and (node.name.endswith("Config") or node.name in CONFIGS):
+                fields = [part for part in node.body if isinstance(part, ast.AnnAssign) and part.value is not None]
+                tuned = [
+                    part.target.id for part in fields if numbers_in(part.value) and ast.unparse(part.value) not in OFF
+                ]
+                text = ast.get_docstring(node)
+                assert all(name in text for name in tuned), node.name
+                numbers += len(tuned)
+    assert 40 < numbers <= 60

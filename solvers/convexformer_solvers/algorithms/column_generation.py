@@ -12,10 +12,9 @@ from torch import Tensor
 
 from convexformer_solvers.points import Point
 from convexformer_solvers.program import Program
+from convexformer_solvers.rounding import EPS
 
 from .base import Solver
-
-_EPS = torch.finfo(torch.float64).eps
 
 
 class _State(NamedTuple):
@@ -64,7 +63,7 @@ class ColumnGeneration(Solver):
         solved = _solved(exact, state)
         more = _with_atoms(exact, solved)
         # Atoms that violate their constraint by rounding do not count: they come and go for ever.
-        is_new = more.atoms.shape[1] > solved.atoms.shape[1] and more.gap > 8 * _EPS * exact.null_value
+        is_new = more.atoms.shape[1] > solved.atoms.shape[1] and more.gap > 8 * EPS * exact.null_value
         return more._replace(ended=not is_new and more.gap >= state.gap)
 
     def point(self, program: Program, state: _State) -> Point:
@@ -150,7 +149,7 @@ def _solved(program: Program, state: _State) -> _State:
     options = {"ftol": 0.0, "gtol": 0.0}  # until rounding ends it: the dual bound depends on small slopes
     variables = minimize(objective, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options).x
     weights = variables[:n_atoms]
-    weights[weights <= 2**12 * _EPS * weights.max()] = 0.0
+    weights[weights <= 2**12 * EPS * weights.max()] = 0.0
     pred, intercept = _predicted(program, state.atoms, variables)
     kept = np.flatnonzero(weights)
     return state._replace(atoms=state.atoms[:, kept], weights=weights[kept], intercept=intercept, pred=pred)

@@ -20,8 +20,12 @@ from .stage import Running, Stage, begun, stepped
 class ProximalDualConfig:
     """Accuracy and widths of proximal steps.
 
-    A step is solved to a gap of `share` over the last step's, the first to a third of it over the best constant
-    model's objective. After a step that leaves over nine tenths of the gap the width, less one, shrinks by `narrower`.
+    Parameters
+    ----------
+    share : float, default=0.03
+        Gap to which a step is solved, over that of the last; the first to a third of it over the null objective.
+    narrower : float, default=0.85
+        Factor on the width, less one, after a step that leaves over nine tenths of the gap.
     """
 
     share: float = 0.03

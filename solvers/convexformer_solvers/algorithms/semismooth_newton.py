@@ -17,19 +17,24 @@ from convexformer_solvers.points import Point, as_start, own_predictions
 from convexformer_solvers.program import Program
 from convexformer_solvers.reductions.base import Reduction
 from convexformer_solvers.reductions.center import Center
+from convexformer_solvers.rounding import EPS
 
 from .base import PrimalDualSolver
-
-_EPS = torch.finfo(torch.float64).eps
 
 
 @dataclasses.dataclass(frozen=True)
 class SemismoothConfig:
     """Numbers of ``SemismoothNewton``.
 
-    Proximal steps let a violating group grow to at most `sigma_scale` times the median active one, become so many times
-    shorter where a line search fails, and grow by 1 + `sigma_growth` over the square of the Newton steps that the last
-    subproblem took. One is solved once its residual is below `inner_accuracy` times the move of the proximal point.
+    Parameters
+    ----------
+    sigma_scale : float, default=5
+        Size to which a proximal step lets a violating group grow, over the median active one; and how many times
+        shorter steps become where a line search fails.
+    sigma_growth : float, default=9
+        Growth of the steps, over the square of the Newton steps that the last subproblem took.
+    inner_accuracy : float, default=0.3
+        Residual of a solved subproblem over the move of the proximal point.
     """
 
     sigma_scale: float = 5.0
@@ -58,7 +63,7 @@ class _Iterate(NamedTuple):
 
     @property
     def finished(self) -> bool:
-        return self.shortening < math.sqrt(_EPS)
+        return self.shortening < math.sqrt(EPS)
 
 
 class _State(NamedTuple):
@@ -252,7 +257,7 @@ def _with_linear_parts_solved(iterate: _Iterate) -> _Iterate:
     linear = loss.hessian_product(pred, y, torch.ones_like(pred)) == 0
     slope, goal = loss.gradient(pred, y), torch.where(linear, fitted, pred)
     stays, beyond = loss.gradient(goal, y) == slope, goal
-    for _ in range(round(-math.log2(_EPS))):
+    for _ in range(round(-math.log2(EPS))):
         middle = 0.5 * (pred + beyond)
         same = loss.gradient(middle, y) == slope
         pred, beyond = torch.where(same, middle, pred), torch.where(same, beyond, middle)
@@ -266,7 +271,7 @@ def _curvature(program: Program, pred: Tensor) -> Tensor:
     curvature = loss.hessian_product(pred, program.y, ones)
     if loss.smooth_curvature or loss.quadratic:
         return curvature
-    near = math.sqrt(_EPS) * (1 + pred.abs())
+    near = math.sqrt(EPS) * (1 + pred.abs())
     for shift in (near, -near):
         curvature = torch.maximum(curvature, loss.hessian_product(pred + shift, program.y, ones))
     return curvature

@@ -16,10 +16,9 @@ from convexformer_solvers.points import Point, as_start, gap_estimate, own_predi
 from convexformer_solvers.program import Program
 from convexformer_solvers.reductions.base import Reduction
 from convexformer_solvers.reductions.center import Center
+from convexformer_solvers.rounding import EPS
 
 from .base import PrimalDualSolver
-
-_EPS = torch.finfo(torch.float64).eps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,7 +146,7 @@ def _first(
     width = gap / unit_cost
     if own.alpha_max > 0:  # at most some gradient steps from zero: where alpha is small costs say little
         width = min(width, config.widest * length * own.alpha_max)
-    width = max(width, _EPS * own.null_value / unit_cost)
+    width = max(width, EPS * own.null_value / unit_cost)
     return _Part(own, features, unit_cost, coef, pred, correlation, slopes, width)
 
 
@@ -178,7 +177,7 @@ def _newton_step(part: _Part, config: SmoothingConfig) -> _Part:
         correlation, slopes = _downhill(program, part.features, pred)
         part = part._replace(coef=coef, pred=pred, correlation=correlation, slopes=slopes)
     if found is None or squared_length <= config.near_enough * cost:
-        part = part._replace(width=config.narrower * part.width, finished=cost <= _EPS * program.null_value)
+        part = part._replace(width=config.narrower * part.width, finished=cost <= EPS * program.null_value)
     return part
 
 

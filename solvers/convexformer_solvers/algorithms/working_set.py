@@ -24,12 +24,10 @@ from convexformer_solvers.program import Program
 from convexformer_solvers.reductions.base import Reduction
 from convexformer_solvers.reductions.blocks import Compress, Restrict
 from convexformer_solvers.reductions.precision import squares_fit_single
+from convexformer_solvers.rounding import SUM
 
 from .base import PrimalDualSolver
 from .stage import Running, Stage, begun, stepped
-
-# Gap over the best constant model's objective that is the rounding of the sums in it.
-_ROUNDING = 1e-13
 
 
 @dataclass(frozen=True)
@@ -133,7 +131,7 @@ class WorkingSet(PrimalDualSolver):
         else:
             gram, known = previous.gram, previous.inner
             blocks = torch.cat([previous.blocks, blocks[~torch.isin(blocks, previous.blocks)]])
-        gap, rounding = gap_estimate(program, whole), _ROUNDING * program.null_value
+        gap, rounding = gap_estimate(program, whole), SUM * program.null_value
         return self._changed(program, _State(whole, whole, gap, gram, blocks, rounding), known)
 
     def step(self, program: Program, state: _State) -> _State:

@@ -14,10 +14,8 @@ class AutoConfig:
     largest_side : int, default=12000
         Side of the largest Gram matrix that is factorised: 576 MB in float32.
     independent : float, default=1.15
-        ``eigenvalue_ratio`` up to which features count as nearly independent.
-    slightly_dependent : float, default=1.7
-        The same where the regularisation is strong, as with gated independent features, and where the loss couples the
-        outputs, which gradient steps do not mind.
+        ``eigenvalue_ratio`` up to which features count as nearly independent; up to ``AdmmConfig.independent`` as
+        slightly dependent, which is near enough where the regularisation is strong or the loss couples the outputs.
     gradient_steps : float, default=8
         Gradient steps that independent features take, over the root of the groups' median dual norm over ``alpha``;
         twice as many slightly dependent ones.
@@ -39,7 +37,6 @@ class AutoConfig:
 
     largest_side: int = 12_000
     independent: float = 1.15
-    slightly_dependent: float = 1.7
     gradient_steps: float = 8.0
     costly_gram: float = 32.0
     long_tails: float = 60.0

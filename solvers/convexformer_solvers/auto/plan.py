@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import torch
 
-from convexformer_solvers.algorithms.admm import Admm
+from convexformer_solvers.algorithms.admm import Admm, AdmmConfig
 from convexformer_solvers.algorithms.block_descent import BlockDescent
 from convexformer_solvers.algorithms.constant import Constant
 from convexformer_solvers.algorithms.fista import Fista, GreedyFista
@@ -147,7 +147,7 @@ class _Planner:
         """Whether the features are so nearly independent, for this ``alpha``, that gradient steps end soonest."""
         program, config = self.program, self.config
         found = eigenvalue_ratio(program)
-        if not found <= config.slightly_dependent:
+        if not found <= max(config.independent, AdmmConfig.independent):
             return False
         even = found <= config.independent
         if not program.loss.output_separable or (even and not program.loss.quadratic):

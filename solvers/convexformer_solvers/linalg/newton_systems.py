@@ -15,13 +15,12 @@ from torch import Tensor
 
 from convexformer_solvers.linear_maps.base import LinearMap, mirrored, row_chunks
 from convexformer_solvers.program import Program
+from convexformer_solvers.rounding import EPS
 
 from .cholesky import cholesky
 from .gram import SupportGram, add_to_blocks, bordered
 from .hessian import Curvature
 from .ridge import SMALL_SIDE
-
-_EPS = torch.finfo(torch.float64).eps
 
 
 class ProxJacobian(NamedTuple):
@@ -188,7 +187,7 @@ def solved_in_features(features: Features, system: System) -> tuple[Tensor, Tens
     scale = torch.where(scale > 0, scale, 1.0)
     matrix /= scale[:, None]
     matrix /= scale
-    matrix.diagonal()[size:] += 2**12 * _EPS
+    matrix.diagonal()[size:] += 2**12 * EPS
     target = right.flatten()
     if features.fit_intercept:
         target = torch.cat([target, system.intercept_right])
@@ -233,7 +232,7 @@ def _solver_in_samples(features: Features, system: System, hessian: Tensor) -> C
     """Function from right sides to moves, up to rounding and what ``M`` is raised by."""
     d, n_outputs = system.right.shape[-2:]
     raised = system.blocks.clone()
-    raised.diagonal(dim1=1, dim2=2).add_(math.sqrt(_EPS) * system.scales[:, None])
+    raised.diagonal(dim1=1, dim2=2).add_(math.sqrt(EPS) * system.scales[:, None])
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(raised))
     kernel = features.kernel(inverse.view(-1, d, n_outputs, d, n_outputs))
     matrix = torch.einsum("ikl,iljm->ikjm", hessian, kernel).reshape(len(hessian) * n_outputs, -1)
@@ -242,7 +241,7 @@ def _solver_in_samples(features: Features, system: System, hessian: Tensor) -> C
     # H 1, a column per intercept
     responses = torch.linalg.lu_solve(*factor, hessian.reshape(-1, n_outputs)).view(hessian.shape)
     border = responses.sum(0)
-    border.diagonal().add_(2**12 * _EPS * hessian.diagonal(dim1=1, dim2=2).sum(0).max())
+    border.diagonal().add_(2**12 * EPS * hessian.diagonal(dim1=1, dim2=2).sum(0).max())
 
     def scaled(coef: Tensor) -> Tensor:
         return (inverse @ coef.reshape(*inverse.shape[:2], 1)).reshape(coef.shape)

@@ -11,8 +11,6 @@ from torch import Tensor
 if TYPE_CHECKING:
     from .base import Loss
 
-_ROUNDING = 8  # of sums, in units of the machine precision
-
 
 class LossAtIntercepts:
     """A weighted mean loss as a function of an intercept ``b``, shape (c,), added to the predictions of all samples."""
@@ -103,10 +101,10 @@ def best_intercept(at: LossAtIntercepts, start: Tensor | None = None) -> Tensor:
     guesses = [torch.zeros_like(at.pred[0]) if start is None else start, -(at.weight @ at.pred)]
     b = min(guesses, key=at.value)
     slope, size = at.slope(b)
-    negligible, largest = _ROUNDING * eps * at.unit(), float(at.weight @ at.pred.abs().amax(1))
+    negligible, largest = 8 * eps * at.unit(), float(at.weight @ at.pred.abs().amax(1))
     # A slope that falls by the factor e each step, as that of an absent class, is negligible after two thirds of these.
     for _ in range(math.ceil(-3 * math.log(eps))):
-        if bool((slope.abs() <= _ROUNDING * eps * size.clamp(min=negligible)).all()):
+        if bool((slope.abs() <= 8 * eps * size.clamp(min=negligible)).all()):
             break
         step, near = at.direction(b, slope), math.sqrt(eps) * (largest + float(b.abs().max()))
         for _ in range(math.ceil(-math.log2(eps))):
@@ -133,5 +131,5 @@ def _pseudoinverse(hessian: Tensor, scale: float) -> Tensor:
     if not bool(torch.isfinite(hessian).all()):  # that of predictions beyond the range of their precision
         return torch.zeros_like(hessian)
     curvature, basis = torch.linalg.eigh(hessian)
-    flat = _ROUNDING * torch.finfo(hessian.dtype).eps * max(float(curvature[-1]), scale)
+    flat = 8 * torch.finfo(hessian.dtype).eps * max(float(curvature[-1]), scale)
     return (basis * torch.where(curvature > flat, 1 / curvature.clamp(min=flat), 0.0)) @ basis.T

@@ -55,7 +55,7 @@ def begins_with_them(program, config=LOOKS):
 
 def greedy_stage(program):
     """The stage of the plan, on whatever features."""
-    anywhere = AutoConfig(costly_gram=0.0, independent=math.inf, slightly_dependent=math.inf, gradient_steps=0.0)
+    anywhere = AutoConfig(costly_gram=0.0, independent=math.inf, gradient_steps=0.0)
     stage = plan(program, config=anywhere)[0]
     assert takes_greedy_steps(stage.algorithm)
     return stage

@@ -1,0 +1,7 @@
+"""Bounds on the rounding of sums in float64, in units of the machine precision."""
+
+from torch import finfo, float64
+
+EPS = finfo(float64).eps
+SUM = 2.0**9 * EPS  # relative to the size of a sum's terms, 1e-13
+CANCELLED = 2.0**19 * EPS  # relative to what is left where terms of either sign cancel, 1e-10
