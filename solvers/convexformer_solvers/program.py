@@ -177,6 +177,12 @@ class Program:
         object.__setattr__(result, "_known", self._known)
         return result
 
+    def remembered(self, name: str, compute: Callable[[], _T]) -> _T:
+        """What `compute` gives, once for all programs that differ in ``alpha`` alone."""
+        if name not in self._known:
+            self._known[name] = compute()
+        return self._known[name]
+
     def rows(self, index: Tensor) -> Program:
         """The program on some samples, by position; ``ValueError`` where these make none, as counts of zero."""
         weight = None if self.sample_weight is None else self.sample_weight[index]

@@ -119,7 +119,7 @@ class _Planner:
             looks = self.factorises and some_samples_tell(self.program)
         else:
             looks = products_of_gram(self.program) > self.config.costly_gram / 3
-        if looks and not self.warm and self._nearly_independent():
+        if looks and self._nearly_independent():
             yield self._greedy_steps()
         if not coupled:
             yield from self._working_set()

@@ -31,6 +31,10 @@ def eigenvalue_ratio(program: Program, n_samples: int = 64) -> float:
     more where gates share them, and 10 to 40 for tokens of text. The Gram matrix is that of `n_samples` samples at
     most. The ratio is infinite where it overflows, NaN where it is zero or the rows of the map are no samples.
     """
+    return program.remembered(f"eigenvalue_ratio of {n_samples}", lambda: _eigenvalue_ratio(program, n_samples))
+
+
+def _eigenvalue_ratio(program: Program, n_samples: int) -> float:
     linear_map = program.map
     if not linear_map.rows_are_samples:
         return math.nan

@@ -170,12 +170,13 @@ class TestDecisionList:
     @pytest.mark.parametrize("loss", ["squared", "logistic", "huber", "softmax"])
     def test_4_nearly_independent_features(self, loss):
         c = 3 if loss == "softmax" else 1
-        first = plan(independent_program(loss, c))[0]
-        assert inside(first) is GreedyFista
-        assert isinstance(first.algorithm.inner.algorithm, GreedyFista)
-        assert any(isinstance(reduction, SinglePrecision) for reduction in first.reductions)
-        assert first.patience is not None
-        for other in (plan(correlated_program(loss, c=c)), plan(independent_program(loss, c), warm=True)):
+        for warm in (False, True):  # paths, too
+            first = plan(independent_program(loss, c), warm)[0]
+            assert inside(first) is GreedyFista
+            assert isinstance(first.algorithm.inner.algorithm, GreedyFista)
+            assert any(isinstance(reduction, SinglePrecision) for reduction in first.reductions)
+            assert first.patience is not None
+            other = plan(correlated_program(loss, c=c), warm)
             assert not any(isinstance(stage.algorithm, WorkingSet) and inside(stage) is GreedyFista for stage in other)
 
     def test_4_uneven_features_where_the_regularisation_is_strong(self):
