@@ -35,10 +35,10 @@ class AdmmConfig:
         Iterations after which ``rho`` is set anew, by the size of groups after the first, then by recent moves, and the
         curvatures of a loss that is not quadratic.
     refactor : float, default=2.2
-        Factor by which ``rho`` must change for another factorisation to be worth its cost.
-    largest_change : float, default=8
-        Factor by which moves, or the next alpha of a path, may change ``rho`` at once: moves that are rounding say
-        nothing of it.
+        Factor by which ``rho`` must change for another factorisation to be worth its cost. From one alpha of a path to
+        the next ``rho`` changes by its square at most.
+    largest_change : float, default=30
+        Factor by which moves may change ``rho`` at once: moves that are rounding say nothing of it.
     curvature_change : float, default=0.2
         Mean relative change of the curvatures below which they stay.
     least_curvature : float, default=0.02
@@ -65,7 +65,7 @@ class AdmmConfig:
     first_share: float = 0.25
     adapt_at: tuple[int, ...] = (5, 15, 25, 40, 70, 100, 200, 400, 800)
     refactor: float = 2.2
-    largest_change: float = 8.0
+    largest_change: float = 30.0
     curvature_change: float = 0.2
     least_curvature: float = 0.02
     least_margin: float = 0.1

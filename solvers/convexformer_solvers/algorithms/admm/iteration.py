@@ -112,7 +112,7 @@ class Admm(PrimalDualSolver):
         rho = rho or first_rho(program, start.correlation, cache.largest_rho, math.nan, config)
         if isinstance(start, End):  # near the one before; groups so small that they ask for the largest tell less
             small = rho >= cache.largest_rho
-            rho = previous.rho if small else within(previous.rho, rho, config.largest_change)
+            rho = previous.rho if small else within(previous.rho, rho, config.refactor**2)
         local, margin = _local_curvature(program, start.fitted, config), 1.0
         if _alike(program, local, previous.local, config):
             local, margin = previous.local, previous.margin
