@@ -40,7 +40,7 @@ def plan(program: Program, warm: bool = False, config: AutoConfig | None = None)
     4. Features that are nearly independent, for this ``alpha``: greedy gradient steps in single precision, on a working
        set where there are many more features than samples, for as long as a Gram matrix would take.
     5. Squared loss and a costly Gram matrix: a working set, solved by block descent with one output, else by
-       alternating directions. Other losses along a path: a working set, too.
+       alternating directions. Along a path other programs take a working set, too, unless the loss couples the outputs.
     6. A Gram matrix too large to factorise: gradient steps alone.
     7. A loss whose targets lie far out on its linear parts (Huber): proximal steps in the dual.
     8. Alternating directions, in single and then in double precision, until they have taken a fifth of the time of
