@@ -99,10 +99,14 @@ def solve_path(
     solver: Solver,
     alphas: Sequence[float] | None = None,
     *,
+    tol: float = 1e-4,
     resume: str | os.PathLike[str] | None = None,
+    verbose: bool = False,
+    callback: Callback | None = None,
+    start: tuple[Tensor, Tensor] | None = None,
+    max_iter: int = 10_000,
     dtype: torch.dtype | str | None = None,
     device: torch.device | str | None = None,
-    **options: Any,
 ) -> Path:
     """Solve a program for every alpha of a decreasing grid, each warm-started from the one before.
 
@@ -115,7 +119,7 @@ def solve_path(
     resume : str or path-like, optional
         An ``.npz`` file that is written after each alpha and on Ctrl-C. A later call with the same file, program and
         grid, whatever the solver and options, certifies its points again and continues from those not within ``tol``.
-    dtype, device, **options
+    tol, verbose, callback, start, max_iter, dtype, device
         As in ``solve``, for each alpha; ``start`` is that of the first, and one progress bar shows all.
 
     Returns
@@ -144,7 +148,9 @@ def solve_path(
     precision = as_dtype(dtype, program.map.dtype)
     results: list[SolverResult] = []
     try:
-        results.extend(iterate_path(program, solver, grid, resume=resume, dtype=precision, device=device, **options))
+        options: dict[str, Any] = {"verbose": verbose, "callback": callback, "start": start, "max_iter": max_iter}
+        options |= {"tol": tol, "resume": resume, "dtype": precision, "device": device}
+        results.extend(iterate_path(program, solver, grid, **options))
         return Path(grid, results)
     except KeyboardInterrupt as interruption:
         no_coefs = torch.empty((0, *program.coef_shape), dtype=precision, device=device or program.map.device)

@@ -40,10 +40,7 @@ class _WithoutAlpha(Generic[_T]):
     def __get__(self, program: Any, owner: type) -> _T:
         if program is None:
             return self  # type: ignore[return-value]
-        name = self._compute.__name__
-        if name not in program._known:
-            program._known[name] = self._compute(program)
-        return program._known[name]
+        return program.remembered(self._compute.__name__, lambda: self._compute(program))
 
 
 @dataclass(frozen=True, eq=False)  # tensors have no single truth value

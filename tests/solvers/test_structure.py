@@ -164,9 +164,9 @@ def test_numbers_stand_in_configs_and_bounds_on_rounding_in_one_place():
         for node in ast.parse(file.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.Assign) and numbers_in(node.value):
                 constants.append(f"{file.relative_to(ROOT)}: {ast.unparse(node.targets[0])}")
-    # The format of a file, a side below which nothing is worth a decision, and what single precision tells apart.
-    others = ["algorithms/stage.py: _ROUGH", "io/checkpoint.py: _FORMAT", "linalg/ridge.py: SMALL_SIDE"]
-    assert sorted(constants) == sorted([*others, "rounding.py: SUM", "rounding.py: CANCELLED"])
+    # The format of a file, and a side below which nothing is worth a decision.
+    others = ["io/checkpoint.py: _FORMAT", "linalg/ridge.py: SMALL_SIDE"]
+    assert sorted(constants) == sorted([*others, *(f"rounding.py: {name}" for name in ("SUM", "CANCELLED", "SINGLE"))])
 
 
 def test_configs_hold_at_most_sixty_numbers_and_describe_each():

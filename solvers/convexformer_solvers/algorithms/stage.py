@@ -11,13 +11,11 @@ import torch
 from convexformer_solvers.points import Point, gap_estimate
 from convexformer_solvers.program import Program
 from convexformer_solvers.reductions.base import Chain, Reduction
+from convexformer_solvers.rounding import SINGLE
 from convexformer_solvers.validation import check_kind
 
 from .base import PrimalDualSolver, Solver
 from .polish import PolishConfig, polished
-
-# Gap over the best constant model's objective from which on products in single precision say too little.
-_ROUGH = 100 * torch.finfo(torch.float32).eps
 
 
 @dataclass(frozen=True)
@@ -210,7 +208,7 @@ def _polished(state: Running) -> Running:
         return state
     point = state.chain.point_in_double(state.stage.algorithm.point(state.chain.program, state.inner))
     # Products in single precision are enough until points are polished to what it tells apart.
-    is_rough = record.smallest > _ROUGH * program.null_value
+    is_rough = record.smallest > SINGLE * program.null_value
     polishable = state.chain.rounded if is_rough else program
     better = polished(polishable, point, max(config.patience, 2 * config.share * state.n_steps))
     found = math.inf if better is None else abs(gap_estimate(program, better))

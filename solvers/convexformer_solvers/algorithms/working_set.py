@@ -82,8 +82,7 @@ class _State(NamedTuple):
     rounding: float  # gap below which nothing but rounding is left
     inner: Running | None = None  # None: too many blocks
     n_steps: int = 0
-    checked_at: int = 0
-    n_checks: int = 0
+    checked_at: int = 0  # step of the last check; 0 before the first
     n_sets: int = 0
     to_change: bool = False
 
@@ -159,9 +158,7 @@ class WorkingSet(PrimalDualSolver):
         whole = with_own_correlation(program, _with_predictions(program, inner.result()))
         gap = gap_estimate(program, whole)
         to_change = inner.gap is None or abs(inner.gap) < self.config.decrease * gap
-        return state._replace(
-            whole=whole, gap=gap, checked_at=state.n_steps, n_checks=state.n_checks + 1, to_change=to_change
-        )
+        return state._replace(whole=whole, gap=gap, checked_at=state.n_steps, to_change=to_change)
 
     def _changed(self, program: Program, state: _State, inner: Running | None) -> _State:
         """The state on the set that the last check asks for."""
@@ -170,12 +167,12 @@ class WorkingSet(PrimalDualSolver):
         if blocks is None:
             # The first of many sets leaves a few blocks that are far too large, which misleads what goes by their size.
             return state._replace(inner=None, whole=state.first if state.n_sets == 1 else state.whole)
-        if inner is not None and state.n_checks and self.config.form != "gram" and torch.equal(blocks, state.blocks):
+        if inner is not None and state.checked_at and self.config.form != "gram" and torch.equal(blocks, state.blocks):
             return state
         stage = dataclasses.replace(self.inner, reductions=self._reductions(program, state, blocks))
         known = inner.inner if inner is not None and stage.algorithm.takes_other_blocks else None
         # A check's own correlation is that of the inner algorithm's dual point; that of a path's next start is not.
-        start = state.whole if known is None or state.n_checks else state.whole._replace(correlation=None)
+        start = state.whole if known is None or state.checked_at else state.whole._replace(correlation=None)
         inner = begun(stage, program, start, known=known)
         return state._replace(blocks=blocks, inner=inner, n_sets=state.n_sets + 1)
 
@@ -191,10 +188,9 @@ class WorkingSet(PrimalDualSolver):
         n_violating, n_far = int((norms > 1).sum()), int((norms > config.far).sum())
         widest = min(config.widest * min(program.map.n_samples, n_blocks * width), config.largest_width) / width
         limit = config.widest * n_blocks if config.ends_in_all else widest
-        room = math.ceil(config.growth * int(active.sum())) if state.n_checks else config.columns // width
-        room = max(room, 1)
-        size = max(min(room, n_violating), 1 - len(stay))
-        if len(stay) + size <= limit and not (state.n_checks and n_far > limit):
+        room = math.ceil(config.growth * int(active.sum())) if state.checked_at else config.columns // width
+        size = max(min(max(room, 1), n_violating), 1 - len(stay))
+        if len(stay) + size <= limit and not (state.checked_at and n_far > limit):
             return torch.cat([stay, norms.topk(size).indices])
         return torch.arange(n_blocks, device=norms.device) if config.ends_in_all else None
 

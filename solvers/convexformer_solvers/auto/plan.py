@@ -6,8 +6,6 @@ import dataclasses
 import math
 from collections.abc import Iterator
 
-import torch
-
 from convexformer_solvers.algorithms.admm import Admm, AdmmConfig
 from convexformer_solvers.algorithms.block_descent import BlockDescent
 from convexformer_solvers.algorithms.constant import Constant
@@ -24,6 +22,7 @@ from convexformer_solvers.program import Program
 from convexformer_solvers.reductions.center import Center
 from convexformer_solvers.reductions.precision import SinglePrecision
 from convexformer_solvers.reductions.weights import Targets
+from convexformer_solvers.rounding import EPS
 
 from .config import AutoConfig
 from .cost import admm_work, block_numbers, gradient_steps_of_admm, products_of_gram
@@ -86,8 +85,9 @@ class _Planner:
         self.takes_newton = self.n_before_newton <= config.steps
 
     def stages(self) -> Iterator[Stage]:
+        """The stages of all points of the list that apply."""
         program = self.program
-        if program.alpha >= (1 - 8 * torch.finfo(torch.float64).eps) * program.alpha_max:
+        if program.alpha >= (1 - 8 * EPS) * program.alpha_max:
             yield Stage(Constant(), "alpha is at least alpha_max: the solution is zero")
         if not math.isfinite(program.loss.smoothness):
             yield from self._unbounded_curvature()
@@ -204,18 +204,17 @@ class _Planner:
         if self.takes_newton:
             yield self._gradient_steps(why, self.n_before_newton)
             yield from self._newton()
-        if self._outputs_apart_newton():
+        for newton in self._outputs_apart_newton():
             yield self._gradient_steps(why, self.config.first_steps)
-            yield from self._outputs_apart_newton()
+            yield newton
         yield self._gradient_steps(f"{why}, and nothing else has ended before")
 
-    def _outputs_apart_newton(self) -> list[Stage]:
+    def _outputs_apart_newton(self) -> Iterator[Stage]:
         """Semismooth Newton steps for each output by itself, where they apply."""
         newton = SemismoothNewton()
-        if newton.unmet_requirement(self.program) is not None or not self.factorises:
-            return []
-        why = "Newton steps for each output by itself: few of them end where few groups are active"
-        return [Stage(newton, why, self.config.first_steps, (Center(),))]
+        if newton.unmet_requirement(self.program) is None and self.factorises:
+            why = "Newton steps for each output by itself: few of them end where few groups are active"
+            yield Stage(newton, why, self.config.first_steps, (Center(),))
 
     def _gradient_steps(self, why: str, n_steps: float = math.inf) -> Stage:
         return Stage(Fista(), why, n_steps, (Targets(of_map=True),))
