@@ -435,8 +435,7 @@ class ConvexAttentionBase(CertifiedEstimator):
         tokens = check_tokens(self, X, reset=False)
         tokens = tokens.to(check_device(self.device, tokens.device))
         coef, intercept = (part.to(tokens.device) for part in self._solution)
-        masks = None if self.gates_ is None else self.gates_.masks(tokens)
-        linear_map = attention_map(tokens, masks, n_outputs=coef.shape[-1])
+        linear_map = attention_map(tokens, self.gates_, n_outputs=coef.shape[-1])
         return predictions(linear_map, coef, intercept, tokens.dtype)
 
 

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from torch import Tensor
 
 from convexformer_solvers import DenseMap, LinearMap, Loss, Penalty, Program, TableMap
 
+if TYPE_CHECKING:  # gates are generated with programs
+    from convexformer.gates.base import Gates
 
-def attention_map(tokens: Tensor, masks: Tensor | None = None, n_outputs: int = 1) -> LinearMap:
+
+def attention_map(
+    tokens: Tensor, gates: Gates | None = None, masks: Tensor | None = None, n_outputs: int = 1
+) -> LinearMap:
     """Linear map from coefficients to the outputs of the network; the gated design is never materialised.
 
     Where gated tokens repeat between samples, as symbols do, what they share is computed once.
@@ -16,8 +23,10 @@ def attention_map(tokens: Tensor, masks: Tensor | None = None, n_outputs: int = 
     ----------
     tokens : Tensor of shape (N, n_tokens, n_features)
         The samples.
+    gates : Gates, optional
+        Fixed gates. Default: none.
     masks : Tensor of shape (N, h), bool, optional
-        Which samples each of the ``h`` gates lets through. Default: no gates.
+        Which samples each of the ``h`` gates lets through. Default: those of `gates`.
     n_outputs : int, default=1
         Outputs ``c`` of the products to come, by which the way to compute them is chosen; all give the same.
 
@@ -26,6 +35,8 @@ def attention_map(tokens: Tensor, masks: Tensor | None = None, n_outputs: int = 
     LinearMap
         With ``feature_shape`` ``(n_tokens, n_features)``, or ``(h, n_tokens, n_features)`` with gates.
     """
+    if masks is None and gates is not None:
+        masks = gates.masks(tokens)
     return DenseMap(tokens) if masks is None else TableMap.where_it_pays(tokens, masks, n_outputs)
 
 
@@ -62,5 +73,5 @@ def build_program(
     -------
     Program
     """
-    linear_map = attention_map(tokens, masks, target.shape[-1])
+    linear_map = attention_map(tokens, masks=masks, n_outputs=target.shape[-1])
     return Program(linear_map, target, loss, penalty, 1.0 if alpha is None else alpha, sample_weight, fit_intercept)

@@ -3,10 +3,13 @@
 import cvxpy as cp
 import numpy as np
 import pytest
+import torch
 from scipy.optimize import minimize
 from scipy.special import xlogy
 
 from convexformer import ConvexAttentionClassifier, ConvexAttentionRegressor
+from convexformer.gates import Gates
+from convexformer.programs import attention_map
 
 # One case per loss, with a Huber threshold that both sides of it are met at.
 REGRESSION = ("squared", "huber", "poisson")
@@ -215,3 +218,12 @@ def test_shifting_the_targets_moves_the_intercept_alone(make_problem):
     shifted = ConvexAttentionRegressor(0.1, tol=1e-11).fit(X, y + shift)
     np.testing.assert_allclose(shifted.coef_, model.coef_, atol=1e-5)
     np.testing.assert_allclose(shifted.intercept_, model.intercept_ + shift, atol=1e-5)
+
+
+def test_a_map_takes_gates_or_their_masks():
+    tokens = torch.randn((12, 3, 2), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    gates = Gates(*(np.random.RandomState(0).standard_normal((4, width)) for width in (3, 2)))
+    coef = torch.randn((4, 3, 2, 1), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    torch.testing.assert_close(
+        attention_map(tokens, gates).matvec(coef), attention_map(tokens, masks=gates.masks(tokens)).matvec(coef)
+    )

@@ -74,7 +74,7 @@ def solve_fourier(
 ) -> dict[str, Any]:
     """Solve the fully convex program to its certified gap; its steps are iterations of FISTA."""
     problem = _problem(split, settings, settings.n_gates, seed)
-    test_map = attention_map(problem.test, problem.gates.masks(problem.test), n_outputs=split.p)
+    test_map = attention_map(problem.test, problem.gates, n_outputs=split.p)
 
     def look(progress: Progress) -> None:
         coef = progress.coef

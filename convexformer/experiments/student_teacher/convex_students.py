@@ -180,7 +180,7 @@ def _draw_gates(train_part: Part, n_gates: int, seed: int) -> Gates:
 def _linear_map(part: Part, gates: Gates | None, device: str | None) -> LinearMap:
     """From coefficients to outputs of the network on some samples."""
     tokens = torch.as_tensor(part.tokens, device=device)
-    return attention_map(tokens, None if gates is None else gates.masks(tokens))
+    return attention_map(tokens, gates)
 
 
 def _choose_alpha(
