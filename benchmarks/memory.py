@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmark_utils.cells import CELLS, simulate
 from benchmark_utils.instance import Instance
-from benchmark_utils.machine import machine
+from benchmark_utils.machine import THREAD_VARIABLES, machine
 
 LIMITED = ("E", "F", "G")
 RATIOS = (0.1, 0.01)
@@ -65,7 +65,7 @@ def fit(folder: Path, solver: str, ratio: float, seconds: float) -> dict[str, fl
 
 def measured(*arguments: object) -> str:
     """Output of this script with arguments, in a fresh process with one thread."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    environment = {**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1")}
     command = [sys.executable, __file__, *map(str, arguments)]
     return subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
 

@@ -22,13 +22,14 @@ def load(name: str) -> dict[str, Any]:
     return json.loads((DATA / f"{name}.json").read_text())
 
 
-def measured(data: dict[str, Any], command: str) -> str:
+def measured(data: dict[str, Any]) -> str:
     """Where, when and how figures were measured."""
     packages = ", ".join(f"{name} {number}" for name, number in data["versions"].items())
-    return (
+    where = (
         f"Measured at commit {data['commit']} on {data['date']}: {data['processor']}, {data['threads']} thread(s), "
-        f"Python {data['python']}, {packages}.\n\n`{command}`"
+        f"Python {data['python']}, {packages}."
     )
+    return "\n\n".join([where, *data.get("notes", []), *(f"`{command}`" for command in data["command"])])
 
 
 def geometric(values: Iterable[float]) -> float:
@@ -101,7 +102,7 @@ def side_by_side() -> str:
             markdown(families),
             "## Programs that take more than 1.15 times as long",
             markdown(worst) if slow else "None.",
-            measured(data, "python benchmarks/side_by_side.py --other OLD --sweep --output FILE"),
+            measured(data),
         ]
     )
 
@@ -122,7 +123,7 @@ def packages() -> str:
             summary(table, "auto", limit),
             "## All contenders",
             details(table),
-            measured(data, data["settings"].get("command", "python benchmarks/run.py")),
+            measured(data),
         ]
     )
 
@@ -142,10 +143,10 @@ def paths() -> str:
         [
             "# Paths",
             "Seconds of thirty values of `alpha` from `alpha_max` to a hundredth of it, until the largest certified "
-            f"gap is at most 1e-4. `x (g)`: the smallest largest gap within {data['limit']:g} s of runs; `-`: the "
-            "package has no such program.",
+            f"gap is at most 1e-4. `x (g)`: the smallest largest gap within {data['limit']:g} s of runs, unless a "
+            "command below names another limit; `-`: the package has no such program.",
             markdown(rows),
-            measured(data, "python benchmarks/paths.py --output FILE"),
+            measured(data),
         ]
     )
 
@@ -193,9 +194,10 @@ def leave_one_out(name: str, title: str, text: str) -> str:
             text,
             f"With all pieces: {sum(found['n_iter'] for found in whole)} iterations. Ratios are of seconds to a "
             "certified relative gap of 1e-6, those of a cell geometric means over its seeds. A program counts as "
-            "unsolved that all pieces together solve. The iterations are those of solved programs.",
+            "unsolved that all pieces together solve. The iterations are those of solved programs. A dash stands for "
+            "what was not measured.",
             markdown(rows),
-            measured(data, "python benchmarks/leave_one_out.py --sweep --output FILE"),
+            measured(data),
         ]
     )
 
@@ -221,7 +223,7 @@ def memory() -> str:
             "Peak memory of a solve to 1e-6 beyond its data. The limit is a quarter of the gated design, or half of "
             "the data where there are no gates.",
             markdown(rows),
-            measured(data, "python benchmarks/memory.py --output FILE"),
+            measured(data),
         ]
     )
 

@@ -15,14 +15,13 @@ import multiprocessing
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 TOLERANCE = 1e-4
-LIMIT_NAMES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 
 
 def ours(instance: Any, grid: list[float]) -> Iterator[Callable[[], Any]]:
@@ -35,38 +34,19 @@ def ours(instance: Any, grid: list[float]) -> Iterator[Callable[[], Any]]:
     yield run
 
 
+def _points(outputs: Iterable[Any]) -> list[Any]:
+    """Points without dual ones, of the coefficients (n_alphas, n_columns) of each output."""
+    return [(coef, None) for coef in np.stack(list(outputs), axis=-1)]
+
+
 def adelie(instance: Any, grid: list[float]) -> Iterator[Callable[[], Any]]:
-    import adelie as package
-    from benchmark_utils.ladder import n_threads
     from solvers.adelie import Solver
 
-    program, solver = instance.program(0.1), Solver()
-    solver.set_objective(program, instance)
+    solver = Solver()
+    solver.set_objective(instance.program(0.1), instance)
     solver.path = np.array(grid)
-
-    def run(tol: float) -> Any:
-        states = [
-            package.grpnet(
-                solver.matrix,
-                glm,
-                groups=solver.groups,
-                penalty=np.ones(len(solver.groups)),
-                lmda_path=solver.path,
-                intercept=False,
-                tol=tol,
-                irls_tol=tol,
-                newton_tol=1e-12,
-                max_iters=10**6,
-                early_exit=False,
-                progress_bar=False,
-                n_threads=n_threads(),
-            )
-            for glm in solver.glms
-        ]
-        return [(coef, None) for coef in np.stack([state.betas.toarray() for state in states], axis=-1)]
-
     for tol in Solver.rungs:
-        yield lambda tol=tol: run(tol)
+        yield lambda tol=tol: _points(solver.path_of(glm, tol) for glm in solver.glms)
 
 
 def skglm(instance: Any, grid: list[float]) -> Iterator[Callable[[], Any]]:
@@ -89,7 +69,7 @@ def skglm(instance: Any, grid: list[float]) -> Iterator[Callable[[], Any]]:
                 coef = inner.solve(solver.X, y, solver.datafit, penalty, coef.copy(), solver.X @ coef)[0]
                 coefs.append(coef)
             columns.append(np.array(coefs))
-        return [(coef, None) for coef in np.stack(columns, axis=-1)]
+        return _points(columns)
 
     for tol in Solver.rungs:
         yield lambda tol=tol: run(tol)
@@ -162,7 +142,7 @@ def main() -> None:
     import tempfile
 
     from benchmark_utils.cells import simulate
-    from benchmark_utils.machine import machine
+    from benchmark_utils.machine import THREAD_VARIABLES, machine
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cells", nargs="+", default=list("ABCDEF"))
@@ -174,7 +154,7 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=60.0, help="seconds of all runs of a contender")
     parser.add_argument("--output", type=Path, required=True)
     options = parser.parse_args()
-    os.environ.update(dict.fromkeys(LIMIT_NAMES, str(options.threads)))
+    os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(options.threads)))
     records = []
     for cell in options.cells:
         for design in options.designs:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmark_utils.cells import CELLS
-from benchmark_utils.machine import machine
+from benchmark_utils.machine import THREAD_VARIABLES, machine
 from benchmark_utils.report import TARGETS, Problem, Record, details, draw, scores, skips, summary
 from contender import HERE, contend, load
 
@@ -45,7 +45,6 @@ FULL = {"ratios": [0.1, 0.01], "seeds": [0], "repeats": 5, "limit": 30.0, "budge
 QUICK_SCALES = {"A": 0.5, "B": 0.5, "C": 0.1, "D": 0.2, "E": 0.25, "F": 0.25, "G": 0.05}
 # Loading, converting and compiling are not timed, but must end.
 PREPARATION_SECONDS = 120.0
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 
 
 class Data(NamedTuple):

@@ -99,8 +99,10 @@ class Checkout:
     """A process that solves programs with one checkout."""
 
     def __init__(self, root: Path, threads: int) -> None:
-        names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-        environment = {**os.environ, **dict.fromkeys(names, str(threads)), "PYTHONPATH": str(root / "solvers")}
+        from benchmark_utils.machine import THREAD_VARIABLES
+
+        fixed = dict.fromkeys(THREAD_VARIABLES, str(threads))
+        environment = {**os.environ, **fixed, "PYTHONPATH": str(root / "solvers")}
         command = [sys.executable, "-P", str(Path(__file__).resolve()), "--worker"]
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment, text=True, cwd="/")
@@ -137,15 +139,15 @@ def problems(options: argparse.Namespace) -> Iterator[tuple[dict[str, Any], Any]
 def save(program: Any, file: Path) -> None:
     """Write a program for the processes of the checkouts."""
     import torch
+    from benchmark_utils.instance import loss_name, penalty_name
 
     masks = getattr(program.map, "masks", None)
     data = program.map.data if masks is None else program.map.base.data
-    loss = {"Squared": "squared", "SquaredHinge": "squared_hinge"}.get(type(program.loss).__name__)
     parts = {
         "data": data,
         "y": program.y,
-        "loss": loss or type(program.loss).__name__.lower(),
-        "penalty": {"GroupL2": "group_l2", "GroupNuclear": "nuclear"}[type(program.penalty).__name__],
+        "loss": loss_name(program),
+        "penalty": penalty_name(program),
         "alpha": program.alpha,
         "intercept": program.fit_intercept,
     }

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from convexformer_solvers import DenseMap, GatedMap, LinearMap, Program, get_loss, get_penalty
+from convexformer_solvers import LOSSES, PENALTIES, DenseMap, GatedMap, LinearMap, Program, get_loss, get_penalty
 
 
 @dataclass(frozen=True)
@@ -74,4 +74,9 @@ def as_coef(program: Program, columns: NDArray) -> torch.Tensor:
 
 def loss_name(program: Program) -> str:
     """Name of the loss of a program, as in ``convexformer_solvers.LOSSES``."""
-    return type(program.loss).__name__.lower()
+    return next(name for name, kind in LOSSES.items() if type(program.loss) is kind)
+
+
+def penalty_name(program: Program) -> str:
+    """Name of the penalty of a program, as in ``convexformer_solvers.PENALTIES``."""
+    return next(name for name, kind in PENALTIES.items() if type(program.penalty) is kind)

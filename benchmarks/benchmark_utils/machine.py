@@ -6,18 +6,22 @@ import datetime
 import os
 import platform
 import subprocess
+import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 PACKAGES = ("torch", "numpy", "scipy", "cvxpy", "clarabel", "scs", "adelie", "celer", "skglm", "group-lasso")
+# What fixes the threads of every library, where it is set before they are imported.
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 
 
 def machine(threads: int) -> dict[str, Any]:
-    """Commit, date, processor, cores, threads and versions, for the file that holds the figures."""
+    """Commit, date, command, processor, cores, threads and versions, for the file that holds the figures."""
     return {
         "commit": commit(Path(__file__).parents[2]),
         "date": datetime.date.today().isoformat(),
+        "command": [" ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])],
         "processor": processor(),
         "cores": os.cpu_count(),
         "threads": threads,

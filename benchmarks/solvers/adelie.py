@@ -43,6 +43,11 @@ class Solver(LadderSolver):
         self.coef = np.stack([self._fit(glm, tol) for glm in self.glms], axis=1)
 
     def _fit(self, glm: Any, tol: float) -> NDArray:
+        coefs = self.path_of(glm, tol)
+        return coefs[-1] if len(coefs) else np.zeros(int(np.prod(self.program.map.feature_shape)))
+
+    def path_of(self, glm: Any, tol: float) -> NDArray:
+        """Coefficients along ``self.path``, shape (n_alphas, n_columns)."""
         state = adelie.grpnet(
             self.matrix,
             glm,
@@ -59,8 +64,7 @@ class Solver(LadderSolver):
             progress_bar=False,
             n_threads=n_threads(),
         )
-        n_columns = int(np.prod(self.program.map.feature_shape))
-        return state.betas.toarray()[-1] if state.betas.shape[0] else np.zeros(n_columns)
+        return state.betas.toarray()
 
 
 def _matrix(program: Program, instance: Instance) -> Any:
