@@ -1,0 +1,81 @@
+"""Parametrisations of weights under which a layer keeps its guarantee while it is trained."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from convexformer_solvers.validation import is_real
+
+
+class SymmetricEigenvalues(nn.Module):
+    r"""Projection of a square matrix to the symmetric matrices with eigenvalues in :math:`[-l, l]`.
+
+    Used with ``torch.nn.utils.parametrize``: the layer sees :math:`U \min(\max(\Lambda, -l), l) U^\top`, where
+    :math:`U \Lambda U^\top = (W + W^\top)/2` and ``W`` is what is trained. With ``l < 1`` the energy of the
+    feed-forward part is strongly convex whatever the optimiser does.
+
+    Parameters
+    ----------
+    limit : float, default=0.95
+        ``l``, positive; the default is that of the experiments of [U].
+
+    Raises
+    ------
+    ValueError
+        If `limit` is not positive and finite.
+
+    Notes
+    -----
+    Gradients are those of the spectral function by divided differences (Daleckii and Krein), which stay finite where
+    eigenvalues are equal. The second derivative is not given.
+
+    Examples
+    --------
+    >>> SymmetricEigenvalues(0.5)(torch.tensor([[0.0, 4.0], [0.0, 0.0]]))
+    tensor([[0.0000, 0.5000],
+            [0.5000, 0.0000]])
+    """
+
+    def __init__(self, limit: float = 0.95) -> None:
+        super().__init__()
+        if not (is_real(limit) and 0 < limit < float("inf")):
+            raise ValueError(f"limit must be a positive finite number, got {limit!r}")
+        self.limit = limit
+
+    def extra_repr(self) -> str:
+        """The limit, as ``repr`` of the module shows it."""
+        return f"limit={self.limit}"
+
+    def forward(self, weight: Tensor) -> Tensor:
+        """The projection of a matrix of shape ``(d, d)``."""
+        result: Tensor = _ClippedEigenvalues.apply((weight + weight.mT) / 2, self.limit)
+        return result
+
+    def right_inverse(self, weight: Tensor) -> Tensor:
+        """What stands for a given matrix: the matrix itself, which ``forward`` projects."""
+        return weight
+
+
+class _ClippedEigenvalues(torch.autograd.Function):
+    """Symmetric matrix with its eigenvalues clipped."""
+
+    @staticmethod
+    def forward(ctx: Any, symmetric: Tensor, limit: float) -> Tensor:
+        values, vectors = torch.linalg.eigh(symmetric)
+        clipped = values.clamp(-limit, limit)
+        ctx.save_for_backward(values, clipped, vectors)
+        ctx.limit = limit
+        return (vectors * clipped) @ vectors.mT
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        values, clipped, vectors = ctx.saved_tensors
+        distance = values[:, None] - values
+        inside = (values.abs() < ctx.limit).to(grad)
+        slopes = (clipped[:, None] - clipped) / torch.where(distance == 0, 1, distance)
+        slopes = torch.where(distance == 0, inside[:, None], slopes)
+        return vectors @ (slopes * (vectors.mT @ grad @ vectors)) @ vectors.mT, None

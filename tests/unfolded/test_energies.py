@@ -1,0 +1,218 @@
+"""Energies: gradients, bounds of the curvature, majorisers that touch and dominate."""
+
+import pytest
+import torch
+from unfolded_cases import RHO_IDS, RHOS, autograd_gradient, draw, random_graph
+
+from convexformer.unfolded import (
+    CenteringEnergy,
+    Energy,
+    Exponential,
+    FeedForwardEnergy,
+    InteractionEnergy,
+    Logarithm,
+    NonNegative,
+    Rho,
+    ScalingEnergy,
+    SquaredDistance,
+    get_rho,
+)
+
+N, D, K = 6, 4, 3
+MASK = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0]])
+
+
+def energies():
+    """Energies of two samples of six tokens of width 4."""
+    anchor = draw(90, 2, N, D)
+    cases = {name: InteractionEnergy(rho) for name, rho in zip(RHO_IDS, RHOS, strict=True)}
+    cases |= {
+        "graph": InteractionEnergy("exp", random_graph(1, N)),
+        "padded": InteractionEnergy("log1", attention_mask=MASK),
+        "squared": SquaredDistance(weight=0.3),
+        "anchored": SquaredDistance(anchor),
+        "feedforward": FeedForwardEnergy(draw(91, D, D), anchor),
+        "centering": CenteringEnergy(),
+        "scaling": ScalingEnergy(),
+        "transformed": InteractionEnergy("exp").of(draw(92, D, K)),
+        "whole": InteractionEnergy("exp").of(draw(92, D, K)) + FeedForwardEnergy(draw(91, D, D), anchor),
+        "with regulariser": (InteractionEnergy("log2") + SquaredDistance()).of(draw(93, D, K)),
+    }
+    return cases
+
+
+CASES = energies()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_gradient_is_that_of_autograd(name):
+    energy, tokens = CASES[name], draw(0, 2, N, D)
+    expected = autograd_gradient(energy.value, tokens)
+    torch.testing.assert_close(energy.gradient(tokens), expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_majorisers_touch_and_dominate(name):
+    energy = CASES[name]
+    for seed in range(20):
+        at = draw(seed, 2, N, D, scale=10 ** (seed % 4 - 2.0))
+        for bound in (energy.majorizer(at), Energy.majorizer(energy, at)):
+            here = energy.value(at)
+            slack = 1e-12 * (1 + here.abs() + N * D * at.square().amax())
+            assert (bound.value(at) - here).abs().le(slack).all()
+            torch.testing.assert_close(bound.gradient(at), energy.gradient(at), rtol=1e-10, atol=1e-10)
+            for scale in (1e-3, 0.1, 1.0, 10.0):
+                other = at + draw(100 + seed, 2, N, D, scale=scale)
+                room = 1e-12 * (1 + energy.value(other).abs() + bound.value(other).abs() + at.square().sum())
+                assert (bound.value(other) >= energy.value(other) - room).all()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_bound_half_as_large_is_none(name):
+    """Bounds are of use: those of quadratics are attained, and half of any other is exceeded somewhere or is loose by
+    a known factor of two (degrees bound a Laplacian's eigenvalues within two)."""
+    energy, at = CASES[name], draw(5, 2, N, D)
+    hessian = torch.autograd.functional.hessian(lambda y: energy.majorizer(at).value(y).sum(), at)
+    blocks = torch.stack([hessian[i, :, :, i].reshape(N * D, N * D) for i in range(2)])
+    largest = torch.linalg.eigvalsh(blocks)[:, -1]
+    bound = energy.lipschitz(at)
+    assert (largest <= bound * (1 + 1e-10)).all()
+    assert (largest >= bound / 4).all()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_steps_within_the_bound_descend(name):
+    energy = CASES[name]
+    for seed in range(50):
+        tokens = draw(seed, 2, N, D, scale=10 ** (seed % 3 - 1.0))
+        step = 1.99 / energy.lipschitz(tokens)
+        after = energy.value(tokens - step[:, None, None] * energy.gradient(tokens))
+        assert (after <= energy.value(tokens) + 1e-12 * (1 + energy.value(tokens).abs())).all()
+
+
+@pytest.mark.parametrize(("rho", "name"), list(zip(RHOS, RHO_IDS, strict=True)))
+def test_the_energy_is_the_sum_over_undirected_edges(rho, name):
+    tokens, graph, rho = draw(3, N, D), random_graph(4, N), get_rho(rho)
+    edges = [(u, v) for u in range(N) for v in range(u) if graph[u, v]]
+    expected = sum(rho.value((tokens[u] - tokens[v]).square().sum() / 2) for u, v in edges)
+    torch.testing.assert_close(InteractionEnergy(rho, graph).value(tokens), expected)
+
+
+def test_padding_changes_nothing():
+    tokens = draw(6, 4, D)
+    padded = torch.cat([tokens, draw(7, 2, D)])[None]
+    mask = torch.tensor([[1, 1, 1, 1, 0, 0]])
+    with_padding = InteractionEnergy("exp", attention_mask=mask)
+    without = InteractionEnergy("exp")
+    torch.testing.assert_close(with_padding.value(padded)[0], without.value(tokens))
+    torch.testing.assert_close(with_padding.gradient(padded)[0, :4], without.gradient(tokens))
+    assert not with_padding.gradient(padded)[0, 4:].any()
+
+
+def test_a_common_shift_costs_no_digits():
+    tokens, energy = draw(8, N, D), InteractionEnergy("exp")
+    torch.testing.assert_close(energy.value(tokens + 1e6), energy.value(tokens), rtol=1e-9, atol=0)
+
+
+def test_layer_norm_is_two_gradient_steps_of_length_one():
+    tokens = draw(9, 3, N, D)
+    centred = tokens - CenteringEnergy().gradient(tokens)
+    scaled = centred - ScalingEnergy().gradient(centred)
+    expected = torch.nn.functional.layer_norm(tokens, (D,), eps=0)
+    torch.testing.assert_close(scaled, expected, rtol=1e-10, atol=1e-10)
+    for energy, before, after in ((CenteringEnergy(), tokens, centred), (ScalingEnergy(), centred, scaled)):
+        assert (energy.value(after) <= energy.value(before) + 1e-12).all()
+
+
+def test_a_zero_token_stays_where_it_is_scaled():
+    assert not ScalingEnergy().gradient(torch.zeros(1, 3)).any()
+
+
+def test_the_relu_is_the_proximal_operator_of_the_indicator():
+    tokens, indicator = draw(10, N, D), NonNegative()
+    nearest = indicator.prox(tokens)
+    assert indicator.value(nearest) == 0
+    assert indicator.value(tokens) == torch.inf
+    for seed in range(20):
+        other = draw(seed, N, D).abs()
+        assert (nearest - tokens).norm() <= (other - tokens).norm()
+
+
+def test_kernels_called_positive_definite_are():
+    for rho in (Exponential(), Logarithm(0.5), Logarithm(2.0)):
+        for seed in range(20):
+            tokens = draw(seed, 8, 3, scale=10 ** (seed % 3 - 1.0))
+            kernel = InteractionEnergy(rho).weights(tokens) + rho.derivative(torch.zeros(())) * torch.eye(8)
+            assert torch.linalg.eigvalsh(kernel)[0] > -1e-12 * kernel.trace()
+
+
+class _Convex(Rho):
+    def value(self, z):
+        return z.square()
+
+    def derivative(self, z):
+        return 2 * z
+
+
+class _Decreasing(Rho):
+    def value(self, z):
+        return -z
+
+    def derivative(self, z):
+        return -torch.ones_like(z)
+
+
+class _WrongDerivative(Rho):
+    def value(self, z):
+        return torch.log(z + 1)
+
+    def derivative(self, z):
+        return 1 / (z + 2)
+
+
+class _InfiniteAtZero(Rho):
+    def value(self, z):
+        return z.sqrt()
+
+    def derivative(self, z):
+        return 0.5 / z.sqrt()
+
+
+@pytest.mark.parametrize(
+    ("rho", "message"),
+    [
+        (_Convex(), "must be concave"),
+        (_Decreasing(), "must not decrease"),
+        (_WrongDerivative(), "autograd finds"),
+        (_InfiniteAtZero(), "must be finite"),
+        ("cosh", "must be one of"),
+    ],
+)
+def test_functions_without_a_majoriser_are_refused(rho, message):
+    with pytest.raises(ValueError, match=message):
+        InteractionEnergy(rho)
+
+
+def test_what_is_no_function_is_refused():
+    with pytest.raises(TypeError, match="must be one of"):
+        get_rho(3)
+    with pytest.raises(ValueError, match="shift must be a positive"):
+        Logarithm(-1.0)
+
+
+def test_graphs_are_undirected():
+    causal = torch.ones(3, 3).tril().bool()
+    with pytest.raises(ValueError, match="causal or otherwise directed mask has no such energy"):
+        InteractionEnergy("exp", causal)
+    with pytest.raises(TypeError, match="graph must be a boolean tensor"):
+        InteractionEnergy("exp", torch.ones(3, 3))
+    with pytest.raises(ValueError, match=r"must have shape \(n_tokens, n_tokens\)"):
+        InteractionEnergy("exp", torch.ones(3, 2, dtype=torch.bool))
+    with pytest.raises(ValueError, match="graph must be that of 4 tokens"):
+        InteractionEnergy("exp", ~torch.eye(3, dtype=torch.bool)).value(draw(0, 4, 2))
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, float("nan"), "1"])
+def test_weights_are_positive(bad):
+    with pytest.raises(ValueError, match="weight must be a positive finite number"):
+        SquaredDistance(weight=bad)
