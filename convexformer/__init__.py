@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from .estimators import ConvexSequenceRegressor as ConvexSequenceRegressor
     from .estimators import GreedyConvexTransformerClassifier as GreedyConvexTransformerClassifier
     from .estimators import GreedyConvexTransformerRegressor as GreedyConvexTransformerRegressor
+    from .estimators import UnfoldedTransformerClassifier as UnfoldedTransformerClassifier
+    from .estimators import UnfoldedTransformerRegressor as UnfoldedTransformerRegressor
     from .estimators import load_model as load_model
     from .estimators import save_model as save_model
     from .gates import DifferenceGates as DifferenceGates
@@ -72,6 +74,8 @@ _HOME = {
     "SoftmaxAttention": "nn",
     "SoftmaxTransformer": "nn",
     "SparseGates": "gates",
+    "UnfoldedTransformerClassifier": "estimators",
+    "UnfoldedTransformerRegressor": "estimators",
     "attention_program": "programs",
     "image_patches": "preprocessing",
     "load_model": "estimators",
@@ -94,6 +98,7 @@ _SUBMODULES = (
     "solvers",
     "targets",
     "text",
+    "unfolded",
     # former names
     "deep",
     "features",

@@ -5,6 +5,7 @@ from .cv import ConvexAttentionClassifierCV, ConvexAttentionRegressorCV
 from .greedy import GreedyConvexTransformerClassifier, GreedyConvexTransformerRegressor
 from .persistence import load_model, save_model
 from .sequence import ConvexSequenceRegressor
+from .unfolded import UnfoldedTransformerClassifier, UnfoldedTransformerRegressor
 
 __all__ = [
     "ConvexAttentionClassifier",
@@ -14,6 +15,8 @@ __all__ = [
     "ConvexSequenceRegressor",
     "GreedyConvexTransformerClassifier",
     "GreedyConvexTransformerRegressor",
+    "UnfoldedTransformerClassifier",
+    "UnfoldedTransformerRegressor",
     "load_model",
     "save_model",
 ]

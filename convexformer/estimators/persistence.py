@@ -19,6 +19,7 @@ from .cv import ConvexAttentionClassifierCV, ConvexAttentionRegressorCV
 from .greedy import GreedyConvexTransformerBase, GreedyConvexTransformerClassifier, GreedyConvexTransformerRegressor
 from .parameters import decode_parameters, encode_parameters
 from .sequence import ConvexSequenceRegressor
+from .unfolded import UnfoldedTransformerBase, UnfoldedTransformerClassifier, UnfoldedTransformerRegressor
 
 # A further one is one line: a class that says what a file must hold of its fit, as ``TokenEstimator`` has it.
 _ESTIMATORS: dict[str, type[Any]] = {
@@ -31,9 +32,11 @@ _ESTIMATORS: dict[str, type[Any]] = {
         ConvexSequenceRegressor,
         GreedyConvexTransformerClassifier,
         GreedyConvexTransformerRegressor,
+        UnfoldedTransformerClassifier,
+        UnfoldedTransformerRegressor,
     )
 }
-_Model = ConvexAttentionBase | ConvexSequenceRegressor | GreedyConvexTransformerBase
+_Model = ConvexAttentionBase | ConvexSequenceRegressor | GreedyConvexTransformerBase | UnfoldedTransformerBase
 _FORMAT = 1
 _CONTENT = "convexformer model"
 

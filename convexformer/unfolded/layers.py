@@ -139,6 +139,17 @@ class UnfoldedLayer(nn.Module):
         graph: Tensor | None = None,
     ) -> None:
         super().__init__()
+        self._arguments = (
+            (n_features, mode),
+            {
+                "rho": rho,
+                "attention": attention,
+                "attention_step": attention_step,
+                "feedforward_step": feedforward_step,
+                "eigenvalue_limit": eigenvalue_limit,
+                "graph": graph,
+            },
+        )
         check_counts(n_features=n_features)
         if mode not in MODES:
             raise ValueError(f"mode must be one of {MODES}, got {mode!r}")
@@ -158,6 +169,11 @@ class UnfoldedLayer(nn.Module):
                     DescentWarning,
                     stacklevel=2,
                 )
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # A parametrised module cannot be pickled as other objects are: its class is made when it is parametrised.
+        kind = parametrize.type_before_parametrizations(self)
+        return _rebuilt, (kind, *self._arguments, self.state_dict(), self.training)
 
     def extra_repr(self) -> str:
         """The arguments that are no modules, as ``repr`` of the module shows them."""
@@ -247,6 +263,17 @@ class UnfoldedLayer(nn.Module):
                 "definite, so the energy may have no lower bound; set eigenvalue_limit below 1",
             )
         return Guarantee(True, "a proximal gradient step under a majoriser never raises the energy")
+
+
+def _rebuilt(
+    kind: type[UnfoldedLayer], sizes: tuple[Any, ...], options: dict[str, Any], state: dict[str, Any], training: bool
+) -> UnfoldedLayer:
+    """The layer that was pickled."""
+    with warnings.catch_warnings():  # it warned when it was made
+        warnings.simplefilter("ignore", DescentWarning)
+        layer = kind(*sizes, **options)
+    layer.load_state_dict(state, assign=True)
+    return layer.train(training)
 
 
 class LayerEnergy:
@@ -374,7 +401,7 @@ class UnfoldedTransformer(nn.Module):
         anchor = tokens if self.anchored else None
         states, energies = [tokens], []
         with parametrize.cached():
-            for layer in self._running(n_layers):
+            for layer in self.running_layers(n_layers):
                 states.append(layer(states[-1], anchor=anchor, attention_mask=present))
                 if return_energies:
                     value = layer.energy(anchor, present).value
@@ -389,8 +416,18 @@ class UnfoldedTransformer(nn.Module):
             torch.stack(states) if return_states else None,
         )
 
-    def _running(self, n_layers: int | None) -> list[UnfoldedLayer]:
-        """The layers to run, in order."""
+    def running_layers(self, n_layers: int | None = None) -> list[UnfoldedLayer]:
+        """The layers that ``forward`` runs, in order; one several times where weights are shared.
+
+        Parameters
+        ----------
+        n_layers : int, optional
+            As in ``forward``.
+
+        Returns
+        -------
+        list of UnfoldedLayer
+        """
         count = self.n_layers if n_layers is None else n_layers
         check_counts(n_layers=count)
         if self.shared:

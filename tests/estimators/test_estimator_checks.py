@@ -13,11 +13,14 @@ from convexformer import (
     ConvexSequenceRegressor,
     GreedyConvexTransformerClassifier,
     GreedyConvexTransformerRegressor,
+    UnfoldedTransformerClassifier,
+    UnfoldedTransformerRegressor,
 )
 
 GATED = {"activation": "gated_relu", "n_gates": 8, "random_state": 0}
 DEEP = {"alpha": 0.05, "n_gates": 4, "random_state": 0}
 # A short grid that stays away from tiny alphas keeps the hundreds of fits of the checks quick.
+SHALLOW = {"n_layers": 2, "width": 8, "n_steps": 40, "random_state": 0}
 QUICK = {"alphas": 4, "cv": 3, "eps": 0.3}
 
 ESTIMATORS = [
@@ -35,6 +38,8 @@ ESTIMATORS = [
     ConvexSequenceRegressor(form="stochastic"),
     GreedyConvexTransformerRegressor(**DEEP),
     GreedyConvexTransformerClassifier(**DEEP),
+    UnfoldedTransformerRegressor(**SHALLOW),
+    UnfoldedTransformerClassifier(**SHALLOW),
 ]
 
 
@@ -61,5 +66,6 @@ def test_tags_allow_token_sequences(estimator):
             ConvexAttentionRegressorCV,
             ConvexSequenceRegressor,
             GreedyConvexTransformerRegressor,
+            UnfoldedTransformerRegressor,
         ),
     )

@@ -1,0 +1,501 @@
+"""Unfolded transformers as estimators: trained layers, a certified readout, and a report of their energies."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from sklearn.utils.validation import check_is_fitted
+from torch import Tensor
+
+from convexformer.heads import Heads, optimality_gap
+from convexformer.nn import TrainingInterrupted, train
+from convexformer.targets import Targets
+from convexformer.unfolded import DescentReport, UnfoldedNetwork, descent_report
+from convexformer.unfolded.networks import POOLINGS
+from convexformer.validation import as_tensor, check_device, check_flag, check_stream, check_tokens, check_weight
+from convexformer_solvers import LOSSES, PENALTIES, Certificate, Loss, Penalty, get_penalty
+from convexformer_solvers.validation import as_dtype
+
+from .attention import ClassificationMixin, RegressionMixin
+from .tokens import SavedState, TokenEstimator, described, rebuilt
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+# What of the parameters makes the layers of the network.
+_LAYER_OPTIONS = ("n_layers", "mode", "shared", "anchored", "rho", "attention", "eigenvalue_limit")
+
+
+class UnfoldedTransformerBase(TokenEstimator):
+    """What regression and classification share: training the layers, certifying the readout, measuring descent."""
+
+    alpha: float
+    loss: str | Loss
+    penalty: str | Penalty
+    width: int | None
+    pooling: str
+    n_heads: int
+    refit_readout: bool
+    lr: Any
+    n_steps: int
+    batch_size: int | None
+    tol: float
+    max_iter: int
+    dtype: Any
+    device: Any
+    random_state: Any
+    verbose: bool
+    callback: Any
+
+    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
+        """Train layers and readout by Adam, then replace the readout by its certified optimum.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_tokens, n_features) or (n_samples, n_tokens)
+            Token sequences; zero rows at the end of a sample are padding, as ``pad_sequences`` makes them. Each column
+            of two-dimensional data is a token of width 1, and nothing is padding.
+        y : array-like of shape (n_samples,) or (n_samples, n_outputs)
+            Targets; labels of shape (n_samples,) for a classifier.
+        sample_weight : array-like of shape (n_samples,), optional
+            Non-negative weights; only ratios matter.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        ValueError
+            If an argument or a parameter is not as described; the message names it.
+        TrainingInterrupted
+            On Ctrl-C, a ``KeyboardInterrupt``. The estimator is usable: it has the best weights so far, and the
+            readout that was trained.
+
+        Warns
+        -----
+        ConvergenceWarning
+            If the certified relative gap of the readout did not come within ``tol``.
+        RuntimeWarning
+            If training diverged with every learning rate.
+        """
+        refit = check_flag(self.refit_readout, "refit_readout")
+        penalty = get_penalty(self.penalty)
+        tokens = check_tokens(self, X, reset=True)
+        device = check_device(self.device, tokens.device)
+        weight = check_weight(sample_weight, len(tokens))
+        targets, loss, labels = self._read_targets(y, len(tokens), weight)
+        total = targets.weight(labels, weight)
+        tokens = tokens.to(device, as_dtype(self.dtype, tokens.dtype))
+        encoded = as_tensor(targets.encode(labels), device).to(tokens.dtype)
+        network = self._network(encoded.shape[1], int(check_stream(self.random_state).randint(2**31))).to(tokens)
+        try:
+            self.history_ = train(
+                network,
+                tokens,
+                encoded,
+                loss=loss,
+                penalty=penalty,
+                alpha=self.alpha,
+                sample_weight=total,
+                lr=self.lr,
+                n_steps=self.n_steps,
+                batch_size=None if self.batch_size is None else min(self.batch_size, len(tokens)),
+                callback=self.callback,
+                verbose=self.verbose,
+            )
+        except TrainingInterrupted as interruption:
+            self.history_ = interruption.history
+            self._store(network, targets, loss, penalty, tokens)
+            raise
+        self._store(network, targets, loss, penalty, tokens)
+        if refit:
+            self._certify(tokens, encoded, total)
+        return self
+
+    def _network(self, n_outputs: int, seed: int) -> UnfoldedNetwork:
+        """The network that is not yet trained."""
+        if self.pooling not in ("auto", *POOLINGS):
+            raise ValueError(f"pooling must be one of {('auto', *POOLINGS)}, got {self.pooling!r}")
+        pooling = ("tokens" if self._n_dims == 2 else "mean") if self.pooling == "auto" else self.pooling
+        n_features = 1 if self._n_dims == 2 else self.n_features_in_
+        options: dict[str, Any] = {name: getattr(self, name) for name in _LAYER_OPTIONS}
+        sizes: dict[str, Any] = {"width": self.width, "pooling": pooling, "n_heads": self.n_heads}
+        padded = self._n_dims == 3
+        return UnfoldedNetwork(self.n_tokens_in_, n_features, n_outputs, **sizes, padded=padded, seed=seed, **options)
+
+    def _store(self, network: UnfoldedNetwork, targets: Targets, loss: Loss, penalty: Penalty, tokens: Tensor) -> None:
+        """Set every attribute that follows from the trained network."""
+        for name in ("certificate_", "optimality_gap_"):  # of an earlier fit
+            if hasattr(self, name):
+                delattr(self, name)
+        self.network_, self._targets = network.requires_grad_(False), targets
+        self.loss_, self.penalty_ = loss, penalty
+        self.n_iter_ = self.history_.kept_step
+        self.descent_ = self._descent(tokens)
+        self.energies_ = self.descent_.energies
+
+    def _certify(self, tokens: Tensor, encoded: Tensor, sample_weight: NDArray[np.float64] | None) -> None:
+        """Replace the readout by the certified optimum on the tokens of the last layer."""
+        self.optimality_gap_ = optimality_gap(
+            self.network_.readout,
+            self._features(tokens),
+            encoded,
+            self.alpha,
+            loss=self.loss_,
+            penalty=self.penalty_,
+            sample_weight=sample_weight,
+            tol=self.tol,
+            max_iter=self.max_iter,
+            device=tokens.device,
+            verbose=self.verbose,
+        )
+        refit = self.optimality_gap_.refit
+        assert isinstance(refit, Heads)
+        self.network_.readout = refit.to_torch().to(tokens).requires_grad_(False)
+        self.certificate_: Certificate = self.optimality_gap_.certificate
+
+    def _batches(self, tokens: Tensor) -> tuple[Tensor, ...]:
+        return tokens.split(self.batch_size or len(tokens))
+
+    @torch.no_grad()
+    def _features(self, tokens: Tensor) -> Tensor:
+        """What the readout sees."""
+        return torch.cat([self.network_.features(part) for part in self._batches(tokens)])
+
+    @torch.no_grad()
+    def _descent(self, tokens: Tensor) -> DescentReport:
+        network = self.network_
+        present = None if not network.padded else network.prepared(tokens)[1]
+        return descent_report(network.transformer, network.embedded(tokens), present)
+
+    def descent_report(self, X: ArrayLike) -> DescentReport:
+        """Energies of samples before and after each layer, and where they rose.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_tokens, n_features) or (n_samples, n_tokens)
+            As in ``fit``.
+
+        Returns
+        -------
+        DescentReport
+        """
+        check_is_fitted(self)
+        return self._descent(self._tokens(X))
+
+    def _tokens(self, X: ArrayLike) -> Tensor:
+        """Checked tokens, in the precision and on the device of the network."""
+        return check_tokens(self, X, reset=False).to(next(self.network_.parameters()))
+
+    def _outputs(self, X: ArrayLike) -> Tensor:
+        """Raw outputs, shape ``(N, c)``."""
+        check_is_fitted(self)
+        with torch.no_grad():
+            return torch.cat([self.network_(part) for part in self._batches(self._tokens(X))])
+
+    def _read_targets(
+        self, y: Any, n_samples: int, sample_weight: NDArray[np.float64] | None
+    ) -> tuple[Targets, Loss, NDArray]:
+        """Check ``y``: how it reads, the loss, and the checked array."""
+        raise NotImplementedError
+
+    def _restored_targets(self, header: dict[str, Any], arrays: dict[str, NDArray], loss: Loss) -> Targets:
+        """How ``y`` read in the fit of a file."""
+        raise NotImplementedError
+
+    def _saved_state(self) -> SavedState:
+        header, arrays = super()._saved_state()
+        target_header, target_arrays = self._targets._saved_state()
+        weights = {
+            f"weight:{name}": value.numpy(force=True)
+            for name, value in self.network_.state_dict().items()
+            if torch.is_tensor(value)
+        }
+        readout = self.network_.readout
+        fit = {
+            "loss": described(self.loss_, LOSSES),
+            "penalty": described(self.penalty_, PENALTIES),
+            "n_iter": self.n_iter_,
+            "readout": [*readout.w3.shape, readout.simplex],
+            "guarantee": [self.descent_.guaranteed, self.descent_.reason],
+        }
+        if hasattr(self, "certificate_"):
+            certificate = self.certificate_
+            fit["certificate"] = [certificate.primal, certificate.dual, certificate.reference]
+        descent = {"energies": self.descent_.energies, "rose": self.descent_.rose}
+        return header | fit | target_header, arrays | descent | weights | target_arrays
+
+    def _restore_state(self, header: dict[str, Any], arrays: dict[str, NDArray]) -> None:
+        super()._restore_state(header, arrays)
+        self.loss_, self.penalty_ = rebuilt(header["loss"], LOSSES), rebuilt(header["penalty"], PENALTIES)
+        self._targets = self._restored_targets(header, arrays, self.loss_)
+        n_heads, n_outputs, simplex = header["readout"]
+        network = self._network(n_outputs, seed=0)
+        shape = (network.readout.w1.shape[1], network.readout.w2.shape[1], n_outputs, n_heads)
+        network.readout = type(network.readout)(*shape, simplex=simplex)
+        prefix = "weight:"
+        state: dict[str, Any] = {
+            name.removeprefix(prefix): torch.as_tensor(value)
+            for name, value in arrays.items()
+            if name.startswith(prefix)
+        }
+        state["readout._extra_state"] = network.readout.get_extra_state()
+        network.load_state_dict(state, assign=True)
+        self.network_ = network.requires_grad_(False)
+        self.n_iter_ = header["n_iter"]
+        self.descent_ = DescentReport(arrays["energies"], arrays["rose"], *header["guarantee"])
+        self.energies_ = self.descent_.energies
+        if "certificate" in header:
+            self.certificate_ = Certificate(*header["certificate"])
+
+
+class UnfoldedTransformerRegressor(RegressionMixin, UnfoldedTransformerBase):
+    r"""Regression by a transformer whose layers lower an energy, with a certified readout.
+
+    Layers and readout are trained together by Adam on
+
+    .. math:: \frac{1}{\sum_i s_i} \sum_i s_i \, L\big(\mathrm{readout}(Y^{(L)}(X_i)), y_i\big)
+              + \alpha \cdot \mathrm{decay}(\mathrm{readout}),
+
+    which is not convex. With the layers fixed the problem in the readout is: it is solved to a certified global optimum
+    then, which replaces the trained readout.
+
+    Parameters
+    ----------
+    alpha : float, default=1e-3
+        Weight of the decay of the readout against the mean loss; positive.
+    n_layers : int, default=6
+        Layers.
+    mode : {"joint", "aim"}, default="joint"
+        ``"joint"``: each layer is a proximal gradient step of its energy and never raises it. ``"aim"``: softmax
+        attention and a linear map as in [U] eq. (20), which may.
+    shared : bool, default=True
+        Whether all layers have the same weights, and so lower one energy.
+    anchored : bool, default=True
+        Whether the energy holds the tokens near to the input, without which they become equal within a few layers.
+    rho : {"exp", "log1", "log2"} or Rho, default="exp"
+        Function of the energy; ``"exp"`` is that of softmax attention.
+    attention : {"softmax", "jacobi"}, default="softmax"
+        Mode of the attention, see ``EnergyAttention``.
+    eigenvalue_limit : float or None, default=0.95
+        Bound of the eigenvalues of the weight of the feed-forward part, see ``UnfoldedLayer``.
+    width : int, optional
+        Width of the tokens in the layers, to which a trained linear map takes the input. Default: that of the data.
+    pooling : {"auto", "mean", "tokens"}, default="auto"
+        What the readout sees: the mean over tokens, or every token by its position. ``"auto"``: the mean for
+        three-dimensional ``X``, as is usual for text, and all tokens for two-dimensional ones, whose columns differ in
+        meaning.
+    n_heads : int, default=32
+        Heads of the readout while it is trained; the certified one has as many as it needs.
+    refit_readout : bool, default=True
+        Whether to replace the trained readout by its certified optimum.
+    loss : {"squared", "huber", "poisson"} or Loss, default="squared"
+        As in ``ConvexAttentionRegressor``.
+    penalty : {"group_l2", "nuclear"} or Penalty, default="group_l2"
+        Convex form of the decay of the readout.
+    lr : float or sequence of float, default=1e-2
+        First learning rate of Adam, or several of which that of the least objective is kept.
+    n_steps : int, default=300
+        Steps of Adam with each learning rate.
+    batch_size : int, optional
+        Samples of a step. Default: all.
+    tol, max_iter : float and int, default=1e-4 and 10000
+        Certified relative gap of the readout, and iterations at most.
+    dtype : {None, "float32", "float64"}, default=None
+        Precision of the network. Default: that of ``X``. Energies and certificates are in float64.
+    device : str or torch.device, optional
+        Where to train. Default: that of ``X``, or the CPU.
+    random_state : int, RandomState or None, default=None
+        Of the initial weights.
+    verbose : bool, default=False
+        Whether to show progress bars.
+    callback : callable, default=None
+        As in ``convexformer.nn.train``: called with the steps done and the objective; returning True ends training.
+
+    Attributes
+    ----------
+    network_ : UnfoldedNetwork
+        The network, frozen.
+    history_ : TrainingHistory
+        Of the training.
+    n_iter_ : int
+        Steps of the weights that were kept.
+    certificate_ : Certificate
+        Of the readout on the tokens of the last layer; absent with ``refit_readout=False``. It says nothing of the
+        layers, whose training is not convex.
+    optimality_gap_ : OptimalityGap
+        The readout that Adam found beside its certified optimum; absent with ``refit_readout=False``.
+    descent_ : DescentReport
+        Energies on the training samples before and after each layer, where they rose, and what theory promises.
+    energies_ : ndarray of shape (n_layers, 2, n_samples)
+        Those of ``descent_``.
+    loss_, penalty_ : Loss, Penalty
+        The instances used.
+    n_features_in_ : int
+        Features per token, or columns of two-dimensional ``X``.
+    n_tokens_in_ : int
+        Tokens per sample.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from convexformer import UnfoldedTransformerRegressor
+    >>> X = np.random.default_rng(0).normal(size=(60, 5, 4))
+    >>> y = X[:, :, 0].mean(1) + np.abs(X[:, :, 1]).mean(1)
+    >>> model = UnfoldedTransformerRegressor(alpha=1e-3, n_layers=3, n_steps=100, random_state=0).fit(X, y)
+    >>> model.certificate_.relative_gap <= 1e-4, model.descent_.first_rise is None
+    (True, True)
+    >>> model.certificate_.primal <= model.history_.final_objective
+    True
+    """
+
+    def __init__(
+        self,
+        alpha: float = 1e-3,
+        *,
+        n_layers: int = 6,
+        mode: str = "joint",
+        shared: bool = True,
+        anchored: bool = True,
+        rho: Any = "exp",
+        attention: str = "softmax",
+        eigenvalue_limit: float | None = 0.95,
+        width: int | None = None,
+        pooling: str = "auto",
+        n_heads: int = 32,
+        refit_readout: bool = True,
+        loss: str | Loss = "squared",
+        penalty: str | Penalty = "group_l2",
+        lr: Any = 1e-2,
+        n_steps: int = 300,
+        batch_size: int | None = None,
+        tol: float = 1e-4,
+        max_iter: int = 10_000,
+        dtype: Any = None,
+        device: Any = None,
+        random_state: Any = None,
+        verbose: bool = False,
+        callback: Any = None,
+    ) -> None:
+        self.alpha = alpha
+        self.n_layers = n_layers
+        self.mode = mode
+        self.shared = shared
+        self.anchored = anchored
+        self.rho = rho
+        self.attention = attention
+        self.eigenvalue_limit = eigenvalue_limit
+        self.width = width
+        self.pooling = pooling
+        self.n_heads = n_heads
+        self.refit_readout = refit_readout
+        self.loss = loss
+        self.penalty = penalty
+        self.lr = lr
+        self.n_steps = n_steps
+        self.batch_size = batch_size
+        self.tol = tol
+        self.max_iter = max_iter
+        self.dtype = dtype
+        self.device = device
+        self.random_state = random_state
+        self.verbose = verbose
+        self.callback = callback
+
+
+class UnfoldedTransformerClassifier(ClassificationMixin, UnfoldedTransformerBase):
+    r"""Classification by a transformer whose layers lower an energy, with a certified readout.
+
+    Everything is as in ``UnfoldedTransformerRegressor``, with a loss of labels.
+
+    Parameters
+    ----------
+    alpha, n_layers, mode, shared, anchored, rho, attention, eigenvalue_limit, width, pooling, n_heads, refit_readout
+        As in ``UnfoldedTransformerRegressor``.
+    loss : {"auto", "logistic", "softmax", "squared_hinge"} or Loss, default="auto"
+        As in ``ConvexAttentionClassifier``.
+    penalty, lr, n_steps, batch_size, tol, max_iter
+        As in ``UnfoldedTransformerRegressor``.
+    class_weight : dict, "balanced" or None, default=None
+        Factors on the weights of classes, as in scikit-learn.
+    dtype, device, random_state, verbose, callback
+        As in ``UnfoldedTransformerRegressor``.
+
+    Attributes
+    ----------
+    classes_ : ndarray of shape (n_classes,)
+        Sorted labels.
+    network_, history_, n_iter_, certificate_, optimality_gap_, descent_, energies_, loss_, penalty_
+        As in ``UnfoldedTransformerRegressor``.
+    n_features_in_, n_tokens_in_ : int
+        Shape of a sample.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from convexformer import UnfoldedTransformerClassifier
+    >>> X = np.random.default_rng(0).normal(size=(80, 5, 4))
+    >>> y = np.where(X[:, :, 0].mean(1) > 0, "more", "less")
+    >>> model = UnfoldedTransformerClassifier(alpha=1e-3, n_layers=3, n_steps=100, random_state=0).fit(X, y)
+    >>> model.score(X, y) > 0.9, model.descent_.share
+    (True, 0.0)
+    """
+
+    def __init__(
+        self,
+        alpha: float = 1e-3,
+        *,
+        n_layers: int = 6,
+        mode: str = "joint",
+        shared: bool = True,
+        anchored: bool = True,
+        rho: Any = "exp",
+        attention: str = "softmax",
+        eigenvalue_limit: float | None = 0.95,
+        width: int | None = None,
+        pooling: str = "auto",
+        n_heads: int = 32,
+        refit_readout: bool = True,
+        loss: str | Loss = "auto",
+        penalty: str | Penalty = "group_l2",
+        lr: Any = 1e-2,
+        n_steps: int = 300,
+        batch_size: int | None = None,
+        tol: float = 1e-4,
+        max_iter: int = 10_000,
+        class_weight: Any = None,
+        dtype: Any = None,
+        device: Any = None,
+        random_state: Any = None,
+        verbose: bool = False,
+        callback: Any = None,
+    ) -> None:
+        self.alpha = alpha
+        self.n_layers = n_layers
+        self.mode = mode
+        self.shared = shared
+        self.anchored = anchored
+        self.rho = rho
+        self.attention = attention
+        self.eigenvalue_limit = eigenvalue_limit
+        self.width = width
+        self.pooling = pooling
+        self.n_heads = n_heads
+        self.refit_readout = refit_readout
+        self.loss = loss
+        self.penalty = penalty
+        self.lr = lr
+        self.n_steps = n_steps
+        self.batch_size = batch_size
+        self.tol = tol
+        self.max_iter = max_iter
+        self.class_weight = class_weight
+        self.dtype = dtype
+        self.device = device
+        self.random_state = random_state
+        self.verbose = verbose
+        self.callback = callback
