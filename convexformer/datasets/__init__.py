@@ -4,12 +4,16 @@ from ._activations import Activations, load_attention_activations
 from ._digits import load_digit_tokens
 from ._modular import ModularArithmetic, make_modular_arithmetic
 from ._sentences import load_documentation_sentences
+from ._word_vectors import WordVectors, load_word_vectors, make_word_vectors
 
 __all__ = [
     "Activations",
     "ModularArithmetic",
+    "WordVectors",
     "load_attention_activations",
     "load_digit_tokens",
     "load_documentation_sentences",
+    "load_word_vectors",
     "make_modular_arithmetic",
+    "make_word_vectors",
 ]

@@ -1,0 +1,231 @@
+"""Word vectors: read from a file, or made of sentences; and sentences as padded tokens."""
+
+from __future__ import annotations
+
+import os
+import re
+import zipfile
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import coo_array, diags_array
+from sklearn.decomposition import TruncatedSVD
+
+from convexformer.preprocessing import pad_sequences
+from convexformer.validation import check_optional_counts
+from convexformer_solvers.validation import check_counts
+
+_WORD = re.compile(r"\w+(?:'\w+)?|[^\w\s]")
+
+
+@dataclass(frozen=True, eq=False)
+class WordVectors:
+    """A vector for each of some words.
+
+    Parameters
+    ----------
+    words : sequence of str
+        The words, in lower case.
+    vectors : ndarray of shape (n_words, n_features)
+        Their vectors.
+
+    Raises
+    ------
+    ValueError
+        If there are not as many vectors as words, or one is not finite.
+
+    Examples
+    --------
+    >>> vectors = WordVectors(["good", "bad"], np.array([[1.0], [-1.0]]))
+    >>> vectors.embed(["Good, not bad", "bad"])[:, :, 0]
+    array([[ 1., -1.],
+           [-1.,  0.]])
+    """
+
+    words: Sequence[str]
+    vectors: NDArray[np.floating]
+    _index: dict[str, int] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.vectors.ndim != 2 or len(self.vectors) != len(self.words):
+            raise ValueError(
+                f"vectors must have shape ({len(self.words)}, n_features), one row per word, got {self.vectors.shape}"
+            )
+        if not np.isfinite(self.vectors).all():
+            raise ValueError("vectors must be finite")
+        object.__setattr__(self, "_index", {word: i for i, word in reversed(list(enumerate(self.words)))})
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    def embed(self, sentences: Iterable[str], n_tokens: int | None = None) -> NDArray[np.floating]:
+        """Vectors of the words of sentences, as samples of tokens.
+
+        Sentences are put in lower case and split into words and marks; those without a vector are left out. A sentence
+        without any known word is one zero token.
+
+        Parameters
+        ----------
+        sentences : iterable of str
+            The sentences.
+        n_tokens : int, optional
+            Tokens of each sample: longer sentences are cut. Default: the most words of any of them.
+
+        Returns
+        -------
+        ndarray of shape (n_sentences, n_tokens, n_features)
+            Short sentences are filled up with zero rows, as by ``pad_sequences``.
+
+        Raises
+        ------
+        ValueError
+            If `n_tokens` is no positive integer, or there is no sentence.
+        """
+        check_optional_counts(n_tokens=n_tokens)
+        known = [[self._index[word] for word in split_words(text) if word in self._index] for text in sentences]
+        width = self.vectors.shape[1]
+        tokens = [self.vectors[ids[:n_tokens]] if ids else np.zeros((1, width), self.vectors.dtype) for ids in known]
+        return pad_sequences(tokens, n_tokens)
+
+
+def split_words(sentence: str) -> list[str]:
+    """Words and marks of a sentence, in lower case.
+
+    Examples
+    --------
+    >>> split_words("It's good, isn't it?")
+    ["it's", 'good', ',', "isn't", 'it', '?']
+    """
+    return _WORD.findall(sentence.lower())
+
+
+def load_word_vectors(path: str | os.PathLike[str], n_words: int | None = None) -> WordVectors:
+    r"""Read word vectors from a file.
+
+    Parameters
+    ----------
+    path : path-like
+        Text in UTF-8 with a word and its numbers on each line, separated by spaces, as GloVe and word2vec have it (with
+        or without the line of sizes of the latter); or an ``.npz`` file with arrays ``words`` and ``vectors``.
+    n_words : int, optional
+        How many of the first words to read; files have the most frequent first. Default: all.
+
+    Returns
+    -------
+    WordVectors
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no such file.
+    ValueError
+        If the file is not as described.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder) / "vectors.txt"
+    ...     _ = path.write_text("good 1.0 0.5\nbad -1.0 0.5\n")
+    ...     load_word_vectors(path).vectors.shape
+    (2, 2)
+    """
+    check_optional_counts(n_words=n_words)
+    if zipfile.is_zipfile(path):
+        with np.load(path, allow_pickle=False) as archive:
+            if not {"words", "vectors"} <= set(archive):
+                raise ValueError(f"{path} must hold the arrays words and vectors, got {sorted(archive)}")
+            return WordVectors(archive["words"][:n_words].tolist(), archive["vectors"][:n_words])
+    words: list[str] = []
+    rows: list[NDArray[np.float32]] = []
+    with open(path, encoding="utf-8") as file:
+        for number, line in enumerate(file, start=1):
+            word, *numbers = line.rstrip().split(" ")
+            if number == 1 and len(numbers) == 1:  # the sizes that word2vec writes first
+                continue
+            try:
+                rows.append(np.array(numbers, dtype=np.float32))
+            except ValueError as error:
+                raise ValueError(f"{path}, line {number} must be a word and numbers: {error}") from error
+            words.append(word)
+            if len(rows[-1]) != len(rows[0]) or len(rows[0]) == 0:
+                raise ValueError(f"{path}, line {number} must have {len(rows[0])} numbers, got {len(rows[-1])}")
+            if len(words) == n_words:
+                break
+    if not words:
+        raise ValueError(f"{path} must hold at least one word with its numbers, got none")
+    return WordVectors(words, np.stack(rows))
+
+
+def make_word_vectors(
+    sentences: Iterable[str], n_features: int = 50, *, window: int = 5, min_count: int = 5
+) -> WordVectors:
+    r"""Make word vectors of sentences alone, by which any corpus can be used offline.
+
+    They are :math:`U \Sigma^{1/2}` of a truncated singular value decomposition of the positive pointwise mutual
+    information of words within a window (Levy and Goldberg, "Neural word embedding as implicit matrix factorization",
+    2014), scaled so that their root mean square norm is the square root of their width.
+
+    Parameters
+    ----------
+    sentences : iterable of str
+        The corpus.
+    n_features : int, default=50
+        Width of the vectors.
+    window : int, default=5
+        Words to each side that count as near.
+    min_count : int, default=5
+        Least number of times that a word must stand in the corpus.
+
+    Returns
+    -------
+    WordVectors
+        The most frequent words first; the same whenever the sentences are.
+
+    Raises
+    ------
+    ValueError
+        If there are no more than `n_features` words of that count.
+
+    Examples
+    --------
+    >>> from convexformer.datasets import load_documentation_sentences
+    >>> sentences, _ = load_documentation_sentences(300, packages=["sklearn"])
+    >>> make_word_vectors(sentences, 20).vectors.shape[1]
+    20
+    """
+    check_counts(n_features=n_features, window=window, min_count=min_count)
+    texts = [split_words(sentence) for sentence in sentences]
+    counts = Counter(word for text in texts for word in text)
+    words = sorted((word for word, count in counts.items() if count >= min_count), key=lambda w: (-counts[w], w))
+    if len(words) <= n_features:
+        raise ValueError(
+            f"sentences must have more than n_features={n_features} words that stand in them {min_count} times, got "
+            f"{len(words)}"
+        )
+    index = {word: i for i, word in enumerate(words)}
+    pairs: Counter[tuple[int, int]] = Counter()
+    for text in texts:
+        ids = [index[word] for word in text if word in index]
+        for distance in range(1, window + 1):
+            pairs.update(zip(ids, ids[distance:], strict=False))
+    together = coo_array((list(pairs.values()), np.array(list(pairs)).T), shape=(len(words),) * 2).tocsr().astype(float)
+    together = (together + together.T).tocsr()
+    return WordVectors(words, _factors(together, n_features))
+
+
+def _factors(together: coo_array, n_features: int) -> NDArray[np.float32]:
+    """Vectors of the positive pointwise mutual information of words that stand together."""
+    each = together.sum(0)
+    scale = diags_array(1 / np.maximum(each, 1))
+    ratio = (scale @ together @ scale * each.sum()).tocoo()
+    keep = ratio.data > 1
+    positive = coo_array((np.log(ratio.data[keep]), (ratio.row[keep], ratio.col[keep])), shape=ratio.shape).tocsr()
+    decomposition = TruncatedSVD(n_features, random_state=0)
+    vectors = decomposition.fit_transform(positive) / np.sqrt(decomposition.singular_values_)
+    size = np.sqrt(np.mean(np.square(vectors)))
+    return (vectors / size).astype(np.float32)

@@ -1,0 +1,84 @@
+"""Word vectors: files in both formats, vectors made of sentences, sentences as padded tokens."""
+
+import numpy as np
+import pytest
+
+from convexformer.datasets import WordVectors, load_documentation_sentences, load_word_vectors, make_word_vectors
+
+WORDS = ["the", "good", "bad"]
+VECTORS = np.array([[0.0, 1.0], [1.0, 0.5], [-1.0, 0.5]], dtype=np.float32)
+LINES = [f"{word} {' '.join(map(str, vector))}" for word, vector in zip(WORDS, VECTORS.tolist(), strict=True)]
+
+
+@pytest.mark.parametrize("header", [[], ["3 2"]], ids=["glove", "word2vec"])
+def test_text_files(tmp_path, header):
+    path = tmp_path / "vectors.txt"
+    path.write_text("\n".join(header + LINES) + "\n")
+    read = load_word_vectors(path)
+    assert list(read.words) == WORDS
+    np.testing.assert_array_equal(read.vectors, VECTORS)
+    assert len(load_word_vectors(path, n_words=2)) == 2
+
+
+def test_npz_files(tmp_path):
+    np.savez(tmp_path / "vectors.npz", words=np.array(WORDS), vectors=VECTORS)
+    read = load_word_vectors(tmp_path / "vectors.npz", n_words=2)
+    assert list(read.words) == WORDS[:2]
+    np.testing.assert_array_equal(read.vectors, VECTORS[:2])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "at least one word"),
+        ("good 1.0 x\n", "line 1 must be a word and numbers"),
+        ("good 1.0 2.0\nbad 1.0\n", "line 2 must have 2 numbers, got 1"),
+    ],
+)
+def test_bad_text_files(tmp_path, text, message):
+    path = tmp_path / "vectors.txt"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        load_word_vectors(path)
+
+
+def test_bad_archives(tmp_path):
+    np.savez(tmp_path / "vectors.npz", names=np.array(WORDS))
+    with pytest.raises(ValueError, match="must hold the arrays words and vectors"):
+        load_word_vectors(tmp_path / "vectors.npz")
+    with pytest.raises(FileNotFoundError):
+        load_word_vectors(tmp_path / "absent.txt")
+
+
+def test_sentences_are_cut_padded_and_known_words_kept():
+    vectors = WordVectors(WORDS, VECTORS)
+    tokens = vectors.embed(["The GOOD, the bad", "unknown words", "bad"], n_tokens=3)
+    assert tokens.shape == (3, 3, 2)
+    np.testing.assert_array_equal(tokens[0], VECTORS[[0, 1, 0]])
+    assert not tokens[1].any()
+    np.testing.assert_array_equal(tokens[2, 0], VECTORS[2])
+    assert vectors.embed(["The good, the bad"]).shape == (1, 4, 2)
+
+
+def test_bad_vectors():
+    with pytest.raises(ValueError, match="one row per word"):
+        WordVectors(WORDS, VECTORS[:2])
+    with pytest.raises(ValueError, match="must be finite"):
+        WordVectors(WORDS, VECTORS * np.inf)
+
+
+def test_vectors_made_of_a_corpus_put_like_words_together():
+    sentences, _ = load_documentation_sentences(4000)
+    made = make_word_vectors(sentences, 30)
+    again = make_word_vectors(sentences, 30)
+    np.testing.assert_array_equal(made.vectors, again.vectors)
+    units = made.vectors / np.linalg.norm(made.vectors, axis=1, keepdims=True)
+
+    def likeness(first, second):
+        return units[made.words.index(first)] @ units[made.words.index(second)]
+
+    assert likeness("array", "arrays") > likeness("array", "probability")
+    assert likeness("random", "seed") > likeness("random", "file")
+    assert np.mean(np.square(made.vectors)) == pytest.approx(1, rel=1e-5)
+    with pytest.raises(ValueError, match="must have more than n_features=50 words"):
+        make_word_vectors(["few words"], 50)
