@@ -1,0 +1,1 @@
+"""Alternating inexact minimisation: where it descends, and a run of it."""
