@@ -18,6 +18,7 @@ def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
     experiments = reproduce.add_subparsers(dest="experiment", required=True, metavar="EXPERIMENT")
     _add_student_teacher(experiments, common)
     _add_grokking(experiments, common)
+    _add_unfolded(experiments, common)
 
 
 # Options of an experiment that are settings by the same name: type and help. A list stands for one or more.
@@ -42,6 +43,20 @@ _GROKKING_SETTINGS: dict[str, tuple[Any, str]] = {
     "n_steps": (int, "steps after which a tuned method is given up (default: 10000, small: 500)"),
     "untuned_steps": (int, "the same for the untuned transformer (default: 100000, small: 200)"),
     "tuning_steps": (int, "steps of every pair of learning rate and decay tried (default: 4000, small: 200)"),
+    "device": (str, "cpu or cuda (default: cpu)"),
+}
+_UNFOLDED_SETTINGS: dict[str, tuple[Any, str]] = {
+    "corpora": (
+        [str],
+        "'documentation:PACKAGE,PACKAGE', text files 'PATH,PATH' of one sentence a line and one file a label, or a "
+        ".tsv file of label and sentence (default: the documentation of two sets of packages)",
+    ),
+    "vectors": (str, "word vectors: text file as of GloVe, or .npz with words and vectors (default: made of the text)"),
+    "n_features": (int, "width of vectors that are made (default: 50, small: 20)"),
+    "n_sentences": (int, "sentences of each corpus (default: 4000, small: 600)"),
+    "n_tokens": (int, "words of a sentence at most (default: 32, small: 16)"),
+    "n_layers": (int, "layers of the energy plots (default: 12)"),
+    "n_steps": (int, "steps of training with each learning rate (default: 600, small: 60)"),
     "device": (str, "cpu or cuda (default: cpu)"),
 }
 
@@ -96,6 +111,21 @@ def _add_grokking(experiments: Any, common: argparse.ArgumentParser) -> None:
     command.set_defaults(run=_run_grokking)
 
 
+def _add_unfolded(experiments: Any, common: argparse.ArgumentParser) -> None:
+    command = _add_experiment(
+        experiments,
+        common,
+        "unfolded",
+        "two minutes on two cores; else an hour or two",
+        _UNFOLDED_SETTINGS,
+        help="transformers as unfolded energy minimisation (Yang, Huang and Wipf 2022, Figs 1 to 6)",
+        description="Where alternating minimisation descends, energies of sentences layer by layer with and without an "
+        "anchor, and text classification beside a standard transformer of equal size and search. A call that was "
+        "interrupted goes on after what was finished.",
+    )
+    command.set_defaults(run=_run_unfolded)
+
+
 def _experiment_settings(options: argparse.Namespace, kind: Any, names: Iterable[str]) -> Any:
     """The small or the full setting of an experiment with what the user asked to be otherwise."""
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
@@ -145,3 +175,18 @@ def _run_grokking(options: argparse.Namespace) -> dict[str, Any]:
         print(GOES_ON.format(options.out), file=sys.stderr)
         raise
     return _without_runs(report, format_grokking(report))
+
+
+def _run_unfolded(options: argparse.Namespace) -> dict[str, Any]:
+    from convexformer.experiments import UnfoldedSettings, format_unfolded, run_unfolded
+
+    check_folder(options.out)
+    settings = _experiment_settings(options, UnfoldedSettings, _UNFOLDED_SETTINGS)
+    quiet = options.quiet or options.json
+    try:
+        report = run_unfolded(options.out, settings, n_seeds=options.seeds, quiet=quiet)
+    except KeyboardInterrupt:
+        print(GOES_ON.format(options.out), file=sys.stderr)
+        raise
+    shown = {name: value for name, value in report.items() if name not in ("aim", "descent", "classification")}
+    return shown | {"text": format_unfolded(report)}

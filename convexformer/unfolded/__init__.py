@@ -3,6 +3,7 @@
 from importlib import import_module
 from typing import Any
 
+from .aim import DescentCondition, aim_step, descent_condition, descent_constant, gradient_ratio
 from .attention import DescentWarning, EnergyAttention
 from .descent import DescentReport, descent_report
 from .energies import (
@@ -19,10 +20,13 @@ from .energies import (
 from .layers import Guarantee, UnfoldedLayer, UnfoldedOutput, UnfoldedTransformer
 from .networks import UnfoldedNetwork, padding_mask
 from .parametrizations import SymmetricEigenvalues
+from .regions import DescentRegion, clipping_index, descent_region
 from .rho import Exponential, Logarithm, Rho, get_rho
 
 __all__ = [
     "CenteringEnergy",
+    "DescentCondition",
+    "DescentRegion",
     "DescentReport",
     "DescentWarning",
     "Energy",
@@ -43,8 +47,14 @@ __all__ = [
     "UnfoldedNetwork",
     "UnfoldedOutput",
     "UnfoldedTransformer",
+    "aim_step",
+    "clipping_index",
+    "descent_condition",
+    "descent_constant",
+    "descent_region",
     "descent_report",
     "get_rho",
+    "gradient_ratio",
     "padding_mask",
 ]
 

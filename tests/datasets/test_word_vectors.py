@@ -64,7 +64,7 @@ def test_bad_vectors():
     with pytest.raises(ValueError, match="one row per word"):
         WordVectors(WORDS, VECTORS[:2])
     with pytest.raises(ValueError, match="must be finite"):
-        WordVectors(WORDS, VECTORS * np.inf)
+        WordVectors(WORDS, np.full((3, 2), np.inf))
 
 
 def test_vectors_made_of_a_corpus_put_like_words_together():

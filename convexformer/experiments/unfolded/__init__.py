@@ -1,1 +1,7 @@
-"""Alternating inexact minimisation: where it descends, and a run of it."""
+"""Unfolded transformers on quadratics and on text ([U], Figs 1 to 6), and what they buy."""
+
+from .experiment import FILE, run_unfolded
+from .report import format_unfolded
+from .settings import UnfoldedSettings
+
+__all__ = ["FILE", "UnfoldedSettings", "format_unfolded", "run_unfolded"]

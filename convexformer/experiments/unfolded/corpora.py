@@ -1,0 +1,159 @@
+"""Labelled sentences as padded tokens, and their splits."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.model_selection import train_test_split
+from torch import Tensor
+
+from convexformer.datasets import load_documentation_sentences, load_word_vectors, make_word_vectors
+
+from .settings import UnfoldedSettings
+
+_DOCUMENTATION = "documentation"
+
+
+class Part(NamedTuple):
+    """Sentences of a part of a split: ``tokens`` of shape (N, n, d), one-hot ``y`` and ``labels`` of shape (N,)."""
+
+    tokens: Tensor
+    y: Tensor
+    labels: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Corpus:
+    """Sentences with labels.
+
+    Attributes
+    ----------
+    name : str
+        What figures call it.
+    tokens : ndarray of float32 of shape (N, n, d)
+        Word vectors, short sentences filled up with zero rows.
+    labels : ndarray of int of shape (N,)
+        Positions in ``classes``.
+    classes : list of str
+        The labels.
+    sha256 : str
+        Of the sentences and labels.
+    """
+
+    name: str
+    tokens: NDArray[np.float32]
+    labels: NDArray[np.int64]
+    classes: list[str]
+    sha256: str
+
+    def split(self, seed: int) -> tuple[Part, Part, Part]:
+        """Training, validation and test sentences: 60, 20 and 20%, as many of each label in each part."""
+        train, rest = train_test_split(
+            np.arange(len(self.labels)), train_size=0.6, stratify=self.labels, random_state=seed
+        )
+        validation, test = train_test_split(rest, train_size=0.5, stratify=self.labels[rest], random_state=seed)
+        one_hot = np.eye(len(self.classes), dtype=np.float32)
+        parts = [
+            Part(*(torch.as_tensor(array[index]) for array in (self.tokens, one_hot[self.labels], self.labels)))
+            for index in (train, validation, test)
+        ]
+        return parts[0], parts[1], parts[2]
+
+
+def load_corpus(source: str, settings: UnfoldedSettings) -> Corpus:
+    """Read a corpus and embed it.
+
+    Parameters
+    ----------
+    source : str
+        As in ``UnfoldedSettings``.
+    settings : UnfoldedSettings
+        Sizes and word vectors.
+
+    Returns
+    -------
+    Corpus
+
+    Raises
+    ------
+    FileNotFoundError
+        If a file is not there.
+    ValueError
+        If there are not two labels, or not enough sentences of each.
+    """
+    sentences, labels = read_labelled_sentences(source)
+    classes, index = np.unique(labels, return_inverse=True)
+    if len(classes) < 2:
+        raise ValueError(f"corpora must have sentences of two labels or more, got {source!r} with {classes.tolist()}")
+    chosen = _balanced(index, settings.n_sentences // len(classes), source)
+    texts, index = [sentences[i] for i in chosen], index[chosen]
+    if settings.vectors is None:
+        vectors = make_word_vectors(sentences, settings.n_features)
+    else:
+        vectors = load_word_vectors(settings.vectors)
+    tokens = vectors.embed(texts, settings.n_tokens).astype(np.float32)
+    real = (tokens != 0).any(-1)
+    tokens *= settings.token_norm / np.sqrt(np.square(tokens[real]).sum(-1).mean())
+    digest = hashlib.sha256("\n".join(f"{i}\t{text}" for i, text in zip(index, texts, strict=True)).encode())
+    return Corpus(_name(source), tokens, index.astype(np.int64), classes.tolist(), digest.hexdigest())
+
+
+def read_labelled_sentences(source: str) -> tuple[list[str], Sequence[str]]:
+    """Sentences and their labels.
+
+    Parameters
+    ----------
+    source : str
+        As in ``UnfoldedSettings``.
+
+    Returns
+    -------
+    sentences, labels : list of str
+
+    Raises
+    ------
+    FileNotFoundError
+        If a file is not there.
+    ValueError
+        If a line of a ``.tsv`` file has no tab.
+    """
+    kind, _, packages = source.partition(":")
+    if kind == _DOCUMENTATION:
+        sentences, labels = load_documentation_sentences(packages=packages.split(","))
+        return sentences, labels.tolist()
+    if source.endswith(".tsv"):
+        rows = [line.partition("\t") for line in _lines(source)]
+        if not all(tab for _, tab, _ in rows):
+            raise ValueError(f"{source} must have a label, a tab and a sentence on each line")
+        return [text for _, _, text in rows], [label for label, _, _ in rows]
+    paths = [Path(path) for path in source.split(",")]
+    texts = [(line, path.name) for path in paths for line in _lines(path)]
+    return [text for text, _ in texts], [label for _, label in texts]
+
+
+def _lines(path: str | Path) -> list[str]:
+    return [line for line in Path(path).read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+
+
+def _name(source: str) -> str:
+    """A corpus in few letters."""
+    if source.startswith(_DOCUMENTATION):
+        return source.partition(":")[2].replace(",", " / ")
+    return " / ".join(Path(path).name for path in source.split(","))
+
+
+def _balanced(index: NDArray[np.int64], count: int, source: str) -> NDArray[np.int64]:
+    """Positions of the first so many sentences of each label, in an order that the labels do not follow."""
+    members = [np.flatnonzero(index == label) for label in range(index.max() + 1)]
+    least = min(map(len, members))
+    if least < count:
+        raise ValueError(f"n_sentences needs {count} sentences of each label of {source!r}, but one has {least}")
+    stream = np.random.default_rng(0)
+    return np.sort(np.concatenate([stream.permutation(positions)[:count] for positions in members]))

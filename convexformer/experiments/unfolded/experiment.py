@@ -1,0 +1,157 @@
+"""The experiment on unfolded transformers: regions, energies layer by layer, what such layers buy ([U] Figs 1-6)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from tqdm.auto import tqdm
+
+from convexformer import plot
+from convexformer.experiments.common import begin_report, versions, write_json
+from convexformer.validation import check_device
+from convexformer_solvers.validation import check_counts
+
+from .aim import compare_steps
+from .classification import METHODS, Method, classify
+from .corpora import Corpus, load_corpus
+from .descent import measure_descent
+from .figures import draw_figures
+from .report import remark, summarise
+from .settings import UnfoldedSettings
+
+FILE = "unfolded.json"
+_PARTS = ("aim", "descent", "classification")
+
+
+class _Unit(NamedTuple):
+    """What is run at once and then on disk."""
+
+    part: str
+    title: str
+    key: dict[str, Any]
+    run: Callable[[], list[dict[str, Any]]]
+
+    def is_done(self, report: dict[str, Any]) -> bool:
+        return any(self.key.items() <= row.items() for row in report[self.part])
+
+
+def run_unfolded(
+    folder: str | os.PathLike[str],
+    settings: UnfoldedSettings | None = None,
+    *,
+    n_seeds: int = 3,
+    quiet: bool = False,
+) -> dict[str, Any]:
+    """Measure where unfolded transformers descend and what they buy, for several seeds, and draw.
+
+    Every seed draws a split, initial weights and minibatches. What is finished is on disk at once; a later call with
+    the same settings goes on with what is missing.
+
+    Parameters
+    ----------
+    folder : path-like
+        Where ``unfolded.json`` and the figures go; made when absent.
+    settings : UnfoldedSettings, optional
+        Default: the full setting, hours on two cores.
+    n_seeds : int, default=3
+        Seeds 0, 1, ...
+    quiet : bool, default=False
+        Whether to hide the progress bar.
+
+    Returns
+    -------
+    dict
+        What the JSON file holds: ``settings``, ``data``, ``remark``, ``versions``, rows of ``aim``, ``descent`` and
+        ``classification`` of each seed, ``summaries`` over seeds, and ``figures``.
+
+    Raises
+    ------
+    ValueError
+        If the folder holds results of other settings or sentences, or an argument is not as described.
+    FileNotFoundError
+        If a corpus or the word vectors are not there.
+    ModuleNotFoundError
+        If matplotlib is not installed.
+    KeyboardInterrupt
+        On Ctrl-C. What was finished is on disk.
+    """
+    plot.require_matplotlib()
+    settings = UnfoldedSettings() if settings is None else settings
+    check_counts(n_seeds=n_seeds)
+    check_device(settings.device, torch.device("cpu"))
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / FILE
+    corpora = [load_corpus(source, settings) for source in settings.corpora]
+    report = begin_report(path, _fresh(settings, corpora), _PARTS)
+    units = list(_units(settings, corpora, n_seeds))
+    with tqdm(total=len(units), initial=sum(unit.is_done(report) for unit in units), disable=quiet, unit="run") as bar:
+        for unit in units:
+            if not unit.is_done(report):
+                bar.set_description(unit.title)
+                report[unit.part] += unit.run()
+                write_json(path, report)
+                bar.update()
+    report["summaries"] = summarise(report)
+    report["figures"] = [str(figure) for figure in draw_figures(report, folder)]
+    write_json(path, report)
+    return report
+
+
+def _fresh(settings: UnfoldedSettings, corpora: list[Corpus]) -> dict[str, Any]:
+    """The report of no run."""
+    data = [
+        {
+            "name": corpus.name,
+            "classes": corpus.classes,
+            "n_sentences": len(corpus.labels),
+            "n_features": corpus.tokens.shape[2],
+            "sha256": corpus.sha256,
+        }
+        for corpus in corpora
+    ]
+    return {
+        "settings": settings.as_json(),
+        "data": {"corpora_read": data},
+        "remark": remark(settings),
+        "versions": versions(),
+        "threads": torch.get_num_threads(),
+        **{part: [] for part in _PARTS},
+    }
+
+
+def _units(settings: UnfoldedSettings, corpora: list[Corpus], n_seeds: int) -> Iterator[_Unit]:
+    """All that is to be run, one seed after the other."""
+    for seed in range(n_seeds):
+        key: dict[str, Any] = {"seed": seed}
+        yield _Unit("aim", f"seed {seed}: quadratics", key, partial(_quadratics, settings, seed))
+        for corpus in corpora:
+            key = {"seed": seed, "corpus": corpus.name}
+            yield _Unit(
+                "descent",
+                f"seed {seed}, {corpus.name}: energies",
+                key,
+                partial(measure_descent, corpus, settings, seed),
+            )
+            for method in METHODS:
+                yield _Unit(
+                    "classification",
+                    f"seed {seed}, {corpus.name}: {method.name}",
+                    key | {"method": method.name},
+                    partial(_classification, corpus, method, settings, seed),
+                )
+
+
+def _quadratics(settings: UnfoldedSettings, seed: int) -> list[dict[str, Any]]:
+    report = compare_steps(settings.aim_tokens, settings.aim_features, settings.aim_iterations, seed)
+    rows: list[dict[str, Any]] = report["runs"]
+    return rows
+
+
+def _classification(corpus: Corpus, method: Method, settings: UnfoldedSettings, seed: int) -> list[dict[str, Any]]:
+    return [classify(corpus, method, settings, seed)]

@@ -1,0 +1,176 @@
+"""The numbers of the experiment on unfolded transformers as text."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from convexformer.experiments.common import Column, counted, shown
+from convexformer.experiments.tables import format_rows
+
+from .aim import PRINTED_STEP
+from .descent import summarise_descent
+from .settings import UnfoldedSettings
+
+_NUMBERS = ("accuracy", "certified_accuracy", "seconds", "n_parameters")
+_CURVES = ("depth", "noise")
+
+
+def summarise(report: dict[str, Any]) -> dict[str, Any]:
+    """Means over seeds with their standard errors, and shares of rises.
+
+    Parameters
+    ----------
+    report : dict
+        With rows of all parts.
+
+    Returns
+    -------
+    dict
+        ``aim``, ``descent`` and ``classification``.
+    """
+    return {
+        "aim": _summarise_aim(report["aim"]),
+        "descent": summarise_descent(report["descent"]),
+        "classification": _summarise_classification(report["classification"]),
+    }
+
+
+def _summarise_aim(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """How often iterations are outside of the theorem's hypothesis, and where they rise, over seeds."""
+    groups: dict[tuple[bool, bool], list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((row["nonnegative"], row["step"] == PRINTED_STEP), []).append(row)
+    return [
+        {
+            "nonnegative": nonnegative,
+            "printed": printed,
+            "allowed": all(row["step"] * row["lipschitz_h"] <= 1 + 1e-12 for row in group),
+            "step": float(np.median([row["step"] for row in group])),
+            "n_iterations": sum(row["n_iterations"] for row in group),
+            **{name: sum(row[name] for row in group) for name in ("n_outside", "n_rises_inside", "n_rises_outside")},
+        }
+        for (nonnegative, printed), group in groups.items()
+    ]
+
+
+def _summarise_classification(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((row["corpus"], row["method"]), []).append(row)
+    summary = []
+    for (corpus, method), group in groups.items():
+        entry: dict[str, Any] = {"corpus": corpus, "method": method, "n_seeds": len(group)}
+        for name in (*_NUMBERS, *_CURVES):
+            if group[0][name] is not None:
+                values = np.array([row[name] for row in group], dtype=float)
+                entry[name] = values.mean(0).tolist()
+                if len(group) > 1:
+                    entry[f"{name}_error"] = (values.std(0, ddof=1) / np.sqrt(len(group))).tolist()
+        summary.append(entry)
+    return summary
+
+
+def _with_error(name: str) -> Any:
+    """A mean with its standard error, in per cent."""
+
+    def cell(row: dict[str, Any]) -> str:
+        error = row.get(f"{name}_error")
+        return f"{100 * row[name]:.1f}" + ("" if error is None else f" ± {100 * error:.1f}")
+
+    return cell
+
+
+def _share(row: dict[str, Any]) -> str:
+    low, high = row["share_range"]
+    return f"{row['share']:.0%} ({low:.0%} to {high:.0%})"
+
+
+_AIM_COLUMNS: tuple[Column, ...] = (
+    ("algorithm", "<", lambda row: "2 (ReLU)" if row["nonnegative"] else "1"),
+    ("step", ">", shown("step", ".4f")),
+    ("as printed", "<", lambda row: "yes" if row["printed"] else "no"),
+    ("at most 1/L", "<", lambda row: "yes" if row["allowed"] else "no"),
+    ("iterations", ">", shown("n_iterations", "d")),
+    ("outside the hypothesis", ">", shown("n_outside", "d")),
+    ("rises outside", ">", shown("n_rises_outside", "d")),
+    ("rises inside", ">", shown("n_rises_inside", "d")),
+)
+_DESCENT_COLUMNS: tuple[Column, ...] = (
+    ("corpus", "<", shown("corpus", "")),
+    ("weights", "<", shown("weights", "")),
+    ("anchored", "<", lambda row: "yes" if row["anchored"] else "no"),
+    ("layer", "<", shown("variant", "")),
+    ("promised", "<", lambda row: "yes" if row["guaranteed"] else "no"),
+    ("sentences with a rise", ">", _share),
+)
+_CLASSIFICATION_COLUMNS: tuple[Column, ...] = (
+    ("corpus", "<", shown("corpus", "")),
+    ("network", "<", shown("method", "")),
+    ("parameters", ">", shown("n_parameters", ".0f")),
+    ("accuracy, %", ">", _with_error("accuracy")),
+    ("certified readout, %", ">", _with_error("certified_accuracy")),
+    ("seconds", ">", shown("seconds", ".0f")),
+)
+
+
+def format_unfolded(report: dict[str, Any]) -> str:
+    """Tables and the remark.
+
+    Parameters
+    ----------
+    report : dict
+        As ``run_unfolded`` returns it.
+
+    Returns
+    -------
+    str
+    """
+    summaries, n_seeds = report["summaries"], len({row["seed"] for row in report["aim"]})
+    parts = [
+        f"{counted(n_seeds, 'seed')}",
+        "",
+        "alternating inexact minimisation of two quadratics",
+        format_rows(summaries["aim"], _AIM_COLUMNS),
+        "",
+        "energies of test sentences: median share over seeds (range)",
+        format_rows(summaries["descent"], _DESCENT_COLUMNS),
+        "",
+        "text classification: mean over seeds ± standard error",
+        format_rows(summaries["classification"], _CLASSIFICATION_COLUMNS),
+        "",
+        textwrap.fill(report["remark"], 120),
+        "figures: " + ", ".join(report["figures"]),
+    ]
+    return "\n".join(parts)
+
+
+def remark(settings: UnfoldedSettings) -> str:
+    """What the numbers mean and how large the search of every network was.
+
+    Parameters
+    ----------
+    settings : UnfoldedSettings
+        The settings.
+
+    Returns
+    -------
+    str
+    """
+    return (
+        f"Energies: {settings.n_shown} test sentences, {settings.n_layers} layers of shared weights, initial or "
+        f"trained with layers of eq. (20) to classify; damped layers have steps of {settings.step}. Without an anchor "
+        "all tokens become equal within a few layers and nearly every layer lowers its energy, also those with an "
+        "error, so that only the anchored energies, B = X, can tell a right layer from a wrong one. A rise is one of "
+        "more than 1e-10 of the energy, in float64; a layer with an error is measured by the energy that it was meant "
+        "to lower. "
+        f"Classification: {settings.n_sentences} sentences, 60% training, 20% validation, 20% test, another split for "
+        f"each seed; all networks have the same mean pooling and readout, nearly as many parameters, and the same "
+        f"search: {len(settings.learning_rates)} learning rates x {settings.n_steps} steps of AdamW, batches of "
+        f"{settings.batch_size}, the weights of least validation loss. Certified readout: the convex program on the "
+        f"tokens of the last layer, solved to a relative gap of 1e-3, its alpha chosen out of "
+        f"{len(settings.alphas)} by validation accuracy. Seconds: of the search."
+    )

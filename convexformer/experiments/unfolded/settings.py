@@ -1,0 +1,159 @@
+"""What the experiment on unfolded transformers is run with."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from convexformer.validation import is_integer
+from convexformer_solvers.validation import check_counts, is_real
+
+
+@dataclass(frozen=True)
+class UnfoldedSettings:
+    """Everything that the numbers of the experiment on unfolded transformers depend on, besides versions and machine.
+
+    The defaults are the full setting, hours on two cores; ``small`` takes two minutes.
+
+    Parameters
+    ----------
+    corpora : tuple of str
+        Labelled sentences: ``"documentation:A,B"`` are sentences from the documentation of installed packages with the
+        package as label; ``"PATH,PATH"`` are text files of one sentence a line, one file for each label; a path that
+        ends in ``.tsv`` is a file of lines of label, tab, sentence. The default are two that are always there.
+    vectors : str, optional
+        File of word vectors, as in ``load_word_vectors``. Default: vectors made of each corpus itself.
+    n_features : int, default=50
+        Width of vectors that are made.
+    n_sentences : int, default=4000
+        Sentences of each corpus, as many of each label, split into 60% training, 20% validation and 20% test.
+    n_tokens : int, default=32
+        Longer sentences are cut to so many words.
+    token_norm : float, default=2.0
+        Root mean square norm of a token, to which the vectors of a corpus are scaled by one number: weights of the
+        energy are of the order of ``exp(-token_norm ** 2)``, so that of raw vectors they all vanish.
+    n_layers : int, default=12
+        Layers of the energy plots, with shared weights, as in [U].
+    n_shown : int, default=200
+        Test sentences of the energy plots, as in [U].
+    step : float, default=0.1
+        Steps of the alternating layers that are damped.
+    train_layers : int, default=6
+        Layers of the networks that are trained to classify.
+    n_steps : int, default=600
+        Steps of AdamW at most, for each learning rate of each network.
+    n_looks : int, default=20
+        How often the validation loss is looked at, evenly over the steps.
+    batch_size : int, default=128
+        Sentences of a step.
+    learning_rates : tuple of float, default=(1e-3, 3e-3, 1e-2)
+        Search of every network.
+    weight_decay : float, default=1e-2
+        Decoupled decay of every network.
+    alphas : tuple of float, default=(1e-4, 1e-3, 1e-2)
+        Search for the certified readouts.
+    depths : tuple of int, default=(1, 2, 3, 4, 6, 8, 12, 16, 24)
+        Layers at test time of networks with shared weights.
+    noises : tuple of float, default=(0.0, 0.25, 0.5, 1.0, 2.0)
+        Standard deviation of Gaussian noise on each feature of the test tokens, relative to that of the features.
+    aim_tokens, aim_features, aim_iterations : int, default=500, 128 and 100
+        Sizes of the problem of alternating inexact minimisation, those of [U].
+    device : str, optional
+        Where networks are trained. Default: the CPU.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range; the message names it.
+
+    Examples
+    --------
+    >>> UnfoldedSettings.small(n_tokens=8).n_tokens
+    8
+    """
+
+    corpora: tuple[str, ...] = ("documentation:numpy,scipy,sklearn", "documentation:torch,matplotlib")
+    vectors: str | None = None
+    n_features: int = 50
+    n_sentences: int = 4000
+    n_tokens: int = 32
+    token_norm: float = 2.0
+    n_layers: int = 12
+    n_shown: int = 200
+    step: float = 0.1
+    train_layers: int = 6
+    n_steps: int = 600
+    n_looks: int = 20
+    batch_size: int = 128
+    learning_rates: tuple[float, ...] = (1e-3, 3e-3, 1e-2)
+    weight_decay: float = 1e-2
+    alphas: tuple[float, ...] = (1e-4, 1e-3, 1e-2)
+    depths: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 12, 16, 24)
+    noises: tuple[float, ...] = (0.0, 0.25, 0.5, 1.0, 2.0)
+    aim_tokens: int = 500
+    aim_features: int = 128
+    aim_iterations: int = 100
+    device: str | None = None
+
+    def __post_init__(self) -> None:
+        names = ("n_features", "n_tokens", "n_layers", "n_shown", "train_layers", "n_steps", "n_looks", "batch_size")
+        check_counts(**{name: getattr(self, name) for name in names})
+        check_counts(aim_tokens=self.aim_tokens, aim_features=self.aim_features, aim_iterations=self.aim_iterations)
+        if not is_integer(self.n_sentences, 20):
+            raise ValueError(f"n_sentences must be an integer of at least 20, got {self.n_sentences!r}")
+        if not self.corpora or not all(isinstance(name, str) for name in self.corpora):
+            raise ValueError(f"corpora must hold one or more names or paths, got {self.corpora!r}")
+        for name in ("token_norm", "step"):
+            value = getattr(self, name)
+            if not (is_real(value) and 0 < value < math.inf):
+                raise ValueError(f"{name} must be a positive finite number, got {value!r}")
+        for name in ("learning_rates", "alphas"):
+            grid = getattr(self, name)
+            if not grid or not all(0 < value < math.inf for value in grid):
+                raise ValueError(f"{name} must hold one or more positive numbers, got {grid!r}")
+        if not self.depths or not all(is_integer(depth, 1) for depth in self.depths):
+            raise ValueError(f"depths must hold one or more positive integers, got {self.depths!r}")
+        if not self.noises or not all(0 <= noise < math.inf for noise in self.noises):
+            raise ValueError(f"noises must hold one or more numbers from 0, got {self.noises!r}")
+
+    @classmethod
+    def small(cls, **changes: Any) -> UnfoldedSettings:
+        """The setting that takes about two minutes on two cores.
+
+        Parameters
+        ----------
+        **changes
+            Settings that are to be others.
+
+        Returns
+        -------
+        UnfoldedSettings
+        """
+        sizes: dict[str, Any] = {
+            "n_features": 20,
+            "n_sentences": 600,
+            "n_tokens": 16,
+            "n_shown": 60,
+            "train_layers": 3,
+            "n_steps": 60,
+            "n_looks": 6,
+            "batch_size": 64,
+            "learning_rates": (3e-3, 1e-2),
+            "alphas": (1e-3, 1e-2),
+            "depths": (1, 2, 3, 6, 12),
+            "noises": (0.0, 0.5, 1.0),
+            "aim_tokens": 200,
+            "aim_features": 64,
+            "aim_iterations": 60,
+        }
+        return cls(**sizes | changes)
+
+    @property
+    def look_every(self) -> int:
+        """Steps between looks."""
+        return max(1, self.n_steps // self.n_looks)
+
+    def as_json(self) -> dict[str, Any]:
+        """Settings as they read back from a JSON file."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}

@@ -1,0 +1,199 @@
+"""The experiment on unfolded transformers, on few short sentences."""
+
+import json
+
+import numpy as np
+import pytest
+
+from convexformer import cli
+from convexformer.experiments import UnfoldedSettings, format_unfolded, run_unfolded
+from convexformer.experiments.unfolded import FILE, experiment
+from convexformer.experiments.unfolded.classification import METHODS, STANDARD
+from convexformer.experiments.unfolded.corpora import load_corpus, read_labelled_sentences
+from convexformer.experiments.unfolded.variants import VARIANTS
+
+GUARANTEED = "joint step (guaranteed)"
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory):
+    """A corpus of two files and one of lines with labels, with word vectors of two dimensions in a file."""
+    folder = tmp_path_factory.mktemp("corpora")
+    stream = np.random.default_rng(0)
+    words = [f"w{i}" for i in range(30)]
+    vectors = stream.normal(size=(30, 4))
+    (folder / "vectors.txt").write_text(
+        "\n".join(f"{word} {' '.join(map(str, row))}" for word, row in zip(words, vectors.tolist(), strict=True))
+    )
+
+    def sentence(first, last):
+        return " ".join(stream.choice(words[first:last], size=stream.integers(2, 8)))
+
+    texts = {"a": [sentence(0, 20) for _ in range(40)], "b": [sentence(10, 30) for _ in range(50)]}
+    for name, lines in texts.items():
+        (folder / f"{name}.txt").write_text("\n".join(lines) + "\n")
+    rows = [f"{name}\t{line}" for name, lines in texts.items() for line in lines]
+    (folder / "rows.tsv").write_text("\n".join(rows) + "\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def settings(sources):
+    return UnfoldedSettings.small(
+        corpora=(f"{sources}/a.txt,{sources}/b.txt", f"{sources}/rows.tsv"),
+        vectors=str(sources / "vectors.txt"),
+        n_sentences=60,
+        n_tokens=6,
+        n_layers=3,
+        n_shown=8,
+        train_layers=2,
+        n_steps=4,
+        n_looks=2,
+        learning_rates=(1e-2,),
+        alphas=(1e-2,),
+        depths=(1, 3),
+        noises=(0.0, 1.0),
+        aim_tokens=20,
+        aim_features=8,
+        aim_iterations=5,
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("out") / "new"
+
+
+@pytest.fixture(scope="module")
+def report(settings, folder):
+    return run_unfolded(folder, settings, n_seeds=2, quiet=True)
+
+
+def test_every_seed_corpus_and_layer_is_there(report):
+    assert len(report["aim"]) == 2 * 4
+    assert len(report["descent"]) == 2 * 2 * 2 * 2 * len(VARIANTS)
+    assert len(report["classification"]) == 2 * 2 * len(METHODS)
+    assert json.dumps(report)
+    assert all(len(row["depth"]) == 2 for row in report["classification"] if row["method"] != STANDARD)
+
+
+def test_the_guaranteed_layer_never_rises_and_theory_says_so(report):
+    for row in report["descent"]:
+        assert row["guaranteed"] == (row["variant"] == GUARANTEED)
+        if row["guaranteed"]:
+            assert row["share"] == 0
+    assert all(row["n_rises_inside"] == 0 for row in report["summaries"]["aim"])
+
+
+def test_the_anchored_energies_show_the_error_of_equation_69(report):
+    rows = [row for row in report["descent"] if "(69)" in row["variant"] and row["anchored"]]
+    assert all(row["share"] > 0 for row in rows)
+
+
+def test_networks_are_of_about_equal_size_and_the_readouts_are_certified(report):
+    for row in report["classification"]:
+        others = [other["n_parameters"] for other in report["classification"] if other["corpus"] == row["corpus"]]
+        assert row["n_parameters"] <= 1.5 * min(others)
+        assert row["certified_bound"] <= row["certified_objective"] <= row["readout_objective"] * (1 + 1e-6)
+        assert row["noise"][0] == row["accuracy"]
+
+
+def test_a_second_call_runs_nothing_again(report, settings, folder, monkeypatch):
+    def refuse(*arguments):
+        raise AssertionError("it was run again")
+
+    for name in ("classify", "measure_descent", "compare_steps"):
+        monkeypatch.setattr(experiment, name, refuse)
+    monkeypatch.setattr(experiment, "draw_figures", lambda report, folder: [])
+    again = run_unfolded(folder, settings, n_seeds=2, quiet=True)
+    assert again["classification"] == report["classification"]
+    assert all((folder / name).stat().st_size > 10_000 for name in ("quadratics.png", "classification.png"))
+
+
+def test_an_interrupted_call_goes_on(settings, tmp_path, monkeypatch):
+    ran = []
+
+    def interrupted(corpus, method, settings, seed):
+        if len(ran) == 2:
+            raise KeyboardInterrupt
+        ran.append(method.name)
+        return classify(corpus, method, settings, seed)
+
+    classify = experiment.classify
+    monkeypatch.setattr(experiment, "classify", interrupted)
+    monkeypatch.setattr(experiment, "draw_figures", lambda report, folder: [])
+    with pytest.raises(KeyboardInterrupt):
+        run_unfolded(tmp_path, settings, n_seeds=1, quiet=True)
+    rows = json.loads((tmp_path / FILE).read_text())["classification"]
+    assert [row["method"] for row in rows] == ran
+    monkeypatch.setattr(experiment, "classify", classify)
+    report = run_unfolded(tmp_path, settings, n_seeds=1, quiet=True)
+    assert len(report["classification"]) == 2 * len(METHODS)
+    assert report["classification"][:2] == rows
+
+
+def test_other_settings_are_refused(report, settings, folder):
+    changed = UnfoldedSettings(**{**vars(settings), "n_steps": 5})
+    with pytest.raises(ValueError, match="holds results with n_steps=4"):
+        run_unfolded(folder, changed, quiet=True)
+
+
+def test_the_text_has_a_row_for_each_layer_and_network(report):
+    text = format_unfolded(report)
+    for part in (*VARIANTS, *METHODS):
+        assert text.count(part.name) >= 2
+    assert "2 seeds" in text
+
+
+def test_the_command_line(settings, report, sources, folder, capsys):
+    arguments = ["reproduce", "unfolded", "--small", "--quiet", "--seeds", "2", "--out", str(folder)]
+    own = ["--corpora", *settings.corpora, "--vectors", settings.vectors, "--n-sentences", "60", "--n-steps", "5"]
+    assert cli.main([*arguments, *own]) != 0
+    assert "holds results with" in capsys.readouterr().err
+
+
+def test_corpora(sources, settings):
+    from_files, labels = read_labelled_sentences(settings.corpora[0])
+    from_rows, names = read_labelled_sentences(settings.corpora[1])
+    assert from_files == from_rows
+    assert set(labels) == {"a.txt", "b.txt"}
+    assert set(names) == {"a", "b"}
+    corpus = load_corpus(settings.corpora[0], settings)
+    assert np.bincount(corpus.labels).tolist() == [30, 30]
+    real = (corpus.tokens != 0).any(-1)
+    assert np.square(corpus.tokens[real]).sum(-1).mean() == pytest.approx(settings.token_norm**2, rel=1e-5)
+    parts = corpus.split(0)
+    assert [len(part.labels) for part in parts] == [36, 12, 12]
+    assert load_corpus(settings.corpora[0], settings).sha256 == corpus.sha256
+
+
+@pytest.mark.parametrize(
+    ("source", "changes", "message"),
+    [
+        ("{}/a.txt", {}, "two labels or more"),
+        ("{}/a.txt,{}/b.txt", {"n_sentences": 100}, "50 sentences of each label"),
+        ("{}/lines.tsv", {}, "a tab and a sentence on each line"),
+    ],
+)
+def test_bad_corpora(sources, settings, source, changes, message):
+    (sources / "lines.tsv").write_text("no tab here\n")
+    changed = UnfoldedSettings(**{**vars(settings), **changes})
+    with pytest.raises(ValueError, match=message):
+        load_corpus(source.format(*[sources] * 2), changed)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"n_sentences": 5}, "n_sentences must be an integer of at least 20"),
+        ({"corpora": ()}, "corpora must hold"),
+        ({"token_norm": 0.0}, "token_norm must be a positive"),
+        ({"learning_rates": ()}, "learning_rates must hold"),
+        ({"depths": (0,)}, "depths must hold"),
+        ({"noises": (-1.0,)}, "noises must hold"),
+        ({"n_layers": 0}, "n_layers must be a positive integer"),
+    ],
+)
+def test_bad_settings(change, message):
+    with pytest.raises(ValueError, match=message):
+        UnfoldedSettings(**change)
