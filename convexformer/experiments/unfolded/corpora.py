@@ -92,13 +92,14 @@ def load_corpus(source: str, settings: UnfoldedSettings) -> Corpus:
     classes, index = np.unique(labels, return_inverse=True)
     if len(classes) < 2:
         raise ValueError(f"corpora must have sentences of two labels or more, got {source!r} with {classes.tolist()}")
-    chosen = _balanced(index, settings.n_sentences // len(classes), source)
-    texts, index = [sentences[i] for i in chosen], index[chosen]
     if settings.vectors is None:
         vectors = make_word_vectors(sentences, settings.n_features)
     else:
         vectors = load_word_vectors(settings.vectors)
-    tokens = vectors.embed(texts, settings.n_tokens).astype(np.float32)
+    tokens = vectors.embed(sentences, settings.n_tokens).astype(np.float32)
+    pairs = np.flatnonzero((tokens != 0).any(-1).sum(1) >= 2)  # of one known word there is no pair, hence no energy
+    chosen = pairs[_balanced(index[pairs], settings.n_sentences // len(classes), source)]
+    texts, index, tokens = [sentences[i] for i in chosen], index[chosen], tokens[chosen]
     real = (tokens != 0).any(-1)
     tokens *= settings.token_norm / np.sqrt(np.square(tokens[real]).sum(-1).mean())
     digest = hashlib.sha256("\n".join(f"{i}\t{text}" for i, text in zip(index, texts, strict=True)).encode())
