@@ -236,7 +236,7 @@ def layers() -> str:
     for record in data["records"]:
         found = record["seconds"]
         ratio = max(found[name] for name in names if name.startswith("aim")) / found[names[0]]
-        rows.append([*map(str, record["size"]), *(number(1e3 * found[name]) for name in names), f"{ratio:.2f}"])
+        rows.append([*map(str, record["size"]), *(f"{1e3 * found[name]:.3g}" for name in names), f"{ratio:.2f}"])
     return "\n\n".join(
         [
             "# Unfolded layers",

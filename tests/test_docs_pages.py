@@ -25,6 +25,7 @@ MODULES = (
     ".nn",
     ".programs",
     ".solvers",
+    ".unfolded",
 )
 
 
