@@ -1,0 +1,174 @@
+"""What constrained training leaves behind: its course, and whether the constraints hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from convexformer_solvers.result import Interrupted
+
+from .constraints import DescentConstraints
+
+
+class InfeasibleWarning(UserWarning):
+    """The constraints do not hold at the end of training; the message says by how much and what to change."""
+
+
+class NonFiniteLossError(ArithmeticError):
+    """A loss became infinite or nan; the model has the weights of the last epoch that was finished."""
+
+
+class ConstrainedTrainingInterrupted(Interrupted):
+    """Raised on Ctrl-C during ``PrimalDual.fit``; a further ``fit`` goes on after the last finished epoch.
+
+    Attributes
+    ----------
+    history : ConstrainedHistory
+        Of the epochs that were finished.
+    """
+
+    def __init__(self, history: ConstrainedHistory) -> None:
+        super().__init__(
+            f"interrupted after {len(history.losses)} epochs; the model has the weights chosen so far, .history holds "
+            "what led there, and a further fit goes on after the last finished epoch"
+        )
+        self.history = history
+
+
+@dataclass
+class ConstrainedHistory:
+    """Course of constrained training, one entry for each epoch.
+
+    Attributes
+    ----------
+    losses : list of list of float
+        Mean training losses of the layers, over the batches of the epoch.
+    constraints : list of list of float
+        Values ``g`` of the constraints, likewise.
+    duals, slacks, net_weights : list of list of float
+        Multipliers, slacks of resilience, and factors of the losses in the Lagrangian, at the end of the epoch.
+    validation : list of list of float
+        Mean validation losses of the layers; empty without validation data.
+    violations, standard_errors : list of list of float
+        Values ``g`` less the slacks on the validation data, and their standard errors.
+    feasible : list of bool
+        Whether the constraints held on the validation data.
+    seconds : list of float
+        Wall time of the epochs' steps.
+
+    Examples
+    --------
+    >>> ConstrainedHistory(losses=[[2.0, 1.0], [1.0, 0.5]])
+    ConstrainedHistory(2 epochs, last training losses [1, 0.5])
+    """
+
+    losses: list[list[float]] = field(default_factory=list)
+    constraints: list[list[float]] = field(default_factory=list)
+    duals: list[list[float]] = field(default_factory=list)
+    slacks: list[list[float]] = field(default_factory=list)
+    net_weights: list[list[float]] = field(default_factory=list)
+    validation: list[list[float]] = field(default_factory=list)
+    violations: list[list[float]] = field(default_factory=list)
+    standard_errors: list[list[float]] = field(default_factory=list)
+    feasible: list[bool] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        if not self.losses:
+            return "ConstrainedHistory(no epochs)"
+        last = ", ".join(f"{loss:.4g}" for loss in self.losses[-1])
+        return f"ConstrainedHistory({len(self.losses)} epochs, last training losses [{last}])"
+
+    def as_dict(self) -> dict[str, Any]:
+        """All entries as lists, which JSON and checkpoints hold."""
+        return {each.name: list(getattr(self, each.name)) for each in fields(self)}
+
+
+@dataclass(frozen=True, eq=False)
+class FeasibilityReport:
+    r"""Whether the constraints hold on samples.
+
+    Attributes
+    ----------
+    losses : ndarray of shape (n_layers,)
+        Mean losses of the layers.
+    violations : ndarray of shape (n_layers,)
+        Values of the constraints less their slacks; a constraint holds where this is not positive.
+    standard_errors : ndarray of shape (n_layers,)
+        Of ``violations``, over samples.
+    feasible : bool
+        Whether no violation is larger than so many of its standard errors.
+    mean_ratio, median_ratio, descending_share : float
+        Of the ratios :math:`\ell_l / \ell_{l-1}` of single samples over layers: mean, median, and the share below 1.
+
+    Examples
+    --------
+    >>> losses = torch.tensor([[1.0, 2.0, 3.0], [0.5, 1.0, 2.0]])
+    >>> report = FeasibilityReport.of(losses, DescentConstraints(alpha=0.2, c_ref=3.0))
+    >>> report.feasible, round(report.mean_ratio, 2), report.descending_share
+    (True, 0.56, 1.0)
+    """
+
+    losses: NDArray[np.float64]
+    violations: NDArray[np.float64]
+    standard_errors: NDArray[np.float64]
+    feasible: bool
+    mean_ratio: float
+    median_ratio: float
+    descending_share: float
+
+    @classmethod
+    def of(
+        cls,
+        losses: Tensor,
+        constraints: DescentConstraints,
+        slacks: Tensor | None = None,
+        n_errors: float = 1.0,
+    ) -> FeasibilityReport:
+        """The report of losses of samples.
+
+        Parameters
+        ----------
+        losses : Tensor of shape (n_layers, n_samples)
+            Losses of each layer and sample.
+        constraints : DescentConstraints
+            The constraints.
+        slacks : Tensor of shape (n_layers,), optional
+            By how much each may be violated. Default: 0.
+        n_errors : float, default=1.0
+            Standard errors by which the mean of a constraint that holds may lie above its slack.
+
+        Returns
+        -------
+        FeasibilityReport
+        """
+        losses = losses.detach().double().cpu()
+        values = constraints.values(losses)
+        violations = values.mean(1) - (0 if slacks is None else slacks.detach().double().cpu())
+        count = losses.shape[1]
+        errors = values.std(1) / count**0.5 if count > 1 else torch.zeros(len(losses), dtype=torch.float64)
+        before = losses[:-1]
+        ratios = (losses[1:] / before)[before > 0]
+        return cls(
+            losses.mean(1).numpy(),
+            violations.numpy(),
+            errors.numpy(),
+            bool((violations <= n_errors * errors).all()),
+            float(ratios.mean()),
+            float(ratios.median()) if len(ratios) else float("nan"),
+            float((ratios < 1).double().mean()),
+        )
+
+    def __str__(self) -> str:
+        rows = [
+            f"layer {i}: loss {loss:.4g}, constraint {violation:+.3g} ± {error:.2g}"
+            for i, (loss, violation, error) in enumerate(
+                zip(self.losses, self.violations, self.standard_errors, strict=True), start=1
+            )
+        ]
+        return "\n".join(["feasible" if self.feasible else "infeasible", *rows])

@@ -1,0 +1,111 @@
+"""The convex case: exact readouts, their certificates, and primal-dual training beside them."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from convexformer.constrained import DescentConstraints, PrimalDual, exact_readout
+
+RNG = np.random.default_rng(0)
+FIRST = RNG.normal(size=(60, 3))
+Y = FIRST @ np.array([1.0, -1.0, 0.5]) + 0.3 * RNG.normal(size=60)
+NESTED = np.stack([FIRST, 2 * FIRST, 3 * FIRST])  # curvatures grow, so that differences of losses are convex
+MIXED = np.stack([FIRST + 0.5 * RNG.normal(size=(60, 3)), FIRST])
+DECAY = 0.2
+
+
+def train(features, *, stop_gradient, n_epochs=3000, **constraints):
+    """Primal-dual training of one readout of all layers."""
+    data = [torch.as_tensor(features).transpose(0, 1), torch.as_tensor(Y)[:, None]]
+    model = nn.Linear(3, 1, bias=False).double()
+    nn.init.zeros_(model.weight)
+
+    def layer_losses(model, batch):
+        layers, y = batch
+        return 0.5 * (model(layers.transpose(0, 1)) - y).square().sum(-1)
+
+    plain = {"optimizer": "sgd", "dual_optimizer": "sgd", "lr": 0.02, "dual_lr": 0.05, "warmup_epochs": 0}
+    trainer = PrimalDual(
+        model, layer_losses, batch_size=60, weight_decay=DECAY, stop_gradient=stop_gradient, **plain, **constraints
+    )
+    trainer.fit(data, n_epochs=n_epochs)
+    return trainer
+
+
+def test_the_multipliers_of_training_are_the_exact_ones():
+    constraints = {"alpha": 0.1, "c_ref": 0.5}
+    exact = exact_readout(NESTED, Y, DescentConstraints(**constraints), decay=DECAY)
+    trainer = train(NESTED, stop_gradient=False, **constraints)
+    assert exact.duals.max() > 0.01
+    np.testing.assert_allclose(trainer.duals_.numpy(), exact.duals, atol=1e-3)
+    np.testing.assert_allclose(trainer.model.weight.detach().numpy().T, exact.weight, atol=1e-3)
+
+
+def test_training_without_the_gradient_of_the_reference_settles_at_the_exact_solution_for_its_losses():
+    constraints = {"alpha": 0.05, "c_ref": 0.24}
+    trainer = train(MIXED, stop_gradient=True, **constraints)
+    losses = trainer.layer_losses_of([torch.as_tensor(MIXED).transpose(0, 1), torch.as_tensor(Y)[:, None]]).mean(1)
+    exact = exact_readout(MIXED, Y, DescentConstraints(**constraints), decay=DECAY, reference=losses)
+    assert exact.duals.max() > 0.01
+    np.testing.assert_allclose(trainer.duals_.numpy(), exact.duals, atol=1e-2)
+    np.testing.assert_allclose(trainer.model.weight.detach().numpy().T, exact.weight, atol=1e-3)
+
+
+@pytest.mark.parametrize("c_ref", [10.0, 0.5])
+def test_the_bound_holds_for_feasible_readouts_and_is_nearly_attained(c_ref):
+    constraints = DescentConstraints(alpha=0.1, c_ref=c_ref)
+    exact = exact_readout(NESTED, Y, constraints, decay=DECAY)
+    assert exact.gap + 1e-9 >= 0
+    assert exact.gap <= 1e-6
+    assert exact.constraints.max() <= 1e-6
+    assert (exact.duals >= 0).all()
+    feasible = 0
+    for seed in range(2000):
+        weight = exact.weight + 0.3 * np.random.default_rng(seed).normal(size=(3, 1))
+        losses = torch.as_tensor([0.5 * np.square(layer @ weight - Y[:, None]).mean() for layer in NESTED])
+        if bool((constraints.values(losses) <= 0).all()):
+            feasible += 1
+            assert losses[-1].item() + DECAY / 2 * np.square(weight).sum() >= exact.bound
+    assert feasible > 10
+
+
+def test_without_an_active_constraint_it_is_ridge_regression():
+    exact = exact_readout(NESTED, Y, DescentConstraints(alpha=0.0, c_ref=100.0), decay=DECAY)
+    last = NESTED[-1]
+    ridge = np.linalg.solve(last.T @ last / 60 + DECAY * np.eye(3), last.T @ Y / 60)
+    if exact.duals.max() < 1e-6:
+        np.testing.assert_allclose(exact.weight[:, 0], ridge, atol=1e-5)
+    loose = exact_readout(
+        MIXED, Y, DescentConstraints(alpha=0.0, c_ref=100.0), decay=DECAY, reference=np.full(2, 100.0)
+    )
+    last = MIXED[-1]
+    ridge = np.linalg.solve(last.T @ last / 60 + DECAY * np.eye(3), last.T @ Y / 60)
+    np.testing.assert_allclose(loose.weight[:, 0], ridge, atol=1e-5)
+
+
+def test_logistic_readouts_with_reference_losses():
+    labels = np.where(Y > 0, 1.0, -1.0)
+    constraints = DescentConstraints(alpha=0.1, c_ref=0.45)
+    exact = exact_readout(MIXED, labels, constraints, decay=0.01, reference=[0.5, 0.4], loss="logistic")
+    assert exact.gap <= 1e-5
+    assert exact.losses[0] <= 0.45 + 1e-6
+    assert exact.losses[1] <= 0.9 * 0.5 + 1e-6
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"features": FIRST}, "two layers or more"),
+        ({"y": Y[:5]}, "one row per sample"),
+        ({"decay": 0.0}, "decay must be a positive"),
+        ({"features": NESTED[::-1].copy()}, "features make no convex problem"),
+        ({"loss": "logistic"}, "reference must be given"),
+        ({"reference": [1.0]}, "reference must have shape"),
+        ({"constraints": DescentConstraints(alpha=0.1, c_ref=1e-4)}, "cannot be met by any readout"),
+    ],
+)
+def test_bad_problems(change, message):
+    problem = {"features": NESTED, "y": Y, "constraints": DescentConstraints(alpha=0.1, c_ref=1.0), "decay": DECAY}
+    with pytest.raises(ValueError, match=message):
+        exact_readout(**problem | change)

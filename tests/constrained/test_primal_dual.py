@@ -1,0 +1,412 @@
+"""Primal-dual training: known solutions, resilience, infeasibility, resuming bit for bit, errors."""
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import brentq
+from torch import nn
+from torch.utils.data import Dataset
+
+from convexformer.constrained import (
+    ConstrainedTrainingInterrupted,
+    DescentConstraints,
+    FeasibilityReport,
+    InfeasibleWarning,
+    NonFiniteLossError,
+    PrimalDual,
+)
+
+ONE = [torch.zeros(1)]
+PLAIN = {"optimizer": "sgd", "dual_optimizer": "sgd", "lr": 0.05, "dual_lr": 0.05, "warmup_epochs": 0}
+
+
+class Point(nn.Module):
+    """Coordinates as a model."""
+
+    def __init__(self, *start):
+        super().__init__()
+        self.at = nn.Parameter(torch.tensor(start, dtype=torch.float64))
+
+
+def point_losses(*functions):
+    def layer_losses(model, batch):
+        return torch.stack([function(*model.at) * torch.ones(1, dtype=torch.float64) for function in functions])
+
+    return layer_losses
+
+
+# Known solutions
+
+
+def test_the_reference_bound_has_its_known_solution():
+    """x^2 <= 1 while (x - 2)^2 / 4 is minimised: x = 1 with the multiplier 1/4."""
+    model = Point(0.0)
+    losses = point_losses(lambda x: x**2, lambda x: (x - 2) ** 2 / 4)
+    trainer = PrimalDual(model, losses, alpha=0.1, c_ref=1.0, **PLAIN)
+    trainer.fit(ONE, n_epochs=1000)
+    assert model.at.item() == pytest.approx(1, abs=1e-3)
+    assert trainer.duals_.tolist() == pytest.approx([0.25, 0], abs=1e-3)
+    assert trainer.feasible_
+
+
+@pytest.mark.parametrize("options", [{}, {"dual_update": "epoch"}, {"dual_optimizer": "adam", "dual_lr": 1e-3}])
+def test_a_descent_constraint_has_its_known_solution(options):
+    """1, x^2, (x - 2)^2 / 8 with alpha = 1/2: x = sqrt(1/2), its multiplier (2 - x) / (8 x)."""
+    model = Point(0.0)
+    losses = point_losses(lambda x: 1 + 0 * x, lambda x: x**2, lambda x: (x - 2) ** 2 / 8)
+    trainer = PrimalDual(model, losses, alpha=0.5, c_ref=2.0, **PLAIN | options)
+    trainer.fit(ONE, n_epochs=1500)
+    best = 0.5**0.5
+    assert model.at.item() == pytest.approx(best, abs=1e-3)
+    assert trainer.duals_.tolist() == pytest.approx([0, (2 - best) / (8 * best), 0], abs=1e-3)
+
+
+@pytest.mark.parametrize("slack_update", ["decay", "explicit"])
+@pytest.mark.parametrize("price", [0.2, 2.0])
+def test_resilience_has_its_fixed_point(slack_update, price):
+    """The slack is the multiplier over the price, and the constraint is violated by just that."""
+    model = Point(0.0)
+    losses = point_losses(lambda x: x**2, lambda x: (x - 2) ** 2 / 4)
+    trainer = PrimalDual(
+        model, losses, alpha=0.1, c_ref=1.0, resilience=price, slack_update=slack_update, **PLAIN | {"lr": 0.02}
+    )
+    trainer.fit(ONE, n_epochs=3000)
+    best = brentq(lambda x: (2 - x) / (4 * x) / price - (x**2 - 1), 1, 2)
+    assert model.at.item() == pytest.approx(best, abs=1e-3)
+    assert trainer.duals_[0].item() == pytest.approx((2 - best) / (4 * best), abs=1e-3)
+    torch.testing.assert_close(trainer.slacks_, trainer.duals_ / price, rtol=0, atol=1e-3)
+    assert trainer.report_.violations[0] == pytest.approx(0, abs=1e-3)
+
+
+def test_an_infeasible_problem_is_reported():
+    model = Point(1.0)
+    losses = point_losses(lambda x: x**2 + 2, lambda x: x**2 + 1)
+    trainer = PrimalDual(model, losses, alpha=0.1, c_ref=1.0, **PLAIN)
+    with pytest.warns(InfeasibleWarning, match="layer 1 is violated by 1"):
+        trainer.fit(ONE, n_epochs=100)
+    assert not trainer.feasible_
+    assert trainer.duals_[0] > trainer.history_.duals[10][0] > 0  # it grows without end
+
+
+# Negative weights
+
+
+def net_weight_problem(stop_gradient):
+    """The last loss cannot come below 1, so the constraint can be met by raising the first alone."""
+    model = Point(0.5, 0.5)
+    losses = point_losses(lambda a, b: a**2, lambda a, b: 1 + b**2)
+    trainer = PrimalDual(model, losses, alpha=0.5, c_ref=10.0, stop_gradient=stop_gradient, **PLAIN)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", InfeasibleWarning)
+        trainer.fit(ONE, n_epochs=300)
+    return trainer
+
+
+def test_a_negative_net_weight_raises_the_loss_of_its_layer():
+    trainer = net_weight_problem(stop_gradient=False)
+    weights, losses = np.array(trainer.history_.net_weights), np.array(trainer.history_.losses)
+    assert (weights[:20, 0] < 0).all()
+    assert losses[-1, 0] > 1.9 > losses[0, 0]
+    assert trainer.feasible_
+
+
+def test_without_the_gradient_of_the_reference_no_loss_is_raised():
+    trainer = net_weight_problem(stop_gradient=True)
+    losses = np.array(trainer.history_.losses)
+    assert losses[-1, 0] == pytest.approx(losses[0, 0])
+    assert not trainer.feasible_
+
+
+def test_net_weights_are_the_factors_of_the_lagrangian():
+    constraints = DescentConstraints(alpha=0.3, c_ref=1.5)
+    losses = torch.tensor([3.0, 2.0, 1.0], dtype=torch.float64, requires_grad=True)
+    duals = torch.tensor([0.5, 2.0, 0.1], dtype=torch.float64)
+    (gradient,) = torch.autograd.grad(constraints.lagrangian(losses, duals), losses)
+    torch.testing.assert_close(gradient, constraints.net_weights(duals))
+    stopped = constraints.lagrangian(losses, duals, stop_gradient=True)
+    assert stopped.item() == pytest.approx(constraints.lagrangian(losses, duals).item())
+    (gradient,) = torch.autograd.grad(stopped, losses)
+    torch.testing.assert_close(gradient, duals + torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64))
+    assert constraints.values(losses)[0].item() == 1.5
+    with_factor = DescentConstraints(alpha=0.3, c_ref=1.5, first_factor=True)
+    assert with_factor.values(losses)[0].item() == pytest.approx(3 - 0.7 * 1.5)
+
+
+# A network
+
+
+class Layers(nn.Module):
+    """A few residual layers with dropout."""
+
+    def __init__(self, n_layers=3, width=4):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(n_layers))
+        self.dropout = nn.Dropout(0.2)
+
+    def outputs(self, x):
+        found = []
+        for layer in self.layers:
+            x = x + self.dropout(torch.tanh(layer(x)))
+            found.append(x)
+        return torch.stack(found)
+
+
+def denoising_losses(model, batch):
+    clean, noisy = batch
+    return (model.outputs(noisy) - clean).square().mean(-1)
+
+
+def samples(count=40, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    clean = torch.randn(count, 4, generator=generator)
+    return clean, clean + 0.5 * torch.randn(count, 4, generator=generator)
+
+
+def trainer_of(**options):
+    options = {"alpha": 0.05, "c_ref": 0.5, "lr": 1e-2, "dual_lr": 0.05, "batch_size": 16, **options}
+    return PrimalDual(Layers(), denoising_losses, **options)
+
+
+@pytest.fixture(autouse=True)
+def _allow_infeasible():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", InfeasibleWarning)
+        yield
+
+
+def same(first, second):
+    """Whether two states are equal bit for bit."""
+    if isinstance(first, dict):
+        return first.keys() == second.keys() and all(same(first[name], second[name]) for name in first)
+    if isinstance(first, (list, tuple)):
+        return len(first) == len(second) and all(map(same, first, second))
+    return torch.equal(first, second) if torch.is_tensor(first) else first == second
+
+
+def comparable(trainer):
+    state = trainer.state_dict()
+    state["history"].pop("seconds")
+    return state
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"dual_update": "epoch", "resilience": 0.5},
+        {"resilience": 0.5, "slack_update": "explicit", "reset_slacks": True, "optimizer": "adamw"},
+        {"objective": "sum"},
+        {"stop_gradient": True, "dual_optimizer": "sgd"},
+    ],
+)
+def test_resumed_training_is_uninterrupted_training_bit_for_bit(options, tmp_path):
+    whole = trainer_of(**options)
+    whole.fit(samples(), n_epochs=6, validation=samples(20, 2))
+
+    def interrupted(epoch):
+        calls = []
+
+        def layer_losses(model, batch):
+            calls.append(1)
+            if len(calls) == 3 * epoch + 2 + 2 * epoch:  # in the midst of an epoch of three batches and two looks
+                raise KeyboardInterrupt
+            return denoising_losses(model, batch)
+
+        return layer_losses
+
+    broken = trainer_of(**options)
+    broken.layer_losses = interrupted(3)
+    with pytest.raises(ConstrainedTrainingInterrupted) as caught:
+        broken.fit(samples(), n_epochs=6, validation=samples(20, 2), checkpoint=tmp_path / "state.pt")
+    assert 0 < len(caught.value.history.losses) < 6
+    again = trainer_of(**options)
+    torch.manual_seed(123)  # nothing depends on the global generator
+    again.fit(samples(), n_epochs=6, validation=samples(20, 2), checkpoint=tmp_path / "state.pt")
+    assert same(comparable(again), comparable(whole))
+    broken.layer_losses = denoising_losses
+    broken.fit(samples(), n_epochs=6, validation=samples(20, 2))
+    assert same(comparable(broken), comparable(whole))
+
+
+def test_the_global_generator_is_left_alone():
+    state = torch.random.get_rng_state()
+    trainer = trainer_of()
+    state = torch.random.get_rng_state()
+    trainer.fit(samples(), n_epochs=1)
+    assert torch.equal(state, torch.random.get_rng_state())
+
+
+def test_the_best_feasible_weights_are_chosen():
+    trainer = trainer_of(c_ref=0.28, lr=0.03)
+    trainer.fit(samples(), n_epochs=30, validation=samples(20, 2))
+    history = trainer.history_
+    chosen = [loss[-1] for loss, feasible in zip(history.validation, history.feasible, strict=True) if feasible]
+    assert chosen
+    assert trainer.feasible_
+    assert trainer.report_.losses[-1] == pytest.approx(min(chosen), rel=1e-6)
+
+
+def test_without_a_feasible_epoch_the_least_violation_is_chosen():
+    trainer = trainer_of(c_ref=1e-3)
+    trainer.fit(samples(), n_epochs=5, validation=samples(20, 2))
+    totals = [sum(max(value, 0) for value in values) for values in trainer.history_.violations]
+    assert not trainer.feasible_
+    assert np.maximum(trainer.report_.violations, 0).sum() <= min(totals) * (1 + 1e-2)
+
+
+@pytest.mark.parametrize("objective", ["last", "sum"])
+def test_the_rivals_have_no_multipliers(objective):
+    trainer = trainer_of(objective=objective)
+    history = trainer.fit(samples(), n_epochs=3)
+    assert not trainer.duals_.any()
+    assert history.losses[-1][-1] < history.losses[0][-1]
+
+
+def test_the_last_objective_is_usual_training():
+    trainer = trainer_of(objective="last", batch_size=40, optimizer="sgd")
+    trainer.model.eval()
+    model = Layers()
+    trainer.model.dropout.p = model.dropout.p = 0.0
+    trainer.fit(samples(), n_epochs=3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    for _ in range(3):
+        optimizer.zero_grad()
+        denoising_losses(model, samples())[-1].mean().backward()
+        optimizer.step()
+    for ours, theirs in zip(trainer.model.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_multipliers_stay_at_zero_in_the_warm_up_and_never_fall_below():
+    trainer = trainer_of(warmup_epochs=2, c_ref=0.01)
+    history = trainer.fit(samples(), n_epochs=5)
+    assert not np.any(history.duals[:2])
+    assert np.all(np.array(history.duals) >= 0)
+    assert np.any(history.duals[2:])
+
+
+def test_a_dataset_is_taken_as_tensors_are():
+    class Pairs(Dataset):
+        def __len__(self):
+            return 40
+
+        def __getitem__(self, index):
+            return samples()[0][index], samples()[1][index]
+
+    first, second = trainer_of(), trainer_of()
+    first.fit(samples(), n_epochs=2)
+    second.fit(Pairs(), n_epochs=2)
+    assert same(comparable(first), comparable(second))
+
+
+def test_a_callback_ends_training():
+    seen = []
+    trainer = trainer_of()
+    trainer.fit(samples(), n_epochs=9, callback=lambda trainer: seen.append(1) or len(seen) == 2)
+    assert len(trainer.history_.losses) == 2
+
+
+# Reports
+
+
+def test_the_report_has_standard_errors_over_samples():
+    losses = torch.as_tensor(np.random.default_rng(0).exponential(size=(3, 50)))
+    constraints = DescentConstraints(alpha=0.1, c_ref=1.0)
+    report = FeasibilityReport.of(losses, constraints)
+    values = losses[1] - 0.9 * losses[0]
+    assert report.violations[1] == pytest.approx(values.mean().item())
+    assert report.standard_errors[1] == pytest.approx(values.std().item() / 50**0.5)
+    ratios = (losses[1:] / losses[:-1]).numpy()
+    assert report.mean_ratio == pytest.approx(ratios.mean())
+    assert report.descending_share == pytest.approx((ratios < 1).mean())
+    assert report.feasible == bool((report.violations <= report.standard_errors).all())
+    assert "layer 3: loss" in str(report)
+
+
+# Errors
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_loss_that_is_no_number_keeps_the_last_good_state(bad):
+    trainer = trainer_of()
+    trainer.fit(samples(), n_epochs=2)
+    good = comparable(trainer)
+    trainer.layer_losses = lambda model, batch: (
+        denoising_losses(model, batch) * (bad if len(trainer.history_.losses) == 3 else 1)
+    )
+    with pytest.raises(NonFiniteLossError, match="loss of layer 1 became infinite or nan"):
+        trainer.fit(samples(), n_epochs=6)
+    assert len(trainer.history_.losses) == 3
+    assert all(torch.isfinite(weight).all() for weight in trainer.model.parameters())
+    trainer.layer_losses = denoising_losses
+    trainer.fit(samples(), n_epochs=4)
+    whole = trainer_of()
+    whole.fit(samples(), n_epochs=4)
+    assert same(comparable(trainer), comparable(whole))
+    assert not same(comparable(trainer), good)
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (torch.zeros(1, 16), r"two layers or more, got shape \(1, 16\)"),
+        (torch.zeros(3), r"got shape \(3,\)"),
+        ([1.0, 2.0], "got list"),
+    ],
+)
+def test_losses_of_another_shape(returned, message):
+    trainer = PrimalDual(Layers(), lambda model, batch: returned, c_ref=1.0)
+    with pytest.raises(ValueError, match=message):
+        trainer.fit(samples(), n_epochs=1)
+
+
+def test_losses_of_another_number_of_layers():
+    trainer = trainer_of()
+    trainer.fit(samples(), n_epochs=1)
+    trainer.layer_losses = lambda model, batch: denoising_losses(model, batch)[:2]
+    with pytest.raises(ValueError, match="losses of 3 layers as before, got 2"):
+        trainer.fit(samples(), n_epochs=2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"alpha": 1.0}, "alpha must be a number from 0 and below 1"),
+        ({"alpha": -0.1}, "alpha must be"),
+        ({"c_ref": 0.0}, "c_ref must be a positive"),
+        ({"c_ref": float("nan")}, "c_ref must be a positive"),
+        ({"resilience": 0.0}, "resilience must be a positive"),
+        ({"dual_lr": 0.0}, "dual_lr must be a positive"),
+        ({"lr": float("inf")}, "lr must be a positive"),
+        ({"weight_decay": -1.0}, "weight_decay must be"),
+        ({"objective": "first"}, "objective must be one of"),
+        ({"optimizer": "lbfgs"}, "optimizer must be one of"),
+        ({"dual_update": "never"}, "dual_update must be one of"),
+        ({"warmup_epochs": -1}, "warmup_epochs must be"),
+        ({"batch_size": 0}, "batch_size must be"),
+        ({"stop_gradient": "yes"}, "stop_gradient must be True or False"),
+        ({"seed": -1}, "seed must be"),
+    ],
+)
+def test_bad_options(options, message):
+    with pytest.raises(ValueError, match=message):
+        trainer_of(**options)
+
+
+def test_bad_models_and_data():
+    with pytest.raises(TypeError, match="model must be a torch Module"):
+        PrimalDual("model", denoising_losses, c_ref=1.0)
+    with pytest.raises(TypeError, match="layer_losses must be a function"):
+        PrimalDual(Layers(), None, c_ref=1.0)
+    for data, message in (
+        ([torch.zeros(3), torch.zeros(4)], "as many samples each"),
+        ([], "must be a Dataset or a sequence of tensors"),
+        ([torch.zeros(0, 4), torch.zeros(0, 4)], "at least one sample"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            trainer_of().fit(data, n_epochs=1)
+    with pytest.raises(AttributeError, match="before the first step"):
+        _ = trainer_of().duals_
