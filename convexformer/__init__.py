@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from .estimators import ConvexAttentionRegressor as ConvexAttentionRegressor
     from .estimators import ConvexAttentionRegressorCV as ConvexAttentionRegressorCV
     from .estimators import ConvexSequenceRegressor as ConvexSequenceRegressor
+    from .estimators import DescentConstrainedClassifier as DescentConstrainedClassifier
+    from .estimators import DescentConstrainedDenoiser as DescentConstrainedDenoiser
     from .estimators import GreedyConvexTransformerClassifier as GreedyConvexTransformerClassifier
     from .estimators import GreedyConvexTransformerRegressor as GreedyConvexTransformerRegressor
     from .estimators import UnfoldedTransformerClassifier as UnfoldedTransformerClassifier
@@ -57,6 +59,8 @@ _HOME = {
     "ConvexAttentionRegressorCV": "estimators",
     "ConvexSequenceRegressor": "estimators",
     "DeepConvexTransformer": "nn",
+    "DescentConstrainedClassifier": "estimators",
+    "DescentConstrainedDenoiser": "estimators",
     "DifferenceGates": "gates",
     "FourierGates": "gates",
     "Gates": "gates",
@@ -85,6 +89,7 @@ _HOME = {
     "sequence_program": "programs",
 }
 _SUBMODULES = (
+    "constrained",
     "datasets",
     "embedded",
     "estimators",

@@ -1,5 +1,6 @@
 """Descent-constrained training of unrolled transformers ([K]): every layer must lower the loss."""
 
+from .classifier import LayeredClassifier
 from .constraints import DescentConstraints
 from .exact import ExactReadout, exact_readout
 from .primal_dual import PrimalDual
@@ -18,6 +19,7 @@ __all__ = [
     "ExactReadout",
     "FeasibilityReport",
     "InfeasibleWarning",
+    "LayeredClassifier",
     "NonFiniteLossError",
     "PrimalDual",
     "exact_readout",

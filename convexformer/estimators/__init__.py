@@ -1,6 +1,7 @@
 """Estimators with scikit-learn's manners: fit, path, cross-validation, saving and loading."""
 
 from .attention import ConvexAttentionClassifier, ConvexAttentionRegressor
+from .constrained import DescentConstrainedClassifier, DescentConstrainedDenoiser
 from .cv import ConvexAttentionClassifierCV, ConvexAttentionRegressorCV
 from .greedy import GreedyConvexTransformerClassifier, GreedyConvexTransformerRegressor
 from .persistence import load_model, save_model
@@ -13,6 +14,8 @@ __all__ = [
     "ConvexAttentionRegressor",
     "ConvexAttentionRegressorCV",
     "ConvexSequenceRegressor",
+    "DescentConstrainedClassifier",
+    "DescentConstrainedDenoiser",
     "GreedyConvexTransformerClassifier",
     "GreedyConvexTransformerRegressor",
     "UnfoldedTransformerClassifier",

@@ -72,8 +72,8 @@ class Search:
     def __post_init__(self) -> None:
         if len(self.alphas) != len(self.weight_decays):
             raise ValueError(
-                f"alphas and weight_decays must hold as many values, so that the search is equal, got {self.alphas} and "
-                f"{self.weight_decays}"
+                f"alphas and weight_decays must hold as many values, so that the search is equal, got {self.alphas} "
+                f"and {self.weight_decays}"
             )
 
     def pairs(self, method: Method) -> list[tuple[float, float]]:

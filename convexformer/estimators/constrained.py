@@ -1,0 +1,482 @@
+"""Descent-constrained transformers as estimators: a classifier that may leave early, and a denoiser."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import TransformerMixin
+from sklearn.utils.validation import check_is_fitted
+from torch import Tensor, nn
+
+from convexformer.constrained import ConstrainedTrainingInterrupted, PrimalDual
+from convexformer.constrained.classifier import LayeredClassifier
+from convexformer.nn import sample_losses
+from convexformer.targets import Targets
+from convexformer.unfolded.unrolled import DUST, UnrolledTransformer
+from convexformer.validation import (
+    as_tensor,
+    check_device,
+    check_flag,
+    check_stream,
+    check_tokens,
+    is_integer,
+    result_of,
+)
+from convexformer_solvers import Loss
+from convexformer_solvers.validation import as_dtype, is_real
+
+from .attention import ClassificationMixin
+from .tokens import TokenEstimator
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+# Parameters of the estimators that are options of the trainer by the same name.
+_TRAINER_OPTIONS = ("alpha", "objective", "resilience", "dual_lr", "stop_gradient", "lr", "weight_decay", "batch_size")
+
+
+class DescentConstrainedBase(TokenEstimator):
+    """What the classifier and the denoiser share: training under the constraints and what is left of it."""
+
+    alpha: float
+    c_ref: float | None
+    n_epochs: int
+    validation_fraction: float
+    dtype: Any
+    device: Any
+    random_state: Any
+    verbose: bool
+
+    def _train(self, network: nn.Module, layer_losses: Any, data: list[Tensor], c_ref: float, seed: int) -> None:
+        """Train a network and set the attributes that follow from it."""
+        options = {name: getattr(self, name) for name in _TRAINER_OPTIONS}
+        trainer = PrimalDual(network, layer_losses, c_ref=c_ref, seed=seed, **options)
+        training, held_out = self._split(data, seed)
+        try:
+            trainer.fit(training, n_epochs=self.n_epochs, validation=held_out, verbose=self.verbose)
+        except ConstrainedTrainingInterrupted:
+            if trainer.history_.losses:
+                self._store(trainer, held_out or training)
+            raise
+        self._store(trainer, held_out or training)
+
+    def _split(self, data: list[Tensor], seed: int) -> tuple[list[Tensor], list[Tensor] | None]:
+        """Training samples and those that are held out, if any."""
+        fraction = self.validation_fraction
+        if not (is_real(fraction) and 0 <= fraction < 1):
+            raise ValueError(f"validation_fraction must be a number from 0 and below 1, got {fraction!r}")
+        count = len(data[0])
+        n_held_out = int(fraction * count)
+        if n_held_out == 0:
+            return data, None
+        order = torch.as_tensor(np.random.default_rng(seed).permutation(count), device=data[0].device)
+        held_out, kept = order[:n_held_out], order[n_held_out:]
+        return [part[kept] for part in data], [part[held_out] for part in data]
+
+    def _store(self, trainer: PrimalDual, judged: list[Tensor]) -> None:
+        self.network_ = trainer.model.requires_grad_(False).eval()
+        self.history_ = trainer.history_
+        self.duals_ = trainer.duals_.cpu().numpy()
+        self.report_ = trainer.evaluate(judged)
+        self.feasible_ = self.report_.feasible
+        self.layer_losses_ = self.report_.losses
+        self.n_iter_ = len(trainer.history_.losses)
+
+    def _seed(self) -> int:
+        return int(check_stream(self.random_state).randint(2**31))
+
+    def _new_tokens(self, X: ArrayLike) -> Tensor:
+        """Checked tokens, in the precision and on the device of the network."""
+        check_is_fitted(self)
+        return check_tokens(self, X, reset=False).to(next(self.network_.parameters()))
+
+    def _check_max_layers(self, max_layers: int | None, n_layers: int) -> int:
+        if max_layers is None:
+            return n_layers
+        if not is_integer(max_layers, 1) or max_layers > n_layers:
+            raise ValueError(f"max_layers must be an integer from 1 to {n_layers}, got {max_layers!r}")
+        return int(max_layers)
+
+
+class DescentConstrainedClassifier(ClassificationMixin, DescentConstrainedBase):
+    r"""Classification by an unrolled transformer each of whose layers must lower the loss.
+
+    .. math:: \min \; \ell_L \quad \text{subject to} \quad \ell_1 \le c_{\mathrm{ref}}, \;\;
+              \ell_l \le (1 - \alpha) \ell_{l-1}
+
+    for the mean losses of the predictions of the layers, which have one linear readout in common ([K]). As every layer
+    predicts, ``predict(X, max_layers=k)`` stops after ``k`` of them.
+
+    Training is not convex, and nothing is certified; ``feasible_`` says whether the constraints hold.
+
+    Parameters
+    ----------
+    alpha : float, default=0.1
+        Share by which each layer must lower the loss.
+    c_ref : float, optional
+        Loss that the first layer must come below. Default: that of the best constant prediction on the training labels.
+    n_layers : int, default=3
+        Layers, two or more.
+    shared : bool, default=False
+        Whether all layers have the same weights.
+    objective : {"constrained", "last", "sum"}, default="constrained"
+        ``"last"``: usual training, of the last layer alone; ``"sum"``: the losses of all layers (deep supervision).
+    resilience : float, optional
+        Price of violations, see ``PrimalDual``. Default: hard constraints.
+    loss : {"auto", "logistic", "softmax", "squared_hinge"} or Loss, default="auto"
+        As in ``ConvexAttentionClassifier``.
+    dual_lr, stop_gradient, lr, weight_decay, batch_size
+        As of ``PrimalDual``.
+    n_epochs : int, default=50
+        Epochs.
+    validation_fraction : float, default=0.2
+        Share of the samples that is held out: feasibility is judged on it, and the best feasible epoch by it is kept.
+        0: all samples are for training, and the last epoch is kept.
+    class_weight : None
+        Kept for the manners of classifiers; weights of classes are not supported.
+    dtype : {None, "float32", "float64"}, default=None
+        Precision of the network. Default: that of ``X``.
+    device : str or torch.device, optional
+        Where to train. Default: that of ``X``, or the CPU.
+    random_state : int, RandomState or None, default=None
+        Of the initial weights, the split and the order of the samples.
+    verbose : bool, default=False
+        Whether to show a progress bar.
+
+    Attributes
+    ----------
+    classes_ : ndarray of shape (n_classes,)
+        Sorted labels.
+    network_ : LayeredClassifier
+        The network, frozen.
+    duals_ : ndarray of shape (n_layers,)
+        Multipliers at the end.
+    feasible_ : bool
+        Whether the constraints hold on the held-out samples, within a standard error.
+    layer_losses_ : ndarray of shape (n_layers,)
+        Mean losses of the layers there.
+    report_ : FeasibilityReport
+        The violations with their standard errors, and statistics of the layers.
+    history_ : ConstrainedHistory
+        Of training.
+    n_iter_ : int
+        Epochs.
+    n_features_in_, n_tokens_in_ : int
+        Shape of a sample.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from convexformer import DescentConstrainedClassifier
+    >>> X = np.random.default_rng(0).normal(size=(100, 5, 4))
+    >>> y = np.where(X[:, :, 0].mean(1) > 0, "more", "less")
+    >>> model = DescentConstrainedClassifier(alpha=0.05, lr=0.03, n_epochs=60, random_state=0).fit(X, y)
+    >>> model.feasible_, model.score(X, y) > 0.9, model.predict(X, max_layers=1).shape
+    (True, True, (100,))
+    """
+
+    def __init__(
+        self,
+        alpha: float = 0.1,
+        *,
+        c_ref: float | None = None,
+        n_layers: int = 3,
+        shared: bool = False,
+        objective: str = "constrained",
+        resilience: float | None = None,
+        loss: str | Loss = "auto",
+        dual_lr: float = 1e-2,
+        stop_gradient: bool = False,
+        lr: float = 1e-3,
+        weight_decay: float = 0.0,
+        batch_size: int = 32,
+        n_epochs: int = 50,
+        validation_fraction: float = 0.2,
+        class_weight: Any = None,
+        dtype: Any = None,
+        device: Any = None,
+        random_state: Any = None,
+        verbose: bool = False,
+    ) -> None:
+        self.alpha = alpha
+        self.c_ref = c_ref
+        self.n_layers = n_layers
+        self.shared = shared
+        self.objective = objective
+        self.resilience = resilience
+        self.loss = loss
+        self.dual_lr = dual_lr
+        self.stop_gradient = stop_gradient
+        self.lr = lr
+        self.weight_decay = weight_decay
+        self.batch_size = batch_size
+        self.n_epochs = n_epochs
+        self.validation_fraction = validation_fraction
+        self.class_weight = class_weight
+        self.dtype = dtype
+        self.device = device
+        self.random_state = random_state
+        self.verbose = verbose
+
+    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
+        """Train.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_tokens, n_features) or (n_samples, n_tokens)
+            Token sequences; zero rows at the end of a sample are padding. Each column of two-dimensional data is a
+            token of its own: with two-dimensional ``X`` a token has one coordinate for each column, its value there.
+        y : array-like of shape (n_samples,)
+            Labels.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        ValueError
+            If an argument or a parameter is not as described; the message names it.
+        ConstrainedTrainingInterrupted
+            On Ctrl-C, a ``KeyboardInterrupt``. The estimator is usable if an epoch was finished.
+
+        Warns
+        -----
+        InfeasibleWarning
+            If the constraints do not hold at the end.
+        """
+        check_flag(self.verbose, "verbose")
+        if not is_integer(self.n_layers, 2):
+            raise ValueError(f"n_layers must be an integer of at least 2, got {self.n_layers!r}")
+        if self.class_weight is not None:
+            raise ValueError(f"class_weight must be None, got {self.class_weight!r}: weights are not supported")
+        tokens = check_tokens(self, X, reset=True)
+        device = check_device(self.device, tokens.device)
+        targets, loss, labels = self._read_targets(y, len(tokens), None)
+        tokens = self._placed(tokens.to(device, as_dtype(self.dtype, tokens.dtype)))
+        encoded = as_tensor(targets.encode(labels), device).to(tokens.dtype)
+        self._targets, self.loss_ = targets, loss
+        c_ref = self._constant_loss(loss, targets, encoded) if self.c_ref is None else self.c_ref
+        seed = self._seed()
+        shape = (tokens.shape[2], encoded.shape[1], self.n_layers)
+        network = LayeredClassifier(*shape, shared=self.shared, padded=self._n_dims == 3, seed=seed).to(tokens)
+
+        def layer_losses(network: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
+            inputs, y = batch
+            return torch.stack([sample_losses(outputs, y, loss) for outputs in network.layer_outputs(inputs)])
+
+        self._train(network, layer_losses, [tokens, encoded], c_ref, seed)
+        return self
+
+    def _placed(self, tokens: Tensor) -> Tensor:
+        """Columns of two-dimensional data as tokens that differ: each has its value in a coordinate of its own."""
+        return torch.diag_embed(tokens[..., 0]) if self._n_dims == 2 else tokens
+
+    def _constant_loss(self, loss: Loss, targets: Targets, encoded: Tensor) -> float:
+        """Mean loss of the best constant prediction."""
+        weight = torch.full((len(encoded),), 1 / len(encoded), dtype=encoded.dtype, device=encoded.device)
+        constant = loss.best_intercept(torch.zeros_like(encoded), encoded, weight)
+        return float(loss.value(constant.expand_as(encoded), encoded).mean())
+
+    def _layer_outputs(self, X: ArrayLike, max_layers: int | None = None) -> Tensor:
+        tokens = self._placed(self._new_tokens(X))
+        count = self._check_max_layers(max_layers, self.n_layers)
+        network: Any = self.network_
+        with torch.no_grad():
+            outputs: Tensor = network.layer_outputs(tokens, max_layers=count)
+        return outputs
+
+    def _outputs(self, X: ArrayLike) -> Tensor:
+        return self._layer_outputs(X)[-1]
+
+    def predict(self, X: ArrayLike, max_layers: int | None = None) -> NDArray:
+        """Predict labels, by the first layers alone where so many are asked for.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_tokens, n_features) or (n_samples, n_tokens)
+            As in ``fit``.
+        max_layers : int, optional
+            Layers to run. Default: all.
+
+        Returns
+        -------
+        ndarray of shape (n_samples,)
+        """
+        if max_layers is None:
+            return super().predict(X)
+        outputs = self._layer_outputs(X, max_layers)[-1]
+        index = (outputs[:, 0] > 0).long() if outputs.shape[1] == 1 else outputs.argmax(1)
+        return self.classes_[index.numpy(force=True)]
+
+    def layer_predictions(self, X: ArrayLike) -> Tensor:
+        """Outputs of every layer, for ``exit_curve``, ``early_exit`` and ``exit_tradeoff``.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_tokens, n_features) or (n_samples, n_tokens)
+            As in ``fit``.
+
+        Returns
+        -------
+        Tensor of shape (n_layers, n_samples, n_classes)
+            Logits; of two classes with one output, zero and that output.
+        """
+        outputs = self._layer_outputs(X)
+        return torch.cat([torch.zeros_like(outputs), outputs], 2) if outputs.shape[2] == 1 else outputs
+
+
+class DescentConstrainedDenoiser(TransformerMixin, DescentConstrainedBase):
+    r"""Denoising of tokens by an unrolled network each of whose layers must lower the error ([K]).
+
+    The loss of a layer is half the mean squared error of its tokens against the clean ones, over samples that get new
+    Gaussian noise in every step.
+
+    Parameters
+    ----------
+    alpha : float, default=0.1
+        Share by which each layer must lower the loss.
+    c_ref : float, optional
+        Loss that the first layer must come below. Default: that of the noisy tokens themselves, half the variance of
+        the noise.
+    noise : float, default=0.1
+        Standard deviation of the noise in training, in the units of ``X``, positive.
+    model : {"ut", "dust"}, default="ut"
+        ``UnrolledTransformer``, for tokens without negative entries such as pixels, or ``DUST``, sparse coding in a
+        dictionary.
+    n_layers, shared, objective, resilience, dual_lr, stop_gradient, lr, weight_decay, batch_size, n_epochs
+        As in ``DescentConstrainedClassifier``.
+    validation_fraction, dtype, device, random_state, verbose
+        As in ``DescentConstrainedClassifier``.
+
+    Attributes
+    ----------
+    network_ : UnrolledTransformer or DUST
+        The network, frozen.
+    duals_, feasible_, layer_losses_, report_, history_, n_iter_, n_features_in_, n_tokens_in_
+        As in ``DescentConstrainedClassifier``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from convexformer import DescentConstrainedDenoiser
+    >>> clean = np.random.default_rng(0).uniform(size=(60, 1, 4)).repeat(6, axis=1)
+    >>> noisy = clean + 0.2 * np.random.default_rng(1).normal(size=clean.shape)
+    >>> model = DescentConstrainedDenoiser(alpha=0.02, noise=0.2, lr=0.01, n_epochs=40, random_state=0).fit(clean)
+    >>> bool(np.square(model.transform(noisy) - clean).mean() < np.square(noisy - clean).mean())
+    True
+    """
+
+    def __init__(
+        self,
+        alpha: float = 0.1,
+        *,
+        c_ref: float | None = None,
+        noise: float = 0.1,
+        model: str = "ut",
+        n_layers: int = 3,
+        shared: bool = False,
+        objective: str = "constrained",
+        resilience: float | None = None,
+        dual_lr: float = 1e-2,
+        stop_gradient: bool = False,
+        lr: float = 1e-3,
+        weight_decay: float = 0.0,
+        batch_size: int = 32,
+        n_epochs: int = 50,
+        validation_fraction: float = 0.2,
+        dtype: Any = None,
+        device: Any = None,
+        random_state: Any = None,
+        verbose: bool = False,
+    ) -> None:
+        self.alpha = alpha
+        self.c_ref = c_ref
+        self.noise = noise
+        self.model = model
+        self.n_layers = n_layers
+        self.shared = shared
+        self.objective = objective
+        self.resilience = resilience
+        self.dual_lr = dual_lr
+        self.stop_gradient = stop_gradient
+        self.lr = lr
+        self.weight_decay = weight_decay
+        self.batch_size = batch_size
+        self.n_epochs = n_epochs
+        self.validation_fraction = validation_fraction
+        self.dtype = dtype
+        self.device = device
+        self.random_state = random_state
+        self.verbose = verbose
+
+    def fit(self, X: ArrayLike, y: Any = None) -> Self:
+        """Train on clean tokens.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_tokens, n_features) or (n_samples, n_tokens)
+            Clean tokens; each column of two-dimensional data is a token of width 1.
+        y : object, optional
+            Not used.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        ValueError
+            If an argument or a parameter is not as described; the message names it.
+        ConstrainedTrainingInterrupted
+            On Ctrl-C, a ``KeyboardInterrupt``. The estimator is usable if an epoch was finished.
+
+        Warns
+        -----
+        InfeasibleWarning
+            If the constraints do not hold at the end.
+        """
+        check_flag(self.verbose, "verbose")
+        models = {"ut": UnrolledTransformer, "dust": DUST}
+        if self.model not in models:
+            raise ValueError(f"model must be one of {sorted(models)}, got {self.model!r}")
+        if not (is_real(self.noise) and 0 < self.noise < float("inf")):
+            raise ValueError(f"noise must be a positive finite number, got {self.noise!r}")
+        if not is_integer(self.n_layers, 2):
+            raise ValueError(f"n_layers must be an integer of at least 2, got {self.n_layers!r}")
+        tokens = check_tokens(self, X, reset=True)
+        device = check_device(self.device, tokens.device)
+        tokens = tokens.to(device, as_dtype(self.dtype, tokens.dtype))
+        seed, noise = self._seed(), self.noise
+        network = models[self.model](tokens.shape[2], self.n_layers, shared=self.shared, seed=seed).to(tokens)
+
+        def layer_losses(network: Any, batch: tuple[Tensor]) -> Tensor:
+            (clean,) = batch
+            noisy = clean + noise * torch.randn(clean.shape, dtype=clean.dtype).to(clean.device)
+            return (network.layer_outputs(noisy) - clean).square().mean((2, 3)) / 2
+
+        c_ref = noise**2 / 2 if self.c_ref is None else self.c_ref
+        self._train(network, layer_losses, [tokens], c_ref, seed)
+        return self
+
+    def transform(self, X: ArrayLike, max_layers: int | None = None) -> Any:
+        """Denoise tokens.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_tokens, n_features) or (n_samples, n_tokens)
+            Noisy tokens.
+        max_layers : int, optional
+            Layers to run. Default: all.
+
+        Returns
+        -------
+        ndarray of the shape of ``X``
+        """
+        tokens = self._new_tokens(X)
+        with torch.no_grad():
+            clean = self.network_(tokens, max_layers=self._check_max_layers(max_layers, self.n_layers))
+        return result_of(clean[..., 0] if self._n_dims == 2 else clean, X)
