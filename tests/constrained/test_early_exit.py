@@ -1,0 +1,89 @@
+"""Early exit compared with a loop over samples and layers."""
+
+import numpy as np
+import pytest
+import torch
+
+from convexformer.constrained.early_exit import early_exit, exit_curve, exit_tradeoff
+
+LAYERS, N, CLASSES = 4, 30, 3
+THRESHOLDS = (0.0, 0.5, 0.7, 0.9, 0.99, 1.0)
+
+
+def problem(seed=0):
+    rng = np.random.default_rng(seed)
+    scale = np.linspace(0.5, 3, LAYERS)[:, None, None]
+    return scale * rng.normal(size=(LAYERS, N, CLASSES)), rng.integers(CLASSES, size=N)
+
+
+def loop(logits, threshold):
+    predictions, used = [], []
+    for sample in range(logits.shape[1]):
+        for layer in range(len(logits)):
+            weights = np.exp(logits[layer, sample])
+            if weights.max() / weights.sum() >= threshold or layer == len(logits) - 1:
+                predictions.append(logits[layer, sample].argmax())
+                used.append(layer + 1)
+                break
+    return np.array(predictions), np.array(used)
+
+
+@pytest.mark.parametrize("threshold", THRESHOLDS)
+def test_first_sure_layer(threshold):
+    logits, _ = problem()
+    for found, wanted in zip(early_exit(logits, threshold), loop(logits, threshold), strict=True):
+        assert isinstance(found, np.ndarray)
+        np.testing.assert_array_equal(found, wanted)
+
+
+def test_ends_of_the_thresholds():
+    logits, _ = problem()
+    assert (early_exit(logits, 0)[1] == 1).all()
+    assert (early_exit(logits, 1)[1] == LAYERS).all()
+    sharp = torch.tensor([[[30.0, 0.0]], [[0.0, 30.0]]])  # softmax in float32 is 1
+    assert early_exit(sharp, 1.0)[1].tolist() == [2]
+
+
+def test_curve_and_tradeoff():
+    logits, y = problem()
+    np.testing.assert_allclose(exit_curve(logits, y), (logits.argmax(-1) == y).mean(1))
+    tradeoff = exit_tradeoff(logits, y, THRESHOLDS)
+    for threshold, layers, accuracy in zip(THRESHOLDS, *tradeoff, strict=True):
+        predictions, used = loop(logits, threshold)
+        assert layers == pytest.approx(used.mean())
+        assert accuracy == pytest.approx((predictions == y).mean())
+    curve = exit_curve(logits, y)
+    assert [tradeoff.accuracy[0], tradeoff.accuracy[-1]] == [curve[0], curve[-1]]
+    assert (np.diff(tradeoff.layers) >= 0).all()
+
+
+def test_tensors_stay_tensors():
+    logits, y = problem()
+    tensor = torch.tensor(logits, dtype=torch.float32, requires_grad=True)
+    results = (exit_curve(tensor, y), *early_exit(tensor, 0.7), *exit_tradeoff(tensor, torch.tensor(y), [0.7]))
+    arrays = (exit_curve(logits, y), *early_exit(logits, 0.7), *exit_tradeoff(logits, y, np.array([0.7])))
+    for result, array in zip(results, arrays, strict=True):
+        assert torch.is_tensor(result)
+        assert not result.requires_grad
+        np.testing.assert_allclose(result.numpy(), array)
+    assert results[1].dtype == results[2].dtype == torch.int64
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda z, y: exit_curve(z[0], y), "layer_outputs must have shape"),
+        (lambda z, y: exit_curve(z[:, :, :1], y), "two or more classes"),
+        (lambda z, y: exit_curve(z * np.nan, y), "layer_outputs must not hold NaN"),
+        (lambda z, y: exit_curve(z, y[1:]), "y must have shape"),
+        (lambda z, y: exit_curve(z, y.astype(float)), "y must hold classes as integers"),
+        (lambda z, y: early_exit(z, 1.1), "threshold must be between 0 and 1, got 1.1"),
+        (lambda z, y: early_exit(z, "high"), "threshold must be between 0 and 1"),
+        (lambda z, y: exit_tradeoff(z, y, 0.5), "thresholds must have shape"),
+        (lambda z, y: exit_tradeoff(z, y, []), "thresholds must have shape"),
+        (lambda z, y: exit_tradeoff(z, y, [0.5, -0.1]), "thresholds must be between 0 and 1, got -0.1"),
+    ],
+)
+def test_errors(call, message):
+    with pytest.raises(ValueError, match=message):
+        call(*problem())
