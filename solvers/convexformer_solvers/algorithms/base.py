@@ -138,9 +138,7 @@ class PrimalDualSolver(Solver):
     precision.
     """
 
-    @property
-    def reductions(self) -> Sequence[Reduction]:
-        return (Targets(),)
+    reductions: Sequence[Reduction] = (Targets(),)
 
     def init(self, program: Program, start: Point) -> Any:
         return self.init_again(program, start, None)

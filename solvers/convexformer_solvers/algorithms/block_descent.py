@@ -205,14 +205,11 @@ class BlockDescent(PrimalDualSolver):
         Sweeps of a step.
     """
 
+    name = "block_descent"
     takes_other_blocks = True
 
     def __init__(self, n_sweeps: int = 3) -> None:
         self.n_sweeps = n_sweeps
-
-    @property
-    def name(self) -> str:
-        return "block_descent"
 
     def unmet_requirement(self, program: Program) -> str | None:
         n_outputs = program.y.shape[1]

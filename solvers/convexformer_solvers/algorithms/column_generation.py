@@ -43,11 +43,8 @@ class ColumnGeneration(Solver):
     'column_generation'
     """
 
+    name = "column_generation"
     requires_of_penalty = ("violating_atoms",)
-
-    @property
-    def name(self) -> str:
-        return "column_generation"
 
     def init(self, program: Program, start: Point) -> _State:
         # The atoms of a start are not known: it serves as a dual point alone.
@@ -69,7 +66,11 @@ class ColumnGeneration(Solver):
     def point(self, program: Program, state: _State) -> Point:
         exact, dtype = program.with_float64_targets(), program.y.dtype
         theta = -program.loss.gradient(state.pred, exact.y)
-        coef = _coef(exact, state.atoms, _with_exact_sums(state.weights, dtype))
+        weights = state.weights
+        if dtype != torch.float64:  # multiples of one power of two, so that sums of them are exact in the precision
+            unit = np.ldexp(torch.finfo(dtype).eps, np.frexp(weights.sum())[1])
+            weights = np.rint(weights / unit) * unit
+        coef = _coef(exact, state.atoms, weights)
         return Point(coef.to(dtype), state.intercept.to(dtype), theta)
 
     def estimated_gap(self, state: _State) -> float | None:
@@ -90,15 +91,6 @@ def _predicted(program: Program, atoms: csc_array, variables: np.ndarray) -> tup
     return program.map.matvec(_coef(program, atoms, variables[:n_atoms])) + intercept, intercept
 
 
-def _with_exact_sums(weights: np.ndarray, dtype: torch.dtype) -> np.ndarray:
-    """Multiples of one power of two in place of the weights, so that sums of them are exact in a precision."""
-    if dtype == torch.float64:
-        return weights
-    _, exponent = np.frexp(weights.sum())
-    unit = np.ldexp(torch.finfo(dtype).eps, exponent)
-    return np.rint(weights / unit) * unit
-
-
 def _with_atoms(program: Program, state: _State) -> _State:
     """The state with the atoms that its predictions ask for, at weight zero."""
     correlation = program.weighted_adjoint(-program.loss.gradient(state.pred, program.y))
@@ -108,23 +100,18 @@ def _with_atoms(program: Program, state: _State) -> _State:
     index, value = found.position.numpy(force=True), found.value.numpy(force=True)
     pointers = np.arange(len(index) + 1) * index.shape[1]
     new = csc_array((value.ravel(), index.ravel(), pointers), shape=(correlation.numel(), len(index)))
-    new = new[:, _unknown(state.atoms, new)]
+    known = set(_keys(state.atoms))
+    new = new[:, np.array([key not in known for key in _keys(new)], dtype=bool)]
     atoms = hstack([state.atoms, new], format="csc")
     weights = np.concatenate([state.weights, np.zeros(new.shape[1])])
     return state._replace(atoms=atoms, weights=weights, gap=gap)
 
 
-def _unknown(atoms: csc_array, new: csc_array) -> np.ndarray:
-    """Which atoms are new."""
-
-    def keys(array: csc_array) -> list[bytes]:
-        array.sort_indices()
-        ends = array.indptr[1:-1]
-        parts = zip(np.split(array.indices, ends), np.split(array.data, ends), strict=True)
-        return [index.astype(np.int64).tobytes() + value.tobytes() for index, value in parts][: array.shape[1]]
-
-    known = set(keys(atoms))
-    return np.array([key not in known for key in keys(new)], dtype=bool)
+def _keys(atoms: csc_array) -> list[bytes]:
+    """What tells atoms from each other."""
+    atoms.sort_indices()
+    parts = zip(*(np.split(part, atoms.indptr[1:-1]) for part in (atoms.indices, atoms.data)), strict=True)
+    return [index.astype(np.int64).tobytes() + value.tobytes() for index, value in parts][: atoms.shape[1]]
 
 
 def _solved(program: Program, state: _State) -> _State:

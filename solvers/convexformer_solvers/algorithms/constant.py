@@ -17,9 +17,7 @@ class Constant(Solver):
     'constant'
     """
 
-    @property
-    def name(self) -> str:
-        return "constant"
+    name = "constant"
 
     def init(self, program: Program, start: Point) -> bool:
         return False

@@ -50,6 +50,7 @@ class Fista(Solver):
     'fista'
     """
 
+    name = "fista"
     # Step growth per iteration while the curvature met is below the current estimate, and its cut on a failed model.
     _growth = 0.9
     _cut = 1.5
@@ -59,10 +60,6 @@ class Fista(Solver):
     def __init__(self, power_steps: int = 6) -> None:
         check_counts(power_steps=power_steps)
         self.power_steps = int(power_steps)
-
-    @property
-    def name(self) -> str:
-        return "fista"
 
     def init(self, program: Program, start: Point) -> _State:
         return self._begun(program, start, None)
@@ -167,11 +164,8 @@ class GreedyFista(Fista):
     'greedy_fista'
     """
 
+    name = "greedy_fista"
     takes_other_blocks = True
-
-    @property
-    def name(self) -> str:
-        return "greedy_fista"
 
     def init_again(self, program: Program, start: Point, previous: _State) -> _State:
         return self._begun(program, start, previous.lipschitz)

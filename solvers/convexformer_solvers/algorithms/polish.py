@@ -48,21 +48,14 @@ class PolishConfig:
 def polished(program: Program, point: Point, patience: float = PolishConfig.patience) -> Point | None:
     r"""The point with sizes of its active groups that suit its dual point, and with a dual point that suits them.
 
-    Let :math:`u_j` be the gradients of the active groups' dual norms, :math:`a_j = A u_j` their images, :math:`H` the
-    Hessian of the mean loss at the predictions :math:`v` that stand for the dual point, and :math:`S = (a_i' H a_j)`.
+    With the gradients :math:`u_j` of the active groups' dual norms, their images :math:`a_j = A u_j`, the Hessian
+    :math:`H` of the mean loss at the predictions :math:`v` behind the dual point and :math:`S = (a_i' H a_j)`, the dual
+    point moves along :math:`v + \sum_j \lambda_j a_j` where :math:`S \lambda` is the excess of each dual norm over
+    ``alpha``, which takes all of them there but for second order. The primal point is :math:`\sum_j t_j u_j` where the
+    :math:`t_j` minimise the second-order model of the objective at :math:`v`, negative ones set to zero.
 
-    - The dual point moves along :math:`v + \sum_j \lambda_j a_j` with :math:`S \lambda` equal to the excess of each
-      dual norm over ``alpha``, which takes all of them to ``alpha`` but for second order. It stays in the domain of
-      the conjugate.
-    - The primal point is :math:`\sum_j t_j u_j` with the :math:`t_j` that minimise the second-order model of the
-      objective at :math:`v`, negative ones set to zero, where that lowers the objective.
-
-    The move may take the dual norms of other groups above ``alpha``. Where scaling for them is most of the gap, all
-    of this is done once more, with these among the active ones.
-
-    The targets are in float64, the point has predictions and correlation, and `patience` counts the products with the
-    data in the time of which this must be possible. None is returned where there are no or too many active groups, or
-    where the penalty does not say which they are.
+    All of this is done once more where scaling for other groups is then most of the gap. `patience` counts the products
+    with the data in the time of which this must be possible; None where there are no or too many active groups.
     """
     groups = _groups_that_pay(program, point, patience)
     if groups is not None and not program.loss.quadratic:
@@ -72,24 +65,18 @@ def polished(program: Program, point: Point, patience: float = PolishConfig.pati
         return None
     result = _made_consistent(program, point, groups)
     assert result.correlation is not None
-    active = program.penalty.active_groups(result.correlation, result.coef, program.alpha)
-    if active is None or not _scaling_costs_most(program, result) or _many_others(program, groups, active):
+    active, n_outputs = (
+        program.penalty.active_groups(result.correlation, result.coef, program.alpha),
+        program.y.shape[1],
+    )
+    without_scaling = objective(program, result) - float(program.dual(dual_of(program, result)))
+    if active is None or not gap_estimate(program, result) > 3 * abs(without_scaling):
+        return result
+    places = [some.block * program.y.shape[1] + some.output for some in (active, groups)]
+    if len(active.block) - int(torch.isin(*places).sum()) >= len(groups.block):  # as may be far from the optimum
         return result
     better = _made_consistent(program, result, active)
     return better if gap_estimate(program, better) < gap_estimate(program, result) else result
-
-
-def _scaling_costs_most(program: Program, point: Point) -> bool:
-    """Whether scaling the dual point until it is feasible makes most of the gap."""
-    without = objective(program, point) - float(program.dual(dual_of(program, point)))
-    return gap_estimate(program, point) > 3 * abs(without)
-
-
-def _many_others(program: Program, known: ActiveGroups, active: ActiveGroups) -> bool:
-    """Whether as many groups have become active as were known, as may be far from the optimum."""
-    n_outputs = program.y.shape[1]
-    places = [groups.block * n_outputs + groups.output for groups in (active, known)]
-    return len(active.block) - int(torch.isin(*places).sum()) >= len(known.block)
 
 
 def _made_consistent(program: Program, point: Point, groups: ActiveGroups) -> Point:
@@ -187,9 +174,8 @@ class _Images:
         """Solver of systems with the products of the images in a Hessian of the loss."""
         images = self.images
         if curvature.diagonal_is_all:
-            together, systems = self.of_output, []
-            for mine, weight in zip(self.of_output, curvature.diagonal().T, strict=True):
-                systems.append(weighted_gram(images[mine].T, weight))
+            pairs = zip(self.of_output, curvature.diagonal().T, strict=True)
+            together, systems = self.of_output, [weighted_gram(images[mine].T, weight) for mine, weight in pairs]
         else:
             together, systems = [slice(None)], [curvature.gram(images, self.output)]
         factors = [_factor(system) for system in systems]

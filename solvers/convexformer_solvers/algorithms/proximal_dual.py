@@ -92,12 +92,8 @@ class ProximalDual(PrimalDualSolver):
         enough = gap <= 0.9 * state.least_gap
         width = state.width if enough else 1 + self.config.narrower * (state.width - 1)
         tol = min(self.config.share / 3, self.config.share * gap / program.null_value)
-        return _State(
-            self._next_step(program, width, ended.coef, ended.pred, state),
-            width,
-            tol,
-            least_gap=min(gap, state.least_gap),
-        )
+        inner = self._next_step(program, width, ended.coef, ended.pred, state)
+        return _State(inner, width, tol, least_gap=min(gap, state.least_gap))
 
     @staticmethod
     def _of_program(program: Program, inner: Running, width: float) -> Point:

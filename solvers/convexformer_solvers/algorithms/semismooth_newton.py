@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -15,8 +14,8 @@ from convexformer_solvers.linalg.line_search import backtracking
 from convexformer_solvers.linalg.newton_systems import NewtonSystem, ProxJacobian
 from convexformer_solvers.points import Point, as_start, own_predictions
 from convexformer_solvers.program import Program
-from convexformer_solvers.reductions.base import Reduction
 from convexformer_solvers.reductions.center import Center
+from convexformer_solvers.reductions.weights import Targets
 from convexformer_solvers.rounding import EPS
 
 from .base import PrimalDualSolver
@@ -97,21 +96,16 @@ class SemismoothNewton(PrimalDualSolver):
     'semismooth_newton'
     """
 
+    name = "semismooth_newton"
+    reductions = (Targets(), Center())  # else the intercept's proximal term is large beside all others
+
     def __init__(self, config: SemismoothConfig | None = None) -> None:
         self.config = config or SemismoothConfig()
-
-    @property
-    def name(self) -> str:
-        return "semismooth_newton"
 
     def unmet_requirement(self, program: Program) -> str | None:
         if not (program.penalty.euclidean and program.outputs_separate):
             return f"the group-l2 penalty and a separable loss, not {program.penalty!r} and {program.loss!r}"
         return super().unmet_requirement(program)
-
-    @property
-    def reductions(self) -> Sequence[Reduction]:
-        return (*super().reductions, Center())  # else the intercept's proximal term is large beside all others
 
     def init_again(self, program: Program, start: Point, previous: _State | None) -> _State:
         coef, pred = as_start(program, start)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -14,8 +13,8 @@ from convexformer_solvers.linalg.line_search import backtracking
 from convexformer_solvers.linalg.newton_systems import Features, System, solved
 from convexformer_solvers.points import Point, as_start, gap_estimate, own_predictions
 from convexformer_solvers.program import Program
-from convexformer_solvers.reductions.base import Reduction
 from convexformer_solvers.reductions.center import Center
+from convexformer_solvers.reductions.weights import Targets
 from convexformer_solvers.rounding import EPS
 
 from .base import PrimalDualSolver
@@ -89,18 +88,12 @@ class SmoothingNewton(PrimalDualSolver):
     'smoothing_newton'
     """
 
+    name = "smoothing_newton"
+    reductions = (Targets(), Center())
     requires_of_penalty = ("smoothed_value", "smoothed_derivatives")
 
     def __init__(self, config: SmoothingConfig | None = None) -> None:
         self.config = config or SmoothingConfig()
-
-    @property
-    def name(self) -> str:
-        return "smoothing_newton"
-
-    @property
-    def reductions(self) -> Sequence[Reduction]:
-        return (*super().reductions, Center())
 
     def init_again(self, program: Program, start: Point, previous: _State | None) -> _State:
         coef, _ = as_start(program, start)

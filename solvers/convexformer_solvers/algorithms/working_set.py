@@ -12,14 +12,7 @@ from torch import Tensor
 
 from convexformer_solvers.linalg.gram import SupportGram
 from convexformer_solvers.linear_maps.base import nonzero_blocks
-from convexformer_solvers.points import (
-    Point,
-    as_start,
-    gap_estimate,
-    own_predictions,
-    point_at,
-    with_own_correlation,
-)
+from convexformer_solvers.points import Point, as_start, gap_estimate, own_predictions, point_at, with_own_correlation
 from convexformer_solvers.program import Program
 from convexformer_solvers.reductions.base import Reduction
 from convexformer_solvers.reductions.blocks import Compress, Restrict
@@ -126,7 +119,8 @@ class WorkingSet(PrimalDualSolver):
         blocks, known = nonzero_blocks(whole.coef).nonzero()[:, 0], None
         if previous is None:
             is_single = self.config.single and squares_fit_single(program)
-            gram = SupportGram(program.map, _column_means(program), single=is_single)
+            means = _by_block(program.map.rmatvec(program.weight[:, None]))[..., 0] if program.fit_intercept else None
+            gram = SupportGram(program.map, means, single=is_single)
         else:
             gram, known = previous.gram, previous.inner
             blocks = torch.cat([previous.blocks, blocks[~torch.isin(blocks, previous.blocks)]])
@@ -139,23 +133,14 @@ class WorkingSet(PrimalDualSolver):
             state = self._changed(program, state, state.inner)
         if state.inner is None:
             return state
-        state = state._replace(inner=stepped(state.inner))
-        return self._checked(program, state) if self._is_due(state) else state
-
-    def _is_due(self, state: _State) -> bool:
-        """Whether to check all blocks."""
-        inner = state.inner
-        assert inner is not None
+        inner = stepped(state.inner)
+        state = state._replace(inner=inner)
         waited = state.n_steps - state.checked_at >= max(self.config.wait, 0.25 * state.checked_at)
         # A gap below zero is that of a dual point whose mean is not zero: it tells by its size.
         solved = inner.gap is not None and abs(inner.gap) <= self.config.decrease * abs(state.gap)
-        return waited or solved or inner.stage.algorithm.finished(inner.inner)
-
-    def _checked(self, program: Program, state: _State) -> _State:
-        """The state after a check of all blocks."""
-        inner = state.inner
-        assert inner is not None
-        whole = with_own_correlation(program, _with_predictions(program, inner.result()))
+        if not (waited or solved or inner.stage.algorithm.finished(inner.inner)):
+            return state
+        whole = _of_all_blocks(program, inner)
         gap = gap_estimate(program, whole)
         to_change = inner.gap is None or abs(inner.gap) < self.config.decrease * gap
         return state._replace(whole=whole, gap=gap, checked_at=state.n_steps, to_change=to_change)
@@ -180,7 +165,8 @@ class WorkingSet(PrimalDualSolver):
         """The set with the blocks that violate the dual constraint most; None where there are too many."""
         config, width = self.config, program.coef_shape[-2]
         assert state.whole.correlation is not None
-        norms = largest_dual_norms(program, state.whole.correlation) / program.alpha
+        norms = program.penalty.group_dual_norms(_by_block(state.whole.correlation))
+        norms = norms.reshape(len(norms), -1).amax(1) / program.alpha
         active, blocks, n_blocks = nonzero_blocks(state.whole.coef), state.blocks, len(norms)
         # A Gram matrix is only extended; else blocks leave that are neither active nor about to be.
         stay = blocks if config.form == "gram" else blocks[active[blocks] | (norms[blocks] > 0.9)]
@@ -199,9 +185,8 @@ class WorkingSet(PrimalDualSolver):
         form, others = self.config.form, self.inner.reductions
         if self.config.ends_in_all and len(blocks) == math.prod(program.coef_shape[:-2]):
             return others
-        if form == "samples" or not program.loss.quadratic:
-            return (Restrict(blocks), *others)
-        if form == "root" and len(blocks) * program.coef_shape[-2] >= len(program.y):
+        wide = len(blocks) * program.coef_shape[-2] >= len(program.y)
+        if form == "samples" or not program.loss.quadratic or (form == "root" and wide):
             return (Restrict(blocks), *others)
         gram, means = state.gram.of(blocks, program.weight, copy=False), state.gram.center
         if form == "gram":
@@ -213,7 +198,7 @@ class WorkingSet(PrimalDualSolver):
     def point(self, program: Program, state: _State) -> Point:
         if state.inner is None or state.n_steps == state.checked_at:
             return state.whole
-        return with_own_correlation(program, _with_predictions(program, state.inner.result()))
+        return _of_all_blocks(program, state.inner)
 
     def knows_gap(self, state: _State) -> bool:
         return state.n_steps == state.checked_at
@@ -233,22 +218,10 @@ def _by_block(coef: Tensor) -> Tensor:
     return coef.reshape(-1, *coef.shape[-2:])
 
 
-def _column_means(program: Program) -> Tensor | None:
-    """Weighted means of the columns, ``(n_blocks, d)``, which an intercept takes away."""
-    if not program.fit_intercept:
-        return None
-    return program.map.rmatvec(program.weight[:, None])[..., 0].reshape(-1, program.coef_shape[-2])
-
-
-def _with_predictions(program: Program, point: Point) -> Point:
-    """The point with the predictions that it lacks, where its algorithm has no dual point: its own."""
-    if point.pred is not None and point.fitted is not None:
-        return point
-    fitted = point.fitted if point.fitted is not None else own_predictions(program, point.coef)
-    return point._replace(pred=fitted, fitted=fitted)
-
-
-def largest_dual_norms(program: Program, coef: Tensor) -> Tensor:
-    """Largest dual norm of each block's groups, shape ``(n_blocks,)``."""
-    norms = program.penalty.group_dual_norms(_by_block(coef))
-    return norms.reshape(len(norms), -1).amax(1)
+def _of_all_blocks(program: Program, inner: Running) -> Point:
+    """The inner algorithm's point, with its own predictions where it has no dual point, and the correlation of all."""
+    point = inner.result()
+    if point.pred is None or point.fitted is None:
+        fitted = point.fitted if point.fitted is not None else own_predictions(program, point.coef)
+        point = point._replace(pred=fitted, fitted=fitted)
+    return with_own_correlation(program, point)

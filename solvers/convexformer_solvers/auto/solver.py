@@ -12,7 +12,6 @@ from convexformer_solvers.algorithms.stage import Running, Stage, begun, begun_a
 from convexformer_solvers.algorithms.working_set import WorkingSet
 from convexformer_solvers.points import Point, completed, null_point
 from convexformer_solvers.program import Program
-from convexformer_solvers.reductions.base import Reduction
 from convexformer_solvers.reductions.weights import Targets
 from convexformer_solvers.validation import check_kind
 
@@ -48,6 +47,9 @@ class Auto(Solver):
     'auto'
     """
 
+    name = "auto"
+    reductions = (Targets(),)
+
     def __init__(self, config: AutoConfig | None = None, *, make_plan: MakePlan = plan) -> None:
         self.config, self.make_plan = config or AutoConfig(), make_plan
         check_kind("config", self.config, AutoConfig, "AutoConfig()")
@@ -57,14 +59,6 @@ class Auto(Solver):
         if not stages or not all(isinstance(stage, Stage) for stage in stages):
             raise TypeError(f"make_plan must return at least one Stage, and nothing else, got {stages!r}")
         return stages
-
-    @property
-    def name(self) -> str:
-        return "auto"
-
-    @property
-    def reductions(self) -> Sequence[Reduction]:
-        return (Targets(),)
 
     def init(self, program: Program, start: Point) -> _State:
         first, *later = self._plan(program, warm=False)

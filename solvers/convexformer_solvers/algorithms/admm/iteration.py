@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,23 +12,15 @@ from convexformer_solvers.algorithms.base import PrimalDualSolver
 from convexformer_solvers.linalg.anderson import Anderson
 from convexformer_solvers.linalg.eigenvalue_ratio import eigenvalue_ratio, some_samples_tell
 from convexformer_solvers.linalg.hessian import curvature_bound
-from convexformer_solvers.linalg.ridge import RidgeSystem, ridge_system
+from convexformer_solvers.linalg.ridge import ridge_system
 from convexformer_solvers.points import Point, as_start
 from convexformer_solvers.program import Program
-from convexformer_solvers.reductions.base import Reduction
 from convexformer_solvers.reductions.precision import Cast
+from convexformer_solvers.reductions.weights import Targets
 from convexformer_solvers.validation import as_dtype
 
 from .config import AdmmConfig
-from .rho import (
-    GroupSizeStepRule,
-    balancing_rho,
-    first_rho,
-    largest_rho,
-    rule_from_scratch,
-    serves_as_well,
-    within,
-)
+from .rho import GroupSizeStepRule, balancing_rho, first_rho, largest_rho, rule_from_scratch, serves_as_well, within
 from .state import Cache, End, Start, State
 
 
@@ -68,16 +59,11 @@ class Admm(PrimalDualSolver):
     'admm'
     """
 
+    name = "admm"
+
     def __init__(self, dtype: torch.dtype | str = torch.float64, config: AdmmConfig | None = None) -> None:
         self.dtype, self.config = as_dtype(dtype), config or AdmmConfig()
-
-    @property
-    def name(self) -> str:
-        return "admm"
-
-    @property
-    def reductions(self) -> Sequence[Reduction]:
-        return super().reductions if self.dtype == torch.float64 else (*super().reductions, Cast(self.dtype))
+        self.reductions = (Targets(),) if self.dtype == torch.float64 else (Targets(), Cast(self.dtype))
 
     def unmet_requirement(self, program: Program) -> str | None:
         if not math.isfinite(program.loss.smoothness):
@@ -89,12 +75,15 @@ class Admm(PrimalDualSolver):
     def init_again(self, program: Program, start: Point, previous: State | None) -> State:
         coef, pred = as_start(program, start)
         if previous is None:
-            first = Start.at(program, coef, pred)
-            cache, ratio = _new_cache(program, first.correlation, self.config), _ratio_that_tells(program)
-            rule = rule_from_scratch(program, ratio, self.config)
-            local = _local_curvature(program, first.fitted, self.config)
-            rho = rule.rho(program, coef, cache.largest_rho)
-            rho = rho or first_rho(program, first.correlation, cache.largest_rho, ratio, self.config)
+            loss, config, first = program.loss, self.config, Start.at(program, coef, pred)
+            # Where curvatures jump, extrapolations across the jumps lead astray.
+            acceleration = Anderson(config.memory * loss.smooth_curvature, program.outputs_separate)
+            largest = largest_rho(program, first.correlation)
+            cache = Cache(ridge_system(program.map, program.fit_intercept), acceleration, largest)
+            ratio_tells = some_samples_tell(program) and loss.output_separable and loss.smooth_curvature
+            ratio = eigenvalue_ratio(program) if ratio_tells else math.nan
+            rule, local = rule_from_scratch(program, ratio, config), _local_curvature(program, first.fitted, config)
+            rho = rule.rho(program, coef, largest) or first_rho(program, first.correlation, largest, ratio, config)
             cache.system.factorise(program.weight * local, rho)
             return State.at(program, cache, first, local, rho, rule)
         # Coefficients alone are a start that somebody gave.
@@ -108,11 +97,10 @@ class Admm(PrimalDualSolver):
         rule = GroupSizeStepRule(config.near_threshold if coupled else config.threshold)
         if previous.rule.measured and not coupled:
             rule = previous.rule
-        rho = rule.rho(program, start.coef, cache.largest_rho)
-        rho = rho or first_rho(program, start.correlation, cache.largest_rho, math.nan, config)
+        largest = cache.largest_rho
+        rho = rule.rho(program, start.coef, largest) or first_rho(program, start.correlation, largest, math.nan, config)
         if isinstance(start, End):  # near the one before; groups so small that they ask for the largest tell less
-            small = rho >= cache.largest_rho
-            rho = previous.rho if small else within(previous.rho, rho, config.refactor**2)
+            rho = previous.rho if rho >= largest else within(previous.rho, rho, config.refactor**2)
         local, margin = _local_curvature(program, start.fitted, config), 1.0
         if _alike(program, local, previous.local, config):
             local, margin = previous.local, previous.margin
@@ -144,7 +132,9 @@ class Admm(PrimalDualSolver):
         return self._adapted(program, state)
 
     def point(self, program: Program, state: State) -> Point:
-        return state.point(program)
+        intercept = program.weight @ (state.fitted - state.fitted_coef) * program.fit_intercept
+        fitted = state.fitted_coef + intercept
+        return Point(state.coef, pred=state.fitted, fitted=fitted, correlation=state.correlation)
 
     def _iterated(self, program: Program, state: State) -> State:
         rho, (system, acceleration, _) = state.rho, state.cache
@@ -161,10 +151,12 @@ class Admm(PrimalDualSolver):
             acceleration.rounding_growth = 1.0
         coef = program.penalty.prox(total, program.alpha / rho)
         fitted_coef = program.map.matvec(coef)
-        if acceleration.largest_weights > self.config.bold and _is_worse_than_constant(program, coef, fitted_coef):
-            total, fitted_total, expansion = plain
-            coef = program.penalty.prox(total, program.alpha / rho)
-            fitted_coef = program.map.matvec(coef)
+        if acceleration.largest_weights > self.config.bold:
+            pred = fitted_coef + program.best_intercept(fitted_coef)
+            if not float(program.objective(coef, pred)) <= program.null_value:
+                total, fitted_total, expansion = plain
+                coef = program.penalty.prox(total, program.alpha / rho)
+                fitted_coef = program.map.matvec(coef)
         return state._replace(
             smooth=smooth,
             correlation=rho * (smooth - center),
@@ -186,7 +178,9 @@ class Admm(PrimalDualSolver):
         system, expansion = state.cache.system, state.expansion
         root = system.weight.sqrt()[:, None]
         acceleration = Anderson(self.config.memory // 2 + 1, columns_apart=False)
-        n_left = self.config.loss_steps if _fits_are_cheap(program, system) else 1
+        slight = program.map.product_work(program.y.shape[1]) <= 50 * program.map.rates.work_of_a_call
+        several = system.fits_without_products or (program.loss.smooth_curvature and slight)
+        n_left = self.config.loss_steps if several else 1
         while True:
             gradient = program.loss.gradient(expansion, program.y)
             step = expansion - gradient / state.curvature[:, None] - fitted_center
@@ -237,35 +231,21 @@ class Admm(PrimalDualSolver):
 
         What moves say of rho they say of the rule by size, for later iterations and the next alpha of a path.
         """
-        config, largest = self.config, state.cache.largest_rho
+        config = self.config
         # A gap below zero is that of a correlation that is not the dual point's: then moves are not those of the loss.
         usable = state.mark is not None and self.gap_estimate(program, state) >= 0
         by_moves = balancing_rho(state.mark, state.sides) if usable and state.mark is not None else None
-        state = state._replace(mark=None)
+        state, wanted = state._replace(mark=None), by_moves
         if by_moves is not None:
             wanted = within(state.rho, by_moves, config.largest_change)
-            if serves_as_well(state.rho, wanted, config.refactor):
-                return state
             rule = GroupSizeStepRule.giving(program, state.coef, wanted) or state.rule
-            return state._replace(rho=wanted, rule=rule)
-        by_size = state.rule.rho(program, state.coef, largest)
-        tells_less = by_size == largest and state.before is not None  # groups that small tell less than a path
-        if by_size is None or tells_less or serves_as_well(state.rho, by_size, config.refactor):
+        else:
+            wanted, rule = state.rule.rho(program, state.coef, state.cache.largest_rho), state.rule
+            if wanted == state.cache.largest_rho and state.before is not None:
+                return state  # groups that small tell less than a path
+        if wanted is None or serves_as_well(state.rho, wanted, config.refactor):
             return state
-        return state._replace(rho=by_size)
-
-
-def _ratio_that_tells(program: Program) -> float:
-    """``eigenvalue_ratio`` where the first rho goes by it, NaN elsewhere."""
-    loss = program.loss
-    looks = some_samples_tell(program) and loss.output_separable and loss.smooth_curvature
-    return eigenvalue_ratio(program) if looks else math.nan
-
-
-def _new_cache(program: Program, correlation: Tensor, config: AdmmConfig) -> Cache:
-    # Where curvatures jump, extrapolations across the jumps lead astray.
-    acceleration = Anderson(config.memory * program.loss.smooth_curvature, program.outputs_separate)
-    return Cache(ridge_system(program.map, program.fit_intercept), acceleration, largest_rho(program, correlation))
+        return state._replace(rho=wanted, rule=rule)
 
 
 def _end_of(program: Program, previous: State) -> End | None:
@@ -285,18 +265,6 @@ def _ahead(program: Program, previous: State) -> End | None:
     """Where the last two alphas lead the one of a program; None where they lead nowhere."""
     end = _end_of(program, previous) if previous.alpha != program.alpha else None
     return None if end is None or previous.before is None else end.ahead(previous.before, program.alpha)
-
-
-def _is_worse_than_constant(program: Program, coef: Tensor, fitted_coef: Tensor) -> bool:
-    """Whether coefficients with their predictions are worse than the best constant model."""
-    pred = fitted_coef + program.best_intercept(fitted_coef)
-    return not float(program.objective(coef, pred)) <= program.null_value
-
-
-def _fits_are_cheap(program: Program, system: RidgeSystem) -> bool:
-    """Whether to take more than one ridge problem for a step on the loss."""
-    slight = program.map.product_work(program.y.shape[1]) <= 50 * program.map.rates.work_of_a_call
-    return system.fits_without_products or (program.loss.smooth_curvature and slight)
 
 
 def _without_common_shift(program: Program, move: Tensor) -> Tensor:

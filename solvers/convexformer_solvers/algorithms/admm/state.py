@@ -9,7 +9,6 @@ from torch import Tensor
 
 from convexformer_solvers.linalg.anderson import Anderson
 from convexformer_solvers.linalg.ridge import RidgeSystem
-from convexformer_solvers.points import Point
 from convexformer_solvers.program import Program
 
 from .rho import GroupSizeStepRule, Sides
@@ -134,9 +133,3 @@ class State(NamedTuple):
     def sides(self) -> Sides:
         """Both sides, for what moves tell of rho."""
         return Sides(self.smooth, self.correlation, self.coef, self.rho * self.multiplier)
-
-    def point(self, program: Program) -> Point:
-        """Both points."""
-        intercept = program.weight @ (self.fitted - self.fitted_coef) * program.fit_intercept
-        fitted = self.fitted_coef + intercept
-        return Point(self.coef, pred=self.fitted, fitted=fitted, correlation=self.correlation)
