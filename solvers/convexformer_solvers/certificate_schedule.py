@@ -31,12 +31,8 @@ class Schedule:
 
     It is due where the solver's estimate of its gap is within the goal, multiplied by the ratio by which it was too
     small at the last certificate. Without that factor it counts after a wait that doubles with each miss in a row, as
-    later estimates may be better. In any case a certificate is due after the intervals of ``ScheduleConfig``.
-
-    Parameters
-    ----------
-    goal, watched, config : float, bool, ScheduleConfig
-        The gap that ends the solve, whether a callback or a progress bar is told of each certificate, the intervals.
+    later estimates may be better. In any case a certificate is due after the intervals of ``ScheduleConfig``. `goal` is
+    the gap that ends the solve; `watched` says whether a callback or a progress bar is told of each certificate.
     """
 
     def __init__(self, goal: float, watched: bool = False, config: ScheduleConfig = ScheduleConfig()) -> None:

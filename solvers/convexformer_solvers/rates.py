@@ -41,11 +41,6 @@ def machine_rates(dtype: torch.dtype = torch.float64, device: torch.device | str
     """The rates in a precision on a device at the present number of threads, timed once a process in milliseconds.
 
     Each is rounded to a power of the root of two, so that two runs on one machine decide alike as a rule.
-
-    Examples
-    --------
-    >>> machine_rates().work_of_a_read > 1
-    True
     """
     return _measured(dtype, str(device), torch.get_num_threads())
 

@@ -20,10 +20,9 @@ from .base import PrimalDualSolver
 
 
 class _OneBlasThread:
-    """Numpy's BLAS on one thread, for products with a block, which are too small for more.
+    """Numpy's BLAS on one thread, as its idle threads would keep torch's from their cores.
 
-    Its idle threads would keep torch's from their cores. The limit is one of the process: threads that are in it at the
-    same time share it, as the last one of them takes it back.
+    The limit is one of the process: threads that are in it at the same time share it, and the last takes it back.
     """
 
     def __init__(self) -> None:
@@ -159,8 +158,7 @@ def _solved(system: NDArray, right: NDArray) -> NDArray:
 def _minimiser(spectrum: NDArray, slope: NDArray, alpha: float, size: float) -> NDArray:
     """Minimiser of ``z' diag(spectrum) z / 2 - slope' z + alpha |z|``; `size` is a guess of its norm.
 
-    Newton steps on the inverse of the norm that the stationary point would have in units of its size: they converge
-    from any side.
+    Newton steps on the inverse of the stationary point's norm in units of its size converge from any side.
     """
     squares = slope * slope
     if slope @ slope <= alpha**2:
@@ -194,15 +192,9 @@ class State(NamedTuple):
 class BlockDescent(PrimalDualSolver):
     """Exact minimisation over one block after the other in the Gram matrix of the columns (Qin et al. 2013).
 
-    For the squared loss, the group-l2 penalty and one output. The blocks are minimised over in turn, in their
-    eigenbases, by Newton steps for the length of each; a step takes some sweeps and a polish, and every second step
-    extrapolates the last sweeps. Memory and time of a sweep grow with the square of the number of columns, so this is
-    for up to some thousands: for a working set. The sweeps run on the CPU.
-
-    Parameters
-    ----------
-    n_sweeps : int, default=3
-        Sweeps of a step.
+    Each block is minimised over in its eigenbasis by Newton steps for its length. A step takes some sweeps, on the CPU,
+    and a polish; every second step extrapolates the last sweeps. Memory and time of a sweep grow with the square of the
+    number of columns: this is for working sets.
     """
 
     name = "block_descent"

@@ -9,13 +9,7 @@ from .base import Solver
 
 
 class Constant(Solver):
-    """Stays at the best constant model, whose dual point is optimal where ``alpha >= alpha_max``; one step is all.
-
-    Examples
-    --------
-    >>> Constant().name
-    'constant'
-    """
+    """Stays at the best constant model, whose dual point is optimal where ``alpha >= alpha_max``; one step is all."""
 
     name = "constant"
 
@@ -27,9 +21,8 @@ class Constant(Solver):
 
     def point(self, program: Program, state: bool) -> Point:
         zeros, exact = program.y.new_zeros(program.coef_shape), program.with_float64_targets()
-        return Point(
-            zeros, program.null_intercept.clone(), exact.null_dual_point, exact.null_intercept.expand_as(exact.y)
-        )
+        constant = exact.null_intercept.expand_as(exact.y)
+        return Point(zeros, program.null_intercept.clone(), exact.null_dual_point, constant)
 
     def estimated_gap(self, state: bool) -> float:
         return 0.0

@@ -152,16 +152,6 @@ class GreedyFista(Fista):
     """FISTA whose momentum is all of the last move until that points uphill (Liang, Luo and Schoenlieb 2022).
 
     It takes fewer steps where features are hardly correlated, and there is no bound on them.
-
-    Parameters
-    ----------
-    power_steps : int, default=6
-        As in ``Fista``.
-
-    Examples
-    --------
-    >>> GreedyFista().name
-    'greedy_fista'
     """
 
     name = "greedy_fista"

@@ -65,10 +65,7 @@ def polished(program: Program, point: Point, patience: float = PolishConfig.pati
         return None
     result = _made_consistent(program, point, groups)
     assert result.correlation is not None
-    active, n_outputs = (
-        program.penalty.active_groups(result.correlation, result.coef, program.alpha),
-        program.y.shape[1],
-    )
+    active = program.penalty.active_groups(result.correlation, result.coef, program.alpha)
     without_scaling = objective(program, result) - float(program.dual(dual_of(program, result)))
     if active is None or not gap_estimate(program, result) > 3 * abs(without_scaling):
         return result

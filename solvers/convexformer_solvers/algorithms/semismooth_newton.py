@@ -187,14 +187,19 @@ def _with_residual(iterate: _Iterate) -> _Iterate:
 def _newton_step(iterate: _Iterate) -> _Iterate:
     """One Newton step, after moving the proximal point where the subproblem is solved."""
     if iterate.inner_steps > 0 and _solved(iterate):
-        iterate = _with_moved_center(iterate)
+        grown = iterate.sigma * (1 + iterate.config.sigma_growth / iterate.inner_steps**2)
+        sigma = max(grown, iterate.shortening * _sensible_sigma(iterate))
+        moved = iterate._replace(center=iterate.coef, center_intercept=iterate.intercept, sigma=sigma, inner_steps=0)
+        iterate = _with_residual(_proximal(moved))
     found = _searched(iterate)
     if not iterate.program.loss.smooth_curvature and (found is None or found[0] < 1):
         other = _searched(_with_linear_parts_solved(iterate), linear_parts_move=False)
         if found is None or (other is not None and other[1].merit < found[1].merit):
             found = other
-    if found is None:
-        return _with_smaller_sigma(iterate)
+    if found is None:  # the same subproblem with a smaller sigma, from its proximal point
+        pred, scale = iterate.program.map.matvec(iterate.center) + iterate.center_intercept, iterate.config.sigma_scale
+        shorter = iterate._replace(sigma=iterate.sigma / scale, inner_steps=0, shortening=iterate.shortening / scale)
+        return _with_residual(_at(shorter, pred))
     return _with_residual(found[1])._replace(inner_steps=iterate.inner_steps + 1)
 
 
@@ -204,21 +209,6 @@ def _solved(iterate: _Iterate) -> bool:
     move = (iterate.coef - iterate.center).square().sum()
     move = move + (iterate.intercept - iterate.center_intercept).square().sum()
     return size <= iterate.config.inner_accuracy * math.sqrt(float(move) / iterate.sigma)
-
-
-def _with_moved_center(iterate: _Iterate) -> _Iterate:
-    """The next subproblem, about the solution of the last one."""
-    grown = iterate.sigma * (1 + iterate.config.sigma_growth / iterate.inner_steps**2)
-    sigma = max(grown, iterate.shortening * _sensible_sigma(iterate))
-    moved = iterate._replace(center=iterate.coef, center_intercept=iterate.intercept, sigma=sigma, inner_steps=0)
-    return _with_residual(_proximal(moved))
-
-
-def _with_smaller_sigma(iterate: _Iterate) -> _Iterate:
-    """The same subproblem with a smaller sigma, from its proximal point."""
-    pred, scale = iterate.program.map.matvec(iterate.center) + iterate.center_intercept, iterate.config.sigma_scale
-    shorter = iterate._replace(sigma=iterate.sigma / scale, inner_steps=0, shortening=iterate.shortening / scale)
-    return _with_residual(_at(shorter, pred))
 
 
 def _searched(iterate: _Iterate, linear_parts_move: bool = True) -> tuple[float, _Iterate] | None:

@@ -83,25 +83,11 @@ class _State(NamedTuple):
 class WorkingSet(PrimalDualSolver):
     """Another algorithm on the blocks that violate the dual constraint most; finished when there are too many of them.
 
-    The set starts with the blocks of the largest dual norm. The inner algorithm works on it until the gap of the set is
+    The set starts with the blocks of the largest dual norm. The stage `inner` works on it until the gap of the set is
     well below that of all blocks. Then half as many others as are active join it, those of the largest dual norm. With
     the squared loss the algorithm may see the Gram matrix of the set in place of the samples, which is only extended,
     along a path, too. The algorithm is finished once the set would be too wide, or as many blocks as that violate the
     dual constraint by far.
-
-    Parameters
-    ----------
-    inner : Stage
-        The algorithm of the set, with its polish.
-    config : WorkingSetConfig, optional
-        How the set grows. Default: that of ``WorkingSetConfig``.
-
-    Examples
-    --------
-    >>> from convexformer_solvers import Admm
-    >>> from convexformer_solvers.algorithms.stage import Stage
-    >>> WorkingSet(Stage(Admm(), "an example")).name
-    'working_set(admm)'
     """
 
     def __init__(self, inner: Stage, config: WorkingSetConfig | None = None) -> None:

@@ -27,14 +27,8 @@ _RUN: dict[str, tuple[type, ...]] = {"n_iter": (int,), "seconds": (int, float), 
 class PathFile:
     """Points of a path in a file, which is written anew whenever one is added.
 
-    What is read must be of the same program and grid; certificates of its points are computed again.
-
-    Parameters
-    ----------
-    resume : str or path-like
-        The file. Read where it exists, with ``ValueError`` if it is of something else; written at the first point.
-    program, grid : Program, sequence of float
-        The program, whatever its ``alpha``, and the alphas.
+    The file `resume` is read where it exists, with ``ValueError`` unless it is of the same program, whatever its
+    ``alpha``, and grid of alphas. Certificates of its points are computed again.
     """
 
     def __init__(self, resume: str | os.PathLike[str], program: Program, grid: Sequence[float]) -> None:

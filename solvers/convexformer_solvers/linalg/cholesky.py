@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -18,11 +18,7 @@ def cholesky(matrix: Tensor) -> Tensor:
     where the matrix is not finite.
     """
     factor, failed = torch.linalg.cholesky_ex(matrix)
-    if not bool(failed):
-        return factor
-    if not bool(torch.isfinite(matrix.tril()).all()):
-        raise torch.linalg.LinAlgError("matrix must be finite")
-    jitter = _jitter(float(matrix.diagonal().abs().max()), matrix.dtype)
+    jitter = _jitter([matrix.tril()]) if bool(failed) else 0.0
     while bool(failed):
         matrix.diagonal().add_(jitter)
         factor, failed = torch.linalg.cholesky_ex(matrix)
@@ -30,9 +26,14 @@ def cholesky(matrix: Tensor) -> Tensor:
     return factor
 
 
-def _jitter(largest: float, dtype: torch.dtype) -> float:
-    """Ten times the rounding of a matrix's largest entry."""
-    return 10 * torch.finfo(dtype).eps * max(largest, 1e-300)
+def _jitter(parts: Iterable[Tensor]) -> float:
+    """Ten times the rounding of a matrix's largest diagonal entry, in any of its parts; raises where not finite."""
+    largest, eps = 1e-300, 0.0
+    for part in parts:
+        if not bool(torch.isfinite(part).all()):
+            raise torch.linalg.LinAlgError("matrix must be finite")
+        largest, eps = max(largest, float(part.diagonal().abs().max())), torch.finfo(part.dtype).eps
+    return 10 * eps * largest
 
 
 class CholeskySolver:
@@ -81,16 +82,10 @@ def factorised_above(matrix: Tensor, entries: Callable[[slice], Tensor]) -> Chol
     first of these columns on, as a new tensor. The diagonal and errors are raised as in ``cholesky``.
     """
     inverses = _inverses_of_factor(matrix, entries, 0.0)
-    if inverses is None:
-        largest = 0.0
-        for rows in map(entries, diagonal_blocks(len(matrix))):
-            if not bool(torch.isfinite(rows).all()):
-                raise torch.linalg.LinAlgError("matrix must be finite")
-            largest = max(largest, float(rows.diagonal().abs().max()))
-        jitter = _jitter(largest, matrix.dtype)
-        while inverses is None:
-            inverses = _inverses_of_factor(matrix, entries, jitter)
-            jitter *= 10
+    jitter = _jitter(map(entries, diagonal_blocks(len(matrix)))) if inverses is None else 0.0
+    while inverses is None:
+        inverses = _inverses_of_factor(matrix, entries, jitter)
+        jitter *= 10
     return CholeskySolver(matrix, inverses)
 
 

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from convexformer_solvers.linear_maps.base import LinearMap, mirrored
+from convexformer_solvers.linear_maps.base import LinearMap, even_rows, mirrored
 from convexformer_solvers.program import Program
 
 from .ridge import SMALL_SIDE
@@ -20,25 +20,26 @@ def some_samples_tell(program: Program) -> bool:
 
 def sample_kernel(linear_map: LinearMap, at_most: int) -> Tensor:
     """``A A'`` of so many samples at even distances, or of all where they are fewer; float64."""
-    return mirrored(linear_map.some_rows(at_most).full_kernel(torch.float64))
+    some = linear_map.rows(even_rows(linear_map.n_samples, at_most, linear_map.device))
+    return mirrored(some.full_kernel(torch.float64))
 
 
-def eigenvalue_ratio(program: Program, n_samples: int = 64) -> float:
+def eigenvalue_ratio(program: Program) -> float:
     r"""Largest eigenvalue over the mean one, in units of what that is for independent features of one size.
 
     For ``n`` samples and ``p`` independent features the ratio is about
     :math:`(1 + \sqrt{\min(n, p) / \max(n, p)})^2`. In units of that it is about 1 for independent features, 1.5 and
-    more where gates share them, and 10 to 40 for tokens of text. The Gram matrix is that of `n_samples` samples at
+    more where gates share them, and 10 to 40 for tokens of text. The Gram matrix is that of 64 samples at
     most. The ratio is infinite where it overflows, NaN where it is zero or the rows of the map are no samples.
     """
-    return program.remembered(f"eigenvalue_ratio of {n_samples}", lambda: _eigenvalue_ratio(program, n_samples))
+    return program.remembered("eigenvalue_ratio", lambda: _eigenvalue_ratio(program))
 
 
-def _eigenvalue_ratio(program: Program, n_samples: int) -> float:
+def _eigenvalue_ratio(program: Program) -> float:
     linear_map = program.map
     if not linear_map.rows_are_samples:
         return math.nan
-    kernel = sample_kernel(linear_map, n_samples)
+    kernel = sample_kernel(linear_map, 64)
     if program.fit_intercept:
         kernel = kernel - kernel.mean(0) - (kernel.mean(0) - kernel.mean())[:, None]
     if not bool(torch.isfinite(kernel).all()):

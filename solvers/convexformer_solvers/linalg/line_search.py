@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import TypeVar
 
-from torch import finfo, float64
+from convexformer_solvers.rounding import EPS
 
 _Trial = TypeVar("_Trial")
 
@@ -16,14 +16,12 @@ def backtracking(
     value: Callable[[_Trial], float],
     before: float,
     slope: float,
-    decrease: float = 1e-4,
-    rounding: float = 4 * finfo(float64).eps,
 ) -> tuple[float, _Trial] | None:
-    """First of the steps 1, 1/2, 1/4, ... that lowers an objective by `decrease` times what the slope promises.
+    """First of the steps 1, 1/2, 1/4, ... that lowers an objective by a ten thousandth of what the slope promises.
 
     A step leads to what `trial` returns, where the objective is `value`; it is `before` at zero, with a derivative of
-    at most `slope`, and may rise by its relative `rounding` error. Steps end at the root of machine precision. Returned
-    is the step with its trial; None where the slope is positive, or where no step will do.
+    at most `slope`, and may rise by rounding. Steps end at the root of machine precision. Returned is the step with its
+    trial; None where the slope is positive, or where no step will do.
 
     Examples
     --------
@@ -33,9 +31,9 @@ def backtracking(
     if not -math.inf < slope <= 0:
         return None
     step = 1.0
-    while step > math.sqrt(finfo(float64).eps):
+    while step > math.sqrt(EPS):
         found = trial(step)
-        if value(found) <= before + decrease * step * slope + rounding * abs(before):
+        if value(found) <= before + 1e-4 * step * slope + 4 * EPS * abs(before):
             return step, found
         step *= 0.5
     return None

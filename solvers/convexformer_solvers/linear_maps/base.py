@@ -108,10 +108,6 @@ class LinearMap(ABC):
         """A copy in a precision, whose columns have mean zero under weights that sum to 1; itself where it has none."""
         return self
 
-    def some_rows(self, at_most: int) -> LinearMap:
-        """The map of some of the samples, from the first to the last at even distances; of all where they are few."""
-        return self.rows(even_rows(self.n_samples, at_most, self.device))
-
     def kernel(self, blocks: Tensor, scale: Tensor, units: Tensor) -> Tensor:
         """Lower triangle of ``sum_b A_b (s_b I + (1 - s_b) u_b u_b') A_b'``, shape ``(N, N)``, over some blocks.
 
@@ -119,12 +115,12 @@ class LinearMap(ABC):
         """
         result = scale.new_zeros((self.n_samples, self.n_samples))
         per_chunk = max(1, _tall(self.n_samples) // units.shape[1])
-        for part in torch.arange(len(blocks), device=blocks.device).split(per_chunk):
-            columns = self.columns(blocks[part]).to(scale.dtype)
-            along = torch.einsum("ibd,bd->ib", columns, units[part])
-            inner = (columns * scale[part].sqrt()[:, None]).flatten(1)
+        for some, scales, directions in zip(*(part.split(per_chunk) for part in (blocks, scale, units)), strict=True):
+            columns = self.columns(some).to(scale.dtype)
+            along = torch.einsum("ibd,bd->ib", columns, directions)
+            inner = (columns * scales.sqrt()[:, None]).flatten(1)
             add_lower_product(result, inner, inner.T)
-            add_lower_product(result, along * (1 - scale[part]), along.T)
+            add_lower_product(result, along * (1 - scales), along.T)
         return result
 
     def full_kernel(self, dtype: torch.dtype) -> Tensor:
@@ -158,9 +154,9 @@ class LinearMap(ABC):
 
     def sparse_matvec(self, coef: Tensor) -> Tensor:
         """``matvec``; blocks of zeros cost nothing where the others are ``few``."""
-        blocks = coef.reshape(-1, *coef.shape[-2:])
         support = nonzero_blocks(coef).nonzero()[:, 0]
-        return self.matvec_blocks(support, blocks[support]) if self.few(len(support)) else self.matvec(coef)
+        blocks = coef.reshape(-1, *coef.shape[-2:])[support]
+        return self.matvec_blocks(support, blocks) if self.few(len(support)) else self.matvec(coef)
 
     def along(self, blocks: Tensor, units: Tensor) -> Tensor:
         """Predictions ``(n_blocks, N)`` of each block, in non-decreasing order, by coefficients ``(n_blocks, d)``."""

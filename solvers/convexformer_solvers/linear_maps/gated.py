@@ -54,41 +54,38 @@ class GatedMap(DerivedMap[DenseMap]):
         super().__init__(dense)
         self.masks = masks
 
-    def _narrow(self, n_outputs: int) -> bool:
-        """Whether a sample has fewer numbers than outputs, so that its gated copies are cheaper than its outputs."""
-        return self._width < n_outputs
+    def _chunks(self, n_outputs: int, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor, Tensor, Tensor | None]]:
+        """Row slices with the data of those rows and their masks ``(height, h)``; bounds every temporary.
 
-    def _chunks(self, n_outputs: int, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """Row slices with the data of those rows and their masks ``(height, h)``; bounds every temporary."""
-        rows_matrix, n_gates = self.base.as_matrix(), self.masks.shape[1]
-        if self._narrow(n_outputs):
-            chunks = tall_chunks(self.n_samples, n_gates * self._width)
-        else:
-            chunks = row_chunks(self.n_samples, max(self._width, n_gates * n_outputs), self.device)
-        for rows in chunks:
-            yield rows, rows_matrix[rows].to(dtype), self.masks[rows].to(dtype)  # bool times number takes longer
+        Last come rows of the design, ``(height, h p)``, where they are cheaper than the outputs of all gates.
+        """
+        rows_matrix, n_gates, narrow = self.base.as_matrix(), self.masks.shape[1], self._width < n_outputs
+        tall = tall_chunks(self.n_samples, n_gates * self._width)
+        low = row_chunks(self.n_samples, max(self._width, n_gates * n_outputs), self.device)
+        for rows in tall if narrow else low:
+            data, mask = rows_matrix[rows].to(dtype), self.masks[rows].to(dtype)  # bool times number takes longer
+            yield rows, data, mask, (mask[:, :, None] * data[:, None, :]).flatten(1) if narrow else None
 
     def matvec(self, coef: Tensor) -> Tensor:
         n_gates, n_outputs = self.masks.shape[1], coef.shape[-1]
         result = coef.new_empty((self.n_samples, n_outputs))
-        # (h, p, c) -> (h c, p): one product serves every gate and output.
         columns = coef.reshape(n_gates, -1, n_outputs)
-        rows_of_coef = None if self._narrow(n_outputs) else columns.transpose(1, 2).reshape(n_gates * n_outputs, -1)
-        for rows, data, mask in self._chunks(n_outputs, coef.dtype):
-            if rows_of_coef is None:
-                torch.mm(_gated(data, mask), columns.flatten(0, 1), out=result[rows])
+        rows_of_coef = columns.transpose(1, 2).flatten(0, 1)  # (h c, p): one product serves every gate and output
+        for rows, data, mask, design in self._chunks(n_outputs, coef.dtype):
+            if design is not None:
+                torch.mm(design, columns.flatten(0, 1), out=result[rows])
             else:
                 by_gate = (rows_of_coef @ data.T).view(n_gates, n_outputs, -1)
                 result[rows] = by_gate.mul_(mask.T[:, None]).sum(0).T
         return result
 
     def rmatvec(self, values: Tensor) -> Tensor:
-        n_gates, n_outputs, narrow = self.masks.shape[1], values.shape[1], self._narrow(values.shape[1])
+        n_gates, n_outputs, narrow = self.masks.shape[1], values.shape[1], self._width < values.shape[1]
         sides = (self._width, n_outputs) if narrow else (n_outputs, self._width)
         result = values.new_zeros((n_gates * sides[0], sides[1]))
-        for rows, data, mask in self._chunks(n_outputs, values.dtype):
-            if narrow:
-                result.addmm_(_gated(data, mask).T, values[rows])
+        for rows, data, mask, design in self._chunks(n_outputs, values.dtype):
+            if design is not None:
+                result.addmm_(design.T, values[rows])
             else:
                 result.addmm_((mask.T[:, None] * as_rows(values[rows])).flatten(0, 1), data)
         if not narrow:
@@ -163,11 +160,6 @@ class GatedMap(DerivedMap[DenseMap]):
         return blocks // self.base._n_blocks, blocks % self.base._n_blocks
 
 
-def _gated(data: Tensor, mask: Tensor) -> Tensor:
-    """Rows of the design, ``(height, h p)``, of data ``(height, p)`` and masks ``(height, h)``."""
-    return (mask[:, :, None] * data[:, None, :]).flatten(1)
-
-
 class GatedPart(DerivedMap[GatedMap]):
     """Some `blocks` of a gated map, ``(m, d)``, without a copy; a dense block is multiplied for its gates alone."""
 
@@ -189,9 +181,7 @@ class GatedPart(DerivedMap[GatedMap]):
         data, width = self.base.base.by_block(), len(self.blocks) * n_outputs
         on_cpu = self.device.type == "cpu"
         for rows in tall_chunks(self.n_samples, width) if on_cpu else row_chunks(self.n_samples, width, self.device):
-            parts = (
-                (slice(*(n_outputs * end for end in ends)), data[rows, k].to(dtype)) for k, *ends in self._gates_of
-            )
+            parts = ((slice(n_outputs * a, n_outputs * b), data[rows, k].to(dtype)) for k, a, b in self._gates_of)
             yield rows, parts, self._masks[:, None, rows].to(dtype)
 
     def matvec(self, coef: Tensor) -> Tensor:

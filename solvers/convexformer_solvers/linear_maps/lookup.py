@@ -76,8 +76,8 @@ class TableMap(GatedMap):
         if (found := _tables(data)) is None:
             return plain
         tables, symbols = found
-        heights = [int(of_block.bincount().max()) for of_block in symbols.T]
         # Before it is built: where some rows are frequent and many are rare it takes far more memory than the data.
+        heights = [int(of_block.bincount().max()) for of_block in symbols.T]
         work = _product_work(tables, heights, masks, n_outputs, plain.rates)
         return cls(tables, symbols, masks) if work < plain.product_work(n_outputs) else plain
 
@@ -125,10 +125,8 @@ class TableMap(GatedMap):
         return product.view(-1, *sums.shape[1:]).transpose(0, 1)
 
     def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> TableMap:
-        dtype, device = dtype or self.dtype, torch.device(device or self.device)
-        if dtype == self.dtype and device == self.device:
-            return self
-        return TableMap(self.tables.to(device, dtype), self.symbols.to(device), self.masks.to(device))
+        tables = self.tables.to(device or self.device, dtype or self.dtype)
+        return self if tables is self.tables else TableMap(tables, self.symbols.to(device), self.masks.to(device))
 
     def product_work(self, n_outputs: int) -> float:
         heights = [position.order.shape[1] for position in self._positions]
