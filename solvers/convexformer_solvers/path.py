@@ -6,7 +6,6 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -145,12 +144,12 @@ def solve_path(
     """
     with torch.no_grad():
         grid = _grid(program, alphas)
-    precision = as_dtype(dtype, program.map.dtype)
-    results: list[SolverResult] = []
+    precision, results = as_dtype(dtype, program.map.dtype), list[SolverResult]()
+    options: dict[str, Any] = {"tol": tol, "resume": resume, "verbose": verbose, "callback": callback, "start": start}
     try:
-        options: dict[str, Any] = {"verbose": verbose, "callback": callback, "start": start, "max_iter": max_iter}
-        options |= {"tol": tol, "resume": resume, "dtype": precision, "device": device}
-        results.extend(iterate_path(program, solver, grid, **options))
+        results.extend(
+            iterate_path(program, solver, grid, max_iter=max_iter, dtype=precision, device=device, **options)
+        )
         return Path(grid, results)
     except KeyboardInterrupt as interruption:
         no_coefs = torch.empty((0, *program.coef_shape), dtype=precision, device=device or program.map.device)
@@ -207,8 +206,13 @@ def iterate_path(
         solved: list[tuple[float, Point]] = []  # the last two alphas, with the last points of the solver
         point, state, name = given, None, f"path, {solver.name}"
         with tqdm(total=len(grid), disable=not verbose, desc=name, unit="alpha", miniters=0) as bar:
-            shown = partial(_show_gap, bar, callback) if verbose or callback is not None else None
-            of_each = replace(options, callback=shown, verbose=False)
+
+            def shown(progress: Progress) -> bool:
+                bar.set_postfix_str(f"gap {progress.certificate.relative_gap:.1e}", refresh=False)
+                bar.update(0)  # draws the bar, if the last time is long enough ago
+                return callback is not None and bool(callback(progress))
+
+            of_each = replace(options, callback=shown if verbose or callback is not None else None, verbose=False)
             for index, alpha in enumerate(grid):
                 here, reduced_here = reference.with_alpha(alpha), chain.with_alpha(alpha)
                 result = None if file is None else file.load(index, here, reduced_here.original.map.dtype)
@@ -220,23 +224,17 @@ def iterate_path(
                     try:
                         result, end, state = solve_on(here, reduced_here, solver, of_each, first, state)
                     except SolverInterrupted as interruption:
-                        if file is not None:
-                            file.save(index, interruption.result)
+                        result = interruption.result
                         raise
+                    finally:
+                        if file is not None and result is not None:
+                            file.save(index, result)
                     solved = [*solved[-1:], (alpha, end)]
-                    if file is not None:
-                        file.save(index, result)
                 point = Point(result.coef, result.intercept)
                 bar.update()
                 yield result
 
     return results()
-
-
-def _show_gap(bar: tqdm, callback: Callback | None, progress: Progress) -> bool:
-    bar.set_postfix_str(f"gap {progress.certificate.relative_gap:.1e}", refresh=False)
-    bar.update(0)  # draws the bar, if the last time is long enough ago
-    return callback is not None and bool(callback(progress))
 
 
 def check_grid(alphas: Any) -> list[float]:

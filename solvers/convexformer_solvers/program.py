@@ -113,19 +113,16 @@ class Program:
                 raise ValueError(f"{name} must be on the device of the map, {self.map.device}, got {part.device}")
         if y.ndim != 2 or y.shape[0] != n or y.shape[1] == 0:
             raise ValueError(f"y must have shape ({n}, n_outputs) with at least one output, got {tuple(y.shape)}")
-        if n == 0 or 0 in self.map.feature_shape:
-            shape = (n, *self.map.feature_shape)
+        if 0 in (shape := (n, *self.map.feature_shape)):
             raise ValueError(f"map must have at least one sample, block and feature, got shape {shape}")
         for name, dtype in (("y", y.dtype), ("map", self.map.dtype)):
             if dtype not in PRECISIONS.values():
                 raise ValueError(f"{name} must hold float32 or float64 numbers, got {dtype}; convert it with .double()")
         if not bool(torch.isfinite(y).all()):
             raise ValueError("y must be finite, got NaN or infinite values")
-        if weight is None:
-            return
-        if weight.shape != (n,):
+        if weight is not None and weight.shape != (n,):
             raise ValueError(f"sample_weight must have shape ({n},), got {tuple(weight.shape)}")
-        if not bool(torch.isfinite(weight).all() and (weight >= 0).all() and weight.sum() > 0):
+        if weight is not None and not bool(torch.isfinite(weight).all() and (weight >= 0).all() and weight.sum() > 0):
             raise ValueError("sample_weight must be finite and non-negative, with a positive sum")
 
     @property
@@ -259,14 +256,11 @@ class Program:
         exact = self.with_float64_targets()
         constant = float(exact.loss_value(exact.null_intercept.expand_as(exact.y)))
         size = float(exact.mean(self.loss.magnitude(exact.y)))
-        # A mean of N terms is off by some of their roundings; far below 1e4 of them.
-        rounding = 1e4 * EPS * size
-        if self.loss.of_residual:  # squares of the rounding of the targets
-            rounding = float(exact.loss_value((1 + 1e4 * EPS) * exact.y))
-        if constant > rounding:
-            return constant
+        # A mean of N terms is off by some of their roundings, far below 1e4 of them; or by those of targets, squared.
+        rounding = float(exact.loss_value((1 + 1e4 * EPS) * exact.y)) if self.loss.of_residual else 1e4 * EPS * size
         # A relative gap of 1e-4 is then a hundred roundings of the terms in the precision of the data.
-        return max(constant, 1e6 * torch.finfo(self.map.dtype).eps * size)
+        least = 0.0 if constant > rounding else 1e6 * torch.finfo(self.map.dtype).eps * size
+        return max(constant, least)
 
     @property
     def tail_length(self) -> float:
@@ -282,12 +276,9 @@ class Program:
     def null_correlation(self) -> Tensor:
         """``A' diag(p)`` times the constant model's dual point, shape ``coef_shape``, float64; kept if small."""
         exact = self.with_float64_targets()
-        if "null_correlation" in exact._known:
-            return exact._known["null_correlation"]
-        result = exact.weighted_adjoint(exact.null_dual_point)
-        if result.numel() <= self.map.n_stored:
-            exact._known["null_correlation"] = result
-        return result
+        if math.prod(self.coef_shape) > self.map.n_stored:
+            return exact.weighted_adjoint(exact.null_dual_point)
+        return exact.remembered("null_correlation", lambda: exact.weighted_adjoint(exact.null_dual_point))
 
     @_WithoutAlpha
     def null_dual_norms(self) -> Tensor:
@@ -319,7 +310,5 @@ class Program:
 
 def check_alpha(alpha: float) -> None:
     """Raise ``ValueError`` unless ``alpha`` is a positive finite number: at zero the dual has no interior."""
-    if not is_real(alpha):
-        raise ValueError(f"alpha must be a positive finite number, got {alpha!r}")
-    if not (math.isfinite(alpha) and alpha > 0):
+    if not (is_real(alpha) and math.isfinite(alpha) and alpha > 0):
         raise ValueError(f"alpha must be positive and finite (without decay there is no certificate), got {alpha!r}")
