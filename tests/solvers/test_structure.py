@@ -182,3 +182,33 @@ def test_configs_hold_at_most_sixty_numbers_and_describe_each():
                 assert all(name in text for name in tuned), node.name
                 numbers += len(tuned)
     assert 40 < numbers <= 60
+
+
+# What stands in formulas, rounding and limits of loops in functions of algorithms and of the plan, by file.
+IN_FORMULAS = {
+    "algorithms/admm/iteration.py": {1e-5, 1e-6, 50},  # rounding of gaps and of moves; calls in a slight product
+    "algorithms/admm/rho.py": {0.01},  # sizes that are rounding
+    "algorithms/block_descent.py": {1e-12, 1e-3, 3, 50},  # rounding, accuracy and limit of inner steps; sweeps
+    "algorithms/column_generation.py": {8, 12},  # rounding
+    "algorithms/fista.py": {1e-4, 1e4, 4, 6},  # rounding; Nesterov's formula; power steps
+    "algorithms/polish.py": {1e-10, 3, 32},  # rounding; most of a gap
+    "algorithms/proximal_dual.py": {0.9, 3},  # hardly less of a gap; the first share
+    "auto/cost.py": {3},  # operations of a Cholesky factor
+    "auto/plan.py": {3, 8},  # the first look, as a share; rounding
+}
+
+
+def literals_in_functions(file):
+    """Numbers in the functions of a file, but for 0, 1, 2, their halves and the like."""
+    for function in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        for part in ast.walk(function) if isinstance(function, (ast.FunctionDef, ast.Lambda)) else ():
+            value = part.value if isinstance(part, ast.Constant) else True
+            if isinstance(value, (int, float)) and not isinstance(value, bool) and value not in (0, 0.5, 1, 2):
+                yield value
+
+
+def test_algorithms_and_the_plan_go_by_the_numbers_of_configs():
+    found = {name: set(literals_in_functions(file)) for file, name in zip(FILES, NAMES, strict=True)}
+    folders = str(Path("auto", "")), str(Path("algorithms", ""))
+    found = {Path(name).as_posix(): numbers for name, numbers in found.items() if name.startswith(folders) and numbers}
+    assert found == IN_FORMULAS

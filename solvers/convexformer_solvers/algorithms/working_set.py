@@ -20,7 +20,7 @@ from convexformer_solvers.reductions.precision import squares_fit_single
 from convexformer_solvers.rounding import SUM
 
 from .base import PrimalDualSolver
-from .stage import Running, Stage, begun, stepped
+from .stage import Patience, Running, Stage, begun, stepped
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,13 @@ class WorkingSetConfig:
         Blocks that join a set, as a share of its active ones.
     decrease : float, default=0.2
         Gap of the set over that of all blocks, at the last check of these, at which all blocks are checked again, and
-        up to which the set changes then.
+        up to which the set changes then. Blocks leave a set whose dual norms are by more below ``alpha``.
     wait : int, default=50
-        Steps from one check to the next at most, or a quarter of those so far where that is more.
+        Steps from one check to the next at most, or ``Patience.share`` of those so far where that is more.
     widest : float, default=1
         Columns of the widest set over the number of samples, or over that of all columns where these are fewer or may
         take its place.
-    largest_width : int, default=6000
+    largest_width : float, default=inf
         Columns of the widest set: some matrices of that side are held.
     single : bool, default=False
         Whether Gram matrices are computed in single precision, and corrected at each check.
@@ -59,7 +59,7 @@ class WorkingSetConfig:
     decrease: float = 0.2
     wait: int = 50
     widest: float = 1.0
-    largest_width: int = 6000
+    largest_width: float = math.inf
     single: bool = False
     far: float = 4.0
     form: Literal["samples", "root", "gram"] = "gram"
@@ -121,7 +121,7 @@ class WorkingSet(PrimalDualSolver):
             return state
         inner = stepped(state.inner)
         state = state._replace(inner=inner)
-        waited = state.n_steps - state.checked_at >= max(self.config.wait, 0.25 * state.checked_at)
+        waited = state.n_steps - state.checked_at >= max(self.config.wait, Patience.share * state.checked_at)
         # A gap below zero is that of a dual point whose mean is not zero: it tells by its size.
         solved = inner.gap is not None and abs(inner.gap) <= self.config.decrease * abs(state.gap)
         if not (waited or solved or inner.stage.algorithm.finished(inner.inner)):
@@ -155,7 +155,7 @@ class WorkingSet(PrimalDualSolver):
         norms = norms.reshape(len(norms), -1).amax(1) / program.alpha
         active, blocks, n_blocks = nonzero_blocks(state.whole.coef), state.blocks, len(norms)
         # A Gram matrix is only extended; else blocks leave that are neither active nor about to be.
-        stay = blocks if config.form == "gram" else blocks[active[blocks] | (norms[blocks] > 0.9)]
+        stay = blocks if config.form == "gram" else blocks[active[blocks] | (norms[blocks] > 1 - config.decrease)]
         norms[blocks] = 0.0
         n_violating, n_far = int((norms > 1).sum()), int((norms > config.far).sum())
         widest = min(config.widest * min(program.map.n_samples, n_blocks * width), config.largest_width) / width

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from convexformer_solvers.linear_maps.config import MapConfig
+
 
 @dataclass(frozen=True)
 class AutoConfig:
@@ -12,7 +14,7 @@ class AutoConfig:
     Parameters
     ----------
     largest_side : int, default=12000
-        Side of the largest Gram matrix that is factorised: 576 MB in float32.
+        Side of the largest Gram matrix that is factorised: 576 MB in float32. Working sets have half as many columns.
     independent : float, default=1.15
         ``eigenvalue_ratio`` up to which features count as nearly independent; up to ``AdmmConfig.independent`` as
         slightly dependent, which is near enough where the regularisation is strong or the loss couples the outputs.
@@ -31,7 +33,15 @@ class AutoConfig:
         First-order steps before Newton steps, as a share of those in the time of which Newton steps would be done.
     steps : int, default=2000
         Steps of alternating directions at most, after Newton steps or in their place.
-    least_single : int, default=2**18
+    few_steps : int, default=400
+        The same where others follow that may be better, as for losses that couple the outputs.
+    usual_steps : int, default=25
+        Steps that alternating directions from scratch and Newton steps take as a rule.
+    calls : int, default=1000
+        Small calls of a step of alternating directions; a Newton step has twice as many for each of its systems.
+    set_width : float, default=0.6
+        ``WorkingSetConfig.widest`` of all sets but those of block descent.
+    least_single : int, default=MapConfig.temporary
         Numbers that data or matrices hold at least where iterations begin in single precision.
     """
 
@@ -43,4 +53,8 @@ class AutoConfig:
     first_steps: int = 80
     newton_share: float = 0.2
     steps: int = 2000
-    least_single: int = 2**18
+    few_steps: int = 400
+    usual_steps: int = 25
+    calls: int = 1000
+    set_width: float = 0.6
+    least_single: int = MapConfig.temporary

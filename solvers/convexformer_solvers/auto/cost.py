@@ -6,27 +6,28 @@ import math
 
 from convexformer_solvers.program import Program
 
+from .config import AutoConfig
+
 
 def products_of_gram(program: Program) -> float:
     """Products with the data in the time of which the Gram matrix of all features is formed."""
     return program.map.gram_work() / program.map.product_work(program.y.shape[1])
 
 
-def admm_work(program: Program) -> float:
-    """Work of one step of alternating directions, with its thousand or so small calls."""
+def admm_work(program: Program, config: AutoConfig) -> float:
+    """Work of one step of alternating directions, with its small calls."""
     n_outputs, rates = program.y.shape[1], program.map.rates
     solves = program.map.smaller_side**2 * max(2.0 * n_outputs, rates.work_of_a_read)
-    return 2 * program.map.product_work(n_outputs) + solves + 1000 * rates.work_of_a_call
+    return 2 * program.map.product_work(n_outputs) + solves + config.calls * rates.work_of_a_call
 
 
-def gradient_steps_of_admm(program: Program) -> float:
-    """Gradient steps, of two products each, in the time that alternating directions take from scratch.
+def gradient_steps_of_admm(program: Program, config: AutoConfig) -> float:
+    """Gradient steps, of two products each, in the time that alternating directions take, with Gram matrix and factor.
 
-    These take about twenty iterations, or a hundred where the loss couples the outputs, beside the Gram matrix and its
-    factor.
+    These take more iterations where the loss couples the outputs.
     """
     side, product = program.map.smaller_side, program.map.product_work(program.y.shape[1])
-    iterations = 20 if program.loss.output_separable else 100
+    iterations = config.usual_steps if program.loss.output_separable else config.first_steps
     start = program.map.gram_work() + side**3 / 3
     return (start + iterations * (2 * product + program.map.rates.work_of_a_read * side**2)) / (2 * product)
 

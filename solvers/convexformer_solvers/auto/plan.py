@@ -22,7 +22,7 @@ from convexformer_solvers.program import Program
 from convexformer_solvers.reductions.center import Center
 from convexformer_solvers.reductions.precision import SinglePrecision
 from convexformer_solvers.reductions.weights import Targets
-from convexformer_solvers.rounding import EPS
+from convexformer_solvers.rounding import EPS, SINGLE
 
 from .config import AutoConfig
 from .cost import admm_work, block_numbers, gradient_steps_of_admm, products_of_gram
@@ -80,6 +80,8 @@ class _Planner:
     def __init__(self, program: Program, warm: bool, config: AutoConfig) -> None:
         self.program, self.warm, self.config = program, warm, config
         self.factorises = program.map.smaller_side <= config.largest_side
+        # On all features a polish costs more than on a working set.
+        self.seldom = PolishConfig(wait=2 * PolishConfig.wait)
         # First-order steps before Newton steps have their turn.
         self.n_before_newton = max(config.first_steps, config.newton_share * self._newton_time())
         self.takes_newton = self.n_before_newton <= config.steps
@@ -105,9 +107,9 @@ class _Planner:
 
     def _proximal_steps(self) -> Iterator[Stage]:
         """Proximal steps in the dual, the more of them the longer, with Newton steps in between."""
-        inner = Stage(Admm(), "solves each proximal step", reductions=(Center(),), polish=PolishConfig(wait=4))
+        inner = Stage(Admm(), "solves each proximal step", reductions=(Center(),), polish=self.seldom)
         proximal = Stage(ProximalDual(inner), "the targets are far out on the linear parts of the loss")
-        for n_steps in (self.n_before_newton, self.config.steps / 5) if self.takes_newton else ():
+        for n_steps in (self.n_before_newton, self.config.few_steps) if self.takes_newton else ():
             yield dataclasses.replace(proximal, max_steps=n_steps)
             yield from self._newton()
         yield dataclasses.replace(proximal, max_steps=self.config.steps)
@@ -126,21 +128,18 @@ class _Planner:
 
     def _greedy_steps(self) -> Stage:
         """Greedy gradient steps, on a set of blocks where that is much smaller than all of them."""
-        shape, n_samples = self.program.coef_shape, self.program.map.n_samples
-        n_blocks, width = math.prod(shape[:-2]), shape[-2]
-        # More blocks than samples have columns where products take no longer than some hundred calls.
-        least = max(n_samples / width, n_blocks / 16)
-        rates = self.program.map.rates
-        slight = 500 * rates.read / rates.calls / (n_samples * width)
-        first = max(math.ceil(least), math.floor(min(slight, 0.15 * n_blocks)))
-        columns = width * (first if first <= 0.15 * n_blocks else n_blocks)
-        config = WorkingSetConfig(columns, wait=5, widest=0.6, far=2.0, form="samples", ends_in_all=True)
+        n_samples, (*blocks, width, _), config = self.program.map.n_samples, self.program.coef_shape, self.config
+        n_features = math.prod(blocks) * width
+        columns = n_samples + width if n_samples <= config.set_width * n_features else n_features
+        sets = WorkingSetConfig(
+            columns, wait=self.seldom.wait, widest=config.set_width, form="samples", ends_in_all=True
+        )
         return Stage(
-            WorkingSet(Stage(GreedyFista(power_steps=2), "takes the steps"), config),
+            WorkingSet(Stage(GreedyFista(power_steps=2), "takes the steps"), sets),
             "the features are nearly independent: gradient steps end before a Gram matrix is factorised",
             reductions=(Center(), SinglePrecision()),
-            polish=PolishConfig(near=5e-3, wait=1, share=0.0),
-            patience=Patience(10, 0.5, gradient_steps_of_admm(self.program)),
+            polish=PolishConfig(wait=1),
+            patience=Patience(grace=gradient_steps_of_admm(self.program, config)),
         )
 
     def _nearly_independent(self) -> bool:
@@ -154,46 +153,46 @@ class _Planner:
             return True
         median = float(program.null_dual_norms.median()) / program.alpha
         n_steps = config.gradient_steps * (1 if even else 2) * math.sqrt(median)
-        return n_steps <= gradient_steps_of_admm(program) and (even or median <= config.gradient_steps)
+        return n_steps <= gradient_steps_of_admm(program, config) and (even or median <= config.gradient_steps)
 
     def _working_set(self) -> Iterator[Stage]:
         program, quadratic = self.program, self.program.loss.quadratic
         costly = quadratic and products_of_gram(program) > self.config.costly_gram
-        blocks = BlockDescent()
+        blocks, largest, widest = BlockDescent(), self.config.largest_side / 2, self.config.set_width
         if costly and blocks.unmet_requirement(program) is None:
             why = "the Gram matrix of all features is costly: block descent in that of a few"
-            config = WorkingSetConfig(single=program.map.n_stored >= self.config.least_single)
+            config = WorkingSetConfig(largest_width=largest, single=program.map.n_stored >= self.config.least_single)
             yield Stage(WorkingSet(Stage(blocks, "solves the set"), config), why, reductions=(Center(),))
         elif costly:
             inner = Stage(Admm(), "solves the set", reductions=(Center(),), polish=PolishConfig())
-            config = WorkingSetConfig(columns=500, decrease=0.1, widest=0.6, form="root")
+            config = WorkingSetConfig(widest=widest, largest_width=largest, form="root")
             yield Stage(WorkingSet(inner, config), "the Gram matrix of all features is costly", reductions=(Center(),))
         elif self.warm:
             single = SinglePrecision(self.config.least_single)
             inner = Stage(Admm(), "solves the set", reductions=(Center(), single), polish=PolishConfig())
-            config = WorkingSetConfig(columns=500, widest=0.6, form="samples")
+            config = WorkingSetConfig(widest=widest, largest_width=largest, form="samples")
             why = "a path has few active blocks at first"
-            yield Stage(WorkingSet(inner, config), why, 150, (Center(),), PolishConfig())
+            yield Stage(WorkingSet(inner, config), why, 2 * self.config.first_steps, (Center(),), PolishConfig())
 
     def _alternating(self) -> Iterator[Stage]:
         """Alternating directions, and Newton steps on smoothed objectives where they cost little enough."""
         coupled, config = not self.program.loss.output_separable, self.config
         if self.takes_newton or coupled:
-            n_steps = self.n_before_newton if self.takes_newton else config.steps / 5
+            n_steps = self.n_before_newton if self.takes_newton else config.few_steps
             yield from self._in_both_precisions("first of all", n_steps)
         elif not self.program.loss.quadratic:
             yield from self._in_both_precisions("first of all", config.first_steps)
             yield from self._outputs_apart_newton()
         yield from self._newton()
         if coupled:
-            yield self._gradient_steps("the loss couples the outputs: these do not mind", config.steps / 5)
+            yield self._gradient_steps("the loss couples the outputs: these do not mind", config.few_steps)
         yield from self._in_both_precisions("at greater length", self.config.steps)
 
     def _in_both_precisions(self, why: str, n_steps: float) -> Iterator[Stage]:
-        program, polish = self.program, PolishConfig(wait=4)
+        program, polish = self.program, self.seldom
         single = SinglePrecision(self.config.least_single)
         # Rounding in float32 would leave groups that are not zero where the solution is.
-        is_single = single.pays(program) and program.alpha < (1 - 1e-5) * program.alpha_max
+        is_single = single.pays(program) and program.alpha < (1 - SINGLE) * program.alpha_max
         if is_single:
             reason = f"{why}, in single precision for as long as that leads on"
             yield Stage(Admm(), reason, n_steps, (Center(), single), polish, Patience())
@@ -228,9 +227,8 @@ class _Planner:
     def _newton_time(self) -> float:
         """First-order steps in the time of Newton steps on smoothed objectives; inf where none apply."""
         program = self.program
-        if SmoothingNewton().unmet_requirement(program) is not None or block_numbers(program) > 2**24:
+        if SmoothingNewton().unmet_requirement(program) is not None or block_numbers(program) > Center.largest:
             return math.inf
-        n_parts = program.y.shape[1] if program.outputs_separate else 1
-        # About 25 steps, with twice as many small calls.
-        work = 25 * (newton_work(program) + 2000 * n_parts * program.map.rates.work_of_a_call)
-        return work / admm_work(program)
+        n_parts, config = program.y.shape[1] if program.outputs_separate else 1, self.config
+        step = newton_work(program) + 2 * config.calls * n_parts * program.map.rates.work_of_a_call
+        return config.usual_steps * step / admm_work(program, config)

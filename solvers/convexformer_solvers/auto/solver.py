@@ -28,10 +28,9 @@ class _State(NamedTuple):
 
 
 class Auto(Solver):
-    """The stages of ``plan``, each from the point that the one before leaves.
+    """The stages of ``plan``, each from the point of the one before where that is better than the best constant model.
 
-    A stage starts from the point of the one before where that is better than the best constant model. The plan depends
-    on the program and on the machine's rates, never on how long a run takes, so that runs can be repeated.
+    The plan depends on the program and on the machine's rates, never on how long a run takes: runs can be repeated.
 
     Parameters
     ----------

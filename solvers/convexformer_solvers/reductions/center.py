@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import torch
 from torch import Tensor
 
 from convexformer_solvers.linalg.eigenvalue_ratio import sample_kernel
 from convexformer_solvers.linear_maps.base import LinearMap
+from convexformer_solvers.linear_maps.config import MapConfig
 from convexformer_solvers.points import Point
 from convexformer_solvers.program import Program
+from convexformer_solvers.rounding import EPS
 
 from .base import Reduction
 
@@ -25,17 +28,15 @@ class Center(Reduction):
 
     Parameters
     ----------
-    small : int, default=2**18
+    small : int, default=MapConfig.temporary
         Numbers of data that are always copied: two megabytes in float64.
     largest : int, default=2**26
-        Numbers of data that are copied at most: half a gigabyte in float64.
-    dominated : float, default=1e8
-        Sum of squares of some samples over that about their means from which on data between the two are copied.
+        Numbers of data that are copied at most: half a gigabyte in float64. Between the two data are copied where
+        squares of some samples about their means are lost in the rounding of the squares, but for half of the digits.
     """
 
-    small: int = 2**18
+    small: int = MapConfig.temporary
     largest: int = 2**26
-    dominated: float = 1e8
 
     def accepts(self, program: Program) -> bool:
         return program.fit_intercept and (program.loss.of_residual or self._copies(program.map))
@@ -54,7 +55,7 @@ class Center(Reduction):
             return True
         kernel = sample_kernel(linear_map, 16)
         total = float(kernel.trace())
-        return total > self.dominated * abs(total - float(kernel.mean()) * len(kernel))
+        return math.sqrt(EPS) * total > abs(total - float(kernel.mean()) * len(kernel))
 
     def restrict(self, point: Point, data: Tensor) -> Point:
         return _shifted(point, -data)

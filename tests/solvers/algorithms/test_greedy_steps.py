@@ -182,7 +182,7 @@ class TestSetsOfBlocks:
         norms = program.penalty.group_dual_norms(program.weighted_adjoint(program.null_dual_point)).flatten()
         others = torch.ones(len(norms), dtype=torch.bool)
         others[blocks] = False
-        assert 150 <= len(blocks) * 8 <= 0.15 * 1280
+        assert 150 <= len(blocks) * 8 <= 160
         assert float(norms[blocks].min()) >= float(norms[others].max()) * (1 - 1e-5)
 
     def test_a_given_start_stays_in_the_set(self):
@@ -212,11 +212,10 @@ class TestSetsOfBlocks:
         assert n_blocks[-1] == 160
 
     @pytest.mark.parametrize(
-        "shape", [(300, 20, 40), (60, 1, 900), (60, 4, 300), (60, 6, 300), (60, 7, 300), (1, 50, 3)]
+        ("shape", "size"), [((300, 20, 20), 20), ((60, 1, 900), 1), ((60, 4, 300), 1), ((60, 7, 5), 7), ((1, 50, 3), 1)]
     )
-    def test_no_set_is_empty_and_few_features_or_blocks_have_none(self, shape):
-        blocks = run_greedy_steps(wide_program(data=randn(*shape)), n_steps=0)[0].inner.blocks
-        assert len(blocks) == {7: 1, 50: 7}.get(shape[1], shape[1])
+    def test_no_set_is_empty_and_few_features_have_none(self, shape, size):
+        assert len(run_greedy_steps(wide_program(data=randn(*shape)), n_steps=0)[0].inner.blocks) == size
 
 
 def test_auto_takes_them_for_large_independent_features_alone():

@@ -267,7 +267,7 @@ class TestInAuto:
         place = [name for name, _ in found].index("smoothing_newton")
         alternating, n_steps = zip(*found[:place], strict=True)
         assert set(alternating) == {"admm"}
-        share = config.newton_share * 25 * newton_work(program) / admm_work(program)
+        share = config.newton_share * config.usual_steps * newton_work(program) / admm_work(program, config)
         assert min(n_steps) == max(n_steps) >= max(config.first_steps, share)
 
     # Alternating directions and Newton steps alone, from where proximal steps are still far, leave a gap of 4e-4.

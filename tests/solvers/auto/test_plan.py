@@ -191,7 +191,7 @@ class TestDecisionList:
         )
 
     def test_4_on_a_working_set_where_there_are_many_more_features_than_samples(self):
-        wide, narrow = independent_program(blocks=1200, d=1), independent_program()
+        wide, narrow = independent_program(blocks=1200, d=1), independent_program(n=480)
         for program, on_some in ((wide, True), (narrow, False)):
             first = plan(program)[0]
             assert inside(first) is GreedyFista
