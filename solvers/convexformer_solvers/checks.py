@@ -90,17 +90,14 @@ def _derivatives(loss: Loss, pred: Tensor, move: Tensor, y: Tensor) -> _Identiti
     tracked = pred.clone().requires_grad_()
     (automatic,) = torch.autograd.grad(loss.value(tracked, y).sum(), tracked)
     yield "gradient is not the derivative of value", gradient, automatic
-    small = 1e-6
-    numeric = (loss.gradient(pred + small * move, y) - loss.gradient(pred - small * move, y)) / (2 * small)
+    numeric = (loss.gradient(pred + 1e-6 * move, y) - loss.gradient(pred - 1e-6 * move, y)) / 2e-6
     product = loss.hessian_product(pred, y, move)
     # A kink may lie within the difference for a few samples; a wrong Hessian is wrong for most.
     wrong = (product - numeric).abs().amax(1) > 1e-4 * (1 + product.abs().amax(1))
     yield "hessian_product is not the derivative of gradient", wrong.double().mean() < 0.1
-    parts = loss.hessian_parts(pred, y)
-    if parts is not None:
-        diagonal, root = parts
-        taken = 0.0 if root is None else root * (root * move).sum(1, keepdim=True)
-        yield "hessian_parts are not those of the Hessian", diagonal * move - taken, product
+    if (parts := loss.hessian_parts(pred, y)) is not None:
+        taken = 0.0 if parts[1] is None else parts[1] * (parts[1] * move).sum(1, keepdim=True)
+        yield "hessian_parts are not those of the Hessian", parts[0] * move - taken, product
     weight, units = torch.full_like(value, 1 / len(value)), torch.eye(pred.shape[1]).to(pred)
     mean = torch.stack([weight @ loss.hessian_product(pred, y, e.expand_as(pred)) for e in units])
     yield "mean_hessian is not the mean Hessian", loss.mean_hessian(pred, y, weight), mean
@@ -110,9 +107,8 @@ def _properties(loss: Loss, pred: Tensor, move: Tensor, y: Tensor) -> _Identitie
     value, gradient = loss.value(pred, y), loss.gradient(pred, y)
     excess = loss.value(pred + move, y) - value - (gradient * move).sum(1)
     yield "the loss is not convex", excess >= -CANCELLED
-    if math.isfinite(loss.smoothness):
-        bound = 0.5 * loss.smoothness * move.square().sum(1)
-        yield "the curvature exceeds smoothness", excess <= bound + CANCELLED
+    bound = loss.smoothness * move.square().sum(1) / 2 + CANCELLED
+    yield "the curvature exceeds smoothness", (excess <= bound) | (bound == math.inf)
     weight = torch.full_like(value, 1 / len(value))
     slope = weight @ loss.gradient(pred + loss.best_intercept(pred, y, weight), y)
     yield "best_intercept does not minimise the loss", slope.abs() <= 1e-8
@@ -125,8 +121,7 @@ def _properties(loss: Loss, pred: Tensor, move: Tensor, y: Tensor) -> _Identitie
         shifted = loss.value(pred + move, y + move)
         yield "of_residual is True but the value depends on more than the residual", shifted, value
     if loss.quadratic:
-        half_square = 0.5 * (pred - y).square().sum(1)
-        yield "quadratic is True but the value is not half the square", value, half_square
+        yield "quadratic is True but the value is not half the square", value, 0.5 * (pred - y).square().sum(1)
 
 
 def _conjugate(loss: Loss, pred: Tensor, move: Tensor, y: Tensor) -> _Identities:
@@ -213,8 +208,7 @@ def _norm(penalty: Penalty, coef: Tensor, other: Tensor) -> _Identities:
     yield "the penalty is not homogeneous", penalty.value(-3 * coef), 3 * value
     yield "the triangle inequality fails", penalty.value(coef + other) <= value + penalty.value(other) + CANCELLED
     if penalty.euclidean:
-        norms = torch.linalg.vector_norm(coef, dim=-2).sum()
-        yield "euclidean is True but the penalty is not the sum of the norms", value, norms
+        yield "euclidean is True but the penalty is not the sum of the norms", value, coef.norm(dim=-2).sum()
     for_outputs = penalty.for_outputs(coef.shape[-1])
     yield "for_outputs gives another norm", for_outputs.value(coef), value
     yield "for_outputs gives another dual norm", for_outputs.dual_norm(other), dual_norm
@@ -227,8 +221,7 @@ def _norm(penalty: Penalty, coef: Tensor, other: Tensor) -> _Identities:
 def _prox(penalty: Penalty, coef: Tensor, other: Tensor) -> _Identities:
     yield "prox must have the precision of its argument", penalty.prox(coef.float(), 0.3).dtype == torch.float32
     largest = float(penalty.dual_norm(coef))
-    step = 0.3 * largest
-    new = penalty.prox(coef, step)
+    step, new = 0.3 * largest, penalty.prox(coef, 0.3 * largest)
     dual_part = coef - new  # Moreau: the projection of coef on the dual ball of radius step
     yield "Moreau: coef - prox leaves the dual ball", penalty.dual_norm(dual_part) <= step * (1 + 1e-9)
     product = (dual_part * new).sum()
@@ -405,15 +398,12 @@ def check_solver(solver: Solver, tol: float = 1e-6, seed: int = 0) -> None:
     check_kind("solver", solver, Solver, "get_solver('auto')")
     generator = Generator().manual_seed(seed)
     linear_map = DenseMap(_normal(generator, 30, 4, 3))
-    programs = [
-        Program(linear_map, loss.example_target(30, c, generator), loss, penalty, 1.0, fit_intercept=intercept)
-        for loss, penalty, c, intercept in (
-            (get_loss("squared"), get_penalty("group_l2"), 2, True),
-            (get_loss("logistic"), get_penalty("nuclear"), 2, False),
-            (get_loss("squared"), get_penalty("group_l2"), 1, True),
-            (get_loss("huber"), get_penalty("group_l2"), 1, False),
-        )
-    ]
+    kinds = ("squared", "group_l2", 2), ("logistic", "nuclear", 2), ("squared", "group_l2", 1), ("huber", "group_l2", 1)
+    programs = []
+    for name, norm, c in kinds:
+        loss = get_loss(name)
+        y = loss.example_target(30, c, generator)
+        programs.append(Program(linear_map, y, loss, get_penalty(norm), 1.0, fit_intercept=loss.quadratic))
     unmet = [solver.unmet_requirement(program) for program in programs]
     if None not in unmet:
         raise AssertionError(f"the solver applies to none of the programs here, as it needs {unmet}")
@@ -439,9 +429,8 @@ def _optima(program: Program, solver: Solver, tol: float) -> _Identities:
 def _sparsity_and_starts(program: Program, solver: Solver, tol: float) -> _Identities:
     cold = solve(program, solver, tol=tol)
     is_nonzero = program.penalty.group_values(cold.coef) > 0
-    n_groups = int(is_nonzero.sum())
-    message = f"just below alpha_max {n_groups} groups are nonzero: zeros must be exact"
-    yield message, 0 < n_groups < is_nonzero.numel()
+    message = f"just below alpha_max {int(is_nonzero.sum())} groups are nonzero: zeros must be exact"
+    yield message, bool(is_nonzero.any()) and not bool(is_nonzero.all())
     warm = solve(program, solver, tol=tol, start=(cold.coef, cold.intercept))
     yield "a start from the solution took longer than a cold one", warm.n_iter <= cold.n_iter
     yield "a warm start lost the solution", certify(program, warm.coef, warm.intercept).relative_gap <= tol

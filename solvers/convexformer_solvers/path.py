@@ -144,7 +144,8 @@ def solve_path(
     """
     with torch.no_grad():
         grid = _grid(program, alphas)
-    precision, results = as_dtype(dtype, program.map.dtype), list[SolverResult]()
+    precision = as_dtype(dtype, program.map.dtype)
+    results: list[SolverResult] = []
     options: dict[str, Any] = {"tol": tol, "resume": resume, "verbose": verbose, "callback": callback, "start": start}
     try:
         results.extend(

@@ -15,7 +15,7 @@ from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from .algorithms.base import Solver, check_solver_type
+from .algorithms.base import Solver
 from .certificate import certify
 from .certificate_schedule import Schedule
 from .points import Point, completed, null_point
@@ -23,7 +23,7 @@ from .program import Program
 from .reductions.base import Chain
 from .reductions.weights import DropZeroWeights, SimplePenalty
 from .result import History, Progress, SolverInterrupted, SolverResult, Status, check_tol
-from .validation import as_dtype, check_callback, check_counts
+from .validation import as_dtype, check_callback, check_counts, check_kind
 
 Callback = Callable[[Progress], "bool | None"]
 
@@ -112,21 +112,19 @@ def reduced(
     program: Program, solver: Solver, dtype: torch.dtype | str | None, device: torch.device | str | None
 ) -> tuple[Program, Chain]:
     """A program on a device, and its reductions in a precision; ``TypeError`` where the solver does not apply."""
-    check_solver_type(solver)
+    check_kind("solver", solver, Solver, "get_solver('auto')")  # a name is not enough here
     precision, y, weight = as_dtype(dtype, program.map.dtype), program.y, program.sample_weight
     with torch.no_grad():
         if y.requires_grad or (weight is not None and weight.requires_grad):
-            without = None if weight is None else weight.detach()
-            program = dataclasses.replace(program, y=y.detach(), sample_weight=without)
+            weight = None if weight is None else weight.detach()
+            program = dataclasses.replace(program, y=y.detach(), sample_weight=weight)
         reference = program.to(device=device)
         working = reference.to(dtype=precision)
-        simple = SimplePenalty()
-        simplest = simple.apply(working)[0] if simple.accepts(working) else working
+        simplest = Chain.of(working, (SimplePenalty(),)).program
         simplest.penalty.check_shape(working.coef_shape)
-        unmet = solver.unmet_requirement(simplest)
-        if unmet is not None:
+        if (unmet := solver.unmet_requirement(simplest)) is not None:
             raise TypeError(f"solver {solver.name!r} needs {unmet}")
-        return reference, Chain.of(working, (DropZeroWeights(), simple, *solver.reductions))
+        return reference, Chain.of(working, (DropZeroWeights(), SimplePenalty(), *solver.reductions))
 
 
 def solve_on(
@@ -150,8 +148,8 @@ def solve_on(
                 status = run.until_stop()
                 if status is not Status.CONVERGED and not given:
                     run.record(run.start, only_if_better=True)  # few steps may lead away from it
-                    # Who ended the run is not told that it ended by itself.
-                    status = Status.CONVERGED if run.is_within_tol and status is not Status.STOPPED else status
+                    if run.is_within_tol and status is not Status.STOPPED:  # which who stopped it expects
+                        status = Status.CONVERGED
         except KeyboardInterrupt:
             status = run.interrupted(given)
     result = run.result(status)
@@ -269,16 +267,14 @@ class _Run:
             point = self.start
         coef, intercept, dual = point[:3]
         assert intercept is not None
-        certificate = certify(self.reference, coef, intercept, dual)
-        self.last_gap = certificate.gap
-        if self.history.iteration:
-            best = self.best
+        certificate, seconds = certify(self.reference, coef, intercept, dual), time.perf_counter() - self.began
+        self.last_gap, best = certificate.gap, self.best if self.history.iteration else None
+        if best is not None:
             certificate = certificate.tighten(best.certificate)
             if only_if_better and best.certificate.primal <= certificate.primal:
                 return point
             if best.certificate.primal < certificate.primal:
                 coef, intercept, certificate = best.coef, best.intercept, best.certificate.tighten(certificate)
-        seconds = time.perf_counter() - self.began
         self.best = Progress(self.iteration, seconds, certificate, coef, intercept)
         self.history.append(self.iteration, seconds, certificate)
         shown = f"gap {certificate.relative_gap:.1e}, objective {certificate.primal:.6g}"

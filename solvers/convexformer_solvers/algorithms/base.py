@@ -11,7 +11,6 @@ from convexformer_solvers.points import Point, gap_estimate
 from convexformer_solvers.program import Program
 from convexformer_solvers.reductions.base import Reduction
 from convexformer_solvers.reductions.weights import Targets, in_precision
-from convexformer_solvers.validation import check_kind
 
 
 class Solver(ABC):
@@ -124,11 +123,6 @@ class Solver(ABC):
     def finished(self, state: Any) -> bool:
         """Whether further steps could not change the point, whatever its quality; by default False."""
         return False
-
-
-def check_solver_type(solver: Any) -> None:
-    """Raise ``TypeError`` unless ``solver`` is a solver: a name is not enough here."""
-    check_kind("solver", solver, Solver, "get_solver('auto')")
 
 
 class PrimalDualSolver(Solver):

@@ -135,11 +135,10 @@ class GramProgram:
         active = self.norms(point.coef).nonzero()[0]
         if len(active) == 0:
             return []
-        blocks = [self._blocks[position] for position in active]
-        units = np.zeros((len(active), len(self.target)))
-        for unit, block in zip(units, blocks, strict=True):
+        units, images = np.zeros((2, len(active), len(self.target)))
+        for unit, image, block in zip(units, images, (self._blocks[position] for position in active), strict=True):
             unit[block] = point.correlation[block] / np.linalg.norm(point.correlation[block])
-        images = np.stack([unit[block] @ self.gram[block] for unit, block in zip(units, blocks, strict=True)])
+            image[:] = unit[block] @ self.gram[block]
         system = images @ units.T
         sizes = np.maximum(_solved(system, units @ self.target - self.alpha), 0)
         move = _solved(system, self.norms(point.correlation)[active] - self.alpha)
@@ -206,10 +205,8 @@ class BlockDescent(PrimalDualSolver):
     def unmet_requirement(self, program: Program) -> str | None:
         n_outputs = program.y.shape[1]
         if not (program.loss.quadratic and program.penalty.euclidean and n_outputs == 1):
-            return (
-                f"the squared loss, the group-l2 penalty and one output, not {program.loss!r}, {program.penalty!r} "
-                f"and {n_outputs} outputs"
-            )
+            found = f"{program.loss!r}, {program.penalty!r} and {n_outputs} outputs"
+            return f"the squared loss, the group-l2 penalty and one output, not {found}"
         return super().unmet_requirement(program)
 
     def init_again(self, program: Program, start: Point, previous: State | None) -> State:

@@ -29,13 +29,10 @@ class _State(NamedTuple):
 class ColumnGeneration(Solver):
     r"""Non-negative weights on a growing list of atoms, in all of which the objective is minimised anew.
 
-    With atoms :math:`a` of the penalty's unit ball the program is
-    :math:`\min_{\mu \ge 0} P\big(\sum_a \mu_a a\big)` with the penalty :math:`\sum_a \mu_a`. Each iteration adds, for
-    every group whose dual constraint is violated, the atom that violates it most, and solves for all weights by
-    L-BFGS-B (scipy). The search for atoms is exact and gives the dual point. Atoms of weight zero are dropped.
-
-    Finitely many atoms (``RowStochastic``) take finitely many steps; with other penalties convergence is slow near the
-    optimum. All arithmetic is in float64, on data of any precision.
+    With atoms :math:`a` of the penalty's unit ball the program is :math:`\min_{\mu \ge 0} P(\sum_a \mu_a a)` with the
+    penalty :math:`\sum_a \mu_a`. Each iteration adds the atom that violates its constraint most of each violated
+    group, and solves for all weights by L-BFGS-B (scipy), in float64. Finitely many atoms (``RowStochastic``) take
+    finitely many steps; elsewhere the end is slow.
 
     Examples
     --------

@@ -76,13 +76,10 @@ class Exact(Solver):
         matrix = program.map.as_matrix().double().numpy(force=True)
         y, weight = program.with_float64_targets().y.numpy(force=True), program.weight.double().numpy(force=True)
         n_blocks = math.prod(program.map.feature_shape[:-1])
-        coef = cp.Variable((matrix.shape[1], y.shape[1]))
-        pred = cp.Variable(y.shape)
-        model = matrix @ coef
+        coef, pred = cp.Variable((matrix.shape[1], y.shape[1])), cp.Variable(y.shape)
         intercept = cp.Variable((1, y.shape[1])) if program.fit_intercept else None
-        if intercept is not None:
-            model += np.ones((len(y), 1)) @ intercept
-        link = pred == model  # the multiplier of this constraint is a dual point
+        constant = 0 if intercept is None else np.ones((len(y), 1)) @ intercept
+        link = pred == matrix @ coef + constant  # the multiplier of this constraint is a dual point
         decay = program.alpha * program.penalty.expression(coef, n_blocks)
         objective = cp.Minimize(program.loss.expression(pred, y, weight) + decay)
         self._solve(cp.Problem(objective, [link, *program.penalty.constraints(coef, n_blocks)]))

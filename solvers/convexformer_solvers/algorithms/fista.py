@@ -29,10 +29,9 @@ class _State(NamedTuple):
 class Fista(Solver):
     """Accelerated proximal gradient (FISTA) for every loss and penalty, on any device and in any precision.
 
-    Each iteration reads the data twice (once per product) and does the intercept exactly: the program is minimised
-    over it in closed form or by a few Newton steps on ``c`` numbers, which leaves a smooth convex function of the
-    coefficients with the same gradient. Momentum restarts when it points uphill. The step follows the
-    curvature met on the way: it grows while the quadratic model overestimates and shrinks when the model fails.
+    Each iteration reads the data twice (once per product) and minimises over the intercept exactly. Momentum restarts
+    when it points uphill. The step follows the curvature met on the way: it grows while the quadratic model
+    overestimates and shrinks when the model fails.
 
     Parameters
     ----------

@@ -45,10 +45,10 @@ def get_solver(solver: str | Solver) -> Solver:
     if isinstance(solver, str):
         if solver in SOLVERS:
             entry = SOLVERS[solver]
-            if not isinstance(entry, str):
-                return entry()
-            module, _, attribute = entry.partition(":")
-            return getattr(import_module(module), attribute)()
+            if isinstance(entry, str):
+                module, _, attribute = entry.partition(":")
+                entry = getattr(import_module(module), attribute)
+            return entry()
         from cvxpy.settings import SOLVERS as CVXPY_SOLVERS
 
         if solver.upper() in CVXPY_SOLVERS:

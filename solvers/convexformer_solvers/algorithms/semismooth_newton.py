@@ -79,11 +79,9 @@ class SemismoothNewton(PrimalDualSolver):
               Z(v) = \mathrm{prox}_{\sigma\alpha}(Z_c - \sigma A^\top \mathrm{diag}(p)\, l'(v, y)),
 
     which is the stationarity of its dual, written in predictions so that no iterate leaves the domain of the loss's
-    conjugate. Newton systems are solved in the support or in the samples, whichever is smaller, and never form the
-    gated design. Ten to thirty steps reach high accuracy even where tokens are correlated and the regularisation is
-    weak, up to two hundred where the loss's curvature jumps. Outputs are solved one by one. Memory and time of a step
-    grow with the square and the cube of the smaller side: this is for up to some thousands. The penalty must be the
-    group-l2 one, the loss separable.
+    conjugate. Newton systems are solved in the support or in the samples, whichever is smaller: memory and time grow
+    with the square and the cube of that side. Ten to thirty steps reach high accuracy, up to two hundred where the
+    loss's curvature jumps. The penalty must be the group-l2 one, the loss separable.
 
     Parameters
     ----------

@@ -69,13 +69,11 @@ class SmoothingNewton(PrimalDualSolver):
     .. math:: \min_{Z, b} \frac1N \sum_i l(A_i Z + b, y_i) + \alpha \sum_j \sqrt{s_j(Z)^2 + \epsilon^2}
 
     with the lengths, or the singular values, :math:`s_j` of the penalty's groups. The smoothing costs
-    :math:`\alpha \epsilon` at most for each of these, and its solution is dual feasible, so that the gap there is no
-    larger. Twenty to sixty steps reach eight digits, also for correlated tokens, weak regularisation and curvatures
-    that jump. A proximal step at each iterate gives exact zeros.
+    :math:`\alpha \epsilon` at most for each, and so does its solution, which is dual feasible. Twenty to sixty steps
+    reach eight digits, also for correlated tokens and weak regularisation. A proximal step gives exact zeros.
 
-    Linear systems are solved in the features or in the samples, whichever costs less, for all outputs at once where
-    penalty or loss couples them. Memory and time grow with the square and the cube of that side: this is for up to
-    some thousands. The penalty must have ``smoothed_value`` and ``smoothed_derivatives``.
+    Linear systems are solved in the features or in the samples, whichever costs less: memory and time grow with the
+    square and the cube of that side. The penalty must have ``smoothed_value`` and ``smoothed_derivatives``.
 
     Parameters
     ----------

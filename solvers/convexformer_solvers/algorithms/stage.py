@@ -117,10 +117,9 @@ class Running(NamedTuple):
 
 
 def begun(stage: Stage, program: Program, start: Point, before: Running | None = None, known: Any = None) -> Running:
-    """The stage at a starting point.
+    """The stage at a starting point, with what the stage `before` has made of the program.
 
-    What the stage `before` has made of the program is not made again; `known` is a state of the algorithm on other
-    blocks, for one that ``takes_other_blocks``.
+    `known` is a state of the algorithm on other blocks, for one that ``takes_other_blocks``.
     """
     chain = Chain.of(program, stage.reductions, None if before is None else before.chain)
     first = chain.restrict(start)
@@ -149,15 +148,13 @@ def _with_polishing(state: Running, any_active: bool, previous: Running | None =
         return state
     # Near alpha_max few steps suffice, and a polish tells rounding from zero.
     first, wait = config.wait if any_active else min(2, config.wait), config.wait
-    near = config.near if previous is None else config.near_on_paths
-    helps = False
-    if previous is not None:
-        before = previous.polishing
-        helps = before.helps
-        if before.n_polishes > 0:
-            wait = max(1, wait // 2)
-            first = min(max(wait, previous.n_steps - (before.n_polishes == 1)), 2 * config.wait)
-    return state._replace(polishing=Polishing(first, wait, near, helps))
+    if previous is None:
+        return state._replace(polishing=Polishing(first, wait, config.near))
+    before = previous.polishing
+    if before.n_polishes > 0:
+        wait = max(1, wait // 2)
+        first = min(max(wait, previous.n_steps - (before.n_polishes == 1)), 2 * config.wait)
+    return state._replace(polishing=Polishing(first, wait, config.near_on_paths, before.helps))
 
 
 def stepped(state: Running) -> Running:
@@ -217,10 +214,7 @@ def _polished(state: Running) -> Running:
     wait, helps = max(record.wait, math.ceil(config.share * state.n_steps)), found < 0.5 * before
     if found < before:
         state = state._replace(point=better, gap=found)
-    record = record._replace(
-        next=state.n_steps + (wait if helps else 2 * wait),
-        helps=helps,
-        n_polishes=record.n_polishes + 1,
-        smallest=min(record.smallest, found),
-    )
+    following, smallest = state.n_steps + (wait if helps else 2 * wait), min(record.smallest, found)
+    n_polishes = record.n_polishes + 1
+    record = record._replace(next=following, helps=helps, n_polishes=n_polishes, smallest=smallest)
     return state._replace(polishing=record)

@@ -15,12 +15,11 @@ class Anderson:
 
     With residuals :math:`g_k = F(x_k) - x_k` the next point is :math:`F(x_k) - \sum_j \gamma_j \Delta F_j`, where the
     coefficients minimise :math:`\|g_k - \sum_j \gamma_j \Delta g_j\|` over the last `memory` differences, for each
-    column by itself where the map keeps `columns_apart`. `regularisation` is added to the diagonal of their system,
-    scaled to a diagonal of one; far less saves no iterations and lets rounding grow.
+    column by itself where the map keeps `columns_apart`.
     """
 
-    def __init__(self, memory: int, columns_apart: bool, regularisation: float = 1e-4) -> None:
-        self.memory, self.columns_apart, self.regularisation = memory, columns_apart, regularisation
+    def __init__(self, memory: int, columns_apart: bool) -> None:
+        self.memory, self.columns_apart = memory, columns_apart
         # Bound of the error of the arrays that follow a point, over rounding; 1 where the caller computes them anew.
         self.rounding_growth = 1.0
         self.largest_weights = 0.0  # largest sum of a column's absolute coefficients in the last extrapolation
@@ -89,7 +88,7 @@ class Anderson:
         lengths = self._products.diagonal(dim1=1, dim2=2).sqrt()
         inverse = torch.where(lengths > 0, 1 / lengths, 0.0)
         system = inverse[:, :, None] * self._products * inverse[:, None, :]
-        system.diagonal(dim1=1, dim2=2).add_(self.regularisation)
+        system.diagonal(dim1=1, dim2=2).add_(1e-4)  # far less saves no iterations and lets rounding grow
         factor, failed = torch.linalg.cholesky_ex(system)
         right = inverse * self._against(residual)
         weights = inverse * torch.cholesky_solve(right[..., None], factor)[..., 0]

@@ -27,10 +27,9 @@ def sample_kernel(linear_map: LinearMap, at_most: int) -> Tensor:
 def eigenvalue_ratio(program: Program) -> float:
     r"""Largest eigenvalue over the mean one, in units of what that is for independent features of one size.
 
-    For ``n`` samples and ``p`` independent features the ratio is about
-    :math:`(1 + \sqrt{\min(n, p) / \max(n, p)})^2`. In units of that it is about 1 for independent features, 1.5 and
-    more where gates share them, and 10 to 40 for tokens of text. The Gram matrix is that of 64 samples at
-    most. The ratio is infinite where it overflows, NaN where it is zero or the rows of the map are no samples.
+    The unit is :math:`(1 + \sqrt{\min(n, p) / \max(n, p)})^2` for ``n`` samples and ``p`` features. The ratio of 64
+    samples is about 1 for independent features, 1.5 and more where gates share them, and 10 to 40 for tokens of text;
+    infinite where it overflows, NaN where it is zero or the rows of the map are no samples.
     """
     return program.remembered("eigenvalue_ratio", lambda: _eigenvalue_ratio(program))
 

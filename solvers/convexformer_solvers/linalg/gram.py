@@ -32,8 +32,7 @@ def bordered(gram: Tensor, border: Tensor) -> Tensor:
 class SupportGram:
     """Weighted Gram matrices ``A_S' D A_S`` of varying supports; kept and extended while the weights stay the same.
 
-    `center`, shape ``(n_blocks, d)``, is taken from the columns first. With `single` products are computed in single
-    precision, in half the time; they are kept in that of the weights.
+    `center`, shape ``(n_blocks, d)``, is taken from the columns first. With `single` products are in single precision.
     """
 
     def __init__(self, linear_map: LinearMap, center: Tensor | None = None, single: bool = False) -> None:

@@ -19,8 +19,8 @@ class Curvature:
     """
 
     def __init__(self, program: Program, pred: Tensor, towards_target: bool = False) -> None:
-        self._program, self._pred = program, pred
-        self._towards_target = towards_target and has_linear_parts(program.loss)
+        self._program, self._pred, loss = program, pred, program.loss
+        self._towards_target = towards_target and loss.output_separable and loss.of_residual and not loss.quadratic
 
     @property
     def diagonal_is_all(self) -> bool:
@@ -71,11 +71,6 @@ class Curvature:
         for mine, column in zip(of_output, diagonal.T, strict=True):
             result[mine[:, None], mine] += (images[mine] * (program.weight * column)) @ images[mine].T
         return result
-
-
-def has_linear_parts(loss: Loss) -> bool:
-    """Whether a loss may have linear parts whose end is the target."""
-    return loss.output_separable and loss.of_residual and not loss.quadratic
 
 
 def curvature_bound(loss: Loss, pred: Tensor, y: Tensor) -> Tensor:

@@ -32,10 +32,8 @@ class ProxJacobian(NamedTuple):
 
     def inverse(self) -> Tensor:
         """Inverses on the active groups, shape ``(m, d, d)``."""
-        outer = self.units[:, :, None] * self.units[:, None, :]
-        inverse_scale = 1 / self.shrinkage[:, None, None]
-        identity = torch.eye(self.units.shape[1], dtype=outer.dtype, device=outer.device)
-        return inverse_scale * identity + (1 - inverse_scale) * outer
+        outer, inverse_scale = self.units[:, :, None] * self.units[:, None, :], 1 / self.shrinkage[:, None, None]
+        return inverse_scale * torch.eye(self.units.shape[1]).to(outer) + (1 - inverse_scale) * outer
 
 
 class NewtonSystem:
@@ -188,9 +186,7 @@ def solved_in_features(features: Features, system: System) -> tuple[Tensor, Tens
     matrix /= scale[:, None]
     matrix /= scale
     matrix.diagonal()[size:] += 2**12 * EPS
-    target = right.flatten()
-    if features.fit_intercept:
-        target = torch.cat([target, system.intercept_right])
+    target = torch.cat([right.flatten(), system.intercept_right])[: len(scale)]  # all, or without the intercepts
     solution = torch.cholesky_solve((target / scale)[:, None], cholesky(matrix))[:, 0] / scale
     intercept = solution[size:] if features.fit_intercept else torch.zeros_like(system.intercept_right)
     return solution[:size].reshape(right.shape), intercept

@@ -43,14 +43,7 @@ class RidgeSystem(ABC):
         self._inverse = None  # the factor stands above the Gram matrix
         self.weight, self.rho = weight, rho
         matrix = self._gram()
-        entries = self._entries(matrix)
-
-        def system(rows: slice) -> Tensor:
-            result = entries(rows)
-            result.diagonal().add_(rho)
-            return result
-
-        self._inverse = factorised_above(matrix, system)
+        self._inverse = factorised_above(matrix, self._entries(matrix), rho)
 
     @abstractmethod
     def fit(self, target: Tensor, center: Tensor, fitted_center: Tensor) -> Tensor:
@@ -125,8 +118,7 @@ class RidgeInSamples(RidgeSystem):
 class RidgeInFeatures(RidgeSystem):
     """Through the ``p x p`` matrix of the features.
 
-    A large one is kept in single precision: each solve refines the move of the last one, whose fit is known, so that
-    the error of the factor falls from solve to solve.
+    A large one is in single precision: each solve refines the move of the last, so that the factor's error falls.
     """
 
     largest_double: ClassVar[int] = 10 * SMALL_SIDE  # side of the largest matrix in double precision

@@ -100,10 +100,8 @@ class SignedMap(DerivedMap[LinearMap]):
         return self.base.matvec(coef[0] - coef[1])
 
     def rmatvec(self, values: Tensor) -> Tensor:
-        positive = self.base.rmatvec(values)
-        result = positive.new_empty((2, *positive.shape))
-        result[0] = positive
-        torch.neg(positive, out=result[1])
+        result = self.base.rmatvec(values).expand(2, *self.base.feature_shape, -1).clone()
+        result[1].neg_()
         return result
 
     def centered(self, weight: Tensor, dtype: torch.dtype) -> LinearMap:

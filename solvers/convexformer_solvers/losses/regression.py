@@ -6,7 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from scipy.special import xlogy
 from torch import Tensor
 
 from convexformer_solvers.validation import is_real
@@ -42,7 +44,6 @@ class Squared(Loss):
 
     def expression(self, pred: Any, y: Any, weight: Any) -> Any:
         import cvxpy as cp
-        import numpy as np
 
         return 0.5 * cp.sum_squares(cp.multiply(np.sqrt(weight)[:, None], pred - y))
 
@@ -175,8 +176,6 @@ class Poisson(Loss):
 
     def expression(self, pred: Any, y: Any, weight: Any) -> Any:
         import cvxpy as cp
-        import numpy as np
-        from scipy.special import xlogy
 
         constant = np.sum(weight[:, None] * (xlogy(y, y) - y))
         return cp.sum(cp.multiply(weight[:, None], cp.exp(pred) - cp.multiply(y, pred))) + constant

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -137,8 +138,6 @@ class RowStochastic(Penalty):
 
     def _row_sums(self, coef: Any, n_blocks: int) -> list[Any]:
         """Per target row the sums over tokens, as expressions of shape ``(2 d, c)``."""
-        import numpy as np
-
         d, n_outputs = coef.shape[0] // n_blocks, coef.shape[1] // self.n_targets
         over_tokens = np.kron(np.kron(np.eye(2), np.ones((1, n_blocks // 2))), np.eye(d))
         return [over_tokens @ coef[:, t * n_outputs : (t + 1) * n_outputs] for t in range(self.n_targets)]

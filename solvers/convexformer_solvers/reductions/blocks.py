@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -34,20 +35,20 @@ class Restrict(Reduction):
         return dataclasses.replace(program, map=restricted), program.coef_shape
 
     def restrict(self, point: Point, data: tuple[int, ...]) -> Point:
-        correlation = None if point.correlation is None else self._on_blocks(point.correlation)
-        return point._replace(coef=self._on_blocks(point.coef), correlation=correlation)
+        return _changed(point, lambda coef: coef.reshape(-1, *coef.shape[-2:])[self.blocks])
 
     def invert(self, point: Point, data: tuple[int, ...]) -> Point:
-        correlation = None if point.correlation is None else self._on_all(point.correlation, data)
-        return point._replace(coef=self._on_all(point.coef, data), correlation=correlation)
+        def on_all(coef: Tensor) -> Tensor:
+            blocks = coef.new_zeros((math.prod(data[:-2]), *data[-2:]))
+            return blocks.index_copy_(0, self.blocks, coef).view(data)
 
-    def _on_blocks(self, coef: Tensor) -> Tensor:
-        return coef.reshape(-1, *coef.shape[-2:])[self.blocks]
+        return _changed(point, on_all)
 
-    def _on_all(self, coef: Tensor, shape: tuple[int, ...]) -> Tensor:
-        result = coef.new_zeros(shape)
-        result.view(-1, *shape[-2:])[self.blocks] = coef
-        return result
+
+def _changed(point: Point, change: Callable[[Tensor], Tensor]) -> Point:
+    """The point with other blocks in its coefficients and its correlation."""
+    correlation = None if point.correlation is None else change(point.correlation)
+    return point._replace(coef=change(point.coef), correlation=correlation)
 
 
 class _Root(NamedTuple):

@@ -28,17 +28,12 @@ class Admm(PrimalDualSolver):
     r"""Over-relaxed alternating directions in the metric of the data, majorised where the loss is not quadratic.
 
     The splitting is ``W = Z``: ``W`` carries the loss, replaced by a quadratic around the last predictions whose
-    curvature follows that of each sample, ``Z`` the penalty. Each update of ``W`` is a ridge problem whose Gram
-    matrix, on the smaller side of the data, is formed once and serves all outputs; ``rho`` follows the size of the
-    groups and, from the fifteenth iteration on, the curvatures that moves show in the loss and in the penalty. The
-    metric takes out correlation of the features. On the side of the samples up to ten such problems, which cost no
-    product with the data there, take the quadratics to the proximal step of the loss itself. An iteration takes two
-    products with the data and two triangular solves for each problem; the iterates are accelerated (``Anderson``).
-    Along a path each alpha starts from the linear extrapolation of the last two, unless the curvature of the loss
-    jumps.
+    curvature follows that of each sample, ``Z`` the penalty. An update of ``W`` is a ridge problem whose Gram matrix,
+    on the smaller side of the data, is formed once; where it costs no product with the data, up to ten of them lead to
+    the proximal step of the loss itself. ``rho`` follows the size of the groups, then the curvatures that moves show.
+    The iterates are accelerated (``Anderson``), and extrapolated from alpha to alpha of a path.
 
-    Needs a loss with finite ``smoothness`` and a penalty that is a sum over blocks. Memory: the square of the
-    side that is taken, for Gram matrix and factor together.
+    Needs a loss with finite ``smoothness`` and a penalty that is a sum over blocks. Memory: the square of that side.
 
     Parameters
     ----------
@@ -171,9 +166,8 @@ class Admm(PrimalDualSolver):
     def _loss_step(self, program: Program, state: State, center: Tensor, fitted_center: Tensor) -> tuple[State, Tensor]:
         """The state with the curvature that was observed, and predictions of the proximal step on the loss.
 
-        That is one ridge problem with quadratics that touch the loss at the last predictions; where it costs no product
-        with the data, or one that takes next to no time, others follow with quadratics at the predictions that the one
-        before gave.
+        That is one ridge problem with quadratics that touch the loss at the last predictions; where it costs next to
+        nothing, others follow with quadratics at the predictions that the one before gave.
         """
         system, expansion = state.cache.system, state.expansion
         root = system.weight.sqrt()[:, None]

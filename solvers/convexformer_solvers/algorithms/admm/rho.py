@@ -24,9 +24,8 @@ class Sides(NamedTuple):
 class GroupSizeStepRule(NamedTuple):
     """The rho that makes the prox's threshold so many times the size of a typical active group.
 
-    That is the median one at first: it shrinks with many small groups, which ask for a larger rho. Where moves have
-    said what rho is, the rule only carries it to other sizes, by their average weighted by the sizes themselves, which
-    does not jump where many small groups come in.
+    That is the median one at first. Where moves have said what rho is, the rule only carries it to other sizes, by
+    their average weighted by the sizes themselves, which does not jump where many small groups come in.
     """
 
     threshold: float  # alpha / rho over that size
@@ -59,9 +58,8 @@ def _average_of_sum(sizes: Tensor) -> float:
 def balancing_rho(before: Sides, after: Sides) -> float | None:
     """Geometric mean of the curvatures that moves have met in the loss and in the penalty; None where nothing moved.
 
-    Either is the size of a change of the gradient over that of the move, which is the geometric mean of the inverses of
-    the two spectral step sizes of Xu, Figueiredo and Goldstein, "Adaptive ADMM with spectral penalty parameter
-    selection" (AISTATS 2017).
+    Either is the size of a change of the gradient over that of the move: the geometric mean of the inverses of the two
+    spectral step sizes of Xu, Figueiredo and Goldstein (AISTATS 2017).
     """
     move, change, shift, pull = (float((new - old).norm()) for new, old in zip(after, before, strict=True))
     if not (move > 0 and shift > 0):
