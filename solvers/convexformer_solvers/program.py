@@ -291,13 +291,10 @@ class Program:
         exact = self.with_float64_targets()
         if exact is not self:
             return exact.alpha_max
-        found = float(self.null_dual_norms.amax())
+        found, theta = float(self.null_dual_norms.amax()), self.null_dual_point
         if not math.isfinite(found):
             self.map.check_finite()
-        return 0.0 if self._is_rounding(found, self.null_dual_point) else found
-
-    def _is_rounding(self, norm: float, theta: Tensor) -> bool:
-        """Whether a dual norm is what rounding leaves of samples that cancel, as an intercept makes constant ones."""
+        # It may be what rounding leaves of samples that cancel, as an intercept makes constant ones.
         mean = float((self.weight @ theta).abs().max()) if self.fit_intercept else 0.0  # zero but for rounding
         rounding = mean + EPS * float(self.mean(theta.abs().amax(1)))
         # Sums of products are off by less than eight roundings of one.
@@ -305,7 +302,8 @@ class Program:
         counted = (self.weight > 0).nonzero()[:, 0]
         some = counted[even_rows(len(counted), math.isqrt(len(counted)), counted.device)]
         # All samples are read, or copied where some have no weight, only if a few hold entries as large as that.
-        return norm <= bound * self.map.rows(some).largest() and norm <= bound * self.drop_zero_weights().map.largest()
+        small = found <= bound * self.map.rows(some).largest()
+        return 0.0 if small and found <= bound * self.drop_zero_weights().map.largest() else found
 
 
 def check_alpha(alpha: float) -> None:

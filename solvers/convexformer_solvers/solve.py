@@ -295,17 +295,13 @@ def starting_point(program: Program, start: Any) -> Point | None:
     parts = start if isinstance(start, (tuple, list)) else ()
     if len(parts) != 2 or not all(isinstance(part, Tensor) for part in parts):
         found = " and ".join(type(part).__name__ for part in parts or (start,))
-        raise TypeError(
-            f"start must be a pair of tensors, coefficients and intercept, got {found}; of an earlier result that is "
-            "(result.coef, result.intercept)"
-        )
+        wanted = "a pair of tensors, coefficients and intercept"
+        raise TypeError(f"start must be {wanted}, got {found}; of a result that is (result.coef, result.intercept)")
     coef, intercept = (part.detach().to(program.y, copy=True) for part in parts)
-    shape = program.coef_shape
-    if tuple(coef.shape) != shape or tuple(intercept.shape) != shape[-1:]:
-        raise ValueError(
-            f"start must be a coefficient array of shape {shape} and an intercept of shape {shape[-1:]}, got "
-            f"{tuple(coef.shape)} and {tuple(intercept.shape)}"
-        )
+    shapes, given = (program.coef_shape, program.coef_shape[-1:]), (tuple(coef.shape), tuple(intercept.shape))
+    if given != shapes:
+        wanted = f"a coefficient array of shape {shapes[0]} and an intercept of shape {shapes[1]}"
+        raise ValueError(f"start must be {wanted}, got {given[0]} and {given[1]}")
     if not bool(torch.isfinite(coef).all() and torch.isfinite(intercept).all()):
         raise ValueError("start must be finite in the precision of the solve, got NaN or infinite values")
     if not program.fit_intercept and bool((intercept != 0).any()):
@@ -330,13 +326,8 @@ def _warn_not_converged(result: SolverResult, options: Options, dtype: torch.dty
             f"did not converge in {result.n_iter} iterations: certified relative gap {gap:.3e} > tol "
             f"{options.tol:.3e}. The result is usable and its certificate is true. What helps: {remedies}."
         )
-    warnings.warn(f"Solver {result.solver!r} {told}", ConvergenceWarning, stacklevel=_level_of_caller())
-
-
-def _level_of_caller() -> int:
-    """Stack level, for a warning of the calling function, of the line outside this package that led there."""
-    frame, level = inspect.currentframe(), 0
+    frame, level = inspect.currentframe(), 1  # the line outside this package that led here
     own = ("convexformer", "convexformer_solvers")
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in own:
         frame, level = frame.f_back, level + 1
-    return level
+    warnings.warn(f"Solver {result.solver!r} {told}", ConvergenceWarning, stacklevel=level)

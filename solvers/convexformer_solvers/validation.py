@@ -51,9 +51,8 @@ def check_callback(callback: Any, argument: str) -> None:
 def check_tensor(name: str, value: Any) -> None:
     """Raise ``TypeError`` unless the argument of that name is a tensor."""
     if not isinstance(value, Tensor):
-        raise TypeError(
-            f"{name} must be a torch tensor, got {type(value).__name__}; torch.as_tensor({name}) makes one of an array"
-        )
+        got = f"{type(value).__name__}; torch.as_tensor({name}) makes one of an array"
+        raise TypeError(f"{name} must be a torch tensor, got {got}")
 
 
 def check_kind(name: str, value: Any, kind: type, example: str) -> None:

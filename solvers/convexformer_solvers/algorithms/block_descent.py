@@ -102,11 +102,6 @@ class GramProgram:
             result.append(GramPoint(coef.copy(), correlation.copy()))
         return result
 
-    def polished(self, point: GramPoint) -> tuple[GramPoint, GramPoint]:
-        """The best primal and the best dual point that follow from a point."""
-        candidates = [point, *self._made_consistent(point)]
-        return min(candidates, key=self.primal), max(candidates, key=self.dual)
-
     def _sweep(self, point: GramPoint) -> None:
         """Minimise over one block after the other, in place."""
         for block, (spectrum, basis) in zip(self._blocks, self._eigen, strict=True):
@@ -130,11 +125,11 @@ class GramProgram:
         better = GramPoint(weights @ coefs[1:], weights @ correlations[1:])
         return better if self.primal(better) < self.primal(point) else point
 
-    def _made_consistent(self, point: GramPoint) -> list[GramPoint]:
-        """The primal point with best sizes, and the dual point moved to norms of alpha, on the active blocks."""
+    def polished(self, point: GramPoint) -> tuple[GramPoint, GramPoint]:
+        """The best primal and dual points of these and of best sizes, or norms of alpha, on the active blocks."""
         active = self.norms(point.coef).nonzero()[0]
         if len(active) == 0:
-            return []
+            return point, point
         units, images = np.zeros((2, len(active), len(self.target)))
         for unit, image, block in zip(units, images, (self._blocks[position] for position in active), strict=True):
             unit[block] = point.correlation[block] / np.linalg.norm(point.correlation[block])
@@ -143,7 +138,8 @@ class GramProgram:
         sizes = np.maximum(_solved(system, units @ self.target - self.alpha), 0)
         move = _solved(system, self.norms(point.correlation)[active] - self.alpha)
         dual = GramPoint(point.coef + move @ units, point.correlation - move @ images)
-        return [GramPoint(sizes @ units, self.target - sizes @ images), dual]
+        candidates = point, GramPoint(sizes @ units, self.target - sizes @ images), dual
+        return min(candidates, key=self.primal), max(candidates, key=self.dual)
 
 
 def _solved(system: NDArray, right: NDArray) -> NDArray:

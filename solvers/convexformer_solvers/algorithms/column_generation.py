@@ -83,9 +83,9 @@ def _coef(program: Program, atoms: csc_array, weights: np.ndarray) -> Tensor:
 
 def _predicted(program: Program, atoms: csc_array, variables: np.ndarray) -> tuple[Tensor, Tensor]:
     """Predictions and intercepts for the weights of atoms, with the intercepts behind them."""
-    n_atoms = atoms.shape[1]
-    intercept = torch.as_tensor(variables[n_atoms:]).to(program.y)
-    return program.map.matvec(_coef(program, atoms, variables[:n_atoms])) + intercept, intercept
+    weights, intercept = np.split(variables, [atoms.shape[1]])
+    constant = torch.as_tensor(intercept).to(program.y)
+    return program.map.matvec(_coef(program, atoms, weights)) + constant, constant
 
 
 def _with_atoms(program: Program, state: _State) -> _State:

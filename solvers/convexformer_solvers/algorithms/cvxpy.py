@@ -65,9 +65,8 @@ class Exact(Solver):
         installed = cp.installed_solvers()
         if self.cvxpy_solver not in installed:
             hint = "pip install 'convexformer[mosek]'" if self.cvxpy_solver == "MOSEK" else "see cvxpy's documentation"
-            raise SolverUnavailableError(
-                f"solver {self.cvxpy_solver!r} is not installed ({hint}); installed are {sorted(installed)}"
-            )
+            found = f"is not installed ({hint}); installed are {sorted(installed)}"
+            raise SolverUnavailableError(f"solver {self.cvxpy_solver!r} {found}")
         return Point(start.coef, start.intercept)
 
     def step(self, program: Program, state: Point) -> Point:

@@ -60,10 +60,7 @@ class Fista(Solver):
         check_counts(power_steps=power_steps)
         self.power_steps = int(power_steps)
 
-    def init(self, program: Program, start: Point) -> _State:
-        return self._begun(program, start, None)
-
-    def _begun(self, program: Program, start: Point, lipschitz: float | None) -> _State:
+    def init(self, program: Program, start: Point, lipschitz: float | None = None) -> _State:
         coef = start.coef.to(program.y)
         if start.fitted is None or start.intercept is None:
             pred = program.map.sparse_matvec(coef)
@@ -157,7 +154,7 @@ class GreedyFista(Fista):
     takes_other_blocks = True
 
     def init_again(self, program: Program, start: Point, previous: _State) -> _State:
-        return self._begun(program, start, previous.lipschitz)
+        return self.init(program, start, previous.lipschitz)
 
     def _next_momentum(self, t: float) -> tuple[float, float]:
         return 2.0, float(t > 1)

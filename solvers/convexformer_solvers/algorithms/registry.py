@@ -55,6 +55,5 @@ def get_solver(solver: str | Solver) -> Solver:
             from .cvxpy import Exact
 
             return Exact(solver)
-    raise ValueError(
-        f"solver must be one of {sorted(SOLVERS)}, the name of a solver of cvxpy, or a Solver instance, got {solver!r}"
-    )
+    wanted = f"one of {sorted(SOLVERS)}, the name of a solver of cvxpy, or a Solver instance"
+    raise ValueError(f"solver must be {wanted}, got {solver!r}")

@@ -12,6 +12,7 @@ from torch import Tensor
 from convexformer_solvers.linalg.gram import SupportGram
 from convexformer_solvers.linalg.line_search import backtracking
 from convexformer_solvers.linalg.newton_systems import NewtonSystem, ProxJacobian
+from convexformer_solvers.linear_maps.base import nonzero_blocks
 from convexformer_solvers.points import Point, as_start, own_predictions
 from convexformer_solvers.program import Program
 from convexformer_solvers.reductions.center import Center
@@ -110,17 +111,16 @@ class SemismoothNewton(PrimalDualSolver):
         if pred is None:
             pred = own_predictions(program, coef)
         gram = SupportGram(program.map) if previous is None else previous.gram
-        outputs = range(program.y.shape[1])
-        return _State(tuple(_first_iterate(program, self.config, gram, coef, pred, k) for k in outputs), gram)
+        parts = zip(program.y.split(1, 1), coef.split(1, -1), pred.split(1, 1), strict=True)
+        programs = ((dataclasses.replace(program, y=y), center, v) for y, center, v in parts)
+        return _State(tuple(_first_iterate(*part, self.config, gram) for part in programs), gram)
 
     def step(self, program: Program, state: _State) -> _State:
         return state._replace(iterates=tuple(s if s.finished else _newton_step(s) for s in state.iterates))
 
     def point(self, program: Program, state: _State) -> Point:
-        coef = torch.cat([s.coef for s in state.iterates], dim=-1)
-        correlation = torch.cat([s.correlation for s in state.iterates], dim=-1)
-        pred = torch.cat([s.pred for s in state.iterates], dim=1)
-        residual = torch.cat([s.residual for s in state.iterates], dim=1)
+        parts = zip(*((s.coef, s.correlation, s.pred, s.residual) for s in state.iterates), strict=True)
+        coef, correlation, pred, residual = (torch.cat(part, dim=-1) for part in parts)
         return Point(coef, pred=pred, fitted=pred + residual, correlation=correlation)
 
     def finished(self, state: _State) -> bool:
@@ -128,11 +128,8 @@ class SemismoothNewton(PrimalDualSolver):
 
 
 def _first_iterate(
-    program: Program, config: SemismoothConfig, gram: SupportGram, coef: Tensor, pred: Tensor, column: int
+    program: Program, center: Tensor, pred: Tensor, config: SemismoothConfig, gram: SupportGram
 ) -> _Iterate:
-    one = slice(column, column + 1)
-    program = dataclasses.replace(program, y=program.y[:, one])
-    center, pred = coef[..., one], pred[:, one]
     fitted = program.map.matvec(center)
     intercept = program.best_intercept(fitted)
     theta = -program.loss.gradient(pred, program.y)
@@ -176,8 +173,8 @@ def _proximal(iterate: _Iterate) -> _Iterate:
 
 
 def _with_residual(iterate: _Iterate) -> _Iterate:
+    support = nonzero_blocks(iterate.coef).nonzero()[:, 0]
     groups = iterate.coef.reshape(-1, *iterate.coef.shape[-2:])
-    support = groups.any(dim=1)[:, 0].nonzero()[:, 0]
     fitted = iterate.program.map.matvec_blocks(support, groups[support]) + iterate.intercept
     return iterate._replace(residual=fitted - iterate.pred)
 
@@ -261,9 +258,7 @@ def _curvature(program: Program, pred: Tensor) -> Tensor:
 
 def _jacobian(iterate: _Iterate) -> ProxJacobian:
     threshold = iterate.sigma * iterate.program.alpha
-    shifted = (iterate.center + iterate.sigma * iterate.correlation)[..., 0]
-    shifted = shifted.reshape(-1, shifted.shape[-1])
+    shifted = (iterate.center + iterate.sigma * iterate.correlation)[..., 0].flatten(0, -2)
     norms = torch.linalg.vector_norm(shifted, dim=1)
     active = (norms > threshold).nonzero()[:, 0]
-    norms = norms[active]
-    return ProxJacobian(active, 1 - threshold / norms, shifted[active] / norms[:, None])
+    return ProxJacobian(active, 1 - threshold / norms[active], shifted[active] / norms[active][:, None])

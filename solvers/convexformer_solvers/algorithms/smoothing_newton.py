@@ -98,9 +98,11 @@ class SmoothingNewton(PrimalDualSolver):
         features = Features(program) if previous is None else previous.parts[0].features
         pred = own_predictions(program, coef)
         length, n_outputs = 1 / program.lipschitz(pred), program.y.shape[1]
-        together = [slice(k, k + 1) for k in range(n_outputs)] if program.outputs_separate else [slice(n_outputs)]
-        parts = tuple(_first(program, features, coef, pred, length, outputs, self.config) for outputs in together)
-        return _State(parts, length, _point(program, parts, length))
+        width, parts = 1 if program.outputs_separate else n_outputs, []
+        for outputs in (slice(first, first + width) for first in range(0, n_outputs, width)):
+            own = dataclasses.replace(program, y=program.y[:, outputs])
+            parts.append(_first(own, features, coef[..., outputs], pred[:, outputs], length, self.config))
+        return _State(tuple(parts), length, _point(program, tuple(parts), length))
 
     def step(self, program: Program, state: _State) -> _State:
         parts = tuple(part if part.finished else _newton_step(part, self.config) for part in state.parts)
@@ -114,23 +116,22 @@ class SmoothingNewton(PrimalDualSolver):
 
 
 def _point(program: Program, parts: tuple[_Part, ...], length: float) -> Point:
-    coef = torch.cat([_with_zeros(part, length) for part in parts], dim=-1)
+    """The point after a proximal step, whose length suits the active groups if there are any."""
+    coefs = []
+    for part in parts:
+        total = float(part.program.penalty.value(part.coef))
+        typical = float(part.coef.square().sum()) / total / program.alpha if total > 0 else 0.0
+        step = max(typical, length)
+        coefs.append(part.program.penalty.prox(part.coef + step * part.correlation, step * program.alpha))
+    coef = torch.cat(coefs, dim=-1)
     pred = torch.cat([part.pred for part in parts], dim=1)
     correlation = torch.cat([part.correlation for part in parts], dim=-1)
     return Point(coef, pred=pred, fitted=own_predictions(program, coef), correlation=correlation)
 
 
 def _first(
-    program: Program,
-    features: Features,
-    coef: Tensor,
-    pred: Tensor,
-    length: float,
-    outputs: slice,
-    config: SmoothingConfig,
+    own: Program, features: Features, coef: Tensor, pred: Tensor, length: float, config: SmoothingConfig
 ) -> _Part:
-    own = dataclasses.replace(program, y=program.y[:, outputs])
-    coef, pred = coef[..., outputs], pred[:, outputs]
     correlation, slopes = _downhill(own, features, pred)
     unit_cost = own.alpha * float(own.penalty.smoothed_value(torch.zeros_like(coef), 1.0))
     gap = min(own.null_value, gap_estimate(own, Point(coef, pred=pred, fitted=pred, correlation=correlation)))
@@ -185,12 +186,3 @@ def _direction(part: _Part) -> tuple[Tensor, Tensor, float]:
     move, intercept_move = solved(program, part.features, system)
     image = part.features.forward(move) + intercept_move
     return move, image, float((move * downhill).sum() + intercept_move @ part.slopes)
-
-
-def _with_zeros(part: _Part, least_length: float) -> Tensor:
-    """The coefficients after a proximal step, whose length suits the active groups if there are any."""
-    program = part.program
-    total = float(program.penalty.value(part.coef))
-    typical = float(part.coef.square().sum()) / total / program.alpha if total > 0 else 0.0
-    length = max(typical, least_length)
-    return program.penalty.prox(part.coef + length * part.correlation, length * program.alpha)

@@ -131,9 +131,8 @@ class _Planner:
         n_samples, (*blocks, width, _), config = self.program.map.n_samples, self.program.coef_shape, self.config
         n_features = math.prod(blocks) * width
         columns = n_samples + width if n_samples <= config.set_width * n_features else n_features
-        sets = WorkingSetConfig(
-            columns, wait=self.seldom.wait, widest=config.set_width, form="samples", ends_in_all=True
-        )
+        wait, widest = self.seldom.wait, config.set_width
+        sets = WorkingSetConfig(columns, wait=wait, widest=widest, form="samples", ends_in_all=True)
         return Stage(
             WorkingSet(Stage(GreedyFista(power_steps=2), "takes the steps"), sets),
             "the features are nearly independent: gradient steps end before a Gram matrix is factorised",

@@ -67,9 +67,10 @@ class Auto(Solver):
         stages = self._plan(program, warm=True)
         if previous.outgrown:
             stages = tuple(stage for stage in stages if not isinstance(stage.algorithm, WorkingSet))
-        before = previous.running
+        before, known = previous.running, previous.running.stage
+        kind = type(known.algorithm), known.algorithm.name, known.reductions
         for place, stage in enumerate(stages):
-            if stage.reductions == before.stage.reductions and _alike(stage, before.stage):
+            if (type(stage.algorithm), stage.algorithm.name, stage.reductions) == kind:
                 running = begun_again(stage, program, start, before)
                 return _State(running, stages[place + 1 :], previous.outgrown)
         return _State(begun(stages[0], program, start), stages[1:], previous.outgrown)
@@ -95,11 +96,6 @@ class Auto(Solver):
 
     def finished(self, state: _State) -> bool:
         return not state.later and state.running.is_over
-
-
-def _alike(stage: Stage, other: Stage) -> bool:
-    """Whether a stage can go on from the state of another."""
-    return type(stage.algorithm) is type(other.algorithm) and stage.algorithm.name == other.algorithm.name
 
 
 def _next(program: Program, state: _State) -> _State:

@@ -98,10 +98,8 @@ class PathFile:
             self._points[int(key)] = {name: arrays[f"{name}_{key}"] for name in names if f"{name}_{key}" in arrays}
 
     def _refused(self, reason: str) -> ValueError:
-        return ValueError(
-            f"resume={str(self.path)!r} cannot be continued: {reason}. Repeat the call that wrote it, or give a "
-            "path where there is nothing yet"
-        )
+        remedy = "Repeat the call that wrote it, or give a path where there is nothing yet"
+        return ValueError(f"resume={str(self.path)!r} cannot be continued: {reason}. {remedy}")
 
 
 def fingerprint(program: Program, grid: Sequence[float]) -> dict[str, Any]:

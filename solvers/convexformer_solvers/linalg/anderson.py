@@ -32,7 +32,7 @@ class Anderson:
 
     def restart(self) -> None:
         """Keep the differences, but not the last point: the iteration goes on from elsewhere."""
-        self._last: tuple[Tensor, tuple[Tensor, ...]] | None = None  # residual and what F gave
+        self._last: tuple[Tensor, ...] | None = None  # residual and what F gave
 
     def is_rough(self, dtype: torch.dtype) -> bool:
         """Whether the error may have grown to a hundredth of the root of a precision's rounding."""
@@ -46,27 +46,23 @@ class Anderson:
         ends = tuple(self._columns(part) for part in end)
         residual = ends[0] - self._columns(start)
         if self._last is not None:
-            before, ends_before = self._last
-            self._remember(residual - before, [new - old for new, old in zip(ends, ends_before, strict=True)])
-        self._last = residual, ends
-        result = self._extrapolated(residual, ends)
-        return tuple(part.view_as(like) for part, like in zip(result, end, strict=True))
+            self._remember([new - old for new, old in zip((residual, *ends), self._last, strict=True)])
+        self._last = residual, *ends
+        return tuple(part.view_as(like) for part, like in zip(self._extrapolated(residual, ends), end, strict=True))
 
     def _columns(self, values: Tensor) -> Tensor:
         return values.reshape(-1, values.shape[-1] if self.columns_apart else 1)
 
-    def _remember(self, residual: Tensor, ends: list[Tensor]) -> None:
-        """Put one difference in the place of the oldest."""
+    def _remember(self, changes: list[Tensor]) -> None:
+        """Put the differences of the residual and of what F gave in the place of the oldest."""
         if self._n_differences == 0:
-            self._residuals = residual.new_zeros((self.memory, *residual.shape))
-            self._ends = [part.new_zeros((self.memory, *part.shape)) for part in ends]
-            self._products = residual.new_zeros((residual.shape[1], self.memory, self.memory))
+            self._residuals, *self._ends = (part.new_zeros((self.memory, *part.shape)) for part in changes)
+            self._products = changes[0].new_zeros((changes[0].shape[1], self.memory, self.memory))
         place = self._n_differences % self.memory
         self._n_differences += 1
-        self._residuals[place] = residual
-        for kept, part in zip(self._ends, ends, strict=True):
+        for kept, part in zip((self._residuals, *self._ends), changes, strict=True):
             kept[place] = part
-        self._products[:, place] = self._products[:, :, place] = self._against(residual)
+        self._products[:, place] = self._products[:, :, place] = self._against(changes[0])
 
     def _against(self, residual: Tensor) -> Tensor:
         """Products of the kept differences with a residual, shape ``(columns, memory)``."""

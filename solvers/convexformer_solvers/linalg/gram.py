@@ -57,10 +57,8 @@ class SupportGram:
         new = blocks[~torch.isin(blocks, self._known)]
         old, size = len(self._known) * d, (len(self._known) + len(new)) * d
         if len(new):
-            if size > len(self._store):
-                # Part by part, so that there are never more than two such matrices; with room for a quarter more.
-                capacity = max(size, old + old // 4)
-                store = self._store.new_empty((capacity, capacity))
+            if size > len(self._store):  # part by part, so that there are never more than two; with room for more
+                store = self._store.new_empty((max(size, old + old // 4),) * 2)
                 store[:old, :old] = self._store[:old, :old]
                 self._store = store
             self._store[:old, old:size] = self._products(self._known, new)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import combinations, combinations_with_replacement
 from typing import NamedTuple
 
 import torch
@@ -139,15 +140,12 @@ class Features:
         result = blocks.new_zeros((n_samples, n_outputs, n_samples, n_outputs))
         for some in row_chunks(len(blocks), n_samples * d, blocks.device):
             columns = self.map.columns(self._blocks[some]).to(blocks)
-            if self.means is not None:
-                columns = columns - self.means[some]
-            for k in range(n_outputs):
-                for other in range(k + 1):
-                    weighted = torch.einsum("ibd,bde->ibe", columns, blocks[some, :, k, :, other])
-                    result[:, k, :, other] += weighted.flatten(1) @ columns.flatten(1).T
-        for k in range(n_outputs):
-            for other in range(k):
-                result[:, other, :, k] = result[:, k, :, other].T
+            columns = columns if self.means is None else columns - self.means[some]
+            for other, k in combinations_with_replacement(range(n_outputs), 2):
+                weighted = torch.einsum("ibd,bde->ibe", columns, blocks[some, :, k, :, other])
+                result[:, k, :, other] += weighted.flatten(1) @ columns.flatten(1).T
+        for other, k in combinations(range(n_outputs), 2):
+            result[:, other, :, k] = result[:, k, :, other].T
         return result
 
 

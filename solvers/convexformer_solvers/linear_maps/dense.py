@@ -42,8 +42,7 @@ class DenseMap(LinearMap):
     def __init__(self, data: Tensor) -> None:
         check_tensor("data", data)
         if data.ndim < 2:
-            wanted = "at least two dimensions (samples, ..., features)"
-            raise ValueError(f"data must have {wanted}, got shape {tuple(data.shape)}")
+            raise ValueError(f"data must have at least two dimensions (samples, ...), got shape {tuple(data.shape)}")
         self._rows = data.flatten(1)
         self.data = self._rows.view(data.shape)  # not a second copy where the rows are one
 

@@ -170,8 +170,7 @@ class GatedPart(DerivedMap[GatedMap]):
         self.blocks = blocks
         gate, dense_block = base.split(blocks)
         self._order = dense_block.argsort(stable=True)
-        # As numbers, (m, N), by dense block.
-        self._masks = base.masks.T[gate[self._order]].to(base.dtype)
+        self._masks = base.masks.T[gate[self._order]].to(base.dtype)  # as numbers, (m, N), by dense block
         ends = dense_block.bincount(minlength=base.base.by_block().shape[1]).cumsum(0).tolist()
         parts = enumerate(zip([0, *ends], ends, strict=False))
         self._gates_of = [(k, first, end) for k, (first, end) in parts if first < end]

@@ -149,11 +149,9 @@ def _table_part(coef: Tensor, sums: Tensor) -> Tensor:
 
 def _grouped(symbols: Tensor, n_rows: int, masks: Tensor) -> _Position:
     """Samples grouped by symbol."""
-    n_samples = len(symbols)
+    n_samples, place = len(symbols), torch.arange(len(symbols), device=symbols.device)
     counts, by_symbol = symbols.bincount(minlength=n_rows), symbols.argsort(stable=True)
-    place = torch.arange(n_samples, device=symbols.device)
-    height = int(counts.max()) if n_samples else 0
-    before = counts.cumsum(0) - counts  # samples of smaller symbols
+    height, before = int(counts.max()) if n_samples else 0, counts.cumsum(0) - counts  # samples of smaller symbols
     slots = torch.empty_like(symbols)
     slots[by_symbol] = symbols[by_symbol] * height + place - before[symbols[by_symbol]]
     order = symbols.new_full((n_rows * height,), n_samples).index_put_((slots,), place).view(n_rows, height)

@@ -14,26 +14,22 @@ class AdmmConfig:
     over_relaxation : float, default=1.7
         Share of each step that is taken; below 2. More than 1 saves a third of the iterations.
     memory : int, default=8
-        Differences that Anderson acceleration keeps; with none there is no acceleration. Half as many iterations are
-        the moves by which ``rho`` is set.
+        Differences that Anderson acceleration keeps, if any; half as many iterations are the moves that set ``rho``.
     bold : float, default=3
         Sum of the sizes of an extrapolation's weights from which on it is compared with the best constant model.
     threshold : float, default=10/3
         The first ``rho`` is such that the prox's threshold ``alpha / rho`` is so many times the median active group.
     independent_threshold, correlated_threshold : float, default=2, 5
-        The same where features are nearly independent and the loss is squared, and where they are correlated: the
-        more so, the longer groups grow.
+        The same where features are nearly independent and the loss is squared, and where they are correlated.
     near_threshold : float, default=1.5
         The same along a path for losses that couple the outputs, where one number bounds a matrix of curvatures.
     independent, correlated : float, default=1.7, 8
         ``eigenvalue_ratio`` up to which features are nearly independent, gated ones included, and from which on they
         are correlated.
     first_share : float, default=0.25
-        Share of that for the groups of the first proximal step, which grow where features are correlated; twice that
-        where the squared loss needs no other ``rho``, as features are nearly independent.
+        Share of that for the groups of the first proximal step, which grow; twice that for nearly independent features.
     adapt_at : tuple of int, default=(5, 15, 25, 40, 70, 100, 200, 400, 800)
-        Iterations after which ``rho`` is set anew, by the size of groups after the first, then by recent moves, and the
-        curvatures of a loss that is not quadratic.
+        Iterations after which ``rho`` is set anew, first by the size of groups, then by moves, and the curvatures.
     refactor : float, default=2.2
         Factor by which ``rho`` must change for another factorisation to be worth its cost. From one alpha of a path to
         the next ``rho`` changes by its square at most.

@@ -268,9 +268,8 @@ def _without_common_shift(program: Program, move: Tensor) -> Tensor:
 
 def _local_curvature(program: Program, pred: Tensor, config: AdmmConfig) -> Tensor:
     """Bound of the curvature of each sample's loss at its prediction, kept away from zero, shape ``(N,)``."""
-    loss = program.loss
-    bound = curvature_bound(loss, pred, program.y)
-    return bound.clamp(min=config.least_curvature * loss.smoothness, max=loss.smoothness)
+    largest = program.loss.smoothness
+    return curvature_bound(program.loss, pred, program.y).clamp(config.least_curvature * largest, largest)
 
 
 def _with_observed_curvature(program: Program, state: State, move: Tensor, change: Tensor) -> State:
@@ -279,13 +278,10 @@ def _with_observed_curvature(program: Program, state: State, move: Tensor, chang
     in_all = float(program.mean(state.local * square))
     if not in_all > 0:
         return state
-    observed = float(program.mean(bend)) / in_all
     tells = square > 1e-6 * program.mean(square)  # shorter moves are rounding
-    each = torch.where(tells, bend / square, 0.0)
-    return state._replace(
-        observed_mean=max(state.observed_mean, observed),
-        observed_curvature=torch.maximum(state.observed_curvature, each),
-    )
+    each = torch.maximum(state.observed_curvature, torch.where(tells, bend / square, 0.0))
+    mean = max(state.observed_mean, float(program.mean(bend)) / in_all)
+    return state._replace(observed_mean=mean, observed_curvature=each)
 
 
 def _alike(program: Program, local: Tensor, other: Tensor, config: AdmmConfig) -> bool:
