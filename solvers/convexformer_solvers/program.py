@@ -308,5 +308,7 @@ class Program:
 
 def check_alpha(alpha: float) -> None:
     """Raise ``ValueError`` unless ``alpha`` is a positive finite number: at zero the dual has no interior."""
-    if not (is_real(alpha) and math.isfinite(alpha) and alpha > 0):
+    if not is_real(alpha):
+        raise ValueError(f"alpha must be a positive finite number, got {alpha!r}")
+    if not (math.isfinite(alpha) and alpha > 0):
         raise ValueError(f"alpha must be positive and finite (without decay there is no certificate), got {alpha!r}")
