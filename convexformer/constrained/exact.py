@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-import cvxpy as cp
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
@@ -167,6 +166,8 @@ class _Readout:
 
     def solve(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Readout and multipliers by cvxpy."""
+        import cvxpy as cp
+
         weight = cp.Variable((self.layers.shape[2], self.targets.shape[1]))
         losses = [self._mean_loss(features @ weight) for features in self.layers]
         bounds = [self._constraint(number, weight, losses) <= 0 for number in range(len(losses))]
@@ -185,6 +186,8 @@ class _Readout:
 
     def _constraint(self, number: int, weight: Any, losses: list[Any]) -> Any:
         """Value of a constraint as an expression that cvxpy knows to be convex."""
+        import cvxpy as cp
+
         c = self.constraints
         if number == 0:
             return losses[0] - c.c_ref * (1 - c.alpha if c.first_factor else 1)

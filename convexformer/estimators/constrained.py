@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from convexformer.constrained import ConstrainedTrainingInterrupted, PrimalDual
 from convexformer.constrained.classifier import LayeredClassifier
 from convexformer.nn import sample_losses
-from convexformer.targets import Targets
 from convexformer.unfolded.unrolled import DUST, UnrolledTransformer
 from convexformer.validation import (
     as_tensor,
@@ -135,8 +134,8 @@ class DescentConstrainedClassifier(ClassificationMixin, DescentConstrainedBase):
     validation_fraction : float, default=0.2
         Share of the samples that is held out: feasibility is judged on it, and the best feasible epoch by it is kept.
         0: all samples are for training, and the last epoch is kept.
-    class_weight : None
-        Kept for the manners of classifiers; weights of classes are not supported.
+    class_weight : dict, "balanced" or None, default=None
+        Factors on the weights of classes, as in scikit-learn.
     dtype : {None, "float32", "float64"}, default=None
         Precision of the network. Default: that of ``X``.
     device : str or torch.device, optional
@@ -251,35 +250,35 @@ class DescentConstrainedClassifier(ClassificationMixin, DescentConstrainedBase):
         check_flag(self.verbose, "verbose")
         if not is_integer(self.n_layers, 2):
             raise ValueError(f"n_layers must be an integer of at least 2, got {self.n_layers!r}")
-        if self.class_weight is not None:
-            raise ValueError(f"class_weight must be None, got {self.class_weight!r}: weights are not supported")
         tokens = check_tokens(self, X, reset=True)
         device = check_device(self.device, tokens.device)
         targets, loss, labels = self._read_targets(y, len(tokens), None)
         tokens = self._placed(tokens.to(device, as_dtype(self.dtype, tokens.dtype)))
         encoded = as_tensor(targets.encode(labels), device).to(tokens.dtype)
         self._targets, self.loss_ = targets, loss
-        c_ref = self._constant_loss(loss, targets, encoded) if self.c_ref is None else self.c_ref
+        total = targets.weight(labels, None)
+        share = torch.ones_like(encoded[:, 0]) if total is None else as_tensor(total, device).to(encoded)
+        share = share / share.mean()
+        c_ref = self._constant_loss(loss, encoded, share) if self.c_ref is None else self.c_ref
         seed = self._seed()
         shape = (tokens.shape[2], encoded.shape[1], self.n_layers)
         network = LayeredClassifier(*shape, shared=self.shared, padded=self._n_dims == 3, seed=seed).to(tokens)
 
-        def layer_losses(network: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
-            inputs, y = batch
-            return torch.stack([sample_losses(outputs, y, loss) for outputs in network.layer_outputs(inputs)])
+        def layer_losses(network: Any, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+            inputs, y, share = batch
+            return torch.stack([share * sample_losses(outputs, y, loss) for outputs in network.layer_outputs(inputs)])
 
-        self._train(network, layer_losses, [tokens, encoded], c_ref, seed)
+        self._train(network, layer_losses, [tokens, encoded, share], c_ref, seed)
         return self
 
     def _placed(self, tokens: Tensor) -> Tensor:
         """Columns of two-dimensional data as tokens that differ: each has its value in a coordinate of its own."""
         return torch.diag_embed(tokens[..., 0]) if self._n_dims == 2 else tokens
 
-    def _constant_loss(self, loss: Loss, targets: Targets, encoded: Tensor) -> float:
+    def _constant_loss(self, loss: Loss, encoded: Tensor, share: Tensor) -> float:
         """Mean loss of the best constant prediction."""
-        weight = torch.full((len(encoded),), 1 / len(encoded), dtype=encoded.dtype, device=encoded.device)
-        constant = loss.best_intercept(torch.zeros_like(encoded), encoded, weight)
-        return float(loss.value(constant.expand_as(encoded), encoded).mean())
+        constant = loss.best_intercept(torch.zeros_like(encoded), encoded, share / len(share))
+        return float((share * loss.value(constant.expand_as(encoded), encoded)).mean())
 
     def _layer_outputs(self, X: ArrayLike, max_layers: int | None = None) -> Tensor:
         tokens = self._placed(self._new_tokens(X))
@@ -365,7 +364,7 @@ class DescentConstrainedDenoiser(TransformerMixin, DescentConstrainedBase):
     >>> from convexformer import DescentConstrainedDenoiser
     >>> clean = np.random.default_rng(0).uniform(size=(60, 1, 4)).repeat(6, axis=1)
     >>> noisy = clean + 0.2 * np.random.default_rng(1).normal(size=clean.shape)
-    >>> model = DescentConstrainedDenoiser(alpha=0.02, noise=0.2, lr=0.01, n_epochs=40, random_state=0).fit(clean)
+    >>> model = DescentConstrainedDenoiser(alpha=0.02, noise=0.2, model="dust", n_epochs=40, random_state=0).fit(clean)
     >>> bool(np.square(model.transform(noisy) - clean).mean() < np.square(noisy - clean).mean())
     True
     """

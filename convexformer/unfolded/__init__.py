@@ -22,8 +22,10 @@ from .networks import UnfoldedNetwork, padding_mask
 from .parametrizations import SymmetricEigenvalues
 from .regions import DescentRegion, clipping_index, descent_region
 from .rho import Exponential, Logarithm, Rho, get_rho
+from .unrolled import DUST, UnrolledTransformer, frame_patches, frames_from_patches
 
 __all__ = [
+    "DUST",
     "CenteringEnergy",
     "DescentCondition",
     "DescentRegion",
@@ -47,12 +49,15 @@ __all__ = [
     "UnfoldedNetwork",
     "UnfoldedOutput",
     "UnfoldedTransformer",
+    "UnrolledTransformer",
     "aim_step",
     "clipping_index",
     "descent_condition",
     "descent_constant",
     "descent_region",
     "descent_report",
+    "frame_patches",
+    "frames_from_patches",
     "get_rho",
     "gradient_ratio",
     "padding_mask",

@@ -42,8 +42,8 @@ ESTIMATORS = [
     GreedyConvexTransformerClassifier(**DEEP),
     UnfoldedTransformerRegressor(**SHALLOW),
     UnfoldedTransformerClassifier(**SHALLOW),
-    DescentConstrainedClassifier(0.0, lr=0.05, n_epochs=30, n_layers=2, c_ref=50.0, resilience=1.0, random_state=0),
-    DescentConstrainedDenoiser(0.0, n_epochs=5, n_layers=2, c_ref=1e9, resilience=1e-3, random_state=0),
+    DescentConstrainedClassifier(objective="last", lr=0.05, n_epochs=30, n_layers=2, random_state=0),
+    DescentConstrainedDenoiser(objective="last", n_epochs=5, n_layers=2, random_state=0),
 ]
 
 

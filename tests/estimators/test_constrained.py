@@ -1,0 +1,131 @@
+"""Descent-constrained estimators: constraints, early exit, weights of classes, padding, denoising."""
+
+import pickle
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+from convexformer import DescentConstrainedClassifier, DescentConstrainedDenoiser, pad_sequences
+from convexformer.constrained import ConstrainedTrainingInterrupted, InfeasibleWarning, exit_curve
+from convexformer.constrained import early_exit as leave_early
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(120, 5, 4))
+LABELS = np.where(X[:, :, 0].mean(1) > 0, "more", "less")
+QUICK = {"lr": 0.02, "n_epochs": 30, "random_state": 0}
+CLEAN = RNG.uniform(size=(60, 1, 4)).repeat(6, axis=1)
+
+
+def test_the_constraints_hold_and_every_layer_lowers_the_loss():
+    model = DescentConstrainedClassifier(alpha=0.05, n_layers=3, **QUICK).fit(X, LABELS)
+    assert model.feasible_
+    assert model.layer_losses_.shape == model.duals_.shape == (3,)
+    assert (np.diff(model.layer_losses_) < 0).all()
+    assert model.layer_losses_[0] <= np.log(2) + model.report_.standard_errors[0]
+    assert model.score(X, LABELS) > 0.8
+    assert model.n_iter_ == 30
+
+
+def test_an_infeasible_fit_says_so():
+    with pytest.warns(InfeasibleWarning, match="do not hold"):
+        model = DescentConstrainedClassifier(alpha=0.9, **QUICK).fit(X, LABELS)
+    assert not model.feasible_
+
+
+def test_the_default_reference_is_the_loss_of_the_best_constant():
+    model = DescentConstrainedClassifier(objective="last", validation_fraction=0.0, **QUICK)
+    model.fit(X, LABELS)
+    share = np.mean(LABELS == "more")
+    entropy = -share * np.log(share) - (1 - share) * np.log(1 - share)
+    violation = model.report_.losses[0] - entropy
+    assert model.report_.violations[0] == pytest.approx(violation, abs=1e-4)
+
+
+def test_layers_predict_and_samples_may_leave_early():
+    model = DescentConstrainedClassifier(alpha=0.05, n_layers=3, **QUICK).fit(X, LABELS)
+    logits = model.layer_predictions(X)
+    index = np.searchsorted(model.classes_, LABELS)
+    curve = np.asarray(exit_curve(logits, torch.as_tensor(index)))
+    for k in (1, 2, 3):
+        assert np.mean(model.predict(X, max_layers=k) == LABELS) == pytest.approx(curve[k - 1])
+    np.testing.assert_array_equal(model.predict(X, max_layers=3), model.predict(X))
+    predictions, layers = leave_early(logits, 0.0)
+    assert (torch.as_tensor(layers) == 1).all()
+    np.testing.assert_array_equal(model.classes_[np.asarray(predictions)], model.predict(X, max_layers=1))
+    with pytest.raises(ValueError, match="max_layers must be an integer from 1 to 3"):
+        model.predict(X, max_layers=4)
+
+
+def test_weights_of_classes_move_the_decision():
+    counts = {}
+    for weight in ({"more": 1.0, "less": 20.0}, {"more": 20.0, "less": 1.0}):
+        model = DescentConstrainedClassifier(
+            objective="last", class_weight=weight, lr=0.01, n_epochs=10, random_state=0
+        )
+        counts[weight["more"]] = np.sum(model.fit(X, LABELS).predict(X) == "more")
+    assert counts[20.0] > counts[1.0]
+
+
+def test_padding_changes_nothing():
+    samples = [sample[:length] for sample, length in zip(X, RNG.integers(1, 6, 120), strict=True)]
+    options = {"objective": "last", "dtype": "float64", "n_epochs": 3, "random_state": 0}
+    models = [DescentConstrainedClassifier(**options).fit(pad_sequences(samples, n), LABELS) for n in (5, 7)]
+    outputs = [m.decision_function(pad_sequences(samples, n)) for m, n in zip(models, (5, 7), strict=True)]
+    np.testing.assert_allclose(*outputs, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("model", ["ut", "dust"])
+def test_denoising(model):
+    noisy = CLEAN + 0.3 * RNG.normal(size=CLEAN.shape)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", InfeasibleWarning)
+        denoiser = DescentConstrainedDenoiser(0.01, noise=0.3, model=model, n_layers=2, lr=0.01, n_epochs=120)
+        denoiser.set_params(random_state=0).fit(CLEAN)
+    errors = [np.square(denoiser.transform(noisy, max_layers=k) - CLEAN).mean() for k in (1, 2)]
+    assert errors[-1] < np.square(noisy - CLEAN).mean()
+    assert denoiser.transform(noisy).shape == noisy.shape
+    assert denoiser.report_.losses.shape == (2,)
+
+
+def test_models_are_pickled():
+    classifier = DescentConstrainedClassifier(objective="last", n_epochs=2, random_state=0).fit(X, LABELS)
+    again = pickle.loads(pickle.dumps(classifier))
+    np.testing.assert_array_equal(again.predict_proba(X), classifier.predict_proba(X))
+
+
+def test_an_interrupted_fit_is_usable(monkeypatch):
+    from convexformer.constrained import PrimalDual
+
+    run = PrimalDual._run_epoch
+
+    def interrupted(trainer, *arguments):
+        if len(trainer.history_.losses) == 2:
+            raise KeyboardInterrupt
+        run(trainer, *arguments)
+
+    monkeypatch.setattr(PrimalDual, "_run_epoch", interrupted)
+    model = DescentConstrainedClassifier(objective="last", n_epochs=9, random_state=0)
+    with pytest.raises(ConstrainedTrainingInterrupted):
+        model.fit(X, LABELS)
+    assert model.n_iter_ == 2
+    assert model.predict(X).shape == (120,)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "parameters", "message"),
+    [
+        (DescentConstrainedClassifier, {"n_layers": 1}, "n_layers must be an integer of at least 2"),
+        (DescentConstrainedClassifier, {"alpha": 1.0}, "alpha must be"),
+        (DescentConstrainedClassifier, {"c_ref": 0.0}, "c_ref must be"),
+        (DescentConstrainedClassifier, {"validation_fraction": 1.0}, "validation_fraction must be"),
+        (DescentConstrainedClassifier, {"n_epochs": 0}, "n_epochs must be"),
+        (DescentConstrainedDenoiser, {"model": "vit"}, "model must be one of"),
+        (DescentConstrainedDenoiser, {"noise": 0.0}, "noise must be a positive"),
+        (DescentConstrainedDenoiser, {"n_layers": 1}, "n_layers must be"),
+    ],
+)
+def test_bad_parameters(estimator, parameters, message):
+    with pytest.raises(ValueError, match=message):
+        estimator(**parameters).fit(X, LABELS)
