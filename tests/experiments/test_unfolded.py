@@ -7,9 +7,9 @@ import pytest
 
 from convexformer import cli
 from convexformer.experiments import UnfoldedSettings, format_unfolded, run_unfolded
+from convexformer.experiments.corpora import load_corpus, read_labelled_sentences
 from convexformer.experiments.unfolded import FILE, experiment
 from convexformer.experiments.unfolded.classification import METHODS, STANDARD
-from convexformer.experiments.unfolded.corpora import load_corpus, read_labelled_sentences
 from convexformer.experiments.unfolded.variants import VARIANTS
 
 GUARANTEED = "joint step (guaranteed)"

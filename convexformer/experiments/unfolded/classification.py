@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from convexformer.experiments.corpora import Corpus, Part
 from convexformer.heads import optimality_gap
 from convexformer.nn import train
 from convexformer.nn.modules.base import seeded
 from convexformer.unfolded import UnfoldedNetwork
 
-from .corpora import Corpus, Part
 from .settings import UnfoldedSettings
 
 STANDARD = "standard transformer"

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from convexformer.experiments.corpora import Corpus
 from convexformer.nn import train
 from convexformer.unfolded import UnfoldedNetwork, UnfoldedTransformer, descent_report, padding_mask
 
-from .corpora import Corpus
 from .settings import UnfoldedSettings
 from .variants import VARIANTS
 

@@ -13,12 +13,12 @@ from tqdm.auto import tqdm
 
 from convexformer import plot
 from convexformer.experiments.common import begin_report, versions, write_json
+from convexformer.experiments.corpora import Corpus, load_corpus
 from convexformer.validation import check_device
 from convexformer_solvers.validation import check_counts
 
 from .aim import compare_steps
 from .classification import METHODS, Method, classify
-from .corpora import Corpus, load_corpus
 from .descent import measure_descent
 from .figures import draw_figures
 from .report import remark, summarise

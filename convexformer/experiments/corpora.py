@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -16,9 +16,22 @@ from torch import Tensor
 
 from convexformer.datasets import load_documentation_sentences, load_word_vectors, make_word_vectors
 
-from .settings import UnfoldedSettings
-
 _DOCUMENTATION = "documentation"
+
+
+class CorpusSettings(Protocol):
+    """What an experiment says of its corpora; its fields are described in its settings."""
+
+    @property
+    def vectors(self) -> str | None: ...
+    @property
+    def n_features(self) -> int: ...
+    @property
+    def n_sentences(self) -> int: ...
+    @property
+    def n_tokens(self) -> int: ...
+    @property
+    def token_norm(self) -> float: ...
 
 
 class Part(NamedTuple):
@@ -37,6 +50,8 @@ class Corpus:
     ----------
     name : str
         What figures call it.
+    texts : list of str
+        The sentences.
     tokens : ndarray of float32 of shape (N, n, d)
         Word vectors, short sentences filled up with zero rows.
     labels : ndarray of int of shape (N,)
@@ -48,33 +63,38 @@ class Corpus:
     """
 
     name: str
+    texts: list[str]
     tokens: NDArray[np.float32]
     labels: NDArray[np.int64]
     classes: list[str]
     sha256: str
 
-    def split(self, seed: int) -> tuple[Part, Part, Part]:
-        """Training, validation and test sentences: 60, 20 and 20%, as many of each label in each part."""
+    def split_index(self, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Positions of training, validation and test sentences."""
         train, rest = train_test_split(
             np.arange(len(self.labels)), train_size=0.6, stratify=self.labels, random_state=seed
         )
         validation, test = train_test_split(rest, train_size=0.5, stratify=self.labels[rest], random_state=seed)
+        return train, validation, test
+
+    def split(self, seed: int) -> tuple[Part, Part, Part]:
+        """Training, validation and test sentences: 60, 20 and 20%, as many of each label in each part."""
         one_hot = np.eye(len(self.classes), dtype=np.float32)
         parts = [
             Part(*(torch.as_tensor(array[index]) for array in (self.tokens, one_hot[self.labels], self.labels)))
-            for index in (train, validation, test)
+            for index in self.split_index(seed)
         ]
         return parts[0], parts[1], parts[2]
 
 
-def load_corpus(source: str, settings: UnfoldedSettings) -> Corpus:
+def load_corpus(source: str, settings: CorpusSettings) -> Corpus:
     """Read a corpus and embed it.
 
     Parameters
     ----------
     source : str
-        As in ``UnfoldedSettings``.
-    settings : UnfoldedSettings
+        ``"documentation:A,B"``, text files ``"PATH,PATH"``, or a ``.tsv`` file; see ``UnfoldedSettings``.
+    settings : CorpusSettings
         Sizes and word vectors.
 
     Returns
@@ -103,7 +123,7 @@ def load_corpus(source: str, settings: UnfoldedSettings) -> Corpus:
     real = (tokens != 0).any(-1)
     tokens *= settings.token_norm / np.sqrt(np.square(tokens[real]).sum(-1).mean())
     digest = hashlib.sha256("\n".join(f"{i}\t{text}" for i, text in zip(index, texts, strict=True)).encode())
-    return Corpus(_name(source), tokens, index.astype(np.int64), classes.tolist(), digest.hexdigest())
+    return Corpus(_name(source), texts, tokens, index.astype(np.int64), classes.tolist(), digest.hexdigest())
 
 
 def read_labelled_sentences(source: str) -> tuple[list[str], Sequence[str]]:
@@ -112,7 +132,7 @@ def read_labelled_sentences(source: str) -> tuple[list[str], Sequence[str]]:
     Parameters
     ----------
     source : str
-        As in ``UnfoldedSettings``.
+        ``"documentation:A,B"``, text files ``"PATH,PATH"``, or a ``.tsv`` file; see ``UnfoldedSettings``.
 
     Returns
     -------
