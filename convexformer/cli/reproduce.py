@@ -19,6 +19,7 @@ def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
     _add_student_teacher(experiments, common)
     _add_grokking(experiments, common)
     _add_unfolded(experiments, common)
+    _add_constrained_text(experiments, common)
 
 
 # Options of an experiment that are settings by the same name: type and help. A list stands for one or more.
@@ -57,6 +58,18 @@ _UNFOLDED_SETTINGS: dict[str, tuple[Any, str]] = {
     "n_tokens": (int, "words of a sentence at most (default: 32, small: 16)"),
     "n_layers": (int, "layers of the energy plots (default: 12)"),
     "n_steps": (int, "steps of training with each learning rate (default: 600, small: 60)"),
+    "device": (str, "cpu or cuda (default: cpu)"),
+}
+_CONSTRAINED_TEXT_SETTINGS: dict[str, tuple[Any, str]] = {
+    "corpora": _UNFOLDED_SETTINGS["corpora"],
+    "vectors": _UNFOLDED_SETTINGS["vectors"],
+    "n_features": _UNFOLDED_SETTINGS["n_features"],
+    "n_sentences": (int, "sentences of each corpus (default: 3000, small: 400)"),
+    "n_tokens": (int, "words of a sentence at most (default: 32, small: 12)"),
+    "encoder": (str, "frozen encoder: folder, name or 'none' (default: all-MiniLM-L6-v2 where it is; small: none)"),
+    "depths": ([int], "layers of the unrolled transformers (default: 3 5, small: 3)"),
+    "train_noises": ([float], "noise on embeddings in training (default: 0 .6 1, small: 0 .6)"),
+    "n_epochs": (int, "epochs of every run (default: 30, small: 10)"),
     "device": (str, "cpu or cuda (default: cpu)"),
 }
 
@@ -126,6 +139,21 @@ def _add_unfolded(experiments: Any, common: argparse.ArgumentParser) -> None:
     command.set_defaults(run=_run_unfolded)
 
 
+def _add_constrained_text(experiments: Any, common: argparse.ArgumentParser) -> None:
+    command = _add_experiment(
+        experiments,
+        common,
+        "constrained-text",
+        "two minutes on two cores; else hours",
+        _CONSTRAINED_TEXT_SETTINGS,
+        help="transformers whose layers must each lower the loss, on text (Porras-Valenzuela et al. 2026)",
+        description="Unrolled transformers and a frozen encoder under descent constraints, beside usual training and "
+        "deep supervision with an equal search: accuracy under noise, losses of layers, early exit. A call that was "
+        "interrupted goes on after what was finished.",
+    )
+    command.set_defaults(run=_run_constrained_text)
+
+
 def _experiment_settings(options: argparse.Namespace, kind: Any, names: Iterable[str]) -> Any:
     """The small or the full setting of an experiment with what the user asked to be otherwise."""
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
@@ -190,3 +218,17 @@ def _run_unfolded(options: argparse.Namespace) -> dict[str, Any]:
         raise
     shown = {name: value for name, value in report.items() if name not in ("aim", "descent", "classification")}
     return shown | {"text": format_unfolded(report)}
+
+
+def _run_constrained_text(options: argparse.Namespace) -> dict[str, Any]:
+    from convexformer.experiments import ConstrainedTextSettings, format_constrained_text, run_constrained_text
+
+    check_folder(options.out)
+    settings = _experiment_settings(options, ConstrainedTextSettings, _CONSTRAINED_TEXT_SETTINGS)
+    quiet = options.quiet or options.json
+    try:
+        report = run_constrained_text(options.out, settings, n_seeds=options.seeds, quiet=quiet)
+    except KeyboardInterrupt:
+        print(GOES_ON.format(options.out), file=sys.stderr)
+        raise
+    return _without_runs(report, format_constrained_text(report))

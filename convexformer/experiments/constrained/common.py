@@ -179,8 +179,8 @@ def train_once(task: Task, method: Method, pair: tuple[float, float], seed: int,
 def search(task: Task, method: Method, grid: Search, seed: int) -> Trained:
     """Train with every pair and keep the run of least validation loss of the last layer.
 
-    All methods are chosen by the same measure, which is the objective of none but the unconstrained one; a run whose
-    losses became infinite loses against all others.
+    Constrained training is chosen among its feasible runs, where there are any. A run whose losses became infinite
+    loses against all others.
 
     Parameters
     ----------
@@ -197,7 +197,7 @@ def search(task: Task, method: Method, grid: Search, seed: int) -> Trained:
         If every run diverged.
     """
     began = time.perf_counter()
-    best: tuple[float, PrimalDual, tuple[float, float]] | None = None
+    best: tuple[tuple[bool, float], PrimalDual, tuple[float, float]] | None = None
     failure: NonFiniteLossError | None = None
     for pair in grid.pairs(method):
         try:
@@ -205,9 +205,10 @@ def search(task: Task, method: Method, grid: Search, seed: int) -> Trained:
         except NonFiniteLossError as error:
             failure = error
             continue
-        loss = float(trainer.report_.losses[-1])
-        if best is None or loss < best[0]:
-            best = (loss, trainer, pair)
+        infeasible = method.objective == "constrained" and not trainer.feasible_
+        worth = (infeasible, float(trainer.report_.losses[-1]))
+        if best is None or worth < best[0]:
+            best = (worth, trainer, pair)
     if best is None:
         assert failure is not None
         raise failure

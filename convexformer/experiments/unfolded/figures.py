@@ -87,7 +87,7 @@ def _draw_boxes(ax: Any, row: dict[str, Any]) -> None:
     if max(max(quantiles) for quantiles in row["quantiles"]) > 10:
         ax.set_yscale("symlog")
     ax.set_xlim(0.3, len(boxes) + 0.7)
-    ax.xaxis.get_major_locator().set_params(integer=True)
+    ax.locator_params(axis="x", integer=True)
     ax.grid(alpha=0.3)
 
 

@@ -1,0 +1,230 @@
+"""Descent-constrained training on text ([K], section 5): accuracy under noise, layers' losses, early exit."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from convexformer import plot
+from convexformer.constrained import exit_curve, exit_tradeoff
+from convexformer.experiments.common import begin_report, versions, write_json
+from convexformer.experiments.corpora import Corpus, load_corpus
+from convexformer.unfolded import padding_mask
+from convexformer.validation import check_device
+from convexformer_solvers.validation import check_counts
+
+from .common import METHODS, Method, Task, search, train_once
+from .text_figures import draw_figures
+from .text_models import Encoder, deviation_of, encoder_task, find_encoder, states_of, unrolled_task, with_noise
+from .text_report import remark, summarise
+from .text_settings import ConstrainedTextSettings
+
+FILE = "constrained_text.json"
+ENCODER = "frozen encoder"
+
+
+class _Cell(NamedTuple):
+    """What is trained by all methods: a model on a corpus with a noise, for a seed."""
+
+    corpus: Corpus
+    model: str
+    depth: int | None  # None: the encoder
+    noise: float
+    seed: int
+
+    @property
+    def key(self) -> dict[str, Any]:
+        return {"corpus": self.corpus.name, "model": self.model, "noise": self.noise, "seed": self.seed}
+
+
+class _Unit(NamedTuple):
+    """What is run at once and then on disk."""
+
+    part: str
+    key: dict[str, Any]
+    run: Callable[[], dict[str, Any]]
+
+    def is_done(self, report: dict[str, Any]) -> bool:
+        return any(self.key.items() <= row.items() for row in report[self.part])
+
+
+def run_constrained_text(
+    folder: str | os.PathLike[str],
+    settings: ConstrainedTextSettings | None = None,
+    *,
+    n_seeds: int = 3,
+    quiet: bool = False,
+) -> dict[str, Any]:
+    """Train models of text under descent constraints and without, for several seeds, and draw.
+
+    Every seed draws a split, initial weights, noise and the order of sentences. What is finished is on disk at once; a
+    later call with the same settings goes on with what is missing.
+
+    Parameters
+    ----------
+    folder : path-like
+        Where ``constrained_text.json`` and the figures go; made when absent.
+    settings : ConstrainedTextSettings, optional
+        Default: the full setting, hours on two cores.
+    n_seeds : int, default=3
+        Seeds 0, 1, ...
+    quiet : bool, default=False
+        Whether to hide the progress bar.
+
+    Returns
+    -------
+    dict
+        What the JSON file holds: ``settings``, ``data``, ``remark``, ``skipped``, ``versions``, ``runs`` of each seed,
+        ``ablation``, ``summaries`` over seeds, ``differences`` between methods, and ``figures``.
+
+    Raises
+    ------
+    ValueError
+        If the folder holds results of other settings or sentences, or an argument is not as described.
+    FileNotFoundError, ModuleNotFoundError
+        If a corpus, word vectors, the encoder or matplotlib is not there.
+    KeyboardInterrupt
+        On Ctrl-C. What was finished is on disk.
+    """
+    plot.require_matplotlib()
+    settings = ConstrainedTextSettings() if settings is None else settings
+    check_counts(n_seeds=n_seeds)
+    check_device(settings.device, torch.device("cpu"))
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / FILE
+    corpora = [load_corpus(source, settings) for source in settings.corpora]
+    encoder, missing = find_encoder(settings)
+    report = begin_report(path, _fresh(settings, corpora, missing), ("runs", "ablation"))
+    units = list(_units(settings, corpora, encoder, n_seeds))
+    with tqdm(total=len(units), initial=sum(unit.is_done(report) for unit in units), disable=quiet, unit="run") as bar:
+        for unit in units:
+            if not unit.is_done(report):
+                bar.set_description(", ".join(str(value) for value in unit.key.values()))
+                report[unit.part].append(unit.run())
+                write_json(path, report)
+                bar.update()
+    report |= summarise(report["runs"])
+    report["figures"] = [str(figure) for figure in draw_figures(report, folder)]
+    write_json(path, report)
+    return report
+
+
+def _fresh(settings: ConstrainedTextSettings, corpora: list[Corpus], missing: str | None) -> dict[str, Any]:
+    """The report of no run."""
+    data = [
+        {"name": corpus.name, "classes": corpus.classes, "n_sentences": len(corpus.labels), "sha256": corpus.sha256}
+        for corpus in corpora
+    ]
+    return {
+        "settings": settings.as_json(),
+        "data": {"corpora_read": data},
+        "remark": remark(settings),
+        "skipped": [] if missing is None else [missing],
+        "versions": versions(),
+        "threads": torch.get_num_threads(),
+        "runs": [],
+        "ablation": [],
+    }
+
+
+def _units(
+    settings: ConstrainedTextSettings, corpora: list[Corpus], encoder: Encoder | None, n_seeds: int
+) -> Iterator[_Unit]:
+    """All that is to be run: the ablation, then one seed after the other."""
+    middle = settings.train_noises[len(settings.train_noises) // 2]
+    first = _Cell(corpora[0], _unrolled(min(settings.depths)), min(settings.depths), middle, 0)
+    for alpha in settings.ablation_alphas:
+        for price in settings.ablation_prices:
+            key = {"alpha": alpha, "price": price}
+            yield _Unit("ablation", key, partial(_ablate, first, settings, alpha, price))
+    for seed in range(n_seeds):
+        for corpus in corpora:
+            models: list[tuple[str, int | None]] = [(_unrolled(depth), depth) for depth in settings.depths]
+            models += [] if encoder is None else [(ENCODER, None)]
+            for model, depth in models:
+                for noise in settings.train_noises:
+                    cell = _Cell(corpus, model, depth, noise, seed)
+                    for method in METHODS:
+                        key = cell.key | {"method": method.name}
+                        yield _Unit("runs", key, partial(_run, cell, method, settings, encoder))
+
+
+def _unrolled(depth: int) -> str:
+    return f"UT, {depth} layers"
+
+
+def _run(cell: _Cell, method: Method, settings: ConstrainedTextSettings, encoder: Encoder | None) -> dict[str, Any]:
+    """Search, and measure the best run."""
+    task, tests, labels = _prepared(cell, settings, encoder)
+    trained = search(task, method, settings.search, cell.seed)
+    row = cell.key | {"method": method.name} | trained.as_json()
+    return row | _measured(trained.trainer.model, tests, labels, settings)
+
+
+def _ablate(cell: _Cell, settings: ConstrainedTextSettings, alpha: float, price: float | None) -> dict[str, Any]:
+    """One constrained run of the ablation, with the last of the learning rates."""
+    task, tests, labels = _prepared(cell, settings, None)
+    pair = (settings.learning_rates[-1], alpha)
+    trainer = train_once(task, METHODS[0], pair, cell.seed, resilience=price)
+    row = {"alpha": alpha, "price": price, "feasible": trainer.feasible_}
+    row["layer_losses"] = trainer.report_.losses.tolist()
+    return row | _measured(trainer.model, tests, labels, settings)
+
+
+Inputs = tuple[Tensor, ...]
+
+
+@lru_cache(maxsize=1)  # the methods follow one another on a cell, and an encoder is slow
+def _prepared(
+    cell: _Cell, settings: ConstrainedTextSettings, encoder: Encoder | None
+) -> tuple[Task, list[Inputs], Tensor]:
+    """The task, the inputs of the model at each test noise, and the labels of the test sentences."""
+    parts = [
+        part._replace(**{name: getattr(part, name).to(settings.device) for name in part._fields})
+        for part in cell.corpus.split(cell.seed)
+    ]
+    training, validation, test = parts
+    if cell.depth is not None:
+        present, deviation = padding_mask(test.tokens), deviation_of(training.tokens)
+        tests: list[Inputs] = [
+            (with_noise(test.tokens, present, noise * deviation, torch.Generator().manual_seed(cell.seed)), present)
+            for noise in settings.test_noises
+        ]
+        return unrolled_task(parts, cell.depth, cell.noise, settings), tests, test.labels
+    assert encoder is not None
+    index = cell.corpus.split_index(cell.seed)
+    copies = settings.noise_copies if cell.noise else 1
+    # Seeds of the noise: those of the copies, then that of validation; test noise has the seed of the cell.
+    seeds = [1 + cell.seed * (copies + 1) + copy for copy in range(copies + 1)]
+    states = [states_of(encoder, cell.corpus, index[0], cell.noise, seed, settings) for seed in seeds[:-1]]
+    held_out = states_of(encoder, cell.corpus, index[1], cell.noise, seeds[-1], settings)
+    y = torch.cat([training.y.cpu()] * copies)
+    task = encoder_task((torch.cat(states), held_out), (y, validation.y.cpu()), settings)
+    tests = [(states_of(encoder, cell.corpus, index[2], noise, cell.seed, settings),) for noise in settings.test_noises]
+    return task, tests, test.labels.cpu()
+
+
+@torch.no_grad()
+def _measured(model: Any, tests: list[Inputs], labels: Tensor, settings: ConstrainedTextSettings) -> dict[str, Any]:
+    """Accuracies by noise and their area, by layer without noise, and when sentences leave early."""
+    model.eval()
+    outputs = [model.layer_outputs(*inputs).cpu() for inputs in tests]
+    targets = labels.cpu()
+    accuracies = [float((scores[-1].argmax(1) == targets).double().mean()) for scores in outputs]
+    tradeoff = exit_tradeoff(outputs[0], targets, settings.thresholds)
+    return {
+        "accuracies": accuracies,
+        "area": float(np.trapezoid(accuracies, settings.test_noises)),
+        "by_layer": [float(value) for value in exit_curve(outputs[0], targets)],
+        "exit_layers": [float(value) for value in tradeoff.layers],
+        "exit_accuracies": [float(value) for value in tradeoff.accuracy],
+    }

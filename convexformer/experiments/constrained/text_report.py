@@ -1,0 +1,152 @@
+"""The numbers of the experiment on text as tables."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+from convexformer.experiments.common import Column, counted, shown
+from convexformer.experiments.tables import format_rows
+
+from .common import METHODS, mean_and_error, paired_difference
+from .text_settings import ConstrainedTextSettings
+
+_CURVES = ("accuracies", "by_layer", "layer_losses", "exit_layers", "exit_accuracies")
+_NUMBERS = ("area", "seconds", "mean_ratio", "median_ratio", "descending_share")
+
+
+def summarise(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Means over seeds with standard errors, and paired differences to unconstrained training.
+
+    Parameters
+    ----------
+    runs : sequence of dict
+        Finished runs.
+
+    Returns
+    -------
+    dict
+        ``summaries``, a row for each corpus, model, noise and method, and ``differences`` of the areas.
+    """
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for run in runs:
+        groups.setdefault((run["corpus"], run["model"], run["noise"], run["method"]), []).append(run)
+    summaries, differences = [], []
+    for (corpus, model, noise, method), group in groups.items():
+        group = sorted(group, key=lambda run: run["seed"])
+        row = {"corpus": corpus, "model": model, "noise": noise, "method": method, "n_seeds": len(group)}
+        for name in (*_CURVES, *_NUMBERS):
+            row[name], row[f"{name}_error"] = mean_and_error([run[name] for run in group])
+        row["clean"], row["clean_error"] = mean_and_error([run["accuracies"][0] for run in group])
+        row["feasible"] = sum(run["feasible"] for run in group)
+        summaries.append(row)
+        usual = groups.get((corpus, model, noise, METHODS[1].name))
+        if usual is not None and method != METHODS[1].name and len(usual) == len(group):
+            usual = sorted(usual, key=lambda run: run["seed"])
+            compared = paired_difference([run["area"] for run in group], [run["area"] for run in usual])
+            differences.append({"corpus": corpus, "model": model, "noise": noise, "method": method, **compared})
+    return {"summaries": summaries, "differences": differences}
+
+
+def _with_error(name: str, form: str, factor: float = 1.0) -> Any:
+    def cell(row: dict[str, Any]) -> str:
+        error = row[f"{name}_error"]
+        return f"{factor * row[name]:{form}}" + ("" if error is None else f" ± {factor * error:{form}}")
+
+    return cell
+
+
+def _price(row: dict[str, Any]) -> str:
+    return "hard" if row["price"] is None else f"{row['price']:g}"
+
+
+_PLACE: tuple[Column, ...] = (
+    ("corpus", "<", shown("corpus", "")),
+    ("model", "<", shown("model", "")),
+    ("noise", ">", shown("noise", "g")),
+    ("method", "<", shown("method", "")),
+)
+_COLUMNS: tuple[Column, ...] = (
+    *_PLACE,
+    ("accuracy, no noise, %", ">", _with_error("clean", ".1f", 100)),
+    ("area", ">", _with_error("area", ".3f")),
+    ("feasible", ">", lambda row: f"{row['feasible']} of {row['n_seeds']}"),
+    ("mean ratio", ">", shown("mean_ratio", ".2f")),
+    ("descending", ">", shown("descending_share", ".0%")),
+    ("seconds", ">", shown("seconds", ".0f")),
+)
+_DIFFERENCES: tuple[Column, ...] = (
+    *_PLACE,
+    ("area less unconstrained", ">", shown("difference", "+.4f")),
+    ("standard error", ">", shown("error", ".4f")),
+    ("p", ">", shown("p", ".2g")),
+)
+_ABLATION: tuple[Column, ...] = (
+    ("alpha", ">", shown("alpha", "g")),
+    ("price of slacks", ">", _price),
+    ("feasible", "<", lambda row: "yes" if row["feasible"] else "no"),
+    ("losses of the layers", "<", lambda row: ", ".join(f"{loss:.3f}" for loss in row["layer_losses"])),
+    ("accuracy, no noise, %", ">", lambda row: f"{100 * row['accuracies'][0]:.1f}"),
+    ("most noise, %", ">", lambda row: f"{100 * row['accuracies'][-1]:.1f}"),
+    ("area", ">", shown("area", ".3f")),
+)
+
+
+def format_constrained_text(report: dict[str, Any]) -> str:
+    """Tables, what was left out, and the remark.
+
+    Parameters
+    ----------
+    report : dict
+        As ``run_constrained_text`` returns it.
+
+    Returns
+    -------
+    str
+    """
+    n_seeds = len({run["seed"] for run in report["runs"]})
+    parts = [
+        f"means over {counted(n_seeds, 'seed')} ± standard error",
+        format_rows(report["summaries"], _COLUMNS),
+        "",
+        "areas beside unconstrained training, paired over seeds",
+        format_rows(report["differences"], _DIFFERENCES),
+        "",
+        "ablation of constrained training, one seed",
+        format_rows(report["ablation"], _ABLATION),
+        "",
+        *(f"left out: {reason}" for reason in report["skipped"]),
+        textwrap.fill(report["remark"], 120),
+        "figures: " + ", ".join(report["figures"]),
+    ]
+    return "\n".join(parts)
+
+
+def remark(settings: ConstrainedTextSettings) -> str:
+    """What the numbers mean and how large the search of every method was.
+
+    Parameters
+    ----------
+    settings : ConstrainedTextSettings
+        The settings.
+
+    Returns
+    -------
+    str
+    """
+    pairs = len(settings.search.pairs(METHODS[0]))
+    return (
+        f"{settings.n_sentences} sentences, 60% training, 20% validation, 20% test, another split for each seed. Each "
+        f"of the methods tries {pairs} pairs of options ({len(settings.learning_rates)} learning rates, and "
+        f"{len(settings.alphas)} values of alpha or of weight decay), {settings.n_epochs} epochs each "
+        f"({settings.encoder_epochs} for readouts of the encoder), and keeps the run of least validation loss of the "
+        "last layer, constrained training among its feasible runs if there are any; constrained runs keep their best "
+        "feasible epoch, the others their best one. Deep supervision "
+        "minimises the sum of the losses of all layers. Noise: standard deviation of Gaussian noise on embeddings "
+        "relative to theirs, in training as in the column, at test time from "
+        f"{settings.test_noises[0]:g} to {settings.test_noises[-1]:g}; area: accuracy integrated over that. c_ref is "
+        f"{settings.c_ref_ratio:g} of the loss of the best constant prediction. Feasible: constraints hold on "
+        "validation sentences within a standard error. Mean ratio: of a sentence's loss in a layer and in the one before; "
+        "descending: share of such ratios below 1."
+    )

@@ -1,0 +1,150 @@
+"""What the experiment on constrained training on text is run with."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from convexformer.validation import is_integer
+from convexformer_solvers.validation import check_counts, is_real
+
+from .common import Search
+
+
+@dataclass(frozen=True)
+class ConstrainedTextSettings:
+    """Everything that the numbers of the experiment on text depend on, besides versions and machine.
+
+    The defaults are the full setting, hours on two cores; ``small`` takes two minutes.
+
+    Parameters
+    ----------
+    corpora, vectors, n_features, n_sentences, n_tokens, token_norm
+        As of ``UnfoldedSettings``; the default is two corpora that are always there, with vectors made of them.
+    encoder : str, optional
+        Frozen encoder whose layers are read: a local folder, or a name at the Hugging Face hub. Default:
+        all-MiniLM-L6-v2 where its package is installed; else the encoder is left out, and the report says so.
+        ``"none"`` leaves it out.
+    depths : tuple of int, default=(3, 5)
+        Layers of the unrolled transformers, as in [K].
+    train_noises : tuple of float, default=(0.0, 0.6, 1.0)
+        Standard deviations of the noise on embeddings in training, relative to that of the embeddings.
+    test_noises : tuple of float, default=(0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
+        The same at test time; accuracies are integrated over them.
+    noise_copies : int, default=2
+        Noisy copies of each training sentence that pass through the encoder; unrolled transformers get new noise in
+        every step.
+    n_epochs : int, default=30
+        Epochs of every run.
+    encoder_epochs : int, default=60
+        The same for readouts of the encoder.
+    batch_size : int, default=64
+        Sentences of a step.
+    learning_rates : tuple of float, default=(1e-3, 5e-3)
+        Search of every method, together with:
+    alphas : tuple of float, default=(0.05, 0.2)
+        Shares by which layers must lower the loss, for constrained training.
+    weight_decays : tuple of float, default=(0.0, 1e-3)
+        For its rivals.
+    c_ref_ratio : float, default=1.0
+        ``c_ref`` as a share of the loss of the best constant prediction.
+    dual_lr : float, default=1e-2
+        Step of the multipliers.
+    ablation_alphas : tuple of float, default=(0.0, 0.05, 0.1, 0.2, 0.4)
+        Ablation on the first corpus, with the least depth and the middle noise.
+    ablation_prices : tuple of float or None, default=(None, 1.0, 0.1)
+        Prices of resilience of the ablation.
+    thresholds : tuple of float, default=(0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
+        Confidences at which sentences leave early.
+    device : str, optional
+        Where networks are trained. Default: the CPU.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range; the message names it.
+
+    Examples
+    --------
+    >>> ConstrainedTextSettings.small(n_epochs=2).n_epochs
+    2
+    """
+
+    corpora: tuple[str, ...] = ("documentation:numpy,scipy,sklearn", "documentation:torch,matplotlib")
+    vectors: str | None = None
+    n_features: int = 50
+    n_sentences: int = 3000
+    n_tokens: int = 32
+    token_norm: float = 2.0
+    encoder: str | None = None
+    depths: tuple[int, ...] = (3, 5)
+    train_noises: tuple[float, ...] = (0.0, 0.6, 1.0)
+    test_noises: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
+    noise_copies: int = 2
+    n_epochs: int = 30
+    encoder_epochs: int = 60
+    batch_size: int = 64
+    learning_rates: tuple[float, ...] = (1e-3, 5e-3)
+    alphas: tuple[float, ...] = (0.05, 0.2)
+    weight_decays: tuple[float, ...] = (0.0, 1e-3)
+    c_ref_ratio: float = 1.0
+    dual_lr: float = 1e-2
+    ablation_alphas: tuple[float, ...] = (0.0, 0.05, 0.1, 0.2, 0.4)
+    ablation_prices: tuple[float | None, ...] = (None, 1.0, 0.1)
+    thresholds: tuple[float, ...] = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
+    device: str | None = None
+
+    def __post_init__(self) -> None:
+        names = ("n_features", "n_tokens", "noise_copies", "n_epochs", "encoder_epochs", "batch_size")
+        check_counts(**{name: getattr(self, name) for name in names})
+        if not is_integer(self.n_sentences, 20):
+            raise ValueError(f"n_sentences must be an integer of at least 20, got {self.n_sentences!r}")
+        if not self.depths or not all(is_integer(depth, 2) for depth in self.depths):
+            raise ValueError(f"depths must hold one or more integers of at least 2, got {self.depths!r}")
+        for name in ("train_noises", "test_noises"):
+            noises = getattr(self, name)
+            if not noises or not all(0 <= noise < math.inf for noise in noises):
+                raise ValueError(f"{name} must hold one or more numbers from 0, got {noises!r}")
+        for name in ("token_norm", "c_ref_ratio", "dual_lr"):
+            value = getattr(self, name)
+            if not (is_real(value) and 0 < value < math.inf):
+                raise ValueError(f"{name} must be a positive finite number, got {value!r}")
+        self.search  # noqa: B018 - it checks that the search is equal
+
+    @property
+    def search(self) -> Search:
+        """What every method tries."""
+        return Search(self.learning_rates, self.alphas, self.weight_decays)
+
+    @classmethod
+    def small(cls, **changes: Any) -> ConstrainedTextSettings:
+        """The setting that takes about two minutes on two cores.
+
+        Parameters
+        ----------
+        **changes
+            Settings that are to be others.
+
+        Returns
+        -------
+        ConstrainedTextSettings
+        """
+        sizes: dict[str, Any] = {
+            "n_features": 20,
+            "n_sentences": 400,
+            "n_tokens": 12,
+            "encoder": "none",
+            "depths": (3,),
+            "train_noises": (0.0, 0.6),
+            "test_noises": (0.0, 0.5, 1.0, 2.0),
+            "n_epochs": 10,
+            "learning_rates": (5e-3,),
+            "ablation_alphas": (0.0, 0.1, 0.4),
+            "ablation_prices": (None, 0.1),
+        }
+        return cls(**sizes | changes)
+
+    def as_json(self) -> dict[str, Any]:
+        """Settings as they read back from a JSON file."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
