@@ -162,9 +162,7 @@ class Encoder:
         from convexformer.datasets._teacher import Teacher
 
         self._teacher = Teacher(source, 0, "layer", torch.device("cpu"))
-        from transformers import AutoModel
-
-        model = AutoModel.from_pretrained(self._teacher.source)
+        model = self._teacher._load("AutoModel")
         identity = nn.Linear(model.config.hidden_size, model.config.hidden_size, bias=False)
         nn.init.eye_(identity.weight)  # leaves the states as they are
         self.name = self._teacher.name
