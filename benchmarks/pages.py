@@ -263,8 +263,8 @@ def constrained_steps() -> str:
         [
             "# Steps under descent constraints",
             f"Milliseconds of a step of `PrimalDual`, medians of {data['repeats']} steps that take turns: of the loss "
-            "of the last layer alone, the outputs of the others not being computed (`last`), of the Lagrangian with its "
-            "multipliers (`constrained`), and of the sum of all losses (`sum`, deep supervision). The bound for "
+            "of the last layer alone, the outputs of the others not being computed (`last`), of the Lagrangian with "
+            "its multipliers (`constrained`), and of the sum of all losses (`sum`, deep supervision). The bound for "
             "constrained over unconstrained steps is a ratio of 1.3.",
             markdown(rows),
             measured(data),
