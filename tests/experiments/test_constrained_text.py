@@ -1,0 +1,168 @@
+"""The experiment on constrained training on text, on few short sentences."""
+
+import json
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from tiny_encoders import random_sentences
+
+from convexformer import cli
+from convexformer.experiments import ConstrainedTextSettings, format_constrained_text, run_constrained_text
+from convexformer.experiments.constrained import text
+from convexformer.experiments.constrained.common import METHODS, Search, mean_and_error, paired_difference
+from convexformer.experiments.constrained.text_models import constant_loss, with_noise
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpora")
+    for number, name in enumerate("ab"):
+        lines = random_sentences(30, seed=number)
+        (folder / f"{name}.txt").write_text("\n".join(lines) + "\n")
+    stream = np.random.default_rng(0)
+    words = sorted({word for line in random_sentences(60) for word in line.split()})
+    rows = [f"{word} {' '.join(map(str, stream.normal(size=4)))}" for word in words]
+    (folder / "vectors.txt").write_text("\n".join(rows) + "\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def settings(sources):
+    return ConstrainedTextSettings.small(
+        corpora=(f"{sources}/a.txt,{sources}/b.txt",),
+        vectors=str(sources / "vectors.txt"),
+        n_sentences=40,
+        n_tokens=6,
+        depths=(2,),
+        train_noises=(0.0, 0.5),
+        test_noises=(0.0, 1.0),
+        n_epochs=2,
+        learning_rates=(1e-2,),
+        ablation_alphas=(0.1,),
+        ablation_prices=(None, 1.0),
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("out") / "new"
+
+
+@pytest.fixture(scope="module")
+def report(settings, folder):
+    return run_constrained_text(folder, settings, n_seeds=2, quiet=True)
+
+
+def test_every_method_is_there_for_every_noise_and_seed(report):
+    assert len(report["runs"]) == 2 * 2 * len(METHODS)
+    assert len(report["ablation"]) == 2
+    assert len(report["summaries"]) == 2 * len(METHODS)
+    assert len(report["differences"]) == 2 * (len(METHODS) - 1)
+    assert report["skipped"] == ["frozen encoder: left out as asked"]
+    for run in report["runs"]:
+        assert len(run["layer_losses"]) == len(run["by_layer"]) == 2
+        assert run["accuracies"][0] == pytest.approx(run["by_layer"][-1])
+        assert run["area"] == pytest.approx(np.mean(run["accuracies"]))  # of two noises, from 0 to 1
+        assert any(run["duals"]) <= (run["method"] == "constrained")
+
+
+def test_methods_try_as_many_pairs(settings):
+    assert len({len(settings.search.pairs(method)) for method in METHODS}) == 1
+    with pytest.raises(ValueError, match="as many values"):
+        Search((1e-3,), (0.1,), (0.0, 1.0))
+
+
+def test_a_second_call_runs_nothing_again(report, settings, folder, monkeypatch):
+    def refuse(*arguments):
+        raise AssertionError("it was run again")
+
+    for name in ("search", "train_once"):
+        monkeypatch.setattr(text, name, refuse)
+    monkeypatch.setattr(text, "draw_figures", lambda report, folder: [])
+    again = run_constrained_text(folder, settings, n_seeds=2, quiet=True)
+    assert again["runs"] == report["runs"]
+
+
+def test_an_interrupted_call_goes_on(settings, tmp_path, monkeypatch):
+    search, ran = text.search, []
+
+    def interrupted(*arguments):
+        if len(ran) == 2:
+            raise KeyboardInterrupt
+        ran.append(1)
+        return search(*arguments)
+
+    monkeypatch.setattr(text, "search", interrupted)
+    monkeypatch.setattr(text, "draw_figures", lambda report, folder: [])
+    with pytest.raises(KeyboardInterrupt):
+        run_constrained_text(tmp_path, settings, n_seeds=1, quiet=True)
+    before = json.loads((tmp_path / text.FILE).read_text())["runs"]
+    assert len(before) == 2
+    monkeypatch.setattr(text, "search", search)
+    report = run_constrained_text(tmp_path, settings, n_seeds=1, quiet=True)
+    assert report["runs"][:2] == before
+    assert len(report["runs"]) == 2 * len(METHODS)
+
+
+def test_the_text_has_all_tables(report):
+    shown = format_constrained_text(report)
+    for words in ("2 seeds", "paired over seeds", "ablation", "deep supervision", "price of slacks", "left out"):
+        assert words in shown
+
+
+def test_the_command_line(settings, report, folder, capsys):
+    arguments = ["reproduce", "constrained-text", "--small", "--quiet", "--out", str(folder)]
+    own = ["--corpora", *settings.corpora, "--vectors", settings.vectors, "--n-sentences", "40"]
+    assert cli.main([*arguments, *own]) != 0
+    assert "holds results with" in capsys.readouterr().err
+
+
+def test_a_frozen_encoder(settings, tmp_path, monkeypatch):
+    transformers = pytest.importorskip("transformers")
+    from tiny_encoders import SIZES, save_random
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        encoder = save_random(transformers.BertModel(transformers.BertConfig(**SIZES)), tmp_path)
+    monkeypatch.setattr(text, "draw_figures", lambda report, folder: [])
+    changed = ConstrainedTextSettings(
+        **{**vars(settings), "encoder": str(encoder), "train_noises": (0.5,), "encoder_epochs": 2, "n_epochs": 1}
+    )
+    report = run_constrained_text(tmp_path / "out", changed, n_seeds=1, quiet=True)
+    rows = [row for row in report["runs"] if row["model"] == text.ENCODER]
+    assert len(rows) == len(METHODS)
+    assert all(len(row["layer_losses"]) == 3 for row in rows)
+    assert report["skipped"] == []
+
+
+def test_constant_losses_and_noise():
+    y = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
+    assert constant_loss(y) == pytest.approx(np.log(2))
+    tokens, present = torch.ones(1, 3, 2), torch.tensor([[True, True, False]])
+    noisy = with_noise(tokens, present, 0.5, torch.Generator().manual_seed(0))
+    assert torch.equal(noisy[0, 2], tokens[0, 2])
+    assert not torch.equal(noisy[0, 0], tokens[0, 0])
+
+
+def test_comparisons_over_seeds():
+    assert paired_difference([1.0], [0.5]) == {"difference": 0.5, "error": None, "p": None}
+    compared = paired_difference([1.0, 2.0, 4.0], [0.0, 0.0, 0.0])
+    assert compared["error"] == pytest.approx(np.std([1, 2, 4], ddof=1) / 3**0.5)
+    assert mean_and_error([2.0]) == (2.0, None)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"depths": (1,)}, "depths must hold"),
+        ({"n_sentences": 3}, "n_sentences must be"),
+        ({"train_noises": (-1.0,)}, "train_noises must hold"),
+        ({"c_ref_ratio": 0.0}, "c_ref_ratio must be"),
+        ({"alphas": (0.1,)}, "as many values"),
+    ],
+)
+def test_bad_settings(change, message):
+    with pytest.raises(ValueError, match=message):
+        ConstrainedTextSettings(**change)
