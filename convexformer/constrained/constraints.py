@@ -98,21 +98,25 @@ class DescentConstraints:
         """
         return losses[-1] + (duals * self.values(losses, stop_gradient=stop_gradient)).sum()
 
-    def net_weights(self, duals: Tensor) -> Tensor:
+    def net_weights(self, duals: Tensor, *, stop_gradient: bool = False) -> Tensor:
         r"""Factors of the losses in the Lagrangian, :math:`\lambda_l - (1 - \alpha) \lambda_{l+1} + 1[l = L]`.
 
-        A negative one asks to *raise* the loss of its layer, which a step without ``stop_gradient`` does.
+        A negative one asks to *raise* the loss of its layer. With ``stop_gradient`` the second term is missing, and
+        none is negative.
 
         Parameters
         ----------
         duals : Tensor of shape (n_layers,)
             Multipliers.
+        stop_gradient : bool, default=False
+            As in ``values``.
 
         Returns
         -------
         Tensor of shape (n_layers,)
         """
         weights = duals.clone()
-        weights[:-1] -= (1 - self.alpha) * duals[1:]
+        if not stop_gradient:
+            weights[:-1] -= (1 - self.alpha) * duals[1:]
         weights[-1] += 1
         return weights

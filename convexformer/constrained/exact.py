@@ -113,7 +113,8 @@ def exact_readout(
         raise ValueError(f"features must have shape (n_layers, N, d) with two layers or more, got {layers.shape}")
     if len(targets) != layers.shape[1]:
         raise ValueError(f"y must have one row per sample, {layers.shape[1]}, got {len(targets)}")
-    check_finite("features", torch.as_tensor(layers))
+    for name, values in (("features", layers), ("y", targets)):
+        check_finite(name, torch.as_tensor(values))
     if not (is_real(decay) and 0 < decay < math.inf):
         raise ValueError(f"decay must be a positive finite number, got {decay!r}")
     problem = _Readout(layers, targets, constraints, decay, get_loss(loss), reference)
@@ -140,6 +141,7 @@ class _Readout:
             self.reference = as_tensor(reference, dtype=torch.float64, name="reference").detach().cpu()
             if self.reference.shape != (len(layers),):
                 raise ValueError(f"reference must have shape ({len(layers)},), got {tuple(self.reference.shape)}")
+            check_finite("reference", self.reference)
         else:
             self._check_convex()
 

@@ -9,7 +9,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -46,6 +46,15 @@ _CHOICES = {
     "dual_update": ("step", "epoch"),
     "optimizer": tuple(_OPTIMIZERS),
 }
+
+
+class _Best(NamedTuple):
+    """The best weights so far, by validation: their worth, of which less is better, and the slacks of their epoch."""
+
+    infeasible: bool
+    loss: float
+    model: dict[str, Tensor]
+    slacks: Tensor
 
 
 class PrimalDual:
@@ -181,22 +190,39 @@ class PrimalDual:
             raise ValueError(f"resilience must be a positive finite number or None, got {resilience!r}")
         if not is_integer(warmup_epochs, 0):
             raise ValueError(f"warmup_epochs must be an integer from 0, got {warmup_epochs!r}")
-        if not is_integer(seed, 0):
-            raise ValueError(f"seed must be an integer from 0, got {seed!r}")
+        if not is_integer(seed, 0) or seed >= 2**31:
+            raise ValueError(f"seed must be an integer from 0 and below 2**31, got {seed!r}")
         check_counts(batch_size=batch_size)
         self.model, self.layer_losses = model, layer_losses
         self.constraints = DescentConstraints(alpha, c_ref, first_factor)
         self.objective, self.resilience, self.slack_update = objective, resilience, slack_update
         self.reset_slacks = check_flag(reset_slacks, "reset_slacks")
+        if self.reset_slacks and (resilience is None or slack_update != "explicit"):
+            raise ValueError("reset_slacks must be False without resilience and slack_update='explicit', got True")
         self.stop_gradient = check_flag(stop_gradient, "stop_gradient")
         self.dual_lr, self.dual_optimizer, self.dual_update = dual_lr, dual_optimizer, dual_update
         self.warmup_epochs, self.batch_size, self.n_errors, self.seed = warmup_epochs, batch_size, n_errors, seed
         trained = [weight for weight in model.parameters() if weight.requires_grad]
         self._weights = _OPTIMIZERS[optimizer](trained, lr=lr, weight_decay=weight_decay)
+        self._options: dict[str, Any] = {
+            "alpha": alpha,
+            "c_ref": c_ref,
+            "first_factor": self.constraints.first_factor,
+            **dict(zip(_CHOICES, choices, strict=True)),
+            "resilience": resilience,
+            "reset_slacks": self.reset_slacks,
+            "dual_lr": dual_lr,
+            "warmup_epochs": warmup_epochs,
+            "stop_gradient": self.stop_gradient,
+            "lr": lr,
+            "weight_decay": weight_decay,
+            "batch_size": batch_size,
+            "seed": seed,
+        }
         self.history_ = ConstrainedHistory()
         self._step = 0
         self._duals: nn.Parameter | None = None  # made when the first losses say how many layers there are
-        self._best: tuple[tuple[bool, float], dict[str, Tensor]] | None = None
+        self._best: _Best | None = None
         self._snapshot: dict[str, Any] | None = None
 
     @property
@@ -229,10 +255,11 @@ class PrimalDual:
         callback: Callable[[PrimalDual], bool | None] | None = None,
         verbose: bool = False,
     ) -> ConstrainedHistory:
-        """Train up to a number of epochs, those of earlier calls and of the checkpoint included.
+        r"""Train up to a number of epochs, those of earlier calls and of the checkpoint included.
 
         With validation data the model ends with the weights, at the end of an epoch, of least loss of the last layer
-        among those that were feasible; where none was, of least total violation. Without, it ends with the last ones.
+        among those that were feasible; where none was, of least total violation. With resilience it ends with those of
+        the least :math:`\ell_L + \tfrac b2 |\max(g, 0)|^2`. Without validation data it ends with the last ones.
 
         Parameters
         ----------
@@ -258,9 +285,10 @@ class PrimalDual:
         ------
         ValueError
             If an argument is not as described, losses are not of shape ``(n_layers, n_samples)`` with two layers or
-            more, or their number changes.
+            more, their number changes, or the checkpoint is one of other options.
         NonFiniteLossError
-            If a loss is infinite or nan. The model has the weights of the last finished epoch.
+            If a training loss is infinite or nan. The model has the weights chosen so far, and a further ``fit`` goes
+            on after the last finished epoch.
         ConstrainedTrainingInterrupted
             On Ctrl-C; a ``KeyboardInterrupt``.
 
@@ -276,7 +304,7 @@ class PrimalDual:
         held_out = None if validation is None else _as_dataset(validation, "validation")
         path = None if checkpoint is None else Path(checkpoint)
         if path is not None and path.exists():
-            self.load_state_dict(torch.load(path, weights_only=True))
+            self.load_state_dict(torch.load(path, weights_only=True, map_location="cpu"))
         elif self._snapshot is not None:
             self.load_state_dict(self._snapshot)
         else:
@@ -354,8 +382,8 @@ class PrimalDual:
         if not bool(torch.isfinite(losses).all()):
             layer = int((~torch.isfinite(losses)).any(1).nonzero()[0]) + 1
             raise NonFiniteLossError(
-                f"the loss of layer {layer} became infinite or nan in step {self._step}; the model has the weights of "
-                "the last finished epoch, try a smaller lr or dual_lr, or stop_gradient=True"
+                f"the loss of layer {layer} became infinite or nan in step {self._step}; the model has the weights "
+                "chosen so far. Try a smaller lr or dual_lr, or stop_gradient=True"
             )
         return losses
 
@@ -391,9 +419,15 @@ class PrimalDual:
         history.constraints.append(self.constraints.values(losses).tolist())
         history.duals.append(self.duals_.tolist())
         history.slacks.append(self.slacks_.tolist())
-        history.net_weights.append(self.constraints.net_weights(self.duals_).tolist())
+        history.net_weights.append(self._net_weights().tolist())
         history.seconds.append(seconds)
         history.losses.append(losses.tolist())
+
+    def _net_weights(self) -> Tensor:
+        """Factors of the losses in what the weights minimise."""
+        if self.objective == "sum":
+            return torch.ones_like(self.duals_)
+        return self.constraints.net_weights(self.duals_, stop_gradient=self.stop_gradient)
 
     def _look(self, held_out: Dataset) -> None:
         """Judge the weights on held-out samples and keep them where they are the best so far."""
@@ -403,11 +437,19 @@ class PrimalDual:
         history.violations.append(report.violations.tolist())
         history.standard_errors.append(report.standard_errors.tolist())
         history.feasible.append(report.feasible)
-        constrained = self.objective == "constrained"
-        infeasible = constrained and not report.feasible
-        worth = float(np.maximum(report.violations, 0).sum()) if infeasible else float(report.losses[-1])
-        if self._best is None or (infeasible, worth) < self._best[0]:
-            self._best = ((infeasible, worth), copy.deepcopy(self.model.state_dict()))
+        infeasible, loss = self._worth(report)
+        if self._best is None or (infeasible, loss) < (self._best.infeasible, self._best.loss):
+            self._best = _Best(infeasible, loss, copy.deepcopy(self.model.state_dict()), self.slacks_)
+
+    def _worth(self, report: FeasibilityReport) -> tuple[bool, float]:
+        """What weights are chosen by, less being better: those that are infeasible come last."""
+        infeasible, value = False, float(report.losses[-1])
+        if self.objective == "constrained" and self.resilience is not None:
+            excess = np.maximum(report.violations + self.slacks_.double().cpu().numpy(), 0)
+            value += self.resilience / 2 * float(np.square(excess).sum())
+        elif self.objective == "constrained" and not report.feasible:
+            infeasible, value = True, float(np.maximum(report.violations, 0).sum())
+        return infeasible, value if math.isfinite(value) else math.inf
 
     @torch.no_grad()
     def layer_losses_of(self, data: Data) -> Tensor:
@@ -436,24 +478,27 @@ class PrimalDual:
             self.model.train(training)
         return torch.cat(parts, 1)
 
-    def evaluate(self, data: Data) -> FeasibilityReport:
-        """Whether the constraints hold on samples, in evaluation mode and with the slacks of now.
+    def evaluate(self, data: Data, slacks: Tensor | None = None) -> FeasibilityReport:
+        """Whether the constraints hold on samples, in evaluation mode.
 
         Parameters
         ----------
         data : sequence of Tensor, or Dataset
             The samples.
+        slacks : Tensor of shape (n_layers,), optional
+            By how much each constraint may be violated. Default: the slacks of now.
 
         Returns
         -------
         FeasibilityReport
         """
-        slacks = None if self._duals is None else self.slacks_
+        if slacks is None and self._duals is not None:
+            slacks = self.slacks_
         return FeasibilityReport.of(self.layer_losses_of(data), self.constraints, slacks, self.n_errors)
 
     def _judge(self, data: Dataset) -> None:
         """Report on the weights that the model has, with a warning where the constraints do not hold."""
-        self.report_ = self.evaluate(data)
+        self.report_ = self.evaluate(data, None if self._best is None else self._best.slacks)
         self.feasible_ = self.report_.feasible
         if self.objective == "constrained" and not self.feasible_:
             layer = int(np.argmax(self.report_.violations))
@@ -468,7 +513,7 @@ class PrimalDual:
 
     def _load_best(self) -> None:
         if self._best is not None:
-            self.model.load_state_dict(self._best[1])
+            self.model.load_state_dict(self._best.model)
 
     def _restore(self) -> None:
         """Go back to the last finished epoch, and give the model the weights chosen so far."""
@@ -491,7 +536,8 @@ class PrimalDual:
             "weights": self._weights.state_dict(),
             "step": self._step,
             "duals": None,
-            "best": None if self._best is None else {"worth": list(self._best[0]), "model": self._best[1]},
+            "options": self._options,
+            "best": None if self._best is None else self._best._asdict(),
         }
         if self._duals is not None:
             state["duals"] = {
@@ -508,21 +554,31 @@ class PrimalDual:
         ----------
         state : dict
             What ``state_dict`` returned.
+
+        Raises
+        ------
+        ValueError
+            If it is that of a trainer of other options; the message names the first that differs.
         """
+        for name, value in self._options.items():
+            if state["options"].get(name) != value:
+                raise ValueError(
+                    f"the state is of a trainer with {name}={state['options'].get(name)!r}, not {value!r}; give "
+                    "another checkpoint, or the same options"
+                )
         self.history_ = ConstrainedHistory(**{name: list(entries) for name, entries in state["history"].items()})
         state = copy.deepcopy({name: part for name, part in state.items() if name != "history"})
         self.model.load_state_dict(state["model"])
         self._weights.load_state_dict(state["weights"])
         self._step = state["step"]
-        best = state["best"]
-        self._best = None if best is None else ((bool(best["worth"][0]), best["worth"][1]), best["model"])
+        self._best = None if state["best"] is None else _Best(**state["best"])
         self._duals = None
         if state["duals"] is not None:
             duals = state["duals"]["duals"]
-            self._make_duals(len(duals), duals)
+            self._make_duals(len(duals), duals.to(next(self.model.parameters()).device))
             with torch.no_grad():
                 self._dual_state()[0].copy_(duals)
-            self._slacks = state["duals"]["slacks"]
+            self._slacks = state["duals"]["slacks"].to(self._dual_state()[0].device)
             self._dual_steps.load_state_dict(state["duals"]["optimizer"])
 
 

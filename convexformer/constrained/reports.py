@@ -20,7 +20,7 @@ class InfeasibleWarning(UserWarning):
 
 
 class NonFiniteLossError(ArithmeticError):
-    """A loss became infinite or nan; the model has the weights of the last epoch that was finished."""
+    """A loss became infinite or nan; the model has the weights chosen so far."""
 
 
 class ConstrainedTrainingInterrupted(Interrupted):

@@ -74,8 +74,8 @@ def test_without_an_active_constraint_it_is_ridge_regression():
     exact = exact_readout(NESTED, Y, DescentConstraints(alpha=0.0, c_ref=100.0), decay=DECAY)
     last = NESTED[-1]
     ridge = np.linalg.solve(last.T @ last / 60 + DECAY * np.eye(3), last.T @ Y / 60)
-    if exact.duals.max() < 1e-6:
-        np.testing.assert_allclose(exact.weight[:, 0], ridge, atol=1e-5)
+    assert exact.duals.max() < 1e-6
+    np.testing.assert_allclose(exact.weight[:, 0], ridge, atol=1e-5)
     loose = exact_readout(
         MIXED, Y, DescentConstraints(alpha=0.0, c_ref=100.0), decay=DECAY, reference=np.full(2, 100.0)
     )
@@ -102,6 +102,8 @@ def test_logistic_readouts_with_reference_losses():
         ({"features": NESTED[::-1].copy()}, "features make no convex problem"),
         ({"loss": "logistic"}, "reference must be given"),
         ({"reference": [1.0]}, "reference must have shape"),
+        ({"reference": [1.0, np.nan, 1.0]}, "reference"),
+        ({"y": np.full(60, np.nan)}, "y must"),
         ({"constraints": DescentConstraints(alpha=0.1, c_ref=1e-4)}, "cannot be met by any readout"),
     ],
 )

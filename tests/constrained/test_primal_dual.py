@@ -1,5 +1,6 @@
 """Primal-dual training: known solutions, resilience, infeasibility, resuming bit for bit, errors."""
 
+import copy
 import warnings
 
 import numpy as np
@@ -90,6 +91,18 @@ def test_an_infeasible_problem_is_reported():
     assert trainer.duals_[0] > trainer.history_.duals[10][0] > 0  # it grows without end
 
 
+def test_resilience_with_validation_keeps_the_fixed_point():
+    """The slacks of early epochs, which overshoot, must not make early weights look feasible."""
+    for dual_lr in (0.5, 0.1):
+        model = Point(0.0)
+        losses = point_losses(lambda x: x**2, lambda x: (x - 2) ** 2 / 4)
+        trainer = PrimalDual(model, losses, alpha=0.0, c_ref=0.05, resilience=0.5, **PLAIN | {"dual_lr": dual_lr})
+        trainer.fit(ONE, n_epochs=600, validation=ONE)
+        best = brentq(lambda x: (2 - x) / (4 * x) / 0.5 - (x**2 - 0.05), 0.05, 2)
+        assert model.at.item() == pytest.approx(best, abs=1e-3)
+        assert trainer.report_.violations[0] == pytest.approx(0, abs=2e-2)
+
+
 # Negative weights
 
 
@@ -128,7 +141,7 @@ def test_net_weights_are_the_factors_of_the_lagrangian():
     stopped = constraints.lagrangian(losses, duals, stop_gradient=True)
     assert stopped.item() == pytest.approx(constraints.lagrangian(losses, duals).item())
     (gradient,) = torch.autograd.grad(stopped, losses)
-    torch.testing.assert_close(gradient, duals + torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64))
+    torch.testing.assert_close(gradient, constraints.net_weights(duals, stop_gradient=True))
     assert constraints.values(losses)[0].item() == 1.5
     with_factor = DescentConstraints(alpha=0.3, c_ref=1.5, first_factor=True)
     assert with_factor.values(losses)[0].item() == pytest.approx(3 - 0.7 * 1.5)
@@ -349,6 +362,37 @@ def test_a_loss_that_is_no_number_keeps_the_last_good_state(bad):
     assert not same(comparable(trainer), good)
 
 
+def test_a_validation_loss_that_is_no_number_is_never_the_best():
+    looks = []
+
+    def layer_losses(model, batch):
+        losses = denoising_losses(model, batch)
+        if not model.training:
+            looks.append(1)
+        return losses * (float("nan") if len(looks) == 1 and not model.training else 1)
+
+    trainer = PrimalDual(Layers(), layer_losses, c_ref=1.0, objective="last", lr=1e-2, batch_size=40)
+    history = trainer.fit(samples(), n_epochs=4, validation=samples(20, 2))
+    best = min(losses[-1] for losses in history.validation[1:])
+    assert trainer.layer_losses_of(samples(20, 2))[-1].mean().item() == pytest.approx(best, rel=1e-5)
+
+
+def test_a_loss_that_is_no_number_leaves_the_weights_chosen_so_far():
+    trainer = trainer_of(objective="last")
+    trainer.fit(samples(), n_epochs=3, validation=samples(20, 2))
+    chosen = copy.deepcopy(trainer.model.state_dict())
+    trainer.layer_losses = lambda model, batch: denoising_losses(model, batch) * float("nan")
+    with pytest.raises(NonFiniteLossError, match="weights chosen so far"):
+        trainer.fit(samples(), n_epochs=5, validation=samples(20, 2))
+    assert same(trainer.model.state_dict(), chosen)
+
+
+def test_a_checkpoint_of_other_options_is_refused(tmp_path):
+    trainer_of(alpha=0.1).fit(samples(), n_epochs=1, checkpoint=tmp_path / "state.pt")
+    with pytest.raises(ValueError, match=r"a trainer with alpha=0\.1, not 0\.2"):
+        trainer_of(alpha=0.2).fit(samples(), n_epochs=2, checkpoint=tmp_path / "state.pt")
+
+
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
@@ -389,6 +433,8 @@ def test_losses_of_another_number_of_layers():
         ({"batch_size": 0}, "batch_size must be"),
         ({"stop_gradient": "yes"}, "stop_gradient must be True or False"),
         ({"seed": -1}, "seed must be"),
+        ({"seed": 2**40}, "seed must be"),
+        ({"reset_slacks": True}, "reset_slacks must be False"),
     ],
 )
 def test_bad_options(options, message):

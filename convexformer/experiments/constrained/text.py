@@ -29,6 +29,7 @@ from .text_settings import ConstrainedTextSettings
 
 FILE = "constrained_text.json"
 ENCODER = "frozen encoder"
+_TEST_SEED = 10**6  # seeds of training and validation are far below
 
 
 class _Cell(NamedTuple):
@@ -196,21 +197,29 @@ def _prepared(
     if cell.depth is not None:
         present, deviation = padding_mask(test.tokens), deviation_of(training.tokens)
         tests: list[Inputs] = [
-            (with_noise(test.tokens, present, noise * deviation, torch.Generator().manual_seed(cell.seed)), present)
+            (with_noise(test.tokens, present, noise * deviation, _test_noise(cell.seed)), present)
             for noise in settings.test_noises
         ]
         return unrolled_task(parts, cell.depth, cell.noise, settings), tests, test.labels
     assert encoder is not None
     index = cell.corpus.split_index(cell.seed)
     copies = settings.noise_copies if cell.noise else 1
-    # Seeds of the noise: those of the copies, then that of validation; test noise has the seed of the cell.
+    # Seeds of the noise: those of the copies, then that of validation.
     seeds = [1 + cell.seed * (copies + 1) + copy for copy in range(copies + 1)]
     states = [states_of(encoder, cell.corpus, index[0], cell.noise, seed, settings) for seed in seeds[:-1]]
     held_out = states_of(encoder, cell.corpus, index[1], cell.noise, seeds[-1], settings)
     y = torch.cat([training.y.cpu()] * copies)
     task = encoder_task((torch.cat(states), held_out), (y, validation.y.cpu()), settings)
-    tests = [(states_of(encoder, cell.corpus, index[2], noise, cell.seed, settings),) for noise in settings.test_noises]
+    tests = [
+        (states_of(encoder, cell.corpus, index[2], noise, _TEST_SEED + cell.seed, settings),)
+        for noise in settings.test_noises
+    ]
     return task, tests, test.labels.cpu()
+
+
+def _test_noise(seed: int) -> torch.Generator:
+    """Of noise on test sentences, which training and validation do not draw."""
+    return torch.Generator().manual_seed(_TEST_SEED + seed)
 
 
 @torch.no_grad()

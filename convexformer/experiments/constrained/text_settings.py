@@ -6,6 +6,8 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+
 from convexformer.validation import is_integer
 from convexformer_solvers.validation import check_counts, is_real
 
@@ -106,6 +108,19 @@ class ConstrainedTextSettings:
             noises = getattr(self, name)
             if not noises or not all(0 <= noise < math.inf for noise in noises):
                 raise ValueError(f"{name} must hold one or more numbers from 0, got {noises!r}")
+        if self.test_noises[0] != 0 or any(np.diff(self.test_noises) <= 0):
+            raise ValueError(f"test_noises must begin with 0 and increase, got {self.test_noises!r}")
+        if not self.corpora or not all(isinstance(name, str) for name in self.corpora):
+            raise ValueError(f"corpora must hold one or more names or paths, got {self.corpora!r}")
+        if not self.learning_rates or not all(0 < rate < math.inf for rate in self.learning_rates):
+            raise ValueError(f"learning_rates must hold one or more positive numbers, got {self.learning_rates!r}")
+        for name in ("alphas", "ablation_alphas"):
+            if not getattr(self, name) or not all(0 <= alpha < 1 for alpha in getattr(self, name)):
+                raise ValueError(
+                    f"{name} must hold one or more numbers from 0 and below 1, got {getattr(self, name)!r}"
+                )
+        if not self.thresholds or not all(0 <= value <= 1 for value in self.thresholds):
+            raise ValueError(f"thresholds must hold one or more numbers from 0 to 1, got {self.thresholds!r}")
         for name in ("token_norm", "c_ref_ratio", "dual_lr"):
             value = getattr(self, name)
             if not (is_real(value) and 0 < value < math.inf):
