@@ -58,9 +58,9 @@ print(f"primal-dual: multipliers {np.round(trainer.duals_.numpy(), 3)}")
 figure, axes = plt.subplots(1, 3, figsize=(14, 4), layout="constrained")
 for name, model in models.items():
     layers = 1 + np.arange(3)
-    index = torch.as_tensor(np.searchsorted(model.classes_, y[800:]))
+    index = np.searchsorted(model.classes_, y[800:])
     axes[0].plot(layers, model.layer_losses_, "o-", label=name)
-    axes[1].plot(layers, exit_curve(model.layer_predictions(X[800:]), index), "o-", label=name)
+    axes[1].plot(layers, exit_curve(model.layer_outputs(X[800:]), index), "o-", label=name)
 axes[0].set(title="held-out loss of each layer", xlabel="layer", ylabel="loss")
 axes[1].set(title="accuracy when all leave after a layer", xlabel="layers run", ylabel="accuracy on unseen sentences")
 for axis in axes[:2]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from convexformer.nn.modules.base import seeded
+from convexformer.nn.modules.base import draw_seed, seeded
 from convexformer.unfolded.networks import padding_mask
 from convexformer.unfolded.unrolled import UnrolledTransformer
 from convexformer_solvers.validation import check_counts
@@ -50,20 +50,22 @@ class LayeredClassifier(nn.Module):
     ) -> None:
         super().__init__()
         check_counts(n_outputs=n_outputs)
-        self.layers = UnrolledTransformer(n_features, n_layers, shared=shared, seed=seed)
         self.padded = padded
         with seeded(seed):
+            self.layers = UnrolledTransformer(n_features, n_layers, shared=shared, seed=draw_seed())
             self.readout = nn.Linear(n_features, n_outputs)
 
-    def layer_outputs(self, tokens: Tensor, present: Tensor | None = None, *, max_layers: int | None = None) -> Tensor:
+    def layer_outputs(
+        self, tokens: Tensor, attention_mask: Tensor | None = None, *, max_layers: int | None = None
+    ) -> Tensor:
         """Predictions of every layer.
 
         Parameters
         ----------
         tokens : Tensor of shape (N, n, d)
             The samples.
-        present : Tensor of bool of shape (N, n), optional
-            Which tokens are real. Default: as ``padding_mask`` finds; to be given where noise hides it.
+        attention_mask : Tensor of shape (N, n), optional
+            1 for tokens, 0 for padding. Default: as ``padding_mask`` finds; to be given where noise hides it.
         max_layers : int, optional
             Layers to run. Default: all.
 
@@ -71,12 +73,13 @@ class LayeredClassifier(nn.Module):
         -------
         Tensor of shape (n_layers, N, n_outputs)
         """
-        present = padding_mask(tokens) if present is None and self.padded else present
-        outputs = self.layers.layer_outputs(tokens, present, max_layers=max_layers)
-        count = tokens.shape[1] if present is None else present.sum(1)[:, None]
+        if attention_mask is None and self.padded:
+            attention_mask = padding_mask(tokens)
+        outputs = self.layers.layer_outputs(tokens, attention_mask, max_layers=max_layers)
+        count = tokens.shape[1] if attention_mask is None else attention_mask.sum(1)[:, None]
         predictions: Tensor = self.readout(outputs.sum(2) / count)
         return predictions
 
-    def forward(self, tokens: Tensor, present: Tensor | None = None, *, max_layers: int | None = None) -> Tensor:
+    def forward(self, tokens: Tensor, attention_mask: Tensor | None = None, *, max_layers: int | None = None) -> Tensor:
         """Predictions of the last layer; arguments as of ``layer_outputs``."""
-        return self.layer_outputs(tokens, present, max_layers=max_layers)[-1]
+        return self.layer_outputs(tokens, attention_mask, max_layers=max_layers)[-1]

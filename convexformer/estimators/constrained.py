@@ -116,7 +116,8 @@ class DescentConstrainedClassifier(ClassificationMixin, DescentConstrainedBase):
     alpha : float, default=0.1
         Share by which each layer must lower the loss.
     c_ref : float, optional
-        Loss that the first layer must come below. Default: that of the best constant prediction on the training labels.
+        Loss that the first layer must come below. Default: that of the best constant prediction of all
+        labels of ``fit``.
     n_layers : int, default=3
         Layers, two or more.
     shared : bool, default=False
@@ -311,7 +312,7 @@ class DescentConstrainedClassifier(ClassificationMixin, DescentConstrainedBase):
         index = (outputs[:, 0] > 0).long() if outputs.shape[1] == 1 else outputs.argmax(1)
         return self.classes_[index.numpy(force=True)]
 
-    def layer_predictions(self, X: ArrayLike) -> Tensor:
+    def layer_outputs(self, X: ArrayLike) -> Any:
         """Outputs of every layer, for ``exit_curve``, ``early_exit`` and ``exit_tradeoff``.
 
         Parameters
@@ -321,11 +322,12 @@ class DescentConstrainedClassifier(ClassificationMixin, DescentConstrainedBase):
 
         Returns
         -------
-        Tensor of shape (n_layers, n_samples, n_classes)
+        ndarray of shape (n_layers, n_samples, n_classes)
             Logits; of two classes with one output, zero and that output.
         """
         outputs = self._layer_outputs(X)
-        return torch.cat([torch.zeros_like(outputs), outputs], 2) if outputs.shape[2] == 1 else outputs
+        outputs = torch.cat([torch.zeros_like(outputs), outputs], 2) if outputs.shape[2] == 1 else outputs
+        return result_of(outputs, X)
 
 
 class DescentConstrainedDenoiser(TransformerMixin, DescentConstrainedBase):
@@ -418,7 +420,8 @@ class DescentConstrainedDenoiser(TransformerMixin, DescentConstrainedBase):
         Parameters
         ----------
         X : array-like of shape (n_samples, n_tokens, n_features) or (n_samples, n_tokens)
-            Clean tokens; each column of two-dimensional data is a token of width 1.
+            Clean tokens; each column of two-dimensional data is a token of width 1. Zero rows are tokens like others:
+            nothing is padding.
         y : object, optional
             Not used.
 

@@ -14,7 +14,7 @@ from convexformer.validation import check_flag
 from convexformer_solvers.validation import check_tensor, is_real
 
 from .energies import Energy, InteractionEnergy, SquaredDistance
-from .graphs import check_attention_mask, check_graph, half_squared_distances, neighbours
+from .graphs import check_attention_mask, check_graph, half_squared_distances, neighbours, without_padding
 from .rho import Exponential, Rho, get_rho
 
 Mode = Literal["softmax", "jacobi"]
@@ -185,10 +185,10 @@ class EnergyAttention(nn.Module):
                 "anchor must be None in mode='softmax', whose energy has no regulariser; use mode='jacobi'"
             )
         present = check_attention_mask(attention_mask, tuple(tokens.shape))
-        keys = tokens if projected is None else projected
+        values, keys = (without_padding(part, present) for part in (tokens, tokens if projected is None else projected))
         fused = self.fused and self.mode == "softmax" and self.graph is None and isinstance(self.rho, Exponential)
-        averages = _fused(keys, tokens, present) if fused else self._explicit(keys, tokens, anchor, present)
-        moved = averages if self.step == 1 else torch.lerp(tokens, averages, self.step)
+        averages = _fused(keys, values, present) if fused else self._explicit(keys, values, anchor, present)
+        moved = averages if self.step == 1 else torch.lerp(values, averages, self.step)
         return moved if present is None else torch.where(present[..., None], moved, tokens)
 
     def _explicit(self, keys: Tensor, tokens: Tensor, anchor: Tensor | None, present: Tensor | None) -> Tensor:
@@ -204,8 +204,16 @@ class EnergyAttention(nn.Module):
         return pull / (degree + self.weight)
 
 
+def _centred(keys: Tensor, present: Tensor | None) -> Tensor:
+    """Keys less their mean over tokens; padding is zero and left out of it."""
+    if present is None:
+        return keys - keys.mean(-2, keepdim=True)
+    return keys - keys.sum(-2, keepdim=True) / present.sum(-1)[..., None, None]
+
+
 def _fused(keys: Tensor, values: Tensor, present: Tensor | None) -> Tensor:
     """Softmax attention with key weights: the bias of a key is a further coordinate, of which queries have 1."""
+    keys = _centred(keys, present)  # a common shift changes no weight, and would cost digits
     bias = -keys.square().sum(-1, keepdim=True) / 2
     queries = torch.cat([keys, torch.ones_like(bias)], -1)
     keys = torch.cat([keys, bias], -1)

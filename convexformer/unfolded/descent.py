@@ -26,7 +26,7 @@ class DescentReport:
         Before and after each layer, by the energy of that layer, in float64; infinite for tokens with negative entries,
         which only the input of the first layer may have.
     rose : ndarray of bool of shape (n_layers, n_samples)
-        Whether the energy of a sample rose in a layer by more than rounding.
+        Whether the energy of a sample rose in a layer by more than rounding, or was no finite number after it.
     guaranteed : bool
         Whether theory promises that none does.
     reason : str
@@ -139,6 +139,7 @@ def descent_report(
     size = np.maximum(np.abs(energies[:, 0]), np.abs(energies[:, 1]))
     with np.errstate(invalid="ignore"):  # infinite before the first layer, which is no rise
         rose = energies[:, 1] - energies[:, 0] > rtol * size
+    rose |= ~np.isfinite(energies[:, 1])  # of states that left the range of numbers
     guarantees = [layer.guarantee() for layer in exact.running_layers(n_layers)]
     weakest = next((guarantee for guarantee in guarantees if not guarantee.holds), guarantees[0])
     return DescentReport(energies, rose, weakest.holds, weakest.reason)

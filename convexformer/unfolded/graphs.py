@@ -91,6 +91,17 @@ def check_attention_mask(mask: Any, shape: tuple[int, ...]) -> Tensor | None:
     return present
 
 
+def without_padding(tokens: Tensor, present: Tensor | None) -> Tensor:
+    """Tokens with zero rows for padding, whatever it holds.
+
+    Examples
+    --------
+    >>> without_padding(torch.tensor([[1.0], [float("nan")]]), torch.tensor([True, False])).T
+    tensor([[1., 0.]])
+    """
+    return tokens if present is None else tokens.masked_fill(~present[..., None], 0)
+
+
 def neighbours(tokens: Tensor, graph: Tensor | None, present: Tensor | None) -> Tensor:
     """Pairs of different tokens that interact, as a boolean tensor that broadcasts to ``(..., n, n)``.
 

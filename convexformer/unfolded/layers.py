@@ -17,7 +17,7 @@ from convexformer_solvers.validation import check_counts, check_tensor, is_real
 from .attention import DescentWarning, EnergyAttention
 from .attention import Mode as AttentionMode
 from .energies import Energy, FeedForwardEnergy, NonNegative
-from .graphs import check_attention_mask
+from .graphs import check_attention_mask, without_padding
 from .parametrizations import SymmetricEigenvalues
 from .rho import Rho
 
@@ -198,9 +198,10 @@ class UnfoldedLayer(nn.Module):
         """
         check_tensor("tokens", tokens)
         present = check_attention_mask(attention_mask, tuple(tokens.shape))
+        tokens = without_padding(tokens, present)
         moved = self._alternate(tokens, anchor, present) if self.mode == "aim" else self._step(tokens, anchor, present)
         moved = NonNegative().prox(moved)
-        return moved if present is None else moved * present[..., None]
+        return without_padding(moved, present)
 
     def _alternate(self, tokens: Tensor, anchor: Tensor | None, present: Tensor | None) -> Tensor:
         """An attention step, then a gradient step of the feed-forward part."""
@@ -217,7 +218,7 @@ class UnfoldedLayer(nn.Module):
     def _step(self, tokens: Tensor, anchor: Tensor | None, present: Tensor | None) -> Tensor:
         """A gradient step of the differentiable part of the energy, of the length that its curvature allows."""
         smooth = self.smooth_energy(anchor, present)
-        curvature = smooth.lipschitz(tokens).clamp_min(torch.finfo(tokens.dtype).tiny)
+        curvature = smooth.lipschitz(tokens).clamp_min(torch.finfo(tokens.dtype).eps)  # 0 for a linear energy
         return tokens - smooth.gradient(tokens) / curvature[..., None, None]
 
     def smooth_energy(self, anchor: Tensor | None = None, attention_mask: Any = None) -> Energy:
@@ -397,7 +398,7 @@ class UnfoldedTransformer(nn.Module):
         if tokens.ndim < 2 or tokens.shape[-1] != len(weight):
             raise ValueError(f"tokens must have shape (..., n_tokens, {len(weight)}), got {tuple(tokens.shape)}")
         present = check_attention_mask(attention_mask, tuple(tokens.shape))
-        tokens = tokens if present is None else tokens * present[..., None]
+        tokens = without_padding(tokens, present)
         anchor = tokens if self.anchored else None
         states, energies = [tokens], []
         with parametrize.cached():

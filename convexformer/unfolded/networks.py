@@ -7,7 +7,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from convexformer.nn import AttentionNetwork, ConvexAttention
-from convexformer.nn.modules.base import seeded
+from convexformer.nn.modules.base import draw_seed, seeded
 from convexformer_solvers import Penalty
 from convexformer_solvers.validation import check_counts
 
@@ -107,14 +107,14 @@ class UnfoldedNetwork(AttentionNetwork):
         if pooling not in POOLINGS:
             raise ValueError(f"pooling must be one of {POOLINGS}, got {pooling!r}")
         self.embedding: nn.Linear | None = None
-        if width is not None:
-            check_counts(width=width)
-            with seeded(seed):
+        with seeded(seed):
+            if width is not None:
+                check_counts(width=width)
                 self.embedding = nn.Linear(n_features, width)
-        inner = n_features if width is None else width
-        self.transformer = UnfoldedTransformer(inner, seed=seed, **options)
+            inner, read = n_features if width is None else width, 1 if pooling == "mean" else n_tokens
+            self.transformer = UnfoldedTransformer(inner, seed=draw_seed(), **options)
+            self.readout = ConvexAttention(read, inner, n_outputs, n_heads, seed=draw_seed())
         self.pooling, self.padded = pooling, padded
-        self.readout = ConvexAttention(1 if pooling == "mean" else n_tokens, inner, n_outputs, n_heads, seed=seed)
 
     def prepared(self, tokens: Tensor) -> tuple[Tensor, ...]:
         """Tokens and, where they may be padded, which of them are real."""
@@ -134,15 +134,15 @@ class UnfoldedNetwork(AttentionNetwork):
         """
         return tokens if self.embedding is None else self.embedding(tokens)
 
-    def features(self, tokens: Tensor, present: Tensor | None = None, *, n_layers: int | None = None) -> Tensor:
+    def features(self, tokens: Tensor, attention_mask: Tensor | None = None, *, n_layers: int | None = None) -> Tensor:
         """What the readout sees: a data set of tokens for the convex programs.
 
         Parameters
         ----------
         tokens : Tensor of shape (N, n, d)
             The samples.
-        present : Tensor of bool of shape (N, n), optional
-            Which tokens are real. Default: as ``prepared`` finds.
+        attention_mask : Tensor of shape (N, n), optional
+            1 for tokens, 0 for padding. Default: as ``prepared`` finds.
         n_layers : int, optional
             Layers to run, as in ``UnfoldedTransformer.forward``.
 
@@ -150,29 +150,29 @@ class UnfoldedNetwork(AttentionNetwork):
         -------
         Tensor of shape (N, 1, width) or (N, n, width)
         """
-        if present is None and self.padded:
-            present = padding_mask(tokens)
-        last = self.transformer(self.embedded(tokens), present, n_layers=n_layers)
+        if attention_mask is None and self.padded:
+            attention_mask = padding_mask(tokens)
+        last = self.transformer(self.embedded(tokens), attention_mask, n_layers=n_layers)
         if self.pooling == "tokens":
             return last
-        count = last.shape[1] if present is None else present.sum(1)[:, None, None]
+        count = last.shape[1] if attention_mask is None else attention_mask.sum(1)[:, None, None]
         return last.sum(1, keepdim=True) / count
 
-    def forward(self, tokens: Tensor, present: Tensor | None = None) -> Tensor:
+    def forward(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """Predictions.
 
         Parameters
         ----------
         tokens : Tensor of shape (N, n, d)
             The samples.
-        present : Tensor of bool of shape (N, n), optional
-            Which tokens are real. Default: as ``prepared`` finds.
+        attention_mask : Tensor of shape (N, n), optional
+            1 for tokens, 0 for padding. Default: as ``prepared`` finds.
 
         Returns
         -------
         Tensor of shape (N, c)
         """
-        predictions: Tensor = self.readout(self.features(tokens, present))
+        predictions: Tensor = self.readout(self.features(tokens, attention_mask))
         return predictions
 
     def decay(self, penalty: str | Penalty | None = None) -> Tensor:

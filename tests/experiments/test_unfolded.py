@@ -9,7 +9,7 @@ from convexformer import cli
 from convexformer.experiments import UnfoldedSettings, format_unfolded, run_unfolded
 from convexformer.experiments.corpora import load_corpus, read_labelled_sentences
 from convexformer.experiments.unfolded import FILE, experiment
-from convexformer.experiments.unfolded.classification import METHODS, STANDARD
+from convexformer.experiments.unfolded.classification import METHODS
 from convexformer.experiments.unfolded.variants import VARIANTS
 
 GUARANTEED = "joint step (guaranteed)"
@@ -74,7 +74,7 @@ def test_every_seed_corpus_and_layer_is_there(report):
     assert len(report["descent"]) == 2 * 2 * 2 * 2 * len(VARIANTS)
     assert len(report["classification"]) == 2 * 2 * len(METHODS)
     assert json.dumps(report)
-    assert all(len(row["depth"]) == 2 for row in report["classification"] if row["method"] != STANDARD)
+    assert all(len(row["depth"]) == 2 for row in report["classification"] if row["depth"] is not None)
 
 
 def test_the_guaranteed_layer_never_rises_and_theory_says_so(report):
@@ -93,7 +93,7 @@ def test_the_anchored_energies_show_the_error_of_equation_69(report):
 def test_networks_are_of_about_equal_size_and_the_readouts_are_certified(report):
     for row in report["classification"]:
         others = [other["n_parameters"] for other in report["classification"] if other["corpus"] == row["corpus"]]
-        assert row["n_parameters"] <= 1.5 * min(others)
+        assert row["n_parameters"] <= 1.35 * min(others)
         assert row["certified_bound"] <= row["certified_objective"] <= row["readout_objective"] * (1 + 1e-6)
         assert row["noise"][0] == row["accuracy"]
 

@@ -63,6 +63,25 @@ def test_the_fused_form_is_the_explicit_one(dtype, padded):
         torch.testing.assert_close(ours, reference, rtol=tolerance, atol=tolerance)
 
 
+def test_a_common_shift_costs_the_fused_form_no_digits():
+    tokens = draw(3, 3, N, D)
+    exact = EnergyAttention("exp")(tokens) + 1000
+    for fused in (True, False):
+        shifted = EnergyAttention("exp", fused=fused)((tokens + 1000).float())
+        torch.testing.assert_close(shifted.double(), exact, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("mode", ["softmax", "jacobi"])
+def test_what_padding_holds_does_not_matter(mode):
+    tokens, mask = draw(3, 1, N, D), torch.tensor([[1] * 4 + [0] * 2])
+    spoiled = tokens.clone()
+    spoiled[0, 4:] = torch.nan
+    attention = EnergyAttention("exp", mode)
+    torch.testing.assert_close(
+        attention(spoiled, attention_mask=mask)[:, :4], attention(tokens, attention_mask=mask)[:, :4]
+    )
+
+
 def test_exponential_attention_is_softmax_with_key_weights():
     tokens = draw(6, N, D)
     logits = tokens @ tokens.T - tokens.square().sum(-1) / 2
@@ -119,12 +138,10 @@ def test_steps_beyond_one_rise_on_some_graph():
     """Two tokens that share an edge overshoot: the bound of 1 for general graphs is not an accident of the proof."""
     star = torch.zeros(N, N, dtype=torch.bool)
     star[0, 1:] = star[1:, 0] = True
-    tokens = 1e-3 * draw(1, N, 1)
     with pytest.warns(DescentWarning, match="longer than the steps up to 1"):
         attention = EnergyAttention(Capped(), step=1.99, graph=star)
     assert not attention.descends
     assert any(rises(attention.energy(), 1e-2 * draw(s, N, 1), attention(1e-2 * draw(s, N, 1))) for s in range(50))
-    assert tokens.shape == (N, 1)
 
 
 @pytest.mark.parametrize("mutant", ["no key weights", "WW' for W'W", "(10) with the regulariser", "(69)"])

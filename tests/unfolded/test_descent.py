@@ -49,6 +49,23 @@ def test_layers_of_their_own_weights_have_energies_of_their_own():
     assert len(shared.energies) == 7
 
 
+def test_states_beyond_all_numbers_count_as_rises():
+    model = UnfoldedTransformer(D, 400, "aim", eigenvalue_limit=None)
+    with torch.no_grad():
+        model.layers[0].feedforward_weight.copy_(-1e3 * torch.eye(D))
+    report = descent_report(model, draw(0, 2, N, D).abs())
+    assert not np.isfinite(report.energies[-1]).all()
+    assert report.rose[-1].all()
+
+
+def test_parts_of_a_network_draw_different_weights():
+    network = UnfoldedNetwork(N, D, 2, pooling="tokens", n_heads=8)
+    first, second = network.transformer.layers[0].attention_weight, network.readout.w1_free
+    count = min(first.numel(), second.numel())
+    both = torch.stack([first.flatten()[:count], second.flatten()[:count]]).detach()
+    assert torch.corrcoef(both)[0, 1].abs() < 0.9
+
+
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [

@@ -134,6 +134,32 @@ def test_a_longer_step_rises():
     assert rise(energy, tokens, layer(tokens)).any()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_joint_mode_stays_finite_where_the_energy_is_concave(dtype):
+    """Without interactions nor a convex part the bound of the curvature from above would be zero."""
+    layer = layer_of(2, "joint", eigenvalue_limit=None).to(dtype)
+    with torch.no_grad():
+        layer.feedforward_weight.copy_(-3 * torch.eye(D))
+    tokens = draw(0, 4, 1, D).abs().to(dtype)
+    for _ in range(3):
+        after = layer(tokens)
+        assert torch.isfinite(after).all()
+        assert (layer.energy().value(after) <= layer.energy().value(tokens)).all()
+        tokens = after
+
+
+@pytest.mark.parametrize("mode", ["aim", "joint"])
+def test_what_padding_holds_does_not_matter(mode):
+    network, mask = UnfoldedTransformer(D, 3, mode, anchored=True).double(), torch.tensor([[1] * 4 + [0] * 2])
+    tokens = draw(3, 1, N, D)
+    spoiled = tokens.clone()
+    spoiled[0, 4:] = torch.nan
+    torch.testing.assert_close(network(spoiled, mask), network(tokens, mask))
+    torch.testing.assert_close(
+        network.layers[0](spoiled, attention_mask=mask), network.layers[0](tokens, attention_mask=mask)
+    )
+
+
 def test_aim_mode_rises_somewhere_when_anchored():
     """No theorem covers the printed layer, and on anchored data it does rise."""
     network = UnfoldedTransformer(D, 12, "aim", anchored=True, seed=1).double()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +19,8 @@ from convexformer.unfolded import UnfoldedNetwork
 
 from .settings import UnfoldedSettings
 
-STANDARD = "standard transformer"
+STANDARD = "standard transformer, one layer"
+LOOPED = "standard transformer, looped"
 N_HEADS = 32  # of the readouts, for all networks alike
 
 
@@ -33,6 +35,8 @@ class StandardEncoder(nn.Module):
         Parameters to come nearest to: the width is chosen for it.
     seed : int
         Of the initial weights.
+    n_passes : int, default=1
+        How often tokens go through the layer, whose weights are then shared, as in the unfolded networks.
 
     Examples
     --------
@@ -43,8 +47,9 @@ class StandardEncoder(nn.Module):
     torch.Size([2, 3, 50])
     """
 
-    def __init__(self, n_features: int, n_parameters: int, seed: int) -> None:
+    def __init__(self, n_features: int, n_parameters: int, seed: int, n_passes: int = 1) -> None:
         super().__init__()
+        self.n_passes = n_passes
         # Two maps n_features x w with bias, attention 4 w^2 + 4 w, feed-forward of hidden width 2 w, three norms.
         sizes = {w: 2 * n_features * w + w + n_features + 8 * w**2 + 13 * w for w in range(2, 2 * n_features, 2)}
         width = min(sizes, key=lambda w: abs(sizes[w] - n_parameters))
@@ -55,8 +60,10 @@ class StandardEncoder(nn.Module):
             self.leave = nn.Linear(width, n_features)
 
     def forward(self, tokens: Tensor, present: Tensor | None = None, *, n_layers: int | None = None) -> Tensor:
-        """Tokens after the layer; padding comes out as zero rows."""
-        hidden = self.layer(self.enter(tokens), src_key_padding_mask=None if present is None else ~present)
+        """Tokens after the passes; padding comes out as zero rows."""
+        hidden, hidden_padding = self.enter(tokens), None if present is None else ~present
+        for _ in range(self.n_passes):
+            hidden = self.layer(hidden, src_key_padding_mask=hidden_padding)
         out: Tensor = self.leave(self.norm(hidden))
         return out if present is None else out * present[..., None]
 
@@ -87,11 +94,12 @@ def _unfolded(**options: Any) -> Callable[[tuple[int, int, int], int, int], Unfo
     return make
 
 
-def _standard(shape: tuple[int, int, int], n_layers: int, seed: int) -> UnfoldedNetwork:
+def _standard(looped: bool, shape: tuple[int, int, int], n_layers: int, seed: int) -> UnfoldedNetwork:
     """A network with the same readout whose layers are those of a standard transformer."""
     network = _unfolded(mode="aim")(shape, n_layers, seed)
     count = sum(weight.numel() for weight in network.transformer.parameters())
-    network.transformer = StandardEncoder(shape[1], count, seed)  # type: ignore[assignment]
+    passes = n_layers if looped else 1
+    network.transformer = StandardEncoder(shape[1], count, seed, passes)  # type: ignore[assignment]
     return network
 
 
@@ -99,7 +107,8 @@ METHODS = (
     Method("unfolded, joint step (guaranteed)", _unfolded(mode="joint"), deepens=True),
     Method("unfolded, alternating, eigenvalues limited", _unfolded(mode="aim"), deepens=True),
     Method("unfolded, alternating, free", _unfolded(mode="aim", eigenvalue_limit=None), deepens=True),
-    Method(STANDARD, _standard, deepens=False),
+    Method(STANDARD, partial(_standard, False), deepens=False),
+    Method(LOOPED, partial(_standard, True), deepens=False),
 )
 
 

@@ -14,7 +14,9 @@ from .classification import METHODS
 from .descent import WEIGHTS
 from .variants import VARIANTS
 
-_COLOURS = dict(zip([method.name for method in METHODS], ("#0072B2", "#E69F00", "#D55E00", "black"), strict=True))
+_COLOURS = dict(
+    zip([method.name for method in METHODS], ("#0072B2", "#E69F00", "#D55E00", "black", "#CC79A7"), strict=True)
+)
 
 
 def draw_figures(report: dict[str, Any], folder: Path) -> list[Path]:

@@ -170,7 +170,11 @@ def remark(settings: UnfoldedSettings) -> str:
         f"Classification: {settings.n_sentences} sentences, 60% training, 20% validation, 20% test, another split for "
         f"each seed; all networks have the same mean pooling and readout, nearly as many parameters, and the same "
         f"search: {len(settings.learning_rates)} learning rates x {settings.n_steps} steps of AdamW, batches of "
-        f"{settings.batch_size}, the weights of least validation loss. Certified readout: the convex program on the "
+        f"{settings.batch_size}, the weights of least validation loss. Unfolded networks have {settings.train_layers} "
+        "layers of shared weights and of the width of the vectors; the standard transformer has one layer, narrower as "
+        "it has more weights a layer, which tokens pass once or, looped, as often as those of the unfolded ones. "
+        "Vectors that are made of a corpus, and the scale of tokens, are made of all of its sentences without their "
+        "labels. Certified readout: the convex program on the "
         f"tokens of the last layer, solved to a relative gap of 1e-3, its alpha chosen out of "
         f"{len(settings.alphas)} by validation accuracy. Seconds: of the search."
     )

