@@ -7,11 +7,12 @@ import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import sklearn
 import torch
+from tqdm.auto import tqdm
 
 import convexformer
 from convexformer_solvers.io.npz import replacing
@@ -112,6 +113,60 @@ def run_missing_seeds(
             report = report | {"runs": runs} | summarise(runs)
             write_json(path, report)
     return report | summarise(report["runs"])
+
+
+class Unit(NamedTuple):
+    """What is run at once and then on disk.
+
+    Attributes
+    ----------
+    part : str
+        Entry of the report to whose rows those of the unit are added.
+    title : str
+        What the progress bar shows.
+    key : dict
+        Entries that tell its rows from those of others.
+    run : callable
+        Returns its rows.
+    """
+
+    part: str
+    title: str
+    key: dict[str, Any]
+    run: Callable[[], list[dict[str, Any]]]
+
+    def is_done(self, report: dict[str, Any]) -> bool:
+        """Whether its rows are in a report."""
+        return any(self.key.items() <= row.items() for row in report[self.part])
+
+
+def run_units(path: Path, report: dict[str, Any], units: Sequence[Unit], *, quiet: bool) -> None:
+    """Run the units that a report lacks, and write it after each of them.
+
+    Parameters
+    ----------
+    path : Path
+        File of the report.
+    report : dict
+        As ``begin_report`` returns it; changed in place.
+    units : sequence of Unit
+        All of them.
+    quiet : bool
+        Whether to hide the progress bar.
+
+    Examples
+    --------
+    >>> report = {"rows": [{"seed": 0}]}
+    >>> unit = Unit("rows", "seed 0", {"seed": 0}, lambda: [])
+    >>> run_units(Path("not_written.json"), report, [unit], quiet=True)
+    """
+    with tqdm(total=len(units), initial=sum(unit.is_done(report) for unit in units), disable=quiet, unit="run") as bar:
+        for unit in units:
+            if not unit.is_done(report):
+                bar.set_description(unit.title)
+                report[unit.part] += unit.run()
+                write_json(path, report)
+                bar.update()
 
 
 def finished_seeds(path: str | os.PathLike[str]) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,11 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from convexformer import plot
 from convexformer.constrained import exit_curve, exit_tradeoff
-from convexformer.experiments.common import begin_report, versions, write_json
+from convexformer.experiments.common import Unit, begin_report, run_units, versions, write_json
 from convexformer.experiments.corpora import Corpus, load_corpus
 from convexformer.unfolded import padding_mask
 from convexformer.validation import check_device
@@ -44,17 +43,6 @@ class _Cell(NamedTuple):
     @property
     def key(self) -> dict[str, Any]:
         return {"corpus": self.corpus.name, "model": self.model, "noise": self.noise, "seed": self.seed}
-
-
-class _Unit(NamedTuple):
-    """What is run at once and then on disk."""
-
-    part: str
-    key: dict[str, Any]
-    run: Callable[[], dict[str, Any]]
-
-    def is_done(self, report: dict[str, Any]) -> bool:
-        return any(self.key.items() <= row.items() for row in report[self.part])
 
 
 def run_constrained_text(
@@ -106,13 +94,7 @@ def run_constrained_text(
     encoder, missing = find_encoder(settings)
     report = begin_report(path, _fresh(settings, corpora, missing), ("runs", "ablation"))
     units = list(_units(settings, corpora, encoder, n_seeds))
-    with tqdm(total=len(units), initial=sum(unit.is_done(report) for unit in units), disable=quiet, unit="run") as bar:
-        for unit in units:
-            if not unit.is_done(report):
-                bar.set_description(", ".join(str(value) for value in unit.key.values()))
-                report[unit.part].append(unit.run())
-                write_json(path, report)
-                bar.update()
+    run_units(path, report, units, quiet=quiet)
     report |= summarise(report["runs"])
     report["figures"] = [str(figure) for figure in draw_figures(report, folder)]
     write_json(path, report)
@@ -139,14 +121,14 @@ def _fresh(settings: ConstrainedTextSettings, corpora: list[Corpus], missing: st
 
 def _units(
     settings: ConstrainedTextSettings, corpora: list[Corpus], encoder: Encoder | None, n_seeds: int
-) -> Iterator[_Unit]:
+) -> Iterator[Unit]:
     """All that is to be run: the ablation, then one seed after the other."""
     middle = settings.train_noises[len(settings.train_noises) // 2]
     first = _Cell(corpora[0], _unrolled(min(settings.depths)), min(settings.depths), middle, 0)
     for alpha in settings.ablation_alphas:
         for price in settings.ablation_prices:
             key = {"alpha": alpha, "price": price}
-            yield _Unit("ablation", key, partial(_ablate, first, settings, alpha, price))
+            yield Unit("ablation", f"ablation: {key}", key, partial(_ablate, first, settings, alpha, price))
     for seed in range(n_seeds):
         for corpus in corpora:
             models: list[tuple[str, int | None]] = [(_unrolled(depth), depth) for depth in settings.depths]
@@ -156,29 +138,32 @@ def _units(
                     cell = _Cell(corpus, model, depth, noise, seed)
                     for method in METHODS:
                         key = cell.key | {"method": method.name}
-                        yield _Unit("runs", key, partial(_run, cell, method, settings, encoder))
+                        title = ", ".join(map(str, key.values()))
+                        yield Unit("runs", title, key, partial(_run, cell, method, settings, encoder))
 
 
 def _unrolled(depth: int) -> str:
     return f"UT, {depth} layers"
 
 
-def _run(cell: _Cell, method: Method, settings: ConstrainedTextSettings, encoder: Encoder | None) -> dict[str, Any]:
+def _run(
+    cell: _Cell, method: Method, settings: ConstrainedTextSettings, encoder: Encoder | None
+) -> list[dict[str, Any]]:
     """Search, and measure the best run."""
     task, tests, labels = _prepared(cell, settings, encoder)
     trained = search(task, method, settings.search, cell.seed)
     row = cell.key | {"method": method.name} | trained.as_json()
-    return row | _measured(trained.trainer.model, tests, labels, settings)
+    return [row | _measured(trained.trainer.model, tests, labels, settings)]
 
 
-def _ablate(cell: _Cell, settings: ConstrainedTextSettings, alpha: float, price: float | None) -> dict[str, Any]:
+def _ablate(cell: _Cell, settings: ConstrainedTextSettings, alpha: float, price: float | None) -> list[dict[str, Any]]:
     """One constrained run of the ablation, with the last of the learning rates."""
     task, tests, labels = _prepared(cell, settings, None)
     pair = (settings.learning_rates[-1], alpha)
     trainer = train_once(task, METHODS[0], pair, cell.seed, resilience=price)
     row = {"alpha": alpha, "price": price, "feasible": trainer.feasible_}
     row["layer_losses"] = trainer.report_.losses.tolist()
-    return row | _measured(trainer.model, tests, labels, settings)
+    return [row | _measured(trainer.model, tests, labels, settings)]
 
 
 Inputs = tuple[Tensor, ...]

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from tqdm.auto import tqdm
 
 from convexformer import plot
-from convexformer.experiments.common import begin_report, versions, write_json
+from convexformer.experiments.common import Unit, begin_report, run_units, versions, write_json
 from convexformer.experiments.corpora import Corpus, load_corpus
 from convexformer.validation import check_device
 from convexformer_solvers.validation import check_counts
@@ -26,18 +25,6 @@ from .settings import UnfoldedSettings
 
 FILE = "unfolded.json"
 _PARTS = ("aim", "descent", "classification")
-
-
-class _Unit(NamedTuple):
-    """What is run at once and then on disk."""
-
-    part: str
-    title: str
-    key: dict[str, Any]
-    run: Callable[[], list[dict[str, Any]]]
-
-    def is_done(self, report: dict[str, Any]) -> bool:
-        return any(self.key.items() <= row.items() for row in report[self.part])
 
 
 def run_unfolded(
@@ -90,13 +77,7 @@ def run_unfolded(
     corpora = [load_corpus(source, settings) for source in settings.corpora]
     report = begin_report(path, _fresh(settings, corpora), _PARTS)
     units = list(_units(settings, corpora, n_seeds))
-    with tqdm(total=len(units), initial=sum(unit.is_done(report) for unit in units), disable=quiet, unit="run") as bar:
-        for unit in units:
-            if not unit.is_done(report):
-                bar.set_description(unit.title)
-                report[unit.part] += unit.run()
-                write_json(path, report)
-                bar.update()
+    run_units(path, report, units, quiet=quiet)
     report["summaries"] = summarise(report)
     report["figures"] = [str(figure) for figure in draw_figures(report, folder)]
     write_json(path, report)
@@ -125,21 +106,21 @@ def _fresh(settings: UnfoldedSettings, corpora: list[Corpus]) -> dict[str, Any]:
     }
 
 
-def _units(settings: UnfoldedSettings, corpora: list[Corpus], n_seeds: int) -> Iterator[_Unit]:
+def _units(settings: UnfoldedSettings, corpora: list[Corpus], n_seeds: int) -> Iterator[Unit]:
     """All that is to be run, one seed after the other."""
     for seed in range(n_seeds):
         key: dict[str, Any] = {"seed": seed}
-        yield _Unit("aim", f"seed {seed}: quadratics", key, partial(_quadratics, settings, seed))
+        yield Unit("aim", f"seed {seed}: quadratics", key, partial(_quadratics, settings, seed))
         for corpus in corpora:
             key = {"seed": seed, "corpus": corpus.name}
-            yield _Unit(
+            yield Unit(
                 "descent",
                 f"seed {seed}, {corpus.name}: energies",
                 key,
                 partial(measure_descent, corpus, settings, seed),
             )
             for method in METHODS:
-                yield _Unit(
+                yield Unit(
                     "classification",
                     f"seed {seed}, {corpus.name}: {method.name}",
                     key | {"method": method.name},
