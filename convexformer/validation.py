@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sized
 from contextlib import contextmanager
-from math import isqrt
+from math import inf, isqrt
 from numbers import Integral, Real
 from typing import Any, TypeGuard
 
@@ -19,7 +19,7 @@ from sklearn.utils.validation import assert_all_finite, validate_data
 from torch import Tensor
 
 from convexformer_solvers import LinearMap, Loss
-from convexformer_solvers.validation import PRECISIONS
+from convexformer_solvers.validation import PRECISIONS, is_real
 
 _FLOATS = (np.float64, np.float32)
 
@@ -421,6 +421,18 @@ def check_optional_counts(**counts: Any) -> None:
     for name, value in counts.items():
         if value is not None and not is_integer(value, 1):
             raise ValueError(f"{name} must be a positive integer or None, got {value!r}")
+
+
+def check_positive(**numbers: Any) -> None:
+    """Raise ``ValueError`` naming the first argument that is no positive finite number.
+
+    Examples
+    --------
+    >>> check_positive(step=0.5)
+    """
+    for name, value in numbers.items():
+        if not (is_real(value) and 0 < value < inf):
+            raise ValueError(f"{name} must be a positive finite number, got {value!r}")
 
 
 def is_prime(p: int) -> bool:

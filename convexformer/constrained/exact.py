@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +10,8 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from convexformer.validation import as_tensor, check_finite
+from convexformer.validation import as_tensor, check_finite, check_positive
 from convexformer_solvers import Loss, get_loss
-from convexformer_solvers.validation import is_real
 
 from .constraints import DescentConstraints
 
@@ -115,8 +113,7 @@ def exact_readout(
         raise ValueError(f"y must have one row per sample, {layers.shape[1]}, got {len(targets)}")
     for name, values in (("features", layers), ("y", targets)):
         check_finite(name, torch.as_tensor(values))
-    if not (is_real(decay) and 0 < decay < math.inf):
-        raise ValueError(f"decay must be a positive finite number, got {decay!r}")
+    check_positive(decay=decay)
     problem = _Readout(layers, targets, constraints, decay, get_loss(loss), reference)
     weight, duals = problem.solve()
     return problem.certified(weight, duals)

@@ -18,7 +18,7 @@ from torch.utils.data import Dataset, TensorDataset, default_collate
 from tqdm.auto import tqdm
 
 from convexformer.nn.modules.base import seeded
-from convexformer.validation import check_flag, is_integer
+from convexformer.validation import check_flag, check_positive, is_integer
 from convexformer_solvers.io.npz import replacing
 from convexformer_solvers.validation import check_callback, check_counts, is_real
 
@@ -180,9 +180,7 @@ class PrimalDual:
         for (name, known), value in zip(_CHOICES.items(), choices, strict=True):
             if value not in known:
                 raise ValueError(f"{name} must be one of {known}, got {value!r}")
-        for name, number in (("dual_lr", dual_lr), ("lr", lr)):
-            if not (is_real(number) and 0 < number < math.inf):
-                raise ValueError(f"{name} must be a positive finite number, got {number!r}")
+        check_positive(dual_lr=dual_lr, lr=lr)
         for name, number in (("weight_decay", weight_decay), ("n_errors", n_errors)):
             if not (is_real(number) and 0 <= number < math.inf):
                 raise ValueError(f"{name} must be a finite number from 0, got {number!r}")

@@ -19,6 +19,7 @@ from convexformer.validation import (
     as_tensor,
     check_device,
     check_flag,
+    check_positive,
     check_stream,
     check_tokens,
     is_integer,
@@ -445,8 +446,7 @@ class DescentConstrainedDenoiser(TransformerMixin, DescentConstrainedBase):
         models = {"ut": UnrolledTransformer, "dust": DUST}
         if self.model not in models:
             raise ValueError(f"model must be one of {sorted(models)}, got {self.model!r}")
-        if not (is_real(self.noise) and 0 < self.noise < float("inf")):
-            raise ValueError(f"noise must be a positive finite number, got {self.noise!r}")
+        check_positive(noise=self.noise)
         if not is_integer(self.n_layers, 2):
             raise ValueError(f"n_layers must be an integer of at least 2, got {self.n_layers!r}")
         tokens = check_tokens(self, X, reset=True)

@@ -18,9 +18,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from convexformer.validation import check_positive
 from convexformer_solvers.validation import is_real
 
-from .regions import check_points, check_positive, clipping_index, norm
+from .regions import check_points, clipping_index, norm
 
 Gradient = Callable[[Tensor], Tensor]
 

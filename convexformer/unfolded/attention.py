@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from typing import Any, Literal
 
@@ -10,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from convexformer.validation import check_flag
-from convexformer_solvers.validation import check_tensor, is_real
+from convexformer.validation import check_flag, check_positive
+from convexformer_solvers.validation import check_tensor
 
 from .energies import Energy, InteractionEnergy, SquaredDistance
 from .graphs import check_attention_mask, check_graph, half_squared_distances, neighbours, without_padding
@@ -101,9 +100,7 @@ class EnergyAttention(nn.Module):
         self.rho = get_rho(rho)
         if mode not in MODES:
             raise ValueError(f"mode must be one of {MODES}, got {mode!r}")
-        for name, value in (("step", step), ("weight", weight)):
-            if not (is_real(value) and 0 < value < math.inf):
-                raise ValueError(f"{name} must be a positive finite number, got {value!r}")
+        check_positive(step=step, weight=weight)
         self.mode, self.step, self.weight = mode, step, weight
         self.register_buffer("graph", check_graph(graph), persistent=False)
         self.fused = check_flag(fused, "fused")

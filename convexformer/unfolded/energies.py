@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from convexformer_solvers.validation import is_real
+from convexformer.validation import check_positive
 
 from .graphs import check_attention_mask, check_graph, half_squared_distances, neighbours
 from .rho import Rho, get_rho
@@ -302,8 +302,7 @@ class SquaredDistance(Energy):
     """
 
     def __init__(self, anchor: Tensor | None = None, weight: float = 1.0) -> None:
-        if not (is_real(weight) and 0 < weight < math.inf):
-            raise ValueError(f"weight must be a positive finite number, got {weight!r}")
+        check_positive(weight=weight)
         self.anchor, self.weight = anchor, weight
 
     def value(self, tokens: Tensor) -> Tensor:

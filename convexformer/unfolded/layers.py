@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from typing import Any, Literal, NamedTuple
 
@@ -11,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from convexformer.nn.modules.base import check_like, seeded
-from convexformer.validation import check_flag
-from convexformer_solvers.validation import check_counts, check_tensor, is_real
+from convexformer.validation import check_flag, check_positive
+from convexformer_solvers.validation import check_counts, check_tensor
 
 from .attention import DescentWarning, EnergyAttention
 from .attention import Mode as AttentionMode
@@ -153,8 +152,7 @@ class UnfoldedLayer(nn.Module):
         check_counts(n_features=n_features)
         if mode not in MODES:
             raise ValueError(f"mode must be one of {MODES}, got {mode!r}")
-        if not (is_real(feedforward_step) and 0 < feedforward_step < math.inf):
-            raise ValueError(f"feedforward_step must be a positive finite number, got {feedforward_step!r}")
+        check_positive(feedforward_step=feedforward_step)
         self.mode, self.feedforward_step = mode, feedforward_step
         self.attention = EnergyAttention(rho, attention, step=attention_step, graph=graph)
         self.attention_weight = nn.Parameter(nn.init.xavier_normal_(torch.empty(n_features, n_features)))

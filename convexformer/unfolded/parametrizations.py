@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from convexformer_solvers.validation import is_real
+from convexformer.validation import check_positive
 
 
 class SymmetricEigenvalues(nn.Module):
@@ -41,8 +41,7 @@ class SymmetricEigenvalues(nn.Module):
 
     def __init__(self, limit: float = 0.95) -> None:
         super().__init__()
-        if not (is_real(limit) and 0 < limit < float("inf")):
-            raise ValueError(f"limit must be a positive finite number, got {limit!r}")
+        check_positive(limit=limit)
         self.limit = limit
 
     def extra_repr(self) -> str:

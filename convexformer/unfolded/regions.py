@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from convexformer_solvers.validation import check_tensor, is_real
+from convexformer.validation import check_positive
+from convexformer_solvers.validation import check_tensor
 
 
 @dataclass(frozen=True, eq=False)  # tensors are not compared as a whole
@@ -240,10 +241,3 @@ def check_points(**points: Tensor) -> None:
         if (point.dtype, point.device) != (pattern.dtype, pattern.device):
             wanted = f"of {pattern.dtype} on {pattern.device}, as {first} is"
             raise ValueError(f"{name} must be {wanted}, got {point.dtype} on {point.device}")
-
-
-def check_positive(**numbers: float) -> None:
-    """Raise ``ValueError`` naming the first argument that is no positive finite number."""
-    for name, value in numbers.items():
-        if not (is_real(value) and 0 < value < float("inf")):
-            raise ValueError(f"{name} must be a positive finite number, got {value!r}")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from convexformer_solvers.validation import is_real
+from convexformer.validation import check_positive
 
 
 class Rho(ABC):
@@ -93,8 +93,7 @@ class Logarithm(Rho):
     positive_definite = True
 
     def __post_init__(self) -> None:
-        if not (is_real(self.shift) and 0 < self.shift < float("inf")):
-            raise ValueError(f"shift must be a positive finite number, got {self.shift!r}")
+        check_positive(shift=self.shift)
 
     def value(self, z: Tensor) -> Tensor:
         return torch.log(z + self.shift)

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from convexformer.nn.modules.base import as_arguments, check_like, seeded
-from convexformer.validation import check_flag
-from convexformer_solvers.validation import check_counts, check_tensor, is_real
+from convexformer.validation import check_flag, check_positive
+from convexformer_solvers.validation import check_counts, check_tensor
 
 from .graphs import check_attention_mask
 
@@ -510,9 +510,7 @@ class DUST(UnrolledNetwork):
         seed: int = 0,
     ) -> None:
         super().__init__(n_features, n_layers, shared)
-        for name, value in (("penalty", penalty), ("attention_scale", attention_scale)):
-            if not (is_real(value) and 0 < value < math.inf):
-                raise ValueError(f"{name} must be a positive finite number, got {value!r}")
+        check_positive(penalty=penalty, attention_scale=attention_scale)
         if start not in STARTS:
             raise ValueError(f"start must be one of {STARTS}, got {start!r}")
         if dictionary not in DICTIONARIES:

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from convexformer.validation import is_integer
-from convexformer_solvers.validation import check_counts, is_real
+from convexformer.validation import check_positive, is_integer
+from convexformer_solvers.validation import check_counts
 
 from .common import Search
 
@@ -121,10 +121,7 @@ class ConstrainedTextSettings:
                 )
         if not self.thresholds or not all(0 <= value <= 1 for value in self.thresholds):
             raise ValueError(f"thresholds must hold one or more numbers from 0 to 1, got {self.thresholds!r}")
-        for name in ("token_norm", "c_ref_ratio", "dual_lr"):
-            value = getattr(self, name)
-            if not (is_real(value) and 0 < value < math.inf):
-                raise ValueError(f"{name} must be a positive finite number, got {value!r}")
+        check_positive(token_norm=self.token_norm, c_ref_ratio=self.c_ref_ratio, dual_lr=self.dual_lr)
         self.search  # noqa: B018 - it checks that the search is equal
 
     @property

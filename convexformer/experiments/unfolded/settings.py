@@ -6,8 +6,8 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from convexformer.validation import is_integer
-from convexformer_solvers.validation import check_counts, is_real
+from convexformer.validation import check_positive, is_integer
+from convexformer_solvers.validation import check_counts
 
 
 @dataclass(frozen=True)
@@ -104,10 +104,7 @@ class UnfoldedSettings:
             raise ValueError(f"n_sentences must be an integer of at least 20, got {self.n_sentences!r}")
         if not self.corpora or not all(isinstance(name, str) for name in self.corpora):
             raise ValueError(f"corpora must hold one or more names or paths, got {self.corpora!r}")
-        for name in ("token_norm", "step"):
-            value = getattr(self, name)
-            if not (is_real(value) and 0 < value < math.inf):
-                raise ValueError(f"{name} must be a positive finite number, got {value!r}")
+        check_positive(token_norm=self.token_norm, step=self.step)
         for name in ("learning_rates", "alphas"):
             grid = getattr(self, name)
             if not grid or not all(0 < value < math.inf for value in grid):
