@@ -4,6 +4,7 @@ from ._activations import Activations, load_attention_activations
 from ._digits import load_digit_tokens
 from ._modular import ModularArithmetic, make_modular_arithmetic
 from ._sentences import load_documentation_sentences
+from ._video import load_video_frames
 from ._word_vectors import WordVectors, load_word_vectors, make_word_vectors
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "load_attention_activations",
     "load_digit_tokens",
     "load_documentation_sentences",
+    "load_video_frames",
     "load_word_vectors",
     "make_modular_arithmetic",
     "make_word_vectors",

