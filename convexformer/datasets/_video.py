@@ -78,7 +78,8 @@ def load_video_frames(
     if n_frames is not None:
         check_counts(n_frames=n_frames)
     if source == "synthetic":
-        return np.stack([_resized(frame, size) for frame in _synthetic(n_frames or _N_SYNTHETIC)]).astype(np.float32)
+        made = [_resized(frame, size) for frame in _synthetic(n_frames or _N_SYNTHETIC)]
+        return np.asarray(made, dtype=np.float32)
     path = _clip(source or DEFAULT_CLIP) if source is None or source in CLIPS else Path(source)
     if not path.exists():
         raise FileNotFoundError(f"source={os.fspath(path)!r} is no file, no folder and none of {(*CLIPS, 'synthetic')}")
@@ -91,7 +92,7 @@ def load_video_frames(
     if not 0 < count <= len(frames):
         raise ValueError(f"source={os.fspath(path)!r} holds {len(frames)} frames, fewer than n_frames={max(count, 1)}")
     chosen = np.linspace(0, len(frames) - 1, count).round().astype(int)
-    return np.stack([frames[i] for i in chosen]).astype(np.float32) / 255
+    return np.asarray([frames[i] for i in chosen], dtype=np.float32) / np.float32(255)
 
 
 def _clip(name: str) -> Path:
