@@ -116,7 +116,7 @@ def _draw_layers(report: dict[str, Any], path: Path) -> None:
 def _plain_log(ax: Any) -> None:
     """Numbers such as 20 and 50 rather than powers of ten at a logarithmic axis."""
     plt = plot.require_matplotlib()
-    ax.yaxis.set_major_locator(plt.LogLocator(subs=(1, 2, 5)))
+    ax.yaxis.set_major_locator(plt.LogLocator(subs=(1, 2, 3, 5)))
     ax.yaxis.set_major_formatter(plt.FormatStrFormatter("%g"))
     ax.yaxis.set_minor_formatter(plt.NullFormatter())
 
