@@ -42,7 +42,7 @@ ESTIMATORS = [
     GreedyConvexTransformerClassifier(**DEEP),
     UnfoldedTransformerRegressor(**SHALLOW),
     UnfoldedTransformerClassifier(**SHALLOW),
-    DescentConstrainedClassifier(objective="last", lr=0.05, n_epochs=30, n_layers=2, random_state=0),
+    DescentConstrainedClassifier(objective="last", lr=0.02, n_epochs=40, n_layers=2, random_state=0),
     DescentConstrainedDenoiser(objective="last", n_epochs=5, n_layers=2, random_state=0),
 ]
 
