@@ -53,7 +53,7 @@ axes[0].set(title="1. the function", xlabel="half the squared distance $z$", yla
 axes[1].set(title="2. its slope is the attention", xlabel="distance of two tokens", ylabel=r"weight $\rho'(z)$")
 for i in range(len(tokens)):
     axes[2].plot(*paths["exp"][:, i].T, ".-", color=f"C{i // 8}", markersize=3, linewidth=0.8)
-    axes[2].plot(*tokens[i], "o", color=f"C{i // 8}", markersize=5)
+axes[2].scatter(*tokens.T, s=24, c=[f"C{i // 8}" for i in range(len(tokens))])
 axes[2].set(title="3. softmax attention moves the tokens", xlabel="first feature", ylabel="second feature")
 axes[3].set(title="4. every step lowers the energy", xlabel="step", ylabel="energy above the last")
 for axis in axes[[0, 1, 3]]:

@@ -172,11 +172,11 @@ class DescentConstrainedClassifier(ClassificationMixin, DescentConstrainedBase):
     --------
     >>> import numpy as np
     >>> from convexformer import DescentConstrainedClassifier
-    >>> X = np.random.default_rng(0).normal(size=(100, 5, 4))
+    >>> X = np.random.default_rng(0).normal(size=(200, 5, 4))
     >>> y = np.where(X[:, :, 0].mean(1) > 0, "more", "less")
-    >>> model = DescentConstrainedClassifier(alpha=0.05, lr=0.03, n_epochs=60, random_state=0).fit(X, y)
+    >>> model = DescentConstrainedClassifier(alpha=0.05, lr=0.01, n_epochs=60, random_state=1).fit(X, y)
     >>> model.feasible_, model.score(X, y) > 0.9, model.predict(X, max_layers=1).shape
-    (True, True, (100,))
+    (True, True, (200,))
     """
 
     def __init__(

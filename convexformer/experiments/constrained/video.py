@@ -343,7 +343,7 @@ def _task(settings: ConstrainedVideoSettings, video: Video, noise: float, model:
         "warmup_epochs": settings.warmup_epochs,
         "resilience": settings.resilience,
         "slack_update": "explicit",
-        "reset_slacks": True,
+        "reset_slacks": settings.resilience is not None,
     }
     return Task(
         lambda seed: make_model(model, depth, settings, seed),
@@ -404,7 +404,9 @@ def _ablate(
         return {"diverged": found["diverged"]}
     pair = (found["learning_rate"], key["alpha"])
     try:
-        trainer = train_once(task, _CONSTRAINED, pair, 0, resilience=key["resilience"])
+        resilience = key["resilience"]
+        changes = {"resilience": resilience, "reset_slacks": resilience is not None}
+        trainer = train_once(task, _CONSTRAINED, pair, 0, **changes)
     except NonFiniteLossError as error:
         return {"diverged": str(error)}
     trained = Trained(trainer, pair, sum(trainer.history_.seconds))
