@@ -288,7 +288,8 @@ class PrimalDual:
             If a training loss is infinite or nan. The model has the weights chosen so far, and a further ``fit`` goes
             on after the last finished epoch.
         ConstrainedTrainingInterrupted
-            On Ctrl-C; a ``KeyboardInterrupt``.
+            On Ctrl-C; a ``KeyboardInterrupt``. After a finished epoch the model has the weights chosen so far, and
+            ``report_`` is of them.
 
         Warns
         -----
@@ -300,6 +301,7 @@ class PrimalDual:
         verbose = check_flag(verbose, "verbose")
         training = _as_dataset(data, "data")
         held_out = None if validation is None else _as_dataset(validation, "validation")
+        judged = training if held_out is None else held_out
         path = None if checkpoint is None else Path(checkpoint)
         if path is not None and path.exists():
             self.load_state_dict(torch.load(path, weights_only=True, map_location="cpu"))
@@ -321,12 +323,15 @@ class PrimalDual:
                         break
         except KeyboardInterrupt as interruption:
             self._restore()
+            if self.history_.losses:
+                self._judge(judged)
             raise ConstrainedTrainingInterrupted(self.history_) from interruption
         except NonFiniteLossError:
             self._restore()
             raise
         self._load_best()
-        self._judge(training if held_out is None else held_out)
+        self._judge(judged)
+        self._warn_where_infeasible()
         return self.history_
 
     def _run_epoch(self, training: Dataset, held_out: Dataset | None) -> None:
@@ -495,9 +500,11 @@ class PrimalDual:
         return FeasibilityReport.of(self.layer_losses_of(data), self.constraints, slacks, self.n_errors)
 
     def _judge(self, data: Dataset) -> None:
-        """Report on the weights that the model has, with a warning where the constraints do not hold."""
+        """Report on the weights that the model ended with, under the slacks of their epoch."""
         self.report_ = self.evaluate(data, None if self._best is None else self._best.slacks)
         self.feasible_ = self.report_.feasible
+
+    def _warn_where_infeasible(self) -> None:
         if self.objective == "constrained" and not self.feasible_:
             layer = int(np.argmax(self.report_.violations))
             warnings.warn(

@@ -59,9 +59,9 @@ class DescentConstrainedBase(TokenEstimator):
             trainer.fit(training, n_epochs=self.n_epochs, validation=held_out, verbose=self.verbose)
         except ConstrainedTrainingInterrupted:
             if trainer.history_.losses:
-                self._store(trainer, held_out or training)
+                self._store(trainer)
             raise
-        self._store(trainer, held_out or training)
+        self._store(trainer)
 
     def _split(self, data: list[Tensor], seed: int) -> tuple[list[Tensor], list[Tensor] | None]:
         """Training samples and those that are held out, if any."""
@@ -76,11 +76,12 @@ class DescentConstrainedBase(TokenEstimator):
         held_out, kept = order[:n_held_out], order[n_held_out:]
         return [part[kept] for part in data], [part[held_out] for part in data]
 
-    def _store(self, trainer: PrimalDual, judged: list[Tensor]) -> None:
+    def _store(self, trainer: PrimalDual) -> None:
+        """Keep what training left, of weights that have been judged."""
         self.network_ = trainer.model.requires_grad_(False).eval()
         self.history_ = trainer.history_
         self.duals_ = trainer.duals_.cpu().numpy()
-        self.report_ = trainer.evaluate(judged)
+        self.report_ = trainer.report_
         self.feasible_ = self.report_.feasible
         self.layer_losses_ = self.report_.losses
         self.n_iter_ = len(trainer.history_.losses)

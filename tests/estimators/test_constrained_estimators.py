@@ -2,12 +2,13 @@
 
 import pickle
 import warnings
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
 
 from convexformer import DescentConstrainedClassifier, DescentConstrainedDenoiser, pad_sequences
-from convexformer.constrained import ConstrainedTrainingInterrupted, InfeasibleWarning, exit_curve
+from convexformer.constrained import ConstrainedTrainingInterrupted, InfeasibleWarning, PrimalDual, exit_curve
 from convexformer.constrained import early_exit as leave_early
 
 RNG = np.random.default_rng(0)
@@ -31,6 +32,25 @@ def test_an_infeasible_fit_says_so():
     with pytest.warns(InfeasibleWarning, match="do not hold"):
         model = DescentConstrainedClassifier(alpha=0.9, **QUICK).fit(X, LABELS)
     assert not model.feasible_
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_the_report_allows_the_slacks_of_the_epoch_whose_weights_are_kept(interrupted, monkeypatch):
+    if interrupted:
+        interrupt_after(11, monkeypatch)
+    price, options = 0.5, {"alpha": 0.5, "dual_lr": 0.05, "lr": 0.02, "random_state": 0, "n_epochs": 12}
+    model = DescentConstrainedClassifier(resilience=price, **options)
+    with pytest.raises(ConstrainedTrainingInterrupted) if interrupted else nullcontext():
+        model.fit(X, LABELS)
+    history = model.history_
+    violations, slacks = np.array(history.violations), np.array(history.slacks)
+    worth = np.array(history.validation)[:, -1] + price / 2 * np.square(np.maximum(violations + slacks, 0)).sum(1)
+    kept = np.argmin(worth)
+    assert kept < len(worth) - 1
+    assert np.abs(slacks[kept] - slacks[-1]).max() > 1e-3
+    np.testing.assert_allclose(model.layer_losses_, history.validation[kept])
+    np.testing.assert_allclose(model.report_.violations, violations[kept])
+    assert model.feasible_ == history.feasible[kept]
 
 
 def test_the_default_reference_is_the_loss_of_the_best_constant():
@@ -94,17 +114,19 @@ def test_models_are_pickled():
     np.testing.assert_array_equal(again.predict_proba(X), classifier.predict_proba(X))
 
 
-def test_an_interrupted_fit_is_usable(monkeypatch):
-    from convexformer.constrained import PrimalDual
-
+def interrupt_after(n_epochs, monkeypatch):
     run = PrimalDual._run_epoch
 
     def interrupted(trainer, *arguments):
-        if len(trainer.history_.losses) == 2:
+        if len(trainer.history_.losses) == n_epochs:
             raise KeyboardInterrupt
         run(trainer, *arguments)
 
     monkeypatch.setattr(PrimalDual, "_run_epoch", interrupted)
+
+
+def test_an_interrupted_fit_is_usable(monkeypatch):
+    interrupt_after(2, monkeypatch)
     model = DescentConstrainedClassifier(objective="last", n_epochs=9, random_state=0)
     with pytest.raises(ConstrainedTrainingInterrupted):
         model.fit(X, LABELS)
