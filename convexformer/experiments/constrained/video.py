@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from convexformer import plot
-from convexformer.constrained import FeasibilityReport, NonFiniteLossError, PrimalDual
+from convexformer.constrained import FeasibilityReport, LayerReadouts, NonFiniteLossError, PrimalDual
 from convexformer.constrained.primal_dual import LayerLosses
 from convexformer.datasets import load_video_frames
 from convexformer.experiments.common import begin_report, versions, write_json
@@ -77,7 +77,7 @@ class Video(NamedTuple):
 class VisionTransformer(nn.Module):
     """A randomly initialised ViT of transformers, every layer of which puts out a reconstruction of the patches.
 
-    The classification head is dropped; one normalised linear readout, shared by all layers, makes pixels of tokens.
+    One linear readout, shared by all layers, makes pixels of normalised tokens.
 
     Parameters
     ----------
@@ -106,8 +106,8 @@ class VisionTransformer(nn.Module):
             attention_probs_dropout_prob=0.0,
         )
         with seeded(seed):
-            self.encoder = ViTModel(config, add_pooling_layer=False)
-            self.readout = nn.Linear(n_hidden, patch_size**2)
+            encoder = ViTModel(config, add_pooling_layer=False)
+            self.readouts = LayerReadouts(encoder, nn.Linear(n_hidden, patch_size**2), "reconstruction")
 
     def layer_outputs(self, tokens: Tensor) -> Tensor:
         """Reconstructions after each layer.
@@ -122,8 +122,7 @@ class VisionTransformer(nn.Module):
         Tensor of shape (n_layers, N, n_patches, patch_size ** 2)
         """
         frames = frames_from_patches(tokens, (self.size, self.size), self.patch_size)
-        states = self.encoder(frames[:, None], output_hidden_states=True).hidden_states[1:]
-        return torch.stack([self.readout(self.encoder.layernorm(state[:, 1:])) for state in states])
+        return self.readouts.layer_outputs(pixel_values=frames[:, None])
 
 
 def denoising_losses(noise: float, unit: float) -> LayerLosses:
