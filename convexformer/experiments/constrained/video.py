@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,13 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
-from tqdm.auto import tqdm
 
 from convexformer import plot
 from convexformer.constrained import FeasibilityReport, LayerReadouts, NonFiniteLossError, PrimalDual
 from convexformer.constrained.primal_dual import LayerLosses
 from convexformer.datasets import load_video_frames
-from convexformer.experiments.common import begin_report, versions, write_json
+from convexformer.experiments.common import Unit, begin_report, run_units, versions, write_json
 from convexformer.nn.modules.base import seeded
 from convexformer.unfolded.unrolled import DUST, UnrolledTransformer, frame_patches, frames_from_patches
 from convexformer.validation import check_device
@@ -214,18 +213,6 @@ def missing_models(settings: ConstrainedVideoSettings) -> dict[str, str]:
     return {}
 
 
-class _Unit(NamedTuple):
-    """What is run at once and then on disk."""
-
-    part: str
-    title: str
-    key: dict[str, Any]
-    run: Callable[[dict[str, Any]], dict[str, Any]]
-
-    def is_done(self, report: dict[str, Any]) -> bool:
-        return _find(report[self.part], self.key) is not None
-
-
 def _find(rows: list[dict[str, Any]], key: dict[str, Any]) -> dict[str, Any] | None:
     """The row of a key."""
     return next((row for row in rows if key.items() <= row.items()), None)
@@ -284,14 +271,8 @@ def run_constrained_video(
     (folder / EXAMPLES).mkdir(parents=True, exist_ok=True)
     path = folder / FILE
     report = begin_report(path, _fresh(settings, video, skipped), _PARTS)
-    units = list(_units(settings, models, video, n_seeds, folder))
-    with tqdm(total=len(units), initial=sum(unit.is_done(report) for unit in units), disable=quiet, unit="run") as bar:
-        for unit in units:
-            if not unit.is_done(report):
-                bar.set_description(unit.title)
-                report[unit.part].append(unit.key | unit.run(report))
-                write_json(path, report)
-                bar.update()
+    units = list(_units(settings, models, video, n_seeds, folder, report["runs"]))
+    run_units(path, report, units, quiet=quiet)
     report["summaries"] = summarise(report)
     report["figures"] = [str(figure) for figure in draw_figures(report, folder)]
     write_json(path, report)
@@ -313,9 +294,14 @@ def _fresh(settings: ConstrainedVideoSettings, video: Video, skipped: dict[str, 
 
 
 def _units(
-    settings: ConstrainedVideoSettings, models: list[str], video: Video, n_seeds: int, folder: Path
-) -> Iterator[_Unit]:
-    """All that is to be run: seeds one after the other, and the ablation once its learning rate is known."""
+    settings: ConstrainedVideoSettings,
+    models: list[str],
+    video: Video,
+    n_seeds: int,
+    folder: Path,
+    runs: list[dict[str, Any]],
+) -> Iterator[Unit]:
+    """All that is to be run: seeds one after the other, and the ablation once the runs hold its learning rate."""
     for seed in range(n_seeds):
         for noise in settings.noises:
             for model in models:
@@ -325,14 +311,14 @@ def _units(
                     for method in METHODS:
                         key = {"seed": seed, **cell, "method": method.name}
                         title = f"seed {seed}, noise {noise}, {model} {depth}: {method.name}"
-                        yield _Unit("runs", title, key, partial(_run, task, method, settings, video, key, folder))
+                        yield Unit("runs", title, key, partial(_run, task, method, settings, video, key, folder, runs))
     noise, model, depth = max(settings.noises), models[0], min(settings.depths)
     task, cell = _task(settings, video, noise, model, depth), {"noise": noise, "model": model, "depth": depth}
     for alpha in settings.ablation_alphas:
         for resilience in settings.ablation_resiliences:
             key = {**cell, "alpha": alpha, "resilience": resilience}
             title = f"ablation: alpha {alpha}, resilience {resilience}"
-            yield _Unit("ablation", title, key, partial(_ablate, task, settings, video, key))
+            yield Unit("ablation", title, key, partial(_ablate, task, settings, video, key, runs))
 
 
 def _task(settings: ConstrainedVideoSettings, video: Video, noise: float, model: str, depth: int) -> Task:
@@ -362,11 +348,11 @@ def _run(
     video: Video,
     key: dict[str, Any],
     folder: Path,
-    report: dict[str, Any],
-) -> dict[str, Any]:
+    runs: list[dict[str, Any]],
+) -> list[dict[str, Any]]:
     """The row of a method: its search, or the pair that was best for seed 0, and errors on test frames."""
     seed = key["seed"]
-    first = _find(report["runs"], {**key, "seed": 0})
+    first = _find(runs, {**key, "seed": 0})
     try:
         if settings.search_every_seed or first is None or first["diverged"]:
             trained = search(task, method, settings.search, seed)
@@ -375,10 +361,15 @@ def _run(
             trainer = train_once(task, method, pair, seed)
             trained = Trained(trainer, pair, sum(trainer.history_.seconds))
     except NonFiniteLossError as error:
-        return {"diverged": str(error)}
+        return [key | {"diverged": str(error)}]
     if seed == 0:
         _save_example(trained.trainer, settings, video, folder / EXAMPLES / example_name(**key))
-    return {"diverged": None, **trained.as_json(), **_measure(trained.trainer, settings, video, key["noise"])}
+    return [key | _row(trained, settings, video, key["noise"])]
+
+
+def _row(trained: Trained, settings: ConstrainedVideoSettings, video: Video, noise: float) -> dict[str, Any]:
+    """What a report keeps of a run that came to an end."""
+    return {"diverged": None, **trained.as_json(), **_measure(trained.trainer, settings, video, noise)}
 
 
 def example_name(noise: float, model: str, depth: int, method: str, **_: Any) -> str:
@@ -393,23 +384,23 @@ def example_name(noise: float, model: str, depth: int, method: str, **_: Any) ->
 
 
 def _ablate(
-    task: Task, settings: ConstrainedVideoSettings, video: Video, key: dict[str, Any], report: dict[str, Any]
-) -> dict[str, Any]:
+    task: Task, settings: ConstrainedVideoSettings, video: Video, key: dict[str, Any], runs: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
     """The row of an alpha and a resilience, with the learning rate that the search chose for constrained training."""
     cell = {name: key[name] for name in ("noise", "model", "depth")}
-    found = _find(report["runs"], {**cell, "seed": 0, "method": _CONSTRAINED.name})
+    found = _find(runs, {**cell, "seed": 0, "method": _CONSTRAINED.name})
     assert found is not None
     if found["diverged"]:
-        return {"diverged": found["diverged"]}
+        return [key | {"diverged": found["diverged"]}]
     pair = (found["learning_rate"], key["alpha"])
     try:
         resilience = key["resilience"]
         changes = {"resilience": resilience, "reset_slacks": resilience is not None}
         trainer = train_once(task, _CONSTRAINED, pair, 0, **changes)
     except NonFiniteLossError as error:
-        return {"diverged": str(error)}
+        return [key | {"diverged": str(error)}]
     trained = Trained(trainer, pair, sum(trainer.history_.seconds))
-    return {"diverged": None, **trained.as_json(), **_measure(trainer, settings, video, key["noise"])}
+    return [key | _row(trained, settings, video, key["noise"])]
 
 
 def _noisy(clean: Tensor, noise: float) -> Tensor:
