@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import sklearn
 import torch
+from scipy import stats
 from tqdm.auto import tqdm
 
 import convexformer
@@ -268,6 +269,19 @@ def _median(group: list[dict[str, Any]], left_out: set[str], ranges: Sequence[st
     return summary
 
 
+def mean_and_error(values: Sequence[Any]) -> tuple[Any, Any]:
+    """Mean over seeds and its standard error, of numbers or of lists of them; no error with fewer than two seeds.
+
+    Examples
+    --------
+    >>> mean_and_error([[1.0, 2.0], [3.0, 2.0]])
+    ([2.0, 2.0], [1.0, 0.0])
+    """
+    array = np.asarray(values, dtype=float)
+    error = stats.sem(array, axis=0).tolist() if len(array) > 1 else None
+    return array.mean(0).tolist(), error
+
+
 def counted(number: int, noun: str) -> str:
     """A number with its noun, which has an s unless it is one.
 
@@ -288,3 +302,36 @@ def shown(name: str, form: str) -> Callable[[dict[str, Any]], str]:
     ('1.00', '-')
     """
     return lambda row: "-" if row[name] is None else f"{row[name]:{form}}"
+
+
+def shown_with_error(
+    name: str, form: str, factor: float = 1.0, error: str | None = None
+) -> Callable[[dict[str, Any]], str]:
+    """Function that shows a mean with its standard error, where there is one, and a dash where it does not apply.
+
+    Parameters
+    ----------
+    name : str
+        Entry of a row that holds the mean.
+    form : str
+        Format of both; a sign is for the mean alone.
+    factor : float, default=1.0
+        What both are multiplied by, as 100 for per cent.
+    error : str, optional
+        Entry that holds the error. Default: `name` with ``_error``.
+
+    Examples
+    --------
+    >>> show = shown_with_error("share", "+.1f", 100)
+    >>> show({"share": 0.5, "share_error": 0.01}), show({"share": 0.5, "share_error": None})
+    ('+50.0 ± 1.0', '+50.0')
+    """
+    error = f"{name}_error" if error is None else error
+
+    def show(row: dict[str, Any]) -> str:
+        if row[name] is None:
+            return "-"
+        mean = f"{factor * row[name]:{form}}"
+        return mean if row[error] is None else f"{mean} ± {factor * row[error]:{form.removeprefix('+')}}"
+
+    return show

@@ -10,8 +10,9 @@ from tiny_encoders import random_sentences
 
 from convexformer import cli
 from convexformer.experiments import ConstrainedTextSettings, format_constrained_text, run_constrained_text
+from convexformer.experiments.common import mean_and_error
 from convexformer.experiments.constrained import text
-from convexformer.experiments.constrained.common import METHODS, Search, mean_and_error, paired_difference
+from convexformer.experiments.constrained.common import METHODS, Search, paired_difference
 from convexformer.experiments.constrained.text_models import constant_loss, with_noise
 
 

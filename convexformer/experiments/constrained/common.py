@@ -242,16 +242,3 @@ def paired_difference(first: Sequence[float], second: Sequence[float]) -> dict[s
         "error": float(stats.sem(differences)),
         "p": float(stats.ttest_1samp(differences, 0).pvalue),
     }
-
-
-def mean_and_error(values: Sequence[Any]) -> tuple[Any, Any]:
-    """Mean over seeds and its standard error, of numbers or of lists of them; no error with fewer than two seeds.
-
-    Examples
-    --------
-    >>> mean_and_error([[1.0, 2.0], [3.0, 2.0]])
-    ([2.0, 2.0], [1.0, 0.0])
-    """
-    array = np.asarray(values, dtype=float)
-    error = stats.sem(array, axis=0).tolist() if len(array) > 1 else None
-    return array.mean(0).tolist(), error

@@ -6,10 +6,10 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from convexformer.experiments.common import Column, counted, shown
+from convexformer.experiments.common import Column, counted, mean_and_error, shown, shown_with_error
 from convexformer.experiments.tables import format_rows
 
-from .common import METHODS, mean_and_error, paired_difference
+from .common import METHODS, paired_difference
 from .text_settings import ConstrainedTextSettings
 
 _CURVES = ("accuracies", "by_layer", "layer_losses", "exit_layers", "exit_accuracies")
@@ -49,14 +49,6 @@ def summarise(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {"summaries": summaries, "differences": differences}
 
 
-def _with_error(name: str, form: str, factor: float = 1.0) -> Any:
-    def cell(row: dict[str, Any]) -> str:
-        error = row[f"{name}_error"]
-        return f"{factor * row[name]:{form}}" + ("" if error is None else f" ± {factor * error:{form}}")
-
-    return cell
-
-
 def _price(row: dict[str, Any]) -> str:
     return "hard" if row["price"] is None else f"{row['price']:g}"
 
@@ -69,8 +61,8 @@ _PLACE: tuple[Column, ...] = (
 )
 _COLUMNS: tuple[Column, ...] = (
     *_PLACE,
-    ("accuracy, no noise, %", ">", _with_error("clean", ".1f", 100)),
-    ("area", ">", _with_error("area", ".3f")),
+    ("accuracy, no noise, %", ">", shown_with_error("clean", ".1f", 100)),
+    ("area", ">", shown_with_error("area", ".3f")),
     ("feasible", ">", lambda row: f"{row['feasible']} of {row['n_seeds']}"),
     ("mean ratio", ">", shown("mean_ratio", ".2f")),
     ("descending", ">", shown("descending_share", ".0%")),

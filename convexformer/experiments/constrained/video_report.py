@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from convexformer.experiments.common import Column, counted, shown
+from convexformer.experiments.common import Column, counted, mean_and_error, shown, shown_with_error
 from convexformer.experiments.tables import format_rows
 
-from .common import METHODS, mean_and_error, paired_difference
+from .common import METHODS, paired_difference
 from .video_settings import ConstrainedVideoSettings
 
 _REFERENCE = "unconstrained"
@@ -91,17 +91,6 @@ def _wins(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return wins
 
 
-def _with_error(name: str, form: str, error: str) -> Any:
-    """A mean with its standard error, where there is one."""
-
-    def cell(row: dict[str, Any]) -> str:
-        if row[name] is None:
-            return "-"
-        return f"{row[name]:{form}}" + ("" if row[error] is None else f" ± {row[error]:.2f}")
-
-    return cell
-
-
 def _scaled(name: str, factor: float, form: str) -> Any:
     return lambda row: "-" if row[name] is None else f"{factor * row[name]:{form}}"
 
@@ -115,8 +104,8 @@ _COLUMNS: tuple[Column, ...] = (
     ("model", "<", shown("model", "")),
     ("depth", ">", shown("depth", "d")),
     ("method", "<", shown("method", "")),
-    ("RMSE", ">", _with_error("mean_rmse", ".2f", "mean_rmse_error")),
-    ("against unconstrained", ">", _with_error("difference", "+.2f", "error")),
+    ("RMSE", ">", shown_with_error("mean_rmse", ".2f")),
+    ("against unconstrained", ">", shown_with_error("difference", "+.2f", error="error")),
     ("p", ">", shown("p", ".3f")),
     ("layers that descend, %", ">", _scaled("test_descending_share", 100, ".0f")),
     ("feasible", ">", _feasible),

@@ -121,7 +121,7 @@ def _draw_curve(ax: Any, x: list[float], entry: dict[str, Any], name: str) -> No
     ax.errorbar(
         x,
         entry[name],
-        yerr=entry.get(f"{name}_error"),
+        yerr=entry[f"{name}_error"],
         color=_COLOURS[entry["method"]],
         marker="o",
         markersize=4,

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from convexformer.experiments.common import Column, counted, shown
+from convexformer.experiments.common import Column, counted, mean_and_error, shown, shown_with_error
 from convexformer.experiments.tables import format_rows
 
 from .aim import PRINTED_STEP
@@ -66,22 +66,9 @@ def _summarise_classification(rows: Sequence[dict[str, Any]]) -> list[dict[str, 
         entry: dict[str, Any] = {"corpus": corpus, "method": method, "n_seeds": len(group)}
         for name in (*_NUMBERS, *_CURVES):
             if group[0][name] is not None:
-                values = np.array([row[name] for row in group], dtype=float)
-                entry[name] = values.mean(0).tolist()
-                if len(group) > 1:
-                    entry[f"{name}_error"] = (values.std(0, ddof=1) / np.sqrt(len(group))).tolist()
+                entry[name], entry[f"{name}_error"] = mean_and_error([row[name] for row in group])
         summary.append(entry)
     return summary
-
-
-def _with_error(name: str) -> Any:
-    """A mean with its standard error, in per cent."""
-
-    def cell(row: dict[str, Any]) -> str:
-        error = row.get(f"{name}_error")
-        return f"{100 * row[name]:.1f}" + ("" if error is None else f" ± {100 * error:.1f}")
-
-    return cell
 
 
 def _share(row: dict[str, Any]) -> str:
@@ -111,8 +98,8 @@ _CLASSIFICATION_COLUMNS: tuple[Column, ...] = (
     ("corpus", "<", shown("corpus", "")),
     ("network", "<", shown("method", "")),
     ("parameters", ">", shown("n_parameters", ".0f")),
-    ("accuracy, %", ">", _with_error("accuracy")),
-    ("certified readout, %", ">", _with_error("certified_accuracy")),
+    ("accuracy, %", ">", shown_with_error("accuracy", ".1f", 100)),
+    ("certified readout, %", ">", shown_with_error("certified_accuracy", ".1f", 100)),
     ("seconds", ">", shown("seconds", ".0f")),
 )
 
