@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -188,7 +187,11 @@ def _add_constrained_video(experiments: Any, common: argparse.ArgumentParser) ->
         "supervision, each with an equal search. A call that was interrupted goes on after what was finished.",
     )
     command.add_argument(
-        "--search-once", action="store_true", help="search with seed 0 alone; the other seeds take what it found"
+        "--search-once",
+        dest="search_every_seed",
+        action="store_const",
+        const=False,
+        help="search with seed 0 alone; the other seeds take what it found",
     )
     command.set_defaults(run=_run_constrained_video)
 
@@ -200,9 +203,27 @@ def _experiment_settings(options: argparse.Namespace, kind: Any, names: Iterable
     return kind.small(**changes) if options.small else kind(**changes)
 
 
-def _without_runs(report: dict[str, Any], text: str) -> dict[str, Any]:
-    """What is shown of a report: its summary."""
-    return {name: value for name, value in report.items() if name != "runs"} | {"text": text}
+def _reproduce(
+    options: argparse.Namespace,
+    kind: Any,
+    names: Iterable[str],
+    run: Callable[..., dict[str, Any]],
+    as_text: Callable[[dict[str, Any]], str],
+    *,
+    left_out: Sequence[str] = ("runs",),
+    interrupted: Callable[[Path], str] = GOES_ON.format,
+    **arguments: Any,
+) -> dict[str, Any]:
+    """Run an experiment and show its report, without the entries that have a row for each run."""
+    check_folder(options.out)
+    settings = _experiment_settings(options, kind, names)
+    quiet = options.quiet or options.json
+    try:
+        report = run(options.out, settings, n_seeds=options.seeds, quiet=quiet, **arguments)
+    except KeyboardInterrupt:
+        print(interrupted(options.out), file=sys.stderr)
+        raise
+    return {name: value for name, value in report.items() if name not in left_out} | {"text": as_text(report)}
 
 
 def _run_student_teacher(options: argparse.Namespace) -> dict[str, Any]:
@@ -214,77 +235,58 @@ def _run_student_teacher(options: argparse.Namespace) -> dict[str, Any]:
     )
     from convexformer.experiments.student_teacher import FILE
 
-    check_folder(options.out)
-    settings = _experiment_settings(options, StudentTeacherSettings, _STUDENT_TEACHER_SETTINGS)
-    quiet = options.quiet or options.json
-    try:
-        report = run_student_teacher(options.out, settings, n_seeds=options.seeds, cache=options.cache, quiet=quiet)
-    except KeyboardInterrupt:
-        finished = finished_seeds(options.out / FILE)
-        print(
-            f"interrupted; {len(finished)} of {options.seeds} seeds are finished in {options.out}, and the same "
-            "command goes on from there",
-            file=sys.stderr,
+    def interrupted(folder: Path) -> str:
+        return (
+            f"interrupted; {len(finished_seeds(folder / FILE))} of {options.seeds} seeds are finished in {folder}, and "
+            "the same command goes on from there"
         )
-        raise
-    return _without_runs(report, format_student_teacher(report))
+
+    return _reproduce(
+        options,
+        StudentTeacherSettings,
+        _STUDENT_TEACHER_SETTINGS,
+        run_student_teacher,
+        format_student_teacher,
+        interrupted=interrupted,
+        cache=options.cache,
+    )
 
 
 def _run_grokking(options: argparse.Namespace) -> dict[str, Any]:
     from convexformer.experiments import GrokkingSettings, format_grokking, run_grokking
 
-    check_folder(options.out)
-    settings = _experiment_settings(options, GrokkingSettings, _GROKKING_SETTINGS)
-    quiet = options.quiet or options.json
-    try:
-        report = run_grokking(options.out, settings, n_seeds=options.seeds, methods=options.methods, quiet=quiet)
-    except KeyboardInterrupt:
-        print(GOES_ON.format(options.out), file=sys.stderr)
-        raise
-    return _without_runs(report, format_grokking(report))
+    return _reproduce(
+        options, GrokkingSettings, _GROKKING_SETTINGS, run_grokking, format_grokking, methods=options.methods
+    )
 
 
 def _run_unfolded(options: argparse.Namespace) -> dict[str, Any]:
     from convexformer.experiments import UnfoldedSettings, format_unfolded, run_unfolded
 
-    check_folder(options.out)
-    settings = _experiment_settings(options, UnfoldedSettings, _UNFOLDED_SETTINGS)
-    quiet = options.quiet or options.json
-    try:
-        report = run_unfolded(options.out, settings, n_seeds=options.seeds, quiet=quiet)
-    except KeyboardInterrupt:
-        print(GOES_ON.format(options.out), file=sys.stderr)
-        raise
-    shown = {name: value for name, value in report.items() if name not in ("aim", "descent", "classification")}
-    return shown | {"text": format_unfolded(report)}
+    parts = ("aim", "descent", "classification")
+    return _reproduce(options, UnfoldedSettings, _UNFOLDED_SETTINGS, run_unfolded, format_unfolded, left_out=parts)
 
 
 def _run_constrained_text(options: argparse.Namespace) -> dict[str, Any]:
     from convexformer.experiments import ConstrainedTextSettings, format_constrained_text, run_constrained_text
 
-    check_folder(options.out)
-    settings = _experiment_settings(options, ConstrainedTextSettings, _CONSTRAINED_TEXT_SETTINGS)
-    quiet = options.quiet or options.json
-    try:
-        report = run_constrained_text(options.out, settings, n_seeds=options.seeds, quiet=quiet)
-    except KeyboardInterrupt:
-        print(GOES_ON.format(options.out), file=sys.stderr)
-        raise
-    return _without_runs(report, format_constrained_text(report))
+    return _reproduce(
+        options,
+        ConstrainedTextSettings,
+        _CONSTRAINED_TEXT_SETTINGS,
+        run_constrained_text,
+        format_constrained_text,
+    )
 
 
 def _run_constrained_video(options: argparse.Namespace) -> dict[str, Any]:
     from convexformer.experiments import ConstrainedVideoSettings, format_constrained_video, run_constrained_video
 
-    check_folder(options.out)
-    settings = _experiment_settings(options, ConstrainedVideoSettings, _CONSTRAINED_VIDEO_SETTINGS)
-    if options.search_once:
-        settings = replace(settings, search_every_seed=False)
-    quiet = options.quiet or options.json
-    try:
-        report = run_constrained_video(options.out, settings, n_seeds=options.seeds, quiet=quiet)
-    except KeyboardInterrupt:
-        print(GOES_ON.format(options.out), file=sys.stderr)
-        raise
-    shown = {name: value for name, value in report.items() if name not in ("runs", "ablation")}
-    return shown | {"text": format_constrained_video(report)}
+    return _reproduce(
+        options,
+        ConstrainedVideoSettings,
+        [*_CONSTRAINED_VIDEO_SETTINGS, "search_every_seed"],
+        run_constrained_video,
+        format_constrained_video,
+        left_out=("runs", "ablation"),
+    )
