@@ -15,6 +15,9 @@ from sklearn.model_selection import train_test_split
 from torch import Tensor
 
 from convexformer.datasets import load_documentation_sentences, load_word_vectors, make_word_vectors
+from convexformer.experiments.settings import check_each
+from convexformer.validation import check_positive, is_integer
+from convexformer_solvers.validation import check_counts
 
 _DOCUMENTATION = "documentation"
 
@@ -22,6 +25,8 @@ _DOCUMENTATION = "documentation"
 class CorpusSettings(Protocol):
     """What an experiment says of its corpora; its fields are described in its settings."""
 
+    @property
+    def corpora(self) -> tuple[str, ...]: ...
     @property
     def vectors(self) -> str | None: ...
     @property
@@ -32,6 +37,15 @@ class CorpusSettings(Protocol):
     def n_tokens(self) -> int: ...
     @property
     def token_norm(self) -> float: ...
+
+
+def check_corpus_settings(settings: CorpusSettings) -> None:
+    """Raise ``ValueError`` naming what settings say of their corpora that is not as described there."""
+    check_each(lambda name: isinstance(name, str), "names or paths", corpora=settings.corpora)
+    check_counts(n_features=settings.n_features, n_tokens=settings.n_tokens)
+    if not is_integer(settings.n_sentences, 20):
+        raise ValueError(f"n_sentences must be an integer of at least 20, got {settings.n_sentences!r}")
+    check_positive(token_norm=settings.token_norm)
 
 
 class Part(NamedTuple):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from convexformer.experiments.corpora import check_corpus_settings
+from convexformer.experiments.settings import ExperimentSettings, check_each, is_nonnegative, is_positive
 from convexformer.validation import check_positive, is_integer
 from convexformer_solvers.validation import check_counts
 
@@ -15,7 +16,7 @@ from .common import Search
 
 
 @dataclass(frozen=True)
-class ConstrainedTextSettings:
+class ConstrainedTextSettings(ExperimentSettings):
     """Everything that the numbers of the experiment on text depend on, besides versions and machine.
 
     The defaults are the full setting, hours on two cores; ``small`` takes two minutes.
@@ -98,30 +99,18 @@ class ConstrainedTextSettings:
     device: str | None = None
 
     def __post_init__(self) -> None:
-        names = ("n_features", "n_tokens", "noise_copies", "n_epochs", "encoder_epochs", "batch_size")
+        check_corpus_settings(self)
+        names = ("noise_copies", "n_epochs", "encoder_epochs", "batch_size")
         check_counts(**{name: getattr(self, name) for name in names})
-        if not is_integer(self.n_sentences, 20):
-            raise ValueError(f"n_sentences must be an integer of at least 20, got {self.n_sentences!r}")
-        if not self.depths or not all(is_integer(depth, 2) for depth in self.depths):
-            raise ValueError(f"depths must hold one or more integers of at least 2, got {self.depths!r}")
-        for name in ("train_noises", "test_noises"):
-            noises = getattr(self, name)
-            if not noises or not all(0 <= noise < math.inf for noise in noises):
-                raise ValueError(f"{name} must hold one or more numbers from 0, got {noises!r}")
+        check_each(lambda depth: is_integer(depth, 2), "integers of at least 2", depths=self.depths)
+        check_each(is_nonnegative, "numbers from 0", train_noises=self.train_noises, test_noises=self.test_noises)
         if self.test_noises[0] != 0 or any(np.diff(self.test_noises) <= 0):
             raise ValueError(f"test_noises must begin with 0 and increase, got {self.test_noises!r}")
-        if not self.corpora or not all(isinstance(name, str) for name in self.corpora):
-            raise ValueError(f"corpora must hold one or more names or paths, got {self.corpora!r}")
-        if not self.learning_rates or not all(0 < rate < math.inf for rate in self.learning_rates):
-            raise ValueError(f"learning_rates must hold one or more positive numbers, got {self.learning_rates!r}")
-        for name in ("alphas", "ablation_alphas"):
-            if not getattr(self, name) or not all(0 <= alpha < 1 for alpha in getattr(self, name)):
-                raise ValueError(
-                    f"{name} must hold one or more numbers from 0 and below 1, got {getattr(self, name)!r}"
-                )
-        if not self.thresholds or not all(0 <= value <= 1 for value in self.thresholds):
-            raise ValueError(f"thresholds must hold one or more numbers from 0 to 1, got {self.thresholds!r}")
-        check_positive(token_norm=self.token_norm, c_ref_ratio=self.c_ref_ratio, dual_lr=self.dual_lr)
+        check_each(is_positive, "positive numbers", learning_rates=self.learning_rates)
+        alphas = {"alphas": self.alphas, "ablation_alphas": self.ablation_alphas}
+        check_each(lambda alpha: 0 <= alpha < 1, "numbers from 0 and below 1", **alphas)
+        check_each(lambda value: 0 <= value <= 1, "numbers from 0 to 1", thresholds=self.thresholds)
+        check_positive(c_ref_ratio=self.c_ref_ratio, dual_lr=self.dual_lr)
         self.search  # noqa: B018 - it checks that the search is equal
 
     @property
@@ -156,7 +145,3 @@ class ConstrainedTextSettings:
             "ablation_prices": (None, 0.1),
         }
         return cls(**sizes | changes)
-
-    def as_json(self) -> dict[str, Any]:
-        """Settings as they read back from a JSON file."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
-from convexformer.validation import check_flag, is_integer
-from convexformer_solvers.validation import check_counts, is_real
+from convexformer.experiments.settings import ExperimentSettings, check_each, is_nonnegative
+from convexformer.validation import check_flag, check_positive, is_integer
+from convexformer_solvers.validation import check_counts
 
 from .common import Search
 
@@ -15,7 +15,7 @@ MODELS = ("UT", "DUST", "ViT")
 
 
 @dataclass(frozen=True)
-class ConstrainedVideoSettings:
+class ConstrainedVideoSettings(ExperimentSettings):
     r"""Everything that the numbers of constrained denoising of video depend on, besides versions and machine.
 
     The defaults are the full setting, many hours on one core; ``small`` takes about a minute.
@@ -133,19 +133,15 @@ class ConstrainedVideoSettings:
             raise ValueError(f"n_atoms must be at least the {self.patch_size**2} pixels of a patch, got {self.n_atoms}")
         if "ViT" in self.models and self.n_hidden % self.n_heads:
             raise ValueError(f"n_heads must divide n_hidden={self.n_hidden}, got {self.n_heads}")
-        if not self.depths or not all(is_integer(depth, 2) for depth in self.depths):
-            raise ValueError(f"depths must hold one or more integers of at least 2, got {self.depths!r}")
-        for name in ("noises", "test_noises"):
-            grid = getattr(self, name)
-            if not grid or not all(0 <= noise < math.inf for noise in grid):
-                raise ValueError(f"{name} must hold one or more numbers from 0, got {grid!r}")
-        positive = {"least_noise": self.least_noise, "c_ref": self.c_ref, "dual_lr": self.dual_lr}
-        positive |= {"feedforward_scale": self.feedforward_scale}
-        if self.resilience is not None:
-            positive["resilience"] = self.resilience
-        for name, value in positive.items():
-            if not (is_real(value) and 0 < value < math.inf):
-                raise ValueError(f"{name} must be a positive finite number, got {value!r}")
+        check_each(lambda depth: is_integer(depth, 2), "integers of at least 2", depths=self.depths)
+        check_each(is_nonnegative, "numbers from 0", noises=self.noises, test_noises=self.test_noises)
+        check_positive(
+            least_noise=self.least_noise,
+            c_ref=self.c_ref,
+            dual_lr=self.dual_lr,
+            feedforward_scale=self.feedforward_scale,
+            **({} if self.resilience is None else {"resilience": self.resilience}),
+        )
         for name in ("learning_rates", "alphas", "weight_decays"):
             if not getattr(self, name):
                 raise ValueError(f"{name} must hold one or more numbers, got {getattr(self, name)!r}")
@@ -206,7 +202,3 @@ class ConstrainedVideoSettings:
         float
         """
         return max(noise, self.least_noise) ** 2
-
-    def as_json(self) -> dict[str, Any]:
-        """Settings as they read back from a JSON file."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
+from convexformer.experiments.settings import ExperimentSettings, check_each, is_nonnegative, is_positive
 from convexformer.validation import is_integer
 from convexformer_solvers.validation import check_counts
 
@@ -13,7 +15,7 @@ _CHOICES = ("moduli", "layers", "transformer_layers")
 
 
 @dataclass(frozen=True)
-class GrokkingSettings:
+class GrokkingSettings(ExperimentSettings):
     """Everything that the numbers of the experiment on grokking depend on, besides versions and machine.
 
     The defaults are the full setting: hours on a CPU; ``small`` is the one for a laptop.
@@ -131,18 +133,15 @@ class GrokkingSettings:
     def __post_init__(self) -> None:
         check_counts(**{name: n for name, n in asdict(self).items() if isinstance(getattr(type(self), name), int)})
         for name, least in (("moduli", 3), ("layers", 1), ("transformer_layers", 1)):
-            values = getattr(self, name)
-            if not values or not all(is_integer(value, least) for value in values):
-                raise ValueError(f"{name} must hold one or more integers of at least {least}, got {values!r}")
+            is_allowed = partial(is_integer, least=least)
+            check_each(is_allowed, f"integers of at least {least}", **{name: getattr(self, name)})
         for name in ("fraction", "threshold", "alpha_ratio", "learned_first_ratio", "learned_last_ratio"):
             if not 0 < getattr(self, name) < 1:
                 raise ValueError(f"{name} must be between 0 and 1, got {getattr(self, name)!r}")
         if not 1 <= self.run_on < math.inf:
             raise ValueError(f"run_on must be a number of at least 1, got {self.run_on!r}")
-        if not self.learning_rates or not all(0 < rate < math.inf for rate in self.learning_rates):
-            raise ValueError(f"learning_rates must hold one or more positive numbers, got {self.learning_rates!r}")
-        if not self.decays or not all(0 <= decay < math.inf for decay in self.decays):
-            raise ValueError(f"decays must hold one or more numbers of at least 0, got {self.decays!r}")
+        check_each(is_positive, "positive numbers", learning_rates=self.learning_rates)
+        check_each(is_nonnegative, "numbers of at least 0", decays=self.decays)
 
     @classmethod
     def small(cls, **changes: Any) -> GrokkingSettings:
@@ -182,5 +181,4 @@ class GrokkingSettings:
 
     def as_json(self) -> dict[str, Any]:
         """Settings that the numbers of every method depend on, as they read back from a JSON file."""
-        plain = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
-        return {name: value for name, value in plain.items() if name not in _CHOICES}
+        return {name: value for name, value in super().as_json().items() if name not in _CHOICES}

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
+from convexformer.experiments.settings import ExperimentSettings, check_each, is_positive
 from convexformer.validation import check_optional_counts, is_integer
 from convexformer_solvers.validation import check_counts
 
 
 @dataclass(frozen=True)
-class StudentTeacherSettings:
+class StudentTeacherSettings(ExperimentSettings):
     """Everything that the numbers of the student-teacher experiment depend on, besides versions and machine.
 
     The defaults are the full setting, meant for a GPU; ``small`` is the one for a laptop.
@@ -107,10 +107,8 @@ class StudentTeacherSettings:
             )
         if not 0 < self.alpha_ratio < 1:
             raise ValueError(f"alpha_ratio must be between 0 and 1, got {self.alpha_ratio!r}")
-        for name in ("map_alpha_ratios", "learning_rates", "softmax_learning_rates", "softmax_alphas", "ridge_alphas"):
-            grid = getattr(self, name)
-            if not grid or not all(0 < value < math.inf for value in grid):
-                raise ValueError(f"{name} must hold one or more positive numbers, got {grid!r}")
+        names = ("map_alpha_ratios", "learning_rates", "softmax_learning_rates", "softmax_alphas", "ridge_alphas")
+        check_each(is_positive, "positive numbers", **{name: getattr(self, name) for name in names})
 
     @classmethod
     def small(cls, **changes: Any) -> StudentTeacherSettings:
@@ -149,5 +147,4 @@ class StudentTeacherSettings:
 
     def as_json(self) -> dict[str, Any]:
         """Settings as they read back from a JSON file."""
-        plain = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
-        return plain | {"position": self.target_position}
+        return super().as_json() | {"position": self.target_position}

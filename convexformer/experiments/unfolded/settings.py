@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
+from convexformer.experiments.corpora import check_corpus_settings
+from convexformer.experiments.settings import ExperimentSettings, check_each, is_nonnegative, is_positive
 from convexformer.validation import check_positive, is_integer
 from convexformer_solvers.validation import check_counts
 
 
 @dataclass(frozen=True)
-class UnfoldedSettings:
+class UnfoldedSettings(ExperimentSettings):
     """Everything that the numbers of the experiment on unfolded transformers depend on, besides versions and machine.
 
     The defaults are the full setting, hours on two cores; ``small`` takes two minutes.
@@ -97,22 +98,14 @@ class UnfoldedSettings:
     device: str | None = None
 
     def __post_init__(self) -> None:
-        names = ("n_features", "n_tokens", "n_layers", "n_shown", "train_layers", "n_steps", "n_looks", "batch_size")
+        check_corpus_settings(self)
+        names = ("n_layers", "n_shown", "train_layers", "n_steps", "n_looks", "batch_size")
         check_counts(**{name: getattr(self, name) for name in names})
         check_counts(aim_tokens=self.aim_tokens, aim_features=self.aim_features, aim_iterations=self.aim_iterations)
-        if not is_integer(self.n_sentences, 20):
-            raise ValueError(f"n_sentences must be an integer of at least 20, got {self.n_sentences!r}")
-        if not self.corpora or not all(isinstance(name, str) for name in self.corpora):
-            raise ValueError(f"corpora must hold one or more names or paths, got {self.corpora!r}")
-        check_positive(token_norm=self.token_norm, step=self.step)
-        for name in ("learning_rates", "alphas"):
-            grid = getattr(self, name)
-            if not grid or not all(0 < value < math.inf for value in grid):
-                raise ValueError(f"{name} must hold one or more positive numbers, got {grid!r}")
-        if not self.depths or not all(is_integer(depth, 1) for depth in self.depths):
-            raise ValueError(f"depths must hold one or more positive integers, got {self.depths!r}")
-        if not self.noises or not all(0 <= noise < math.inf for noise in self.noises):
-            raise ValueError(f"noises must hold one or more numbers from 0, got {self.noises!r}")
+        check_positive(step=self.step)
+        check_each(is_positive, "positive numbers", learning_rates=self.learning_rates, alphas=self.alphas)
+        check_each(lambda depth: is_integer(depth, 1), "positive integers", depths=self.depths)
+        check_each(is_nonnegative, "numbers from 0", noises=self.noises)
 
     @classmethod
     def small(cls, **changes: Any) -> UnfoldedSettings:
@@ -150,7 +143,3 @@ class UnfoldedSettings:
     def look_every(self) -> int:
         """Steps between looks."""
         return max(1, self.n_steps // self.n_looks)
-
-    def as_json(self) -> dict[str, Any]:
-        """Settings as they read back from a JSON file."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}

@@ -1,0 +1,71 @@
+"""What the settings of all experiments share: their form in a report, and checks of tuples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class ExperimentSettings:
+    """Settings that a report keeps; the fields are those of the subclasses, dataclasses as well.
+
+    Examples
+    --------
+    >>> @dataclass(frozen=True)
+    ... class Mine(ExperimentSettings):
+    ...     noises: tuple[float, ...] = (0.0, 0.5)
+    >>> Mine().as_json()
+    {'noises': [0.0, 0.5]}
+    """
+
+    def as_json(self) -> dict[str, Any]:
+        """Settings as they read back from a JSON file."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+
+
+def check_each(holds: Callable[[Any], bool], what: str, **tuples: tuple[Any, ...]) -> None:
+    """Raise ``ValueError`` naming the first argument that is empty or has an entry of which a condition does not hold.
+
+    Parameters
+    ----------
+    holds : callable
+        The condition.
+    what : str
+        What entries must be, in the plural.
+    **tuples
+        The arguments.
+
+    Examples
+    --------
+    >>> check_each(lambda rate: rate > 0, "positive numbers", learning_rates=(0.1, 0.0))
+    Traceback (most recent call last):
+        ...
+    ValueError: learning_rates must hold one or more positive numbers, got (0.1, 0.0)
+    """
+    for name, entries in tuples.items():
+        if not entries or not all(map(holds, entries)):
+            raise ValueError(f"{name} must hold one or more {what}, got {entries!r}")
+
+
+def is_positive(value: float) -> bool:
+    """Whether a number is positive and finite.
+
+    Examples
+    --------
+    >>> is_positive(0.1), is_positive(float("inf"))
+    (True, False)
+    """
+    return 0 < value < float("inf")
+
+
+def is_nonnegative(value: float) -> bool:
+    """Whether a number is finite and not negative.
+
+    Examples
+    --------
+    >>> is_nonnegative(0.0), is_nonnegative(-0.1)
+    (True, False)
+    """
+    return 0 <= value < float("inf")
