@@ -16,6 +16,7 @@ from torch import Tensor
 
 from convexformer.datasets import load_documentation_sentences, load_word_vectors, make_word_vectors
 from convexformer.experiments.settings import check_each
+from convexformer.unfolded import padding_mask
 from convexformer.validation import check_positive, is_integer
 from convexformer_solvers.validation import check_counts
 
@@ -54,6 +55,10 @@ class Part(NamedTuple):
     tokens: Tensor
     y: Tensor
     labels: Tensor
+
+    def to(self, device: str | None) -> Part:
+        """The part on a device; without one, as it is."""
+        return Part(*(array.to(device) for array in self))
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,6 +143,19 @@ def load_corpus(source: str, settings: CorpusSettings) -> Corpus:
     tokens *= settings.token_norm / np.sqrt(np.square(tokens[real]).sum(-1).mean())
     digest = hashlib.sha256("\n".join(f"{i}\t{text}" for i, text in zip(index, texts, strict=True)).encode())
     return Corpus(_name(source), texts, tokens, index.astype(np.int64), classes.tolist(), digest.hexdigest())
+
+
+def deviation_of(tokens: Tensor) -> float:
+    """Standard deviation of the features of real tokens."""
+    return float(tokens[padding_mask(tokens)].std())
+
+
+def with_noise(tokens: Tensor, present: Tensor, deviation: float, generator: torch.Generator | None = None) -> Tensor:
+    """Real tokens with Gaussian noise; without a generator, from torch's global one."""
+    if deviation == 0:
+        return tokens
+    noise = torch.randn(tokens.shape, generator=generator).to(tokens)
+    return tokens + deviation * noise * present[..., None]
 
 
 def read_labelled_sentences(source: str) -> tuple[list[str], Sequence[str]]:

@@ -13,7 +13,8 @@ from convexformer.experiments import ConstrainedTextSettings, format_constrained
 from convexformer.experiments.common import mean_and_error
 from convexformer.experiments.constrained import text
 from convexformer.experiments.constrained.common import METHODS, Search, paired_difference
-from convexformer.experiments.constrained.text_models import constant_loss, with_noise
+from convexformer.experiments.constrained.text_models import constant_loss
+from convexformer.experiments.corpora import with_noise
 
 
 @pytest.fixture(scope="module")

@@ -15,14 +15,14 @@ from torch import Tensor
 from convexformer import plot
 from convexformer.constrained import exit_curve, exit_tradeoff
 from convexformer.experiments.common import Unit, begin_report, run_units, versions, write_json
-from convexformer.experiments.corpora import Corpus, load_corpus
+from convexformer.experiments.corpora import Corpus, deviation_of, load_corpus, with_noise
 from convexformer.unfolded import padding_mask
 from convexformer.validation import check_device
 from convexformer_solvers.validation import check_counts
 
 from .common import METHODS, Method, Task, search, train_once
 from .text_figures import draw_figures
-from .text_models import Encoder, deviation_of, encoder_task, find_encoder, states_of, unrolled_task, with_noise
+from .text_models import Encoder, encoder_task, find_encoder, states_of, unrolled_task
 from .text_report import remark, summarise
 from .text_settings import ConstrainedTextSettings
 
@@ -174,10 +174,7 @@ def _prepared(
     cell: _Cell, settings: ConstrainedTextSettings, encoder: Encoder | None
 ) -> tuple[Task, list[Inputs], Tensor]:
     """The task, the inputs of the model at each test noise, and the labels of the test sentences."""
-    parts = [
-        part._replace(**{name: getattr(part, name).to(settings.device) for name in part._fields})
-        for part in cell.corpus.split(cell.seed)
-    ]
+    parts = [part.to(settings.device) for part in cell.corpus.split(cell.seed)]
     training, validation, test = parts
     if cell.depth is not None:
         present, deviation = padding_mask(test.tokens), deviation_of(training.tokens)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from convexformer.constrained import LayeredClassifier, LayerReadouts
-from convexformer.experiments.corpora import Corpus, Part
+from convexformer.experiments.corpora import Corpus, Part, deviation_of, with_noise
 from convexformer.nn import sample_losses
 from convexformer.unfolded import padding_mask
 
@@ -129,19 +129,6 @@ def constant_loss(y: Tensor) -> float:
     """Cross-entropy of the best constant prediction: the entropy of the shares of the classes."""
     share = y.double().mean(0)
     return float(-(share * share.clamp_min(1e-300).log()).sum())
-
-
-def deviation_of(tokens: Tensor) -> float:
-    """Standard deviation of the features of real tokens."""
-    return float(tokens[padding_mask(tokens)].std())
-
-
-def with_noise(tokens: Tensor, present: Tensor, deviation: float, generator: torch.Generator | None = None) -> Tensor:
-    """Real tokens with Gaussian noise; without a generator, from torch's global one."""
-    if deviation == 0:
-        return tokens
-    noise = torch.randn(tokens.shape, generator=generator).to(tokens)
-    return tokens + deviation * noise * present[..., None]
 
 
 class Encoder:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from convexformer.experiments.corpora import Corpus, Part
+from convexformer.experiments.corpora import Corpus, Part, deviation_of, with_noise
 from convexformer.heads import optimality_gap
 from convexformer.nn import train
 from convexformer.nn.modules.base import seeded
@@ -132,8 +132,7 @@ def classify(corpus: Corpus, method: Method, settings: UnfoldedSettings, seed: i
         ``accuracy`` on test sentences, ``seconds`` of the search, ``n_parameters``, ``certified_accuracy`` with the
         readout replaced by its certified optimum, and its figures, accuracies by ``depth`` and by ``noise``.
     """
-    parts = [Part(*(array.to(settings.device) for array in part)) for part in corpus.split(seed)]
-    training, validation, test = parts
+    training, validation, test = (part.to(settings.device) for part in corpus.split(seed))
     shape = (training.tokens.shape[1], training.tokens.shape[2], training.y.shape[1])
     network = method.make(shape, settings.train_layers, seed).to(settings.device)
     begin = time.perf_counter()
@@ -183,11 +182,12 @@ def _by_depth(network: UnfoldedNetwork, test: Part, settings: UnfoldedSettings) 
 
 def _by_noise(network: UnfoldedNetwork, test: Part, settings: UnfoldedSettings, seed: int) -> list[float]:
     """Accuracies on noisy tokens."""
-    present = network.prepared(test.tokens)[1][..., None]
-    deviation = test.tokens[present.expand_as(test.tokens)].std()
-    generator = torch.Generator().manual_seed(seed)
-    noise = torch.randn(test.tokens.shape, generator=generator).to(test.tokens) * present * deviation
-    return [_accuracy(network, test.tokens + level * noise, test) for level in settings.noises]
+    present, deviation = network.prepared(test.tokens)[1], deviation_of(test.tokens)
+    noisy = [
+        with_noise(test.tokens, present, level * deviation, torch.Generator().manual_seed(seed))
+        for level in settings.noises
+    ]
+    return [_accuracy(network, tokens, test) for tokens in noisy]
 
 
 def _certified_readout(
