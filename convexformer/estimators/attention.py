@@ -93,13 +93,18 @@ class ClassificationMixin(ClassifierMixin):
         self.classes_ = targets.classes
         return targets
 
-    def _scores(self: Any, X: ArrayLike) -> torch.Tensor:
-        """Outputs, one column per class unless there is a single column of margins."""
-        scores = self._outputs(X)
+    def _scores(self: Any, outputs: torch.Tensor) -> torch.Tensor:
+        """Outputs with one column per class, or of two classes with a single column of margins."""
         targets: ClassTargets = self._targets
         if len(targets.classes) == 2 and not targets.single:
-            return scores[:, 1:] - scores[:, :1]
-        return scores
+            return outputs[:, 1:] - outputs[:, :1]
+        return outputs
+
+    def _labels(self: Any, outputs: torch.Tensor) -> NDArray:
+        """Labels of outputs."""
+        scores = self._scores(outputs)
+        index = (scores[:, 0] > 0).long() if scores.shape[1] == 1 else scores.argmax(1)
+        return self.classes_[index.numpy(force=True)]
 
     def decision_function(self: Any, X: ArrayLike) -> Any:
         """Scores of the classes; for two classes the score of the second against the first.
@@ -113,7 +118,7 @@ class ClassificationMixin(ClassifierMixin):
         -------
         ndarray of shape (n_samples,) or (n_samples, n_classes)
         """
-        scores = self._scores(X)
+        scores = self._scores(self._outputs(X))
         return result_of(scores[:, 0] if scores.shape[1] == 1 else scores, X)
 
     def predict(self: Any, X: ArrayLike) -> Any:
@@ -128,9 +133,7 @@ class ClassificationMixin(ClassifierMixin):
         -------
         ndarray of shape (n_samples,)
         """
-        scores = self._scores(X)
-        index = (scores[:, 0] > 0).long() if scores.shape[1] == 1 else scores.argmax(1)
-        return self.classes_[index.numpy(force=True)]
+        return self._labels(self._outputs(X))
 
     @available_if(_has_probabilities)
     def predict_proba(self: Any, X: ArrayLike) -> Any:

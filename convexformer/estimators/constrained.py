@@ -308,11 +308,7 @@ class DescentConstrainedClassifier(ClassificationMixin, DescentConstrainedBase):
         -------
         ndarray of shape (n_samples,)
         """
-        if max_layers is None:
-            return super().predict(X)
-        outputs = self._layer_outputs(X, max_layers)[-1]
-        index = (outputs[:, 0] > 0).long() if outputs.shape[1] == 1 else outputs.argmax(1)
-        return self.classes_[index.numpy(force=True)]
+        return self._labels(self._layer_outputs(X, max_layers)[-1])
 
     def layer_outputs(self, X: ArrayLike) -> Any:
         """Outputs of every layer, for ``exit_curve``, ``early_exit`` and ``exit_tradeoff``.

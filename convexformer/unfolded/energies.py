@@ -306,16 +306,13 @@ class SquaredDistance(Energy):
         self.anchor, self.weight = anchor, weight
 
     def value(self, tokens: Tensor) -> Tensor:
-        return self.weight / 2 * _total(self._from_anchor(tokens).square())
+        return self.weight / 2 * _total(_less(tokens, self.anchor).square())
 
     def gradient(self, tokens: Tensor) -> Tensor:
-        return self.weight * self._from_anchor(tokens)
+        return self.weight * _less(tokens, self.anchor)
 
     def lipschitz(self, tokens: Tensor) -> Tensor:
         return tokens.new_full(tokens.shape[:-2], self.weight)
-
-    def _from_anchor(self, tokens: Tensor) -> Tensor:
-        return tokens if self.anchor is None else tokens - self.anchor
 
 
 class FeedForwardEnergy(Energy):
@@ -347,12 +344,11 @@ class FeedForwardEnergy(Energy):
         self.anchor = anchor
 
     def value(self, tokens: Tensor) -> Tensor:
-        from_anchor = tokens if self.anchor is None else tokens - self.anchor
+        from_anchor = _less(tokens, self.anchor)
         return _total((tokens @ self.symmetric) * tokens) / 2 + _total(from_anchor.square()) / 2
 
     def gradient(self, tokens: Tensor) -> Tensor:
-        from_anchor = tokens if self.anchor is None else tokens - self.anchor
-        return tokens @ self.symmetric + from_anchor
+        return tokens @ self.symmetric + _less(tokens, self.anchor)
 
     def lipschitz(self, tokens: Tensor) -> Tensor:
         # Of a concave part, the size of its curvature: no bound would be needed, but steps stay finite.
@@ -439,6 +435,11 @@ def laplacian_product(weights: Tensor, tokens: Tensor) -> Tensor:
     tensor([[-2.,  2.]])
     """
     return weights.sum(-1, keepdim=True) * tokens - weights @ tokens
+
+
+def _less(tokens: Tensor, anchor: Tensor | None) -> Tensor:
+    """Tokens less their anchor, which is zero where there is none."""
+    return tokens if anchor is None else tokens - anchor
 
 
 def _total(entries: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from convexformer.nn.modules.base import as_arguments, check_like, seeded
 from convexformer.validation import check_flag, check_positive
 from convexformer_solvers.validation import check_counts, check_tensor
 
-from .graphs import check_attention_mask
+from .graphs import check_attention_mask, without_padding
 
 Dictionary = Literal["dct", "random"]
 DICTIONARIES = ("dct", "random")
@@ -336,13 +336,10 @@ class UnrolledNetwork(nn.Module, ABC):
         if count > self.n_layers:
             raise ValueError(f"max_layers must be at most n_layers={self.n_layers}, got {count}")
         present = check_attention_mask(mask, tuple(tokens.shape))
-        if present is not None:
-            tokens = tokens.masked_fill(~present[..., None], 0)
-        return islice(self.states(tokens, present), count), present
+        return islice(self.states(without_padding(tokens, present), present), count), present
 
     def _estimate(self, state: Tensor, layer: int, present: Tensor | None) -> Tensor:
-        estimate = self.decode(state, layer)
-        return estimate if present is None else estimate.masked_fill(~present[..., None], 0)
+        return without_padding(self.decode(state, layer), present)
 
     def _weights_of(self, layer: int) -> int:
         """Index of the weights of a layer."""
