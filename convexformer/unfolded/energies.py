@@ -54,6 +54,10 @@ class Energy(ABC):
         has a Lipschitz constant, that constant is such a bound; this one is usually smaller, as it is taken at ``Y``.
         """
 
+    def gradient_and_lipschitz(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """``gradient`` and ``lipschitz`` at the price of one where they share work."""
+        return self.gradient(tokens), self.lipschitz(tokens)
+
     def majorizer(self, tokens: Tensor) -> Energy:
         r"""An energy that equals this one at given tokens, gradient included, and is nowhere below it.
 
@@ -67,7 +71,7 @@ class Energy(ABC):
         Energy
             The quadratic of ``lipschitz`` unless the class knows a tighter one.
         """
-        return QuadraticBound(tokens, self.value(tokens), self.gradient(tokens), self.lipschitz(tokens))
+        return QuadraticBound(tokens, self.value(tokens), *self.gradient_and_lipschitz(tokens))
 
     def of(self, weight: Tensor) -> Energy:
         """The energy of ``Y @ weight`` as an energy of ``Y``, for a weight of shape ``(d, k)``."""
@@ -108,6 +112,10 @@ class SumOfEnergies(Energy):
     def lipschitz(self, tokens: Tensor) -> Tensor:
         return reduce(add, (term.lipschitz(tokens) for term in self.terms))
 
+    def gradient_and_lipschitz(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        gradients, bounds = zip(*(term.gradient_and_lipschitz(tokens) for term in self.terms), strict=True)
+        return reduce(add, gradients), reduce(add, bounds)
+
     def majorizer(self, tokens: Tensor) -> Energy:
         return SumOfEnergies(term.majorizer(tokens) for term in self.terms)
 
@@ -142,6 +150,10 @@ class TransformedEnergy(Energy):
 
     def lipschitz(self, tokens: Tensor) -> Tensor:
         return self.energy.lipschitz(tokens @ self.weight) * torch.linalg.matrix_norm(self.weight, 2).square()
+
+    def gradient_and_lipschitz(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        gradient, bound = self.energy.gradient_and_lipschitz(tokens @ self.weight)
+        return gradient @ self.weight.mT, bound * torch.linalg.matrix_norm(self.weight, 2).square()
 
     def majorizer(self, tokens: Tensor) -> Energy:
         return TransformedEnergy(self.energy.majorizer(tokens @ self.weight), self.weight)
@@ -239,7 +251,14 @@ class InteractionEnergy(Energy):
         It is :math:`2 \max_u D_u` with the degrees :math:`D_u = \sum_v \gamma_{uv}`. On the complete graph, where
         :math:`\rho'` is a positive definite kernel, it is :math:`\max_u D_u + \rho'(0)` if that is less.
         """
-        degree = self.weights(tokens).sum(-1).amax(-1)
+        return self._curvature(self.weights(tokens))
+
+    def gradient_and_lipschitz(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        weights = self.weights(tokens)
+        return laplacian_product(weights, tokens), self._curvature(weights)
+
+    def _curvature(self, weights: Tensor) -> Tensor:
+        degree = weights.sum(-1).amax(-1)
         if self.graph is None and self.rho.positive_definite:
             return torch.minimum(2 * degree, degree + self.rho.derivative(degree.new_zeros(())))
         return 2 * degree

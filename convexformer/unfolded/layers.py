@@ -215,9 +215,9 @@ class UnfoldedLayer(nn.Module):
 
     def _step(self, tokens: Tensor, anchor: Tensor | None, present: Tensor | None) -> Tensor:
         """A gradient step of the differentiable part of the energy, of the length that its curvature allows."""
-        smooth = self.smooth_energy(anchor, present)
-        curvature = smooth.lipschitz(tokens).clamp_min(torch.finfo(tokens.dtype).eps)  # 0 for a linear energy
-        return tokens - smooth.gradient(tokens) / curvature[..., None, None]
+        gradient, curvature = self.smooth_energy(anchor, present).gradient_and_lipschitz(tokens)
+        curvature = curvature.clamp_min(torch.finfo(tokens.dtype).eps)  # 0 for a linear energy
+        return tokens - gradient / curvature[..., None, None]
 
     def smooth_energy(self, anchor: Tensor | None = None, attention_mask: Any = None) -> Energy:
         """The differentiable part of the energy, :math:`E_1(Y W_a) + E_2(Y)`.

@@ -52,6 +52,13 @@ def test_the_gradient_is_that_of_autograd(name):
 
 
 @pytest.mark.parametrize("name", CASES)
+def test_gradient_and_bound_are_the_same_together(name):
+    energy, tokens = CASES[name], draw(0, 2, N, D)
+    together = energy.gradient_and_lipschitz(tokens)
+    torch.testing.assert_close(together, (energy.gradient(tokens), energy.lipschitz(tokens)))
+
+
+@pytest.mark.parametrize("name", CASES)
 def test_majorisers_touch_and_dominate(name):
     energy = CASES[name]
     for seed in range(20):
