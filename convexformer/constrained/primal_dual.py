@@ -9,7 +9,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -32,7 +32,6 @@ from .reports import (
 )
 
 LayerLosses = Callable[[nn.Module, Any], Tensor]
-Data = Dataset | Sequence[Tensor]
 
 _OPTIMIZERS: dict[str, Any] = {
     "adam": torch.optim.Adam,
@@ -46,6 +45,16 @@ _CHOICES = {
     "dual_update": ("step", "epoch"),
     "optimizer": tuple(_OPTIMIZERS),
 }
+
+
+class Samples(Protocol):
+    """A map-style dataset, whose length is known."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, position: int, /) -> Any: ...
+
+
+Data = Samples | Sequence[Tensor]
 
 
 class _Best(NamedTuple):
@@ -176,37 +185,22 @@ class PrimalDual:
             raise TypeError(f"model must be a torch Module, got {type(model).__name__}")
         if not callable(layer_losses):
             raise TypeError(f"layer_losses must be a function of a model and a batch, got {layer_losses!r}")
-        choices = (objective, slack_update, dual_optimizer, dual_update, optimizer)
-        for (name, known), value in zip(_CHOICES.items(), choices, strict=True):
-            if value not in known:
-                raise ValueError(f"{name} must be one of {known}, got {value!r}")
-        check_positive(dual_lr=dual_lr, lr=lr)
-        for name, number in (("weight_decay", weight_decay), ("n_errors", n_errors)):
-            if not (is_real(number) and 0 <= number < math.inf):
-                raise ValueError(f"{name} must be a finite number from 0, got {number!r}")
-        if resilience is not None and not (is_real(resilience) and 0 < resilience < math.inf):
-            raise ValueError(f"resilience must be a positive finite number or None, got {resilience!r}")
-        if not is_integer(warmup_epochs, 0):
-            raise ValueError(f"warmup_epochs must be an integer from 0, got {warmup_epochs!r}")
-        if not is_integer(seed, 0) or seed >= 2**31:
-            raise ValueError(f"seed must be an integer from 0 and below 2**31, got {seed!r}")
-        check_counts(batch_size=batch_size)
         self.model, self.layer_losses = model, layer_losses
         self.constraints = DescentConstraints(alpha, c_ref, first_factor)
         self.objective, self.resilience, self.slack_update = objective, resilience, slack_update
         self.reset_slacks = check_flag(reset_slacks, "reset_slacks")
-        if self.reset_slacks and (resilience is None or slack_update != "explicit"):
-            raise ValueError("reset_slacks must be False without resilience and slack_update='explicit', got True")
         self.stop_gradient = check_flag(stop_gradient, "stop_gradient")
         self.dual_lr, self.dual_optimizer, self.dual_update = dual_lr, dual_optimizer, dual_update
         self.warmup_epochs, self.batch_size, self.n_errors, self.seed = warmup_epochs, batch_size, n_errors, seed
-        trained = [weight for weight in model.parameters() if weight.requires_grad]
-        self._weights = _OPTIMIZERS[optimizer](trained, lr=lr, weight_decay=weight_decay)
         self._options: dict[str, Any] = {
             "alpha": alpha,
             "c_ref": c_ref,
             "first_factor": self.constraints.first_factor,
-            **dict(zip(_CHOICES, choices, strict=True)),
+            "objective": objective,
+            "slack_update": slack_update,
+            "dual_optimizer": dual_optimizer,
+            "dual_update": dual_update,
+            "optimizer": optimizer,
             "resilience": resilience,
             "reset_slacks": self.reset_slacks,
             "dual_lr": dual_lr,
@@ -217,6 +211,9 @@ class PrimalDual:
             "batch_size": batch_size,
             "seed": seed,
         }
+        _check_options(**self._options, n_errors=n_errors)
+        trained = [weight for weight in model.parameters() if weight.requires_grad]
+        self._weights = _OPTIMIZERS[optimizer](trained, lr=lr, weight_decay=weight_decay)
         self.history_ = ConstrainedHistory()
         self._step = 0
         self._duals: nn.Parameter | None = None  # made when the first losses say how many layers there are
@@ -334,14 +331,14 @@ class PrimalDual:
         self._warn_where_infeasible()
         return self.history_
 
-    def _run_epoch(self, training: Dataset, held_out: Dataset | None) -> None:
+    def _run_epoch(self, training: Samples, held_out: Samples | None) -> None:
         """All batches of an epoch, its record, and its weights where they are the best so far."""
         epoch = len(self.history_.losses)
         if self.reset_slacks and self._duals is not None:
             self._slacks.zero_()
         sums: Tensor | None = None
         began = time.perf_counter()
-        count = len(training)  # type: ignore[arg-type]
+        count = len(training)
         for index in _batches(count, self.batch_size, (self.seed, epoch)):
             losses = self._take_step(_batch(training, index), ascends=epoch >= self.warmup_epochs)
             sums = len(index) * losses if sums is None else sums + len(index) * losses
@@ -432,7 +429,7 @@ class PrimalDual:
             return torch.ones_like(self.duals_)
         return self.constraints.net_weights(self.duals_, stop_gradient=self.stop_gradient)
 
-    def _look(self, held_out: Dataset) -> None:
+    def _look(self, held_out: Samples) -> None:
         """Judge the weights on held-out samples and keep them where they are the best so far."""
         report = self.evaluate(held_out)
         history = self.history_
@@ -475,7 +472,7 @@ class PrimalDual:
             with seeded(self.seed):
                 parts = [
                     self.layer_losses(self.model, _batch(dataset, index)).cpu()
-                    for index in torch.arange(len(dataset)).split(self.batch_size)  # type: ignore[arg-type]
+                    for index in torch.arange(len(dataset)).split(self.batch_size)
                 ]
         finally:
             self.model.train(training)
@@ -499,7 +496,7 @@ class PrimalDual:
             slacks = self.slacks_
         return FeasibilityReport.of(self.layer_losses_of(data), self.constraints, slacks, self.n_errors)
 
-    def _judge(self, data: Dataset) -> None:
+    def _judge(self, data: Samples) -> None:
         """Report on the weights that the model ended with, under the slacks of their epoch."""
         self.report_ = self.evaluate(data, None if self._best is None else self._best.slacks)
         self.feasible_ = self.report_.feasible
@@ -587,8 +584,30 @@ class PrimalDual:
             self._dual_steps.load_state_dict(state["duals"]["optimizer"])
 
 
-def _as_dataset(data: Any, name: str) -> Dataset:
+def _check_options(**options: Any) -> None:
+    """Raise ``ValueError`` naming the first option that is not as described; constraints check their own."""
+    for name, known in _CHOICES.items():
+        if options[name] not in known:
+            raise ValueError(f"{name} must be one of {known}, got {options[name]!r}")
+    check_positive(dual_lr=options["dual_lr"], lr=options["lr"])
+    for name in ("weight_decay", "n_errors"):
+        if not (is_real(options[name]) and 0 <= options[name] < math.inf):
+            raise ValueError(f"{name} must be a finite number from 0, got {options[name]!r}")
+    resilience, seed = options["resilience"], options["seed"]
+    if resilience is not None and not (is_real(resilience) and 0 < resilience < math.inf):
+        raise ValueError(f"resilience must be a positive finite number or None, got {resilience!r}")
+    if options["reset_slacks"] and (resilience is None or options["slack_update"] != "explicit"):
+        raise ValueError("reset_slacks must be False without resilience and slack_update='explicit', got True")
+    if not is_integer(options["warmup_epochs"], 0):
+        raise ValueError(f"warmup_epochs must be an integer from 0, got {options['warmup_epochs']!r}")
+    if not is_integer(seed, 0) or seed >= 2**31:
+        raise ValueError(f"seed must be an integer from 0 and below 2**31, got {seed!r}")
+    check_counts(batch_size=options["batch_size"])
+
+
+def _as_dataset(data: Any, name: str) -> Samples:
     """Samples as a dataset."""
+    dataset: Any
     if isinstance(data, Dataset):
         dataset = data
     else:
@@ -599,9 +618,10 @@ def _as_dataset(data: Any, name: str) -> Dataset:
         if len(lengths) != 1:
             raise ValueError(f"{name} must hold tensors of as many samples each, got {sorted(lengths)}")
         dataset = TensorDataset(*tensors)
-    if len(dataset) == 0:  # type: ignore[arg-type]
+    if len(dataset) == 0:
         raise ValueError(f"{name} must hold at least one sample, got none")
-    return dataset
+    samples: Samples = dataset
+    return samples
 
 
 def _batches(count: int, batch_size: int, seeds: tuple[int, int]) -> tuple[Tensor, ...]:
@@ -610,7 +630,7 @@ def _batches(count: int, batch_size: int, seeds: tuple[int, int]) -> tuple[Tenso
     return order.split(batch_size)
 
 
-def _batch(dataset: Dataset, index: Tensor) -> Any:
+def _batch(dataset: Samples, index: Tensor) -> Any:
     """The samples at some positions."""
     if isinstance(dataset, TensorDataset):
         return tuple(part[index.to(part.device)] for part in dataset.tensors)
