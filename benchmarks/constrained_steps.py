@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
-import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from benchmark_utils.machine import machine
+from benchmark_utils.turns import median_seconds
 from torch import Tensor
 
 from convexformer.constrained import PrimalDual
@@ -39,18 +39,11 @@ def measure(model: str, size: tuple[int, int, int, int], repeats: int) -> dict[s
     """Median seconds of a step of each objective, the objectives taking turns."""
     n_samples, n_tokens, width, n_layers = size
     batch = (torch.rand(n_samples, n_tokens, width),)
-    trainers = {
-        objective: PrimalDual(MODELS[model](width, n_layers), losses, c_ref=1.0, objective=objective)
-        for objective, losses in OBJECTIVES.items()
-    }
-    times: dict[str, list[float]] = {objective: [] for objective in OBJECTIVES}
-    for repeat in range(repeats + 2):  # the first two are not timed
-        for objective, trainer in trainers.items():
-            began = time.perf_counter()
-            trainer._take_step(batch, ascends=True)
-            if repeat >= 2:
-                times[objective].append(time.perf_counter() - began)
-    return {objective: statistics.median(found) for objective, found in times.items()}
+    steps = {}
+    for objective, losses in OBJECTIVES.items():
+        trainer = PrimalDual(MODELS[model](width, n_layers), losses, c_ref=1.0, objective=objective)
+        steps[objective] = partial(trainer._take_step, batch, ascends=True)
+    return median_seconds(steps, repeats)
 
 
 OBJECTIVES = {"last": last_losses, "constrained": layer_losses, "sum": layer_losses}

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from benchmark_utils.machine import machine
+from benchmark_utils.turns import median_seconds
 from torch import Tensor, nn
 
 from convexformer.unfolded import UnfoldedLayer
@@ -50,14 +49,7 @@ def measure(size: tuple[int, int, int], repeats: int, device: str) -> dict[str, 
     torch.manual_seed(0)
     tokens = torch.randn(n_samples, n_tokens, width, device=device) / width**0.5
     steps = {name: step(layer, tokens.clone().requires_grad_()) for name, layer in contenders(width, device).items()}
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for repeat in range(repeats + 2):  # the first two are not timed
-        for name, run in steps.items():
-            began = time.perf_counter()
-            run()
-            if repeat >= 2:
-                times[name].append(time.perf_counter() - began)
-    return {name: statistics.median(found) for name, found in times.items()}
+    return median_seconds(steps, repeats)
 
 
 def main() -> None:

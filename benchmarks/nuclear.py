@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import statistics
-import time
 import warnings
+from functools import partial
 
 import torch
 from benchmark_utils.cells import CELLS, simulate
+from benchmark_utils.turns import median_seconds
 
 from convexformer_solvers import GroupNuclear, get_solver, solve
 
@@ -33,13 +33,8 @@ def main() -> None:
         for ratio in RATIOS:
             both = [program, dataclasses.replace(program, penalty=GroupNuclear())]
             both = [each.with_alpha(ratio * each.alpha_max) for each in both]
-            times: list[list[float]] = [[], []]
-            for _ in range(options.repeats + 1):  # the first pair is not timed
-                for each, found in zip(both, times, strict=True):
-                    began = time.perf_counter()
-                    solve(each, get_solver("auto"), tol=TOLERANCE)
-                    found.append(time.perf_counter() - began)
-            base, other = (statistics.median(found[1:]) for found in times)
+            runs = {str(each.penalty): partial(solve, each, get_solver("auto"), tol=TOLERANCE) for each in both}
+            base, other = median_seconds(runs, options.repeats, n_untimed=1).values()
             verdict = "kept" if other <= LIMIT * base else "EXCEEDED"
             print(f"| {name} | {ratio:g} | {base:.2g} | {other:.2g} | {other / base:.1f} | {LIMIT:g} {verdict} |")
 
