@@ -10,13 +10,13 @@ from typing import Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tqdm.auto import tqdm
 
 from convexformer.validation import check_device, check_optional_counts
 from convexformer_solvers.validation import check_counts
 
+from ._encoders import fill, run_batches
 from ._sentences import read_sentences
-from ._teacher import BatchCache, Teacher
+from ._teacher import Teacher
 
 Site = Literal["attention", "layer"]
 Short = Literal["error", "drop", "pad"]
@@ -186,7 +186,15 @@ def load_attention_activations(
     token_ids = teacher.tokenize(texts)
     index = _choose([len(ids) for ids in token_ids], n_tokens, n_sentences, short)
     token_ids = [token_ids[i][:n_tokens] for i in index]
-    arrays = _run(teacher, token_ids, n_tokens, batch_size, cache, verbose)
+    arrays = run_batches(
+        teacher.run,
+        lambda start, stop: fill(token_ids[start:stop], n_tokens, teacher.padding),
+        len(token_ids),
+        batch_size,
+        identity=teacher.identity,
+        cache=cache,
+        verbose=verbose,
+    )
     return Activations(
         inputs=arrays["inputs"],
         outputs=arrays["outputs"],
@@ -224,42 +232,3 @@ def _choose(lengths: list[int], n_tokens: int, n_sentences: int | None, short: S
             "lower n_tokens, or fill them up with short='pad'"
         )
     return index
-
-
-def _run(
-    teacher: Teacher,
-    token_ids: list[list[int]],
-    n_tokens: int,
-    batch_size: int,
-    cache: str | os.PathLike[str] | None,
-    verbose: bool,
-) -> dict[str, NDArray[np.float32]]:
-    """Arrays of all sentences, batch by batch, from the cache where it has them."""
-    kept = None if cache is None else BatchCache(cache, teacher.identity())
-    arrays: dict[str, NDArray[np.float32]] = {}
-    starts = range(0, len(token_ids), batch_size)
-    finished = 0
-    try:
-        for start in tqdm(starts, disable=not verbose, desc="activations", unit="batch"):
-            batch = fill(token_ids[start : start + batch_size], n_tokens, teacher.padding)
-            parts = teacher.run(*batch) if kept is None else kept.get(teacher.run, *batch)
-            for name, part in parts.items():
-                whole = arrays.setdefault(name, np.empty((len(token_ids), *part.shape[1:]), np.float32))
-                whole[start : start + batch_size] = part
-            finished += 1
-    except KeyboardInterrupt as interruption:
-        if cache is None:
-            raise
-        raise KeyboardInterrupt(
-            f"interrupted; {finished} of {len(starts)} batches are in cache={os.fspath(cache)!r}, "
-            "and a call with the same arguments goes on from there"
-        ) from interruption
-    return arrays
-
-
-def fill(token_ids: list[list[int]], n_tokens: int, padding: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Token ids ``(B, n_tokens)`` and which of them are real."""
-    mask = np.arange(n_tokens) < np.array([len(ids) for ids in token_ids])[:, None]
-    filled = np.full(mask.shape, padding, dtype=np.int64)
-    filled[mask] = np.concatenate(token_ids)
-    return filled, mask

@@ -97,19 +97,23 @@ def read_sentences(sentences: Any) -> list[str]:
         if sentences == "documentation":
             return load_documentation_sentences()[0]
         return _read_mrpc() if sentences == "glue/mrpc" else _read_lines(sentences)
+    return check_texts(
+        sentences, "sentences", "a list of str, the path of a text file, 'documentation' or 'glue/mrpc'", "sentence"
+    )
+
+
+def check_texts(texts: Any, name: str, wanted: str, unit: str) -> list[str]:
+    """The texts of an argument, which must hold one or more."""
     try:
-        texts = list(sentences)
+        checked = list(texts)
     except TypeError as error:
-        raise TypeError(
-            "sentences must be a list of str, the path of a text file, 'documentation' or 'glue/mrpc', "
-            f"got {type(sentences).__name__}"
-        ) from error
-    wrong = next((i for i, text in enumerate(texts) if not isinstance(text, str)), None)
+        raise TypeError(f"{name} must be {wanted}, got {type(texts).__name__}") from error
+    wrong = next((i for i, text in enumerate(checked) if not isinstance(text, str)), None)
     if wrong is not None:
-        raise TypeError(f"sentences[{wrong}] must be a str, got {type(texts[wrong]).__name__}")
-    if not texts:
-        raise ValueError("sentences must hold at least one sentence, got none")
-    return texts
+        raise TypeError(f"{name}[{wrong}] must be a str, got {type(checked[wrong]).__name__}")
+    if not checked:
+        raise ValueError(f"{name} must hold at least one {unit}, got none")
+    return checked
 
 
 def _read_lines(path: str | os.PathLike[str]) -> list[str]:
