@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from .estimators import ConvexAttentionClassifierCV as ConvexAttentionClassifierCV
     from .estimators import ConvexAttentionRegressor as ConvexAttentionRegressor
     from .estimators import ConvexAttentionRegressorCV as ConvexAttentionRegressorCV
+    from .estimators import ConvexProbeClassifier as ConvexProbeClassifier
+    from .estimators import ConvexProbeClassifierCV as ConvexProbeClassifierCV
+    from .estimators import ConvexProbeRegressor as ConvexProbeRegressor
+    from .estimators import ConvexProbeRegressorCV as ConvexProbeRegressorCV
     from .estimators import ConvexSequenceRegressor as ConvexSequenceRegressor
     from .estimators import DescentConstrainedClassifier as DescentConstrainedClassifier
     from .estimators import DescentConstrainedDenoiser as DescentConstrainedDenoiser
@@ -57,6 +61,10 @@ _HOME = {
     "ConvexAttentionClassifierCV": "estimators",
     "ConvexAttentionRegressor": "estimators",
     "ConvexAttentionRegressorCV": "estimators",
+    "ConvexProbeClassifier": "estimators",
+    "ConvexProbeClassifierCV": "estimators",
+    "ConvexProbeRegressor": "estimators",
+    "ConvexProbeRegressorCV": "estimators",
     "ConvexSequenceRegressor": "estimators",
     "DeepConvexTransformer": "nn",
     "DescentConstrainedClassifier": "estimators",
@@ -99,6 +107,7 @@ _SUBMODULES = (
     "nn",
     "plot",
     "preprocessing",
+    "probes",
     "programs",
     "solvers",
     "targets",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Iterable, Sequence
 from numbers import Integral
@@ -15,7 +16,8 @@ from .datasets._activations import Site, fill
 from .datasets._sentences import read_sentences
 from .datasets._teacher import Teacher
 from .heads.attention import Heads
-from .validation import check_device
+from .nn.modules.probe import ProbeNetwork
+from .validation import check_device, check_optional_counts
 
 Sentences = Sequence[str] | Sequence[Sequence[int]] | Tensor
 
@@ -31,16 +33,22 @@ class EncoderWithHeads(nn.Module):
     the module's outputs are the predictions of the heads on these activations (``decision_function`` of a classifier,
     but for two outputs on two classes, of which that is the difference), and the certificate of the fit holds for it.
 
+    A probe takes the place of the heads by its module, which sees which tokens are real.
+
     Parameters
     ----------
-    heads : Heads
-        ``heads_`` of an estimator fitted to such activations; their number of tokens is that of the sentences.
+    heads : Heads or ProbeNetwork
+        ``heads_`` of an estimator fitted to such activations, whose number of tokens is that of the sentences; or
+        ``to_torch()`` of a probe.
     model : str or path-like, optional
         Encoder, as in ``load_attention_activations``. Default: all-MiniLM-L6-v2.
     layer : int
         Layer after which the encoder is cut, from 0; must be that of the activations, which only the caller knows.
     site : {"attention", "layer"}
         Where in the layer the activations were taken; likewise.
+    n_tokens : int, optional
+        Tokens of a sentence to use at most, with a probe. Default: as many as the encoder takes. Heads have a number of
+        their own.
     device : str or torch.device, optional
         Where to compute. Default: the CPU. The module moves as others do, by ``to``.
 
@@ -50,7 +58,7 @@ class EncoderWithHeads(nn.Module):
         The encoder up to the layer, in float32. It is frozen: no parameter has ``requires_grad``, and ``train`` leaves
         it in evaluation mode, since dropout would change the activations that the heads were fitted to.
         ``module.encoder.requires_grad_()`` thaws it.
-    head : ConvexAttention
+    head : ConvexAttention or ProbeNetwork
         The heads, in the precision of their fit, to which activations are converted. They alone are trained when
         ``module.parameters()`` are handed to an optimiser, starting from the certified optimum.
     n_tokens : int
@@ -91,25 +99,29 @@ class EncoderWithHeads(nn.Module):
 
     def __init__(
         self,
-        heads: Heads,
+        heads: Heads | ProbeNetwork,
         *,
         model: str | os.PathLike[str] | None = None,
         layer: int,
         site: Site,
+        n_tokens: int | None = None,
         device: str | torch.device | None = None,
     ) -> None:
         super().__init__()
-        if not isinstance(heads, Heads):
-            raise TypeError(f"heads must be Heads, the attribute heads_ of an estimator, got {type(heads).__name__}")
+        own_tokens, n_features = _sizes(heads)
         if site not in ("attention", "layer"):
             raise ValueError(f"site must be 'attention' or 'layer', got {site!r}")
         place = check_device(device, torch.device("cpu"))
         self._teacher = Teacher(model, layer, site, place)
-        self.n_tokens = heads.w1.shape[1]
+        check_optional_counts(n_tokens=n_tokens)
+        if own_tokens is not None and n_tokens not in (None, own_tokens):
+            raise ValueError(f"n_tokens must be that of the heads, {own_tokens}, or None, got {n_tokens}")
+        self.n_tokens: int = own_tokens or n_tokens or int(self._teacher.limit)
         self._teacher.check_n_tokens(self.n_tokens)
-        self._check_width(heads.w2.shape[1])
+        self._check_width(n_features)
         self.encoder = self._teacher.network.requires_grad_(False)
-        self.head = heads.to_torch().to(place)
+        self.head: nn.Module = (heads.to_torch() if isinstance(heads, Heads) else copy.deepcopy(heads)).to(place)
+        self._reads_masks = own_tokens is None
 
     def _check_width(self, n_features: int) -> None:
         width = self._teacher.config.hidden_size
@@ -154,11 +166,16 @@ class EncoderWithHeads(nn.Module):
         ValueError, TypeError
             If `sentences` is empty or not as described.
         """
+        return self._activations_and_mask(sentences)[0]
+
+    def _activations_and_mask(self, sentences: Sentences) -> tuple[Tensor, Tensor]:
+        """Activations, and which of them are of tokens."""
         token_ids = [ids[: self.n_tokens] for ids in self._token_ids(sentences)]
-        ids, mask = fill(token_ids, self.n_tokens, self._teacher.padding)
+        length = max(map(len, token_ids)) if self._reads_masks else self.n_tokens
+        ids, mask = fill(token_ids, length, self._teacher.padding)
         real = torch.as_tensor(mask, device=next(self.encoder.parameters()).device)
         seen = self._teacher.passing(torch.as_tensor(ids, device=real.device), real)
-        return seen[self._teacher.site] * real[:, :, None]
+        return seen[self._teacher.site] * real[:, :, None], real
 
     def forward(self, sentences: Sentences) -> Tensor:
         """Outputs of the heads.
@@ -173,7 +190,9 @@ class EncoderWithHeads(nn.Module):
         Tensor of shape (N, n_outputs)
             Raw outputs, as of ``Heads.predict``: logits for a classifier.
         """
-        return self.head(self.activations(sentences).to(self.head.w2.dtype))
+        tokens, mask = self._activations_and_mask(sentences)
+        tokens = tokens.to(next(self.head.parameters()).dtype)
+        return self.head(tokens, mask) if self._reads_masks else self.head(tokens)
 
     def _token_ids(self, sentences: Any) -> list[list[int]]:
         """Token ids of whole sentences."""
@@ -191,3 +210,15 @@ class EncoderWithHeads(nn.Module):
                     f"kind, got {ids!r}"
                 )
         return items
+
+
+def _sizes(heads: Any) -> tuple[int | None, int]:
+    """Tokens, where they have a number, and features that heads or a probe read."""
+    if isinstance(heads, Heads):
+        return heads.w1.shape[1], heads.w2.shape[1]
+    if isinstance(heads, ProbeNetwork):
+        return None, heads.coef.shape[1]
+    raise TypeError(
+        f"heads must be Heads, the attribute heads_ of an estimator, got {type(heads).__name__}; of a probe give what "
+        "its to_torch() returns"
+    )

@@ -5,6 +5,12 @@ from .constrained import DescentConstrainedClassifier, DescentConstrainedDenoise
 from .cv import ConvexAttentionClassifierCV, ConvexAttentionRegressorCV
 from .greedy import GreedyConvexTransformerClassifier, GreedyConvexTransformerRegressor
 from .persistence import load_model, save_model
+from .probe import (
+    ConvexProbeClassifier,
+    ConvexProbeClassifierCV,
+    ConvexProbeRegressor,
+    ConvexProbeRegressorCV,
+)
 from .sequence import ConvexSequenceRegressor
 from .unfolded import UnfoldedTransformerClassifier, UnfoldedTransformerRegressor
 
@@ -13,6 +19,10 @@ __all__ = [
     "ConvexAttentionClassifierCV",
     "ConvexAttentionRegressor",
     "ConvexAttentionRegressorCV",
+    "ConvexProbeClassifier",
+    "ConvexProbeClassifierCV",
+    "ConvexProbeRegressor",
+    "ConvexProbeRegressorCV",
     "ConvexSequenceRegressor",
     "DescentConstrainedClassifier",
     "DescentConstrainedDenoiser",

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
+from sklearn.utils import _safe_indexing
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
@@ -55,6 +56,17 @@ if TYPE_CHECKING:
 ACTIVATIONS = ("linear", "gated_relu")
 # Where gates are unused these parameters must be what they are by default.
 GATE_DEFAULTS: dict[str, Any] = {"gates": "gaussian", "n_gates": 32}
+
+
+class ProgramParts(NamedTuple):
+    """All that a program has besides its linear map, in the order in which ``build_program`` takes it."""
+
+    target: Tensor
+    loss: Loss
+    penalty: Penalty
+    alpha: float | None
+    sample_weight: Tensor | None
+    fit_intercept: bool
 
 
 @dataclass(frozen=True)
@@ -127,8 +139,7 @@ class ConvexAttentionBase(CertifiedEstimator):
         ConvergenceWarning
             If the certified relative gap did not come within ``tol``.
         """
-        problem = self._problem(X, y, sample_weight, self.alpha)
-        self._fit_problem(problem, X)
+        self._fit_problem(self._problem(X, y, sample_weight, self.alpha), X)
         return self
 
     def path(
@@ -244,19 +255,42 @@ class ConvexAttentionBase(CertifiedEstimator):
                 f"penalty={penalty!r} does not say which heads coefficients are made of: define its method "
                 "'factorize', or solve attention_program(...), which needs none"
             )
-        source = self._gate_source(is_grid=alpha is None)
-        tokens = check_tokens(self, X, reset=True)
-        device = check_device(self.device, tokens.device)
-        weight = check_weight(sample_weight, len(tokens))
-        targets, loss, labels = self._read_targets(y, len(tokens), weight)
+        self._check_model(is_grid=alpha is None)
+        samples = self._read_samples(X, reset=True)
+        device = check_device(self.device, samples.device)
+        weight = check_weight(sample_weight, len(samples))
+        targets, loss, labels = self._read_targets(y, len(samples), weight)
         total = targets.weight(labels, weight)
-        total_weight = None if total is None else as_tensor(total, device)
-        tokens, encoded = tokens.to(device), as_tensor(targets.encode(labels), device)
-        has_intercept = check_flag(self.fit_intercept, "fit_intercept")
-        data = TrainingData(tokens, encoded, loss, penalty, alpha, total_weight, has_intercept)
-        gates, masks, interruption = self._gates(data, source)
-        program = build_program(tokens, encoded, loss, penalty, alpha, total_weight, has_intercept, masks)
-        return Problem(program, targets, gates, weight, interruption)
+        parts = ProgramParts(
+            as_tensor(targets.encode(labels), device),
+            loss,
+            penalty,
+            alpha,
+            None if total is None else as_tensor(total, device),
+            check_flag(self.fit_intercept, "fit_intercept"),
+        )
+        return self._build(samples, parts, targets, weight)
+
+    def _check_model(self, is_grid: bool) -> None:
+        """Raise ``ValueError`` where the parameters that choose the class of networks do not go together."""
+        self._gate_source(is_grid)
+
+    def _read_samples(self, X: Any, reset: bool) -> Any:
+        """Checked samples, which have a length and a device."""
+        return check_tokens(self, X, reset=reset)
+
+    def _chosen_samples(self, X: Any, index: NDArray[np.int64]) -> Any:
+        """Some of the samples, of the kind of all: a data frame stays one."""
+        return X[index] if torch.is_tensor(X) else _safe_indexing(X, index)
+
+    def _build(
+        self, samples: Any, parts: ProgramParts, targets: Targets, sample_weight: NDArray[np.float64] | None
+    ) -> Problem:
+        """The problem of checked samples."""
+        tokens = samples.to(parts.target.device)
+        gates, masks, interruption = self._gates(TrainingData(tokens, *parts), self._gate_source(parts.alpha is None))
+        program = build_program(tokens, *parts, masks=masks)
+        return Problem(program, targets, gates, sample_weight, interruption)
 
     def _gate_source(self, is_grid: bool) -> GateSource | None:
         if self.activation not in ACTIVATIONS:

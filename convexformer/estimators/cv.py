@@ -17,7 +17,6 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.base import is_classifier
 from sklearn.metrics import check_scoring
 from sklearn.model_selection import check_cv
-from sklearn.utils import _safe_indexing
 from tqdm.auto import tqdm
 
 from convexformer.validation import is_integer, predictions
@@ -207,7 +206,7 @@ class CrossValidationMixin(ConvexAttentionBase):
             raise ValueError(
                 f"scoring={self.scoring!r} is none of scikit-learn's; sklearn.metrics.get_scorer_names() lists them"
             ) from error
-        held_out_X = X[test] if torch.is_tensor(X) else _safe_indexing(X, test)  # a data frame stays one
+        held_out_X = self._chosen_samples(X, test)
         weight = training.sample_weight
         options = {} if weight is None else {"sample_weight": weight[test]}
 

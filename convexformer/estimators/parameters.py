@@ -21,7 +21,7 @@ from .base import GATE_DEFAULTS
 from .tokens import described, rebuilt
 
 # Parameters that only a further fit would need: a model whose parameters of these names are objects is saved without.
-_NOT_NEEDED = {"solver", "callback", "cv", "scoring", "random_state"}
+_NOT_NEEDED = {"solver", "callback", "cv", "dictionary", "generate", "scoring", "random_state"}
 
 
 def encode_parameters(parameters: Mapping[str, Any], arrays: Mapping[str, NDArray]) -> tuple[dict[str, Any], list[str]]:

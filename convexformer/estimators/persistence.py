@@ -18,6 +18,12 @@ from .base import ConvexAttentionBase
 from .cv import ConvexAttentionClassifierCV, ConvexAttentionRegressorCV
 from .greedy import GreedyConvexTransformerBase, GreedyConvexTransformerClassifier, GreedyConvexTransformerRegressor
 from .parameters import decode_parameters, encode_parameters
+from .probe import (
+    ConvexProbeClassifier,
+    ConvexProbeClassifierCV,
+    ConvexProbeRegressor,
+    ConvexProbeRegressorCV,
+)
 from .sequence import ConvexSequenceRegressor
 from .unfolded import UnfoldedTransformerBase, UnfoldedTransformerClassifier, UnfoldedTransformerRegressor
 
@@ -29,6 +35,10 @@ _ESTIMATORS: dict[str, type[Any]] = {
         ConvexAttentionClassifierCV,
         ConvexAttentionRegressor,
         ConvexAttentionRegressorCV,
+        ConvexProbeClassifier,
+        ConvexProbeClassifierCV,
+        ConvexProbeRegressor,
+        ConvexProbeRegressorCV,
         ConvexSequenceRegressor,
         GreedyConvexTransformerClassifier,
         GreedyConvexTransformerRegressor,

@@ -58,7 +58,8 @@ class TokenEstimator(BaseEstimator):
         ValueError
             If the fit holds objects that a file without code cannot.
         """
-        header: dict[str, Any] = {"shape": [self._n_dims, self.n_tokens_in_, self.n_features_in_]}
+        n_tokens = getattr(self, "n_tokens_in_", None)  # None where samples may have any number
+        header: dict[str, Any] = {"shape": [self._n_dims, n_tokens, self.n_features_in_]}
         if hasattr(self, "feature_names_in_"):
             header["feature_names"] = list(self.feature_names_in_)
         return header, {}
@@ -78,7 +79,9 @@ class TokenEstimator(BaseEstimator):
         ValueError
             If something does not read as ``_saved_state`` would have it.
         """
-        self._n_dims, self.n_tokens_in_, self.n_features_in_ = header["shape"]
+        self._n_dims, n_tokens, self.n_features_in_ = header["shape"]
+        if n_tokens is not None:
+            self.n_tokens_in_ = n_tokens
         if "feature_names" in header:
             self.feature_names_in_ = np.array(header["feature_names"], dtype=object)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .validation import is_integer
+from convexformer.validation import is_integer
 
 
 def pad_sequences(sequences: Sequence[ArrayLike], n_tokens: int | None = None) -> NDArray[np.floating]:

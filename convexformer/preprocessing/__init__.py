@@ -1,0 +1,26 @@
+"""From what users have to arrays of tokens, and dictionaries of weightings that pool them."""
+
+from .arrays import image_patches, pad_sequences
+from .pooling import (
+    MeanPooling,
+    PoolingUnion,
+    PrototypePooling,
+    QueryPooling,
+    RelativePositions,
+    TokenGates,
+    TokenPooling,
+    TokenStandardizer,
+)
+
+__all__ = [
+    "MeanPooling",
+    "PoolingUnion",
+    "PrototypePooling",
+    "QueryPooling",
+    "RelativePositions",
+    "TokenGates",
+    "TokenPooling",
+    "TokenStandardizer",
+    "image_patches",
+    "pad_sequences",
+]

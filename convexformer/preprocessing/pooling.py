@@ -1,0 +1,536 @@
+"""Transformers from tokens to tokens: standardising, and pooling by a dictionary of weightings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator, TransformerMixin
+from sklearn.cluster import MiniBatchKMeans
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.validation import check_is_fitted
+from torch import Tensor
+
+from convexformer.nn.modules.probe import TokenPooler
+from convexformer.nn.modules.token_weights import (
+    GateWeights,
+    JoinedWeights,
+    MeanWeights,
+    PositionWeights,
+    PrototypeWeights,
+    QueryWeights,
+    TokenWeights,
+)
+from convexformer.validation import check_positive, check_stream, check_weight, result_of
+from convexformer_solvers.validation import check_counts
+
+from .sequences import CONFIG, TokenSequences, check_sequences, draw_tokens
+
+
+class _OfTokens(TransformerMixin, BaseEstimator):
+    """What all transformers of token sequences share."""
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.three_d_array = True
+        tags.no_validation = False
+        return tags
+
+
+class TokenPooling(_OfTokens):
+    r"""Samples of any number of tokens as :math:`h` tokens, each a weighted sum.
+
+    .. math:: T_j(X) = \sum_k a_j(X)_k \, x_k, \qquad j = 1, \dots, h
+
+    A subclass says which weightings :math:`a_j` it makes, by the method ``make_weights``. Poolings compose by
+    ``PoolingUnion`` and are parts of the ``dictionary`` of a probe. Samples are read in chunks, and no array of
+    samples, tokens and weightings is held.
+
+    Examples
+    --------
+    >>> class FirstToken(TokenPooling):
+    ...     def make_weights(self, samples, random_state, sample_weight=None):
+    ...         return PositionWeights([0])
+    >>> FirstToken().fit_transform([[[1.0, 2.0], [3.0, 4.0]], [[5.0, 6.0]]])
+    array([[[1., 2.]],
+    <BLANKLINE>
+           [[5., 6.]]])
+    """
+
+    def make_weights(
+        self, samples: TokenSequences, random_state: np.random.RandomState, sample_weight: NDArray | None = None
+    ) -> TokenWeights:
+        """The weightings for some training samples.
+
+        Parameters
+        ----------
+        samples : TokenSequences
+            The samples.
+        random_state : RandomState
+            What random draws come from.
+        sample_weight : ndarray of shape (N,), optional
+            Non-negative; samples of weight zero must not count.
+
+        Returns
+        -------
+        TokenWeights
+        """
+        raise NotImplementedError
+
+    def fit(self, X: Any, y: Any = None, sample_weight: ArrayLike | None = None) -> Any:
+        """Make the weightings.
+
+        Parameters
+        ----------
+        X : array-like or pair
+            Samples: an array of shape (n_samples, n_tokens, n_features), a list of arrays of shapes
+            (length, n_features), a pair of an array and `lengths` or a boolean `mask`, a masked array, or a nested
+            tensor. An array of shape (n_samples, n_features) is samples of one token.
+        y : None
+            Unused.
+        sample_weight : array-like of shape (n_samples,), optional
+            Non-negative; samples of weight zero do not count.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        ValueError
+            If ``X`` or a parameter is not as described.
+        """
+        samples = check_sequences(self, X, reset=True)
+        weight = check_weight(sample_weight, len(samples))
+        self.weights_ = self.make_weights(samples, check_stream(getattr(self, "random_state", None)), weight)
+        return self
+
+    def transform(self, X: Any) -> Any:
+        """Pool samples.
+
+        Parameters
+        ----------
+        X : array-like or pair
+            As in ``fit``.
+
+        Returns
+        -------
+        ndarray of shape (n_samples, n_weightings, n_features)
+            In the precision of ``X``; float32 for half precision.
+        """
+        check_is_fitted(self)
+        samples = check_sequences(self, X, reset=False)
+        return result_of(pooled(TokenPooler([self.weights_]), samples), X)
+
+
+def pooled(pooler: TokenPooler, samples: TokenSequences) -> Tensor:
+    """Pooled tokens ``(N, h, d)`` of samples, computed in chunks."""
+    h = pooler.n_weightings
+    result = torch.empty((len(samples), h, samples.n_features), dtype=samples.dtype, device=samples.device)
+    pooler = pooler.to(samples.device)
+    with torch.no_grad():
+        for rows, tokens, mask in samples.chunks(h):
+            result[rows] = pooler(tokens, mask)
+    return result
+
+
+class MeanPooling(TokenPooling):
+    r"""The mean of the tokens: :math:`a(X)_k = 1 / n`.
+
+    Examples
+    --------
+    >>> MeanPooling().fit_transform([[[1.0], [3.0]], [[5.0]]])[:, 0, 0]
+    array([2., 5.])
+    """
+
+    def make_weights(
+        self, samples: TokenSequences, random_state: np.random.RandomState, sample_weight: NDArray | None = None
+    ) -> MeanWeights:
+        return MeanWeights()
+
+
+class TokenGates(TokenPooling):
+    r"""Means over the tokens on one side of hyperplanes: :math:`a_j(X)_k = 1[u_j^\top x_k \ge t_j] / n`.
+
+    The convex program on these is exactly that of a two-layer gated-ReLU network that is applied to each token and
+    averaged (Ergen and Pilanci, "Implicit convex regularizers of CNN architectures", ICLR 2021).
+
+    Parameters
+    ----------
+    n_gates : int, default=64
+        Gates.
+    source : {"random", "pairs"}, default="random"
+        Where hyperplanes come from. ``"random"``: standard normal directions through the mean of all tokens.
+        ``"pairs"``: the planes half-way between two tokens of the training samples.
+    random_state : int, RandomState or None, default=None
+        Draws directions and tokens.
+
+    Attributes
+    ----------
+    weights_ : GateWeights
+        The hyperplanes.
+    n_features_in_ : int
+        Features per token.
+
+    Raises
+    ------
+    ValueError
+        If a parameter is not as described, or ``"pairs"`` finds fewer than two different tokens.
+
+    Notes
+    -----
+    Gates are computed in the precision of the tokens. A token on the very boundary may be on either side.
+
+    Examples
+    --------
+    >>> X = np.random.default_rng(0).normal(size=(20, 5, 3))
+    >>> TokenGates(8, random_state=0).fit_transform(X).shape
+    (20, 8, 3)
+    """
+
+    def __init__(self, n_gates: int = 64, source: str = "random", random_state: Any = None) -> None:
+        self.n_gates = n_gates
+        self.source = source
+        self.random_state = random_state
+
+    def make_weights(
+        self, samples: TokenSequences, random_state: np.random.RandomState, sample_weight: NDArray | None = None
+    ) -> GateWeights:
+        check_counts(n_gates=self.n_gates)
+        if self.source not in ("random", "pairs"):
+            raise ValueError(f"source must be 'random' or 'pairs', got {self.source!r}")
+        if self.source == "random":
+            directions = random_state.standard_normal((self.n_gates, samples.n_features))
+            mean = moments(samples, sample_weight).mean_
+            return GateWeights(directions, directions @ mean)
+        return _gates_between(draw_tokens(samples, 2 * self.n_gates, _seed(random_state), sample_weight))
+
+
+def _gates_between(tokens: Tensor) -> GateWeights:
+    """Planes half-way between the first and the second half of some tokens."""
+    n_gates = len(tokens) // 2
+    if n_gates == 0:
+        raise ValueError("source='pairs' needs at least two different tokens, got one sample's; use source='random'")
+    first, second = tokens[:n_gates].double(), tokens[n_gates : 2 * n_gates].double()
+    directions = first - second
+    return GateWeights(directions, (directions * (first + second)).sum(1) / 2)
+
+
+class QueryPooling(TokenPooling):
+    r"""Softmax attention of fixed queries: :math:`a_j(X) = \mathrm{softmax}_k(q_j^\top x_k / \tau)`.
+
+    The convex program on these is that of a multi-head attentive probe whose queries come from a dictionary.
+
+    Parameters
+    ----------
+    n_queries : int, default=64
+        Queries, at most: where they are tokens, fewer where there are not so many different ones.
+    source : {"tokens", "prototypes", "random"}, default="tokens"
+        ``"tokens"``: tokens of the training samples, each different one as likely. ``"prototypes"``: centres of
+        k-means of tokens. ``"random"``: standard normal vectors.
+    temperature : float, optional
+        The :math:`\tau`; smaller is sharper. Default: ``query_temperature(n_features)``, a quarter of the square root
+        of the number of features.
+    random_state : int, RandomState or None, default=None
+        Draws the queries.
+
+    Attributes
+    ----------
+    weights_ : QueryWeights
+        The queries.
+    n_features_in_ : int
+        Features per token.
+
+    Raises
+    ------
+    ValueError
+        If a parameter is not as described.
+
+    Examples
+    --------
+    >>> X = [np.ones((3, 2)), np.zeros((5, 2))]  # samples of 3 and of 5 tokens
+    >>> QueryPooling(4, source="random", random_state=0).fit_transform(X).shape
+    (2, 4, 2)
+    """
+
+    def __init__(
+        self, n_queries: int = 64, source: str = "tokens", temperature: float | None = None, random_state: Any = None
+    ) -> None:
+        self.n_queries = n_queries
+        self.source = source
+        self.temperature = temperature
+        self.random_state = random_state
+
+    def make_weights(
+        self, samples: TokenSequences, random_state: np.random.RandomState, sample_weight: NDArray | None = None
+    ) -> QueryWeights:
+        check_counts(n_queries=self.n_queries)
+        temperature = _checked_temperature(self.temperature, query_temperature(samples.n_features))
+        return QueryWeights(self._queries(samples, random_state, sample_weight), temperature)
+
+    def _queries(
+        self, samples: TokenSequences, random_state: np.random.RandomState, sample_weight: NDArray | None
+    ) -> ArrayLike | Tensor:
+        if self.source == "tokens":
+            return draw_tokens(samples, self.n_queries, _seed(random_state), sample_weight)
+        if self.source == "prototypes":
+            return _prototypes(samples, self.n_queries, random_state, sample_weight)
+        if self.source == "random":
+            return random_state.standard_normal((self.n_queries, samples.n_features))
+        raise ValueError(f"source must be 'tokens', 'prototypes' or 'random', got {self.source!r}")
+
+
+class PrototypePooling(TokenPooling):
+    r"""Means over the tokens of soft clusters.
+
+    .. math:: a_j(X)_k = \frac{1}{n} \, \mathrm{softmax}_j \Big( -\frac{\|x_k - c_j\|_2^2}{2 \tau} \Big)
+
+    with :math:`c_j` the centres of k-means.
+
+    Parameters
+    ----------
+    n_prototypes : int, default=32
+        Clusters, at most: fewer where there are not so many different tokens.
+    temperature : float, optional
+        The :math:`\tau`, in the unit of a squared distance; smaller is harder. Default: twice the square root of the
+        number of features.
+    random_state : int, RandomState or None, default=None
+        Draws the tokens for k-means and its first centres.
+
+    Attributes
+    ----------
+    weights_ : PrototypeWeights
+        The prototypes.
+    n_features_in_ : int
+        Features per token.
+
+    Raises
+    ------
+    ValueError
+        If a parameter is not as described.
+
+    Examples
+    --------
+    >>> X = np.repeat([[[0.0, 0.0], [9.0, 9.0]]], 4, axis=0) + np.random.default_rng(0).normal(size=(4, 2, 2))
+    >>> PrototypePooling(2, random_state=0).fit_transform(X).shape
+    (4, 2, 2)
+    """
+
+    def __init__(self, n_prototypes: int = 32, temperature: float | None = None, random_state: Any = None) -> None:
+        self.n_prototypes = n_prototypes
+        self.temperature = temperature
+        self.random_state = random_state
+
+    def make_weights(
+        self, samples: TokenSequences, random_state: np.random.RandomState, sample_weight: NDArray | None = None
+    ) -> PrototypeWeights:
+        check_counts(n_prototypes=self.n_prototypes)
+        centers = _prototypes(samples, self.n_prototypes, random_state, sample_weight)
+        return PrototypeWeights(centers, _checked_temperature(self.temperature, 2.0 * math.sqrt(samples.n_features)))
+
+
+class RelativePositions(TokenPooling):
+    """Single tokens at fixed distances from the start, the end or a marked token of each sample.
+
+    Parameters
+    ----------
+    offsets : sequence of int, default=(0,)
+        Distances, one weighting each. From the end, 0 is the last token and -1 the one before. A sample without a token
+        there has zeros.
+    origin : {"start", "end", "marked"}, default="start"
+        What distances are counted from. ``"start"`` with offset 0 is ``[CLS]`` where an encoder has it first.
+    mark : int, optional
+        With ``origin="marked"``, the feature that marks a token, such as the subject or a mask: the token in which the
+        feature is largest. A column of zeros and a one serves.
+
+    Attributes
+    ----------
+    weights_ : PositionWeights
+        The weightings.
+    n_features_in_ : int
+        Features per token.
+
+    Raises
+    ------
+    ValueError
+        If a parameter is not as described.
+
+    Examples
+    --------
+    >>> RelativePositions([0, -1], "end").fit_transform([[[1.0], [2.0], [3.0]], [[4.0]]])[:, :, 0]
+    array([[3., 2.],
+           [4., 0.]])
+    """
+
+    def __init__(self, offsets: Sequence[int] = (0,), origin: str = "start", mark: int | None = None) -> None:
+        self.offsets = offsets
+        self.origin = origin
+        self.mark = mark
+
+    def make_weights(
+        self, samples: TokenSequences, random_state: np.random.RandomState, sample_weight: NDArray | None = None
+    ) -> PositionWeights:
+        weights = PositionWeights(self.offsets, self.origin, self.mark)
+        if self.mark is not None and self.mark >= samples.n_features:
+            raise ValueError(f"mark must be below the {samples.n_features} features, got {self.mark}")
+        return weights
+
+
+class PoolingUnion(TokenPooling):
+    """The weightings of several poolings, one after the other.
+
+    Parameters
+    ----------
+    parts : sequence of TokenPooling
+        The poolings. Those without a `random_state` of their own draw from that of the union, in their order.
+    random_state : int, RandomState or None, default=None
+        What draws come from.
+
+    Attributes
+    ----------
+    weights_ : JoinedWeights
+        The weightings.
+    n_features_in_ : int
+        Features per token.
+
+    Raises
+    ------
+    ValueError
+        If ``parts`` is no sequence of poolings.
+
+    Examples
+    --------
+    >>> X = np.random.default_rng(0).normal(size=(20, 5, 3))
+    >>> PoolingUnion([MeanPooling(), TokenGates(8)], random_state=0).fit_transform(X).shape
+    (20, 9, 3)
+    """
+
+    def __init__(self, parts: Sequence[TokenPooling], random_state: Any = None) -> None:
+        self.parts = parts
+        self.random_state = random_state
+
+    def make_weights(
+        self, samples: TokenSequences, random_state: np.random.RandomState, sample_weight: NDArray | None = None
+    ) -> JoinedWeights:
+        is_list = isinstance(self.parts, (list, tuple)) and len(self.parts) > 0
+        if not is_list or not all(isinstance(part, TokenPooling) for part in self.parts):
+            raise ValueError(f"parts must be a list of poolings such as TokenGates(64), got {self.parts!r}")
+        made = []
+        for part in self.parts:
+            own = getattr(part, "random_state", None)
+            made.append(part.make_weights(samples, random_state if own is None else check_stream(own), sample_weight))
+        return JoinedWeights(made)
+
+
+class TokenStandardizer(_OfTokens):
+    """Tokens with mean zero and variance one of each feature, over all tokens of the training samples.
+
+    Attributes
+    ----------
+    mean_, scale_ : ndarray of shape (n_features,)
+        Of each feature; the scale of one that is constant is 1.
+    n_features_in_ : int
+        Features per token.
+
+    Examples
+    --------
+    >>> TokenStandardizer().fit_transform([[[0.0], [4.0]], [[2.0]]])
+    [array([[-1.22474487],
+           [ 1.22474487]]), array([[0.]])]
+    """
+
+    def fit(self, X: Any, y: Any = None, sample_weight: ArrayLike | None = None) -> Any:
+        """Compute means and scales, in one pass over chunks.
+
+        Parameters
+        ----------
+        X : array-like or pair
+            Samples, as in ``TokenPooling.fit``.
+        y : None
+            Unused.
+        sample_weight : array-like of shape (n_samples,), optional
+            Non-negative weights, of each token of a sample.
+
+        Returns
+        -------
+        self
+        """
+        samples = check_sequences(self, X, reset=True)
+        found = moments(samples, check_weight(sample_weight, len(samples)))
+        self.mean_, self.scale_ = found.mean_, found.scale_
+        return self
+
+    def transform(self, X: Any) -> Any:
+        """Standardise tokens.
+
+        Parameters
+        ----------
+        X : array-like or pair
+            As in ``fit``.
+
+        Returns
+        -------
+        ndarray of shape (n_samples, n_tokens, n_features) or list of ndarray of shapes (length, n_features)
+            An array where all samples have as many tokens; padding is left out.
+        """
+        check_is_fitted(self)
+        samples = check_sequences(self, X, reset=False)
+        pooler = TokenPooler([MeanWeights()], self.mean_, self.scale_).to(samples.device)
+        found = [
+            result_of(sample[real], X)
+            for _, tokens, mask in samples.mapped(pooler.standardized).chunks()
+            for sample, real in zip(tokens, mask, strict=True)
+        ]
+        same = len(set(samples.lengths.tolist())) == 1
+        return found if not same else torch.stack(found) if torch.is_tensor(found[0]) else np.stack(found)
+
+
+def moments(samples: TokenSequences, sample_weight: NDArray | None = None) -> StandardScaler:
+    """Means and scales of the features of all tokens, as ``mean_`` and ``scale_``."""
+    scaler = StandardScaler()
+    for rows, tokens, mask in samples.chunks():
+        weight = np.ones(len(tokens)) if sample_weight is None else sample_weight[rows]
+        real = mask & torch.as_tensor(weight > 0, device=mask.device)[:, None]
+        if bool(real.any()):
+            counts = real.sum(1).numpy(force=True)
+            scaler.partial_fit(tokens[real].double().numpy(force=True), sample_weight=np.repeat(weight, counts))
+    return scaler
+
+
+def _prototypes(
+    samples: TokenSequences, count: int, random_state: np.random.RandomState, sample_weight: NDArray | None
+) -> NDArray:
+    """Centres of k-means of some tokens, at most one for each different token."""
+    tokens = draw_tokens(samples, CONFIG.tokens_per_center * count, _seed(random_state), sample_weight)
+    array = tokens.double().numpy(force=True)
+    clusters = MiniBatchKMeans(min(count, len(array)), n_init=1, random_state=_seed(random_state))
+    return clusters.fit(array).cluster_centers_
+
+
+def query_temperature(n_features: int) -> float:
+    """Default temperature of queries that are tokens: a quarter of the square root of the number of features.
+
+    The scores of standardised tokens spread by about that root. At the root itself, as in transformers, attention is
+    nearly uniform and queries are nearly alike.
+
+    Examples
+    --------
+    >>> query_temperature(384)
+    4.898979485566356
+    """
+    return math.sqrt(n_features) / 4
+
+
+def _checked_temperature(temperature: Any, default: float) -> float:
+    if temperature is None:
+        return default
+    check_positive(temperature=temperature)
+    return float(temperature)
+
+
+def _seed(random_state: np.random.RandomState) -> int:
+    return int(random_state.randint(2**31 - 1))

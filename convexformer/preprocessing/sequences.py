@@ -1,0 +1,407 @@
+"""Samples of any number of tokens: arrays, ragged lists, masks, and a pass over them in chunks."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from sklearn.utils import _safe_indexing
+from sklearn.utils.validation import validate_data
+from torch import Tensor
+
+from convexformer.validation import as_floats, as_tensor, keeps_tensors
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class PoolingConfig:
+    """Sizes that poolings of tokens go by.
+
+    Parameters
+    ----------
+    temporary : int, default=2**22
+        Numbers of a temporary of one chunk of samples: 16 MiB in float32. Fewer take more calls.
+    tokens_per_center : int, default=256
+        Tokens that k-means sees for each of its centres; more of them hardly move the centres.
+    """
+
+    temporary: int = 2**22
+    tokens_per_center: int = 256
+
+
+CONFIG = PoolingConfig()
+
+
+class TokenSequences(ABC):
+    """Samples, each a number of tokens of one width.
+
+    Attributes
+    ----------
+    lengths : Tensor of int64 of shape (N,)
+        Tokens of each sample; at least one.
+    n_features : int
+        Width of the tokens.
+    dtype : torch.dtype
+        Precision to compute in: that of the tokens, and float32 for half precision.
+    device : torch.device
+        Where the tokens are.
+    """
+
+    lengths: Tensor
+    n_features: int
+    dtype: torch.dtype
+    device: torch.device
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @abstractmethod
+    def padded(self, rows: slice) -> tuple[Tensor, Tensor]:
+        """Tokens ``(B, n, d)`` of some samples, zero where there are none, and which are real, ``(B, n)``."""
+
+    @abstractmethod
+    def rows(self, index: Tensor) -> TokenSequences:
+        """Some of the samples, by their positions."""
+
+    @abstractmethod
+    def to(self, device: torch.device) -> TokenSequences:
+        """The samples on a device; themselves where they are there."""
+
+    def chunks(self, n_weightings: int = 1) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """Samples a few at a time, so that tokens and weights make small temporaries.
+
+        Parameters
+        ----------
+        n_weightings : int, default=1
+            Weights per token that the caller makes.
+
+        Yields
+        ------
+        rows : slice
+            Which samples.
+        tokens, mask : Tensor
+            As of ``padded``.
+        """
+        per_sample = int(self.lengths.max()) * (self.n_features + n_weightings) + n_weightings * self.n_features
+        size = max(1, CONFIG.temporary // per_sample)
+        for start in range(0, len(self), size):
+            rows = slice(start, min(start + size, len(self)))
+            yield rows, *self.padded(rows)
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> TokenSequences:
+        """The samples with their tokens changed, in the precision `dtype`; nothing is computed before it is read."""
+        return _MappedSequences(self, change)
+
+
+class PaddedSequences(TokenSequences):
+    """Samples in one array.
+
+    Parameters
+    ----------
+    tokens : Tensor of shape (N, n, d)
+        The tokens; shared, not copied.
+    mask : Tensor of bool of shape (N, n), optional
+        Which of them are real. Default: all.
+    """
+
+    def __init__(self, tokens: Tensor, mask: Tensor | None = None) -> None:
+        self._tokens, self._mask = tokens, mask
+        whole = torch.full((len(tokens),), tokens.shape[1], dtype=torch.int64, device=tokens.device)
+        self.lengths = whole if mask is None else mask.sum(1)
+        self.n_features, self.dtype, self.device = tokens.shape[2], _working(tokens.dtype), tokens.device
+
+    def padded(self, rows: slice) -> tuple[Tensor, Tensor]:
+        tokens = self._tokens[rows].to(self.dtype)
+        if self._mask is None:
+            return tokens, torch.ones(tokens.shape[:2], dtype=torch.bool, device=self.device)
+        mask = self._mask[rows]
+        longest = int(mask.any(0).nonzero().max()) + 1
+        tokens, mask = tokens[:, :longest], mask[:, :longest]
+        return tokens.masked_fill(~mask[..., None], 0.0), mask
+
+    def rows(self, index: Tensor) -> PaddedSequences:
+        return PaddedSequences(self._tokens[index], None if self._mask is None else self._mask[index])
+
+    def to(self, device: torch.device) -> PaddedSequences:
+        return PaddedSequences(self._tokens.to(device), None if self._mask is None else self._mask.to(device))
+
+
+class RaggedSequences(TokenSequences):
+    """Samples in arrays of their own.
+
+    Parameters
+    ----------
+    samples : sequence of Tensor of shape (length, d)
+        The tokens of each sample; shared, not copied.
+    """
+
+    def __init__(self, samples: Sequence[Tensor]) -> None:
+        self._samples, self.device = samples, samples[0].device
+        self.lengths = torch.tensor([len(sample) for sample in samples], device=self.device)
+        self.n_features, self.dtype = samples[0].shape[1], _working(samples[0].dtype)
+
+    def padded(self, rows: slice) -> tuple[Tensor, Tensor]:
+        tokens = torch.nn.utils.rnn.pad_sequence([part.to(self.dtype) for part in self._samples[rows]], True)
+        places = torch.arange(tokens.shape[1], device=self.device)
+        return tokens, places < self.lengths[rows, None]
+
+    def rows(self, index: Tensor) -> RaggedSequences:
+        return RaggedSequences([self._samples[i] for i in index.tolist()])
+
+    def to(self, device: torch.device) -> RaggedSequences:
+        return RaggedSequences([sample.to(device) for sample in self._samples])
+
+
+class _MappedSequences(TokenSequences):
+    """Samples whose tokens go through a function when they are read."""
+
+    def __init__(self, source: TokenSequences, change: Callable[[Tensor], Tensor]) -> None:
+        self._source, self._change = source, change
+        self.lengths, self.n_features = source.lengths, source.n_features
+        self.dtype, self.device = source.dtype, source.device
+
+    def padded(self, rows: slice) -> tuple[Tensor, Tensor]:
+        tokens, mask = self._source.padded(rows)
+        return self._change(tokens).masked_fill(~mask[..., None], 0.0), mask
+
+    def rows(self, index: Tensor) -> TokenSequences:
+        return _MappedSequences(self._source.rows(index), self._change)
+
+    def to(self, device: torch.device) -> TokenSequences:
+        return _MappedSequences(self._source.to(device), self._change)
+
+
+def check_sequences(estimator: Any, X: Any, reset: bool) -> TokenSequences:
+    """Check samples of any number of tokens.
+
+    Parameters
+    ----------
+    estimator : estimator
+        Its ``n_features_in_`` is set when `reset`, and compared otherwise.
+    X : array-like or pair
+        One of: an array of shape (N, n, d); a list of arrays of shapes (length, d); a pair of an array of shape
+        (N, n, d) and the `lengths` of the samples, integers of shape (N,), or a `mask` of shape (N, n) that is True
+        where a token is real; a masked array of numpy; a nested tensor of torch. An array of shape (N, d) is samples
+        of one token each.
+    reset : bool
+        Whether this is a fit.
+
+    Returns
+    -------
+    TokenSequences
+        Sharing the memory of ``X`` where possible.
+
+    Raises
+    ------
+    ValueError
+        If ``X`` is none of these, a sample has no token, widths differ, or a token that is real is not finite.
+    """
+    samples = _as_sequences(estimator, X, reset)
+    if reset:
+        estimator.n_features_in_ = samples.n_features
+        if hasattr(estimator, "feature_names_in_") and not _is_table(X):
+            del estimator.feature_names_in_
+    elif samples.n_features != estimator.n_features_in_:
+        raise ValueError(
+            f"X has {samples.n_features} features, but {type(estimator).__name__} is expecting "
+            f"{estimator.n_features_in_} features as input"
+        )
+    empty = (samples.lengths == 0).nonzero()
+    if len(empty):
+        raise ValueError(
+            f"X[{int(empty[0])}] has no token that is real; each sample must have at least one, so leave such out"
+        )
+    _check_finite(samples)
+    return samples
+
+
+def choose_samples(X: Any, index: NDArray[np.int64]) -> Any:
+    """Some of the samples, of the kind of all.
+
+    Examples
+    --------
+    >>> choose_samples((np.zeros((3, 2, 1)), [2, 1, 2]), np.array([1]))
+    (array([[[0.],
+            [0.]]]), array([1]))
+    """
+    if isinstance(X, tuple) and len(X) == 2 and np.ndim(X[0]) == 3:
+        return tuple(part[index] if torch.is_tensor(part) else np.asarray(part)[index] for part in X)
+    if torch.is_tensor(X) and X.is_nested:
+        return [X[int(i)] for i in index]
+    return X[index] if torch.is_tensor(X) or isinstance(X, np.ma.MaskedArray) else _safe_indexing(X, index)
+
+
+def _as_sequences(estimator: Any, X: Any, reset: bool) -> TokenSequences:
+    if isinstance(X, tuple) and len(X) == 2 and np.ndim(X[0]) == 3:
+        return _masked(_tensor(X[0], "X[0]"), X[1])
+    if isinstance(X, np.ma.MaskedArray):
+        return _numpy_masked(X)
+    if torch.is_tensor(X) and X.is_nested:
+        X = list(X.unbind())
+    if _is_ragged(X):
+        return _ragged(X)
+    if getattr(X, "ndim", 0) == 3:  # as it is, be it a memory map in half precision
+        tokens = _tensor(X, "X")
+        if 0 in tokens.shape:
+            raise ValueError(f"X must have at least one sample, token and feature, got shape {tuple(tokens.shape)}")
+        return PaddedSequences(tokens)
+    return PaddedSequences(_single_tokens(estimator, X, reset))
+
+
+def _single_tokens(estimator: Any, X: Any, reset: bool) -> Tensor:
+    """Samples of one token each, of two-dimensional data that scikit-learn's checks take."""
+    if torch.is_tensor(X) and X.ndim == 2 and keeps_tensors(X):
+        return _tensor(X.detach(), "X")[:, None]
+    if getattr(X, "ndim", 2) > 3:
+        raise ValueError(f"X must have 2 or 3 dimensions (samples[, tokens], features), got {X.ndim}")
+    array = validate_data(estimator, X, dtype=(np.float64, np.float32), reset=reset)
+    return as_tensor(array)[:, None]
+
+
+def _tensor(X: Any, name: str) -> Tensor:
+    """An array of real numbers as a tensor; half precision stays."""
+    tensor = as_tensor(X, name=name).detach()
+    if tensor.is_complex():
+        raise ValueError(f"{name} must hold real numbers, got {tensor.dtype}")
+    return tensor if tensor.dtype in _HALF else as_floats(tensor)
+
+
+def _masked(tokens: Tensor, real: Any) -> PaddedSequences:
+    """Samples in one array with their lengths or a mask."""
+    marks = as_tensor(real, tokens.device, name="X[1]")
+    if marks.dtype == torch.bool and marks.shape == tokens.shape[:2]:
+        return PaddedSequences(tokens, marks)
+    integers = not marks.is_floating_point() and not marks.is_complex() and marks.dtype != torch.bool
+    if not integers or marks.shape != tokens.shape[:1]:
+        raise ValueError(
+            f"X[1] must be lengths, integers of shape ({len(tokens)},), or a mask of bool of shape "
+            f"{tuple(tokens.shape[:2])}, got {marks.dtype} of shape {tuple(marks.shape)}"
+        )
+    wrong = marks[(marks < 0) | (marks > tokens.shape[1])]
+    if len(wrong):
+        raise ValueError(f"X[1] must hold lengths from 1 to {tokens.shape[1]}, the tokens of X[0], got {int(wrong[0])}")
+    return PaddedSequences(tokens, torch.arange(tokens.shape[1], device=tokens.device) < marks[:, None])
+
+
+def _numpy_masked(X: np.ma.MaskedArray) -> PaddedSequences:
+    hidden = np.ma.getmaskarray(X)
+    if X.ndim != 3:
+        raise ValueError(f"X, a masked array, must have shape (n_samples, n_tokens, n_features), got {X.shape}")
+    if (hidden.any(2) != hidden.all(2)).any():
+        raise ValueError("X, a masked array, must mask whole tokens; it masks some features of a token alone")
+    return PaddedSequences(_tensor(X.data, "X"), torch.as_tensor(~hidden.any(2)))
+
+
+def _is_ragged(X: Any) -> bool:
+    """Whether the samples are arrays of their own."""
+    if hasattr(X, "shape"):
+        return isinstance(X, np.ndarray) and X.dtype == object and X.ndim == 1 and len(X) > 0 and np.ndim(X[0]) == 2
+    return isinstance(X, (list, tuple)) and len(X) > 0 and all(_n_dims(sample) == 2 for sample in X)
+
+
+def _n_dims(sample: Any) -> int:
+    own = getattr(sample, "ndim", None)
+    if own is not None:
+        return int(own)
+    try:
+        return np.ndim(sample)
+    except ValueError as error:
+        raise ValueError(f"X must hold samples of shape (length, n_features): {error}") from error
+
+
+def _ragged(X: Sequence[ArrayLike | Tensor]) -> RaggedSequences:
+    samples = [_tensor(sample, f"X[{i}]") for i, sample in enumerate(X)]
+    for i, sample in enumerate(samples):
+        if sample.ndim != 2:
+            raise ValueError(f"X[{i}] must have shape (length, n_features), got {tuple(sample.shape)}")
+        if sample.shape[1] != samples[0].shape[1] and len(sample):
+            raise ValueError(f"X[{i}] has tokens of width {sample.shape[1]}, but X[0] of {samples[0].shape[1]}")
+    common = samples[0].dtype
+    for sample in samples:
+        common = torch.promote_types(common, sample.dtype)
+    return RaggedSequences([sample.to(common) for sample in samples])
+
+
+def _is_table(X: Any) -> bool:
+    """Whether ``X`` is a data frame, whose columns have names."""
+    return hasattr(X, "columns")
+
+
+def _working(dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if dtype in _HALF else dtype
+
+
+def _check_finite(samples: TokenSequences) -> None:
+    for rows, tokens, _ in samples.chunks():
+        if not bool(torch.isfinite(tokens.sum())) and not bool(torch.isfinite(tokens).all()):
+            sample = rows.start + int((~torch.isfinite(tokens)).flatten(1).any(1).nonzero()[0])
+            raise ValueError(f"Input X contains NaN or infinity, in a token of X[{sample}]")
+
+
+def draw_tokens(
+    samples: TokenSequences, count: int, seed: int, sample_weight: NDArray[np.float64] | None = None
+) -> Tensor:
+    """Distinct tokens at random, each as likely as any other.
+
+    Neither the order of samples and tokens nor repeats nor the sizes of weights change the draw: those tokens are taken
+    whose hash, which the seed chooses, is smallest. Samples of weight zero are left out.
+
+    Parameters
+    ----------
+    samples : TokenSequences
+        The samples.
+    count : int
+        Tokens to draw; fewer where there are not so many that differ.
+    seed : int
+        Chooses the hash.
+    sample_weight : ndarray of shape (N,), optional
+        Non-negative.
+
+    Returns
+    -------
+    Tensor of shape (at most count, d)
+        In the order of their hashes, which is random.
+
+    Examples
+    --------
+    >>> samples = PaddedSequences(torch.tensor([[[1.0], [2.0]], [[2.0], [3.0]]]))
+    >>> sorted(draw_tokens(samples, 5, seed=0).flatten().tolist())
+    [1.0, 2.0, 3.0]
+    """
+    stream = np.random.RandomState(seed)
+    factors = stream.randint(-(2**63), 2**63 - 1, size=samples.n_features, dtype=np.int64) | 1  # odd ones lose no bit
+    multipliers = torch.as_tensor(factors, device=samples.device)
+    shift = int(stream.randint(-(2**63), 2**63 - 1, dtype=np.int64))  # without it a token of zeros had one hash for all
+    counted = None if sample_weight is None else torch.as_tensor(sample_weight > 0, device=samples.device)
+    found, keys = None, None
+    for rows, tokens, mask in samples.chunks(samples.n_features):  # two integers of 64 bits a number
+        real = mask if counted is None else mask & counted[rows, None]
+        fresh, fresh_keys = _smallest(tokens[real], _hashes(tokens[real], multipliers, shift), count)
+        if found is not None and keys is not None:
+            fresh, fresh_keys = torch.cat([found, fresh]), torch.cat([keys, fresh_keys])
+        found, keys = _smallest(fresh, fresh_keys, count)
+    assert found is not None
+    return found
+
+
+def _smallest(tokens: Tensor, keys: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The distinct tokens of the smallest hashes, in their order."""
+    keys, order = keys.sort(stable=True)
+    first = torch.ones_like(keys, dtype=torch.bool)
+    first[1:] = keys[1:] != keys[:-1]
+    return tokens[order[first][:count]], keys[first][:count]
+
+
+def _hashes(tokens: Tensor, multipliers: Tensor, shift: int) -> Tensor:
+    """One integer of 64 bits per token, of its numbers in single precision, so that precision changes no draw."""
+    bits = (tokens.float() + 0.0).view(torch.int32).long()  # minus zero is zero
+    total = (bits * multipliers).sum(-1) + shift
+    for factor, places in ((-4658895280553007687, 30), (-7723592293110705685, 27)):  # the mixing steps of splitmix64
+        total = (total ^ (total >> places)) * factor
+    return total ^ (total >> 31)

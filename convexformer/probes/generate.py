@@ -1,0 +1,390 @@
+"""Column generation of queries and gates: those are added that would lower the objective most."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from convexformer.nn.modules.probe import TokenPooler
+from convexformer.nn.modules.token_weights import GateWeights, QueryWeights, TokenWeights
+from convexformer.preprocessing.dictionary import factors_of
+from convexformer.preprocessing.pooling import query_temperature
+from convexformer.preprocessing.sequences import TokenSequences, draw_tokens
+from convexformer.validation import check_positive, is_integer
+from convexformer_solvers import Penalty, Program
+from convexformer_solvers.validation import check_counts
+
+KINDS = ("queries", "gates")
+
+
+@dataclass(frozen=True)
+class Generation:
+    """How weightings are generated.
+
+    Parameters
+    ----------
+    max_new : int, default=32
+        Weightings to add at most.
+    kinds : sequence of {"queries", "gates"}, default=("queries", "gates")
+        What to search for, in turn.
+    per_round : int, default=8
+        Weightings to add between two solves at most. Fewer take more solves and fewer weightings.
+    n_restarts : int, default=32
+        Starting points of each search, which ascend at once.
+    n_steps : int, default=30
+        Steps of the ascent.
+    step_lengths : pair of float, default=(0.3, 0.02)
+        Lengths of the first and the last step, in units of the radius of queries and of the normals of gates.
+    widths : pair of float, default=(1.0, 0.02)
+        Widths of the sigmoid that stands for the step of a gate, first and last, in units of the spread of tokens.
+    n_samples : int, default=2000
+        Samples that the ascent sees at most, drawn with odds by the norms of their dual variables. What it finds is
+        judged by all samples.
+    tol : float, default=0.01
+        Relative excess of a dual norm over ``alpha`` that does not count as a violation.
+    similarity : float, default=0.95
+        Weightings whose correlations with the dual point have a larger cosine than this are not added together, as one
+        of them does the work of both.
+    temperature : float, optional
+        Temperature of queries. Default: ``query_temperature(n_features)``, as in ``QueryPooling``.
+    radius : float, optional
+        Norm of queries at most. Default: the largest norm of a starting point.
+
+    Raises
+    ------
+    ValueError
+        If a parameter is not as described.
+
+    Examples
+    --------
+    >>> Generation(max_new=8, kinds=("queries",)).per_round
+    8
+    """
+
+    max_new: int = 32
+    kinds: Sequence[str] = KINDS
+    per_round: int = 8
+    n_restarts: int = 32
+    n_steps: int = 30
+    step_lengths: tuple[float, float] = (0.3, 0.02)
+    widths: tuple[float, float] = (1.0, 0.02)
+    n_samples: int = 2000
+    tol: float = 0.01
+    similarity: float = 0.95
+    temperature: float | None = None
+    radius: float | None = None
+
+    def __post_init__(self) -> None:
+        counts = ("max_new", "per_round", "n_restarts", "n_steps", "n_samples")
+        check_counts(**{name: getattr(self, name) for name in counts})
+        if isinstance(self.kinds, str) or not len(self.kinds) or not set(self.kinds) <= set(KINDS):
+            raise ValueError(f"kinds must be a sequence of {KINDS}, got {self.kinds!r}")
+        check_positive(tol=self.tol, similarity=self.similarity)
+        for name in ("temperature", "radius"):
+            if getattr(self, name) is not None:
+                check_positive(**{name: getattr(self, name)})
+
+
+def get_generation(generate: Any) -> Generation | None:
+    """The generation that a parameter ``generate`` means.
+
+    Parameters
+    ----------
+    generate : None, int or Generation
+        An integer is ``max_new``.
+
+    Returns
+    -------
+    Generation or None
+
+    Raises
+    ------
+    ValueError
+        If it is none of these.
+
+    Examples
+    --------
+    >>> get_generation(16).max_new, get_generation(None)
+    (16, None)
+    """
+    if generate is None or isinstance(generate, Generation):
+        return generate
+    if is_integer(generate, 1):
+        return Generation(max_new=int(generate))
+    raise ValueError(f"generate must be None, a positive integer or Generation(...), got {generate!r}")
+
+
+class GenerationStop(Enum):
+    """How the generation of weightings ended; the value is the message that users read."""
+
+    NONE_FOUND = "no violating weighting in {n_restarts} restarts of each kind, which does not prove that there is none"
+    BUDGET = "max_new={max_new} weightings added; there may be more that lower the objective"
+    INTERRUPTED = "interrupted from the keyboard"
+
+
+class WeightingRound(NamedTuple):
+    """One round of a generation.
+
+    Attributes
+    ----------
+    n_weightings : int
+        Weightings in the program that was solved.
+    objective, dual : float
+        Objective at its solution, and the certified lower bound for these weightings.
+    violation : float
+        Largest dual norm that the search met, over ``alpha``, less 1; negative where none is violated.
+    n_added : int
+        Weightings that were added then.
+    """
+
+    n_weightings: int
+    objective: float
+    dual: float
+    violation: float
+    n_added: int
+
+
+class GenerationReport(NamedTuple):
+    """The generation of weightings of a fit.
+
+    Attributes
+    ----------
+    rounds : list of WeightingRound
+        The way there.
+    end : str
+        Why no more were added. The certificate of the fit is exact for the weightings that it has, and says nothing of
+        others.
+    """
+
+    rounds: list[WeightingRound]
+    end: str
+
+
+class DualPoint(NamedTuple):
+    """What the search sees of a solved program.
+
+    Attributes
+    ----------
+    samples : TokenSequences
+        The training samples, tokens as the weightings see them.
+    values : Tensor of shape (N, c)
+        Rows of the dual point times the weights of their samples, in float64.
+    sample_weight : Tensor of shape (N,)
+        Weights that sum to 1.
+    penalty : Penalty
+        Whose dual norm is bounded.
+    alpha : float
+        The bound.
+    scaled : bool
+        Whether pooled tokens have factors that give them variance one.
+    """
+
+    samples: TokenSequences
+    values: Tensor
+    sample_weight: Tensor
+    penalty: Penalty
+    alpha: float
+    scaled: bool
+
+    @classmethod
+    def of(cls, program: Program, dual_point: Tensor, pooler: TokenPooler, samples: TokenSequences) -> DualPoint:
+        """That of a program and its certificate's dual point."""
+        weight = program.weight.double()
+        values = weight[:, None] * dual_point.to(weight)
+        tokens = samples.mapped(pooler.to(samples.device).standardized)
+        return cls(tokens, values, weight, program.penalty, program.alpha, pooler.factors is not None)
+
+
+class Found(NamedTuple):
+    """Weightings that violate the dual constraint, with their factors, and the largest violation that was met."""
+
+    weights: TokenWeights | None
+    factors: Tensor | None
+    violation: float
+
+
+def find_weightings(
+    point: DualPoint, kind: str, config: Generation, n_wanted: int, random_state: np.random.RandomState
+) -> Found:
+    r"""Search for weightings whose dual constraint is violated.
+
+    A weighting :math:`a_u` would lower the objective where
+
+    .. math:: f_u \, \Omega^\circ \Big( \sum_i p_i \, T_u(X_i) \, \theta_i^\top \Big) > \alpha.
+
+    The left side is raised by normalised gradient steps from all starting points at once: of queries itself, inside a
+    ball; of gates with a sigmoid in place of the step, which narrows.
+
+    Parameters
+    ----------
+    point : DualPoint
+        The solved program.
+    kind : {"queries", "gates"}
+        What to search for.
+    config : Generation
+        Sizes of the search.
+    n_wanted : int
+        Weightings to return at most.
+    random_state : RandomState
+        Draws starting points and the samples of the ascent.
+
+    Returns
+    -------
+    Found
+    """
+    part = (_ascended_queries if kind == "queries" else _ascended_gates)(point, config, random_state)
+    sums, factors = _correlations(part, point)
+    norms = _dual_norms(point.penalty, sums * factors[:, None, None])
+    excess = norms / point.alpha - 1
+    chosen = _most_violating(sums, excess, config, n_wanted)
+    if not chosen:
+        return Found(None, None, float(excess.max()))
+    return Found(_selected(part, chosen), factors[chosen] if point.scaled else None, float(excess.max()))
+
+
+def _dual_norms(penalty: Penalty, sums: Tensor) -> Tensor:
+    return penalty.group_dual_norms(sums).reshape(len(sums), -1).amax(1)
+
+
+def _correlations(part: TokenWeights, point: DualPoint) -> tuple[Tensor, Tensor]:
+    """Sums ``(h, d, c)`` of pooled tokens times dual values over all samples, and the factors ``(h,)``."""
+    part = part.to(point.samples.device)
+    n_outputs = point.values.shape[1]
+    sums = point.values.new_zeros((part.n_weightings, point.samples.n_features, n_outputs))
+
+    def passing() -> Any:
+        for rows, tokens, mask in point.samples.chunks(part.n_weightings):
+            pooled = part(tokens, mask) @ tokens
+            sums.add_(torch.einsum("ihd,ic->hdc", pooled.double(), point.values[rows]))
+            yield rows, pooled
+
+    with torch.no_grad():
+        factors = factors_of(passing(), point.sample_weight).to(sums)
+    return sums, factors if point.scaled else torch.ones_like(factors)
+
+
+def _most_violating(sums: Tensor, excess: Tensor, config: Generation, n_wanted: int) -> list[int]:
+    """Positions of the weightings that violate most and are not alike."""
+    units = torch.nn.functional.normalize(sums.flatten(1))
+    chosen: list[int] = []
+    for index in excess.argsort(descending=True).tolist():
+        if excess[index] <= config.tol or len(chosen) == n_wanted:
+            break
+        if not chosen or float((units[chosen] @ units[index]).max()) <= config.similarity:
+            chosen.append(index)
+    return chosen
+
+
+def _selected(part: TokenWeights, index: list[int]) -> TokenWeights:
+    arrays = {name: getattr(part, name)[index] for name in part.arrays}
+    return type(part)(**arrays, **part.settings())
+
+
+class _Batch(NamedTuple):
+    """The samples of an ascent: tokens (B, n, d), which are real, dual values (B, c) and weights (B,)."""
+
+    tokens: Tensor
+    mask: Tensor
+    values: Tensor
+    weight: Tensor
+
+
+def _batch(point: DualPoint, config: Generation, random_state: np.random.RandomState) -> _Batch:
+    """Some of the samples, those of large dual variables more likely, weighted so that sums are right on average."""
+    count = len(point.samples)
+    odds = torch.linalg.vector_norm(point.values, dim=1)
+    if count <= config.n_samples or not bool(odds.any()):
+        index = torch.arange(min(count, config.n_samples), device=odds.device)
+        factor = torch.ones_like(odds[index])
+    else:
+        odds = odds / odds.sum()
+        drawn = random_state.choice(count, size=config.n_samples, p=odds.numpy(force=True))
+        index = torch.as_tensor(drawn, device=odds.device)
+        factor = 1 / (config.n_samples * odds[index])
+    tokens, mask = point.samples.rows(index).padded(slice(0, len(index)))
+    values, weight = (
+        (factor[:, None] * point.values[index]).to(tokens),
+        (factor * point.sample_weight[index]).to(tokens),
+    )
+    return _Batch(tokens, mask, values, weight / weight.sum())
+
+
+def _starts(point: DualPoint, count: int, random_state: np.random.RandomState) -> Tensor:
+    """Tokens to start from."""
+    seed = int(random_state.randint(2**31 - 1))
+    return draw_tokens(point.samples, count, seed, point.sample_weight.numpy(force=True))
+
+
+def _norms_of(batch: _Batch, point: DualPoint, weights: Tensor) -> Tensor:
+    """Dual norms, times factors where pooled tokens have them, of weights ``(B, h, n)`` of the samples of an ascent."""
+    pooled = weights @ batch.tokens
+    norms = _dual_norms(point.penalty, torch.einsum("ihd,ic->hdc", pooled, batch.values))
+    if not point.scaled:
+        return norms
+    centred = pooled - torch.einsum("i,ihd->hd", batch.weight, pooled)
+    spread = torch.einsum("i,ihd->h", batch.weight, centred.square()) / pooled.shape[2]
+    return norms * (spread + torch.finfo(spread.dtype).eps).rsqrt()
+
+
+def _ascend(
+    start: Sequence[Tensor], norms: Callable[..., Tensor], limit: Callable[..., Any], config: Generation
+) -> Any:
+    """Variables after normalised gradient steps, whose lengths fall; `limit` brings them back to where they may be."""
+    variables = tuple(start)
+    for step, length in enumerate(np.geomspace(*config.step_lengths, config.n_steps)):
+        with torch.enable_grad():
+            active = [variable.detach().requires_grad_() for variable in variables]
+            slopes = torch.autograd.grad(norms(step, *active).sum(), active)
+        moved = (
+            variable.detach() + float(length) * torch.nn.functional.normalize(slope, dim=-1, eps=1e-30)
+            for variable, slope in zip(active, slopes, strict=True)
+        )
+        variables = limit(*moved)
+    return variables
+
+
+def _ascended_queries(point: DualPoint, config: Generation, random_state: np.random.RandomState) -> QueryWeights:
+    first = _starts(point, config.n_restarts, random_state)
+    radius = float(torch.linalg.vector_norm(first, dim=1).max()) if config.radius is None else config.radius
+    radius = radius or 1.0  # the one token may be zero
+    temperature = query_temperature(first.shape[1]) if config.temperature is None else config.temperature
+    batch = _batch(point, config, random_state)
+
+    def norms(step: int, directions: Tensor) -> Tensor:
+        scores = (batch.tokens @ (radius * directions).mT).mT / temperature
+        return _norms_of(batch, point, torch.softmax(scores.masked_fill(~batch.mask[:, None], -torch.inf), -1))
+
+    def limit(directions: Tensor) -> tuple[Tensor]:
+        return (directions / torch.linalg.vector_norm(directions, dim=1, keepdim=True).clamp(min=1.0),)
+
+    (found,) = _ascend(limit(first / radius), norms, limit, config)
+    return QueryWeights(radius * found, temperature)
+
+
+def _ascended_gates(point: DualPoint, config: Generation, random_state: np.random.RandomState) -> GateWeights:
+    batch = _batch(point, config, random_state)
+    through = _starts(point, config.n_restarts, random_state)  # each plane begins near a token
+    normals = torch.as_tensor(random_state.standard_normal(tuple(through.shape))).to(through)
+    normals = torch.nn.functional.normalize(normals)
+    thresholds = (normals * through).sum(1, keepdim=True)
+    real = batch.mask[:, None].to(batch.tokens.dtype)
+    shares = real / real.sum(-1, keepdim=True)
+    # Root mean square of the tokens' numbers, as that of standardised tokens is about 1.
+    unit = float((batch.weight @ (shares[:, 0] * batch.tokens.square().mean(2)).sum(1)).sqrt()) or 1.0
+    widths = unit * np.geomspace(*config.widths, config.n_steps)
+
+    def norms(step: int, planes: Tensor) -> Tensor:
+        sides = (batch.tokens @ planes[:, :-1].mT - unit * planes[:, -1]).mT
+        return _norms_of(batch, point, torch.sigmoid(sides / widths[step]) * shares)
+
+    def limit(planes: Tensor) -> tuple[Tensor]:
+        return (planes / torch.linalg.vector_norm(planes[:, :-1], dim=1, keepdim=True),)
+
+    (found,) = _ascend(limit(torch.cat([normals, thresholds / unit], 1)), norms, limit, config)
+    return GateWeights(found[:, :-1], unit * found[:, -1])

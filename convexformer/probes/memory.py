@@ -1,0 +1,64 @@
+"""Memory for pooled tokens: the limit that users set, and what there is."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+
+from convexformer.validation import is_integer
+
+
+def check_memory_limit(memory_limit: Any) -> None:
+    """Raise ``ValueError`` unless the limit is None or a positive number of bytes.
+
+    Examples
+    --------
+    >>> check_memory_limit(2 * 1024**3)
+    """
+    if memory_limit is not None and not is_integer(memory_limit, 1):
+        raise ValueError(f"memory_limit must be None or a positive number of bytes, got {memory_limit!r}")
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Bytes that are free on a device; None where the system does not say.
+
+    Examples
+    --------
+    >>> free = free_memory(torch.device("cpu"))
+    >>> free is None or free > 0
+    True
+    """
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            for line in file:
+                if line.startswith("MemAvailable:"):
+                    return 1024 * int(line.split()[1])
+    except OSError:
+        pass
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return None
+
+
+def check_room(n_bytes: int, n_weightings: int, device: torch.device) -> None:
+    """Raise ``ValueError`` where pooled tokens of so many bytes do not fit into the free memory.
+
+    Examples
+    --------
+    >>> check_room(2**60, 128, torch.device("cpu"))
+    Traceback (most recent call last):
+    ...
+    ValueError: the pooled tokens of 128 weightings take 1.15e+09 GB, and ... GB are free; set memory_limit ...
+    """
+    free = free_memory(device)
+    if free is not None and n_bytes > free:
+        raise ValueError(
+            f"the pooled tokens of {n_weightings} weightings take {n_bytes / 1e9:.3g} GB, and {free / 1e9:.3g} GB are "
+            "free; set memory_limit in bytes so that they are computed anew for each product, or take a smaller "
+            "dictionary"
+        )

@@ -1,0 +1,460 @@
+"""Certified probes: invariances, certificates, explanations, generation, memory, saving and export."""
+
+import io
+import tracemalloc
+
+import numpy as np
+import pytest
+import torch
+from probe_cases import forms, padded, ragged_samples, signal
+
+from convexformer import (
+    ConvexAttentionClassifier,
+    ConvexProbeClassifier,
+    ConvexProbeClassifierCV,
+    ConvexProbeRegressor,
+    ConvexProbeRegressorCV,
+    load_model,
+    save_model,
+)
+from convexformer.nn import ProbeNetwork
+from convexformer.preprocessing import (
+    MeanPooling,
+    PoolingUnion,
+    PrototypePooling,
+    QueryPooling,
+    RelativePositions,
+    TokenGates,
+    TokenPooling,
+)
+from convexformer.probes import Generation
+from convexformer.solvers import SolverInterrupted, certify
+
+SAMPLES = ragged_samples(n_samples=60)
+Y = signal(SAMPLES)
+LABELS = np.array(["low", "mid", "high"])[np.digitize(Y, np.quantile(Y, [0.3, 0.7]))]
+SMALL = [MeanPooling(), QueryPooling(6), TokenGates(6), PrototypePooling(4)]
+
+
+def regressor(alpha=0.01, **options):
+    return ConvexProbeRegressor(alpha, **{"dictionary": SMALL, "random_state": 0, "tol": 1e-8} | options)
+
+
+def classifier(alpha=0.01, **options):
+    return ConvexProbeClassifier(alpha, **{"dictionary": SMALL, "random_state": 0, "tol": 1e-6} | options)
+
+
+# Certificates and the network
+
+
+@pytest.mark.parametrize("loss", ["squared", "huber"])
+@pytest.mark.parametrize("penalty", ["group_l2", "nuclear"])
+def test_heads_on_pooled_tokens_have_the_certified_objective(loss, penalty):
+    y = np.stack([Y, -(Y**2)], axis=1)
+    model = regressor(loss=loss, penalty=penalty).fit(SAMPLES, y)
+    assert model.certificate_.relative_gap <= 1e-8
+    assert model.heads_.objective(model.pool(SAMPLES), y) == pytest.approx(model.certificate_.primal, abs=1e-12)
+    np.testing.assert_allclose(model.heads_.predict(model.pool(SAMPLES)), model.predict(SAMPLES), atol=1e-12)
+    program = model.heads_.program(model.pool(SAMPLES), y)
+    again = certify(program, model.heads_.program_coef(), torch.as_tensor(model.intercept_))
+    assert again.primal == pytest.approx(model.certificate_.primal, abs=1e-12)
+    assert again.dual <= model.certificate_.primal
+
+
+def test_the_mean_alone_is_the_linear_model_of_the_mean():
+    mean = np.stack([sample.mean(0) for sample in SAMPLES])[:, None]
+    probe = ConvexProbeRegressor(0.01, dictionary=MeanPooling(), standardize=False, tol=1e-10).fit(SAMPLES, Y)
+    other = ConvexProbeRegressor(0.01, dictionary=MeanPooling(), standardize=False, tol=1e-10).fit(mean, Y)
+    np.testing.assert_allclose(probe.coef_, other.coef_, atol=1e-7)
+    binary = LABELS == "low"
+    heads = ConvexProbeClassifier(0.01, dictionary=MeanPooling(), standardize=False, tol=1e-8).fit(SAMPLES, binary)
+    plain = ConvexAttentionClassifier(0.01, tol=1e-8).fit(mean, binary)
+    assert heads.certificate_.primal == pytest.approx(plain.certificate_.primal, abs=1e-8)
+
+
+def test_more_weightings_never_have_a_larger_optimum():
+    few = regressor(dictionary=MeanPooling()).fit(SAMPLES, Y)
+    more = regressor().fit(SAMPLES, Y)
+    assert more.certificate_.primal < few.certificate_.dual
+
+
+def test_alpha_max_has_no_weighting_and_just_below_has_one():
+    alpha = regressor().fit(SAMPLES, Y).alpha_max_
+    assert not regressor(alpha * 1.001).fit(SAMPLES, Y).weighting_norms_.any()
+    assert regressor(alpha * 0.99).fit(SAMPLES, Y).weighting_norms_.any()
+
+
+# Invariances
+
+
+@pytest.mark.parametrize("name", forms(SAMPLES))
+def test_all_forms_give_the_same_model(name):
+    model = regressor().fit(SAMPLES, Y)
+    X = forms(SAMPLES)[name]
+    np.testing.assert_allclose(regressor().fit(X, Y).predict(SAMPLES), model.predict(SAMPLES), atol=1e-10)
+    np.testing.assert_allclose(model.predict(X), model.predict(SAMPLES), atol=1e-10)
+
+
+def test_order_of_tokens_and_appended_padding_change_nothing():
+    model = classifier().fit(SAMPLES, LABELS)
+    expected = model.decision_function(SAMPLES)
+    rng = np.random.default_rng(0)
+    shuffled = [sample[rng.permutation(len(sample))] for sample in SAMPLES]
+    array, lengths, _ = padded(SAMPLES)
+    longer = np.concatenate([array, rng.normal(size=(len(array), 5, 4))], axis=1)
+    for X in (shuffled, (longer, lengths)):
+        np.testing.assert_allclose(model.decision_function(X), expected, atol=1e-10)
+        np.testing.assert_allclose(classifier().fit(X, LABELS).decision_function(SAMPLES), expected, atol=1e-10)
+
+
+def test_units_and_origins_of_features_change_no_prediction():
+    model = regressor().fit(SAMPLES, Y)
+    scale, shift = np.array([2.0**-20, 8.0, 1.0, 2.0**10]), np.array([0.0, -16.0, 4.0, 0.0])
+    moved = [sample * scale + shift for sample in SAMPLES]
+    # Draws are of other hashes: what does not draw must agree.
+    options = {"dictionary": [MeanPooling(), RelativePositions([0])]}
+    model = regressor(**options).fit(SAMPLES, Y)
+    np.testing.assert_allclose(regressor(**options).fit(moved, Y).predict(moved), model.predict(SAMPLES), atol=1e-7)
+
+
+def test_precision_of_the_data_is_kept():
+    for given, kept in ((np.float16, np.float32), (np.float32, np.float32), (np.float64, np.float64)):
+        X = [sample.astype(given) for sample in SAMPLES]
+        model = regressor(tol=1e-4).fit(X, Y)
+        assert model.coef_.dtype == kept
+        assert model.predict(X).dtype == kept
+
+
+# Explanations
+
+
+@pytest.mark.parametrize("y", [Y, np.stack([Y, Y**2], 1)], ids=["one output", "two outputs"])
+def test_contributions_sum_to_the_prediction(y):
+    model = regressor().fit(SAMPLES, y)
+    explanation = model.explain(SAMPLES)
+    assert [len(part) for part in explanation.contributions] == [len(sample) for sample in SAMPLES]
+    np.testing.assert_allclose(explanation.scores, model.predict(SAMPLES), atol=1e-10)
+
+
+@pytest.mark.parametrize("loss", ["logistic", "softmax"])
+@pytest.mark.parametrize("labels", [LABELS, LABELS == "low"], ids=["three", "two"])
+def test_contributions_sum_to_the_decision_function(loss, labels):
+    model = classifier(loss=loss).fit(SAMPLES, labels)
+    for X in (SAMPLES, padded(SAMPLES)[:2]):
+        np.testing.assert_allclose(model.explain(X).scores, model.decision_function(X), atol=1e-10)
+
+
+def test_contributions_are_what_the_formula_says():
+    model = regressor().fit(SAMPLES, Y)
+    network = model.to_torch()
+    sample = SAMPLES[3]
+    tokens = (sample - network.pooler.mean.numpy()) / network.pooler.scale.numpy()
+    mask = torch.ones(1, len(sample), dtype=torch.bool)
+    weights = network.pooler.weights(torch.as_tensor(tokens)[None], mask)[0].numpy()
+    expected = np.einsum("hn,nd,hd->n", weights, tokens, model.coef_)
+    np.testing.assert_allclose(model.explain(SAMPLES).contributions[3], expected, atol=1e-12)
+
+
+def test_explanations_name_their_scores():
+    model = classifier().fit(SAMPLES, LABELS)
+    explanation = model.explain(SAMPLES)
+    position = list(model.classes_).index("mid")
+    np.testing.assert_array_equal(explanation.of(0, "mid"), explanation.contributions[0][:, position])
+    largest = model.decision_function(SAMPLES)[0].argmax()
+    np.testing.assert_array_equal(explanation.of(0), explanation.contributions[0][:, largest])
+    with pytest.raises(ValueError, match=r"output must be one of .*got 'none'"):
+        explanation.of(0, "none")
+    two = classifier().fit(SAMPLES, LABELS == "low").explain(SAMPLES)
+    np.testing.assert_array_equal(two.of(1, False), -two.of(1, True))
+
+
+# Generated weightings
+
+
+def test_generated_weightings_lower_the_optimum_below_that_of_the_dictionary():
+    start = regressor(0.003, dictionary=MeanPooling()).fit(SAMPLES, Y)
+    grown = regressor(0.003, dictionary=MeanPooling(), generate=8).fit(SAMPLES, Y)
+    assert grown.certificate_.primal < start.certificate_.dual
+    assert 1 < len(grown.weighting_norms_) <= 9
+    assert grown.certificate_.relative_gap <= 1e-8
+    objectives = [step.objective for step in grown.generation_.rounds]
+    assert objectives == sorted(objectives, reverse=True)
+    assert grown.heads_.objective(grown.pool(SAMPLES), Y) == pytest.approx(grown.certificate_.primal, abs=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["queries", "gates"])
+def test_generated_ones_are_worth_more_than_as_many_random_ones(kind):
+    drawn = {"queries": QueryPooling(8), "gates": TokenGates(8)}[kind]
+    random = regressor(0.003, dictionary=[MeanPooling(), drawn]).fit(SAMPLES, Y)
+    generation = Generation(max_new=8, kinds=(kind,), per_round=2)
+    grown = regressor(0.003, dictionary=MeanPooling(), generate=generation).fit(SAMPLES, Y)
+    assert grown.certificate_.primal < random.certificate_.dual
+    assert "max_new=8" in grown.generation_.end
+
+
+def test_nothing_is_found_where_the_dictionary_has_all_there_is():
+    X = np.random.default_rng(0).normal(size=(30, 1, 2))  # one token a sample: all queries pool the same
+    model = regressor(0.05, dictionary=MeanPooling(), generate=Generation(4, kinds=("queries",))).fit(X, X[:, 0, 0])
+    assert len(model.weighting_norms_) == 1
+    assert model.generation_.end.startswith("no violating weighting in 32 restarts")
+    assert model.generation_.rounds[-1].violation <= 0.01
+
+
+def test_violations_are_dual_norms_of_the_program_with_the_weighting():
+    model = regressor(0.003, dictionary=MeanPooling(), generate=Generation(1, kinds=("queries",))).fit(SAMPLES, Y)
+    start = regressor(0.003, dictionary=MeanPooling()).fit(SAMPLES, Y)
+    pooled = torch.as_tensor(model.pool(SAMPLES)[:, 1])
+    theta = start.certificate_.dual_point
+    norm = float(torch.linalg.vector_norm(torch.einsum("id,ic->dc", pooled, theta) / len(SAMPLES)))
+    assert norm / 0.003 - 1 == pytest.approx(model.generation_.rounds[0].violation, rel=1e-6)
+
+
+def test_an_interrupt_during_generation_keeps_the_certified_model():
+    def interrupt(progress):
+        if hasattr(model, "certificate_"):  # the solve with the dictionary alone is over
+            raise KeyboardInterrupt
+
+    model = regressor(0.003, dictionary=MeanPooling(), generate=8, callback=interrupt)
+    with pytest.raises(SolverInterrupted):
+        model.fit(SAMPLES, Y)
+    assert model.generation_.end.startswith("interrupted")
+    assert len(model.weighting_norms_) > 1
+    assert model.certificate_.primal >= model.certificate_.dual
+    assert model.heads_.objective(model.pool(SAMPLES), Y) == pytest.approx(model.certificate_.primal, abs=1e-12)
+
+
+# Memory
+
+
+@pytest.mark.parametrize("labels", [LABELS, LABELS == "low"], ids=["three", "two"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_streamed_pooling_gives_the_same_optimum(labels, dtype):
+    X = [sample.astype(dtype) for sample in SAMPLES]
+    held = classifier(tol=1e-5).fit(X, labels)
+    streamed = classifier(tol=1e-5, memory_limit=1).fit(X, labels)
+    allowed = 1e-5 * held.certificate_.reference + 1e-6
+    assert streamed.certificate_.primal == pytest.approx(held.certificate_.primal, abs=allowed)
+    assert streamed.certificate_.dual <= held.certificate_.primal
+    assert streamed.certificate_.relative_gap <= 1e-5
+
+
+def test_streamed_fits_hold_far_less_than_the_pooled_tokens():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(4000, 8, 64)).astype(np.float16)
+    y = X[:, :, 0].max(1) > 1
+    dictionary = [MeanPooling(), QueryPooling(64, random_state=0)]
+    options = {"dictionary": dictionary, "tol": 1e-2, "random_state": 0}
+    pooled_bytes = 4000 * 65 * 64 * 4
+
+    sizes = []
+    allocate = torch.empty
+
+    def spy(*shape, **kwargs):
+        made = allocate(*shape, **kwargs)
+        sizes.append(made.numel() * made.element_size())
+        return made
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "empty", spy)
+        model = ConvexProbeClassifier(0.05, memory_limit=2**20, **options).fit(X, y)
+    assert model.certificate_.relative_gap <= 1e-2
+    assert max(sizes, default=0) < pooled_bytes
+
+
+def test_a_dictionary_wider_than_memory_is_refused_with_the_remedy(monkeypatch):
+    monkeypatch.setattr("convexformer.probes.memory.free_memory", lambda device: 1000)
+    with pytest.raises(ValueError, match=r"17 weightings take .* GB, and .* GB are free; set memory_limit"):
+        regressor().fit(SAMPLES, Y)
+
+
+# Cross-validation and paths
+
+
+def test_cross_validation_takes_ragged_samples_and_refits_at_the_best_alpha():
+    model = ConvexProbeRegressorCV(alphas=6, cv=3, dictionary=SMALL, random_state=0, tol=1e-6).fit(SAMPLES, Y)
+    assert model.score_path_.shape == (6, 3)
+    best = model.alphas_[model.score_path_.mean(1).argmax()]
+    assert model.alpha_ == best
+    again = regressor(best, tol=1e-6).fit(SAMPLES, Y)
+    assert again.certificate_.primal == pytest.approx(model.certificate_.primal, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", forms(SAMPLES))
+def test_scores_of_scikit_learn_see_the_held_out_samples_of_each_form(name):
+    options = {"alphas": 3, "cv": 3, "dictionary": SMALL, "random_state": 0, "scoring": "accuracy"}
+    expected = ConvexProbeClassifierCV(**options).fit(SAMPLES, LABELS).score_path_
+    found = ConvexProbeClassifierCV(**options).fit(forms(SAMPLES)[name], LABELS).score_path_
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_generation_follows_the_choice_of_alpha():
+    options = {"alphas": 4, "cv": 3, "dictionary": MeanPooling(), "random_state": 0}
+    plain = ConvexProbeRegressorCV(**options).fit(SAMPLES, Y)
+    grown = ConvexProbeRegressorCV(generate=4, **options).fit(SAMPLES, Y)
+    assert grown.alpha_ == plain.alpha_
+    assert grown.certificate_.primal < plain.certificate_.dual
+
+
+def test_path_is_that_of_single_fits():
+    path = regressor().path(SAMPLES, Y, n_alphas=4)
+    for position, alpha in enumerate(path.alphas):
+        single = regressor(alpha).fit(SAMPLES, Y)
+        predicted = path.heads(position).predict(single.pool(SAMPLES))[:, 0]
+        np.testing.assert_allclose(predicted, single.predict(SAMPLES), atol=1e-3)
+
+
+def test_paths_of_generated_weightings_are_refused():
+    with pytest.raises(ValueError, match="generate=4 depends on alpha"):
+        regressor(generate=4).path(SAMPLES, Y)
+
+
+# Modules
+
+
+def test_module_gives_the_scores():
+    model = classifier().fit(SAMPLES, LABELS)
+    array, _, mask = padded(SAMPLES)
+    scores = model.to_torch()(torch.as_tensor(array), torch.as_tensor(mask))
+    np.testing.assert_allclose(scores.detach().numpy(), model.decision_function(SAMPLES), atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        MeanPooling(),
+        QueryPooling(3),
+        TokenGates(3),
+        PrototypePooling(3),
+        RelativePositions([0, 1]),
+        RelativePositions([0, -1], "end"),
+        RelativePositions([0], "marked", mark=1),
+    ],
+    ids=repr,
+)
+def test_module_exports_for_any_number_of_samples_and_tokens(part):
+    network = regressor(dictionary=part, tol=1e-3).fit(SAMPLES, Y).to_torch()
+    batch, length = torch.export.Dim("batch"), torch.export.Dim("length")
+    example = (torch.randn(3, 5, 4, dtype=torch.float64), torch.ones(3, 5, dtype=torch.bool))
+    program = torch.export.export(network, example, dynamic_shapes=({0: batch, 1: length}, {0: batch, 1: length}))
+    saved = io.BytesIO()
+    torch.export.save(program, saved)
+    saved.seek(0)
+    again = torch.export.load(saved).module()
+    array, _, mask = (torch.as_tensor(values) for values in padded(SAMPLES))
+    torch.testing.assert_close(again(array, mask), network(array, mask))
+
+
+def test_folders_of_safetensors_hold_the_module(tmp_path):
+    network = classifier().fit(SAMPLES, LABELS).to_torch()
+    network.save_pretrained(tmp_path / "probe")
+    assert sorted(path.name for path in (tmp_path / "probe").iterdir()) == ["config.json", "model.safetensors"]
+    again = ProbeNetwork.from_pretrained(tmp_path / "probe")
+    array, _, mask = (torch.as_tensor(values) for values in padded(SAMPLES))
+    assert torch.equal(again(array, mask), network(array, mask))
+
+
+def test_what_is_no_folder_of_a_probe_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no config\.json in"):
+        ProbeNetwork.from_pretrained(tmp_path)
+    network = regressor().fit(SAMPLES, Y).to_torch()
+    network.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text('{"format": 99, "parts": []}')
+    with pytest.raises(ValueError, match="later version"):
+        ProbeNetwork.from_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text('{"format": 1}')
+    with pytest.raises(ValueError, match="holds no probe"):
+        ProbeNetwork.from_pretrained(tmp_path)
+
+
+class LastToken(TokenPooling):
+    def make_weights(self, samples, random_state, sample_weight=None):
+        class Own(type(RelativePositions([0], "end").make_weights(samples, random_state))):
+            pass
+
+        return Own([0], "end")
+
+
+def test_a_pooling_of_ones_own_is_fitted_and_is_not_saved_unregistered(tmp_path):
+    model = regressor(dictionary=LastToken()).fit(SAMPLES, Y)
+    np.testing.assert_allclose(
+        model.predict(SAMPLES), regressor(dictionary=RelativePositions([0], "end")).fit(SAMPLES, Y).predict(SAMPLES)
+    )
+    with pytest.raises(TypeError, match="TOKEN_WEIGHTS"):
+        model.to_torch()
+
+
+def test_the_bias_and_coefficients_of_a_module_train_on_and_its_dictionary_does_not():
+    network = regressor().fit(SAMPLES, Y).to_torch()
+    assert {name for name, _ in network.named_parameters()} == {"coef", "bias"}
+
+
+# Saving
+
+
+@pytest.mark.parametrize("dictionary", ["auto", SMALL, PoolingUnion(SMALL)], ids=["auto", "list", "union"])
+def test_saved_models_predict_the_same(tmp_path, dictionary):
+    model = ConvexProbeClassifier(0.05, dictionary=dictionary, generate=2, random_state=0).fit(SAMPLES, LABELS)
+    if dictionary == "auto":
+        save_model(model, tmp_path / "model.npz")
+    else:
+        with pytest.warns(UserWarning, match="without the parameters"):
+            save_model(model, tmp_path / "model.npz")
+    again = load_model(tmp_path / "model.npz")
+    np.testing.assert_array_equal(again.predict_proba(SAMPLES), model.predict_proba(SAMPLES))
+    np.testing.assert_array_equal(again.explain(SAMPLES).scores, model.explain(SAMPLES).scores)
+    assert again.certificate_.primal == model.certificate_.primal
+    assert again.n_features_in_ == 4
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dictionary": "other"}, "dictionary must be 'auto', a pooling"),
+        ({"dictionary": []}, "dictionary must be 'auto', a pooling"),
+        ({"dictionary": [3]}, "dictionary must be 'auto', a pooling"),
+        ({"generate": 0}, "generate must be None, a positive integer or Generation"),
+        ({"generate": "all"}, "generate must be None, a positive integer or Generation"),
+        ({"standardize": "yes"}, "standardize must be True or False"),
+        ({"memory_limit": 0}, "memory_limit must be None or a positive number of bytes"),
+        ({"memory_limit": 1.5}, "memory_limit must be None or a positive number of bytes"),
+    ],
+)
+def test_wrong_parameters_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        regressor(**options).fit(SAMPLES, Y)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"kinds": ()},
+        {"kinds": ("others",)},
+        {"kinds": "gates"},
+        {"max_new": 0},
+        {"tol": -1.0},
+        {"radius": 0.0},
+        {"temperature": -1.0},
+    ],
+)
+def test_wrong_generations_are_named(options):
+    with pytest.raises(ValueError, match=next(iter(options))):
+        Generation(**options)
+
+
+def test_one_class_and_empty_samples_are_named():
+    with pytest.raises(ValueError, match="at least two classes"):
+        classifier().fit(SAMPLES, np.zeros(len(SAMPLES)))
+    with pytest.raises(ValueError, match=r"X\[59\] has no token"):
+        classifier().fit([*SAMPLES[:-1], np.zeros((0, 4))], LABELS)
+
+
+def test_memory_is_not_kept_after_the_fit():
+    X = np.random.default_rng(0).normal(size=(50, 20, 30))
+    tracemalloc.start()
+    model = regressor(tol=1e-2).fit(X, X[:, 0, 0])
+    held = vars(model)
+    tracemalloc.stop()
+    assert not any(getattr(value, "nbytes", 0) >= X.nbytes for value in held.values())

@@ -1,0 +1,184 @@
+"""Poolings: their weightings by numpy, invariances, composition and scikit-learn's contract."""
+
+import numpy as np
+import pytest
+import torch
+from probe_cases import forms, padded, ragged_samples
+from scipy.special import softmax
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from convexformer.preprocessing import (
+    MeanPooling,
+    PoolingUnion,
+    PrototypePooling,
+    QueryPooling,
+    RelativePositions,
+    TokenGates,
+    TokenStandardizer,
+)
+from convexformer.preprocessing.sequences import CONFIG
+
+SAMPLES = ragged_samples()
+POOLINGS = [
+    MeanPooling(),
+    TokenGates(6, random_state=0),
+    TokenGates(6, source="pairs", random_state=0),
+    QueryPooling(6, random_state=0),
+    QueryPooling(6, source="prototypes", random_state=0),
+    QueryPooling(6, source="random", random_state=0),
+    PrototypePooling(6, random_state=0),
+]
+
+
+def weightings(pooling, sample):
+    """Weights (h, length) of one sample, written down again with numpy."""
+    weights = pooling.weights_
+    n = len(sample)
+    if isinstance(pooling, MeanPooling):
+        return np.full((1, n), 1 / n)
+    if isinstance(pooling, TokenGates):
+        sides = weights.directions.numpy() @ sample.T
+        return (sides >= weights.thresholds.numpy()[:, None]) / n
+    if isinstance(pooling, QueryPooling):
+        return softmax(weights.queries.numpy() @ sample.T / weights.temperature, axis=1)
+    distances = ((sample[None] - weights.centers.numpy()[:, None]) ** 2).sum(2)
+    return softmax(-distances / (2 * weights.temperature), axis=0) / n
+
+
+@parametrize_with_checks([*POOLINGS, PoolingUnion([MeanPooling()]), RelativePositions(), TokenStandardizer()])
+def test_scikit_learn_contract(estimator, check):
+    check(estimator)
+
+
+@pytest.mark.parametrize("pooling", POOLINGS, ids=repr)
+def test_pooled_tokens_are_weighted_sums(pooling):
+    found = pooling.fit(SAMPLES).transform(SAMPLES)
+    expected = np.stack([weightings(pooling, sample) @ sample for sample in SAMPLES])
+    np.testing.assert_allclose(found, expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("pooling", POOLINGS, ids=repr)
+def test_forms_order_of_tokens_and_padding_change_nothing(pooling):
+    expected = pooling.fit(SAMPLES).transform(SAMPLES)
+    for X in forms(SAMPLES).values():
+        np.testing.assert_allclose(pooling.fit(X).transform(X), expected, atol=1e-12)
+    array, lengths, _ = padded(SAMPLES)
+    longer = np.concatenate([array, np.ones((len(array), 9, 4))], axis=1)
+    np.testing.assert_allclose(pooling.transform((longer, lengths)), expected, atol=1e-12)
+    rng = np.random.default_rng(5)
+    shuffled = [sample[rng.permutation(len(sample))] for sample in SAMPLES]
+    np.testing.assert_allclose(pooling.fit(shuffled).transform(shuffled), expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("pooling", [*POOLINGS, RelativePositions([0, 2])], ids=repr)
+def test_small_chunks_give_the_same(pooling, monkeypatch):
+    expected = pooling.fit(SAMPLES).transform(SAMPLES)
+    monkeypatch.setattr("convexformer.preprocessing.sequences.CONFIG", type(CONFIG)(temporary=1))
+    np.testing.assert_allclose(pooling.fit(SAMPLES).transform(SAMPLES), expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("pooling", [part for part in POOLINGS if hasattr(part, "random_state")], ids=repr)
+def test_weights_of_samples_stand_for_repeats_and_those_of_weight_zero_do_not_count(pooling):
+    weight = np.random.default_rng(0).integers(0, 3, size=len(SAMPLES))
+    repeated = [sample for sample, count in zip(SAMPLES, weight, strict=True) for _ in range(count)]
+    left = pooling.fit(SAMPLES, sample_weight=weight).transform(SAMPLES)
+    np.testing.assert_allclose(pooling.fit(repeated).transform(SAMPLES), left, atol=1e-9)
+
+
+def test_gates_between_pairs_have_a_token_on_either_side():
+    tokens = np.concatenate(SAMPLES)
+    gates = TokenGates(6, source="pairs", random_state=0).fit(SAMPLES).weights_
+    sides = tokens @ gates.directions.numpy().T - gates.thresholds.numpy()
+    # The plane is half-way between two tokens: some pair has opposite sides of equal size.
+    for column in sides.T:
+        order = np.sort(np.abs(column))
+        assert np.diff(order).min() < 1e-9
+    with pytest.raises(ValueError, match="at least two different tokens"):
+        TokenGates(source="pairs").fit(np.ones((3, 2, 1)))
+
+
+def test_random_gates_pass_through_the_mean():
+    gates = TokenGates(5, random_state=1).fit(SAMPLES).weights_
+    mean = np.concatenate(SAMPLES).mean(0)
+    np.testing.assert_allclose(gates.directions.numpy() @ mean, gates.thresholds.numpy(), atol=1e-12)
+
+
+def test_queries_are_different_tokens_of_the_samples():
+    queries = QueryPooling(10_000, random_state=0).fit(SAMPLES).weights_.queries.numpy()
+    assert sorted(queries.tolist()) == sorted(np.concatenate(SAMPLES).tolist())
+
+
+def test_positions_count_from_start_end_and_mark():
+    X = [np.array([[1.0, 0], [2.0, 1], [3.0, 0], [4.0, 0]]), np.array([[5.0, 1], [6.0, 0]])]
+    first = RelativePositions([0, 3]).fit_transform(X)[:, :, 0]
+    last = RelativePositions([0, -1, -3], "end").fit_transform(X)[:, :, 0]
+    near = RelativePositions([-1, 0, 1], "marked", mark=1).fit_transform(X)[:, :, 0]
+    np.testing.assert_array_equal(first, [[1, 4], [5, 0]])
+    np.testing.assert_array_equal(last, [[4, 3, 1], [6, 5, 0]])
+    np.testing.assert_array_equal(near, [[1, 2, 3], [0, 5, 6]])
+
+
+def test_positions_are_those_of_real_tokens_where_padding_comes_first():
+    array = np.array([[[9.0], [1.0], [2.0]]])
+    mask = np.array([[False, True, True]])
+    assert RelativePositions([0]).fit_transform((array, mask)).item() == 1.0
+    assert RelativePositions([-1], "end").fit_transform((array, mask)).item() == 1.0
+
+
+def test_union_joins_poolings():
+    parts = [MeanPooling(), PoolingUnion([TokenGates(4, random_state=0)]), RelativePositions([0])]
+    expected = np.concatenate([part.fit_transform(SAMPLES) for part in parts], axis=1)
+    np.testing.assert_array_equal(PoolingUnion(parts).fit_transform(SAMPLES), expected)
+
+
+def test_standardizer_is_that_of_all_tokens():
+    tokens = np.concatenate(SAMPLES)
+    weight = np.random.default_rng(0).integers(0, 4, size=len(SAMPLES))
+    repeats = np.repeat(weight, [len(sample) for sample in SAMPLES])
+    expected = StandardScaler().fit(tokens, sample_weight=repeats)
+    found = TokenStandardizer().fit(SAMPLES, sample_weight=weight)
+    np.testing.assert_allclose(found.mean_, expected.mean_, atol=1e-12)
+    np.testing.assert_allclose(found.scale_, expected.scale_, atol=1e-12)
+    for sample, out in zip(SAMPLES, found.transform(SAMPLES), strict=True):
+        np.testing.assert_allclose(out, expected.transform(sample), atol=1e-12)
+
+
+def test_standardizer_goes_before_a_pooling_in_a_pipeline():
+    X = np.random.default_rng(0).normal(3, 2, size=(20, 5, 3))
+    pooled = make_pipeline(TokenStandardizer(), MeanPooling()).fit_transform(X)
+    flat = StandardScaler().fit_transform(X.reshape(-1, 3)).reshape(X.shape)
+    np.testing.assert_allclose(pooled[:, 0], flat.mean(1), atol=1e-12)
+
+
+def test_results_keep_the_precision_and_half_gives_single():
+    X = np.random.default_rng(0).normal(size=(5, 3, 2))
+    for given, kept in ((np.float16, np.float32), (np.float32, np.float32), (np.float64, np.float64)):
+        assert MeanPooling().fit_transform(X.astype(given)).dtype == kept
+    assert isinstance(MeanPooling().fit_transform(torch.as_tensor(X)), np.ndarray)
+
+
+@pytest.mark.parametrize(
+    ("pooling", "message"),
+    [
+        (PoolingUnion([]), "parts must be a list of poolings"),
+        (PoolingUnion(["mean"]), "parts must be a list of poolings"),
+        (TokenGates(0), "n_gates"),
+        (TokenGates(source="other"), "source must be 'random' or 'pairs'"),
+        (QueryPooling(0), "n_queries"),
+        (QueryPooling(source="other"), "source must be 'tokens', 'prototypes' or 'random'"),
+        (QueryPooling(temperature=0.0), "temperature must be a positive"),
+        (PrototypePooling(0), "n_prototypes"),
+        (PrototypePooling(temperature=-1.0), "temperature must be a positive"),
+        (RelativePositions([]), "offsets must be a sequence of integers"),
+        (RelativePositions([0.5]), "offsets must be a sequence of integers"),
+        (RelativePositions(origin="middle"), "origin must be one of"),
+        (RelativePositions(origin="marked"), "mark must be the position of a feature"),
+        (RelativePositions(mark=1), "mark must be the position of a feature"),
+        (RelativePositions(origin="marked", mark=4), "mark must be below the 4 features"),
+    ],
+)
+def test_wrong_parameters_are_named(pooling, message):
+    with pytest.raises(ValueError, match=message):
+        pooling.fit(SAMPLES)

@@ -1,0 +1,143 @@
+"""Samples of any number of tokens: their forms, their errors, and draws that depend on nothing but what they hold."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from probe_cases import forms, padded, ragged_samples
+from sklearn.base import BaseEstimator
+
+from convexformer.preprocessing.sequences import CONFIG, PaddedSequences, check_sequences, choose_samples, draw_tokens
+
+SAMPLES = ragged_samples()
+FORMS = forms(SAMPLES)
+
+
+def read(X):
+    return check_sequences(BaseEstimator(), X, reset=True)
+
+
+def contents(samples):
+    return [
+        sample[real].numpy() for _, tokens, mask in samples.chunks() for sample, real in zip(tokens, mask, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_all_forms_hold_the_same_samples(name):
+    samples = read(FORMS[name])
+    assert len(samples) == len(SAMPLES)
+    assert samples.n_features == 4
+    assert samples.lengths.tolist() == [len(sample) for sample in SAMPLES]
+    for found, expected in zip(contents(samples), SAMPLES, strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_some_samples_of_each_form_are_those_at_the_positions(name):
+    index = np.array([5, 0, 17])
+    for found, position in zip(contents(read(choose_samples(FORMS[name], index))), index, strict=True):
+        np.testing.assert_array_equal(found, SAMPLES[position])
+    rows = read(FORMS[name]).rows(torch.as_tensor(index))
+    for found, position in zip(contents(rows), index, strict=True):
+        np.testing.assert_array_equal(found, SAMPLES[position])
+
+
+def test_padding_is_zero_and_marked_as_none_whatever_it_holds():
+    array, _, mask = padded(SAMPLES, fill=np.inf)
+    for _, tokens, real in read((array, mask)).chunks():
+        assert bool((tokens[~real] == 0).all())
+        assert bool(real.any(1).all())
+
+
+def test_two_dimensional_data_are_samples_of_one_token():
+    X = np.random.default_rng(0).normal(size=(6, 3))
+    samples = read(X)
+    assert samples.lengths.tolist() == [1] * 6
+    np.testing.assert_array_equal(np.concatenate(contents(samples)), X)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.int64])
+def test_half_precision_is_computed_in_single_precision_and_integers_in_double(dtype):
+    X = np.arange(24).reshape(2, 4, 3).astype(dtype)
+    samples = read(X)
+    working = {np.float16: torch.float32, np.float32: torch.float32}.get(dtype, torch.float64)
+    assert samples.dtype == working
+    np.testing.assert_array_equal(np.stack(contents(samples)), X)
+
+
+def test_an_array_in_half_precision_is_not_copied_as_a_whole():
+    X = np.zeros((3, 4, 2), dtype=np.float16)
+    samples = read(X)
+    X[1, 2, 0] = 1.0
+    assert contents(samples)[1][2, 0] == 1.0
+
+
+def test_chunks_hold_all_samples_in_order_and_few_numbers():
+    samples = PaddedSequences(torch.zeros(1000, 8, 256))
+    rows = [(part.start, part.stop, tokens.numel()) for part, tokens, _ in samples.chunks(256)]
+    assert rows[0][0] == 0
+    assert rows[-1][1] == 1000
+    assert all(before[1] == after[0] for before, after in pairwise(rows))
+    assert len(rows) > 1
+    assert max(size for *_, size in rows) <= CONFIG.temporary
+
+
+@pytest.mark.parametrize(
+    ("X", "message"),
+    [
+        ([np.zeros((2, 3)), np.zeros((0, 3))], r"X\[1\] has no token that is real"),
+        ((np.zeros((2, 3, 1)), [3, 0]), r"X\[1\] has no token that is real"),
+        ((np.zeros((2, 3, 1)), np.zeros((2, 3), dtype=bool)), r"X\[0\] has no token that is real"),
+        ((np.zeros((2, 3, 1)), [3, 4]), r"lengths from 1 to 3.*got 4"),
+        ((np.zeros((2, 3, 1)), [3.0, 2.0]), r"X\[1\] must be lengths, integers of shape \(2,\)"),
+        ((np.zeros((2, 3, 1)), np.ones((2, 2), dtype=bool)), r"mask of bool of shape \(2, 3\)"),
+        ([np.zeros((2, 3)), np.zeros((2, 4))], r"X\[1\] has tokens of width 4, but X\[0\] of 3"),
+        ([np.zeros((2, 3)), np.full((2, 3), np.nan)], r"NaN or infinity, in a token of X\[1\]"),
+        (np.zeros((2, 0, 3)), "at least one sample, token and feature"),
+        (np.zeros((2, 2, 3, 1)), "2 or 3 dimensions"),
+        (np.zeros((2, 2, 3), dtype=complex), "real numbers"),
+        (np.ma.array(np.zeros((1, 2, 2)), mask=[[[0, 1], [0, 0]]]), "must mask whole tokens"),
+        (np.ma.array(np.zeros((1, 2)), mask=[[0, 1]]), "must have shape"),
+    ],
+)
+def test_what_is_no_sample_is_named(X, message):
+    with pytest.raises(ValueError, match=message):
+        read(X)
+
+
+def test_tokens_of_another_width_than_in_the_fit_are_refused():
+    estimator = BaseEstimator()
+    check_sequences(estimator, SAMPLES, reset=True)
+    with pytest.raises(ValueError, match="X has 3 features, but BaseEstimator is expecting 4"):
+        check_sequences(estimator, ragged_samples(n_features=3), reset=False)
+
+
+def test_draws_do_not_depend_on_order_repeats_precision_or_sizes_of_weights():
+    drawn = draw_tokens(read(SAMPLES), 30, seed=3)
+    rng = np.random.default_rng(1)
+    shuffled = [SAMPLES[i][rng.permutation(len(SAMPLES[i]))] for i in rng.permutation(len(SAMPLES))]
+    for others in (shuffled, shuffled + SAMPLES[:9]):
+        torch.testing.assert_close(draw_tokens(read(others), 30, seed=3), drawn, rtol=0, atol=0)
+    weight = np.where(np.arange(len(SAMPLES)) < 9, 2.0, 0.5)
+    torch.testing.assert_close(draw_tokens(read(SAMPLES), 30, 3, weight), drawn, rtol=0, atol=0)
+    single = [sample.astype(np.float32) for sample in SAMPLES]
+    torch.testing.assert_close(draw_tokens(read(single), 30, seed=3), drawn.float(), rtol=0, atol=0)
+
+
+def test_draws_leave_out_samples_of_weight_zero_and_differ_by_seed():
+    weight = (np.arange(len(SAMPLES)) < 5).astype(float)
+    drawn = draw_tokens(read(SAMPLES), 1000, 0, weight)
+    expected = np.concatenate(SAMPLES[:5])
+    assert sorted(drawn.tolist()) == sorted(expected.tolist())
+    assert not torch.equal(draw_tokens(read(SAMPLES), 20, 0), draw_tokens(read(SAMPLES), 20, 1))
+
+
+def test_each_token_is_as_likely_to_be_drawn():
+    samples = PaddedSequences(torch.arange(20.0).reshape(5, 4, 1))
+    counts = np.zeros(20)
+    for seed in range(2000):
+        counts[draw_tokens(samples, 5, seed).flatten().int().numpy()] += 1
+    # Each count is binomial with mean 500 and standard deviation 19.4.
+    assert np.abs(counts - 500).max() < 5 * 19.4

@@ -1,0 +1,134 @@
+"""Re-fits of trained attentive probes: never worse, certified, and with the same queries."""
+
+import numpy as np
+import pytest
+import torch
+from probe_cases import padded, ragged_samples, signal
+from torch import nn
+
+from convexformer.nn import AttentiveProbe, train
+from convexformer.probes import refit_probe
+
+SAMPLES = ragged_samples(n_samples=50)
+Y = signal(SAMPLES)
+ARRAY, LENGTHS, MASK = padded(SAMPLES)
+TOKENS, REAL = torch.as_tensor(ARRAY), torch.as_tensor(MASK)
+SIGNS = np.where(np.median(Y) < Y, 1.0, -1.0)
+ONE_HOT = np.eye(3)[np.digitize(Y, np.quantile(Y, [0.3, 0.7]))]
+
+
+def probe(n_outputs=1, **options):
+    return AttentiveProbe(4, n_outputs, n_queries=3, **{"seed": 0} | options).double()
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("penalty", ["nuclear", "group_l2"])
+@pytest.mark.parametrize(
+    ("loss", "y"), [("squared", Y), ("logistic", SIGNS), ("softmax", ONE_HOT)], ids=["squared", "logistic", "softmax"]
+)
+def test_the_refit_is_never_worse_than_where_it_started(seed, penalty, loss, y):
+    n_outputs = 1 if y.ndim == 1 else y.shape[1]
+    module = probe(n_outputs, seed=seed)
+    refit = refit_probe(module, SAMPLES, y, 0.02, loss=loss, penalty=penalty)
+    target = torch.as_tensor(y).reshape(len(y), -1)
+    predicted = module(TOKENS, REAL)
+    from convexformer.solvers import get_loss
+
+    own = get_loss(loss).value(predicted, target).mean() + 0.02 * module.decay(penalty)
+    assert refit.objective == pytest.approx(own.item(), abs=1e-10)
+    assert refit.certificate.primal <= refit.start_objective <= refit.objective + 1e-12
+    assert refit.certificate.relative_gap <= 1e-4
+    assert refit.gap == refit.objective - refit.certificate.dual
+
+
+def test_a_probe_at_its_optimum_stays_there():
+    first = refit_probe(probe(), SAMPLES, Y, 0.02, tol=1e-9)
+    second = refit_probe(first.module, SAMPLES, Y, 0.02, tol=1e-2)
+    assert second.certificate.primal <= first.certificate.primal + 1e-12
+    assert second.objective == pytest.approx(first.certificate.primal, abs=1e-9)
+    assert second.relative_gap <= 1e-6
+
+
+def test_the_module_to_put_back_is_the_certified_function_with_the_same_queries():
+    module = probe(3)
+    refit = refit_probe(module, SAMPLES, ONE_HOT, 0.01, loss="softmax")
+    assert torch.equal(refit.module.queries, module.queries)
+    assert refit.module.temperature == module.temperature
+    scores = refit.module(TOKENS, REAL).detach()
+    loss = -(torch.as_tensor(ONE_HOT) * scores.log_softmax(1)).sum(1).mean()
+    objective = loss + 0.01 * refit.module.decay()
+    assert objective.item() == pytest.approx(refit.certificate.primal, abs=1e-10)
+    module.load_state_dict(refit.module.state_dict())
+    torch.testing.assert_close(module(TOKENS, REAL).detach(), scores)
+
+
+def test_training_leaves_a_gap_that_the_refit_closes():
+    X = np.random.default_rng(0).normal(size=(60, 5, 4))
+    y = X[:, :, 0].max(1)
+    tokens, target = torch.as_tensor(X).float(), torch.as_tensor(y).float()[:, None]
+    module = AttentiveProbe(4, 1, n_queries=4)
+    train(module, tokens, target, alpha=0.01, lr=1e-2, n_steps=100, seed=0)
+    refit = refit_probe(module, X, y, 0.01)
+    assert refit.gap > 1e-3
+    assert refit.certificate.gap < 0.01 * refit.gap
+    assert "gap of the trained probe" in str(refit)
+
+
+def test_cross_attention_with_a_linear_readout_is_an_attentive_probe():
+    torch.manual_seed(0)
+    for batch_first, bias, m in ((True, True, 1), (False, False, 3)):
+        attention = nn.MultiheadAttention(8, 2, batch_first=batch_first, bias=bias).double()
+        for parameter in attention.parameters():
+            nn.init.normal_(parameter)
+        query, readout = torch.randn(m, 8, dtype=torch.float64), nn.Linear(8, 3).double()
+        tokens = torch.randn(5, 6, 8, dtype=torch.float64)
+        mask = torch.arange(6) < torch.tensor([6, 1, 3, 2, 5])[:, None]
+        arguments = (query.expand(5, m, 8), tokens, tokens)
+        if not batch_first:
+            arguments = tuple(part.transpose(0, 1) for part in arguments)
+        out = attention(*arguments, key_padding_mask=~mask)[0]
+        expected = readout((out if batch_first else out.transpose(0, 1)).mean(1))
+        found = AttentiveProbe.from_multihead(attention, query, readout)
+        torch.testing.assert_close(found(tokens, mask), expected, atol=1e-10, rtol=0)
+
+
+def test_modules_of_other_classes_say_what_they_are():
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = probe()
+
+        def as_attentive_probe(self):
+            return self.inner
+
+    refit = refit_probe(Own(), SAMPLES, Y, 0.02)
+    assert refit.certificate.primal == refit_probe(probe(), SAMPLES, Y, 0.02).certificate.primal
+    with pytest.raises(TypeError, match="as_attentive_probe"):
+        refit_probe(nn.Linear(4, 1), SAMPLES, Y, 0.02)
+
+
+def test_attention_that_no_probe_is_is_refused():
+    readout, query = nn.Linear(8, 1), torch.zeros(1, 8)
+    for options, message in (
+        ({"add_bias_kv": True}, "bias_k"),
+        ({"add_zero_attn": True}, "add_zero_attn"),
+        ({"dropout": 0.1}, "dropout=0, got 0.1"),
+        ({"kdim": 4}, "one width"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            AttentiveProbe.from_multihead(nn.MultiheadAttention(8, 2, **options), query, readout)
+
+
+def test_arguments_that_do_not_fit_are_named():
+    with pytest.raises(ValueError, match="tokens of width 4, but the queries of the probe have 5"):
+        refit_probe(AttentiveProbe(5), SAMPLES, Y, 0.1)
+    with pytest.raises(ValueError, match="fit_intercept=False is for a probe without bias"):
+        refit_probe(probe(), SAMPLES, Y, 0.1, fit_intercept=False)
+
+
+def test_decay_is_least_for_balanced_weights():
+    module = probe(3)
+    balanced = AttentiveProbe.from_coef(module.queries, module.coef())
+    nuclear = torch.linalg.matrix_norm(module.coef(), "nuc").sum()
+    torch.testing.assert_close(balanced.decay(), nuclear)
+    assert module.decay() >= nuclear
