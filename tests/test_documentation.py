@@ -28,7 +28,7 @@ def no_display():
 
 @pytest.mark.parametrize(
     "path",
-    [pytest.param(path, marks=NEEDS_MINILM if path.stem == "plot_text_classifier" else ()) for path in EXAMPLES],
+    [pytest.param(path, marks=NEEDS_MINILM if path.stem == "plot_probe_text" else ()) for path in EXAMPLES],
     ids=lambda path: path.stem,
 )
 def test_example_runs_and_draws(path, capsys):

@@ -75,6 +75,11 @@ class Activations:
     def __len__(self) -> int:
         return len(self.inputs)
 
+    @property
+    def sequences(self) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """`outputs` and `lengths`, which probes take as ``X``."""
+        return self.outputs, self.lengths
+
     def __repr__(self) -> str:
         shape = "{} sentences, {} tokens, {} features".format(*self.inputs.shape)
         place = f"layer {self.layer}" if self.site == "layer" else f"attention of layer {self.layer}"

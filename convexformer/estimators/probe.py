@@ -14,7 +14,7 @@ from torch import Tensor
 
 from convexformer.nn.modules.probe import ProbeNetwork, TokenPooler
 from convexformer.preprocessing.dictionary import factors_of, get_dictionary, make_pooler
-from convexformer.preprocessing.pooling import pooled
+from convexformer.preprocessing.pooling import pooled, pooled_chunks
 from convexformer.preprocessing.sequences import TokenSequences, check_sequences, choose_samples
 from convexformer.probes.explanation import Explanation
 from convexformer.probes.generate import (
@@ -27,10 +27,10 @@ from convexformer.probes.generate import (
     get_generation,
 )
 from convexformer.probes.memory import check_memory_limit, check_room
-from convexformer.programs.pooled import PooledMap
+from convexformer.programs.stored import StoredMap, file_tensor
 from convexformer.targets import Targets
 from convexformer.validation import check_device, check_flag, check_stream, predictions, result_of
-from convexformer_solvers import Callback, DenseMap, LinearMap, Loss, Penalty, Program, Solver, SolverResult
+from convexformer_solvers import Callback, DenseMap, Loss, Penalty, Program, Solver, SolverResult
 
 from .attention import ClassificationMixin, RegressionMixin
 from .base import ConvexAttentionBase, Problem, ProgramParts
@@ -102,32 +102,35 @@ class ConvexProbeBase(ConvexAttentionBase):
         program = self._program(linear_map, parts)
         return ProbeProblem(program, targets, None, sample_weight, pooler=pooler, samples=samples)
 
-    def _program(self, linear_map: LinearMap, parts: ProgramParts) -> Program:
+    def _program(self, linear_map: DenseMap, parts: ProgramParts) -> Program:
         alpha = 1.0 if parts.alpha is None else parts.alpha
         weight, intercept = parts.sample_weight, parts.fit_intercept
         return Program(linear_map, parts.target, parts.loss, parts.penalty, alpha, weight, intercept)
 
     def _scaled(
         self, pooler: TokenPooler, samples: TokenSequences, weight: Tensor | None
-    ) -> tuple[TokenPooler, LinearMap]:
+    ) -> tuple[TokenPooler, DenseMap]:
         """The dictionary with its factors, where tokens are standardised, and the linear map of its program."""
-        if self._is_streamed(pooler, samples):
-            if self.standardize:
-                pooler = _with_factors(pooler, factors_of(PooledMap(pooler, samples).chunks(), weight))
-            return pooler, PooledMap(pooler, samples)
-        tokens = pooled(pooler, samples)
+        linear_map = self._map(pooler, samples)
         if self.standardize:
-            pooler = _with_factors(pooler, factors_of(_slices(tokens), weight))
-            tokens *= cast(Tensor, pooler.factors).to(tokens)[:, None]
-        return pooler, DenseMap(tokens)
+            pooler = _with_factors(pooler, factors_of(_slices(linear_map.data), weight))
+            for _, tokens in _slices(linear_map.data):
+                tokens *= cast(Tensor, pooler.factors).to(tokens)[:, None]
+        return pooler, linear_map
 
-    def _is_streamed(self, pooler: TokenPooler, samples: TokenSequences) -> bool:
-        """Whether pooled tokens are computed anew for each product."""
-        size = len(samples) * pooler.n_weightings * samples.n_features * samples.dtype.itemsize
-        if self.memory_limit is not None and size > self.memory_limit:
-            return True
-        check_room(size, pooler.n_weightings, samples.device)
-        return False
+    def _map(self, pooler: TokenPooler, samples: TokenSequences) -> DenseMap:
+        """The pooled tokens, in memory or, beyond the limit, in a file."""
+        shape = (len(samples), pooler.n_weightings, samples.n_features)
+        size = torch.Size(shape).numel() * samples.dtype.itemsize
+        if self.memory_limit is None or size <= self.memory_limit:
+            check_room(size, pooler.n_weightings, samples.device)
+            return DenseMap(pooled(pooler, samples))
+        if samples.device.type != "cpu":
+            raise ValueError(
+                f"memory_limit={self.memory_limit} is less than the {size} bytes of pooled tokens, which would go to a "
+                "file, and with a file products are computed on the CPU; set device='cpu' or raise memory_limit"
+            )
+        return StoredMap(pooled(pooler, samples, file_tensor(shape, samples.dtype)))
 
     def _drawn_anew(self) -> str:
         return super()._drawn_anew().replace("gates", "weightings")
@@ -186,9 +189,7 @@ class ConvexProbeBase(ConvexAttentionBase):
         n_new = pooler.n_weightings - problem.pooler.n_weightings
         if n_new == 0:
             return problem, violation
-        linear_map = (
-            PooledMap(pooler, samples) if self._is_streamed(pooler, samples) else DenseMap(pooled(pooler, samples))
-        )
+        linear_map = self._map(pooler, samples)
         coef, intercept = self._solution
         coef = torch.cat([coef, coef.new_zeros((n_new, *coef.shape[1:]))]).to(program.y.device)
         start = (coef, intercept.to(coef.device))
@@ -224,7 +225,8 @@ class ConvexProbeBase(ConvexAttentionBase):
         samples = self._read_samples(X, reset=False)
         samples = samples.to(check_device(self.device, samples.device))
         coef, intercept = (part.to(samples.device) for part in self._solution)
-        return predictions(PooledMap(self.pooler_, samples), coef, intercept, samples.dtype)
+        parts = pooled_chunks(self.pooler_, samples)
+        return torch.cat([predictions(DenseMap(part), coef, intercept, samples.dtype) for _, part in parts])
 
     def _chosen_samples(self, X: Any, index: NDArray[np.int64]) -> Any:
         return choose_samples(X, index)
@@ -355,8 +357,9 @@ class ConvexProbeRegressor(RegressionMixin, ConvexProbeBase):
     device : str or torch.device, default=None
         Device to work on; that of ``X`` by default.
     memory_limit : int, default=None
-        Bytes of pooled tokens to hold at most. Where they take more they are computed anew for each product, which
-        takes little memory and more time. Default: all are held, and it is an error where they do not fit.
+        Bytes of pooled tokens to hold in memory at most. Where they take more they are in a temporary file, of which
+        ``solver="auto"`` makes no copy: it then takes gradient steps alone. Default: they are in memory, and it is an
+        error where they do not fit.
     random_state : int, RandomState or None, default=None
         Draws what poolings draw that have no `random_state` of their own, and the starting points of `generate`.
     verbose : bool, default=False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -127,15 +127,23 @@ class TokenPooling(_OfTokens):
         return result_of(pooled(TokenPooler([self.weights_]), samples), X)
 
 
-def pooled(pooler: TokenPooler, samples: TokenSequences) -> Tensor:
-    """Pooled tokens ``(N, h, d)`` of samples, computed in chunks."""
-    h = pooler.n_weightings
-    result = torch.empty((len(samples), h, samples.n_features), dtype=samples.dtype, device=samples.device)
+def pooled_chunks(pooler: TokenPooler, samples: TokenSequences) -> Iterator[tuple[slice, Tensor]]:
+    """Pooled tokens ``(B, h, d)`` of a few samples at a time, and which samples these are."""
     pooler = pooler.to(samples.device)
-    with torch.no_grad():
-        for rows, tokens, mask in samples.chunks(h):
-            result[rows] = pooler(tokens, mask)
-    return result
+    for rows, tokens, mask in samples.chunks(pooler.n_weightings):
+        with torch.no_grad():
+            part = pooler(tokens, mask)
+        yield rows, part
+
+
+def pooled(pooler: TokenPooler, samples: TokenSequences, out: Tensor | None = None) -> Tensor:
+    """Pooled tokens ``(N, h, d)`` of samples, computed in chunks; written to `out` where it is given."""
+    if out is None:
+        shape = (len(samples), pooler.n_weightings, samples.n_features)
+        out = torch.empty(shape, dtype=samples.dtype, device=samples.device)
+    for rows, part in pooled_chunks(pooler, samples):
+        out[rows] = part
+    return out
 
 
 class MeanPooling(TokenPooling):

@@ -59,6 +59,5 @@ def check_room(n_bytes: int, n_weightings: int, device: torch.device) -> None:
     if free is not None and n_bytes > free:
         raise ValueError(
             f"the pooled tokens of {n_weightings} weightings take {n_bytes / 1e9:.3g} GB, and {free / 1e9:.3g} GB are "
-            "free; set memory_limit in bytes so that they are computed anew for each product, or take a smaller "
-            "dictionary"
+            "free; set memory_limit in bytes so that they are held in a file, or take a smaller dictionary"
         )

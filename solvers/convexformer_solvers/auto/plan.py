@@ -35,7 +35,7 @@ def plan(program: Program, warm: bool = False, config: AutoConfig | None = None)
 
     1. ``alpha`` from ``alpha_max`` on: the best constant model, and nothing else is needed.
     2. A loss of unbounded curvature (Poisson): gradient steps, Newton steps, gradient steps.
-    3. A penalty that is no sum over blocks: gradient steps alone.
+    3. A penalty that is no sum over blocks, or data that are not held in memory: gradient steps alone.
     4. Features that are nearly independent, for this ``alpha``: greedy gradient steps in single precision, on a working
        set where there are many more features than samples, for as long as a Gram matrix would take.
     5. Squared loss and a costly Gram matrix: a working set, solved by block descent with one output, else by
@@ -96,6 +96,9 @@ class _Planner:
             return
         if not program.penalty.block_separable:  # the size of groups says nothing of a good rho
             yield self._gradient_steps("the penalty is no sum over blocks")
+            return
+        if not program.map.in_memory:
+            yield self._gradient_steps("the data are not held in memory: these make no copy")
             return
         if self.factorises and program.tail_length > self.config.long_tails:
             yield from self._proximal_steps()

@@ -1,32 +1,18 @@
-"""Figures of solutions; needs the extra ``plot``."""
+"""Figures of solutions and of convergence."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
+
+from .common import largest, require_matplotlib
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-
-def require_matplotlib() -> Any:
-    """Import ``matplotlib.pyplot``, or say which extra is missing.
-
-    Raises
-    ------
-    ModuleNotFoundError
-        If matplotlib is not installed.
-    """
-    try:
-        import matplotlib.pyplot as plt
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("figures need matplotlib: pip install 'convexformer[plot]'") from error
-    return plt
 
 
 def plot_token_norms(
@@ -69,7 +55,7 @@ def plot_token_norms(
     if not (len(np.shape(shape)) == 1 and len(shape) == 2 and min(shape) > 0 and math.prod(shape) == norms.size):
         raise ValueError(f"shape must be that of {norms.size} tokens in rows and columns, got {shape}")
     grid = norms.reshape(shape)
-    image = axes.imshow(grid, cmap="Blues", vmin=0, vmax=_top(grid))
+    image = axes.imshow(grid, cmap="Blues", vmin=0, vmax=largest(grid))
     for (row, column), value in np.ndenumerate(grid):
         shade = "white" if value > 0.6 * grid.max() else "black"
         axes.text(column, row, f"{value:.2g}" if value else "unused", ha="center", va="center", color=shade, fontsize=8)
@@ -163,40 +149,10 @@ def plot_attention_map(weights: ArrayLike, *, first: int = 0, title: str = "", a
         raise ValueError("weights must not be negative or NaN")
     axes = require_matplotlib().subplots(layout="constrained")[1] if ax is None else ax
     bottom, right = array.shape[0] + first - 0.5, array.shape[1] + first - 0.5
-    image = axes.imshow(array, cmap="Blues", vmin=0, vmax=_top(array), extent=(first - 0.5, right, bottom, first - 0.5))
+    image = axes.imshow(
+        array, cmap="Blues", vmin=0, vmax=largest(array), extent=(first - 0.5, right, bottom, first - 0.5)
+    )
     axes.set(xlabel="position read from", ylabel="position of the output", title=title)
     axes.locator_params(integer=True, min_n_ticks=1)
     axes.figure.colorbar(image, ax=axes, label="weight", shrink=0.8)
     return axes
-
-
-def _top(values: NDArray[np.float64]) -> float:
-    """End of a colour scale that begins at zero, be all values zero."""
-    return float(values.max(initial=0.0)) or 1.0
-
-
-def new_figure(n_rows: int, n_columns: int, figsize: tuple[float, float]) -> tuple[Figure, Sequence[Axes]]:
-    """Make a figure that needs no display.
-
-    Parameters
-    ----------
-    n_rows, n_columns : int
-        Grid of axes.
-    figsize : (float, float)
-        Inches.
-
-    Returns
-    -------
-    figure, axes
-        The axes as a flat sequence.
-    """
-    figure, axes = require_matplotlib().subplots(
-        n_rows, n_columns, figsize=figsize, layout="constrained", squeeze=False
-    )
-    return figure, list(axes.flat)
-
-
-def save_figure(figure: Figure, path: Any) -> None:
-    """Write a figure as PNG and close it."""
-    figure.savefig(path, dpi=130)
-    require_matplotlib().close(figure)

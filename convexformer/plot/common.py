@@ -1,0 +1,60 @@
+"""What all figures share: matplotlib, figures without a display, and colour scales."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+def require_matplotlib() -> Any:
+    """Import ``matplotlib.pyplot``, or say which extra is missing.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        If matplotlib is not installed.
+    """
+    try:
+        import matplotlib.pyplot as plt
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError("figures need matplotlib: pip install 'convexformer[plot]'") from error
+    return plt
+
+
+def largest(values: NDArray[np.float64]) -> float:
+    """End of a colour scale that begins at zero, be all values zero."""
+    return float(values.max(initial=0.0)) or 1.0
+
+
+def new_figure(n_rows: int, n_columns: int, figsize: tuple[float, float]) -> tuple[Figure, Sequence[Axes]]:
+    """Make a figure that needs no display.
+
+    Parameters
+    ----------
+    n_rows, n_columns : int
+        Grid of axes.
+    figsize : (float, float)
+        Inches.
+
+    Returns
+    -------
+    figure, axes
+        The axes as a flat sequence.
+    """
+    figure, axes = require_matplotlib().subplots(
+        n_rows, n_columns, figsize=figsize, layout="constrained", squeeze=False
+    )
+    return figure, list(axes.flat)
+
+
+def save_figure(figure: Figure, path: Any) -> None:
+    """Write a figure as PNG and close it."""
+    figure.savefig(path, dpi=130)
+    require_matplotlib().close(figure)
