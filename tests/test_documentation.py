@@ -10,6 +10,7 @@ from pathlib import Path
 
 import matplotlib
 import matplotlib.pyplot as plt
+import numpy as np
 import pytest
 from alike import AlikeChecker
 
@@ -60,8 +61,11 @@ def test_readme_example_runs_and_says_what_it_prints(capsys):
     for line in promised:
         assert AlikeChecker().check_output(line, printed[0], 0)
     assert float(printed[1]) > 0.9
-    assert printed[2].endswith("16 tokens, 4 features, 10 outputs)")
-    assert abs(float(printed[4])) < 1e-9
+    assert printed[2].endswith("49 tokens, 4 features, 10 outputs)")
+    explained = np.array(" ".join(printed[3:]).strip("[] ").split(), dtype=float)
+    probe, X_test = names["probe"], names["X_test"]
+    largest = probe.decision_function(X_test)[0].argmax()
+    np.testing.assert_allclose(explained, probe.explain(X_test).of(0, largest), atol=0.051)
     (sequel,) = re.findall(r"```text\n(>>> .*?)```", README, re.DOTALL)
     test = doctest.DocTestParser().get_doctest(sequel, dict(names), "README.md", None, None)
     assert doctest.DocTestRunner(AlikeChecker()).run(test).failed == 0
