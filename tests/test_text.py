@@ -9,7 +9,7 @@ import torch
 import transformers
 from tiny_encoders import SIZES, VOCABULARY, WIDTH, random_sentences, save_random
 
-from convexformer import ConvexAttentionClassifier, ConvexAttentionRegressor, Heads
+from convexformer import ConvexAttentionClassifier, ConvexAttentionRegressor, ConvexProbeClassifier, Heads
 from convexformer.datasets import load_attention_activations
 from convexformer.text import EncoderWithHeads
 
@@ -244,3 +244,46 @@ def test_wrong_sentences_are_named(bert, sentences, error, message):
     network = EncoderWithHeads(closed_heads(), model=bert, layer=1, site="layer")
     with pytest.raises(error, match=message):
         network(sentences)
+
+
+# Probes
+
+
+@pytest.fixture
+def probed(bert):
+    """A probe of all tokens of the sentences, and its module on the encoder."""
+    data = load_attention_activations(SENTENCES, model=bert, n_tokens=N_TOKENS, short="pad", layer=1, site="layer")
+    probe = ConvexProbeClassifier(alpha=0.01, tol=1e-3, random_state=0).fit(data.sequences, labels(SENTENCES, 3))
+    network = EncoderWithHeads(probe.to_torch(), model=bert, layer=1, site="layer", n_tokens=N_TOKENS)
+    return probe, network
+
+
+def test_a_probe_on_the_encoder_predicts_as_the_estimator(bert, probed):
+    probe, network = probed
+    data = load_attention_activations(NEW, model=bert, n_tokens=N_TOKENS, short="pad", layer=1, site="layer")
+    scores = probe.decision_function(data.sequences)
+    with torch.no_grad():
+        np.testing.assert_allclose(network(NEW).numpy(), scores, rtol=0, atol=1e-3)
+        one_by_one = torch.cat([network([sentence]) for sentence in NEW])
+    np.testing.assert_allclose(one_by_one.numpy(), scores, rtol=0, atol=1e-3)
+    assert np.ptp(scores, axis=0).min() > 0.1
+
+
+def test_a_probe_reads_as_many_tokens_as_the_encoder_takes_by_default(bert, probed):
+    network = EncoderWithHeads(probed[0].to_torch(), model=bert, layer=1, site="layer")
+    assert network.n_tokens == SIZES["max_position_embeddings"]
+
+
+def test_the_state_of_a_probe_on_the_encoder_loads_into_another(bert, probed):
+    probe, network = probed
+    other = EncoderWithHeads(probe.to_torch(), model=bert, layer=1, site="layer", n_tokens=N_TOKENS)
+    with torch.no_grad():
+        other.head.coef.zero_()
+        assert not torch.equal(other(NEW), network(NEW))
+        other.load_state_dict(network.state_dict())
+        assert torch.equal(other(NEW), network(NEW))
+
+
+def test_heads_have_a_number_of_tokens_of_their_own(bert):
+    with pytest.raises(ValueError, match="n_tokens must be that of the heads, 7, or None, got 5"):
+        EncoderWithHeads(closed_heads(), model=bert, layer=1, site="layer", n_tokens=5)
