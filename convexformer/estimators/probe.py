@@ -71,7 +71,7 @@ class ConvexProbeBase(ConvexAttentionBase):
     # Building the program
 
     def _check_model(self, is_grid: bool) -> None:
-        get_dictionary(self.dictionary)
+        get_dictionary(self.dictionary, longest=1)
         check_flag(self.standardize, "standardize")
         check_memory_limit(self.memory_limit)
         if get_generation(self.generate) is not None and is_grid and not self._generates_after_a_grid:
@@ -90,7 +90,7 @@ class ConvexProbeBase(ConvexAttentionBase):
         stream = check_stream(self.random_state)
         before = stream.get_state()
         pooler = make_pooler(
-            get_dictionary(self.dictionary),
+            get_dictionary(self.dictionary, int(samples.lengths.max())),
             samples,
             standardize=bool(self.standardize),
             random_state=stream,
@@ -329,8 +329,8 @@ class ConvexProbeRegressor(RegressionMixin, ConvexProbeBase):
         Weight of the decay against the **mean** loss; positive. At ``alpha_max_`` the solution becomes zero.
     dictionary : "auto", TokenPooling or list of them, default="auto"
         What makes the weightings: the poolings of ``convexformer.preprocessing``. ``"auto"`` is the mean, 128
-        queries and 32 gates, none of which look at positions. Draws depend neither on the order of samples and
-        tokens nor on weights, other than those of zero.
+        queries and 32 gates, none of which look at positions; where all samples have one token it is the mean alone.
+        Draws depend neither on the order of samples and tokens nor on weights, other than those of zero.
     generate : int or Generation, default=None
         Queries and gates to add at most by column generation: those whose dual constraint the solution violates most.
         They are found by local search, so that none found does not prove that none is left.

@@ -18,24 +18,37 @@ from .pooling import MeanPooling, PoolingUnion, QueryPooling, TokenGates, TokenP
 from .sequences import TokenSequences
 
 
-def default_dictionary() -> PoolingUnion:
+def default_dictionary(longest: int) -> PoolingUnion:
     """What ``dictionary="auto"`` is: the mean, 128 queries and 32 gates.
+
+    Of samples of one token each it is the mean alone, as there is nothing to pool: the probe is a linear model.
+
+    Parameters
+    ----------
+    longest : int
+        Tokens of the longest sample.
+
+    Returns
+    -------
+    PoolingUnion
 
     Examples
     --------
-    >>> [type(part).__name__ for part in default_dictionary().parts]
+    >>> [type(part).__name__ for part in default_dictionary(longest=8).parts]
     ['MeanPooling', 'QueryPooling', 'TokenGates']
     """
-    return PoolingUnion([MeanPooling(), QueryPooling(128), TokenGates(32)])
+    return PoolingUnion([MeanPooling()] + ([QueryPooling(128), TokenGates(32)] if longest > 1 else []))
 
 
-def get_dictionary(dictionary: Any) -> TokenPooling:
+def get_dictionary(dictionary: Any, longest: int) -> TokenPooling:
     """The pooling that a parameter ``dictionary`` means.
 
     Parameters
     ----------
     dictionary : "auto", TokenPooling or list of them
         The parameter; a list is the ``PoolingUnion`` of its entries.
+    longest : int
+        Tokens of the longest sample.
 
     Returns
     -------
@@ -48,11 +61,11 @@ def get_dictionary(dictionary: Any) -> TokenPooling:
 
     Examples
     --------
-    >>> get_dictionary([MeanPooling(), TokenGates(8)])
+    >>> get_dictionary([MeanPooling(), TokenGates(8)], longest=5)
     PoolingUnion(parts=[MeanPooling(), TokenGates(n_gates=8)])
     """
     if isinstance(dictionary, str) and dictionary == "auto":
-        return default_dictionary()
+        return default_dictionary(longest)
     if isinstance(dictionary, TokenPooling):
         return dictionary
     is_list = isinstance(dictionary, (list, tuple)) and len(dictionary) > 0
