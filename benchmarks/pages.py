@@ -228,6 +228,27 @@ def memory() -> str:
     )
 
 
+def probe_memory() -> str:
+    """Memory of probes whose pooled tokens are large."""
+    data = load("probe_memory")
+    rows = [["samples", "pooled tokens, GB", "memory_limit, GB", "held, GB", "alpha / alpha_max", "gap", "seconds"]]
+    for record in data["records"]:
+        limit = "-" if record["limit"] is None else f"{record['limit'] / 1e9:.2g}"
+        pooled, held = (f"{record[name] / 1e9:.3g}" for name in ("pooled_bytes", "bytes"))
+        rest = f"{record['alpha_ratio']:.2f}", f"{record['gap']:.1e}", f"{record['seconds']:.0f}"
+        rows.append([str(record["n_samples"]), pooled, limit, held, *rest])
+    return "\n\n".join(
+        [
+            "# Memory of probes",
+            "`ConvexProbeClassifier` on samples of 64 tokens of width 384 in half precision, which a memory map reads "
+            "from the disk, with 128 weightings, to a gap of 1e-3. Held is what the process holds beyond what it held "
+            "before, pages of files left out. The seconds contain the pooling.",
+            markdown(rows),
+            measured(data),
+        ]
+    )
+
+
 def layers() -> str:
     """Unfolded layers beside torch's encoder layer."""
     data = load("layers")
@@ -288,6 +309,7 @@ PAGES = {
         "than 10 % and nothing became unsolved was removed.",
     ),
     "memory": memory,
+    "probe_memory": probe_memory,
     "layers": layers,
     "constrained_steps": constrained_steps,
 }
