@@ -241,7 +241,7 @@ class ConvexAttentionBase(CertifiedEstimator):
 
     def _drawn_anew(self) -> str:
         """What each fit draws anew, for messages; nothing where all of it has a seed."""
-        return "gates" if self._draws_gates and not is_integer(self.random_state) else ""
+        return "" if is_integer(self.random_state) else self._drawn
 
     # Building the program
 
@@ -326,7 +326,7 @@ class ConvexAttentionBase(CertifiedEstimator):
         self, data: TrainingData, source: GateSource | None
     ) -> tuple[Gates | None, Tensor | None, GatesInterrupted | None]:
         """Gates of this fit, their masks on the training data, and what interrupted their making."""
-        self._draws_gates = False
+        self._drawn = ""
         if source is None:
             return None, None, None
         stream = self._gate_stream()
@@ -335,7 +335,7 @@ class ConvexAttentionBase(CertifiedEstimator):
             made = source.make(data, stream)
         except GatesInterrupted as interruption:
             return interruption.gates, interruption.gates.masks(data.tokens), interruption
-        self._draws_gates = not all(map(np.array_equal, before, stream.get_state()))
+        self._drawn = "" if all(map(np.array_equal, before, stream.get_state())) else "gates"
         masks = made.masks(data.tokens)
         distinct = made.distinct(masks, data.sample_weight)
         return self._kept(made.select(distinct)), masks[:, torch.as_tensor(distinct, device=masks.device)], None

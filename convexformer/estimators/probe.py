@@ -15,7 +15,7 @@ from torch import Tensor
 from convexformer.nn.modules.probe import ProbeNetwork, TokenPooler
 from convexformer.preprocessing.dictionary import factors_of, get_dictionary, make_pooler
 from convexformer.preprocessing.pooling import pooled, pooled_chunks
-from convexformer.preprocessing.sequences import TokenSequences, check_sequences, choose_samples
+from convexformer.preprocessing.sequences import CONFIG, TokenSequences, check_sequences, choose_samples
 from convexformer.probes.explanation import Explanation
 from convexformer.probes.generate import (
     DualPoint,
@@ -27,10 +27,11 @@ from convexformer.probes.generate import (
     get_generation,
 )
 from convexformer.probes.memory import check_memory_limit, check_room
+from convexformer.programs.build import program_of
 from convexformer.programs.stored import StoredMap, file_tensor
 from convexformer.targets import Targets
 from convexformer.validation import check_device, check_flag, check_stream, predictions, result_of
-from convexformer_solvers import Callback, DenseMap, Loss, Penalty, Program, Solver, SolverResult
+from convexformer_solvers import Callback, DenseMap, Loss, Penalty, Solver, SolverResult
 
 from .attention import ClassificationMixin, RegressionMixin
 from .base import ConvexAttentionBase, Problem, ProgramParts
@@ -96,16 +97,11 @@ class ConvexProbeBase(ConvexAttentionBase):
             random_state=stream,
             sample_weight=None if parts.sample_weight is None else parts.sample_weight.numpy(force=True),
         )
-        self._draws_gates = not all(map(np.array_equal, before, stream.get_state()))
+        self._drawn = "" if all(map(np.array_equal, before, stream.get_state())) else "weightings"
         samples = samples.to(parts.target.device)
         pooler, linear_map = self._scaled(pooler, samples, parts.sample_weight)
-        program = self._program(linear_map, parts)
+        program = program_of(linear_map, *parts)
         return ProbeProblem(program, targets, None, sample_weight, pooler=pooler, samples=samples)
-
-    def _program(self, linear_map: DenseMap, parts: ProgramParts) -> Program:
-        alpha = 1.0 if parts.alpha is None else parts.alpha
-        weight, intercept = parts.sample_weight, parts.fit_intercept
-        return Program(linear_map, parts.target, parts.loss, parts.penalty, alpha, weight, intercept)
 
     def _scaled(
         self, pooler: TokenPooler, samples: TokenSequences, weight: Tensor | None
@@ -132,9 +128,6 @@ class ConvexProbeBase(ConvexAttentionBase):
             )
         return StoredMap(pooled(pooler, samples, file_tensor(shape, samples.dtype)))
 
-    def _drawn_anew(self) -> str:
-        return super()._drawn_anew().replace("gates", "weightings")
-
     # Solving
 
     def _start(self, problem: Problem) -> tuple[Tensor, Tensor] | None:
@@ -151,23 +144,20 @@ class ConvexProbeBase(ConvexAttentionBase):
     def _grow(self, problem: ProbeProblem, generation: Generation, like: Any) -> None:
         """Add weightings while they lower the objective; after each round the estimator has the solution so far."""
         rounds: list[WeightingRound] = []
+        self.generation_ = GenerationReport(rounds, generation.said(GenerationStop.INTERRUPTED))  # until it has ended
         stream = check_stream(self.random_state)
-        left, end = generation.max_new, GenerationStop.INTERRUPTED
-        try:
-            while end is GenerationStop.INTERRUPTED:
-                n_before = problem.pooler.n_weightings
-                problem, violation = self._extended(problem, generation, left, stream)
-                n_added = problem.pooler.n_weightings - n_before
-                certificate = self.certificate_
-                rounds.append(WeightingRound(n_before, certificate.primal, certificate.dual, violation, n_added))
-                left -= n_added
-                if n_added:
-                    super()._fit_problem(problem, like)
-                if not n_added or not left:
-                    end = GenerationStop.BUDGET if n_added else GenerationStop.NONE_FOUND
-        finally:
-            text = end.value.format(n_restarts=generation.n_restarts, max_new=generation.max_new)
-            self.generation_ = GenerationReport(rounds, text)
+        left, end = generation.max_new, GenerationStop.BUDGET
+        while left:
+            n_before, certificate = problem.pooler.n_weightings, self.certificate_
+            problem, violation = self._extended(problem, generation, left, stream)
+            n_added = problem.pooler.n_weightings - n_before
+            rounds.append(WeightingRound(n_before, certificate.primal, certificate.dual, violation, n_added))
+            if n_added == 0:
+                end = GenerationStop.NONE_FOUND
+                break
+            left -= n_added
+            super()._fit_problem(problem, like)
+        self.generation_ = GenerationReport(rounds, generation.said(end))
 
     def _extended(
         self, problem: ProbeProblem, generation: Generation, left: int, stream: np.random.RandomState
@@ -175,18 +165,15 @@ class ConvexProbeBase(ConvexAttentionBase):
         """The problem with weightings that violate the dual constraint of its solution, and the largest violation."""
         program, samples = problem.program.with_float64_targets(), problem.samples
         theta = cast(Tensor, self.certificate_.dual_point).to(program.y.device)
-        pooler, violation = problem.pooler, -np.inf
-        for number, kind in enumerate(generation.kinds):
-            point = DualPoint.of(program, theta, problem.pooler, samples)
-            kinds_to_come = len(generation.kinds) - number
-            wanted = -(-min(generation.per_round, left) // kinds_to_come)
-            n_left = left - (pooler.n_weightings - problem.pooler.n_weightings)
-            if n_left:
-                found = find_weightings(point, kind, generation, min(wanted, n_left), stream)
-                violation = max(violation, found.violation)
-                if found.weights is not None:
-                    pooler = pooler.extended(found.weights, found.factors)
-        n_new = pooler.n_weightings - problem.pooler.n_weightings
+        point = DualPoint.of(program, theta, problem.pooler, samples)
+        pooler, violation, n_new = problem.pooler, -np.inf, 0
+        for n_kinds, kind in zip(range(len(generation.kinds), 0, -1), generation.kinds, strict=True):
+            n_wanted = -(-(min(generation.per_round, left) - n_new) // n_kinds)  # an even share, rounded up
+            found = find_weightings(point, kind, generation, n_wanted, stream)
+            violation = max(violation, found.violation)
+            if found.weights is not None:
+                pooler = pooler.extended(found.weights, found.factors)
+                n_new = pooler.n_weightings - problem.pooler.n_weightings
         if n_new == 0:
             return problem, violation
         linear_map = self._map(pooler, samples)
@@ -283,10 +270,8 @@ class ConvexProbeBase(ConvexAttentionBase):
         n_outputs = network.coef.shape[2]
         with torch.no_grad():
             for _, tokens, mask in samples.chunks(self.pooler_.n_weightings * n_outputs):
-                parts = self._shown(network.contributions(tokens.to(dtype), mask).flatten(0, 1)).unflatten(
-                    0, mask.shape
-                )
-                found += [part[real] for part, real in zip(parts, mask, strict=True)]
+                parts = network.contributions(tokens.to(dtype), mask)
+                found += [self._shown(part[real]) for part, real in zip(parts, mask, strict=True)]
             baseline = self._shown(network.bias.detach()[None])[0]
         single = baseline.shape[0] == 1
         arrays = [(part[:, 0] if single else part).numpy(force=True) for part in found]
@@ -303,8 +288,8 @@ def _with_factors(pooler: TokenPooler, factors: Tensor) -> TokenPooler:
 
 
 def _slices(tokens: Tensor) -> Any:
-    """Pooled tokens in memory a few samples at a time, which bounds the copies in float64."""
-    size = max(1, 2**20 // tokens[0].numel())
+    """Pooled tokens a few samples at a time, which bounds several copies in float64."""
+    size = max(1, CONFIG.temporary // (8 * tokens[0].numel()))
     for start in range(0, len(tokens), size):
         yield slice(start, start + size), tokens[start : start + size]
 

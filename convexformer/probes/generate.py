@@ -23,6 +23,14 @@ from convexformer_solvers.validation import check_counts
 KINDS = ("queries", "gates")
 
 
+class GenerationStop(Enum):
+    """How the generation of weightings ended; the value is the message that users read."""
+
+    NONE_FOUND = "no violating weighting in {n_restarts} restarts of each kind, which does not prove that there is none"
+    BUDGET = "max_new={max_new} weightings added; there may be more that lower the objective"
+    INTERRUPTED = "interrupted from the keyboard"
+
+
 @dataclass(frozen=True)
 class Generation:
     """How weightings are generated.
@@ -90,6 +98,10 @@ class Generation:
             if getattr(self, name) is not None:
                 check_positive(**{name: getattr(self, name)})
 
+    def said(self, end: GenerationStop) -> str:
+        """The message of an end."""
+        return end.value.format(n_restarts=self.n_restarts, max_new=self.max_new)
+
 
 def get_generation(generate: Any) -> Generation | None:
     """The generation that a parameter ``generate`` means.
@@ -118,14 +130,6 @@ def get_generation(generate: Any) -> Generation | None:
     if is_integer(generate, 1):
         return Generation(max_new=int(generate))
     raise ValueError(f"generate must be None, a positive integer or Generation(...), got {generate!r}")
-
-
-class GenerationStop(Enum):
-    """How the generation of weightings ended; the value is the message that users read."""
-
-    NONE_FOUND = "no violating weighting in {n_restarts} restarts of each kind, which does not prove that there is none"
-    BUDGET = "max_new={max_new} weightings added; there may be more that lower the objective"
-    INTERRUPTED = "interrupted from the keyboard"
 
 
 class WeightingRound(NamedTuple):

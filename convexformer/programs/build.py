@@ -74,4 +74,17 @@ def build_program(
     Program
     """
     linear_map = attention_map(tokens, masks=masks, n_outputs=target.shape[-1])
+    return program_of(linear_map, target, loss, penalty, alpha, sample_weight, fit_intercept)
+
+
+def program_of(
+    linear_map: LinearMap,
+    target: Tensor,
+    loss: Loss,
+    penalty: Penalty,
+    alpha: float | None,
+    sample_weight: Tensor | None,
+    fit_intercept: bool,
+) -> Program:
+    """The program of a linear map; the other parameters are those of ``build_program``."""
     return Program(linear_map, target, loss, penalty, 1.0 if alpha is None else alpha, sample_weight, fit_intercept)
