@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .inputs import CommandError, check_target, load_arrays, seed
+from .inputs import CommandError, check_target, load_arrays, samples_of, seed
 from .output import GOES_ON, as_lines
 
 # Parameters of cross-validated estimators: option, type and help.
@@ -49,6 +49,10 @@ def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
     for parameter, (option, kind, description) in _CROSS_VALIDATION.items():
         about = {"dest": parameter, "metavar": "N" if kind is int else "RATIO", "default": argparse.SUPPRESS}
         fit.add_argument(option, type=kind, help=f"with --alpha cv: {description}", **about)
+    fit.add_argument(
+        "--probe", action="store_true", help="pool tokens by content with a certified probe; the file may hold lengths"
+    )
+    fit.add_argument("--generate", type=int, metavar="N", help="with --probe: weightings to generate at most")
     fit.add_argument("--loss", help="loss by name; default: squared, or logistic / softmax for labels")
     fit.add_argument("--penalty", default="group_l2", help="group_l2 or nuclear")
     fit.add_argument("--activation", default="linear", help="linear or gated_relu")
@@ -69,11 +73,12 @@ def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
 
 def _run_fit(options: argparse.Namespace) -> dict[str, Any]:
     arrays = load_arrays(options.file, ("X", "y"))
-    X, y = arrays["X"], arrays["y"]
+    y = arrays["y"]
     task = options.task
     if task == "auto":
         task = "regression" if np.issubdtype(y.dtype, np.floating) else "classification"
     model = _new_model(task, options)
+    X = samples_of(arrays, options.file, options.probe)
     check_target(options.model, options.file)  # before the minutes that a fit may take
     from convexformer.estimators.persistence import save_model
 
@@ -99,7 +104,7 @@ def _run_fit(options: argparse.Namespace) -> dict[str, Any]:
         "relative_gap": certificate.relative_gap,
         "iterations": model.n_iter_,
         "heads": len(model.heads_),
-        "nonzero_tokens": int(np.count_nonzero(model.token_norms_)),
+        **_used(model),
         "train_score": float(model.score(X, y, sample_weight=arrays.get("sample_weight"))),
     }
     if hasattr(model, "alpha_"):
@@ -111,17 +116,40 @@ def _run_fit(options: argparse.Namespace) -> dict[str, Any]:
     return report
 
 
-def _new_model(task: str, options: argparse.Namespace) -> Any:
-    import convexformer
+def _used(model: Any) -> dict[str, int]:
+    """Tokens, or weightings of a probe, that the solution uses."""
+    if hasattr(model, "weighting_norms_"):
+        return {"nonzero_weightings": int(np.count_nonzero(model.weighting_norms_))}
+    return {"nonzero_tokens": int(np.count_nonzero(model.token_norms_))}
+
+
+# Options of networks of positions, which a probe does not have, with their defaults.
+_OF_POSITIONS: dict[str, Any] = {"activation": "linear", "n_gates": 32, "gates": "gaussian"}
+
+
+def _of_networks(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
+    """Beginning of the estimator's name, and the parameters of its class of networks."""
     from convexformer.gates import GATE_SOURCES
 
+    own = {name: getattr(options, name) for name in _OF_POSITIONS}
+    if options.probe:
+        given = ["--" + name.replace("_", "-") for name in own if own[name] != _OF_POSITIONS[name]]
+        if given:
+            raise CommandError(f"{', '.join(given)}: not with --probe, whose gates are part of its dictionary")
+        return "ConvexProbe", {"generate": options.generate}
+    if options.generate is not None:
+        raise CommandError(f"--generate is for --probe, got --generate {options.generate}")
     if options.gates not in GATE_SOURCES:
         raise CommandError(f"--gates must be one of {sorted(GATE_SOURCES)}, got {options.gates!r}")
-    parameters = {
+    return "ConvexAttention", own
+
+
+def _new_model(task: str, options: argparse.Namespace) -> Any:
+    import convexformer
+
+    beginning, own = _of_networks(options)
+    parameters = own | {
         "penalty": options.penalty,
-        "activation": options.activation,
-        "n_gates": options.n_gates,
-        "gates": options.gates,
         "solver": options.solver,
         "tol": options.tol,
         "max_iter": options.max_iter,
@@ -132,7 +160,7 @@ def _new_model(task: str, options: argparse.Namespace) -> Any:
     }
     if options.loss is not None:
         parameters["loss"] = options.loss
-    name = "ConvexAttentionRegressor" if task == "regression" else "ConvexAttentionClassifier"
+    name = beginning + ("Regressor" if task == "regression" else "Classifier")
     of_grid = {parameter: getattr(options, parameter) for parameter in _CROSS_VALIDATION if hasattr(options, parameter)}
     if options.alpha == "cv":
         return getattr(convexformer, name + "CV")(resume=options.resume, **of_grid, **parameters)

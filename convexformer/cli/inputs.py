@@ -60,6 +60,15 @@ def load_arrays(path: Path, wanted: tuple[str, ...]) -> dict[str, Any]:
     return arrays
 
 
+def samples_of(arrays: dict[str, Any], path: Path, is_probe: bool) -> Any:
+    """The samples of a file: ``X``, with the lengths of the samples for a probe where the file has them."""
+    if "lengths" not in arrays:
+        return arrays["X"]
+    if not is_probe:
+        raise CommandError(f"{path} holds lengths, which probes read (fit --probe); for others fill X up with zeros")
+    return arrays["X"], arrays["lengths"]
+
+
 def _why_unreadable(path: Path, reason: str) -> str:
     """Why a file of arrays cannot be read, and what to do, without numpy's advice to trust its pickles."""
     if "allow_pickle" not in reason:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .inputs import CommandError, check_target, load_arrays
+from .inputs import CommandError, check_target, load_arrays, samples_of
 from .output import as_lines
 
 
@@ -39,13 +39,14 @@ def _run_predict(options: argparse.Namespace) -> dict[str, Any]:
         )
     check_target(options.out, options.file, options.model)
     model: Any = load_model(options.model)
-    results = {"predictions": model.predict(arrays["X"])}
+    X = samples_of(arrays, options.file, hasattr(model, "pooler_"))
+    results = {"predictions": model.predict(X)}
     if hasattr(model, "predict_proba"):
-        results |= {"probabilities": model.predict_proba(arrays["X"]), "classes": model.classes_}
+        results |= {"probabilities": model.predict_proba(X), "classes": model.classes_}
     report: dict[str, Any] = {"model": str(options.model), "predictions": str(options.out), "n": len(arrays["X"])}
     if "y" in arrays:
         try:
-            report["score"] = float(model.score(arrays["X"], arrays["y"], sample_weight=arrays.get("sample_weight")))
+            report["score"] = float(model.score(X, arrays["y"], sample_weight=arrays.get("sample_weight")))
         except (ValueError, TypeError) as error:
             raise CommandError(f"y of {options.file} gives no score; predictions do not need it: {error}") from error
     with replacing(options.out) as partial, open(partial, "wb") as file:  # by its name numpy would add an ending

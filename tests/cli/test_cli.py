@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from convexformer import ConvexAttentionClassifier, ConvexAttentionRegressor, cli, load_model
+from convexformer import ConvexAttentionClassifier, ConvexAttentionRegressor, ConvexProbeRegressor, cli, load_model
 from convexformer.datasets import load_digit_tokens
 from convexformer.experiments import demonstration as demo
 from convexformer.gates import GATE_SOURCES
@@ -69,6 +69,37 @@ def test_labels_are_classified_and_probabilities_saved(class_file, tmp_path, cap
     np.testing.assert_array_equal(results["predictions"], wanted.predict(data["X"]))
     np.testing.assert_allclose(results["probabilities"], wanted.predict_proba(data["X"]), atol=1e-12)
     np.testing.assert_array_equal(results["classes"], ["low", "mid", "top"])
+
+
+def test_a_probe_reads_lengths_and_predicts_as_the_estimator(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    X, lengths = rng.normal(size=(60, 5, 3)), rng.integers(1, 6, size=60)
+    y = np.array([row[:length, 0].max() for row, length in zip(X, lengths, strict=True)])
+    np.savez(tmp_path / "data.npz", X=X, y=y, lengths=lengths)
+    model = str(tmp_path / "model.npz")
+    run = ["fit", str(tmp_path / "data.npz"), "--model", model, "--probe", "--generate", "2", "--json"]
+    assert cli.main(run) == 0
+    report = json.loads(capsys.readouterr().out)
+    expected = ConvexProbeRegressor(generate=2, random_state=0).fit((X, lengths), y)
+    assert report["objective"] == pytest.approx(expected.certificate_.primal, abs=1e-9)
+    assert report["nonzero_weightings"] == np.count_nonzero(expected.weighting_norms_)
+    out = str(tmp_path / "out.npz")
+    assert cli.main(["predict", str(tmp_path / "data.npz"), "--model", model, "--out", out]) == 0
+    np.testing.assert_allclose(np.load(out)["predictions"], expected.predict((X, lengths)), atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--probe", "--n-gates", "8"], "--n-gates: not with --probe"),
+        (["--generate", "8"], "--generate is for --probe"),
+        ([], "holds lengths, which probes read"),
+    ],
+)
+def test_options_that_do_not_go_with_probes_are_named(options, message, tmp_path, capsys):
+    np.savez(tmp_path / "data.npz", X=np.zeros((4, 2, 1)), y=np.arange(4.0), lengths=np.ones(4, dtype=int))
+    assert cli.main(["fit", str(tmp_path / "data.npz"), *options]) == 1
+    assert message in capsys.readouterr().err
 
 
 def test_alpha_by_cross_validation(regression_file, tmp_path, capsys):
