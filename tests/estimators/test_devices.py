@@ -9,12 +9,16 @@ from convexformer import (
     ConvexAttentionClassifierCV,
     ConvexAttentionRegressor,
     ConvexAttentionRegressorCV,
+    ConvexProbeClassifierCV,
+    ConvexProbeRegressor,
     ConvexSequenceRegressor,
     attention_program,
     optimality_gap,
 )
 from convexformer.gates import generate_gates
-from convexformer.nn import ConvexAttention, SoftmaxAttention, train
+from convexformer.nn import AttentiveProbe, ConvexAttention, SoftmaxAttention, train
+from convexformer.preprocessing import MeanPooling, PrototypePooling, QueryPooling, RelativePositions, TokenGates
+from convexformer.probes import refit_probe
 from convexformer.solvers import Status, get_solver, solve
 
 
@@ -57,6 +61,39 @@ def test_cross_validation(estimator, accelerator):
     here, there = (estimator(alphas=4, cv=2, device=device).fit(X, y) for device in ("cpu", accelerator))
     assert there.alpha_ == pytest.approx(here.alpha_)
     np.testing.assert_allclose(there.coef_, here.coef_, atol=1e-3)
+
+
+@pytest.mark.parametrize("generate", [None, 4])
+def test_probes(generate, accelerator):
+    X, y = data()
+    lengths = np.random.default_rng(1).integers(1, 5, size=len(X))
+    dictionary = [MeanPooling(), QueryPooling(5), TokenGates(5), PrototypePooling(3), RelativePositions([0])]
+    options = {"dictionary": dictionary, "generate": generate, "random_state": 0, "tol": 1e-7}
+    here, there = (
+        ConvexProbeRegressor(0.01, device=device, **options).fit((X, lengths), y[:, 0])
+        for device in ("cpu", accelerator)
+    )
+    assert there.certificate_.primal == pytest.approx(here.certificate_.primal, rel=1e-5)
+    np.testing.assert_allclose(there.predict((X, lengths)), here.predict((X, lengths)), atol=1e-3)
+    np.testing.assert_allclose(there.explain((X, lengths)).scores, there.predict((X, lengths)), atol=1e-9)
+    np.testing.assert_allclose(there.pool((X, lengths)), here.pool((X, lengths)), atol=1e-6)
+
+
+def test_cross_validated_probes(accelerator):
+    X, y = data()
+    options = {"alphas": 3, "cv": 2, "random_state": 0}
+    here, there = (
+        ConvexProbeClassifierCV(device=device, **options).fit(X, y[:, 0] > 0) for device in ("cpu", accelerator)
+    )
+    assert there.alpha_ == pytest.approx(here.alpha_)
+    assert there.certificate_.primal == pytest.approx(here.certificate_.primal, abs=1e-3)
+
+
+def test_refits_of_probes(accelerator):
+    X, y = data()
+    module = AttentiveProbe(3, 1, n_queries=2)
+    here, there = (refit_probe(module, X, y, 0.01, device=device) for device in ("cpu", accelerator))
+    assert there.certificate.primal == pytest.approx(here.certificate.primal, abs=1e-4)
 
 
 def test_targets_in_large_units(accelerator):

@@ -273,7 +273,7 @@ class PositionWeights(TokenWeights):
         else:
             marks = tokens[..., self.mark].masked_fill(~mask, -math.inf)
             origin = place.gather(1, marks.argmax(1, keepdim=True))
-        wanted = origin + torch.tensor(self.offsets, device=place.device)
+        wanted = origin + place.new_tensor(self.offsets)
         return ((place[:, None] == wanted[..., None]) & mask[:, None]).to(tokens.dtype)
 
 
