@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -9,6 +10,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
+from sklearn.base import is_classifier
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
@@ -242,8 +244,7 @@ class ConvexProbeBase(ConvexAttentionBase):
             In the precision of the fit. It exports by ``torch.export`` and saves itself by ``save_pretrained``.
         """
         check_is_fitted(self)
-        state = self.pooler_.state_dict()
-        return ProbeNetwork(TokenPooler.rebuilt(self.pooler_.described(), state), *self._solution)
+        return ProbeNetwork(copy.deepcopy(self.pooler_).cpu(), *self._solution)
 
     def explain(self, X: Any) -> Explanation:
         r"""What each token adds to the scores.
@@ -273,7 +274,7 @@ class ConvexProbeBase(ConvexAttentionBase):
                 parts = network.contributions(tokens.to(dtype), mask)
                 found += [self._shown(part[real]) for part, real in zip(parts, mask, strict=True)]
             baseline = self._shown(network.bias.detach()[None])[0]
-        single = baseline.shape[0] == 1
+        single = baseline.shape[0] == 1 and (is_classifier(self) or self._targets.single)
         arrays = [(part[:, 0] if single else part).numpy(force=True) for part in found]
         values = float(baseline[0]) if single else baseline.numpy(force=True)
         return Explanation(arrays, values, getattr(self, "classes_", None))

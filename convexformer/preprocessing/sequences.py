@@ -14,7 +14,7 @@ from sklearn.utils import _safe_indexing
 from sklearn.utils.validation import validate_data
 from torch import Tensor
 
-from convexformer.validation import as_floats, as_tensor, keeps_tensors
+from convexformer.validation import as_floats, as_tensor
 
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -94,6 +94,15 @@ class TokenSequences(ABC):
             rows = slice(start, min(start + size, len(self)))
             yield rows, *self.padded(rows)
 
+    @property
+    def source(self) -> TokenSequences:
+        """The samples as they were given."""
+        return self
+
+    def changed(self, tokens: Tensor) -> Tensor:
+        """Some tokens of the source as they are here."""
+        return tokens
+
     def mapped(self, change: Callable[[Tensor], Tensor]) -> TokenSequences:
         """The samples with their tokens changed, in the precision `dtype`; nothing is computed before it is read."""
         return _MappedSequences(self, change)
@@ -162,19 +171,26 @@ class _MappedSequences(TokenSequences):
     """Samples whose tokens go through a function when they are read."""
 
     def __init__(self, source: TokenSequences, change: Callable[[Tensor], Tensor]) -> None:
-        self._source, self._change = source, change
+        self._inner, self._change = source, change
         self.lengths, self.n_features = source.lengths, source.n_features
         self.dtype, self.device = source.dtype, source.device
 
+    @property
+    def source(self) -> TokenSequences:
+        return self._inner.source
+
+    def changed(self, tokens: Tensor) -> Tensor:
+        return self._change(self._inner.changed(tokens))
+
     def padded(self, rows: slice) -> tuple[Tensor, Tensor]:
-        tokens, mask = self._source.padded(rows)
+        tokens, mask = self._inner.padded(rows)
         return self._change(tokens).masked_fill(~mask[..., None], 0.0), mask
 
     def rows(self, index: Tensor) -> TokenSequences:
-        return _MappedSequences(self._source.rows(index), self._change)
+        return _MappedSequences(self._inner.rows(index), self._change)
 
     def to(self, device: torch.device) -> TokenSequences:
-        return _MappedSequences(self._source.to(device), self._change)
+        return _MappedSequences(self._inner.to(device), self._change)
 
 
 def check_sequences(estimator: Any, X: Any, reset: bool) -> TokenSequences:
@@ -203,6 +219,11 @@ def check_sequences(estimator: Any, X: Any, reset: bool) -> TokenSequences:
         If ``X`` is none of these, a sample has no token, widths differ, or a token that is real is not finite.
     """
     samples = _as_sequences(estimator, X, reset)
+    if len(samples) == 0 or samples.n_features == 0:
+        raise ValueError(
+            f"X must have at least one sample and one feature, got {len(samples)} samples of {samples.n_features} "
+            "features"
+        )
     if reset:
         estimator.n_features_in_ = samples.n_features
         if hasattr(estimator, "feature_names_in_") and not _is_table(X):
@@ -244,7 +265,9 @@ def _as_sequences(estimator: Any, X: Any, reset: bool) -> TokenSequences:
         return _numpy_masked(X)
     if torch.is_tensor(X) and X.is_nested:
         X = list(X.unbind())
-    if _is_ragged(X):
+    if getattr(getattr(X, "dtype", None), "kind", None) == "O" and X.ndim == 1:
+        X = list(X)
+    if isinstance(X, (list, tuple)) and any(_n_dims(sample) >= 2 for sample in X):
         return _ragged(X)
     if getattr(X, "ndim", 0) == 3:  # as it is, be it a memory map in half precision
         tokens = _tensor(X, "X")
@@ -256,11 +279,11 @@ def _as_sequences(estimator: Any, X: Any, reset: bool) -> TokenSequences:
 
 def _single_tokens(estimator: Any, X: Any, reset: bool) -> Tensor:
     """Samples of one token each, of two-dimensional data that scikit-learn's checks take."""
-    if torch.is_tensor(X) and X.ndim == 2 and keeps_tensors(X):
-        return _tensor(X.detach(), "X")[:, None]
     if getattr(X, "ndim", 2) > 3:
         raise ValueError(f"X must have 2 or 3 dimensions (samples[, tokens], features), got {X.ndim}")
-    array = validate_data(estimator, X, dtype=(np.float64, np.float32), reset=reset)
+    if torch.is_tensor(X) and X.ndim == 2:
+        return _tensor(X, "X")[:, None]
+    array = validate_data(estimator, X, dtype=(np.float64, np.float32, np.float16), reset=reset)
     return as_tensor(array)[:, None]
 
 
@@ -298,13 +321,6 @@ def _numpy_masked(X: np.ma.MaskedArray) -> PaddedSequences:
     return PaddedSequences(_tensor(X.data, "X"), torch.as_tensor(~hidden.any(2)))
 
 
-def _is_ragged(X: Any) -> bool:
-    """Whether the samples are arrays of their own."""
-    if hasattr(X, "shape"):
-        return isinstance(X, np.ndarray) and X.dtype == object and X.ndim == 1 and len(X) > 0 and np.ndim(X[0]) == 2
-    return isinstance(X, (list, tuple)) and len(X) > 0 and all(_n_dims(sample) == 2 for sample in X)
-
-
 def _n_dims(sample: Any) -> int:
     own = getattr(sample, "ndim", None)
     if own is not None:
@@ -319,8 +335,11 @@ def _ragged(X: Sequence[ArrayLike | Tensor]) -> RaggedSequences:
     samples = [_tensor(sample, f"X[{i}]") for i, sample in enumerate(X)]
     for i, sample in enumerate(samples):
         if sample.ndim != 2:
-            raise ValueError(f"X[{i}] must have shape (length, n_features), got {tuple(sample.shape)}")
-        if sample.shape[1] != samples[0].shape[1] and len(sample):
+            raise ValueError(
+                f"X[{i}] must have shape (length, n_features), got {tuple(sample.shape)}; a pair of an array and lengths "
+                "or a mask is a tuple"
+            )
+        if sample.shape[1] != samples[0].shape[1]:
             raise ValueError(f"X[{i}] has tokens of width {sample.shape[1]}, but X[0] of {samples[0].shape[1]}")
     common = samples[0].dtype
     for sample in samples:
@@ -350,7 +369,8 @@ def draw_tokens(
     """Distinct tokens at random, each as likely as any other.
 
     Neither the order of samples and tokens nor repeats nor the sizes of weights change the draw: those tokens are taken
-    whose hash, which the seed chooses, is smallest. Samples of weight zero are left out.
+    whose hash, which the seed chooses, is smallest. Samples of weight zero are left out. Hashes are those of tokens as
+    they were given, so that standardising, whose moments depend on weights, changes no draw either.
 
     Parameters
     ----------
@@ -380,14 +400,14 @@ def draw_tokens(
     shift = int(stream.randint(-(2**63), 2**63 - 1, dtype=np.int64))  # without it a token of zeros had one hash for all
     counted = None if sample_weight is None else torch.as_tensor(sample_weight > 0, device=samples.device)
     found, keys = None, None
-    for rows, tokens, mask in samples.chunks(samples.n_features):  # two integers of 64 bits a number
+    for rows, tokens, mask in samples.source.chunks(samples.n_features):  # two integers of 64 bits a number
         real = mask if counted is None else mask & counted[rows, None]
         fresh, fresh_keys = _smallest(tokens[real], _hashes(tokens[real], multipliers, shift), count)
         if found is not None and keys is not None:
             fresh, fresh_keys = torch.cat([found, fresh]), torch.cat([keys, fresh_keys])
         found, keys = _smallest(fresh, fresh_keys, count)
     assert found is not None
-    return found
+    return samples.changed(found)
 
 
 def _smallest(tokens: Tensor, keys: Tensor, count: int) -> tuple[Tensor, Tensor]:

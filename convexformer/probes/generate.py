@@ -91,9 +91,15 @@ class Generation:
     def __post_init__(self) -> None:
         counts = ("max_new", "per_round", "n_restarts", "n_steps", "n_samples")
         check_counts(**{name: getattr(self, name) for name in counts})
-        if isinstance(self.kinds, str) or not len(self.kinds) or not set(self.kinds) <= set(KINDS):
-            raise ValueError(f"kinds must be a sequence of {KINDS}, got {self.kinds!r}")
+        if not isinstance(self.kinds, (list, tuple)) or not self.kinds or not set(self.kinds) <= set(KINDS):
+            raise ValueError(f"kinds must be a list or tuple of {KINDS}, got {self.kinds!r}")
         check_positive(tol=self.tol, similarity=self.similarity)
+        for name in ("step_lengths", "widths"):
+            pair = getattr(self, name)
+            if not isinstance(pair, (list, tuple)) or len(pair) != 2:
+                raise ValueError(f"{name} must be a pair of positive numbers, the first and the last, got {pair!r}")
+            check_positive(**{name: pair[0]})
+            check_positive(**{name: pair[1]})
         for name in ("temperature", "radius"):
             if getattr(self, name) is not None:
                 check_positive(**{name: getattr(self, name)})

@@ -127,14 +127,29 @@ def test_precision_of_the_data_is_kept():
         assert model.predict(X).dtype == kept
 
 
+def test_weights_of_samples_and_classes_change_no_draw():
+    def queries(X=SAMPLES, y=LABELS, **options):
+        weight = options.pop("sample_weight", None)
+        model = classifier(dictionary=QueryPooling(8), tol=1e-2, **options).fit(X, y, weight)
+        tokens = model.pooler_.weightings[0].queries * model.pooler_.scale + model.pooler_.mean
+        return tokens.numpy()
+
+    expected = queries()
+    weight = np.random.default_rng(0).uniform(0.5, 2, size=len(SAMPLES))
+    np.testing.assert_allclose(queries(sample_weight=weight), expected, atol=1e-12)
+    np.testing.assert_allclose(queries(class_weight="balanced"), expected, atol=1e-12)
+    np.testing.assert_allclose(queries([sample.astype(np.float32) for sample in SAMPLES]), expected, atol=1e-5)
+
+
 # Explanations
 
 
-@pytest.mark.parametrize("y", [Y, np.stack([Y, Y**2], 1)], ids=["one output", "two outputs"])
+@pytest.mark.parametrize("y", [Y, Y[:, None], np.stack([Y, Y**2], 1)], ids=["one output", "a column", "two outputs"])
 def test_contributions_sum_to_the_prediction(y):
     model = regressor().fit(SAMPLES, y)
     explanation = model.explain(SAMPLES)
     assert [len(part) for part in explanation.contributions] == [len(sample) for sample in SAMPLES]
+    assert explanation.scores.shape == model.predict(SAMPLES).shape
     np.testing.assert_allclose(explanation.scores, model.predict(SAMPLES), atol=1e-10)
 
 
@@ -391,7 +406,13 @@ def test_what_is_no_folder_of_a_probe_is_named(tmp_path):
     (tmp_path / "config.json").write_text('{"format": 99, "parts": []}')
     with pytest.raises(ValueError, match="later version"):
         ProbeNetwork.from_pretrained(tmp_path)
-    (tmp_path / "config.json").write_text('{"format": 1}')
+    part = '{"format": 1, "parts": [{"kind": "MeanWeights"'
+    for text in ('{"format": 1}', "{", "[]", part.replace("Mean", "os.Mean") + "}]}", part + ', "path": "/"}]}'):
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(ValueError, match="holds no probe"):
+            ProbeNetwork.from_pretrained(tmp_path)
+    network.save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"no tensors")
     with pytest.raises(ValueError, match="holds no probe"):
         ProbeNetwork.from_pretrained(tmp_path)
 
@@ -409,8 +430,13 @@ def test_a_pooling_of_ones_own_is_fitted_and_is_not_saved_unregistered(tmp_path)
     np.testing.assert_allclose(
         model.predict(SAMPLES), regressor(dictionary=RelativePositions([0], "end")).fit(SAMPLES, Y).predict(SAMPLES)
     )
+    array, _, mask = (torch.as_tensor(values) for values in padded(SAMPLES))
+    network = model.to_torch()
+    np.testing.assert_allclose(network(array, mask)[:, 0].detach(), model.predict(SAMPLES), atol=1e-12)
     with pytest.raises(TypeError, match="TOKEN_WEIGHTS"):
-        model.to_torch()
+        network.save_pretrained(tmp_path)
+    with pytest.raises(TypeError, match="TOKEN_WEIGHTS"):
+        save_model(model, tmp_path / "model.npz")
 
 
 def test_the_bias_and_coefficients_of_a_module_train_on_and_its_dictionary_does_not():
@@ -463,6 +489,10 @@ def test_wrong_parameters_are_named(options, message):
         {"kinds": ()},
         {"kinds": ("others",)},
         {"kinds": "gates"},
+        {"kinds": None},
+        {"step_lengths": (0.3,)},
+        {"step_lengths": (0.0, 0.3)},
+        {"widths": 3.0},
         {"max_new": 0},
         {"tol": -1.0},
         {"radius": 0.0},

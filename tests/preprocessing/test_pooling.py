@@ -173,6 +173,8 @@ def test_results_keep_the_precision_and_half_gives_single():
         (PrototypePooling(temperature=-1.0), "temperature must be a positive"),
         (RelativePositions([]), "offsets must be a sequence of integers"),
         (RelativePositions([0.5]), "offsets must be a sequence of integers"),
+        (RelativePositions(3), "offsets must be a sequence of integers"),
+        (RelativePositions(None), "offsets must be a sequence of integers"),
         (RelativePositions(origin="middle"), "origin must be one of"),
         (RelativePositions(origin="marked"), "mark must be the position of a feature"),
         (RelativePositions(mark=1), "mark must be the position of a feature"),

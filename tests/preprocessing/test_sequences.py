@@ -3,6 +3,7 @@
 from itertools import pairwise
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from probe_cases import forms, padded, ragged_samples
@@ -58,6 +59,20 @@ def test_two_dimensional_data_are_samples_of_one_token():
     np.testing.assert_array_equal(np.concatenate(contents(samples)), X)
 
 
+def test_two_dimensional_tensors_are_read_whatever_their_kind():
+    X = torch.arange(6.0).view(3, 2)
+    for given in (X.clone().requires_grad_(), X.bfloat16(), X.half(), X.double()):
+        samples = read(given)
+        assert samples.lengths.tolist() == [1, 1, 1]
+        np.testing.assert_array_equal(np.concatenate(contents(samples)), X)
+    assert read(np.zeros((3, 2), dtype=np.float16)).dtype == torch.float32
+
+
+def test_a_series_of_arrays_is_ragged():
+    samples = read(pd.Series(SAMPLES))
+    assert samples.lengths.tolist() == [len(sample) for sample in SAMPLES]
+
+
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.int64])
 def test_half_precision_is_computed_in_single_precision_and_integers_in_double(dtype):
     X = np.arange(24).reshape(2, 4, 3).astype(dtype)
@@ -97,6 +112,10 @@ def test_chunks_hold_all_samples_in_order_and_few_numbers():
         ([np.zeros((2, 3)), np.full((2, 3), np.nan)], r"NaN or infinity, in a token of X\[1\]"),
         (np.zeros((2, 0, 3)), "at least one sample, token and feature"),
         (np.zeros((2, 2, 3, 1)), "2 or 3 dimensions"),
+        ((np.zeros((0, 3, 1)), np.zeros(0, dtype=int)), "at least one sample and one feature, got 0 samples"),
+        ([np.zeros((2, 0))], "at least one sample and one feature, got 1 samples of 0 features"),
+        ([np.zeros((2, 3, 1)), [3, 2]], r"X\[0\] must have shape \(length, n_features\).* is a tuple"),
+        ([np.zeros((2, 3)), np.zeros(3)], r"X\[1\] must have shape \(length, n_features\), got \(3,\)"),
         (np.zeros((2, 2, 3), dtype=complex), "real numbers"),
         (np.ma.array(np.zeros((1, 2, 2)), mask=[[[0, 1], [0, 0]]]), "must mask whole tokens"),
         (np.ma.array(np.zeros((1, 2)), mask=[[0, 1]]), "must have shape"),

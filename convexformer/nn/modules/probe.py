@@ -69,8 +69,15 @@ class TokenPooler(nn.Module):
             self.register_buffer(name, tensor)
         if self.scale is not None and not bool((self.scale > 0).all()):
             raise ValueError("scale must be positive")
+        widths = self.widths()
+        if len(widths) > 1:
+            raise ValueError(f"parts, mean and scale must be for tokens of one width, got {sorted(widths)}")
         if self.factors is not None and self.factors.shape != (self.n_weightings,):
             raise ValueError(f"factors must have shape ({self.n_weightings},), got {tuple(self.factors.shape)}")
+
+    def widths(self) -> set[int]:
+        """Widths of tokens that its arrays are for; none where it takes any."""
+        return self.joined.widths() | {len(array) for array in (self.mean, self.scale) if array is not None}
 
     @property
     def weightings(self) -> list[TokenWeights]:
@@ -180,10 +187,12 @@ class ProbeNetwork(nn.Module):
     def __init__(self, pooler: TokenPooler, coef: ArrayLike | Tensor, bias: ArrayLike | Tensor) -> None:
         super().__init__()
         coef, bias = as_tensor(coef, name="coef"), as_tensor(bias, name="bias")
-        if coef.ndim != 3 or len(coef) != pooler.n_weightings or bias.shape != coef.shape[2:]:
+        width = next(iter(pooler.widths()), None)
+        fits = coef.ndim == 3 and len(coef) == pooler.n_weightings and width in (None, coef.shape[1])
+        if not fits or bias.shape != coef.shape[2:]:
             raise ValueError(
-                f"coef must have shape ({pooler.n_weightings}, n_features, n_outputs) and bias (n_outputs,), got "
-                f"{tuple(coef.shape)} and {tuple(bias.shape)}"
+                f"coef must have shape ({pooler.n_weightings}, {width or 'n_features'}, n_outputs) and bias "
+                f"(n_outputs,), got {tuple(coef.shape)} and {tuple(bias.shape)}"
             )
         self.pooler = pooler
         self.coef = nn.Parameter(coef.detach().clone())
@@ -203,7 +212,16 @@ class ProbeNetwork(nn.Module):
         -------
         Tensor of shape (B, c)
         """
+        self._check(tokens)
         return self.pooler(tokens, mask).flatten(1) @ self.coef.flatten(0, 1) + self.bias
+
+    def _check(self, tokens: Tensor) -> None:
+        """Raise ``ValueError`` unless tokens have the precision and the width of the coefficients."""
+        if tokens.dtype != self.coef.dtype or tokens.ndim != 3 or tokens.shape[2] != self.coef.shape[1]:
+            raise ValueError(
+                f"tokens must be {self.coef.dtype} of shape (n_samples, n_tokens, {self.coef.shape[1]}), got "
+                f"{tokens.dtype} of shape {tuple(tokens.shape)}"
+            )
 
     def contributions(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         r"""What each token adds to the scores: :math:`\sum_j a_j(X)_k \, \tilde x_k^\top Z_j`.
@@ -218,6 +236,7 @@ class ProbeNetwork(nn.Module):
         Tensor of shape (B, n, c)
             The sum over tokens and the bias are the scores. Zero for tokens that are not real.
         """
+        self._check(tokens)
         tokens, mask = self.pooler.prepared(tokens, mask)
         weights = self.pooler.weights(tokens, mask)
         h, d, c = self.coef.shape
@@ -290,15 +309,17 @@ class ProbeNetwork(nn.Module):
         for name in (_CONFIG, _FILE):
             if not (path / name).is_file():
                 raise FileNotFoundError(f"no {name} in {os.fspath(folder)!r}; give a folder of save_pretrained")
+        load_file, damaged = _safetensors().load_file, import_module("safetensors").SafetensorError
         try:
-            config = json.loads((path / _CONFIG).read_text())
-            if config["format"] > _FORMAT:
-                raise ValueError(f"the probe in {os.fspath(folder)!r} was saved by a later version of convexformer")
-            tensors = _safetensors().load_file(path / _FILE)
+            config = json.loads((path / _CONFIG).read_text(encoding="utf-8"))
+            is_later = config["format"] > _FORMAT
+            tensors = {} if is_later else load_file(path / _FILE)
             of_pooler = {name.removeprefix("pooler."): tensor for name, tensor in tensors.items()}
-            return cls(TokenPooler.rebuilt(config["parts"], of_pooler), tensors["coef"], tensors["bias"])
-        except (KeyError, TypeError, AttributeError) as error:
+            if not is_later:
+                return cls(TokenPooler.rebuilt(config["parts"], of_pooler), tensors["coef"], tensors["bias"])
+        except (AttributeError, KeyError, TypeError, ValueError, damaged) as error:
             raise ValueError(f"{os.fspath(folder)!r} holds no probe of save_pretrained: {error!r}") from error
+        raise ValueError(f"the probe in {os.fspath(folder)!r} was saved by a later version of convexformer")
 
 
 def _safetensors() -> Any:

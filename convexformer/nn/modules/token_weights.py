@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, cast
 
 import torch
@@ -64,6 +64,10 @@ class TokenWeights(nn.Module, ABC):
     def flattened(self) -> list[TokenWeights]:
         """The kinds that it is made of; by default itself alone."""
         return [self]
+
+    def widths(self) -> set[int]:
+        """Widths of tokens that its arrays are for; none where it takes any."""
+        return {array.shape[1] for array in (getattr(self, name) for name in self.arrays) if array.ndim == 2}
 
     def extra_repr(self) -> str:
         return as_arguments(n_weightings=self.n_weightings, **self.settings())
@@ -249,7 +253,8 @@ class PositionWeights(TokenWeights):
 
     def __init__(self, offsets: Any, origin: str = "start", mark: int | None = None) -> None:
         super().__init__()
-        if isinstance(offsets, str) or not len(offsets) or not all(is_integer(offset) for offset in offsets):
+        is_sequence = isinstance(offsets, Iterable) and len(list(offsets)) > 0
+        if not is_sequence or not all(is_integer(offset) for offset in offsets):
             raise ValueError(f"offsets must be a sequence of integers with at least one, got {offsets!r}")
         if origin not in ORIGINS:
             raise ValueError(f"origin must be one of {ORIGINS}, got {origin!r}")
@@ -258,7 +263,8 @@ class PositionWeights(TokenWeights):
                 f"mark must be the position of a feature with origin='marked' and None otherwise, got {mark!r} with "
                 f"origin={origin!r}"
             )
-        self.offsets, self.origin, self.mark = [int(offset) for offset in offsets], origin, mark
+        self.offsets, self.origin = [int(offset) for offset in offsets], origin
+        self.mark = None if mark is None else int(mark)
         self.n_weightings = len(self.offsets)
 
     def settings(self) -> dict[str, Any]:
@@ -305,6 +311,9 @@ class JoinedWeights(TokenWeights):
 
     def flattened(self) -> list[TokenWeights]:
         return cast("list[TokenWeights]", list(self.parts))
+
+    def widths(self) -> set[int]:
+        return set().union(*(part.widths() for part in self.flattened()))
 
     def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
         return torch.cat([part(tokens, mask) for part in self.parts], 1)
