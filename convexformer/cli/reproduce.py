@@ -21,6 +21,7 @@ def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
     _add_unfolded(experiments, common)
     _add_constrained_text(experiments, common)
     _add_constrained_video(experiments, common)
+    _add_probes(experiments, common)
 
 
 # Options of an experiment that are settings by the same name: type and help. A list stands for one or more.
@@ -92,6 +93,24 @@ _CONSTRAINED_VIDEO_SETTINGS: dict[str, tuple[Any, str]] = {
     "alphas": ([float], "search of constrained training (default: .05 .2)"),
     "weight_decays": ([float], "search of its rivals, as many values (default: 0 1e-4)"),
     "device": (str, "cpu or cuda (default: cpu)"),
+}
+_PROBES_SETTINGS: dict[str, tuple[Any, str]] = {
+    "datasets": (
+        [str],
+        "'digits', 'aeon:NAME', 'documentation:PACKAGE,PACKAGE', text files 'PATH,PATH' of one sentence a line and one "
+        "file a label, a .tsv file of label, text and perhaps second text, or embeddings in .npz, .safetensors or "
+        ".parquet (default: digits, three of aeon and documentation)",
+    ),
+    "label_entry": (str, "entry of labels in files of embeddings (default: y)"),
+    "encoder": (str, "frozen encoder of texts: folder or name (default: all-MiniLM-L6-v2)"),
+    "layer": (int, "layer of the encoder, from 0 (default: 5)"),
+    "n_tokens": (int, "tokens of a text at most (default: 48, small: 24)"),
+    "window": (int, "time steps in one token of a time series (default: 8)"),
+    "n_samples": (int, "samples of each data set at most (default: 6500, small: 300)"),
+    "budgets": ([int], "labels of the smaller training parts (default: 50 200 1000, small: 50)"),
+    "n_alphas": (int, "alphas of the certified probes at most (default: 20, small: 8)"),
+    "n_epochs": (int, "epochs for each pair of learning rate and decay at most (default: 20)"),
+    "queries": ([int], "sizes of dictionaries of queries (default: 16 64 128, small: 16)"),
 }
 
 
@@ -196,6 +215,21 @@ def _add_constrained_video(experiments: Any, common: argparse.ArgumentParser) ->
     command.set_defaults(run=_run_constrained_video)
 
 
+def _add_probes(experiments: Any, common: argparse.ArgumentParser) -> None:
+    command = _add_experiment(
+        experiments,
+        common,
+        "probes",
+        "less than two minutes on two cores; else hours",
+        _PROBES_SETTINGS,
+        help="certified probes of frozen features beside those that people use, by numbers of labels",
+        description="Certified probes, logistic regression on pooled tokens, softmax attentive probes and attention "
+        "pooling of multiple-instance learning on texts, time series, patches and stored embeddings, each with a "
+        "search. A call that was interrupted goes on after what was finished.",
+    )
+    command.set_defaults(run=_run_probes)
+
+
 def _experiment_settings(options: argparse.Namespace, kind: Any, names: Iterable[str]) -> Any:
     """The small or the full setting of an experiment with what the user asked to be otherwise."""
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
@@ -290,3 +324,10 @@ def _run_constrained_video(options: argparse.Namespace) -> dict[str, Any]:
         format_constrained_video,
         left_out=("runs", "ablation"),
     )
+
+
+def _run_probes(options: argparse.Namespace) -> dict[str, Any]:
+    from convexformer.experiments import ProbesSettings, format_probes, run_probes
+
+    parts = ("splits", "results")
+    return _reproduce(options, ProbesSettings, _PROBES_SETTINGS, run_probes, format_probes, left_out=parts)

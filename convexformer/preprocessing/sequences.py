@@ -336,8 +336,8 @@ def _ragged(X: Sequence[ArrayLike | Tensor]) -> RaggedSequences:
     for i, sample in enumerate(samples):
         if sample.ndim != 2:
             raise ValueError(
-                f"X[{i}] must have shape (length, n_features), got {tuple(sample.shape)}; a pair of an array and lengths "
-                "or a mask is a tuple"
+                f"X[{i}] must have shape (length, n_features), got {tuple(sample.shape)}; a pair of an array and "
+                "lengths or a mask is a tuple"
             )
         if sample.shape[1] != samples[0].shape[1]:
             raise ValueError(f"X[{i}] has tokens of width {sample.shape[1]}, but X[0] of {samples[0].shape[1]}")
