@@ -66,7 +66,7 @@ def _draw(summary: list[dict[str, Any]], names: list[str], panel: Any, title: st
 
 def _draw_budgets(ax: Any, rows: list[dict[str, Any]], handles: dict[str, Any]) -> None:
     for method, colour in _COLOURS.items():
-        own = [row for row in rows if row["method"] == method]
+        own = sorted((row for row in rows if row["method"] == method), key=lambda row: row["n_labels"])
         if own:
             handles[method] = ax.errorbar(
                 [row["n_labels"] for row in own],
