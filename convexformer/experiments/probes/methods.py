@@ -233,7 +233,7 @@ def _certified(dictionary: Any, penalty: str, split: Split, settings: ProbesSett
         torch.as_tensor(model.pool(part.samples)) for part in (split.fit, split.validation)
     )
     program = model.heads_.program(pooled_fit, split.fit.labels)
-    # The first, alpha_max, gives the constant model, which the other methods cannot choose either.
+    # The first, alpha_max, gives the constant model and is left out.
     grid = alpha_grid(float(program.alpha_max), settings.n_alphas + 1, settings.eps)[1:]
     best = _best_of_path(
         iterate_path(program, get_solver("auto"), grid, tol=settings.tol),
