@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -17,6 +17,16 @@ from torch import Tensor
 from convexformer_solvers.rates import Rates, machine_rates
 
 from .config import CONFIG
+
+
+class Slopes(Protocol):
+    """Weighted slopes of a loss, of which other processes and chunks of data have their own part."""
+
+    def at(self, pred: Tensor) -> Tensor:
+        """Values ``(N, k)`` of predictions ``(N, c)``, each sample's of its own predictions alone."""
+
+    def rows(self, index: Tensor | slice) -> Slopes:
+        """Those of some samples."""
 
 
 class LinearMap(ABC):
@@ -73,6 +83,10 @@ class LinearMap(ABC):
     def columns(self, blocks: Tensor) -> Tensor:
         """Columns of some blocks, shape ``(N, n_blocks, d)``."""
 
+    def gated(self, masks: Tensor) -> LinearMap:
+        """The map whose samples pass the gates that `masks`, bool of shape ``(N, h)``, lets them through."""
+        raise NotImplementedError(f"{type(self).__name__} has no gated form")
+
     def as_matrix(self) -> Tensor:
         """The ``(N, prod(feature_shape))`` matrix. Only for exact solvers at small scale."""
         return self.columns(torch.arange(self._n_blocks, device=self.device)).flatten(1)
@@ -107,6 +121,10 @@ class LinearMap(ABC):
 
     def centered(self, weight: Tensor, dtype: torch.dtype) -> LinearMap:
         """A copy in a precision, whose columns have mean zero under weights that sum to 1; itself where it has none."""
+        return self
+
+    def shifted(self, mean: Tensor, dtype: torch.dtype) -> LinearMap:
+        """A copy in a precision, less a sample `mean` of shape ``feature_shape``; itself where it has none."""
         return self
 
     def kernel(self, blocks: Tensor, scale: Tensor, units: Tensor) -> Tensor:
@@ -188,6 +206,13 @@ class LinearMap(ABC):
         """
         d = self.feature_shape[-1]
         result = weight.new_zeros((len(left) * d, len(right) * d))
+        self.add_gram(result, left, right, weight, center)
+        return mirrored(result) if left is right else result
+
+    def add_gram(
+        self, result: Tensor, left: Tensor, right: Tensor, weight: Tensor, center: Tensor | None = None
+    ) -> None:
+        """Add ``gram`` to a matrix in place, the lower triangle alone where `left` is `right`."""
 
         def columns(part: LinearMap, blocks: Tensor) -> Tensor:
             found = part.columns(blocks)
@@ -202,7 +227,23 @@ class LinearMap(ABC):
                 add_lower_product(result, those.T, those * weight[rows, None])
             else:
                 result.addmm_(those.T, columns(part, right) * weight[rows, None])
-        return mirrored(result) if left is right else result
+
+    def nonnegative(self, coef: Tensor) -> Tensor:
+        """Where ``A coef`` is not negative, shape ``(N, c)``, bool: masks of the gates with these directions."""
+        return self.matvec(coef) >= 0
+
+    def slopes_pass(self, coef: Tensor, slopes: Slopes) -> tuple[Tensor, Tensor]:
+        """``A coef`` and ``A'`` times the slopes there; data on a disk are read once for both."""
+        pred = self.matvec(coef)
+        return pred, self.rmatvec(slopes.at(pred))
+
+    def moments(self, weight: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+        """``A' diag(weight) A``, shape ``(p, p)`` for ``p`` features, and ``A' diag(weight) right``, shape ``(p, k)``.
+
+        In the precision of `weight`, of shape (N,); `right` has shape (N, k). Data on a disk are read once for both.
+        """
+        blocks = torch.arange(self._n_blocks, device=self.device)
+        return self.gram(blocks, blocks, weight), self.rmatvec(weight[:, None] * right).flatten(0, -2)
 
     def squared_norm(self, weight: Tensor, center: bool = False, n_steps: int = 20) -> float:
         """Largest eigenvalue of ``A' diag(weight) A`` by power iteration, from below; `center` centres the columns."""

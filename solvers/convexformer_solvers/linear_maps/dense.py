@@ -78,7 +78,10 @@ class DenseMap(LinearMap):
         return self if data is self.data else DenseMap(data)
 
     def centered(self, weight: Tensor, dtype: torch.dtype) -> DenseMap:
-        mean = self.rmatvec(weight[:, None]).flatten()
+        return self.shifted(self.rmatvec(weight[:, None])[..., 0], dtype)
+
+    def shifted(self, mean: Tensor, dtype: torch.dtype) -> DenseMap:
+        mean = mean.flatten()
         result = torch.empty_like(self._rows, dtype=dtype)
         for rows in self._chunks():
             result[rows] = self._rows[rows] - mean
@@ -86,6 +89,11 @@ class DenseMap(LinearMap):
 
     def rows(self, index: Tensor | slice) -> DenseMap:
         return DenseMap(self.data[index] if isinstance(index, slice) else self.data.index_select(0, index))
+
+    def gated(self, masks: Tensor) -> LinearMap:
+        from .gated import GatedMap
+
+        return GatedMap(self.data, masks)
 
     def by_block(self) -> Tensor:
         """View of the data with one block axis, shape ``(N, n_blocks, d)``."""

@@ -1,0 +1,138 @@
+"""Signs of life of the ranks of a process group, by which one that has died is named."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import socket
+import threading
+import time
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from .config import DistributedConfig
+
+_LEFT = "left"
+
+
+class RankError(RuntimeError):
+    """A rank of the process group has died, does not answer or has failed; the message says which."""
+
+
+class Heartbeats:
+    """Counters that the ranks raise in a store, which rank 0 holds.
+
+    Parameters
+    ----------
+    rank, names : int, list of str
+        This rank, and what messages call each of them.
+    address : (str, int) or None
+        Where the store is; None on rank 0, which makes it.
+    config : DistributedConfig
+        Seconds between signs of life, and those without one that are too many.
+    """
+
+    def __init__(
+        self, rank: int, names: list[str], address: tuple[str, int] | None, config: DistributedConfig
+    ) -> None:
+        self.rank, self.names, self.config = rank, names, config
+        host, port = address or ("0.0.0.0", 0)
+        wait = timedelta(seconds=config.timeout)
+        self._store = dist.TCPStore(host, port, is_master=rank == 0, timeout=wait, wait_for_workers=False)
+        self.port = self._store.port
+        self._seen: dict[int, tuple[str, float]] = {}
+        self._looked, self._stopped = 0.0, threading.Event()
+        self._thread = threading.Thread(target=self._beat, daemon=True, name="heartbeat")
+        self._thread.start()
+        atexit.register(self.leave)
+
+    def _beat(self) -> None:
+        count = 0
+        while True:
+            try:
+                self._store.set(str(self.rank), str(count))
+            except RuntimeError:  # the store has gone with rank 0, which those who wait notice
+                return
+            if self._stopped.wait(self.config.heartbeat):
+                return
+            count += 1
+
+    def leave(self) -> None:
+        """Tell the others that this rank ends without a fault."""
+        if self._stopped.is_set():
+            return
+        self._stopped.set()
+        self._thread.join()
+        try:
+            self._store.set(str(self.rank), _LEFT)
+        except RuntimeError:
+            pass
+
+    def report(self, message: str) -> None:
+        """Tell the others what has failed."""
+        try:
+            self._store.set("failure", message)
+        except RuntimeError:
+            pass
+
+    def check(self, at_once: bool = False) -> None:
+        """Raise ``RankError`` where a rank has failed or shows no sign of life; looks once in a while."""
+        now = time.monotonic()
+        if not at_once and now - self._looked < self.config.heartbeat:
+            return
+        self._looked = now
+        try:
+            if self._store.check(["failure"]):
+                raise RankError(self._store.get("failure").decode())
+            others = [rank for rank in range(len(self.names)) if self._store.check([str(rank)])]
+            found = self._store.multi_get([str(rank) for rank in others]) if others else []
+        except RankError:
+            raise
+        except RuntimeError as error:
+            raise RankError(f"{self.names[0]} has ended or does not answer: {error}") from error
+        for rank, value in zip(others, found, strict=True):
+            count = value.decode()
+            if count != self._seen.get(rank, ("", 0.0))[0]:
+                self._seen[rank] = count, now
+            elif count != _LEFT and now - self._seen[rank][1] > self.config.timeout:
+                raise self.failure(f"{self.names[rank]} has shown no sign of life for {self.config.timeout:.0f} s")
+
+    def failure(self, message: str) -> RankError:
+        """The error of this message, of which the others are told."""
+        self.report(message)
+        return RankError(message)
+
+    def dead(self) -> list[int]:
+        """Ranks that show no sign of life now: two looks at the counters."""
+        first = self._counts()
+        time.sleep(2.5 * self.config.heartbeat)
+        second = self._counts()
+        return [rank for rank, count in second.items() if rank != self.rank and count == first.get(rank)]
+
+    def _counts(self) -> dict[int, bytes]:
+        ranks = [rank for rank in range(len(self.names)) if self._store.check([str(rank)])]
+        return dict(zip(ranks, self._store.multi_get([str(rank) for rank in ranks]), strict=True))
+
+    def broken(self, error: Exception) -> RankError:
+        """The error where a connection has failed: which rank has ended, if that can be found."""
+        try:
+            self.check(at_once=True)
+            dead = self.dead()
+            self.check(at_once=True)
+        except RankError as known:
+            return known
+        except RuntimeError:
+            dead = [0]
+        culprits = " and ".join(self.names[rank] for rank in dead) or "a rank"
+        return self.failure(f"{culprits} has ended or does not answer, and its samples with it: {error}")
+
+
+def name_of(rank: int) -> str:
+    """What messages call a rank: number, host and process."""
+    return f"rank {rank} (process {os.getpid()} on {socket.gethostname()})"
+
+
+def host_of_store() -> str:
+    """Where other hosts reach this one: the address that ``torchrun`` gave, of rank 0."""
+    return os.environ.get("MASTER_ADDR") or socket.gethostname()

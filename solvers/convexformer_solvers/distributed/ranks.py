@@ -1,0 +1,254 @@
+"""Messages between rank 0, which runs an algorithm, and the other ranks, which multiply for it.
+
+Rank 0 alone decides: the others get commands, so no rank can stop, branch or round differently from the rest.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .config import DistributedConfig
+from .heartbeat import Heartbeats, RankError, host_of_store, name_of
+
+__all__ = ["RankError", "Ranks", "ranks"]
+
+_current: Ranks | None = None
+
+
+def ranks(config: DistributedConfig | None = None) -> Ranks | None:
+    """The ranks of the default process group; None where there is no group, or it has one rank.
+
+    Parameters
+    ----------
+    config : DistributedConfig, optional
+        Counts in the first call of a group. Default: that of ``DistributedConfig``.
+    """
+    global _current
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return None
+    if _current is None or _current.world is not dist.group.WORLD:
+        _current = Ranks(config or DistributedConfig())
+    return _current
+
+
+class Ranks:
+    """Collective operations of all ranks, that end with an error where one of them has died.
+
+    Parameters
+    ----------
+    config : DistributedConfig
+        Seconds of waiting.
+    """
+
+    def __init__(self, config: DistributedConfig) -> None:
+        self.config, self.world = config, dist.group.WORLD
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        # Waiting ends by signs of life: a pass over the data may take hours.
+        self._group = dist.new_group(backend="gloo", timeout=timedelta(days=30))
+        self.lock = threading.RLock()
+        self.names: list[str] = [""] * self.size
+        dist.all_gather_object(self.names, name_of(self.rank), group=self._group)
+        hosts: list[str] = [""] * self.size
+        dist.all_gather_object(hosts, socket.gethostname(), group=self._group)
+        host = "127.0.0.1" if len(set(hosts)) == 1 else host_of_store()
+        address: list[Any] = [None]
+        if self.rank == 0:
+            self.heartbeats = Heartbeats(0, self.names, None, config)
+            address = [(host, self.heartbeats.port)]
+        dist.broadcast_object_list(address, src=0, group=self._group)
+        if self.rank != 0:
+            self.heartbeats = Heartbeats(self.rank, self.names, address[0], config)
+        self._costs: tuple[float, float] | None = None
+
+    def wait(self, start: Callable[[], Any]) -> None:
+        """Start a collective operation and wait for its end; ``RankError`` where a rank has died."""
+        pause = self.config.shortest_wait
+        try:
+            work = start()
+            while not work.is_completed():
+                time.sleep(pause)
+                pause = min(1.5 * pause, self.config.longest_wait)
+                self.heartbeats.check()
+            work.wait()
+        except RankError:
+            raise
+        except RuntimeError as error:
+            raise self.heartbeats.broken(error) from error
+
+    # Objects
+
+    def broadcast(self, value: Any = None) -> Any:
+        """An object of rank 0, on all ranks."""
+        frame = self.config.frame
+        data = _packed(value) if self.rank == 0 else b""
+        first = torch.zeros(frame, dtype=torch.uint8)
+        if self.rank == 0:
+            head = len(data).to_bytes(8, "little") + data[: frame - 8]
+            first[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
+        self.wait(lambda: dist.broadcast(first, 0, group=self._group, async_op=True))
+        if self.rank != 0:
+            length = int.from_bytes(first[:8].numpy().tobytes(), "little")
+            data = first[8 : 8 + length].numpy().tobytes()
+        else:
+            length = len(data)
+        if length > frame - 8:
+            rest = torch.empty(length - frame + 8, dtype=torch.uint8)
+            if self.rank == 0:
+                rest = torch.frombuffer(bytearray(data[frame - 8 :]), dtype=torch.uint8)
+            self.wait(lambda: dist.broadcast(rest, 0, group=self._group, async_op=True))
+            data = data if self.rank == 0 else data + rest.numpy().tobytes()
+        return value if self.rank == 0 else _unpacked(data)
+
+    def scatter(self, values: Sequence[Any] | None = None) -> Any:
+        """Each rank's object of a list on rank 0."""
+        packed = [_packed(value) for value in values] if values is not None else None
+        sizes = self.broadcast(None if packed is None else [len(data) for data in packed])
+        height = max(sizes)
+        mine = torch.empty(height, dtype=torch.uint8)
+        parts = None if packed is None else [_padded(data, height) for data in packed]
+        self.wait(lambda: dist.scatter(mine, parts, 0, group=self._group, async_op=True))
+        if values is not None:
+            return values[0]
+        return _unpacked(mine.numpy().tobytes()[: sizes[self.rank]])
+
+    def gather(self, value: Any) -> list[Any] | None:
+        """The objects of all ranks, on rank 0."""
+        data = _packed(value)
+        sizes = torch.zeros(self.size, dtype=torch.int64)
+        sizes[self.rank] = len(data)
+        self.all_sum(sizes)
+        height = int(sizes.max())
+        found = [torch.empty(height, dtype=torch.uint8) for _ in range(self.size)] if self.rank == 0 else None
+        mine = _padded(data, height)
+        self.wait(lambda: dist.gather(mine, found, 0, group=self._group, async_op=True))
+        if found is None:
+            return None
+        return [_unpacked(part.numpy().tobytes()[: int(size)]) for part, size in zip(found, sizes, strict=True)]
+
+    def all(self, value: Any) -> list[Any]:
+        """The objects of all ranks, on all of them."""
+        return self.broadcast(self.gather(value))
+
+    # Tensors
+
+    def all_sum(self, values: Tensor) -> None:
+        """Sum over the ranks of a tensor on the CPU, in place."""
+        self.wait(lambda: dist.all_reduce(values, group=self._group, async_op=True))
+
+    def reduced(self, values: Tensor, operation: Any = dist.ReduceOp.SUM) -> Tensor:
+        """Sum, or other reduction, over the ranks; only that of rank 0 counts. By nccl where tensors are on GPUs."""
+        if values.device.type == "cuda" and dist.is_nccl_available() and "nccl" in str(dist.get_backend()):
+            self.wait(lambda: dist.reduce(values, 0, op=operation, async_op=True))
+            return values
+        on_cpu = values.detach().cpu().contiguous()
+        self.wait(lambda: dist.reduce(on_cpu, 0, op=operation, group=self._group, async_op=True))
+        return on_cpu.to(values.device)
+
+    def rows(self, values: Tensor, heights: Sequence[int]) -> list[Tensor] | None:
+        """The rows of all ranks, of which each has so many, on rank 0."""
+        mine = values.detach().cpu().contiguous()
+        kind = mine.dtype
+        mine = mine.view(torch.uint8) if kind == torch.bool else mine
+        padded = mine.new_zeros((max(heights), *mine.shape[1:]))
+        padded[: len(mine)] = mine
+        found = [torch.empty_like(padded) for _ in range(self.size)] if self.rank == 0 else None
+        self.wait(lambda: dist.gather(padded, found, 0, group=self._group, async_op=True))
+        if found is None:
+            return None
+        parts = [part[:height] for part, height in zip(found, heights, strict=True)]
+        return [part.view(kind).to(values.device) for part in parts]
+
+    @property
+    def costs(self) -> tuple[float, float]:
+        """Seconds of an empty command, and bytes per second of a sum over the ranks, as first measured; of rank 0."""
+        assert self._costs is not None
+        return self._costs
+
+    def measure(self) -> None:
+        """Measure ``costs``; all ranks take part."""
+        if self._costs is not None:
+            return
+        small, large = torch.zeros(1), torch.zeros(2**20)
+        self.all_sum(small)
+
+        def seconds(run: Callable[[], Any]) -> float:
+            began = time.perf_counter()
+            run()
+            return time.perf_counter() - began
+
+        latency = min(seconds(lambda: self.all_sum(small)) for _ in range(5))
+        whole = min(seconds(lambda: self.reduced(large)) for _ in range(3))
+        self._costs = 4 * latency, large.numel() * large.element_size() / max(whole - latency, latency)
+
+
+@contextmanager
+def interrupts_held() -> Iterator[None]:
+    """Ctrl-C waits for the end of a message, which the other ranks take part in."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    pressed: list[Any] = []
+    before = signal.signal(signal.SIGINT, lambda *args: pressed.append(args))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if pressed and callable(before):
+            before(*pressed[0])
+
+
+@contextmanager
+def interrupts_ignored() -> Iterator[None]:
+    """Ctrl-C is for rank 0, which tells the others."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+class _Pickler(pickle.Pickler):
+    """Pickles tensors as arrays, so that they come back on the CPU."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, Tensor):
+            return _as_tensor, (obj.detach().cpu().contiguous().numpy(),)
+        return NotImplemented
+
+
+def _as_tensor(array: np.ndarray) -> Tensor:
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+def _packed(value: Any) -> bytes:
+    buffer = io.BytesIO()
+    _Pickler(buffer, protocol=5).dump(value)
+    return buffer.getvalue()
+
+
+def _unpacked(data: bytes) -> Any:
+    return pickle.loads(data)
+
+
+def _padded(data: bytes, height: int) -> Tensor:
+    result = torch.zeros(height, dtype=torch.uint8)
+    if data:
+        result[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    return result

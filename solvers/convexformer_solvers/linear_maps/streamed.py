@@ -1,0 +1,342 @@
+"""The linear map of samples on a disk, of which some are read ahead while others are multiplied."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from convexformer_solvers.validation import check_kind, check_tensor
+
+from .base import LinearMap, Slopes, _tall, even_rows, mirrored
+from .config import CONFIG
+from .dense import DenseMap
+from .gated import GatedMap
+from .source import Source
+
+Places = Tensor | slice  # positions of samples of a map
+
+# Integers up to two bytes and all numbers of two bytes are exact in float32.
+_SINGLE = (torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.uint8, torch.int16)
+
+
+@dataclasses.dataclass
+class Traffic:
+    """What a source has been read, by a map and all that were made of it.
+
+    Attributes
+    ----------
+    total_bytes, read_bytes : int
+        Bytes of the source in the precision of storage, and bytes that have been read.
+    read_seconds, waited_seconds : float
+        Seconds of reading and conversion, and those in which products waited for them.
+    """
+
+    total_bytes: int
+    read_bytes: int = 0
+    read_seconds: float = 0.0
+    waited_seconds: float = 0.0
+    is_finite: bool = dataclasses.field(default=False, repr=False)  # whether a whole pass has found no NaN
+
+    @property
+    def passes(self) -> float:
+        """Bytes read over those of the source."""
+        return self.read_bytes / self.total_bytes
+
+
+class _Part(NamedTuple):
+    """Some samples of a map: their positions in it, what is read, and which of what is read they are."""
+
+    places: Places
+    reads: list[slice]
+    chosen: Tensor | None = None
+
+
+class StreamedMap(LinearMap):
+    """``DenseMap``, or ``GatedMap``, of samples that stay on a disk; each product is one pass over them.
+
+    A thread reads and converts the next samples while the last ones are multiplied. ``slopes_pass`` and ``moments`` are
+    two products in one pass. Entries are checked in the first whole pass.
+
+    Parameters
+    ----------
+    source : Source
+        The samples, in any precision.
+    masks : Tensor of shape (N, h), bool, optional
+        Which samples each of the ``h`` gates lets through. Default: no gates.
+    dtype : torch.dtype, optional
+        Precision of the map. Default: float32 for what is stored in at most two bytes or in float32, else float64.
+    device : torch.device or str, default="cpu"
+        Where products are computed; samples are moved there through pinned memory.
+    chunk : int, optional
+        Numbers that are read at once. Default: ``MapConfig.chunk``.
+    memory_limit : int, optional
+        Bytes that algorithms may take for matrices of the features. Default: no limit.
+
+    Attributes
+    ----------
+    traffic : Traffic
+        Bytes read, seconds, passes; the same for all maps that are made of this one.
+
+    Raises
+    ------
+    TypeError
+        If one of them is of another kind.
+    ValueError
+        If ``masks`` does not fit; by products, if an entry is not finite, with its place.
+
+    Examples
+    --------
+    >>> from convexformer_solvers.linear_maps.source import Source
+    >>> class Ones(Source):
+    ...     shape, dtype = (5, 3, 2), torch.float16
+    ...     def read(self, rows):
+    ...         return torch.ones(rows.stop - rows.start, 3, 2, dtype=torch.float16)
+    >>> A = StreamedMap(Ones())
+    >>> A.matvec(torch.ones(3, 2, 1)).shape, A.dtype, A.traffic.passes
+    (torch.Size([5, 1]), torch.float32, 1.0)
+    """
+
+    in_memory = False
+    n_samples = property(lambda self: len(self._index))
+    feature_shape = property(lambda self: (*self._n_gates, *self.source.shape[1:]))
+    dtype = property(lambda self: self._dtype)
+    device = property(lambda self: self._device)
+    n_stored = property(lambda self: self.n_samples * self._width)
+    _n_gates = property(lambda self: () if self.masks is None else (self.masks.shape[1],))
+    _width = property(lambda self: math.prod(self.source.shape[1:]))
+
+    def __init__(
+        self,
+        source: Source,
+        masks: Tensor | None = None,
+        *,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str = "cpu",
+        chunk: int | None = None,
+        memory_limit: int | None = None,
+    ) -> None:
+        check_kind("source", source, Source, "open_source('samples.npy')")
+        self.source, self.chunk, self.memory_limit = source, chunk or CONFIG.chunk, memory_limit
+        self._dtype = dtype or (torch.float32 if source.dtype in _SINGLE else torch.float64)
+        self._device = torch.device(device)
+        self._index: range | Tensor = range(source.shape[0])
+        self._order: Tensor | None = None  # of samples as they are read; None where that is their own
+        self.traffic = Traffic(max(1, math.prod(source.shape) * source.dtype.itemsize))
+        self.masks = None if masks is None else self._checked(masks)
+
+    def _checked(self, masks: Tensor) -> Tensor:
+        check_tensor("masks", masks)
+        if masks.ndim != 2 or len(masks) != self.n_samples or masks.dtype != torch.bool:
+            got = f"{masks.dtype} of shape {tuple(masks.shape)}"
+            raise ValueError(f"masks must be a bool array of shape ({self.n_samples}, n_gates), got {got}")
+        return masks.to(self._device)
+
+    def _like(self, index: range | Tensor, order: Tensor | None, masks: Tensor | None) -> StreamedMap:
+        """The map of some samples of the source."""
+        options = {"chunk": self.chunk, "memory_limit": self.memory_limit}
+        result = StreamedMap(self.source, dtype=self._dtype, device=self._device, **options)
+        result._index, result._order, result.masks, result.traffic = index, order, masks, self.traffic
+        return result
+
+    def gated(self, masks: Tensor) -> StreamedMap:
+        return self._like(self._index, self._order, self._checked(masks))
+
+    def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> StreamedMap:
+        dtype, device = dtype or self._dtype, torch.device(device or self._device)
+        if (dtype, device) == (self._dtype, self._device):
+            return self
+        result = self._like(self._index, self._order, None if self.masks is None else self.masks.to(device))
+        result._dtype, result._device = dtype, device
+        return result
+
+    def rows(self, index: Tensor | slice) -> LinearMap:
+        masks = None if self.masks is None else self.masks[index]
+        if isinstance(index, slice) and self._order is None:
+            chosen: range | Tensor = self._index[index]
+            result = self._like(chosen, None, masks)
+        else:
+            index = torch.arange(self.n_samples)[index] if isinstance(index, slice) else index.cpu()
+            rows = torch.as_tensor(self._index)
+            if self._order is not None:  # samples stand elsewhere than they are read
+                rows = rows[self._order.argsort()]
+            chosen, order = rows[index].sort(stable=True)
+            in_order = bool((order == torch.arange(len(order))).all())
+            result = self._like(chosen, None if in_order else order, masks)
+        return result._held() if result.n_stored <= self.chunk else result
+
+    def _held(self) -> LinearMap:
+        """The same map with its data in memory."""
+        data = torch.empty((self.n_samples, *self.source.shape[1:]), dtype=self._dtype, device=self._device)
+        for places, part in self._parts(gated=False):
+            data[places] = part.as_matrix().view(-1, *self.source.shape[1:])
+        return DenseMap(data) if self.masks is None else GatedMap(data, self.masks)
+
+    # Reading
+
+    def _plan(self, height: int) -> Iterator[_Part]:
+        """The samples in parts of so many at most, as they are read."""
+        for start in range(0, self.n_samples, height):
+            stop = min(start + height, self.n_samples)
+            places: Places = slice(start, stop) if self._order is None else self._order[start:stop]
+            index = self._index[start:stop]
+            if isinstance(index, range):
+                yield _Part(places, [slice(index.start, index.stop)])
+                continue
+            first, end = int(index[0]), int(index[-1]) + 1
+            if end - first <= 2 * height:
+                yield _Part(places, [slice(first, end)], index - first)
+            else:  # run by run
+                breaks = (index.diff() != 1).nonzero()[:, 0] + 1
+                edges = [0, *breaks.tolist(), len(index)]
+                runs = zip(edges, edges[1:], strict=False)
+                yield _Part(places, [slice(int(index[a]), int(index[b - 1]) + 1) for a, b in runs])
+
+    def _read(self, part: _Part) -> Tensor:
+        """The samples of a part on the device, in the precision of the map."""
+        began = time.perf_counter()
+        found = [self.source.read(rows) for rows in part.reads]
+        self.traffic.read_bytes += sum(values.numel() * values.element_size() for values in found)
+        values = found[0] if len(found) == 1 else torch.cat(found)
+        values = values if part.chosen is None else values[part.chosen]
+        if self._device.type == "cuda":
+            values = values.pin_memory().to(self._device, non_blocking=True)
+        values = values.to(self._device).to(self._dtype)
+        if not self.traffic.is_finite and not math.isfinite(float(values.sum())):  # a sum is fast, and may overflow
+            self._check_chunk(part, values)
+        self.traffic.read_seconds += time.perf_counter() - began
+        return values
+
+    def _check_chunk(self, part: _Part, values: Tensor) -> None:
+        """Raise ``ValueError`` that says where an entry is not finite, if one is."""
+        bad = (~torch.isfinite(values.flatten(1)).all(1)).nonzero()[:, 0]
+        if len(bad):
+            rows = torch.cat([torch.arange(read.start, read.stop) for read in part.reads])
+            row = int((rows if part.chosen is None else rows[part.chosen])[int(bad[0])])
+            raise ValueError(f"the data must be finite, got NaN or infinite values in {self.source.place(row)}")
+
+    def _parts(self, least_rows: int = 1, gated: bool = True) -> Iterator[tuple[Places, LinearMap]]:
+        """One pass: positions of samples with their map, of which the next is read meanwhile."""
+        masks, stream = self.masks if gated else None, None
+        if self._device.type == "cuda":
+            stream = torch.cuda.Stream(self._device)
+
+        def read(part: _Part) -> Tensor:
+            with torch.no_grad(), torch.cuda.stream(stream):
+                return self._read(part)
+
+        plan = list(self._plan(max(least_rows, self.chunk // self._width, 1)))
+        with ThreadPoolExecutor(1, "reader") as pool:
+            ahead = pool.submit(read, plan[0])
+            for part, following in zip(plan, [*plan[1:], None], strict=True):
+                began = time.perf_counter()
+                values = ahead.result()
+                self.traffic.waited_seconds += time.perf_counter() - began
+                if stream is not None:
+                    torch.cuda.current_stream(self._device).wait_stream(stream)
+                    values.record_stream(torch.cuda.current_stream(self._device))
+                if following is not None:
+                    ahead = pool.submit(read, following)
+                yield part.places, DenseMap(values) if masks is None else GatedMap(values, masks[part.places])
+        if isinstance(self._index, range) and len(self._index) == self.source.shape[0]:
+            self.traffic.is_finite = True
+
+    # Products
+
+    def matvec(self, coef: Tensor) -> Tensor:
+        return self._of_samples(lambda part: part.matvec(coef), coef, coef.shape[-1])
+
+    def _of_samples(self, product: object, like: Tensor, n_columns: int) -> Tensor:
+        """What a product gives for each sample."""
+        result = like.new_empty((self.n_samples, n_columns))
+        for places, part in self._parts():
+            result[places] = product(part)  # type: ignore[operator]
+        return result
+
+    def rmatvec(self, values: Tensor) -> Tensor:
+        result = values.new_zeros((*self.feature_shape, values.shape[1]))
+        for places, part in self._parts():
+            result += part.rmatvec(values[places])
+        return result
+
+    def matvec_blocks(self, blocks: Tensor, coef: Tensor) -> Tensor:
+        return self._of_samples(lambda part: part.matvec_blocks(blocks, coef), coef, coef.shape[-1])
+
+    def rmatvec_blocks(self, blocks: Tensor, values: Tensor) -> Tensor:
+        result = values.new_zeros((len(blocks), self.feature_shape[-1], values.shape[1]))
+        for places, part in self._parts():
+            result += part.rmatvec_blocks(blocks, values[places])
+        return result
+
+    def slopes_pass(self, coef: Tensor, slopes: Slopes) -> tuple[Tensor, Tensor]:
+        pred, back = coef.new_empty((self.n_samples, coef.shape[-1])), torch.zeros_like(coef)
+        for places, part in self._parts():
+            pred[places], product = part.slopes_pass(coef, slopes.rows(places))
+            back += product
+        return pred, back
+
+    def moments(self, weight: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+        p = math.prod(self.feature_shape)
+        gram, product = weight.new_zeros((p, p)), weight.new_zeros((p, right.shape[1]))
+        blocks = torch.arange(self._n_blocks, device=self._device)
+        for places, part in self._parts(_tall(p)):
+            part.add_gram(gram, blocks, blocks, weight[places])
+            product += part.rmatvec(weight[places, None] * right[places]).flatten(0, -2)
+        return mirrored(gram), product
+
+    def gram(self, left: Tensor, right: Tensor, weight: Tensor, center: Tensor | None = None) -> Tensor:
+        d = self.feature_shape[-1]
+        result = weight.new_zeros((len(left) * d, len(right) * d))
+        for places, part in self._parts(_tall(max(result.shape))):
+            part.add_gram(result, left, right, weight[places], center)
+        return mirrored(result) if left is right else result
+
+    def nonnegative(self, coef: Tensor) -> Tensor:
+        result = torch.empty((self.n_samples, coef.shape[-1]), dtype=torch.bool, device=self._device)
+        for places, part in self._parts():
+            result[places] = part.nonnegative(coef)
+        return result
+
+    def columns(self, blocks: Tensor) -> Tensor:
+        size = self.n_samples * len(blocks) * self.feature_shape[-1] * self._dtype.itemsize
+        if self.memory_limit is not None and size > self.memory_limit:
+            raise ValueError(
+                f"{size / 1e9:.3g} GB of the data are needed in memory at once, and memory_limit is "
+                f"{self.memory_limit / 1e9:.3g} GB; raise it, or take a solver that makes no copy, as 'auto'"
+            )
+        d = self.feature_shape[-1]
+        result = torch.empty((self.n_samples, len(blocks), d), dtype=self._dtype, device=self._device)
+        for places, part in self._parts():
+            result[places] = part.columns(blocks)
+        return result
+
+    def along(self, blocks: Tensor, units: Tensor) -> Tensor:
+        result = units.new_empty((len(blocks), self.n_samples))
+        for places, part in self._parts():
+            result[:, places] = part.along(blocks, units)
+        return result
+
+    def largest(self) -> float:
+        return max((part.largest() for _, part in self._parts()), default=0.0)
+
+    def squared_norm(self, weight: Tensor, center: bool = False, n_steps: int = 20) -> float:
+        # Of some samples, as each step would be two passes; what is started with it follows the curvature that it meets.
+        index = even_rows(self.n_samples, max(1, CONFIG.chunk // self._width), self._device)
+        share = weight[index]
+        if len(index) == self.n_samples or not bool(share.any()):
+            return super().squared_norm(weight, center, n_steps)
+        scale = float(weight.sum() / share.sum())
+        return self.rows(index).squared_norm(share * scale, center, n_steps)
+
+    def few(self, n_blocks: int) -> bool:
+        return False  # all of the data are read in any case
+
+    def product_work(self, n_outputs: int) -> float:
+        # A number from the disk is read, converted and written before it is read again.
+        return 2 * self.n_stored * max(2.0 * n_outputs, 2 * self.rates.work_of_a_read)
