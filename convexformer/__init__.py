@@ -110,6 +110,7 @@ _SUBMODULES = (
     "probes",
     "programs",
     "solvers",
+    "storage",
     "targets",
     "text",
     "unfolded",

@@ -65,15 +65,15 @@ def check_tokens(estimator: Any, X: Any, reset: bool) -> Tensor:
             _check_not_empty(X.shape)
         with _naming("X"):
             array = check_array(X, allow_nd=True, dtype=_FLOATS, estimator=estimator, input_name="X")
-        _check_shape(estimator, array.shape, reset)
+        check_shape(estimator, array.shape, reset)
         return as_tensor(array)
     if getattr(X, "ndim", 2) > 3:
         raise ValueError(f"X must have 2 or 3 dimensions (samples, tokens[, features]), got {X.ndim}")
     if not reset and estimator._n_dims == 3:
-        _check_shape(estimator, np.shape(X), reset)
+        check_shape(estimator, np.shape(X), reset)
     with _naming("X"):
         array = validate_data(estimator, X, dtype=_FLOATS, reset=reset)
-    _check_shape(estimator, array.shape, reset)
+    check_shape(estimator, array.shape, reset)
     return as_tokens(array)
 
 
@@ -136,7 +136,7 @@ def _check_tensor(estimator: Any, X: Tensor, reset: bool) -> Tensor:
     _check_not_empty(X.shape)
     if not _all_finite(X):
         raise ValueError("Input X contains NaN or infinity.")
-    _check_shape(estimator, tuple(X.shape), reset)
+    check_shape(estimator, tuple(X.shape), reset)
     return as_tokens(X)
 
 
@@ -145,7 +145,7 @@ def _check_not_empty(shape: tuple[int, ...]) -> None:
         raise ValueError(f"X must have at least one sample, token and feature, got shape {tuple(shape)}")
 
 
-def _check_shape(estimator: Any, shape: tuple[int, ...], reset: bool) -> None:
+def check_shape(estimator: Any, shape: tuple[int, ...], reset: bool) -> None:
     """Record or compare the shape of a sample; ``n_features_in_`` of 2-D data is what scikit-learn defines."""
     if reset:
         estimator.n_features_in_, estimator.n_tokens_in_, estimator._n_dims = shape[-1], shape[1], len(shape)

@@ -26,6 +26,7 @@ MODULES = (
     ".nn",
     ".programs",
     ".solvers",
+    ".storage",
     ".unfolded",
 )
 

@@ -1,4 +1,4 @@
-"""The command line: ``convexformer demo``, ``fit``, ``predict`` and ``reproduce``."""
+"""The command line: ``convexformer demo``, ``fit``, ``predict``, ``activations`` and ``reproduce``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import warnings
 
 from convexformer import __version__
 
-from . import demo, fit, predict, reproduce
+from . import activations, demo, fit, predict, reproduce
 from .inputs import CommandError
 from .output import as_json
 
@@ -31,7 +31,7 @@ def build_parser() -> argparse.ArgumentParser:
     common.add_argument("--quiet", action="store_true", help="no progress bars and no remarks")
     common.add_argument("--json", action="store_true", help="print JSON instead of text")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in (demo, fit, predict, reproduce):
+    for command in (demo, fit, predict, activations, reproduce):
         command.add_command(commands, common)
     return parser
 
@@ -61,6 +61,8 @@ def main(arguments: list[str] | None = None) -> int:
         print("convexformer: interrupted", file=sys.stderr)
         return 130
     text = report.pop("text")
+    if text is None:  # another process prints
+        return 0
     try:
         print(as_json(report) if options.json else text, flush=True)
     except BrokenPipeError:  # whoever reads has read enough; Python must not complain of it at its end either

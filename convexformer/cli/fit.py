@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from .inputs import CommandError, check_target, load_arrays, samples_of, seed
+from .inputs import CommandError, check_target, load_data, samples_of, seed
 from .output import GOES_ON, as_lines
+from .processes import process_group
 
 # Parameters of cross-validated estimators: option, type and help.
 _CROSS_VALIDATION: dict[str, tuple[str, Any, str]] = {
@@ -29,7 +30,20 @@ def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
         help="fit arrays X and y of an .npz file and save the model",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    fit.add_argument("file", type=Path, help=".npz with X (samples, tokens[, features]), y and maybe sample_weight")
+    fit.add_argument(
+        "file",
+        type=Path,
+        metavar="DATA",
+        help=".npz with X (samples, tokens[, features]), y and maybe sample_weight; or data on a disk: a folder of "
+        "shards with X and y, or a file of --targets",
+    )
+    fit.add_argument("--targets", type=Path, metavar="FILE", help=".npy of y, or .npz of y and sample_weight")
+    fit.add_argument(
+        "--memory-limit",
+        type=int,
+        metavar="BYTES",
+        help="memory that data on a disk may take; default: a quarter of what is free",
+    )
     fit.add_argument("--model", type=Path, default=Path("model.npz"), help="where to save the model")
     fit.add_argument(
         "--task",
@@ -43,8 +57,8 @@ def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
     fit.add_argument(
         "--resume",
         type=Path,
-        metavar="FOLDER",
-        help="with --alpha cv: folder that keeps what is finished, to go on from",
+        metavar="PATH",
+        help="file that keeps the best point so far, with --alpha cv folder that keeps what is finished, to go on from",
     )
     for parameter, (option, kind, description) in _CROSS_VALIDATION.items():
         about = {"dest": parameter, "metavar": "N" if kind is int else "RATIO", "default": argparse.SUPPRESS}
@@ -72,26 +86,35 @@ def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
 
 
 def _run_fit(options: argparse.Namespace) -> dict[str, Any]:
-    arrays = load_arrays(options.file, ("X", "y"))
+    with process_group(options.device) as (rank, options.device):
+        return _fit(options, is_first=rank == 0)
+
+
+def _fit(options: argparse.Namespace, is_first: bool) -> dict[str, Any]:
+    X, arrays = load_data(options.file, options.targets, options.memory_limit)
     y = arrays["y"]
     task = options.task
     if task == "auto":
         task = "regression" if np.issubdtype(y.dtype, np.floating) else "classification"
     model = _new_model(task, options)
-    X = samples_of(arrays, options.file, options.probe)
+    X = samples_of({**arrays, "X": X}, options.file, options.probe)
     check_target(options.model, options.file)  # before the minutes that a fit may take
     from convexformer.estimators.persistence import save_model
 
     try:
-        model.fit(X, y, sample_weight=arrays.get("sample_weight"))
+        single = {} if options.alpha == "cv" or options.resume is None else {"resume": options.resume}
+        model.fit(X, y, sample_weight=arrays.get("sample_weight"), **single)
     except KeyboardInterrupt:
+        if not is_first:
+            raise
         if hasattr(model, "certificate_"):
             save_model(model, options.model)
             print(f"interrupted; the best point so far is saved in {options.model}", file=sys.stderr)
         elif options.resume is not None:
             print(GOES_ON.format(options.resume), file=sys.stderr)
         raise
-    save_model(model, options.model)
+    if is_first:
+        save_model(model, options.model)
     certificate = model.certificate_
     report = {
         "task": task,
@@ -112,7 +135,7 @@ def _run_fit(options: argparse.Namespace) -> dict[str, Any]:
         if model.alpha_ == model.alphas_[-1] < model.alphas_[0]:
             smallest = model.alpha_ / model.alphas_[0]
             report["remark"] = f"the smallest alpha of the grid was chosen; --eps below {smallest:.3g} looks further"
-    report["text"] = as_lines(report)
+    report["text"] = as_lines(report) if is_first else None
     return report
 
 
@@ -155,6 +178,7 @@ def _new_model(task: str, options: argparse.Namespace) -> Any:
         "max_iter": options.max_iter,
         "dtype": options.dtype,
         "device": options.device,
+        "memory_limit": options.memory_limit,
         "random_state": options.seed,
         "verbose": not (options.quiet or options.json),
     }
@@ -167,10 +191,6 @@ def _new_model(task: str, options: argparse.Namespace) -> Any:
     if of_grid:
         given = ", ".join(_CROSS_VALIDATION[parameter][0] for parameter in of_grid)
         raise CommandError(f"{given}: for --alpha cv; got --alpha {options.alpha}")
-    if options.resume is not None:
-        raise CommandError(
-            "--resume is for --alpha cv; a single fit that is interrupted saves its best point in --model"
-        )
     try:
         alpha = float(options.alpha)
     except ValueError:

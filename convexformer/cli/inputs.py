@@ -60,6 +60,49 @@ def load_arrays(path: Path, wanted: tuple[str, ...]) -> dict[str, Any]:
     return arrays
 
 
+def load_data(path: Path, targets: Path | None, memory_limit: int | None) -> tuple[Any, dict[str, Any]]:
+    """The samples of a file or folder, and the other arrays: ``y``, and ``sample_weight`` where there is one.
+
+    An ``.npz`` file is read into memory unless there is a limit. Samples of all else are the path, from which they are
+    read as they are needed; their targets are in a file, or in a folder of shards as the array ``y``.
+    """
+    if path.suffix == ".npz" and targets is None and memory_limit is None:
+        arrays = load_arrays(path, ("X", "y"))
+        return arrays.pop("X"), arrays
+    if not path.exists():
+        raise CommandError(f"no file or folder at {path}")
+    if targets is not None:
+        return os.fspath(path), _load_targets(targets)
+    if path.is_dir():
+        return os.fspath(path), _load_shard_targets(path)
+    if path.suffix == ".npz":
+        with np.load(path, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in ("y", "sample_weight") if name in archive.files}
+        if "y" in arrays:
+            return os.fspath(path), arrays
+    raise CommandError(f"{path} holds no targets; give a file with them: --targets y.npy")
+
+
+def _load_targets(path: Path) -> dict[str, Any]:
+    if path.suffix != ".npy":
+        return load_arrays(path, ("y",))
+    if not path.exists():
+        raise CommandError(f"no file at {path}")
+    return {"y": np.load(path, allow_pickle=False)}
+
+
+def _load_shard_targets(folder: Path) -> dict[str, Any]:
+    from convexformer.storage import read_array, read_manifest
+
+    names = read_manifest(folder)["arrays"] if (folder / "manifest.json").exists() else {}
+    if "y" not in names:
+        raise CommandError(
+            f"{folder} holds no array y; give a file with the targets: --targets y.npy, or write the shards with "
+            "write_shards(folder, lambda rows: {'X': ..., 'y': ...}, ...)"
+        )
+    return {name: read_array(folder, name).numpy() for name in ("y", "sample_weight") if name in names}
+
+
 def samples_of(arrays: dict[str, Any], path: Path, is_probe: bool) -> Any:
     """The samples of a file: ``X``, with the lengths of the samples for a probe where the file has them."""
     if "lengths" not in arrays:

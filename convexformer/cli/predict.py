@@ -20,7 +20,7 @@ def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
         help="predict for array X of an .npz file with a saved model",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    predict.add_argument("file", type=Path, help=".npz with X, and y when a score is wanted")
+    predict.add_argument("file", type=Path, help=".npz with X, and y when a score is wanted; or a folder of shards")
     predict.add_argument("--model", type=Path, default=Path("model.npz"), help="model saved by fit")
     predict.add_argument(
         "--out", type=Path, default=Path("predictions.npz"), help="where to save predictions (and probabilities)"
@@ -32,7 +32,7 @@ def _run_predict(options: argparse.Namespace) -> dict[str, Any]:
     from convexformer.estimators.persistence import load_model
     from convexformer_solvers.io.npz import replacing
 
-    arrays = load_arrays(options.file, ("X",))
+    arrays = {"X": str(options.file)} if options.file.is_dir() else load_arrays(options.file, ("X",))
     if not options.model.exists():
         raise CommandError(
             f"no model at {options.model}; 'convexformer fit FILE.npz --model {options.model}' makes one"
@@ -43,7 +43,11 @@ def _run_predict(options: argparse.Namespace) -> dict[str, Any]:
     results = {"predictions": model.predict(X)}
     if hasattr(model, "predict_proba"):
         results |= {"probabilities": model.predict_proba(X), "classes": model.classes_}
-    report: dict[str, Any] = {"model": str(options.model), "predictions": str(options.out), "n": len(arrays["X"])}
+    report: dict[str, Any] = {
+        "model": str(options.model),
+        "predictions": str(options.out),
+        "n": len(results["predictions"]),
+    }
     if "y" in arrays:
         try:
             report["score"] = float(model.score(X, arrays["y"], sample_weight=arrays.get("sample_weight")))

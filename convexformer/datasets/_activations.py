@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
+import inspect
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from convexformer.storage.manifest import read_array, read_manifest
 from convexformer.validation import check_device, check_optional_counts
 from convexformer_solvers.validation import check_counts
 
@@ -20,6 +24,8 @@ from ._teacher import Teacher
 
 Site = Literal["attention", "layer"]
 Short = Literal["error", "drop", "pad"]
+# What the manifest of a folder of shards calls activations.
+KIND = "attention activations"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -34,7 +40,7 @@ class Activations:
         What leaves it at `site`.
     attention : ndarray of shape (N, n_tokens, n_tokens) or None
         The layer's softmax attention, averaged over its heads: row ``t`` says how much the output at position ``t``
-        draws on each position, and sums to 1. None when the encoder gives no such maps.
+        draws on each position, and sums to 1. None when the encoder gives no such maps or shards have none.
     lengths : ndarray of int of shape (N,)
         Tokens of each sentence; less than ``n_tokens`` only with ``short="pad"``.
     tokens : list of list of str
@@ -99,6 +105,7 @@ def load_attention_activations(
     cache: str | os.PathLike[str] | None = None,
     device: str | torch.device | None = None,
     verbose: bool = False,
+    shards: str | os.PathLike[str] | None = None,
 ) -> Activations:
     r"""Run sentences through a pretrained encoder and keep what enters and leaves one attention layer.
 
@@ -147,6 +154,11 @@ def load_attention_activations(
         Where to compute. Default: the CPU.
     verbose : bool, default=False
         Whether to show a progress bar.
+    shards : str or path-like, optional
+        Folder that ``convexformer activations`` wrote: its numbers are read, and no weights are run. Sentences, model
+        and the other arguments are then those of the folder. An argument that is given besides must agree with it,
+        and `n_sentences` takes the first so many. Model and sentences must be where they were, unless they are given.
+        Default: activations are computed.
 
     Returns
     -------
@@ -161,7 +173,8 @@ def load_attention_activations(
         If model or sentences are not found.
     ValueError, TypeError
         If an argument is not as described, too few sentences are long enough, the model is too small for `layer` or
-        `n_tokens` or not built as supported, or a file of the cache is damaged.
+        `n_tokens` or not built as supported, a file of the cache or a shard is damaged, or shards are of other
+        arguments.
     KeyboardInterrupt
         On Ctrl-C; with `cache` the finished batches are kept.
 
@@ -178,6 +191,9 @@ def load_attention_activations(
     ...
     ValueError: site must be 'attention' or 'layer', got 'head'
     """
+    if shards is not None:
+        given = {"layer": layer, "n_tokens": n_tokens, "site": site, "short": short, "batch_size": batch_size}
+        return _read_shards(shards, sentences, model, n_sentences, given | {"cache": cache, "device": device})
     if site not in ("attention", "layer"):
         raise ValueError(f"site must be 'attention' or 'layer', got {site!r}")
     if short not in ("error", "drop", "pad"):
@@ -189,7 +205,7 @@ def load_attention_activations(
     teacher = Teacher(model, layer, site, place)
     teacher.check_n_tokens(n_tokens)
     token_ids = teacher.tokenize(texts)
-    index = _choose([len(ids) for ids in token_ids], n_tokens, n_sentences, short)
+    index = choose([len(ids) for ids in token_ids], n_tokens, n_sentences, short)
     token_ids = [token_ids[i][:n_tokens] for i in index]
     arrays = run_batches(
         teacher.run,
@@ -214,7 +230,59 @@ def load_attention_activations(
     )
 
 
-def _choose(lengths: list[int], n_tokens: int, n_sentences: int | None, short: Short) -> NDArray[np.int64]:
+def _read_shards(
+    shards: str | os.PathLike[str],
+    sentences: Sequence[str] | str | os.PathLike[str],
+    model: str | os.PathLike[str] | None,
+    n_sentences: int | None,
+    given: dict[str, Any],
+) -> Activations:
+    """Activations from shards, whose settings an argument must have if it is not left at its default."""
+    manifest = read_manifest(shards)
+    info, place = manifest["info"], f"shards={os.fspath(shards)!r}"
+    if info.get("kind") != KIND:
+        raise ValueError(f"{place} must be a folder that 'convexformer activations' wrote; open_source reads others")
+    parameters = inspect.signature(load_attention_activations).parameters
+    for name, value in given.items():
+        if value not in (parameters[name].default, info.get(name)):
+            instead = f"holds {name}={info[name]!r}" if name in info else f"is read, and not computed with {name}="
+            raise ValueError(f"{name}={value!r}, but {place} {instead}; leave it out")
+    check_optional_counts(n_sentences=n_sentences)
+    n_samples = manifest["n_samples"] if n_sentences is None else n_sentences
+    if n_samples > manifest["n_samples"]:
+        raise ValueError(f"n_sentences={n_samples}, but {place} has {manifest['n_samples']}; ask for fewer")
+    texts = read_sentences(
+        info["sentences"] if isinstance(sentences, str) and sentences == "documentation" else sentences
+    )
+    if hash_sentences(texts) != info["sentences_sha256"]:
+        raise ValueError(f"sentences must be those of {place}, {info['sentences']!r} as they were then")
+    teacher = Teacher(info["model"] if model is None else model, info["layer"], info["site"], torch.device("cpu"))
+    if teacher.fingerprint() != info["fingerprint"]:
+        raise ValueError(f"model must be that of {place}, {info['encoder']!r} with the same files; it has others")
+    arrays = {name: read_array(shards, name)[:n_samples] for name in manifest["arrays"]}
+    numbers = {name: arrays[name].float().numpy() for name in ("inputs", "outputs", "attention") if name in arrays}
+    index = arrays["index"].numpy()
+    kept = [texts[i] for i in index]
+    return Activations(
+        inputs=numbers["inputs"],
+        outputs=numbers["outputs"],
+        attention=numbers.get("attention"),
+        lengths=arrays["lengths"].numpy(),
+        tokens=[teacher.tokenizer.convert_ids_to_tokens(ids[: info["n_tokens"]]) for ids in teacher.tokenize(kept)],
+        sentences=kept,
+        index=index,
+        model=teacher.name,
+        layer=teacher.layer,
+        site=info["site"],
+    )
+
+
+def hash_sentences(texts: list[str]) -> str:
+    """What tells sentences from others."""
+    return hashlib.sha256(json.dumps(texts).encode()).hexdigest()
+
+
+def choose(lengths: list[int], n_tokens: int, n_sentences: int | None, short: Short) -> NDArray[np.int64]:
     """Positions of the sentences to use."""
     long_enough = np.array(lengths) >= n_tokens
     index = np.flatnonzero(long_enough) if short == "drop" else np.arange(len(lengths))

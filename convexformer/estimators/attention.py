@@ -8,13 +8,16 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import ClassifierMixin, RegressorMixin
+from sklearn.metrics import accuracy_score, r2_score
 from sklearn.utils.metaestimators import available_if
 
 from convexformer.targets import ClassTargets, RealTargets, Targets, class_targets
 from convexformer.validation import check_label_target, check_real_target, result_of
 from convexformer_solvers import LOSSES, Callback, Loss, Penalty, Solver, get_loss
+from convexformer_solvers.distributed import ranks
 
 from .base import ConvexAttentionBase
+from .samples import joined_samples, own_samples
 
 
 def _check_loss_name(loss: Any, others: list[str], kinds: set[str]) -> None:
@@ -24,7 +27,32 @@ def _check_loss_name(loss: Any, others: list[str], kinds: set[str]) -> None:
         raise ValueError(f"loss must be one of {known} or a Loss instance, got {loss!r}")
 
 
-class RegressionMixin(RegressorMixin):
+class ScoreMixin:
+    """Predictions and scores of samples that are spread over the ranks of a process group."""
+
+    def score(self: Any, X: Any, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
+        """Score as scikit-learn has it: R2 of a regression, accuracy of a classification.
+
+        Parameters
+        ----------
+        X, y, sample_weight
+            As in ``fit``. Under ``torchrun`` the score is that of the samples of all ranks, and all get it.
+
+        Returns
+        -------
+        float
+        """
+        group = ranks()
+        if group is None:
+            return super().score(X, y, sample_weight)  # type: ignore[misc]
+        X, part = own_samples(self, X)
+        pred = self.predict(X)
+        pred, target, weight = joined_samples([pred, y, sample_weight], part, len(pred))
+        score = r2_score if isinstance(self, RegressorMixin) else accuracy_score
+        return float(score(target, pred, sample_weight=weight))
+
+
+class RegressionMixin(ScoreMixin, RegressorMixin):
     """Targets and predictions of regression."""
 
     def __sklearn_tags__(self) -> Any:
@@ -48,8 +76,8 @@ class RegressionMixin(RegressorMixin):
 
         Parameters
         ----------
-        X : array-like of shape (n_samples, n_tokens, n_features) or (n_samples, n_tokens)
-            As in ``fit``.
+        X : array-like of shape (n_samples, n_tokens, n_features) or (n_samples, n_tokens), path or source
+            As in ``fit``; under ``torchrun`` each rank predicts the samples that it is given.
 
         Returns
         -------
@@ -70,7 +98,7 @@ def _has_probabilities(estimator: Any) -> bool:
     return True
 
 
-class ClassificationMixin(ClassifierMixin):
+class ClassificationMixin(ScoreMixin, ClassifierMixin):
     """Targets and predictions of classification."""
 
     def _read_targets(
@@ -111,8 +139,8 @@ class ClassificationMixin(ClassifierMixin):
 
         Parameters
         ----------
-        X : array-like of shape (n_samples, n_tokens, n_features) or (n_samples, n_tokens)
-            As in ``fit``.
+        X : array-like of shape (n_samples, n_tokens, n_features) or (n_samples, n_tokens), path or source
+            As in ``fit``; under ``torchrun`` each rank predicts the samples that it is given.
 
         Returns
         -------
@@ -126,8 +154,8 @@ class ClassificationMixin(ClassifierMixin):
 
         Parameters
         ----------
-        X : array-like of shape (n_samples, n_tokens, n_features) or (n_samples, n_tokens)
-            As in ``fit``.
+        X : array-like of shape (n_samples, n_tokens, n_features) or (n_samples, n_tokens), path or source
+            As in ``fit``; under ``torchrun`` each rank predicts the samples that it is given.
 
         Returns
         -------
@@ -141,8 +169,8 @@ class ClassificationMixin(ClassifierMixin):
 
         Parameters
         ----------
-        X : array-like of shape (n_samples, n_tokens, n_features) or (n_samples, n_tokens)
-            As in ``fit``.
+        X : array-like of shape (n_samples, n_tokens, n_features) or (n_samples, n_tokens), path or source
+            As in ``fit``; under ``torchrun`` each rank predicts the samples that it is given.
 
         Returns
         -------
@@ -208,6 +236,9 @@ class ConvexAttentionRegressor(RegressionMixin, ConvexAttentionBase):
         Precision in which the solver works; that of ``X`` by default. Certificates are always in float64.
     device : str or torch.device, default=None
         Device to work on; that of ``X`` by default.
+    memory_limit : int, default=None
+        Bytes that a fit to data on a disk takes at most. Data of up to half of it are read into memory; of others each
+        pass reads a part after the other. Default: a quarter of what is free.
     random_state : int, RandomState or None, default=None
         Draws the gates.
     verbose : bool, default=False
@@ -278,6 +309,7 @@ class ConvexAttentionRegressor(RegressionMixin, ConvexAttentionBase):
         warm_start: bool = False,
         dtype: Any = None,
         device: Any = None,
+        memory_limit: int | None = None,
         random_state: Any = None,
         verbose: bool = False,
         callback: Callback | None = None,
@@ -295,6 +327,7 @@ class ConvexAttentionRegressor(RegressionMixin, ConvexAttentionBase):
         self.warm_start = warm_start
         self.dtype = dtype
         self.device = device
+        self.memory_limit = memory_limit
         self.random_state = random_state
         self.verbose = verbose
         self.callback = callback
@@ -347,6 +380,9 @@ class ConvexAttentionClassifier(ClassificationMixin, ConvexAttentionBase):
         Precision in which the solver works; that of ``X`` by default. Certificates are always in float64.
     device : str or torch.device, default=None
         Device to work on; that of ``X`` by default.
+    memory_limit : int, default=None
+        Bytes that a fit to data on a disk takes at most. Data of up to half of it are read into memory; of others each
+        pass reads a part after the other. Default: a quarter of what is free.
     random_state : int, RandomState or None, default=None
         Draws the gates.
     verbose : bool, default=False
@@ -420,6 +456,7 @@ class ConvexAttentionClassifier(ClassificationMixin, ConvexAttentionBase):
         warm_start: bool = False,
         dtype: Any = None,
         device: Any = None,
+        memory_limit: int | None = None,
         random_state: Any = None,
         verbose: bool = False,
         callback: Callback | None = None,
@@ -438,6 +475,7 @@ class ConvexAttentionClassifier(ClassificationMixin, ConvexAttentionBase):
         self.warm_start = warm_start
         self.dtype = dtype
         self.device = device
+        self.memory_limit = memory_limit
         self.random_state = random_state
         self.verbose = verbose
         self.callback = callback

@@ -16,13 +16,13 @@ from torch import Tensor
 from convexformer.gates import Gates, GatesInterrupted, GateSource, TrainingData, get_gate_source
 from convexformer.heads.attention import Heads
 from convexformer.programs.build import attention_map, build_program
+from convexformer.storage import open_source
 from convexformer.targets import Targets
 from convexformer.validation import (
     as_tensor,
     check_device,
     check_flag,
     check_stream,
-    check_tokens,
     check_weight,
     is_integer,
     predictions,
@@ -31,11 +31,13 @@ from convexformer.validation import (
 from convexformer_solvers import (
     LOSSES,
     PENALTIES,
+    LinearMap,
     Loss,
     Path,
     PathInterrupted,
     Penalty,
     Program,
+    Progress,
     SolverInterrupted,
     SolverResult,
     Status,
@@ -45,9 +47,11 @@ from convexformer_solvers import (
     solve,
     solve_path,
 )
+from convexformer_solvers.io.checkpoint import PathFile
 from convexformer_solvers.path import check_grid
 
 from .path_result import PathResult
+from .samples import across_ranks, read_samples
 from .tokens import CertifiedEstimator, SavedState, described, rebuilt, unchanged_on_failure
 
 if TYPE_CHECKING:
@@ -97,6 +101,8 @@ class Problem:
 class ConvexAttentionBase(CertifiedEstimator):
     """All that regression and classification share: building the program, solving, reading off the network."""
 
+    spreads_over_ranks = True  # whether a fit takes the samples of all ranks of a process group
+
     alpha: float
     loss: str | Loss
     penalty: str | Penalty
@@ -109,17 +115,31 @@ class ConvexAttentionBase(CertifiedEstimator):
     random_state: Any
 
     @unchanged_on_failure
-    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
+    @across_ranks
+    def fit(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        sample_weight: ArrayLike | None = None,
+        *,
+        resume: str | os.PathLike[str] | None = None,
+    ) -> Self:
         """Train to a certified global optimum.
 
         Parameters
         ----------
-        X : array-like of shape (n_samples, n_tokens, n_features) or (n_samples, n_tokens)
-            Token sequences; each column of two-dimensional data is a token of width 1.
+        X : array-like of shape (n_samples, n_tokens, n_features) or (n_samples, n_tokens), path or source
+            Token sequences; each column of two-dimensional data is a token of width 1. What ``open_source`` takes, as
+            the path of a file or a folder of shards, is read from the disk where it is large for `memory_limit`. Under
+            ``torchrun`` each rank gives its own samples, or all give one path, of which each reads its part.
         y : array-like of shape (n_samples,) or (n_samples, n_outputs)
             Targets; labels of shape (n_samples,) for a classifier.
         sample_weight : array-like of shape (n_samples,), optional
             Non-negative weights; only ratios matter.
+        resume : str or path-like, optional
+            An ``.npz`` file that is brought up to date at each certificate. A later call with the same file and data,
+            be it on another number of ranks or with another `solver`, `tol` or `max_iter`, goes on from there. Costs
+            one product with the data, to tell them from others. Random gates need an int as `random_state`.
 
         Returns
         -------
@@ -139,7 +159,9 @@ class ConvexAttentionBase(CertifiedEstimator):
         ConvergenceWarning
             If the certified relative gap did not come within ``tol``.
         """
-        self._fit_problem(self._problem(X, y, sample_weight, self.alpha), X)
+        problem = self._problem(X, y, sample_weight, self.alpha)
+        self._check_can_resume(resume)
+        self._fit_problem(problem, X, resume)
         return self
 
     def path(
@@ -204,16 +226,31 @@ class ConvexAttentionBase(CertifiedEstimator):
         (50, 1)
         """
         clone = self.__class__(**self.get_params(deep=False))
-        problem = clone._problem(X, y, sample_weight, alpha=None)
+        return clone._solve_path(X, y, sample_weight, alphas=alphas, n_alphas=n_alphas, eps=eps, resume=resume)
+
+    @across_ranks
+    def _solve_path(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        sample_weight: ArrayLike | None,
+        *,
+        alphas: ArrayLike | None,
+        n_alphas: int,
+        eps: float,
+        resume: str | os.PathLike[str] | None,
+    ) -> PathResult:
+        """``path``, which changes this estimator."""
+        problem = self._problem(X, y, sample_weight, alpha=None)
         program = problem.program
         grid = alpha_grid(program.alpha_max, n_alphas, eps) if alphas is None else check_grid(alphas)
-        clone._check_can_resume(resume)
+        self._check_can_resume(resume)
         try:
-            path = solve_path(program, get_solver(self.solver), grid, resume=resume, **clone._options(program))
+            path = solve_path(program, get_solver(self.solver), grid, resume=resume, **self._options(program))
         except PathInterrupted as interruption:
-            interruption.path = clone._path_result(problem, interruption.path)
+            interruption.path = self._path_result(problem, interruption.path)
             raise
-        return clone._path_result(problem, path)
+        return self._path_result(problem, path)
 
     def _path_result(self, problem: Problem, path: Path) -> PathResult:
         """A path of the solver layer in the shapes of this estimator."""
@@ -277,17 +314,21 @@ class ConvexAttentionBase(CertifiedEstimator):
 
     def _read_samples(self, X: Any, reset: bool) -> Any:
         """Checked samples, which have a length and a device."""
-        return check_tokens(self, X, reset=reset)
+        return read_samples(self, X, reset)
 
     def _chosen_samples(self, X: Any, index: NDArray[np.int64]) -> Any:
         """Some of the samples, of the kind of all: a data frame stays one."""
-        return X[index] if torch.is_tensor(X) else _safe_indexing(X, index)
+        if torch.is_tensor(X):
+            return X[index]
+        if open_source(X) is not None:
+            return self._chosen_samples(self._read_samples(X, reset=False), index)
+        return X.rows(torch.from_numpy(index)) if isinstance(X, LinearMap) else _safe_indexing(X, index)
 
     def _build(
         self, samples: Any, parts: ProgramParts, targets: Targets, sample_weight: NDArray[np.float64] | None
     ) -> Problem:
         """The problem of checked samples."""
-        tokens = samples.to(parts.target.device)
+        tokens = samples.to(device=parts.target.device)
         gates, masks, interruption = self._gates(TrainingData(tokens, *parts), self._gate_source(parts.alpha is None))
         program = build_program(tokens, *parts, masks=masks)
         return Problem(program, targets, gates, sample_weight, interruption)
@@ -332,6 +373,8 @@ class ConvexAttentionBase(CertifiedEstimator):
         stream = self._gate_stream()
         before = stream.get_state()
         try:
+            if source.needs_data:
+                data = replace(data, tokens=data.held_tokens())
             made = source.make(data, stream)
         except GatesInterrupted as interruption:
             return interruption.gates, interruption.gates.masks(data.tokens), interruption
@@ -369,14 +412,16 @@ class ConvexAttentionBase(CertifiedEstimator):
 
     # Solving
 
-    def _fit_problem(self, problem: Problem, like: Any) -> None:
+    def _fit_problem(self, problem: Problem, like: Any, resume: Any = None) -> None:
         if problem.interruption is not None:
             # It may have converged with the gates that there are; the fit has not.
             self._store(problem, replace(problem.interruption.solution, status=Status.INTERRUPTED), like)
             raise problem.interruption
-        start = self._start(problem)
+        options = self._options(problem.program) | {"start": self._start(problem)}
+        if resume is not None:
+            options = _resuming(PathFile(resume, problem.program, [problem.program.alpha]), problem.program, options)
         try:
-            result = solve(problem.program, get_solver(self.solver), start=start, **self._options(problem.program))
+            result = solve(problem.program, get_solver(self.solver), **options)
         except SolverInterrupted as interruption:
             self._store(problem, interruption.result, like)
             raise
@@ -466,11 +511,23 @@ class ConvexAttentionBase(CertifiedEstimator):
     def _outputs(self, X: ArrayLike) -> Tensor:
         """Raw outputs, shape ``(N, c)``."""
         check_is_fitted(self)
-        tokens = check_tokens(self, X, reset=False)
-        tokens = tokens.to(check_device(self.device, tokens.device))
+        tokens = self._read_samples(X, reset=False)
+        tokens = tokens.to(device=check_device(self.device, tokens.device))
         coef, intercept = (part.to(tokens.device) for part in self._solution)
         linear_map = attention_map(tokens, self.gates_, n_outputs=coef.shape[-1])
         return predictions(linear_map, coef, intercept, tokens.dtype)
+
+
+def _resuming(file: PathFile, program: Program, options: dict[str, Any]) -> dict[str, Any]:
+    """Options of ``solve`` that start from the point of a file and bring it up to date at each certificate."""
+    stored, callback = file.load(0, program, program.map.dtype), options["callback"]
+
+    def saving(progress: Progress) -> bool:
+        file.save_progress(0, progress)
+        return callback is not None and bool(callback(progress))
+
+    start = options["start"] if stored is None else (stored.coef, stored.intercept)
+    return options | {"start": start, "callback": saving}
 
 
 def _on_gates(coef: Tensor, gates: Gates, others: Gates) -> Tensor:

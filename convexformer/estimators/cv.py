@@ -36,6 +36,7 @@ from convexformer_solvers.path import check_grid
 from .attention import ClassificationMixin, RegressionMixin
 from .base import ConvexAttentionBase, Problem
 from .folds import Watch, checked_split, run_folds
+from .samples import across_ranks
 from .tokens import SavedState, unchanged_on_failure
 
 _STRATIFY = "stratify the folds, with cv=StratifiedKFold(...) or a number of folds, or shuffle them"
@@ -53,7 +54,8 @@ class CrossValidationMixin(ConvexAttentionBase):
     resume: str | os.PathLike[str] | None
 
     @unchanged_on_failure
-    def fit(
+    @across_ranks
+    def fit(  # type: ignore[override]  # `resume` is a parameter of the estimator
         self,
         X: ArrayLike,
         y: ArrayLike,
@@ -65,8 +67,10 @@ class CrossValidationMixin(ConvexAttentionBase):
 
         Parameters
         ----------
-        X : array-like of shape (n_samples, n_tokens, n_features) or (n_samples, n_tokens)
-            Token sequences; each column of two-dimensional data is a token of width 1.
+        X : array-like of shape (n_samples, n_tokens, n_features) or (n_samples, n_tokens), path or source
+            Token sequences; each column of two-dimensional data is a token of width 1. What ``open_source`` takes, as
+            the path of a file or a folder of shards, is read from the disk where it is large for `memory_limit`. Under
+            ``torchrun`` each rank gives its own samples, or all give one path, of which each reads its part.
         y : array-like of shape (n_samples,) or (n_samples, n_outputs)
             Targets; labels of shape (n_samples,) for a classifier.
         sample_weight : array-like of shape (n_samples,), optional
@@ -322,7 +326,7 @@ class ConvexAttentionRegressorCV(RegressionMixin, CrossValidationMixin):
         A folder in which the path of each fold is kept, made if it is not there. After Ctrl-C a fit with the same
         data, folds and grid goes on from it; folds and gates that are drawn need an int as `random_state`.
     loss, penalty, activation, n_gates, gates, solver, tol, max_iter, fit_intercept, warm_start, dtype, device, \
-random_state, verbose, callback
+memory_limit, random_state, verbose, callback
         As in ``ConvexAttentionRegressor``. Gates are made once, on all samples; those that depend on ``alpha``,
         ``"generated"``, are refused.
 
@@ -369,6 +373,7 @@ random_state, verbose, callback
         warm_start: bool = False,
         dtype: Any = None,
         device: Any = None,
+        memory_limit: int | None = None,
         random_state: Any = None,
         verbose: bool = False,
         callback: Callback | None = None,
@@ -391,6 +396,7 @@ random_state, verbose, callback
         self.warm_start = warm_start
         self.dtype = dtype
         self.device = device
+        self.memory_limit = memory_limit
         self.random_state = random_state
         self.verbose = verbose
         self.callback = callback
@@ -416,7 +422,7 @@ class ConvexAttentionClassifierCV(ClassificationMixin, CrossValidationMixin):
         A folder in which the path of each fold is kept, made if it is not there. After Ctrl-C a fit with the same
         data, folds and grid goes on from it; folds and gates that are drawn need an int as `random_state`.
     loss, penalty, activation, n_gates, gates, solver, tol, max_iter, fit_intercept, class_weight, warm_start, dtype, \
-device, random_state, verbose, callback
+device, memory_limit, random_state, verbose, callback
         As in ``ConvexAttentionClassifier``. Gates are made once, on all samples; those that depend on ``alpha``,
         ``"generated"``, are refused.
 
@@ -464,6 +470,7 @@ device, random_state, verbose, callback
         warm_start: bool = False,
         dtype: Any = None,
         device: Any = None,
+        memory_limit: int | None = None,
         random_state: Any = None,
         verbose: bool = False,
         callback: Callback | None = None,
@@ -487,6 +494,7 @@ device, random_state, verbose, callback
         self.warm_start = warm_start
         self.dtype = dtype
         self.device = device
+        self.memory_limit = memory_limit
         self.random_state = random_state
         self.verbose = verbose
         self.callback = callback

@@ -14,6 +14,7 @@ from sklearn.base import is_classifier
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
+from convexformer.memory import check_memory_limit, check_room
 from convexformer.nn.modules.probe import ProbeNetwork, TokenPooler
 from convexformer.preprocessing.dictionary import factors_of, get_dictionary, make_pooler
 from convexformer.preprocessing.pooling import pooled, pooled_chunks
@@ -28,7 +29,6 @@ from convexformer.probes.generate import (
     find_weightings,
     get_generation,
 )
-from convexformer.probes.memory import check_memory_limit, check_room
 from convexformer.programs.build import program_of
 from convexformer.programs.stored import StoredMap, file_tensor
 from convexformer.targets import Targets
@@ -62,6 +62,8 @@ class ProbeProblem(Problem):
 
 class ConvexProbeBase(ConvexAttentionBase):
     """What probes share: the dictionary, the program on pooled tokens, and explanations."""
+
+    spreads_over_ranks = False
 
     dictionary: Any
     generate: int | Generation | None
@@ -136,9 +138,9 @@ class ConvexProbeBase(ConvexAttentionBase):
         own = cast(ProbeProblem, problem).start
         return super()._start(problem) if own is None else own
 
-    def _fit_problem(self, problem: Problem, like: Any) -> None:
+    def _fit_problem(self, problem: Problem, like: Any, resume: Any = None) -> None:
         self.generation_ = None
-        super()._fit_problem(problem, like)
+        super()._fit_problem(problem, like, resume)
         generation = get_generation(self.generate)
         if generation is not None:
             self._grow(cast(ProbeProblem, problem), generation, like)

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from convexformer.validation import as_tokens
-from convexformer_solvers import DenseMap, Loss, Penalty, SolverResult
+from convexformer_solvers import DenseMap, LinearMap, Loss, Penalty, SolverResult
 from convexformer_solvers.result import Interrupted
 
 
@@ -65,14 +65,14 @@ class Gates:
     def __repr__(self) -> str:
         return f"Gates({len(self)} gates, {self.u1.shape[1]} tokens, {self.u2.shape[1]} features)"
 
-    def masks(self, tokens: ArrayLike | Tensor) -> Tensor:
+    def masks(self, tokens: ArrayLike | Tensor | LinearMap) -> Tensor:
         """Which samples each gate lets through.
 
         Parameters
         ----------
-        tokens : array-like or Tensor of shape (N, n_tokens, n_features)
-            The samples, in any precision; the products are formed in float64. Two-dimensional ones are tokens of
-            width 1.
+        tokens : array-like or Tensor of shape (N, n_tokens, n_features), or LinearMap
+            The samples, or their map without gates, in any precision; the products are formed in float64.
+            Two-dimensional ones are tokens of width 1.
 
         Returns
         -------
@@ -83,15 +83,15 @@ class Gates:
         ValueError
             If the tokens are of other numbers or widths than the gates.
         """
-        tokens = as_tokens(tokens)
-        if tuple(tokens.shape[1:]) != (self.u1.shape[1], self.u2.shape[1]):
+        linear_map = tokens if isinstance(tokens, LinearMap) else DenseMap(as_tokens(tokens))
+        if linear_map.feature_shape != (self.u1.shape[1], self.u2.shape[1]):
             raise ValueError(
                 f"gates with u1 of width {self.u1.shape[1]} and u2 of width {self.u2.shape[1]} are for so many tokens "
-                f"and features, got samples of shape {tuple(tokens.shape[1:])}"
+                f"and features, got samples of shape {linear_map.feature_shape}"
             )
-        u1, u2 = (torch.as_tensor(u, device=tokens.device) for u in (self.u1, self.u2))
+        u1, u2 = (torch.as_tensor(u, device=linear_map.device) for u in (self.u1, self.u2))
         directions = torch.einsum("hk,hd->kdh", u1, u2)
-        return DenseMap(tokens).matvec(directions) >= 0
+        return linear_map.nonnegative(directions)
 
     def select(self, index: NDArray[np.int64]) -> Gates:
         """The gates at the given positions."""
@@ -149,8 +149,8 @@ class TrainingData:
 
     Parameters
     ----------
-    tokens : Tensor of shape (N, n_tokens, n_features)
-        The samples.
+    tokens : Tensor of shape (N, n_tokens, n_features) or LinearMap
+        The samples, or the map without gates of those that are not in one tensor.
     target : Tensor of shape (N, n_outputs), optional
         Targets as the loss wants them: numbers, -1 and 1, or one-hot rows.
     loss : Loss, optional
@@ -170,7 +170,7 @@ class TrainingData:
     (4, 3)
     """
 
-    tokens: Tensor
+    tokens: Tensor | LinearMap
     target: Tensor | None = None
     loss: Loss | None = None
     penalty: Penalty | None = None
@@ -185,7 +185,12 @@ class TrainingData:
 
     def counted_tokens(self) -> Tensor:
         """The samples whose weight is not zero."""
-        return self.tokens if self.sample_weight is None else self.tokens[self.sample_weight > 0]
+        tokens = self.held_tokens()
+        return tokens if self.sample_weight is None else tokens[self.sample_weight > 0]
+
+    def held_tokens(self) -> Tensor:
+        """The samples in one tensor."""
+        return self.tokens.as_matrix().view(self.tokens.shape) if isinstance(self.tokens, LinearMap) else self.tokens
 
 
 class GateSource(ABC):

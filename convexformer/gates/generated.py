@@ -347,7 +347,7 @@ class _Generation:
         assert theta is not None
         counted = program.weight > 0
         values = (program.weight[:, None] * theta)[counted]
-        point = DualPoint(self.data.tokens[counted], values, program.penalty, program.alpha)
+        point = DualPoint(self.data.held_tokens()[counted], values, program.penalty, program.alpha)
         used = program.penalty.group_values(solution.coef).flatten(1).sum(1).nonzero()[:, 0].numpy(force=True)
         found = find_violated(
             point,

@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # gates are generated with programs
 
 
 def attention_map(
-    tokens: Tensor, gates: Gates | None = None, masks: Tensor | None = None, n_outputs: int = 1
+    tokens: Tensor | LinearMap, gates: Gates | None = None, masks: Tensor | None = None, n_outputs: int = 1
 ) -> LinearMap:
     """Linear map from coefficients to the outputs of the network; the gated design is never materialised.
 
@@ -21,8 +21,8 @@ def attention_map(
 
     Parameters
     ----------
-    tokens : Tensor of shape (N, n_tokens, n_features)
-        The samples.
+    tokens : Tensor of shape (N, n_tokens, n_features) or LinearMap
+        The samples, or the map without gates of those that are not in one tensor.
     gates : Gates, optional
         Fixed gates. Default: none.
     masks : Tensor of shape (N, h), bool, optional
@@ -37,11 +37,13 @@ def attention_map(
     """
     if masks is None and gates is not None:
         masks = gates.masks(tokens)
+    if isinstance(tokens, LinearMap):
+        return tokens if masks is None else tokens.gated(masks)
     return DenseMap(tokens) if masks is None else TableMap.where_it_pays(tokens, masks, n_outputs)
 
 
 def build_program(
-    tokens: Tensor,
+    tokens: Tensor | LinearMap,
     target: Tensor,
     loss: Loss,
     penalty: Penalty,
@@ -54,8 +56,8 @@ def build_program(
 
     Parameters
     ----------
-    tokens : Tensor of shape (N, n_tokens, n_features)
-        The samples.
+    tokens : Tensor of shape (N, n_tokens, n_features) or LinearMap
+        The samples, as in ``attention_map``.
     target : Tensor of shape (N, c)
         Targets as the loss wants them.
     loss, penalty : Loss, Penalty

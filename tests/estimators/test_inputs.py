@@ -656,10 +656,15 @@ class TestFolds:
             ConvexAttentionRegressorCV(alphas=2, cv=3, scoring="foo").fit(X, y)
 
 
-@pytest.mark.parametrize("bad", [None, 3, "text", []], ids=str)
+@pytest.mark.parametrize("bad", [None, 3, []], ids=str)
 def test_samples_without_axes(bad):
     with pytest.raises(ValueError, match=r"X must have shape \(n_samples, 3, 2\) as in fit"):
         ConvexAttentionRegressor().fit(X, y).predict(bad)
+
+
+def test_a_path_of_nothing():
+    with pytest.raises(FileNotFoundError, match="text"):
+        ConvexAttentionRegressor().fit(X, y).predict("text")
 
 
 @pytest.mark.parametrize("seed", [-1, "a", np.random.default_rng(0)], ids=["negative", "text", "generator"])

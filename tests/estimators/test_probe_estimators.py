@@ -294,7 +294,7 @@ def test_fits_beyond_the_limit_hold_less_than_half_of_the_pooled_tokens(run_pyth
 
 
 def test_a_dictionary_wider_than_memory_is_refused_with_the_remedy(monkeypatch):
-    monkeypatch.setattr("convexformer.probes.memory.free_memory", lambda device: 1000)
+    monkeypatch.setattr("convexformer.memory.free_memory", lambda device: 1000)
     with pytest.raises(ValueError, match=r"17 weightings take .* GB, and .* GB are free; set memory_limit"):
         regressor().fit(SAMPLES, Y)
 

@@ -7,6 +7,7 @@ import os
 import socket
 import threading
 import time
+from contextlib import suppress
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -33,9 +34,7 @@ class Heartbeats:
         Seconds between signs of life, and those without one that are too many.
     """
 
-    def __init__(
-        self, rank: int, names: list[str], address: tuple[str, int] | None, config: DistributedConfig
-    ) -> None:
+    def __init__(self, rank: int, names: list[str], address: tuple[str, int] | None, config: DistributedConfig) -> None:
         self.rank, self.names, self.config = rank, names, config
         host, port = address or ("0.0.0.0", 0)
         wait = timedelta(seconds=config.timeout)
@@ -64,17 +63,13 @@ class Heartbeats:
             return
         self._stopped.set()
         self._thread.join()
-        try:
+        with suppress(RuntimeError):
             self._store.set(str(self.rank), _LEFT)
-        except RuntimeError:
-            pass
 
     def report(self, message: str) -> None:
         """Tell the others what has failed."""
-        try:
+        with suppress(RuntimeError):
             self._store.set("failure", message)
-        except RuntimeError:
-            pass
 
     def check(self, at_once: bool = False) -> None:
         """Raise ``RankError`` where a rank has failed or shows no sign of life; looks once in a while."""

@@ -30,7 +30,7 @@ _current: Ranks | None = None
 
 
 def ranks(config: DistributedConfig | None = None) -> Ranks | None:
-    """The ranks of the default process group; None where there is no group, or it has one rank.
+    """The ranks of the default process group; None where there is none, it has one rank, or rank 0 leads the others.
 
     Parameters
     ----------
@@ -39,6 +39,8 @@ def ranks(config: DistributedConfig | None = None) -> Ranks | None:
     """
     global _current
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return None
+    if _current is not None and _current.busy:
         return None
     if _current is None or _current.world is not dist.group.WORLD:
         _current = Ranks(config or DistributedConfig())
@@ -73,6 +75,7 @@ class Ranks:
         if self.rank != 0:
             self.heartbeats = Heartbeats(self.rank, self.names, address[0], config)
         self._costs: tuple[float, float] | None = None
+        self.busy = False  # whether rank 0 runs an algorithm, for which the others multiply
 
     def wait(self, start: Callable[[], Any]) -> None:
         """Start a collective operation and wait for its end; ``RankError`` where a rank has died."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -80,13 +81,14 @@ class _Team:
     def _carry_out(self, command: _Command, own: dict[str, Any]) -> Any:
         for handle in command.forgotten:
             del self.maps[handle]
-        failed, results = None, ()
+        failed: _Failed | None = None
+        results: tuple[Any, ...] = ()
         try:
             here = self.maps[command.handle]
             arguments = {name: _on(value, here.device) for name, value in (command.common | own).items()}
             found = getattr(here, command.method)(**arguments)
             results = found if isinstance(found, tuple) else (found,)
-        except Exception as error:  # noqa: BLE001 - of whatever kind it is, all ranks end by it
+        except Exception as error:
             failed = _Failed(type(error), str(error))
         self._agree(failed)
         if command.combine == ("map",):
@@ -155,7 +157,7 @@ class ShardedMap(LinearMap):
     dtype = property(lambda self: self.local.dtype)
     feature_shape = property(lambda self: self.local.feature_shape)
     n_samples = property(lambda self: self._n_samples)
-    in_memory = property(lambda self: self.local.in_memory)  # type: ignore[assignment]
+    in_memory = property(lambda self: self.local.in_memory)
 
     def __init__(self, team: _Team, handle: int, places: list[_Places], local: LinearMap, n_samples: int) -> None:
         self.local, self.places, self._team, self._handle, self._n_samples = local, places, team, handle, n_samples
@@ -262,7 +264,7 @@ class ShardedMap(LinearMap):
         for rank, places in enumerate(self.places):
             owner[places] = rank
             position[places] = torch.arange(len(owner[places]))
-        found: list[_Places] = [(owner[index] == rank).nonzero()[:, 0] for rank in range(len(self.places))]
+        found = [(owner[index] == rank).nonzero()[:, 0] for rank in range(len(self.places))]
         own = [{"index": position[index[places]]} for places in found]
         return self._derived("rows", own, [_as_slice(places) for places in found], len(index))
 
@@ -335,16 +337,25 @@ def on_all_ranks(local: LinearMap, work: Callable[[LinearMap], _T], ranks: Ranks
     described = ranks.all((local.n_samples, tuple(local.feature_shape), local.dtype, local.in_memory))
     _check_alike(described)
     ranks.measure()
-    team = _Team(ranks, local)
-    if ranks.rank != 0:
-        end = team.follow()
-        if end.error is not None:
-            raise end.error
-        return end.result
-    ends = torch.tensor([0, *(part[0] for part in described)]).cumsum(0).tolist()
-    places: list[_Places] = [slice(*pair) for pair in zip(ends, ends[1:], strict=False)]
+    team, ranks.busy = _Team(ranks, local), True
     try:
-        result = work(ShardedMap(team, 0, places, local, ends[-1]))
+        return _lead(team, described, work) if ranks.rank == 0 else _follow(team)
+    finally:
+        ranks.busy = False
+
+
+def _follow(team: _Team) -> Any:
+    end = team.follow()
+    if end.error is not None:
+        raise end.error
+    return end.result
+
+
+def _lead(team: _Team, described: list[Any], work: Callable[[LinearMap], _T]) -> _T:
+    ends = torch.tensor([0, *(part[0] for part in described)]).cumsum(0).tolist()
+    places: list[_Places] = [slice(*pair) for pair in pairwise(ends)]
+    try:
+        result = work(ShardedMap(team, 0, places, team.maps[0], ends[-1]))
     except BaseException as error:
         with suppress(RuntimeError):  # where that is why it ends, the others know
             team.end(_End(error=_plain(error)))

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from convexformer_solvers.certificate import certify
 from convexformer_solvers.program import Program
-from convexformer_solvers.result import History, SolverResult, Status
+from convexformer_solvers.result import History, Progress, SolverResult, Status
 
 from .npz import read_archive, write_archive
 
@@ -66,8 +66,16 @@ class PathFile:
     def save(self, index: int, result: SolverResult) -> None:
         """Store the point of one alpha."""
         parts = {"coef": result.coef, "intercept": result.intercept, "dual": result.certificate.dual_point}
+        self._put(index, parts, {name: getattr(result, name) for name in _RUN})
+
+    def save_progress(self, index: int, progress: Progress) -> None:
+        """Store the best point so far of one alpha whose solve goes on."""
+        parts: dict[str, Tensor | None] = {"coef": progress.coef, "intercept": progress.intercept}
+        self._put(index, parts, {"n_iter": progress.iteration, "seconds": progress.seconds, "solver": "unfinished"})
+
+    def _put(self, index: int, parts: dict[str, Tensor | None], run: dict[str, Any]) -> None:
         self._points[index] = {name: part.numpy(force=True) for name, part in parts.items() if part is not None}
-        self._runs[index] = {name: getattr(result, name) for name in _RUN}
+        self._runs[index] = run
         header = {"format": _FORMAT, "program": self._fingerprint, "runs": self._runs}
         arrays = {f"{name}_{i}": part for i, parts in self._points.items() for name, part in parts.items()}
         write_archive(self.path, "path", header, arrays)

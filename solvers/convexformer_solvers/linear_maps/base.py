@@ -43,6 +43,14 @@ class LinearMap(ABC):
     in_memory: ClassVar[bool] = True  # whether there is room for copies of the columns
     _n_blocks = property(lambda self: math.prod(self.feature_shape[:-1]))
 
+    def __len__(self) -> int:
+        return self.n_samples
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """``(N, *feature_shape)``."""
+        return (self.n_samples, *self.feature_shape)
+
     @property
     @abstractmethod
     def n_samples(self) -> int:

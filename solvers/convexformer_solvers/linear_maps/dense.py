@@ -47,6 +47,8 @@ class DenseMap(LinearMap):
         self.data = self._rows.view(data.shape)  # not a second copy where the rows are one
 
     def largest(self) -> float:
+        if not self.data.numel():  # of the samples that are asked for, another rank may have all
+            return 0.0
         smallest, largest = torch.aminmax(self.data)
         return max(-float(smallest), float(largest))
 
@@ -97,7 +99,7 @@ class DenseMap(LinearMap):
 
     def by_block(self) -> Tensor:
         """View of the data with one block axis, shape ``(N, n_blocks, d)``."""
-        return self.data.reshape(self.n_samples, -1, self.data.shape[-1])
+        return self.data.reshape(self.n_samples, self._n_blocks, self.data.shape[-1])
 
     def _block(self, position: int) -> Tensor:
         return self.by_block()[:, position]

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -140,8 +141,8 @@ class StreamedMap(LinearMap):
 
     def _like(self, index: range | Tensor, order: Tensor | None, masks: Tensor | None) -> StreamedMap:
         """The map of some samples of the source."""
-        options = {"chunk": self.chunk, "memory_limit": self.memory_limit}
-        result = StreamedMap(self.source, dtype=self._dtype, device=self._device, **options)
+        chunk, limit = self.chunk, self.memory_limit
+        result = StreamedMap(self.source, dtype=self._dtype, device=self._device, chunk=chunk, memory_limit=limit)
         result._index, result._order, result.masks, result.traffic = index, order, masks, self.traffic
         return result
 
@@ -169,14 +170,19 @@ class StreamedMap(LinearMap):
             chosen, order = rows[index].sort(stable=True)
             in_order = bool((order == torch.arange(len(order))).all())
             result = self._like(chosen, None if in_order else order, masks)
-        return result._held() if result.n_stored <= self.chunk else result
+        return result.held() if result.n_stored <= self.chunk else result
 
-    def _held(self) -> LinearMap:
+    def held(self) -> LinearMap:
         """The same map with its data in memory."""
+        data = self.tensor()
+        return DenseMap(data) if self.masks is None else GatedMap(data, self.masks)
+
+    def tensor(self) -> Tensor:
+        """The samples in memory, shape ``(N, *block_shape, d)``."""
         data = torch.empty((self.n_samples, *self.source.shape[1:]), dtype=self._dtype, device=self._device)
         for places, part in self._parts(gated=False):
             data[places] = part.as_matrix().view(-1, *self.source.shape[1:])
-        return DenseMap(data) if self.masks is None else GatedMap(data, self.masks)
+        return data
 
     # Reading
 
@@ -195,7 +201,7 @@ class StreamedMap(LinearMap):
             else:  # run by run
                 breaks = (index.diff() != 1).nonzero()[:, 0] + 1
                 edges = [0, *breaks.tolist(), len(index)]
-                runs = zip(edges, edges[1:], strict=False)
+                runs = pairwise(edges)
                 yield _Part(places, [slice(int(index[a]), int(index[b - 1]) + 1) for a, b in runs])
 
     def _read(self, part: _Part) -> Tensor:
@@ -232,6 +238,8 @@ class StreamedMap(LinearMap):
                 return self._read(part)
 
         plan = list(self._plan(max(least_rows, self.chunk // self._width, 1)))
+        if not plan:  # of some samples, another rank may have all
+            return
         with ThreadPoolExecutor(1, "reader") as pool:
             ahead = pool.submit(read, plan[0])
             for part, following in zip(plan, [*plan[1:], None], strict=True):
@@ -326,7 +334,7 @@ class StreamedMap(LinearMap):
         return max((part.largest() for _, part in self._parts()), default=0.0)
 
     def squared_norm(self, weight: Tensor, center: bool = False, n_steps: int = 20) -> float:
-        # Of some samples, as each step would be two passes; what is started with it follows the curvature that it meets.
+        # Of some samples, as each step would be two passes: who starts with it follows the curvature that is met.
         index = even_rows(self.n_samples, max(1, CONFIG.chunk // self._width), self._device)
         share = weight[index]
         if len(index) == self.n_samples or not bool(share.any()):

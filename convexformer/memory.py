@@ -1,4 +1,4 @@
-"""Memory for pooled tokens: the limit that users set, and what there is."""
+"""Memory that data may take: the limit that users set, and what there is."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 import torch
 
 from convexformer.validation import is_integer
+
+_UNKNOWN = 2**33  # bytes that count as free where the system does not say
 
 
 def check_memory_limit(memory_limit: Any) -> None:
@@ -43,6 +45,18 @@ def free_memory(device: torch.device) -> int | None:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):
         return None
+
+
+def limit_of(memory_limit: int | None, device: torch.device) -> int:
+    """The limit that users set, or a quarter of what is free on the device.
+
+    Examples
+    --------
+    >>> limit_of(1000, torch.device("cpu"))
+    1000
+    """
+    check_memory_limit(memory_limit)
+    return memory_limit or (free_memory(device) or _UNKNOWN) // 4
 
 
 def check_room(n_bytes: int, n_weightings: int, device: torch.device) -> None:

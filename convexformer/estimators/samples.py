@@ -1,0 +1,206 @@
+"""Samples that estimators are given otherwise than as one array: on a disk, and spread over the ranks of a group."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, TypeVar, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from convexformer.memory import limit_of
+from convexformer.programs.build import attention_map
+from convexformer.storage import Source, open_source
+from convexformer.validation import check_device, check_shape, check_tokens
+from convexformer_solvers import LinearMap
+from convexformer_solvers.distributed import Ranks, on_all_ranks, ranks
+from convexformer_solvers.linear_maps.config import CONFIG
+from convexformer_solvers.linear_maps.streamed import StreamedMap
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+_CHUNKS = 128  # bytes of the limit for each number of a chunk: three chunks, converted, leave most of it to others
+
+
+def read_samples(estimator: Any, X: Any, reset: bool) -> Tensor | LinearMap:
+    """Checked samples: a tensor, or a map of data on a disk that take more than half of the memory limit.
+
+    Parameters
+    ----------
+    estimator : estimator
+        As in ``check_tokens``; with a ``memory_limit``.
+    X : array-like, path, source or LinearMap
+        What ``fit`` or ``predict`` was given, or a map that has been made of it.
+    reset : bool
+        Whether this is a fit.
+
+    Raises
+    ------
+    ValueError
+        As in ``check_tokens`` and ``open_source``.
+    """
+    if isinstance(X, LinearMap):  # read before, by this fit
+        return X
+    source = open_source(X)
+    if source is None:
+        return check_tokens(estimator, X, reset)
+    return of_source(estimator, X, source, reset)
+
+
+def of_source(estimator: Any, X: Any, source: Source, reset: bool, part: slice | None = None) -> Tensor | LinearMap:
+    """The samples of a source, or a part of them; the other parameters are those of ``read_samples``."""
+    shape = source.shape[:-1] if source.shape[-1] == 1 else source.shape  # tokens of width 1 are columns
+    check_shape(estimator, shape, reset)
+    device = check_device(estimator.device, torch.device("cpu"))
+    limit = limit_of(estimator.memory_limit, device)
+    whole: LinearMap = StreamedMap(source, device=device, chunk=min(CONFIG.chunk, max(1, limit // _CHUNKS)))
+    streamed = cast(StreamedMap, whole if part is None else whole.rows(part))
+    if not isinstance(streamed, StreamedMap):
+        return streamed.as_matrix().view(-1, *source.shape[1:])
+    streamed.memory_limit = limit
+    if streamed.n_stored * streamed.dtype.itemsize > limit / 2:
+        return streamed
+    if isinstance(X, np.memmap) and part is None:  # of which the system keeps in memory what it can
+        return check_tokens(estimator, np.asarray(X), reset)
+    return streamed.tensor()
+
+
+def across_ranks(method: _Method) -> _Method:
+    """Decorator of a method that fits to ``X, y, sample_weight``: under ``torchrun`` it takes the samples of all ranks.
+
+    Rank 0 runs the method on the map of all samples, and the other ranks multiply for it. All ranks end with the same
+    attributes and return value.
+    """
+
+    @wraps(method)
+    def wrapped(self: Any, X: Any, y: Any, sample_weight: Any = None, **options: Any) -> Any:
+        group = ranks()
+        if group is None:
+            return method(self, X, y, sample_weight, **options)
+        if not self.spreads_over_ranks:
+            raise ValueError(
+                f"{type(self).__name__} fits in one process, and this is rank {group.rank} of {group.size}; start it "
+                "without torchrun, or pool the tokens first and fit ConvexAttentionClassifier or -Regressor to them"
+            )
+        local, rows = _in_turn(group, lambda: _local(self, X, group))
+        per_sample = [y, sample_weight, options.get("groups")]
+        joined = _in_turn(group, lambda: _joined(group, per_sample, rows, len(local)))
+
+        def work(linear_map: LinearMap) -> tuple[Any, dict[str, Any]]:
+            target, weight, groups = joined
+            given = options | ({} if groups is None else {"groups": groups})
+            before = dict(vars(self))
+            try:
+                result = method(self, linear_map, target, weight, **given)
+            except KeyboardInterrupt as error:
+                return error, _changed(self, before)
+            return None if result is self else result, _changed(self, before)
+
+        result, state = on_all_ranks(_map_of(local), work, group)
+        vars(self).update(state)
+        if isinstance(result, KeyboardInterrupt):
+            raise result
+        return self if result is None else result
+
+    return cast(_Method, wrapped)
+
+
+def own_samples(estimator: Any, X: Any) -> tuple[Any, slice | None]:
+    """This rank's samples, and which of all they are where all ranks were given the same path."""
+    group = ranks()
+    if group is None or not _is_path(X):
+        return X, None
+    source = cast(Source, open_source(X))
+    part = _part_of(group, X, source)
+    return (X, None) if part is None else (of_source(estimator, X, source, False, part), part)
+
+
+def joined_samples(per_sample: Sequence[Any], part: slice | None, n_local: int) -> list[Any]:
+    """Arrays of all ranks' samples, on all ranks; arrays of a part of them may be given whole."""
+    group = ranks()
+    assert group is not None
+    return group.broadcast(_joined(group, per_sample, part, n_local))
+
+
+def _is_path(X: Any) -> bool:
+    return isinstance(X, (str, os.PathLike))
+
+
+def _map_of(samples: Tensor | LinearMap) -> LinearMap:
+    return samples if isinstance(samples, LinearMap) else attention_map(samples)
+
+
+def _part_of(group: Ranks, X: Any, source: Source) -> slice | None:
+    """This rank's part of a path that is the same on all ranks; None where each has its own."""
+    paths = group.all(os.path.abspath(os.fspath(X)))
+    if len(set(paths)) > 1:
+        return None
+    n_samples = source.shape[0]
+    return slice(group.rank * n_samples // group.size, (group.rank + 1) * n_samples // group.size)
+
+
+def _local(estimator: Any, X: Any, group: Ranks) -> tuple[Tensor | LinearMap, slice | None]:
+    """This rank's checked samples, and which of all they are where that is known."""
+    kinds = group.all(_is_path(X))
+    if all(kinds):
+        source = cast(Source, open_source(X))
+        part = _part_of(group, X, source)
+        return of_source(estimator, X, source, True, part), part
+    return read_samples(estimator, X, True), None
+
+
+def _joined(group: Ranks, per_sample: Sequence[Any], part: slice | None, n_local: int) -> list[Any]:
+    """Arrays of all ranks' samples, on rank 0.
+
+    Where the ranks share a path, each may have the arrays of its own samples or of all.
+    """
+    arrays = [None if values is None else _as_array(values) for values in per_sample]
+    if part is not None:
+        arrays = [None if a is None else a[part] if len(a) != n_local and len(a) >= part.stop else a for a in arrays]
+    found = group.gather([n_local, *arrays])
+    if found is None:
+        return [None] * len(arrays)
+    result: list[Any] = []
+    for position in range(1, len(arrays) + 1):
+        parts = [of_rank[position] for of_rank in found]
+        if all(values is None for values in parts):
+            result.append(None)
+            continue
+        for rank, values in enumerate(parts):
+            if values is None or len(values) != found[rank][0]:
+                got = "none" if values is None else str(len(values))
+                name = ("y", "sample_weight", "groups")[position - 1]
+                raise ValueError(
+                    f"{name} must have one entry for each sample of its rank, got {got} for the {found[rank][0]} "
+                    f"samples of rank {rank}"
+                )
+        result.append(np.concatenate(parts))
+    return result
+
+
+def _as_array(values: Any) -> Any:
+    return values.numpy(force=True) if torch.is_tensor(values) else np.asarray(values)
+
+
+def _in_turn(group: Ranks, run: Callable[[], Any]) -> Any:
+    """What `run` gives; an error on one rank is raised on all."""
+    try:
+        found, error = run(), None
+    except (ValueError, TypeError, OSError) as failure:
+        found, error = None, failure
+    errors = group.all(None if error is None else (type(error), str(error)))
+    for rank, failed in enumerate(errors):
+        if failed is not None:
+            kind, message = failed
+            raise kind(f"rank {rank}: {message}") from error
+    return found
+
+
+def _changed(estimator: Any, before: dict[str, Any]) -> dict[str, Any]:
+    """Attributes that a method has set."""
+    return {name: value for name, value in vars(estimator).items() if before.get(name, _MISSING) is not value}
+
+
+_MISSING = object()

@@ -1,0 +1,195 @@
+"""Which source reads what users pass for ``X``: paths, folders of shards, and objects of other packages."""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from convexformer_solvers.linear_maps.source import Source
+
+from .files import SUFFIXES, FileArray, choose, find_array, read_header, torch_dtype
+from .manifest import MANIFEST, shard_arrays
+from .sources import ArraySource, ColumnSource, FileSource, ShardSource, hash_of
+
+_HDF5 = (".h5", ".hdf5")
+
+
+def open_source(X: Any) -> Source | None:
+    """A source of the samples that an argument names, to be read some rows at a time.
+
+    Parameters
+    ----------
+    X : path-like, array on a disk, or Source
+        One of these:
+
+        - the path of a ``.npy``, ``.npz``, ``.safetensors``, ``.h5`` or ``.hdf5`` file, or of a ``.zarr`` folder;
+        - the path of a folder of shards, written by `write_shards`, or of ``.npy``, ``.npz`` and ``.safetensors`` files
+          that are read one after the other in the order of their names;
+        - an ``np.memmap``, an array of zarr, a data set of h5py;
+        - a column of a ``datasets.Dataset``, or a data set with one column;
+        - a `Source`, such as `Chunks`.
+
+        In a file or folder with several arrays, one is named after a colon: ``"data.npz:X"``. Default: the only one,
+        or the one called ``X``; in a folder of shards the one that its manifest names.
+
+    Returns
+    -------
+    Source or None
+        Its samples have the shape (n_tokens, d), with d = 1 when there are two dimensions. None for anything else, for
+        example an array in memory.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is nothing at a path.
+    ModuleNotFoundError
+        If the package for a kind of file is absent.
+    ValueError
+        If a file is damaged, truncated or compressed, holds something else than floats and integers, or shards differ.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = os.path.join(folder, "data.npy")
+    ...     np.save(path, np.arange(12, dtype=np.float16).reshape(3, 2, 2))
+    ...     source = open_source(path)
+    ...     source.shape, source.dtype, source.read(slice(1, 2))
+    ((3, 2, 2), torch.float16, tensor([[[4., 5.], [6., 7.]]], dtype=torch.float16))
+    >>> open_source(np.ones((3, 2))) is None
+    True
+    """
+    if isinstance(X, Source):
+        return X
+    if isinstance(X, (str, os.PathLike)):
+        return _open_path(os.fspath(X))
+    if isinstance(X, np.memmap):
+        return _open_memmap(X)
+    package, kind = type(X).__module__.partition(".")[0], type(X).__name__
+    if package == "zarr" and hasattr(X, "dtype"):
+        return ArraySource(partial(_given, X), "X")
+    if package == "h5py" and kind == "Dataset":
+        return ArraySource(partial(_given, X), "X", partial(_of_file, X.file.filename, X.name))
+    if package == "datasets" and kind == "Dataset":
+        if len(X.column_names) != 1:
+            raise ValueError(
+                f"X must have one column, got {X.column_names}; pass one of them, as in X['{X.column_names[0]}']"
+            )
+        return ColumnSource(X, X.column_names[0])
+    if package == "datasets" and kind == "Column":
+        return ColumnSource(X.source, X.column_name)
+    if package == "datasets" and kind.startswith("Iterable"):
+        raise ValueError(
+            "X must tell its number of samples; give Chunks(make), where make returns chunks of this stream"
+        )
+    return None
+
+
+def _open_path(path: str) -> Source:
+    name = None
+    if not os.path.exists(path) and os.path.exists(path.rpartition(":")[0]):
+        path, _, name = path.rpartition(":")
+    place = f"X={path!r}"
+    kind = Path(path).suffix
+    if not os.path.exists(path):
+        raise FileNotFoundError(f"{place} is no file and no folder")
+    if kind == ".zarr" or kind in _HDF5:
+        find = partial(_find_zarr if kind == ".zarr" else _find_hdf5, path, name, place)
+        return ArraySource(find, place, partial(_of_folder if kind == ".zarr" else _of_file, path, name))
+    if os.path.isdir(path):
+        return _open_folder(path, name, place)
+    if kind not in SUFFIXES:
+        raise ValueError(f"{place} must be a folder or end in {', '.join((*SUFFIXES, *_HDF5))} or .zarr")
+    return FileSource(find_array(path, name, place))
+
+
+def _open_folder(folder: str, name: str | None, place: str) -> Source:
+    manifest = Path(folder) / MANIFEST
+    if manifest.exists():
+        arrays = shard_arrays(folder, name, place)
+        fingerprint: str | None = hashlib.sha256(manifest.read_bytes() + repr(name).encode()).hexdigest()
+    else:
+        files = sorted(file for file in os.listdir(folder) if file.endswith(SUFFIXES))
+        if not files:
+            raise ValueError(f"{place} must hold {', '.join(SUFFIXES)} files, or be a .zarr folder; it has none")
+        arrays = [find_array(os.path.join(folder, file), name, f"shard {file!r} of {place}") for file in files]
+        _refuse_unfinished(arrays, place)
+        fingerprint = None
+    names = [os.path.basename(array.path) for array in arrays]
+    return ShardSource([FileSource(array) for array in arrays], names, fingerprint)
+
+
+def _refuse_unfinished(arrays: list[FileArray], place: str) -> None:
+    for array in arrays:
+        if array.path.endswith(".safetensors"):
+            header, _ = read_header(array.path, array.place)
+            if "convexformer" in (header.get("__metadata__") or {}):
+                raise ValueError(
+                    f"{place} has shards but no {MANIFEST}, so not all are written; the call that writes them goes on"
+                )
+
+
+def _open_memmap(X: np.memmap) -> Source | None:
+    """The file of a memory map, read without the map where its rows lie one after the other."""
+    memory = X._mmap  # type: ignore[attr-defined]
+    if memory is None:  # computed from one, and in memory
+        return None
+    if X.filename is None or X.mode == "c" or not X.flags.c_contiguous or X.dtype.hasobject:
+        return ArraySource(partial(_given, X), "X")
+    # The offset of a view is that of its parent, so addresses tell where it lies.
+    begin = np.frombuffer(memory, np.uint8).ctypes.data
+    mapped_from = X.offset - X.offset % mmap.ALLOCATIONGRANULARITY
+    offset = mapped_from + X.ctypes.data - begin
+    return FileSource(FileArray(os.fspath(X.filename), "X", offset, X.shape, torch_dtype(X.dtype, "X")))
+
+
+def _find_zarr(path: str, name: str | None, place: str) -> Any:
+    found = _need("zarr").open(path, mode="r")
+    if hasattr(found, "dtype"):
+        if name is not None:
+            raise ValueError(f"{place} holds one array without a name; leave out ':{name}'")
+        return found
+    if name is not None and "/" in name and name in found:
+        return found[name]
+    return found[choose([key for key, _ in found.arrays()], name, place)]
+
+
+def _find_hdf5(path: str, name: str | None, place: str) -> Any:
+    h5py = _need("h5py")
+    try:
+        file = h5py.File(path, "r")
+    except OSError as error:
+        raise ValueError(f"{place} is truncated, damaged or no file of HDF5: {error}") from error
+    names: list[str] = []
+    file.visititems(lambda key, item: names.append(key) if isinstance(item, h5py.Dataset) else None)
+    return file[choose(names, None if name is None else name.strip("/"), place)]
+
+
+def _given(X: Any) -> Any:
+    return X
+
+
+def _need(package: str) -> Any:
+    try:
+        return import_module(package)
+    except ImportError as error:
+        raise ModuleNotFoundError(f"this kind of file needs {package}: pip install 'convexformer[disk]'") from error
+
+
+def _of_file(path: str, name: str | None) -> str:
+    status = os.stat(path)
+    return hash_of([os.path.basename(path), status.st_size, status.st_mtime_ns, name])
+
+
+def _of_folder(path: str, name: str | None) -> str:
+    files = [(file, file.stat()) for file in sorted(Path(path).rglob("*")) if file.is_file()]
+    return hash_of(
+        [name, *([str(file.relative_to(path)), status.st_size, status.st_mtime_ns] for file, status in files)]
+    )

@@ -1,0 +1,306 @@
+"""Folders of shards: what is written is read again, by however many processes and whatever stops them."""
+
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from convexformer.storage import ShardWriter, open_source, read_array, read_manifest, verify_shards, write_shards
+
+N, ROWS = 23, 4
+X = torch.randn(N, 3, 2, generator=torch.Generator().manual_seed(0))
+Y = torch.arange(N)
+
+
+def compute(rows):
+    return {"X": X[rows], "y": Y[rows]}
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.fixture
+def written(tmp_path):
+    """A finished folder."""
+    folder = tmp_path / "written"
+    assert write_shards(folder, compute, N, shard_rows=ROWS, info={"encoder": "none"})
+    return folder
+
+
+def rewrite(folder, change):
+    manifest = read_manifest(folder)
+    change(manifest)
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+def test_what_is_written_is_read(written):
+    source = open_source(written)
+    assert (source.shape, source.dtype) == ((N, 3, 2), torch.float32)
+    for start in range(N):
+        for stop in range(start, N + 1):
+            assert torch.equal(source.read(slice(start, stop)), X[start:stop])
+    assert source.place(18) == "row 2 of shard 'part-00004.safetensors'"
+    assert torch.equal(read_array(written), X)
+    assert torch.equal(read_array(written, "y"), Y)
+    assert torch.equal(open_source(f"{written}:X").read(slice(3, 9)), X[3:9])
+    verify_shards(written)
+
+
+def test_the_manifest_describes_the_shards(written):
+    manifest = read_manifest(written)
+    assert manifest["format"] == "convexformer shards"
+    assert (manifest["n_samples"], manifest["info"], manifest["default"]) == (N, {"encoder": "none"}, "X")
+    assert manifest["arrays"] == {"X": {"dtype": "F32", "shape": [3, 2]}, "y": {"dtype": "I64", "shape": []}}
+    assert [shard["rows"] for shard in manifest["shards"]] == [4, 4, 4, 4, 4, 3]
+    for shard in manifest["shards"]:
+        content = (written / shard["name"]).read_bytes()
+        header = int.from_bytes(content[:8], "little") + 8
+        assert shard["bytes"] == len(content)
+        assert shard["sha256"] == hashlib.sha256(content[header:]).hexdigest()
+    assert sorted(contents(written)) == ["manifest.json", *(shard["name"] for shard in manifest["shards"])]
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.uint8, torch.int16]
+)
+def test_shards_are_files_of_safetensors_in_any_precision(dtype, tmp_path):
+    values = X.abs().mul(10).to(dtype)
+    write_shards(tmp_path, lambda rows: {"b": values[rows].mT, "a": Y[rows]}, N, shard_rows=ROWS, default="b")
+    part = load_file(tmp_path / "part-00001.safetensors")
+    assert torch.equal(part["b"], values[4:8].mT)
+    assert torch.equal(part["a"], Y[4:8])
+    assert torch.equal(open_source(tmp_path).read(slice(0, N)), values.mT)
+
+
+def test_arrays_of_numpy_are_written(tmp_path):
+    write_shards(tmp_path, lambda rows: {"X": X.numpy()[rows].astype(np.float16)}, N, shard_rows=ROWS)
+    assert torch.equal(read_array(tmp_path), X.half())
+
+
+def test_fingerprints_are_those_of_the_manifest(written, tmp_path):
+    fingerprint = open_source(written).fingerprint
+    assert fingerprint == open_source(str(written)).fingerprint
+    write_shards(tmp_path / "same", compute, N, shard_rows=ROWS, info={"encoder": "none"})
+    assert open_source(tmp_path / "same").fingerprint == fingerprint
+    write_shards(tmp_path / "other", lambda rows: {"X": -X[rows]}, N, shard_rows=ROWS, info={"encoder": "none"})
+    assert open_source(tmp_path / "other").fingerprint != fingerprint
+
+
+# Several workers and interruptions
+
+
+def test_finished_shards_are_kept(written, tmp_path):
+    computed = []
+
+    def watched(rows):
+        computed.append(rows.start)
+        return compute(rows)
+
+    before = contents(written)
+    (written / "part-00002.safetensors").unlink()
+    path = written / "part-00004.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    (written / "part-00005.safetensors").write_bytes(b"")
+    (written / "manifest.json").unlink()
+    (written / "part-00002.safetensors.123.partial").write_bytes(b"half a shard")
+    assert write_shards(written, watched, N, shard_rows=ROWS, info={"encoder": "none"})
+    assert computed == [8, 16, 20]
+    assert contents(written) == before
+
+
+@pytest.mark.parametrize("workers", [2, 3, 9])
+def test_workers_write_what_one_writes(workers, written, tmp_path, monkeypatch):
+    folder, options = tmp_path / "shared", {"shard_rows": ROWS, "info": {"encoder": "none"}}
+    monkeypatch.setenv("WORLD_SIZE", str(workers))
+    for worker in reversed(range(1, workers)):
+        monkeypatch.setenv("RANK", str(worker))
+        assert not write_shards(folder, compute, N, **options)
+        assert "manifest.json" not in contents(folder)
+    with pytest.raises(ValueError, match=r"has shards but no manifest.json, so not all are written"):
+        open_source(folder)
+    assert write_shards(folder, compute, N, worker=0, **options)
+    assert contents(folder) == contents(written)
+
+
+def test_threads_at_the_same_shards_do_no_damage(written, tmp_path):
+    def write(_):
+        return write_shards(tmp_path / "shared", compute, N, shard_rows=ROWS, info={"encoder": "none"})
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(write, range(8)))
+    assert contents(tmp_path / "shared") == contents(written)
+
+
+SLOW = """
+import sys, time, torch
+from convexformer.storage import write_shards
+X = torch.randn(40, 50, 60, generator=torch.Generator().manual_seed(0))
+def compute(rows):
+    time.sleep(0.01)
+    return {"X": X[rows]}
+print("ready", flush=True)
+sys.stdin.readline()
+write_shards(sys.argv[1], compute, 40, shard_rows=1, worker=int(sys.argv[2]), workers=2)
+"""
+
+
+def test_killed_writers_leave_nothing_that_is_not_whole(tmp_path):
+    chance = random.Random(0)
+    folder, wanted = tmp_path / "killed", tmp_path / "wanted"
+
+    def start():
+        commands = [[sys.executable, "-c", SLOW, str(folder), str(worker)] for worker in range(2)]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        processes = [subprocess.Popen(command, **pipes) for command in commands]
+        for process in processes:
+            assert process.stdout.readline() == "ready\n"
+        for process in processes:
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        return processes
+
+    for attempt in range(2):
+        processes = start()
+        time.sleep(chance.uniform(0, 0.1))
+        for process in processes[:: -1 if attempt else 1]:
+            process.send_signal(signal.SIGKILL)
+            process.communicate()
+            time.sleep(chance.uniform(0, 0.03))
+    assert "manifest.json" not in contents(folder)
+    for process in start():
+        process.communicate()
+        assert process.returncode == 0
+    values = torch.randn(40, 50, 60, generator=torch.Generator().manual_seed(0))
+    write_shards(wanted, lambda rows: {"X": values[rows]}, 40, shard_rows=1)
+    assert contents(folder) == contents(wanted)
+    verify_shards(folder)
+
+
+def test_a_failure_names_shard_and_samples(tmp_path):
+    def failing(rows):
+        if rows.start == 8:
+            raise OSError("no such text")
+        return compute(rows)
+
+    message = r"shard 'part-00002.safetensors' \(samples 8 to 11\) failed in worker 0 of 2: no such text; finished"
+    with pytest.raises(RuntimeError, match=message):
+        write_shards(tmp_path, failing, N, shard_rows=ROWS, worker=0, workers=2)
+    assert sorted(os.listdir(tmp_path)) == ["part-00000.safetensors"]
+
+
+def test_a_shard_that_cannot_be_written_leaves_no_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "replace", lambda *names: (_ for _ in ()).throw(OSError("no space left")))
+    with pytest.raises(RuntimeError, match="no space left"):
+        write_shards(tmp_path, compute, N, shard_rows=ROWS)
+    assert os.listdir(tmp_path) == []
+
+
+# What is wrong
+
+
+@pytest.mark.parametrize(
+    "other", [{"info": {"encoder": "other"}}, {"shard_rows": 5}, {"n_samples": 22}, {"default": "y"}]
+)
+def test_shards_of_another_run_are_refused(written, other):
+    options = {"n_samples": N, "shard_rows": ROWS, "info": {"encoder": "none"}} | other
+    before = contents(written)
+    with pytest.raises(ValueError, match=r"has a shard 'part-00000.safetensors' that was written with other data or"):
+        write_shards(written, compute, **options)
+    assert contents(written) == before
+
+
+def test_files_of_others_are_not_replaced(tmp_path):
+    from safetensors.torch import save_file
+
+    save_file({"X": X}, tmp_path / "part-00000.safetensors")
+    with pytest.raises(ValueError, match="written with other data"):
+        write_shards(tmp_path, compute, N, shard_rows=ROWS)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"X": X[:3]}, r"array 'X' of shard 'part-00000.safetensors' \(samples 0 to 3\) must have 4 rows, got 3"),
+        ({"X": X[:4] > 0}, "must hold floats of 16, 32 or 64 bits or integers, got bool"),
+        ({"X": X[:4] + 1j}, "got complex64"),
+        ({"y": Y[:4]}, r"must have an array 'X', got \['y'\]"),
+    ],
+)
+def test_wrong_arrays_are_named(arrays, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        ShardWriter(tmp_path, N, ROWS).write(0, arrays)
+
+
+def test_shards_must_agree(tmp_path):
+    with pytest.raises(
+        ValueError, match=r"'part-00000.safetensors' has .*\[3, 2\].*'part-00002.safetensors' has .*2, 2"
+    ):
+        write_shards(tmp_path, lambda rows: {"X": X[rows, : 2 if rows.start == 8 else 3]}, N, shard_rows=ROWS)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"n_samples": 0}, "n_samples must be a positive integer, got 0"),
+        ({"shard_rows": 1.5}, "shard_rows must be a positive integer, got 1.5"),
+        ({"worker": 2, "workers": 2}, "worker must be an integer from 0 to workers - 1 = 1, got 2"),
+    ],
+)
+def test_wrong_settings_are_named(options, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        ShardWriter(tmp_path, **{"n_samples": N, "shard_rows": ROWS} | options)
+    with pytest.raises(TypeError, match="info must hold what JSON has"):
+        ShardWriter(tmp_path, N, ROWS, info={"X": X})
+
+
+def test_shards_that_do_not_match_the_manifest_are_named(written):
+    name = "part-00003.safetensors"
+    content = (written / name).read_bytes()
+    (written / name).write_bytes(content[:-7])
+    with pytest.raises(
+        ValueError, match=f"shard '{name}' of X=.* is truncated: .* {len(content)} bytes.* {len(content) - 7}"
+    ):
+        open_source(written)
+    (written / name).write_bytes((written / "part-00005.safetensors").read_bytes())
+    with pytest.raises(ValueError, match=rf"shard '{name}' of X=.* does not match manifest.json: .* 4 rows .*got 3 of"):
+        open_source(written)
+    (written / name).unlink()
+    with pytest.raises(FileNotFoundError, match=f"shard '{name}' of X=.* is missing, though manifest.json lists it"):
+        open_source(written)
+
+
+def test_damaged_numbers_are_found_by_their_hash(written):
+    path = written / "part-00001.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    open_source(written)
+    with pytest.raises(ValueError, match=r"shard 'part-00001.safetensors' of .* is damaged: its numbers have"):
+        verify_shards(written)
+
+
+def test_damaged_manifests_are_named(written, tmp_path):
+    with pytest.raises(ValueError, match=r"has no array 'z', but \['X', 'y'\]"):
+        open_source(f"{written}:z")
+    rewrite(written, lambda manifest: manifest.update(version=9))
+    with pytest.raises(ValueError, match="must be of 'convexformer shards' version 1, got 'convexformer shards' 9"):
+        open_source(written)
+    (written / "manifest.json").write_text("{")
+    with pytest.raises(ValueError, match=r"manifest.json' is damaged or no manifest of shards"):
+        open_source(written)
+    (written / "manifest.json").unlink()
+    with pytest.raises(FileNotFoundError, match=r"has no manifest.json; if its writing was stopped"):
+        read_manifest(written)
+    with pytest.raises(FileNotFoundError, match=r"has no manifest.json"):
+        read_array(tmp_path)
