@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 
 
 @contextmanager
@@ -19,11 +20,14 @@ def process_group(device: str | None) -> Iterator[tuple[int, str | None]]:
     import torch
     import torch.distributed as dist
 
+    from convexformer_solvers.distributed import DistributedConfig
+
     on_cuda = device is not None and torch.device(device).type == "cuda"
     if on_cuda:
         device = f"cuda:{os.environ['LOCAL_RANK']}"
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if on_cuda else "gloo")
+    timeout = timedelta(seconds=DistributedConfig().timeout)
+    dist.init_process_group("nccl" if on_cuda else "gloo", timeout=timeout)
     try:
         yield dist.get_rank(), device
     finally:

@@ -47,7 +47,7 @@ class ScoreMixin:
             return super().score(X, y, sample_weight)  # type: ignore[misc]
         X, part = own_samples(self, X)
         pred = self.predict(X)
-        pred, target, weight = joined_samples([pred, y, sample_weight], part, len(pred))
+        target, weight, pred = joined_samples([y, sample_weight, pred], part, len(pred))
         score = r2_score if isinstance(self, RegressorMixin) else accuracy_score
         return float(score(target, pred, sample_weight=weight))
 

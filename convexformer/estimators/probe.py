@@ -130,7 +130,7 @@ class ConvexProbeBase(ConvexAttentionBase):
                 f"memory_limit={self.memory_limit} is less than the {size} bytes of pooled tokens, which would go to a "
                 "file, and with a file products are computed on the CPU; set device='cpu' or raise memory_limit"
             )
-        return StoredMap(pooled(pooler, samples, file_tensor(shape, samples.dtype)))
+        return StoredMap(pooled(pooler, samples, file_tensor(shape, samples.dtype)), self.memory_limit)
 
     # Solving
 

@@ -84,9 +84,16 @@ def across_ranks(method: _Method) -> _Method:
                 f"{type(self).__name__} fits in one process, and this is rank {group.rank} of {group.size}; start it "
                 "without torchrun, or pool the tokens first and fit ConvexAttentionClassifier or -Regressor to them"
             )
-        local, rows = _in_turn(group, lambda: _local(self, X, group))
+        if _is_shared(group, X):
+            local, rows = _in_turn(group, lambda: _part_of(self, X, group, True))
+        else:
+            local, rows = _in_turn(group, lambda: read_samples(self, X, True)), None
         per_sample = [y, sample_weight, options.get("groups")]
-        joined = _in_turn(group, lambda: _joined(group, per_sample, rows, len(local)))
+        arrays = _in_turn(group, lambda: _own(per_sample, rows, len(local)))
+        found = group.gather([len(local), *arrays])
+        joined = _in_turn(group, lambda: _joined(found))
+
+        interrupts: list[KeyboardInterrupt] = []  # what rank 0 has of it, with the solution
 
         def work(linear_map: LinearMap) -> tuple[Any, dict[str, Any]]:
             target, weight, groups = joined
@@ -95,13 +102,14 @@ def across_ranks(method: _Method) -> _Method:
             try:
                 result = method(self, linear_map, target, weight, **given)
             except KeyboardInterrupt as error:
-                return error, _changed(self, before)
+                interrupts.append(error)
+                return KeyboardInterrupt(str(error)), _changed(self, before)
             return None if result is self else result, _changed(self, before)
 
         result, state = on_all_ranks(_map_of(local), work, group)
         vars(self).update(state)
         if isinstance(result, KeyboardInterrupt):
-            raise result
+            raise interrupts[0] if interrupts else result
         return self if result is None else result
 
     return cast(_Method, wrapped)
@@ -110,74 +118,69 @@ def across_ranks(method: _Method) -> _Method:
 def own_samples(estimator: Any, X: Any) -> tuple[Any, slice | None]:
     """This rank's samples, and which of all they are where all ranks were given the same path."""
     group = ranks()
-    if group is None or not _is_path(X):
+    assert group is not None
+    if not _is_shared(group, X):
         return X, None
-    source = cast(Source, open_source(X))
-    part = _part_of(group, X, source)
-    return (X, None) if part is None else (of_source(estimator, X, source, False, part), part)
+    return _in_turn(group, lambda: _part_of(estimator, X, group, False))
 
 
 def joined_samples(per_sample: Sequence[Any], part: slice | None, n_local: int) -> list[Any]:
     """Arrays of all ranks' samples, on all ranks; arrays of a part of them may be given whole."""
     group = ranks()
     assert group is not None
-    return group.broadcast(_joined(group, per_sample, part, n_local))
-
-
-def _is_path(X: Any) -> bool:
-    return isinstance(X, (str, os.PathLike))
+    arrays = _in_turn(group, lambda: _own(per_sample, part, n_local))
+    found = group.gather([n_local, *arrays])
+    return group.broadcast(_in_turn(group, lambda: _joined(found)))
 
 
 def _map_of(samples: Tensor | LinearMap) -> LinearMap:
     return samples if isinstance(samples, LinearMap) else attention_map(samples)
 
 
-def _part_of(group: Ranks, X: Any, source: Source) -> slice | None:
-    """This rank's part of a path that is the same on all ranks; None where each has its own."""
-    paths = group.all(os.path.abspath(os.fspath(X)))
-    if len(set(paths)) > 1:
-        return None
+def _is_shared(group: Ranks, X: Any) -> bool:
+    """Whether all ranks were given the same path."""
+    paths = group.all(os.path.abspath(os.fspath(X)) if isinstance(X, (str, os.PathLike)) else None)
+    return paths[0] is not None and len(set(paths)) == 1
+
+
+def _part_of(estimator: Any, X: Any, group: Ranks, reset: bool) -> tuple[Tensor | LinearMap, slice]:
+    """This rank's part of the samples at a path, and which of them they are."""
+    source = cast(Source, open_source(X))
     n_samples = source.shape[0]
-    return slice(group.rank * n_samples // group.size, (group.rank + 1) * n_samples // group.size)
+    if n_samples < group.size:
+        raise ValueError(f"{os.fspath(X)!r} has {n_samples} samples for {group.size} ranks; start fewer ranks")
+    part = slice(group.rank * n_samples // group.size, (group.rank + 1) * n_samples // group.size)
+    return of_source(estimator, X, source, reset, part), part
 
 
-def _local(estimator: Any, X: Any, group: Ranks) -> tuple[Tensor | LinearMap, slice | None]:
-    """This rank's checked samples, and which of all they are where that is known."""
-    kinds = group.all(_is_path(X))
-    if all(kinds):
-        source = cast(Source, open_source(X))
-        part = _part_of(group, X, source)
-        return of_source(estimator, X, source, True, part), part
-    return read_samples(estimator, X, True), None
-
-
-def _joined(group: Ranks, per_sample: Sequence[Any], part: slice | None, n_local: int) -> list[Any]:
-    """Arrays of all ranks' samples, on rank 0.
-
-    Where the ranks share a path, each may have the arrays of its own samples or of all.
-    """
+def _own(per_sample: Sequence[Any], part: slice | None, n_local: int) -> list[Any]:
+    """The arrays of this rank's samples; where the ranks share a path, those of all samples may be given."""
     arrays = [None if values is None else _as_array(values) for values in per_sample]
-    if part is not None:
-        arrays = [None if a is None else a[part] if len(a) != n_local and len(a) >= part.stop else a for a in arrays]
-    found = group.gather([n_local, *arrays])
+    if part is None:
+        return arrays
+    return [a[part] if a is not None and len(a) != n_local and len(a) >= part.stop else a for a in arrays]
+
+
+def _joined(found: list[list[Any]] | None) -> list[Any] | None:
+    """Arrays of all ranks' samples, on rank 0, from the number of samples and the arrays of each."""
     if found is None:
-        return [None] * len(arrays)
-    result: list[Any] = []
-    for position in range(1, len(arrays) + 1):
-        parts = [of_rank[position] for of_rank in found]
-        if all(values is None for values in parts):
-            result.append(None)
-            continue
-        for rank, values in enumerate(parts):
-            if values is None or len(values) != found[rank][0]:
-                got = "none" if values is None else str(len(values))
-                name = ("y", "sample_weight", "groups")[position - 1]
-                raise ValueError(
-                    f"{name} must have one entry for each sample of its rank, got {got} for the {found[rank][0]} "
-                    f"samples of rank {rank}"
-                )
-        result.append(np.concatenate(parts))
-    return result
+        return None
+    counts = [of_rank[0] for of_rank in found]
+    by_name = zip(("y", "sample_weight", "groups"), zip(*(of_rank[1:] for of_rank in found), strict=True), strict=False)
+    return [_concatenated(name, counts, parts) for name, parts in by_name]
+
+
+def _concatenated(name: str, counts: list[int], parts: Sequence[Any]) -> Any:
+    if all(values is None for values in parts):
+        return None
+    for rank, (count, values) in enumerate(zip(counts, parts, strict=True)):
+        if values is None or len(values) != count:
+            got = "none" if values is None else str(len(values))
+            raise ValueError(
+                f"{name} must have one entry for each sample of its rank, got {got} for the {count} samples of rank "
+                f"{rank}"
+            )
+    return np.concatenate(parts)
 
 
 def _as_array(values: Any) -> Any:

@@ -60,6 +60,8 @@ class StoredMap(DenseMap):
     ----------
     data : Tensor of shape (N, *block_shape, d)
         Made by ``file_tensor``.
+    memory_limit : int, optional
+        Bytes that algorithms may take for matrices of the features. Default: no limit.
 
     Examples
     --------
@@ -70,10 +72,14 @@ class StoredMap(DenseMap):
 
     in_memory = False
 
+    def __init__(self, data: Tensor, memory_limit: int | None = None) -> None:
+        super().__init__(data)
+        self.memory_limit = memory_limit
+
     def rows(self, index: Tensor | slice) -> DenseMap:
         if isinstance(index, slice):
-            return StoredMap(self.data[index])
+            return StoredMap(self.data[index], self.memory_limit)
         chosen = file_tensor((len(index), *self.feature_shape), self.dtype)
         for part in row_chunks(len(index), self._rows.shape[1], self.device):
             torch.index_select(self.data, 0, index[part], out=chosen[part])
-        return StoredMap(chosen)
+        return StoredMap(chosen, self.memory_limit)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from convexformer_solvers.algorithms.admm import Admm, AdmmConfig
 from convexformer_solvers.algorithms.block_descent import BlockDescent
 from convexformer_solvers.algorithms.constant import Constant
+from convexformer_solvers.algorithms.few_passes import Batched, MetricGradient
 from convexformer_solvers.algorithms.fista import Fista, GreedyFista
 from convexformer_solvers.algorithms.polish import PolishConfig
 from convexformer_solvers.algorithms.proximal_dual import ProximalDual
@@ -20,6 +21,7 @@ from convexformer_solvers.linalg.eigenvalue_ratio import eigenvalue_ratio, some_
 from convexformer_solvers.linalg.newton_systems import newton_work
 from convexformer_solvers.program import Program
 from convexformer_solvers.reductions.center import Center
+from convexformer_solvers.reductions.moments import Moments, moments_of
 from convexformer_solvers.reductions.precision import SinglePrecision
 from convexformer_solvers.reductions.weights import Targets
 from convexformer_solvers.rounding import EPS, SINGLE
@@ -34,8 +36,11 @@ def plan(program: Program, warm: bool = False, config: AutoConfig | None = None)
     The decision list, from the top; the stages of all points that apply follow each other.
 
     1. ``alpha`` from ``alpha_max`` on: the best constant model, and nothing else is needed.
-    2. A loss of unbounded curvature (Poisson): gradient steps, Newton steps, gradient steps.
-    3. A penalty that is no sum over blocks, or data that are not held in memory: gradient steps alone.
+    2. Data that are not held in memory: for the squared loss the plan of the program that one pass leads to
+       (``Moments``), for others of bounded curvature steps in the metric of a Gram matrix (``MetricGradient``), both
+       where there is room for Gram matrices; then gradient steps.
+    3. A loss of unbounded curvature (Poisson): gradient steps, Newton steps, gradient steps. A penalty that is no sum
+       over blocks: gradient steps alone.
     4. Features that are nearly independent, for this ``alpha``: greedy gradient steps in single precision, on a working
        set where there are many more features than samples, for as long as a Gram matrix would take.
     5. Squared loss and a costly Gram matrix: a working set, solved by block descent with one output, else by
@@ -79,6 +84,7 @@ class _Planner:
 
     def __init__(self, program: Program, warm: bool, config: AutoConfig) -> None:
         self.program, self.warm, self.config = program, warm, config
+        self.takes_gram = not program.map.in_memory and self._room_for_gram()
         self.factorises = program.map.smaller_side <= config.largest_side
         # On all features a polish costs more than on a working set.
         self.seldom = PolishConfig(wait=2 * PolishConfig.wait)
@@ -89,16 +95,19 @@ class _Planner:
     def stages(self) -> Iterator[Stage]:
         """The stages of all points of the list that apply."""
         program = self.program
+        if self.takes_gram and program.loss.quadratic:
+            moments_of(program)  # gives alpha_max, too
         if program.alpha >= (1 - 8 * EPS) * program.alpha_max:
             yield Stage(Constant(), "alpha is at least alpha_max: the solution is zero")
+        if not program.map.in_memory:
+            yield from self._few_passes()
+            yield self._gradient_steps("the data are not held in memory: these make no copy")
+            return
         if not math.isfinite(program.loss.smoothness):
             yield from self._unbounded_curvature()
             return
         if not program.penalty.block_separable:  # the size of groups says nothing of a good rho
             yield self._gradient_steps("the penalty is no sum over blocks")
-            return
-        if not program.map.in_memory:
-            yield self._gradient_steps("the data are not held in memory: these make no copy")
             return
         if self.factorises and program.tail_length > self.config.long_tails:
             yield from self._proximal_steps()
@@ -107,6 +116,27 @@ class _Planner:
         if self.factorises:
             yield from self._alternating()
         yield self._gradient_steps("nothing else has ended before")
+
+    def _few_passes(self) -> Iterator[Stage]:
+        """What needs few passes over data that are not held in memory, where there is room for Gram matrices."""
+        from .solver import Auto  # which goes by this plan
+
+        inner = Batched(Auto(self.config))
+        if self.takes_gram and self.program.loss.quadratic:
+            yield Stage(inner, "one pass for the Gram matrix, which has all that the data say", reductions=(Moments(),))
+        elif self.takes_gram and math.isfinite(self.program.loss.smoothness):
+            why = "one pass for each step in the metric of a Gram matrix"
+            yield Stage(MetricGradient(inner), why, self.config.steps)
+
+    def _room_for_gram(self) -> bool:
+        """Whether Gram matrices of the features, of all outputs that the loss couples, are small enough."""
+        program, config = self.program, self.config
+        loss, limit = program.loss, program.map.memory_limit or math.inf
+        n_outputs = program.y.shape[1] if program.penalty.output_separable and not loss.quadratic else 1
+        side, n_parts = math.prod(program.map.feature_shape), n_outputs if loss.output_separable else 1
+        side *= n_outputs // n_parts
+        size = config.gram_copies * n_parts * program.y.element_size() * side**2
+        return side <= config.largest_side and size <= limit
 
     def _proximal_steps(self) -> Iterator[Stage]:
         """Proximal steps in the dual, the more of them the longer, with Newton steps in between."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import socket
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -41,7 +42,7 @@ class Heartbeats:
         self._store = dist.TCPStore(host, port, is_master=rank == 0, timeout=wait, wait_for_workers=False)
         self.port = self._store.port
         self._seen: dict[int, tuple[str, float]] = {}
-        self._looked, self._stopped = 0.0, threading.Event()
+        self._looked, self._stopped, self._failed = 0.0, threading.Event(), False
         self._thread = threading.Thread(target=self._beat, daemon=True, name="heartbeat")
         self._thread.start()
         atexit.register(self.leave)
@@ -58,9 +59,12 @@ class Heartbeats:
             count += 1
 
     def leave(self) -> None:
-        """Tell the others that this rank ends without a fault."""
-        if self._stopped.is_set():
-            return
+        """Tell the others that this rank ends without a fault; after a fault, end without waiting for them."""
+        if self._failed:
+            # Threads of gloo wait for a rank that does not answer, and a normal end waits for those threads.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(1)
         self._stopped.set()
         self._thread.join()
         with suppress(RuntimeError):
@@ -73,6 +77,13 @@ class Heartbeats:
 
     def check(self, at_once: bool = False) -> None:
         """Raise ``RankError`` where a rank has failed or shows no sign of life; looks once in a while."""
+        try:
+            self._check(at_once)
+        except RankError:
+            self._failed = True
+            raise
+
+    def _check(self, at_once: bool) -> None:
         now = time.monotonic()
         if not at_once and now - self._looked < self.config.heartbeat:
             return
@@ -85,7 +96,7 @@ class Heartbeats:
         except RankError:
             raise
         except RuntimeError as error:
-            raise RankError(f"{self.names[0]} has ended or does not answer: {error}") from error
+            raise RankError(f"{self.names[0]} has ended or does not answer: {_first_line(error)}") from error
         for rank, value in zip(others, found, strict=True):
             count = value.decode()
             if count != self._seen.get(rank, ("", 0.0))[0]:
@@ -96,6 +107,7 @@ class Heartbeats:
     def failure(self, message: str) -> RankError:
         """The error of this message, of which the others are told."""
         self.report(message)
+        self._failed = True
         return RankError(message)
 
     def dead(self) -> list[int]:
@@ -120,7 +132,12 @@ class Heartbeats:
         except RuntimeError:
             dead = [0]
         culprits = " and ".join(self.names[rank] for rank in dead) or "a rank"
-        return self.failure(f"{culprits} has ended or does not answer, and its samples with it: {error}")
+        return self.failure(f"{culprits} has ended or does not answer, and its samples with it: {_first_line(error)}")
+
+
+def _first_line(error: Exception) -> str:
+    """What an error says, without the addresses that follow."""
+    return str(error).partition("\n")[0]
 
 
 def name_of(rank: int) -> str:

@@ -6,6 +6,7 @@ Rank 0 alone decides: the others get commands, so no rank can stop, branch or ro
 from __future__ import annotations
 
 import io
+import mmap
 import pickle
 import signal
 import socket
@@ -59,32 +60,42 @@ class Ranks:
     def __init__(self, config: DistributedConfig) -> None:
         self.config, self.world = config, dist.group.WORLD
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        # Waiting ends by signs of life: a pass over the data may take hours.
-        self._group = dist.new_group(backend="gloo", timeout=timedelta(days=30))
         self.lock = threading.RLock()
-        self.names: list[str] = [""] * self.size
-        dist.all_gather_object(self.names, name_of(self.rank), group=self._group)
-        hosts: list[str] = [""] * self.size
-        dist.all_gather_object(hosts, socket.gethostname(), group=self._group)
-        host = "127.0.0.1" if len(set(hosts)) == 1 else host_of_store()
+        described: list[Any] = [None] * self.size
+        dist.all_gather_object(described, (name_of(self.rank), socket.gethostname(), host_of_store()))
+        self.names, hosts, stores = (list(part) for part in zip(*described, strict=True))
+        host = "127.0.0.1" if len(set(hosts)) == 1 else stores[0]
         address: list[Any] = [None]
         if self.rank == 0:
             self.heartbeats = Heartbeats(0, self.names, None, config)
             address = [(host, self.heartbeats.port)]
-        dist.broadcast_object_list(address, src=0, group=self._group)
+        dist.broadcast_object_list(address, src=0)
         if self.rank != 0:
             self.heartbeats = Heartbeats(self.rank, self.names, address[0], config)
+        self._group = self._watched(_new_group)
         self._costs: tuple[float, float] | None = None
         self.busy = False  # whether rank 0 runs an algorithm, for which the others multiply
 
+    def _watched(self, run: Callable[[], Any]) -> Any:
+        """What `run` gives, which may wait for ranks that have died."""
+        found: list[Any] = []
+        thread = threading.Thread(target=lambda: found.append(run()), daemon=True)
+        thread.start()
+        while thread.is_alive():
+            thread.join(self.config.heartbeat)
+            self.heartbeats.check()
+        if not found:
+            raise self.heartbeats.broken(RuntimeError("no connection"))
+        return found[0]
+
     def wait(self, start: Callable[[], Any]) -> None:
         """Start a collective operation and wait for its end; ``RankError`` where a rank has died."""
-        pause = self.config.shortest_wait
+        pause, longest = self.config.heartbeat / 50_000, self.config.heartbeat / 2_000
         try:
             work = start()
             while not work.is_completed():
                 time.sleep(pause)
-                pause = min(1.5 * pause, self.config.longest_wait)
+                pause = min(1.5 * pause, longest)
                 self.heartbeats.check()
             work.wait()
         except RankError:
@@ -96,7 +107,7 @@ class Ranks:
 
     def broadcast(self, value: Any = None) -> Any:
         """An object of rank 0, on all ranks."""
-        frame = self.config.frame
+        frame = mmap.PAGESIZE  # bytes of the first message; what is longer takes a second one
         data = _packed(value) if self.rank == 0 else b""
         first = torch.zeros(frame, dtype=torch.uint8)
         if self.rank == 0:
@@ -196,6 +207,11 @@ class Ranks:
         latency = min(seconds(lambda: self.all_sum(small)) for _ in range(5))
         whole = min(seconds(lambda: self.reduced(large)) for _ in range(3))
         self._costs = 4 * latency, large.numel() * large.element_size() / max(whole - latency, latency)
+
+
+def _new_group() -> Any:
+    """A group for all messages; waiting ends by signs of life, as a pass over the data may take hours."""
+    return dist.new_group(backend="gloo", timeout=timedelta(days=30))
 
 
 @contextmanager

@@ -29,6 +29,7 @@ class _Command(NamedTuple):
     common: dict[str, Any]  # arguments that all ranks have
     has_own: bool = False  # whether each rank has arguments of its own
     target: int = 0  # name of the map that results
+    heights: tuple[int, ...] = ()  # samples of each rank
     forgotten: tuple[int, ...] = ()  # maps that are needed no more
 
 
@@ -94,7 +95,8 @@ class _Team:
         if command.combine == ("map",):
             self.maps[command.target] = results[0]
             return results[0]
-        combined = [self._combined(how, part) for how, part in zip(command.combine, results, strict=True)]
+        pairs = zip(command.combine, results, strict=True)
+        combined = [self._combined(how, part, command.heights) for how, part in pairs]
         return combined[0] if len(combined) == 1 else tuple(combined)
 
     def _agree(self, failed: _Failed | None) -> None:
@@ -108,18 +110,14 @@ class _Team:
             raise _Reported
         raise error.kind(f"rank {rank}: {error.message}")
 
-    def _combined(self, how: str, part: Any) -> Any:
+    def _combined(self, how: str, part: Any, heights: tuple[int, ...]) -> Any:
         if how == "sum":
             return self.ranks.reduced(part)
         if how == "none":
             return None
         if how == "max":
             return float(self.ranks.reduced(torch.tensor([part], dtype=torch.float64), dist.ReduceOp.MAX))
-        heights = torch.zeros(self.ranks.size, dtype=torch.int64)
-        rows = part.T if how == "columns" else part
-        heights[self.ranks.rank] = len(rows)
-        self.ranks.all_sum(heights)
-        return self.ranks.rows(rows, heights.tolist())
+        return self.ranks.rows(part.T if how == "columns" else part, heights)
 
 
 class _Reported(Exception):
@@ -151,16 +149,28 @@ class ShardedMap(LinearMap):
         The map of rank 0's own samples.
     n_samples : int
         Samples in all.
+    in_memory, memory_limit : bool, int or None
+        As those of the ranks' first maps: of few samples a rank may hold what others read.
     """
 
     device = property(lambda self: self.local.device)
     dtype = property(lambda self: self.local.dtype)
     feature_shape = property(lambda self: self.local.feature_shape)
     n_samples = property(lambda self: self._n_samples)
-    in_memory = property(lambda self: self.local.in_memory)
 
-    def __init__(self, team: _Team, handle: int, places: list[_Places], local: LinearMap, n_samples: int) -> None:
+    def __init__(
+        self,
+        team: _Team,
+        handle: int,
+        places: list[_Places],
+        local: LinearMap,
+        n_samples: int,
+        in_memory: bool,
+        memory_limit: int | None,
+    ) -> None:
         self.local, self.places, self._team, self._handle, self._n_samples = local, places, team, handle, n_samples
+        self.in_memory, self.memory_limit = in_memory, memory_limit  # type: ignore[misc]
+        self._heights = tuple(p.stop - p.start if isinstance(p, slice) else len(p) for p in places)
 
     def __del__(self) -> None:
         if self._handle:
@@ -168,7 +178,9 @@ class ShardedMap(LinearMap):
 
     def _all(self, method: str, combine: str, own: Sequence[dict[str, Any]] | None = None, **common: Any) -> Any:
         """Results of a method of all ranks' maps, combined."""
-        return self._team.lead(_Command(method, self._handle, tuple(combine.split()), common), own)
+        return self._team.lead(
+            _Command(method, self._handle, tuple(combine.split()), common, heights=self._heights), own
+        )
 
     def _derived(
         self,
@@ -185,7 +197,8 @@ class ShardedMap(LinearMap):
             target = team.last
         local = team.lead(_Command(method, self._handle, ("map",), common, target=target), own)
         count = self._n_samples if n_samples is None else n_samples
-        return ShardedMap(team, target, self.places if places is None else places, local, count)
+        places = self.places if places is None else places
+        return ShardedMap(team, target, places, local, count, self.in_memory, self.memory_limit)
 
     def _own(self, **values: Tensor | Slopes) -> list[dict[str, Any]]:
         """Each rank's part of values with a row for each sample."""
@@ -255,6 +268,8 @@ class ShardedMap(LinearMap):
         return self._derived("restricted", blocks=blocks)
 
     def centered(self, weight: Tensor, dtype: torch.dtype) -> ShardedMap:
+        if not self.in_memory:
+            return self
         mean = self.rmatvec(weight[:, None])[..., 0]
         return self._derived("shifted", mean=mean, dtype=dtype)
 
@@ -355,7 +370,8 @@ def _lead(team: _Team, described: list[Any], work: Callable[[LinearMap], _T]) ->
     ends = torch.tensor([0, *(part[0] for part in described)]).cumsum(0).tolist()
     places: list[_Places] = [slice(*pair) for pair in pairwise(ends)]
     try:
-        result = work(ShardedMap(team, 0, places, team.maps[0], ends[-1]))
+        local = team.maps[0]
+        result = work(ShardedMap(team, 0, places, local, ends[-1], local.in_memory, local.memory_limit))
     except BaseException as error:
         with suppress(RuntimeError):  # where that is why it ends, the others know
             team.end(_End(error=_plain(error)))

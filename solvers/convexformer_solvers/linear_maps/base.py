@@ -41,6 +41,7 @@ class LinearMap(ABC):
 
     rows_are_samples: ClassVar[bool] = True  # whether a few rows say what the others are like
     in_memory: ClassVar[bool] = True  # whether there is room for copies of the columns
+    memory_limit: int | None = None  # bytes that algorithms may take for matrices of their own; None: no limit
     _n_blocks = property(lambda self: math.prod(self.feature_shape[:-1]))
 
     def __len__(self) -> int:

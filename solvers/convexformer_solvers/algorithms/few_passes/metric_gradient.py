@@ -1,0 +1,356 @@
+"""Accelerated proximal gradient in the metric of a Gram matrix: one pass over the data for each step."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from convexformer_solvers.algorithms.base import Solver
+from convexformer_solvers.linalg.hessian import curvature_bound
+from convexformer_solvers.linear_maps.base import LinearMap, even_rows
+from convexformer_solvers.losses.base import Loss
+from convexformer_solvers.losses.regression import Squared
+from convexformer_solvers.points import Point
+from convexformer_solvers.program import Program
+from convexformer_solvers.reductions.moments import GramRoot
+from convexformer_solvers.reductions.weights import Targets
+from convexformer_solvers.rounding import EPS, SUM
+
+from .batched import Batched
+
+
+@dataclass(frozen=True)
+class MetricConfig:
+    """Numbers that ``MetricGradient`` goes by.
+
+    Parameters
+    ----------
+    sample : int, default=20
+        Samples of which the Gram matrix is formed, over the number of features; of all, if these are fewer.
+    renew_at : tuple of int, default=(2, 5, 12, 30)
+        Steps after which the Gram matrix is formed anew, with the curvatures at the predictions reached, if ever.
+    alike : float, default=0.1
+        Mean relative change of the curvatures below which the Gram matrix stays.
+    least_curvature : float, default=0.001
+        Curvature of a sample's loss at least, as a share of its bound.
+    growth : float, default=1.5
+        Factor of the model's curvature after a step that raised the objective; its root after one that met far less.
+    accuracy : float, default=0.01
+        Gap to which the model is minimised at first, over that of the program; its factor after a raised objective.
+    """
+
+    sample: int = 20
+    renew_at: tuple[int, ...] = (2, 5, 12, 30)
+    alike: float = 0.1
+    least_curvature: float = 0.001
+    growth: float = 1.5
+    accuracy: float = 0.01
+
+
+@dataclass(frozen=True, eq=False)
+class LossSlopes:
+    """Minus the weighted gradients of the samples' losses at predictions to which an intercept is added."""
+
+    loss: Loss
+    y: Tensor  # (N, c)
+    weight: Tensor  # (N,)
+    intercept: Tensor  # (c,)
+
+    def at(self, pred: Tensor) -> Tensor:
+        """Values ``(N, c)`` of predictions without the intercept."""
+        return -self.weight[:, None] * self.loss.gradient(pred + self.intercept, self.y)
+
+    def rows(self, index: Tensor | slice) -> LossSlopes:
+        """Those of some samples."""
+        return LossSlopes(self.loss, self.y[index], self.weight[index], self.intercept)
+
+
+class _Part(NamedTuple):
+    """Metric of some outputs, with the intercept eliminated.
+
+    Coefficients are a matrix ``(p, k)`` of k outputs with one Gram matrix, or a vector where outputs are coupled.
+    """
+
+    outputs: slice
+    joint: bool  # whether the outputs are coupled
+    gram: Tensor  # (p, p), or (c p, c p)
+    root: GramRoot
+    cross: Tensor  # of the features with the intercepts, (p, 1) or (c p, c)
+    core: Tensor  # of the intercepts, (1, 1) or (c, c); zeros without an intercept
+    inverse: Tensor  # its pseudo-inverse
+
+    def flat(self, coef: Tensor) -> Tensor:
+        """The outputs' coefficients as a matrix or a vector."""
+        chosen = coef[..., self.outputs]
+        return chosen.movedim(-1, -2).reshape(-1, 1) if self.joint else chosen.flatten(0, -2)
+
+    def of_intercept(self, values: Tensor) -> Tensor:
+        """Values of the outputs, as many rows as the intercepts have in the metric."""
+        return values[self.outputs].view(self.core.shape[0], -1)
+
+    def square(self, coef: Tensor, intercept: Tensor) -> float:
+        """Squared norm of a move."""
+        flat = self.flat(coef)
+        rest = self.of_intercept(intercept) + self.inverse @ self.cross.T @ flat
+        return float((flat * (self.gram @ flat)).sum() + (rest * (self.core @ rest)).sum())
+
+
+class _Metric(NamedTuple):
+    """Where outputs are penalised apart, each has its own part."""
+
+    local: Tensor  # second derivatives of each sample's loss that it is made of
+    parts: tuple[_Part, ...]
+
+    def square(self, coef: Tensor, intercept: Tensor) -> float:
+        """Squared norm of a move."""
+        return sum(part.square(coef, intercept) for part in self.parts)
+
+
+class _Read(NamedTuple):
+    """What a pass over the data has told of a point."""
+
+    coef: Tensor
+    intercept: Tensor
+    pred: Tensor  # A coef
+    correlation: Tensor  # A' diag(p) theta
+    slope: Tensor  # sum of diag(p) theta, (c,); zeros without an intercept
+    value: float  # objective
+    gap: float
+
+
+class _State(NamedTuple):
+    metric: _Metric
+    read: _Read
+    coef: Tensor  # that minimises the model there
+    intercept: Tensor
+    next: tuple[Tensor, Tensor]  # coefficients and intercept of the next pass
+    curvature: float = 1.0  # of the model, in units of the metric
+    momentum: float = 1.0  # Nesterov's t
+    accuracy: float = 1.0  # gap of the model's minimum, over that of the program
+    iteration: int = 0
+    finished: bool = False
+
+
+class MetricGradient(Solver):
+    r"""Variable-metric proximal gradient steps, accelerated, for data of which passes are what counts.
+
+    A step minimises, without the data, the model
+
+    .. math:: \langle \nabla f(Y), Z - Y \rangle + \tfrac L2 \|Z - Y\|_H^2 + \alpha \, \Omega(Z),
+              \qquad H = A^\top \mathrm{diag}(p \, q) A
+
+    of a proximal Newton method (Lee, Sun and Saunders 2014), whose Gram matrix ``H`` is of evenly spaced samples, with
+    a bound ``q`` of the curvature of each sample's loss, and is formed anew few times. Nesterov's momentum makes up for
+    what it is off by, and restarts when it points uphill. ``L`` follows the curvature met on the way. The gap of the
+    point that was read is exact, so that certificates are taken where they will succeed.
+
+    Needs a loss with finite ``smoothness``. Memory: some squares of the number of features, and predictions.
+
+    Parameters
+    ----------
+    inner : Batched
+        What minimises the model: a squared loss over a map in memory.
+    config : MetricConfig, optional
+        Numbers that it goes by. Default: those of ``MetricConfig``.
+
+    Examples
+    --------
+    >>> from convexformer_solvers import Auto, check_solver
+    >>> check_solver(MetricGradient(Batched(Auto())))
+    """
+
+    reductions = (Targets(),)
+
+    def __init__(self, inner: Batched, config: MetricConfig | None = None) -> None:
+        self.inner, self.config = inner, config or MetricConfig()
+
+    @property
+    def name(self) -> str:
+        return f"metric_gradient({self.inner.solver.name})"
+
+    def unmet_requirement(self, program: Program) -> str | None:
+        if not math.isfinite(program.loss.smoothness):
+            return f"a loss with finite smoothness, which {program.loss!r} has not"
+        return super().unmet_requirement(program)
+
+    def init(self, program: Program, start: Point) -> _State:
+        coef = start.coef.to(program.y)
+        intercept = program.null_intercept if start.intercept is None else start.intercept.to(program.y)
+        read = _read(program, coef, intercept)
+        state = _State(self._metric(program, read.pred + intercept), read, coef, intercept, (coef, intercept))
+        state = state._replace(accuracy=self.config.accuracy)
+        return self._minimised(program, state)
+
+    def init_again(self, program: Program, start: Point, previous: _State) -> _State:
+        read = _read(program, start.coef.to(program.y), previous.intercept)
+        start_state = previous._replace(read=read, coef=read.coef, intercept=read.intercept, momentum=1.0, iteration=0)
+        return self._minimised(program, start_state._replace(finished=False))
+
+    def step(self, program: Program, state: _State) -> _State:
+        before, config = state.read, self.config
+        read = _read(program, *state.next)
+        state = state._replace(iteration=state.iteration + 1)
+        met = self._curvature_met(state.metric, before, read)
+        grown = max(state.curvature, met)
+        if not read.value <= before.value + SUM * abs(before.value):
+            # Without momentum the model was no bound; with it, the momentum led too far.
+            if state.momentum == 1.0:
+                grown = max(config.growth * state.curvature, met)
+            finer = config.accuracy * state.accuracy  # or the minimum was too rough for so small a descent
+            return self._minimised(program, state._replace(momentum=1.0, curvature=grown, accuracy=finer))
+        if state.iteration in config.renew_at:
+            pred = read.pred + read.intercept
+            if not self._alike(program, self._curvatures(program, pred), state.metric.local):
+                metric = self._metric(program, pred)
+                return self._minimised(program, state._replace(metric=metric, read=read, momentum=1.0, curvature=1.0))
+        if met < state.curvature / config.growth:
+            grown = state.curvature / math.sqrt(config.growth)
+        return self._minimised(program, state._replace(read=read, curvature=grown))
+
+    def _minimised(self, program: Program, state: _State) -> _State:
+        """The state with the minimiser of its model, and the point of the next pass."""
+        read = state.read
+        minima = [self._minimum(program, state, part) for part in state.metric.parts]
+        coef, intercept = (torch.cat(parts, dim=-1) for parts in zip(*minima, strict=True))
+        t = 0.5 + math.hypot(0.5, state.momentum)
+        ahead = state.metric.square(coef - state.coef, intercept - state.intercept)
+        back = state.metric.square(read.coef - state.coef, read.intercept - state.intercept)
+        from_read = state.metric.square(coef - read.coef, intercept - read.intercept)
+        uphill = ahead + from_read < back  # twice the inner product of the step and the last move is negative
+        share = 0.0 if uphill else (state.momentum - 1) / t
+        following = torch.lerp(state.coef, coef, 1 + share), torch.lerp(state.intercept, intercept, 1 + share)
+        length = float(torch.linalg.vector_norm(coef - read.coef))
+        stuck = length <= EPS * float(torch.linalg.vector_norm(coef))
+        return state._replace(
+            coef=coef,
+            intercept=intercept,
+            next=following,
+            momentum=1.0 if uphill else t,
+            finished=stuck and state.momentum == 1.0,
+        )
+
+    def _minimum(self, program: Program, state: _State, part: _Part) -> tuple[Tensor, Tensor]:
+        """Coefficients and intercept of a part's outputs that minimise the model."""
+        read, length = state.read, state.curvature
+        start, slope = part.flat(read.coef), part.of_intercept(read.slope)
+        pull = (part.flat(read.correlation) - part.cross @ part.inverse @ slope) / length
+        y = part.root.targets(part.gram @ start + pull)
+        model = dataclasses.replace(
+            program,
+            map=part.root.map,
+            y=y,
+            loss=Squared(),
+            penalty=program.penalty.for_outputs(y.shape[1]),
+            alpha=program.alpha / length,
+            sample_weight=None,
+            fit_intercept=False,
+        )
+        inner = self.inner.init(model, Point(part.flat(state.coef).reshape(model.coef_shape)))
+        goal = max(state.accuracy * min(abs(read.gap), program.null_value), EPS * program.null_value) / length
+        coef = self.inner.point(model, self.inner.until(model, inner, goal)).coef
+        shift = part.inverse @ (slope / length - part.cross.T @ (coef.reshape(start.shape) - start))
+        coef = coef[..., 0].movedim(-1, -2) if part.joint else coef
+        return coef, read.intercept[part.outputs] + shift.flatten()
+
+    def _curvatures(self, program: Program, pred: Tensor) -> Tensor:
+        """Second derivatives of each sample's loss that the metric takes, shape ``(N, n)``.
+
+        These are all of a coupled loss's, those of each output, or one bound for all outputs that the penalty couples.
+        """
+        loss, n_outputs, largest = program.loss, pred.shape[1], program.loss.smoothness
+        least = self.config.least_curvature * largest
+        if not program.penalty.output_separable or n_outputs == 1:
+            return curvature_bound(loss, pred, program.y)[:, None].clamp(least, largest)
+        if loss.output_separable:
+            return loss.hessian_product(pred, program.y, torch.ones_like(pred)).clamp(least, largest)
+        units = torch.eye(n_outputs).to(pred)
+        columns = [loss.hessian_product(pred, program.y, unit.expand_as(pred)) + least * unit for unit in units]
+        return torch.cat([column[:, place:] for place, column in enumerate(columns)], dim=1)
+
+    def _alike(self, program: Program, found: Tensor, other: Tensor) -> bool:
+        change = program.weight @ (found - other).abs()
+        return float(change.sum()) <= self.config.alike * float((program.weight @ other.abs()).sum())
+
+    def _metric(self, program: Program, pred: Tensor) -> _Metric:
+        """The metric of the curvatures at predictions; each Gram matrix costs a pass over the samples that it takes."""
+        config, linear_map, local = self.config, program.map, self._curvatures(program, pred)
+        shape, weight, n = linear_map.feature_shape, program.weight[:, None] * local, local.shape[1]
+        n_wanted = config.sample * math.prod(shape)
+        if n_wanted < linear_map.n_samples:
+            index = even_rows(linear_map.n_samples, n_wanted, pred.device)
+            weight = weight[index] / program.weight[index].sum()
+            linear_map = linear_map.rows(index)
+        # The intercept is one more feature.
+        moments = [_with_ones(linear_map, each) for each in weight.T]
+        n_outputs = program.y.shape[1]
+        if n == 1 or program.loss.output_separable:
+            wholes = [slice(None)] if n == 1 else [slice(place, place + 1) for place in range(n)]
+            found = [self._part(program, each, where, 1) for each, where in zip(moments, wholes, strict=True)]
+        else:
+            rows, columns = torch.triu_indices(n_outputs, n_outputs).tolist()
+            both = {(k, m): each for k, m, each in zip(rows, columns, moments, strict=True)}
+            grid = [[both[min(k, m), max(k, m)] for m in range(n_outputs)] for k in range(n_outputs)]
+            joint = torch.cat([torch.cat(row, dim=1) for row in grid])
+            found = [self._part(program, joint, slice(None), n_outputs)]
+        return _Metric(local, tuple(found))
+
+    def _part(self, program: Program, whole: Tensor, outputs: slice, n_joint: int) -> _Part:
+        """The part of a Gram matrix of the features of all outputs, each followed by its intercept."""
+        *blocks, width = program.map.feature_shape
+        is_intercept = torch.arange(len(whole), device=whole.device) % (len(whole) // n_joint) == math.prod(
+            (*blocks, width)
+        )
+        others = (~is_intercept).nonzero()[:, 0]
+        if n_joint > 1:  # features of all outputs, block by block
+            others = others.view(n_joint, -1, width).transpose(0, 1).flatten()
+        cross, core = whole[others][:, is_intercept], whole[is_intercept][:, is_intercept]
+        core = core * program.fit_intercept
+        inverse = torch.linalg.pinv(core, hermitian=True)
+        gram = whole[others][:, others] - cross @ inverse @ cross.T
+        shape = (*blocks, n_joint, width) if n_joint > 1 else (*blocks, width)
+        return _Part(outputs, n_joint > 1, gram, GramRoot(gram, shape), cross, core, inverse)
+
+    @staticmethod
+    def _curvature_met(metric: _Metric, before: _Read, after: _Read) -> float:
+        """Curvature of the loss between two points, in units of the metric; zero where these are the same."""
+        move, shift = after.coef - before.coef, after.intercept - before.intercept
+        square = metric.square(move, shift)
+        bend = float(((before.correlation - after.correlation) * move).sum())
+        bend += float(((before.slope - after.slope) * shift).sum())
+        return bend / square if square > 0 else 0.0
+
+    def point(self, program: Program, state: _State) -> Point:
+        return Point(state.coef, state.intercept)
+
+    def estimated_gap(self, state: _State) -> float:
+        return state.read.gap
+
+    def finished(self, state: _State) -> bool:
+        return state.finished
+
+
+def _read(program: Program, coef: Tensor, intercept: Tensor) -> _Read:
+    """A pass over the data at a point; none at the best constant model."""
+    slopes = LossSlopes(program.loss, program.y, program.weight, intercept)
+    if not bool(coef.any()) and torch.equal(intercept, program.null_intercept):
+        pred, correlation = torch.zeros_like(program.y), program.null_correlation  # as a rule known from alpha_max
+    else:
+        pred, correlation = program.map.slopes_pass(coef, slopes)
+    slope = slopes.at(pred).sum(0) * program.fit_intercept
+    value = float(program.objective(coef, pred + intercept))
+    norms = program.penalty.group_dual_norms(correlation)
+    largest = norms.reshape(-1, norms.shape[-1]).amax(0) if program.outputs_separate else norms.amax()
+    scale = torch.where(largest > program.alpha, program.alpha / largest, 1.0)
+    gap = value - float(program.dual(-scale * program.loss.gradient(pred + intercept, program.y)))
+    return _Read(coef, intercept, pred, correlation, slope, value, gap)
+
+
+def _with_ones(linear_map: LinearMap, weight: Tensor) -> Tensor:
+    """Gram matrix in some weights of the features and of a last one that is 1."""
+    gram, sums = linear_map.moments(weight.contiguous(), torch.ones_like(weight)[:, None])
+    return torch.cat([torch.cat([gram, sums], dim=1), torch.cat([sums.T, weight.sum().view(1, 1)], dim=1)])

@@ -1,0 +1,250 @@
+"""What the tests run on several processes; each function is called on every rank."""
+
+import os
+import pickle
+import signal
+import sys
+import time
+from datetime import timedelta
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from sklearn.base import clone
+
+from convexformer import (
+    ConvexAttentionClassifier,
+    ConvexAttentionClassifierCV,
+    ConvexAttentionRegressor,
+    ConvexProbeRegressor,
+    save_model,
+)
+from convexformer_solvers import (
+    LOSSES,
+    DenseMap,
+    GatedMap,
+    Program,
+    get_loss,
+    get_penalty,
+    get_solver,
+    solve,
+)
+from convexformer_solvers.checks import check_map
+from convexformer_solvers.distributed import on_all_ranks, ranks
+
+N_SAMPLES = 90
+
+
+def data():
+    """Tokens, masks of gates, weights and a generator for targets."""
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randn((N_SAMPLES, 4, 3), generator=generator, dtype=torch.float64)
+    masks = torch.rand((N_SAMPLES, 3), generator=generator) > 0.4
+    weight = torch.rand(N_SAMPLES, generator=generator, dtype=torch.float64)
+    weight[::7] = 0
+    return tokens, masks, weight
+
+
+def own_rows(n_samples=N_SAMPLES):
+    """This rank's samples: uneven shares, of which the first has few."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    ends = [round(n_samples * ((share + 1) / size) ** 1.5) for share in range(size)]
+    return slice(([0, *ends])[rank], ends[rank])
+
+
+def program_of(linear_map, masks, weight, case):
+    """The program of a case on a map of all samples without gates."""
+    loss_name, penalty, has_gates, has_intercept, has_weights = case
+    loss = get_loss(loss_name)
+    y = loss.example_target(N_SAMPLES, 2, torch.Generator().manual_seed(1))
+    linear_map = linear_map.gated(masks) if has_gates else linear_map
+    sample_weight = weight if has_weights else None
+    program = Program(linear_map, y, loss, get_penalty(penalty), 1.0, sample_weight, has_intercept)
+    return program.with_alpha(0.2 * program.alpha_max)
+
+
+def cases(every=1):
+    """Losses, penalties, gates, intercept and weights in all combinations, or every so many of them."""
+    names = sorted(name for name in LOSSES if name in KNOWN)
+    return list(product(names, ("group_l2", "nuclear"), *3 * [(False, True)]))[::every]
+
+
+KNOWN = ("squared", "huber", "logistic", "poisson", "softmax", "squared_hinge")
+
+
+def solved(linear_map, masks, weight, case, tol=1e-10):
+    """Objective, bound and gap of a case."""
+    result = solve(program_of(linear_map, masks, weight, case), get_solver("auto"), tol=tol)
+    return result.certificate.primal, result.certificate.dual, result.certificate.relative_gap
+
+
+def all_programs(every):
+    """Certificates of all cases."""
+    tokens, masks, weight = data()
+
+    def work(linear_map):
+        return {case: solved(linear_map, masks, weight, case) for case in cases(every)}
+
+    return on_all_ranks(DenseMap(tokens[own_rows()]), work, ranks())
+
+
+def maps():
+    """The identities of linear maps, of the samples of all ranks and of some of them."""
+    tokens, masks, _ = data()
+
+    def work(linear_map):
+        check_map(linear_map)
+        gated, whole = linear_map.gated(masks), GatedMap(tokens, masks)
+        check_map(gated)
+        index = torch.randperm(N_SAMPLES, generator=torch.Generator().manual_seed(0))[:40]
+        some = gated.rows(index)
+        check_map(some)
+        check_map(some.rows(slice(3, 30)))
+        check_map(gated.restricted(torch.tensor([1, 5, 6])))
+        coef = torch.ones((*whole.feature_shape, 2), dtype=torch.float64)
+        moments = gated.moments(torch.rand(N_SAMPLES).double(), torch.rand((N_SAMPLES, 3)).double())
+        return (some.matvec(coef), whole.rows(index).matvec(coef), len(moments[0]), gated.largest())
+
+    return on_all_ranks(DenseMap(tokens[own_rows()]), work, ranks())
+
+
+def problem(n_samples=150):
+    """Data of estimators: samples, numbers, labels and weights."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(n_samples, 5, 3))
+    y = X[:, 2, 0] - X[:, 1, 1] + 0.3 * rng.normal(size=n_samples)
+    return X, y, np.where(y > 0, "up", "down"), rng.uniform(0.5, 2, n_samples)
+
+
+# Bytes that hold Gram matrices of 15 features and less than a rank's samples.
+STREAMED = 11_000
+ESTIMATORS = {
+    "regressor": ConvexAttentionRegressor(alpha=0.05, tol=1e-10),
+    "classifier": ConvexAttentionClassifier(alpha=0.02, tol=1e-10, class_weight="balanced"),
+    "gated": ConvexAttentionRegressor(alpha=0.05, tol=1e-10, activation="gated_relu", n_gates=6, random_state=0),
+    "difference": ConvexAttentionRegressor(
+        alpha=0.05, tol=1e-10, activation="gated_relu", n_gates=6, gates="difference", random_state=0
+    ),
+    "cv": ConvexAttentionClassifierCV(alphas=3, cv=3, tol=1e-6, scoring="accuracy", n_jobs=2),
+    "cv_loss": ConvexAttentionClassifierCV(alphas=3, cv=3, tol=1e-6),
+}
+
+
+def figures(model, X, y, weight):
+    """What must be the same on all ranks, and as in one process."""
+    return {
+        "objective": model.certificate_.primal,
+        "bound": model.certificate_.dual,
+        "coef": np.asarray(model.coef_),
+        "intercept": np.asarray(model.intercept_),
+        "score": model.score(X, y, weight),
+        "n_features": model.n_features_in_,
+    }
+
+
+def estimators(path):
+    """Fits to the rank's own samples, to a path that all share, and one with little memory."""
+    X, y, labels, weight = problem()
+    rows, found = own_rows(len(X)), {}
+    for name, estimator in ESTIMATORS.items():
+        target = labels if hasattr(estimator, "class_weight") else y
+        own = clone(estimator).fit(X[rows], target[rows], weight[rows])
+        found[name, "own"] = figures(own, X[rows], target[rows], weight[rows])
+        shared = clone(estimator).fit(path, target, weight)
+        found[name, "shared"] = figures(shared, path, target, weight)
+        if name not in ("difference", "cv_loss"):
+            streamed = clone(estimator).set_params(memory_limit=STREAMED).fit(path, target, weight)
+            found[name, "streamed"] = figures(streamed, path, target, weight)
+    result = ESTIMATORS["regressor"].path(X[rows], y[rows], n_alphas=3)
+    return found, (result.alphas, result.coefs, result.gaps)
+
+
+def failures(path):
+    """What all ranks say of mistakes of one of them."""
+    X, y, _, _ = problem()
+    rank, rows = dist.get_rank(), own_rows(len(X))
+    last = rank == dist.get_world_size() - 1
+    bad = X[rows].copy()
+    bad[0, 0, 0] = np.nan
+    model = ESTIMATORS["regressor"]
+    mistakes = {
+        "empty": lambda: model.fit(X[rows][: 0 if last else None], y[rows][: 0 if last else None]),
+        "nan": lambda: model.fit(bad if last else X[rows], y[rows]),
+        "widths": lambda: model.fit(X[rows][:, :, : 2 if last else 3], y[rows]),
+        "targets": lambda: model.fit(X[rows], y[rows][: -1 if last else None]),
+        "parameter": lambda: clone(model).set_params(alpha=-1.0).fit(X[rows], y[rows]),
+        "file": lambda: model.fit("nothing.npy" if last else path, y[rows]),
+        "probe": lambda: ConvexProbeRegressor().fit(X[rows], y[rows]),
+    }
+    said = {}
+    for name, mistake in mistakes.items():
+        try:
+            mistake()
+        except (ValueError, OSError) as error:
+            said[name] = str(error)
+    model.fit(X[rows], y[rows])  # and goes on
+    return said, model.certificate_.primal
+
+
+def long_fit(path, resume, model, started, tol=1e-13):
+    """A fit that takes a while, saves its progress, and is saved."""
+    X = np.load(path, mmap_mode="r")
+    y = X[:, 0, 0] - X[:, 1, 1] > 0
+    estimator = ConvexAttentionClassifier(alpha=1e-4, tol=tol, solver="fista", memory_limit=700_000, max_iter=10**6)
+
+    def running(progress):
+        Path(started).touch()
+
+    estimator.set_params(callback=running)
+    estimator.fit(path, y, resume=resume)
+    if dist.get_rank() == 0:
+        save_model(estimator.set_params(callback=None), model)
+    return estimator.certificate_
+
+
+def interrupted():
+    """Ctrl-C on rank 0 in the middle of a fit: all ranks have the best point so far."""
+    X, y, _, _ = problem()
+    rows = own_rows(len(X))
+
+    def stop(progress):
+        if progress.iteration > 3:
+            raise KeyboardInterrupt
+
+    model = ConvexAttentionRegressor(alpha=0.001, tol=1e-13, solver="fista", callback=stop)
+    try:
+        model.fit(X[rows], y[rows])
+    except KeyboardInterrupt as error:
+        return model.certificate_.primal, model.status_.name, str(error)
+    return None
+
+
+def silent():
+    """A rank that no longer answers, without closing its connections."""
+    from convexformer_solvers.distributed import DistributedConfig
+
+    group = ranks(DistributedConfig(timeout=8, heartbeat=0.5))
+    if group.rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    tokens, _, _ = data()
+    return on_all_ranks(DenseMap(tokens[own_rows()]), lambda linear_map: linear_map.largest(), group)
+
+
+def main(case, folder):
+    """Run a case and keep what it returns."""
+    torch.set_num_threads(1)
+    folder = Path(folder)
+    rank, size = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE"))
+    where = f"file://{folder / 'init'}"
+    dist.init_process_group("gloo", where, rank=rank, world_size=size, timeout=timedelta(seconds=30))
+    arguments = pickle.loads((folder / "arguments").read_bytes())
+    result = globals()[case](**arguments)
+    (folder / f"result_{dist.get_rank()}").write_bytes(pickle.dumps(result))
+    time.sleep(0.2)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,179 @@
+"""Programs and estimators on several processes against the same in one."""
+
+import random
+import signal
+import time
+
+import launcher
+import numpy as np
+import pytest
+import rank_cases
+import torch
+
+from convexformer import ConvexAttentionClassifier, load_model, save_model
+from convexformer_solvers import DenseMap
+
+# Objectives agree to the gap of the solves, certificates to what rounding leaves.
+CLOSE = 1e-9
+
+
+@pytest.fixture(scope="module")
+def in_one_process():
+    """Certificates of all cases on one map in memory."""
+    tokens, masks, weight = rank_cases.data()
+    known = {}
+
+    def of(case):
+        if case not in known:
+            known[case] = rank_cases.solved(DenseMap(tokens), masks, weight, case)
+        return known[case]
+
+    return of
+
+
+@pytest.mark.parametrize(("n_ranks", "every"), [(1, 11), (2, 1), (3, 5), (8, 11)])
+def test_all_programs_have_the_objective_of_one_process(n_ranks, every, tmp_path, in_one_process):
+    results = launcher.run("all_programs", n_ranks, tmp_path, every=every)
+    assert all(result == results[0] for result in results)  # bit for bit
+    assert set(results[0]) == set(rank_cases.cases(every))
+    for case, (primal, dual, _) in results[0].items():
+        wanted, bound, _ = in_one_process(case)
+        assert primal == pytest.approx(wanted, rel=CLOSE), case
+        assert max(dual, bound) <= min(primal, wanted) * (1 + 1e-13), case
+
+
+@pytest.mark.parametrize("n_ranks", [2, 3])
+def test_maps_keep_the_identities_of_maps(n_ranks, tmp_path):
+    for got, wanted, side, largest in launcher.run("maps", n_ranks, tmp_path):
+        tokens, _, _ = rank_cases.data()
+        torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
+        assert side == 3 * 4 * 3
+        assert largest == tokens.abs().max()
+
+
+@pytest.fixture(scope="module")
+def path_of_data(tmp_path_factory):
+    path = tmp_path_factory.mktemp("data") / "X.npy"
+    np.save(path, rank_cases.problem()[0])
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def plain():
+    """Figures of the estimators in one process."""
+    X, y, labels, weight = rank_cases.problem()
+    found = {}
+    for name, estimator in rank_cases.ESTIMATORS.items():
+        target = labels if hasattr(estimator, "class_weight") else y
+        found[name] = rank_cases.figures(estimator.fit(X, target, weight), X, target, weight)
+    return found
+
+
+def test_estimators_are_those_of_one_process(tmp_path, path_of_data, plain):
+    X, y, _, _ = rank_cases.problem()
+    path = rank_cases.ESTIMATORS["regressor"].path(X, y, n_alphas=3)
+    results = launcher.run("estimators", 3, tmp_path, path=path_of_data)
+    for of_rank, (alphas, coefs, gaps) in results:
+        np.testing.assert_allclose(alphas, path.alphas, rtol=1e-12)
+        np.testing.assert_allclose(coefs, path.coefs, atol=1e-4)
+        assert max(gaps) <= 1e-10
+        for (name, way), got in of_rank.items():
+            first, wanted = results[0][0][name, way], plain[name]
+            assert got["objective"] == first["objective"]
+            assert np.array_equal(got["coef"], first["coef"])
+            assert got["score"] == first["score"]
+            rel = 1e-9 if not name.startswith("cv") else 1e-5  # tol of the estimators
+            assert got["objective"] == pytest.approx(wanted["objective"], rel=rel), (name, way)
+            assert got["bound"] <= wanted["objective"] * (1 + 1e-13)
+            assert wanted["bound"] <= got["objective"] * (1 + 1e-13)
+            assert got["coef"].shape == wanted["coef"].shape
+            assert got["score"] == pytest.approx(wanted["score"], abs=1e-4)
+            assert got["n_features"] == wanted["n_features"]
+
+
+def test_mistakes_are_told_on_all_ranks_with_the_rank(tmp_path, path_of_data):
+    X, y, _, _ = rank_cases.problem()
+    results = launcher.run("failures", 3, tmp_path, path=path_of_data)
+    for said, objective in results:
+        assert "rank 2: " in said["empty"]
+        assert "rank 2: " in said["nan"]
+        assert "NaN" in said["nan"]
+        assert "(5, 3)" in said["widths"]
+        assert "(5, 2)" in said["widths"]
+        assert "rank 2" in said["widths"]
+        assert "samples of rank 2" in said["targets"]
+        assert "alpha must be positive" in said["parameter"]
+        assert "nothing.npy" in said["file"]
+        assert "one process" in said["probe"]
+        plain = rank_cases.ESTIMATORS["regressor"].fit(X, y)
+        assert objective == pytest.approx(plain.certificate_.primal, rel=CLOSE)
+
+
+def test_ctrl_c_leaves_the_best_point_on_all_ranks(tmp_path):
+    results = launcher.run("interrupted", 2, tmp_path)
+    assert results[0] == results[1]
+    assert results[0][1] == "INTERRUPTED"
+
+
+@pytest.fixture(scope="module")
+def long_run(tmp_path_factory):
+    """A folder with data on which ``long_fit`` takes a while, and the solution from one process."""
+    folder = tmp_path_factory.mktemp("long")
+    X = np.random.default_rng(0).normal(size=(3000, 4, 16))
+    np.save(folder / "X.npy", X)
+    y = X[:, 0, 0] - X[:, 1, 1] > 0
+    wanted = ConvexAttentionClassifier(alpha=1e-4, tol=1e-9).fit(X, y)
+    return folder, X, y, wanted.certificate_
+
+
+@pytest.mark.parametrize("moment", range(10))
+def test_kill_of_a_rank_ends_the_others_and_damages_nothing(moment, tmp_path, long_run):
+    folder, X, y, wanted = long_run
+    draw = random.Random(moment)
+    paths = {"resume": str(tmp_path / "resume.npz"), "model": str(tmp_path / "model.npz")}
+    paths |= {"started": str(tmp_path / "started"), "path": str(folder / "X.npy")}
+    before = ConvexAttentionClassifier(alpha=0.1).fit(X, y)
+    save_model(before, paths["model"])
+    processes = launcher.start("long_fit", 2, tmp_path, **paths)
+    try:
+        end = time.monotonic() + 120
+        while not (tmp_path / "started").exists():
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        time.sleep(draw.uniform(0, 1))
+        victim = draw.randrange(2)
+        processes[victim].send_signal(signal.SIGKILL)
+        printed, _ = processes[1 - victim].communicate(timeout=30)  # no hang
+    finally:
+        launcher.close(processes)
+    assert processes[1 - victim].returncode
+    assert f"RankError: rank {victim} " in printed
+    assert load_model(paths["model"]).certificate_.primal == before.certificate_.primal
+    if (tmp_path / "resume.npz").exists() and moment < 2:  # goes on, with another number of ranks
+        model = ConvexAttentionClassifier(alpha=1e-4, tol=1e-6).fit(X, y, resume=paths["resume"])
+        assert model.certificate_.primal == pytest.approx(wanted.primal, rel=1e-5)
+
+
+@pytest.mark.parametrize(("before", "after"), [(3, 1), (1, 2)])
+def test_a_fit_goes_on_with_another_number_of_ranks(before, after, tmp_path, long_run):
+    folder = long_run[0]
+    paths = {"resume": str(tmp_path / "resume.npz"), "model": str(tmp_path / "model.npz")}
+    paths |= {"started": str(tmp_path / "started"), "path": str(folder / "X.npy")}
+    first = launcher.run("long_fit", before, tmp_path / "first", tol=1e-1, **paths)[0]
+    again = launcher.run("long_fit", after, tmp_path / "again", tol=1e-2, **paths)[0]
+    assert again.primal <= first.primal * (1 + 1e-12)
+    assert load_model(paths["model"]).certificate_.primal == again.primal
+    finished = launcher.run("long_fit", before, tmp_path / "last", tol=1e-1, **paths)[0]
+    assert finished.primal == again.primal  # within tol: nothing is left to do
+
+
+def test_a_rank_that_does_not_answer_is_named(tmp_path):
+    processes = launcher.start("silent", 3, tmp_path)
+    try:
+        for rank in (0, 2):
+            printed, _ = processes[rank].communicate(timeout=60)
+            assert processes[rank].returncode
+            assert "rank 1 " in printed
+            assert "no sign of life for 8 s" in printed
+    finally:
+        launcher.close(processes)

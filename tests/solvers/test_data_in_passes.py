@@ -1,0 +1,195 @@
+"""Data that are not held in memory: the same optima as in memory, and few passes over the data."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from solver_cases import LOSS_NAMES, randn, random_weight, valid_target
+
+from convexformer_solvers import (
+    Auto,
+    DenseMap,
+    Program,
+    certify,
+    check_solver,
+    get_loss,
+    get_penalty,
+    solve,
+    solve_path,
+)
+from convexformer_solvers.algorithms.few_passes import Batched, MetricGradient
+from convexformer_solvers.auto import plan
+from convexformer_solvers.linear_maps.derived import DerivedMap
+
+PENALTIES = ("group_l2", "nuclear")
+
+
+class CountedMap(DerivedMap):
+    """Another map as if its data were on a disk; counts passes over all of them."""
+
+    in_memory = False
+
+    def __init__(self, base, passes=None):
+        super().__init__(base)
+        self.passes = [0.0] if passes is None else passes
+
+    def matvec(self, coef):
+        self.passes[0] += 1
+        return self.base.matvec(coef)
+
+    def rmatvec(self, values):
+        self.passes[0] += 1
+        return self.base.rmatvec(values)
+
+    def slopes_pass(self, coef, slopes):
+        self.passes[0] += 1
+        return self.base.slopes_pass(coef, slopes)
+
+    def moments(self, weight, right):
+        self.passes[0] += 1
+        return self.base.moments(weight, right)
+
+    def gram(self, left, right, weight, center=None):
+        self.passes[0] += 1
+        return self.base.gram(left, right, weight, center)
+
+    def columns(self, blocks):
+        raise AssertionError("columns of data that are not held in memory are copied")
+
+    def largest(self):
+        self.passes[0] += 1
+        return self.base.largest()
+
+    def few(self, n_blocks):
+        return False
+
+    def to(self, dtype=None, device=None):
+        base = self.base.to(dtype, device)
+        return self if base is self.base else CountedMap(base, self.passes)
+
+    def rows(self, index):
+        if isinstance(index, torch.Tensor):
+            self.passes[0] += len(index) / self.n_samples
+            return self.base.rows(index)
+        return CountedMap(self.base.rows(index), self.passes)
+
+
+def target(loss, n, c):
+    return valid_target(loss, n, c, torch.Generator().manual_seed(1))
+
+
+def program_of(name, norm, gated=False, intercept=True, weighted=False, n=60, c=2, data=None):
+    data = randn(n, 3, 2) if data is None else data
+    linear_map, loss = DenseMap(data), get_loss(name)
+    if gated:
+        linear_map = linear_map.gated(randn(n, 2, seed=3) > 0)
+    weight = random_weight(n) if weighted else None
+    return Program(linear_map, target(loss, n, c), loss, get_penalty(norm), 1.0, weight, intercept)
+
+
+def both(program, tol, share=0.1):
+    """Results in memory and in passes, and the map of the latter."""
+    program = program.with_alpha(share * program.alpha_max)
+    counted = CountedMap(program.map)
+    there = Program(
+        counted, program.y, program.loss, program.penalty, program.alpha, program.sample_weight, program.fit_intercept
+    )
+    return solve(program, Auto(), tol=tol), solve(there, Auto(), tol=tol), counted
+
+
+def assert_same(program, one, other, tol):
+    first, second = one.certificate, other.certificate
+    assert first.relative_gap <= tol
+    assert second.relative_gap <= tol
+    assert second.primal == pytest.approx(first.primal, rel=10 * tol)
+    slack = 1e-12 * abs(first.primal)
+    assert first.dual <= second.primal + slack
+    assert second.dual <= first.primal + slack
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("intercept", [False, True])
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("norm", PENALTIES)
+@pytest.mark.parametrize("name", LOSS_NAMES)
+def test_optima_are_those_in_memory(name, norm, gated, intercept, weighted):
+    tol = 1e-10 if get_loss(name).quadratic else 1e-8
+    if not math.isfinite(get_loss(name).smoothness):
+        tol = 1e-6
+    program = program_of(name, norm, gated, intercept, weighted)
+    one, other, _ = both(program, tol)
+    assert_same(program, one, other, tol)
+
+
+def constant_and_repeated(n=60):
+    data = randn(n, 3, 2)
+    data[:, 0, 0] = 2.0
+    data[:, 2] = data[:, 1]
+    return data
+
+
+SINGULAR = {
+    "more features than samples": randn(12, 10, 3),
+    "constant and repeated features": constant_and_repeated(),
+    "large means": randn(60, 3, 2) + 1e4,
+    "uneven scales": randn(60, 3, 2) * torch.tensor([1e-6, 1.0]),
+}
+
+
+@pytest.mark.parametrize("name", ["squared", "logistic", "softmax"])
+@pytest.mark.parametrize("case", SINGULAR)
+def test_singular_gram_matrices(case, name):
+    tol = 1e-8 if name == "squared" else 1e-6
+    data = SINGULAR[case]
+    program = program_of(name, "group_l2", n=len(data), data=data)
+    one, other, _ = both(program, tol)
+    assert_same(program, one, other, tol)
+
+
+def correlated(n=4000, p=60):
+    factors = randn(n, 6) @ randn(6, p, seed=1)
+    return (factors + randn(n, p, seed=2)).view(n, p // 3, 3)
+
+
+@pytest.mark.parametrize(("name", "most"), [("squared", 4), ("logistic", 20), ("softmax", 30), ("huber", 30)])
+@pytest.mark.parametrize("share", [0.1, 0.01])
+def test_few_passes(name, most, share):
+    data = correlated()
+    program = program_of(name, "group_l2", n=len(data), c=2, data=data)
+    counted = CountedMap(program.map)
+    program = Program(counted, program.y, program.loss, program.penalty, 1.0, None, True)
+    program = program.with_alpha(share * program.alpha_max)
+    assert solve(program, Auto(), tol=1e-4).certificate.relative_gap <= 1e-4
+    some_rows = 0.1  # of which alpha_max looks at the size
+    assert counted.passes[0] <= most + some_rows
+
+
+def test_a_path_of_the_squared_loss_takes_certificates_alone():
+    program = program_of("squared", "group_l2", n=4000, data=correlated())
+    counted = CountedMap(program.map)
+    program = Program(counted, program.y, program.loss, program.penalty, 1.0, None, True)
+    alphas = [share * program.alpha_max for share in (0.5, 0.2, 0.1, 0.05, 0.02)]
+    assert max(solve_path(program, Auto(), alphas, tol=1e-4).gaps) <= 1e-4
+    assert counted.passes[0] <= 0.1 + 4 * len(alphas)  # of the start and of the end of each
+
+
+def test_without_room_for_a_gram_matrix_gradient_steps():
+    program = program_of("squared", "group_l2")
+    counted = CountedMap(program.map)
+    counted.memory_limit = 100
+    program = Program(counted, program.y, program.loss, program.penalty, 0.1)
+    assert [stage.algorithm.name for stage in plan(program)] == ["fista"]
+
+
+def test_contract_of_the_metric_steps():
+    check_solver(MetricGradient(Batched(Auto())))
+
+
+def test_certificates_are_of_the_data():
+    program = program_of("squared", "group_l2", weighted=True)
+    other = both(program, 1e-8)[1]
+    exact = program.with_alpha(0.1 * program.alpha_max)
+    again = certify(exact, other.coef, other.intercept)
+    assert again.primal == pytest.approx(other.certificate.primal, rel=1e-12)

@@ -1,0 +1,122 @@
+"""The scripts of the page on many processes run, and the files of the page on clusters are what they should be."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from convexformer import ConvexAttentionRegressor, load_model
+from convexformer.storage import write_shards
+
+ROOT = Path(__file__).parent.parent
+RECIPES = ROOT / "examples" / "clusters"
+PAGES = ROOT / "docs" / "guide"
+SCRIPTS = {
+    found[1]: found[0]
+    for found in re.finditer(
+        r"(?<=```python\n)# (\w+)\.py\n(?:.*\n)*?(?=```)", (PAGES / "many_processes.md").read_text()
+    )
+}
+
+
+def run(folder, *command, **settings):
+    paths = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "solvers"), os.environ.get("PYTHONPATH", "")]))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths, **settings}
+    command = [str(part) for part in command]
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def samples(tmp_path):
+    """The samples of both ranks of the script, also in a folder of shards."""
+    X, y = [], []
+    for rank in range(2):
+        rng = np.random.default_rng(rank)
+        X.append(rng.normal(size=(300, 8, 4)))
+        y.append(X[-1][:, 2, 0] - 0.5 * X[-1][:, 5, 1] + 0.1 * rng.normal(size=300))
+    X, y = np.concatenate(X), np.concatenate(y)
+    write_shards(tmp_path / "shards", lambda rows: {"X": X[rows], "y": y[rows]}, len(X), shard_rows=100)
+    return X, y
+
+
+@pytest.mark.parametrize("name", ["own_samples", "shared_path"])
+def test_script_gives_the_fit_of_one_process(name, samples, tmp_path):
+    (tmp_path / f"{name}.py").write_text(SCRIPTS[name])
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2]
+    run(tmp_path, *launcher, f"{name}.py")
+    alone = ConvexAttentionRegressor(alpha=0.01, tol=1e-10).fit(*samples)
+    objective = load_model(tmp_path / f"{name}.npz").certificate_.primal
+    assert objective == pytest.approx(alone.certificate_.primal, rel=1e-9)
+
+
+def test_page_shows_the_files():
+    shown = re.findall(r"```\{literalinclude\} (.*)", (PAGES / "clusters.md").read_text())
+    assert {(PAGES / path).resolve() for path in shown} == set(RECIPES.iterdir())
+
+
+def test_slurm_file():
+    path = RECIPES / "fit.sbatch"
+    assert subprocess.run(["bash", "-n", str(path)], check=False).returncode == 0
+    text = path.read_text()
+    assert text.startswith("#!/bin/bash\n#SBATCH ")
+    options = dict(re.findall(r"^#SBATCH --([\w-]+)=(\S+)$", text, re.MULTILINE))
+    threads = re.search(r"OMP_NUM_THREADS=(\d+)", text)
+    processes = re.search(r"--nproc-per-node (\d+)", text)
+    assert options["ntasks-per-node"] == "1"  # torchrun, which starts the processes
+    assert int(options["cpus-per-task"]) == int(threads[1]) * int(processes[1])
+
+
+def test_kubernetes_file():
+    job = yaml.safe_load((RECIPES / "pytorchjob.yaml").read_text())
+    assert (job["apiVersion"], job["kind"], job["metadata"]["name"]) == (
+        "kubeflow.org/v1",
+        "PyTorchJob",
+        "convexformer",
+    )
+    replicas = job["spec"]["pytorchReplicaSpecs"]
+    assert set(replicas) == {"Master", "Worker"}
+    assert replicas["Master"]["replicas"] == 1
+    assert replicas["Worker"]["replicas"] >= 1
+    for replica in replicas.values():
+        pod = replica["template"]["spec"]
+        (container,) = pod["containers"]
+        assert container["name"] == "pytorch"  # as the operator has it
+        assert container["image"]
+        assert container["command"][:4] == ["python", "-m", "convexformer", "fit"]
+        volumes = {volume["name"] for volume in pod["volumes"]}
+        assert {mount["name"] for mount in container["volumeMounts"]} == volumes
+
+
+def test_kubernetes_command_runs_in_two_pods(samples, tmp_path):
+    job = yaml.safe_load((RECIPES / "pytorchjob.yaml").read_text())
+    (container,) = job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"]
+    command = [part.replace("/data", str(tmp_path)) for part in container["command"]]
+    command[0] = sys.executable
+    pods = "import os, subprocess, sys\n"
+    pods += "import torch.distributed as dist\n"
+    pods += "port = dist.TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False).port\n"
+    pods += "common = dict(os.environ, WORLD_SIZE='2', MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port))\n"
+    pods += "found = [subprocess.Popen(sys.argv[1:], env=dict(common, RANK=str(rank))) for rank in range(2)]\n"
+    pods += "sys.exit(max(pod.wait() for pod in found))\n"
+    run(tmp_path, sys.executable, "-c", pods, *command, "--quiet")
+    alone = ConvexAttentionRegressor(alpha=0.01).fit(*samples)
+    objective = load_model(tmp_path / "model.npz").certificate_.primal
+    assert objective == pytest.approx(alone.certificate_.primal, rel=1e-3)
+
+
+def test_script_for_ray(samples, tmp_path):
+    pytest.importorskip("ray")
+    settings = {"HOME": str(tmp_path), "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
+    run(tmp_path, sys.executable, RECIPES / "ray_train.py", "shards", "model.npz", **settings)
+    alone = ConvexAttentionRegressor(alpha=0.01, tol=1e-6).fit(*samples)
+    objective = load_model(tmp_path / "model.npz").certificate_.primal
+    assert objective == pytest.approx(alone.certificate_.primal, rel=1e-5)
