@@ -249,6 +249,36 @@ def probe_memory() -> str:
     )
 
 
+def out_of_core() -> str:
+    """Data on a disk, and many processes."""
+    data = load("out_of_core")
+    passes, ranks = data["pass"], data["ranks"]
+    rows = [["product, precision", "memory, ms", "page cache, ms", "ratio"]]
+    for name, found in passes["figures"].items():
+        held, disk = found["memory"], found["disk"]
+        rows.append([name, f"{1e3 * held:.0f}", f"{1e3 * disk:.0f}", f"{disk / held:.2f}"])
+    by_ranks = [["design", "what", "one process, s", "two processes, s", "ratio"]]
+    for design, one in ranks["figures"]["1"].items():
+        for what, seconds_of_one in one.items():
+            two = ranks["figures"]["2"][design][what]
+            said = "two products" if what == "product" else f"fit at {what} alpha_max"
+            by_ranks.append([design, said, f"{seconds_of_one:.2f}", f"{two:.2f}", f"{two / seconds_of_one:.2f}"])
+    return "\n\n".join(
+        [
+            "# Data on a disk, and many processes",
+            "A product with 2 GB of samples in float32 that are in memory, or in a file in the page cache, on one thread "
+            "beside the thread that reads. Medians of products in turn:",
+            markdown(rows),
+            measured(passes),
+            "## Two processes",
+            "Cell G on one process and on two, each of one thread, to a gap of 1e-4. Two products read all samples "
+            "twice, which is what limits two processes that share the memory of a machine:",
+            markdown(by_ranks),
+            measured(ranks),
+        ]
+    )
+
+
 def layers() -> str:
     """Unfolded layers beside torch's encoder layer."""
     data = load("layers")
@@ -310,6 +340,7 @@ PAGES = {
     ),
     "memory": memory,
     "probe_memory": probe_memory,
+    "out_of_core": out_of_core,
     "layers": layers,
     "constrained_steps": constrained_steps,
 }

@@ -63,10 +63,10 @@ def load_arrays(path: Path, wanted: tuple[str, ...]) -> dict[str, Any]:
 def load_data(path: Path, targets: Path | None, memory_limit: int | None) -> tuple[Any, dict[str, Any]]:
     """The samples of a file or folder, and the other arrays: ``y``, and ``sample_weight`` where there is one.
 
-    An ``.npz`` file is read into memory unless there is a limit. Samples of all else are the path, from which they are
+    A file with both is read into memory unless there is a limit. Samples of all else are the path, from which they are
     read as they are needed; their targets are in a file, or in a folder of shards as the array ``y``.
     """
-    if path.suffix == ".npz" and targets is None and memory_limit is None:
+    if targets is None and memory_limit is None and not path.is_dir():
         arrays = load_arrays(path, ("X", "y"))
         return arrays.pop("X"), arrays
     if not path.exists():

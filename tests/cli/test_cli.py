@@ -145,7 +145,6 @@ def test_interrupted_cross_validation_goes_on_from_its_folder(regression_file, t
         (["fit", "absent.npz"], "no file at absent.npz"),
         (["fit", "{data}", "--alpha", "-1"], "alpha must be positive"),
         (["fit", "{data}", "--alpha", "much"], "--alpha must be a number or 'cv'"),
-        (["fit", "{data}", "--resume", "folds"], "--resume is for --alpha cv"),
         (["fit", "{data}", "--folds", "3", "--eps", "0.1"], "--eps, --folds: for --alpha cv; got --alpha 0.01"),
         (["fit", "{data}", "--loss", "cubic"], "loss must be one of"),
         (["fit", "{data}", "--penalty", "none"], "penalty must be one of"),

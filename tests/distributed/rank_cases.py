@@ -110,7 +110,7 @@ def maps():
     return on_all_ranks(DenseMap(tokens[own_rows()]), work, ranks())
 
 
-def problem(n_samples=150):
+def problem(n_samples=450):
     """Data of estimators: samples, numbers, labels and weights."""
     rng = np.random.default_rng(0)
     X = rng.normal(size=(n_samples, 5, 3))
@@ -119,7 +119,7 @@ def problem(n_samples=150):
 
 
 # Bytes that hold Gram matrices of 15 features and less than a rank's samples.
-STREAMED = 11_000
+STREAMED = 30_000
 ESTIMATORS = {
     "regressor": ConvexAttentionRegressor(alpha=0.05, tol=1e-10),
     "classifier": ConvexAttentionClassifier(alpha=0.02, tol=1e-10, class_weight="balanced"),

@@ -15,7 +15,7 @@ class AutoConfig:
     ----------
     largest_side : int, default=12000
         Side of the largest Gram matrix that is factorised: 576 MB in float32. Working sets have half as many columns.
-    gram_copies : int, default=6
+    gram_copies : int, default=12
         Matrices of that size, at most, for which there must be room within ``LinearMap.memory_limit``.
     independent : float, default=1.15
         ``eigenvalue_ratio`` up to which features count as nearly independent; up to ``AdmmConfig.independent`` as
@@ -48,7 +48,7 @@ class AutoConfig:
     """
 
     largest_side: int = 12_000
-    gram_copies: int = 6
+    gram_copies: int = 12
     independent: float = 1.15
     gradient_steps: float = 8.0
     costly_gram: float = 32.0

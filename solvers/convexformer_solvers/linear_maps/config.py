@@ -18,9 +18,9 @@ class MapConfig:
         products along the rows it has four times as many, or as many rows as a square of so many numbers.
     temporary_on_device : int, default=2**24
         The same on an accelerator, where calls take longer: 128 MiB in float64.
-    chunk : int, default=2**22
+    chunk : int, default=2**23
         Numbers that are read from a disk at once, and of samples that are kept in memory when they are picked from a
-        map of data on a disk: 16 MiB in float32. Fewer mean more calls, more leave the cache.
+        map of data on a disk: 32 MiB in float32. Fewer mean more calls, more leave the cache.
     line : int, default=16
         Numbers that the memory delivers together. Blocks are read one by one where that takes half the time of reading
         all of them, each of them as long as if it had so many numbers more.
@@ -30,7 +30,7 @@ class MapConfig:
 
     temporary: int = 2**18
     temporary_on_device: int = 2**24
-    chunk: int = 2**22
+    chunk: int = 2**23
     line: int = 16
     trial: int = 256
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from convexformer_solvers.validation import check_kind, check_tensor
 
-from .base import LinearMap, Slopes, _tall, even_rows, mirrored
+from .base import LinearMap, Slopes, even_rows, mirrored
 from .config import CONFIG
 from .dense import DenseMap
 from .gated import GatedMap
@@ -205,7 +205,7 @@ class StreamedMap(LinearMap):
                 yield _Part(places, [slice(int(index[a]), int(index[b - 1]) + 1) for a, b in runs])
 
     def _read(self, part: _Part) -> Tensor:
-        """The samples of a part on the device, in the precision of the map."""
+        """The samples of a part in the precision of the map, on the device if it has streams."""
         began = time.perf_counter()
         found = [self.source.read(rows) for rows in part.reads]
         self.traffic.read_bytes += sum(values.numel() * values.element_size() for values in found)
@@ -213,7 +213,7 @@ class StreamedMap(LinearMap):
         values = values if part.chosen is None else values[part.chosen]
         if self._device.type == "cuda":
             values = values.pin_memory().to(self._device, non_blocking=True)
-        values = values.to(self._device).to(self._dtype)
+        values = values.to(self._dtype)
         if not self.traffic.is_finite and not math.isfinite(float(values.sum())):  # a sum is fast, and may overflow
             self._check_chunk(part, values)
         self.traffic.read_seconds += time.perf_counter() - began
@@ -227,7 +227,7 @@ class StreamedMap(LinearMap):
             row = int((rows if part.chosen is None else rows[part.chosen])[int(bad[0])])
             raise ValueError(f"the data must be finite, got NaN or infinite values in {self.source.place(row)}")
 
-    def _parts(self, least_rows: int = 1, gated: bool = True) -> Iterator[tuple[Places, LinearMap]]:
+    def _parts(self, gated: bool = True) -> Iterator[tuple[Places, LinearMap]]:
         """One pass: positions of samples with their map, of which the next is read meanwhile."""
         masks, stream = self.masks if gated else None, None
         if self._device.type == "cuda":
@@ -237,7 +237,7 @@ class StreamedMap(LinearMap):
             with torch.no_grad(), torch.cuda.stream(stream):
                 return self._read(part)
 
-        plan = list(self._plan(max(least_rows, self.chunk // self._width, 1)))
+        plan = list(self._plan(max(1, self.chunk // self._width)))
         if not plan:  # of some samples, another rank may have all
             return
         with ThreadPoolExecutor(1, "reader") as pool:
@@ -251,6 +251,7 @@ class StreamedMap(LinearMap):
                     values.record_stream(torch.cuda.current_stream(self._device))
                 if following is not None:
                     ahead = pool.submit(read, following)
+                values = values.to(self._device)  # of a device without streams, as a thread may not know it
                 yield part.places, DenseMap(values) if masks is None else GatedMap(values, masks[part.places])
         if isinstance(self._index, range) and len(self._index) == self.source.shape[0]:
             self.traffic.is_finite = True
@@ -293,7 +294,7 @@ class StreamedMap(LinearMap):
         p = math.prod(self.feature_shape)
         gram, product = weight.new_zeros((p, p)), weight.new_zeros((p, right.shape[1]))
         blocks = torch.arange(self._n_blocks, device=self._device)
-        for places, part in self._parts(_tall(p)):
+        for places, part in self._parts():
             part.add_gram(gram, blocks, blocks, weight[places])
             product += part.rmatvec(weight[places, None] * right[places]).flatten(0, -2)
         return mirrored(gram), product
@@ -301,7 +302,7 @@ class StreamedMap(LinearMap):
     def gram(self, left: Tensor, right: Tensor, weight: Tensor, center: Tensor | None = None) -> Tensor:
         d = self.feature_shape[-1]
         result = weight.new_zeros((len(left) * d, len(right) * d))
-        for places, part in self._parts(_tall(max(result.shape))):
+        for places, part in self._parts():
             part.add_gram(result, left, right, weight[places], center)
         return mirrored(result) if left is right else result
 

@@ -1,0 +1,175 @@
+"""Fits to data on a disk: those of the same data in memory, within the limit of memory."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn.base import clone
+
+from convexformer import (
+    ConvexAttentionClassifier,
+    ConvexAttentionClassifierCV,
+    ConvexAttentionRegressor,
+    GreedyConvexTransformerRegressor,
+    load_model,
+    save_model,
+)
+from convexformer.storage import Chunks, write_shards
+from convexformer_solvers.rates import machine_rates
+
+LIMIT = 180_000  # bytes, less than twice the data of 96 kB, and enough for Gram matrices of 40 features
+ESTIMATORS = {
+    "regressor": ConvexAttentionRegressor(alpha=0.05, tol=1e-10),
+    "classifier": ConvexAttentionClassifier(alpha=0.02, tol=1e-10, class_weight="balanced"),
+    "gated": ConvexAttentionRegressor(alpha=0.1, tol=1e-10, activation="gated_relu", n_gates=2, random_state=0),
+}
+
+
+@pytest.fixture(scope="module")
+def data():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(600, 5, 4))
+    y = X[:, 2, 0] - X[:, 1, 1] + 0.3 * rng.normal(size=600)
+    return X, y, np.where(y > 0, "up", "down"), rng.uniform(0.5, 2, 600)
+
+
+@pytest.fixture
+def places(data, tmp_path):
+    """The samples in each kind of place."""
+    X = data[0]
+    np.save(tmp_path / "X.npy", X)
+    write_shards(tmp_path / "shards", lambda rows: {"X": X[rows]}, len(X), shard_rows=70)
+    return {
+        "file": str(tmp_path / "X.npy"),
+        "path": tmp_path / "X.npy",
+        "memory map": np.load(tmp_path / "X.npy", mmap_mode="r"),
+        "shards": tmp_path / "shards",
+        "chunks": Chunks(lambda: iter(np.array_split(X, 7))),
+    }
+
+
+@pytest.mark.parametrize("place", ["file", "path", "memory map", "shards", "chunks"])
+@pytest.mark.parametrize("limit", [None, LIMIT], ids=["held", "streamed"])
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_fits_are_those_in_memory(name, limit, place, data, places):
+    X, y, labels, weight = data
+    target = labels if name == "classifier" else y
+    wanted = ESTIMATORS[name].fit(X, target, weight)
+    model = clone(wanted).set_params(memory_limit=limit).fit(places[place], target, weight)
+    assert model.certificate_.primal == pytest.approx(wanted.certificate_.primal, rel=1e-9)
+    assert wanted.certificate_.dual <= model.certificate_.primal * (1 + 1e-13)
+    np.testing.assert_allclose(model.predict(X) == wanted.predict(X) if name == "classifier" else 1, 1)
+    np.testing.assert_allclose(model.coef_, wanted.coef_, atol=1e-4)
+    assert model.score(places[place], target, weight) == pytest.approx(wanted.score(X, target, weight), abs=1e-4)
+    assert (model.n_features_in_, model.n_tokens_in_) == (4, 5)
+
+
+def test_paths_and_cross_validation(data, places):
+    X, y, labels, _ = data
+    got = ConvexAttentionRegressor(tol=1e-10, memory_limit=LIMIT).path(places["shards"], y, n_alphas=3)
+    wanted = ConvexAttentionRegressor(tol=1e-10).path(X, y, n_alphas=3)
+    np.testing.assert_allclose(got.coefs, wanted.coefs, atol=1e-4)
+    for scoring in (None, "accuracy"):
+        cv = ConvexAttentionClassifierCV(alphas=3, cv=3, tol=1e-8, scoring=scoring)
+        wanted = clone(cv).fit(X, labels)
+        got = cv.set_params(memory_limit=LIMIT).fit(places["shards"], labels)
+        np.testing.assert_allclose(got.score_path_, wanted.score_path_, atol=1e-3)
+        assert got.alpha_ == pytest.approx(wanted.alpha_)
+
+
+def test_a_file_of_two_dimensions_has_tokens_of_width_one(data, tmp_path):
+    X, y = data[0].reshape(600, 20), data[1]
+    np.save(tmp_path / "X.npy", X)
+    wanted = ConvexAttentionRegressor(alpha=0.05, tol=1e-10).fit(X, y)
+    for limit in (None, LIMIT):
+        model = clone(wanted).set_params(memory_limit=limit).fit(str(tmp_path / "X.npy"), y)
+        assert model.coef_.shape == wanted.coef_.shape
+        assert model.n_features_in_ == 20
+
+
+def test_a_saved_model_predicts_from_a_disk(data, places, tmp_path):
+    X, y, _, _ = data
+    model = ConvexAttentionRegressor(alpha=0.05, memory_limit=LIMIT).fit(places["file"], y)
+    save_model(model, tmp_path / "model.npz")
+    again = load_model(tmp_path / "model.npz")
+    assert again.memory_limit == LIMIT
+    np.testing.assert_allclose(again.predict(places["file"]), model.predict(X))
+
+
+def test_resume_goes_on_and_costs_nothing_when_done(data, places, tmp_path):
+    _, _, labels, _ = data
+    file = tmp_path / "resume.npz"
+    model = ConvexAttentionClassifier(alpha=0.02, memory_limit=LIMIT, tol=1e-2).fit(places["file"], labels, resume=file)
+    finer = clone(model).set_params(tol=1e-8).fit(places["file"], labels, resume=file)
+    assert finer.certificate_.primal <= model.certificate_.primal
+    again = clone(finer).fit(places["file"], labels, resume=file)
+    assert again.n_iter_ == 0
+    assert again.certificate_.primal == finer.certificate_.primal
+    with pytest.raises(ValueError, match="saved for another program"):
+        clone(model).set_params(alpha=0.01, penalty="nuclear").fit(places["file"], labels[::-1], resume=file)
+
+
+@pytest.mark.parametrize("limit", [0, -5, 2.5, "much"])
+def test_limits_that_are_none(limit, data, places):
+    with pytest.raises(ValueError, match="memory_limit must be None or a positive number of bytes"):
+        ConvexAttentionRegressor(memory_limit=limit).fit(places["file"], data[1])
+
+
+def test_mistakes(data, places, tmp_path):
+    X, y, _, _ = data
+    with pytest.raises(FileNotFoundError, match=r"nothing\.npy"):
+        ConvexAttentionRegressor().fit("nothing.npy", y)
+    with pytest.raises(ValueError, match="y must have"):
+        ConvexAttentionRegressor(memory_limit=LIMIT).fit(places["file"], y[:-1])
+    with pytest.raises(ValueError, match="as in fit"):
+        ConvexAttentionRegressor().fit(X[:, :3], y).predict(places["file"])
+    bad = X.copy()
+    bad[211, 0, 0] = np.nan
+    write_shards(tmp_path / "bad", lambda rows: {"X": bad[rows]}, len(X), shard_rows=100)
+    with pytest.raises(ValueError, match=r"NaN or infinite values in row 11 of shard 'part-00002"):
+        ConvexAttentionRegressor(memory_limit=LIMIT).fit(tmp_path / "bad", y)
+    with pytest.raises(ValueError, match="memory_limit"):
+        ConvexAttentionRegressor(
+            activation="gated_relu", gates="difference", n_gates=4, memory_limit=80_000, random_state=0
+        ).fit(places["file"], y)
+    with pytest.raises(ValueError, match="X"):
+        GreedyConvexTransformerRegressor().fit(places["file"], y)
+
+
+def anonymous():
+    """Bytes that this process holds, pages of files left out."""
+    found = re.search(r"RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    return 1024 * int(found.group(1))
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc")
+@pytest.mark.parametrize("labels", [False, True], ids=["squared", "logistic"])
+def test_memory_stays_below_the_limit(labels, tmp_path):
+    rng = np.random.default_rng(0)
+    limit = 40 * 2**20
+    X = np.lib.format.open_memmap(tmp_path / "X.npy", "w+", np.float32, (20_000, 8, 64))  # 41 MB
+    X[:] = rng.standard_normal(X.shape, dtype=np.float32)
+    y = X[:, 0, 0] - X[:, 1, 1] + rng.standard_normal(len(X))
+    del X
+    estimator = ConvexAttentionClassifier if labels else ConvexAttentionRegressor
+    few = estimator(alpha=0.02).fit(
+        np.load(tmp_path / "X.npy", mmap_mode="r")[:500], y[:500] > 0 if labels else y[:500]
+    )
+    for dtype in (torch.float32, torch.float64):  # measured once a process, on matrices of 33 MB
+        machine_rates(dtype)
+    peak, before = [0], anonymous()
+    few.set_params(callback=lambda progress: peak.append(anonymous()), memory_limit=limit)
+    few.fit(str(tmp_path / "X.npy"), y > 0 if labels else y)
+    assert few.certificate_.relative_gap <= 1e-4
+    assert max(peak) - before <= limit
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_streams_to_a_device(name, data, places, accelerator):
+    X, y, labels, weight = data
+    target = labels if name == "classifier" else y
+    wanted = clone(ESTIMATORS[name]).set_params(tol=1e-6).fit(X, target, weight)
+    model = clone(wanted).set_params(memory_limit=LIMIT, device=accelerator).fit(places["file"], target, weight)
+    assert model.certificate_.primal == pytest.approx(wanted.certificate_.primal, rel=1e-6)

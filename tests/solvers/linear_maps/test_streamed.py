@@ -1,0 +1,172 @@
+"""Maps of data on a disk: the same products as in memory, in few passes, with little memory."""
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+from solver_cases import randn
+
+from convexformer_solvers import DenseMap, GatedMap, Program, get_loss, get_penalty, get_solver, solve
+from convexformer_solvers.checks import check_map
+from convexformer_solvers.linear_maps.source import Source
+from convexformer_solvers.linear_maps.streamed import StreamedMap
+
+N = 23
+
+
+class Rows(Source):
+    """Samples of a tensor, with a record of what has been read."""
+
+    def __init__(self, data):
+        self.data, self.reads = data, []
+
+    shape = property(lambda self: tuple(self.data.shape))
+    dtype = property(lambda self: self.data.dtype)
+
+    def read(self, rows):
+        self.reads.append(rows)
+        return self.data[rows]
+
+
+def masks_of(n=N, h=3):
+    return torch.rand((n, h), generator=torch.Generator().manual_seed(1)) > 0.4
+
+
+def maps(dtype=torch.float64):
+    """A streamed map of each kind with the same map in memory."""
+    data, masks = randn(N, 3, 2).to(dtype), masks_of()
+    plain, gated = DenseMap(data), GatedMap(data, masks)
+    streamed = StreamedMap(Rows(data), chunk=24)
+    some = torch.tensor([20, 3, 4, 5, 11, 0, 3])
+    sorted_rows = torch.arange(1, N, 7)
+    return {
+        "plain": (streamed, plain),
+        "gated": (streamed.gated(masks), gated),
+        "slice": (streamed.rows(slice(4, 19)), plain.rows(slice(4, 19))),
+        "shuffled": (streamed.gated(masks).rows(some), gated.rows(some)),
+        "rows of rows": (streamed.rows(some).rows(torch.tensor([5, 1, 0])), plain.rows(some[[5, 1, 0]])),
+        "far apart": (StreamedMap(Rows(data), chunk=6).rows(sorted_rows), plain.rows(sorted_rows)),
+        "other precision": (streamed.to(torch.float32), plain.to(torch.float32)),
+    }
+
+
+@pytest.mark.parametrize("name", maps())
+def test_maps_keep_the_identities_and_agree_with_memory(name):
+    streamed, held = maps()[name]
+    check_map(streamed)
+    coef = randn(*held.feature_shape, 2)
+    values, weight = randn(held.n_samples, 2), randn(held.n_samples).abs()
+    torch.testing.assert_close(streamed.matvec(coef), held.matvec(coef))
+    torch.testing.assert_close(streamed.rmatvec(values), held.rmatvec(values))
+    for got, wanted in zip(streamed.moments(weight, values), held.moments(weight, values), strict=True):
+        torch.testing.assert_close(got, wanted)
+    assert torch.equal(streamed.nonnegative(coef), held.nonnegative(coef))
+    assert streamed.largest() == held.largest()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "wanted"),
+    [
+        (torch.float16, torch.float32),
+        (torch.bfloat16, torch.float32),
+        (torch.int8, torch.float32),
+        (torch.int32, torch.float64),
+        (torch.float64, torch.float64),
+    ],
+)
+def test_numbers_are_converted_as_they_are_read(dtype, wanted):
+    data = (3 * randn(N, 3, 2)).to(dtype)
+    streamed = StreamedMap(Rows(data), chunk=24)
+    assert streamed.dtype == wanted
+    coef = randn(3, 2, 1)
+    torch.testing.assert_close(streamed.matvec(coef), DenseMap(data.double()).matvec(coef))
+
+
+def test_each_product_is_one_pass():
+    data = randn(N, 3, 2)
+    source = Rows(data)
+    streamed, weight = StreamedMap(source, chunk=24), randn(N).abs()
+    products = (
+        lambda: streamed.matvec(randn(3, 2, 1)),
+        lambda: streamed.rmatvec(randn(N, 1)),
+        lambda: streamed.moments(weight, randn(N, 2)),
+        lambda: streamed.gram(torch.arange(3), torch.arange(3), weight),
+        lambda: streamed.columns(torch.arange(2)),
+    )
+    for number, product in enumerate(products, 1):
+        product()
+        assert streamed.traffic.passes == number
+    assert source.reads[:6] == [slice(0, 4), slice(4, 8), slice(8, 12), slice(12, 16), slice(16, 20), slice(20, 23)]
+
+
+def test_few_samples_are_read_by_themselves():
+    source = Rows(randn(1000, 3, 2))
+    streamed = StreamedMap(source, chunk=60)
+    few = streamed.rows(torch.tensor([0, 500, 999]))
+    assert isinstance(few, DenseMap)
+    assert streamed.traffic.read_bytes == 3 * 6 * 8
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_an_entry_that_is_not_finite_is_named(bad):
+    data = randn(N, 3, 2)
+    data[17, 1, 0] = bad
+    with pytest.raises(ValueError, match="NaN or infinite values in sample 17"):
+        StreamedMap(Rows(data), chunk=24).rmatvec(randn(N, 1))
+
+
+def test_a_sum_that_overflows_is_no_fault():
+    data = torch.full((N, 3, 2), 3e38)
+    assert torch.isfinite(StreamedMap(Rows(data), chunk=24).matvec(torch.zeros(3, 2, 1))).all()
+
+
+def test_a_source_that_fails_ends_the_product_and_its_thread():
+    class Broken(Rows):
+        def read(self, rows):
+            if rows.start > 8:
+                raise OSError("the disk has gone")
+            return super().read(rows)
+
+    with pytest.raises(OSError, match="the disk has gone"):
+        StreamedMap(Broken(randn(N, 3, 2)), chunk=24).matvec(randn(3, 2, 1))
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("reader")]
+
+
+def test_columns_beyond_the_limit_are_an_error_that_says_what_to_do():
+    streamed = StreamedMap(Rows(randn(N, 3, 2)), chunk=24, memory_limit=500)
+    with pytest.raises(ValueError, match=r"memory_limit is .* raise it"):
+        streamed.as_matrix()
+
+
+@pytest.mark.parametrize("masks", [torch.ones(N, 2), torch.ones(5, 2, dtype=torch.bool)], ids=["numbers", "few"])
+def test_masks_that_do_not_fit(masks):
+    with pytest.raises(ValueError, match="masks must be a bool array"):
+        StreamedMap(Rows(randn(N, 3, 2)), masks)
+
+
+def test_what_is_no_source():
+    with pytest.raises(TypeError, match="source must be"):
+        StreamedMap(randn(N, 3, 2))
+
+
+@pytest.mark.parametrize("loss", ["squared", "huber", "logistic", "poisson", "softmax", "squared_hinge"])
+@pytest.mark.parametrize("penalty", ["group_l2", "nuclear"])
+@pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
+@pytest.mark.parametrize("intercept", [False, True], ids=["", "intercept"])
+@pytest.mark.parametrize("weighted", [False, True], ids=["", "weights"])
+def test_programs_have_the_objective_of_memory(loss, penalty, gated, intercept, weighted):
+    n = 60
+    data, masks, weight = randn(n, 4, 3), masks_of(n), randn(n).abs() if weighted else None
+    of_loss = get_loss(loss)
+    y = of_loss.example_target(n, 2, torch.Generator().manual_seed(1))
+    tight = 1e-10 if loss != "poisson" else 1e-9
+    results = []
+    for linear_map in (DenseMap(data), StreamedMap(Rows(data), chunk=240)):
+        linear_map = linear_map.gated(masks) if gated else linear_map
+        program = Program(linear_map, y, of_loss, get_penalty(penalty), 1.0, weight, intercept)
+        program = program.with_alpha(0.2 * program.alpha_max)
+        results.append(solve(program, get_solver("auto"), tol=tight).certificate)
+    held, streamed = results
+    assert streamed.primal == pytest.approx(held.primal, rel=1e-9)
+    assert max(held.dual, streamed.dual) <= min(held.primal, streamed.primal) * (1 + 1e-13)
