@@ -7,7 +7,7 @@ import pytest
 import torch
 from solver_cases import randn
 
-from convexformer_solvers import DenseMap, GatedMap, Program, get_loss, get_penalty, get_solver, solve
+from convexformer_solvers import DenseMap, GatedMap
 from convexformer_solvers.checks import check_map
 from convexformer_solvers.linear_maps.source import Source
 from convexformer_solvers.linear_maps.streamed import StreamedMap
@@ -148,25 +148,3 @@ def test_masks_that_do_not_fit(masks):
 def test_what_is_no_source():
     with pytest.raises(TypeError, match="source must be"):
         StreamedMap(randn(N, 3, 2))
-
-
-@pytest.mark.parametrize("loss", ["squared", "huber", "logistic", "poisson", "softmax", "squared_hinge"])
-@pytest.mark.parametrize("penalty", ["group_l2", "nuclear"])
-@pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
-@pytest.mark.parametrize("intercept", [False, True], ids=["", "intercept"])
-@pytest.mark.parametrize("weighted", [False, True], ids=["", "weights"])
-def test_programs_have_the_objective_of_memory(loss, penalty, gated, intercept, weighted):
-    n = 60
-    data, masks, weight = randn(n, 4, 3), masks_of(n), randn(n).abs() if weighted else None
-    of_loss = get_loss(loss)
-    y = of_loss.example_target(n, 2, torch.Generator().manual_seed(1))
-    tight = 1e-10 if loss != "poisson" else 1e-9
-    results = []
-    for linear_map in (DenseMap(data), StreamedMap(Rows(data), chunk=240)):
-        linear_map = linear_map.gated(masks) if gated else linear_map
-        program = Program(linear_map, y, of_loss, get_penalty(penalty), 1.0, weight, intercept)
-        program = program.with_alpha(0.2 * program.alpha_max)
-        results.append(solve(program, get_solver("auto"), tol=tight).certificate)
-    held, streamed = results
-    assert streamed.primal == pytest.approx(held.primal, rel=1e-9)
-    assert max(held.dual, streamed.dual) <= min(held.primal, streamed.primal) * (1 + 1e-13)
