@@ -61,6 +61,8 @@ class Heartbeats:
     def leave(self) -> None:
         """Tell the others that this rank ends without a fault; after a fault, end without waiting for them."""
         if self._failed:
+            if self.rank == 0:  # whose store goes with it, and the others are to read there what has failed
+                time.sleep(2.5 * self.config.heartbeat)
             # Threads of gloo wait for a rank that does not answer, and a normal end waits for those threads.
             sys.stdout.flush()
             sys.stderr.flush()
