@@ -266,8 +266,8 @@ def out_of_core() -> str:
     return "\n\n".join(
         [
             "# Data on a disk, and many processes",
-            "A product with 2 GB of samples in float32 that are in memory, or in a file in the page cache, on one thread "
-            "beside the thread that reads. Medians of products in turn:",
+            "A product with 2 GB of samples in float32 that are in memory, or in a file in the page cache, on one "
+            "thread beside the thread that reads. Medians of products in turn:",
             markdown(rows),
             measured(passes),
             "## Two processes",
