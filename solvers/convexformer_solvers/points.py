@@ -75,11 +75,16 @@ def objective(program: Program, point: Point) -> float:
 
 def gap_estimate(program: Program, point: Point) -> float:
     """Duality gap without centring of the dual point or a product with the data; negative where that is inaccurate."""
+    return objective(program, point) - dual_estimate(program, point)
+
+
+def dual_estimate(program: Program, point: Point) -> float:
+    """Dual objective of the dual point, scaled by its correlation until it is feasible, as ``gap_estimate`` has it."""
     assert point.correlation is not None
     norms = program.penalty.group_dual_norms(point.correlation)
     largest = norms.reshape(-1, norms.shape[-1]).amax(0) if program.outputs_separate else norms.amax()
     scale = torch.where(largest > program.alpha, program.alpha / largest, 1.0)
-    return objective(program, point) - float(program.dual(scale * dual_of(program, point)))
+    return float(program.dual(scale * dual_of(program, point)))
 
 
 def as_start(program: Program, point: Point) -> tuple[Tensor, Tensor | None]:

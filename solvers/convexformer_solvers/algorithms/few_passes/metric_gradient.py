@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from convexformer_solvers.algorithms.base import Solver
+from convexformer_solvers.linalg.gram import bordered
 from convexformer_solvers.linalg.hessian import curvature_bound
 from convexformer_solvers.linear_maps.base import LinearMap, even_rows
 from convexformer_solvers.losses.base import Loss
 from convexformer_solvers.losses.regression import Squared
-from convexformer_solvers.points import Point
+from convexformer_solvers.points import Point, dual_estimate
 from convexformer_solvers.program import Program
 from convexformer_solvers.reductions.moments import GramRoot
 from convexformer_solvers.reductions.weights import Targets
@@ -343,14 +344,11 @@ def _read(program: Program, coef: Tensor, intercept: Tensor) -> _Read:
         pred, correlation = program.map.slopes_pass(coef, slopes)
     slope = slopes.at(pred).sum(0) * program.fit_intercept
     value = float(program.objective(coef, pred + intercept))
-    norms = program.penalty.group_dual_norms(correlation)
-    largest = norms.reshape(-1, norms.shape[-1]).amax(0) if program.outputs_separate else norms.amax()
-    scale = torch.where(largest > program.alpha, program.alpha / largest, 1.0)
-    gap = value - float(program.dual(-scale * program.loss.gradient(pred + intercept, program.y)))
-    return _Read(coef, intercept, pred, correlation, slope, value, gap)
+    dual = dual_estimate(program, Point(coef, pred=pred + intercept, correlation=correlation))
+    return _Read(coef, intercept, pred, correlation, slope, value, value - dual)
 
 
 def _with_ones(linear_map: LinearMap, weight: Tensor) -> Tensor:
     """Gram matrix in some weights of the features and of a last one that is 1."""
     gram, sums = linear_map.moments(weight.contiguous(), torch.ones_like(weight)[:, None])
-    return torch.cat([torch.cat([gram, sums], dim=1), torch.cat([sums.T, weight.sum().view(1, 1)], dim=1)])
+    return bordered(gram, torch.cat([sums[:, 0], weight.sum()[None]]))
