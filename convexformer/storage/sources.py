@@ -20,7 +20,22 @@ from convexformer_solvers.linear_maps.source import Source
 from .files import FileArray, token_shape, torch_dtype
 
 
-class FileSource(Source):
+class _Described(Source):
+    """A source whose shape and precision are known from the start."""
+
+    _shape: tuple[int, ...]
+    _dtype: torch.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._dtype
+
+
+class FileSource(_Described):
     """Samples in one file, of which rows are read by their position in it.
 
     Parameters
@@ -31,15 +46,7 @@ class FileSource(Source):
 
     def __init__(self, array: FileArray) -> None:
         self._array = array
-        self._shape = token_shape(array.shape, array.place)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self._shape
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._array.dtype
+        self._shape, self._dtype = token_shape(array.shape, array.place), array.dtype
 
     @property
     def fingerprint(self) -> str:
@@ -51,7 +58,7 @@ class FileSource(Source):
         return self._array.read(start, stop).reshape(-1, *self._shape[1:])
 
 
-class ArraySource(Source):
+class ArraySource(_Described):
     """Samples in an array of another package, of which slices can be taken.
 
     Parameters
@@ -77,14 +84,6 @@ class ArraySource(Source):
         """Changes when the file or folder does; None if it is not known."""
         return None if self._identify is None else self._identify()
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self._shape
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._dtype
-
     def read(self, rows: slice) -> Tensor:
         start, stop, _ = rows.indices(self._shape[0])
         if self._array is None:
@@ -92,7 +91,7 @@ class ArraySource(Source):
         return as_tensor(np.array(self._array[start:stop])).reshape(-1, *self._shape[1:])
 
 
-class ColumnSource(Source):
+class ColumnSource(_Described):
     """Samples in a column of a ``datasets.Dataset``.
 
     Parameters
@@ -119,14 +118,6 @@ class ColumnSource(Source):
         self._table = table.select_columns(column).with_format("arrow")
         self._cell = self._cells(0, 1).shape[1:]
         self._shape = token_shape((len(table), *self._cell), place)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self._shape
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._dtype
 
     @property
     def fingerprint(self) -> str | None:
