@@ -65,19 +65,47 @@ def certify(
     coef = coef.detach().double()
     intercept = torch.zeros(coef.shape[-1]).to(coef) if intercept is None else intercept.detach().double()
 
-    pred = exact.map.sparse_matvec(coef)
+    one_read = not exact.map.in_memory and dual_hint is None
+    pred, feasible = _of_one_read(exact, coef, intercept) if one_read else _of_two(exact, coef, intercept, dual_hint)
     primal = float(exact.loss_value(pred + intercept) + exact.alpha * exact.penalty.value(coef))
-    # With the best intercept, not the given one, the dual point is centred.
-    best = exact.best_intercept(pred, start=intercept if exact.fit_intercept else None)
-    candidates = [-exact.loss.gradient(pred + best, exact.y)]
-    if dual_hint is not None:
-        candidates.append(dual_hint.detach().to(coef))
-    candidates = [torch.where(exact.weight[:, None] > 0, theta, 0.0) for theta in candidates]
-    # Where the loss overflows at the point, the best constant model gives a bound.
-    usable = [theta for theta in candidates if bool(torch.isfinite(theta).all())] or [exact.null_dual_point]
-    feasible = _feasible_dual_points(exact, usable)
     dual, point = max(((float(exact.dual(theta)), theta) for theta in feasible), key=lambda pair: pair[0])
     return Certificate(primal, dual, exact.null_value, point)
+
+
+def _of_two(program: Program, coef: Tensor, intercept: Tensor, dual_hint: Tensor | None) -> tuple[Tensor, list[Tensor]]:
+    """Predictions without the intercept, and feasible dual points, of two reads of the data."""
+    pred = program.map.sparse_matvec(coef)
+    # With the best intercept, not the given one, the dual point is centred.
+    best = program.best_intercept(pred, start=intercept if program.fit_intercept else None)
+    candidates = [-program.loss.gradient(pred + best, program.y)]
+    if dual_hint is not None:
+        candidates.append(dual_hint.detach().to(coef))
+    candidates = [torch.where(program.weight[:, None] > 0, theta, 0.0) for theta in candidates]
+    # Where the loss overflows at the point, the best constant model gives a bound.
+    usable = [theta for theta in candidates if bool(torch.isfinite(theta).all())] or [program.null_dual_point]
+    return pred, _feasible_dual_points(program, usable)
+
+
+def _of_one_read(program: Program, coef: Tensor, intercept: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """As ``_of_two``, of data that are not in memory: the dual point is that of the given intercept.
+
+    Centring takes a constant from it, whose correlation is that of the weights.
+    """
+    free = program.fit_intercept
+    pred, correlation = program.map.slopes_pass(coef, program.slopes(intercept, with_weight=free))
+    theta = torch.where(program.weight[:, None] > 0, -program.loss.gradient(pred + intercept, program.y), 0.0)
+    if not bool(torch.isfinite(theta).all()):
+        return pred, _feasible_dual_points(program, [program.null_dual_point])
+    if not free:
+        return pred, [_scaled(program, theta, correlation)]
+    correlation, of_weight = correlation[..., :-1], correlation[..., -1:]
+    centred = _centred(program, theta)
+    kept = (centred != 0).any(0)
+    correlation = torch.where(kept, correlation - of_weight * (program.weight @ theta), 0.0)
+    inside, share = _into_domain(program, centred)
+    if share > 0:
+        correlation = torch.lerp(correlation, 0.5 * program.null_correlation, share)
+    return pred, [_scaled(program, inside, correlation)]
 
 
 def _check_point(program: Program, coef: Tensor, intercept: Tensor | None, dual_hint: Tensor | None) -> None:
@@ -98,7 +126,7 @@ def _check_point(program: Program, coef: Tensor, intercept: Tensor | None, dual_
 
 def _feasible_dual_points(program: Program, candidates: list[Tensor]) -> list[Tensor]:
     if program.fit_intercept:
-        candidates = [_into_domain(program, _centred(program, theta)) for theta in candidates]
+        candidates = [_into_domain(program, _centred(program, theta))[0] for theta in candidates]
     if math.prod(program.coef_shape) > program.map.n_stored:  # one by one, to save memory
         return [_scaled(program, theta, program.weighted_adjoint(theta)) for theta in candidates]
     # One product for all: the data are read once.
@@ -128,14 +156,17 @@ def _centred(program: Program, theta: Tensor) -> Tensor:
     return torch.where(genuine, theta, 0.0)
 
 
-def _into_domain(program: Program, theta: Tensor) -> Tensor:
-    """Mix a centred point with half the dual point of the best constant model until the conjugate is finite."""
+def _into_domain(program: Program, theta: Tensor) -> tuple[Tensor, float]:
+    """Mix a centred point with half the dual point of the best constant model until the conjugate is finite.
+
+    Also returns the share of the latter.
+    """
 
     def inside(point: Tensor) -> bool:
         return bool(program.dual(point) != -math.inf)  # or nan, of a loss without a conjugate
 
     if inside(theta):
-        return theta
+        return theta, 0.0
     interior = _centred(program, 0.5 * program.null_dual_point)
-    mixtures = (torch.lerp(theta, interior, 10.0**power) for power in range(-17, 0))  # from rounding on
-    return next((point for point in mixtures if inside(point)), interior)
+    mixtures = ((torch.lerp(theta, interior, share), share) for share in (10.0**power for power in range(-17, 0)))
+    return next((mixture for mixture in mixtures if inside(mixture[0])), (interior, 1.0))

@@ -31,6 +31,32 @@ from .validation import PRECISIONS, check_kind, check_tensor, is_real
 _T = TypeVar("_T")
 
 
+@dataclass(frozen=True, eq=False)
+class LossSlopes:
+    """Minus the weighted gradients of the samples' losses at predictions to which an intercept is added."""
+
+    loss: Loss
+    y: Tensor  # (N, c)
+    weight: Tensor  # (N,)
+    intercept: Tensor  # (c,)
+    with_weight: bool = False  # whether the weights are a last column
+
+    def at(self, pred: Tensor) -> Tensor:
+        """Values ``(N, c)``, or ``(N, c + 1)``, of predictions without the intercept; zeros where the weight is."""
+        weight = self.weight[:, None]
+        slopes = torch.where(weight > 0, -weight * self.loss.gradient(pred + self.intercept, self.y), 0.0)
+        return torch.cat([slopes, weight], dim=1) if self.with_weight else slopes
+
+    def rows(self, index: Tensor | slice) -> LossSlopes:
+        """Those of some samples."""
+        return dataclasses.replace(self, y=self.y[index], weight=self.weight[index])
+
+    def to(self, device: torch.device) -> LossSlopes:
+        """The same on another device."""
+        y, weight, intercept = (part.to(device) for part in (self.y, self.weight, self.intercept))
+        return dataclasses.replace(self, y=y, weight=weight, intercept=intercept)
+
+
 class _WithoutAlpha(Generic[_T]):
     """A property that does not depend on ``alpha``: computed once for all programs that differ in that alone."""
 
@@ -151,7 +177,10 @@ class Program:
         if y is self.y and new_map is self.map:
             return self
         weight = None if self.sample_weight is None else self.sample_weight.to(y.device)
-        return dataclasses.replace(self, map=new_map, y=y, sample_weight=weight)
+        result = dataclasses.replace(self, map=new_map, y=y, sample_weight=weight)
+        if new_map is self.map and self.y.dtype == torch.float64:
+            result.remembered("_exact", lambda: self)  # so that what costs a pass over the data is computed once
+        return result
 
     def with_float64_targets(self) -> Program:
         """The same program with targets and weights in float64; the map converts its rows as it reads them."""
@@ -201,6 +230,10 @@ class Program:
         return self.map.rmatvec(torch.where(weight > 0, weight * theta, 0.0))
 
     pull_back = weighted_adjoint  # its former name
+
+    def slopes(self, intercept: Tensor, with_weight: bool = False) -> LossSlopes:
+        """Slopes of the mean loss, for ``LinearMap.slopes_pass``, with an intercept of shape (c,)."""
+        return LossSlopes(self.loss, self.y, self.weight, intercept, with_weight)
 
     def best_intercept(self, pred: Tensor, start: Tensor | None = None) -> Tensor:
         """Best constant per output, shape (c,), of predictions without one, from a guess `start`; or zeros."""

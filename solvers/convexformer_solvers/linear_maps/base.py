@@ -28,6 +28,9 @@ class Slopes(Protocol):
     def rows(self, index: Tensor | slice) -> Slopes:
         """Those of some samples."""
 
+    def to(self, device: torch.device) -> Slopes:
+        """The same on another device."""
+
 
 class LinearMap(ABC):
     """Linear map ``A``: coefficients ``(*block_shape, d, c)`` to predictions ``(N, c)``.

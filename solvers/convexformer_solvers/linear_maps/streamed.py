@@ -284,11 +284,11 @@ class StreamedMap(LinearMap):
         return result
 
     def slopes_pass(self, coef: Tensor, slopes: Slopes) -> tuple[Tensor, Tensor]:
-        pred, back = coef.new_empty((self.n_samples, coef.shape[-1])), torch.zeros_like(coef)
+        pred, products = coef.new_empty((self.n_samples, coef.shape[-1])), []
         for places, part in self._parts():
             pred[places], product = part.slopes_pass(coef, slopes.rows(places))
-            back += product
-        return pred, back
+            products = [sum(products, product)]
+        return pred, products[0] if products else self.rmatvec(slopes.at(pred))
 
     def moments(self, weight: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
         p = math.prod(self.feature_shape)

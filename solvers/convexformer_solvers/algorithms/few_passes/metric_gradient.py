@@ -14,7 +14,6 @@ from convexformer_solvers.algorithms.base import Solver
 from convexformer_solvers.linalg.gram import bordered
 from convexformer_solvers.linalg.hessian import curvature_bound
 from convexformer_solvers.linear_maps.base import LinearMap, even_rows
-from convexformer_solvers.losses.base import Loss
 from convexformer_solvers.losses.regression import Squared
 from convexformer_solvers.points import Point, dual_estimate
 from convexformer_solvers.program import Program
@@ -51,24 +50,6 @@ class MetricConfig:
     least_curvature: float = 0.001
     growth: float = 1.5
     accuracy: float = 0.01
-
-
-@dataclass(frozen=True, eq=False)
-class LossSlopes:
-    """Minus the weighted gradients of the samples' losses at predictions to which an intercept is added."""
-
-    loss: Loss
-    y: Tensor  # (N, c)
-    weight: Tensor  # (N,)
-    intercept: Tensor  # (c,)
-
-    def at(self, pred: Tensor) -> Tensor:
-        """Values ``(N, c)`` of predictions without the intercept."""
-        return -self.weight[:, None] * self.loss.gradient(pred + self.intercept, self.y)
-
-    def rows(self, index: Tensor | slice) -> LossSlopes:
-        """Those of some samples."""
-        return LossSlopes(self.loss, self.y[index], self.weight[index], self.intercept)
 
 
 class _Part(NamedTuple):
@@ -337,7 +318,7 @@ class MetricGradient(Solver):
 
 def _read(program: Program, coef: Tensor, intercept: Tensor) -> _Read:
     """A pass over the data at a point; none at the best constant model."""
-    slopes = LossSlopes(program.loss, program.y, program.weight, intercept)
+    slopes = program.slopes(intercept)
     if not bool(coef.any()) and torch.equal(intercept, program.null_intercept):
         pred, correlation = torch.zeros_like(program.y), program.null_correlation  # as a rule known from alpha_max
     else:
