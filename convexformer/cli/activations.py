@@ -12,6 +12,7 @@ from typing import Any
 
 from .inputs import CommandError, check_folder
 from .output import GOES_ON, as_lines
+from .processes import own_device
 
 
 def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -57,7 +58,7 @@ def _run(options: argparse.Namespace) -> dict[str, Any]:
         "folder": options.out,
         "sentences": options.texts,
         "model": getattr(options, "model", None),
-        "device": getattr(options, "device", None),
+        "device": own_device(getattr(options, "device", None)),
         **{
             name: getattr(options, name)
             for name in ("layer", "n_tokens", "site", "short", "dtype", "shard_rows", "batch_size", "attention")

@@ -126,6 +126,7 @@ def _fit(options: argparse.Namespace, is_first: bool) -> dict[str, Any]:
         "dual_bound": certificate.dual,
         "relative_gap": certificate.relative_gap,
         "iterations": model.n_iter_,
+        **_read(model),
         "heads": len(model.heads_),
         **_used(model),
         "train_score": float(model.score(X, y, sample_weight=arrays.get("sample_weight"))),
@@ -144,6 +145,12 @@ def _used(model: Any) -> dict[str, int]:
     if hasattr(model, "weighting_norms_"):
         return {"nonzero_weightings": int(np.count_nonzero(model.weighting_norms_))}
     return {"nonzero_tokens": int(np.count_nonzero(model.token_norms_))}
+
+
+def _read(model: Any) -> dict[str, float]:
+    """What the fit has read of data on a disk."""
+    traffic = model.traffic_
+    return {} if traffic is None else {"passes": traffic.passes, "gigabytes_per_second": traffic.bytes_per_second / 1e9}
 
 
 # Options of networks of positions, which a probe does not have, with their defaults.

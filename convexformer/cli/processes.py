@@ -7,13 +7,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
+from .inputs import CommandError
+
+
+def own_device(device: str | None) -> str | None:
+    """The device of this process: on ``"cuda"`` each process that ``torchrun`` starts on a host has one of its own."""
+    if device != "cuda" or int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return device
+    if "LOCAL_RANK" not in os.environ:
+        raise CommandError(
+            "--device cuda needs the variable LOCAL_RANK, which torchrun sets; start the processes with torchrun, or "
+            "give each its device, such as --device cuda:0"
+        )
+    return f"cuda:{os.environ['LOCAL_RANK']}"
+
 
 @contextmanager
 def process_group(device: str | None) -> Iterator[tuple[int, str | None]]:
-    """The rank of this process in the group that ``torchrun`` has started, and its device; rank 0 without one.
-
-    On ``"cuda"`` each process of a host has a device of its own.
-    """
+    """The rank of this process in the group that ``torchrun`` has started, and its device; rank 0 without one."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield 0, device
         return
@@ -22,9 +33,9 @@ def process_group(device: str | None) -> Iterator[tuple[int, str | None]]:
 
     from convexformer_solvers.distributed import DistributedConfig
 
+    device = own_device(device)
     on_cuda = device is not None and torch.device(device).type == "cuda"
     if on_cuda:
-        device = f"cuda:{os.environ['LOCAL_RANK']}"
         torch.cuda.set_device(device)
     timeout = timedelta(seconds=DistributedConfig().timeout)
     dist.init_process_group("nccl" if on_cuda else "gloo", timeout=timeout)

@@ -263,6 +263,8 @@ class ConvexAttentionRegressor(RegressionMixin, ConvexAttentionBase):
         Penalty, without ``alpha``, that each token carries; their sum is that of ``coef_``. Zero for unused tokens.
     alpha_max_ : float
         Smallest ``alpha`` whose solution is zero.
+    traffic_ : Traffic or None
+        ``passes``, ``read_bytes`` and ``bytes_per_second`` of data on a disk; None of data in memory.
     gates_ : Gates or None
         Gates of the network.
     loss_, penalty_ : Loss, Penalty
@@ -409,6 +411,8 @@ class ConvexAttentionClassifier(ClassificationMixin, ConvexAttentionBase):
         Penalty, without ``alpha``, that each token carries; their sum is that of ``coef_``. Zero for unused tokens.
     alpha_max_ : float
         Smallest ``alpha`` whose solution is zero.
+    traffic_ : Traffic or None
+        ``passes``, ``read_bytes`` and ``bytes_per_second`` of data on a disk; None of data in memory.
     gates_ : Gates or None
         Gates of the network.
     loss_, penalty_ : Loss, Penalty

@@ -55,11 +55,8 @@ def of_source(estimator: Any, X: Any, source: Source, reset: bool, part: slice |
     check_shape(estimator, shape, reset)
     device = check_device(estimator.device, torch.device("cpu"))
     limit = limit_of(estimator.memory_limit, device)
-    whole: LinearMap = StreamedMap(source, device=device, chunk=min(CONFIG.chunk, max(1, limit // _CHUNKS)))
-    streamed = cast(StreamedMap, whole if part is None else whole.rows(part))
-    if not isinstance(streamed, StreamedMap):
-        return streamed.as_matrix().view(-1, *source.shape[1:])
-    streamed.memory_limit = limit
+    chunk = min(CONFIG.chunk, max(1, limit // _CHUNKS))
+    streamed = StreamedMap(source, device=device, part=part, chunk=chunk, memory_limit=limit)
     if streamed.n_stored * streamed.dtype.itemsize > limit / 2:
         return streamed
     if isinstance(X, np.memmap) and part is None:  # of which the system keeps in memory what it can

@@ -140,6 +140,7 @@ class CertifiedEstimator(TokenEstimator):
         self.dual_gap_ = self.certificate_.gap
         self.status_, self.history_, self.n_iter_ = result.status, result.history, result.n_iter
         self.alpha_max_ = program.alpha_max
+        self.traffic_ = program.map.traffic()
 
     def _saved_state(self) -> SavedState:
         header, arrays = super()._saved_state()

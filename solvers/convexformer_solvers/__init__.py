@@ -15,11 +15,14 @@ from .algorithms.stage import Stage
 from .auto import Auto, AutoConfig, plan
 from .certificate import certify
 from .checks import check_loss, check_map, check_penalty, check_solver
+from .distributed import DistributedConfig, RankError, ShardedMap, on_all_ranks, ranks
 from .linear_maps.base import LinearMap
 from .linear_maps.dense import DenseMap
 from .linear_maps.derived import SignedMap
 from .linear_maps.gated import GatedMap
 from .linear_maps.lookup import TableMap
+from .linear_maps.source import Source, Traffic
+from .linear_maps.streamed import StreamedMap
 from .losses import LOSSES, get_loss
 from .losses.base import Loss
 from .losses.classification import Logistic, Softmax, SquaredHinge
@@ -46,6 +49,7 @@ __all__ = [
     "Certificate",
     "ColumnGeneration",
     "DenseMap",
+    "DistributedConfig",
     "Exact",
     "Factors",
     "Fista",
@@ -65,8 +69,10 @@ __all__ = [
     "Poisson",
     "Program",
     "Progress",
+    "RankError",
     "RowStochastic",
     "SemismoothNewton",
+    "ShardedMap",
     "SignedMap",
     "SmoothingNewton",
     "Softmax",
@@ -74,11 +80,14 @@ __all__ = [
     "SolverInterrupted",
     "SolverResult",
     "SolverUnavailableError",
+    "Source",
     "Squared",
     "SquaredHinge",
     "Stage",
     "Status",
+    "StreamedMap",
     "TableMap",
+    "Traffic",
     "alpha_grid",
     "certify",
     "check_loss",
@@ -89,7 +98,9 @@ __all__ = [
     "get_penalty",
     "get_solver",
     "iterate_path",
+    "on_all_ranks",
     "plan",
+    "ranks",
     "solve",
     "solve_path",
 ]

@@ -3,7 +3,6 @@
 import os
 import pickle
 import signal
-import sys
 import time
 from datetime import timedelta
 from itertools import product
@@ -141,6 +140,7 @@ def figures(model, X, y, weight):
         "intercept": np.asarray(model.intercept_),
         "score": model.score(X, y, weight),
         "n_features": model.n_features_in_,
+        "passes": None if model.traffic_ is None else model.traffic_.passes,
     }
 
 
@@ -235,7 +235,6 @@ def silent():
 def main(case, folder):
     """Run a case and keep what it returns."""
     torch.set_num_threads(1)
-    folder = Path(folder)
     rank, size = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE"))
     where = f"file://{folder / 'init'}"
     dist.init_process_group("gloo", where, rank=rank, world_size=size, timeout=timedelta(seconds=30))
@@ -244,7 +243,3 @@ def main(case, folder):
     (folder / f"result_{dist.get_rank()}").write_bytes(pickle.dumps(result))
     time.sleep(0.2)
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -64,6 +64,19 @@ def test_fits_are_those_in_memory(name, limit, place, data, places):
     np.testing.assert_allclose(model.coef_, wanted.coef_, atol=1e-4)
     assert model.score(places[place], target, weight) == pytest.approx(wanted.score(X, target, weight), abs=1e-4)
     assert (model.n_features_in_, model.n_tokens_in_) == (4, 5)
+    assert (model.traffic_ is None) == (limit is None)
+
+
+def test_passes_are_told(data, places):
+    X, y, labels, _ = data
+    model = clone(ESTIMATORS["regressor"]).set_params(memory_limit=LIMIT).fit(places["file"], y)
+    some_rows = 0.2  # of which alpha_max looks at the size
+    assert 2 <= model.traffic_.passes <= 2 + some_rows
+    assert model.traffic_.total_bytes == X.nbytes
+    assert model.traffic_.bytes_per_second > 0
+    assert model.traffic_.waited_seconds >= 0
+    model = clone(ESTIMATORS["classifier"]).set_params(memory_limit=LIMIT).fit(places["file"], labels)
+    assert model.traffic_.passes > 4
 
 
 def test_paths_and_cross_validation(data, places):

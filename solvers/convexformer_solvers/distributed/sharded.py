@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from convexformer_solvers.linear_maps.base import LinearMap, Slopes
+from convexformer_solvers.linear_maps.source import Traffic
 
 from .ranks import Ranks, interrupts_held, interrupts_ignored
 
@@ -115,6 +116,8 @@ class _Team:
             return self.ranks.reduced(part)
         if how == "none":
             return None
+        if how == "list":
+            return self.ranks.gather(part)
         if how == "max":
             return float(self.ranks.reduced(torch.tensor([part], dtype=torch.float64), dist.ReduceOp.MAX))
         return self.ranks.rows(part.T if how == "columns" else part, heights)
@@ -251,6 +254,11 @@ class ShardedMap(LinearMap):
 
     def check_finite(self) -> None:
         self._all("check_finite", "none")
+
+    def traffic(self) -> Traffic | None:
+        # A rank with few of the samples may hold them.
+        of_ranks = [of_rank for of_rank in self._all("traffic", "list") if of_rank is not None]
+        return sum(of_ranks[1:], of_ranks[0]) if of_ranks else None
 
     def few(self, n_blocks: int) -> bool:
         return self.local.few(n_blocks)

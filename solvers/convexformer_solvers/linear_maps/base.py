@@ -17,6 +17,7 @@ from torch import Tensor
 from convexformer_solvers.rates import Rates, machine_rates
 
 from .config import CONFIG
+from .source import Traffic
 
 
 class Slopes(Protocol):
@@ -243,6 +244,10 @@ class LinearMap(ABC):
     def nonnegative(self, coef: Tensor) -> Tensor:
         """Where ``A coef`` is not negative, shape ``(N, c)``, bool: masks of the gates with these directions."""
         return self.matvec(coef) >= 0
+
+    def traffic(self) -> Traffic | None:
+        """What has been read of data on a disk, by this map and all of the same source; None of data in memory."""
+        return None
 
     def slopes_pass(self, coef: Tensor, slopes: Slopes) -> tuple[Tensor, Tensor]:
         """``A coef`` and ``A'`` times the slopes there; data on a disk are read once for both."""

@@ -1,11 +1,48 @@
-"""Where the samples of a streamed map come from: anything of which some rows can be read."""
+"""Where the samples of a streamed map come from, anything of which some rows can be read, and what has been read."""
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor
+
+
+@dataclasses.dataclass
+class Traffic:
+    """What a source has been read, by a map and all that were made of it.
+
+    Attributes
+    ----------
+    total_bytes, read_bytes : int
+        Bytes of the source in the precision of storage, and bytes that have been read.
+    read_seconds, waited_seconds : float
+        Seconds of reading and conversion, and those in which products waited for them.
+    """
+
+    total_bytes: int
+    read_bytes: int = 0
+    read_seconds: float = 0.0
+    waited_seconds: float = 0.0
+    is_finite: bool = dataclasses.field(default=False, repr=False)  # whether a whole pass has found no NaN
+
+    @property
+    def passes(self) -> float:
+        """Bytes read over those of the source."""
+        return self.read_bytes / max(1, self.total_bytes)
+
+    @property
+    def bytes_per_second(self) -> float:
+        """Bytes read over the seconds of reading and conversion; nan before the first."""
+        return self.read_bytes / self.read_seconds if self.read_seconds else math.nan
+
+    def __add__(self, other: Traffic) -> Traffic:
+        """That of two sources, as of two ranks; seconds are added."""
+        total, read = self.total_bytes + other.total_bytes, self.read_bytes + other.read_bytes
+        seconds, waited = self.read_seconds + other.read_seconds, self.waited_seconds + other.waited_seconds
+        return Traffic(total, read, seconds, waited)
 
 
 class Source(ABC):

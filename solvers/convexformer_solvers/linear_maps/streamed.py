@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -19,36 +19,12 @@ from .base import LinearMap, Slopes, even_rows, mirrored
 from .config import CONFIG
 from .dense import DenseMap
 from .gated import GatedMap
-from .source import Source
+from .source import Source, Traffic
 
 Places = Tensor | slice  # positions of samples of a map
 
 # Integers up to two bytes and all numbers of two bytes are exact in float32.
 _SINGLE = (torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.uint8, torch.int16)
-
-
-@dataclasses.dataclass
-class Traffic:
-    """What a source has been read, by a map and all that were made of it.
-
-    Attributes
-    ----------
-    total_bytes, read_bytes : int
-        Bytes of the source in the precision of storage, and bytes that have been read.
-    read_seconds, waited_seconds : float
-        Seconds of reading and conversion, and those in which products waited for them.
-    """
-
-    total_bytes: int
-    read_bytes: int = 0
-    read_seconds: float = 0.0
-    waited_seconds: float = 0.0
-    is_finite: bool = dataclasses.field(default=False, repr=False)  # whether a whole pass has found no NaN
-
-    @property
-    def passes(self) -> float:
-        """Bytes read over those of the source."""
-        return self.read_bytes / self.total_bytes
 
 
 class _Part(NamedTuple):
@@ -75,15 +51,12 @@ class StreamedMap(LinearMap):
         Precision of the map. Default: float32 for what is stored in at most two bytes or in float32, else float64.
     device : torch.device or str, default="cpu"
         Where products are computed; samples are moved there through pinned memory.
+    part : slice, optional
+        Which samples of the source the map has, for example those of one of several processes. Default: all.
     chunk : int, optional
         Numbers that are read at once. Default: ``MapConfig.chunk``.
     memory_limit : int, optional
         Bytes that algorithms may take for matrices of the features. Default: no limit.
-
-    Attributes
-    ----------
-    traffic : Traffic
-        Bytes read, seconds, passes; the same for all maps that are made of this one.
 
     Raises
     ------
@@ -100,7 +73,7 @@ class StreamedMap(LinearMap):
     ...     def read(self, rows):
     ...         return torch.ones(rows.stop - rows.start, 3, 2, dtype=torch.float16)
     >>> A = StreamedMap(Ones())
-    >>> A.matvec(torch.ones(3, 2, 1)).shape, A.dtype, A.traffic.passes
+    >>> A.matvec(torch.ones(3, 2, 1)).shape, A.dtype, A.traffic().passes
     (torch.Size([5, 1]), torch.float32, 1.0)
     """
 
@@ -112,6 +85,7 @@ class StreamedMap(LinearMap):
     n_stored = property(lambda self: self.n_samples * self._width)
     _n_gates = property(lambda self: () if self.masks is None else (self.masks.shape[1],))
     _width = property(lambda self: math.prod(self.source.shape[1:]))
+    _n_bytes = property(lambda self: self.n_stored * self.source.dtype.itemsize)
 
     def __init__(
         self,
@@ -120,6 +94,7 @@ class StreamedMap(LinearMap):
         *,
         dtype: torch.dtype | None = None,
         device: torch.device | str = "cpu",
+        part: slice | None = None,
         chunk: int | None = None,
         memory_limit: int | None = None,
     ) -> None:
@@ -127,9 +102,9 @@ class StreamedMap(LinearMap):
         self.source, self.chunk, self.memory_limit = source, chunk or CONFIG.chunk, memory_limit
         self._dtype = dtype or (torch.float32 if source.dtype in _SINGLE else torch.float64)
         self._device = torch.device(device)
-        self._index: range | Tensor = range(source.shape[0])
+        self._index: range | Tensor = range(source.shape[0])[part or slice(None)]
         self._order: Tensor | None = None  # of samples as they are read; None where that is their own
-        self.traffic = Traffic(max(1, math.prod(source.shape) * source.dtype.itemsize))
+        self._traffic = Traffic(self._n_bytes)
         self.masks = None if masks is None else self._checked(masks)
 
     def _checked(self, masks: Tensor) -> Tensor:
@@ -143,7 +118,7 @@ class StreamedMap(LinearMap):
         """The map of some samples of the source."""
         chunk, limit = self.chunk, self.memory_limit
         result = StreamedMap(self.source, dtype=self._dtype, device=self._device, chunk=chunk, memory_limit=limit)
-        result._index, result._order, result.masks, result.traffic = index, order, masks, self.traffic
+        result._index, result._order, result.masks, result._traffic = index, order, masks, self._traffic
         return result
 
     def gated(self, masks: Tensor) -> StreamedMap:
@@ -186,6 +161,9 @@ class StreamedMap(LinearMap):
 
     # Reading
 
+    def traffic(self) -> Traffic:
+        return replace(self._traffic)
+
     def _plan(self, height: int) -> Iterator[_Part]:
         """The samples in parts of so many at most, as they are read."""
         for start in range(0, self.n_samples, height):
@@ -208,15 +186,15 @@ class StreamedMap(LinearMap):
         """The samples of a part in the precision of the map, on the device if it has streams."""
         began = time.perf_counter()
         found = [self.source.read(rows) for rows in part.reads]
-        self.traffic.read_bytes += sum(values.numel() * values.element_size() for values in found)
+        self._traffic.read_bytes += sum(values.numel() * values.element_size() for values in found)
         values = found[0] if len(found) == 1 else torch.cat(found)
         values = values if part.chosen is None else values[part.chosen]
         if self._device.type == "cuda":
             values = values.pin_memory().to(self._device, non_blocking=True)
         values = values.to(self._dtype)
-        if not self.traffic.is_finite and not math.isfinite(float(values.sum())):  # a sum is fast, and may overflow
+        if not self._traffic.is_finite and not math.isfinite(float(values.sum())):  # a sum is fast, and may overflow
             self._check_chunk(part, values)
-        self.traffic.read_seconds += time.perf_counter() - began
+        self._traffic.read_seconds += time.perf_counter() - began
         return values
 
     def _check_chunk(self, part: _Part, values: Tensor) -> None:
@@ -245,7 +223,7 @@ class StreamedMap(LinearMap):
             for part, following in zip(plan, [*plan[1:], None], strict=True):
                 began = time.perf_counter()
                 values = ahead.result()
-                self.traffic.waited_seconds += time.perf_counter() - began
+                self._traffic.waited_seconds += time.perf_counter() - began
                 if stream is not None:
                     torch.cuda.current_stream(self._device).wait_stream(stream)
                     values.record_stream(torch.cuda.current_stream(self._device))
@@ -253,8 +231,8 @@ class StreamedMap(LinearMap):
                     ahead = pool.submit(read, following)
                 values = values.to(self._device)  # of a device without streams, as a thread may not know it
                 yield part.places, DenseMap(values) if masks is None else GatedMap(values, masks[part.places])
-        if isinstance(self._index, range) and len(self._index) == self.source.shape[0]:
-            self.traffic.is_finite = True
+        if self._n_bytes == self._traffic.total_bytes:
+            self._traffic.is_finite = True
 
     # Products
 
@@ -284,11 +262,11 @@ class StreamedMap(LinearMap):
         return result
 
     def slopes_pass(self, coef: Tensor, slopes: Slopes) -> tuple[Tensor, Tensor]:
-        pred, products = coef.new_empty((self.n_samples, coef.shape[-1])), []
+        pred, back = coef.new_empty((self.n_samples, coef.shape[-1])), None
         for places, part in self._parts():
             pred[places], product = part.slopes_pass(coef, slopes.rows(places))
-            products = [sum(products, product)]
-        return pred, products[0] if products else self.rmatvec(slopes.at(pred))
+            back = product if back is None else back.add_(product)
+        return pred, self.rmatvec(slopes.at(pred)) if back is None else back
 
     def moments(self, weight: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
         p = math.prod(self.feature_shape)

@@ -96,7 +96,7 @@ def test_each_product_is_one_pass():
     )
     for number, product in enumerate(products, 1):
         product()
-        assert streamed.traffic.passes == number
+        assert streamed.traffic().passes == number
     assert source.reads[:6] == [slice(0, 4), slice(4, 8), slice(8, 12), slice(12, 16), slice(16, 20), slice(20, 23)]
 
 
@@ -105,7 +105,7 @@ def test_few_samples_are_read_by_themselves():
     streamed = StreamedMap(source, chunk=60)
     few = streamed.rows(torch.tensor([0, 500, 999]))
     assert isinstance(few, DenseMap)
-    assert streamed.traffic.read_bytes == 3 * 6 * 8
+    assert streamed.traffic().read_bytes == 3 * 6 * 8
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
