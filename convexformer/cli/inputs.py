@@ -60,6 +60,9 @@ def load_arrays(path: Path, wanted: tuple[str, ...]) -> dict[str, Any]:
     return arrays
 
 
+_PER_SAMPLE = ("y", "sample_weight", "lengths")  # arrays of a file besides the samples
+
+
 def load_data(path: Path, targets: Path | None, memory_limit: int | None) -> tuple[Any, dict[str, Any]]:
     """The samples of a file or folder, and the other arrays: ``y``, and ``sample_weight`` where there is one.
 
@@ -77,7 +80,7 @@ def load_data(path: Path, targets: Path | None, memory_limit: int | None) -> tup
         return os.fspath(path), _load_shard_targets(path)
     if path.suffix == ".npz":
         with np.load(path, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in ("y", "sample_weight") if name in archive.files}
+            arrays = {name: archive[name] for name in _PER_SAMPLE if name in archive.files}
         if "y" in arrays:
             return os.fspath(path), arrays
     raise CommandError(f"{path} holds no targets; give a file with them: --targets y.npy")
@@ -104,7 +107,12 @@ def _load_shard_targets(folder: Path) -> dict[str, Any]:
 
 
 def samples_of(arrays: dict[str, Any], path: Path, is_probe: bool) -> Any:
-    """The samples of a file: ``X``, with the lengths of the samples for a probe where the file has them."""
+    """The samples of a file or folder: ``X``, with the lengths of the samples for a probe where there are any."""
+    if is_probe and "lengths" not in arrays and path.is_dir() and (path / "manifest.json").exists():
+        from convexformer.storage import read_array, read_manifest
+
+        if "lengths" in read_manifest(path)["arrays"]:
+            arrays = {**arrays, "lengths": read_array(path, "lengths").numpy()}
     if "lengths" not in arrays:
         return arrays["X"]
     if not is_probe:

@@ -264,7 +264,7 @@ class ConvexAttentionRegressor(RegressionMixin, ConvexAttentionBase):
     alpha_max_ : float
         Smallest ``alpha`` whose solution is zero.
     traffic_ : Traffic or None
-        ``passes``, ``read_bytes`` and ``bytes_per_second`` of data on a disk; None of data in memory.
+        ``passes``, ``read_bytes`` and ``bytes_per_second`` of data on a disk; None of data in memory and after loading.
     gates_ : Gates or None
         Gates of the network.
     loss_, penalty_ : Loss, Penalty
@@ -412,7 +412,7 @@ class ConvexAttentionClassifier(ClassificationMixin, ConvexAttentionBase):
     alpha_max_ : float
         Smallest ``alpha`` whose solution is zero.
     traffic_ : Traffic or None
-        ``passes``, ``read_bytes`` and ``bytes_per_second`` of data on a disk; None of data in memory.
+        ``passes``, ``read_bytes`` and ``bytes_per_second`` of data on a disk; None of data in memory and after loading.
     gates_ : Gates or None
         Gates of the network.
     loss_, penalty_ : Loss, Penalty

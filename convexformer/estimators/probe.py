@@ -16,9 +16,10 @@ from torch import Tensor
 
 from convexformer.memory import check_memory_limit, check_room
 from convexformer.nn.modules.probe import ProbeNetwork, TokenPooler
+from convexformer.preprocessing.checking import check_sequences, choose_samples
 from convexformer.preprocessing.dictionary import factors_of, get_dictionary, make_pooler
 from convexformer.preprocessing.pooling import pooled, pooled_chunks
-from convexformer.preprocessing.sequences import CONFIG, TokenSequences, check_sequences, choose_samples
+from convexformer.preprocessing.sequences import CONFIG, TokenSequences
 from convexformer.probes.explanation import Explanation
 from convexformer.probes.generate import (
     DualPoint,

@@ -157,7 +157,7 @@ class CertifiedEstimator(TokenEstimator):
     def _restore_state(self, header: dict[str, Any], arrays: dict[str, NDArray]) -> None:
         super()._restore_state(header, arrays)
         self.certificate_ = Certificate(*header["certificate"])
-        self.dual_gap_ = self.certificate_.gap
+        self.dual_gap_, self.traffic_ = self.certificate_.gap, None
         self.alpha_max_, self.n_iter_, self.status_ = header["alpha_max"], header["n_iter"], _status(header["status"])
         self._solution = (torch.as_tensor(arrays["coef"]), torch.as_tensor(arrays["intercept"]))
 

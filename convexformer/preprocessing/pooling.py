@@ -28,7 +28,8 @@ from convexformer.nn.modules.token_weights import (
 from convexformer.validation import check_positive, check_stream, check_weight, result_of
 from convexformer_solvers.validation import check_counts
 
-from .sequences import CONFIG, TokenSequences, check_sequences, draw_tokens
+from .checking import check_sequences
+from .sequences import CONFIG, TokenSequences, draw_tokens
 
 
 class _OfTokens(TransformerMixin, BaseEstimator):
@@ -89,7 +90,8 @@ class TokenPooling(_OfTokens):
         X : array-like or pair
             Samples: an array of shape (n_samples, n_tokens, n_features), a list of arrays of shapes
             (length, n_features), a pair of an array and `lengths` or a boolean `mask`, a masked array, or a nested
-            tensor. An array of shape (n_samples, n_features) is samples of one token.
+            tensor. An array of shape (n_samples, n_features) is samples of one token. What ``open_source`` takes, as a
+            path, stands for an array on a disk.
         y : None
             Unused.
         sample_weight : array-like of shape (n_samples,), optional

@@ -9,14 +9,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
-from sklearn.utils import _safe_indexing
-from sklearn.utils.validation import validate_data
+from numpy.typing import NDArray
 from torch import Tensor
 
-from convexformer.validation import as_floats, as_tensor
-
-_HALF = (torch.float16, torch.bfloat16)
+from convexformer.validation import as_tensor
 
 
 @dataclass(frozen=True)
@@ -48,7 +44,7 @@ class TokenSequences(ABC):
     n_features : int
         Width of the tokens.
     dtype : torch.dtype
-        Precision to compute in: that of the tokens, and float32 for half precision.
+        Precision to compute in: that of the tokens, float32 for numbers of less than four bytes, else float64.
     device : torch.device
         Where the tokens are.
     """
@@ -88,7 +84,7 @@ class TokenSequences(ABC):
         tokens, mask : Tensor
             As of ``padded``.
         """
-        per_sample = int(self.lengths.max()) * (self.n_features + n_weightings) + n_weightings * self.n_features
+        per_sample = self.longest * (self.n_features + n_weightings) + n_weightings * self.n_features
         size = max(1, CONFIG.temporary // per_sample)
         for start in range(0, len(self), size):
             rows = slice(start, min(start + size, len(self)))
@@ -98,6 +94,15 @@ class TokenSequences(ABC):
     def source(self) -> TokenSequences:
         """The samples as they were given."""
         return self
+
+    @property
+    def longest(self) -> int:
+        """Tokens of a sample at most, real or not, that ``padded`` reads."""
+        return int(self.lengths.max())
+
+    def place(self, sample: int) -> str:
+        """Where a sample is, for messages."""
+        return f"X[{sample}]"
 
     def changed(self, tokens: Tensor) -> Tensor:
         """Some tokens of the source as they are here."""
@@ -123,7 +128,7 @@ class PaddedSequences(TokenSequences):
         self._tokens, self._mask = tokens, mask
         whole = torch.full((len(tokens),), tokens.shape[1], dtype=torch.int64, device=tokens.device)
         self.lengths = whole if mask is None else mask.sum(1)
-        self.n_features, self.dtype, self.device = tokens.shape[2], _working(tokens.dtype), tokens.device
+        self.n_features, self.dtype, self.device = tokens.shape[2], working_precision(tokens.dtype), tokens.device
 
     def padded(self, rows: slice) -> tuple[Tensor, Tensor]:
         tokens = self._tokens[rows].to(self.dtype)
@@ -153,7 +158,7 @@ class RaggedSequences(TokenSequences):
     def __init__(self, samples: Sequence[Tensor]) -> None:
         self._samples, self.device = samples, samples[0].device
         self.lengths = torch.tensor([len(sample) for sample in samples], device=self.device)
-        self.n_features, self.dtype = samples[0].shape[1], _working(samples[0].dtype)
+        self.n_features, self.dtype = samples[0].shape[1], working_precision(samples[0].dtype)
 
     def padded(self, rows: slice) -> tuple[Tensor, Tensor]:
         tokens = torch.nn.utils.rnn.pad_sequence([part.to(self.dtype) for part in self._samples[rows]], True)
@@ -193,174 +198,26 @@ class _MappedSequences(TokenSequences):
         return _MappedSequences(self._inner.to(device), self._change)
 
 
-def check_sequences(estimator: Any, X: Any, reset: bool) -> TokenSequences:
-    """Check samples of any number of tokens.
-
-    Parameters
-    ----------
-    estimator : estimator
-        Its ``n_features_in_`` is set when `reset`, and compared otherwise.
-    X : array-like or pair
-        One of: an array of shape (N, n, d); a list of arrays of shapes (length, d); a pair of an array of shape
-        (N, n, d) and the `lengths` of the samples, integers of shape (N,), or a `mask` of shape (N, n) that is True
-        where a token is real; a masked array of numpy; a nested tensor of torch. An array of shape (N, d) is samples
-        of one token each.
-    reset : bool
-        Whether this is a fit.
-
-    Returns
-    -------
-    TokenSequences
-        Sharing the memory of ``X`` where possible.
-
-    Raises
-    ------
-    ValueError
-        If ``X`` is none of these, a sample has no token, widths differ, or a token that is real is not finite.
-    """
-    samples = _as_sequences(estimator, X, reset)
-    if len(samples) == 0 or samples.n_features == 0:
-        raise ValueError(
-            f"X must have at least one sample and one feature, got {len(samples)} samples of {samples.n_features} "
-            "features"
-        )
-    if reset:
-        estimator.n_features_in_ = samples.n_features
-        if hasattr(estimator, "feature_names_in_") and not _is_table(X):
-            del estimator.feature_names_in_
-    elif samples.n_features != estimator.n_features_in_:
-        raise ValueError(
-            f"X has {samples.n_features} features, but {type(estimator).__name__} is expecting "
-            f"{estimator.n_features_in_} features as input"
-        )
-    empty = (samples.lengths == 0).nonzero()
-    if len(empty):
-        raise ValueError(
-            f"X[{int(empty[0])}] has no token that is real; each sample must have at least one, so leave such out"
-        )
-    _check_finite(samples)
-    return samples
+def working_precision(dtype: torch.dtype) -> torch.dtype:
+    """Precision to compute in with tokens of another one: float32 for what is exact in it, as half precision."""
+    return torch.float32 if dtype.itemsize < 4 or dtype == torch.float32 else torch.float64
 
 
-def choose_samples(X: Any, index: NDArray[np.int64]) -> Any:
-    """Some of the samples, of the kind of all.
-
-    Examples
-    --------
-    >>> choose_samples((np.zeros((3, 2, 1)), [2, 1, 2]), np.array([1]))
-    (array([[[0.],
-            [0.]]]), array([1]))
-    """
-    if isinstance(X, tuple) and len(X) == 2 and np.ndim(X[0]) == 3:
-        return tuple(part[index] if torch.is_tensor(part) else np.asarray(part)[index] for part in X)
-    if torch.is_tensor(X) and X.is_nested:
-        return [X[int(i)] for i in index]
-    return X[index] if torch.is_tensor(X) or isinstance(X, np.ma.MaskedArray) else _safe_indexing(X, index)
-
-
-def _as_sequences(estimator: Any, X: Any, reset: bool) -> TokenSequences:
-    if isinstance(X, tuple) and len(X) == 2 and np.ndim(X[0]) == 3:
-        return _masked(_tensor(X[0], "X[0]"), X[1])
-    if isinstance(X, np.ma.MaskedArray):
-        return _numpy_masked(X)
-    if torch.is_tensor(X) and X.is_nested:
-        X = list(X.unbind())
-    if getattr(getattr(X, "dtype", None), "kind", None) == "O" and X.ndim == 1:
-        X = list(X)
-    if isinstance(X, (list, tuple)) and any(_n_dims(sample) >= 2 for sample in X):
-        return _ragged(X)
-    if getattr(X, "ndim", 0) == 3:  # as it is, be it a memory map in half precision
-        tokens = _tensor(X, "X")
-        if 0 in tokens.shape:
-            raise ValueError(f"X must have at least one sample, token and feature, got shape {tuple(tokens.shape)}")
-        return PaddedSequences(tokens)
-    return PaddedSequences(_single_tokens(estimator, X, reset))
-
-
-def _single_tokens(estimator: Any, X: Any, reset: bool) -> Tensor:
-    """Samples of one token each, of two-dimensional data that scikit-learn's checks take."""
-    if getattr(X, "ndim", 2) > 3:
-        raise ValueError(f"X must have 2 or 3 dimensions (samples[, tokens], features), got {X.ndim}")
-    if torch.is_tensor(X) and X.ndim == 2:
-        return _tensor(X, "X")[:, None]
-    array = validate_data(estimator, X, dtype=(np.float64, np.float32, np.float16), reset=reset)
-    return as_tensor(array)[:, None]
-
-
-def _tensor(X: Any, name: str) -> Tensor:
-    """An array of real numbers as a tensor; half precision stays."""
-    tensor = as_tensor(X, name=name).detach()
-    if tensor.is_complex():
-        raise ValueError(f"{name} must hold real numbers, got {tensor.dtype}")
-    return tensor if tensor.dtype in _HALF else as_floats(tensor)
-
-
-def _masked(tokens: Tensor, real: Any) -> PaddedSequences:
-    """Samples in one array with their lengths or a mask."""
-    marks = as_tensor(real, tokens.device, name="X[1]")
-    if marks.dtype == torch.bool and marks.shape == tokens.shape[:2]:
-        return PaddedSequences(tokens, marks)
+def mask_of(real: Any, n_samples: int, n_tokens: int, device: torch.device) -> Tensor:
+    """The mask ``(N, n)`` of samples in one array, from their lengths or a mask."""
+    marks = as_tensor(real, device, name="X[1]")
+    if marks.dtype == torch.bool and marks.shape == (n_samples, n_tokens):
+        return marks
     integers = not marks.is_floating_point() and not marks.is_complex() and marks.dtype != torch.bool
-    if not integers or marks.shape != tokens.shape[:1]:
+    if not integers or marks.shape != (n_samples,):
         raise ValueError(
-            f"X[1] must be lengths, integers of shape ({len(tokens)},), or a mask of bool of shape "
-            f"{tuple(tokens.shape[:2])}, got {marks.dtype} of shape {tuple(marks.shape)}"
+            f"X[1] must be lengths, integers of shape ({n_samples},), or a mask of bool of shape "
+            f"{(n_samples, n_tokens)}, got {marks.dtype} of shape {tuple(marks.shape)}"
         )
-    wrong = marks[(marks < 0) | (marks > tokens.shape[1])]
+    wrong = marks[(marks < 0) | (marks > n_tokens)]
     if len(wrong):
-        raise ValueError(f"X[1] must hold lengths from 1 to {tokens.shape[1]}, the tokens of X[0], got {int(wrong[0])}")
-    return PaddedSequences(tokens, torch.arange(tokens.shape[1], device=tokens.device) < marks[:, None])
-
-
-def _numpy_masked(X: np.ma.MaskedArray) -> PaddedSequences:
-    hidden = np.ma.getmaskarray(X)
-    if X.ndim != 3:
-        raise ValueError(f"X, a masked array, must have shape (n_samples, n_tokens, n_features), got {X.shape}")
-    if (hidden.any(2) != hidden.all(2)).any():
-        raise ValueError("X, a masked array, must mask whole tokens; it masks some features of a token alone")
-    return PaddedSequences(_tensor(X.data, "X"), torch.as_tensor(~hidden.any(2)))
-
-
-def _n_dims(sample: Any) -> int:
-    own = getattr(sample, "ndim", None)
-    if own is not None:
-        return int(own)
-    try:
-        return np.ndim(sample)
-    except ValueError as error:
-        raise ValueError(f"X must hold samples of shape (length, n_features): {error}") from error
-
-
-def _ragged(X: Sequence[ArrayLike | Tensor]) -> RaggedSequences:
-    samples = [_tensor(sample, f"X[{i}]") for i, sample in enumerate(X)]
-    for i, sample in enumerate(samples):
-        if sample.ndim != 2:
-            raise ValueError(
-                f"X[{i}] must have shape (length, n_features), got {tuple(sample.shape)}; a pair of an array and "
-                "lengths or a mask is a tuple"
-            )
-        if sample.shape[1] != samples[0].shape[1]:
-            raise ValueError(f"X[{i}] has tokens of width {sample.shape[1]}, but X[0] of {samples[0].shape[1]}")
-    common = samples[0].dtype
-    for sample in samples:
-        common = torch.promote_types(common, sample.dtype)
-    return RaggedSequences([sample.to(common) for sample in samples])
-
-
-def _is_table(X: Any) -> bool:
-    """Whether ``X`` is a data frame, whose columns have names."""
-    return hasattr(X, "columns")
-
-
-def _working(dtype: torch.dtype) -> torch.dtype:
-    return torch.float32 if dtype in _HALF else dtype
-
-
-def _check_finite(samples: TokenSequences) -> None:
-    for rows, tokens, _ in samples.chunks():
-        if not bool(torch.isfinite(tokens.sum())) and not bool(torch.isfinite(tokens).all()):
-            sample = rows.start + int((~torch.isfinite(tokens)).flatten(1).any(1).nonzero()[0])
-            raise ValueError(f"Input X contains NaN or infinity, in a token of X[{sample}]")
+        raise ValueError(f"X[1] must hold lengths from 1 to {n_tokens}, the tokens of X[0], got {int(wrong[0])}")
+    return torch.arange(n_tokens, device=device) < marks[:, None]
 
 
 def draw_tokens(

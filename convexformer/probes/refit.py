@@ -14,8 +14,9 @@ from convexformer.heads.attention import Heads
 from convexformer.nn.modules.attentive_probe import AttentiveProbe, attentive_reading
 from convexformer.nn.modules.probe import TokenPooler
 from convexformer.nn.modules.token_weights import QueryWeights
+from convexformer.preprocessing.checking import check_sequences
 from convexformer.preprocessing.pooling import pooled
-from convexformer.preprocessing.sequences import TokenSequences, check_sequences
+from convexformer.preprocessing.sequences import TokenSequences
 from convexformer.programs.build import build_program
 from convexformer.validation import as_targets, as_weight, check_device, check_flag
 from convexformer_solvers import (

@@ -15,6 +15,7 @@ from convexformer import ConvexAttentionClassifier, ConvexAttentionRegressor, Co
 from convexformer.datasets import load_digit_tokens
 from convexformer.experiments import demonstration as demo
 from convexformer.gates import GATE_SOURCES
+from convexformer.storage import write_shards
 from convexformer_solvers.io.checkpoint import PathFile
 
 
@@ -86,6 +87,20 @@ def test_a_probe_reads_lengths_and_predicts_as_the_estimator(tmp_path, capsys):
     out = str(tmp_path / "out.npz")
     assert cli.main(["predict", str(tmp_path / "data.npz"), "--model", model, "--out", out]) == 0
     np.testing.assert_allclose(np.load(out)["predictions"], expected.predict((X, lengths)), atol=1e-9)
+
+
+def test_a_probe_reads_shards_and_their_lengths(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    X, lengths = rng.normal(size=(60, 5, 3)), rng.integers(1, 6, size=60)
+    y = X[:, 0, 0]
+    write_shards(
+        tmp_path / "shards", lambda rows: {"X": X[rows], "y": y[rows], "lengths": lengths[rows]}, 60, shard_rows=25
+    )
+    run = ["fit", str(tmp_path / "shards"), "--model", str(tmp_path / "model.npz"), "--probe", "--json"]
+    assert cli.main(run) == 0
+    report = json.loads(capsys.readouterr().out)
+    expected = ConvexProbeRegressor(random_state=0).fit((X, lengths), y)
+    assert report["objective"] == pytest.approx(expected.certificate_.primal, abs=1e-9)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ import torch
 from probe_cases import forms, padded, ragged_samples
 from sklearn.base import BaseEstimator
 
-from convexformer.preprocessing.sequences import CONFIG, PaddedSequences, check_sequences, choose_samples, draw_tokens
+from convexformer.preprocessing.checking import check_sequences, choose_samples
+from convexformer.preprocessing.sequences import CONFIG, PaddedSequences, draw_tokens
 
 SAMPLES = ragged_samples()
 FORMS = forms(SAMPLES)

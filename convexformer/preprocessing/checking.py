@@ -1,0 +1,179 @@
+"""Checks of samples of tokens, and what of all that users pass they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from sklearn.utils import _safe_indexing
+from sklearn.utils.validation import validate_data
+from torch import Tensor
+
+from convexformer.validation import as_floats, as_tensor
+
+from .sequences import PaddedSequences, RaggedSequences, TokenSequences, mask_of
+from .stored import stored_sequences
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def check_sequences(estimator: Any, X: Any, reset: bool) -> TokenSequences:
+    """Check samples of any number of tokens.
+
+    Parameters
+    ----------
+    estimator : estimator
+        Its ``n_features_in_`` is set when `reset`, and compared otherwise.
+    X : array-like or pair
+        One of: an array of shape (N, n, d); a list of arrays of shapes (length, d); a pair of an array of shape
+        (N, n, d) and the `lengths` of the samples, integers of shape (N,), or a `mask` of shape (N, n) that is True
+        where a token is real; a masked array of numpy; a nested tensor of torch. An array of shape (N, d) is samples
+        of one token each. What ``open_source`` takes, as a path, stands for an array of shape (N, n, d); it is read in
+        chunks. ``TokenSequences`` are taken as they are.
+    reset : bool
+        Whether this is a fit.
+
+    Returns
+    -------
+    TokenSequences
+        Sharing the memory of ``X`` where possible.
+
+    Raises
+    ------
+    ValueError
+        If ``X`` is none of these, a sample has no token, widths differ, or a token that is real is not finite.
+    FileNotFoundError, ModuleNotFoundError
+        As of ``open_source``.
+    """
+    samples = X if isinstance(X, TokenSequences) else _as_sequences(estimator, X, reset)
+    if len(samples) == 0 or samples.n_features == 0:
+        raise ValueError(
+            f"X must have at least one sample and one feature, got {len(samples)} samples of {samples.n_features} "
+            "features"
+        )
+    if reset:
+        estimator.n_features_in_ = samples.n_features
+        if hasattr(estimator, "feature_names_in_") and not _is_table(X):
+            del estimator.feature_names_in_
+    elif samples.n_features != estimator.n_features_in_:
+        raise ValueError(
+            f"X has {samples.n_features} features, but {type(estimator).__name__} is expecting "
+            f"{estimator.n_features_in_} features as input"
+        )
+    empty = (samples.lengths == 0).nonzero()
+    if len(empty):
+        raise ValueError(
+            f"{samples.place(int(empty[0]))} has no token that is real; each sample must have at least one, so leave "
+            "such out"
+        )
+    _check_finite(samples)
+    return samples
+
+
+def choose_samples(X: Any, index: NDArray[np.int64]) -> Any:
+    """Some of the samples, of the kind of all; ``TokenSequences`` of samples on a disk.
+
+    Examples
+    --------
+    >>> choose_samples((np.zeros((3, 2, 1)), [2, 1, 2]), np.array([1]))
+    (array([[[0.],
+            [0.]]]), array([1]))
+    """
+    samples = X if isinstance(X, TokenSequences) else stored_sequences(X)
+    if samples is not None:
+        return samples.rows(torch.from_numpy(index))
+    if isinstance(X, tuple) and len(X) == 2 and np.ndim(X[0]) == 3:
+        return tuple(part[index] if torch.is_tensor(part) else np.asarray(part)[index] for part in X)
+    if torch.is_tensor(X) and X.is_nested:
+        return [X[int(i)] for i in index]
+    return X[index] if torch.is_tensor(X) or isinstance(X, np.ma.MaskedArray) else _safe_indexing(X, index)
+
+
+def _as_sequences(estimator: Any, X: Any, reset: bool) -> TokenSequences:
+    if (stored := stored_sequences(X)) is not None:
+        return stored
+    if isinstance(X, tuple) and len(X) == 2 and np.ndim(X[0]) == 3:
+        tokens = _tensor(X[0], "X[0]")
+        return PaddedSequences(tokens, mask_of(X[1], len(tokens), tokens.shape[1], tokens.device))
+    if isinstance(X, np.ma.MaskedArray):
+        return _numpy_masked(X)
+    if torch.is_tensor(X) and X.is_nested:
+        X = list(X.unbind())
+    if getattr(getattr(X, "dtype", None), "kind", None) == "O" and X.ndim == 1:
+        X = list(X)
+    if isinstance(X, (list, tuple)) and any(_n_dims(sample) >= 2 for sample in X):
+        return _ragged(X)
+    if getattr(X, "ndim", 0) == 3:  # as it is, be it a memory map in half precision
+        tokens = _tensor(X, "X")
+        if 0 in tokens.shape:
+            raise ValueError(f"X must have at least one sample, token and feature, got shape {tuple(tokens.shape)}")
+        return PaddedSequences(tokens)
+    return PaddedSequences(_single_tokens(estimator, X, reset))
+
+
+def _single_tokens(estimator: Any, X: Any, reset: bool) -> Tensor:
+    """Samples of one token each, of two-dimensional data that scikit-learn's checks take."""
+    if getattr(X, "ndim", 2) > 3:
+        raise ValueError(f"X must have 2 or 3 dimensions (samples[, tokens], features), got {X.ndim}")
+    if torch.is_tensor(X) and X.ndim == 2:
+        return _tensor(X, "X")[:, None]
+    array = validate_data(estimator, X, dtype=(np.float64, np.float32, np.float16), reset=reset)
+    return as_tensor(array)[:, None]
+
+
+def _tensor(X: Any, name: str) -> Tensor:
+    """An array of real numbers as a tensor; half precision stays."""
+    tensor = as_tensor(X, name=name).detach()
+    if tensor.is_complex():
+        raise ValueError(f"{name} must hold real numbers, got {tensor.dtype}")
+    return tensor if tensor.dtype in _HALF else as_floats(tensor)
+
+
+def _numpy_masked(X: np.ma.MaskedArray) -> PaddedSequences:
+    hidden = np.ma.getmaskarray(X)
+    if X.ndim != 3:
+        raise ValueError(f"X, a masked array, must have shape (n_samples, n_tokens, n_features), got {X.shape}")
+    if (hidden.any(2) != hidden.all(2)).any():
+        raise ValueError("X, a masked array, must mask whole tokens; it masks some features of a token alone")
+    return PaddedSequences(_tensor(X.data, "X"), torch.as_tensor(~hidden.any(2)))
+
+
+def _n_dims(sample: Any) -> int:
+    own = getattr(sample, "ndim", None)
+    if own is not None:
+        return int(own)
+    try:
+        return np.ndim(sample)
+    except ValueError as error:
+        raise ValueError(f"X must hold samples of shape (length, n_features): {error}") from error
+
+
+def _ragged(X: Sequence[ArrayLike | Tensor]) -> RaggedSequences:
+    samples = [_tensor(sample, f"X[{i}]") for i, sample in enumerate(X)]
+    for i, sample in enumerate(samples):
+        if sample.ndim != 2:
+            raise ValueError(
+                f"X[{i}] must have shape (length, n_features), got {tuple(sample.shape)}; a pair of an array and "
+                "lengths or a mask is a tuple"
+            )
+        if sample.shape[1] != samples[0].shape[1]:
+            raise ValueError(f"X[{i}] has tokens of width {sample.shape[1]}, but X[0] of {samples[0].shape[1]}")
+    common = samples[0].dtype
+    for sample in samples:
+        common = torch.promote_types(common, sample.dtype)
+    return RaggedSequences([sample.to(common) for sample in samples])
+
+
+def _is_table(X: Any) -> bool:
+    """Whether ``X`` is a data frame, whose columns have names."""
+    return hasattr(X, "columns")
+
+
+def _check_finite(samples: TokenSequences) -> None:
+    for rows, tokens, _ in samples.chunks():
+        if not bool(torch.isfinite(tokens.sum())) and not bool(torch.isfinite(tokens).all()):
+            sample = rows.start + int((~torch.isfinite(tokens)).flatten(1).any(1).nonzero()[0])
+            raise ValueError(f"Input X contains NaN or infinity, in a token of {samples.place(sample)}")

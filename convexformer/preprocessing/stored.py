@@ -1,0 +1,87 @@
+"""Samples of tokens on a disk, which are read when they are needed."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from convexformer.storage import open_source
+from convexformer_solvers import Source
+
+from .sequences import PaddedSequences, TokenSequences, mask_of, working_precision
+
+
+class StoredSequences(TokenSequences):
+    """Samples of a source.
+
+    Parameters
+    ----------
+    source : Source
+        The tokens.
+    mask : Tensor of bool of shape (len(index), n), optional
+        Which of them are real. Default: all.
+    index : Tensor of int64, optional
+        Positions of the samples in the source. Default: all, in order.
+    device : torch.device, optional
+        Where tokens are moved to once they are read. Default: the CPU.
+    """
+
+    def __init__(
+        self, source: Source, mask: Tensor | None = None, index: Tensor | None = None, device: Any = "cpu"
+    ) -> None:
+        self._stored, self.device = source, torch.device(device)
+        self._index = torch.arange(source.shape[0]) if index is None else index.cpu()
+        self._mask = None if mask is None else mask.to(self.device)
+        longest = torch.full((len(self._index),), source.shape[1], dtype=torch.int64, device=self.device)
+        self.lengths = longest if self._mask is None else self._mask.sum(1)
+        self.n_features, self.dtype = source.shape[2], working_precision(source.dtype)
+
+    def padded(self, rows: slice) -> tuple[Tensor, Tensor]:
+        tokens = self._read(self._index[rows]).to(self.device, self.dtype)
+        return PaddedSequences(tokens, None if self._mask is None else self._mask[rows]).padded(slice(None))
+
+    def _read(self, places: Tensor) -> Tensor:
+        """Tokens at some positions, read in order: from the first to the last, or in runs where that is far more."""
+        ordered = places.sort().values
+        first, end = int(ordered[0]), int(ordered[-1]) + 1
+        if end - first <= 2 * len(places):
+            return self._stored.read(slice(first, end))[places - first]
+        edges = [0, *((ordered.diff() > 1).nonzero()[:, 0] + 1).tolist(), len(ordered)]
+        runs = [slice(int(ordered[a]), int(ordered[b - 1]) + 1) for a, b in pairwise(edges)]
+        tokens = torch.cat([self._stored.read(run) for run in runs])
+        return tokens[torch.searchsorted(ordered.unique(), places)]
+
+    @property
+    def longest(self) -> int:
+        return self._stored.shape[1]  # which is read, be it real or not
+
+    def rows(self, index: Tensor) -> StoredSequences:
+        mask = None if self._mask is None else self._mask[index]
+        return StoredSequences(self._stored, mask, self._index[index.cpu()], self.device)
+
+    def to(self, device: torch.device) -> StoredSequences:
+        device = torch.device(device)
+        return self if device == self.device else StoredSequences(self._stored, self._mask, self._index, device)
+
+    def place(self, sample: int) -> str:
+        return self._stored.place(int(self._index[sample]))
+
+
+def stored_sequences(X: Any) -> StoredSequences | None:
+    """Samples that ``X``, or the first part of a pair, names on a disk, with their lengths or mask; None of others."""
+    pair = isinstance(X, tuple) and len(X) == 2
+    given = X[0] if pair else X
+    source = None if isinstance(given, np.ndarray) else open_source(given)  # a memory map is an array as it is
+    if source is None:
+        return None
+    if len(source.shape) != 3 or source.shape[2] == 1:  # of two dimensions, as open_source takes them
+        raise ValueError(
+            "X on a disk must have shape (n_samples, n_tokens, n_features), of more than one feature, got "
+            f"{source.shape}; samples of one token have the shape (n_samples, 1, n_features)"
+        )
+    mask = mask_of(X[1], source.shape[0], source.shape[1], torch.device("cpu")) if pair else None
+    return StoredSequences(source, mask)

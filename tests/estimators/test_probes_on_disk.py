@@ -1,0 +1,145 @@
+"""Probes of tokens on a disk: those of the same tokens in memory."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.base import clone
+
+from convexformer import (
+    ConvexProbeClassifier,
+    ConvexProbeClassifierCV,
+    ConvexProbeRegressor,
+)
+from convexformer.nn import AttentiveProbe
+from convexformer.preprocessing import PrototypePooling
+from convexformer.preprocessing.sequences import CONFIG
+from convexformer.preprocessing.stored import stored_sequences
+from convexformer.probes import refit_probe
+from convexformer.storage import Chunks, Source, write_shards
+
+N, LONGEST, WIDTH = 90, 6, 5
+PROBES = {
+    "regressor": ConvexProbeRegressor(alpha=0.05, tol=1e-9, random_state=0),
+    "classifier": ConvexProbeClassifier(alpha=0.02, tol=1e-9, random_state=0, dictionary=PrototypePooling(4)),
+    "generated": ConvexProbeRegressor(alpha=0.05, tol=1e-6, random_state=0, generate=2, standardize=False),
+    "limited": ConvexProbeRegressor(alpha=0.05, tol=1e-5, random_state=0, memory_limit=2000),
+    "cv": ConvexProbeClassifierCV(alphas=3, cv=3, tol=1e-7, random_state=0),
+    "cv_accuracy": ConvexProbeClassifierCV(alphas=3, cv=3, tol=1e-7, random_state=0, scoring="accuracy"),
+}
+
+
+@pytest.fixture(scope="module")
+def data():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(N, LONGEST, WIDTH)).astype(np.float32)
+    lengths = rng.integers(1, LONGEST + 1, N)
+    return X, lengths, X[:, 0, 0] + np.abs(X[:, 0, 1])
+
+
+@pytest.fixture
+def places(data, tmp_path):
+    """The tokens in each kind of place; what is beyond the lengths is not read."""
+    X = data[0]
+    np.save(tmp_path / "X.npy", X)
+    write_shards(tmp_path / "shards", lambda rows: {"X": X[rows], "y": X[rows, 0]}, N, shard_rows=20)
+    return {
+        "file": str(tmp_path / "X.npy"),
+        "shards": tmp_path / "shards",
+        "chunks": Chunks(lambda: iter(np.array_split(X, 7))),
+    }
+
+
+def same(got, wanted, X, where):
+    assert got.certificate_.primal == wanted.certificate_.primal
+    np.testing.assert_array_equal(got.coef_, wanted.coef_)
+    np.testing.assert_array_equal(got.predict(where), wanted.predict(X))
+    np.testing.assert_array_equal(got.pool(where), wanted.pool(X))
+
+
+@pytest.mark.parametrize("pair", [False, True], ids=["whole", "lengths"])
+@pytest.mark.parametrize("place", ["file", "shards", "chunks"])
+@pytest.mark.parametrize("name", PROBES)
+def test_probes_are_those_of_tokens_in_memory(name, place, pair, data, places):
+    X, lengths, y = data
+    target = np.where(y > 1, "up", "down") if name.startswith("c") else y
+    given, where = ((X, lengths), (places[place], lengths)) if pair else (X, places[place])
+    wanted = clone(PROBES[name]).fit(given, target)
+    same(clone(PROBES[name]).fit(where, target), wanted, given, where)
+
+
+def test_masks_explanations_and_refits(data, places):
+    X, lengths, y = data
+    mask = np.arange(LONGEST) < lengths[:, None]
+    model = ConvexProbeRegressor(alpha=0.05, random_state=0).fit((places["shards"], mask), y)
+    wanted = ConvexProbeRegressor(alpha=0.05, random_state=0).fit((X, lengths), y)
+    same(model, wanted, (X, lengths), (places["shards"], lengths))
+    got, there = model.explain((places["file"], lengths)), wanted.explain((X, lengths))
+    np.testing.assert_array_equal(np.concatenate(got.contributions), np.concatenate(there.contributions))
+    torch.manual_seed(0)
+    trained = AttentiveProbe(WIDTH, 1, n_queries=2)
+    found = refit_probe(trained, places["file"], y, alpha=0.05)
+    assert found.gap == pytest.approx(refit_probe(trained, X, y, alpha=0.05).gap)
+
+
+def test_mistakes_are_told(data, places, tmp_path):
+    X, lengths, y = data
+    model = PROBES["regressor"]
+    bad = X.copy()
+    bad[33, 2, 1] = np.nan
+    write_shards(tmp_path / "bad", lambda rows: {"X": bad[rows]}, N, shard_rows=20)
+    with pytest.raises(ValueError, match=r"NaN or infinity, in a token of row 13 of shard 'part-00001"):
+        model.fit(tmp_path / "bad", y)
+    with pytest.raises(ValueError, match=r"lengths, integers of shape \(90,\)"):
+        model.fit((places["file"], lengths[:5]), y)
+    empty = lengths.copy()
+    empty[47] = 0
+    with pytest.raises(ValueError, match=r"row 7 of shard 'part-00002.*no token that is real"):
+        model.fit((places["shards"], empty), y)
+    np.save(tmp_path / "flat.npy", X[:, 0])
+    with pytest.raises(ValueError, match="n_samples, 1, n_features"):
+        model.fit(str(tmp_path / "flat.npy"), y)
+    np.save(tmp_path / "narrow.npy", X[:, :, :3])
+    fitted = clone(model).fit(X, y)
+    with pytest.raises(ValueError, match="3 features"):
+        fitted.predict(str(tmp_path / "narrow.npy"))
+
+
+def test_chunks_are_small_and_folds_are_read_in_order():
+    class Recorded(Source):
+        shape, dtype, reads = (3000, 512, 4), torch.float32, []
+
+        def read(self, rows):
+            self.reads.append(rows)
+            return torch.arange(rows.start, rows.stop)[:, None, None].expand(-1, *self.shape[1:]).float()
+
+    source = Recorded()
+    samples = stored_sequences((source, np.full(3000, 2)))
+    for rows, tokens, _ in samples.chunks():
+        np.testing.assert_array_equal(tokens[:, 0, 0], np.arange(rows.start, rows.stop))
+    assert max(rows.stop - rows.start for rows in source.reads) * 512 * 4 <= CONFIG.temporary
+    source.reads.clear()
+    some = torch.tensor([2500, 7, 8, 9, 7, 1200])
+    np.testing.assert_array_equal(samples.rows(some).padded(slice(0, 6))[0][:, 0, 0], some)
+    assert source.reads == [slice(7, 10), slice(1200, 1201), slice(2500, 2501)]
+
+
+def test_sources_of_two_dimensions_are_told():
+    class Flat(Source):
+        shape, dtype = (30, 4), torch.float32
+
+        def read(self, rows):
+            raise AssertionError("nothing is read")
+
+    with pytest.raises(ValueError, match="n_samples, n_tokens, n_features"):
+        PROBES["regressor"].fit(Flat(), np.zeros(30))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.int8])
+def test_stored_precisions(dtype, data, tmp_path):
+    X, _, y = data
+    stored = np.round(10 * X).astype(dtype)
+    np.save(tmp_path / "X.npy", stored)
+    got = clone(PROBES["regressor"]).fit(str(tmp_path / "X.npy"), y)
+    wanted = clone(PROBES["regressor"]).fit(stored.astype(np.float32), y)
+    assert got.certificate_.primal == pytest.approx(wanted.certificate_.primal, rel=1e-9)
+    np.testing.assert_allclose(got.coef_, wanted.coef_, atol=1e-5)
