@@ -45,7 +45,9 @@ def certify(
 
     Notes
     -----
-    By weak duality every feasible dual point bounds the optimum, whatever ``coef`` is.
+    By weak duality every feasible dual point bounds the optimum, whatever ``coef`` is. The dual point is that of the
+    best intercept for ``coef``. For data that are not in memory, and without a ``dual_hint``, it is that of the given
+    intercept, as both products then come from one read.
 
     Examples
     --------
@@ -66,13 +68,18 @@ def certify(
     intercept = torch.zeros(coef.shape[-1]).to(coef) if intercept is None else intercept.detach().double()
 
     one_read = not exact.map.in_memory and dual_hint is None
-    pred, feasible = _of_one_read(exact, coef, intercept) if one_read else _of_two(exact, coef, intercept, dual_hint)
+    if one_read:
+        pred, feasible = _of_one_read(exact, coef, intercept)
+    else:
+        pred, feasible = _of_two_reads(exact, coef, intercept, dual_hint)
     primal = float(exact.loss_value(pred + intercept) + exact.alpha * exact.penalty.value(coef))
     dual, point = max(((float(exact.dual(theta)), theta) for theta in feasible), key=lambda pair: pair[0])
     return Certificate(primal, dual, exact.null_value, point)
 
 
-def _of_two(program: Program, coef: Tensor, intercept: Tensor, dual_hint: Tensor | None) -> tuple[Tensor, list[Tensor]]:
+def _of_two_reads(
+    program: Program, coef: Tensor, intercept: Tensor, dual_hint: Tensor | None
+) -> tuple[Tensor, list[Tensor]]:
     """Predictions without the intercept, and feasible dual points, of two reads of the data."""
     pred = program.map.sparse_matvec(coef)
     # With the best intercept, not the given one, the dual point is centred.
@@ -87,24 +94,33 @@ def _of_two(program: Program, coef: Tensor, intercept: Tensor, dual_hint: Tensor
 
 
 def _of_one_read(program: Program, coef: Tensor, intercept: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """As ``_of_two``, of data that are not in memory: the dual point is that of the given intercept.
+    """As ``_of_two_reads``, of data that are not in memory; the dual point is that of the given intercept.
 
-    Centring takes a constant from it, whose correlation is that of the weights.
+    Its correlation after centring is ``A' diag(p) (theta - m) = A' diag(p) theta - (A' p) m``, and the weights ``p``
+    are a last column of the same pass. Where ``m`` is larger than what it leaves, as of an intercept far from the best
+    one, that difference is rounding, and the data are read again.
     """
-    free = program.fit_intercept
-    pred, correlation = program.map.slopes_pass(coef, program.slopes(intercept, with_weight=free))
+    fit_intercept = program.fit_intercept
+    pred, correlation = program.map.slopes_pass(coef, program.slopes(intercept, with_weight=fit_intercept))
     theta = torch.where(program.weight[:, None] > 0, -program.loss.gradient(pred + intercept, program.y), 0.0)
     if not bool(torch.isfinite(theta).all()):
         return pred, _feasible_dual_points(program, [program.null_dual_point])
-    if not free:
+    if not fit_intercept:
         return pred, [_scaled(program, theta, correlation)]
     correlation, of_weight = correlation[..., :-1], correlation[..., -1:]
     centred = _centred(program, theta)
-    kept = (centred != 0).any(0)
-    correlation = torch.where(kept, correlation - of_weight * (program.weight @ theta), 0.0)
+    if bool(((program.weight @ theta).abs() > program.weight @ centred.abs()).any()):
+        return pred, _feasible_dual_points(program, [theta])
+
+    def after_centring(point: Tensor, centred: Tensor, correlation: Tensor) -> Tensor:
+        return torch.where((centred != 0).any(0), correlation - of_weight * (program.weight @ point), 0.0)
+
+    correlation = after_centring(theta, centred, correlation)
     inside, share = _into_domain(program, centred)
     if share > 0:
-        correlation = torch.lerp(correlation, 0.5 * program.null_correlation, share)
+        half = 0.5 * program.null_dual_point
+        of_half = after_centring(half, _centred(program, half), 0.5 * program.null_correlation)
+        correlation = torch.lerp(correlation, of_half, share)
     return pred, [_scaled(program, inside, correlation)]
 
 

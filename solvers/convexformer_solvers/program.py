@@ -200,6 +200,13 @@ class Program:
         object.__setattr__(result, "_known", self._known)
         return result
 
+    def with_penalty(self, penalty: Penalty) -> Program:
+        """The same program with another penalty; targets in float64 are those of the same exact program."""
+        result = dataclasses.replace(self, penalty=penalty)
+        if "_exact" in self._known:
+            result.remembered("_exact", lambda: self._exact.with_penalty(penalty))
+        return result
+
     def remembered(self, name: str, compute: Callable[[], _T]) -> _T:
         """What `compute` gives, once for all programs that differ in ``alpha`` alone."""
         if name not in self._known:
@@ -232,7 +239,7 @@ class Program:
     pull_back = weighted_adjoint  # its former name
 
     def slopes(self, intercept: Tensor, with_weight: bool = False) -> LossSlopes:
-        """Slopes of the mean loss, for ``LinearMap.slopes_pass``, with an intercept of shape (c,)."""
+        """Minus the slopes of the mean loss, for ``LinearMap.slopes_pass``, with an intercept of shape (c,)."""
         return LossSlopes(self.loss, self.y, self.weight, intercept, with_weight)
 
     def best_intercept(self, pred: Tensor, start: Tensor | None = None) -> Tensor:

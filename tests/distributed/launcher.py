@@ -6,7 +6,6 @@ The processes are forked from one that has imported everything, which takes each
 import multiprocessing
 import os
 import pickle
-import signal
 import sys
 import time
 import warnings
@@ -45,13 +44,13 @@ class Rank:
     def output(self, timeout):
         """What it has printed, once it has ended; an error if that takes longer than so many seconds."""
         self._process.join(timeout)
-        assert self._process.exitcode is not None, f"no end within {timeout} s"
-        return self._printed.read_text()
+        printed = self._printed.read_text() if self._printed.exists() else "no output"
+        assert self._process.exitcode is not None, f"no end within {timeout} s: {printed}"
+        return printed
 
     def kill(self):
         """End it at once, as ``kill -9`` does."""
-        if self._process.exitcode is None:
-            os.kill(self._process.pid, signal.SIGKILL)
+        self._process.kill()
         self._process.join()
 
 

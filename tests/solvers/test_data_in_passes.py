@@ -223,6 +223,27 @@ def test_certificates_of_one_read(name, intercept, weighted):
             assert found.gap <= max(2 * held.gap, 1e-9 * null_value)
 
 
+@pytest.mark.parametrize(("offset", "of_target"), [(0.0, 1e8), (1e3, 1e6), (1e4, 1e8), (1e5, 1e9)])
+def test_certificates_far_from_the_best_intercept_are_feasible(offset, of_target):
+    data = randn(200, 3, 2) + offset
+    y = randn(200, 1, seed=1) + data[:, 0, :1] - offset + of_target
+    program = Program(DenseMap(data), y, get_loss("squared"), get_penalty("group_l2"), 0.1, None, True)
+    optimum = solve(program, Auto(), tol=1e-9)
+    there = dataclasses.replace(program, map=CountedMap(program.map))
+    found = certify(there, optimum.coef)  # of an intercept of zero
+    largest = program.penalty.group_dual_norms(program.weighted_adjoint(found.dual_point)).max()
+    assert float(largest) <= program.alpha * (1 + 1e-9 * max(1.0, offset))
+    assert found.dual <= optimum.certificate.primal * (1 + 1e-6)
+
+
+def test_a_penalty_that_is_the_same_norm_takes_no_more_passes():
+    program = program_of("squared", "nuclear", n=4000, c=1, data=correlated().float())
+    counted = CountedMap(program.map)
+    program = Program(counted, program.y, program.loss, program.penalty, 0.1, None, True)
+    assert solve(program, Auto(), tol=1e-6).certificate.relative_gap <= 1e-6
+    assert counted.passes[0] <= 3.1  # alpha_max is that of the given penalty
+
+
 def test_certificates_are_of_the_data():
     program = program_of("squared", "group_l2", weighted=True)
     other = both(program, 1e-8)[1]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 @dataclasses.dataclass
 class Traffic:
-    """What a source has been read, by a map and all that were made of it.
+    """What has been read of a source, by a map and all that were made of it.
 
     Attributes
     ----------
@@ -20,6 +20,9 @@ class Traffic:
         Bytes of the source in the precision of storage, and bytes that have been read.
     read_seconds, waited_seconds : float
         Seconds of reading and conversion, and those in which products waited for them.
+    passes, bytes_per_second : float
+        Bytes read over those of the source, and over the seconds of reading. Seconds of ranks are added, so that theirs
+        is the mean rate of a rank.
     """
 
     total_bytes: int

@@ -63,7 +63,7 @@ class StreamedMap(LinearMap):
     TypeError
         If one of them is of another kind.
     ValueError
-        If ``masks`` does not fit; by products, if an entry is not finite, with its place.
+        If ``masks`` does not fit or ``part`` has a step; by products, if an entry is not finite, with its place.
 
     Examples
     --------
@@ -102,6 +102,8 @@ class StreamedMap(LinearMap):
         self.source, self.chunk, self.memory_limit = source, chunk or CONFIG.chunk, memory_limit
         self._dtype = dtype or (torch.float32 if source.dtype in _SINGLE else torch.float64)
         self._device = torch.device(device)
+        if part is not None and part.step not in (None, 1):
+            raise ValueError(f"part must be a slice without a step, got {part}")
         self._index: range | Tensor = range(source.shape[0])[part or slice(None)]
         self._order: Tensor | None = None  # of samples as they are read; None where that is their own
         self._traffic = Traffic(self._n_bytes)
@@ -231,7 +233,7 @@ class StreamedMap(LinearMap):
                     ahead = pool.submit(read, following)
                 values = values.to(self._device)  # of a device without streams, as a thread may not know it
                 yield part.places, DenseMap(values) if masks is None else GatedMap(values, masks[part.places])
-        if self._n_bytes == self._traffic.total_bytes:
+        if isinstance(self._index, range) and self._n_bytes == self._traffic.total_bytes:
             self._traffic.is_finite = True
 
     # Products

@@ -64,7 +64,7 @@ class SimplePenalty(Reduction):
         return program.penalty.for_outputs(program.y.shape[1]) is not program.penalty
 
     def apply(self, program: Program) -> tuple[Program, None]:
-        return dataclasses.replace(program, penalty=program.penalty.for_outputs(program.y.shape[1])), None
+        return program.with_penalty(program.penalty.for_outputs(program.y.shape[1])), None
 
 
 def in_precision(point: Point, dtype: torch.dtype) -> Point:

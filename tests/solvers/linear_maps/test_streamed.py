@@ -7,10 +7,11 @@ import pytest
 import torch
 from solver_cases import randn
 
-from convexformer_solvers import DenseMap, GatedMap
+from convexformer_solvers import DenseMap, GatedMap, get_loss
 from convexformer_solvers.checks import check_map
 from convexformer_solvers.linear_maps.source import Source
 from convexformer_solvers.linear_maps.streamed import StreamedMap
+from convexformer_solvers.program import LossSlopes
 
 N = 23
 
@@ -148,3 +149,43 @@ def test_masks_that_do_not_fit(masks):
 def test_what_is_no_source():
     with pytest.raises(TypeError, match="source must be"):
         StreamedMap(randn(N, 3, 2))
+
+
+def test_repeated_rows_are_no_whole_pass():
+    data = randn(N, 3, 2)
+    data[15, 1, 0] = torch.nan
+    streamed = StreamedMap(Rows(data), chunk=24)
+    streamed.rows(torch.zeros(N, dtype=torch.int64)).matvec(randn(3, 2, 1))
+    with pytest.raises(ValueError, match="sample 15"):
+        streamed.matvec(randn(3, 2, 1))
+
+
+def test_a_part_counts_passes_over_itself():
+    data = randn(N, 3, 2)
+    part = StreamedMap(Rows(data), part=slice(4, 19), chunk=24)
+    coef = randn(3, 2, 1)
+    torch.testing.assert_close(part.matvec(coef), DenseMap(data[4:19]).matvec(coef))
+    assert part.traffic().passes == 1
+    assert part.traffic().total_bytes == 15 * 6 * 8
+    with pytest.raises(ValueError, match="without a step"):
+        StreamedMap(Rows(data), part=slice(0, 19, 2))
+
+
+@pytest.mark.parametrize("name", maps())
+@pytest.mark.parametrize("with_weight", [False, True])
+def test_slopes_of_the_same_pass(name, with_weight):
+    streamed, held = maps()[name]
+    y, weight = randn(held.n_samples, 2), randn(held.n_samples).abs()
+    weight[::3] = 0
+    slopes = LossSlopes(get_loss("huber"), y, weight, randn(2), with_weight)
+    coef = randn(*held.feature_shape, 2)
+    for got, wanted in zip(streamed.slopes_pass(coef, slopes), held.slopes_pass(coef, slopes), strict=True):
+        torch.testing.assert_close(got, wanted)
+
+
+def test_no_samples_have_no_slopes():
+    streamed = StreamedMap(Rows(randn(N, 3, 2)), part=slice(0, 0))
+    slopes = LossSlopes(get_loss("squared"), randn(0, 2), randn(0), randn(2), True)
+    pred, back = streamed.slopes_pass(randn(3, 2, 2), slopes)
+    assert pred.shape == (0, 2)
+    assert torch.equal(back, torch.zeros(3, 2, 3, dtype=torch.float64))
