@@ -28,6 +28,7 @@ N_SHARDS = 100
 LIMIT = 4 * 2**30
 RATIO = 0.1
 TOLERANCE = 1e-4
+REPEATS = 3  # of fits to cell G
 
 
 def coefficients() -> np.ndarray:
@@ -275,7 +276,7 @@ if __name__ == "__main__":
     elif sys.argv[1:2] == ["_sgd"]:
         print(json.dumps(fit_sgd(Path(sys.argv[2]), sys.argv[3])))
     elif sys.argv[1:2] == ["_cell_g"]:
-        if found := cell_g(1):
+        if found := cell_g(REPEATS):
             print(json.dumps(found))
     else:
         main()

@@ -252,29 +252,129 @@ def probe_memory() -> str:
 def out_of_core() -> str:
     """Data on a disk, and many processes."""
     data = load("out_of_core")
-    passes, ranks = data["pass"], data["ranks"]
-    rows = [["product, precision", "memory, ms", "page cache, ms", "ratio"]]
-    for name, found in passes["figures"].items():
-        held, disk = found["memory"], found["disk"]
-        rows.append([name, f"{1e3 * held:.0f}", f"{1e3 * disk:.0f}", f"{disk / held:.2f}"])
-    by_ranks = [["design", "what", "one process, s", "two processes, s", "ratio"]]
-    for design, one in ranks["figures"]["1"].items():
-        for what, seconds_of_one in one.items():
-            two = ranks["figures"]["2"][design][what]
-            said = "two products" if what == "product" else f"fit at {what} alpha_max"
-            by_ranks.append([design, said, f"{seconds_of_one:.2f}", f"{two:.2f}", f"{two / seconds_of_one:.2f}"])
+    sections = [of_large, of_peers, of_passes, of_ranks, of_scaling]
+    return "\n\n".join(["# Data on a disk, and many processes", *(section(data) for section in sections)])
+
+
+def of_large(data: dict[str, Any]) -> str:
+    """Data larger than memory."""
+    found = data["large"]["figures"]
+    size = max(record["bytes"] / record["passes"] for record in found["large"])
+    rows = [["task", "model", "seconds", "passes", "GB/s of reading", "memory, GB", "gap", "score", "tokens used"]]
+    for ours, sgd in zip(found["large"], found["sgd"], strict=True):
+        passes, rate, held = ours["passes"], ours["bytes"] / ours["seconds"] / 1e9, ours["held_bytes"] / 1e9
+        figures = [f"{ours['seconds']:.0f}", f"{passes:.1f}", f"{rate:.2f}", f"{held:.2f}", f"{ours['gap']:.1e}"]
+        rows.append([ours["task"], "ours", *figures, f"{ours['score']:.4f}", f"{ours['tokens']} of 16"])
+        rows.append([sgd["task"], "SGD", f"{sgd['seconds']:.0f}", "1", *"---", f"{sgd['score']:.4f}", "16 of 16"])
     return "\n\n".join(
         [
-            "# Data on a disk, and many processes",
+            "## Data larger than memory",
+            f"{size / 1e9:.0f} GB of samples in float32, of 16 tokens of width 64, in {found['n_shards']} shards, of "
+            "which four tokens count and half of the variance is noise. The machine has 24 GiB of memory and "
+            f"`memory_limit` is {found['limit'] / 2**30:.0f} GiB. Fits at a tenth of `alpha_max` to a gap of 1e-4, "
+            "beside one pass of `partial_fit` of `SGDRegressor` and `SGDClassifier` with their defaults, which have no "
+            f"certificate. The disk reads {found['disk_rate'] / 1e9:.2f} GB/s in one file after the other. Seconds are "
+            "those of the whole fit. Memory is what the process held beyond its start.",
+            markdown(rows),
+            measured(data["large"]),
+        ]
+    )
+
+
+def of_peers(data: dict[str, Any]) -> str:
+    """Other packages on the same data."""
+    found, rows = data["peers"]["figures"], []
+    for task in ("regression", "classification"):
+        for name, runs in found[task].items():
+            last = runs[-1]
+            if "seconds" not in last:
+                rows.append(
+                    [task, name, last.get("skipped") or f"more than {last.get('stopped_after', 0):.0f}", *"----"]
+                )
+                continue
+            held, mapped = (f"{last[key] / 1e9:.2f}" for key in ("held_bytes", "mapped_bytes"))
+            rows.append(
+                [task, name, f"{last['seconds']:.1f}", held, mapped, number(last.get("gap")), f"{last['score']:.4f}"]
+            )
+    return "\n\n".join(
+        [
+            "### Other packages",
+            f"{found['data_bytes'] / 1e9:.1f} GB of the same kind, read from the disk at the start of each fit, kept "
+            "in the page cache by the system while there is room, without an intercept. `memory_limit` is a quarter of "
+            "the data. adelie reads one file by columns and fits a path of seven alphas. dask-ml's ADMM reads the "
+            "shards. It has no group norm, and is given one of a few lines; `l1` is its own norm, at a tenth of that "
+            "norm's alpha_max. Each is run at tighter settings until its coefficients have a gap of 1e-4, and the last "
+            "run counts.",
+            markdown([["task", "package", "seconds", "held, GB", "mapped files, GB", "gap", "score"], *rows]),
+            measured(data["peers"]),
+        ]
+    )
+
+
+def of_passes(data: dict[str, Any]) -> str:
+    """A product in memory and in the page cache."""
+    rows = [["product, precision", "memory, ms", "page cache, ms", "ratio"]]
+    for name, found in data["pass"]["figures"].items():
+        held, disk = found["memory"], found["disk"]
+        rows.append([name, f"{1e3 * held:.0f}", f"{1e3 * disk:.0f}", f"{disk / held:.2f}"])
+    return "\n\n".join(
+        [
+            "## One product",
             "A product with 2 GB of samples in float32 that are in memory, or in a file in the page cache, on one "
             "thread beside the thread that reads. Medians of products in turn:",
             markdown(rows),
-            measured(passes),
+            measured(data["pass"]),
+        ]
+    )
+
+
+def of_ranks(data: dict[str, Any]) -> str:
+    """Cell G on two processes."""
+    rows = [["design", "what", "one process, s", "two processes, s", "ratio"]]
+    for design, one in data["ranks"]["figures"]["1"].items():
+        for what, seconds_of_one in one.items():
+            two = data["ranks"]["figures"]["2"][design][what]
+            said = "two products" if what == "product" else f"fit at {what} alpha_max"
+            rows.append([design, said, f"{seconds_of_one:.2f}", f"{two:.2f}", f"{two / seconds_of_one:.2f}"])
+    return "\n\n".join(
+        [
             "## Two processes",
             "Cell G on one process and on two, each of one thread, to a gap of 1e-4. Two products read all samples "
             "twice, which is what limits two processes that share the memory of a machine:",
-            markdown(by_ranks),
-            measured(ranks),
+            markdown(rows),
+            measured(data["ranks"]),
+        ]
+    )
+
+
+def of_scaling(data: dict[str, Any]) -> str:
+    """Weak scaling, and a cost model."""
+    found = data["scaling"]["figures"]
+    designs = {name: part["fits"] for name, part in found.items() if isinstance(part, dict)}
+    rows = [["design", "fit", "one, s", "two, s", "model of one", "model of two"]]
+    sizes = list(next(iter(next(iter(designs.values())).values()))["prediction"])
+    more = [["design", "fit", *(f"{size} ranks, s" for size in sizes)]]
+    for design, fits in designs.items():
+        for name, fit in fits.items():
+            one, two = (fit["measured"][size] for size in ("1", "2"))
+            off = [
+                f"{fit['model_over_measured']['1']:.2f}",
+                f"{fit['with_the_commands_of_two_processes']['over_measured']:.2f}",
+            ]
+            rows.append([design, name, f"{one:.2f}", f"{two:.2f}", *off])
+            more.append([design, name, *(f"{fit['prediction'][size]['seconds']:.2f}" for size in sizes)])
+    return "\n\n".join(
+        [
+            "## Weak scaling",
+            f"{found['samples_of_a_rank']:,} samples of 32 tokens of width 16 in float64 for each rank of one thread. "
+            "Seconds of fits to a gap of 1e-4 on one process and on two, and those of a cost model over them. The model"
+            " adds up the seconds of products, messages and vectors, which are measured by themselves, times their "
+            "number in that fit. `benchmarks/scaling.py` says what it assumes:",
+            markdown(rows),
+            "**A prediction, which nothing was measured against**: seconds of the same fits on more ranks, each on a "
+            f"machine of its own with a network of {found['network'] / 1e9:.2f} GB/s, with as many samples each:",
+            markdown(more),
+            measured(data["scaling"]),
         ]
     )
 
