@@ -48,9 +48,9 @@ class CountedMap(DerivedMap):
         self.passes[0] += 1
         return self.base.slopes_pass(coef, slopes)
 
-    def moments(self, weight, right):
+    def moments(self, weight, right, single=False):
         self.passes[0] += 1
-        return self.base.moments(weight, right)
+        return self.base.moments(weight, right, single)
 
     def gram(self, left, right, weight, center=None):
         self.passes[0] += 1
@@ -195,6 +195,26 @@ def test_one_fit_of_the_squared_loss_reads_the_data_twice():
     assert solve(program, Auto(), tol=1e-6).certificate.relative_gap <= 1e-6
     assert program.alpha_max > 0.1
     assert counted.passes[0] <= 2.1  # moments and a certificate; alpha_max looks at the size of some rows
+
+
+@pytest.mark.parametrize("tol", [1e-4, 1e-6, 1e-8])
+@pytest.mark.parametrize(("scale", "offset", "most"), [(1.0, 0.0, 2.1), (1.0, 1e4, 3.1), (1e20, 0.0, 3.1)])
+def test_gram_matrices_in_single_precision_lose_nothing(tol, scale, offset, most):
+    data = (scale * (correlated() + offset)).float()
+    program = program_of("squared", "group_l2", n=4000, data=data)
+    counted = CountedMap(program.map)
+    program = Program(counted, program.y, program.loss, program.penalty, 0.1 * scale, None, True)
+    found = solve(program, Auto(), tol=tol).certificate
+    assert found.relative_gap <= tol
+    assert counted.passes[0] <= most  # once more about means that are large, or where squares overflow
+    wanted = solve(dataclasses.replace(program, map=DenseMap(data.double())), Auto(), tol=1e-10).certificate
+    assert found.primal == pytest.approx(wanted.primal, rel=10 * tol)
+
+
+def test_singular_gram_matrices_in_single_precision():
+    program = program_of("squared", "group_l2", n=60, data=constant_and_repeated().float())
+    one, other, _ = both(program, 1e-6)
+    assert_same(program, one, other, 1e-6)
 
 
 @pytest.mark.parametrize("weighted", [False, True])

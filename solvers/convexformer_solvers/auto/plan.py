@@ -6,6 +6,8 @@ import dataclasses
 import math
 from collections.abc import Iterator
 
+import torch
+
 from convexformer_solvers.algorithms.admm import Admm, AdmmConfig
 from convexformer_solvers.algorithms.block_descent import BlockDescent
 from convexformer_solvers.algorithms.constant import Constant
@@ -85,6 +87,7 @@ class _Planner:
     def __init__(self, program: Program, warm: bool, config: AutoConfig) -> None:
         self.program, self.warm, self.config = program, warm, config
         self.takes_gram = not program.map.in_memory and self._room_for_gram()
+        self.single_moments = program.map.dtype == torch.float32
         self.factorises = program.map.smaller_side <= config.largest_side
         # On all features a polish costs more than on a working set.
         self.seldom = PolishConfig(wait=2 * PolishConfig.wait)
@@ -96,7 +99,7 @@ class _Planner:
         """The stages of all points of the list that apply."""
         program = self.program
         if self.takes_gram and program.loss.quadratic:
-            moments_of(program)  # gives alpha_max, too
+            moments_of(program, self.single_moments)  # gives alpha_max, too
         if program.alpha >= (1 - 8 * EPS) * program.alpha_max:
             yield Stage(Constant(), "alpha is at least alpha_max: the solution is zero")
         if not program.map.in_memory:
@@ -123,7 +126,11 @@ class _Planner:
 
         inner = Batched(Auto(self.config))
         if self.takes_gram and self.program.loss.quadratic:
-            yield Stage(inner, "one pass for the Gram matrix, which has all that the data say", reductions=(Moments(),))
+            why = "one pass for the Gram matrix, which has all that the data say"
+            if self.single_moments:
+                n_steps = math.ceil(math.log(SINGLE) / math.log(inner.config.factor))
+                yield Stage(inner, f"{why}, in single precision", n_steps, (Moments(single=True),))
+            yield Stage(inner, why, reductions=(Moments(),))
         elif self.takes_gram and math.isfinite(self.program.loss.smoothness):
             why = "one pass for each step in the metric of a Gram matrix"
             yield Stage(MetricGradient(inner), why, self.config.steps)

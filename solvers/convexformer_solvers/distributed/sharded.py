@@ -234,8 +234,8 @@ class ShardedMap(LinearMap):
         pred, back = self._all("slopes_pass", "rows sum", self._own(slopes=slopes), coef=coef)
         return self._joined(pred), back
 
-    def moments(self, weight: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-        return self._all("moments", "sum sum", self._own(weight=weight, right=right))
+    def moments(self, weight: Tensor, right: Tensor, single: bool = False) -> tuple[Tensor, Tensor]:
+        return self._all("moments", "sum sum", self._own(weight=weight, right=right), single=single)
 
     def gram(self, left: Tensor, right: Tensor, weight: Tensor, center: Tensor | None = None) -> Tensor:
         return self._all("gram", "sum", self._own(weight=weight), left=left, right=right, center=center)

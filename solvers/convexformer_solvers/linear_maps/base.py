@@ -254,13 +254,19 @@ class LinearMap(ABC):
         pred = self.matvec(coef)
         return pred, self.rmatvec(slopes.at(pred))
 
-    def moments(self, weight: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    def moments(self, weight: Tensor, right: Tensor, single: bool = False) -> tuple[Tensor, Tensor]:
         """``A' diag(weight) A``, shape ``(p, p)`` for ``p`` features, and ``A' diag(weight) right``, shape ``(p, k)``.
 
-        In the precision of `weight`, of shape (N,); `right` has shape (N, k). Data on a disk are read once for both.
+        In the precision of `weight`, of shape (N,); `right` has shape (N, k). With `single` products of the Gram matrix
+        are in float32, and sums of those of some rows in that precision. Data on a disk are read once for both.
         """
-        blocks = torch.arange(self._n_blocks, device=self.device)
-        return self.gram(blocks, blocks, weight), self.rmatvec(weight[:, None] * right).flatten(0, -2)
+        blocks, product = torch.arange(self._n_blocks, device=self.device), self.rmatvec(weight[:, None] * right)
+        if not single:
+            return self.gram(blocks, blocks, weight), product.flatten(0, -2)
+        gram = weight.new_zeros((len(product.flatten(0, -2)),) * 2)
+        for rows in tall_chunks(self.n_samples, len(gram)):
+            gram += self.rows(rows).gram(blocks, blocks, weight[rows].float())
+        return gram, product.flatten(0, -2)
 
     def squared_norm(self, weight: Tensor, center: bool = False, n_steps: int = 20) -> float:
         """Largest eigenvalue of ``A' diag(weight) A`` by power iteration, from below; `center` centres the columns."""

@@ -270,14 +270,14 @@ class StreamedMap(LinearMap):
             back = product if back is None else back.add_(product)
         return pred, self.rmatvec(slopes.at(pred)) if back is None else back
 
-    def moments(self, weight: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    def moments(self, weight: Tensor, right: Tensor, single: bool = False) -> tuple[Tensor, Tensor]:
         p = math.prod(self.feature_shape)
         gram, product = weight.new_zeros((p, p)), weight.new_zeros((p, right.shape[1]))
-        blocks = torch.arange(self._n_blocks, device=self._device)
         for places, part in self._parts():
-            part.add_gram(gram, blocks, blocks, weight[places])
-            product += part.rmatvec(weight[places, None] * right[places]).flatten(0, -2)
-        return mirrored(gram), product
+            of_part = part.moments(weight[places], right[places], single)
+            gram += of_part[0]
+            product += of_part[1]
+        return gram, product
 
     def gram(self, left: Tensor, right: Tensor, weight: Tensor, center: Tensor | None = None) -> Tensor:
         d = self.feature_shape[-1]

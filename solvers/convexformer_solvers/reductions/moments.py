@@ -26,26 +26,30 @@ class MomentsOf(NamedTuple):
     mean: Tensor  # of the targets, (c,); zeros without an intercept
 
 
-def moments_of(program: Program) -> MomentsOf:
+def moments_of(program: Program, single: bool = False) -> MomentsOf:
     """Moments of a program with float64 targets, computed once for all ``alpha``; the data are read once.
 
     They are read again, about their means, where these are so large that squares lose more than half of their digits.
+    With `single` products of the Gram matrix are in single precision.
     """
-    return program.remembered("moments", lambda: _moments(program))
+    return program.remembered(f"moments, {single}", lambda: _moments(program, single))
 
 
-def _moments(program: Program) -> MomentsOf:
+def _moments(program: Program, single: bool) -> MomentsOf:
     weight, free = program.weight, program.fit_intercept
     mean = weight @ program.y * free
     right = torch.cat([program.y - mean, torch.ones_like(program.y[:, :1])], dim=1)
-    gram, product = program.map.moments(weight, right)
+    gram, product = program.map.moments(weight, right, single)
+    if single and not bool(torch.isfinite(gram).all()):  # squares overflow
+        return _moments(program, single=False)
     target, means = product[:, :-1], product[:, -1] * free
     if program.loss.quadratic:
         # The best constant model's dual point is the centred target.
         program.remembered("null_correlation", lambda: target.reshape(program.coef_shape).clone())
     raw = gram.diagonal().clone()
     gram = gram.sub_(torch.outer(means, means))
-    if bool(((gram.diagonal() < math.sqrt(EPS) * raw) & (raw > 0)).any()):
+    rounding = torch.finfo(torch.float32).eps if single else EPS
+    if bool(((gram.diagonal() < math.sqrt(rounding) * raw) & (raw > 0)).any()):
         shape = program.map.feature_shape
         blocks = torch.arange(math.prod(shape[:-1]), device=means.device)
         gram = program.map.gram(blocks, blocks, weight, means.view(-1, shape[-1]))
@@ -116,6 +120,12 @@ class Moments(Reduction):
     :math:`\frac12 \|R z - R^{-\top} q\|^2` plus a constant, which one more sample holds that no feature reaches. The
     intercept follows from the means. The gap of a point is that of the original program, at its own dual point.
 
+    Parameters
+    ----------
+    single : bool, default=False
+        Whether products of the Gram matrix are in single precision, in half of the time: the objective is then the same
+        to about 1e-7.
+
     Examples
     --------
     >>> from convexformer_solvers import DenseMap, GroupL2, Squared
@@ -126,12 +136,14 @@ class Moments(Reduction):
     ((7, 2, 3), True)
     """
 
+    single: bool = False
+
     def accepts(self, program: Program) -> bool:
         return program.loss.quadratic
 
     def apply(self, program: Program) -> tuple[Program, MomentsOf]:
-        moments = moments_of(program)
-        root = program.remembered("gram_root", lambda: GramRoot(moments.gram, program.map.feature_shape))
+        moments, name = moments_of(program, self.single), f"gram_root, {self.single}"
+        root = program.remembered(name, lambda: GramRoot(moments.gram, program.map.feature_shape))
         y = root.targets(moments.target, program.weight @ (program.y - moments.mean).square())
         reduced = dataclasses.replace(program, map=root.map, y=y, sample_weight=None, fit_intercept=False)
         return reduced, moments

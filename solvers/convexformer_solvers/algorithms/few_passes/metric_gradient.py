@@ -331,5 +331,6 @@ def _read(program: Program, coef: Tensor, intercept: Tensor) -> _Read:
 
 def _with_ones(linear_map: LinearMap, weight: Tensor) -> Tensor:
     """Gram matrix in some weights of the features and of a last one that is 1."""
-    gram, sums = linear_map.moments(weight.contiguous(), torch.ones_like(weight)[:, None])
+    single = linear_map.dtype == torch.float32
+    gram, sums = linear_map.moments(weight.contiguous(), torch.ones_like(weight)[:, None], single)
     return bordered(gram, torch.cat([sums[:, 0], weight.sum()[None]]))
