@@ -95,24 +95,27 @@ def _load_targets(path: Path) -> dict[str, Any]:
 
 
 def _load_shard_targets(folder: Path) -> dict[str, Any]:
-    from convexformer.storage import read_array, read_manifest
-
-    names = read_manifest(folder)["arrays"] if (folder / "manifest.json").exists() else {}
-    if "y" not in names:
+    arrays = _shard_arrays(folder, "y", "sample_weight")
+    if "y" not in arrays:
         raise CommandError(
             f"{folder} holds no array y; give a file with the targets: --targets y.npy, or write the shards with "
             "write_shards(folder, lambda rows: {'X': ..., 'y': ...}, ...)"
         )
-    return {name: read_array(folder, name).numpy() for name in ("y", "sample_weight") if name in names}
+    return arrays
+
+
+def _shard_arrays(folder: Path, *wanted: str) -> dict[str, Any]:
+    """Those of the wanted arrays that a folder of shards holds."""
+    from convexformer.storage import read_array, read_manifest
+
+    names = read_manifest(folder)["arrays"] if (folder / "manifest.json").exists() else {}
+    return {name: read_array(folder, name).numpy() for name in wanted if name in names}
 
 
 def samples_of(arrays: dict[str, Any], path: Path, is_probe: bool) -> Any:
     """The samples of a file or folder: ``X``, with the lengths of the samples for a probe where there are any."""
-    if is_probe and "lengths" not in arrays and path.is_dir() and (path / "manifest.json").exists():
-        from convexformer.storage import read_array, read_manifest
-
-        if "lengths" in read_manifest(path)["arrays"]:
-            arrays = {**arrays, "lengths": read_array(path, "lengths").numpy()}
+    if is_probe and "lengths" not in arrays and path.is_dir():
+        arrays = {**arrays, **_shard_arrays(path, "lengths")}
     if "lengths" not in arrays:
         return arrays["X"]
     if not is_probe:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from convexformer.storage import open_source
 from convexformer_solvers import Source
+from convexformer_solvers.linear_maps.source import slices_of
 
 from .sequences import PaddedSequences, TokenSequences, mask_of, working_precision
 
@@ -46,14 +46,10 @@ class StoredSequences(TokenSequences):
 
     def _read(self, places: Tensor) -> Tensor:
         """Tokens at some positions, read in order: from the first to the last, or in runs where that is far more."""
-        ordered = places.sort().values
-        first, end = int(ordered[0]), int(ordered[-1]) + 1
-        if end - first <= 2 * len(places):
-            return self._stored.read(slice(first, end))[places - first]
-        edges = [0, *((ordered.diff() > 1).nonzero()[:, 0] + 1).tolist(), len(ordered)]
-        runs = [slice(int(ordered[a]), int(ordered[b - 1]) + 1) for a, b in pairwise(edges)]
-        tokens = torch.cat([self._stored.read(run) for run in runs])
-        return tokens[torch.searchsorted(ordered.unique(), places)]
+        ordered, order = places.sort(stable=True)
+        reads, chosen = slices_of(ordered, 2 * len(places))
+        tokens = torch.cat([self._stored.read(rows) for rows in reads])
+        return tokens[chosen[order.argsort()]]
 
     @property
     def longest(self) -> int:

@@ -260,13 +260,14 @@ class LinearMap(ABC):
         In the precision of `weight`, of shape (N,); `right` has shape (N, k). With `single` products of the Gram matrix
         are in float32, and sums of those of some rows in that precision. Data on a disk are read once for both.
         """
-        blocks, product = torch.arange(self._n_blocks, device=self.device), self.rmatvec(weight[:, None] * right)
+        blocks = torch.arange(self._n_blocks, device=self.device)
+        product = self.rmatvec(weight[:, None] * right).flatten(0, -2)
         if not single:
-            return self.gram(blocks, blocks, weight), product.flatten(0, -2)
-        gram = weight.new_zeros((len(product.flatten(0, -2)),) * 2)
+            return self.gram(blocks, blocks, weight), product
+        gram = weight.new_zeros((len(product), len(product)))
         for rows in tall_chunks(self.n_samples, len(gram)):
             gram += self.rows(rows).gram(blocks, blocks, weight[rows].float())
-        return gram, product.flatten(0, -2)
+        return gram, product
 
     def squared_norm(self, weight: Tensor, center: bool = False, n_steps: int = 20) -> float:
         """Largest eigenvalue of ``A' diag(weight) A`` by power iteration, from below; `center` centres the columns."""

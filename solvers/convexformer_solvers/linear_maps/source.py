@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from abc import ABC, abstractmethod
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -82,3 +83,17 @@ class Source(ABC):
     def place(self, row: int) -> str:
         """Where a sample is, for messages: by default its position, of a shard the name and the row in it."""
         return f"sample {row}"
+
+
+def slices_of(places: Tensor, at_most: int) -> tuple[list[slice], Tensor]:
+    """Slices in which sorted positions are read, and which of the samples that are read they are.
+
+    One slice holds all between the first and the last where these are `at_most`; else there is one for each run.
+    """
+    first, end = int(places[0]), int(places[-1]) + 1
+    if end - first <= at_most:
+        return [slice(first, end)], places - first
+    distinct = places.unique_consecutive()
+    edges = [0, *((distinct.diff() > 1).nonzero()[:, 0] + 1).tolist(), len(distinct)]
+    runs = [slice(int(distinct[a]), int(distinct[b - 1]) + 1) for a, b in pairwise(edges)]
+    return runs, torch.searchsorted(distinct, places)

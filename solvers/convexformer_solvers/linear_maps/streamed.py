@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -19,7 +18,7 @@ from .base import LinearMap, Slopes, even_rows, mirrored
 from .config import CONFIG
 from .dense import DenseMap
 from .gated import GatedMap
-from .source import Source, Traffic
+from .source import Source, Traffic, slices_of
 
 Places = Tensor | slice  # positions of samples of a map
 
@@ -175,14 +174,7 @@ class StreamedMap(LinearMap):
             if isinstance(index, range):
                 yield _Part(places, [slice(index.start, index.stop)])
                 continue
-            first, end = int(index[0]), int(index[-1]) + 1
-            if end - first <= 2 * height:
-                yield _Part(places, [slice(first, end)], index - first)
-            else:  # run by run
-                breaks = (index.diff() != 1).nonzero()[:, 0] + 1
-                edges = [0, *breaks.tolist(), len(index)]
-                runs = pairwise(edges)
-                yield _Part(places, [slice(int(index[a]), int(index[b - 1]) + 1) for a, b in runs])
+            yield _Part(places, *slices_of(index, 2 * height))
 
     def _read(self, part: _Part) -> Tensor:
         """The samples of a part in the precision of the map, on the device if it has streams."""
