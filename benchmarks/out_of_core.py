@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from benchmark_utils.machine import THREAD_VARIABLES, machine
+from benchmark_utils.machine import THREAD_VARIABLES, add_figures, forget
 from probe_memory import Watch, memory
 
 SHARD = (100_000, 16, 64)
@@ -69,10 +69,7 @@ def write(folder: Path, n_shards: int) -> float:
 def disk_rate(folder: Path) -> float:
     """Bytes per second of reading the first shards one after the other, none of them in the page cache."""
     files = sorted(folder.glob("*.npy"))[:10]
-    for file in files:
-        descriptor = os.open(file, os.O_RDONLY)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(descriptor)
+    forget(files)
     began, buffer = time.perf_counter(), bytearray(2**24)
     for file in files:
         with open(file, "rb", buffering=0) as opened:
@@ -81,12 +78,17 @@ def disk_rate(folder: Path) -> float:
     return sum(file.stat().st_size for file in files) / (time.perf_counter() - began)
 
 
+def targets(folder: Path, task: str) -> np.ndarray:
+    """Targets of all shards."""
+    scores = np.load(folder.parent / "scores.npz")["y"]
+    return scores if task == "regression" else scores > 0
+
+
 def fit_large(folder: Path, task: str) -> dict[str, Any]:
     """A fit to the shards within the limit: seconds, passes, bytes and memory beyond what was there before."""
     import convexformer
 
-    y = np.load(folder.parent / "scores.npz")["y"]
-    y = y if task == "regression" else y > 0
+    y = targets(folder, task)
     name = "ConvexAttentionRegressor" if task == "regression" else "ConvexAttentionClassifier"
     before, watch = memory("RssAnon"), Watch()
     watch.start()
@@ -119,8 +121,7 @@ def fit_sgd(folder: Path, task: str) -> dict[str, Any]:
     """One pass of scikit-learn's stochastic gradients over the same shards: no certificate and no groups."""
     from sklearn.linear_model import SGDClassifier, SGDRegressor
 
-    y = np.load(folder.parent / "scores.npz")["y"]
-    y = y if task == "regression" else y > 0
+    y = targets(folder, task)
     model = SGDRegressor() if task == "regression" else SGDClassifier(loss="log_loss")
     began, start = time.perf_counter(), 0
     for file in sorted(folder.glob("*.npy")):
@@ -167,8 +168,7 @@ def one_pass(folder: Path) -> dict[str, Any]:
     import torch
 
     from convexformer.storage import open_source
-    from convexformer_solvers import DenseMap
-    from convexformer_solvers.linear_maps.streamed import StreamedMap
+    from convexformer_solvers import DenseMap, StreamedMap
 
     torch.set_num_threads(1)
     X = np.random.default_rng(0).standard_normal((250_000, 2048), dtype=np.float32)
@@ -206,8 +206,7 @@ def cell_g(repeats: int) -> dict[str, Any]:
     import torch.distributed as dist
     from benchmark_utils.cells import DESIGNS, simulate
 
-    from convexformer_solvers import DenseMap, GroupL2, Program, Squared, get_solver, solve
-    from convexformer_solvers.distributed import on_all_ranks, ranks
+    from convexformer_solvers import DenseMap, GroupL2, Program, Squared, get_solver, on_all_ranks, ranks, solve
 
     torch.set_num_threads(1)
     size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
@@ -264,10 +263,8 @@ def main() -> None:
         found = runs[options.what]()
     print(json.dumps(found, indent=1))
     if options.output:
-        before = json.loads(options.output.read_text()) if options.output.exists() else {}
         threads = os.cpu_count() if options.what == "large" else 1
-        about = {**machine(threads or 1), "figures": found}
-        options.output.write_text(json.dumps({**before, options.what: about}, indent=1) + "\n")
+        add_figures(options.output, options.what, threads or 1, found)
 
 
 if __name__ == "__main__":

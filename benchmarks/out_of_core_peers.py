@@ -27,14 +27,13 @@ from typing import Any
 import numpy as np
 import out_of_core
 import torch
-from benchmark_utils.machine import THREAD_VARIABLES, machine
+from benchmark_utils.machine import THREAD_VARIABLES, add_figures, forget
 from out_of_core import RATIO, TOLERANCE
 from probe_memory import Watch, memory
 
 import convexformer
 from convexformer.storage import open_source
-from convexformer_solvers import GroupL2, Program, certify, get_loss
-from convexformer_solvers.linear_maps.streamed import StreamedMap
+from convexformer_solvers import GroupL2, Program, StreamedMap, certify, get_loss
 
 LIMIT_SHARE = 4  # the data are that many times as large as our memory limit
 STEPS = 7  # alphas of adelie's path over one decade, as in solvers/adelie.py
@@ -130,7 +129,7 @@ def fit(folder: Path, task: str, alpha: float, name: str, tol: float) -> dict[st
     starts = {"ours": ours, "adelie": adelie}
     given, l1 = (folder, at_alpha, regression, tol), name.endswith("l1")
     start = starts[name](*given) if name in starts else dask_ml(*given, l1)
-    forget(folder)
+    forget(folder.rglob("*.npy"))
     held, mapped, watch = memory("RssAnon"), memory("RssFile"), Peaks()
     watch.start()
     began = time.perf_counter()
@@ -158,15 +157,6 @@ def write(folder: Path, n_shards: int) -> None:
     columns = np.lib.format.open_memmap(folder / "columns.npy", "w+", np.float32, shape, fortran_order=True)
     for number, file in enumerate(sorted((folder / "shards").iterdir())):
         columns[number * n_rows : (number + 1) * n_rows] = np.load(file).reshape(n_rows, -1)
-
-
-def forget(folder: Path) -> None:
-    """Take the data out of the page cache."""
-    os.sync()
-    for file in folder.rglob("*.npy"):
-        descriptor = os.open(file, os.O_RDONLY)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(descriptor)
 
 
 def runs(folder: Path, task: str, alpha: float, name: str, limit: float) -> Iterator[dict[str, Any]]:
@@ -217,9 +207,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         found = compare(Path(folder), options.n_shards, options.limit)
     if options.output:
-        before = json.loads(options.output.read_text()) if options.output.exists() else {}
-        about = {**machine(THREADS), "figures": found}
-        options.output.write_text(json.dumps({**before, "peers": about}, indent=1) + "\n")
+        add_figures(options.output, "peers", THREADS, found)
 
 
 if __name__ == "__main__":

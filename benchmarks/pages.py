@@ -253,7 +253,12 @@ def out_of_core() -> str:
     """Data on a disk, and many processes."""
     data = load("out_of_core")
     sections = [of_large, of_peers, of_passes, of_ranks, of_scaling, of_one_process]
-    return "\n\n".join(["# Data on a disk, and many processes", *(section(data) for section in sections)])
+    return "\n\n".join(["# Data on a disk, and many processes", *(of_part(data) for of_part in sections)])
+
+
+def section(title: str, text: str, rows: list[list[str]], data: dict[str, Any]) -> str:
+    """A section of a page: a table with what it says and where it was measured."""
+    return "\n\n".join([title, text, markdown(rows), measured(data)])
 
 
 def of_large(data: dict[str, Any]) -> str:
@@ -266,18 +271,16 @@ def of_large(data: dict[str, Any]) -> str:
         figures = [f"{ours['seconds']:.0f}", f"{passes:.1f}", f"{rate:.2f}", f"{held:.2f}", f"{ours['gap']:.1e}"]
         rows.append([ours["task"], "ours", *figures, f"{ours['score']:.4f}", f"{ours['tokens']} of 16"])
         rows.append([sgd["task"], "SGD", f"{sgd['seconds']:.0f}", "1", *"---", f"{sgd['score']:.4f}", "16 of 16"])
-    return "\n\n".join(
-        [
-            "## Data larger than memory",
-            f"{size / 1e9:.0f} GB of samples in float32, of 16 tokens of width 64, in {found['n_shards']} shards, of "
-            "which four tokens count and half of the variance is noise. The machine has 24 GiB of memory and "
-            f"`memory_limit` is {found['limit'] / 2**30:.0f} GiB. Fits at a tenth of `alpha_max` to a gap of 1e-4, "
-            "beside one pass of `partial_fit` of `SGDRegressor` and `SGDClassifier` with their defaults, which have no "
-            f"certificate. The disk reads {found['disk_rate'] / 1e9:.2f} GB/s in one file after the other. Seconds are "
-            "those of the whole fit. Memory is what the process held beyond its start.",
-            markdown(rows),
-            measured(data["large"]),
-        ]
+    return section(
+        "## Data larger than memory",
+        f"{size / 1e9:.0f} GB of samples in float32, of 16 tokens of width 64, in {found['n_shards']} shards, of "
+        "which four tokens count and half of the variance is noise. The machine has 24 GiB of memory and "
+        f"`memory_limit` is {found['limit'] / 2**30:.0f} GiB. Fits at a tenth of `alpha_max` to a gap of 1e-4, "
+        "beside one pass of `partial_fit` of `SGDRegressor` and `SGDClassifier` with their defaults, which have no "
+        f"certificate. The disk reads {found['disk_rate'] / 1e9:.2f} GB/s in one file after the other. Seconds are "
+        "those of the whole fit. Memory is what the process held beyond its start.",
+        rows,
+        data["large"],
     )
 
 
@@ -296,18 +299,16 @@ def of_peers(data: dict[str, Any]) -> str:
             rows.append(
                 [task, name, f"{last['seconds']:.1f}", held, mapped, number(last.get("gap")), f"{last['score']:.4f}"]
             )
-    return "\n\n".join(
-        [
-            "### Other packages",
-            f"{found['data_bytes'] / 1e9:.1f} GB of the same kind, read from the disk at the start of each fit, kept "
-            "in the page cache by the system while there is room, without an intercept. `memory_limit` is a quarter of "
-            "the data. adelie reads one file by columns and fits a path of seven alphas. dask-ml's ADMM reads the "
-            "shards. It has no group norm, and is given one of a few lines; `l1` is its own norm, at a tenth of that "
-            "norm's alpha_max. Each is run at tighter settings until its coefficients have a gap of 1e-4, and the last "
-            "run counts.",
-            markdown([["task", "package", "seconds", "held, GB", "mapped files, GB", "gap", "score"], *rows]),
-            measured(data["peers"]),
-        ]
+    return section(
+        "### Other packages",
+        f"{found['data_bytes'] / 1e9:.1f} GB of the same kind, read from the disk at the start of each fit, kept "
+        "in the page cache by the system while there is room, without an intercept. `memory_limit` is a quarter of "
+        "the data. adelie reads one file by columns and fits a path of seven alphas. dask-ml's ADMM reads the "
+        "shards. It has no group norm, and is given one of a few lines; `l1` is its own norm, at a tenth of that "
+        "norm's alpha_max. Each is run at tighter settings until its coefficients have a gap of 1e-4, and the last "
+        "run counts.",
+        [["task", "package", "seconds", "held, GB", "mapped files, GB", "gap", "score"], *rows],
+        data["peers"],
     )
 
 
@@ -317,14 +318,12 @@ def of_passes(data: dict[str, Any]) -> str:
     for name, found in data["pass"]["figures"].items():
         held, disk = found["memory"], found["disk"]
         rows.append([name, f"{1e3 * held:.0f}", f"{1e3 * disk:.0f}", f"{disk / held:.2f}"])
-    return "\n\n".join(
-        [
-            "## One product",
-            "A product with 2 GB of samples in float32 that are in memory, or in a file in the page cache, on one "
-            "thread beside the thread that reads. Medians of products in turn:",
-            markdown(rows),
-            measured(data["pass"]),
-        ]
+    return section(
+        "## One product",
+        "A product with 2 GB of samples in float32 that are in memory, or in a file in the page cache, on one "
+        "thread beside the thread that reads. Medians of products in turn:",
+        rows,
+        data["pass"],
     )
 
 
@@ -336,14 +335,12 @@ def of_ranks(data: dict[str, Any]) -> str:
             two = data["ranks"]["figures"]["2"][design][what]
             said = "two products" if what == "product" else f"fit at {what} alpha_max"
             rows.append([design, said, f"{seconds_of_one:.2f}", f"{two:.2f}", f"{two / seconds_of_one:.2f}"])
-    return "\n\n".join(
-        [
-            "## Two processes",
-            "Cell G on one process and on two, each of one thread, to a gap of 1e-4. Two products read all samples "
-            "twice, which is what limits two processes that share the memory of a machine:",
-            markdown(rows),
-            measured(data["ranks"]),
-        ]
+    return section(
+        "## Two processes",
+        "Cell G on one process and on two, each of one thread, to a gap of 1e-4. Two products read all samples "
+        "twice, which is what limits two processes that share the memory of a machine:",
+        rows,
+        data["ranks"],
     )
 
 
@@ -388,14 +385,12 @@ def of_one_process(_: dict[str, Any]) -> str:
         over = geometric(ratio(record) for record in records)
         rows.append([cell, share, design, f"{before:.3f}", f"{now:.3f}", f"{over:.2f}"])
     ratios = [ratio(record) for record in data["records"]]
-    return "\n\n".join(
-        [
-            "## One process in memory",
-            f"Seconds of the default solver to a gap of 1e-6 beside those at commit {data['other']}, before there were "
-            f"data on a disk and ranks. The geometric mean of the ratios is {geometric(ratios):.2f}:",
-            markdown(rows),
-            measured(data),
-        ]
+    return section(
+        "## One process in memory",
+        f"Seconds of the default solver to a gap of 1e-6 beside those at commit {data['other']}, before there were "
+        f"data on a disk and ranks. The geometric mean of the ratios is {geometric(ratios):.2f}:",
+        rows,
+        data,
     )
 
 

@@ -37,7 +37,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from benchmark_utils.machine import THREAD_VARIABLES, machine
+from benchmark_utils.machine import THREAD_VARIABLES, add_figures
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from convexformer_solvers import DenseMap, GroupL2, Logistic, Program, Squared, get_solver, solve
@@ -373,9 +373,7 @@ def main() -> None:
     found = measure(options.samples, options.repeats, options.network)
     print(json.dumps(found, indent=1))
     if options.output:
-        before = json.loads(options.output.read_text()) if options.output.exists() else {}
-        about = {**machine(1), "figures": found}
-        options.output.write_text(json.dumps({**before, "scaling": about}, indent=1) + "\n")
+        add_figures(options.output, "scaling", 1, found)
 
 
 if __name__ == "__main__":

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import datetime
+import json
 import os
 import platform
 import subprocess
 import sys
+from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,22 @@ def machine(threads: int) -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": {package: found for package in PACKAGES if (found := _version(package))},
     }
+
+
+def add_figures(output: Path, name: str, threads: int, figures: Any) -> None:
+    """Add figures under a name to a JSON file, with what they were measured on."""
+    before = json.loads(output.read_text()) if output.exists() else {}
+    about = {**machine(threads), "figures": figures}
+    output.write_text(json.dumps({**before, name: about}, indent=1) + "\n")
+
+
+def forget(files: Iterable[Path]) -> None:
+    """Take files out of the page cache."""
+    os.sync()
+    for file in files:
+        descriptor = os.open(file, os.O_RDONLY)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
 
 
 def commit(root: Path) -> str:
