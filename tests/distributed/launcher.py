@@ -3,11 +3,13 @@
 The processes are forked from one that has imported everything, which takes each of them seconds otherwise.
 """
 
+import atexit
 import multiprocessing
 import os
 import pickle
 import sys
 import time
+import traceback
 import warnings
 from functools import cache
 from multiprocessing import forkserver
@@ -64,7 +66,13 @@ def _run(case, rank, n_ranks, folder, printed):
     warnings.simplefilter("error")
     from rank_cases import main
 
-    main(case, folder)
+    try:
+        main(case, folder)
+    except BaseException:
+        traceback.print_exc()
+        raise
+    finally:
+        atexit._run_exitfuncs()  # which a process of multiprocessing leaves out
 
 
 def start(case, n_ranks, folder, **arguments):
