@@ -126,6 +126,9 @@ class Program:
         object.__setattr__(self, "alpha", float(self.alpha))
         object.__setattr__(self, "fit_intercept", bool(self.fit_intercept))
         self._check_arrays()
+        object.__setattr__(self, "y", self.map.placed(self.y))
+        if self.sample_weight is not None:
+            object.__setattr__(self, "sample_weight", self.map.placed(self.sample_weight))
         self.loss.check_target(self.y)
         if self.sample_weight is not None:
             # Samples of positive weight must make a program by themselves: zero counts alone have no best constant.
@@ -248,6 +251,10 @@ class Program:
             return pred.new_zeros(pred.shape[1])
         return self.loss.best_intercept(pred, self.y, self.weight, start)
 
+    def constant_pred(self, intercept: Tensor) -> Tensor:
+        """Predictions of an intercept of shape (c,) alone, shape (N, c)."""
+        return self.map.placed(intercept.expand_as(self.y))
+
     def lipschitz(self, pred: Tensor, power_steps: int = 6) -> float:
         """Estimate of the Lipschitz constant of the mean loss's gradient in the coefficients; 1 for data of zeros.
 
@@ -294,7 +301,7 @@ class Program:
         Where it is rounding, as for a constant ``y``, a share of the terms of the loss takes its place.
         """
         exact = self.with_float64_targets()
-        constant = float(exact.loss_value(exact.null_intercept.expand_as(exact.y)))
+        constant = float(exact.loss_value(exact.constant_pred(exact.null_intercept)))
         size = float(exact.mean(self.loss.magnitude(exact.y)))
         # A mean of N terms is off by some of their roundings, far below 1e4 of them; or by those of targets, squared.
         rounding = float(exact.loss_value((1 + 1e4 * EPS) * exact.y)) if self.loss.of_residual else 1e4 * EPS * size
@@ -305,12 +312,12 @@ class Program:
     @property
     def tail_length(self) -> float:
         """``loss.tail_length`` at the best constant model: how far the targets lie beyond the loss's quadratic part."""
-        return self.loss.tail_length(self.null_intercept.expand_as(self.y), self.y, self.weight)
+        return self.loss.tail_length(self.constant_pred(self.null_intercept), self.y, self.weight)
 
     @property
     def null_dual_point(self) -> Tensor:
         """Minus the gradient of each sample's loss at the best constant model, shape ``(N, c)``."""
-        return -self.loss.gradient(self.null_intercept.expand_as(self.y), self.y)
+        return -self.loss.gradient(self.constant_pred(self.null_intercept), self.y)
 
     @property
     def null_correlation(self) -> Tensor:

@@ -284,8 +284,11 @@ class _Run:
     def result(self, status: Status) -> SolverResult:
         """The best point in tensors of its own."""
         best, seconds, name = self.best, time.perf_counter() - self.began, self.solver.name
-        coef, intercept = best.coef.clone(), best.intercept.clone()
-        return SolverResult(coef, intercept, best.certificate, status, self.iteration, seconds, self.history, name)
+        coef, intercept, certificate = best.coef.clone(), best.intercept.clone(), best.certificate
+        if certificate.dual_point is not None:
+            dual_point = self.reference.map.gathered(certificate.dual_point)
+            certificate = dataclasses.replace(certificate, dual_point=dual_point)
+        return SolverResult(coef, intercept, certificate, status, self.iteration, seconds, self.history, name)
 
 
 def starting_point(program: Program, start: Any) -> Point | None:

@@ -31,7 +31,8 @@ from convexformer_solvers import (
     solve,
 )
 from convexformer_solvers.checks import check_map
-from convexformer_solvers.distributed import on_all_ranks, ranks
+from convexformer_solvers.distributed import DistributedConfig, on_all_ranks, ranks
+from convexformer_solvers.distributed.vectors import whole
 
 N_SAMPLES = 90
 
@@ -79,34 +80,80 @@ def solved(linear_map, masks, weight, case, tol=1e-10):
     return result.certificate.primal, result.certificate.dual, result.certificate.relative_gap
 
 
-def all_programs(every, first):
-    """Certificates of cases."""
+def all_programs(every, first, least_samples):
+    """Certificates of cases; from so many samples on the ranks work on vectors of samples by themselves."""
     tokens, masks, weight = data()
+    group = ranks(DistributedConfig(least_samples=least_samples))
 
     def work(linear_map):
         return {case: solved(linear_map, masks, weight, case) for case in cases(every, first)}
 
-    return on_all_ranks(DenseMap(tokens[own_rows()]), work, ranks())
+    return on_all_ranks(DenseMap(tokens[own_rows()]), work, group)
 
 
-def maps():
+def operations():
+    """Of each operation the result on values of the ranks and that on one tensor, and how often values were gathered.
+
+    On all samples in order, and on some samples in another order of which the last rank has none.
+    """
+    from sample_operations import CHANGES, OPERATIONS
+
+    tokens = data()[0]
+    others = torch.randn((3, N_SAMPLES, 3), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    index = torch.randperm(round(N_SAMPLES * 0.4), generator=torch.Generator().manual_seed(2))
+
+    def found(linear_map, plain):
+        values, n_gathered = linear_map.placed(plain), []
+        values.sample_layout.gathered = lambda values: (
+            n_gathered.append(1) or type(values.sample_layout).gathered(values.sample_layout, values)
+        )
+        results = {}
+        for name, operation in (OPERATIONS | CHANGES).items():
+            del n_gathered[:]
+            result = operation(values.clone())
+            n = len(n_gathered)
+            wanted = operation(plain.clone() if name in CHANGES else plain)
+            parts = result if isinstance(result, (tuple, list)) else [result]
+            wanted = wanted if isinstance(wanted, (tuple, list)) else [wanted]
+            results[name] = [whole(part) for part in parts], list(wanted), n
+        return results
+
+    def work(linear_map):
+        return [
+            found(linear_map, others[0]),
+            found(linear_map.rows(index), others[1][index]),
+            refused(lambda: linear_map.placed(others[2])[3:5].zero_()),
+        ]
+
+    def refused(change):
+        try:
+            change()
+        except RuntimeError as error:
+            return str(error)
+        return ""
+
+    group = ranks(DistributedConfig(least_samples=1))
+    return on_all_ranks(DenseMap(tokens[own_rows()]), work, group)
+
+
+def maps(least_samples):
     """The identities of linear maps, of the samples of all ranks and of some of them."""
     tokens, masks, _ = data()
 
     def work(linear_map):
         check_map(linear_map)
-        gated, whole = linear_map.gated(masks), GatedMap(tokens, masks)
+        gated, one = linear_map.gated(masks), GatedMap(tokens, masks)
         check_map(gated)
         index = torch.randperm(N_SAMPLES, generator=torch.Generator().manual_seed(0))[:40]
         some = gated.rows(index)
         check_map(some)
         check_map(some.rows(slice(3, 30)))
         check_map(gated.restricted(torch.tensor([1, 5, 6])))
-        coef = torch.ones((*whole.feature_shape, 2), dtype=torch.float64)
+        coef = torch.ones((*one.feature_shape, 2), dtype=torch.float64)
         moments = gated.moments(torch.rand(N_SAMPLES).double(), torch.rand((N_SAMPLES, 3)).double())
-        return (some.matvec(coef), whole.rows(index).matvec(coef), len(moments[0]), gated.largest())
+        return (some.matvec(coef), one.rows(index).matvec(coef), len(moments[0]), gated.largest())
 
-    return on_all_ranks(DenseMap(tokens[own_rows()]), work, ranks())
+    return on_all_ranks(DenseMap(tokens[own_rows()]), work, ranks(DistributedConfig(least_samples=least_samples)))
 
 
 def problem(n_samples=450):
@@ -223,8 +270,6 @@ def interrupted():
 
 def silent():
     """A rank that no longer answers, without closing its connections."""
-    from convexformer_solvers.distributed import DistributedConfig
-
     group = ranks(DistributedConfig(timeout=8, heartbeat=0.5))
     if group.rank == 1:
         os.kill(os.getpid(), signal.SIGSTOP)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import rank_cases
 import torch
+from sample_operations import CHANGED_ON_RANK_0, CHANGES, GATHERED, OPERATIONS
 
 from convexformer import ConvexAttentionClassifier, load_model, save_model
 from convexformer_solvers import DenseMap
@@ -30,10 +31,14 @@ def in_one_process():
     return of
 
 
-# Two and three processes share all combinations with one; eight have some of them again.
-@pytest.mark.parametrize(("n_ranks", "every", "first"), [(1, 3, 2), (2, 3, 0), (3, 3, 1), (8, 11, 0)])
-def test_programs_have_the_objective_of_one_process(n_ranks, every, first, tmp_path, in_one_process):
-    results = launcher.run("all_programs", n_ranks, tmp_path, every=every, first=first)
+# Two and three processes share all combinations with one, with vectors of samples on rank 0, as `least` is more than
+# there are, or on their ranks. Eight have some of them again.
+@pytest.mark.parametrize(
+    ("n_ranks", "every", "first", "least"),
+    [(1, 3, 2, 1), (2, 3, 0, 10**6), (3, 3, 1, 10**6), (2, 3, 1, 1), (3, 6, 0, 1), (8, 11, 0, 1)],
+)
+def test_programs_have_the_objective_of_one_process(n_ranks, every, first, least, tmp_path, in_one_process):
+    results = launcher.run("all_programs", n_ranks, tmp_path, every=every, first=first, least_samples=least)
     assert all(result == results[0] for result in results)  # bit for bit
     assert set(results[0]) == set(rank_cases.cases(every, first))
     for case, (primal, dual, _) in results[0].items():
@@ -42,9 +47,25 @@ def test_programs_have_the_objective_of_one_process(n_ranks, every, first, tmp_p
         assert max(dual, bound) <= min(primal, wanted) * (1 + 1e-13), case
 
 
-@pytest.mark.parametrize("n_ranks", [2, 3])
-def test_maps_keep_the_identities_of_maps(n_ranks, tmp_path):
-    for got, wanted, side, largest in launcher.run("maps", n_ranks, tmp_path):
+def test_operations_on_values_of_the_ranks_are_those_on_one_tensor(tmp_path):
+    results = launcher.run("operations", 3, tmp_path)
+    for *by_layout, refused in results:
+        assert "tensor of positions" in refused
+        for found in by_layout:
+            assert set(found) == set(OPERATIONS | CHANGES)
+            for name, (got, wanted, _) in found.items():
+                for part, whole in zip(got, wanted, strict=True):
+                    close = 1e-5 if part.dtype == torch.float32 else 1e-12
+                    torch.testing.assert_close(part, whole, rtol=close, atol=close, equal_nan=True, msg=name)
+                    assert type(part) is torch.Tensor
+    all_samples = results[0][0]
+    gathered = {name for name, (_, _, n_gathered) in all_samples.items() if n_gathered}
+    assert gathered == set(GATHERED) | CHANGED_ON_RANK_0
+
+
+@pytest.mark.parametrize(("n_ranks", "least"), [(2, 1), (3, 10**6)])
+def test_maps_keep_the_identities_of_maps(n_ranks, least, tmp_path):
+    for got, wanted, side, largest in launcher.run("maps", n_ranks, tmp_path, least_samples=least):
         tokens, _, _ = rank_cases.data()
         torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
         assert side == 3 * 4 * 3

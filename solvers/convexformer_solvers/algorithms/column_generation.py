@@ -115,7 +115,7 @@ def _solved(program: Program, state: _State) -> _State:
     """The state with the best weights of its atoms and the best intercept; atoms of no weight are dropped."""
     if state.atoms.shape[1] == 0:
         intercept = program.null_intercept
-        return state._replace(intercept=intercept, pred=intercept.expand_as(program.y))
+        return state._replace(intercept=intercept, pred=program.constant_pred(intercept))
     n_atoms, scale = state.atoms.shape[1], 1 / program.null_value
     adjoint = state.atoms.T.tocsr()
 

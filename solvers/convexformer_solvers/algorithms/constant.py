@@ -21,7 +21,7 @@ class Constant(Solver):
 
     def point(self, program: Program, state: bool) -> Point:
         zeros, exact = program.y.new_zeros(program.coef_shape), program.with_float64_targets()
-        constant = exact.null_intercept.expand_as(exact.y)
+        constant = exact.constant_pred(exact.null_intercept)
         return Point(zeros, program.null_intercept.clone(), exact.null_dual_point, constant)
 
     def estimated_gap(self, state: bool) -> float:

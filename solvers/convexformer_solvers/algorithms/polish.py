@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from convexformer_solvers.linalg.hessian import Curvature
-from convexformer_solvers.linear_maps.base import weighted_gram
 from convexformer_solvers.penalties.base import ActiveGroups
 from convexformer_solvers.points import Point, dual_of, gap_estimate, objective, with_own_correlation
 from convexformer_solvers.program import Program
@@ -158,7 +157,7 @@ class _Images:
         rounding = 32 * torch.finfo(coef.dtype).eps
         value = objective(program, better)
         if not value < (1 - rounding) * program.null_value:  # sizes that are nothing but rounding
-            better = better._replace(coef=torch.zeros_like(coef), fitted=program.null_intercept.expand_as(program.y))
+            better = better._replace(coef=torch.zeros_like(coef), fitted=program.constant_pred(program.null_intercept))
             value = objective(program, better)
         return better if value <= (1 + rounding) * objective(program, point) else point
 
@@ -172,7 +171,8 @@ class _Images:
         images = self.images
         if curvature.diagonal_is_all:
             pairs = zip(self.of_output, curvature.diagonal().T, strict=True)
-            together, systems = self.of_output, [weighted_gram(images[mine].T, weight) for mine, weight in pairs]
+            gram = self.program.map.weighted_gram
+            together, systems = self.of_output, [gram(images[mine].T, weight) for mine, weight in pairs]
         else:
             together, systems = [slice(None)], [curvature.gram(images, self.output)]
         factors = [_factor(system) for system in systems]

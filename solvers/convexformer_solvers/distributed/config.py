@@ -15,7 +15,11 @@ class DistributedConfig:
         Seconds without a sign of life after which a rank counts as dead. A closed connection is noticed at once.
     heartbeat : float, default=1
         Seconds between two signs of life of a rank, and between two looks at those of the others.
+    least_samples : int, optional
+        Samples of all ranks from which on each rank works on targets and predictions of its own samples. Those of fewer
+        samples are on rank 0. Default: as many as rank 0 adds a number to in the measured time of a message to all.
     """
 
     timeout: float = 60.0
     heartbeat: float = 1.0
+    least_samples: int | None = None

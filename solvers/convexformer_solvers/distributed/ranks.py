@@ -74,6 +74,7 @@ class Ranks:
             self.heartbeats = Heartbeats(self.rank, self.names, address[0], config)
         self._group = self._watched(_new_group)
         self._costs: tuple[float, float] | None = None
+        self.least_samples = 0  # as measured
         self.busy = False  # whether rank 0 runs an algorithm, for which the others multiply
 
     def _watched(self, run: Callable[[], Any]) -> Any:
@@ -108,7 +109,7 @@ class Ranks:
     def broadcast(self, value: Any = None) -> Any:
         """An object of rank 0, on all ranks."""
         frame = mmap.PAGESIZE  # bytes of the first message; what is longer takes a second one
-        data = _packed(value) if self.rank == 0 else b""
+        data = packed(value) if self.rank == 0 else b""
         first = torch.zeros(frame, dtype=torch.uint8)
         if self.rank == 0:
             head = len(data).to_bytes(8, "little") + data[: frame - 8]
@@ -125,23 +126,23 @@ class Ranks:
                 rest = torch.frombuffer(bytearray(data[frame - 8 :]), dtype=torch.uint8)
             self.wait(lambda: dist.broadcast(rest, 0, group=self._group, async_op=True))
             data = data if self.rank == 0 else data + rest.numpy().tobytes()
-        return value if self.rank == 0 else _unpacked(data)
+        return value if self.rank == 0 else unpacked(data)
 
     def scatter(self, values: Sequence[Any] | None = None) -> Any:
         """Each rank's object of a list on rank 0."""
-        packed = [_packed(value) for value in values] if values is not None else None
-        sizes = self.broadcast(None if packed is None else [len(data) for data in packed])
+        messages = [packed(value) for value in values] if values is not None else None
+        sizes = self.broadcast(None if messages is None else [len(data) for data in messages])
         height = max(sizes)
         mine = torch.empty(height, dtype=torch.uint8)
-        parts = None if packed is None else [_padded(data, height) for data in packed]
+        parts = None if messages is None else [_padded(data, height) for data in messages]
         self.wait(lambda: dist.scatter(mine, parts, 0, group=self._group, async_op=True))
         if values is not None:
             return values[0]
-        return _unpacked(mine.numpy().tobytes()[: sizes[self.rank]])
+        return unpacked(mine.numpy().tobytes()[: sizes[self.rank]])
 
     def gather(self, value: Any) -> list[Any] | None:
         """The objects of all ranks, on rank 0."""
-        data = _packed(value)
+        data = packed(value)
         sizes = torch.zeros(self.size, dtype=torch.int64)
         sizes[self.rank] = len(data)
         self.all_sum(sizes)
@@ -151,7 +152,7 @@ class Ranks:
         self.wait(lambda: dist.gather(mine, found, 0, group=self._group, async_op=True))
         if found is None:
             return None
-        return [_unpacked(part.numpy().tobytes()[: int(size)]) for part, size in zip(found, sizes, strict=True)]
+        return [unpacked(part.numpy().tobytes()[: int(size)]) for part, size in zip(found, sizes, strict=True)]
 
     def all(self, value: Any) -> list[Any]:
         """The objects of all ranks, on all of them."""
@@ -163,13 +164,13 @@ class Ranks:
         """Sum over the ranks of a tensor on the CPU, in place."""
         self.wait(lambda: dist.all_reduce(values, group=self._group, async_op=True))
 
-    def reduced(self, values: Tensor, operation: Any = dist.ReduceOp.SUM) -> Tensor:
-        """Sum, or other reduction, over the ranks; only that of rank 0 counts. By nccl where tensors are on GPUs."""
+    def reduced(self, values: Tensor) -> Tensor:
+        """Sum over the ranks; only that of rank 0 counts. By nccl where tensors are on GPUs."""
         if values.device.type == "cuda" and dist.is_nccl_available() and "nccl" in str(dist.get_backend()):
-            self.wait(lambda: dist.reduce(values, 0, op=operation, async_op=True))
+            self.wait(lambda: dist.reduce(values, 0, async_op=True))
             return values
         on_cpu = values.detach().cpu().contiguous()
-        self.wait(lambda: dist.reduce(on_cpu, 0, op=operation, group=self._group, async_op=True))
+        self.wait(lambda: dist.reduce(on_cpu, 0, group=self._group, async_op=True))
         return on_cpu.to(values.device)
 
     def rows(self, values: Tensor, heights: Sequence[int]) -> list[Tensor] | None:
@@ -207,6 +208,9 @@ class Ranks:
         latency = min(seconds(lambda: self.all_sum(small)) for _ in range(5))
         whole = min(seconds(lambda: self.reduced(large)) for _ in range(3))
         self._costs = 4 * latency, large.numel() * large.element_size() / max(whole - latency, latency)
+        of_a_number = min(seconds(lambda: large.double() + 1) for _ in range(3)) / large.numel()
+        given = self.config.least_samples
+        self.least_samples = int(self._costs[0] / of_a_number) if given is None else given
 
 
 def _new_group() -> Any:
@@ -244,26 +248,47 @@ def interrupts_ignored() -> Iterator[None]:
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles tensors as arrays, so that they come back on the CPU."""
+    """Pickles tensors as arrays, so that they come back on the CPU, and the names of some objects in their place."""
+
+    def __init__(self, buffer: io.BytesIO, name_of: Callable[[Any], Any] | None) -> None:
+        super().__init__(buffer, protocol=5)
+        self._name_of = name_of
+
+    def persistent_id(self, obj: Any) -> Any:
+        return None if self._name_of is None else self._name_of(obj)
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, Tensor):
-            return _as_tensor, (obj.detach().cpu().contiguous().numpy(),)
+            return _as_tensor, (obj.numpy(force=True),)
         return NotImplemented
+
+
+class _Unpickler(pickle.Unpickler):
+    """Puts objects in the place of their names."""
+
+    def __init__(self, data: bytes, named: Callable[[Any], Any] | None) -> None:
+        super().__init__(io.BytesIO(data))
+        self._named = named
+
+    def persistent_load(self, pid: Any) -> Any:
+        assert self._named is not None
+        return self._named(pid)
 
 
 def _as_tensor(array: np.ndarray) -> Tensor:
     return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
-def _packed(value: Any) -> bytes:
+def packed(value: Any, name_of: Callable[[Any], Any] | None = None) -> bytes:
+    """An object as a message; `name_of` gives the names of objects that are sent by name, and None of others."""
     buffer = io.BytesIO()
-    _Pickler(buffer, protocol=5).dump(value)
+    _Pickler(buffer, name_of).dump(value)
     return buffer.getvalue()
 
 
-def _unpacked(data: bytes) -> Any:
-    return pickle.loads(data)
+def unpacked(data: bytes, named: Callable[[Any], Any] | None = None) -> Any:
+    """The object of a message; `named` gives objects by their names."""
+    return _Unpickler(data, named).load()
 
 
 def _padded(data: bytes, height: int) -> Tensor:

@@ -3,155 +3,39 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from itertools import pairwise
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from convexformer_solvers.linear_maps.base import LinearMap, Slopes
 from convexformer_solvers.linear_maps.source import Traffic
 
-from .ranks import Ranks, interrupts_held, interrupts_ignored
+from .ranks import Ranks
+from .team import Command, Team
+from .vectors import Layout, Places, SampleTensor, places_of, whole
 
 _T = TypeVar("_T")
-_Places = Tensor | slice  # positions of a rank's samples among all
-
-
-class _Command(NamedTuple):
-    """What the ranks do with a map of theirs."""
-
-    method: str  # of the map
-    handle: int  # which map
-    combine: tuple[str, ...]  # what becomes of each result
-    common: dict[str, Any]  # arguments that all ranks have
-    has_own: bool = False  # whether each rank has arguments of its own
-    target: int = 0  # name of the map that results
-    heights: tuple[int, ...] = ()  # samples of each rank
-    forgotten: tuple[int, ...] = ()  # maps that are needed no more
-
-
-class _End(NamedTuple):
-    """The end of the work of rank 0: its result or error."""
-
-    result: Any = None
-    error: BaseException | None = None
-
-
-class _Failed(NamedTuple):
-    """The error of a rank, as the others get it."""
-
-    kind: type[Exception]
-    message: str
-
-
-class _Team:
-    """The maps of this rank by name, and the commands that all ranks carry out together."""
-
-    def __init__(self, ranks: Ranks, local: LinearMap) -> None:
-        self.ranks, self.maps, self.last = ranks, {0: local}, 0
-        self.forgotten: list[int] = []
-
-    def lead(self, command: _Command, own: Sequence[dict[str, Any]] | None = None) -> Any:
-        """Carry out a command of rank 0 and return what has been combined."""
-        with self.ranks.lock, interrupts_held():
-            forgotten, self.forgotten = tuple(self.forgotten), []
-            command = command._replace(has_own=own is not None, forgotten=forgotten)
-            self.ranks.broadcast(command)
-            mine = self.ranks.scatter(own) if own is not None else {}
-            return self._carry_out(command, mine)
-
-    def follow(self) -> _End:
-        """Carry out the commands of rank 0 until its work is done."""
-        with interrupts_ignored():
-            while True:
-                command = self.ranks.broadcast()
-                if isinstance(command, _End):
-                    return command
-                own = self.ranks.scatter() if command.has_own else {}
-                with suppress(_Reported):
-                    self._carry_out(command, own)
-
-    def end(self, end: _End) -> None:
-        """Tell the others that the work of rank 0 is done."""
-        with self.ranks.lock, interrupts_held():
-            self.ranks.broadcast(end)
-
-    def _carry_out(self, command: _Command, own: dict[str, Any]) -> Any:
-        for handle in command.forgotten:
-            del self.maps[handle]
-        failed: _Failed | None = None
-        results: tuple[Any, ...] = ()
-        try:
-            here = self.maps[command.handle]
-            arguments = {name: _on(value, here.device) for name, value in (command.common | own).items()}
-            found = getattr(here, command.method)(**arguments)
-            results = found if isinstance(found, tuple) else (found,)
-        except Exception as error:
-            failed = _Failed(type(error), str(error))
-        self._agree(failed)
-        if command.combine == ("map",):
-            self.maps[command.target] = results[0]
-            return results[0]
-        pairs = zip(command.combine, results, strict=True)
-        combined = [self._combined(how, part, command.heights) for how, part in pairs]
-        return combined[0] if len(combined) == 1 else tuple(combined)
-
-    def _agree(self, failed: _Failed | None) -> None:
-        """Raise the error of the first rank that has one, on rank 0; the others go on to listen."""
-        any_failed = torch.tensor([failed is not None], dtype=torch.int32)
-        self.ranks.all_sum(any_failed)
-        if not bool(any_failed):
-            return
-        rank, error = next(pair for pair in enumerate(self.ranks.all(failed)) if pair[1] is not None)
-        if self.ranks.rank != 0:
-            raise _Reported
-        raise error.kind(f"rank {rank}: {error.message}")
-
-    def _combined(self, how: str, part: Any, heights: tuple[int, ...]) -> Any:
-        if how == "sum":
-            return self.ranks.reduced(part)
-        if how == "none":
-            return None
-        if how == "list":
-            return self.ranks.gather(part)
-        if how == "max":
-            return float(self.ranks.reduced(torch.tensor([part], dtype=torch.float64), dist.ReduceOp.MAX))
-        return self.ranks.rows(part.T if how == "columns" else part, heights)
-
-
-class _Reported(Exception):
-    """An error that rank 0 raises for all."""
-
-
-def _on(value: Any, device: torch.device) -> Any:
-    """A tensor, or slopes, of a message on the device of the map."""
-    return value.to(device=device) if hasattr(value, "to") else value
 
 
 class ShardedMap(LinearMap):
     """The map of all ranks' samples: products are sums, or rows, of those of the ranks' own maps.
 
     It exists on rank 0, within ``on_all_ranks``. Algorithms, certificates and reductions that know linear maps alone
-    run on it as on any other. Memory: rank 0 holds vectors with a number for each sample and output, and matrices of
-    the features; every other rank holds its own samples. A product sends ``p c`` numbers to each rank and from it, and
-    ``c`` numbers for each of its samples.
+    run on it as on any other. Predictions and targets of many samples are ``SampleTensor``: each rank holds and works
+    on those of its samples. Those of few samples are on rank 0, where a command takes longer than the work on them. A
+    product sends ``p c`` numbers to or from each rank.
 
     Parameters
     ----------
-    team : object
-        The ranks with their maps.
-    handle : int
-        Which of the maps of each rank.
-    places : list of Tensor or slice
-        Positions of each rank's samples.
+    layout : Layout
+        Which samples each rank has.
+    name : int
+        Name of the ranks' maps.
     local : LinearMap
         The map of rank 0's own samples.
-    n_samples : int
-        Samples in all.
     in_memory, memory_limit : bool, int or None
         As those of the ranks' first maps: of few samples a rank may hold what others read.
     """
@@ -159,98 +43,96 @@ class ShardedMap(LinearMap):
     device = property(lambda self: self.local.device)
     dtype = property(lambda self: self.local.dtype)
     feature_shape = property(lambda self: self.local.feature_shape)
-    n_samples = property(lambda self: self._n_samples)
+    n_samples = property(lambda self: self.layout.n_samples)
 
-    def __init__(
-        self,
-        team: _Team,
-        handle: int,
-        places: list[_Places],
-        local: LinearMap,
-        n_samples: int,
-        in_memory: bool,
-        memory_limit: int | None,
-    ) -> None:
-        self.local, self.places, self._team, self._handle, self._n_samples = local, places, team, handle, n_samples
+    def __init__(self, layout: Layout, name: int, local: LinearMap, in_memory: bool, memory_limit: int | None) -> None:
+        self.layout, self.local, self._name, self._team = layout, local, name, layout.team
         self.in_memory, self.memory_limit = in_memory, memory_limit  # type: ignore[misc]
-        self._heights = tuple(p.stop - p.start if isinstance(p, slice) else len(p) for p in places)
 
     def __del__(self) -> None:
-        if self._handle:
-            self._team.forgotten.append(self._handle)
+        if self._name:
+            self._team.forget(self._name)
 
-    def _all(self, method: str, combine: str, own: Sequence[dict[str, Any]] | None = None, **common: Any) -> Any:
-        """Results of a method of all ranks' maps, combined."""
-        return self._team.lead(
-            _Command(method, self._handle, tuple(combine.split()), common, heights=self._heights), own
-        )
+    def _all(
+        self, method: str, combine: str, target: int = 0, per_sample: dict[str, Any] | None = None, **common: Any
+    ) -> Any:
+        """Results of a method of all ranks' maps, combined; of arguments `per_sample` each rank has its part."""
+        common = {name: whole(value) if isinstance(value, Tensor) else value for name, value in common.items()}
+        command = Command(method, self._name, tuple(combine.split()), common, self.layout.heights, target)
+        if per_sample is None:
+            return self._team.lead(command)
+        if self.layout.keeps:
+            placed = {name: self.placed(v) if isinstance(v, Tensor) else v for name, v in per_sample.items()}
+            return self._team.lead(command._replace(common=common | placed))
+        return self._team.lead(command, self._parts(per_sample))
 
-    def _derived(
-        self,
-        method: str,
-        own: Sequence[dict[str, Any]] | None = None,
-        places: list[_Places] | None = None,
-        n_samples: int | None = None,
-        **common: Any,
-    ) -> ShardedMap:
-        """The map that a method makes of each rank's own."""
-        team = self._team
-        with team.ranks.lock:
-            team.last += 1
-            target = team.last
-        local = team.lead(_Command(method, self._handle, ("map",), common, target=target), own)
-        count = self._n_samples if n_samples is None else n_samples
-        places = self.places if places is None else places
-        return ShardedMap(team, target, places, local, count, self.in_memory, self.memory_limit)
-
-    def _own(self, **values: Tensor | Slopes) -> list[dict[str, Any]]:
+    def _parts(self, per_sample: dict[str, Any]) -> list[dict[str, Any]]:
         """Each rank's part of values with a row for each sample."""
 
-        def part(value: Any, places: _Places) -> Any:
-            return value[places] if isinstance(value, Tensor) else value.rows(places)
+        def part(value: Any, places: Places) -> Any:
+            return whole(value)[places] if isinstance(value, Tensor) else value.rows(places)
 
-        return [{name: part(value, places) for name, value in values.items()} for places in self.places]
+        return [{name: part(value, places) for name, value in per_sample.items()} for places in self.layout.places]
 
-    def _joined(self, parts: list[Tensor]) -> Tensor:
-        """Rows of all samples from those of the ranks."""
-        result = parts[0].new_empty((self.n_samples, *parts[0].shape[1:]))
-        for places, part in zip(self.places, parts, strict=True):
-            result[places] = part
-        return result
+    def _rows(self, method: str, **common: Any) -> Tensor:
+        """Results of a method with a row for each sample."""
+        if not self.layout.keeps:
+            return self.layout.joined(self._all(method, "rows", **common))
+        name = self._team.new_name()
+        return self.layout.kept(name, self._all(method, "keep", name, **common))
+
+    def _derived(self, method: str, per_sample: dict[str, Any] | None = None, **common: Any) -> ShardedMap:
+        """The map that a method makes of each rank's own."""
+        name = self._team.new_name()
+        local = self._all(method, "keep", name, per_sample, **common)
+        return ShardedMap(self.layout, name, local, self.in_memory, self.memory_limit)
+
+    def placed(self, values: Tensor) -> Tensor:
+        kept = isinstance(values, SampleTensor) and values.sample_layout is self.layout
+        return values if kept or not self.layout.keeps else self.layout.scattered(whole(values))
+
+    def gathered(self, values: Tensor) -> Tensor:
+        return whole(values)
 
     def matvec(self, coef: Tensor) -> Tensor:
-        return self._joined(self._all("matvec", "rows", coef=coef))
+        return self._rows("matvec", coef=coef)
 
     def rmatvec(self, values: Tensor) -> Tensor:
-        return self._all("rmatvec", "sum", self._own(values=values))
+        return self._all("rmatvec", "sum", per_sample={"values": values})
 
     def matvec_blocks(self, blocks: Tensor, coef: Tensor) -> Tensor:
-        return self._joined(self._all("matvec_blocks", "rows", blocks=blocks, coef=coef))
+        return self._rows("matvec_blocks", blocks=blocks, coef=coef)
 
     def rmatvec_blocks(self, blocks: Tensor, values: Tensor) -> Tensor:
-        return self._all("rmatvec_blocks", "sum", self._own(values=values), blocks=blocks)
+        return self._all("rmatvec_blocks", "sum", per_sample={"values": values}, blocks=blocks)
 
     def slopes_pass(self, coef: Tensor, slopes: Slopes) -> tuple[Tensor, Tensor]:
-        pred, back = self._all("slopes_pass", "rows sum", self._own(slopes=slopes), coef=coef)
-        return self._joined(pred), back
+        first = "keep" if self.layout.keeps else "rows"
+        name = self._team.new_name()
+        pred, back = self._all("slopes_pass", f"{first} sum", name, {"slopes": slopes}, coef=coef)
+        return self.layout.kept(name, pred) if self.layout.keeps else self.layout.joined(pred), back
 
     def moments(self, weight: Tensor, right: Tensor, single: bool = False) -> tuple[Tensor, Tensor]:
-        return self._all("moments", "sum sum", self._own(weight=weight, right=right), single=single)
+        return self._all("moments", "sum sum", per_sample={"weight": weight, "right": right}, single=single)
 
     def gram(self, left: Tensor, right: Tensor, weight: Tensor, center: Tensor | None = None) -> Tensor:
-        return self._all("gram", "sum", self._own(weight=weight), left=left, right=right, center=center)
+        per_sample = {"weight": weight}
+        return self._all("gram", "sum", per_sample=per_sample, left=left, right=right, center=center)
+
+    def weighted_gram(self, columns: Tensor, weight: Tensor) -> Tensor:
+        return self._all("weighted_gram", "sum", per_sample={"columns": columns, "weight": weight})
 
     def nonnegative(self, coef: Tensor) -> Tensor:
-        return self._joined(self._all("nonnegative", "rows", coef=coef))
+        return self._rows("nonnegative", coef=coef)
 
     def columns(self, blocks: Tensor) -> Tensor:
-        return self._joined(self._all("columns", "rows", blocks=blocks))
+        return self._rows("columns", blocks=blocks)
 
     def along(self, blocks: Tensor, units: Tensor) -> Tensor:
-        return self._joined(self._all("along", "columns", blocks=blocks, units=units)).T.contiguous()
+        return self._rows("along_rows", blocks=blocks, units=units).T.contiguous()
 
     def largest(self) -> float:
-        return self._all("largest", "max")
+        return float(self._all("largest", "max"))
 
     def check_finite(self) -> None:
         self._all("check_finite", "none")
@@ -270,7 +152,7 @@ class ShardedMap(LinearMap):
         return self if same else self._derived("to", dtype=dtype, device=device)
 
     def gated(self, masks: Tensor) -> ShardedMap:
-        return self._derived("gated", self._own(masks=masks))
+        return self._derived("gated", {"masks": masks})
 
     def restricted(self, blocks: Tensor) -> ShardedMap:
         return self._derived("restricted", blocks=blocks)
@@ -282,14 +164,17 @@ class ShardedMap(LinearMap):
         return self._derived("shifted", mean=mean, dtype=dtype)
 
     def rows(self, index: Tensor | slice) -> ShardedMap:
-        index = torch.arange(self.n_samples)[index.cpu() if isinstance(index, Tensor) else index]
+        index = torch.arange(self.n_samples)[whole(index).cpu() if isinstance(index, Tensor) else index]
         owner, position = torch.empty(self.n_samples, dtype=torch.int64), torch.empty(self.n_samples, dtype=torch.int64)
-        for rank, places in enumerate(self.places):
+        for rank, places in enumerate(self.layout.places):
             owner[places] = rank
             position[places] = torch.arange(len(owner[places]))
-        found = [(owner[index] == rank).nonzero()[:, 0] for rank in range(len(self.places))]
+        found = [(owner[index] == rank).nonzero()[:, 0] for rank in range(len(self.layout.places))]
         own = [{"index": position[index[places]]} for places in found]
-        return self._derived("rows", own, [_as_slice(places) for places in found], len(index))
+        layout = Layout(self._team, [_as_slice(places) for places in found], len(index), self.device)
+        name = self._team.new_name()
+        local = self._team.lead(Command("rows", self._name, ("keep",), {}, target=name), own)
+        return ShardedMap(layout, name, local, self.in_memory, self.memory_limit)
 
     # Costs
 
@@ -308,7 +193,7 @@ class ShardedMap(LinearMap):
         return self.rates.product * (seconds + 8 * n_numbers / rate)
 
     def product_work(self, n_outputs: int) -> float:
-        n_numbers = n_outputs * (math.prod(self.feature_shape) + self.n_samples)
+        n_numbers = n_outputs * (math.prod(self.feature_shape) + (0 if self.layout.keeps else self.n_samples))
         return self.local.product_work(n_outputs) + self._work_of_messages(n_numbers)
 
     def gram_work(self) -> float:
@@ -316,7 +201,7 @@ class ShardedMap(LinearMap):
         return float(self.local.n_samples * p * p) + self._work_of_messages(p * p)
 
 
-def _as_slice(places: Tensor) -> _Places:
+def _as_slice(places: Tensor) -> Places:
     """Positions as a slice where they follow each other: views in place of copies."""
     if len(places) and bool((places.diff() == 1).all()):
         return slice(int(places[0]), int(places[-1]) + 1)
@@ -360,32 +245,23 @@ def on_all_ranks(local: LinearMap, work: Callable[[LinearMap], _T], ranks: Ranks
     described = ranks.all((local.n_samples, tuple(local.feature_shape), local.dtype, local.in_memory))
     _check_alike(described)
     ranks.measure()
-    team, ranks.busy = _Team(ranks, local), True
+    team, ranks.busy = Team(ranks, local), True
     try:
-        return _lead(team, described, work) if ranks.rank == 0 else _follow(team)
+        return _lead(team, described, work) if ranks.rank == 0 else team.follow()
     finally:
         ranks.busy = False
 
 
-def _follow(team: _Team) -> Any:
-    end = team.follow()
-    if end.error is not None:
-        raise end.error
-    return end.result
-
-
-def _lead(team: _Team, described: list[Any], work: Callable[[LinearMap], _T]) -> _T:
-    ends = torch.tensor([0, *(part[0] for part in described)]).cumsum(0).tolist()
-    places: list[_Places] = [slice(*pair) for pair in pairwise(ends)]
+def _lead(team: Team, described: list[Any], work: Callable[[LinearMap], _T]) -> _T:
+    places, local = places_of([part[0] for part in described]), team.local
     try:
-        local = team.maps[0]
-        result = work(ShardedMap(team, 0, places, local, ends[-1], local.in_memory, local.memory_limit))
+        layout = Layout(team, places, sum(part[0] for part in described), local.device)
+        result = work(ShardedMap(layout, 0, local, local.in_memory, local.memory_limit))
     except BaseException as error:
         with suppress(RuntimeError):  # where that is why it ends, the others know
-            team.end(_End(error=_plain(error)))
+            team.end(error=_plain(error))
         raise
-    team.end(_End(result))
-    return result
+    return team.end(result)
 
 
 def _plain(error: BaseException) -> BaseException:

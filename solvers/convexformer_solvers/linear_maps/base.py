@@ -198,6 +198,26 @@ class LinearMap(ABC):
             torch.mm(unit, self._block(block).to(units.dtype).T, out=part)
         return result
 
+    def along_rows(self, blocks: Tensor, units: Tensor) -> Tensor:
+        """The transpose of ``along``."""
+        return self.along(blocks, units).T
+
+    def weighted_gram(self, columns: Tensor, weight: Tensor) -> Tensor:
+        """``columns' diag(weight) columns`` of some ``(N, m)`` columns, of which no copy is made."""
+        result = columns.new_zeros((columns.shape[1], columns.shape[1]))
+        for rows in tall_chunks(*columns.shape):
+            part = columns[rows]
+            add_lower_product(result, part.T, part * weight[rows, None])
+        return mirrored(result)
+
+    def placed(self, values: Tensor) -> Tensor:
+        """Values with a row for each sample, where the samples are."""
+        return values
+
+    def gathered(self, values: Tensor) -> Tensor:
+        """Values with a row for each sample, in one place."""
+        return values
+
     def restricted(self, blocks: Tensor) -> LinearMap:
         """The map of some blocks alone, with feature shape ``(n_blocks, d)``; copies the columns that it holds."""
         from .dense import DenseMap
@@ -322,15 +342,6 @@ def even_rows(n_rows: int, at_most: int, device: torch.device) -> Tensor:
     """Positions of some rows, from the first to the last at even distances."""
     n_chosen = min(at_most, n_rows)
     return torch.arange(n_chosen, device=device) * (n_rows - 1) // max(1, n_chosen - 1)
-
-
-def weighted_gram(columns: Tensor, weight: Tensor) -> Tensor:
-    """``columns' diag(weight) columns`` for ``(N, m)`` columns, of which no copy is made."""
-    result = columns.new_zeros((columns.shape[1], columns.shape[1]))
-    for rows in tall_chunks(*columns.shape):
-        part = columns[rows]
-        add_lower_product(result, part.T, part * weight[rows, None])
-    return mirrored(result)
 
 
 def add_lower_product(result: Tensor, left: Tensor, right: Tensor) -> None:

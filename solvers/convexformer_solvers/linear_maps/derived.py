@@ -36,6 +36,15 @@ class DerivedMap(LinearMap, Generic[_Base]):
     def largest(self) -> float:
         return self.base.largest()
 
+    def weighted_gram(self, columns: Tensor, weight: Tensor) -> Tensor:
+        return self.base.weighted_gram(columns, weight)
+
+    def placed(self, values: Tensor) -> Tensor:
+        return self.base.placed(values)
+
+    def gathered(self, values: Tensor) -> Tensor:
+        return self.base.gathered(values)
+
     def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> LinearMap:
         base: Any = self.base.to(dtype, device)
         return self if base is self.base else type(self)(base)

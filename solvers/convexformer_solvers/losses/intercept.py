@@ -98,7 +98,7 @@ def best_intercept(at: LossAtIntercepts, start: Tensor | None = None) -> Tensor:
     """Minimiser of a mean loss over intercepts, shape ``(c,)``; a good `start` saves steps."""
     eps = torch.finfo(at.pred.dtype).eps
     # Far from the predictions a loss is flat or steep, and Newton steps from there are useless.
-    guesses = [torch.zeros_like(at.pred[0]) if start is None else start, -(at.weight @ at.pred)]
+    guesses = [at.pred.new_zeros(at.pred.shape[1]) if start is None else start, -(at.weight @ at.pred)]
     b = min(guesses, key=at.value)
     slope, size = at.slope(b)
     negligible, largest = 8 * eps * at.unit(), float(at.weight @ at.pred.abs().amax(1))

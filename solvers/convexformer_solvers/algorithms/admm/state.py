@@ -34,7 +34,7 @@ class Start(NamedTuple):
     def at(cls, program: Program, coef: Tensor, pred: Tensor | None) -> Start:
         """That of coefficients and other predictions, where there are any; costs two products."""
         if pred is None and not bool(coef.any()):
-            constant, correlation = program.null_intercept.expand_as(program.y), program.null_correlation.to(coef)
+            constant, correlation = program.constant_pred(program.null_intercept), program.null_correlation.to(coef)
             return cls(coef, torch.zeros_like(program.y), constant, correlation)
         fitted_coef = program.map.matvec(coef)
         fitted = fitted_coef + program.best_intercept(fitted_coef) if pred is None else pred

@@ -1,0 +1,402 @@
+"""Operations of torch on values with a row for each sample, of which each rank has the rows of its samples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+
+_aten = torch.ops.aten
+
+# Letters of the axes in products.
+_PRODUCTS = {
+    _aten.mm.default: ("ik", "kj"),
+    _aten.bmm.default: ("bik", "bkj"),
+    _aten.mv.default: ("ik", "k"),
+    _aten.dot.default: ("k", "k"),
+    _aten.vdot.default: ("k", "k"),
+}
+# What the results of the ranks are combined by, where these are over the samples.
+_REDUCTIONS = dict.fromkeys((_aten.sum.default, _aten.sum.dim_IntList), "sum")
+_REDUCTIONS |= dict.fromkeys((_aten.max.default, _aten.amax.default, _aten.any.default, _aten.any.dim), "max")
+_REDUCTIONS |= dict.fromkeys((_aten.min.default, _aten.amin.default, _aten.all.default, _aten.all.dim), "min")
+# Operations along axes, none of which may be that of the samples.
+_ALONG = {
+    _aten._log_softmax.default,
+    _aten._softmax.default,
+    _aten.cat.default,
+    _aten.cumsum.default,
+    _aten.diagonal.default,
+    _aten.gather.default,
+    _aten.index_select.default,
+    _aten.slice.Tensor,
+    _aten.sort.default,
+    _aten.split.Tensor,
+    _aten.split_with_sizes.default,
+    _aten.squeeze.dim,
+    _aten.squeeze_.dim,
+}
+_VIEWS_OF_SHAPES = {_aten.view.default, _aten._unsafe_view.default}
+# Operations whose second argument is a shape.
+_SHAPED = _VIEWS_OF_SHAPES | {
+    _aten.expand.default,
+    _aten.new_empty.default,
+    _aten.new_full.default,
+    _aten.new_ones.default,
+    _aten.new_zeros.default,
+}
+# Operations that treat all rows alike, besides those of one element after the other.
+_ROWWISE = _SHAPED | {
+    *_ALONG,
+    *_REDUCTIONS,
+    _aten._to_copy.default,
+    _aten.alias.default,
+    _aten.argmax.default,
+    _aten.copy_.default,
+    _aten.detach.default,
+    _aten.diag_embed.default,
+    _aten.empty_like.default,
+    _aten.fill_.Scalar,
+    _aten.full_like.default,
+    _aten.linalg_vector_norm.default,
+    _aten.log_sigmoid_forward.default,
+    _aten.logsumexp.default,
+    _aten.masked_fill_.Scalar,
+    _aten.max.dim,
+    _aten.mean.dim,
+    _aten.min.dim,
+    _aten.ones_like.default,
+    _aten.permute.default,
+    _aten.select.int,
+    _aten.stack.default,
+    _aten.t.default,
+    _aten.transpose.int,
+    _aten.unbind.int,
+    _aten.unsqueeze.default,
+    _aten.zero_.default,
+    _aten.zeros_like.default,
+}
+
+
+def _index(values: Tensor, indices: Sequence[Tensor | None]) -> Any:
+    """Indexing by one tensor of one axis alone; of others nothing."""
+    given = [(axis, index) for axis, index in enumerate(indices) if index is not None]
+    if len(given) > 1 or given[0][1].ndim != 1:
+        return NotImplemented
+    axis, index = given[0]
+    return values.index_select(axis, index.nonzero()[:, 0] if index.dtype == torch.bool else index)
+
+
+def _index_put_(values: Tensor, indices: Sequence[Tensor | None], new: Tensor, accumulate: bool = False) -> Any:
+    """A number where a mask is true."""
+    mask = indices[0]
+    if len(indices) > 1 or mask is None or mask.dtype != torch.bool or new.numel() > 1 or accumulate:
+        return NotImplemented
+    return values.masked_fill_(mask[(..., *[None] * (values.ndim - mask.ndim))], new.item())
+
+
+def _mean(values: Any, dim: Sequence[int] | None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    """That over the samples, by a sum."""
+    axes = [place % values.ndim for place in dim or range(values.ndim)]
+    if values.rows.axis not in axes:
+        return NotImplemented
+    return values.sum(axes, keepdim, dtype=dtype) / math.prod(values.shape[axis] for axis in axes)
+
+
+def _norm(values: Any, ord: float = 2, dim: Sequence[int] | None = None, keepdim: bool = False, **options: Any) -> Any:
+    """The Euclidean one over the samples, by the largest and a sum."""
+    axes = [place % values.ndim for place in dim or range(values.ndim)]
+    if values.rows.axis not in axes or ord != 2 or options.get("dtype") is not None:
+        return NotImplemented
+    size = values.abs()
+    largest = size.amax(axes, keepdim=True)
+    scaled = torch.where(largest > 0, size / largest, size)
+    found = largest * scaled.square().sum(axes, keepdim=True).sqrt()
+    return found if keepdim else found.reshape([n for axis, n in enumerate(found.shape) if axis not in axes])
+
+
+def _logsumexp(values: Any, dim: Sequence[int], keepdim: bool = False) -> Any:
+    """That over the samples, by the largest and a sum."""
+    axis = values.rows.axis
+    if [place % values.ndim for place in dim] != [axis]:
+        return NotImplemented
+    largest = values.amax(axis, keepdim=True)
+    largest = torch.where(largest.isfinite(), largest, 0.0)
+    found = (values - largest).exp().sum(axis, keepdim=True).log() + largest
+    return found if keepdim else found.squeeze(axis)
+
+
+def _addmm(result: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    return beta * result + alpha * (left @ right)
+
+
+def _addmm_(result: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    return result.mul_(beta).add_(left @ right, alpha=alpha)
+
+
+# Operations that others stand for; NotImplemented where these cannot.
+IN_TERMS_OF_OTHERS: dict[Any, Callable[..., Any]] = {
+    _aten.addmm.default: _addmm,
+    _aten.addmm_.default: _addmm_,
+    _aten.equal.default: lambda left, right: left.shape == right.shape and bool((left == right).all()),
+    _aten.index.Tensor: _index,
+    _aten.index_put_.default: _index_put_,
+    _aten.logsumexp.default: _logsumexp,
+    _aten.linalg_vector_norm.default: _norm,
+    _aten.mean.default: lambda values, *, dtype=None: _mean(values, None, dtype=dtype),
+    _aten.mean.dim: _mean,
+}
+# Tensors that take nothing but the precision and device of another.
+NEW = {_aten.new_empty.default, _aten.new_full.default, _aten.new_ones.default, _aten.new_zeros.default}
+
+
+class Part(NamedTuple):
+    """The values of a rank, by the name of the whole."""
+
+    name: int
+
+
+class Height(NamedTuple):
+    """The number of rows of a rank, of those of all."""
+
+    heights: Sequence[int]
+
+
+class Here(NamedTuple):
+    """The device of a rank."""
+
+
+class Rows(NamedTuple):
+    """What is known of values with rows for each sample.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        That of the values of all samples.
+    axis : int
+        The axis of the samples.
+    repeat : int
+        Rows of each sample, which follow each other.
+    dtype : torch.dtype
+        Their precision.
+    small_strides : pair of tuple of int
+        Strides of the values of two and of three samples; those of more are in line with them.
+    """
+
+    shape: tuple[int, ...]
+    axis: int
+    repeat: int
+    dtype: torch.dtype
+    small_strides: tuple[tuple[int, ...], tuple[int, ...]]
+
+    def small(self, n_samples: int) -> Tensor:
+        """Zeros in place of the values of two or three samples."""
+        shape = [*self.shape[: self.axis], n_samples * self.repeat, *self.shape[self.axis + 1 :]]
+        strides = self.small_strides[n_samples - 2]
+        size = 1 + sum((length - 1) * stride for length, stride in zip(shape, strides, strict=True))
+        return torch.zeros(max(size, 0), dtype=self.dtype).as_strided(shape, strides)
+
+    def strides(self, n_samples: int) -> list[int]:
+        """Strides of the values of so many samples."""
+        return [two + (three - two) * (n_samples - 2) for two, three in zip(*self.small_strides, strict=True)]
+
+
+def contiguous_rows(shape: Sequence[int], axis: int, repeat: int, dtype: torch.dtype) -> Rows:
+    """What is known of contiguous values."""
+    strides = [
+        torch.empty([*shape[:axis], n_samples * repeat, *shape[axis + 1 :]], device="meta").stride()
+        for n_samples in (2, 3)
+    ]
+    return Rows(tuple(shape), axis, repeat, dtype, (strides[0], strides[1]))
+
+
+class Plan(NamedTuple):
+    """How the ranks carry out an operation.
+
+    Attributes
+    ----------
+    rows : dict
+        By position of an argument that all ranks' samples share: what it is.
+    heights : dict
+        By position of an argument that is a number of rows: rows of each sample.
+    outputs : list of Rows
+        The results; none where there is one, over the samples.
+    spec : object
+        The tree that they make.
+    combine : str or None
+        What makes the result over the samples of those of the ranks: ``"sum"``, ``"max"`` or ``"min"``.
+    """
+
+    rows: dict[int, Rows]
+    heights: dict[int, int]
+    outputs: list[Rows]
+    spec: Any
+    combine: str | None
+
+
+class Operation(NamedTuple):
+    """An operation as a message: its name, its arguments, which may be parts, and the names of its results."""
+
+    function: str
+    args: Sequence[Any]
+    kwargs: dict[str, Any]
+    targets: list[int]
+
+    def run(self, parts: dict[int, Any], rank: int, device: torch.device) -> None:
+        """Keep the results on a rank as parts."""
+
+        def local(value: Any) -> Any:
+            if isinstance(value, Part):
+                return parts[value.name]
+            if isinstance(value, Height):
+                return value.heights[rank]
+            if isinstance(value, Here):
+                return device
+            if isinstance(value, (list, tuple)):
+                return [local(entry) for entry in value]
+            return value.to(device) if isinstance(value, Tensor) and value.ndim else value
+
+        kwargs = {name: local(value) for name, value in self.kwargs.items()}
+        found = _function(self.function)(*local(self.args), **kwargs)
+        parts.update(zip(self.targets, tree_leaves(found), strict=False))
+
+
+def _function(name: str) -> Callable[..., Any]:
+    _, packet, overload = name.split(".")
+    return getattr(getattr(_aten, packet), overload)
+
+
+def plan(function: Any, leaves: Sequence[Any], spec: Any, n_samples: int) -> Plan | None:
+    """How ranks carry out an operation by themselves, or None where they cannot.
+
+    Parameters
+    ----------
+    function : OpOverload
+        The operation.
+    leaves : list
+        Its arguments; ``Rows`` stand for those that the ranks have.
+    spec : object
+        The tree that they make.
+    n_samples : int
+        Samples of all ranks.
+    """
+    kinds = (float, int) if _is_pointwise(function) else float  # of numbers whose values make no difference
+    numbers = tuple(type(leaf) if isinstance(leaf, kinds) else leaf for leaf in leaves)
+    described = tuple((leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else leaf for leaf in numbers)
+    key = function, described, spec, n_samples
+    if key not in _plans:
+        _plans[key] = _made(function, list(leaves), spec, n_samples)
+    return _plans[key]
+
+
+_plans: dict[Any, Plan | None] = {}
+
+
+def _is_pointwise(function: Any) -> bool:
+    return torch.Tag.pointwise in function.tags and torch.Tag.nondeterministic_seeded not in function.tags
+
+
+def _made(function: Any, leaves: list[Any], spec: Any, n_samples: int) -> Plan | None:
+    args, _ = tree_unflatten(leaves, spec)
+    if function in _PRODUCTS:
+        return _product(function, args, spec, n_samples)
+    if not _is_pointwise(function) and function not in _ROWWISE:
+        return None
+    given = {position: leaf for position, leaf in enumerate(leaves) if isinstance(leaf, Rows)}
+    first = next(iter(given.values()))
+    if first.axis in _axes(function, args, len(first.shape)):
+        return None
+    heights = {}
+    if function in _SHAPED:
+        repeats = range(1, 1 + max(args[1]) // n_samples) if function in _VIEWS_OF_SHAPES else (first.repeat, 1)
+        sizes = {n_samples * repeat: repeat for repeat in repeats}
+        heights = {1 + place: sizes[size] for place, size in enumerate(args[1]) if size in sizes}
+    from_right, height = len(first.shape) - first.axis, first.shape[first.axis]
+    plain = {
+        position: contiguous_rows(leaf.shape, leaf.ndim - from_right, first.repeat, leaf.dtype)
+        for position, leaf in enumerate(leaves)
+        if isinstance(leaf, Tensor) and leaf.ndim >= from_right and leaf.shape[-from_right] == height > 1
+    }
+    how = Plan(given | plain, heights, [], spec, _REDUCTIONS.get(function))
+    made = _with_outputs(function, leaves, n_samples, how)
+    mixes = made is not None and function in _VIEWS_OF_SHAPES and not _samples_follow(first, made.outputs[0])
+    return None if mixes else made
+
+
+def _axes(function: Any, args: Sequence[Any], n_axes: int) -> list[int]:
+    """The axes that an operation is along."""
+    if function not in _ALONG:
+        return []
+    arguments = function._schema.arguments
+    given = [*args, *(argument.default_value for argument in arguments[len(args) :])]
+    pairs = zip(arguments, given, strict=True)
+    return [value % n_axes for argument, value in pairs if argument.name in ("dim", "dim1", "dim2")]
+
+
+def _samples_follow(before: Rows, after: Rows) -> bool:
+    """Whether values in another shape have the samples one after the other along their axis."""
+
+    def number(rows: Rows) -> Tensor:
+        """Each entry's sample, of three."""
+        numbers = torch.arange(3).repeat_interleave(rows.repeat)
+        behind = len(rows.shape) - rows.axis - 1
+        return numbers.reshape(-1, *[1] * behind).expand_as(rows.small(3))
+
+    return torch.equal(number(before).reshape(after.small(3).shape), number(after))
+
+
+def _product(function: Any, args: Sequence[Any], spec: Any, n_samples: int) -> Plan | None:
+    """The plan of a product: one over the samples is a sum over the ranks."""
+    letters = _PRODUCTS[function]
+    given = {names[arg.axis]: arg.repeat for names, arg in zip(letters, args, strict=True) if isinstance(arg, Rows)}
+    if len(given) > 1:
+        return None
+    ((letter, repeat),) = given.items()
+    rows = {
+        position: arg if isinstance(arg, Rows) else contiguous_rows(arg.shape, names.index(letter), repeat, arg.dtype)
+        for position, (names, arg) in enumerate(zip(letters, args, strict=True))
+        if letter in names
+    }
+    return _with_outputs(function, list(args), n_samples, Plan(rows, {}, [], spec, "sum"))
+
+
+def _with_outputs(function: Any, leaves: list[Any], n_samples: int, how: Plan) -> Plan | None:
+    """The plan with its results, of which those of two and of three samples tell; None where it makes none."""
+    found = []
+    for height in (2, 3):
+        small = [torch.zeros_like(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        for position, row in how.rows.items():
+            small[position] = row.small(height)
+        for position, repeat in how.heights.items():
+            small[position] = height * repeat
+        args, kwargs = tree_unflatten(small, how.spec)
+        kwargs = {name: "cpu" if name == "device" else value for name, value in kwargs.items()}
+        try:
+            found.append(tree_flatten(function(*args, **kwargs)))
+        except (RuntimeError, IndexError):  # which that of all samples raises, too, or does not
+            return None
+    (of_two, spec_of_two), (of_three, spec_of_three) = found
+    if spec_of_two != spec_of_three or not all(isinstance(part, Tensor) for part in of_two):
+        return None
+    if len(of_two) == 1 and of_two[0].shape == of_three[0].shape:  # over the samples
+        return how if how.combine is not None else None
+    found_outputs = [_output(*pair, n_samples) for pair in zip(of_two, of_three, strict=True)]
+    outputs = [output for output in found_outputs if output is not None]
+    return how._replace(outputs=outputs, spec=spec_of_two, combine=None) if len(outputs) == len(of_two) else None
+
+
+def _output(of_two: Tensor, of_three: Tensor, n_samples: int) -> Rows | None:
+    """What is known of a result; None where the samples are not on one axis."""
+    shapes = list(zip(of_two.shape, of_three.shape, strict=True))
+    axes = [axis for axis, pair in enumerate(shapes) if pair[0] != pair[1]]
+    if len(axes) != 1:
+        return None
+    (axis,), (two, three) = axes, shapes[axes[0]]
+    if 3 * two != 2 * three:
+        return None
+    shape = [n_samples * (three - two) if place == axis else pair[0] for place, pair in enumerate(shapes)]
+    return Rows(tuple(shape), axis, three - two, of_two.dtype, (of_two.stride(), of_three.stride()))

@@ -1,0 +1,286 @@
+"""Tensors with a row for each sample of all ranks, whose rows stay on the ranks of the samples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._mode_utils import no_dispatch
+from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
+
+from .operations import IN_TERMS_OF_OTHERS, NEW, Height, Here, Operation, Part, Plan, Rows, contiguous_rows, plan
+from .team import Command, Team
+
+Places = Tensor | slice  # positions of a rank's samples among all
+
+
+class Layout:
+    """Which samples each rank has.
+
+    Parameters
+    ----------
+    team : Team
+        The ranks.
+    places : list of Tensor or slice
+        Positions of each rank's samples.
+    n_samples : int
+        Samples in all.
+    device : torch.device
+        That of rank 0.
+    """
+
+    def __init__(self, team: Team, places: list[Places], n_samples: int, device: torch.device) -> None:
+        self.team, self.places, self.n_samples, self.device = team, places, n_samples, device
+        self.heights = tuple(p.stop - p.start if isinstance(p, slice) else len(p) for p in places)
+        self.keeps = team.keeps(n_samples)  # whether values stay on their ranks
+
+    def kept(self, name: int, part: Tensor) -> SampleTensor:
+        """Values, one row a sample, that the ranks hold under a name; `part` is that of rank 0."""
+        return SampleTensor(self, name, contiguous_rows((self.n_samples, *part.shape[1:]), 0, 1, part.dtype))
+
+    def scattered(self, values: Tensor, axis: int = 0, repeat: int = 1) -> SampleTensor:
+        """Values of all samples, each rank's on that rank."""
+        rows, name = contiguous_rows(values.shape, axis, repeat, values.dtype), self.team.new_name()
+        if values.stride(axis) == 0:  # all rows are alike
+            sizes: list[Any] = list(values.shape)
+            sizes[axis] = Height([height * repeat for height in self.heights])
+            row = values.narrow(axis, 0, 1).clone()
+            self.team.note(Operation("aten.expand.default", [row, sizes], {}, [name]))
+            return SampleTensor(self, name, rows._replace(small_strides=(row.expand_as(values).stride(),) * 2))
+        by_sample = values.unflatten(axis, (self.n_samples, repeat)).movedim(axis, 0)
+        parts = [by_sample[places].movedim(0, axis).flatten(axis, axis + 1) for places in self.places]
+        self.team.lead(Command("placed", 0, ("keep",), {}, target=name), [{"values": part} for part in parts])
+        return SampleTensor(self, name, rows)
+
+    def gathered(self, values: SampleTensor) -> Tensor:
+        """The values of all samples, on rank 0."""
+        axis, repeat = values.rows.axis, values.rows.repeat
+        move = {"source": axis, "destination": 0}
+        heights = tuple(height * repeat for height in self.heights)
+        parts = self.team.lead(Command("movedim", values.name_on_ranks, ("rows",), move, heights=heights))
+        joined = self.joined([part.unflatten(0, (-1, repeat)) for part in parts])
+        return joined.flatten(0, 1).movedim(0, axis).contiguous()  # of which all views can be made
+
+    def joined(self, parts: Sequence[Tensor]) -> Tensor:
+        """Rows of all samples from those of the ranks."""
+        result = parts[0].new_empty((self.n_samples, *parts[0].shape[1:]))
+        for places, part in zip(self.places, parts, strict=True):
+            result[places] = part
+        return result
+
+    def combined(self, operation: Operation, combine: str) -> Tensor:
+        """The sum or other combination of the results of an operation over the ranks."""
+        name = self.team.new_name()
+        self.team.note(operation._replace(targets=[name]))
+        result = self.team.lead(Command("detach", name, (combine,), {}))
+        self.team.forget(name)
+        return result
+
+
+class _Changes:
+    """How often values have changed that some tensors are views of."""
+
+    number = 0
+
+
+class SampleTensor(Tensor):
+    """A tensor of rank 0 with an axis for the samples of all ranks, whose values are on their ranks.
+
+    Operations are noted. All ranks carry them out before the next sum over the samples or product with the data.
+    Operations that mix the samples in other ways gather the values of all samples on rank 0. Views that result from
+    these are of a copy and refuse to change in place.
+
+    Parameters
+    ----------
+    layout : Layout
+        Which samples each rank has.
+    name : int
+        Name of the parts on the ranks.
+    rows : Rows
+        Shape, axis of the samples and precision.
+    """
+
+    sample_layout: Layout
+    name_on_ranks: int
+    rows: Rows
+    changes: _Changes
+    _copy: tuple[Tensor, int] | None  # on rank 0, and after which changes
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @staticmethod
+    def __new__(cls, layout: Layout, name: int, rows: Rows, changes: _Changes | None = None) -> SampleTensor:
+        result: Any = Tensor._make_wrapper_subclass(
+            cls, rows.shape, rows.strides(layout.n_samples), dtype=rows.dtype, device=layout.device
+        )
+        result.sample_layout, result.name_on_ranks, result.rows = layout, name, rows
+        result.changes, result._copy = changes or _Changes(), None
+        return result
+
+    def __del__(self) -> None:
+        self.sample_layout.team.forget(self.name_on_ranks)
+
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
+        return f"SampleTensor(shape={tuple(self.shape)}, dtype={self.dtype}, on {len(self.sample_layout.places)} ranks)"
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        return _carried_out(func, args, kwargs or {})
+
+    def whole(self) -> Tensor:
+        """The values of all samples, on rank 0, which keeps them until they change."""
+        if self._copy is None or self._copy[1] != self.changes.number:
+            self._copy = self.sample_layout.gathered(self), self.changes.number
+        return self._copy[0]
+
+    def numpy(self, *, force: bool = False) -> Any:
+        return self.whole().numpy(force=force)
+
+    def tolist(self) -> Any:
+        return self.whole().tolist()
+
+
+class _ViewOfCopy(Tensor):
+    """A view of a copy of values of the ranks; an error where it is changed, which would not change theirs."""
+
+    copied: Tensor
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @staticmethod
+    def __new__(cls, values: Tensor) -> _ViewOfCopy:
+        result: Any = Tensor._make_wrapper_subclass(
+            cls, values.shape, values.stride(), dtype=values.dtype, device=values.device
+        )
+        result.copied = values
+        return result
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        kwargs = kwargs or {}
+        if any(isinstance(values, _ViewOfCopy) for values in _changed(func, args, kwargs)):
+            raise RuntimeError(
+                "some samples' values cannot be changed in place by a view where ranks have them; write "
+                "values[index] = ... with a tensor of positions, or change a clone"
+            )
+        return _view_or_new(func, tree_map_only(_ViewOfCopy, lambda values: values.copied, (args, kwargs)))
+
+    def numpy(self, *, force: bool = False) -> Any:
+        return self.copied.numpy(force=force)
+
+    def tolist(self) -> Any:
+        return self.copied.tolist()
+
+
+def _view_or_new(function: Any, arguments: tuple[Any, dict[str, Any]]) -> Any:
+    """The result of an operation on copies, which is marked where it is a view of one."""
+    result = function(*arguments[0], **arguments[1])
+    return tree_map_only(Tensor, _ViewOfCopy, result) if _makes_views(function) else result
+
+
+def _makes_views(function: Any) -> bool:
+    """Whether the results share the values of the first argument, which does not change."""
+    returns = function._schema.returns
+    return not function._schema.is_mutable and any(result.alias_info is not None for result in returns)
+
+
+def whole(values: Tensor) -> Tensor:
+    """Values of all samples, on rank 0."""
+    if isinstance(values, _ViewOfCopy):
+        return values.copied
+    return values.whole() if isinstance(values, SampleTensor) else values
+
+
+def _carried_out(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """The results of an operation on tensors, of which some are on the ranks."""
+    args, kwargs = tree_map_only(_ViewOfCopy, lambda values: values.copied, (args, kwargs))
+    if function._can_decompose():
+        return function.decompose(*args, **kwargs)
+    if function in IN_TERMS_OF_OTHERS:
+        result = IN_TERMS_OF_OTHERS[function](*args, **kwargs)
+        if result is not NotImplemented:
+            return result
+    leaves, spec = tree_flatten((args, kwargs))
+    layouts = {leaf.sample_layout for leaf in leaves if isinstance(leaf, SampleTensor)}
+    changed = _changed(function, args, kwargs)
+    how = None
+    if len(layouts) == 1 and all(isinstance(leaf, SampleTensor) for leaf in changed):
+        (layout,) = layouts
+        described = [_described(leaf) for leaf in leaves]
+        how = plan(function, described, spec, layout.n_samples)
+    if how is None and function in NEW:
+        return function(torch.empty(0, dtype=args[0].dtype, device=args[0].device), *args[1:], **kwargs)
+    if how is None or (how.combine in ("max", "min") and 0 in layout.heights):  # a part has none
+        return _on_rank_0(function, leaves, spec, changed)
+    placed = [_placed(*pair, how, layout) for pair in enumerate(leaves)]  # which must live until the operation is noted
+    operation, outputs = _message(function, placed, spec, how, layout), how.outputs
+    if how.combine is not None:
+        return layout.combined(operation, how.combine)
+    if changed:
+        layout.team.note(operation)
+        for leaf in changed:
+            leaf.changes.number += 1
+        if torch.Tag.inplace_view in function.tags:  # which changes the shape
+            changed[0].rows = outputs[0]
+            with no_dispatch():
+                function(*args, **kwargs)
+        return changed[0]
+    names = [layout.team.new_name() for _ in outputs]
+    layout.team.note(operation._replace(targets=names))
+    changes = args[0].changes if _makes_views(function) else None
+    results = [SampleTensor(layout, name, output, changes) for name, output in zip(names, outputs, strict=True)]
+    return tree_unflatten(results, how.spec)
+
+
+def _described(leaf: Any) -> Any:
+    return leaf.rows if isinstance(leaf, SampleTensor) else leaf
+
+
+def _placed(position: int, leaf: Any, how: Plan, layout: Layout) -> Any:
+    """An argument, on the ranks where it has a row for each sample."""
+    if position not in how.rows or isinstance(leaf, SampleTensor):
+        return leaf
+    return layout.scattered(leaf, how.rows[position].axis or 0, how.rows[position].repeat)
+
+
+def _message(function: Any, leaves: list[Any], spec: Any, how: Plan, layout: Layout) -> Operation:
+    """The operation with parts, numbers of samples and devices of the ranks in place of those of rank 0."""
+
+    def sent(position: int, leaf: Any) -> Any:
+        if isinstance(leaf, SampleTensor):
+            return Part(leaf.name_on_ranks)
+        if position in how.heights:
+            return Height([height * how.heights[position] for height in layout.heights])
+        if isinstance(leaf, torch.device):
+            return Here()
+        return leaf.detach().clone() if isinstance(leaf, Tensor) else leaf  # which may change before it is sent
+
+    args, kwargs = tree_unflatten([sent(*pair) for pair in enumerate(leaves)], spec)
+    return Operation(str(function), args, kwargs, [])
+
+
+def _on_rank_0(function: Any, leaves: list[Any], spec: Any, changed: list[Any]) -> Any:
+    """The operation on the values of all samples; what it changes goes back to the ranks."""
+    of_ranks = [leaf for leaf in changed if isinstance(leaf, SampleTensor)]
+    copies = {id(leaf): leaf.whole().clone() for leaf in of_ranks}
+    plain = [copies.get(id(leaf), whole(leaf) if isinstance(leaf, Tensor) else leaf) for leaf in leaves]
+    result = _view_or_new(function, tree_unflatten(plain, spec))
+    for leaf in of_ranks:
+        leaf.copy_(copies[id(leaf)])
+    return changed[0] if changed else result
+
+
+def _changed(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+    """Arguments that an operation writes to."""
+    if not function._schema.is_mutable:
+        return []
+    given = dict(zip((argument.name for argument in function._schema.arguments), args, strict=False)) | kwargs
+    written = [a.name for a in function._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    return [given[name] for name in written if name in given]
+
+
+def places_of(counts: Sequence[int]) -> list[Places]:
+    """Positions of ranks' samples that follow each other by rank."""
+    ends = torch.tensor([0, *counts]).cumsum(0).tolist()
+    return [slice(*pair) for pair in pairwise(ends)]

@@ -1,0 +1,78 @@
+"""Operations of torch on values of shape (N, 3), which give the same on several ranks as in one tensor."""
+
+import torch
+
+OPERATIONS = {
+    "arithmetic": lambda v: (2 * v + v[:, :1] / 3 - v.exp()) ** 2,
+    "with a row": lambda v: v * torch.arange(3.0, dtype=v.dtype),
+    "with plain values": lambda v: v - torch.linspace(0, 1, len(v), dtype=v.dtype)[:, None],
+    "comparison": lambda v: torch.where(v > 0, v, -1.0).clamp(max=0.5),
+    "transpose": lambda v: v.T.contiguous().view(3, -1).T + v,
+    "columns": lambda v: torch.stack(list(v.unbind(1)), dim=1) + torch.cat([v[:, 1:], v[:, :1]], dim=1),
+    "chosen columns": lambda v: v[:, torch.tensor([2, 0])] * v[:, [True, False, True]],
+    "one column": lambda v: v[:, 1],
+    "precision": lambda v: v.float().double().to(torch.float32),
+    "rows of ones": lambda v: v.new_ones((len(v), 2)) + torch.zeros_like(v)[:, :2],
+    "expanded": lambda v: v[:, :1].expand(-1, 4) + v[:, :1].expand(len(v), 4),
+    "flattened": lambda v: (v.reshape(-1, 1) * 2).view_as(v),
+    "stacked": lambda v: torch.stack([v, -v]).square().sum(0),
+    "sums": lambda v: [v.sum(1), v.sum(1, keepdim=True), v.mean(1), v.amax(1), v.all(1), v.norm(dim=1)],
+    "classes": lambda v: [v.softmax(1), v.log_softmax(1), v.logsumexp(1), v.argmax(1), v.sort(1)[0], v.cumsum(1)],
+    "largest of a row": lambda v: list(v.max(1)),
+    "product": lambda v: v @ torch.arange(6.0, dtype=v.dtype).reshape(3, 2),
+    "product with a vector": lambda v: v @ torch.arange(3.0, dtype=v.dtype),
+    "vector times columns": lambda v: torch.arange(3.0, dtype=v.dtype) @ v.T,
+    "batch": lambda v: torch.einsum("ij,ik,k->ij", v, v, torch.arange(3.0, dtype=v.dtype)),
+    "matrices": lambda v: torch.diag_embed(v) @ v[:, :, None],
+    "functions": lambda v: torch.nn.functional.logsigmoid(v) + torch.special.xlogy(v.abs(), v.abs() + 1),
+    "over the samples": lambda v: [v.sum(), v.sum(0), v.mean(), v.max(), v.amin(0), (v > 9).any(), (v < 9).all(0)],
+    "dtype of a sum": lambda v: [(v > 0).sum(), v.sum(dtype=torch.float32), v.float().sum(0)],
+    "products over the samples": lambda v: [v.T @ v, v[:, 0] @ v, v[:, 0] @ v[:, 1], v.new_ones(len(v)) @ v],
+    "einsum over the samples": lambda v: torch.einsum("ij,ik->jk", v, v.abs()),
+    "added product": lambda v: torch.ones(3, 3, dtype=v.dtype).addmm_(v.T, v, alpha=2),
+    "logarithm of sums": lambda v: [v.logsumexp(0), (v - torch.inf).logsumexp(0)],
+    "nan": lambda v: torch.where(v == v.max(), torch.nan, v).amax(),
+    "equal": lambda v: torch.tensor(v.equal(v + 0) and not v.equal(v + 1)),
+    "of no sample": lambda v: v.new_zeros(7),
+}
+GATHERED = {
+    "some rows": lambda v: v[2:5] + v[torch.tensor([1, 0, 2])],
+    "one row": lambda v: v[0],
+    "sorted": lambda v: v.sort(0)[0],
+    "sums up to each": lambda v: v.cumsum(0),
+    "median": lambda v: v.median(0)[0],
+    "positions": lambda v: (v[:, 0] > 0).nonzero(),
+    "all pairs": lambda v: v @ v.T,
+    "solution": lambda v: torch.linalg.lstsq(v, v[:, :1]).solution,
+    "spread": lambda v: v.std(0),
+    "rows in a new place": lambda v: torch.cat([v, v]),
+    "array": lambda v: torch.from_numpy(v.numpy() + 1),
+}
+OPERATIONS |= GATHERED
+
+
+def _changed(v, change):
+    other, view = v.clone(), v.T
+    change(v)
+    return [v, view, v.sum(0), other]
+
+
+CHANGES = {
+    f"change: {name}": lambda v, change=change: _changed(v, change)
+    for name, change in {
+        "add": lambda v: v.add_(1).mul_(v),
+        "copy": lambda v: v.copy_(v.flip(0)),
+        "copy of a row": lambda v: v.copy_(torch.arange(3.0, dtype=v.dtype)),
+        "fill": lambda v: v.fill_(2),
+        "column": lambda v: v[:, 1].zero_(),
+        "columns": lambda v: v[:, 1:].mul_(3),
+        "transpose": lambda v: v.T.add_(torch.ones(3, 1, dtype=v.dtype)),
+        "flattened": lambda v: v.view(-1).exp_(),
+        "no view": lambda v: v.T.contiguous().zero_(),
+        "chosen rows": lambda v: v.__setitem__(torch.tensor([4, 0]), 5.0),
+        "mask": lambda v: v.__setitem__(v > 0, 0.0),
+        "out": lambda v: torch.add(v, 1, out=v),
+        "view after a look": lambda v: (v.tolist(), v.T.mul_(2)),
+    }.items()
+}
+CHANGED_ON_RANK_0 = {f"change: {name}" for name in ("copy", "chosen rows", "view after a look")}
