@@ -338,6 +338,8 @@ def _products(linear_map: LinearMap, n_outputs: int, generator: Generator) -> _I
     weight = torch.rand(n, generator=generator, dtype=torch.float64)
     shift = linear_map.centered(weight / weight.sum(), torch.float64).matvec(coef) - pred
     yield "centered does not differ by a constant per output", shift, shift[:1].expand_as(shift)
+    squares = (weight @ matrix.square()).sum()
+    yield "weighted_squares are not those of the matrix", linear_map.weighted_squares(weight), squares
     norm = float(torch.linalg.matrix_norm(weight.sqrt()[:, None] * matrix, 2)) ** 2
     estimate = linear_map.squared_norm(weight, n_steps=200)
     yield "squared_norm is not the largest eigenvalue", 0.9 * norm <= estimate <= norm * (1 + 1e-9)

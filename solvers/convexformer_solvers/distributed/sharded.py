@@ -122,6 +122,9 @@ class ShardedMap(LinearMap):
     def weighted_gram(self, columns: Tensor, weight: Tensor) -> Tensor:
         return self._all("weighted_gram", "sum", per_sample={"columns": columns, "weight": weight})
 
+    def weighted_squares(self, weight: Tensor) -> Tensor:
+        return self._all("weighted_squares", "sum", self._own(weight=weight))
+
     def nonnegative(self, coef: Tensor) -> Tensor:
         return self._rows("nonnegative", coef=coef)
 
@@ -153,6 +156,9 @@ class ShardedMap(LinearMap):
 
     def gated(self, masks: Tensor) -> ShardedMap:
         return self._derived("gated", {"masks": masks})
+
+    def widened(self, features: Tensor) -> ShardedMap:
+        return self._derived("widened", self._own(features=features))
 
     def restricted(self, blocks: Tensor) -> ShardedMap:
         return self._derived("restricted", blocks=blocks)

@@ -100,6 +100,10 @@ class LinearMap(ABC):
         """The map whose samples pass the gates that `masks`, bool of shape ``(N, h)``, lets them through."""
         raise NotImplementedError(f"{type(self).__name__} has no gated form")
 
+    def widened(self, features: Tensor) -> LinearMap:
+        """The map whose samples have further `features`, of shape ``(N, e)``, the same in every block."""
+        raise NotImplementedError(f"{type(self).__name__} has no wider form")
+
     def as_matrix(self) -> Tensor:
         """The ``(N, prod(feature_shape))`` matrix. Only for exact solvers at small scale."""
         return self.columns(torch.arange(self._n_blocks, device=self.device)).flatten(1)
@@ -289,6 +293,11 @@ class LinearMap(ABC):
             gram += self.rows(rows).gram(blocks, blocks, weight[rows].float())
         return gram, product
 
+    def weighted_squares(self, weight: Tensor) -> Tensor:
+        """Sum of the squared entries, each times the weight of its sample, as a tensor without dimensions."""
+        by_block = (weight @ self._block(block).to(weight.dtype).square().sum(1) for block in range(self._n_blocks))
+        return sum(by_block, weight.new_zeros(()))
+
     def squared_norm(self, weight: Tensor, center: bool = False, n_steps: int = 20) -> float:
         """Largest eigenvalue of ``A' diag(weight) A`` by power iteration, from below; `center` centres the columns."""
         generator = torch.Generator().manual_seed(0)
@@ -303,6 +312,12 @@ class LinearMap(ABC):
             vector = self.rmatvec(weight[:, None] * values)
             value = float(torch.linalg.vector_norm(vector))
         return value
+
+
+def widened(data: Tensor, features: Tensor) -> Tensor:
+    """Samples ``(N, *block_shape, d)`` with further features, of shape ``(N, e)``, the same in every block."""
+    of_blocks = features.to(data)[(slice(None), *(None,) * (data.ndim - 2))]
+    return torch.cat([data, of_blocks.expand(*data.shape[:-1], -1)], -1)
 
 
 def nonzero_blocks(coef: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from convexformer_solvers.validation import check_tensor
 
-from .base import LinearMap, _tall, add_lower_product, as_rows, row_chunks
+from .base import LinearMap, _tall, add_lower_product, as_rows, row_chunks, widened
 
 
 class DenseMap(LinearMap):
@@ -96,6 +96,9 @@ class DenseMap(LinearMap):
         from .gated import GatedMap
 
         return GatedMap(self.data, masks)
+
+    def widened(self, features: Tensor) -> DenseMap:
+        return DenseMap(widened(self.data, features))
 
     def by_block(self) -> Tensor:
         """View of the data with one block axis, shape ``(N, n_blocks, d)``."""

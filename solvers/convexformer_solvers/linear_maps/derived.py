@@ -1,4 +1,4 @@
-"""Linear maps whose data are those of another map: in rounded products, with signs."""
+"""Linear maps whose data are those of another map: in rounded products, with signs, with a block of zeros."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from .base import LinearMap
+from .base import LinearMap, Slopes
+from .source import Traffic
 
 _Base = TypeVar("_Base", bound=LinearMap)
 
@@ -20,9 +21,10 @@ class DerivedMap(LinearMap, Generic[_Base]):
     dtype = property(lambda self: self.base.dtype)
     device = property(lambda self: self.base.device)
     n_stored = property(lambda self: self.base.n_stored)
+    in_memory = property(lambda self: self.base.in_memory)
 
     def __init__(self, base: _Base) -> None:
-        self.base = base
+        self.base, self.memory_limit = base, base.memory_limit
 
     def matvec(self, coef: Tensor) -> Tensor:
         return self.base.matvec(coef)
@@ -44,6 +46,12 @@ class DerivedMap(LinearMap, Generic[_Base]):
 
     def gathered(self, values: Tensor) -> Tensor:
         return self.base.gathered(values)
+
+    def check_finite(self) -> None:
+        self.base.check_finite()
+
+    def traffic(self) -> Traffic | None:
+        return self.base.traffic()
 
     def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> LinearMap:
         base: Any = self.base.to(dtype, device)
@@ -109,9 +117,27 @@ class SignedMap(DerivedMap[LinearMap]):
         return self.base.matvec(coef[0] - coef[1])
 
     def rmatvec(self, values: Tensor) -> Tensor:
-        result = self.base.rmatvec(values).expand(2, *self.base.feature_shape, -1).clone()
-        result[1].neg_()
-        return result
+        return self._of_both_signs(self.base.rmatvec(values))
+
+    @staticmethod
+    def _of_both_signs(values: Tensor) -> Tensor:
+        return torch.stack([values, -values])
+
+    def slopes_pass(self, coef: Tensor, slopes: Slopes) -> tuple[Tensor, Tensor]:
+        pred, back = self.base.slopes_pass(coef[0] - coef[1], slopes)
+        return pred, self._of_both_signs(back)
+
+    def moments(self, weight: Tensor, right: Tensor, single: bool = False) -> tuple[Tensor, Tensor]:
+        gram, product = self.base.moments(weight, right, single)
+        return torch.kron(gram.new_tensor([[1, -1], [-1, 1]]), gram), torch.cat([product, -product])
+
+    def squared_norm(self, weight: Tensor, center: bool = False, n_steps: int = 20) -> float:
+        if self.in_memory:
+            return super().squared_norm(weight, center, n_steps)
+        return 2 * self.base.squared_norm(weight, center, n_steps)  # which knows how to read few samples
+
+    def product_work(self, n_outputs: int) -> float:
+        return self.base.product_work(n_outputs)
 
     def centered(self, weight: Tensor, dtype: torch.dtype) -> LinearMap:
         return SignedMap(self.base.centered(weight, dtype))
@@ -126,3 +152,64 @@ class SignedMap(DerivedMap[LinearMap]):
 
     def full_kernel(self, dtype: torch.dtype) -> Tensor:
         return self.base.full_kernel(dtype).mul_(2)
+
+
+class PaddedMap(DerivedMap[LinearMap]):
+    """The map of another map whose samples have a further block of zeros, the last of the first block axis.
+
+    Parameters
+    ----------
+    unpadded : LinearMap
+        The map without it, with one block axis.
+
+    Examples
+    --------
+    >>> from convexformer_solvers import DenseMap
+    >>> A = PaddedMap(DenseMap(torch.ones(5, 3, 2)))
+    >>> A.feature_shape, A.matvec(torch.ones(4, 2, 1))[0]
+    ((4, 2), tensor([6.]))
+    """
+
+    feature_shape = property(lambda self: (self.base.feature_shape[0] + 1, self.base.feature_shape[1]))
+
+    def __init__(self, unpadded: LinearMap) -> None:
+        super().__init__(unpadded)
+
+    def matvec(self, coef: Tensor) -> Tensor:
+        return self.base.matvec(coef[:-1])
+
+    def rmatvec(self, values: Tensor) -> Tensor:
+        return self._padded(self.base.rmatvec(values))
+
+    @staticmethod
+    def _padded(values: Tensor) -> Tensor:
+        return torch.cat([values, torch.zeros_like(values[:1])])
+
+    def slopes_pass(self, coef: Tensor, slopes: Slopes) -> tuple[Tensor, Tensor]:
+        pred, back = self.base.slopes_pass(coef[:-1], slopes)
+        return pred, self._padded(back)
+
+    def moments(self, weight: Tensor, right: Tensor, single: bool = False) -> tuple[Tensor, Tensor]:
+        gram, product = self.base.moments(weight, right, single)
+        d = self.feature_shape[-1]
+        pad = torch.nn.functional.pad
+        return pad(gram, (0, d, 0, d)), pad(product, (0, 0, 0, d))
+
+    def squared_norm(self, weight: Tensor, center: bool = False, n_steps: int = 20) -> float:
+        return self.base.squared_norm(weight, center, n_steps)
+
+    def product_work(self, n_outputs: int) -> float:
+        return self.base.product_work(n_outputs)
+
+    def centered(self, weight: Tensor, dtype: torch.dtype) -> LinearMap:
+        return PaddedMap(self.base.centered(weight, dtype))
+
+    def columns(self, blocks: Tensor) -> Tensor:
+        real = blocks < self.base.feature_shape[0]
+        shape = (self.n_samples, len(blocks), self.feature_shape[-1])
+        result = torch.zeros(shape, dtype=self.dtype, device=self.device)
+        result[:, real] = self.base.columns(blocks[real])
+        return result
+
+    def full_kernel(self, dtype: torch.dtype) -> Tensor:
+        return self.base.full_kernel(dtype)

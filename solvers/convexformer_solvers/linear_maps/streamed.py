@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from convexformer_solvers.validation import check_kind, check_tensor
 
-from .base import LinearMap, Slopes, even_rows, mirrored
+from .base import LinearMap, Slopes, even_rows, mirrored, widened
 from .config import CONFIG
 from .dense import DenseMap
 from .gated import GatedMap
@@ -78,13 +79,15 @@ class StreamedMap(LinearMap):
 
     in_memory = False
     n_samples = property(lambda self: len(self._index))
-    feature_shape = property(lambda self: (*self._n_gates, *self.source.shape[1:]))
+    feature_shape = property(lambda self: (*self._n_gates, *self._sample_shape))
     dtype = property(lambda self: self._dtype)
     device = property(lambda self: self._device)
     n_stored = property(lambda self: self.n_samples * self._width)
     _n_gates = property(lambda self: () if self.masks is None else (self.masks.shape[1],))
-    _width = property(lambda self: math.prod(self.source.shape[1:]))
-    _n_bytes = property(lambda self: self.n_stored * self.source.dtype.itemsize)
+    _n_further = property(lambda self: 0 if self.features is None else self.features.shape[1])
+    _sample_shape = property(lambda self: (*self.source.shape[1:-1], self.source.shape[-1] + self._n_further))
+    _width = property(lambda self: math.prod(self._sample_shape))
+    _n_bytes = property(lambda self: self.n_samples * math.prod(self.source.shape[1:]) * self.source.dtype.itemsize)
 
     def __init__(
         self,
@@ -105,6 +108,7 @@ class StreamedMap(LinearMap):
             raise ValueError(f"part must be a slice without a step, got {part}")
         self._index: range | Tensor = range(source.shape[0])[part or slice(None)]
         self._order: Tensor | None = None  # of samples as they are read; None where that is their own
+        self.features: Tensor | None = None  # (N, e), which `widened` adds to what is read
         self._traffic = Traffic(self._n_bytes)
         self.masks = None if masks is None else self._checked(masks)
 
@@ -115,29 +119,33 @@ class StreamedMap(LinearMap):
             raise ValueError(f"masks must be a bool array of shape ({self.n_samples}, n_gates), got {got}")
         return masks.to(self._device)
 
-    def _like(self, index: range | Tensor, order: Tensor | None, masks: Tensor | None) -> StreamedMap:
-        """The map of some samples of the source."""
-        chunk, limit = self.chunk, self.memory_limit
-        result = StreamedMap(self.source, dtype=self._dtype, device=self._device, chunk=chunk, memory_limit=limit)
-        result._index, result._order, result.masks, result._traffic = index, order, masks, self._traffic
+    def _like(self, **changes: Any) -> StreamedMap:
+        """The map of the same source with other attributes."""
+        result = copy.copy(self)
+        vars(result).update(changes)
         return result
 
     def gated(self, masks: Tensor) -> StreamedMap:
-        return self._like(self._index, self._order, self._checked(masks))
+        return self._like(masks=self._checked(masks))
+
+    def widened(self, features: Tensor) -> StreamedMap:
+        features = features.to(device=self._device, dtype=self._dtype)
+        return self._like(features=features if self.features is None else torch.cat([self.features, features], 1))
 
     def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> StreamedMap:
         dtype, device = dtype or self._dtype, torch.device(device or self._device)
         if (dtype, device) == (self._dtype, self._device):
             return self
-        result = self._like(self._index, self._order, None if self.masks is None else self.masks.to(device))
-        result._dtype, result._device = dtype, device
-        return result
+        masks = None if self.masks is None else self.masks.to(device)
+        features = None if self.features is None else self.features.to(device, dtype)
+        return self._like(_dtype=dtype, _device=device, masks=masks, features=features)
 
     def rows(self, index: Tensor | slice) -> LinearMap:
         masks = None if self.masks is None else self.masks[index]
+        features = None if self.features is None else self.features[index]
         if isinstance(index, slice) and self._order is None:
             chosen: range | Tensor = self._index[index]
-            result = self._like(chosen, None, masks)
+            order = None
         else:
             index = torch.arange(self.n_samples)[index] if isinstance(index, slice) else index.cpu()
             rows = torch.as_tensor(self._index)
@@ -145,7 +153,8 @@ class StreamedMap(LinearMap):
                 rows = rows[self._order.argsort()]
             chosen, order = rows[index].sort(stable=True)
             in_order = bool((order == torch.arange(len(order))).all())
-            result = self._like(chosen, None if in_order else order, masks)
+            order = None if in_order else order
+        result = self._like(_index=chosen, _order=order, masks=masks, features=features)
         return result.held() if result.n_stored <= self.chunk else result
 
     def held(self) -> LinearMap:
@@ -155,9 +164,9 @@ class StreamedMap(LinearMap):
 
     def tensor(self) -> Tensor:
         """The samples in memory, shape ``(N, *block_shape, d)``."""
-        data = torch.empty((self.n_samples, *self.source.shape[1:]), dtype=self._dtype, device=self._device)
+        data = torch.empty((self.n_samples, *self._sample_shape), dtype=self._dtype, device=self._device)
         for places, part in self._parts(gated=False):
-            data[places] = part.as_matrix().view(-1, *self.source.shape[1:])
+            data[places] = part.as_matrix().view(-1, *self._sample_shape)
         return data
 
     # Reading
@@ -224,6 +233,7 @@ class StreamedMap(LinearMap):
                 if following is not None:
                     ahead = pool.submit(read, following)
                 values = values.to(self._device)  # of a device without streams, as a thread may not know it
+                values = values if self.features is None else widened(values, self.features[part.places])
                 yield part.places, DenseMap(values) if masks is None else GatedMap(values, masks[part.places])
         if isinstance(self._index, range) and self._n_bytes == self._traffic.total_bytes:
             self._traffic.is_finite = True
@@ -305,6 +315,9 @@ class StreamedMap(LinearMap):
 
     def largest(self) -> float:
         return max((part.largest() for _, part in self._parts()), default=0.0)
+
+    def weighted_squares(self, weight: Tensor) -> Tensor:
+        return sum((part.weighted_squares(weight[places]) for places, part in self._parts()), weight.new_zeros(()))
 
     def squared_norm(self, weight: Tensor, center: bool = False, n_steps: int = 20) -> float:
         # Of some samples, as each step would be two passes: who starts with it follows the curvature that is met.

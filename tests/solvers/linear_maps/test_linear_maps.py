@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from solver_cases import PROPERTY, randn
 
-from convexformer_solvers import DenseMap, GatedMap, TableMap, check_loss, check_map, check_penalty
+from convexformer_solvers import DenseMap, GatedMap, SignedMap, TableMap, check_loss, check_map, check_penalty
 from convexformer_solvers.linear_maps import base as operators
 from convexformer_solvers.linear_maps.config import MapConfig
-from convexformer_solvers.linear_maps.derived import RoundedMap
+from convexformer_solvers.linear_maps.derived import PaddedMap, RoundedMap
 
 
 def random_masks(n, h, seed=0):
@@ -53,6 +53,30 @@ def test_any_number_of_block_axes(shape):
     check_map(GatedMap(data, random_masks(5, 2)))
     assert DenseMap(data).feature_shape == shape[1:]
     assert GatedMap(data, random_masks(5, 2)).feature_shape == (2, *shape[1:])
+
+
+def test_a_padded_map_is_that_of_data_with_a_block_of_zeros():
+    data = randn(20, 3, 2)
+    padded, wanted = PaddedMap(DenseMap(data)), torch.nn.functional.pad(data, (0, 0, 0, 1))
+    check_map(padded)
+    check_map(SignedMap(padded))
+    torch.testing.assert_close(padded.as_matrix(), wanted.flatten(1))
+    weight, right = randn(20).abs(), randn(20, 2)
+    for linear_map, same in (
+        (padded, DenseMap(wanted)),
+        (SignedMap(padded), DenseMap(torch.stack([wanted, -wanted], 1))),
+    ):
+        for got, moments in zip(linear_map.moments(weight, right), same.moments(weight, right), strict=True):
+            torch.testing.assert_close(got, moments)
+
+
+def test_wider_samples_have_the_same_further_features_in_every_block():
+    data, further = randn(20, 3, 2), randn(20, 2, seed=1)
+    wider = DenseMap(data).widened(further)
+    check_map(wider)
+    assert wider.feature_shape == (3, 4)
+    assert torch.equal(wider.data[..., :2], data)
+    assert all(torch.equal(block, further) for block in wider.data[..., 2:].unbind(1))
 
 
 @both_maps

@@ -7,8 +7,9 @@ import pytest
 import torch
 from solver_cases import randn
 
-from convexformer_solvers import DenseMap, GatedMap, get_loss
+from convexformer_solvers import DenseMap, GatedMap, SignedMap, get_loss
 from convexformer_solvers.checks import check_map
+from convexformer_solvers.linear_maps.derived import PaddedMap
 from convexformer_solvers.linear_maps.source import Source
 from convexformer_solvers.linear_maps.streamed import StreamedMap
 from convexformer_solvers.program import LossSlopes
@@ -41,6 +42,8 @@ def maps(dtype=torch.float64):
     streamed = StreamedMap(Rows(data), chunk=24)
     some = torch.tensor([20, 3, 4, 5, 11, 0, 3])
     sorted_rows = torch.arange(1, N, 7)
+    further = randn(N, 2, seed=5).to(dtype)
+    twice = GatedMap(plain.widened(further).widened(further).data, masks).rows(some)
     return {
         "plain": (streamed, plain),
         "gated": (streamed.gated(masks), gated),
@@ -48,6 +51,10 @@ def maps(dtype=torch.float64):
         "shuffled": (streamed.gated(masks).rows(some), gated.rows(some)),
         "rows of rows": (streamed.rows(some).rows(torch.tensor([5, 1, 0])), plain.rows(some[[5, 1, 0]])),
         "far apart": (StreamedMap(Rows(data), chunk=6).rows(sorted_rows), plain.rows(sorted_rows)),
+        "wider": (streamed.widened(further), plain.widened(further)),
+        "wider twice": (streamed.widened(further).gated(masks).widened(further).rows(some), twice),
+        "signed": (SignedMap(streamed), SignedMap(plain)),
+        "padded": (SignedMap(PaddedMap(streamed)), SignedMap(PaddedMap(plain))),
         "other precision": (streamed.to(torch.float32), plain.to(torch.float32)),
     }
 
