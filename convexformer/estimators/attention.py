@@ -17,7 +17,7 @@ from convexformer_solvers import LOSSES, Callback, Loss, Penalty, Solver, get_lo
 from convexformer_solvers.distributed import ranks
 
 from .base import ConvexAttentionBase
-from .samples import joined_samples, own_samples
+from .samples import predictions_of_all
 
 
 def _check_loss_name(loss: Any, others: list[str], kinds: set[str]) -> None:
@@ -42,12 +42,9 @@ class ScoreMixin:
         -------
         float
         """
-        group = ranks()
-        if group is None:
+        if ranks() is None:
             return super().score(X, y, sample_weight)  # type: ignore[misc]
-        X, part = own_samples(self, X)
-        pred = self.predict(X)
-        target, weight, pred = joined_samples([y, sample_weight, pred], part, len(pred))
+        target, weight, pred = predictions_of_all(self, X, y, sample_weight)
         score = r2_score if isinstance(self, RegressorMixin) else accuracy_score
         return float(score(target, pred, sample_weight=weight))
 

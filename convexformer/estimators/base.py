@@ -101,8 +101,6 @@ class Problem:
 class ConvexAttentionBase(CertifiedEstimator):
     """All that regression and classification share: building the program, solving, reading off the network."""
 
-    spreads_over_ranks = True  # whether a fit takes the samples of all ranks of a process group
-
     alpha: float
     loss: str | Loss
     penalty: str | Penalty

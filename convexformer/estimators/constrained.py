@@ -29,6 +29,7 @@ from convexformer_solvers import Loss
 from convexformer_solvers.validation import as_dtype, is_real
 
 from .attention import ClassificationMixin
+from .samples import check_one_process
 from .tokens import TokenEstimator
 
 if TYPE_CHECKING:
@@ -241,7 +242,8 @@ class DescentConstrainedClassifier(ClassificationMixin, DescentConstrainedBase):
         Raises
         ------
         ValueError
-            If an argument or a parameter is not as described; the message names it.
+            If an argument or a parameter is not as described; the message names it. Or under ``torchrun`` with more
+            than one process.
         ConstrainedTrainingInterrupted
             On Ctrl-C, a ``KeyboardInterrupt``. The estimator is usable if an epoch was finished.
 
@@ -250,6 +252,7 @@ class DescentConstrainedClassifier(ClassificationMixin, DescentConstrainedBase):
         InfeasibleWarning
             If the constraints do not hold at the end.
         """
+        check_one_process(self)
         check_flag(self.verbose, "verbose")
         if not is_integer(self.n_layers, 2):
             raise ValueError(f"n_layers must be an integer of at least 2, got {self.n_layers!r}")
@@ -430,7 +433,8 @@ class DescentConstrainedDenoiser(TransformerMixin, DescentConstrainedBase):
         Raises
         ------
         ValueError
-            If an argument or a parameter is not as described; the message names it.
+            If an argument or a parameter is not as described; the message names it. Or under ``torchrun`` with more
+            than one process.
         ConstrainedTrainingInterrupted
             On Ctrl-C, a ``KeyboardInterrupt``. The estimator is usable if an epoch was finished.
 
@@ -439,6 +443,7 @@ class DescentConstrainedDenoiser(TransformerMixin, DescentConstrainedBase):
         InfeasibleWarning
             If the constraints do not hold at the end.
         """
+        check_one_process(self)
         check_flag(self.verbose, "verbose")
         models = {"ut": UnrolledTransformer, "dust": DUST}
         if self.model not in models:

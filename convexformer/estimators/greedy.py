@@ -14,12 +14,15 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from convexformer.gates import Gates, GateSource, GivenGates, TrainingData, get_gate_source
-from convexformer.validation import as_tensor, check_stream, check_tokens, check_weight
-from convexformer_solvers import Callback, Loss, Penalty, Solver
+from convexformer.programs.build import attention_map
+from convexformer.validation import as_tensor, check_shape, check_stream, check_weight
+from convexformer_solvers import Callback, LinearMap, Loss, Penalty, Solver
+from convexformer_solvers.linear_maps.base import widened
 from convexformer_solvers.validation import check_counts
 
 from .attention import ClassificationMixin, ConvexAttentionClassifier, ConvexAttentionRegressor, RegressionMixin
 from .base import ConvexAttentionBase
+from .samples import across_ranks, read_samples
 from .tokens import SavedState, TokenEstimator, unchanged_on_failure
 
 if TYPE_CHECKING:
@@ -34,21 +37,20 @@ class HandOn:
     factor: float
 
     @classmethod
-    def fitted(cls, tokens: Tensor, outputs: Tensor, sample_weight: NDArray[np.float64] | None) -> HandOn:
+    def fitted(cls, tokens: Tensor | LinearMap, outputs: Tensor, sample_weight: NDArray[np.float64] | None) -> HandOn:
         weight = np.ones(len(tokens)) if sample_weight is None else sample_weight
         share = as_tensor(weight / weight.sum(), tokens.device)
         outputs = outputs.double()
         centre = share @ outputs
         spread = (share @ (outputs - centre).square()).sum().sqrt().item()
-        size = (share @ tokens.double().square().sum(2)).mean().sqrt().item()
+        size = (attention_map(tokens).weighted_squares(share) / tokens.shape[1]).sqrt().item()
         # Constant predictions tell nothing, and rounding must not be blown up.
         constant = spread <= 1e-9 * outputs.abs().max().item()
         return cls(centre.cpu(), 0.0 if constant else size / spread)
 
-    def __call__(self, tokens: Tensor, outputs: Tensor) -> Tensor:
+    def __call__(self, tokens: Tensor | LinearMap, outputs: Tensor) -> Tensor | LinearMap:
         features = self.factor * (outputs.double() - self.centre.to(outputs.device))
-        repeated = features.to(tokens)[:, None, :].expand(-1, tokens.shape[1], -1)
-        return torch.cat([tokens, repeated], 2)
+        return tokens.widened(features) if isinstance(tokens, LinearMap) else widened(tokens, features)
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,10 @@ class _EarlierGates(GateSource):
 
     earlier: Gates
     more: GateSource | None
+
+    @property
+    def needs_data(self) -> bool:  # type: ignore[override]
+        return self.more is not None and self.more.needs_data
 
     def make(self, data: TrainingData, random_state: np.random.RandomState) -> Gates:
         n_features = data.token_shape[1]
@@ -79,17 +85,21 @@ class GreedyConvexTransformerBase(TokenEstimator):
     n_layers: int
     n_gates: int
     gates: Any
+    memory_limit: int | None
     random_state: Any
     _layer: ClassVar[type[ConvexAttentionBase]]
 
     @unchanged_on_failure
+    @across_ranks
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Train the layers one after another, each to its certified global optimum.
 
         Parameters
         ----------
-        X : array-like of shape (n_samples, n_tokens, n_features) or (n_samples, n_tokens)
-            Token sequences; each column of two-dimensional data is a token of width 1.
+        X : array-like of shape (n_samples, n_tokens, n_features) or (n_samples, n_tokens), path or source
+            Token sequences; each column of two-dimensional data is a token of width 1. What ``open_source`` takes, as
+            the path of a file or a folder of shards, is read from the disk where it is large for `memory_limit`. Under
+            ``torchrun`` each rank gives its own samples, or all give one path, of which each reads its part.
         y : array-like of shape (n_samples,) or (n_samples, n_outputs)
             Targets; labels of shape (n_samples,) for a classifier.
         sample_weight : array-like of shape (n_samples,), optional
@@ -115,7 +125,7 @@ class GreedyConvexTransformerBase(TokenEstimator):
             If the certified relative gap of a layer did not come within ``tol``.
         """
         check_counts(n_layers=self.n_layers)
-        inputs = check_tokens(self, X, reset=True)
+        inputs = read_samples(self, X, reset=True)
         weight = check_weight(sample_weight, len(inputs))
         random_state = check_stream(self.random_state)
         layers: list[Any] = []
@@ -123,10 +133,11 @@ class GreedyConvexTransformerBase(TokenEstimator):
         while len(layers) < self.n_layers:
             if layers:
                 outputs = layers[-1]._outputs(inputs)
-                inputs = inputs.to(outputs.device)
+                inputs = inputs.to(device=outputs.device)
                 hand_on.append(HandOn.fitted(inputs, outputs, weight))
                 inputs = hand_on[-1](inputs, outputs)
             layer = self._new_layer(layers, random_state)
+            check_shape(layer, tuple(inputs.shape), reset=True)
             try:
                 layer.fit(inputs, y, sample_weight)
             finally:
@@ -155,6 +166,7 @@ class GreedyConvexTransformerBase(TokenEstimator):
         self.layers_, self._hand_on = list(layers), list(hand_on)
         self.certificates_ = [layer.certificate_ for layer in layers]
         self.n_iter_ = sum(layer.n_iter_ for layer in layers)
+        self.traffic_ = last.traffic_  # layers read the same source, and their records go on
         self.loss_, self.penalty_, self._targets = last.loss_, last.penalty_, last._targets
         if hasattr(last, "classes_"):
             self.classes_ = last.classes_
@@ -186,10 +198,10 @@ class GreedyConvexTransformerBase(TokenEstimator):
     def _outputs(self, X: ArrayLike) -> Tensor:
         """Raw outputs of the last layer, shape ``(N, c)``."""
         check_is_fitted(self)
-        inputs = check_tokens(self, X, reset=False)
+        inputs = read_samples(self, X, reset=False)
         for layer, hand_on in zip(self.layers_[:-1], self._hand_on, strict=True):
             outputs = layer._outputs(inputs)
-            inputs = hand_on(inputs.to(outputs.device), outputs)
+            inputs = hand_on(inputs.to(device=outputs.device), outputs)
         return self.layers_[-1]._outputs(inputs)
 
     def first_layers(self, n_layers: int) -> Self:
@@ -224,8 +236,8 @@ class GreedyConvexTransformerBase(TokenEstimator):
 
         Parameters
         ----------
-        X : array-like of shape (n_samples, n_tokens, n_features) or (n_samples, n_tokens)
-            As in ``fit``.
+        X : array-like of shape (n_samples, n_tokens, n_features) or (n_samples, n_tokens), path or source
+            As in ``fit``; under ``torchrun`` each rank predicts the samples that it is given.
 
         Yields
         ------
@@ -282,6 +294,9 @@ class GreedyConvexTransformerRegressor(RegressionMixin, GreedyConvexTransformerB
         all layers and are blind to predictions.
     solver, tol, max_iter, fit_intercept, dtype, device
         As in ``ConvexAttentionRegressor``, for every layer.
+    memory_limit : int, default=None
+        As in ``ConvexAttentionRegressor``. Of data that stay on a disk, what a layer hands on is held in memory,
+        ``n_outputs`` numbers for each sample, and joined to the tokens as they are read.
     random_state : int, RandomState or None, default=None
         Draws the gates of one layer after the other.
     verbose : bool, default=False
@@ -299,6 +314,8 @@ class GreedyConvexTransformerRegressor(RegressionMixin, GreedyConvexTransformerB
         The instances used.
     n_iter_ : int
         Iterations of all layers.
+    traffic_ : Traffic or None
+        What all layers have read of data on a disk; None of data in memory.
     n_features_in_ : int
         Features per token, or columns of two-dimensional ``X``.
     n_tokens_in_ : int
@@ -337,6 +354,7 @@ class GreedyConvexTransformerRegressor(RegressionMixin, GreedyConvexTransformerB
         fit_intercept: bool = True,
         dtype: Any = None,
         device: Any = None,
+        memory_limit: int | None = None,
         random_state: Any = None,
         verbose: bool = False,
         callback: Callback | None = None,
@@ -353,6 +371,7 @@ class GreedyConvexTransformerRegressor(RegressionMixin, GreedyConvexTransformerB
         self.fit_intercept = fit_intercept
         self.dtype = dtype
         self.device = device
+        self.memory_limit = memory_limit
         self.random_state = random_state
         self.verbose = verbose
         self.callback = callback
@@ -380,6 +399,8 @@ class GreedyConvexTransformerClassifier(ClassificationMixin, GreedyConvexTransfo
         As in ``GreedyConvexTransformerRegressor``.
     solver, tol, max_iter, fit_intercept, dtype, device
         As in ``ConvexAttentionClassifier``, for every layer.
+    memory_limit : int, default=None
+        As in ``GreedyConvexTransformerRegressor``.
     class_weight : dict, "balanced" or None, default=None
         Factors on the weights of classes, as in scikit-learn.
     random_state : int, RandomState or None, default=None
@@ -401,6 +422,8 @@ class GreedyConvexTransformerClassifier(ClassificationMixin, GreedyConvexTransfo
         The instances used.
     n_iter_ : int
         Iterations of all layers.
+    traffic_ : Traffic or None
+        What all layers have read of data on a disk; None of data in memory.
     n_features_in_ : int
         Features per token, or columns of two-dimensional ``X``.
     n_tokens_in_ : int
@@ -439,6 +462,7 @@ class GreedyConvexTransformerClassifier(ClassificationMixin, GreedyConvexTransfo
         class_weight: Any = None,
         dtype: Any = None,
         device: Any = None,
+        memory_limit: int | None = None,
         random_state: Any = None,
         verbose: bool = False,
         callback: Callback | None = None,
@@ -456,6 +480,7 @@ class GreedyConvexTransformerClassifier(ClassificationMixin, GreedyConvexTransfo
         self.class_weight = class_weight
         self.dtype = dtype
         self.device = device
+        self.memory_limit = memory_limit
         self.random_state = random_state
         self.verbose = verbose
         self.callback = callback

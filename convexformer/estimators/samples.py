@@ -9,6 +9,7 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from convexformer.memory import limit_of
@@ -110,6 +111,26 @@ def across_ranks(method: _Method) -> _Method:
         return self if result is None else result
 
     return cast(_Method, wrapped)
+
+
+def check_one_process(estimator: Any) -> None:
+    """Raise ``ValueError`` in one of several processes, each of which would fit to its own samples alone."""
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        raise ValueError(
+            f"{type(estimator).__name__} fits in one process, and this is rank {dist.get_rank()} of "
+            f"{dist.get_world_size()}; fit it to the samples of all ranks in a process without a process group, as "
+            "without torchrun"
+        )
+
+
+def predictions_of_all(estimator: Any, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
+    """Targets, weights and predictions of the samples of all ranks, on all ranks; as given in one process."""
+    if ranks() is None:
+        return y, sample_weight, estimator.predict(X)
+    X, part = own_samples(estimator, X)
+    pred = estimator.predict(X)
+    target, weight, pred = joined_samples([y, sample_weight, pred], part, len(pred))
+    return target, weight, pred
 
 
 def own_samples(estimator: Any, X: Any) -> tuple[Any, slice | None]:

@@ -12,6 +12,7 @@ from sklearn.metrics import r2_score
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
+from convexformer.estimators.samples import across_ranks, predictions_of_all, read_samples
 from convexformer.estimators.tokens import CertifiedEstimator, SavedState, described, rebuilt, unchanged_on_failure
 from convexformer.heads.sequence import SequenceHeads
 from convexformer.programs.sequence import SequenceForm, get_form, sequence_program, signed_coef
@@ -20,7 +21,6 @@ from convexformer.validation import (
     check_flag,
     check_number_target,
     check_rows,
-    check_tokens,
     check_weight,
     predictions,
     result_of,
@@ -79,6 +79,9 @@ class ConvexSequenceRegressor(RegressorMixin, CertifiedEstimator):
         in it.
     device : str or torch.device, default=None
         Device to work on; that of ``X`` by default.
+    memory_limit : int, default=None
+        Bytes that a fit to data on a disk takes at most. Data of up to half of it are read into memory; of others each
+        pass reads a part after the other. Default: a quarter of what is free.
     verbose : bool, default=False
         Whether to show a progress bar with gap and objective.
     callback : callable, default=None
@@ -107,6 +110,8 @@ class ConvexSequenceRegressor(RegressorMixin, CertifiedEstimator):
         Certified progress.
     n_iter_ : int
         Iterations done.
+    traffic_ : Traffic or None
+        What was read of data on a disk; None of data in memory.
     n_features_in_, n_tokens_in_ : int
         Shape of a sample.
 
@@ -138,6 +143,7 @@ class ConvexSequenceRegressor(RegressorMixin, CertifiedEstimator):
         fit_intercept: bool = True,
         dtype: Any = None,
         device: Any = None,
+        memory_limit: int | None = None,
         verbose: bool = False,
         callback: Callback | None = None,
     ) -> None:
@@ -151,6 +157,7 @@ class ConvexSequenceRegressor(RegressorMixin, CertifiedEstimator):
         self.fit_intercept = fit_intercept
         self.dtype = dtype
         self.device = device
+        self.memory_limit = memory_limit
         self.verbose = verbose
         self.callback = callback
 
@@ -160,13 +167,16 @@ class ConvexSequenceRegressor(RegressorMixin, CertifiedEstimator):
         return tags
 
     @unchanged_on_failure
+    @across_ranks
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Train to a certified global optimum.
 
         Parameters
         ----------
-        X : array-like of shape (n_samples, n_tokens, n_features) or (n_samples, n_tokens)
-            Token sequences; each column of two-dimensional data is a token of width 1.
+        X : array-like of shape (n_samples, n_tokens, n_features) or (n_samples, n_tokens), path or source
+            Token sequences; each column of two-dimensional data is a token of width 1. What ``open_source`` takes, as
+            the path of a file or a folder of shards, is read from the disk where it is large for `memory_limit`. Under
+            ``torchrun`` each rank gives its own samples, or all give one path, of which each reads its part.
         y : array-like of shape (n_samples, n_targets, n_outputs), (n_samples, n_targets) or (n_samples,)
             Target sequences; two-dimensional ones have one output per row, one-dimensional ones one row.
         sample_weight : array-like of shape (n_samples,), optional
@@ -191,8 +201,8 @@ class ConvexSequenceRegressor(RegressorMixin, CertifiedEstimator):
             If the certified relative gap did not come within ``tol``.
         """
         form = get_form(self.form)
-        tokens = check_tokens(self, X, reset=True)
-        tokens = tokens.to(check_device(self.device, tokens.device))
+        tokens = read_samples(self, X, reset=True)
+        tokens = tokens.to(device=check_device(self.device, tokens.device))
         weight = check_weight(sample_weight, len(tokens))
         y = _check_sequences(y, len(tokens))
         target = y.reshape(len(y), y.shape[1] if y.ndim > 1 else 1, -1)
@@ -273,8 +283,8 @@ class ConvexSequenceRegressor(RegressorMixin, CertifiedEstimator):
 
         Parameters
         ----------
-        X : array-like of shape (n_samples, n_tokens, n_features) or (n_samples, n_tokens)
-            As in ``fit``.
+        X : array-like of shape (n_samples, n_tokens, n_features) or (n_samples, n_tokens), path or source
+            As in ``fit``; under ``torchrun`` each rank predicts the samples that it is given.
 
         Returns
         -------
@@ -282,8 +292,8 @@ class ConvexSequenceRegressor(RegressorMixin, CertifiedEstimator):
             As ``y`` in ``fit``.
         """
         check_is_fitted(self)
-        tokens = check_tokens(self, X, reset=False)
-        tokens = tokens.to(check_device(self.device, tokens.device))
+        tokens = read_samples(self, X, reset=False)
+        tokens = tokens.to(device=check_device(self.device, tokens.device))
         coef, intercept = (part.to(tokens.device) for part in self._solution)
         outputs = predictions(self._trained_for["form"].linear_map(tokens), coef, intercept, tokens.dtype)
         means: Tensor = self._trained_for["loss"].mean(outputs)
@@ -296,14 +306,15 @@ class ConvexSequenceRegressor(RegressorMixin, CertifiedEstimator):
         Parameters
         ----------
         X, y, sample_weight
-            As in ``fit``.
+            As in ``fit``. Under ``torchrun`` the score is that of the samples of all ranks, and all get it.
 
         Returns
         -------
         float
         """
-        pred = torch.as_tensor(self.predict(X)).numpy(force=True)
-        target = _check_sequences(y, len(pred))
+        target, sample_weight, pred = predictions_of_all(self, X, y, sample_weight)
+        pred = torch.as_tensor(pred).numpy(force=True)
+        target = _check_sequences(target, len(pred))
         if target.shape != pred.shape:
             raise ValueError(f"y must have shape {pred.shape} as in fit, got {target.shape}")
         flat = (np.reshape(part, (len(target), -1)) for part in (target, pred))

@@ -34,6 +34,8 @@ class TokenEstimator(BaseEstimator):
         Tokens per sample.
     """
 
+    spreads_over_ranks = True  # whether a fit takes the samples of all ranks of a process group
+
     n_features_in_: int
     n_tokens_in_: int
     _n_dims: int

@@ -20,6 +20,7 @@ from convexformer_solvers import LOSSES, PENALTIES, Certificate, Loss, Penalty, 
 from convexformer_solvers.validation import as_dtype
 
 from .attention import ClassificationMixin, RegressionMixin
+from .samples import check_one_process
 from .tokens import SavedState, TokenEstimator, described, rebuilt
 
 if TYPE_CHECKING:
@@ -70,7 +71,8 @@ class UnfoldedTransformerBase(TokenEstimator):
         Raises
         ------
         ValueError
-            If an argument or a parameter is not as described; the message names it.
+            If an argument or a parameter is not as described; the message names it. Or under ``torchrun`` with more
+            than one process.
         TrainingInterrupted
             On Ctrl-C, a ``KeyboardInterrupt``. The estimator is usable: it has the best weights so far, and the
             readout that was trained.
@@ -82,6 +84,7 @@ class UnfoldedTransformerBase(TokenEstimator):
         RuntimeWarning
             If training diverged with every learning rate.
         """
+        check_one_process(self)
         refit = check_flag(self.refit_readout, "refit_readout")
         penalty = get_penalty(self.penalty)
         tokens = check_tokens(self, X, reset=True)

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from convexformer.validation import as_tensor, as_weight, check_flag, check_program_tokens
 from convexformer_solvers import (
-    DenseMap,
     LinearMap,
     Loss,
     Penalty,
@@ -22,6 +21,9 @@ from convexformer_solvers import (
     get_loss,
     get_penalty,
 )
+from convexformer_solvers.linear_maps.derived import PaddedMap
+
+from .build import attention_map
 
 # Sums of attention weights may differ from what they should be by this much: float32 networks are welcome.
 _TOLERANCE = 1e-5
@@ -63,8 +65,8 @@ class SequenceForm(ABC):
     exact_sums: ClassVar[bool]
 
     @abstractmethod
-    def linear_map(self, tokens: Tensor) -> LinearMap:
-        """Map from the program's coefficients to predictions ``(N, T c)``."""
+    def linear_map(self, tokens: Tensor | LinearMap) -> LinearMap:
+        """Map from the program's coefficients to predictions ``(N, T c)``, of samples or of their map."""
 
     @abstractmethod
     def penalty(self, penalty: Penalty, n_targets: int) -> Penalty:
@@ -115,8 +117,8 @@ class SingleRow(SequenceForm):
     penalties: ClassVar[tuple[str, ...]] = ("group_l2", "nuclear")
     exact_sums: ClassVar[bool] = False
 
-    def linear_map(self, tokens: Tensor) -> LinearMap:
-        return DenseMap(tokens)
+    def linear_map(self, tokens: Tensor | LinearMap) -> LinearMap:
+        return attention_map(tokens)
 
     def penalty(self, penalty: Penalty, n_targets: int) -> Penalty:
         # What treats each output by itself does so with the outputs of each target row.
@@ -158,8 +160,8 @@ class Stochastic(SequenceForm):
     penalties: ClassVar[tuple[str, ...]] = ("group_l2",)
     exact_sums: ClassVar[bool] = True
 
-    def linear_map(self, tokens: Tensor) -> LinearMap:
-        return SignedMap(DenseMap(tokens))
+    def linear_map(self, tokens: Tensor | LinearMap) -> LinearMap:
+        return SignedMap(attention_map(tokens))
 
     def signed(self, coef: Tensor) -> Tensor:
         return coef[0] - coef[1]
@@ -208,8 +210,8 @@ class Substochastic(Stochastic):
 
     name: ClassVar[str] = "substochastic"
 
-    def linear_map(self, tokens: Tensor) -> LinearMap:
-        return super().linear_map(torch.nn.functional.pad(tokens, (0, 0, 0, 1)))
+    def linear_map(self, tokens: Tensor | LinearMap) -> LinearMap:
+        return super().linear_map(PaddedMap(attention_map(tokens)))
 
     def heads(self, coef: Tensor, penalty: Penalty, n_targets: int) -> HeadWeights:
         weights = super().heads(coef, penalty, n_targets)
@@ -281,9 +283,9 @@ def sequence_program(
 
     Parameters
     ----------
-    X : array-like or Tensor of shape (N, n_tokens, n_features)
-        The samples, in float32 or float64; two-dimensional ones are tokens of width 1. The two stochastic forms are
-        computed in float64 whatever the precision.
+    X : array-like or Tensor of shape (N, n_tokens, n_features), or LinearMap
+        The samples, in float32 or float64; two-dimensional ones are tokens of width 1. Or their map, of data that are
+        not in one tensor. The two stochastic forms are computed in float64 whatever the precision.
     y : array-like or Tensor of shape (N, n_targets, n_outputs)
         Target sequences; they need not be as long as the samples.
     alpha : float
@@ -325,11 +327,11 @@ def sequence_program(
     base = form.check_penalty(penalty)
     if not loss.output_separable or loss.targets != "real":
         raise ValueError(f"loss must be a loss of numbers that is a sum over outputs, such as 'squared', got {loss!r}")
-    tokens = check_program_tokens(X)
+    tokens = X if isinstance(X, LinearMap) else check_program_tokens(X)
     target = as_tensor(y, tokens.device, torch.float64, "y")
     if target.ndim != 3 or len(target) != len(tokens):
         raise ValueError(f"y must have shape ({len(tokens)}, n_targets, n_outputs), got {tuple(target.shape)}")
-    tokens = tokens.double() if form.exact_sums else tokens
+    tokens = tokens.to(dtype=torch.float64) if form.exact_sums else tokens
     weight = as_weight(sample_weight, tokens.device)
     has_intercept = check_flag(fit_intercept, "fit_intercept")
     return Program(

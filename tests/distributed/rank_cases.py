@@ -18,6 +18,12 @@ from convexformer import (
     ConvexAttentionClassifierCV,
     ConvexAttentionRegressor,
     ConvexProbeRegressor,
+    ConvexSequenceRegressor,
+    DescentConstrainedClassifier,
+    DescentConstrainedDenoiser,
+    GreedyConvexTransformerClassifier,
+    GreedyConvexTransformerRegressor,
+    UnfoldedTransformerRegressor,
     save_model,
 )
 from convexformer_solvers import (
@@ -176,6 +182,101 @@ ESTIMATORS = {
     "cv": ConvexAttentionClassifierCV(alphas=3, cv=3, tol=1e-6, scoring="accuracy", n_jobs=2),
     "cv_loss": ConvexAttentionClassifierCV(alphas=3, cv=3, tol=1e-6),
 }
+
+
+# Later layers are trained on predictions, which a gap determines to its square root: so there is nearly none.
+_DEEP = {"n_gates": 2, "tol": 1e-14, "random_state": 0}
+LAYERED = {
+    "greedy regressor": GreedyConvexTransformerRegressor(alpha=0.05, **_DEEP),
+    "greedy classifier": GreedyConvexTransformerClassifier(alpha=0.02, class_weight="balanced", **_DEEP),
+    "greedy difference": GreedyConvexTransformerRegressor(alpha=0.05, n_layers=3, gates="difference", **_DEEP),
+    "single_row": ConvexSequenceRegressor(alpha=0.05, tol=1e-10),
+    "stochastic": ConvexSequenceRegressor(alpha=0.05, tol=1e-10, form="stochastic"),
+    "substochastic": ConvexSequenceRegressor(alpha=0.05, tol=1e-10, form="substochastic", loss="huber"),
+}
+
+
+def layered_target(name):
+    """Targets of an estimator of ``LAYERED``."""
+    X, y, labels, _ = problem()
+    targets = {"greedy regressor": y, "greedy classifier": labels, "greedy difference": y}
+    return targets.get(name, np.stack([X[:, ::-1, 0], X[:, :, 1] + 0.1 * y[:, None]], 2))
+
+
+def layered_figures(model, X, y, weight):
+    """What must be the same on all ranks, and as in one process."""
+    certificates = getattr(model, "certificates_", None) or [model.certificate_]
+    layers = getattr(model, "layers_", [])
+    parts = [np.asarray(part) for layer in layers or [model] for part in (layer.coef_, layer.intercept_)]
+    gates = [part.tolist() for layer in layers for part in (layer.gates_.u1, layer.gates_.u2)]
+    return {
+        "objectives": [certificate.primal for certificate in certificates],
+        "bounds": [certificate.dual for certificate in certificates],
+        "gates": gates,
+        "model": [part.tobytes() for part in (*parts, model.predict(problem()[0]))],
+        "score": model.score(X, y, weight),
+        "passes": None if model.traffic_ is None else model.traffic_.passes,
+    }
+
+
+def layered(path):
+    """Fits to the rank's own samples, to a path that all share, and one with little memory."""
+    X, _, _, weight = problem()
+    rows, found = own_rows(len(X)), {}
+    for name, estimator in LAYERED.items():
+        target = layered_target(name)
+        own = clone(estimator).fit(X[rows], target[rows], weight[rows])
+        found[name, "own"] = layered_figures(own, X[rows], target[rows], weight[rows])
+        shared = clone(estimator).fit(path, target, weight)
+        found[name, "shared"] = layered_figures(shared, path, target, weight)
+        if name != "greedy difference":
+            streamed = clone(estimator).set_params(memory_limit=STREAMED).fit(path, target, weight)
+            found[name, "streamed"] = layered_figures(streamed, path, target, weight)
+    return found
+
+
+def layered_failures():
+    """What all ranks say of mistakes of one of them, and of fits for one process."""
+    X, y, _, weight = problem()
+    rows = own_rows(len(X))
+    last = dist.get_rank() == dist.get_world_size() - 1
+    bad = X[rows].copy()
+    bad[0, 0, 0] = np.nan
+    greedy, sequence = LAYERED["greedy regressor"], LAYERED["single_row"]
+    mistakes = {
+        "greedy nan": lambda: greedy.fit(bad if last else X[rows], y[rows]),
+        "greedy parameter": lambda: clone(greedy).set_params(n_layers=0).fit(X[rows], y[rows]),
+        "sequence nan": lambda: sequence.fit(bad if last else X[rows], X[rows][:, :, 0]),
+        "sequence targets": lambda: sequence.fit(X[rows], X[rows][:, :, 0][: -1 if last else None]),
+        "unfolded": lambda: UnfoldedTransformerRegressor().fit(X[rows], y[rows]),
+        "constrained": lambda: DescentConstrainedClassifier().fit(X[rows], y[rows] > 0),
+        "denoiser": lambda: DescentConstrainedDenoiser().fit(X[rows]),
+    }
+    said = {}
+    for name, mistake in mistakes.items():
+        try:
+            mistake()
+        except ValueError as error:
+            said[name] = str(error)
+    model = clone(greedy).set_params(callback=_Interruption()) if not last else clone(greedy)
+    try:
+        model.fit(X[rows], y[rows], weight[rows])
+    except KeyboardInterrupt:
+        said["layers at Ctrl-C"] = [certificate.primal for certificate in model.certificates_]
+    return said
+
+
+class _Interruption:
+    """A callback that presses Ctrl-C in the second layer."""
+
+    def __init__(self):
+        self.layer, self.last = -1, np.inf
+
+    def __call__(self, progress):
+        self.layer += progress.iteration <= self.last
+        self.last = progress.iteration
+        if self.layer == 1:
+            raise KeyboardInterrupt
 
 
 def figures(model, X, y, weight):

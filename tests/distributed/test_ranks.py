@@ -9,6 +9,7 @@ import pytest
 import rank_cases
 import torch
 from sample_operations import CHANGED_ON_RANK_0, CHANGES, GATHERED, OPERATIONS
+from sklearn.base import clone
 
 from convexformer import ConvexAttentionClassifier, load_model, save_model
 from convexformer_solvers import DenseMap
@@ -113,6 +114,50 @@ def test_estimators_are_those_of_one_process(tmp_path, path_of_data, plain):
             assert got["passes"] == first["passes"]
             if name == "regressor" and way == "streamed":
                 assert 2 <= got["passes"] <= 2.2  # of all ranks together; alpha_max looks at some rows again
+
+
+@pytest.fixture(scope="module")
+def layered_plain():
+    """Figures of greedy and sequence estimators in one process."""
+    X, _, _, weight = rank_cases.problem()
+    found = {}
+    for name, estimator in rank_cases.LAYERED.items():
+        target = rank_cases.layered_target(name)
+        found[name] = rank_cases.layered_figures(clone(estimator).fit(X, target, weight), X, target, weight)
+    return found
+
+
+def test_layers_and_sequences_are_those_of_one_process(tmp_path, path_of_data, layered_plain):
+    results = launcher.run("layered", 3, tmp_path, path=path_of_data)
+    assert all(result == results[0] for result in results)  # the model bit for bit
+    for (name, way), got in results[0].items():
+        wanted = layered_plain[name]
+        objectives = zip(got["objectives"], wanted["objectives"], got["bounds"], wanted["bounds"], strict=True)
+        for layer, (primal, other, dual, bound) in enumerate(objectives):
+            # A third layer is trained on what two have found, each known to the root of its gap.
+            assert primal == pytest.approx(other, rel=CLOSE if layer < 2 else 1e-7), (name, way, layer)
+            if layer == 0:  # the later ones have inputs of their own
+                assert max(dual, bound) <= min(primal, other) * (1 + 1e-13)
+            assert dual <= primal * (1 + 1e-13)
+        for directions, others in zip(got["gates"], wanted["gates"], strict=True):
+            np.testing.assert_allclose(directions, others, atol=1e-5)  # of later layers they may be of predictions
+        assert got["score"] == pytest.approx(wanted["score"], abs=1e-4)
+        assert (got["passes"] is None) == (way != "streamed")
+
+
+def test_mistakes_in_layers_are_told_on_all_ranks(tmp_path):
+    results = launcher.run("layered_failures", 3, tmp_path)
+    for said in results:
+        for name in ("greedy nan", "sequence nan"):
+            assert "rank 2: " in said[name]
+            assert "NaN" in said[name]
+        assert "n_layers must be a positive integer" in said["greedy parameter"]
+        assert "samples of rank 2" in said["sequence targets"]
+        for name in ("unfolded", "constrained", "denoiser"):
+            assert "fits in one process, and this is rank" in said[name]
+            assert "of 3" in said[name]
+        assert len(said["layers at Ctrl-C"]) == 2
+        assert said["layers at Ctrl-C"] == results[0]["layers at Ctrl-C"]
 
 
 def test_mistakes_are_told_on_all_ranks_with_the_rank(tmp_path, path_of_data):
