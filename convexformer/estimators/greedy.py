@@ -88,6 +88,7 @@ class GreedyConvexTransformerBase(TokenEstimator):
     memory_limit: int | None
     random_state: Any
     _layer: ClassVar[type[ConvexAttentionBase]]
+    _n_copies = 4  # the samples, those of two layers while one hands on, and those of a solver
 
     @unchanged_on_failure
     @across_ranks
@@ -295,8 +296,9 @@ class GreedyConvexTransformerRegressor(RegressionMixin, GreedyConvexTransformerB
     solver, tol, max_iter, fit_intercept, dtype, device
         As in ``ConvexAttentionRegressor``, for every layer.
     memory_limit : int, default=None
-        As in ``ConvexAttentionRegressor``. Of data that stay on a disk, what a layer hands on is held in memory,
-        ``n_outputs`` numbers for each sample, and joined to the tokens as they are read.
+        As in ``ConvexAttentionRegressor``, but data of up to a quarter of it are read into memory. Of others, what a
+        layer hands on is held in memory, ``n_outputs`` numbers for each sample, and joined to the tokens as they are
+        read.
     random_state : int, RandomState or None, default=None
         Draws the gates of one layer after the other.
     verbose : bool, default=False

@@ -26,7 +26,7 @@ _CHUNKS = 128  # bytes of the limit for each number of a chunk: three chunks, co
 
 
 def read_samples(estimator: Any, X: Any, reset: bool) -> Tensor | LinearMap:
-    """Checked samples: a tensor, or a map of data on a disk that take more than half of the memory limit.
+    """Checked samples: a tensor, or a map of data on a disk for whose copies the memory limit has no room.
 
     Parameters
     ----------
@@ -58,7 +58,7 @@ def of_source(estimator: Any, X: Any, source: Source, reset: bool, part: slice |
     limit = limit_of(estimator.memory_limit, device)
     chunk = min(CONFIG.chunk, max(1, limit // _CHUNKS))
     streamed = StreamedMap(source, device=device, part=part, chunk=chunk, memory_limit=limit)
-    if streamed.n_stored * streamed.dtype.itemsize > limit / 2:
+    if estimator._n_copies * streamed.n_stored * streamed.dtype.itemsize > limit:
         return streamed
     if isinstance(X, np.memmap) and part is None:  # of which the system keeps in memory what it can
         return check_tokens(estimator, np.asarray(X), reset)

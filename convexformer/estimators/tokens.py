@@ -35,6 +35,7 @@ class TokenEstimator(BaseEstimator):
     """
 
     spreads_over_ranks = True  # whether a fit takes the samples of all ranks of a process group
+    _n_copies = 2  # of samples that are read into memory: as they are, and as a solver needs them
 
     n_features_in_: int
     n_tokens_in_: int
