@@ -188,7 +188,7 @@ ESTIMATORS = {
 _DEEP = {"n_gates": 2, "tol": 1e-14, "random_state": 0}
 LAYERED = {
     "greedy regressor": GreedyConvexTransformerRegressor(alpha=0.05, **_DEEP),
-    "greedy classifier": GreedyConvexTransformerClassifier(alpha=0.02, class_weight="balanced", **_DEEP),
+    "greedy classifier": GreedyConvexTransformerClassifier(alpha=0.05, class_weight="balanced", **_DEEP),
     "greedy difference": GreedyConvexTransformerRegressor(alpha=0.05, n_layers=3, gates="difference", **_DEEP),
     "single_row": ConvexSequenceRegressor(alpha=0.05, tol=1e-10),
     "stochastic": ConvexSequenceRegressor(alpha=0.05, tol=1e-10, form="stochastic"),
