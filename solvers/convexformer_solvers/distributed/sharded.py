@@ -123,7 +123,7 @@ class ShardedMap(LinearMap):
         return self._all("weighted_gram", "sum", per_sample={"columns": columns, "weight": weight})
 
     def weighted_squares(self, weight: Tensor) -> Tensor:
-        return self._all("weighted_squares", "sum", self._own(weight=weight))
+        return self._all("weighted_squares", "sum", per_sample={"weight": weight})
 
     def nonnegative(self, coef: Tensor) -> Tensor:
         return self._rows("nonnegative", coef=coef)
@@ -158,7 +158,7 @@ class ShardedMap(LinearMap):
         return self._derived("gated", {"masks": masks})
 
     def widened(self, features: Tensor) -> ShardedMap:
-        return self._derived("widened", self._own(features=features))
+        return self._derived("widened", {"features": features})
 
     def restricted(self, blocks: Tensor) -> ShardedMap:
         return self._derived("restricted", blocks=blocks)
