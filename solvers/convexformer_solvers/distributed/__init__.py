@@ -2,6 +2,6 @@
 
 from .config import DistributedConfig
 from .ranks import RankError, Ranks, ranks
-from .sharded import ShardedMap, on_all_ranks
+from .sharded import Sharded, ShardedMap, on_all_ranks
 
-__all__ = ["DistributedConfig", "RankError", "Ranks", "ShardedMap", "on_all_ranks", "ranks"]
+__all__ = ["DistributedConfig", "RankError", "Ranks", "Sharded", "ShardedMap", "on_all_ranks", "ranks"]

@@ -5,49 +5,43 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import suppress
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from convexformer_solvers.linear_maps.base import LinearMap, Slopes
+from convexformer_solvers.linear_maps.parts import InParts
 from convexformer_solvers.linear_maps.source import Traffic
 
 from .ranks import Ranks
 from .team import Command, Team
-from .vectors import Layout, Places, SampleTensor, places_of, whole
+from .vectors import Layout, Places, places_of, whole
 
 _T = TypeVar("_T")
 
 
-class ShardedMap(LinearMap):
-    """The map of all ranks' samples: products are sums, or rows, of those of the ranks' own maps.
-
-    It exists on rank 0, within ``on_all_ranks``. Algorithms, certificates and reductions that know linear maps alone
-    run on it as on any other. Predictions and targets of many samples are ``SampleTensor``: each rank holds and works
-    on those of its samples. Those of few samples are on rank 0, where a command takes longer than the work on them. A
-    product sends ``p c`` numbers to or from each rank.
+class Sharded(InParts):
+    """Something of which each rank has the part of its samples; its methods are commands, which all ranks carry out.
 
     Parameters
     ----------
     layout : Layout
         Which samples each rank has.
     name : int
-        Name of the ranks' maps.
-    local : LinearMap
-        The map of rank 0's own samples.
-    in_memory, memory_limit : bool, int or None
-        As those of the ranks' first maps: of few samples a rank may hold what others read.
+        Name of the ranks' parts.
+    local : object
+        The part of rank 0.
     """
 
-    device = property(lambda self: self.local.device)
-    dtype = property(lambda self: self.local.dtype)
-    feature_shape = property(lambda self: self.local.feature_shape)
-    n_samples = property(lambda self: self.layout.n_samples)
-
-    def __init__(self, layout: Layout, name: int, local: LinearMap, in_memory: bool, memory_limit: int | None) -> None:
+    def __init__(self, layout: Layout, name: int, local: Any) -> None:
         self.layout, self.local, self._name, self._team = layout, local, name, layout.team
-        self.in_memory, self.memory_limit = in_memory, memory_limit  # type: ignore[misc]
+
+    @staticmethod
+    def alike(local: Any) -> dict[str, Any]:
+        """What must be the same of all ranks' parts, by name."""
+        raise NotImplementedError
 
     def __del__(self) -> None:
         if self._name:
@@ -56,13 +50,13 @@ class ShardedMap(LinearMap):
     def _all(
         self, method: str, combine: str, target: int = 0, per_sample: dict[str, Any] | None = None, **common: Any
     ) -> Any:
-        """Results of a method of all ranks' maps, combined; of arguments `per_sample` each rank has its part."""
+        """Results of a method of all ranks' parts, combined; of arguments `per_sample` each rank has its rows."""
         common = {name: whole(value) if isinstance(value, Tensor) else value for name, value in common.items()}
         command = Command(method, self._name, tuple(combine.split()), common, self.layout.heights, target)
         if per_sample is None:
             return self._team.lead(command)
         if self.layout.keeps:
-            placed = {name: self.placed(v) if isinstance(v, Tensor) else v for name, v in per_sample.items()}
+            placed = {name: self.layout.placed(v) if isinstance(v, Tensor) else v for name, v in per_sample.items()}
             return self._team.lead(command._replace(common=common | placed))
         return self._team.lead(command, self._parts(per_sample))
 
@@ -74,6 +68,81 @@ class ShardedMap(LinearMap):
 
         return [{name: part(value, places) for name, value in per_sample.items()} for places in self.layout.places]
 
+    def _derived(
+        self, method: str, per_sample: dict[str, Any] | None = None, kind: type[Any] | None = None, **common: Any
+    ) -> Any:
+        """What a method makes of each rank's part, of another kind or the same."""
+        name = self._team.new_name()
+        local = self._all(method, "keep", name, per_sample, **common)
+        return (kind or type(self))(self.layout, name, local)
+
+    def rows(self, index: Tensor | slice) -> Any:
+        n_samples, places = self.layout.n_samples, self.layout.places
+        index = torch.arange(n_samples)[whole(index).cpu() if isinstance(index, Tensor) else index]
+        owner, position = torch.empty((2, n_samples), dtype=torch.int64)
+        for rank, of_rank in enumerate(places):
+            owner[of_rank] = rank
+            position[of_rank] = torch.arange(len(owner[of_rank]))
+        found = [(owner[index] == rank).nonzero()[:, 0] for rank in range(len(places))]
+        own = [{"index": position[index[of_rank]]} for of_rank in found]
+        layout = Layout(self._team, [_as_slice(of_rank) for of_rank in found], len(index), self.layout.device)
+        name = self._team.new_name()
+        local = self._team.lead(Command("rows", self._name, ("keep",), {}, target=name), own)
+        return type(self)(layout, name, local)
+
+    def each_part(self, function: Callable[..., _T], own: dict[str, Any] | None = None, **common: Any) -> list[_T]:
+        return [found for (found,) in self._all("each_part", "list", per_sample=own, function=function, **common)]
+
+    def rows_made(self, function: Callable[..., Tensor], **common: Any) -> Tensor:
+        return self.layout.joined(self._all("rows_made", "rows", function=function, **common))
+
+    def map_made(self, function: Callable[..., Any], **common: Any) -> Any:
+        made = self._derived("map_made", kind=ShardedMap, function=function, **common)
+        held, limits = zip(*made.each_part(attrgetter("in_memory", "memory_limit")), strict=True)
+        made.in_memory = all(held)
+        made.memory_limit = min((limit for limit in limits if limit is not None), default=None)
+        return made
+
+
+class ShardedMap(Sharded, LinearMap):
+    """The map of all ranks' samples: products are sums, or rows, of those of the ranks' own maps.
+
+    It exists on rank 0, within ``on_all_ranks``. Algorithms, certificates and reductions that know linear maps alone
+    run on it as on any other. Predictions and targets of many samples are ``SampleTensor``: each rank holds and works
+    on those of its samples. Those of few samples are on rank 0, where a command takes longer than the work on them. A
+    product sends ``p c`` numbers to or from each rank.
+
+    Parameters
+    ----------
+    layout, name, local
+        As in ``Sharded``; the parts are maps.
+    """
+
+    device = property(lambda self: self.local.device)
+    dtype = property(lambda self: self.local.dtype)
+    feature_shape = property(lambda self: self.local.feature_shape)
+    n_samples = property(lambda self: self.layout.n_samples)
+
+    def __init__(self, layout: Layout, name: int, local: LinearMap) -> None:
+        super().__init__(layout, name, local)
+        self.in_memory, self.memory_limit = local.in_memory, local.memory_limit  # type: ignore[misc]
+
+    @staticmethod
+    def alike(local: LinearMap) -> dict[str, Any]:
+        shape = tuple(local.feature_shape)
+        return {"shape of a sample": shape, "precision": local.dtype, "place, in memory or not,": local.in_memory}
+
+    def _derived(self, *arguments: Any, **options: Any) -> Any:
+        return self._as_first(super()._derived(*arguments, **options))
+
+    def rows(self, index: Tensor | slice) -> ShardedMap:
+        return self._as_first(super().rows(index))
+
+    def _as_first(self, made: Any) -> Any:
+        """A map made of this one, which is in memory where this one is: of few samples a rank may hold all."""
+        made.in_memory, made.memory_limit = self.in_memory, self.memory_limit
+        return made
+
     def _rows(self, method: str, **common: Any) -> Tensor:
         """Results of a method with a row for each sample."""
         if not self.layout.keeps:
@@ -81,15 +150,8 @@ class ShardedMap(LinearMap):
         name = self._team.new_name()
         return self.layout.kept(name, self._all(method, "keep", name, **common))
 
-    def _derived(self, method: str, per_sample: dict[str, Any] | None = None, **common: Any) -> ShardedMap:
-        """The map that a method makes of each rank's own."""
-        name = self._team.new_name()
-        local = self._all(method, "keep", name, per_sample, **common)
-        return ShardedMap(self.layout, name, local, self.in_memory, self.memory_limit)
-
     def placed(self, values: Tensor) -> Tensor:
-        kept = isinstance(values, SampleTensor) and values.sample_layout is self.layout
-        return values if kept or not self.layout.keeps else self.layout.scattered(whole(values))
+        return self.layout.placed(values) if self.layout.keeps else whole(values)
 
     def gathered(self, values: Tensor) -> Tensor:
         return whole(values)
@@ -169,19 +231,6 @@ class ShardedMap(LinearMap):
         mean = self.rmatvec(weight[:, None])[..., 0]
         return self._derived("shifted", mean=mean, dtype=dtype)
 
-    def rows(self, index: Tensor | slice) -> ShardedMap:
-        index = torch.arange(self.n_samples)[whole(index).cpu() if isinstance(index, Tensor) else index]
-        owner, position = torch.empty(self.n_samples, dtype=torch.int64), torch.empty(self.n_samples, dtype=torch.int64)
-        for rank, places in enumerate(self.layout.places):
-            owner[places] = rank
-            position[places] = torch.arange(len(owner[places]))
-        found = [(owner[index] == rank).nonzero()[:, 0] for rank in range(len(self.layout.places))]
-        own = [{"index": position[index[places]]} for places in found]
-        layout = Layout(self._team, [_as_slice(places) for places in found], len(index), self.device)
-        name = self._team.new_name()
-        local = self._team.lead(Command("rows", self._name, ("keep",), {}, target=name), own)
-        return ShardedMap(layout, name, local, self.in_memory, self.memory_limit)
-
     # Costs
 
     @property
@@ -214,18 +263,20 @@ def _as_slice(places: Tensor) -> Places:
     return places
 
 
-def on_all_ranks(local: LinearMap, work: Callable[[LinearMap], _T], ranks: Ranks | None) -> _T:
+def on_all_ranks(local: Any, work: Callable[[Any], _T], ranks: Ranks | None, kind: type[Sharded] = ShardedMap) -> _T:
     """Call `work` with the map of all ranks' samples, on rank 0; the others multiply for it. All return its result.
 
     Parameters
     ----------
     local : LinearMap
         The map of this rank's samples, on ranks of equal ``feature_shape`` and precision. The samples of all ranks
-        follow each other by rank.
+        follow each other by rank. Of another `kind`, what that takes as a rank's part.
     work : callable
         Called on rank 0 with a ``ShardedMap``; the other ranks' is not called. Its result is pickled to them.
     ranks : Ranks or None
         As from ``ranks()``. None: `work` is called with `local`.
+    kind : type, default=ShardedMap
+        What `work` is called with.
 
     Raises
     ------
@@ -248,21 +299,20 @@ def on_all_ranks(local: LinearMap, work: Callable[[LinearMap], _T], ranks: Ranks
     """
     if ranks is None:
         return work(local)
-    described = ranks.all((local.n_samples, tuple(local.feature_shape), local.dtype, local.in_memory))
+    described = ranks.all((len(local), kind.alike(local)))
     _check_alike(described)
     ranks.measure()
     team, ranks.busy = Team(ranks, local), True
     try:
-        return _lead(team, described, work) if ranks.rank == 0 else team.follow()
+        return _lead(team, [part[0] for part in described], work, kind) if ranks.rank == 0 else team.follow()
     finally:
         ranks.busy = False
 
 
-def _lead(team: Team, described: list[Any], work: Callable[[LinearMap], _T]) -> _T:
-    places, local = places_of([part[0] for part in described]), team.local
+def _lead(team: Team, counts: list[int], work: Callable[[Any], _T], kind: type[Sharded]) -> _T:
     try:
-        layout = Layout(team, places, sum(part[0] for part in described), local.device)
-        result = work(ShardedMap(layout, 0, local, local.in_memory, local.memory_limit))
+        layout = Layout(team, places_of(counts), sum(counts), team.local.device)
+        result = work(kind(layout, 0, team.local))
     except BaseException as error:
         with suppress(RuntimeError):  # where that is why it ends, the others know
             team.end(error=_plain(error))
@@ -280,16 +330,14 @@ def _plain(error: BaseException) -> BaseException:
     return RuntimeError(f"{type(error).__name__}: {error}")
 
 
-def _check_alike(described: list[tuple[int, tuple[int, ...], torch.dtype, bool]]) -> None:
-    """Raise ``ValueError`` unless the maps of the ranks go together."""
-    for rank, (n_samples, *_) in enumerate(described):
+def _check_alike(described: list[tuple[int, dict[str, Any]]]) -> None:
+    """Raise ``ValueError`` unless the parts of the ranks go together."""
+    for rank, (n_samples, _) in enumerate(described):
         if n_samples == 0:
             raise ValueError(f"rank {rank} has no samples; give each rank at least one, or start fewer ranks")
-    for position, name in ((1, "shape of a sample"), (2, "precision"), (3, "place, in memory or not,")):
-        first = described[0][position]
-        for rank, description in enumerate(described):
-            if description[position] != first:
+    for name, first in described[0][1].items():
+        for rank, (_, own) in enumerate(described):
+            if own[name] != first:
                 raise ValueError(
-                    f"the {name} must be the same on all ranks, got {first} on rank 0 and {description[position]} on "
-                    f"rank {rank}"
+                    f"the {name} must be the same on all ranks, got {first} on rank 0 and {own[name]} on rank {rank}"
                 )

@@ -55,6 +55,11 @@ class Layout:
         self.team.lead(Command("placed", 0, ("keep",), {}, target=name), [{"values": part} for part in parts])
         return SampleTensor(self, name, rows)
 
+    def placed(self, values: Tensor) -> SampleTensor:
+        """Values of all samples, one row each, on the ranks; themselves where they are."""
+        kept = isinstance(values, SampleTensor) and values.sample_layout is self
+        return values if kept else self.scattered(whole(values))  # type: ignore[return-value]
+
     def gathered(self, values: SampleTensor) -> Tensor:
         """The values of all samples, on rank 0."""
         axis, repeat = values.rows.axis, values.rows.repeat

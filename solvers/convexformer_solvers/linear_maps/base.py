@@ -17,6 +17,7 @@ from torch import Tensor
 from convexformer_solvers.rates import Rates, machine_rates
 
 from .config import CONFIG
+from .parts import InParts
 from .source import Traffic
 
 
@@ -33,7 +34,7 @@ class Slopes(Protocol):
         """The same on another device."""
 
 
-class LinearMap(ABC):
+class LinearMap(InParts, ABC):
     """Linear map ``A``: coefficients ``(*block_shape, d, c)`` to predictions ``(N, c)``.
 
     Here ``N`` is the number of samples, ``d`` that of features and ``c`` that of outputs; there are any number of

@@ -1,0 +1,39 @@
+"""Functions of samples that are in one part, or in one part on each process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+_T = TypeVar("_T")
+
+
+class InParts:
+    """What linear maps and other containers of samples give to functions: all of themselves, as their one part.
+
+    Of samples that are spread over processes each part is that of a process, to which functions are pickled.
+    """
+
+    def each_part(self, function: Callable[..., _T], own: dict[str, Any] | None = None, **common: Any) -> list[_T]:
+        """What a function gives of each part.
+
+        Parameters
+        ----------
+        function : callable
+            Called with a part and the arguments.
+        own : dict of str to Tensor, optional
+            Arguments with a row for each sample, of which a part gets those of its samples.
+        **common
+            Arguments that all parts get.
+        """
+        return [function(self, **(own or {}), **common)]
+
+    def rows_made(self, function: Callable[..., Tensor], **common: Any) -> Tensor:
+        """The rows that a function makes of each part, one for each sample, in the order of the samples."""
+        return function(self, **common)
+
+    def map_made(self, function: Callable[..., _T], **common: Any) -> _T:
+        """The linear map that a function makes of all parts."""
+        return function(self, **common)
