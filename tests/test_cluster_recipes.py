@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import yaml
 
-from convexformer import ConvexAttentionRegressor, load_model
+from convexformer import ConvexAttentionRegressor, ConvexProbeRegressor, load_model
 from convexformer.storage import write_shards
 
 ROOT = Path(__file__).parent.parent
@@ -22,6 +22,8 @@ SCRIPTS = {
         r"(?<=```python\n)# (\w+)\.py\n(?:.*\n)*?(?=```)", (PAGES / "many_processes.md").read_text()
     )
 }
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2]
+LENGTHS = np.arange(600) % 8 + 1  # real tokens of the samples, for probes
 
 
 def run(folder, *command, **settings):
@@ -44,18 +46,31 @@ def samples(tmp_path):
         X.append(rng.normal(size=(300, 8, 4)))
         y.append(X[-1][:, 2, 0] - 0.5 * X[-1][:, 5, 1] + 0.1 * rng.normal(size=300))
     X, y = np.concatenate(X), np.concatenate(y)
-    write_shards(tmp_path / "shards", lambda rows: {"X": X[rows], "y": y[rows]}, len(X), shard_rows=100)
+    arrays = {"X": X, "y": y, "lengths": LENGTHS}
+    write_shards(tmp_path / "shards", lambda rows: {k: v[rows] for k, v in arrays.items()}, len(X), shard_rows=100)
     return X, y
 
 
 @pytest.mark.parametrize("name", ["own_samples", "shared_path"])
 def test_script_gives_the_fit_of_one_process(name, samples, tmp_path):
     (tmp_path / f"{name}.py").write_text(SCRIPTS[name])
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2]
-    run(tmp_path, *launcher, f"{name}.py")
+    run(tmp_path, *TORCHRUN, f"{name}.py")
     alone = ConvexAttentionRegressor(alpha=0.01, tol=1e-10).fit(*samples)
     objective = load_model(tmp_path / f"{name}.npz").certificate_.primal
     assert objective == pytest.approx(alone.certificate_.primal, rel=1e-9)
+
+
+def test_probe_of_script_and_command_is_that_of_one_process(samples, tmp_path):
+    (tmp_path / "shared_probe.py").write_text(SCRIPTS["shared_probe"])
+    run(tmp_path, *TORCHRUN, "shared_probe.py")
+    options = ["--probe", "--tol", 1e-10, "--model", "command.npz", "--quiet"]
+    run(tmp_path, *TORCHRUN, "-m", "convexformer", "fit", "shards", *options)
+    X, y = samples
+    alone = ConvexProbeRegressor(alpha=0.01, tol=1e-10, random_state=0).fit((X, LENGTHS), y)
+    for name in ("shared_probe", "command"):
+        model = load_model(tmp_path / f"{name}.npz")
+        assert model.certificate_.primal == pytest.approx(alone.certificate_.primal, rel=1e-9)
+        np.testing.assert_allclose(model.predict((X, LENGTHS)), alone.predict((X, LENGTHS)), atol=1e-4)
 
 
 def test_page_shows_the_files():

@@ -51,7 +51,7 @@ from convexformer_solvers.io.checkpoint import PathFile
 from convexformer_solvers.path import check_grid
 
 from .path_result import PathResult
-from .samples import across_ranks, read_samples
+from .samples import across_ranks
 from .tokens import CertifiedEstimator, SavedState, described, rebuilt, unchanged_on_failure
 
 if TYPE_CHECKING:
@@ -309,10 +309,6 @@ class ConvexAttentionBase(CertifiedEstimator):
     def _check_model(self, is_grid: bool) -> None:
         """Raise ``ValueError`` where the parameters that choose the class of networks do not go together."""
         self._gate_source(is_grid)
-
-    def _read_samples(self, X: Any, reset: bool) -> Any:
-        """Checked samples, which have a length and a device."""
-        return read_samples(self, X, reset)
 
     def _chosen_samples(self, X: Any, index: NDArray[np.int64]) -> Any:
         """Some of the samples, of the kind of all: a data frame stays one."""

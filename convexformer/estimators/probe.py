@@ -14,12 +14,15 @@ from sklearn.base import is_classifier
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from convexformer.memory import check_memory_limit, check_room
+from convexformer.memory import check_memory_limit
 from convexformer.nn.modules.probe import ProbeNetwork, TokenPooler
 from convexformer.preprocessing.checking import check_sequences, choose_samples
 from convexformer.preprocessing.dictionary import factors_of, get_dictionary, make_pooler
-from convexformer.preprocessing.pooling import pooled, pooled_chunks
-from convexformer.preprocessing.sequences import CONFIG, TokenSequences
+from convexformer.preprocessing.moments import Moments
+from convexformer.preprocessing.pooled import block_moments, pooled_map, pooled_predictions, scale_blocks
+from convexformer.preprocessing.pooling import pooled
+from convexformer.preprocessing.sequences import TokenSequences
+from convexformer.preprocessing.sharded import ShardedSequences
 from convexformer.probes.explanation import Explanation
 from convexformer.probes.generate import (
     DualPoint,
@@ -31,10 +34,9 @@ from convexformer.probes.generate import (
     get_generation,
 )
 from convexformer.programs.build import program_of
-from convexformer.programs.stored import StoredMap, file_tensor
 from convexformer.targets import Targets
-from convexformer.validation import check_device, check_flag, check_stream, predictions, result_of
-from convexformer_solvers import Callback, DenseMap, Loss, Penalty, Solver, SolverResult
+from convexformer.validation import check_device, check_flag, check_stream, result_of
+from convexformer_solvers import Callback, LinearMap, Loss, Penalty, Solver, SolverResult
 
 from .attention import ClassificationMixin, RegressionMixin
 from .base import ConvexAttentionBase, Problem, ProgramParts
@@ -64,7 +66,7 @@ class ProbeProblem(Problem):
 class ConvexProbeBase(ConvexAttentionBase):
     """What probes share: the dictionary, the program on pooled tokens, and explanations."""
 
-    spreads_over_ranks = False
+    _of_all_ranks = ShardedSequences
 
     dictionary: Any
     generate: int | Generation | None
@@ -85,8 +87,8 @@ class ConvexProbeBase(ConvexAttentionBase):
                 f"generate={self.generate!r} depends on alpha, so a grid of alphas has no one program; leave it out"
             )
 
-    def _read_samples(self, X: Any, reset: bool) -> TokenSequences:
-        samples = check_sequences(self, X, reset)
+    def _read_samples(self, X: Any, reset: bool, part: slice | None = None) -> TokenSequences:
+        samples = check_sequences(self, X, reset, part)
         self._n_dims = 3
         return samples
 
@@ -110,28 +112,19 @@ class ConvexProbeBase(ConvexAttentionBase):
 
     def _scaled(
         self, pooler: TokenPooler, samples: TokenSequences, weight: Tensor | None
-    ) -> tuple[TokenPooler, DenseMap]:
+    ) -> tuple[TokenPooler, LinearMap]:
         """The dictionary with its factors, where tokens are standardised, and the linear map of its program."""
         linear_map = self._map(pooler, samples)
         if self.standardize:
-            pooler = _with_factors(pooler, factors_of(_slices(linear_map.data), weight))
-            for _, tokens in _slices(linear_map.data):
-                tokens *= cast(Tensor, pooler.factors).to(tokens)[:, None]
+            own = None if weight is None else {"weight": weight}
+            factors = factors_of(Moments.joined(linear_map.each_part(block_moments, own)))
+            linear_map.each_part(scale_blocks, factors=factors)
+            pooler = TokenPooler(pooler.weightings, pooler.mean, pooler.scale, factors)
         return pooler, linear_map
 
-    def _map(self, pooler: TokenPooler, samples: TokenSequences) -> DenseMap:
+    def _map(self, pooler: TokenPooler, samples: TokenSequences) -> LinearMap:
         """The pooled tokens, in memory or, beyond the limit, in a file."""
-        shape = (len(samples), pooler.n_weightings, samples.n_features)
-        size = torch.Size(shape).numel() * samples.dtype.itemsize
-        if self.memory_limit is None or size <= self.memory_limit:
-            check_room(size, pooler.n_weightings, samples.device)
-            return DenseMap(pooled(pooler, samples))
-        if samples.device.type != "cpu":
-            raise ValueError(
-                f"memory_limit={self.memory_limit} is less than the {size} bytes of pooled tokens, which would go to a "
-                "file, and with a file products are computed on the CPU; set device='cpu' or raise memory_limit"
-            )
-        return StoredMap(pooled(pooler, samples, file_tensor(shape, samples.dtype)), self.memory_limit)
+        return samples.map_made(pooled_map, pooler=pooler, memory_limit=self.memory_limit)
 
     # Solving
 
@@ -216,9 +209,8 @@ class ConvexProbeBase(ConvexAttentionBase):
         check_is_fitted(self)
         samples = self._read_samples(X, reset=False)
         samples = samples.to(check_device(self.device, samples.device))
-        coef, intercept = (part.to(samples.device) for part in self._solution)
-        parts = pooled_chunks(self.pooler_, samples)
-        return torch.cat([predictions(DenseMap(part), coef, intercept, samples.dtype) for _, part in parts])
+        coef, intercept = self._solution
+        return samples.rows_made(pooled_predictions, pooler=self.pooler_, coef=coef, intercept=intercept)
 
     def _chosen_samples(self, X: Any, index: NDArray[np.int64]) -> Any:
         return choose_samples(X, index)
@@ -287,17 +279,6 @@ class ConvexProbeBase(ConvexAttentionBase):
         return outputs
 
 
-def _with_factors(pooler: TokenPooler, factors: Tensor) -> TokenPooler:
-    return TokenPooler(pooler.weightings, pooler.mean, pooler.scale, factors)
-
-
-def _slices(tokens: Tensor) -> Any:
-    """Pooled tokens a few samples at a time, which bounds several copies in float64."""
-    size = max(1, CONFIG.temporary // (8 * tokens[0].numel()))
-    for start in range(0, len(tokens), size):
-        yield slice(start, start + size), tokens[start : start + size]
-
-
 class ConvexProbeRegressor(RegressionMixin, ConvexProbeBase):
     r"""Certified probe for regression: content-dependent pooling of tokens, trained to a certified global optimum.
 
@@ -348,7 +329,7 @@ class ConvexProbeRegressor(RegressionMixin, ConvexProbeBase):
     memory_limit : int, default=None
         Bytes of pooled tokens to hold in memory at most. Where they take more they are in a temporary file, of which
         ``solver="auto"`` makes no copy: it then takes gradient steps alone. Default: they are in memory, and it is an
-        error where they do not fit.
+        error where they do not fit. Of each rank, under ``torchrun``.
     random_state : int, RandomState or None, default=None
         Draws what poolings draw that have no `random_state` of their own, and the starting points of `generate`.
     verbose : bool, default=False

@@ -25,7 +25,7 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 _CHUNKS = 128  # bytes of the limit for each number of a chunk: three chunks, converted, leave most of it to others
 
 
-def read_samples(estimator: Any, X: Any, reset: bool) -> Tensor | LinearMap:
+def read_samples(estimator: Any, X: Any, reset: bool, part: slice | None = None) -> Tensor | LinearMap:
     """Checked samples: a tensor, or a map of data on a disk for whose copies the memory limit has no room.
 
     Parameters
@@ -36,6 +36,8 @@ def read_samples(estimator: Any, X: Any, reset: bool) -> Tensor | LinearMap:
         What ``fit`` or ``predict`` was given, or a map that has been made of it.
     reset : bool
         Whether this is a fit.
+    part : slice, optional
+        Which of the samples at a path to take. Default: all.
 
     Raises
     ------
@@ -47,11 +49,6 @@ def read_samples(estimator: Any, X: Any, reset: bool) -> Tensor | LinearMap:
     source = open_source(X)
     if source is None:
         return check_tokens(estimator, X, reset)
-    return of_source(estimator, X, source, reset)
-
-
-def of_source(estimator: Any, X: Any, source: Source, reset: bool, part: slice | None = None) -> Tensor | LinearMap:
-    """The samples of a source, or a part of them; the other parameters are those of ``read_samples``."""
     shape = source.shape[:-1] if source.shape[-1] == 1 else source.shape  # tokens of width 1 are columns
     check_shape(estimator, shape, reset)
     device = check_device(estimator.device, torch.device("cpu"))
@@ -68,8 +65,8 @@ def of_source(estimator: Any, X: Any, source: Source, reset: bool, part: slice |
 def across_ranks(method: _Method) -> _Method:
     """Decorator of a method that fits to ``X, y, sample_weight``: under ``torchrun`` it takes the samples of all ranks.
 
-    Rank 0 runs the method on the map of all samples, and the other ranks multiply for it. All ranks end with the same
-    attributes and return value.
+    Rank 0 runs the method on the samples of all ranks, and the other ranks compute for it with their own. All ranks
+    end with the same attributes and return value.
     """
 
     @wraps(method)
@@ -77,15 +74,8 @@ def across_ranks(method: _Method) -> _Method:
         group = ranks()
         if group is None:
             return method(self, X, y, sample_weight, **options)
-        if not self.spreads_over_ranks:
-            raise ValueError(
-                f"{type(self).__name__} fits in one process, and this is rank {group.rank} of {group.size}; start it "
-                "without torchrun, or pool the tokens first and fit ConvexAttentionClassifier or -Regressor to them"
-            )
-        if _is_shared(group, X):
-            local, rows = _in_turn(group, lambda: _part_of(self, X, group, True))
-        else:
-            local, rows = _in_turn(group, lambda: read_samples(self, X, True)), None
+        X, rows = own_samples(self, X, reset=True)
+        local = _in_turn(group, lambda: _read(self, X, reset=True))
         per_sample = [y, sample_weight, options.get("groups")]
         arrays = _in_turn(group, lambda: _own(per_sample, rows, len(local)))
         found = group.gather([len(local), *arrays])
@@ -93,18 +83,18 @@ def across_ranks(method: _Method) -> _Method:
 
         interrupts: list[KeyboardInterrupt] = []  # what rank 0 has of it, with the solution
 
-        def work(linear_map: LinearMap) -> tuple[Any, dict[str, Any]]:
+        def work(samples: Any) -> tuple[Any, dict[str, Any]]:
             target, weight, groups = joined
             given = options | ({} if groups is None else {"groups": groups})
             before = dict(vars(self))
             try:
-                result = method(self, linear_map, target, weight, **given)
+                result = method(self, samples, target, weight, **given)
             except KeyboardInterrupt as error:
                 interrupts.append(error)
                 return KeyboardInterrupt(str(error)), _changed(self, before)
             return None if result is self else result, _changed(self, before)
 
-        result, state = on_all_ranks(_map_of(local), work, group)
+        result, state = on_all_ranks(local, work, group, self._of_all_ranks)
         vars(self).update(state)
         if isinstance(result, KeyboardInterrupt):
             raise interrupts[0] if interrupts else result
@@ -125,21 +115,22 @@ def check_one_process(estimator: Any) -> None:
 
 def predictions_of_all(estimator: Any, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
     """Targets, weights and predictions of the samples of all ranks, on all ranks; as given in one process."""
-    if ranks() is None:
+    group = ranks()
+    if group is None:
         return y, sample_weight, estimator.predict(X)
     X, part = own_samples(estimator, X)
-    pred = estimator.predict(X)
+    pred = _in_turn(group, lambda: estimator.predict(X))
     target, weight, pred = joined_samples([y, sample_weight, pred], part, len(pred))
     return target, weight, pred
 
 
-def own_samples(estimator: Any, X: Any) -> tuple[Any, slice | None]:
+def own_samples(estimator: Any, X: Any, reset: bool = False) -> tuple[Any, slice | None]:
     """This rank's samples, and which of all they are where all ranks were given the same path."""
     group = ranks()
     assert group is not None
     if not _is_shared(group, X):
         return X, None
-    return _in_turn(group, lambda: _part_of(estimator, X, group, False))
+    return _in_turn(group, lambda: _part_of(estimator, X, group, reset))
 
 
 def joined_samples(per_sample: Sequence[Any], part: slice | None, n_local: int) -> list[Any]:
@@ -151,24 +142,34 @@ def joined_samples(per_sample: Sequence[Any], part: slice | None, n_local: int) 
     return group.broadcast(_in_turn(group, lambda: _joined(found)))
 
 
-def _map_of(samples: Tensor | LinearMap) -> LinearMap:
-    return samples if isinstance(samples, LinearMap) else attention_map(samples)
+def _path_of(X: Any) -> str | None:
+    """The path of samples on a disk, be it that of a pair with lengths or a mask; None of others."""
+    given = X[0] if isinstance(X, tuple) and len(X) == 2 else X
+    return os.fspath(given) if isinstance(given, (str, os.PathLike)) else None
 
 
 def _is_shared(group: Ranks, X: Any) -> bool:
     """Whether all ranks were given the same path."""
-    paths = group.all(os.path.abspath(os.fspath(X)) if isinstance(X, (str, os.PathLike)) else None)
+    path = _path_of(X)
+    paths = group.all(None if path is None else os.path.abspath(path))
     return paths[0] is not None and len(set(paths)) == 1
 
 
-def _part_of(estimator: Any, X: Any, group: Ranks, reset: bool) -> tuple[Tensor | LinearMap, slice]:
+def _part_of(estimator: Any, X: Any, group: Ranks, reset: bool) -> tuple[Any, slice]:
     """This rank's part of the samples at a path, and which of them they are."""
-    source = cast(Source, open_source(X))
-    n_samples = source.shape[0]
+    path = _path_of(X)
+    n_samples = cast(Source, open_source(path)).shape[0]
     if n_samples < group.size:
-        raise ValueError(f"{os.fspath(X)!r} has {n_samples} samples for {group.size} ranks; start fewer ranks")
+        raise ValueError(f"{path!r} has {n_samples} samples for {group.size} ranks; start fewer ranks")
     part = slice(group.rank * n_samples // group.size, (group.rank + 1) * n_samples // group.size)
-    return of_source(estimator, X, source, reset, part), part
+    return _read(estimator, X, reset, part), part
+
+
+def _read(estimator: Any, X: Any, reset: bool, part: slice | None = None) -> Any:
+    """Samples, or a part of those at a path, as a container that works on the device of the estimator."""
+    samples = estimator._read_samples(X, reset, part)
+    samples = attention_map(samples) if torch.is_tensor(samples) else samples
+    return samples.to(device=check_device(estimator.device, samples.device))
 
 
 def _own(per_sample: Sequence[Any], part: slice | None, n_local: int) -> list[Any]:

@@ -16,8 +16,11 @@ from torch import Tensor
 from convexformer.targets import SavedState
 from convexformer.validation import check_flag
 from convexformer_solvers import Callback, Certificate, Program, Solver, SolverResult, Status
+from convexformer_solvers.distributed import Sharded, ShardedMap
 from convexformer_solvers.result import check_tol
 from convexformer_solvers.validation import as_dtype, check_callback
+
+from .samples import read_samples
 
 
 class TokenEstimator(BaseEstimator):
@@ -34,12 +37,16 @@ class TokenEstimator(BaseEstimator):
         Tokens per sample.
     """
 
-    spreads_over_ranks = True  # whether a fit takes the samples of all ranks of a process group
     _n_copies = 2  # of samples that are read into memory: as they are, and as a solver needs them
 
     n_features_in_: int
     n_tokens_in_: int
     _n_dims: int
+    _of_all_ranks: type[Sharded] = ShardedMap  # what a fit gets for the samples of all ranks of a process group
+
+    def _read_samples(self, X: Any, reset: bool, part: slice | None = None) -> Any:
+        """Checked samples, or a part of those at a path; they have a length and a device."""
+        return read_samples(self, X, reset, part)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -20,7 +20,7 @@ from .stored import stored_sequences
 _HALF = (torch.float16, torch.bfloat16)
 
 
-def check_sequences(estimator: Any, X: Any, reset: bool) -> TokenSequences:
+def check_sequences(estimator: Any, X: Any, reset: bool, part: slice | None = None) -> TokenSequences:
     """Check samples of any number of tokens.
 
     Parameters
@@ -32,9 +32,11 @@ def check_sequences(estimator: Any, X: Any, reset: bool) -> TokenSequences:
         (N, n, d) and the `lengths` of the samples, integers of shape (N,), or a `mask` of shape (N, n) that is True
         where a token is real; a masked array of numpy; a nested tensor of torch. An array of shape (N, d) is samples
         of one token each. What ``open_source`` takes, as a path, stands for an array of shape (N, n, d); it is read in
-        chunks. ``TokenSequences`` are taken as they are.
+        chunks. ``TokenSequences`` have been checked and are taken as they are.
     reset : bool
         Whether this is a fit.
+    part : slice, optional
+        Which of the samples on a disk to take. Default: all.
 
     Returns
     -------
@@ -48,7 +50,10 @@ def check_sequences(estimator: Any, X: Any, reset: bool) -> TokenSequences:
     FileNotFoundError, ModuleNotFoundError
         As of ``open_source``.
     """
-    samples = X if isinstance(X, TokenSequences) else _as_sequences(estimator, X, reset)
+    if isinstance(X, TokenSequences):
+        return X
+    stored = stored_sequences(X, part)
+    samples = _as_sequences(estimator, X, reset) if stored is None else stored
     if len(samples) == 0 or samples.n_features == 0:
         raise ValueError(
             f"X must have at least one sample and one feature, got {len(samples)} samples of {samples.n_features} "
@@ -93,8 +98,6 @@ def choose_samples(X: Any, index: NDArray[np.int64]) -> Any:
 
 
 def _as_sequences(estimator: Any, X: Any, reset: bool) -> TokenSequences:
-    if (stored := stored_sequences(X)) is not None:
-        return stored
     if isinstance(X, tuple) and len(X) == 2 and np.ndim(X[0]) == 3:
         tokens = _tensor(X[0], "X[0]")
         return PaddedSequences(tokens, mask_of(X[1], len(tokens), tokens.shape[1], tokens.device))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from convexformer.nn.modules.probe import TokenPooler
 from convexformer.nn.modules.token_weights import MeanWeights
 from convexformer.validation import check_stream
 
+from .moments import Moments
 from .pooling import MeanPooling, PoolingUnion, QueryPooling, TokenGates, TokenPooling, moments
 from .sequences import TokenSequences
 
@@ -106,24 +106,22 @@ def make_pooler(
     mean = scale = None
     if standardize:
         found = moments(samples, sample_weight)
-        mean, scale = found.mean_, found.scale_
+        mean, scale = found.mean, found.scale
         samples = samples.mapped(TokenPooler([MeanWeights()], mean, scale).to(samples.device).standardized)
     own = getattr(dictionary, "random_state", None)
     weights = dictionary.make_weights(samples, random_state if own is None else check_stream(own), sample_weight)
     return TokenPooler([weights], mean, scale)
 
 
-def factors_of(chunks: Iterable[tuple[slice, Tensor]], sample_weight: Tensor | None) -> Tensor:
+def factors_of(moments: Moments) -> Tensor:
     r"""Factors that give the pooled tokens of each weighting variance one, the mean over features.
 
     .. math:: f_j = \Big( \frac{1}{d} \sum_l \mathrm{Var}_i \, T_j(X_i)_l \Big)^{-1/2}
 
     Parameters
     ----------
-    chunks : iterable of (slice, Tensor of shape (B, h, d))
-        Pooled tokens of a few samples at a time.
-    sample_weight : Tensor of shape (N,), optional
-        Non-negative.
+    moments : Moments
+        Of the pooled tokens, shape (h, d).
 
     Returns
     -------
@@ -132,26 +130,9 @@ def factors_of(chunks: Iterable[tuple[slice, Tensor]], sample_weight: Tensor | N
 
     Examples
     --------
-    >>> pooled = torch.tensor([[[2.0]], [[-2.0]]])
-    >>> factors_of([(slice(0, 1), pooled[:1]), (slice(1, 2), pooled[1:])], None)
+    >>> factors_of(Moments.of(torch.tensor([[[2.0]], [[-2.0]]])))
     tensor([0.5000], dtype=torch.float64)
     """
-    total, mean, square = 0.0, torch.zeros(()), torch.zeros(())
-    for rows, part in chunks:
-        values = part.double()
-        weight = values.new_ones(len(values)) if sample_weight is None else sample_weight[rows].to(values)
-        size = float(weight.sum())
-        if size == 0.0:
-            continue
-        own = torch.einsum("i,ihd->hd", weight, values) / size
-        spread = torch.einsum("i,ihd->h", weight, (values - own).square())
-        if total == 0.0:
-            total, mean, square = size, own, spread
-            continue
-        step = own - mean  # Chan's update of means and squares
-        square = square + spread + step.square().sum(1) * (total * size / (total + size))
-        mean = mean + step * (size / (total + size))
-        total += size
-    variance = square / total / mean.shape[1]
-    rounding = torch.finfo(torch.float32).eps * mean.square().mean(1)  # tokens may be of single precision
+    variance = (moments.square / moments.total).mean(1)
+    rounding = torch.finfo(torch.float32).eps * moments.mean.square().mean(1)  # tokens may be of single precision
     return torch.where(variance > rounding, variance, 1.0).rsqrt()

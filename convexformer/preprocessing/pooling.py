@@ -11,7 +11,6 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.cluster import MiniBatchKMeans
-from sklearn.preprocessing import StandardScaler
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
@@ -29,6 +28,7 @@ from convexformer.validation import check_positive, check_stream, check_weight, 
 from convexformer_solvers.validation import check_counts
 
 from .checking import check_sequences
+from .moments import Moments
 from .sequences import CONFIG, TokenSequences, draw_tokens
 
 
@@ -215,7 +215,7 @@ class TokenGates(TokenPooling):
             raise ValueError(f"source must be 'random' or 'pairs', got {self.source!r}")
         if self.source == "random":
             directions = random_state.standard_normal((self.n_gates, samples.n_features))
-            mean = moments(samples, sample_weight).mean_
+            mean = moments(samples, sample_weight).mean.numpy(force=True)
             return GateWeights(directions, directions @ mean)
         return _gates_between(draw_tokens(samples, 2 * self.n_gates, _seed(random_state), sample_weight))
 
@@ -471,7 +471,7 @@ class TokenStandardizer(_OfTokens):
         """
         samples = check_sequences(self, X, reset=True)
         found = moments(samples, check_weight(sample_weight, len(samples)))
-        self.mean_, self.scale_ = found.mean_, found.scale_
+        self.mean_, self.scale_ = found.mean.numpy(force=True), found.scale.numpy(force=True)
         return self
 
     def transform(self, X: Any) -> Any:
@@ -499,16 +499,17 @@ class TokenStandardizer(_OfTokens):
         return found if not same else torch.stack(found) if torch.is_tensor(found[0]) else np.stack(found)
 
 
-def moments(samples: TokenSequences, sample_weight: NDArray | None = None) -> StandardScaler:
-    """Means and scales of the features of all tokens, as ``mean_`` and ``scale_``."""
-    scaler = StandardScaler()
-    for rows, tokens, mask in samples.chunks():
-        weight = np.ones(len(tokens)) if sample_weight is None else sample_weight[rows]
-        real = mask & torch.as_tensor(weight > 0, device=mask.device)[:, None]
-        if bool(real.any()):
-            counts = real.sum(1).numpy(force=True)
-            scaler.partial_fit(tokens[real].double().numpy(force=True), sample_weight=np.repeat(weight, counts))
-    return scaler
+def moments(samples: TokenSequences, sample_weight: NDArray | None = None) -> Moments:
+    """Moments of the features of all tokens, each with the weight of its sample."""
+    own = None if sample_weight is None else {"weight": torch.as_tensor(sample_weight, device=samples.device)}
+    return Moments.joined(samples.each_part(_moments_of_part, own))
+
+
+def _moments_of_part(samples: TokenSequences, weight: Tensor | None = None) -> Moments:
+    return Moments.joined(
+        Moments.of(tokens[mask], None if weight is None else weight[rows, None].expand_as(mask)[mask])
+        for rows, tokens, mask in samples.chunks()
+    )
 
 
 def _prototypes(

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from convexformer.validation import as_tensor
+from convexformer_solvers.linear_maps.parts import InParts
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,11 @@ class PoolingConfig:
 CONFIG = PoolingConfig()
 
 
-class TokenSequences(ABC):
+class TokenSequences(InParts, ABC):
     """Samples, each a number of tokens of one width.
+
+    What depends on all samples is asked by ``each_part``, ``rows_made`` and ``map_made``, so that it is the same of
+    samples that are spread over processes.
 
     Attributes
     ----------
@@ -98,7 +102,7 @@ class TokenSequences(ABC):
     @property
     def longest(self) -> int:
         """Tokens of a sample at most, real or not, that ``padded`` reads."""
-        return int(self.lengths.max())
+        return int(self.lengths.max()) if len(self) else 0
 
     def place(self, sample: int) -> str:
         """Where a sample is, for messages."""
@@ -153,23 +157,29 @@ class RaggedSequences(TokenSequences):
     ----------
     samples : sequence of Tensor of shape (length, d)
         The tokens of each sample; shared, not copied.
+    index : Tensor of int64, optional
+        Positions of the samples in the sequence. Default: all, in order.
     """
 
-    def __init__(self, samples: Sequence[Tensor]) -> None:
+    def __init__(self, samples: Sequence[Tensor], index: Tensor | None = None) -> None:
         self._samples, self.device = samples, samples[0].device
-        self.lengths = torch.tensor([len(sample) for sample in samples], device=self.device)
+        self._index = torch.arange(len(samples)) if index is None else index.cpu()
+        self.lengths = torch.tensor([len(sample) for sample in self._chosen(slice(None))], device=self.device).long()
         self.n_features, self.dtype = samples[0].shape[1], working_precision(samples[0].dtype)
 
+    def _chosen(self, rows: slice) -> list[Tensor]:
+        return [self._samples[i] for i in self._index[rows].tolist()]
+
     def padded(self, rows: slice) -> tuple[Tensor, Tensor]:
-        tokens = torch.nn.utils.rnn.pad_sequence([part.to(self.dtype) for part in self._samples[rows]], True)
+        tokens = torch.nn.utils.rnn.pad_sequence([part.to(self.dtype) for part in self._chosen(rows)], True)
         places = torch.arange(tokens.shape[1], device=self.device)
         return tokens, places < self.lengths[rows, None]
 
     def rows(self, index: Tensor) -> RaggedSequences:
-        return RaggedSequences([self._samples[i] for i in index.tolist()])
+        return RaggedSequences(self._samples, self._index[index.cpu()])
 
     def to(self, device: torch.device) -> RaggedSequences:
-        return RaggedSequences([sample.to(device) for sample in self._samples])
+        return RaggedSequences([sample.to(device) for sample in self._samples], self._index)
 
 
 class _MappedSequences(TokenSequences):
@@ -251,20 +261,25 @@ def draw_tokens(
     >>> sorted(draw_tokens(samples, 5, seed=0).flatten().tolist())
     [1.0, 2.0, 3.0]
     """
+    own = None if sample_weight is None else {"counted": torch.as_tensor(sample_weight > 0, device=samples.device)}
+    of_parts = samples.each_part(_drawn, own, count=count, seed=seed)
+    tokens, keys = (torch.cat(found) for found in zip(*of_parts, strict=True))
+    return samples.changed(_smallest(tokens, keys, count)[0].to(samples.device))
+
+
+def _drawn(samples: TokenSequences, count: int, seed: int, counted: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The draw from one part of the samples: tokens as they were given, with their hashes."""
     stream = np.random.RandomState(seed)
     factors = stream.randint(-(2**63), 2**63 - 1, size=samples.n_features, dtype=np.int64) | 1  # odd ones lose no bit
     multipliers = torch.as_tensor(factors, device=samples.device)
     shift = int(stream.randint(-(2**63), 2**63 - 1, dtype=np.int64))  # without it a token of zeros had one hash for all
-    counted = None if sample_weight is None else torch.as_tensor(sample_weight > 0, device=samples.device)
-    found, keys = None, None
+    found = torch.empty((0, samples.n_features), dtype=samples.dtype, device=samples.device)
+    keys = torch.empty(0, dtype=torch.int64, device=samples.device)
     for rows, tokens, mask in samples.source.chunks(samples.n_features):  # two integers of 64 bits a number
         real = mask if counted is None else mask & counted[rows, None]
         fresh, fresh_keys = _smallest(tokens[real], _hashes(tokens[real], multipliers, shift), count)
-        if found is not None and keys is not None:
-            fresh, fresh_keys = torch.cat([found, fresh]), torch.cat([keys, fresh_keys])
-        found, keys = _smallest(fresh, fresh_keys, count)
-    assert found is not None
-    return samples.changed(found)
+        found, keys = _smallest(torch.cat([found, fresh]), torch.cat([keys, fresh_keys]), count)
+    return found, keys
 
 
 def _smallest(tokens: Tensor, keys: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from convexformer.storage import open_source
+from convexformer.validation import as_tensor
 from convexformer_solvers import Source
 from convexformer_solvers.linear_maps.source import slices_of
 
@@ -67,8 +68,20 @@ class StoredSequences(TokenSequences):
         return self._stored.place(int(self._index[sample]))
 
 
-def stored_sequences(X: Any) -> StoredSequences | None:
-    """Samples that ``X``, or the first part of a pair, names on a disk, with their lengths or mask; None of others."""
+def stored_sequences(X: Any, part: slice | None = None) -> StoredSequences | None:
+    """Samples that ``X``, or the first entry of a pair, names on a disk, with lengths or a mask; None of others.
+
+    Parameters
+    ----------
+    X : object
+        As in ``check_sequences``.
+    part : slice, optional
+        Which of the samples to take; the lengths or the mask may then be those of all samples. Default: all.
+
+    Returns
+    -------
+    StoredSequences or None
+    """
     pair = isinstance(X, tuple) and len(X) == 2
     given = X[0] if pair else X
     source = None if isinstance(given, np.ndarray) else open_source(given)  # a memory map is an array as it is
@@ -79,5 +92,10 @@ def stored_sequences(X: Any) -> StoredSequences | None:
             "X on a disk must have shape (n_samples, n_tokens, n_features), of more than one feature, got "
             f"{source.shape}; samples of one token have the shape (n_samples, 1, n_features)"
         )
-    mask = mask_of(X[1], source.shape[0], source.shape[1], torch.device("cpu")) if pair else None
-    return StoredSequences(source, mask)
+    index = torch.arange(source.shape[0])[part or slice(None)]
+    if not pair:
+        return StoredSequences(source, index=index)
+    real = as_tensor(X[1], name="X[1]")
+    if real.ndim > 0 and len(real) == source.shape[0]:
+        real = real[index]
+    return StoredSequences(source, mask_of(real, len(index), source.shape[1], torch.device("cpu")), index)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
@@ -14,6 +14,7 @@ from torch import Tensor
 from convexformer.nn.modules.probe import TokenPooler
 from convexformer.nn.modules.token_weights import GateWeights, QueryWeights, TokenWeights
 from convexformer.preprocessing.dictionary import factors_of
+from convexformer.preprocessing.moments import Moments
 from convexformer.preprocessing.pooling import query_temperature
 from convexformer.preprocessing.sequences import TokenSequences, draw_tokens
 from convexformer.validation import check_positive, is_integer
@@ -264,19 +265,29 @@ def _dual_norms(penalty: Penalty, sums: Tensor) -> Tensor:
 
 def _correlations(part: TokenWeights, point: DualPoint) -> tuple[Tensor, Tensor]:
     """Sums ``(h, d, c)`` of pooled tokens times dual values over all samples, and the factors ``(h,)``."""
-    part = part.to(point.samples.device)
-    n_outputs = point.values.shape[1]
-    sums = point.values.new_zeros((part.n_weightings, point.samples.n_features, n_outputs))
+    own = {"values": point.values, "weight": point.sample_weight}
+    of_parts = point.samples.each_part(_sums_of_part, own, part=part)
+    sums = torch.stack([found.to(point.values) for found, _ in of_parts]).sum(0)
+    factors = factors_of(Moments.joined(moments for _, moments in of_parts)).to(sums)
+    return sums, factors if point.scaled else torch.ones_like(factors)
 
-    def passing() -> Any:
-        for rows, tokens, mask in point.samples.chunks(part.n_weightings):
+
+def _sums_of_part(
+    samples: TokenSequences, part: TokenWeights, values: Tensor, weight: Tensor
+) -> tuple[Tensor, Moments]:
+    """Sums over one part of the samples, and moments of their pooled tokens."""
+    part = part.to(samples.device)
+    sums = values.new_zeros((part.n_weightings, samples.n_features, values.shape[1]))
+
+    def passing() -> Iterator[Moments]:
+        for rows, tokens, mask in samples.chunks(part.n_weightings):
             pooled = part(tokens, mask) @ tokens
-            sums.add_(torch.einsum("ihd,ic->hdc", pooled.double(), point.values[rows]))
-            yield rows, pooled
+            sums.add_(torch.einsum("ihd,ic->hdc", pooled.double(), values[rows]))
+            yield Moments.of(pooled, weight[rows])
 
     with torch.no_grad():
-        factors = factors_of(passing(), point.sample_weight).to(sums)
-    return sums, factors if point.scaled else torch.ones_like(factors)
+        moments = Moments.joined(passing())
+    return sums, moments
 
 
 def _most_violating(sums: Tensor, excess: Tensor, config: Generation, n_wanted: int) -> list[int]:

@@ -11,13 +11,18 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
+from probe_cases import forms, padded, ragged_samples
+from probe_cases import signal as target_of
 from sklearn.base import clone
 
 from convexformer import (
     ConvexAttentionClassifier,
     ConvexAttentionClassifierCV,
     ConvexAttentionRegressor,
+    ConvexProbeClassifier,
+    ConvexProbeClassifierCV,
     ConvexProbeRegressor,
+    ConvexProbeRegressorCV,
     ConvexSequenceRegressor,
     DescentConstrainedClassifier,
     DescentConstrainedDenoiser,
@@ -26,6 +31,9 @@ from convexformer import (
     UnfoldedTransformerRegressor,
     save_model,
 )
+from convexformer.nn import MeanWeights, QueryWeights
+from convexformer.preprocessing import MeanPooling, PrototypePooling, QueryPooling, TokenGates, TokenPooling
+from convexformer.probes import Generation
 from convexformer_solvers import (
     LOSSES,
     DenseMap,
@@ -317,6 +325,7 @@ def failures(path):
     bad = X[rows].copy()
     bad[0, 0, 0] = np.nan
     model = ESTIMATORS["regressor"]
+    fitted = clone(PROBES["regressor"]).fit(X[rows], y[rows])
     mistakes = {
         "empty": lambda: model.fit(X[rows][: 0 if last else None], y[rows][: 0 if last else None]),
         "nan": lambda: model.fit(bad if last else X[rows], y[rows]),
@@ -324,7 +333,12 @@ def failures(path):
         "targets": lambda: model.fit(X[rows], y[rows][: -1 if last else None]),
         "parameter": lambda: clone(model).set_params(alpha=-1.0).fit(X[rows], y[rows]),
         "file": lambda: model.fit("nothing.npy" if last else path, y[rows]),
-        "probe": lambda: ConvexProbeRegressor().fit(X[rows], y[rows]),
+        "probe": lambda: PROBES["regressor"].fit(X[rows][:, :, : 2 if last else 3], y[rows]),
+        "probe, nan": lambda: PROBES["regressor"].fit(bad if last else X[rows], y[rows]),
+        "probe, empty": lambda: PROBES["regressor"].fit([] if last else list(X[rows]), y[rows][: 0 if last else None]),
+        "probe, no token": lambda: PROBES["regressor"].fit((X[rows], [0 if last else 5] * len(y[rows])), y[rows]),
+        "probe, weights": lambda: ConvexProbeRegressor(dictionary=OnFirstRanks()).fit(X[rows], y[rows]),
+        "probe, score": lambda: fitted.score(X[rows][:, :, : 2 if last else 3], y[rows]),
     }
     said = {}
     for name, mistake in mistakes.items():
@@ -334,6 +348,114 @@ def failures(path):
             said[name] = str(error)
     model.fit(X[rows], y[rows])  # and goes on
     return said, model.certificate_.primal
+
+
+class Longest(TokenPooling):
+    """Queries that are the first tokens of the longest samples: a dictionary that reads the samples by itself."""
+
+    def make_weights(self, samples, random_state, sample_weight=None):
+        longest = samples.rows(samples.lengths.sort(descending=True, stable=True).indices[:3])
+        tokens, _ = longest.padded(slice(0, 3))
+        largest = torch.stack([tokens.abs().amax((0, 1)) for _, tokens, _ in samples.chunks()]).amax(0)
+        return QueryWeights(torch.cat([tokens[:, 0], largest[None]]), temperature=1.0)
+
+
+class OnFirstRanks(TokenPooling):
+    """The mean, of which the last rank knows nothing."""
+
+    class Weights(MeanWeights):
+        def forward(self, tokens, mask):
+            if dist.get_rank() == dist.get_world_size() - 1:
+                raise ValueError("no weights here")
+            return super().forward(tokens, mask)
+
+    def make_weights(self, samples, random_state, sample_weight=None):
+        return self.Weights()
+
+
+DICTIONARY = [MeanPooling(), QueryPooling(6), TokenGates(4), TokenGates(3, source="pairs")]
+FOUND = Generation(max_new=4, per_round=2, n_restarts=6, n_steps=10, n_samples=50)
+OPTIONS = {"dictionary": DICTIONARY, "random_state": 0}
+PROBES = {
+    "regressor": ConvexProbeRegressor(alpha=0.05, tol=1e-10, **OPTIONS),
+    "auto": ConvexProbeRegressor(alpha=0.05, tol=1e-8, random_state=0),
+    "classifier": ConvexProbeClassifier(
+        alpha=0.02, tol=1e-10, class_weight="balanced", dictionary=PrototypePooling(4), random_state=0
+    ),
+    "own": ConvexProbeRegressor(alpha=0.05, tol=1e-10, dictionary=[Longest(), MeanPooling()], standardize=False),
+    "limited": ConvexProbeRegressor(alpha=0.05, tol=1e-9, memory_limit=14 * 4 * 8 * 40, **OPTIONS),
+    "generated": ConvexProbeRegressor(alpha=0.02, tol=1e-10, generate=FOUND, **OPTIONS),
+    "cv": ConvexProbeClassifierCV(alphas=3, cv=3, tol=1e-6, scoring="accuracy", n_jobs=2, **OPTIONS),
+    "cv_loss": ConvexProbeRegressorCV(alphas=3, cv=3, tol=1e-6, generate=FOUND, **OPTIONS),
+}
+
+
+def probe_problem():
+    """Samples of 1 to 7 tokens, numbers, labels and weights."""
+    samples = ragged_samples(n_samples=200)
+    y = target_of(samples)
+    weight = np.random.default_rng(0).uniform(0.5, 2, len(y))
+    weight[::5] = 0
+    return samples, y, np.where(y > np.median(y), "up", "down"), weight
+
+
+def probe_figures(model, X, y, weight):
+    """What must be the same on all ranks, and as in one process."""
+    return figures(model, X, y, weight) | {
+        "dictionary": {name: array.numpy() for name, array in model.pooler_.state_dict().items()},
+        "pooler": model.pooler_,
+        "rounds": None if model.generation_ is None else [counts.n_added for counts in model.generation_.rounds],
+        "alpha": model.heads_.alpha,
+        "scores": getattr(model, "score_path_", None),
+    }
+
+
+def probes(path):
+    """Fits to the rank's own samples, and to a path that all share."""
+    samples, y, labels, weight = probe_problem()
+    lengths, rows, found = [len(sample) for sample in samples], own_rows(len(y)), {}
+    for name, probe in PROBES.items():
+        target = labels if hasattr(probe, "class_weight") else y
+        own = clone(probe).fit(samples[rows], target[rows], weight[rows])
+        found[name, "own"] = probe_figures(own, samples[rows], target[rows], weight[rows])
+        shared = clone(probe).fit((path, lengths), target, weight)
+        found[name, "shared"] = probe_figures(shared, (path, lengths), target, weight)
+    return found, tuple(PROBES["regressor"].path(samples[rows], y[rows], weight[rows], n_alphas=3))
+
+
+def probe_forms(path):
+    """Objectives of a probe of the same samples in all forms, by each rank in its own form, and on a disk."""
+    samples, y, _, _ = probe_problem()
+    rows, rank, model = own_rows(len(y)), dist.get_rank(), PROBES["regressor"]
+    own = forms(samples[rows])
+    array, lengths, mask = padded(samples[rows])
+    file = f"{path}.{rank}.npy"
+    np.save(file, array)
+    part = slice(rank * len(y) // dist.get_world_size(), (rank + 1) * len(y) // dist.get_world_size())
+    given = {name: (X, y[rows]) for name, X in own.items()}
+    given |= {
+        "each its own": (list(own.values())[rank], y[rows]),
+        "own files": ((file, lengths), y[rows]),
+        "memory maps": ((np.load(file, mmap_mode="r"), mask), y[rows]),
+        "lengths of the part": ((path, [len(sample) for sample in samples[part]]), y[part]),
+        "mask of all": ((path, padded(samples)[2]), y),
+    }
+    return {name: clone(model).fit(X, target).certificate_.primal for name, (X, target) in given.items()}
+
+
+def probe_arrays(path):
+    """Fits to arrays whose longest length differs between the ranks, and to a whole path without lengths."""
+    rank, model = dist.get_rank(), PROBES["regressor"]
+    X, y = different_arrays()[rank]
+    whole = np.load(path)
+    return model.fit(X, y).certificate_.primal, model.fit(path, whole[:, 0, 0]).certificate_.primal
+
+
+def different_arrays():
+    """An array of each rank's samples, of another length."""
+    rng = np.random.default_rng(1)
+    arrays = [rng.normal(size=(40, length, 4)) for length in (2, 7, 4)]
+    return [(X, target_of(X)) for X in arrays]
 
 
 def long_fit(path, resume, model, started, tol=1e-13):

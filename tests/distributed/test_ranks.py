@@ -173,7 +173,13 @@ def test_mistakes_are_told_on_all_ranks_with_the_rank(tmp_path, path_of_data):
         assert "samples of rank 2" in said["targets"]
         assert "alpha must be positive" in said["parameter"]
         assert "nothing.npy" in said["file"]
-        assert "one process" in said["probe"]
+        for name in ("probe", "probe, score"):
+            assert "2 features" in said[name] or "got 3 on rank 0 and 2 on rank 2" in said[name]
+        for name in ("probe, nan", "probe, empty", "probe, no token"):
+            assert "rank 2: " in said[name]
+        assert "NaN" in said["probe, nan"]
+        assert "no token that is real" in said["probe, no token"]
+        assert said["probe, weights"] == "rank 2: no weights here"
         plain = rank_cases.ESTIMATORS["regressor"].fit(X, y)
         assert objective == pytest.approx(plain.certificate_.primal, rel=CLOSE)
 

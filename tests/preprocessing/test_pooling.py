@@ -18,6 +18,7 @@ from convexformer.preprocessing import (
     TokenGates,
     TokenStandardizer,
 )
+from convexformer.preprocessing.moments import Moments
 from convexformer.preprocessing.sequences import CONFIG
 
 SAMPLES = ragged_samples()
@@ -143,6 +144,21 @@ def test_standardizer_is_that_of_all_tokens():
     np.testing.assert_allclose(found.scale_, expected.scale_, atol=1e-12)
     for sample, out in zip(SAMPLES, found.transform(SAMPLES), strict=True):
         np.testing.assert_allclose(out, expected.transform(sample), atol=1e-12)
+
+
+@pytest.mark.parametrize("n_parts", [1, 2, 7])
+def test_moments_of_parts_are_those_of_all(n_parts):
+    rng = np.random.default_rng(0)
+    values, weight = rng.normal(3, 2, size=(50, 4)), rng.uniform(size=50)
+    values[:, 1] = 1e6  # constant
+    weight[:10] = 0  # a part may count nothing
+    expected = StandardScaler().fit(values, sample_weight=weight)
+    parts = zip(*(torch.as_tensor(array).tensor_split(n_parts) for array in (values, weight)), strict=True)
+    found = Moments.joined(Moments.of(*part) for part in parts)
+    assert found.total == pytest.approx(weight.sum())
+    np.testing.assert_allclose(found.mean, expected.mean_, rtol=1e-12)
+    np.testing.assert_allclose(found.square / found.total, expected.var_, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(found.scale, expected.scale_, rtol=1e-12)
 
 
 def test_standardizer_goes_before_a_pooling_in_a_pipeline():

@@ -92,8 +92,8 @@ class TokenPooler(nn.Module):
     def standardized(self, tokens: Tensor) -> Tensor:
         """Tokens less their means, in units of their scales."""
         if self.mean is not None:
-            tokens = tokens - self.mean.to(tokens.dtype)
-        return tokens if self.scale is None else tokens / self.scale.to(tokens.dtype)
+            tokens = tokens - self.mean.to(tokens)
+        return tokens if self.scale is None else tokens / self.scale.to(tokens)
 
     def weights(self, tokens: Tensor, mask: Tensor) -> Tensor:
         """Weights ``(B, h, n)`` of tokens that are standardised, the factors among them."""
