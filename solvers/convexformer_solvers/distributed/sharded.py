@@ -96,6 +96,12 @@ class Sharded(InParts):
     def rows_made(self, function: Callable[..., Tensor], **common: Any) -> Tensor:
         return self.layout.joined(self._all("rows_made", "rows", function=function, **common))
 
+    def placed(self, values: Tensor) -> Tensor:
+        return self.layout.placed(values) if self.layout.keeps else whole(values)
+
+    def gathered(self, values: Tensor) -> Tensor:
+        return whole(values)
+
     def map_made(self, function: Callable[..., Any], **common: Any) -> Any:
         made = self._derived("map_made", kind=ShardedMap, function=function, **common)
         held, limits = zip(*made.each_part(attrgetter("in_memory", "memory_limit")), strict=True)
@@ -149,12 +155,6 @@ class ShardedMap(Sharded, LinearMap):
             return self.layout.joined(self._all(method, "rows", **common))
         name = self._team.new_name()
         return self.layout.kept(name, self._all(method, "keep", name, **common))
-
-    def placed(self, values: Tensor) -> Tensor:
-        return self.layout.placed(values) if self.layout.keeps else whole(values)
-
-    def gathered(self, values: Tensor) -> Tensor:
-        return whole(values)
 
     def matvec(self, coef: Tensor) -> Tensor:
         return self._rows("matvec", coef=coef)

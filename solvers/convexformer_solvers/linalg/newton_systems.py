@@ -210,7 +210,7 @@ def solved_in_samples(features: Features, system: System) -> tuple[Tensor, Tenso
 
     Slopes ``w = H (A q + 1 b)`` have ``(I + H K) w = H (A M^-1 g + 1 b)`` with ``K = A M^-1 A'``, and ``1' w = g_0``.
     """
-    hessian = system.curvature.matrices()  # (N, c, c)
+    hessian = features.map.gathered(system.curvature.matrices())  # (N, c, c)
     solve = _solver_in_samples(features, system, hessian)
     move, intercept = solve(system.right, system.intercept_right)
     for _ in range(2):  # cancellation leaves few digits where M is small

@@ -98,9 +98,9 @@ class RidgeInSamples(RidgeSystem):
         return self._kernel
 
     def _entries(self, matrix: Tensor) -> Callable[[slice], Tensor]:
-        root = self.weight.sqrt()
+        weight = self.map.gathered(self.weight)
         # Mean over all samples of each sample's row, which the intercept subtracts.
-        mean, share = torch.zeros_like(root), self.weight / self.weight.sum()
+        root, mean, share = weight.sqrt(), torch.zeros_like(weight), weight / weight.sum()
         for rows in diagonal_blocks(len(root)) if self.fit_intercept else ():
             part = lower_rows(matrix, rows)
             mean[rows.start :] += share[rows] @ part

@@ -215,14 +215,6 @@ class LinearMap(InParts, ABC):
             add_lower_product(result, part.T, part * weight[rows, None])
         return mirrored(result)
 
-    def placed(self, values: Tensor) -> Tensor:
-        """Values with a row for each sample, where the samples are."""
-        return values
-
-    def gathered(self, values: Tensor) -> Tensor:
-        """Values with a row for each sample, in one place."""
-        return values
-
     def restricted(self, blocks: Tensor) -> LinearMap:
         """The map of some blocks alone, with feature shape ``(n_blocks, d)``; copies the columns that it holds."""
         from .dense import DenseMap

@@ -37,3 +37,11 @@ class InParts:
     def map_made(self, function: Callable[..., _T], **common: Any) -> _T:
         """The linear map that a function makes of all parts."""
         return function(self, **common)
+
+    def placed(self, values: Tensor) -> Tensor:
+        """Values with a row for each sample, where the samples are."""
+        return values
+
+    def gathered(self, values: Tensor) -> Tensor:
+        """Values with a row for each sample, in one place."""
+        return values
