@@ -348,7 +348,7 @@ def of_scaling(data: dict[str, Any]) -> str:
     """Weak scaling, and a cost model."""
     found = data["scaling"]["figures"]
     designs = {name: part["fits"] for name, part in found.items() if isinstance(part, dict)}
-    rows = [["design", "fit", "one, s", "two, s", "model of one", "model of two"]]
+    rows = [["design", "fit", "one process, s", "one rank, s", "two ranks, s", "model of one", "model of two"]]
     sizes = list(next(iter(next(iter(designs.values())).values()))["prediction"])
     more = [["design", "fit", *(f"{size} ranks, s" for size in sizes)]]
     for design, fits in designs.items():
@@ -358,15 +358,16 @@ def of_scaling(data: dict[str, Any]) -> str:
                 f"{fit['model_over_measured']['1']:.2f}",
                 f"{fit['with_the_commands_of_two_processes']['over_measured']:.2f}",
             ]
-            rows.append([design, name, f"{one:.2f}", f"{two:.2f}", *off])
+            rows.append([design, name, f"{fit['plain']:.2f}", f"{one:.2f}", f"{two:.2f}", *off])
             more.append([design, name, *(f"{fit['prediction'][size]['seconds']:.2f}" for size in sizes)])
     return "\n\n".join(
         [
             "## Weak scaling",
             f"{found['samples_of_a_rank']:,} samples of 32 tokens of width 16 in float64 for each rank of one thread. "
-            "Seconds of fits to a gap of 1e-4 on one process and on two, and those of a cost model over them. The model"
-            " adds up the seconds of products, messages and vectors, which are measured by themselves, times their "
-            "number in that fit. `benchmarks/scaling.py` says what it assumes:",
+            "Seconds of fits to a gap of 1e-4 in one process without ranks, on one rank and on two, whose vectors of "
+            "samples are on the ranks, and those of a cost model over them. The model adds up the seconds of products "
+            "and messages, which are measured by themselves, times their number in that fit, and those of operations "
+            "on vectors and of rank 0. `benchmarks/scaling.py` says what it assumes:",
             markdown(rows),
             "**A prediction, which nothing was measured against**: seconds of the same fits on more ranks, each on a "
             f"machine of its own with a network of {found['network'] / 1e9:.2f} GB/s, with as many samples each:",

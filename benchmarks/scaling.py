@@ -1,16 +1,16 @@
 """Weak scaling with one and two processes, and a cost model. Run: python benchmarks/scaling.py --output FILE.
 
-Each rank has one thread and as many samples as the others. The model adds up seconds that are measured outside of the
-timed fits: those of each product and message, times their number in a fit of one process, and those of rank 0 outside
-of them, in that same fit. Its seconds stand beside the measured ones. Those of more ranks are a prediction, which
-nothing was measured against. What is assumed:
+Each rank has one thread and as many samples as the others, and works on the vectors of its samples. The model adds up
+seconds that are measured outside of the timed fits: those of each product and message, times their number in a fit,
+and two that are measured in a fit of as many ranks: those of the operations on a rank's vectors, and those of rank 0
+outside of commands. Its seconds stand beside the measured ones. Those of more ranks are a prediction, which nothing was
+measured against. What is assumed:
 
 - a fit takes the same commands on all numbers of ranks; those of two processes are recorded and modelled, too;
 - each product of two processes takes as long as the slower of two at once, which share the memory of the machine;
-- outside of commands, operations on tensors with an axis of all samples grow with their number, and each number that
-  they write in a new tensor takes longer in longer ones, as that of `a + 1` does; the rest does not grow;
+- operations on a rank's vectors and the work of rank 0 outside of commands do not grow with the number of ranks;
 - gloo: a broadcast is a tree, of log2 R hops; a sum over the ranks is a ring, of R - 1 hops, and as many back where all
-  ranks get it; scatter and gather take one hop for each other rank;
+  ranks get it;
 - more than two ranks are on machines of their own, with the rates of one process. Their messages take what they take
   here, more hops as gloo's smallest ones, and the bytes at the rate of the network besides.
 """
@@ -38,13 +38,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from benchmark_utils.machine import THREAD_VARIABLES, add_figures
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from convexformer_solvers import DenseMap, GroupL2, Logistic, Program, Squared, get_solver, solve
-from convexformer_solvers.distributed import DistributedConfig, Ranks, on_all_ranks, ranks, sharded
+from convexformer_solvers.distributed import DistributedConfig, Ranks, on_all_ranks, ranks
+from convexformer_solvers.distributed.operations import Operation
+from convexformer_solvers.distributed.ranks import packed
+from convexformer_solvers.distributed.team import Team
+from convexformer_solvers.linear_maps.base import LinearMap
 
 SAMPLE = (32, 16)  # tokens and width
-SAMPLES = 60_000  # of each rank: 246 MB in float64
+SAMPLES = 120_000  # of each rank: 492 MB in float64
 ACTIVE = 4  # tokens that the targets depend on
 CORRELATION = 0.8  # of two tokens in the correlated design
 DESIGNS = ("iid", "correlated")
@@ -100,87 +103,90 @@ def timed_fits(linear_map: Any, scores: torch.Tensor, repeats: int) -> dict[str,
 # Counts of a fit
 
 
-class Recorder(TorchDispatchMode):
-    """Counts the commands of rank 0 by kind, which is the product, the precision and the shape of all arguments.
+class Recorder:
+    """Counts the commands of rank 0 by kind: the product, the precision and the shape of all arguments.
 
-    As a mode it also adds up, of operations outside of commands on tensors with an axis of all samples, the seconds and
-    the float64 numbers that they write in new tensors.
+    A command without a product counts as ``"values"``. Seconds of commands and of the operations in them are added up.
     """
 
-    def __init__(self, n_samples: int, kinds: dict[str, Any]) -> None:
-        super().__init__()
-        self.n_samples, self.kinds, self.in_command = n_samples, kinds, False
+    def __init__(self, kinds: dict[str, Any]) -> None:
+        self.kinds = kinds
         self.counts: Counter[str] = Counter()
-        self.command_seconds = self.sample_seconds = self.written = 0.0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        began = time.perf_counter()
-        found = func(*args, **(kwargs or {}))
-        seconds = time.perf_counter() - began
-        tensors = [part for part in (*args, found) if isinstance(part, torch.Tensor)]
-        if not self.in_command and any(self.n_samples in part.shape for part in tensors):
-            self.sample_seconds += seconds
-            places = [part.untyped_storage().data_ptr() for part in tensors]
-            self.written += n_bytes(found) / 8 if places and places[-1] not in places[:-1] else 0
-        return found
+        self.command_seconds = self.operation_seconds = 0.0
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
-        original = sharded._Team.lead
+        of_lead, of_run = Team.lead, Operation.run
 
-        def lead(team: Any, command: Any, own: Any = None) -> Any:
-            here, mine = team.maps[command.handle], None if own is None else own[0]
-            self.in_command, began = True, time.perf_counter()
-            found = original(team, command, own)
-            self.note(here, command, mine, found)
+        def lead(team: Team, command: Any, own: Any = None) -> Any:
+            here, n_bytes = team.parts.get(command.name), len(packed(team._noted))
+            began = time.perf_counter()
+            found = of_lead(team, command, own)
             self.command_seconds += time.perf_counter() - began
-            self.in_command = False
+            self.note(here, command, n_bytes, found)
             return found
 
-        sharded._Team.lead = lead  # type: ignore[method-assign, assignment]
+        def run(operation: Operation, *arguments: Any) -> None:
+            began = time.perf_counter()
+            of_run(operation, *arguments)
+            self.operation_seconds += time.perf_counter() - began
+
+        Team.lead, Operation.run = lead, run  # type: ignore[method-assign]
         try:
             yield
         finally:
-            sharded._Team.lead = original  # type: ignore[method-assign]
+            Team.lead, Operation.run = of_lead, of_run  # type: ignore[method-assign]
 
-    def note(self, here: DenseMap, command: Any, own: dict[str, Any] | None, found: Any) -> None:
+    def note(self, here: Any, command: Any, n_bytes: int, found: Any) -> None:
         """Count a command; of a new kind keep the arguments, bytes read and sent, and flops of a Gram matrix."""
-        arguments = command.common | (own or {})
+        is_product = isinstance(here, LinearMap) and command.method not in ("placed", "rows", "traffic", "largest")
+        arguments = command.common if is_product else {}
         words = [f"{list(v.shape)} {v.dtype}" if isinstance(v, torch.Tensor) else v for v in arguments.values()]
-        kind = " ".join(map(str, (command.method, list(here.shape), here.dtype, *words))).replace("torch.", "")
+        place = [command.method, list(here.shape), here.dtype] if is_product else ["values", n_bytes // mmap.PAGESIZE]
+        kind = " ".join(map(str, (*place, *words))).replace("torch.", "")
         self.counts[kind] += 1
-        some = "blocks" in arguments
-        p = len(arguments["blocks"]) * here.feature_shape[-1] if some else math.prod(here.feature_shape)
         parts = dict(zip(command.combine, found if len(command.combine) > 1 else (found,), strict=True))
-        rows, total = parts.get("rows", parts.get("columns")), parts.get("sum")
-        about = {
-            "read": here.n_samples * p * here.dtype.itemsize,
-            "flops": here.n_samples * n_bytes(total) // 8 if command.method == "gram" else 0,  # of a half
-            "broadcast": sum(map(n_bytes, command.common.values())),
-            "scatter": None if own is None else sum(map(n_bytes, own.values())),
-            "reduce": n_bytes(total) if "sum" in parts else 8 if "max" in parts else None,
-            "gather": None if rows is None else n_bytes(rows[0]),
-        }
-        product = {"method": command.method, "dtype": here.dtype, "shape": here.shape, "arguments": arguments}
-        self.kinds.setdefault(kind, {**product, "about": about})
+        total = parts.get("sum")
+        about = {"read": 0, "flops": 0, "broadcast": n_bytes, "reduce": size_of(total) if "sum" in parts else None}
+        product = None
+        if is_product:
+            p = (
+                len(arguments["blocks"]) * here.feature_shape[-1]
+                if "blocks" in arguments
+                else math.prod(here.shape[1:])
+            )
+            about["read"] = here.n_samples * p * here.dtype.itemsize
+            about["flops"] = here.n_samples * size_of(total) // 8 if command.method == "gram" else 0  # of a half
+            about["broadcast"] += sum(map(size_of, arguments.values()))
+            own = {name: of_one_rank(value, here.n_samples) for name, value in arguments.items()}
+            product = {"method": command.method, "dtype": here.dtype, "shape": here.shape, "arguments": own}
+        self.kinds.setdefault(kind, {"product": product, "about": about})
 
 
-def n_bytes(value: Any) -> int:
-    return value.numel() * value.element_size() if isinstance(value, torch.Tensor) else 0
+def of_one_rank(value: Any, n_samples: int) -> Any:
+    """An argument as a rank gets it: of values on the ranks, others of the shape of its part."""
+    if not hasattr(value, "sample_layout"):
+        return value
+    return torch.randn((n_samples, *value.shape[1:]), dtype=value.dtype)
+
+
+def size_of(value: Any) -> int:
+    """Bytes of a tensor in a message; none of those that stay on the ranks."""
+    if not isinstance(value, torch.Tensor) or hasattr(value, "sample_layout"):
+        return 0
+    return value.numel() * value.element_size()
 
 
 def counted_fits(linear_map: Any, scores: torch.Tensor, kinds: dict[str, Any]) -> dict[str, Any]:
-    """Commands of each fit by kind, and seconds of rank 0 outside of them: all, and those on all samples."""
+    """Commands of each fit by kind, and seconds of it, of operations on a rank and outside of commands."""
     found = {}
     for name, make in programs(linear_map, scores):
-        plain, mode = Recorder(len(scores), kinds), Recorder(len(scores), kinds)
-        with plain.recording():
-            outside = timed(make())[0] - plain.command_seconds
-        with mode.recording(), mode:
-            timed(make())
-        on_samples = min(outside, mode.sample_seconds)
-        found[name] = {"counts": dict(plain.counts), "outside_seconds": outside, "sample_seconds": on_samples}
-        found[name] |= {"written": mode.written, "command_seconds": plain.command_seconds}
+        recorder = Recorder(kinds)
+        with recorder.recording():
+            seconds = timed(make())[0]
+        outside = seconds - recorder.command_seconds
+        seconds = {"outside_seconds": outside, "operation_seconds": recorder.operation_seconds}
+        found[name] = {"counts": dict(recorder.counts), **seconds}
     return found
 
 
@@ -206,51 +212,41 @@ def median_seconds(run: Callable[[], Any], together: bool = False, pause: float 
 
 def product_seconds(kinds: dict[str, Any]) -> dict[str, float]:
     """Seconds of each kind of product on random data, on all ranks at once."""
+    products = {name: kind["product"] for name, kind in kinds.items() if kind["product"] is not None}
     found, maps = {}, {}
-    for name, kind in sorted(kinds.items(), key=lambda item: str((item[1]["shape"], item[1]["dtype"]))):
-        key = kind["shape"], kind["dtype"]
+    for name, product in sorted(products.items(), key=lambda item: str((item[1]["shape"], item[1]["dtype"]))):
+        key = product["shape"], product["dtype"]
         if key not in maps:
             maps = {key: DenseMap(torch.randn(key[0], dtype=key[1]))}
-        found[name] = median_seconds(functools.partial(getattr(maps[key], kind["method"]), **kind["arguments"]), True)
+        run = functools.partial(getattr(maps[key], product["method"]), **product["arguments"])
+        found[name] = median_seconds(run, True)
     return found
 
 
-def message_rates(n_samples: int) -> dict[str, float]:
+def message_rates() -> dict[str, float]:
     """Seconds of commands and per byte: products of two ranks on small data, less those on one rank's part."""
 
-    def seconds(*shape: int) -> tuple[float, float]:
-        local = DenseMap(torch.zeros(shape, dtype=torch.float64))
-        coef, values = torch.zeros((*shape[1:], 1)).double(), torch.zeros((shape[0], 1)).double()
-        two = torch.cat([values, values])
+    def seconds(p: int) -> tuple[float, float]:
+        local = DenseMap(torch.zeros((1, p, 1), dtype=torch.float64))
+        coef, values = torch.zeros((p, 1, 1)).double(), torch.zeros((1, 1)).double()
 
         def work(both: Any) -> tuple[float, float]:
-            forward = median_seconds(lambda: both.matvec(coef), pause=PAUSE) - median_seconds(
-                lambda: local.matvec(coef)
-            )
-            back = median_seconds(lambda: both.rmatvec(two), pause=PAUSE) - median_seconds(
-                lambda: local.rmatvec(values)
-            )
-            return forward, back
+            two = both.placed(torch.cat([values, values]))
+            forward = median_seconds(lambda: both.matvec(coef), pause=PAUSE)
+            back = median_seconds(lambda: both.rmatvec(two), pause=PAUSE)
+            of_local = median_seconds(lambda: local.matvec(coef)), median_seconds(lambda: local.rmatvec(values))
+            return forward - of_local[0], back - of_local[1]
 
         return on_all_ranks(local, work, ranks())
 
     p, number = math.prod(SAMPLE) ** 2, torch.zeros(1)  # numbers of a Gram matrix
-    (plain, with_values), tall, wide = seconds(1, 1, 1), seconds(n_samples, 1, 1), seconds(1, p, 1)
+    (forward, back), (wide, wide_back) = seconds(1), seconds(p)
     return {
-        "command": plain,
-        "command_with_values": with_values,
+        "command": forward,
         "hop": median_seconds(lambda: dist.all_reduce(number)) / 2,
-        "gather": max(0.0, tall[0] - plain) / (8 * n_samples),
-        "scatter": max(0.0, tall[1] - with_values) / (8 * n_samples),
-        "broadcast": max(0.0, wide[0] - plain) / (8 * p),
-        "reduce": max(0.0, wide[1] - with_values) / (8 * p),
+        "broadcast": max(0.0, wide - forward) / (8 * p),
+        "reduce": max(0.0, wide_back - back) / (8 * p),
     }
-
-
-def vector_seconds(n_samples: int) -> dict[str, float]:
-    """Seconds of each number of a new vector with one for each sample of so many ranks."""
-    vectors = {size: torch.ones(size * n_samples, dtype=torch.float64) for size in (1, 2, *PREDICTED)}
-    return {str(size): median_seconds(lambda a=a: a + 1) / len(a) for size, a in vectors.items()}  # type: ignore[misc]
 
 
 def process(n_samples: int, design: str, repeats: int, folder: Path) -> None:
@@ -263,20 +259,21 @@ def process(n_samples: int, design: str, repeats: int, folder: Path) -> None:
     dist.all_gather_object(parts, own_scores)
     scores, local = torch.cat(parts), DenseMap(data)
     kinds: dict[str, Any] = {} if size == 1 else pickle.loads((folder / "kinds").read_bytes())
-    fits = on_all_ranks(local, lambda A: timed_fits(A, scores, repeats), ranks())
-    team = ranks() or Ranks(DistributedConfig())
+    config = DistributedConfig(least_samples=1)
+    team = ranks(config) or Ranks(config)
+    fits = on_all_ranks(local, lambda A: timed_fits(A, scores, repeats), team)
+    plain = timed_fits(local, scores, repeats) if size == 1 else {}
     counted = on_all_ranks(local, lambda A: counted_fits(A, scores, kinds), team)
     del local, data
     shared = [kinds]
     dist.broadcast_object_list(shared)
-    found: dict[str, Any] = {"fits": {name: fit | counted[name] for name, fit in fits.items()}}
+    found: dict[str, Any] = {"fits": {name: fit | counted[name] for name, fit in fits.items()}, "plain": plain}
     found["kinds"] = {name: kind["about"] for name, kind in shared[0].items()}
     found["products"] = product_seconds(shared[0])
     if size == 1:
         (folder / "kinds").write_bytes(pickle.dumps(kinds))
-        found["vectors"] = vector_seconds(n_samples)
     else:
-        found["messages"] = message_rates(n_samples)
+        found["messages"] = message_rates()
     if rank == 0:
         (folder / str(size)).write_text(json.dumps(found))
 
@@ -284,35 +281,31 @@ def process(n_samples: int, design: str, repeats: int, folder: Path) -> None:
 # The model
 
 
-def hops(about: dict[str, Any], size: int) -> float:
-    """Messages of a command that follow each other; the ranks agree by a sum over all that none has failed."""
-    tree, others = math.log2(size), size - 1
-    n_trees = 1 + (about["broadcast"] >= mmap.PAGESIZE) + (about["scatter"] is not None)
-    n_rings = 2 + sum(about[name] is not None for name in ("scatter", "gather", "reduce"))
-    return n_trees * tree + n_rings * others
-
-
 def message_seconds(about: dict[str, Any], rates: dict[str, float], size: int, network: float) -> float:
-    """Seconds of the messages of a command."""
-    latency = rates["command" if about["scatter"] is None else "command_with_values"]
-    latency += (hops(about, size) - hops(about, 2)) * rates["hop"]
-    times = {"broadcast": math.log2(size), "scatter": size - 1, "gather": size - 1, "reduce": 2 * (size - 1) / size}
+    """Seconds of the messages of a command; the ranks agree by a sum over all that none has failed."""
+
+    def hops(size: int) -> float:
+        n_trees = 1 + (about["broadcast"] >= mmap.PAGESIZE)
+        return n_trees * math.log2(size) + (2 + (about["reduce"] is not None)) * (size - 1)
+
+    latency = rates["command"] + (hops(size) - hops(2)) * rates["hop"]
+    times = {"broadcast": math.log2(size), "reduce": 2 * (size - 1) / size}
     return latency + sum(n * (about[name] or 0) * (rates[name] + 1 / network) for name, n in times.items())
 
 
 def predicted(
     fit: dict[str, Any], counts: dict[str, int], runs: dict[int, Any], size: int, network: float = math.inf
 ) -> dict[str, float]:
-    """Seconds of a fit in one process and of its commands on so many ranks, by part."""
-    of_rates, vectors, messages = runs[2 if size == 2 else 1]["products"], runs[1]["vectors"], 0.0
+    """Seconds of a fit and of its commands on so many ranks, by part."""
+    of_rates, messages = runs[2 if size == 2 else 1]["products"], 0.0
     if size > 1:
         abouts, rates = runs[2]["kinds"], runs[2]["messages"]
         messages = sum(n * message_seconds(abouts[kind], rates, size, network) for kind, n in counts.items())
     parts = {
-        "products": sum(n * of_rates[kind] for kind, n in counts.items()),
+        "products": sum(n * of_rates.get(kind, 0.0) for kind, n in counts.items()),
         "messages": messages,
-        "rank_0_on_samples": size * (fit["sample_seconds"] + fit["written"] * (vectors[str(size)] - vectors["1"])),
-        "rank_0_else": fit["outside_seconds"] - fit["sample_seconds"],
+        "vectors": fit["operation_seconds"],
+        "rank_0_else": fit["outside_seconds"],
     }
     return {"seconds": sum(parts.values()), **parts}
 
@@ -320,19 +313,18 @@ def predicted(
 def compared(name: str, runs: dict[int, Any], network: float) -> dict[str, Any]:
     """Measured and modelled seconds of a fit."""
     one, two = (runs[size]["fits"][name] for size in (1, 2))
-    model = {size: predicted(one, one["counts"], runs, size) for size in (1, 2)}
+    model = {1: predicted(one, one["counts"], runs, 1), 2: predicted(two, one["counts"], runs, 2)}
     more = {size: predicted(one, one["counts"], runs, size, network) for size in PREDICTED}
-    of_two = predicted(one, two["counts"], runs, 2)
-    abouts = runs[1]["kinds"]
+    of_two = predicted(two, two["counts"], runs, 2)
+    abouts, plain = runs[1]["kinds"], runs[1]["plain"][name]["seconds"]
     return {
+        "plain": plain,
         "measured": {1: one["seconds"], 2: two["seconds"]},
         "model": model,
         "model_over_measured": {1: model[1]["seconds"] / one["seconds"], 2: model[2]["seconds"] / two["seconds"]},
         "with_the_commands_of_two_processes": {**of_two, "over_measured": of_two["seconds"] / two["seconds"]},
-        "efficiency": one["seconds"] / two["seconds"],
-        "model_efficiency": model[1]["seconds"] / model[2]["seconds"],
-        "prediction": {R: {**p, "efficiency": model[1]["seconds"] / p["seconds"]} for R, p in more.items()},
-        "command_seconds_in_the_fit": {1: one["command_seconds"], 2: two["command_seconds"]},
+        "efficiency": plain / two["seconds"],
+        "prediction": {R: {**p, "efficiency": plain / p["seconds"]} for R, p in more.items()},
         "n_iter": {1: one["n_iter"], 2: two["n_iter"]},
         "relative_gap": {1: one["relative_gap"], 2: two["relative_gap"]},
         "counts": {1: one["counts"], 2: two["counts"]},
@@ -358,7 +350,7 @@ def measure(samples: int, repeats: int, network: float) -> dict[str, Any]:
             kind: {**about, "seconds": {size: found_here.get(kind) for size, found_here in seconds.items()}}
             for kind, about in runs[2]["kinds"].items()
         }
-        rates = {"products": products, "messages": runs[2]["messages"], "vectors": runs[1]["vectors"]}
+        rates = {"products": products, "messages": runs[2]["messages"]}
         found[design] = {"fits": {name: compared(name, runs, network) for name in runs[1]["fits"]}, "rates": rates}
     return found
 
