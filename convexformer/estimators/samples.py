@@ -18,6 +18,7 @@ from convexformer.storage import Source, open_source
 from convexformer.validation import check_device, check_shape, check_tokens
 from convexformer_solvers import LinearMap
 from convexformer_solvers.distributed import Ranks, on_all_ranks, ranks
+from convexformer_solvers.distributed.ranks import plain
 from convexformer_solvers.linear_maps.config import CONFIG
 from convexformer_solvers.linear_maps.streamed import StreamedMap
 
@@ -212,11 +213,10 @@ def _in_turn(group: Ranks, run: Callable[[], Any]) -> Any:
         found, error = run(), None
     except (ValueError, TypeError, OSError) as failure:
         found, error = None, failure
-    errors = group.all(None if error is None else (type(error), str(error)))
+    errors = group.all(None if error is None else plain(error))
     for rank, failed in enumerate(errors):
         if failed is not None:
-            kind, message = failed
-            raise kind(f"rank {rank}: {message}") from error
+            raise type(failed)(f"rank {rank}: {failed}") from error
     return found
 
 

@@ -83,18 +83,23 @@ _ROWWISE = _SHAPED | {
 
 
 def _index(values: Tensor, indices: Sequence[Tensor | None]) -> Any:
-    """Indexing by one tensor of one axis alone; of others nothing."""
+    """Indexing by one tensor of one axis alone that has all of the positions; of others nothing."""
     given = [(axis, index) for axis, index in enumerate(indices) if index is not None]
-    if len(given) > 1 or given[0][1].ndim != 1:
+    if len(given) > 1 or given[0][1].ndim != 1 or hasattr(given[0][1], "rows"):
         return NotImplemented
-    axis, index = given[0]
-    return values.index_select(axis, index.nonzero()[:, 0] if index.dtype == torch.bool else index)
+    ((axis, index),) = given
+    length = values.shape[axis]
+    if index.dtype in (torch.bool, torch.uint8):
+        return values.index_select(axis, index.nonzero()[:, 0]) if len(index) == length else NotImplemented
+    if bool(((index < -length) | (index >= length)).any()):
+        return NotImplemented
+    return values.index_select(axis, index.remainder(length) if length else index)
 
 
 def _index_put_(values: Tensor, indices: Sequence[Tensor | None], new: Tensor, accumulate: bool = False) -> Any:
     """A number where a mask is true."""
     mask = indices[0]
-    if len(indices) > 1 or mask is None or mask.dtype != torch.bool or new.numel() > 1 or accumulate:
+    if len(indices) > 1 or mask is None or mask.dtype != torch.bool or new.numel() != 1 or accumulate:
         return NotImplemented
     return values.masked_fill_(mask[(..., *[None] * (values.ndim - mask.ndim))], new.item())
 
@@ -102,7 +107,7 @@ def _index_put_(values: Tensor, indices: Sequence[Tensor | None], new: Tensor, a
 def _mean(values: Any, dim: Sequence[int] | None, keepdim: bool = False, *, dtype: Any = None) -> Any:
     """That over the samples, by a sum."""
     axes = [place % values.ndim for place in dim or range(values.ndim)]
-    if values.rows.axis not in axes:
+    if values.rows.axis not in axes or not (dtype or values.dtype).is_floating_point:
         return NotImplemented
     return values.sum(axes, keepdim, dtype=dtype) / math.prod(values.shape[axis] for axis in axes)
 
@@ -114,8 +119,8 @@ def _norm(values: Any, ord: float = 2, dim: Sequence[int] | None = None, keepdim
         return NotImplemented
     size = values.abs()
     largest = size.amax(axes, keepdim=True)
-    scaled = torch.where(largest > 0, size / largest, size)
-    found = largest * scaled.square().sum(axes, keepdim=True).sqrt()
+    unit = torch.where((largest > 0) & largest.isfinite(), largest, 1.0)
+    found = unit * (size / unit).square().sum(axes, keepdim=True).sqrt()
     return found if keepdim else found.reshape([n for axis, n in enumerate(found.shape) if axis not in axes])
 
 
@@ -131,11 +136,31 @@ def _logsumexp(values: Any, dim: Sequence[int], keepdim: bool = False) -> Any:
 
 
 def _addmm(result: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    return beta * result + alpha * (left @ right)
+    product = alpha * (left @ right)
+    return beta * result + product if beta else product  # NaN of a result times zero does not count
 
 
 def _addmm_(result: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    return result.mul_(beta).add_(left @ right, alpha=alpha)
+    result = result.mul_(beta) if beta else result.zero_()
+    return result.add_(left @ right, alpha=alpha)
+
+
+def _squeeze(values: Any, dim: Sequence[int] | None = None) -> Any:
+    """Without axes of one entry, of which that of the samples is none."""
+    axes = sorted({axis % values.ndim for axis in (range(values.ndim) if dim is None else dim)}, reverse=True)
+    if values.shape[values.rows.axis] == 1:
+        return NotImplemented
+    for axis in axes:
+        values = values.squeeze(axis) if axis != values.rows.axis else values
+    return values
+
+
+def _view(values: Any, shape: Sequence[int]) -> Any:
+    """A view whose shape has a number in place of -1, which a rank without samples cannot tell."""
+    others = math.prod(size for size in shape if size != -1)
+    if shape.count(-1) != 1 or not others or values.numel() % others:
+        return NotImplemented
+    return values.view([values.numel() // others if size == -1 else size for size in shape])
 
 
 # Operations that others stand for; NotImplemented where these cannot.
@@ -149,6 +174,9 @@ IN_TERMS_OF_OTHERS: dict[Any, Callable[..., Any]] = {
     _aten.linalg_vector_norm.default: _norm,
     _aten.mean.default: lambda values, *, dtype=None: _mean(values, None, dtype=dtype),
     _aten.mean.dim: _mean,
+    _aten.squeeze.default: _squeeze,
+    _aten.squeeze.dims: _squeeze,
+    _aten.view.default: _view,
 }
 # Tensors that take nothing but the precision and device of another.
 NEW = {_aten.new_empty.default, _aten.new_full.default, _aten.new_ones.default, _aten.new_zeros.default}
@@ -287,7 +315,7 @@ def plan(function: Any, leaves: Sequence[Any], spec: Any, n_samples: int) -> Pla
     kinds = (float, int) if _is_pointwise(function) else float  # of numbers whose values make no difference
     numbers = tuple(type(leaf) if isinstance(leaf, kinds) else leaf for leaf in leaves)
     described = tuple((leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else leaf for leaf in numbers)
-    key = function, described, spec, n_samples
+    key = function, described, spec, n_samples, torch.get_default_dtype()
     if key not in _plans:
         _plans[key] = _made(function, list(leaves), spec, n_samples)
     return _plans[key]
@@ -312,10 +340,14 @@ def _made(function: Any, leaves: list[Any], spec: Any, n_samples: int) -> Plan |
         return None
     heights = {}
     if function in _SHAPED:
-        repeats = range(1, 1 + max(args[1]) // n_samples) if function in _VIEWS_OF_SHAPES else (first.repeat, 1)
+        repeats = (
+            range(1, 1 + max(args[1], default=0) // n_samples) if function in _VIEWS_OF_SHAPES else (first.repeat, 1)
+        )
         sizes = {n_samples * repeat: repeat for repeat in repeats}
         heights = {1 + place: sizes[size] for place, size in enumerate(args[1]) if size in sizes}
     from_right, height = len(first.shape) - first.axis, first.shape[first.axis]
+    if function == _aten.gather.default and any(leaf.shape[-from_right:][:1] != (height,) for leaf in args[::2]):
+        return None
     plain = {
         position: contiguous_rows(leaf.shape, leaf.ndim - from_right, first.repeat, leaf.dtype)
         for position, leaf in enumerate(leaves)
@@ -368,7 +400,7 @@ def _with_outputs(function: Any, leaves: list[Any], n_samples: int, how: Plan) -
     """The plan with its results, of which those of two and of three samples tell; None where it makes none."""
     found = []
     for height in (2, 3):
-        small = [torch.zeros_like(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        small = [torch.zeros(leaf.shape, dtype=leaf.dtype) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         for position, row in how.rows.items():
             small[position] = row.small(height)
         for position, repeat in how.heights.items():

@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -128,21 +128,22 @@ class Ranks:
             data = data if self.rank == 0 else data + rest.numpy().tobytes()
         return value if self.rank == 0 else unpacked(data)
 
-    def scatter(self, values: Sequence[Any] | None = None) -> Any:
-        """Each rank's object of a list on rank 0."""
-        messages = [packed(value) for value in values] if values is not None else None
+    def scatter(self, messages: Sequence[bytes] | None = None) -> bytes:
+        """Each rank's message of a list on rank 0."""
         sizes = self.broadcast(None if messages is None else [len(data) for data in messages])
         height = max(sizes)
         mine = torch.empty(height, dtype=torch.uint8)
         parts = None if messages is None else [_padded(data, height) for data in messages]
         self.wait(lambda: dist.scatter(mine, parts, 0, group=self._group, async_op=True))
-        if values is not None:
-            return values[0]
-        return unpacked(mine.numpy().tobytes()[: sizes[self.rank]])
+        return mine.numpy().tobytes()[: sizes[self.rank]] if messages is None else messages[0]
 
     def gather(self, value: Any) -> list[Any] | None:
         """The objects of all ranks, on rank 0."""
-        data = packed(value)
+        found = self.gather_messages(packed(value))
+        return None if found is None else [unpacked(data) for data in found]
+
+    def gather_messages(self, data: bytes) -> list[bytes] | None:
+        """The messages of all ranks, on rank 0."""
         sizes = torch.zeros(self.size, dtype=torch.int64)
         sizes[self.rank] = len(data)
         self.all_sum(sizes)
@@ -152,7 +153,7 @@ class Ranks:
         self.wait(lambda: dist.gather(mine, found, 0, group=self._group, async_op=True))
         if found is None:
             return None
-        return [unpacked(part.numpy().tobytes()[: int(size)]) for part, size in zip(found, sizes, strict=True)]
+        return [part.numpy().tobytes()[: int(size)] for part, size in zip(found, sizes, strict=True)]
 
     def all(self, value: Any) -> list[Any]:
         """The objects of all ranks, on all of them."""
@@ -282,13 +283,29 @@ def _as_tensor(array: np.ndarray) -> Tensor:
 def packed(value: Any, name_of: Callable[[Any], Any] | None = None) -> bytes:
     """An object as a message; `name_of` gives the names of objects that are sent by name, and None of others."""
     buffer = io.BytesIO()
-    _Pickler(buffer, name_of).dump(value)
+    try:
+        _Pickler(buffer, name_of).dump(value)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise TypeError(
+            "what other ranks get must be picklable, such as arrays, estimators and functions at the top of a module; "
+            f"got: {error}"
+        ) from error
     return buffer.getvalue()
 
 
 def unpacked(data: bytes, named: Callable[[Any], Any] | None = None) -> Any:
     """The object of a message; `named` gives objects by their names."""
     return _Unpickler(data, named).load()
+
+
+def plain(error: BaseException) -> BaseException:
+    """An error as other ranks raise it: of the first kind of Python that it is of and that a message makes."""
+    message = str(error)
+    for kind in type(error).__mro__:
+        if kind.__module__ == "builtins" and kind is not Exception:
+            with suppress(TypeError):
+                return kind(message)
+    return RuntimeError(f"{type(error).__name__}: {message}")
 
 
 def _padded(data: bytes, height: int) -> Tensor:

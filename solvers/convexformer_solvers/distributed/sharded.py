@@ -15,9 +15,9 @@ from convexformer_solvers.linear_maps.base import LinearMap, Slopes
 from convexformer_solvers.linear_maps.parts import InParts
 from convexformer_solvers.linear_maps.source import Traffic
 
-from .ranks import Ranks
+from .ranks import RankError, Ranks, packed, plain, unpacked
 from .team import Command, Team
-from .vectors import Layout, Places, places_of, whole
+from .vectors import Layout, Places, SampleTensor, places_of, whole
 
 _T = TypeVar("_T")
 
@@ -44,7 +44,7 @@ class Sharded(InParts):
         raise NotImplementedError
 
     def __del__(self) -> None:
-        if self._name:
+        if getattr(self, "_name", 0):  # not where an error came before
             self._team.forget(self._name)
 
     def _all(
@@ -100,7 +100,7 @@ class Sharded(InParts):
         return self.layout.placed(values) if self.layout.keeps else whole(values)
 
     def gathered(self, values: Tensor) -> Tensor:
-        return whole(values)
+        return whole(values).clone() if isinstance(values, SampleTensor) else values  # not what is kept of it
 
     def map_made(self, function: Callable[..., Any], **common: Any) -> Any:
         made = self._derived("map_made", kind=ShardedMap, function=function, **common)
@@ -312,22 +312,13 @@ def on_all_ranks(local: Any, work: Callable[[Any], _T], ranks: Ranks | None, kin
 def _lead(team: Team, counts: list[int], work: Callable[[Any], _T], kind: type[Sharded]) -> _T:
     try:
         layout = Layout(team, places_of(counts), sum(counts), team.local.device)
-        result = work(kind(layout, 0, team.local))
+        result = packed(work(kind(layout, 0, team.local)))  # which gathers values of the ranks
     except BaseException as error:
-        with suppress(RuntimeError):  # where that is why it ends, the others know
-            team.end(error=_plain(error))
+        with suppress(RankError):  # where that is why it ends, the others know
+            team.end(error=plain(error))
         raise
-    return team.end(result)
-
-
-def _plain(error: BaseException) -> BaseException:
-    """An error as other ranks raise it: of its kind where that is made of a message alone."""
-    if isinstance(error, KeyboardInterrupt):
-        return KeyboardInterrupt(str(error))
-    for kind in (ValueError, TypeError, RuntimeError):
-        if isinstance(error, kind):
-            return kind(str(error))
-    return RuntimeError(f"{type(error).__name__}: {error}")
+    team.end(result)
+    return unpacked(result)  # as the others get it
 
 
 def _check_alike(described: list[tuple[int, dict[str, Any]]]) -> None:

@@ -12,7 +12,7 @@ import torch
 from convexformer_solvers.linear_maps.base import LinearMap
 
 from .operations import Operation
-from .ranks import Ranks, interrupts_held, interrupts_ignored, packed, unpacked
+from .ranks import Ranks, interrupts_held, interrupts_ignored, packed, plain, unpacked
 
 
 class Command(NamedTuple):
@@ -38,8 +38,8 @@ class End(NamedTuple):
 class _Failed(NamedTuple):
     """The error of a rank, as the others get it."""
 
-    kind: type[Exception]
-    message: str
+    error: BaseException
+    of_values: bool  # whether values of the ranks are not what they should be
 
 
 class _Reported(Exception):
@@ -60,7 +60,8 @@ class Team:
     def __init__(self, ranks: Ranks, local: LinearMap) -> None:
         self.ranks, self.local = ranks, local
         self.parts: dict[int, Any] = {0: local}
-        self._names, self._ended = count(1), False
+        self._names = count(1)
+        self._lost: BaseException | None = None  # the error that left the ranks without some values
         self._noted: list[Operation | int] = []
         self._forgotten: list[int] = []
 
@@ -90,23 +91,23 @@ class Team:
     def lead(self, command: Command, own: Sequence[dict[str, Any]] | None = None) -> Any:
         """Carry out a command and return what has been combined."""
         with self.ranks.lock, interrupts_held():
-            if self._ended:
-                raise RuntimeError("the ranks have ended their common work")
-            self._note_forgotten()
-            before, self._noted = tuple(self._noted), []
+            if self._lost is not None:
+                raise RuntimeError(f"the ranks cannot go on: {self._lost}") from self._lost
             common = packed(command.common, _name_of)
-            command = command._replace(common=common, before=before, has_own=own is not None)
+            messages = None if own is None else [packed(part) for part in own]
+            self._note_forgotten()
+            command = command._replace(common=common, before=tuple(self._noted), has_own=own is not None)
+            self._noted = []
             self.ranks.broadcast(command)
-            mine = self.ranks.scatter(own) if own is not None else {}
-            return self._carry_out(command, mine)
+            if messages is not None:
+                self.ranks.scatter(messages)
+            return self._carry_out(command, {} if own is None else own[0])
 
-    def end(self, result: Any = None, error: BaseException | None = None) -> Any:
-        """Tell the others that the work of rank 0 is done; its result is returned as they get it."""
+    def end(self, result: bytes = b"", error: BaseException | None = None) -> None:
+        """Tell the others that the work of rank 0 is done."""
         with self.ranks.lock, interrupts_held():
-            data = packed(result)  # which gathers values of the ranks
-            self._ended = True
-            self.ranks.broadcast(End(data, error))
-        return unpacked(data)
+            self._lost = RuntimeError("their common work has ended")
+            self.ranks.broadcast(End(result, error))
 
     # All ranks
 
@@ -117,7 +118,7 @@ class Team:
                 command = self.ranks.broadcast()
                 if isinstance(command, End):
                     break
-                own = self.ranks.scatter() if command.has_own else {}
+                own = unpacked(self.ranks.scatter()) if command.has_own else {}
                 with suppress(_Reported):
                     self._carry_out(command, own)
         if command.error is not None:
@@ -126,23 +127,25 @@ class Team:
 
     def _carry_out(self, command: Command, own: dict[str, Any]) -> Any:
         failed: _Failed | None = None
-        results: tuple[Any, ...] = ()
+        results: list[Any] = []
+        at_values = True
         try:
             for step in command.before:
                 if isinstance(step, Operation):
                     step.run(self.parts, self.ranks.rank, self.local.device)
                 else:
                     del self.parts[step]
+            at_values = False
             here = self.parts[command.name]
             common = unpacked(command.common, self.parts.__getitem__)
             arguments = {name: _on(value, here.device) for name, value in (common | own).items()}
             found = getattr(here, command.method)(**arguments)
-            results = found if isinstance(found, tuple) else (found,)
+            pairs = zip(command.combine, found if isinstance(found, tuple) else (found,), strict=True)
+            results = [packed(part) if how == "list" else part for how, part in pairs]
         except Exception as error:
-            failed = _Failed(type(error), str(error))
+            failed = _Failed(plain(error), at_values)
         self._agree(failed)
-        pairs = zip(command.combine, results, strict=True)
-        combined = [self._combined(how, part, command) for how, part in pairs]
+        combined = [self._combined(*pair, command) for pair in zip(command.combine, results, strict=True)]
         return combined[0] if len(combined) == 1 else tuple(combined)
 
     def _agree(self, failed: _Failed | None) -> None:
@@ -151,10 +154,13 @@ class Team:
         self.ranks.all_sum(any_failed)
         if not bool(any_failed):
             return
-        rank, error = next(pair for pair in enumerate(self.ranks.all(failed)) if pair[1] is not None)
+        rank, first = next(pair for pair in enumerate(self.ranks.all(failed)) if pair[1] is not None)
         if self.ranks.rank != 0:
             raise _Reported
-        raise error.kind(f"rank {rank}: {error.message}")
+        error = type(first.error)(f"rank {rank}: {first.error}")
+        if first.of_values:
+            self._lost = error
+        raise error
 
     def _combined(self, how: str, part: Any, command: Command) -> Any:
         if how == "sum":
@@ -170,7 +176,8 @@ class Team:
         if how == "none":
             return None
         if how == "list":
-            return self.ranks.gather(part)
+            found = self.ranks.gather_messages(part)
+            return None if found is None else [unpacked(data) for data in found]
         return self.ranks.rows(part, command.heights)
 
 

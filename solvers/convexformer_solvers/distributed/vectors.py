@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._mode_utils import no_dispatch
-from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 from .operations import IN_TERMS_OF_OTHERS, NEW, Height, Here, Operation, Part, Plan, Rows, contiguous_rows, plan
 from .team import Command, Team
 
+_aten = torch.ops.aten
 Places = Tensor | slice  # positions of a rank's samples among all
 
 
@@ -52,6 +53,7 @@ class Layout:
             return SampleTensor(self, name, rows._replace(small_strides=(row.expand_as(values).stride(),) * 2))
         by_sample = values.unflatten(axis, (self.n_samples, repeat)).movedim(axis, 0)
         parts = [by_sample[places].movedim(0, axis).flatten(axis, axis + 1) for places in self.places]
+        parts[0] = parts[0].clone()  # as those of the other ranks are
         self.team.lead(Command("placed", 0, ("keep",), {}, target=name), [{"values": part} for part in parts])
         return SampleTensor(self, name, rows)
 
@@ -96,7 +98,7 @@ class SampleTensor(Tensor):
 
     Operations are noted. All ranks carry them out before the next sum over the samples or product with the data.
     Operations that mix the samples in other ways gather the values of all samples on rank 0. Views that result from
-    these are of a copy and refuse to change in place.
+    these are of a copy: they refuse to change in place, and to be read after the values have changed.
 
     Parameters
     ----------
@@ -141,47 +143,67 @@ class SampleTensor(Tensor):
         return self._copy[0]
 
     def numpy(self, *, force: bool = False) -> Any:
-        return self.whole().numpy(force=force)
+        return self.whole().clone().numpy(force=force)
 
     def tolist(self) -> Any:
         return self.whole().tolist()
 
 
 class _ViewOfCopy(Tensor):
-    """A view of a copy of values of the ranks; an error where it is changed, which would not change theirs."""
+    """A view of a copy of values of the ranks.
 
-    copied: Tensor
+    It is an error to change it, which would not change theirs, and to read it after theirs have changed.
+    """
+
+    _copied: Tensor
+    _source: tuple[_Changes, int]  # of the values of the ranks, and how many there were
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
-    def __new__(cls, values: Tensor) -> _ViewOfCopy:
+    def __new__(cls, values: Tensor, source: tuple[_Changes, int]) -> _ViewOfCopy:
         result: Any = Tensor._make_wrapper_subclass(
             cls, values.shape, values.stride(), dtype=values.dtype, device=values.device
         )
-        result.copied = values
+        result._copied, result._source = values, source
         return result
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         kwargs = kwargs or {}
-        if any(isinstance(values, _ViewOfCopy) for values in _changed(func, args, kwargs)):
+        source = args[0]._source if _makes_views(func) else None
+        return _of_copies(func, _copies_read(func, args, kwargs), source)
+
+    def copied(self) -> Tensor:
+        """The values, where those of the ranks are still the same."""
+        changes, number = self._source
+        if changes.number != number:
             raise RuntimeError(
-                "some samples' values cannot be changed in place by a view where ranks have them; write "
-                "values[index] = ... with a tensor of positions, or change a clone"
+                "a view of some samples' values cannot be read where ranks have them and they have changed since; take "
+                "the view after the change, or a clone of it before"
             )
-        return _view_or_new(func, tree_map_only(_ViewOfCopy, lambda values: values.copied, (args, kwargs)))
+        return self._copied
 
     def numpy(self, *, force: bool = False) -> Any:
-        return self.copied.numpy(force=force)
+        return self.copied().clone().numpy(force=force)
 
     def tolist(self) -> Any:
-        return self.copied.tolist()
+        return self.copied().tolist()
 
 
-def _view_or_new(function: Any, arguments: tuple[Any, dict[str, Any]]) -> Any:
-    """The result of an operation on copies, which is marked where it is a view of one."""
+def _copies_read(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Arguments with copies in place of views of them, none of which the operation writes to."""
+    if any(isinstance(values, _ViewOfCopy) for values in _changed(function, args, kwargs)):
+        raise RuntimeError(
+            "some samples' values cannot be changed in place by a view where ranks have them; write "
+            "values[index] = ... with a tensor of positions, or change a clone"
+        )
+    return tree_map_only(_ViewOfCopy, _ViewOfCopy.copied, (args, kwargs))
+
+
+def _of_copies(function: Any, arguments: Any, source: tuple[_Changes, int] | None) -> Any:
+    """The result of an operation on copies; of a view of them, as such."""
     result = function(*arguments[0], **arguments[1])
-    return tree_map_only(Tensor, _ViewOfCopy, result) if _makes_views(function) else result
+    return result if source is None else tree_map_only(Tensor, lambda values: _ViewOfCopy(values, source), result)
 
 
 def _makes_views(function: Any) -> bool:
@@ -193,13 +215,13 @@ def _makes_views(function: Any) -> bool:
 def whole(values: Tensor) -> Tensor:
     """Values of all samples, on rank 0."""
     if isinstance(values, _ViewOfCopy):
-        return values.copied
+        return values.copied()
     return values.whole() if isinstance(values, SampleTensor) else values
 
 
 def _carried_out(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """The results of an operation on tensors, of which some are on the ranks."""
-    args, kwargs = tree_map_only(_ViewOfCopy, lambda values: values.copied, (args, kwargs))
+    args, kwargs = _copies_read(function, args, kwargs)
     if function._can_decompose():
         return function.decompose(*args, **kwargs)
     if function in IN_TERMS_OF_OTHERS:
@@ -223,9 +245,9 @@ def _carried_out(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if how.combine is not None:
         return layout.combined(operation, how.combine)
     if changed:
-        layout.team.note(operation)
         for leaf in changed:
             leaf.changes.number += 1
+        layout.team.note(operation)
         if torch.Tag.inplace_view in function.tags:  # which changes the shape
             changed[0].rows = outputs[0]
             with no_dispatch():
@@ -259,7 +281,8 @@ def _message(function: Any, leaves: list[Any], spec: Any, how: Plan, layout: Lay
             return Height([height * how.heights[position] for height in layout.heights])
         if isinstance(leaf, torch.device):
             return Here()
-        return leaf.detach().clone() if isinstance(leaf, Tensor) else leaf  # which may change before it is sent
+        # A copy, as it may change before it is sent, with strides that a message keeps.
+        return leaf.detach().clone(memory_format=torch.contiguous_format) if isinstance(leaf, Tensor) else leaf
 
     args, kwargs = tree_unflatten([sent(*pair) for pair in enumerate(leaves)], spec)
     return Operation(str(function), args, kwargs, [])
@@ -268,12 +291,17 @@ def _message(function: Any, leaves: list[Any], spec: Any, how: Plan, layout: Lay
 def _on_rank_0(function: Any, leaves: list[Any], spec: Any, changed: list[Any]) -> Any:
     """The operation on the values of all samples; what it changes goes back to the ranks."""
     of_ranks = [leaf for leaf in changed if isinstance(leaf, SampleTensor)]
+    is_plain_copy = function == _aten.copy_.default and not isinstance(leaves[1], SampleTensor)
+    if of_ranks and (torch.Tag.inplace_view in function.tags or is_plain_copy):
+        raise RuntimeError(f"{function} cannot change values of samples in place where ranks have them; use a clone")
     copies = {id(leaf): leaf.whole().clone() for leaf in of_ranks}
     plain = [copies.get(id(leaf), whole(leaf) if isinstance(leaf, Tensor) else leaf) for leaf in leaves]
-    result = _view_or_new(function, tree_unflatten(plain, spec))
+    source = (leaves[0].changes, leaves[0].changes.number) if _makes_views(function) else None
+    result = _of_copies(function, tree_unflatten(plain, spec), source)
     for leaf in of_ranks:
         leaf.copy_(copies[id(leaf)])
-    return changed[0] if changed else result
+    changed_copies = {id(copies[id(leaf)]): leaf for leaf in of_ranks}
+    return tree_map_only(Tensor, lambda values: changed_copies.get(id(values), values), result)
 
 
 def _changed(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
@@ -282,7 +310,7 @@ def _changed(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list
         return []
     given = dict(zip((argument.name for argument in function._schema.arguments), args, strict=False)) | kwargs
     written = [a.name for a in function._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
-    return [given[name] for name in written if name in given]
+    return tree_leaves([given[name] for name in written if name in given])
 
 
 def places_of(counts: Sequence[int]) -> list[Places]:
