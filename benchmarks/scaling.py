@@ -9,8 +9,9 @@ measured against. What is assumed:
 - a fit takes the same commands on all numbers of ranks; those of two processes are recorded and modelled, too;
 - each product of two processes takes as long as the slower of two at once, which share the memory of the machine;
 - operations on a rank's vectors and the work of rank 0 outside of commands do not grow with the number of ranks;
-- gloo: a broadcast is a tree, of log2 R hops; a sum over the ranks is a ring, of R - 1 hops, and as many back where all
-  ranks get it;
+- gloo: a broadcast is a tree, of log2 R hops; rank 0 takes the ranks' answers one after the other, each in the seconds
+  that one of eight processes takes here, which share two cores; sums that are too long for an answer are a ring, of
+  R - 1 hops;
 - more than two ranks are on machines of their own, with the rates of one process. Their messages take what they take
   here, more hops as gloo's smallest ones, and the bytes at the rate of the network besides.
 """
@@ -56,6 +57,7 @@ TOLERANCE = 1e-4  # relative duality gap
 PREDICTED = (8, 32, 128, 512)  # ranks
 NETWORK = 1.25e9  # bytes per second: 10 Gbit/s
 REPEATS = 15  # of micro-benchmarks
+SENDERS = (2, 8)  # processes whose answers are timed
 PAUSE = 0.005  # seconds between commands, in which the other ranks reach their longest interval of polling
 
 
@@ -249,6 +251,18 @@ def message_rates() -> dict[str, float]:
     }
 
 
+def answers_process(folder: Path) -> None:
+    """Write the seconds in which rank 0 gets a page of each rank, which all wait for it."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank, size, page = dist.get_rank(), dist.get_world_size(), torch.zeros(mmap.PAGESIZE, dtype=torch.uint8)
+    pages = [torch.empty_like(page) for _ in range(size)] if rank == 0 else None
+    seconds = median_seconds(lambda: dist.gather(page, pages), pause=PAUSE if rank == 0 else 0.0)
+    if rank == 0:
+        (folder / f"answers_{size}").write_text(json.dumps(seconds))
+    dist.barrier()
+
+
 def process(n_samples: int, design: str, repeats: int, folder: Path) -> None:
     """Measure on this rank; rank 0 writes what it found. Two processes take the products of one, too."""
     torch.set_num_threads(1)
@@ -282,15 +296,17 @@ def process(n_samples: int, design: str, repeats: int, folder: Path) -> None:
 
 
 def message_seconds(about: dict[str, Any], rates: dict[str, float], size: int, network: float) -> float:
-    """Seconds of the messages of a command; the ranks agree by a sum over all that none has failed."""
+    """Seconds of the messages of a command: a broadcast, answers, and for a long sum another broadcast and the sum."""
+    n_bytes, of_a_byte = about["reduce"] or 0, rates["reduce"] + 1 / network
+    is_long = n_bytes > mmap.PAGESIZE and n_bytes * of_a_byte > rates["hop"]
 
     def hops(size: int) -> float:
-        n_trees = 1 + (about["broadcast"] >= mmap.PAGESIZE)
-        return n_trees * math.log2(size) + (2 + (about["reduce"] is not None)) * (size - 1)
+        n_trees = 1 + (about["broadcast"] >= mmap.PAGESIZE) + is_long
+        return n_trees * math.log2(size) + is_long * (size - 1)
 
-    latency = rates["command"] + (hops(size) - hops(2)) * rates["hop"]
-    times = {"broadcast": math.log2(size), "reduce": 2 * (size - 1) / size}
-    return latency + sum(n * (about[name] or 0) * (rates[name] + 1 / network) for name, n in times.items())
+    latency = rates["command"] + (hops(size) - hops(2)) * rates["hop"] + (size - 2) * rates["answer"]
+    there = math.log2(size) * about["broadcast"] * (rates["broadcast"] + 1 / network)
+    return latency + there + (2 * (size - 1) / size if is_long else size - 1) * n_bytes * of_a_byte
 
 
 def predicted(
@@ -333,18 +349,26 @@ def compared(name: str, runs: dict[int, Any], network: float) -> dict[str, Any]:
     }
 
 
+def start(size: int, *arguments: str) -> None:
+    """Run this script on so many ranks with one thread each."""
+    ranks_of = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(size)]
+    environment = {**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1")}
+    subprocess.run([*ranks_of, __file__, *arguments], check=True, env=environment)
+
+
 def measure(samples: int, repeats: int, network: float) -> dict[str, Any]:
     """Both numbers of processes on each design, with the model's seconds."""
-    environment = {**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1")}
     found: dict[str, Any] = {"samples_of_a_rank": samples, "sample": SAMPLE, "network": network}
     for design in DESIGNS:
-        runs = {}
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
             for size in (1, 2):
-                start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(size)]
-                work = [__file__, "_process", str(samples), design, str(repeats), folder]
-                subprocess.run([*start, *work], check=True, env=environment)
-                runs[size] = json.loads((Path(folder) / str(size)).read_text())
+                start(size, "_process", str(samples), design, str(repeats), name)
+            for size in SENDERS:
+                start(size, "_answers", name)
+            runs = {size: json.loads((folder / str(size)).read_text()) for size in (1, 2)}
+            few, many = (json.loads((folder / f"answers_{size}").read_text()) for size in SENDERS)
+        runs[2]["messages"]["answer"] = max(0.0, many - few) / (SENDERS[1] - SENDERS[0])
         seconds = {size: run["products"] for size, run in runs.items()}
         products = {
             kind: {**about, "seconds": {size: found_here.get(kind) for size, found_here in seconds.items()}}
@@ -371,5 +395,7 @@ def main() -> None:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["_process"]:
         process(int(sys.argv[2]), sys.argv[3], int(sys.argv[4]), Path(sys.argv[5]))
+    elif sys.argv[1:2] == ["_answers"]:
+        answers_process(Path(sys.argv[2]))
     else:
         main()

@@ -216,7 +216,7 @@ def _in_turn(group: Ranks, run: Callable[[], Any]) -> Any:
     errors = group.all(None if error is None else plain(error))
     for rank, failed in enumerate(errors):
         if failed is not None:
-            raise type(failed)(f"rank {rank}: {failed}") from error
+            raise type(failed)(f"rank {rank}: {failed.args[0]}") from error
     return found
 
 

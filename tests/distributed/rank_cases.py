@@ -5,6 +5,7 @@ import pickle
 import signal
 import time
 from datetime import timedelta
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -110,7 +111,7 @@ def operations():
 
     On all samples in order, and on some samples in another order of which the last rank has none.
     """
-    from sample_operations import CHANGES, OPERATIONS
+    from sample_operations import CHANGES, OPERATIONS, REFUSED
 
     tokens = data()[0]
     others = torch.randn((3, N_SAMPLES, 3), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -136,18 +137,65 @@ def operations():
         return [
             found(linear_map, others[0]),
             found(linear_map.rows(index), others[1][index]),
-            refused(lambda: linear_map.placed(others[2])[3:5].zero_()),
+            {name: said_of(refused, linear_map.placed(others[2])) for name, refused in REFUSED.items()},
         ]
-
-    def refused(change):
-        try:
-            change()
-        except RuntimeError as error:
-            return str(error)
-        return ""
 
     group = ranks(DistributedConfig(least_samples=1))
     return on_all_ranks(DenseMap(tokens[own_rows()]), work, group)
+
+
+def said_of(run, *arguments):
+    """The error of a call."""
+    try:
+        run(*arguments)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+class _OwnError(KeyError):
+    pass
+
+
+def _failing(linear_map, how):
+    """A function of a part that fails on rank 1, and has much to say for itself."""
+    if dist.get_rank() == 1:
+        if how == "long":
+            raise ValueError("why? " * 10_000)
+        if how == "kind":
+            raise _OwnError("own")
+        if how == "no message":
+            b"\xff".decode()
+        if how == "result":
+            return lambda: None
+    return len(linear_map), np.zeros(20_000)
+
+
+def commands():
+    """What is said of commands that fail on a rank, results that are long, and values that are lost."""
+    tokens = data()[0]
+
+    def work(linear_map):
+        said = {how: said_of(linear_map.each_part, partial(_failing, how=how)) for how in FAILURES}
+        said["function"] = said_of(linear_map.each_part, lambda part: part)
+        long = [linear_map.each_part(partial(_failing, how="")) for _ in range(3)]
+        wide = linear_map.weighted_gram(
+            torch.cat(5 * [linear_map.columns(torch.arange(4)).flatten(1)], 1), torch.ones(N_SAMPLES).double()
+        )
+        values = linear_map.placed(tokens[:, 0])
+        total = values.sum()
+        lost = values.gather(1, (values[:, :1] > -99).long() * 7)  # of which the ranks find that it is none
+        said |= {"lost": said_of(lost.sum), "again": said_of(values.sum)}
+        return said, [[count for count, _ in of_ranks] for of_ranks in long], wide, total
+
+    group = ranks(DistributedConfig(least_samples=1))
+    mine = DenseMap(tokens[own_rows()])
+    said, *results = on_all_ranks(mine, work, group)
+    said["unsent"] = said_of(on_all_ranks, mine, lambda linear_map: lambda: None, group)
+    return said, *results, on_all_ranks(mine, len, group)
+
+
+FAILURES = ("long", "kind", "no message", "result")
 
 
 def maps(least_samples):

@@ -2,6 +2,17 @@
 
 import torch
 
+
+def _numbered(n_rows):
+    return torch.arange(4.0 * n_rows, dtype=torch.float64).reshape(-1, 4)
+
+
+def _changed_after(v, plain):
+    result = v - plain[:, :3]
+    plain.zero_()
+    return result
+
+
 OPERATIONS = {
     "arithmetic": lambda v: (2 * v + v[:, :1] / 3 - v.exp()) ** 2,
     "with a row": lambda v: v * torch.arange(3.0, dtype=v.dtype),
@@ -32,10 +43,24 @@ OPERATIONS = {
     "added product": lambda v: torch.ones(3, 3, dtype=v.dtype).addmm_(v.T, v, alpha=2),
     "logarithm of sums": lambda v: [v.logsumexp(0), (v - torch.inf).logsumexp(0)],
     "nan": lambda v: torch.where(v == v.max(), torch.nan, v).amax(),
+    "norm of infinity": lambda v: [(v / 0).norm(), (v / 0).norm(dim=0), (v * torch.nan).norm()],
+    "added product of nothing": lambda v: [
+        torch.full((3, 3), torch.nan, dtype=v.dtype).addmm_(v.T, v, beta=0),
+        torch.addmm(torch.full((3, 3), torch.nan, dtype=v.dtype), v.T, v, beta=0),
+    ],
+    "positions from the end": lambda v: v[:, torch.tensor([-1, 0])],
+    "without axes of one": lambda v: [v[:, :1].squeeze(), v[:, None, :1].squeeze((1, 2)), v[:, None].squeeze(1)],
+    "size of no number": lambda v: [v.view(len(v), -1), v.view(-1), v.view(-1, 3, 1)],
+    "entries": lambda v: (2 * v).gather(1, (v[:, :1] > 0).long()),
+    "entries of plain values": lambda v: _numbered(len(v)).gather(1, (v[:, :2] > 0).long()),
+    "columns in another order": lambda v: (v[:, :, None] * _numbered(4).T[:3]).reshape(len(v), -1),
+    "plain values that change": lambda v: _changed_after(v, _numbered(len(v))),
     "equal": lambda v: torch.tensor(v.equal(v + 0) and not v.equal(v + 1)),
     "of no sample": lambda v: v.new_zeros(7),
 }
 GATHERED = {
+    "entries of some rows": lambda v: _numbered(len(v) + 2).gather(1, (v[:, :1] > 0).long()),
+    "chosen by a mask": lambda v: v[v[:, 0] > 0],
     "some rows": lambda v: v[2:5] + v[torch.tensor([1, 0, 2])],
     "one row": lambda v: v[0],
     "sorted": lambda v: v.sort(0)[0],
@@ -72,7 +97,40 @@ CHANGES = {
         "chosen rows": lambda v: v.__setitem__(torch.tensor([4, 0]), 5.0),
         "mask": lambda v: v.__setitem__(v > 0, 0.0),
         "out": lambda v: torch.add(v, 1, out=v),
+        "list": lambda v: torch._foreach_add_([v, v.clone()], 1),
+        "list after a look": lambda v: (v.tolist(), torch._foreach_mul_([v], 2)),
+        "mask of none": lambda v: v.__setitem__(v[:, 0] > 99, v[v[:, 0] > 99]),
+        "several outs": lambda v: torch.max(v.clone(), 1, out=(v[:, 0], torch.empty(len(v), dtype=torch.int64))),
         "view after a look": lambda v: (v.tolist(), v.T.mul_(2)),
     }.items()
 }
-CHANGED_ON_RANK_0 = {f"change: {name}" for name in ("copy", "chosen rows", "view after a look")}
+CHANGED_ON_RANK_0 = {
+    f"change: {name}"
+    for name in (
+        "copy",
+        "chosen rows",
+        "list",
+        "list after a look",
+        "mask of none",
+        "several outs",
+        "view after a look",
+    )
+}
+
+
+def _stale(v):
+    view = v[:5]
+    v.mul_(2)
+    return view + 0
+
+
+REFUSED = {
+    "rows": lambda v: v[3:5].zero_(),
+    "out": lambda v: torch.add(v[:, 0], 1, out=v[3:5, 0]),
+    "read": _stale,
+    "two views": lambda v: torch._foreach_add_([v, v.T], 1),
+    "axis": lambda v: v.unsqueeze_(1),
+    "array": lambda v: v.numpy().fill(1),
+    "repeated": lambda v: v[:, :1].expand(-1, 3).copy_(v),
+    "position": lambda v: v[:, torch.tensor([3])],
+}

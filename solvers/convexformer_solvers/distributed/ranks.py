@@ -75,6 +75,7 @@ class Ranks:
         self._group = self._watched(_new_group)
         self._costs: tuple[float, float] | None = None
         self.least_samples = 0  # as measured
+        self.longest_frame = mmap.PAGESIZE  # bytes that take as long as one more message
         self.busy = False  # whether rank 0 runs an algorithm, for which the others multiply
 
     def _watched(self, run: Callable[[], Any]) -> Any:
@@ -89,16 +90,13 @@ class Ranks:
             raise self.heartbeats.broken(RuntimeError("no connection"))
         return found[0]
 
-    def wait(self, start: Callable[[], Any]) -> None:
+    def wait(self, start: Callable[[], Any], ended: Callable[[Any, float], bool] | None = None) -> None:
         """Start a collective operation and wait for its end; ``RankError`` where a rank has died."""
-        pause, longest = self.config.heartbeat / 50_000, self.config.heartbeat / 2_000
+        ended = ended or _ended
         try:
             work = start()
-            while not work.is_completed():
-                time.sleep(pause)
-                pause = min(1.5 * pause, longest)
+            while not ended(work, self.config.heartbeat):
                 self.heartbeats.check()
-            work.wait()
         except RankError:
             raise
         except RuntimeError as error:
@@ -128,9 +126,8 @@ class Ranks:
             data = data if self.rank == 0 else data + rest.numpy().tobytes()
         return value if self.rank == 0 else unpacked(data)
 
-    def scatter(self, messages: Sequence[bytes] | None = None) -> bytes:
-        """Each rank's message of a list on rank 0."""
-        sizes = self.broadcast(None if messages is None else [len(data) for data in messages])
+    def scatter(self, sizes: Sequence[int], messages: Sequence[bytes] | None = None) -> bytes:
+        """Each rank's message, of known bytes, of a list on rank 0."""
         height = max(sizes)
         mine = torch.empty(height, dtype=torch.uint8)
         parts = None if messages is None else [_padded(data, height) for data in messages]
@@ -139,11 +136,7 @@ class Ranks:
 
     def gather(self, value: Any) -> list[Any] | None:
         """The objects of all ranks, on rank 0."""
-        found = self.gather_messages(packed(value))
-        return None if found is None else [unpacked(data) for data in found]
-
-    def gather_messages(self, data: bytes) -> list[bytes] | None:
-        """The messages of all ranks, on rank 0."""
+        data = packed(value)
         sizes = torch.zeros(self.size, dtype=torch.int64)
         sizes[self.rank] = len(data)
         self.all_sum(sizes)
@@ -153,7 +146,14 @@ class Ranks:
         self.wait(lambda: dist.gather(mine, found, 0, group=self._group, async_op=True))
         if found is None:
             return None
-        return [part.numpy().tobytes()[: int(size)] for part, size in zip(found, sizes, strict=True)]
+        return [unpacked(part.numpy().tobytes()[: int(size)]) for part, size in zip(found, sizes, strict=True)]
+
+    def gather_frames(self, frame: bytes) -> list[bytes] | None:
+        """The frames of all ranks, which are of equal length, on rank 0: one message of each rank, by no other."""
+        mine = _padded(frame, len(frame))
+        found = [torch.empty_like(mine) for _ in range(self.size)] if self.rank == 0 else None
+        self.wait(lambda: dist.gather(mine, found, 0, group=self._group, async_op=True))
+        return None if found is None else [part.numpy().tobytes() for part in found]
 
     def all(self, value: Any) -> list[Any]:
         """The objects of all ranks, on all of them."""
@@ -168,7 +168,7 @@ class Ranks:
     def reduced(self, values: Tensor) -> Tensor:
         """Sum over the ranks; only that of rank 0 counts. By nccl where tensors are on GPUs."""
         if values.device.type == "cuda" and dist.is_nccl_available() and "nccl" in str(dist.get_backend()):
-            self.wait(lambda: dist.reduce(values, 0, async_op=True))
+            self.wait(lambda: dist.reduce(values, 0, async_op=True), _ended_on_gpu)
             return values
         on_cpu = values.detach().cpu().contiguous()
         self.wait(lambda: dist.reduce(on_cpu, 0, group=self._group, async_op=True))
@@ -208,10 +208,35 @@ class Ranks:
 
         latency = min(seconds(lambda: self.all_sum(small)) for _ in range(5))
         whole = min(seconds(lambda: self.reduced(large)) for _ in range(3))
-        self._costs = 4 * latency, large.numel() * large.element_size() / max(whole - latency, latency)
+        rate = large.numel() * large.element_size() / max(whole - latency, latency)
+        frame = bytes(mmap.PAGESIZE)
+        self._costs = min(seconds(lambda: (self.broadcast(), self.gather_frames(frame))) for _ in range(5)), rate
+        self.longest_frame = max(mmap.PAGESIZE, int(rate * latency / (2 * self.size - 2)))
         of_a_number = min(seconds(lambda: large.double() + 1) for _ in range(3)) / large.numel()
         given = self.config.least_samples
         self.least_samples = int(self._costs[0] / of_a_number) if given is None else given
+
+
+def _ended(work: Any, seconds: float) -> bool:
+    """Whether a collective operation of gloo ends within some seconds; its error where it has one."""
+    try:
+        work.wait(timedelta(seconds=seconds))
+    except RuntimeError:
+        if work.is_completed():
+            raise
+        return False
+    return True
+
+
+def _ended_on_gpu(work: Any, seconds: float) -> bool:
+    """The same of nccl, which would end all of them where one is waited for in vain."""
+    end = time.monotonic() + seconds
+    while not work.is_completed():
+        if time.monotonic() > end:
+            return False
+        time.sleep(seconds / 2_000)
+    work.wait()
+    return True
 
 
 def _new_group() -> Any:
@@ -299,8 +324,11 @@ def unpacked(data: bytes, named: Callable[[Any], Any] | None = None) -> Any:
 
 
 def plain(error: BaseException) -> BaseException:
-    """An error as other ranks raise it: of the first kind of Python that it is of and that a message makes."""
-    message = str(error)
+    """An error as other ranks raise it: of the first kind of Python that it is of and that a message makes.
+
+    The message is its only argument.
+    """
+    message = error.args[0] if len(error.args) == 1 and isinstance(error.args[0], str) else str(error)
     for kind in type(error).__mro__:
         if kind.__module__ == "builtins" and kind is not Exception:
             with suppress(TypeError):

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
+import mmap
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn, cast
 
 import torch
 
 from convexformer_solvers.linear_maps.base import LinearMap
 
+from .answers import Answer, Failed, sizes_in
 from .operations import Operation
 from .ranks import Ranks, interrupts_held, interrupts_ignored, packed, plain, unpacked
 
@@ -24,8 +26,9 @@ class Command(NamedTuple):
     common: Any  # arguments that all ranks have; packed in a message, with names for values of the ranks
     heights: tuple[int, ...] = ()  # samples of each rank
     target: int = 0  # name of what is kept of the results
-    has_own: bool = False  # whether each rank has arguments of its own
+    sizes: tuple[int, ...] = ()  # bytes of each rank's own arguments, if any
     before: tuple[Operation | int, ...] = ()  # operations, and names that are needed no more
+    room: int = mmap.PAGESIZE  # bytes of a rank's answer
 
 
 class End(NamedTuple):
@@ -35,15 +38,10 @@ class End(NamedTuple):
     error: BaseException | None = None
 
 
-class _Failed(NamedTuple):
-    """The error of a rank, as the others get it."""
+class Ask(NamedTuple):
+    """What answers to the last command had no room for: the errors, or else the results."""
 
-    error: BaseException
-    of_values: bool  # whether values of the ranks are not what they should be
-
-
-class _Reported(Exception):
-    """An error that rank 0 raises for all."""
+    errors: bool
 
 
 class Team:
@@ -63,6 +61,8 @@ class Team:
         self._names = count(1)
         self._lost: BaseException | None = None  # the error that left the ranks without some values
         self._noted: list[Operation | int] = []
+        self._rooms: dict[str, int] = {}  # bytes of a rank's answer, by method
+        self._answer = Answer()
         self._forgotten: list[int] = []
 
     # Rank 0
@@ -96,12 +96,44 @@ class Team:
             common = packed(command.common, _name_of)
             messages = None if own is None else [packed(part) for part in own]
             self._note_forgotten()
-            command = command._replace(common=common, before=tuple(self._noted), has_own=own is not None)
+            sizes = tuple(len(data) for data in messages or ())
+            room = self._rooms.get(command.method, mmap.PAGESIZE)
+            command = command._replace(common=common, sizes=sizes, before=tuple(self._noted), room=room)
             self._noted = []
             self.ranks.broadcast(command)
             if messages is not None:
-                self.ranks.scatter(messages)
-            return self._carry_out(command, {} if own is None else own[0])
+                self.ranks.scatter(sizes, messages)
+            frames = self._carry_out(command, lambda: {} if own is None else own[0])
+            return self._joined(command, cast(list[bytes], frames))
+
+    def _joined(self, command: Command, frames: list[bytes]) -> Any:
+        """What has been combined of the answers of all ranks."""
+        sizes = sizes_in(frames)
+        if min(sizes) < 0:
+            if "keep" in command.combine:
+                self.forget(command.target)
+            self._raise_first(self._asked(Ask(errors=True)))
+        if max(sizes) <= command.room:
+            joined = self._answer.joined(frames)
+        else:
+            if max(sizes) <= self.ranks.longest_frame:
+                self._rooms[command.method] = max(sizes)
+            joined = self._asked(Ask(errors=False))
+        self._answer = Answer()  # which holds results
+        return joined[0] if len(joined) == 1 else tuple(joined)
+
+    def _asked(self, ask: Ask) -> list[Any]:
+        self.ranks.broadcast(ask)
+        return cast(list[Any], self._tell(ask))
+
+    def _raise_first(self, of_ranks: list[Failed | None]) -> NoReturn:
+        """Raise the error of the first rank that has one."""
+        errors = [(rank, failed) for rank, failed in enumerate(of_ranks) if failed is not None]
+        rank, first = errors[0]
+        error = type(first.error)(f"rank {rank}: {first.error.args[0]}")
+        if any(failed.of_values for _, failed in errors):
+            self._lost = error
+        raise error
 
     def end(self, result: bytes = b"", error: BaseException | None = None) -> None:
         """Tell the others that the work of rank 0 is done."""
@@ -114,71 +146,41 @@ class Team:
     def follow(self) -> Any:
         """Carry out the commands of rank 0 until its work is done; its result is returned, or its error raised."""
         with interrupts_ignored():
-            while True:
-                command = self.ranks.broadcast()
-                if isinstance(command, End):
-                    break
-                own = unpacked(self.ranks.scatter()) if command.has_own else {}
-                with suppress(_Reported):
-                    self._carry_out(command, own)
+            while not isinstance(command := self.ranks.broadcast(), End):
+                if isinstance(command, Ask):
+                    self._tell(command)
+                    self._answer = Answer()  # which holds results
+                else:
+                    own = packed({}) if not command.sizes else self.ranks.scatter(command.sizes)
+                    self._carry_out(command, partial(unpacked, own))
         if command.error is not None:
             raise command.error
         return unpacked(command.result)
 
-    def _carry_out(self, command: Command, own: dict[str, Any]) -> Any:
-        failed: _Failed | None = None
-        results: list[Any] = []
+    def _carry_out(self, command: Command, own: Callable[[], dict[str, Any]]) -> list[bytes] | None:
+        """Carry out a command and answer; rank 0 gets the frames of all answers."""
         at_values = True
         try:
             for step in command.before:
                 if isinstance(step, Operation):
                     step.run(self.parts, self.ranks.rank, self.local.device)
                 else:
-                    del self.parts[step]
+                    self.parts.pop(step, None)
             at_values = False
             here = self.parts[command.name]
-            common = unpacked(command.common, self.parts.__getitem__)
-            arguments = {name: _on(value, here.device) for name, value in (common | own).items()}
-            found = getattr(here, command.method)(**arguments)
-            pairs = zip(command.combine, found if isinstance(found, tuple) else (found,), strict=True)
-            results = [packed(part) if how == "list" else part for how, part in pairs]
+            given = unpacked(command.common, self.parts.__getitem__) | own()
+            found = getattr(here, command.method)(**{name: _on(value, here.device) for name, value in given.items()})
+            self._answer = Answer.of(command.combine, found, command.heights, command.room)
+            for how, part in zip(self._answer.combine, self._answer.results, strict=True):
+                if how == "keep":
+                    self.parts[command.target] = part.contiguous() if isinstance(part, torch.Tensor) else part
         except Exception as error:
-            failed = _Failed(plain(error), at_values)
-        self._agree(failed)
-        combined = [self._combined(*pair, command) for pair in zip(command.combine, results, strict=True)]
-        return combined[0] if len(combined) == 1 else tuple(combined)
+            self._answer = Answer(failed=Failed(plain(error), at_values))
+        return self.ranks.gather_frames(self._answer.frame(command.room))
 
-    def _agree(self, failed: _Failed | None) -> None:
-        """Raise the error of the first rank that has one, on rank 0; the others go on to listen."""
-        any_failed = torch.tensor([failed is not None], dtype=torch.int32)
-        self.ranks.all_sum(any_failed)
-        if not bool(any_failed):
-            return
-        rank, first = next(pair for pair in enumerate(self.ranks.all(failed)) if pair[1] is not None)
-        if self.ranks.rank != 0:
-            raise _Reported
-        error = type(first.error)(f"rank {rank}: {first.error}")
-        if first.of_values:
-            self._lost = error
-        raise error
-
-    def _combined(self, how: str, part: Any, command: Command) -> Any:
-        if how == "sum":
-            return self.ranks.reduced(part)
-        if how in ("max", "min"):  # not by a reduction of gloo, which loses NaN
-            found = self.ranks.gather(
-                part if isinstance(part, torch.Tensor) else torch.tensor(part, dtype=torch.float64)
-            )
-            return None if found is None else getattr(torch.stack(found), f"a{how}")(0)
-        if how == "keep":
-            self.parts[command.target] = part.contiguous() if isinstance(part, torch.Tensor) else part
-            return part
-        if how == "none":
-            return None
-        if how == "list":
-            found = self.ranks.gather_messages(part)
-            return None if found is None else [unpacked(data) for data in found]
-        return self.ranks.rows(part, command.heights)
+    def _tell(self, ask: Ask) -> list[Any] | None:
+        """Answer what the last frame had no room for."""
+        return self.ranks.gather(self._answer.failed) if ask.errors else self._answer.collected(self.ranks)
 
 
 def _on(value: Any, device: torch.device) -> Any:

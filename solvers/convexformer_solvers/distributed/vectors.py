@@ -143,7 +143,7 @@ class SampleTensor(Tensor):
         return self._copy[0]
 
     def numpy(self, *, force: bool = False) -> Any:
-        return self.whole().clone().numpy(force=force)
+        return _as_array(self.whole(), force)
 
     def tolist(self) -> Any:
         return self.whole().tolist()
@@ -184,10 +184,19 @@ class _ViewOfCopy(Tensor):
         return self._copied
 
     def numpy(self, *, force: bool = False) -> Any:
-        return self.copied().clone().numpy(force=force)
+        return _as_array(self.copied(), force)
 
     def tolist(self) -> Any:
         return self.copied().tolist()
+
+
+def _as_array(values: Tensor, force: bool) -> Any:
+    """An array of a copy: of its own where that is asked for, or else one that cannot be written to."""
+    array = values.numpy(force=force)
+    if force:
+        return array.copy()
+    array.flags.writeable = False
+    return array
 
 
 def _copies_read(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -292,7 +301,8 @@ def _on_rank_0(function: Any, leaves: list[Any], spec: Any, changed: list[Any]) 
     """The operation on the values of all samples; what it changes goes back to the ranks."""
     of_ranks = [leaf for leaf in changed if isinstance(leaf, SampleTensor)]
     is_plain_copy = function == _aten.copy_.default and not isinstance(leaves[1], SampleTensor)
-    if of_ranks and (torch.Tag.inplace_view in function.tags or is_plain_copy):
+    share_values = len({leaf.changes for leaf in of_ranks}) < len(of_ranks)
+    if of_ranks and (torch.Tag.inplace_view in function.tags or is_plain_copy or share_values):
         raise RuntimeError(f"{function} cannot change values of samples in place where ranks have them; use a clone")
     copies = {id(leaf): leaf.whole().clone() for leaf in of_ranks}
     plain = [copies.get(id(leaf), whole(leaf) if isinstance(leaf, Tensor) else leaf) for leaf in leaves]
