@@ -211,7 +211,7 @@ class Ranks:
         rate = large.numel() * large.element_size() / max(whole - latency, latency)
         frame = bytes(mmap.PAGESIZE)
         self._costs = min(seconds(lambda: (self.broadcast(), self.gather_frames(frame))) for _ in range(5)), rate
-        self.longest_frame = max(mmap.PAGESIZE, int(rate * latency / (2 * self.size - 2)))
+        self.longest_frame = max(mmap.PAGESIZE, int(rate * latency / max(1, 2 * self.size - 2)))
         of_a_number = min(seconds(lambda: large.double() + 1) for _ in range(3)) / large.numel()
         given = self.config.least_samples
         self.least_samples = int(self._costs[0] / of_a_number) if given is None else given
