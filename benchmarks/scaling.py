@@ -260,7 +260,7 @@ def answers_process(folder: Path) -> None:
     seconds = median_seconds(lambda: dist.gather(page, pages), pause=PAUSE if rank == 0 else 0.0)
     if rank == 0:
         (folder / f"answers_{size}").write_text(json.dumps(seconds))
-    dist.barrier()
+    dist.destroy_process_group()
 
 
 def process(n_samples: int, design: str, repeats: int, folder: Path) -> None:
