@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import struct
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from .ranks import Ranks, packed, unpacked
 
-_HEAD = 8  # bytes of a number in front of an answer
+_HEAD = struct.Struct("<q")  # the number in front of an answer
 
 
 def _stacked(parts: Sequence[Any]) -> Tensor:
@@ -72,8 +73,8 @@ class Answer(NamedTuple):
 
     def frame(self, length: int) -> bytes:
         """A message of some length: the number of bytes, and so many if there is room for them."""
-        whole = self.n_bytes.to_bytes(_HEAD, "little", signed=True) + self.data
-        return (whole if len(whole) <= length else whole[:_HEAD]).ljust(length, b"\0")
+        whole = _HEAD.pack(self.n_bytes) + self.data
+        return (whole if len(whole) <= length else whole[: _HEAD.size]).ljust(length, b"\0")
 
     def collected(self, ranks: Ranks) -> list[Any]:
         """The results of all ranks, on rank 0, by a message for each of them."""
@@ -89,7 +90,7 @@ class Answer(NamedTuple):
 
     def joined(self, frames: Sequence[bytes]) -> list[Any]:
         """The results of all ranks, on rank 0, from their frames."""
-        others = [iter(unpacked(frame[_HEAD:])) for frame in frames[1:]]
+        others = [iter(unpacked(frame[_HEAD.size :])) for frame in frames[1:]]
 
         def joined(how: str, own: Any) -> Any:
             if how not in _JOINED:
@@ -102,5 +103,5 @@ class Answer(NamedTuple):
 
 def sizes_in(frames: Sequence[bytes]) -> list[int]:
     """Bytes that each frame needs, with the number in front; a negative number where there is an error."""
-    sizes = [int.from_bytes(frame[:_HEAD], "little", signed=True) for frame in frames]
-    return [size + _HEAD if size >= 0 else size for size in sizes]
+    sizes = [_HEAD.unpack_from(frame)[0] for frame in frames]
+    return [size + _HEAD.size if size >= 0 else size for size in sizes]
