@@ -58,7 +58,7 @@ PREDICTED = (8, 32, 128, 512)  # ranks
 NETWORK = 1.25e9  # bytes per second: 10 Gbit/s
 REPEATS = 15  # of micro-benchmarks
 SENDERS = (2, 8)  # processes whose answers are timed
-PAUSE = 0.005  # seconds between commands, in which the other ranks reach their longest interval of polling
+PAUSE = 0.005  # seconds between commands, in which the other ranks come to wait
 
 
 def local_data(n_samples: int, rank: int, design: str) -> tuple[torch.Tensor, torch.Tensor]:

@@ -18,7 +18,7 @@ from convexformer.storage import Source, open_source
 from convexformer.validation import check_device, check_shape, check_tokens
 from convexformer_solvers import LinearMap
 from convexformer_solvers.distributed import Ranks, on_all_ranks, ranks
-from convexformer_solvers.distributed.ranks import plain
+from convexformer_solvers.distributed.ranks import named, plain
 from convexformer_solvers.linear_maps.config import CONFIG
 from convexformer_solvers.linear_maps.streamed import StreamedMap
 
@@ -216,7 +216,7 @@ def _in_turn(group: Ranks, run: Callable[[], Any]) -> Any:
     errors = group.all(None if error is None else plain(error))
     for rank, failed in enumerate(errors):
         if failed is not None:
-            raise type(failed)(f"rank {rank}: {failed.args[0]}") from error
+            raise named(rank, failed) from error
     return found
 
 

@@ -17,7 +17,8 @@ class DistributedConfig:
         Seconds between two signs of life of a rank, and between two looks at those of the others.
     least_samples : int, optional
         Samples of all ranks from which on each rank works on targets and predictions of its own samples. Those of fewer
-        samples are on rank 0. Default: as many as rank 0 adds a number to in the measured time of a message to all.
+        samples are on rank 0. Default: as many as rank 0 adds a number to in the measured time of a command and its
+        answers.
     """
 
     timeout: float = 60.0

@@ -140,13 +140,8 @@ class Ranks:
         sizes = torch.zeros(self.size, dtype=torch.int64)
         sizes[self.rank] = len(data)
         self.all_sum(sizes)
-        height = int(sizes.max())
-        found = [torch.empty(height, dtype=torch.uint8) for _ in range(self.size)] if self.rank == 0 else None
-        mine = _padded(data, height)
-        self.wait(lambda: dist.gather(mine, found, 0, group=self._group, async_op=True))
-        if found is None:
-            return None
-        return [unpacked(part.numpy().tobytes()[: int(size)]) for part, size in zip(found, sizes, strict=True)]
+        found = self.gather_frames(data.ljust(int(sizes.max()), b"\0"))  # whose pickle ends before the zeros
+        return None if found is None else [unpacked(frame) for frame in found]
 
     def gather_frames(self, frame: bytes) -> list[bytes] | None:
         """The frames of all ranks, which are of equal length, on rank 0: one message of each rank, by no other."""
@@ -334,6 +329,11 @@ def plain(error: BaseException) -> BaseException:
             with suppress(TypeError):
                 return kind(message)
     return RuntimeError(f"{type(error).__name__}: {message}")
+
+
+def named(rank: int, error: BaseException) -> BaseException:
+    """A plain error of a rank, with the rank in its message."""
+    return type(error)(f"rank {rank}: {error.args[0]}")
 
 
 def _padded(data: bytes, height: int) -> Tensor:

@@ -14,7 +14,7 @@ from convexformer_solvers.linear_maps.base import LinearMap
 
 from .answers import Answer, Failed, sizes_in
 from .operations import Operation
-from .ranks import Ranks, interrupts_held, interrupts_ignored, packed, plain, unpacked
+from .ranks import Ranks, interrupts_held, interrupts_ignored, named, packed, plain, unpacked
 
 
 class Command(NamedTuple):
@@ -119,7 +119,6 @@ class Team:
             if max(sizes) <= self.ranks.longest_frame:
                 self._rooms[command.method] = max(sizes)
             joined = self._asked(Ask(errors=False))
-        self._answer = Answer()  # which holds results
         return joined[0] if len(joined) == 1 else tuple(joined)
 
     def _asked(self, ask: Ask) -> list[Any]:
@@ -130,7 +129,7 @@ class Team:
         """Raise the error of the first rank that has one."""
         errors = [(rank, failed) for rank, failed in enumerate(of_ranks) if failed is not None]
         rank, first = errors[0]
-        error = type(first.error)(f"rank {rank}: {first.error.args[0]}")
+        error = named(rank, first.error)
         if any(failed.of_values for _, failed in errors):
             self._lost = error
         raise error
@@ -149,7 +148,6 @@ class Team:
             while not isinstance(command := self.ranks.broadcast(), End):
                 if isinstance(command, Ask):
                     self._tell(command)
-                    self._answer = Answer()  # which holds results
                 else:
                     own = packed({}) if not command.sizes else self.ranks.scatter(command.sizes)
                     self._carry_out(command, partial(unpacked, own))
@@ -179,8 +177,9 @@ class Team:
         return self.ranks.gather_frames(self._answer.frame(command.room))
 
     def _tell(self, ask: Ask) -> list[Any] | None:
-        """Answer what the last frame had no room for."""
-        return self.ranks.gather(self._answer.failed) if ask.errors else self._answer.collected(self.ranks)
+        """Answer what the last frame had no room for, and drop it."""
+        answer, self._answer = self._answer, Answer()
+        return self.ranks.gather(answer.failed) if ask.errors else answer.collected(self.ranks)
 
 
 def _on(value: Any, device: torch.device) -> Any:
