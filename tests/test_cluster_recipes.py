@@ -60,6 +60,36 @@ def test_script_gives_the_fit_of_one_process(name, samples, tmp_path):
     assert objective == pytest.approx(alone.certificate_.primal, rel=1e-9)
 
 
+SCRIPT_THAT_COUNTS = """
+import atexit, pathlib, sys
+
+def threads_of_gloo():
+    return sum("gloo" in name.read_text() for name in pathlib.Path("/proc/self/task").glob("*/comm"))
+
+atexit.register(lambda: pathlib.Path(f"{os.environ['RANK']}.txt").write_text(f"{before} {threads_of_gloo()}"))
+import os
+import numpy as np
+import torch.distributed as dist
+from convexformer import ConvexAttentionRegressor
+
+dist.init_process_group("gloo")
+X = np.random.default_rng(dist.get_rank()).normal(size=(300, 8, 4))
+ConvexAttentionRegressor(alpha=0.01, tol=1e-10).fit(X, X[:, 2, 0])
+before = threads_of_gloo()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are named in /proc")
+def test_no_thread_of_gloo_outlives_the_interpreter(tmp_path):
+    (tmp_path / "counts.py").write_text(SCRIPT_THAT_COUNTS)
+    run(tmp_path, *TORCHRUN, "counts.py")
+    for rank in range(2):
+        before, after = map(int, (tmp_path / f"{rank}.txt").read_text().split())
+        assert before > 0
+        assert after == 0
+
+
 def test_probe_of_script_and_command_is_that_of_one_process(samples, tmp_path):
     (tmp_path / "shared_probe.py").write_text(SCRIPTS["shared_probe"])
     run(tmp_path, *TORCHRUN, "shared_probe.py")

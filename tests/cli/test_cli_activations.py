@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 
 import numpy as np
 import pytest
@@ -141,7 +142,13 @@ def test_interrupted_workers_end_at_once(bert, texts, tmp_path):
     options = ["--model", bert, "--layer", 1, "--n-tokens", N_TOKENS, "--batch-size", 1, "--shard-rows", 1]
     call = [sys.executable, "-m", "convexformer.cli", "activations", texts, *options, "--out", tmp_path / "killed"]
     call += ["--workers", 2, "--quiet"]
-    process = subprocess.Popen(list(map(str, call)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        list(map(str, call)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # a job in the background ignores it
+    )
     while process.poll() is None and not list(tmp_path.glob("killed/*.safetensors")):
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)  # to the first process alone

@@ -42,7 +42,7 @@ class Heartbeats:
         self._store = dist.TCPStore(host, port, is_master=rank == 0, timeout=wait, wait_for_workers=False)
         self.port = self._store.port
         self._seen: dict[int, tuple[str, float]] = {}
-        self._looked, self._stopped, self._failed = 0.0, threading.Event(), False
+        self._looked, self._stopped, self.failed = 0.0, threading.Event(), False
         self._thread = threading.Thread(target=self._beat, daemon=True, name="heartbeat")
         self._thread.start()
         atexit.register(self.leave)
@@ -60,7 +60,7 @@ class Heartbeats:
 
     def leave(self) -> None:
         """Tell the others that this rank ends without a fault; after a fault, end without waiting for them."""
-        if self._failed:
+        if self.failed:
             if self.rank == 0:  # whose store goes with it, and the others are to read there what has failed
                 time.sleep(2.5 * self.config.heartbeat)
             # Threads of gloo wait for a rank that does not answer, and a normal end waits for those threads.
@@ -82,7 +82,7 @@ class Heartbeats:
         try:
             self._check(at_once)
         except RankError:
-            self._failed = True
+            self.failed = True
             raise
 
     def _check(self, at_once: bool) -> None:
@@ -109,7 +109,7 @@ class Heartbeats:
     def failure(self, message: str) -> RankError:
         """The error of this message, of which the others are told."""
         self.report(message)
-        self._failed = True
+        self.failed = True
         return RankError(message)
 
     def dead(self) -> list[int]:

@@ -5,6 +5,7 @@ Rank 0 alone decides: the others get commands, so no rank can stop, branch or ro
 
 from __future__ import annotations
 
+import atexit
 import io
 import mmap
 import pickle
@@ -48,6 +49,15 @@ def ranks(config: DistributedConfig | None = None) -> Ranks | None:
     return _current
 
 
+@atexit.register
+def _forget() -> None:
+    """Wait for gloo's threads: one that frees a tensor when the interpreter has ended would abort the process."""
+    global _current
+    if _current is not None and not _current.heartbeats.failed:
+        _current.end()
+        _current = None
+
+
 class Ranks:
     """Collective operations of all ranks, that end with an error where one of them has died.
 
@@ -89,6 +99,12 @@ class Ranks:
         if not found:
             raise self.heartbeats.broken(RuntimeError("no connection"))
         return found[0]
+
+    def end(self) -> None:
+        """Give up the group of the messages, whose threads end with it."""
+        if self.world is dist.group.WORLD:
+            dist.destroy_process_group(self._group)
+        self.world = self._group = None
 
     def wait(self, start: Callable[[], Any], ended: Callable[[Any, float], bool] | None = None) -> None:
         """Start a collective operation and wait for its end; ``RankError`` where a rank has died."""
