@@ -17,8 +17,9 @@ class DistributedConfig:
         Seconds between two signs of life of a rank, and between two looks at those of the others.
     least_samples : int, optional
         Samples of all ranks from which on each rank works on targets and predictions of its own samples. Those of fewer
-        samples are on rank 0. Default: as many as rank 0 adds a number to in the measured time of a command and its
-        answers.
+        samples are on rank 0. Default: as many float64 numbers as are sent in the time of a command without arguments.
+        Both times are measured: a product sends a number for each sample that rank 0 holds, and a sum over samples
+        that it does not hold takes a command.
     """
 
     timeout: float = 60.0

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from timeit import repeat
 from typing import Any
 
 import numpy as np
@@ -83,8 +84,9 @@ class Ranks:
         if self.rank != 0:
             self.heartbeats = Heartbeats(self.rank, self.names, address[0], config)
         self._group = self._watched(_new_group)
-        self._costs: tuple[float, float] | None = None
-        self.least_samples = 0  # as measured
+        self.rate = 0.0  # bytes per second of a sum over the ranks; 0 until it is measured
+        self.command_seconds = 0.0  # of a command without arguments; a team measures it on rank 0
+        self.least_samples = config.least_samples
         self.longest_frame = mmap.PAGESIZE  # bytes that take as long as one more message
         self.busy = False  # whether rank 0 runs an algorithm, for which the others multiply
 
@@ -199,33 +201,16 @@ class Ranks:
         parts = [part[:height] for part, height in zip(found, heights, strict=True)]
         return [part.view(kind).to(values.device) for part in parts]
 
-    @property
-    def costs(self) -> tuple[float, float]:
-        """Seconds of an empty command, and bytes per second of a sum over the ranks, as first measured; of rank 0."""
-        assert self._costs is not None
-        return self._costs
-
     def measure(self) -> None:
-        """Measure ``costs``; all ranks take part."""
-        if self._costs is not None:
+        """Measure ``rate`` and ``longest_frame`` in the first call; all ranks take part."""
+        if self.rate:
             return
         small, large = torch.zeros(1), torch.zeros(2**20)
         self.all_sum(small)
-
-        def seconds(run: Callable[[], Any]) -> float:
-            began = time.perf_counter()
-            run()
-            return time.perf_counter() - began
-
-        latency = min(seconds(lambda: self.all_sum(small)) for _ in range(5))
-        whole = min(seconds(lambda: self.reduced(large)) for _ in range(3))
-        rate = large.numel() * large.element_size() / max(whole - latency, latency)
-        frame = bytes(mmap.PAGESIZE)
-        self._costs = min(seconds(lambda: (self.broadcast(), self.gather_frames(frame))) for _ in range(5)), rate
-        self.longest_frame = max(mmap.PAGESIZE, int(rate * latency / max(1, 2 * self.size - 2)))
-        of_a_number = min(seconds(lambda: large.double() + 1) for _ in range(3)) / large.numel()
-        given = self.config.least_samples
-        self.least_samples = int(self._costs[0] / of_a_number) if given is None else given
+        latency = min(repeat(lambda: self.all_sum(small), number=1))
+        whole = min(repeat(lambda: self.reduced(large), number=1))
+        self.rate = large.numel() * large.element_size() / max(whole - latency, latency)
+        self.longest_frame = max(mmap.PAGESIZE, int(self.rate * latency / max(1, 2 * self.size - 2)))
 
 
 def _ended(work: Any, seconds: float) -> bool:

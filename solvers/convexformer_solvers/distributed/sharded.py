@@ -244,8 +244,8 @@ class ShardedMap(Sharded, LinearMap):
 
     def _work_of_messages(self, n_numbers: int) -> float:
         """Work of one command that sends so many numbers."""
-        seconds, rate = self._team.ranks.costs
-        return self.rates.product * (seconds + 8 * n_numbers / rate)
+        ranks = self._team.ranks
+        return self.rates.product * (ranks.command_seconds + 8 * n_numbers / ranks.rate)
 
     def product_work(self, n_outputs: int) -> float:
         n_numbers = n_outputs * (math.prod(self.feature_shape) + (0 if self.layout.keeps else self.n_samples))
@@ -311,6 +311,7 @@ def on_all_ranks(local: Any, work: Callable[[Any], _T], ranks: Ranks | None, kin
 
 def _lead(team: Team, counts: list[int], work: Callable[[Any], _T], kind: type[Sharded]) -> _T:
     try:
+        team.measure()
         layout = Layout(team, places_of(counts), sum(counts), team.local.device)
         result = packed(work(kind(layout, 0, team.local)))  # which gathers values of the ranks
     except BaseException as error:

@@ -6,6 +6,7 @@ import mmap
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count
+from timeit import repeat
 from typing import Any, NamedTuple, NoReturn, cast
 
 import torch
@@ -84,9 +85,18 @@ class Team:
         while self._forgotten:
             self._noted.append(self._forgotten.pop())
 
+    def measure(self) -> None:
+        """Measure the seconds of a command, and by it ``least_samples``, unless they are known."""
+        ranks = self.ranks
+        if not ranks.command_seconds:
+            command = Command("__len__", 0, ("list",), {})
+            ranks.command_seconds = min(repeat(lambda: self.lead(command), number=1))
+        if ranks.least_samples is None:
+            ranks.least_samples = int(ranks.command_seconds * ranks.rate / torch.float64.itemsize)
+
     def keeps(self, n_samples: int) -> bool:
         """Whether ranks work on values of so many samples by themselves."""
-        return n_samples >= self.ranks.least_samples
+        return n_samples >= cast(int, self.ranks.least_samples)
 
     def lead(self, command: Command, own: Sequence[dict[str, Any]] | None = None) -> Any:
         """Carry out a command and return what has been combined."""
