@@ -29,8 +29,9 @@ class AutoConfig:
     long_tails : float, default=60
         ``Loss.tail_length`` from which on nothing but proximal steps in the dual makes much of the loss.
     first_steps : int, default=80
-        First-order steps at least before Newton steps have their turn, and Newton steps at most, of which about 25 are
-        taken.
+        First-order steps at least before Newton steps have their turn.
+    newton_steps : int, default=80
+        Newton steps at most, of which about 25 are taken; and steps of what else others that may be better follow soon.
     newton_share : float, default=0.2
         First-order steps before Newton steps, as a share of those in the time of which Newton steps would be done.
     steps : int, default=2000
@@ -54,6 +55,7 @@ class AutoConfig:
     costly_gram: float = 32.0
     long_tails: float = 60.0
     first_steps: int = 80
+    newton_steps: int = 80
     newton_share: float = 0.2
     steps: int = 2000
     few_steps: int = 400

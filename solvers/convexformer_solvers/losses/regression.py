@@ -14,7 +14,6 @@ from torch import Tensor
 from convexformer_solvers.validation import is_real
 
 from .base import Loss
-from .intercept import LossAtIntercepts, best_intercept
 
 
 @dataclass(frozen=True)
@@ -128,7 +127,9 @@ class Huber(Loss):
         kink, slope, rate = (values.gather(0, last)[0] for values in (kinks, slopes, rates))
         best = torch.where(rate > 0, kink - slope / rate, kink).clamp(residual.amin(0), residual.amax(0))
         # A Newton step takes away most of the rounding of the kinks, that of delta, beside which targets may be small.
-        return best_intercept(LossAtIntercepts(self, -residual, torch.zeros_like(residual), weight), best).to(pred)
+        excess = best - residual
+        slope, rate = weight @ excess.clamp(-self.delta, self.delta), weight @ (excess.abs() <= self.delta).double()
+        return (best - torch.where(rate > 0, slope / rate, 0.0)).to(pred)
 
 
 @dataclass(frozen=True)

@@ -171,7 +171,8 @@ class Admm(PrimalDualSolver):
         """
         system, expansion = state.cache.system, state.expansion
         root = system.weight.sqrt()[:, None]
-        acceleration = Anderson(self.config.memory // 2 + 1, columns_apart=False)
+        # As of the iterations: extrapolations across jumps of the curvature lead astray, and can go round in circles.
+        acceleration = Anderson((self.config.memory // 2 + 1) * program.loss.smooth_curvature, columns_apart=False)
         slight = program.map.product_work(program.y.shape[1]) <= 50 * program.map.rates.work_of_a_call
         several = system.fits_without_products or (program.loss.smooth_curvature and slight)
         n_left = self.config.loss_steps if several else 1
