@@ -22,7 +22,6 @@ class Anderson:
         self.memory, self.columns_apart = memory, columns_apart
         # Bound of the error of the arrays that follow a point, over rounding; 1 where the caller computes them anew.
         self.rounding_growth = 1.0
-        self.largest_weights = 0.0  # largest sum of a column's absolute coefficients in the last extrapolation
         self.forget()
 
     def forget(self) -> None:
@@ -33,6 +32,7 @@ class Anderson:
     def restart(self) -> None:
         """Keep the differences, but not the last point: the iteration goes on from elsewhere."""
         self._last: tuple[Tensor, ...] | None = None  # residual and what F gave
+        self.largest_weights = 0.0  # largest sum of a column's absolute coefficients in the last extrapolation
 
     def is_rough(self, dtype: torch.dtype) -> bool:
         """Whether the error may have grown to a hundredth of the root of a precision's rounding."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -49,9 +49,15 @@ class RidgeSystem(ABC):
     def fit(self, target: Tensor, center: Tensor, fitted_center: Tensor) -> Tensor:
         """Fit ``A W + b`` of the solution for ``t``, ``V`` and ``A V``, which the caller has."""
 
+    last: Any  # what the last fit leaves for its solution; that of an earlier fit may take its place
+
     @abstractmethod
     def solution(self) -> Tensor:
         """The ``W`` of the last fit."""
+
+    @abstractmethod
+    def squared_move(self, fitted: Tensor, fitted_center: Tensor) -> float:
+        """``|W - V|^2`` of the last fit."""
 
     @abstractmethod
     def _gram(self) -> Tensor:
@@ -77,7 +83,7 @@ class RidgeInSamples(RidgeSystem):
 
     fits_without_products = True
     _kernel: Tensor | None = None
-    _last: tuple[Tensor, Tensor]  # centre of the last fit, and weighted residual over rho
+    last: tuple[Tensor, Tensor]  # centre of the last fit, and weighted residual over rho
 
     def fit(self, target: Tensor, center: Tensor, fitted_center: Tensor) -> Tensor:
         root = self.weight.sqrt()[:, None]
@@ -85,12 +91,15 @@ class RidgeInSamples(RidgeSystem):
         if self.fit_intercept:
             # Rounding leaves a mean, which large means of the features multiply.
             scaled = scaled - root * (root.T @ scaled / self.weight.sum())
-        self._last = center, root * scaled
+        self.last = center, root * scaled
         return target - self.rho * scaled / root
 
     def solution(self) -> Tensor:
-        center, multiplier = self._last
+        center, multiplier = self.last
         return center + self.map.rmatvec(multiplier)
+
+    def squared_move(self, fitted: Tensor, fitted_center: Tensor) -> float:
+        return float((self.last[1] * (fitted - fitted_center)).sum())  # W - V = A' m, and m has no mean
 
     def _gram(self) -> Tensor:
         if self._kernel is None:
@@ -125,20 +134,23 @@ class RidgeInFeatures(RidgeSystem):
 
     _weighted: tuple[Tensor, Tensor] | None = None  # weights and their Gram matrix
     _before: tuple[Tensor, Tensor] | None = None  # the last solution minus its centre, and its fit
-    _solution: Tensor  # of the last fit
+    last: Tensor  # solution of the last fit
 
     def fit(self, target: Tensor, center: Tensor, fitted_center: Tensor) -> Tensor:
         move, fitted_move = self._before or (torch.zeros_like(center), torch.zeros_like(fitted_center))
         residual = self._centered(target - fitted_center - fitted_move)
         right = self.map.rmatvec(self.weight[:, None] * residual).sub_(move, alpha=self.rho)
         correction = self._solved(right.reshape(-1, right.shape[-1]))
-        self._solution = center + move + correction.view_as(center)
-        fitted = self.map.matvec(self._solution)
-        self._before = self._solution - center, fitted - fitted_center
+        self.last = center + move + correction.view_as(center)
+        fitted = self.map.matvec(self.last)
+        self._before = self.last - center, fitted - fitted_center
         return fitted + self._mean(target - fitted) if self.fit_intercept else fitted
 
     def solution(self) -> Tensor:
-        return self._solution
+        return self.last
+
+    def squared_move(self, fitted: Tensor, fitted_center: Tensor) -> float:
+        return 0.0 if self._before is None else float(self._before[0].square().sum())
 
     def _gram(self) -> Tensor:
         if self._weighted is None or not torch.equal(self._weighted[0], self.weight):

@@ -12,7 +12,7 @@ from convexformer_solvers.algorithms.base import PrimalDualSolver
 from convexformer_solvers.linalg.anderson import Anderson
 from convexformer_solvers.linalg.eigenvalue_ratio import eigenvalue_ratio, some_samples_tell
 from convexformer_solvers.linalg.hessian import curvature_bound
-from convexformer_solvers.linalg.ridge import ridge_system
+from convexformer_solvers.linalg.ridge import RidgeSystem, ridge_system
 from convexformer_solvers.points import Point, as_start
 from convexformer_solvers.program import Program
 from convexformer_solvers.reductions.precision import Cast
@@ -167,30 +167,46 @@ class Admm(PrimalDualSolver):
         """The state with the curvature that was observed, and predictions of the proximal step on the loss.
 
         That is one ridge problem with quadratics that touch the loss at the last predictions; where it costs next to
-        nothing, others follow with quadratics at the predictions that the one before gave.
+        nothing, others follow with quadratics at the predictions that the one before gave, extrapolated. Where the
+        curvature jumps only those count that lower the objective of the proximal step.
         """
-        system, expansion = state.cache.system, state.expansion
+        loss, system, expansion = program.loss, state.cache.system, state.expansion
         root = system.weight.sqrt()[:, None]
-        # As of the iterations: extrapolations across jumps of the curvature lead astray, and can go round in circles.
-        acceleration = Anderson((self.config.memory // 2 + 1) * program.loss.smooth_curvature, columns_apart=False)
-        slight = program.map.product_work(program.y.shape[1]) <= 50 * program.map.rates.work_of_a_call
-        several = system.fits_without_products or (program.loss.smooth_curvature and slight)
-        n_left = self.config.loss_steps if several else 1
+        acceleration = Anderson(self.config.memory // 2 + 1, columns_apart=False)
+        n_left, smallest, best = self._ridge_problems(program, system), math.inf, None
+        guarded = n_left > 1 and not loss.smooth_curvature
         while True:
-            gradient = program.loss.gradient(expansion, program.y)
+            gradient = loss.gradient(expansion, program.y)
             step = expansion - gradient / state.curvature[:, None] - fitted_center
             fitted = system.fit(fitted_center + _without_common_shift(program, step), center, fitted_center)
-            if program.loss.quadratic:  # then so is what touches it
+            if loss.quadratic:  # then so is what touches it
                 return state, fitted
             move = _without_common_shift(program, fitted - expansion)
-            state = _with_observed_curvature(program, state, move, program.loss.gradient(fitted, program.y) - gradient)
+            state = _with_observed_curvature(program, state, move, loss.gradient(fitted, program.y) - gradient)
             n_left -= 1
+            if guarded:
+                value = float(program.loss_value(fitted)) + 0.5 * state.rho * system.squared_move(fitted, fitted_center)
+                if best is None or value <= smallest:
+                    smallest, best = value, (fitted, system.last)
+                else:
+                    fitted, system.last = best
+                    if n_left == 0 or acceleration.largest_weights == 0:  # the quadratics are too flat
+                        return state, fitted
+                    acceleration.forget()
+                    expansion = fitted
+                    continue
             if n_left == 0:
                 return state, fitted
             in_all = root * _without_common_shift(program, fitted - state.fitted)
             if float((root * move).square().sum()) <= self.config.loss_accuracy**2 * float(in_all.square().sum()):
                 return state, fitted
             _, expansion = acceleration.next(root * expansion, (root * fitted, fitted))
+
+    def _ridge_problems(self, program: Program, system: RidgeSystem) -> int:
+        """Ridge problems of a proximal step on the loss, at most."""
+        slight = program.map.product_work(program.y.shape[1]) <= 50 * program.map.rates.work_of_a_call
+        several = system.fits_without_products or (program.loss.smooth_curvature and slight)
+        return self.config.loss_steps if several else 1
 
     def _adapted(self, program: Program, state: State) -> State:
         """Set the curvature by what was observed, and rho; the multiplier times rho stays."""
