@@ -29,7 +29,8 @@ class AdmmConfig:
     first_share : float, default=0.25
         Share of that for the groups of the first proximal step, which grow; twice that for nearly independent features.
     adapt_at : tuple of int, default=(5, 15, 25, 40, 70, 100, 200, 400, 800)
-        Iterations after which ``rho`` is set anew, first by the size of groups, then by moves, and the curvatures.
+        Iterations after which ``rho`` is set anew, first by the size of groups, then by moves; and the curvatures after
+        those that are at least twice the last of these.
     refactor : float, default=2.2
         Factor by which ``rho`` must change for another factorisation to be worth its cost. From one alpha of a path to
         the next ``rho`` changes by its square at most.

@@ -216,7 +216,7 @@ class Admm(PrimalDualSolver):
             return state
         if exceeded:  # by few samples, mostly, as those that a move takes to where the loss is curved
             local = torch.maximum(local, config.safety / margin * state.observed_curvature)
-        checks = state.iteration in config.adapt_at and not program.loss.quadratic
+        checks = state.iteration in _apart(config.adapt_at) and not program.loss.quadratic
         if checks:
             new_local = _local_curvature(program, state.fitted, config)
             wanted = min(1.0, max(config.least_margin, config.safety * state.observed_mean))
@@ -276,6 +276,15 @@ def _ahead(program: Program, previous: State) -> End | None:
     """Where the last two alphas lead the one of a program; None where they lead nowhere."""
     end = _end_of(program, previous) if previous.alpha != program.alpha else None
     return None if end is None or previous.before is None else end.ahead(previous.before, program.alpha)
+
+
+def _apart(iterations: tuple[int, ...]) -> list[int]:
+    """Those of some iterations that are at least twice the last of them: lower curvatures take some to show jumps."""
+    kept = list(iterations[:1])
+    for iteration in iterations:
+        if iteration >= 2 * kept[-1]:
+            kept.append(iteration)
+    return kept
 
 
 def _without_common_shift(program: Program, move: Tensor) -> Tensor:
