@@ -250,7 +250,7 @@ def test_kill_of_a_rank_ends_the_others_and_damages_nothing(moment, tmp_path, lo
     assert load_model(paths["model"]).certificate_.primal == before.certificate_.primal
     if (tmp_path / "resume.npz").exists() and moment < 2:  # goes on, with another number of ranks
         model = ConvexAttentionClassifier(alpha=1e-4, tol=1e-6).fit(X, y, resume=paths["resume"])
-        assert model.certificate_.primal == pytest.approx(wanted.primal, rel=1e-5)
+        assert abs(model.certificate_.primal - wanted.primal) <= model.certificate_.gap + wanted.gap
 
 
 @pytest.mark.parametrize(("before", "after"), [(3, 1), (1, 2)])

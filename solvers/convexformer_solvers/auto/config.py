@@ -28,8 +28,9 @@ class AutoConfig:
         set pays.
     long_tails : float, default=60
         ``Loss.tail_length`` from which on nothing but proximal steps in the dual makes much of the loss.
-    first_steps : int, default=60
-        First-order steps at least before Newton steps have their turn.
+    first_steps : int, default=80
+        First-order steps at least before Newton steps have their turn, and Newton steps at most, of which about 25 are
+        taken.
     newton_share : float, default=0.2
         First-order steps before Newton steps, as a share of those in the time of which Newton steps would be done.
     steps : int, default=2000
@@ -52,7 +53,7 @@ class AutoConfig:
     gradient_steps: float = 8.0
     costly_gram: float = 32.0
     long_tails: float = 60.0
-    first_steps: int = 60
+    first_steps: int = 80
     newton_share: float = 0.2
     steps: int = 2000
     few_steps: int = 400
@@ -60,8 +61,3 @@ class AutoConfig:
     calls: int = 1000
     set_width: float = 0.6
     least_single: int = MapConfig.temporary
-
-    @property
-    def newton_steps(self) -> int:
-        """Newton steps at most, and steps of what else others that may be better follow soon."""
-        return 3 * self.usual_steps

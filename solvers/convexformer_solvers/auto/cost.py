@@ -27,7 +27,7 @@ def gradient_steps_of_admm(program: Program, config: AutoConfig) -> float:
     These take more iterations where the loss couples the outputs.
     """
     side, product = program.map.smaller_side, program.map.product_work(program.y.shape[1])
-    iterations = config.usual_steps if program.loss.output_separable else config.newton_steps
+    iterations = config.usual_steps if program.loss.output_separable else config.first_steps
     start = program.map.gram_work() + side**3 / 3
     return (start + iterations * (2 * product + program.map.rates.work_of_a_read * side**2)) / (2 * product)
 

@@ -211,7 +211,7 @@ class _Planner:
             inner = Stage(Admm(), "solves the set", reductions=(Center(), single), polish=PolishConfig())
             config = WorkingSetConfig(widest=widest, largest_width=largest, form="samples")
             why = "a path has few active blocks at first"
-            yield Stage(WorkingSet(inner, config), why, 2 * self.config.newton_steps, (Center(),), PolishConfig())
+            yield Stage(WorkingSet(inner, config), why, 2 * self.config.first_steps, (Center(),), PolishConfig())
 
     def _alternating(self) -> Iterator[Stage]:
         """Alternating directions, and Newton steps on smoothed objectives where they cost little enough."""
@@ -220,7 +220,7 @@ class _Planner:
             n_steps = self.n_before_newton if self.takes_newton else config.few_steps
             yield from self._in_both_precisions("first of all", n_steps)
         elif not self.program.loss.quadratic:
-            yield from self._in_both_precisions("first of all", config.newton_steps)
+            yield from self._in_both_precisions("first of all", config.first_steps)
             yield from self._outputs_apart_newton()
         yield from self._newton()
         if coupled:
@@ -243,7 +243,7 @@ class _Planner:
             yield self._gradient_steps(why, self.n_before_newton)
             yield from self._newton()
         for newton in self._outputs_apart_newton():
-            yield self._gradient_steps(why, self.config.newton_steps)
+            yield self._gradient_steps(why, self.config.first_steps)
             yield newton
         yield self._gradient_steps(f"{why}, and nothing else has ended before")
 
@@ -252,7 +252,7 @@ class _Planner:
         newton = SemismoothNewton()
         if newton.unmet_requirement(self.program) is None and self.factorises:
             why = "Newton steps for each output by itself: few of them end where few groups are active"
-            yield Stage(newton, why, self.config.newton_steps, (Center(),))
+            yield Stage(newton, why, self.config.first_steps, (Center(),))
 
     def _gradient_steps(self, why: str, n_steps: float = math.inf) -> Stage:
         return Stage(Fista(), why, n_steps, (Targets(of_map=True),))
@@ -261,7 +261,7 @@ class _Planner:
         """Newton steps on smoothed objectives, unless they take too long."""
         if self.takes_newton:
             why = "Newton steps on smoothed objectives: few of them end where others are slow"
-            yield Stage(SmoothingNewton(), why, self.config.newton_steps, (Center(),))
+            yield Stage(SmoothingNewton(), why, self.config.first_steps, (Center(),))
 
     def _newton_time(self) -> float:
         """First-order steps in the time of Newton steps on smoothed objectives; inf where none apply."""

@@ -280,8 +280,8 @@ class TestInAuto:
 
     def test_comes_before_a_last_stage_that_is_the_only_one(self):
         program = correlated("poisson", "nuclear", 1e-4)
-        config = AutoConfig(first_steps=50, usual_steps=20, newton_share=0.0)
-        assert turns(program, config)[-3:] == [("fista", 50), ("smoothing_newton", 60), ("fista", math.inf)]
+        config = AutoConfig(first_steps=50, newton_share=0.0)
+        assert turns(program, config)[-3:] == [("fista", 50), ("smoothing_newton", 50), ("fista", math.inf)]
         assert 50 < solve(program, Auto(config), tol=1e-6).n_iter < 150
 
     # From the second alpha that needs them on they come at once: otherwise each of these takes 75 other steps before.
