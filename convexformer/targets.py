@@ -100,6 +100,8 @@ class ClassTargets(Targets):
             raise ValueError(f"y must have a label for each sample, got {y!r}")
         if labels.ndim == 2 and labels.shape[1] == 1:  # a column, which fit takes too
             labels = labels[:, 0]
+        if labels.ndim != 1:
+            raise ValueError(f"y must have shape (n_samples,), a label for each sample, got {labels.shape}")
         position = np.searchsorted(self.classes, labels).clip(max=len(self.classes) - 1)
         unknown = self.classes[position] != labels
         if unknown.any():

@@ -169,6 +169,8 @@ def as_tensor(
         array = np.asarray(array)
     if isinstance(array, np.ndarray):
         refuse_dates(array, name)
+        if array.dtype.kind == "c" or (array.dtype.kind == "f" and array.dtype.itemsize > 8):
+            raise ValueError(f"{name} must hold real numbers of at most 64 bits, got {array.dtype}")
         if array.dtype.kind in "OUS":
             try:
                 array = array.astype(np.float64)
@@ -235,10 +237,12 @@ def as_weight(sample_weight: Any, device: torch.device) -> Tensor | None:
 def as_head_weights(**parts: Any) -> dict[str, NDArray[np.floating]]:
     """Weights of heads as finite arrays of one floating precision."""
     arrays = {name: np.asarray(part) for name, part in parts.items()}
-    dtype = np.result_type(np.float32, *arrays.values())
     for name, array in arrays.items():
+        if array.dtype.kind not in "fiub":
+            raise ValueError(f"{name} must hold real numbers, got {array.dtype}")
         if not np.isfinite(array).all():
             raise ValueError(f"{name} must be finite, got NaN or infinite values")
+    dtype = np.result_type(np.float32, *arrays.values())
     return {name: array.astype(dtype, copy=False) for name, array in arrays.items()}
 
 

@@ -172,6 +172,9 @@ def _classes(y: Any, logits: Tensor) -> Tensor:
         raise ValueError(f"y must have shape ({logits.shape[1]},), a class per sample, got {tuple(classes.shape)}")
     if classes.is_floating_point() or classes.is_complex():
         raise ValueError(f"y must hold classes as integers, got {classes.dtype}")
+    if len(classes) and not 0 <= int(classes.min()) <= int(classes.max()) < logits.shape[2]:
+        wrong = f"got {int(classes.min())} to {int(classes.max())}"
+        raise ValueError(f"y must hold classes from 0 to {logits.shape[2] - 1}, {wrong}")
     return classes
 
 

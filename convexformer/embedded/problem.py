@@ -11,7 +11,7 @@ from torch import Tensor
 from convexformer.gates import Gates
 from convexformer.nn.modules.base import normal_draws
 from convexformer_solvers import Loss, Penalty, Program, TableMap, get_loss, get_penalty
-from convexformer_solvers.validation import check_counts
+from convexformer_solvers.validation import check_counts, check_tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +65,7 @@ class EmbeddedProblem:
         object.__setattr__(self, "loss", get_loss(self.loss))
         object.__setattr__(self, "penalty", get_penalty(self.penalty))
         check_counts(n_symbols=self.n_symbols)
+        check_tensor("symbols", self.symbols)
         if self.symbols.ndim != 2 or self.symbols.dtype != torch.int64 or len(self.symbols) == 0:
             raise ValueError(
                 f"symbols must be int64 of shape (n_samples, n_tokens), got {self.symbols.dtype} of shape "

@@ -30,7 +30,7 @@ from convexformer_solvers.validation import as_dtype, is_real
 
 from .attention import ClassificationMixin
 from .samples import check_one_process
-from .tokens import TokenEstimator
+from .tokens import TokenEstimator, unchanged_on_failure
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -51,11 +51,13 @@ class DescentConstrainedBase(TokenEstimator):
     random_state: Any
     verbose: bool
 
-    def _train(self, network: nn.Module, layer_losses: Any, data: list[Tensor], c_ref: float, seed: int) -> None:
+    def _train(
+        self, network: nn.Module, layer_losses: Any, data: list[Tensor], groups: NDArray, c_ref: float, seed: int
+    ) -> None:
         """Train a network and set the attributes that follow from it."""
         options = {name: getattr(self, name) for name in _TRAINER_OPTIONS}
         trainer = PrimalDual(network, layer_losses, c_ref=c_ref, seed=seed, **options)
-        training, held_out = self._split(data, seed)
+        training, held_out = self._split(data, groups, seed)
         try:
             trainer.fit(training, n_epochs=self.n_epochs, validation=held_out, verbose=self.verbose)
         except ConstrainedTrainingInterrupted:
@@ -64,17 +66,23 @@ class DescentConstrainedBase(TokenEstimator):
             raise
         self._store(trainer)
 
-    def _split(self, data: list[Tensor], seed: int) -> tuple[list[Tensor], list[Tensor] | None]:
-        """Training samples and those that are held out, if any."""
+    def _split(self, data: list[Tensor], groups: NDArray, seed: int) -> tuple[list[Tensor], list[Tensor] | None]:
+        """Training samples, with one of each group at least, and those that are held out, if any."""
         fraction = self.validation_fraction
         if not (is_real(fraction) and 0 <= fraction < 1):
             raise ValueError(f"validation_fraction must be a number from 0 and below 1, got {fraction!r}")
         count = len(data[0])
-        n_held_out = int(fraction * count)
+        n_held_out = round(fraction * count)
         if n_held_out == 0:
             return data, None
-        order = torch.as_tensor(np.random.default_rng(seed).permutation(count), device=data[0].device)
-        held_out, kept = order[:n_held_out], order[n_held_out:]
+        drawn = np.random.default_rng(seed).permutation(count)
+        last = count - 1 - np.unique(groups[drawn][::-1], return_index=True)[1]  # of each group
+        if n_held_out > count - len(last):
+            raise ValueError(f"validation_fraction={fraction} leaves no sample of some class for training")
+        chosen = np.delete(np.arange(count), last)[:n_held_out]
+        held_out, kept = (
+            torch.as_tensor(index, device=data[0].device) for index in (drawn[chosen], np.delete(drawn, chosen))
+        )
         return [part[kept] for part in data], [part[held_out] for part in data]
 
     def _store(self, trainer: PrimalDual) -> None:
@@ -95,7 +103,8 @@ class DescentConstrainedBase(TokenEstimator):
         check_is_fitted(self)
         return check_tokens(self, X, reset=False).to(next(self.network_.parameters()))
 
-    def _check_max_layers(self, max_layers: int | None, n_layers: int) -> int:
+    def _check_max_layers(self, max_layers: int | None) -> int:
+        n_layers = len(self.layer_losses_)  # as fitted, whatever the parameter is now
         if max_layers is None:
             return n_layers
         if not is_integer(max_layers, 1) or max_layers > n_layers:
@@ -224,6 +233,7 @@ class DescentConstrainedClassifier(ClassificationMixin, DescentConstrainedBase):
         self.random_state = random_state
         self.verbose = verbose
 
+    @unchanged_on_failure
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
         """Train.
 
@@ -274,7 +284,7 @@ class DescentConstrainedClassifier(ClassificationMixin, DescentConstrainedBase):
             inputs, y, share = batch
             return torch.stack([share * sample_losses(outputs, y, loss) for outputs in network.layer_outputs(inputs)])
 
-        self._train(network, layer_losses, [tokens, encoded, share], c_ref, seed)
+        self._train(network, layer_losses, [tokens, encoded, share], np.asarray(labels), c_ref, seed)
         return self
 
     def _placed(self, tokens: Tensor) -> Tensor:
@@ -288,7 +298,7 @@ class DescentConstrainedClassifier(ClassificationMixin, DescentConstrainedBase):
 
     def _layer_outputs(self, X: ArrayLike, max_layers: int | None = None) -> Tensor:
         tokens = self._placed(self._new_tokens(X))
-        count = self._check_max_layers(max_layers, self.n_layers)
+        count = self._check_max_layers(max_layers)
         network: Any = self.network_
         with torch.no_grad():
             outputs: Tensor = network.layer_outputs(tokens, max_layers=count)
@@ -415,6 +425,7 @@ class DescentConstrainedDenoiser(TransformerMixin, DescentConstrainedBase):
         self.random_state = random_state
         self.verbose = verbose
 
+    @unchanged_on_failure
     def fit(self, X: ArrayLike, y: Any = None) -> Self:
         """Train on clean tokens.
 
@@ -463,7 +474,7 @@ class DescentConstrainedDenoiser(TransformerMixin, DescentConstrainedBase):
             return (network.layer_outputs(noisy) - clean).square().mean((2, 3)) / 2
 
         c_ref = noise**2 / 2 if self.c_ref is None else self.c_ref
-        self._train(network, layer_losses, [tokens], c_ref, seed)
+        self._train(network, layer_losses, [tokens], np.zeros(len(tokens)), c_ref, seed)
         return self
 
     def transform(self, X: ArrayLike, max_layers: int | None = None) -> Any:
@@ -482,5 +493,5 @@ class DescentConstrainedDenoiser(TransformerMixin, DescentConstrainedBase):
         """
         tokens = self._new_tokens(X)
         with torch.no_grad():
-            clean = self.network_(tokens, max_layers=self._check_max_layers(max_layers, self.n_layers))
+            clean = self.network_(tokens, max_layers=self._check_max_layers(max_layers))
         return result_of(clean[..., 0] if self._n_dims == 2 else clean, X)

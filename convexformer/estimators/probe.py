@@ -259,7 +259,8 @@ class ConvexProbeBase(ConvexAttentionBase):
         """
         check_is_fitted(self)
         samples = self._read_samples(X, reset=False)
-        network = ProbeNetwork(self.pooler_, *self._solution).to(samples.device)
+        samples = samples.to(check_device(self.device, samples.device))
+        network = self.to_torch().to(samples.device)
         dtype = torch.promote_types(samples.dtype, network.coef.dtype)
         network.coef.data, network.bias.data = network.coef.data.to(dtype), network.bias.data.to(dtype)
         found: list[Tensor] = []

@@ -100,7 +100,7 @@ _Fit = TypeVar("_Fit", bound=Callable[..., Any])
 
 
 def unchanged_on_failure(fit: _Fit) -> _Fit:
-    """Decorator of ``fit``: one that ends before it has a certificate leaves the estimator as it was.
+    """Decorator of ``fit``: one that ends before it has a certificate or a network leaves the estimator as it was.
 
     What an interrupted fit has stored is kept.
     """
@@ -111,7 +111,7 @@ def unchanged_on_failure(fit: _Fit) -> _Fit:
         try:
             return fit(self, *args, **kwargs)
         except BaseException:
-            if all(vars(self).get(name) is before.get(name) for name in ("certificate_", "certificates_")):
+            if all(vars(self).get(name) is before.get(name) for name in ("certificate_", "certificates_", "network_")):
                 vars(self).clear()
                 vars(self).update(before)
             raise

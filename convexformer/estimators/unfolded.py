@@ -21,7 +21,7 @@ from convexformer_solvers.validation import as_dtype
 
 from .attention import ClassificationMixin, RegressionMixin
 from .samples import check_one_process
-from .tokens import SavedState, TokenEstimator, described, rebuilt
+from .tokens import SavedState, TokenEstimator, described, rebuilt, unchanged_on_failure
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -51,6 +51,7 @@ class UnfoldedTransformerBase(TokenEstimator):
     verbose: bool
     callback: Any
 
+    @unchanged_on_failure
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Train layers and readout by Adam, then replace the readout by its certified optimum.
 
@@ -94,7 +95,9 @@ class UnfoldedTransformerBase(TokenEstimator):
         total = targets.weight(labels, weight)
         tokens = tokens.to(device, as_dtype(self.dtype, tokens.dtype))
         encoded = as_tensor(targets.encode(labels), device).to(tokens.dtype)
-        network = self._network(encoded.shape[1], int(check_stream(self.random_state).randint(2**31))).to(tokens)
+        options = self._network_options()
+        seed = int(check_stream(self.random_state).randint(2**31))
+        network = UnfoldedNetwork(n_outputs=encoded.shape[1], seed=seed, **options).to(tokens)
         try:
             self.history_ = train(
                 network,
@@ -112,30 +115,37 @@ class UnfoldedTransformerBase(TokenEstimator):
             )
         except TrainingInterrupted as interruption:
             self.history_ = interruption.history
-            self._store(network, targets, loss, penalty, tokens)
+            self._store(network, options, targets, loss, penalty, tokens)
             raise
-        self._store(network, targets, loss, penalty, tokens)
+        self._store(network, options, targets, loss, penalty, tokens)
         if refit:
             self._certify(tokens, encoded, total)
         return self
 
-    def _network(self, n_outputs: int, seed: int) -> UnfoldedNetwork:
-        """The network that is not yet trained."""
+    def _network_options(self) -> dict[str, Any]:
+        """Arguments of the network that follow from the parameters and the shape of the data."""
         if self.pooling not in ("auto", *POOLINGS):
             raise ValueError(f"pooling must be one of {('auto', *POOLINGS)}, got {self.pooling!r}")
         pooling = ("tokens" if self._n_dims == 2 else "mean") if self.pooling == "auto" else self.pooling
         n_features = 1 if self._n_dims == 2 else self.n_features_in_
-        options: dict[str, Any] = {name: getattr(self, name) for name in _LAYER_OPTIONS}
-        sizes: dict[str, Any] = {"width": self.width, "pooling": pooling, "n_heads": self.n_heads}
-        padded = self._n_dims == 3
-        return UnfoldedNetwork(self.n_tokens_in_, n_features, n_outputs, **sizes, padded=padded, seed=seed, **options)
+        shape = {"n_tokens": self.n_tokens_in_, "n_features": n_features, "padded": self._n_dims == 3}
+        sizes = {"width": self.width, "pooling": pooling, "n_heads": self.n_heads}
+        return {**shape, **sizes, **{name: getattr(self, name) for name in _LAYER_OPTIONS}}
 
-    def _store(self, network: UnfoldedNetwork, targets: Targets, loss: Loss, penalty: Penalty, tokens: Tensor) -> None:
+    def _store(
+        self,
+        network: UnfoldedNetwork,
+        options: dict[str, Any],
+        targets: Targets,
+        loss: Loss,
+        penalty: Penalty,
+        tokens: Tensor,
+    ) -> None:
         """Set every attribute that follows from the trained network."""
         for name in ("certificate_", "optimality_gap_"):  # of an earlier fit
             if hasattr(self, name):
                 delattr(self, name)
-        self.network_, self._targets = network.requires_grad_(False), targets
+        self.network_, self._options, self._targets = network.requires_grad_(False), options, targets
         self.loss_, self.penalty_ = loss, penalty
         self.n_iter_ = self.history_.kept_step
         self.descent_ = self._descent(tokens)
@@ -225,6 +235,7 @@ class UnfoldedTransformerBase(TokenEstimator):
             "n_iter": self.n_iter_,
             "readout": [*readout.w3.shape, readout.simplex],
             "guarantee": [self.descent_.guaranteed, self.descent_.reason],
+            "network": self._options,
         }
         if hasattr(self, "certificate_"):
             certificate = self.certificate_
@@ -237,7 +248,9 @@ class UnfoldedTransformerBase(TokenEstimator):
         self.loss_, self.penalty_ = rebuilt(header["loss"], LOSSES), rebuilt(header["penalty"], PENALTIES)
         self._targets = self._restored_targets(header, arrays, self.loss_)
         n_heads, n_outputs, simplex = header["readout"]
-        network = self._network(n_outputs, seed=0)
+        # Files that do not hold the options were written of fits by the parameters.
+        self._options = header.get("network") or self._network_options()
+        network = UnfoldedNetwork(n_outputs=n_outputs, seed=0, **self._options)
         shape = (network.readout.w1.shape[1], network.readout.w2.shape[1], n_outputs, n_heads)
         network.readout = type(network.readout)(*shape, simplex=simplex)
         prefix = "weight:"

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from convexformer.nn import SequenceAttention, sequence_network_from_heads
 from convexformer.programs.sequence import HeadWeights, SequenceForm, get_form, sequence_program, signed_coef
-from convexformer.validation import as_head_weights, as_tensor, check_program_tokens, check_weight
+from convexformer.validation import as_head_weights, as_tensor, check_finite, check_program_tokens, check_weight
 from convexformer_solvers import Loss, Penalty, Program, get_loss
 from convexformer_solvers.program import check_alpha
 
@@ -279,6 +279,7 @@ class SequenceHeads:
         pred, target = torch.as_tensor(self.predict(X)), _as_sequences(y)
         if target.shape != pred.shape:
             raise ValueError(f"y must have shape {tuple(pred.shape)}, got {tuple(target.shape)}")
+        check_finite("y", target)
         losses = self.loss.value(pred.flatten(1), target.flatten(1)).numpy()
         weight = check_weight(sample_weight, len(pred))
         return float(np.average(losses, weights=weight)) + self.alpha * self.decay()

@@ -96,6 +96,8 @@ def image_patches(images: ArrayLike, patch_size: int) -> NDArray[np.floating]:
     array = np.asarray(images)
     if array.ndim != 3:
         raise ValueError(f"images must have shape (n_samples, height, width), got {array.shape}")
+    if array.dtype.kind not in "fiub":
+        raise ValueError(f"images must hold real numbers, got {array.dtype}")
     n, height, width = array.shape
     if not is_integer(patch_size, 1) or height % patch_size or width % patch_size:
         raise ValueError(f"patch_size must be an integer that divides {height} x {width} images, got {patch_size!r}")

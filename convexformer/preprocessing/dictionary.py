@@ -107,7 +107,7 @@ def make_pooler(
     if standardize:
         found = moments(samples, sample_weight)
         mean, scale = found.mean, found.scale
-        samples = samples.mapped(TokenPooler([MeanWeights()], mean, scale).to(samples.device).standardized)
+        samples = samples.mapped(TokenPooler([MeanWeights()], mean, scale).standardized)
     own = getattr(dictionary, "random_state", None)
     weights = dictionary.make_weights(samples, random_state if own is None else check_stream(own), sample_weight)
     return TokenPooler([weights], mean, scale)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -131,7 +132,7 @@ class TokenPooling(_OfTokens):
 
 def pooled_chunks(pooler: TokenPooler, samples: TokenSequences) -> Iterator[tuple[slice, Tensor]]:
     """Pooled tokens ``(B, h, d)`` of a few samples at a time, and which samples these are."""
-    pooler = pooler.to(samples.device)
+    pooler = copy.deepcopy(pooler).to(samples.device)  # a module moves in place, and this one is the caller's
     for rows, tokens, mask in samples.chunks(pooler.n_weightings):
         with torch.no_grad():
             part = pooler(tokens, mask)
@@ -489,7 +490,7 @@ class TokenStandardizer(_OfTokens):
         """
         check_is_fitted(self)
         samples = check_sequences(self, X, reset=False)
-        pooler = TokenPooler([MeanWeights()], self.mean_, self.scale_).to(samples.device)
+        pooler = TokenPooler([MeanWeights()], self.mean_, self.scale_)
         found = [
             result_of(sample[real], X)
             for _, tokens, mask in samples.mapped(pooler.standardized).chunks()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -208,7 +209,7 @@ class DualPoint(NamedTuple):
         """That of a program and its certificate's dual point."""
         weight = program.weight.double()
         values = weight[:, None] * dual_point.to(weight)
-        tokens = samples.mapped(pooler.to(samples.device).standardized)
+        tokens = samples.mapped(pooler.standardized)
         return cls(tokens, values, weight, program.penalty, program.alpha, pooler.factors is not None)
 
 
@@ -276,7 +277,7 @@ def _sums_of_part(
     samples: TokenSequences, part: TokenWeights, values: Tensor, weight: Tensor
 ) -> tuple[Tensor, Moments]:
     """Sums over one part of the samples, and moments of their pooled tokens."""
-    part = part.to(samples.device)
+    part = copy.deepcopy(part).to(samples.device)  # a module moves in place, and this one is the caller's
     sums = values.new_zeros((part.n_weightings, samples.n_features, values.shape[1]))
 
     def passing() -> Iterator[Moments]:

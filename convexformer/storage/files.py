@@ -37,7 +37,11 @@ DTYPES = {
 CODES = {dtype: code for code, dtype in DTYPES.items()}
 SUFFIXES = (".npy", ".npz", ".safetensors")
 # Where the system can, pages are mapped at once, and read ahead, by the thread that reads.
-_FLAGS = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+_MAPPING: dict[str, int] = (
+    {"flags": mmap.MAP_SHARED | mmap.MAP_POPULATE, "prot": mmap.PROT_READ}
+    if hasattr(mmap, "MAP_POPULATE")
+    else {"access": mmap.ACCESS_READ}
+)
 NUMBERS = "floats of 16, 32 or 64 bits or integers"
 
 
@@ -87,7 +91,7 @@ class FileArray:
         with open(self.path, "rb", buffering=0) as file:
             if os.fstat(file.fileno()).st_size < page + length:
                 raise OSError(f"{self.place} has become shorter since it was opened; write it again")
-            mapped = mmap.mmap(file.fileno(), length, flags=_FLAGS, prot=mmap.PROT_READ, offset=page)
+            mapped = mmap.mmap(file.fileno(), length, offset=page, **_MAPPING)
         values = np.frombuffer(mapped, np.uint8, offset=begin - page)
         if begin % self.dtype.itemsize:
             values = values.copy()  # torch reads numbers at multiples of their size alone

@@ -87,3 +87,9 @@ def test_tensors_stay_tensors():
 def test_errors(call, message):
     with pytest.raises(ValueError, match=message):
         call(*problem())
+
+
+@pytest.mark.parametrize("classes", [[0, 3], [-1, 0]])
+def test_classes_that_there_are_not_are_refused(classes):
+    with pytest.raises(ValueError, match="y must hold classes from 0 to 2"):
+        exit_curve(torch.zeros(2, 2, 3), classes)

@@ -32,6 +32,7 @@ from convexformer import (
 from convexformer.datasets import load_digit_tokens
 from convexformer.gates import TrainingData, generate_gates
 from convexformer.nn import train
+from convexformer.nn.modules.token_weights import PositionWeights
 from convexformer.plot import plot_attention_map, plot_convergence, plot_token_norms
 from convexformer.solvers import Fista, GroupL2, SolverUnavailableError, solve
 from convexformer.validation import check_program_tokens
@@ -318,7 +319,7 @@ def test_held_out_samples_without_weight_are_named():
     [
         ({"X": X[0, 0], "y": y[:3]}, "X must hold real numbers, of shape"),
         ({"X": X[:0], "y": y[:0]}, "X must hold real numbers, of shape"),
-        ({"X": X * 1j, "y": y}, "X must hold real numbers, of shape"),
+        ({"X": X * 1j, "y": y}, "X must hold real numbers of at most 64 bits"),
         ({"X": spoiled(X, np.nan), "y": y}, "X must be finite"),
         ({"X": X, "y": y[:4]}, r"y must have shape \(20"),
         ({"X": X, "y": y, "loss": "logistic"}, "must be -1 or 1"),
@@ -881,3 +882,44 @@ def test_figures_name_what_they_cannot_draw(draw, message):
     with pytest.raises((TypeError, ValueError), match=message):
         draw()
     assert plt.get_fignums() == []
+
+
+REAL = np.random.default_rng(0).normal(size=(6, 2, 2))
+
+
+@pytest.mark.parametrize("dtype", [np.complex128, np.longdouble])
+@pytest.mark.parametrize("name", ["y", "sample_weight"])
+def test_numbers_that_torch_or_programs_do_not_have_are_refused_by_name(name, dtype):
+    arguments = {"y": np.arange(6.0), "sample_weight": np.ones(6)}
+    arguments[name] = arguments[name].astype(dtype)
+    with pytest.raises(ValueError, match=f"{name} must hold real numbers of at most 64 bits"):
+        attention_program(REAL, alpha=0.1, **arguments)
+
+
+def test_heads_have_real_weights():
+    with pytest.raises(ValueError, match="w2 must hold real numbers, got complex128"):
+        Heads(np.ones((1, 2)) / 2, 1j * np.ones((1, 2)), np.ones((1, 1)), np.zeros(1), "squared", "group_l2", 0.1)
+
+
+@pytest.mark.parametrize("lr", ["0.01", True, [0.1, None]])
+def test_learning_rates_are_numbers(lr):
+    network = ConvexAttention(2, 2)
+    with pytest.raises(ValueError, match="lr must be a non-negative number"):
+        train(network, torch.as_tensor(REAL).float(), torch.zeros(6, 1), alpha=0.1, lr=lr, n_steps=1)
+
+
+def test_a_bias_is_true_or_false():
+    with pytest.raises((TypeError, ValueError), match="bias"):
+        ConvexAttention(2, 2, bias="no")
+
+
+def test_labels_are_one_for_each_sample():
+    model = ConvexAttentionClassifier().fit(REAL, [0, 1, 0, 1, 0, 1])
+    with pytest.raises(ValueError, match=r"y must have shape \(n_samples,\)"):
+        model._targets.index(np.zeros((6, 2), dtype=int))
+
+
+def test_offsets_of_positions_may_come_one_by_one():
+    assert PositionWeights(offset for offset in [0, 1]).n_weightings == 2
+    with pytest.raises(ValueError, match="offsets"):
+        PositionWeights(iter([]))

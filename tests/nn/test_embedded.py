@@ -311,3 +311,11 @@ def test_parts_that_do_not_fit_are_named(change, message):
 def test_a_batch_is_drawn_from_the_samples():
     with pytest.raises(ValueError, match="batch_size must be at most the number of samples, 25"):
         train_jointly(make_problem(), alpha=1.0, batch_size=26)
+
+
+def test_an_embedding_to_begin_with_has_a_row_for_each_symbol():
+    problem = make_problem()
+    with pytest.raises(ValueError, match=r"tables must have shape \(2, 5, 3\), got \(2, 4, 3\)"):
+        train_by_projection(problem, tables=randn(2, 4, 3), n_steps=1, alpha=0.1)
+    with pytest.raises(TypeError, match="symbols must be a torch tensor"):
+        dataclasses.replace(problem, symbols=problem.symbols.numpy())

@@ -117,3 +117,9 @@ def test_digit_tokens_are_the_scaled_digits():
     assert tokens.shape == (1797, 4, 16)
     np.testing.assert_array_equal(labels, digits.target)
     np.testing.assert_array_equal(tokens[:, 0], digits.images[:, :4, :4].reshape(-1, 16) / 16)
+
+
+@pytest.mark.parametrize("images", [1j * np.ones((1, 2, 2)), np.full((1, 2, 2), "1")])
+def test_patches_are_of_real_numbers(images):
+    with pytest.raises(ValueError, match="images must hold real numbers"):
+        image_patches(images, 2)

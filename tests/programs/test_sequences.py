@@ -126,6 +126,8 @@ def test_no_trained_network_falls_below_the_bound(seed):
     train(network, torch.as_tensor(X), torch.as_tensor(Y), alpha=alpha, lr=0.05, n_steps=600)
     heads = SequenceHeads.from_torch(network, alpha=alpha)
     assert heads.objective(X, Y) >= model.certificate_.dual
+    with pytest.raises(ValueError, match="y must be finite"):
+        heads.objective(X, np.where(Y[0, 0] == Y, np.nan, Y))
     assert heads.objective(X, Y) <= 1.1 * model.certificate_.primal  # with enough heads training comes near
     program = sequence_program(X, Y, alpha=alpha, form="stochastic", fit_intercept=True)
     inside = certify(program, heads.program_coef(), torch.as_tensor(heads.intercept).flatten())

@@ -8,8 +8,8 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
+from scipy.integrate import trapezoid
 from torch import Tensor
 
 from convexformer import plot
@@ -214,7 +214,7 @@ def _measured(model: Any, tests: list[Inputs], labels: Tensor, settings: Constra
     tradeoff = exit_tradeoff(outputs[0], targets, settings.thresholds)
     return {
         "accuracies": accuracies,
-        "area": float(np.trapezoid(accuracies, settings.test_noises)),
+        "area": float(trapezoid(accuracies, settings.test_noises)),
         "by_layer": [float(value) for value in exit_curve(outputs[0], targets)],
         "exit_layers": [float(value) for value in tradeoff.layers],
         "exit_accuracies": [float(value) for value in tradeoff.accuracy],

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from convexformer.gates import Gates
 from convexformer.gates.base import as_gate_index
+from convexformer.validation import check_flag
 
 from .base import check_tokens_for
 from .gated import GatedModule
@@ -66,6 +67,7 @@ class ConvexAttention(GatedModule, SimplexHeads):
         bias: bool = True,
         seed: int = 0,
     ) -> None:
+        check_flag(bias, "bias")
         super().__init__((n_tokens,), n_features, n_outputs, n_heads, simplex, bias, seed)
         if not (gates is None or isinstance(gates, Gates)):
             raise TypeError(f"gates must be None or Gates(u1, u2), got {gates!r}")

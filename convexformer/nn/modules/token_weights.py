@@ -253,8 +253,8 @@ class PositionWeights(TokenWeights):
 
     def __init__(self, offsets: Any, origin: str = "start", mark: int | None = None) -> None:
         super().__init__()
-        is_sequence = isinstance(offsets, Iterable) and len(list(offsets)) > 0
-        if not is_sequence or not all(is_integer(offset) for offset in offsets):
+        listed = list(offsets) if isinstance(offsets, Iterable) else []
+        if not listed or not all(is_integer(offset) for offset in listed):
             raise ValueError(f"offsets must be a sequence of integers with at least one, got {offsets!r}")
         if origin not in ORIGINS:
             raise ValueError(f"origin must be one of {ORIGINS}, got {origin!r}")
@@ -263,7 +263,7 @@ class PositionWeights(TokenWeights):
                 f"mark must be the position of a feature with origin='marked' and None otherwise, got {mark!r} with "
                 f"origin={origin!r}"
             )
-        self.offsets, self.origin = [int(offset) for offset in offsets], origin
+        self.offsets, self.origin = [int(offset) for offset in listed], origin
         self.mark = None if mark is None else int(mark)
         self.n_weightings = len(self.offsets)
 

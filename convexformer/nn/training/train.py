@@ -231,11 +231,14 @@ def _load_best(network: AttentionNetwork, trials: list[Trial]) -> TrainingHistor
 
 def _grid(name: str, values: float | Sequence[float]) -> list[float]:
     """The numbers to try."""
-    try:
-        array = np.atleast_1d(np.asarray(values, dtype=np.float64))
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{name} must be a number or a sequence of them, got {values!r}") from error
-    if array.ndim != 1 or array.size == 0 or not np.isfinite(array).all() or (array < 0).any():
+    array = np.atleast_1d(np.asarray(values))
+    if (
+        array.dtype.kind not in "fiu"
+        or array.ndim != 1
+        or array.size == 0
+        or not np.isfinite(array).all()
+        or (array < 0).any()
+    ):
         raise ValueError(f"{name} must be a non-negative number or a non-empty sequence of them, got {values!r}")
     return [float(value) for value in array]
 
@@ -260,7 +263,7 @@ def _data(
 
 def _relative(given: ArrayLike | Tensor, y: Tensor) -> Tensor:
     """Checked weights of mean 1."""
-    weight = as_tensor(given, y.device)
+    weight = as_tensor(given, y.device, name="sample_weight")
     if weight.shape != (len(y),):
         raise ValueError(f"sample_weight must have shape ({len(y)},), got {tuple(weight.shape)}")
     if not bool(torch.isfinite(weight).all()) or bool((weight < 0).any()) or not bool((weight > 0).any()):
