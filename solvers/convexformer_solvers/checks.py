@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Generator, Tensor
+from torch.utils._pytree import tree_leaves
 
 from .algorithms.base import Solver
 from .certificate import certify
@@ -446,7 +447,5 @@ def _sparsity_and_starts(program: Program, solver: Solver, tol: float) -> _Ident
 
 
 def _tensors(state: Any) -> list[Tensor]:
-    """The tensors of a state that is a tensor, or a tuple of states."""
-    if isinstance(state, Tensor):
-        return [state]
-    return [tensor for part in state for tensor in _tensors(part)] if isinstance(state, tuple) else []
+    """The tensors of a state."""
+    return [leaf for leaf in tree_leaves(state) if isinstance(leaf, Tensor)]

@@ -101,13 +101,24 @@ class Auto(Solver):
 def _next(program: Program, state: _State) -> _State:
     """The next stage, from where this one stopped."""
     before, (stage, *later) = state.running, state.later
-    if stage.carries and before.n_steps >= stage.max_steps:
+    if stage.carries and later and before.n_steps >= stage.max_steps:
         stage, *later = later
-    elif stage.carries and before.best is not None:
-        return _State(carried(stage, program, before), tuple(later), state.outgrown)
+    try:
+        return _begun(program, stage, tuple(later), state)
+    except torch.linalg.LinAlgError:  # of numbers that are too large
+        if not later:
+            raise
+        return _next(program, state._replace(later=tuple(later)))
+
+
+def _begun(program: Program, stage: Stage, later: tuple[Stage, ...], state: _State) -> _State:
+    """A stage at its first step."""
+    before = state.running
+    if stage.carries and before.best is not None:
+        return _State(carried(stage, program, before), later, state.outgrown)
     outgrown = state.outgrown or isinstance(before.stage.algorithm, WorkingSet)
     start = completed(program, before.result())
     # An algorithm that is given up may have diverged.
     if not float(program.primal(start.coef, start.intercept)) <= program.null_value:
         start = null_point(program)
-    return _State(begun(stage, program, start, before), tuple(later), outgrown)
+    return _State(begun(stage, program, start, before), later, outgrown)

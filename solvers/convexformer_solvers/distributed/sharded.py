@@ -199,9 +199,6 @@ class ShardedMap(Sharded, LinearMap):
     def largest(self) -> float:
         return float(self._all("largest", "max"))
 
-    def check_finite(self) -> None:
-        self._all("check_finite", "none")
-
     def traffic(self) -> Traffic | None:
         # A rank with few of the samples may hold them.
         of_ranks = [of_rank for of_rank in self._all("traffic", "list") if of_rank is not None]

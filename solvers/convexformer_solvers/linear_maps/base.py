@@ -130,7 +130,8 @@ class LinearMap(InParts, ABC):
 
     def largest(self) -> float:
         """Largest absolute value of an entry, or a bound of it."""
-        return max((float(self._block(block).abs().max()) for block in range(self._n_blocks)), default=0.0)
+        # Not the maximum of Python, which NaN does not always win.
+        return float(torch.stack([self._block(block).abs().max() for block in range(self._n_blocks)]).max())
 
     def check_finite(self) -> None:
         """Raise ``ValueError`` where an entry is not finite."""

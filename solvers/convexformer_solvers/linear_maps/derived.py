@@ -47,8 +47,8 @@ class DerivedMap(LinearMap, Generic[_Base]):
     def gathered(self, values: Tensor) -> Tensor:
         return self.base.gathered(values)
 
-    def check_finite(self) -> None:
-        self.base.check_finite()
+    def product_work(self, n_outputs: int) -> float:
+        return self.base.product_work(n_outputs)
 
     def traffic(self) -> Traffic | None:
         return self.base.traffic()
@@ -85,9 +85,6 @@ class RoundedMap(DerivedMap[LinearMap]):
 
     def few(self, n_blocks: int) -> bool:
         return self.base.few(n_blocks)
-
-    def product_work(self, n_outputs: int) -> float:
-        return self.base.product_work(n_outputs)
 
 
 class SignedMap(DerivedMap[LinearMap]):
@@ -135,9 +132,6 @@ class SignedMap(DerivedMap[LinearMap]):
         if self.in_memory:
             return super().squared_norm(weight, center, n_steps)
         return 2 * self.base.squared_norm(weight, center, n_steps)  # which knows how to read few samples
-
-    def product_work(self, n_outputs: int) -> float:
-        return self.base.product_work(n_outputs)
 
     def centered(self, weight: Tensor, dtype: torch.dtype) -> LinearMap:
         return SignedMap(self.base.centered(weight, dtype))
@@ -197,9 +191,6 @@ class PaddedMap(DerivedMap[LinearMap]):
 
     def squared_norm(self, weight: Tensor, center: bool = False, n_steps: int = 20) -> float:
         return self.base.squared_norm(weight, center, n_steps)
-
-    def product_work(self, n_outputs: int) -> float:
-        return self.base.product_work(n_outputs)
 
     def centered(self, weight: Tensor, dtype: torch.dtype) -> LinearMap:
         return PaddedMap(self.base.centered(weight, dtype))

@@ -143,7 +143,7 @@ class StreamedMap(LinearMap):
     def rows(self, index: Tensor | slice) -> LinearMap:
         masks = None if self.masks is None else self.masks[index]
         features = None if self.features is None else self.features[index]
-        if isinstance(index, slice) and self._order is None:
+        if isinstance(index, slice) and index.step in (None, 1) and self._order is None:
             chosen: range | Tensor = self._index[index]
             order = None
         else:

@@ -159,7 +159,8 @@ class PerTarget(Penalty):
     TypeError
         If ``penalty`` is no penalty.
     ValueError
-        If ``n_targets`` is no positive integer; when used, if it does not divide the number of outputs.
+        If ``penalty`` is not a sum over blocks, or ``n_targets`` is no positive integer; when used, if that does not
+        divide the number of outputs.
 
     Examples
     --------
@@ -175,6 +176,8 @@ class PerTarget(Penalty):
     def __post_init__(self) -> None:
         if not isinstance(self.penalty, Penalty):
             raise TypeError(f"penalty must be a Penalty, as GroupL2() is one, got {self.penalty!r}")
+        if not self.penalty.block_separable:
+            raise ValueError(f"penalty must be a sum over blocks, got {self.penalty!r}")
         check_counts(n_targets=self.n_targets)
 
     def check_shape(self, shape: tuple[int, ...]) -> None:
@@ -215,5 +218,12 @@ class PerTarget(Penalty):
         return self.penalty.right_norm(by_target).view(-1, self.n_targets).sum(1)
 
     def expression(self, coef: Any, n_blocks: int) -> Any:
+        return sum(self.penalty.expression(part, n_blocks) for part in self._columns(coef))
+
+    def constraints(self, coef: Any, n_blocks: int) -> list[Any]:
+        return [each for part in self._columns(coef) for each in self.penalty.constraints(part, n_blocks)]
+
+    def _columns(self, coef: Any) -> list[Any]:
+        """Columns of each target row."""
         size = coef.shape[1] // self.n_targets
-        return sum(self.penalty.expression(coef[:, t * size : (t + 1) * size], n_blocks) for t in range(self.n_targets))
+        return [coef[:, t * size : (t + 1) * size] for t in range(self.n_targets)]

@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+from sklearn.exceptions import ConvergenceWarning
 from solver_cases import make_program, randn
 
 from convexformer_solvers import (
@@ -22,9 +23,11 @@ from convexformer_solvers import (
     solve,
     solve_path,
 )
+from convexformer_solvers.algorithms.admm import Admm, AdmmConfig
 from convexformer_solvers.algorithms.base import Solver
 from convexformer_solvers.algorithms.stage import Stage
 from convexformer_solvers.points import Point, null_point
+from convexformer_solvers.reductions.precision import SinglePrecision
 
 pytestmark = pytest.mark.usefixtures("steady_rates")
 
@@ -219,3 +222,31 @@ class TestPlansOfOnesOwn:
     def test_a_stage_is_of_a_solver(self):
         with pytest.raises(TypeError, match="algorithm must be a Solver"):
             Stage(Fista, "a class")
+
+
+class NeverBegins(Fista):
+    """Fista that meets a matrix without a factor before its first step."""
+
+    def init(self, program, start):
+        raise torch.linalg.LinAlgError("no factor")
+
+
+def test_a_stage_that_cannot_begin_hands_over_to_the_next():
+    program = make_program("squared", n=12, ratio=0.01, intercept=True)
+    stages = Stage(Fista(), "a start", max_steps=1), Stage(NeverBegins(), "fails"), Stage(Fista(), "goes on")
+    assert solve(program, with_stages(*stages), tol=1e-6).certificate.relative_gap <= 1e-6
+    with pytest.warns(ConvergenceWarning, match="did not converge in 1 iterations"):
+        assert solve(program, with_stages(*stages[:2]), tol=1e-6).status is Status.STALLED
+
+
+def test_a_last_stage_that_carries_on_a_stage_out_of_steps_ends_the_solve():
+    program = make_program("squared", n=40, ratio=0.01)
+    stages = Stage(Admm(), "a start", 3, (SinglePrecision(),)), Stage(Admm(), "its last steps", 3, carries=True)
+    with pytest.warns(ConvergenceWarning, match="certified relative gap"):
+        assert solve(program, with_stages(*stages), tol=1e-12).n_iter <= 2 * 3
+
+
+def test_a_path_of_admm_whose_rho_is_never_set_anew():
+    program = make_program("squared", n=40, ratio=0.1)
+    path = solve_path(program, Admm(config=AdmmConfig(adapt_at=())), [0.5, 0.2, 0.1], tol=1e-6)
+    assert all(result.certificate.relative_gap <= 1e-6 for result in path.results)

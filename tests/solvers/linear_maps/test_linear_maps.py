@@ -481,3 +481,15 @@ def test_checks_name_what_is_no_instance(check, name):
     for wrong in ("squared", DenseMap):
         with pytest.raises(TypeError, match=f"{name} must be a "):
             check(wrong)
+
+
+@pytest.mark.parametrize("block", [0, 1, 2])
+@pytest.mark.parametrize("wrong", [float("nan"), float("-inf")])
+def test_an_entry_that_is_not_finite_is_found_in_any_block(block, wrong):
+    class Plain(DenseMap):
+        largest = operators.LinearMap.largest
+
+    data = randn(5, 3, 2)
+    data[4, block, 1] = wrong
+    with pytest.raises(ValueError, match="must be finite"):
+        Plain(data).check_finite()

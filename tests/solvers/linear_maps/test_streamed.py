@@ -47,6 +47,7 @@ def maps(dtype=torch.float64):
     return {
         "plain": (streamed, plain),
         "gated": (streamed.gated(masks), gated),
+        "every second": (streamed.rows(slice(1, None, 2)), plain.rows(slice(1, None, 2))),
         "slice": (streamed.rows(slice(4, 19)), plain.rows(slice(4, 19))),
         "shuffled": (streamed.gated(masks).rows(some), gated.rows(some)),
         "rows of rows": (streamed.rows(some).rows(torch.tensor([5, 1, 0])), plain.rows(some[[5, 1, 0]])),

@@ -266,3 +266,16 @@ class TestColumnGenerationInSinglePrecision:
         result = solve(program, ColumnGeneration(), tol=1e-4)
         assert result.coef.dtype == torch.float32
         assert result.certificate.relative_gap <= 1e-4
+
+
+def test_a_penalty_of_each_target_row_keeps_its_constraints_and_is_a_sum_over_blocks():
+    class Bounded(GroupL2):
+        def constraints(self, coef, n_blocks):
+            return [coef <= 0.1]
+
+    program = make_program("squared", n=20, blocks=2, d=2, c=4, ratio=0.01)
+    bounded = Program(program.map, program.y, program.loss, PerTarget(Bounded(), 2), program.alpha)
+    coef = cp.Variable((4, 4))
+    assert len(bounded.penalty.constraints(coef, 2)) == 2
+    with pytest.raises(ValueError, match="penalty must be a sum over blocks"):
+        PerTarget(RowStochastic(1), 2)

@@ -107,7 +107,9 @@ class Admm(PrimalDualSolver):
             cache.acceleration.forget()
         state = State.at(program, cache, start, local, system.rho, rule)
         # As after some iterations, so that rho is first set anew before long.
-        return state._replace(margin=margin, iteration=config.adapt_at[0] // 2, before=_end_of(program, previous))
+        return state._replace(
+            margin=margin, iteration=min(config.adapt_at, default=0) // 2, before=_end_of(program, previous)
+        )
 
     def carried_on(self, program: Program, state: State) -> State:
         """The state of iterations in another precision, for iterations on this program."""
