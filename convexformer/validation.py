@@ -78,12 +78,14 @@ def check_tokens(estimator: Any, X: Any, reset: bool) -> Tensor:
 
 
 def refuse_dates(values: Any, name: str) -> None:
-    """Raise ``ValueError`` where an argument holds dates or durations, a missing one of which is a number to numpy."""
+    """Raise ``ValueError`` where an argument holds dates or durations, which numpy converts to integers."""
     own = getattr(values, "dtype", None)
     kinds = [own] if own is not None else list(getattr(values, "dtypes", ()))  # one of each column of a data frame
     dates = sorted({str(kind) for kind in kinds if getattr(kind, "kind", None) in ("m", "M")})
     if dates:
-        raise ValueError(f"{name} must hold numbers, got {', '.join(dates)}; say as a number what counts, such as days")
+        raise ValueError(
+            f"{name} must hold numbers, got {', '.join(dates)}; convert them first, for example to numbers of days"
+        )
 
 
 def _without_tensor(values: Any, name: str) -> Any:

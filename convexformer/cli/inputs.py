@@ -112,6 +112,15 @@ def _shard_arrays(folder: Path, *wanted: str) -> dict[str, Any]:
     return {name: read_array(folder, name).numpy() for name in wanted if name in names}
 
 
+def load_samples(path: Path) -> dict[str, Any]:
+    """The arrays of an .npz file; of all else that is read as it is needed the path, as the samples ``X``."""
+    from convexformer.storage.opening import FILE_SUFFIXES
+
+    if path.is_dir() or (path.exists() and path.suffix in FILE_SUFFIXES and path.suffix != ".npz"):
+        return {"X": os.fspath(path)}
+    return load_arrays(path, ("X",))
+
+
 def samples_of(arrays: dict[str, Any], path: Path, is_probe: bool) -> Any:
     """The samples of a file or folder: ``X``, with the lengths of the samples for a probe where there are any."""
     if is_probe and "lengths" not in arrays and path.is_dir():

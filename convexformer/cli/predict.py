@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .inputs import CommandError, check_target, load_arrays, samples_of
+from .inputs import CommandError, check_target, load_samples, samples_of
 from .output import as_lines
 
 
@@ -17,10 +17,12 @@ def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
     predict = commands.add_parser(
         "predict",
         parents=[common],
-        help="predict for array X of an .npz file with a saved model",
+        help="predict for the samples of a file or folder with a saved model",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    predict.add_argument("file", type=Path, help=".npz with X, and y when a score is wanted; or a folder of shards")
+    predict.add_argument(
+        "file", type=Path, help=".npz with X, and y when a score is wanted; or data on a disk, as fit reads it"
+    )
     predict.add_argument("--model", type=Path, default=Path("model.npz"), help="model saved by fit")
     predict.add_argument(
         "--out", type=Path, default=Path("predictions.npz"), help="where to save predictions (and probabilities)"
@@ -32,7 +34,7 @@ def _run_predict(options: argparse.Namespace) -> dict[str, Any]:
     from convexformer.estimators.persistence import load_model
     from convexformer_solvers.io.npz import replacing
 
-    arrays = {"X": str(options.file)} if options.file.is_dir() else load_arrays(options.file, ("X",))
+    arrays = load_samples(options.file)
     if not options.model.exists():
         raise CommandError(
             f"no model at {options.model}; 'convexformer fit FILE.npz --model {options.model}' makes one"

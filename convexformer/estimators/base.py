@@ -270,8 +270,7 @@ class ConvexAttentionBase(CertifiedEstimator):
         drawn = self._drawn_anew()
         if resume is not None and drawn:
             raise ValueError(
-                f"resume={os.fspath(resume)!r} could not be continued, as a later call would draw others: {drawn} that "
-                "are drawn come again only with an int as random_state"
+                f"resume={os.fspath(resume)!r} needs an int as random_state: without one a later call draws other {drawn}"
             )
 
     def _drawn_anew(self) -> str:

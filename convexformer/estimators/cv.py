@@ -302,7 +302,7 @@ def _check_classes(
                 f"cv: there is no training sample of {lacking[-1]}, so that there is nothing to tell apart; {remedy}"
             )
     if lacking:
-        found = f"cv: there is no training sample of {', '.join(lacking)}, so that these folds say little of alpha"
+        found = f"cv: there is no training sample of {', '.join(lacking)}, so these folds cannot select alpha well"
         warnings.warn(f"{found}; {remedy}", UserWarning, stacklevel=4)
 
 

@@ -19,6 +19,7 @@ from .manifest import MANIFEST, shard_arrays
 from .sources import ArraySource, ColumnSource, FileSource, ShardSource, hash_of
 
 _HDF5 = (".h5", ".hdf5")
+FILE_SUFFIXES = (*SUFFIXES, *_HDF5)
 
 
 def open_source(X: Any) -> Source | None:

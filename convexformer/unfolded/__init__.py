@@ -1,8 +1,5 @@
 """Transformers as unfolded energy minimisation ([U]): energies, the attention that descends them, layers."""
 
-from importlib import import_module
-from typing import Any
-
 from .aim import DescentCondition, aim_step, descent_condition, descent_constant, gradient_ratio
 from .attention import DescentWarning, EnergyAttention
 from .descent import DescentReport, descent_report
@@ -62,11 +59,3 @@ __all__ = [
     "gradient_ratio",
     "padding_mask",
 ]
-
-_ESTIMATORS = ("UnfoldedTransformerClassifier", "UnfoldedTransformerRegressor")
-
-
-def __getattr__(name: str) -> Any:  # the estimators are built on this package
-    if name in _ESTIMATORS:
-        return getattr(import_module("convexformer.estimators"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

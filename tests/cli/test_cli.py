@@ -411,3 +411,22 @@ def test_a_reader_that_has_read_enough_is_no_error(tmp_path):
         command = [sys.executable, "-m", "convexformer", "fit", "data.npz", "--quiet", "--json"]
         done = subprocess.run(command, cwd=tmp_path, stdout=output, stderr=subprocess.PIPE, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("suffix", ["npy", "safetensors", "h5"])
+def test_samples_of_a_file_that_fit_reads_are_predicted(suffix, regression_file, tmp_path, capsys):
+    data, file = np.load(regression_file), tmp_path / f"X.{suffix}"
+    if suffix == "npy":
+        np.save(file, data["X"])
+    elif suffix == "safetensors":
+        pytest.importorskip("safetensors.numpy").save_file({"X": data["X"]}, file)
+    else:
+        with pytest.importorskip("h5py").File(file, "w") as opened:
+            opened["X"] = data["X"]
+    np.save(tmp_path / "y.npy", data["y"])
+    model, out = tmp_path / "m.npz", tmp_path / "p.npz"
+    run_json(capsys, "fit", file, "--targets", tmp_path / "y.npy", "--model", model, "--alpha", 0.1)
+    run_json(capsys, "predict", file, "--model", model, "--out", out)
+    run_json(capsys, "predict", regression_file, "--model", model, "--out", tmp_path / "q.npz")
+    wanted = np.load(tmp_path / "q.npz")["predictions"]
+    np.testing.assert_allclose(np.load(out)["predictions"], wanted, rtol=1e-10)

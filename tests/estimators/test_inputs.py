@@ -777,7 +777,7 @@ def test_a_folder_of_another_call_is_named_with_what_can_be_done(tmp_path):
     with pytest.raises(ValueError, match=r"Repeat the call that wrote it, or give a path where there is nothing yet$"):
         model.fit(X, 2 * y)
     model.set_params(cv=KFold(3, shuffle=True))
-    with pytest.raises(ValueError, match="folds that are drawn come again only with an int as random_state"):
+    with pytest.raises(ValueError, match="needs an int as random_state: without one a later call draws other folds"):
         model.fit(X, y)
 
 
@@ -830,7 +830,7 @@ def test_a_stalled_solve_says_what_helps():
 
 def test_data_frames_of_dates_or_vectors_are_named():
     pandas = pytest.importorskip("pandas")
-    with pytest.raises(ValueError, match=r"X must hold numbers, got datetime64\[.*\]; say"):
+    with pytest.raises(ValueError, match=r"X must hold numbers, got datetime64\[.*\]; convert"):
         ConvexAttentionRegressor().fit(pandas.DataFrame({"a": y, "b": pandas.to_datetime(dates())}), y)
     with pytest.raises(ValueError, match="X must hold one number in each cell, got sequences"):
         ConvexAttentionRegressor().fit(pandas.DataFrame({"a": list(X[:, 0]), "b": list(X[:, 1])}), y)

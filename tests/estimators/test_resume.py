@@ -161,7 +161,7 @@ class TestCrossValidation:
             pytest.fail("solved")
 
         options = {"activation": "gated_relu", "n_gates": 3, "random_state": random_state, "callback": solved}
-        message = "gates that are drawn come again only with an int as random_state"
+        message = "needs an int as random_state: without one a later call draws other gates"
         with pytest.raises(ValueError, match=message):
             ConvexAttentionRegressorCV(**{**OPTIONS, **options}, resume=tmp_path / "folds").fit(X, Y)
         with pytest.raises(ValueError, match=message):

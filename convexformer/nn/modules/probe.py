@@ -326,4 +326,4 @@ def _safetensors() -> Any:
     try:
         return import_module("safetensors.torch")
     except ImportError as error:
-        raise ModuleNotFoundError("folders of probes need safetensors: pip install 'convexformer[bert]'") from error
+        raise ModuleNotFoundError("folders of probes need safetensors: pip install safetensors") from error

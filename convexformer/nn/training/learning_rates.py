@@ -1,4 +1,4 @@
-"""Courses of the learning rate over a training."""
+"""Learning-rate schedules."""
 
 from __future__ import annotations
 
