@@ -73,8 +73,9 @@ class RegressionMixin(ScoreMixin, RegressorMixin):
 
         Parameters
         ----------
-        X : array-like of shape (n_samples, n_tokens, n_features) or (n_samples, n_tokens), path or source
-            As in ``fit``; under ``torchrun`` each rank predicts the samples that it is given.
+        X : array-like of shape (n_samples, n_tokens, n_features) or (n_samples, n_tokens)
+            Samples, in all forms that ``fit`` takes: paths and sources among them for estimators that read data on a
+            disk. Under ``torchrun`` each rank predicts the samples that it is given.
 
         Returns
         -------
@@ -136,8 +137,9 @@ class ClassificationMixin(ScoreMixin, ClassifierMixin):
 
         Parameters
         ----------
-        X : array-like of shape (n_samples, n_tokens, n_features) or (n_samples, n_tokens), path or source
-            As in ``fit``; under ``torchrun`` each rank predicts the samples that it is given.
+        X : array-like of shape (n_samples, n_tokens, n_features) or (n_samples, n_tokens)
+            Samples, in all forms that ``fit`` takes: paths and sources among them for estimators that read data on a
+            disk. Under ``torchrun`` each rank predicts the samples that it is given.
 
         Returns
         -------
@@ -151,8 +153,9 @@ class ClassificationMixin(ScoreMixin, ClassifierMixin):
 
         Parameters
         ----------
-        X : array-like of shape (n_samples, n_tokens, n_features) or (n_samples, n_tokens), path or source
-            As in ``fit``; under ``torchrun`` each rank predicts the samples that it is given.
+        X : array-like of shape (n_samples, n_tokens, n_features) or (n_samples, n_tokens)
+            Samples, in all forms that ``fit`` takes: paths and sources among them for estimators that read data on a
+            disk. Under ``torchrun`` each rank predicts the samples that it is given.
 
         Returns
         -------
@@ -166,8 +169,9 @@ class ClassificationMixin(ScoreMixin, ClassifierMixin):
 
         Parameters
         ----------
-        X : array-like of shape (n_samples, n_tokens, n_features) or (n_samples, n_tokens), path or source
-            As in ``fit``; under ``torchrun`` each rank predicts the samples that it is given.
+        X : array-like of shape (n_samples, n_tokens, n_features) or (n_samples, n_tokens)
+            Samples, in all forms that ``fit`` takes: paths and sources among them for estimators that read data on a
+            disk. Under ``torchrun`` each rank predicts the samples that it is given.
 
         Returns
         -------

@@ -270,7 +270,8 @@ class ConvexAttentionBase(CertifiedEstimator):
         drawn = self._drawn_anew()
         if resume is not None and drawn:
             raise ValueError(
-                f"resume={os.fspath(resume)!r} needs an int as random_state: without one a later call draws other {drawn}"
+                f"resume={os.fspath(resume)!r} needs an int as random_state: without one a later call draws "
+                f"other {drawn}"
             )
 
     def _drawn_anew(self) -> str:

@@ -140,13 +140,22 @@ class DescentConstrainedClassifier(ClassificationMixin, DescentConstrainedBase):
         Price of violations, see ``PrimalDual``. Default: hard constraints.
     loss : {"auto", "logistic", "softmax", "squared_hinge"} or Loss, default="auto"
         As in ``ConvexAttentionClassifier``.
-    dual_lr, stop_gradient, lr, weight_decay, batch_size
-        As of ``PrimalDual``.
+    dual_lr : float, default=1e-2
+        Step of the multipliers.
+    stop_gradient : bool, default=False
+        Whether the loss that a layer is compared with counts as a number. Otherwise the net weight of a layer's loss
+        may be negative and training then raises that loss.
+    lr : float, default=1e-3
+        Learning rate of the weights.
+    weight_decay : float, default=0.0
+        Decay of the weights.
+    batch_size : int, default=32
+        Samples of a batch; the last of an epoch may have fewer.
     n_epochs : int, default=50
         Epochs.
     validation_fraction : float, default=0.2
-        Share of the samples that is held out: feasibility is judged on it, and the best feasible epoch by it is kept.
-        0: all samples are for training, and the last epoch is kept.
+        Share of the samples that is held out, never the last of a class: feasibility is judged on it, and the best feasible epoch by it is
+        kept. 0: all samples are for training, and the last epoch is kept.
     class_weight : dict, "balanced" or None, default=None
         Factors on the weights of classes, as in scikit-learn.
     dtype : {None, "float32", "float64"}, default=None
@@ -359,10 +368,38 @@ class DescentConstrainedDenoiser(TransformerMixin, DescentConstrainedBase):
     model : {"ut", "dust"}, default="ut"
         ``UnrolledTransformer``, for tokens without negative entries such as pixels, or ``DUST``, sparse coding in a
         dictionary.
-    n_layers, shared, objective, resilience, dual_lr, stop_gradient, lr, weight_decay, batch_size, n_epochs
-        As in ``DescentConstrainedClassifier``.
-    validation_fraction, dtype, device, random_state, verbose
-        As in ``DescentConstrainedClassifier``.
+    n_layers : int, default=3
+        Layers, two or more.
+    shared : bool, default=False
+        Whether all layers have the same weights.
+    objective : {"constrained", "last", "sum"}, default="constrained"
+        ``"last"``: usual training, of the last layer alone; ``"sum"``: the losses of all layers (deep supervision).
+    resilience : float, optional
+        Price of violations, see ``PrimalDual``. Default: hard constraints.
+    dual_lr : float, default=1e-2
+        Step of the multipliers.
+    stop_gradient : bool, default=False
+        Whether the loss that a layer is compared with counts as a number. Otherwise the net weight of a layer's loss
+        may be negative and training then raises that loss.
+    lr : float, default=1e-3
+        Learning rate of the weights.
+    weight_decay : float, default=0.0
+        Decay of the weights.
+    batch_size : int, default=32
+        Samples of a batch; the last of an epoch may have fewer.
+    n_epochs : int, default=50
+        Epochs.
+    validation_fraction : float, default=0.2
+        Share of the samples that is held out: feasibility is judged on it, and the best feasible epoch by it is
+        kept. 0: all samples are for training, and the last epoch is kept.
+    dtype : {None, "float32", "float64"}, default=None
+        Precision of the network. Default: that of ``X``.
+    device : str or torch.device, optional
+        Where to train. Default: that of ``X``, or the CPU.
+    random_state : int, RandomState or None, default=None
+        Of the initial weights, the split and the order of the samples.
+    verbose : bool, default=False
+        Whether to show a progress bar.
 
     Attributes
     ----------
