@@ -154,8 +154,8 @@ class DescentConstrainedClassifier(ClassificationMixin, DescentConstrainedBase):
     n_epochs : int, default=50
         Epochs.
     validation_fraction : float, default=0.2
-        Share of the samples that is held out, never the last of a class: feasibility is judged on it, and the best feasible epoch by it is
-        kept. 0: all samples are for training, and the last epoch is kept.
+        Share of the samples that is held out, never the last of a class: feasibility is judged on it, and the best
+        feasible epoch by it is kept. 0: all samples are for training, and the last epoch is kept.
     class_weight : dict, "balanced" or None, default=None
         Factors on the weights of classes, as in scikit-learn.
     dtype : {None, "float32", "float64"}, default=None
