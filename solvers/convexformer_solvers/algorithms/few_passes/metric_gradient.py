@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
+from itertools import combinations_with_replacement
 from typing import NamedTuple
 
 import torch
@@ -269,33 +270,27 @@ class MetricGradient(Solver):
             linear_map = linear_map.rows(index)
         # The intercept is one more feature.
         moments = [_with_ones(linear_map, each) for each in weight.T]
-        n_outputs = program.y.shape[1]
         if n == 1 or program.loss.output_separable:
             wholes = [slice(None)] if n == 1 else [slice(place, place + 1) for place in range(n)]
-            found = [self._part(program, each, where, 1) for each, where in zip(moments, wholes, strict=True)]
-        else:
-            rows, columns = torch.triu_indices(n_outputs, n_outputs).tolist()
-            both = {(k, m): each for k, m, each in zip(rows, columns, moments, strict=True)}
-            grid = [[both[min(k, m), max(k, m)] for m in range(n_outputs)] for k in range(n_outputs)]
-            joint = torch.cat([torch.cat(row, dim=1) for row in grid])
-            found = [self._part(program, joint, slice(None), n_outputs)]
-        return _Metric(local, tuple(found))
+            parts = [self._part(program, each[None, :, None], of) for each, of in zip(moments, wholes, strict=True)]
+            return _Metric(local, tuple(parts))
+        n_outputs, size = program.y.shape[1], len(moments[0])
+        whole = moments[0].new_empty((n_outputs, size, n_outputs, size))
+        for (k, m), each in zip(combinations_with_replacement(range(n_outputs), 2), moments, strict=True):
+            whole[k, :, m] = whole[m, :, k] = each
+        return _Metric(local, (self._part(program, whole, slice(None)),))
 
-    def _part(self, program: Program, whole: Tensor, outputs: slice, n_joint: int) -> _Part:
-        """The part of a Gram matrix of the features of all outputs, each followed by its intercept."""
+    def _part(self, program: Program, whole: Tensor, outputs: slice) -> _Part:
+        """The part of a Gram matrix between outputs, ``(k, p + 1, k, p + 1)``, the last feature the intercept."""
         *blocks, width = program.map.feature_shape
-        is_intercept = torch.arange(len(whole), device=whole.device) % (len(whole) // n_joint) == math.prod(
-            (*blocks, width)
-        )
-        others = (~is_intercept).nonzero()[:, 0]
-        if n_joint > 1:  # features of all outputs, block by block
-            others = others.view(n_joint, -1, width).transpose(0, 1).flatten()
-        cross, core = whole[others][:, is_intercept], whole[is_intercept][:, is_intercept]
-        core = core * program.fit_intercept
+        k, p = len(whole), whole.shape[1] - 1
+        by_block = torch.arange(k * p, device=whole.device).view(k, -1, width).transpose(0, 1).flatten()
+        core = whole[:, p, :, p] * program.fit_intercept
+        cross = whole[:, :p, :, p].reshape(k * p, k)[by_block]
         inverse = torch.linalg.pinv(core, hermitian=True)
-        gram = whole[others][:, others] - cross @ inverse @ cross.T
-        shape = (*blocks, n_joint, width) if n_joint > 1 else (*blocks, width)
-        return _Part(outputs, n_joint > 1, gram, GramRoot(gram, shape), cross, core, inverse)
+        gram = whole[:, :p, :, :p].reshape(k * p, k * p)[by_block][:, by_block] - cross @ inverse @ cross.T
+        shape = (*blocks, k, width) if k > 1 else (*blocks, width)
+        return _Part(outputs, k > 1, gram, GramRoot(gram, shape), cross, core, inverse)
 
     @staticmethod
     def _curvature_met(metric: _Metric, before: _Read, after: _Read) -> float:
