@@ -22,12 +22,14 @@ from .generated import (
     GenerationRound,
     generate_gates,
 )
+from .search import GateSearch
 from .sources import DifferenceGates, FourierGates, GaussianGates, GivenGates, NetworkGates, SparseGates
 
 __all__ = [
     "GATE_SOURCES",
     "DifferenceGates",
     "FourierGates",
+    "GateSearch",
     "GateSource",
     "Gates",
     "GatesInterrupted",

@@ -33,15 +33,11 @@ from convexformer_solvers import (
     solve,
 )
 from convexformer_solvers.result import check_tol
-from convexformer_solvers.validation import check_callback, check_counts
+from convexformer_solvers.validation import check_callback, check_counts, check_kind
 
 from .base import Gates, GatesInterrupted, GateSource, TrainingData
-from .search import DualPoint, Found, find_violated
+from .search import DualPoint, Found, GateSearch
 from .sources import GivenGates
-
-# Where found gates do not lower the objective, the gap is multiplied by the first; not below the second times tol.
-_TIGHTER = 1e-2
-_TIGHTEST = 1e-3
 
 
 class GenerationEnd(Enum):
@@ -138,6 +134,7 @@ def generate_gates(
     max_gates: int = 32,
     n_restarts: int = 64,
     per_round: int = 4,
+    search: GateSearch | None = None,
     tol: float = 1e-4,
     solver: str | Solver = "auto",
     max_iter: int = 10_000,
@@ -183,6 +180,8 @@ def generate_gates(
         Starting points of each search, all ascended at once: at random, between samples, and near gates in use.
     per_round : int, default=4
         Gates to add per round at most. One takes the fewest gates, more take fewer solves.
+    search : GateSearch, optional
+        Numbers of the search. Default: ``GateSearch()``.
     tol : float, default=1e-4
         Bound on the relative gap of a solve, and on the relative excess of a dual norm that does not count as a
         violation.
@@ -206,7 +205,7 @@ def generate_gates(
     GenerationInterrupted
         On Ctrl-C; a ``KeyboardInterrupt`` whose ``result`` holds the gates so far and a certified point.
     TypeError
-        If the start is of another kind, or the callback cannot be called.
+        If the start or the search is of another kind, or the callback cannot be called.
     ValueError
         If an argument is not as described; the message names it.
 
@@ -229,7 +228,8 @@ def generate_gates(
     check_callback(callback, "a GenerationRound")
     check_counts(max_gates=max_gates, n_restarts=n_restarts, per_round=per_round)
     check_tol(tol)
-    search = {"n_restarts": n_restarts, "tol": tol, "random_state": check_stream(random_state)}
+    search = GateSearch() if search is None else search
+    check_kind("search", search, GateSearch, "GateSearch()")
     with tqdm(total=max_gates, disable=not verbose, desc="gates", unit="gate") as bar:
         run = _Generation(
             data=TrainingData(tokens, *parts),
@@ -240,6 +240,8 @@ def generate_gates(
             tol=tol,
             max_iter=max_iter,
             search=search,
+            n_restarts=n_restarts,
+            random_state=check_stream(random_state),
             callback=callback,
             bar=bar,
         )
@@ -272,7 +274,9 @@ class _Generation:
     per_round: int
     tol: float
     max_iter: int
-    search: dict[str, Any]
+    search: GateSearch
+    n_restarts: int
+    random_state: np.random.RandomState
     callback: GenerationCallback | None
     bar: tqdm
     rounds: list[GenerationRound] = field(default_factory=list)
@@ -297,10 +301,10 @@ class _Generation:
             extended = self._extended(self.solved, found.gates)
             if extended.solution.certificate.primal < self.solved.solution.certificate.primal:
                 self.solved = extended
-            elif self.gap < _TIGHTEST * self.tol:
+            elif self.gap < self.search.least_gap * self.tol:
                 return GenerationEnd.NONE_FOUND
             else:  # the violation may be what the dual point lacks of precision
-                self.gap *= _TIGHTER
+                self.gap *= self.search.gap_factor
                 point = (self.solved.solution.coef, self.solved.solution.intercept)
                 self.solved = self._solve(self.solved.gates, self.solved.masks, point)
 
@@ -313,7 +317,7 @@ class _Generation:
             gates = Gates(*(np.zeros((1, width)) for width in self.data.token_shape))
         else:
             source = GivenGates(start) if isinstance(start, Gates) else start
-            gates = source.make(self.data, self.search["random_state"])
+            gates = source.make(self.data, self.random_state)
         masks = gates.masks(self.data.tokens)
         distinct = gates.distinct(masks, self.data.sample_weight)
         if len(distinct) > self.max_gates:
@@ -349,12 +353,14 @@ class _Generation:
         values = (program.weight[:, None] * theta)[counted]
         point = DualPoint(self.data.held_tokens()[counted], values, program.penalty, program.alpha)
         used = program.penalty.group_values(solution.coef).flatten(1).sum(1).nonzero()[:, 0].numpy(force=True)
-        found = find_violated(
+        found = self.search.violated(
             point,
             solved.masks[counted],
             solved.gates.select(used) if len(used) else None,
             n_wanted=max(1, min(self.per_round, self.max_gates - len(solved.gates))),
-            **self.search,
+            n_restarts=self.n_restarts,
+            tol=self.tol,
+            random_state=self.random_state,
         )
         scale = program.y.new_tensor(1 / (1 + max(found.violation, 0.0)))
         scale = program.loss.best_dual_scale(theta, program.y, program.weight, scale)
@@ -383,7 +389,7 @@ class GeneratedGates(GateSource):
     ----------
     max_gates : int, default=32
         Gates at most, those of the start included.
-    start, n_restarts, per_round, tol, solver, max_iter, callback, verbose
+    start, n_restarts, per_round, tol, solver, max_iter, callback, verbose, search
         As in ``generate_gates``.
 
     Raises
@@ -412,6 +418,7 @@ class GeneratedGates(GateSource):
     max_iter: int = 10_000
     callback: GenerationCallback | None = None
     verbose: bool = False
+    search: GateSearch | None = None
 
     depends_on_alpha: ClassVar[bool] = True
     needs_data: ClassVar[bool] = True

@@ -3,31 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from convexformer.validation import check_positive
 from convexformer_solvers import GatedMap, Penalty
+from convexformer_solvers.validation import check_counts
 
 from .base import Gates
 from .sources import separating_directions
-
-# Steps of the ascent, and the lengths of the first and the last, in directions of unit length.
-_N_STEPS = 40
-_STEP_LENGTHS = (0.3, 0.02)
-# Widths of the sigmoid that stands for the step, first and last, relative to the spread of the samples.
-_WIDTHS = (1.0, 0.02)
-# Steps of the climb by trial, and the lengths of the first and the last.
-_N_TRIALS = 30
-_TRIAL_LENGTHS = (0.5, 0.01)
-# Length of the noise that is added to the directions of gates in use.
-_PERTURBATION = 0.3
-# Share of the samples on which gates that are added at once differ at least: nearly equal ones gain little together.
-_APART = 0.05
-# Numbers in the temporary of one ascent.
-_CHUNK_ELEMENTS = 2**22
 
 
 class DualPoint(NamedTuple):
@@ -66,51 +54,183 @@ class Found(NamedTuple):
     violation: float
 
 
-def find_violated(
-    point: DualPoint,
-    known: Tensor,
-    in_use: Gates | None,
-    *,
-    n_restarts: int,
-    n_wanted: int,
-    tol: float,
-    random_state: np.random.RandomState,
-) -> Found:
-    """Search for the gates whose dual norms exceed ``(1 + tol) alpha`` most.
+@dataclass(frozen=True)
+class GateSearch:
+    """Local search, with restarts, for the gates whose dual norms exceed ``alpha`` most.
 
     The dual norm of a gate is that of the samples it lets through, times their dual values, summed: the step in it is
     replaced by a sigmoid that narrows while all restarts ascend at once, and from where that leads they climb by random
-    trials on the dual norm itself.
+    trials on the dual norm itself. Directions have unit length.
 
     Parameters
     ----------
-    point : DualPoint
-        The program at its solution.
-    known : Tensor of shape (N, h), bool
-        Masks of the gates that the program has.
-    in_use : Gates or None
-        Those of them that the solution uses; some restarts begin near them.
-    n_restarts : int
-        Starting points.
-    n_wanted : int
-        Gates to return at most.
-    tol : float
-        Excess that does not count.
-    random_state : RandomState
-        Draws the starting points.
+    n_steps : int, default=40
+        Steps of the ascent.
+    step_lengths : tuple of two floats, default=(0.3, 0.02)
+        Lengths of its first and of its last step; those between are a geometric sequence.
+    widths : tuple of two floats, default=(1.0, 0.02)
+        Widths of the sigmoid there, relative to the spread of the samples along the gate.
+    n_trials : int, default=30
+        Steps of the climb by random trials.
+    trial_lengths : tuple of two floats, default=(0.5, 0.01)
+        Lengths of its first and of its last step.
+    perturbation : float, default=0.3
+        Length of the noise on directions of gates in use, from which a third of the restarts begin.
+    apart : float, default=0.05
+        Share of the samples on which gates that are added at once differ at least: nearly equal ones gain little
+        together.
+    temporary : int, default=2**22
+        Numbers in the largest temporary of the ascent.
+    gap_factor : float, default=1e-2
+        Factor on the gap of the next solve where gates that were found do not lower the objective.
+    least_gap : float, default=1e-3
+        Gap, relative to the `tol` of the generation, below which there is no other such solve.
 
-    Returns
-    -------
-    Found
+    Raises
+    ------
+    ValueError
+        If a count is no positive integer, or another number is not positive.
+
+    Examples
+    --------
+    >>> GateSearch(n_steps=80).step_lengths
+    (0.3, 0.02)
     """
-    first = _starting_directions(point, in_use, n_restarts, random_state)
-    ascended = _ascended(point, *first)
-    climbed = _climbed(point, *ascended, random_state)
-    candidates = _gates(*(torch.cat(parts) for parts in zip(first, ascended, climbed, strict=True)))
-    masks = candidates.masks(point.tokens)
-    excess = gate_norms(point, masks) / point.alpha - 1
-    chosen = _most_violating(masks, known, excess, tol, n_wanted)
-    return Found(candidates.select(np.array(chosen)) if chosen else None, float(excess.max()))
+
+    n_steps: int = 40
+    step_lengths: tuple[float, float] = (0.3, 0.02)
+    widths: tuple[float, float] = (1.0, 0.02)
+    n_trials: int = 30
+    trial_lengths: tuple[float, float] = (0.5, 0.01)
+    perturbation: float = 0.3
+    apart: float = 0.05
+    temporary: int = 2**22
+    gap_factor: float = 1e-2
+    least_gap: float = 1e-3
+
+    def __post_init__(self) -> None:
+        check_counts(n_steps=self.n_steps, n_trials=self.n_trials, temporary=self.temporary)
+        for name in ("step_lengths", "widths", "trial_lengths"):
+            pair = getattr(self, name)
+            if not (isinstance(pair, tuple) and len(pair) == 2):
+                raise ValueError(f"{name} must be a pair of the first and the last number, got {pair!r}")
+            check_positive(**{f"{name}[{place}]": number for place, number in enumerate(pair)})
+        numbers = ("perturbation", "apart", "gap_factor", "least_gap")
+        check_positive(**{name: getattr(self, name) for name in numbers})
+
+    def violated(
+        self,
+        point: DualPoint,
+        known: Tensor,
+        in_use: Gates | None,
+        *,
+        n_restarts: int,
+        n_wanted: int,
+        tol: float,
+        random_state: np.random.RandomState,
+    ) -> Found:
+        """Search for the gates whose dual norms exceed ``(1 + tol) alpha`` most.
+
+        Parameters
+        ----------
+        point : DualPoint
+            The program at its solution.
+        known : Tensor of shape (N, h), bool
+            Masks of the gates that the program has.
+        in_use : Gates or None
+            Those of them that the solution uses; some restarts begin near them.
+        n_restarts : int
+            Starting points.
+        n_wanted : int
+            Gates to return at most.
+        tol : float
+            Excess that does not count.
+        random_state : RandomState
+            Draws the starting points.
+
+        Returns
+        -------
+        Found
+        """
+        first = self._starting_directions(point, in_use, n_restarts, random_state)
+        ascended = self._ascended(point, *first)
+        climbed = self._climbed(point, *ascended, random_state)
+        candidates = _gates(*(torch.cat(parts) for parts in zip(first, ascended, climbed, strict=True)))
+        masks = candidates.masks(point.tokens)
+        excess = gate_norms(point, masks) / point.alpha - 1
+        chosen = self._most_violating(masks, known, excess, tol, n_wanted)
+        return Found(candidates.select(np.array(chosen)) if chosen else None, float(excess.max()))
+
+    def _starting_directions(
+        self, point: DualPoint, in_use: Gates | None, n_restarts: int, random_state: np.random.RandomState
+    ) -> tuple[Tensor, Tensor]:
+        """Directions at random, between samples with large dual values, and near the gates in use, a third each."""
+        near = 0 if in_use is None else n_restarts // 3
+        between = n_restarts // 3 if len(point.tokens) > 1 else 0
+        n_random = n_restarts - near - between
+        parts = [_random_directions(point, n_random, random_state)]
+        if between:
+            parts.append(_directions_between(point, between, random_state))
+        if near and in_use is not None:
+            noise = _random_directions(point, near, random_state)
+            index = random_state.randint(len(in_use), size=near)
+            own1, own2 = (
+                torch.nn.functional.normalize(torch.as_tensor(u[index], device=point.tokens.device))
+                for u in (in_use.u1, in_use.u2)
+            )
+            parts.append((own1 + self.perturbation * noise[0], own2 + self.perturbation * noise[1]))
+        u1, u2 = (torch.cat(directions) for directions in zip(*parts, strict=True))
+        return torch.nn.functional.normalize(u1), torch.nn.functional.normalize(u2)
+
+    def _ascended(self, point: DualPoint, u1: Tensor, u2: Tensor) -> tuple[Tensor, Tensor]:
+        """The directions after an ascent of the smoothed dual norm."""
+        size = max(1, self.temporary // max(1, point.values.numel()))
+        parts = (self._ascend(point, *chunk) for chunk in zip(u1.split(size), u2.split(size), strict=True))
+        first, second = zip(*parts, strict=True)
+        return torch.cat(first), torch.cat(second)
+
+    def _ascend(self, point: DualPoint, u1: Tensor, u2: Tensor) -> tuple[Tensor, Tensor]:
+        rows = point.tokens.flatten(1).double()
+        for width, length in zip(
+            np.geomspace(*self.widths, self.n_steps), np.geomspace(*self.step_lengths, self.n_steps), strict=True
+        ):
+            with torch.enable_grad():
+                directions = [u.requires_grad_() for u in (u1, u2)]
+                norms = _smoothed_norms(point, rows, directions[0], directions[1], float(width))
+                slopes = torch.autograd.grad(norms.sum(), directions)
+            steps = (length * torch.nn.functional.normalize(slope, eps=1e-300) for slope in slopes)
+            u1, u2 = (torch.nn.functional.normalize(u.detach() + v) for u, v in zip(directions, steps, strict=True))
+        return u1, u2
+
+    def _climbed(
+        self, point: DualPoint, u1: Tensor, u2: Tensor, random_state: np.random.RandomState
+    ) -> tuple[Tensor, Tensor]:
+        """The directions, or their opposites, after random trials of which those that raise the dual norm are kept."""
+        u1, u2 = torch.cat([u1, -u1]), torch.cat([u2, u2])
+        norms = gate_norms(point, _gates(u1, u2).masks(point.tokens))
+        best = norms.view(2, -1).argmax(0) * (len(u1) // 2) + torch.arange(len(u1) // 2, device=u1.device)
+        u1, u2, norms = torch.nn.functional.normalize(u1[best]), torch.nn.functional.normalize(u2[best]), norms[best]
+        for length in np.geomspace(*self.trial_lengths, self.n_trials):
+            noise = _random_directions(point, len(u1), random_state)
+            trial = [torch.nn.functional.normalize(u + length * v) for u, v in zip((u1, u2), noise, strict=True)]
+            found = gate_norms(point, _gates(*trial).masks(point.tokens))
+            better = (found > norms)[:, None]
+            u1, u2 = torch.where(better, trial[0], u1), torch.where(better, trial[1], u2)
+            norms = torch.maximum(found, norms)
+        return u1, u2
+
+    def _most_violating(self, masks: Tensor, known: Tensor, excess: Tensor, tol: float, n_wanted: int) -> list[int]:
+        """Positions of gates that violate most, with masks that the program does not have and that are apart."""
+        taken = set(_patterns(known))
+        order = [index for index in excess.argsort(descending=True).tolist() if excess[index] > tol]
+        chosen: list[int] = []
+        for index, pattern in zip(order, _patterns(masks[:, order]), strict=True):
+            apart = (masks[:, chosen] != masks[:, index, None]).double().mean(0) >= self.apart
+            if pattern not in taken and bool(apart.all()):
+                chosen.append(index)
+            if len(chosen) == n_wanted:
+                break
+        return chosen
 
 
 def gate_norms(point: DualPoint, masks: Tensor) -> Tensor:
@@ -118,31 +238,9 @@ def gate_norms(point: DualPoint, masks: Tensor) -> Tensor:
     return _largest(point.penalty, GatedMap(point.tokens, masks).rmatvec(point.values))
 
 
-def _largest(penalty: Penalty, ascent: Tensor) -> Tensor:
+def _largest(penalty: Penalty, sums: Tensor) -> Tensor:
     """Largest dual norm of a group, for each entry of the first axis."""
-    return penalty.group_dual_norms(ascent).flatten(1).amax(1)
-
-
-def _starting_directions(
-    point: DualPoint, in_use: Gates | None, n_restarts: int, random_state: np.random.RandomState
-) -> tuple[Tensor, Tensor]:
-    """Directions at random, between samples with large dual values, and near the gates in use, a third each."""
-    near = 0 if in_use is None else n_restarts // 3
-    between = n_restarts // 3 if len(point.tokens) > 1 else 0
-    n_random = n_restarts - near - between
-    parts = [_random_directions(point, n_random, random_state)]
-    if between:
-        parts.append(_directions_between(point, between, random_state))
-    if near and in_use is not None:
-        noise = _random_directions(point, near, random_state)
-        index = random_state.randint(len(in_use), size=near)
-        own1, own2 = (
-            torch.nn.functional.normalize(torch.as_tensor(u[index], device=point.tokens.device))
-            for u in (in_use.u1, in_use.u2)
-        )
-        parts.append((own1 + _PERTURBATION * noise[0], own2 + _PERTURBATION * noise[1]))
-    u1, u2 = (torch.cat(directions) for directions in zip(*parts, strict=True))
-    return torch.nn.functional.normalize(u1), torch.nn.functional.normalize(u2)
+    return penalty.group_dual_norms(sums).flatten(1).amax(1)
 
 
 def _random_directions(point: DualPoint, count: int, random_state: np.random.RandomState) -> tuple[Tensor, Tensor]:
@@ -161,26 +259,6 @@ def _directions_between(point: DualPoint, count: int, random_state: np.random.Ra
     return separating_directions(first, second)
 
 
-def _ascended(point: DualPoint, u1: Tensor, u2: Tensor) -> tuple[Tensor, Tensor]:
-    """The directions after an ascent of the smoothed dual norm."""
-    size = max(1, _CHUNK_ELEMENTS // max(1, point.values.numel()))
-    parts = (_ascend(point, *chunk) for chunk in zip(u1.split(size), u2.split(size), strict=True))
-    first, second = zip(*parts, strict=True)
-    return torch.cat(first), torch.cat(second)
-
-
-def _ascend(point: DualPoint, u1: Tensor, u2: Tensor) -> tuple[Tensor, Tensor]:
-    rows = point.tokens.flatten(1).double()
-    for width, length in zip(np.geomspace(*_WIDTHS, _N_STEPS), np.geomspace(*_STEP_LENGTHS, _N_STEPS), strict=True):
-        with torch.enable_grad():
-            directions = [u.requires_grad_() for u in (u1, u2)]
-            norms = _smoothed_norms(point, rows, directions[0], directions[1], float(width))
-            slopes = torch.autograd.grad(norms.sum(), directions)
-        steps = (length * torch.nn.functional.normalize(slope, eps=1e-300) for slope in slopes)
-        u1, u2 = (torch.nn.functional.normalize(u.detach() + v) for u, v in zip(directions, steps, strict=True))
-    return u1, u2
-
-
 def _smoothed_norms(point: DualPoint, rows: Tensor, u1: Tensor, u2: Tensor, width: float) -> Tensor:
     n_tokens, n_features = point.tokens.shape[1:]
     n_outputs = point.values.shape[1]
@@ -191,38 +269,8 @@ def _smoothed_norms(point: DualPoint, rows: Tensor, u1: Tensor, u2: Tensor, widt
     return _largest(point.penalty, sums.view(n_tokens, n_features, -1, n_outputs).permute(2, 0, 1, 3))
 
 
-def _climbed(point: DualPoint, u1: Tensor, u2: Tensor, random_state: np.random.RandomState) -> tuple[Tensor, Tensor]:
-    """The directions, or their opposites, after random trials of which those that raise the dual norm are kept."""
-    u1, u2 = torch.cat([u1, -u1]), torch.cat([u2, u2])
-    norms = gate_norms(point, _gates(u1, u2).masks(point.tokens))
-    best = norms.view(2, -1).argmax(0) * (len(u1) // 2) + torch.arange(len(u1) // 2, device=u1.device)
-    u1, u2, norms = torch.nn.functional.normalize(u1[best]), torch.nn.functional.normalize(u2[best]), norms[best]
-    for length in np.geomspace(*_TRIAL_LENGTHS, _N_TRIALS):
-        noise = _random_directions(point, len(u1), random_state)
-        trial = [torch.nn.functional.normalize(u + length * v) for u, v in zip((u1, u2), noise, strict=True)]
-        found = gate_norms(point, _gates(*trial).masks(point.tokens))
-        better = (found > norms)[:, None]
-        u1, u2 = torch.where(better, trial[0], u1), torch.where(better, trial[1], u2)
-        norms = torch.maximum(found, norms)
-    return u1, u2
-
-
 def _gates(u1: Tensor, u2: Tensor) -> Gates:
     return Gates(u1.numpy(force=True), u2.numpy(force=True))
-
-
-def _most_violating(masks: Tensor, known: Tensor, excess: Tensor, tol: float, n_wanted: int) -> list[int]:
-    """Positions of gates that violate most, with masks that the program does not have and that are apart."""
-    taken = set(_patterns(known))
-    order = [index for index in excess.argsort(descending=True).tolist() if excess[index] > tol]
-    chosen: list[int] = []
-    for index, pattern in zip(order, _patterns(masks[:, order]), strict=True):
-        apart = (masks[:, chosen] != masks[:, index, None]).double().mean(0) >= _APART
-        if pattern not in taken and bool(apart.all()):
-            chosen.append(index)
-        if len(chosen) == n_wanted:
-            break
-    return chosen
 
 
 def _patterns(masks: Tensor) -> Iterator[bytes]:

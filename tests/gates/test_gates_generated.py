@@ -22,7 +22,7 @@ from convexformer import (
     save_model,
 )
 from convexformer.gates import GeneratedGates, GenerationEnd, GenerationInterrupted, TrainingData, generate_gates
-from convexformer.gates.search import DualPoint, find_violated
+from convexformer.gates.search import DualPoint, GateSearch
 from convexformer.solvers import Fista, Status, certify, get_penalty, get_solver, solve
 
 ALPHA = 0.1
@@ -145,12 +145,12 @@ def test_search_finds_the_mask_of_the_largest_dual_norm(penalty, problem, everyt
     point = DualPoint(torch.as_tensor(X), torch.as_tensor(values), get_penalty(penalty), alpha=2.0)
     known = torch.ones(14, 1, dtype=torch.bool)
     options = {"n_restarts": 64, "n_wanted": 3, "tol": 1e-3, "random_state": np.random.RandomState(0)}
-    found = find_violated(point, known, None, **options)
+    found = GateSearch().violated(point, known, None, **options)
     assert found.violation == pytest.approx(by_block[penalty].max() / 2.0 - 1, rel=1e-9)
     first = found.gates.masks(torch.as_tensor(X)).numpy()[:, 0]
     assert (masks[:, by_block[penalty].argmax()] == first).all()
     # A mask that the program has is not found again.
-    again = find_violated(point, torch.as_tensor(first)[:, None], None, **options)
+    again = GateSearch().violated(point, torch.as_tensor(first)[:, None], None, **options)
     assert not (again.gates.masks(torch.as_tensor(X)).numpy() == first[:, None]).all(0).any()
 
 
@@ -403,3 +403,28 @@ def test_solves_that_do_not_converge_warn_but_the_certificate_stays_true(problem
     assert any("did not converge" in str(warning.message) for warning in caught)
     assert_lower_every_round(result)
     assert_certified(result, X, y, alpha=0.01, tol=result.certificate.relative_gap)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "message"),
+    [
+        ({"n_steps": 0}, "n_steps"),
+        ({"widths": 0.5}, "widths must be a pair"),
+        ({"trial_lengths": (0.5, 0.0)}, r"trial_lengths\[1\]"),
+        ({"apart": -0.1}, "apart must be a positive finite number"),
+    ],
+)
+def test_numbers_of_a_search_are_checked_by_name(numbers, message):
+    with pytest.raises(ValueError, match=message):
+        GateSearch(**numbers)
+
+
+def test_a_search_of_more_steps_is_taken_and_of_another_kind_refused():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(50, 2, 2))
+    y = np.where(X[:, 0, 0] >= 0, X[:, 1, 0], 0.0)
+    options = {"alpha": 0.05, "max_gates": 4, "random_state": 0}
+    usual, short = (generate_gates(X, y, search=search, **options) for search in (None, GateSearch(n_steps=1)))
+    assert not np.array_equal(usual.gates.u2, short.gates.u2)
+    with pytest.raises(TypeError, match="search must be a GateSearch"):
+        generate_gates(X, y, search={"n_steps": 1}, **options)
