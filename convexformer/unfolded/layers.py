@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -171,7 +172,8 @@ class UnfoldedLayer(nn.Module):
     def __reduce_ex__(self, protocol: Any) -> Any:
         # A parametrised module cannot be pickled as other objects are: its class is made when it is parametrised.
         kind = parametrize.type_before_parametrizations(self)
-        return _rebuilt, (kind, *self._arguments, self.state_dict(), self.training)
+        frozen = [name for name, parameter in self.named_parameters() if not parameter.requires_grad]
+        return _rebuilt, (kind, *self._arguments, self.state_dict(), self.training, frozen)
 
     def extra_repr(self) -> str:
         """The arguments that are no modules, as ``repr`` of the module shows them."""
@@ -265,13 +267,20 @@ class UnfoldedLayer(nn.Module):
 
 
 def _rebuilt(
-    kind: type[UnfoldedLayer], sizes: tuple[Any, ...], options: dict[str, Any], state: dict[str, Any], training: bool
+    kind: type[UnfoldedLayer],
+    sizes: tuple[Any, ...],
+    options: dict[str, Any],
+    state: dict[str, Any],
+    training: bool,
+    frozen: Sequence[str] = (),
 ) -> UnfoldedLayer:
     """The layer that was pickled."""
     with warnings.catch_warnings():  # it warned when it was made
         warnings.simplefilter("ignore", DescentWarning)
         layer = kind(*sizes, **options)
     layer.load_state_dict(state, assign=True)
+    for name, parameter in layer.named_parameters():
+        parameter.requires_grad_(name not in frozen)
     return layer.train(training)
 
 

@@ -1,6 +1,7 @@
 """Layers and transformers: which energies they lower, and under which training."""
 
 import copy
+import pickle
 import warnings
 
 import pytest
@@ -289,3 +290,14 @@ def test_bad_arguments(arguments, message):
 def test_bad_tokens():
     with pytest.raises(ValueError, match=r"tokens must have shape \(\.\.\., n_tokens, 4\)"):
         UnfoldedTransformer(D)(torch.zeros(2, 3, 5))
+
+
+@pytest.mark.parametrize("frozen", ["all", "attention", "none"])
+def test_copies_train_what_the_layer_trains(frozen):
+    layer = UnfoldedLayer(3)
+    layer.requires_grad_(frozen == "none")
+    if frozen == "attention":
+        layer.requires_grad_(True).attention_weight.requires_grad_(False)
+    wanted = {name: parameter.requires_grad for name, parameter in layer.named_parameters()}
+    for other in (pickle.loads(pickle.dumps(layer)), copy.deepcopy(layer)):
+        assert {name: parameter.requires_grad for name, parameter in other.named_parameters()} == wanted
