@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from convexformer.gates import Gates
 from convexformer.programs.sequence import FORMS
+from convexformer.unfolded.rho import RHO_CLASSES
 from convexformer.validation import is_integer
 from convexformer_solvers import LOSSES, PENALTIES
 from convexformer_solvers.io.npz import plain
@@ -180,6 +181,7 @@ _CODECS: dict[str, _Codec] = {
     "gates": _GatesCodec(),
     "loss": _PartCodec(LOSSES),
     "penalty": _PartCodec(PENALTIES),
+    "rho": _PartCodec(RHO_CLASSES),
 }
 _AS_IT_IS = _Codec()
 

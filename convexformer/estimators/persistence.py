@@ -57,8 +57,9 @@ def save_model(model: _Model, path: str | Path) -> None:
     Parameters
     ----------
     model : estimator
-        A fitted estimator of this package. Kept are its parameters, network, names of features, certified figures and
-        the scores of a cross-validation; not kept are the training history and the dual point.
+        A fitted estimator of this package, other than the descent-constrained ones. Kept are its parameters, network,
+        names of features, certified figures and the scores of a cross-validation; not kept are the training history and
+        the dual point.
     path : str or Path
         File to write; replaced only when everything has been written.
 
@@ -80,8 +81,8 @@ def save_model(model: _Model, path: str | Path) -> None:
     Warns
     -----
     UserWarning
-        If `solver`, `callback`, `cv`, `scoring` or `random_state` is an object that JSON cannot hold: the model is
-        saved without it, as it predicts without it, and has the default once loaded.
+        If `solver`, `callback`, `cv`, `scoring`, `dictionary`, `generate` or `random_state` is an object that JSON cannot
+        hold: the model is saved without it, as it predicts without it, and has the default once loaded.
 
     Examples
     --------
@@ -135,8 +136,21 @@ def load_model(path: str | Path) -> _Model:
 
     Raises
     ------
+    FileNotFoundError
+        If there is no file at `path`.
     ValueError
         If the file is not a saved model, or one of a later version or of another estimator.
+
+    Examples
+    --------
+    >>> import tempfile, os
+    >>> from convexformer import ConvexAttentionRegressor
+    >>> model = ConvexAttentionRegressor(alpha=0.1).fit([[0.0], [1.0], [2.0]], [0.0, 1.0, 2.0])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_model(model, os.path.join(folder, "model.npz"))
+    ...     again = load_model(os.path.join(folder, "model.npz"))
+    >>> bool((again.predict([[3.0]]) == model.predict([[3.0]])).all())
+    True
     """
     header, arrays = read_archive(path, _CONTENT)
     try:

@@ -181,7 +181,7 @@ def _status(name: Any) -> Status:
 
 
 def described(part: Any, registry: dict[str, type]) -> dict[str, Any]:
-    """A loss or penalty of a registered class, as a header holds it.
+    """A loss, penalty or rho of a registered class, as a header holds it.
 
     Examples
     --------
@@ -192,14 +192,14 @@ def described(part: Any, registry: dict[str, type]) -> dict[str, Any]:
     name = next((name for name, cls in registry.items() if cls is type(part)), None)
     if name is None:
         raise ValueError(
-            f"{part!r} cannot be saved, as its class is not registered; enter it in convexformer.solvers.LOSSES or "
-            "PENALTIES, here and where it is loaded"
+            f"{part!r} cannot be saved, as its class is not registered; enter it in LOSSES or PENALTIES of "
+            "convexformer.solvers or RHO_CLASSES of convexformer.unfolded.rho, here and where it is loaded"
         )
     return {"name": name, **vars(part)}
 
 
 def rebuilt(description: dict[str, Any], registry: dict[str, type]) -> Any:
-    """The loss or penalty that ``described`` had.
+    """The loss, penalty or rho that ``described`` had.
 
     Examples
     --------
@@ -211,7 +211,7 @@ def rebuilt(description: dict[str, Any], registry: dict[str, type]) -> Any:
     name = fields.pop("name")
     if name not in registry:
         raise ValueError(
-            f"the model was saved with {name!r}, which is not registered here; enter its class in "
-            "convexformer.solvers.LOSSES or PENALTIES before it is loaded"
+            f"the model was saved with {name!r}, which is not registered here; enter its class in LOSSES or PENALTIES "
+            "of convexformer.solvers or RHO_CLASSES of convexformer.unfolded.rho before it is loaded"
         )
     return registry[name](**fields)

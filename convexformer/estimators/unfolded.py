@@ -15,6 +15,7 @@ from convexformer.nn import TrainingInterrupted, train
 from convexformer.targets import Targets
 from convexformer.unfolded import DescentReport, UnfoldedNetwork, descent_report
 from convexformer.unfolded.networks import POOLINGS
+from convexformer.unfolded.rho import RHO_CLASSES
 from convexformer.validation import as_tensor, check_device, check_flag, check_stream, check_tokens, check_weight
 from convexformer_solvers import LOSSES, PENALTIES, Certificate, Loss, Penalty, get_penalty
 from convexformer_solvers.validation import as_dtype
@@ -228,14 +229,14 @@ class UnfoldedTransformerBase(TokenEstimator):
             for name, value in self.network_.state_dict().items()
             if torch.is_tensor(value)
         }
-        readout = self.network_.readout
+        readout, rho = self.network_.readout, self._options["rho"]
         fit = {
             "loss": described(self.loss_, LOSSES),
             "penalty": described(self.penalty_, PENALTIES),
             "n_iter": self.n_iter_,
             "readout": [*readout.w3.shape, readout.simplex],
             "guarantee": [self.descent_.guaranteed, self.descent_.reason],
-            "network": self._options,
+            "network": self._options | {"rho": rho if isinstance(rho, str) else described(rho, RHO_CLASSES)},
         }
         if hasattr(self, "certificate_"):
             certificate = self.certificate_
@@ -249,7 +250,9 @@ class UnfoldedTransformerBase(TokenEstimator):
         self._targets = self._restored_targets(header, arrays, self.loss_)
         n_heads, n_outputs, simplex = header["readout"]
         # Files that do not hold the options were written of fits by the parameters.
-        self._options = header.get("network") or self._network_options()
+        self._options = dict(header.get("network") or self._network_options())
+        if isinstance(rho := self._options["rho"], dict):
+            self._options["rho"] = rebuilt(rho, RHO_CLASSES)
         network = UnfoldedNetwork(n_outputs=n_outputs, seed=0, **self._options)
         shape = (network.readout.w1.shape[1], network.readout.w2.shape[1], n_outputs, n_heads)
         network.readout = type(network.readout)(*shape, simplex=simplex)

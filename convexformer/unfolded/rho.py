@@ -102,6 +102,8 @@ class Logarithm(Rho):
         return 1 / (z + self.shift)
 
 
+# Classes of which an estimator can be saved: an own one is entered here, and where it is loaded.
+RHO_CLASSES: dict[str, type[Rho]] = {"exponential": Exponential, "logarithm": Logarithm}
 RHOS: dict[str, Rho] = {"exp": Exponential(), "log1": Logarithm(1.0), "log2": Logarithm(2.0)}
 
 

@@ -18,6 +18,7 @@ from convexformer import (
     save_model,
 )
 from convexformer.preprocessing.pooling import MeanPooling, pooled_chunks
+from convexformer.unfolded import Logarithm
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(40, 4, 3))
@@ -104,3 +105,22 @@ def test_the_share_that_is_held_out_is_not_rounded_down(fraction, count):
     model = DescentConstrainedDenoiser(validation_fraction=fraction)
     _, held_out = model._split([torch.arange(100)], np.zeros(100), 0)
     assert (0 if held_out is None else len(held_out[0])) == count
+
+
+@pytest.mark.parametrize("later", [{}, {"rho": "exp"}])
+def test_a_rho_that_is_an_object_is_saved(later, tmp_path):
+    model = copy.deepcopy(UNFOLDED).set_params(rho=Logarithm(3.0)).fit(X, VALUES)
+    save_model(model.set_params(**later), tmp_path / "model.npz")
+    again = load_model(tmp_path / "model.npz")
+    np.testing.assert_array_equal(again.predict(X), model.predict(X))
+    assert again.rho == model.rho
+
+
+def test_a_rho_whose_class_is_not_registered_is_named(tmp_path):
+    class Own(Logarithm):
+        """One that a file cannot hold."""
+
+    model = copy.deepcopy(UNFOLDED).set_params(rho=Own(3.0)).fit(X, VALUES)
+    for later in ({}, {"rho": "exp"}):
+        with pytest.raises(ValueError, match=r"Own\(shift=3.0\) cannot be saved"):
+            save_model(model.set_params(**later), tmp_path / "model.npz")
