@@ -81,8 +81,8 @@ def save_model(model: _Model, path: str | Path) -> None:
     Warns
     -----
     UserWarning
-        If `solver`, `callback`, `cv`, `scoring`, `dictionary`, `generate` or `random_state` is an object that JSON cannot
-        hold: the model is saved without it, as it predicts without it, and has the default once loaded.
+        If `solver`, `callback`, `cv`, `scoring`, `dictionary`, `generate` or `random_state` is an object that JSON
+        cannot hold: the model is saved without it, as it predicts without it, and has the default once loaded.
 
     Examples
     --------
