@@ -82,14 +82,14 @@ class GateSearch:
     temporary : int, default=2**22
         Numbers in the largest temporary of the ascent.
     gap_factor : float, default=1e-2
-        Factor on the gap of the next solve where gates that were found do not lower the objective.
+        Factor, below 1, on the gap of the next solve where gates that were found do not lower the objective.
     least_gap : float, default=1e-3
         Gap, relative to the `tol` of the generation, below which there is no other such solve.
 
     Raises
     ------
     ValueError
-        If a count is no positive integer, or another number is not positive.
+        If a count is no positive integer, another number is not positive, or `gap_factor` is not below 1.
 
     Examples
     --------
@@ -117,6 +117,8 @@ class GateSearch:
             check_positive(**{f"{name}[{place}]": number for place, number in enumerate(pair)})
         numbers = ("perturbation", "apart", "gap_factor", "least_gap")
         check_positive(**{name: getattr(self, name) for name in numbers})
+        if self.gap_factor >= 1:
+            raise ValueError(f"gap_factor must be below 1, so that the gaps come to an end, got {self.gap_factor!r}")
 
     def violated(
         self,

@@ -908,6 +908,11 @@ def test_learning_rates_are_numbers(lr):
         train(network, torch.as_tensor(REAL).float(), torch.zeros(6, 1), alpha=0.1, lr=lr, n_steps=1)
 
 
+def test_learning_rates_are_one_sequence():
+    with pytest.raises(ValueError, match="lr must be a number or a sequence of them"):
+        train(ConvexAttention(2, 2), torch.ones(6, 2, 2), torch.zeros(6, 1), alpha=0.1, lr=[[0.1], [0.1, 0.2]])
+
+
 def test_a_bias_is_true_or_false():
     with pytest.raises((TypeError, ValueError), match="bias"):
         ConvexAttention(2, 2, bias="no")

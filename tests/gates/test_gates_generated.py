@@ -412,6 +412,7 @@ def test_solves_that_do_not_converge_warn_but_the_certificate_stays_true(problem
         ({"widths": 0.5}, "widths must be a pair"),
         ({"trial_lengths": (0.5, 0.0)}, r"trial_lengths\[1\]"),
         ({"apart": -0.1}, "apart must be a positive finite number"),
+        ({"gap_factor": 1.0}, "gap_factor must be below 1"),
     ],
 )
 def test_numbers_of_a_search_are_checked_by_name(numbers, message):
@@ -419,7 +420,7 @@ def test_numbers_of_a_search_are_checked_by_name(numbers, message):
         GateSearch(**numbers)
 
 
-def test_a_search_of_more_steps_is_taken_and_of_another_kind_refused():
+def test_a_search_of_fewer_steps_is_taken_and_of_another_kind_refused():
     rng = np.random.default_rng(0)
     X = rng.normal(size=(50, 2, 2))
     y = np.where(X[:, 0, 0] >= 0, X[:, 1, 0], 0.0)

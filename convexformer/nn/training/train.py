@@ -231,7 +231,10 @@ def _load_best(network: AttentionNetwork, trials: list[Trial]) -> TrainingHistor
 
 def _grid(name: str, values: float | Sequence[float]) -> list[float]:
     """The numbers to try."""
-    array = np.atleast_1d(np.asarray(values))
+    try:
+        array = np.atleast_1d(np.asarray(values))
+    except ValueError as error:  # of sequences of several lengths
+        raise ValueError(f"{name} must be a number or a sequence of them, got {values!r}") from error
     if (
         array.dtype.kind not in "fiu"
         or array.ndim != 1

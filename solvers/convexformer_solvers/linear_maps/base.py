@@ -131,7 +131,8 @@ class LinearMap(InParts, ABC):
     def largest(self) -> float:
         """Largest absolute value of an entry, or a bound of it."""
         # Not the maximum of Python, which NaN does not always win.
-        return float(torch.stack([self._block(block).abs().max() for block in range(self._n_blocks)]).max())
+        of_blocks = [float(self._block(block).abs().max()) for block in range(self._n_blocks)]
+        return float(torch.tensor([0.0, *of_blocks], dtype=torch.float64).max())
 
     def check_finite(self) -> None:
         """Raise ``ValueError`` where an entry is not finite."""

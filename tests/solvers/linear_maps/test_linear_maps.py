@@ -493,3 +493,7 @@ def test_an_entry_that_is_not_finite_is_found_in_any_block(block, wrong):
     data[4, block, 1] = wrong
     with pytest.raises(ValueError, match="must be finite"):
         Plain(data).check_finite()
+
+
+def test_the_largest_entry_of_no_blocks_is_zero():
+    assert operators.LinearMap.largest(DenseMap(torch.empty(5, 0, 2))) == 0.0
