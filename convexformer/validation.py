@@ -199,6 +199,12 @@ def check_finite(name: str, values: Tensor) -> None:
         raise ValueError(f"{name} must be finite, got NaN or infinite values")
 
 
+def check_real(name: str, array: NDArray) -> None:
+    """Raise ``ValueError`` unless the array of that name holds floats, integers or booleans."""
+    if array.dtype.kind not in "fiub":
+        raise ValueError(f"{name} must hold real numbers, got {array.dtype}")
+
+
 def as_tokens(X: Any) -> Tensor:
     """Samples as a tensor; two-dimensional ones are tokens of width 1."""
     tokens = as_tensor(_unpacked(X), name="X")
@@ -240,8 +246,7 @@ def as_head_weights(**parts: Any) -> dict[str, NDArray[np.floating]]:
     """Weights of heads as finite arrays of one floating precision."""
     arrays = {name: np.asarray(part) for name, part in parts.items()}
     for name, array in arrays.items():
-        if array.dtype.kind not in "fiub":
-            raise ValueError(f"{name} must hold real numbers, got {array.dtype}")
+        check_real(name, array)
         if not np.isfinite(array).all():
             raise ValueError(f"{name} must be finite, got NaN or infinite values")
     dtype = np.result_type(np.float32, *arrays.values())

@@ -172,9 +172,9 @@ def _classes(y: Any, logits: Tensor) -> Tensor:
         raise ValueError(f"y must have shape ({logits.shape[1]},), a class per sample, got {tuple(classes.shape)}")
     if classes.is_floating_point() or classes.is_complex():
         raise ValueError(f"y must hold classes as integers, got {classes.dtype}")
-    if len(classes) and not 0 <= int(classes.min()) <= int(classes.max()) < logits.shape[2]:
-        wrong = f"got {int(classes.min())} to {int(classes.max())}"
-        raise ValueError(f"y must hold classes from 0 to {logits.shape[2] - 1}, {wrong}")
+    first, last = (int(bound) for bound in torch.aminmax(classes))
+    if first < 0 or last >= logits.shape[2]:
+        raise ValueError(f"y must hold classes from 0 to {logits.shape[2] - 1}, got {first} to {last}")
     return classes
 
 

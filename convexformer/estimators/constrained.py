@@ -293,7 +293,7 @@ class DescentConstrainedClassifier(ClassificationMixin, DescentConstrainedBase):
             inputs, y, share = batch
             return torch.stack([share * sample_losses(outputs, y, loss) for outputs in network.layer_outputs(inputs)])
 
-        self._train(network, layer_losses, [tokens, encoded, share], np.asarray(labels), c_ref, seed)
+        self._train(network, layer_losses, [tokens, encoded, share], labels, c_ref, seed)
         return self
 
     def _placed(self, tokens: Tensor) -> Tensor:

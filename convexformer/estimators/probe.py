@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -15,6 +14,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from convexformer.memory import check_memory_limit
+from convexformer.nn.modules.base import copied_to
 from convexformer.nn.modules.probe import ProbeNetwork, TokenPooler
 from convexformer.preprocessing.checking import check_sequences, choose_samples
 from convexformer.preprocessing.dictionary import factors_of, get_dictionary, make_pooler
@@ -239,7 +239,7 @@ class ConvexProbeBase(ConvexAttentionBase):
             In the precision of the fit. It exports by ``torch.export`` and saves itself by ``save_pretrained``.
         """
         check_is_fitted(self)
-        return ProbeNetwork(copy.deepcopy(self.pooler_).cpu(), *self._solution)
+        return ProbeNetwork(copied_to(self.pooler_, "cpu"), *self._solution)
 
     def explain(self, X: Any) -> Explanation:
         r"""What each token adds to the scores.

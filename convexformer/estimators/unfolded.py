@@ -15,12 +15,12 @@ from convexformer.nn import TrainingInterrupted, train
 from convexformer.targets import Targets
 from convexformer.unfolded import DescentReport, UnfoldedNetwork, descent_report
 from convexformer.unfolded.networks import POOLINGS
-from convexformer.unfolded.rho import RHO_CLASSES
 from convexformer.validation import as_tensor, check_device, check_flag, check_stream, check_tokens, check_weight
 from convexformer_solvers import LOSSES, PENALTIES, Certificate, Loss, Penalty, get_penalty
 from convexformer_solvers.validation import as_dtype
 
 from .attention import ClassificationMixin, RegressionMixin
+from .parameters import decode_parameters, encode_parameters
 from .samples import check_one_process
 from .tokens import SavedState, TokenEstimator, described, rebuilt, unchanged_on_failure
 
@@ -96,9 +96,9 @@ class UnfoldedTransformerBase(TokenEstimator):
         total = targets.weight(labels, weight)
         tokens = tokens.to(device, as_dtype(self.dtype, tokens.dtype))
         encoded = as_tensor(targets.encode(labels), device).to(tokens.dtype)
-        options = self._network_options()
+        self._options = self._network_options()
         seed = int(check_stream(self.random_state).randint(2**31))
-        network = UnfoldedNetwork(n_outputs=encoded.shape[1], seed=seed, **options).to(tokens)
+        network = UnfoldedNetwork(n_outputs=encoded.shape[1], seed=seed, **self._options).to(tokens)
         try:
             self.history_ = train(
                 network,
@@ -116,9 +116,9 @@ class UnfoldedTransformerBase(TokenEstimator):
             )
         except TrainingInterrupted as interruption:
             self.history_ = interruption.history
-            self._store(network, options, targets, loss, penalty, tokens)
+            self._store(network, targets, loss, penalty, tokens)
             raise
-        self._store(network, options, targets, loss, penalty, tokens)
+        self._store(network, targets, loss, penalty, tokens)
         if refit:
             self._certify(tokens, encoded, total)
         return self
@@ -133,20 +133,12 @@ class UnfoldedTransformerBase(TokenEstimator):
         sizes = {"width": self.width, "pooling": pooling, "n_heads": self.n_heads}
         return {**shape, **sizes, **{name: getattr(self, name) for name in _LAYER_OPTIONS}}
 
-    def _store(
-        self,
-        network: UnfoldedNetwork,
-        options: dict[str, Any],
-        targets: Targets,
-        loss: Loss,
-        penalty: Penalty,
-        tokens: Tensor,
-    ) -> None:
+    def _store(self, network: UnfoldedNetwork, targets: Targets, loss: Loss, penalty: Penalty, tokens: Tensor) -> None:
         """Set every attribute that follows from the trained network."""
         for name in ("certificate_", "optimality_gap_"):  # of an earlier fit
             if hasattr(self, name):
                 delattr(self, name)
-        self.network_, self._options, self._targets = network.requires_grad_(False), options, targets
+        self.network_, self._targets = network.requires_grad_(False), targets
         self.loss_, self.penalty_ = loss, penalty
         self.n_iter_ = self.history_.kept_step
         self.descent_ = self._descent(tokens)
@@ -229,14 +221,14 @@ class UnfoldedTransformerBase(TokenEstimator):
             for name, value in self.network_.state_dict().items()
             if torch.is_tensor(value)
         }
-        readout, rho = self.network_.readout, self._options["rho"]
+        readout = self.network_.readout
         fit = {
             "loss": described(self.loss_, LOSSES),
             "penalty": described(self.penalty_, PENALTIES),
             "n_iter": self.n_iter_,
             "readout": [*readout.w3.shape, readout.simplex],
             "guarantee": [self.descent_.guaranteed, self.descent_.reason],
-            "network": self._options | {"rho": rho if isinstance(rho, str) else described(rho, RHO_CLASSES)},
+            "network": encode_parameters(self._options, arrays)[0],
         }
         if hasattr(self, "certificate_"):
             certificate = self.certificate_
@@ -250,9 +242,8 @@ class UnfoldedTransformerBase(TokenEstimator):
         self._targets = self._restored_targets(header, arrays, self.loss_)
         n_heads, n_outputs, simplex = header["readout"]
         # Files that do not hold the options were written of fits by the parameters.
-        self._options = dict(header.get("network") or self._network_options())
-        if isinstance(rho := self._options["rho"], dict):
-            self._options["rho"] = rebuilt(rho, RHO_CLASSES)
+        known = header.get("network")
+        self._options = self._network_options() if known is None else decode_parameters(known, arrays)
         network = UnfoldedNetwork(n_outputs=n_outputs, seed=0, **self._options)
         shape = (network.readout.w1.shape[1], network.readout.w2.shape[1], n_outputs, n_heads)
         network.readout = type(network.readout)(*shape, simplex=simplex)

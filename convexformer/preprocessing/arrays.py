@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from convexformer.validation import is_integer
+from convexformer.validation import check_real, is_integer
 
 
 def pad_sequences(sequences: Sequence[ArrayLike], n_tokens: int | None = None) -> NDArray[np.floating]:
@@ -59,8 +59,7 @@ def pad_sequences(sequences: Sequence[ArrayLike], n_tokens: int | None = None) -
     elif longest > n_tokens:
         raise ValueError(f"n_tokens={n_tokens} is less than the longest sequence, {longest}; cut or split it yourself")
     rows = np.concatenate(arrays)
-    if rows.dtype.kind not in "fiub":
-        raise ValueError(f"sequences must hold real numbers, got {rows.dtype}")
+    check_real("sequences", rows)
     padded = np.zeros((len(arrays), n_tokens, widths.pop()), dtype=_float_type(rows))
     padded[np.arange(n_tokens) < lengths[:, None]] = rows
     return padded
@@ -96,8 +95,7 @@ def image_patches(images: ArrayLike, patch_size: int) -> NDArray[np.floating]:
     array = np.asarray(images)
     if array.ndim != 3:
         raise ValueError(f"images must have shape (n_samples, height, width), got {array.shape}")
-    if array.dtype.kind not in "fiub":
-        raise ValueError(f"images must hold real numbers, got {array.dtype}")
+    check_real("images", array)
     n, height, width = array.shape
     if not is_integer(patch_size, 1) or height % patch_size or width % patch_size:
         raise ValueError(f"patch_size must be an integer that divides {height} x {width} images, got {patch_size!r}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -15,6 +14,7 @@ from sklearn.cluster import MiniBatchKMeans
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
+from convexformer.nn.modules.base import copied_to
 from convexformer.nn.modules.probe import TokenPooler
 from convexformer.nn.modules.token_weights import (
     GateWeights,
@@ -132,7 +132,7 @@ class TokenPooling(_OfTokens):
 
 def pooled_chunks(pooler: TokenPooler, samples: TokenSequences) -> Iterator[tuple[slice, Tensor]]:
     """Pooled tokens ``(B, h, d)`` of a few samples at a time, and which samples these are."""
-    pooler = copy.deepcopy(pooler).to(samples.device)  # a module moves in place, and this one is the caller's
+    pooler = copied_to(pooler, samples.device)
     for rows, tokens, mask in samples.chunks(pooler.n_weightings):
         with torch.no_grad():
             part = pooler(tokens, mask)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -12,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from convexformer.nn.modules.base import copied_to
 from convexformer.nn.modules.probe import TokenPooler
 from convexformer.nn.modules.token_weights import GateWeights, QueryWeights, TokenWeights
 from convexformer.preprocessing.dictionary import factors_of
@@ -277,7 +277,7 @@ def _sums_of_part(
     samples: TokenSequences, part: TokenWeights, values: Tensor, weight: Tensor
 ) -> tuple[Tensor, Moments]:
     """Sums over one part of the samples, and moments of their pooled tokens."""
-    part = copy.deepcopy(part).to(samples.device)  # a module moves in place, and this one is the caller's
+    part = copied_to(part, samples.device)
     sums = values.new_zeros((part.n_weightings, samples.n_features, values.shape[1]))
 
     def passing() -> Iterator[Moments]:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from convexformer_solvers import Loss, Penalty, get_loss
 from convexformer_solvers.validation import check_tensor
+
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 
 def sample_losses(predictions: Tensor, y: Tensor, loss: str | Loss = "squared") -> Tensor:
@@ -45,6 +49,11 @@ def sample_losses(predictions: Tensor, y: Tensor, loss: str | Loss = "squared") 
     n_outputs = predictions.shape[-1]
     by_position = get_loss(loss).value(predictions.reshape(-1, n_outputs), y.reshape(-1, n_outputs))
     return by_position.reshape(len(predictions), -1).sum(1)
+
+
+def copied_to(module: ModuleT, device: torch.device | str) -> ModuleT:
+    """A copy of a module on a device; ``module.to(device)`` would move the module itself."""
+    return copy.deepcopy(module).to(device)
 
 
 def check_target_shape(y: Tensor, shape: tuple[int, ...], name: str = "y") -> None:
