@@ -41,6 +41,8 @@ def _run_predict(options: argparse.Namespace) -> dict[str, Any]:
         )
     check_target(options.out, options.file, options.model)
     model: Any = load_model(options.model)
+    if not hasattr(model, "predict"):
+        raise CommandError(f"{options.model} holds a {type(model).__name__}, which has no targets to predict")
     X = samples_of(arrays, options.file, hasattr(model, "pooler_"))
     results = {"predictions": model.predict(X)}
     if hasattr(model, "predict_proba"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from sklearn.base import TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
-from convexformer.constrained import ConstrainedTrainingInterrupted, PrimalDual
+from convexformer.constrained import ConstrainedTrainingInterrupted, FeasibilityReport, PrimalDual
 from convexformer.constrained.classifier import LayeredClassifier
 from convexformer.nn import sample_losses
 from convexformer.unfolded.unrolled import DUST, UnrolledTransformer
@@ -25,16 +26,25 @@ from convexformer.validation import (
     is_integer,
     result_of,
 )
-from convexformer_solvers import Loss
+from convexformer_solvers import LOSSES, Loss
 from convexformer_solvers.validation import as_dtype, is_real
 
 from .attention import ClassificationMixin
 from .samples import check_one_process
-from .tokens import TokenEstimator, unchanged_on_failure
+from .tokens import (
+    SavedState,
+    TokenEstimator,
+    described,
+    rebuilt,
+    restored_weights,
+    saved_weights,
+    unchanged_on_failure,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+_MODELS: dict[str, Any] = {"ut": UnrolledTransformer, "dust": DUST}
 # Parameters of the estimators that are options of the trainer by the same name.
 _TRAINER_OPTIONS = ("alpha", "objective", "resilience", "dual_lr", "stop_gradient", "lr", "weight_decay", "batch_size")
 
@@ -90,10 +100,33 @@ class DescentConstrainedBase(TokenEstimator):
         self.network_ = trainer.model.requires_grad_(False).eval()
         self.history_ = trainer.history_
         self.duals_ = trainer.duals_.cpu().numpy()
-        self.report_ = trainer.report_
-        self.feasible_ = self.report_.feasible
-        self.layer_losses_ = self.report_.losses
+        self._store_report(trainer.report_)
         self.n_iter_ = len(trainer.history_.losses)
+
+    def _store_report(self, report: FeasibilityReport) -> None:
+        self.report_, self.feasible_, self.layer_losses_ = report, report.feasible, report.losses
+
+    def _make_network(self, seed: int = 0) -> nn.Module:
+        """A network with the options of the fit and the first weights of a seed."""
+        raise NotImplementedError
+
+    def _saved_state(self) -> SavedState:
+        header, arrays = super()._saved_state()
+        report = {each.name: getattr(self.report_, each.name) for each in fields(self.report_)}
+        figures = {name: value for name, value in report.items() if not isinstance(value, np.ndarray)}
+        fit = {"network": self._options, "n_iter": self.n_iter_, "report": figures}
+        vectors = {f"report:{name}": value for name, value in report.items() if name not in figures}
+        return header | fit, arrays | vectors | {"duals": self.duals_} | saved_weights(self.network_)
+
+    def _restore_state(self, header: dict[str, Any], arrays: dict[str, NDArray]) -> None:
+        super()._restore_state(header, arrays)
+        self._options, self.n_iter_, self.duals_ = header["network"], header["n_iter"], arrays["duals"]
+        names = [each.name for each in fields(FeasibilityReport) if each.name not in header["report"]]
+        vectors: dict[str, Any] = {name: arrays[f"report:{name}"] for name in names}
+        self._store_report(FeasibilityReport(**vectors, **header["report"]))
+        self.network_ = self._make_network()
+        self.network_.load_state_dict(restored_weights(arrays), assign=True)
+        self.network_.requires_grad_(False).eval()
 
     def _seed(self) -> int:
         return int(check_stream(self.random_state).randint(2**31))
@@ -286,8 +319,9 @@ class DescentConstrainedClassifier(ClassificationMixin, DescentConstrainedBase):
         share = share / share.mean()
         c_ref = self._constant_loss(loss, encoded, share) if self.c_ref is None else self.c_ref
         seed = self._seed()
-        shape = (tokens.shape[2], encoded.shape[1], self.n_layers)
-        network = LayeredClassifier(*shape, shared=self.shared, padded=self._n_dims == 3, seed=seed).to(tokens)
+        sizes = {"n_features": tokens.shape[2], "n_outputs": encoded.shape[1], "n_layers": self.n_layers}
+        self._options = {**sizes, "shared": self.shared, "padded": self._n_dims == 3}
+        network = self._make_network(seed).to(tokens)
 
         def layer_losses(network: Any, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
             inputs, y, share = batch
@@ -295,6 +329,19 @@ class DescentConstrainedClassifier(ClassificationMixin, DescentConstrainedBase):
 
         self._train(network, layer_losses, [tokens, encoded, share], labels, c_ref, seed)
         return self
+
+    def _make_network(self, seed: int = 0) -> nn.Module:
+        return LayeredClassifier(**self._options, seed=seed)
+
+    def _saved_state(self) -> SavedState:
+        header, arrays = super()._saved_state()
+        target_header, target_arrays = self._targets._saved_state()
+        return header | {"loss": described(self.loss_, LOSSES)} | target_header, arrays | target_arrays
+
+    def _restore_state(self, header: dict[str, Any], arrays: dict[str, NDArray]) -> None:
+        super()._restore_state(header, arrays)
+        self.loss_ = rebuilt(header["loss"], LOSSES)
+        self._targets = self._restored_targets(header, arrays, self.loss_)
 
     def _placed(self, tokens: Tensor) -> Tensor:
         """Columns of two-dimensional data as tokens that differ: each has its value in a coordinate of its own."""
@@ -493,9 +540,8 @@ class DescentConstrainedDenoiser(TransformerMixin, DescentConstrainedBase):
         """
         check_one_process(self)
         check_flag(self.verbose, "verbose")
-        models = {"ut": UnrolledTransformer, "dust": DUST}
-        if self.model not in models:
-            raise ValueError(f"model must be one of {sorted(models)}, got {self.model!r}")
+        if self.model not in _MODELS:
+            raise ValueError(f"model must be one of {sorted(_MODELS)}, got {self.model!r}")
         check_positive(noise=self.noise)
         if not is_integer(self.n_layers, 2):
             raise ValueError(f"n_layers must be an integer of at least 2, got {self.n_layers!r}")
@@ -503,7 +549,9 @@ class DescentConstrainedDenoiser(TransformerMixin, DescentConstrainedBase):
         device = check_device(self.device, tokens.device)
         tokens = tokens.to(device, as_dtype(self.dtype, tokens.dtype))
         seed, noise = self._seed(), self.noise
-        network = models[self.model](tokens.shape[2], self.n_layers, shared=self.shared, seed=seed).to(tokens)
+        sizes = {"n_features": tokens.shape[2], "n_layers": self.n_layers}
+        self._options = {"model": self.model, **sizes, "shared": self.shared}
+        network = self._make_network(seed).to(tokens)
 
         def layer_losses(network: Any, batch: tuple[Tensor]) -> Tensor:
             (clean,) = batch
@@ -513,6 +561,10 @@ class DescentConstrainedDenoiser(TransformerMixin, DescentConstrainedBase):
         c_ref = noise**2 / 2 if self.c_ref is None else self.c_ref
         self._train(network, layer_losses, [tokens], np.zeros(len(tokens)), c_ref, seed)
         return self
+
+    def _make_network(self, seed: int = 0) -> nn.Module:
+        options = dict(self._options)
+        return _MODELS[options.pop("model")](**options, seed=seed)
 
     def transform(self, X: ArrayLike, max_layers: int | None = None) -> Any:
         """Denoise tokens.

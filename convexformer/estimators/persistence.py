@@ -15,6 +15,7 @@ from convexformer_solvers.io.npz import read_archive, write_archive
 
 from .attention import ConvexAttentionClassifier, ConvexAttentionRegressor
 from .base import ConvexAttentionBase
+from .constrained import DescentConstrainedBase, DescentConstrainedClassifier, DescentConstrainedDenoiser
 from .cv import ConvexAttentionClassifierCV, ConvexAttentionRegressorCV
 from .greedy import GreedyConvexTransformerBase, GreedyConvexTransformerClassifier, GreedyConvexTransformerRegressor
 from .parameters import decode_parameters, encode_parameters
@@ -40,13 +41,21 @@ _ESTIMATORS: dict[str, type[Any]] = {
         ConvexProbeRegressor,
         ConvexProbeRegressorCV,
         ConvexSequenceRegressor,
+        DescentConstrainedClassifier,
+        DescentConstrainedDenoiser,
         GreedyConvexTransformerClassifier,
         GreedyConvexTransformerRegressor,
         UnfoldedTransformerClassifier,
         UnfoldedTransformerRegressor,
     )
 }
-_Model = ConvexAttentionBase | ConvexSequenceRegressor | GreedyConvexTransformerBase | UnfoldedTransformerBase
+_Model = (
+    ConvexAttentionBase
+    | ConvexSequenceRegressor
+    | DescentConstrainedBase
+    | GreedyConvexTransformerBase
+    | UnfoldedTransformerBase
+)
 _FORMAT = 1
 _CONTENT = "convexformer model"
 
@@ -57,9 +66,9 @@ def save_model(model: _Model, path: str | Path) -> None:
     Parameters
     ----------
     model : estimator
-        A fitted estimator of this package, other than the descent-constrained ones. Kept are its parameters, network,
-        names of features, certified figures and the scores of a cross-validation; not kept are the training history and
-        the dual point.
+        A fitted estimator of this package. Kept are its parameters, network, names of features, certified figures or
+        the report on its constraints, and the scores of a cross-validation; not kept are the training history and the
+        dual point.
     path : str or Path
         File to write; replaced only when everything has been written.
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
-from torch import Tensor
+from torch import Tensor, nn
 
 from convexformer.targets import SavedState
 from convexformer.validation import check_flag
@@ -94,6 +94,21 @@ class TokenEstimator(BaseEstimator):
             self.n_tokens_in_ = n_tokens
         if "feature_names" in header:
             self.feature_names_in_ = np.array(header["feature_names"], dtype=object)
+
+
+_WEIGHT = "weight:"  # before the names of a network's tensors
+
+
+def saved_weights(network: nn.Module) -> dict[str, NDArray]:
+    """The tensors of a network's state, under names that no other array of a file has."""
+    state = network.state_dict().items()
+    return {_WEIGHT + name: value.numpy(force=True) for name, value in state if torch.is_tensor(value)}
+
+
+def restored_weights(arrays: dict[str, NDArray]) -> dict[str, Any]:
+    """The tensors that ``saved_weights`` had, for ``load_state_dict(..., assign=True)``."""
+    names = [name for name in arrays if name.startswith(_WEIGHT)]
+    return {name.removeprefix(_WEIGHT): torch.as_tensor(arrays[name]) for name in names}
 
 
 _Fit = TypeVar("_Fit", bound=Callable[..., Any])

@@ -22,7 +22,15 @@ from convexformer_solvers.validation import as_dtype
 from .attention import ClassificationMixin, RegressionMixin
 from .parameters import decode_parameters, encode_parameters
 from .samples import check_one_process
-from .tokens import SavedState, TokenEstimator, described, rebuilt, unchanged_on_failure
+from .tokens import (
+    SavedState,
+    TokenEstimator,
+    described,
+    rebuilt,
+    restored_weights,
+    saved_weights,
+    unchanged_on_failure,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -216,11 +224,6 @@ class UnfoldedTransformerBase(TokenEstimator):
     def _saved_state(self) -> SavedState:
         header, arrays = super()._saved_state()
         target_header, target_arrays = self._targets._saved_state()
-        weights = {
-            f"weight:{name}": value.numpy(force=True)
-            for name, value in self.network_.state_dict().items()
-            if torch.is_tensor(value)
-        }
         readout = self.network_.readout
         fit = {
             "loss": described(self.loss_, LOSSES),
@@ -234,7 +237,7 @@ class UnfoldedTransformerBase(TokenEstimator):
             certificate = self.certificate_
             fit["certificate"] = [certificate.primal, certificate.dual, certificate.reference]
         descent = {"energies": self.descent_.energies, "rose": self.descent_.rose}
-        return header | fit | target_header, arrays | descent | weights | target_arrays
+        return header | fit | target_header, arrays | descent | saved_weights(self.network_) | target_arrays
 
     def _restore_state(self, header: dict[str, Any], arrays: dict[str, NDArray]) -> None:
         super()._restore_state(header, arrays)
@@ -247,14 +250,8 @@ class UnfoldedTransformerBase(TokenEstimator):
         network = UnfoldedNetwork(n_outputs=n_outputs, seed=0, **self._options)
         shape = (network.readout.w1.shape[1], network.readout.w2.shape[1], n_outputs, n_heads)
         network.readout = type(network.readout)(*shape, simplex=simplex)
-        prefix = "weight:"
-        state: dict[str, Any] = {
-            name.removeprefix(prefix): torch.as_tensor(value)
-            for name, value in arrays.items()
-            if name.startswith(prefix)
-        }
-        state["readout._extra_state"] = network.readout.get_extra_state()
-        network.load_state_dict(state, assign=True)
+        state = {"readout._extra_state": network.readout.get_extra_state()}
+        network.load_state_dict(state | restored_weights(arrays), assign=True)
         self.network_ = network.requires_grad_(False)
         self.n_iter_ = header["n_iter"]
         self.descent_ = DescentReport(arrays["energies"], arrays["rose"], *header["guarantee"])

@@ -11,7 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from convexformer import ConvexAttentionClassifier, ConvexAttentionRegressor, ConvexProbeRegressor, cli, load_model
+from convexformer import (
+    ConvexAttentionClassifier,
+    ConvexAttentionRegressor,
+    ConvexProbeRegressor,
+    DescentConstrainedDenoiser,
+    cli,
+    load_model,
+    save_model,
+)
 from convexformer.datasets import load_digit_tokens
 from convexformer.experiments import demonstration as demo
 from convexformer.gates import GATE_SOURCES
@@ -430,3 +438,11 @@ def test_samples_of_a_file_that_fit_reads_are_predicted(suffix, regression_file,
     run_json(capsys, "predict", regression_file, "--model", model, "--out", tmp_path / "q.npz")
     wanted = np.load(tmp_path / "q.npz")["predictions"]
     np.testing.assert_allclose(np.load(out)["predictions"], wanted, rtol=1e-10)
+
+
+def test_a_model_that_denoises_has_nothing_to_predict(regression_file, tmp_path, capsys):
+    clean = np.load(regression_file)["X"]
+    model = DescentConstrainedDenoiser(objective="last", n_layers=2, n_epochs=1, random_state=0).fit(clean)
+    save_model(model, tmp_path / "m.npz")
+    assert cli.main(["predict", str(regression_file), "--model", str(tmp_path / "m.npz")]) != 0
+    assert "m.npz holds a DescentConstrainedDenoiser, which has no targets to predict" in capsys.readouterr().err

@@ -1,5 +1,6 @@
 """Descent-constrained estimators: constraints, early exit, weights of classes, padding, denoising."""
 
+import dataclasses
 import pickle
 import warnings
 from contextlib import nullcontext
@@ -7,7 +8,13 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 
-from convexformer import DescentConstrainedClassifier, DescentConstrainedDenoiser, pad_sequences
+from convexformer import (
+    DescentConstrainedClassifier,
+    DescentConstrainedDenoiser,
+    load_model,
+    pad_sequences,
+    save_model,
+)
 from convexformer.constrained import ConstrainedTrainingInterrupted, InfeasibleWarning, PrimalDual, exit_curve
 from convexformer.constrained import early_exit as leave_early
 
@@ -150,3 +157,33 @@ def test_an_interrupted_fit_is_usable(monkeypatch):
 def test_bad_parameters(estimator, parameters, message):
     with pytest.raises(ValueError, match=message):
         estimator(**parameters).fit(X, LABELS)
+
+
+@pytest.mark.parametrize("columns", [False, True])
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_saved_classifier_comes_back_the_same(columns, shared, tmp_path):
+    data, labels = (X[:, :, 0], LABELS) if columns else (X, np.where(X[:, 0, 0] > 0.5, 2, LABELS == "more"))
+    model = DescentConstrainedClassifier(objective="last", shared=shared, class_weight="balanced", **QUICK)
+    save_model(model.fit(data, labels), tmp_path / "model.npz")
+    again = load_model(tmp_path / "model.npz")
+    np.testing.assert_array_equal(again.layer_outputs(data), model.layer_outputs(data))
+    np.testing.assert_array_equal(again.predict_proba(data), model.predict_proba(data))
+    np.testing.assert_array_equal(again.predict(data, max_layers=1), model.predict(data, max_layers=1))
+    np.testing.assert_array_equal(again.duals_, model.duals_)
+    for each in dataclasses.fields(model.report_):
+        np.testing.assert_array_equal(getattr(again.report_, each.name), getattr(model.report_, each.name))
+    assert (again.feasible_, again.n_iter_) == (model.feasible_, model.n_iter_)
+    assert again.get_params() == model.get_params()
+    assert not any(weight.requires_grad for weight in again.network_.parameters())
+    with pytest.raises(ValueError, match="max_layers must be an integer from 1 to 3"):
+        again.predict(data, max_layers=4)
+
+
+@pytest.mark.parametrize("kind", ["ut", "dust"])
+def test_a_saved_denoiser_comes_back_the_same(kind, tmp_path):
+    model = DescentConstrainedDenoiser(model=kind, objective="last", n_epochs=3, dtype="float32", random_state=0)
+    save_model(model.fit(CLEAN), tmp_path / "model.npz")
+    again = load_model(tmp_path / "model.npz")
+    for max_layers in (None, 2):
+        np.testing.assert_array_equal(again.transform(CLEAN, max_layers), model.transform(CLEAN, max_layers))
+    np.testing.assert_array_equal(again.layer_losses_, model.layer_losses_)
