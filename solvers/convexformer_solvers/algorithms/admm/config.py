@@ -45,7 +45,7 @@ class AdmmConfig:
     safety : float, default=1.3
         Curvature that is reckoned with, over that which moves have shown.
     loss_steps : int, default=10
-        Ridge problems within one proximal step on a loss that is not quadratic, at most, where they cost little.
+        Ridge problems within one proximal step on a loss that is not quadratic, at most, where they need no product.
     loss_accuracy : float, default=0.1
         Move of the last of them over that of all that ends them.
     """

@@ -12,7 +12,7 @@ from convexformer_solvers.algorithms.base import PrimalDualSolver
 from convexformer_solvers.linalg.anderson import Anderson
 from convexformer_solvers.linalg.eigenvalue_ratio import eigenvalue_ratio, some_samples_tell
 from convexformer_solvers.linalg.hessian import curvature_bound
-from convexformer_solvers.linalg.ridge import RidgeSystem, ridge_system
+from convexformer_solvers.linalg.ridge import ridge_system
 from convexformer_solvers.points import Point, as_start
 from convexformer_solvers.program import Program
 from convexformer_solvers.reductions.precision import Cast
@@ -129,8 +129,7 @@ class Admm(PrimalDualSolver):
         return self._adapted(program, state)
 
     def point(self, program: Program, state: State) -> Point:
-        intercept = program.weight @ (state.fitted - state.fitted_coef) * program.fit_intercept
-        fitted = state.fitted_coef + intercept
+        fitted = _with_intercept(program, state.fitted_coef, state.fitted)
         return Point(state.coef, pred=state.fitted, fitted=fitted, correlation=state.correlation)
 
     def _iterated(self, program: Program, state: State) -> State:
@@ -149,7 +148,7 @@ class Admm(PrimalDualSolver):
         coef = program.penalty.prox(total, program.alpha / rho)
         fitted_coef = program.map.matvec(coef)
         if acceleration.largest_weights > self.config.bold:
-            pred = fitted_coef + program.best_intercept(fitted_coef)
+            pred = _with_intercept(program, fitted_coef, fitted)
             if not float(program.objective(coef, pred)) <= program.null_value:
                 total, fitted_total, expansion = plain
                 coef = program.penalty.prox(total, program.alpha / rho)
@@ -175,7 +174,7 @@ class Admm(PrimalDualSolver):
         loss, system, expansion = program.loss, state.cache.system, state.expansion
         root = system.weight.sqrt()[:, None]
         acceleration = Anderson(self.config.memory // 2 + 1, columns_apart=False)
-        n_left, smallest, best = self._ridge_problems(program, system), math.inf, None
+        n_left, smallest, best = self.config.loss_steps if system.fits_without_products else 1, math.inf, None
         guarded = n_left > 1 and not loss.smooth_curvature
         while True:
             gradient = loss.gradient(expansion, program.y)
@@ -203,12 +202,6 @@ class Admm(PrimalDualSolver):
             if float((root * move).square().sum()) <= self.config.loss_accuracy**2 * float(in_all.square().sum()):
                 return state, fitted
             _, expansion = acceleration.next(root * expansion, (root * fitted, fitted))
-
-    def _ridge_problems(self, program: Program, system: RidgeSystem) -> int:
-        """Ridge problems of a proximal step on the loss, at most."""
-        slight = program.map.product_work(program.y.shape[1]) <= 50 * program.map.rates.work_of_a_call
-        several = system.fits_without_products or (program.loss.smooth_curvature and slight)
-        return self.config.loss_steps if several else 1
 
     def _adapted(self, program: Program, state: State) -> State:
         """Set the curvature by what was observed, and rho; the multiplier times rho stays."""
@@ -259,6 +252,11 @@ class Admm(PrimalDualSolver):
         if wanted is None or serves_as_well(state.rho, wanted, config.refactor):
             return state
         return state._replace(rho=wanted, rule=rule)
+
+
+def _with_intercept(program: Program, fitted_coef: Tensor, fitted: Tensor) -> Tensor:
+    """Predictions of coefficients with the intercept that gives them the mean of others, if there is one."""
+    return fitted_coef + program.weight @ (fitted - fitted_coef) * program.fit_intercept
 
 
 def _end_of(program: Program, previous: State) -> End | None:
