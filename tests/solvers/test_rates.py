@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -66,6 +67,17 @@ class TestMeasured:
         exact = (2 * 384**3 / seconds[0], 2**22 / seconds[1], 1 / seconds[2])
         for rate, wanted in zip(numbers(rates), exact, strict=True):
             assert abs(math.log2(rate / wanted)) <= 0.25 * (1 + 1e-9)  # to the nearest power
+
+    def test_processors_are_warm_before_a_run_counts(self, monkeypatch):
+        began, counted = time.perf_counter(), []
+
+        def seconds(run):
+            counted.append(time.perf_counter() - began)
+            return 1.0
+
+        monkeypatch.setattr(rates_module, "_seconds", seconds)
+        rates_module._measured.__wrapped__(torch.float64, "cpu", 1)
+        assert min(counted) >= rates_module.WARM_UP
 
     def test_the_shortest_of_some_runs_counts(self, monkeypatch):
         clock = iter([0.0, 5.0, 10.0, 12.0, 20.0, 29.0, 30.0, 34.0])
