@@ -34,8 +34,9 @@ class WorkingSetConfig:
     growth : float, default=0.5
         Blocks that join a set, as a share of its active ones.
     decrease : float, default=0.2
-        Gap of the set over that of all blocks, at the last check of these, at which all blocks are checked again, and
-        up to which the set changes then. Blocks leave a set whose dual norms are by more below ``alpha``.
+        Gap of the set over that of all blocks, at the last check of these, at which all blocks are checked again. The
+        set changes if it is below the root of that then. Blocks leave a set whose dual norms are by more below
+        ``alpha``.
     wait : int, default=50
         Steps from one check to the next at most, or ``Patience.share`` of those so far where that is more.
     widest : float, default=1
@@ -128,7 +129,8 @@ class WorkingSet(PrimalDualSolver):
             return state
         whole = _of_all_blocks(program, inner)
         gap = gap_estimate(program, whole)
-        to_change = inner.gap is None or abs(inner.gap) < self.config.decrease * gap
+        # All gaps fall while the set is solved: a share that is nearly as small says the same.
+        to_change = inner.gap is None or abs(inner.gap) < math.sqrt(self.config.decrease) * gap
         return state._replace(whole=whole, gap=gap, checked_at=state.n_steps, to_change=to_change)
 
     def _changed(self, program: Program, state: _State, inner: Running | None) -> _State:
