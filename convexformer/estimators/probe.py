@@ -182,8 +182,10 @@ class ConvexProbeBase(ConvexAttentionBase):
         return replace(problem, program=program, pooler=pooler, start=start), violation
 
     def _store(self, problem: Problem, result: SolverResult, like: Any) -> None:
-        self.pooler_ = cast(ProbeProblem, problem).pooler
+        own = cast(ProbeProblem, problem)
+        self.pooler_ = own.pooler
         super()._store(problem, result, like)
+        self.traffic_ = own.samples.traffic()
 
     def _store_network(self, solution: tuple[Tensor, Tensor], *, like: Any, **parts: Any) -> None:
         super()._store_network(solution, like=like, **parts)
@@ -358,6 +360,9 @@ class ConvexProbeRegressor(RegressionMixin, ConvexProbeBase):
         Rounds of `generate` and how it ended.
     alpha_max_ : float
         Smallest ``alpha`` whose solution is zero, for the weightings that there are.
+    traffic_ : Traffic or None
+        ``passes``, ``read_bytes`` and ``bytes_per_second`` of tokens on a disk, over ranks in all; None of tokens in
+        memory and after loading.
     loss_, penalty_ : Loss, Penalty
         The instances used.
     status_ : Status

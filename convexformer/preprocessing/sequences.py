@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from convexformer.validation import as_tensor
+from convexformer_solvers import Traffic
 from convexformer_solvers.linear_maps.parts import InParts
 
 
@@ -108,6 +109,10 @@ class TokenSequences(InParts, ABC):
         """Where a sample is, for messages."""
         return f"X[{sample}]"
 
+    def traffic(self) -> Traffic | None:
+        """What has been read of samples on a disk, by these and all that share their source; None of others."""
+        return None
+
     def changed(self, tokens: Tensor) -> Tensor:
         """Some tokens of the source as they are here."""
         return tokens
@@ -196,6 +201,9 @@ class _MappedSequences(TokenSequences):
 
     def changed(self, tokens: Tensor) -> Tensor:
         return self._change(self._inner.changed(tokens))
+
+    def traffic(self) -> Traffic | None:
+        return self._inner.traffic()
 
     def padded(self, rows: slice) -> tuple[Tensor, Tensor]:
         tokens, mask = self._inner.padded(rows)

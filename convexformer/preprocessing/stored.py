@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
+import time
 from typing import Any
 
 import numpy as np
@@ -10,7 +13,7 @@ from torch import Tensor
 
 from convexformer.storage import open_source
 from convexformer.validation import as_tensor
-from convexformer_solvers import Source
+from convexformer_solvers import Source, Traffic
 from convexformer_solvers.linear_maps.source import slices_of
 
 from .sequences import PaddedSequences, TokenSequences, mask_of, working_precision
@@ -29,10 +32,17 @@ class StoredSequences(TokenSequences):
         Positions of the samples in the source. Default: all, in order.
     device : torch.device, optional
         Where tokens are moved to once they are read. Default: the CPU.
+    traffic : Traffic, optional
+        What has been read of the source, which is brought up to date. Default: nothing yet.
     """
 
     def __init__(
-        self, source: Source, mask: Tensor | None = None, index: Tensor | None = None, device: Any = "cpu"
+        self,
+        source: Source,
+        mask: Tensor | None = None,
+        index: Tensor | None = None,
+        device: Any = "cpu",
+        traffic: Traffic | None = None,
     ) -> None:
         self._stored, self.device = source, torch.device(device)
         self._index = torch.arange(source.shape[0]) if index is None else index.cpu()
@@ -40,6 +50,8 @@ class StoredSequences(TokenSequences):
         longest = torch.full((len(self._index),), source.shape[1], dtype=torch.int64, device=self.device)
         self.lengths = longest if self._mask is None else self._mask.sum(1)
         self.n_features, self.dtype = source.shape[2], working_precision(source.dtype)
+        n_bytes = len(self._index) * math.prod(source.shape[1:]) * source.dtype.itemsize
+        self._traffic = Traffic(n_bytes) if traffic is None else traffic
 
     def padded(self, rows: slice) -> tuple[Tensor, Tensor]:
         tokens = self._read(self._index[rows]).to(self.device, self.dtype)
@@ -47,10 +59,15 @@ class StoredSequences(TokenSequences):
 
     def _read(self, places: Tensor) -> Tensor:
         """Tokens at some positions, read in order: from the first to the last, or in runs where that is far more."""
+        began = time.perf_counter()
         ordered, order = places.sort(stable=True)
         reads, chosen = slices_of(ordered, 2 * len(places))
         tokens = torch.cat([self._stored.read(rows) for rows in reads])
-        return tokens[chosen[order.argsort()]]
+        found, seconds = tokens[chosen[order.argsort()]], time.perf_counter() - began
+        self._traffic.read_bytes += tokens.nbytes
+        self._traffic.read_seconds += seconds
+        self._traffic.waited_seconds += seconds  # nothing is read ahead
+        return found
 
     @property
     def longest(self) -> int:
@@ -58,11 +75,16 @@ class StoredSequences(TokenSequences):
 
     def rows(self, index: Tensor) -> StoredSequences:
         mask = None if self._mask is None else self._mask[index]
-        return StoredSequences(self._stored, mask, self._index[index.cpu()], self.device)
+        return StoredSequences(self._stored, mask, self._index[index.cpu()], self.device, self._traffic)
 
     def to(self, device: torch.device) -> StoredSequences:
         device = torch.device(device)
-        return self if device == self.device else StoredSequences(self._stored, self._mask, self._index, device)
+        if device == self.device:
+            return self
+        return StoredSequences(self._stored, self._mask, self._index, device, self._traffic)
+
+    def traffic(self) -> Traffic:
+        return dataclasses.replace(self._traffic)
 
     def place(self, sample: int) -> str:
         return self._stored.place(int(self._index[sample]))

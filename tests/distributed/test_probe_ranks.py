@@ -36,8 +36,10 @@ def test_probes_are_those_of_one_process(tmp_path, path_of_samples):
         assert max(gaps) <= 1e-10
         for (name, way), got in of_rank.items():
             first, wanted = results[0][0][name, way], plain[name]
-            for figure in ("objective", "bound", "score", "alpha", "rounds"):
+            for figure in ("objective", "bound", "score", "alpha", "rounds", "passes"):
                 assert got[figure] == first[figure]
+            assert (got["passes"] is None) == (way == "own")
+            assert way == "own" or 1 < got["passes"] < 20  # over all ranks, of what all of them have
             for figure in ("coef", "intercept", "scores"):
                 np.testing.assert_array_equal(got[figure], first[figure])
             for array, values in got["dictionary"].items():

@@ -143,3 +143,26 @@ def test_stored_precisions(dtype, data, tmp_path):
     wanted = clone(PROBES["regressor"]).fit(stored.astype(np.float32), y)
     assert got.certificate_.primal == pytest.approx(wanted.certificate_.primal, rel=1e-9)
     np.testing.assert_allclose(got.coef_, wanted.coef_, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["regressor", "generated", "cv"])
+def test_what_a_fit_has_read_is_told(name, data):
+    X, lengths, y = data
+    target = np.where(y > 1, "up", "down") if name == "cv" else y
+
+    class Counted(Source):
+        shape, dtype, n_bytes = X.shape, torch.float32, 0
+
+        def read(self, rows):
+            Counted.n_bytes += X[rows].nbytes
+            return torch.as_tensor(X[rows])
+
+    model = clone(PROBES[name]).fit((Counted(), lengths), target)
+    assert model.traffic_.read_bytes == Counted.n_bytes
+    assert model.traffic_.total_bytes == X.nbytes
+    assert model.traffic_.passes == Counted.n_bytes / X.nbytes > 1
+    assert 0 < model.traffic_.read_seconds == model.traffic_.waited_seconds
+    before = model.traffic_.read_bytes
+    model.predict((Counted(), lengths))
+    assert model.traffic_.read_bytes == before  # a fit's own
+    assert clone(PROBES[name]).fit((X, lengths), target).traffic_ is None

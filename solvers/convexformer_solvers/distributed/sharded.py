@@ -96,6 +96,11 @@ class Sharded(InParts):
     def rows_made(self, function: Callable[..., Tensor], **common: Any) -> Tensor:
         return self.layout.joined(self._all("rows_made", "rows", function=function, **common))
 
+    def traffic(self) -> Traffic | None:
+        # A rank with few of the samples may hold them.
+        of_ranks = [of_rank for of_rank in self._all("traffic", "list") if of_rank is not None]
+        return sum(of_ranks[1:], of_ranks[0]) if of_ranks else None
+
     def placed(self, values: Tensor) -> Tensor:
         return self.layout.placed(values) if self.layout.keeps else whole(values)
 
@@ -198,11 +203,6 @@ class ShardedMap(Sharded, LinearMap):
 
     def largest(self) -> float:
         return float(self._all("largest", "max"))
-
-    def traffic(self) -> Traffic | None:
-        # A rank with few of the samples may hold them.
-        of_ranks = [of_rank for of_rank in self._all("traffic", "list") if of_rank is not None]
-        return sum(of_ranks[1:], of_ranks[0]) if of_ranks else None
 
     def few(self, n_blocks: int) -> bool:
         return self.local.few(n_blocks)
