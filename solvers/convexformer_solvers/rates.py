@@ -23,11 +23,14 @@ class Rates:
     product, read, calls : float
         Floating-point operations of a product of large matrices; numbers read in a product of a matrix, larger than
         the caches, with one column; calls of a small operation.
+    turns_columns : bool, default=False
+        Whether products of data with several columns take less time as those of contiguous rows with the transpose.
     """
 
     product: float
     read: float
     calls: float
+    turns_columns: bool = False
 
     @property
     def work_of_a_read(self) -> float:
@@ -58,7 +61,11 @@ def _measured(dtype: torch.dtype, device: str, n_threads: int) -> Rates:
         product = 2 * len(square) ** 3 / _seconds(lambda: square @ square)
         read = large.numel() / _seconds(lambda: large @ large[0])
         calls = 1 / _seconds(lambda: number + number)
-    return Rates(*(2 ** (round(2 * math.log2(rate)) / 2) for rate in (product, read, calls)))
+        columns = large[:, :8].contiguous()
+        turned = _seconds(lambda: (columns.T.contiguous() @ large.T).T.contiguous())
+        turns_columns = turned < _seconds(lambda: large @ columns)
+    product, read, calls = (2 ** (round(2 * math.log2(rate)) / 2) for rate in (product, read, calls))
+    return Rates(product, read, calls, turns_columns)
 
 
 def _seconds(run: Callable[[], torch.Tensor]) -> float:

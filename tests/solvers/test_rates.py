@@ -59,7 +59,7 @@ class TestMeasured:
             rates_module._measured.__wrapped__(torch.float64, "cpu", 1)
             assert torch.is_grad_enabled()
 
-    @pytest.mark.parametrize("seconds", [(1e-3, 1e-4, 1e-6), (2.0, 3.0, 0.5)])
+    @pytest.mark.parametrize("seconds", [(1e-3, 1e-4, 1e-6, 0.2, 0.1), (2.0, 3.0, 0.5, 0.1, 0.2)])
     def test_are_work_over_time(self, monkeypatch, seconds):
         times = iter(seconds)
         monkeypatch.setattr(rates_module, "_seconds", lambda run: next(times))
@@ -67,6 +67,7 @@ class TestMeasured:
         exact = (2 * 384**3 / seconds[0], 2**22 / seconds[1], 1 / seconds[2])
         for rate, wanted in zip(numbers(rates), exact, strict=True):
             assert abs(math.log2(rate / wanted)) <= 0.25 * (1 + 1e-9)  # to the nearest power
+        assert rates.turns_columns == (seconds[3] < seconds[4])
 
     def test_processors_are_warm_before_a_run_counts(self, monkeypatch):
         began, counted = time.perf_counter(), []
@@ -125,6 +126,17 @@ class TestWork:
         for dtype in PRECISIONS:
             DenseMap(randn(5, 2, 3).to(dtype)).product_work(1)
         assert asked == [(dtype, torch.device("cpu")) for dtype in PRECISIONS]
+
+    @pytest.mark.parametrize("n_outputs", [1, 2, 3, 4, 20])
+    @pytest.mark.parametrize("dtype", PRECISIONS)
+    def test_products_in_any_order_are_the_same(self, monkeypatch, n_outputs, dtype):
+        linear_map, coef = DenseMap(randn(60, 5, 4).to(dtype)), randn(5, 4, n_outputs).to(dtype)
+        for turns in (False, True):
+            rates = Rates(1.0, 1.0, 1.0, turns)
+            monkeypatch.setattr(base, "machine_rates", lambda dtype, device, rates=rates: rates)
+            found = linear_map.matvec(coef)
+            assert found.is_contiguous()
+            torch.testing.assert_close(found, torch.einsum("ibd,bdc->ic", linear_map.data, coef))
 
     @pytest.mark.parametrize("n_outputs", [1, 4, 100])
     def test_of_a_product_is_that_of_reading_or_of_multiplying(self, machine, n_outputs):
