@@ -45,7 +45,7 @@ class LossAtIntercepts:
             step = -slope / self.hessian(b, slope).diagonal()
             return step.nan_to_num(0.0, self._reach, -self._reach).clamp(-self._reach, self._reach)
         size = float(slope.abs().max())
-        if not 10 * size <= self._size:  # as long as each step gains a digit the last Hessian serves
+        if not 100 * size <= self._size:  # as long as each step gains two digits the last Hessian serves
             self._inverse = _pseudoinverse(self.hessian(b, slope), min(self.loss.smoothness, 1.0))
         self._size = size
         return -(self._inverse @ slope)
