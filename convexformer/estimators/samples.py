@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
@@ -75,10 +75,10 @@ def across_ranks(method: _Method) -> _Method:
         group = ranks()
         if group is None:
             return method(self, X, y, sample_weight, **options)
-        X, rows = own_samples(self, X, reset=True)
+        X, share = own_samples(self, X, reset=True)
         local = _in_turn(group, lambda: _read(self, X, reset=True))
         per_sample = [y, sample_weight, options.get("groups")]
-        arrays = _in_turn(group, lambda: _own(per_sample, rows, len(local)))
+        arrays = _in_turn(group, lambda: _own(per_sample, share))
         found = group.gather([len(local), *arrays])
         joined = _in_turn(group, lambda: _joined(found))
 
@@ -119,13 +119,20 @@ def predictions_of_all(estimator: Any, X: Any, y: Any, sample_weight: Any) -> tu
     group = ranks()
     if group is None:
         return y, sample_weight, estimator.predict(X)
-    X, part = own_samples(estimator, X)
+    X, share = own_samples(estimator, X)
     pred = _in_turn(group, lambda: estimator.predict(X))
-    target, weight, pred = joined_samples([y, sample_weight, pred], part, len(pred))
+    target, weight, pred = joined_samples([y, sample_weight, pred], share, len(pred))
     return target, weight, pred
 
 
-def own_samples(estimator: Any, X: Any, reset: bool = False) -> tuple[Any, slice | None]:
+class Share(NamedTuple):
+    """Which of how many samples at a path are those of a rank."""
+
+    rows: slice
+    n_samples: int
+
+
+def own_samples(estimator: Any, X: Any, reset: bool = False) -> tuple[Any, Share | None]:
     """This rank's samples, and which of all they are where all ranks were given the same path."""
     group = ranks()
     assert group is not None
@@ -134,11 +141,11 @@ def own_samples(estimator: Any, X: Any, reset: bool = False) -> tuple[Any, slice
     return _in_turn(group, lambda: _part_of(estimator, X, group, reset))
 
 
-def joined_samples(per_sample: Sequence[Any], part: slice | None, n_local: int) -> list[Any]:
+def joined_samples(per_sample: Sequence[Any], share: Share | None, n_local: int) -> list[Any]:
     """Arrays of all ranks' samples, on all ranks; arrays of a part of them may be given whole."""
     group = ranks()
     assert group is not None
-    arrays = _in_turn(group, lambda: _own(per_sample, part, n_local))
+    arrays = _in_turn(group, lambda: _own(per_sample, share))
     found = group.gather([n_local, *arrays])
     return group.broadcast(_in_turn(group, lambda: _joined(found)))
 
@@ -156,14 +163,14 @@ def _is_shared(group: Ranks, X: Any) -> bool:
     return paths[0] is not None and len(set(paths)) == 1
 
 
-def _part_of(estimator: Any, X: Any, group: Ranks, reset: bool) -> tuple[Any, slice]:
+def _part_of(estimator: Any, X: Any, group: Ranks, reset: bool) -> tuple[Any, Share]:
     """This rank's part of the samples at a path, and which of them they are."""
     path = _path_of(X)
     n_samples = cast(Source, open_source(path)).shape[0]
     if n_samples < group.size:
         raise ValueError(f"{path!r} has {n_samples} samples for {group.size} ranks; start fewer ranks")
     part = slice(group.rank * n_samples // group.size, (group.rank + 1) * n_samples // group.size)
-    return _read(estimator, X, reset, part), part
+    return _read(estimator, X, reset, part), Share(part, n_samples)
 
 
 def _read(estimator: Any, X: Any, reset: bool, part: slice | None = None) -> Any:
@@ -173,12 +180,12 @@ def _read(estimator: Any, X: Any, reset: bool, part: slice | None = None) -> Any
     return samples.to(device=check_device(estimator.device, samples.device))
 
 
-def _own(per_sample: Sequence[Any], part: slice | None, n_local: int) -> list[Any]:
+def _own(per_sample: Sequence[Any], share: Share | None) -> list[Any]:
     """The arrays of this rank's samples; where the ranks share a path, those of all samples may be given."""
     arrays = [None if values is None else _as_array(values) for values in per_sample]
-    if part is None:
+    if share is None:
         return arrays
-    return [a[part] if a is not None and len(a) != n_local and len(a) >= part.stop else a for a in arrays]
+    return [a[share.rows] if a is not None and len(a) == share.n_samples else a for a in arrays]
 
 
 def _joined(found: list[list[Any]] | None) -> list[Any] | None:

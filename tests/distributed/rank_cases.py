@@ -379,6 +379,7 @@ def failures(path):
         "nan": lambda: model.fit(bad if last else X[rows], y[rows]),
         "widths": lambda: model.fit(X[rows][:, :, : 2 if last else 3], y[rows]),
         "targets": lambda: model.fit(X[rows], y[rows][: -1 if last else None]),
+        "targets of all": lambda: model.fit(path, np.append(y, 0.0)),
         "parameter": lambda: clone(model).set_params(alpha=-1.0).fit(X[rows], y[rows]),
         "file": lambda: model.fit("nothing.npy" if last else path, y[rows]),
         "probe": lambda: PROBES["regressor"].fit(X[rows][:, :, : 2 if last else 3], y[rows]),

@@ -195,6 +195,7 @@ def test_mistakes_are_told_on_all_ranks_with_the_rank(tmp_path, path_of_data):
         assert "(5, 2)" in said["widths"]
         assert "rank 2" in said["widths"]
         assert "samples of rank 2" in said["targets"]
+        assert "y must have one entry for each sample of its rank, got 451" in said["targets of all"]
         assert "alpha must be positive" in said["parameter"]
         assert "nothing.npy" in said["file"]
         for name in ("probe", "probe, score"):
