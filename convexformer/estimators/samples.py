@@ -17,7 +17,7 @@ from convexformer.programs.build import attention_map
 from convexformer.storage import Source, open_source
 from convexformer.validation import check_device, check_shape, check_tokens
 from convexformer_solvers import LinearMap
-from convexformer_solvers.distributed import Ranks, on_all_ranks, ranks
+from convexformer_solvers.distributed import RankError, Ranks, on_all_ranks, ranks
 from convexformer_solvers.distributed.ranks import named, plain
 from convexformer_solvers.linear_maps.config import CONFIG
 from convexformer_solvers.linear_maps.streamed import StreamedMap
@@ -218,7 +218,9 @@ def _in_turn(group: Ranks, run: Callable[[], Any]) -> Any:
     """What `run` gives; an error on one rank is raised on all."""
     try:
         found, error = run(), None
-    except (ValueError, TypeError, OSError) as failure:
+    except RankError:  # of which the others know
+        raise
+    except Exception as failure:  # of any kind, as the others wait for this rank
         found, error = None, failure
     errors = group.all(None if error is None else plain(error))
     for rank, failed in enumerate(errors):

@@ -35,6 +35,7 @@ from convexformer import (
 from convexformer.nn import MeanWeights, QueryWeights
 from convexformer.preprocessing import MeanPooling, PrototypePooling, QueryPooling, TokenGates, TokenPooling
 from convexformer.probes import Generation
+from convexformer.storage import Source
 from convexformer_solvers import (
     LOSSES,
     DenseMap,
@@ -381,6 +382,7 @@ def failures(path):
         "targets": lambda: model.fit(X[rows], y[rows][: -1 if last else None]),
         "targets of all": lambda: model.fit(path, np.append(y, 0.0)),
         "parameter": lambda: clone(model).set_params(alpha=-1.0).fit(X[rows], y[rows]),
+        "source": lambda: model.fit(Unreadable(X[rows], last), y[rows]),
         "file": lambda: model.fit("nothing.npy" if last else path, y[rows]),
         "probe": lambda: PROBES["regressor"].fit(X[rows][:, :, : 2 if last else 3], y[rows]),
         "probe, nan": lambda: PROBES["regressor"].fit(bad if last else X[rows], y[rows]),
@@ -393,10 +395,24 @@ def failures(path):
     for name, mistake in mistakes.items():
         try:
             mistake()
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, RuntimeError) as error:
             said[name] = str(error)
     model.fit(X[rows], y[rows])  # and goes on
     return said, model.certificate_.primal
+
+
+class Unreadable(Source):
+    """Samples that a rank cannot read."""
+
+    shape, dtype = (), torch.float64
+
+    def __init__(self, X, fails):
+        self.X, self.fails, self.shape = torch.as_tensor(X), fails, X.shape
+
+    def read(self, rows):
+        if self.fails:
+            raise RuntimeError("the disk has gone")
+        return self.X[rows]
 
 
 class Longest(TokenPooling):

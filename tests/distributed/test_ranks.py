@@ -197,6 +197,7 @@ def test_mistakes_are_told_on_all_ranks_with_the_rank(tmp_path, path_of_data):
         assert "samples of rank 2" in said["targets"]
         assert "y must have one entry for each sample of its rank, got 451" in said["targets of all"]
         assert "alpha must be positive" in said["parameter"]
+        assert said["source"] == "rank 2: the disk has gone"
         assert "nothing.npy" in said["file"]
         for name in ("probe", "probe, score"):
             assert "2 features" in said[name] or "got 3 on rank 0 and 2 on rank 2" in said[name]
