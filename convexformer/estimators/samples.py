@@ -50,7 +50,11 @@ def read_samples(estimator: Any, X: Any, reset: bool, part: slice | None = None)
     source = open_source(X)
     if source is None:
         return check_tokens(estimator, X, reset)
-    shape = source.shape[:-1] if source.shape[-1] == 1 else source.shape  # tokens of width 1 are columns
+    shape = source.shape
+    if isinstance(X, np.memmap):  # an array as others
+        shape = X.shape
+    elif shape[-1] == 1 and (reset or estimator._n_dims == 2):  # tokens of width 1 are columns
+        shape = shape[:-1]
     check_shape(estimator, shape, reset)
     device = check_device(estimator.device, torch.device("cpu"))
     limit = limit_of(estimator.memory_limit, device)

@@ -106,6 +106,19 @@ def test_a_file_of_two_dimensions_has_tokens_of_width_one(data, tmp_path):
         assert model.n_features_in_ == 20
 
 
+@pytest.mark.parametrize("limit", [None, 20_000], ids=["held", "streamed"])
+@pytest.mark.parametrize("place", ["memory", "memory map"])
+def test_tokens_of_one_feature_are_predicted_where_they_were_not_fitted(place, limit, data, tmp_path):
+    X, y, _, _ = data
+    X = X[:, :, :1]
+    np.save(tmp_path / "X.npy", X)
+    places = {"memory": X, "memory map": np.load(tmp_path / "X.npy", mmap_mode="r"), "file": tmp_path / "X.npy"}
+    model = ConvexAttentionRegressor(alpha=0.05, memory_limit=limit).fit(places[place], y)
+    assert model.coef_.shape == (5, 1)
+    for other in places.values():
+        np.testing.assert_allclose(model.predict(other), model.predict(X), rtol=1e-12, atol=1e-12)
+
+
 def test_a_saved_model_predicts_from_a_disk(data, places, tmp_path):
     X, y, _, _ = data
     model = ConvexAttentionRegressor(alpha=0.05, memory_limit=LIMIT).fit(places["file"], y)
