@@ -211,6 +211,14 @@ def test_gram_matrices_in_single_precision_lose_nothing(tol, scale, offset, most
     assert found.primal == pytest.approx(wanted.primal, rel=10 * tol)
 
 
+@pytest.mark.parametrize("scale", [1e-25, 1e20])
+@pytest.mark.parametrize("name", ["logistic", "softmax"])
+def test_metrics_of_data_whose_squares_single_precision_does_not_hold(name, scale):
+    program = program_of(name, "group_l2", n=400, data=(scale * randn(400, 3, 2)).float())
+    one, other, _ = both(program, 1e-6)
+    assert_same(program, one, other, 1e-6)
+
+
 def test_singular_gram_matrices_in_single_precision():
     program = program_of("squared", "group_l2", n=60, data=constant_and_repeated().float())
     one, other, _ = both(program, 1e-6)

@@ -326,6 +326,10 @@ def _read(program: Program, coef: Tensor, intercept: Tensor) -> _Read:
 
 def _with_ones(linear_map: LinearMap, weight: Tensor) -> Tensor:
     """Gram matrix in some weights of the features and of a last one that is 1."""
-    single = linear_map.dtype == torch.float32
-    gram, sums = linear_map.moments(weight.contiguous(), torch.ones_like(weight)[:, None], single)
+    ones, single = torch.ones_like(weight)[:, None], linear_map.dtype == torch.float32
+    weight = weight.contiguous()
+    gram, sums = linear_map.moments(weight, ones, single)
+    least = torch.finfo(torch.float32).tiny / torch.finfo(torch.float32).eps
+    if single and not least <= float(gram.diagonal().abs().amax()) < math.inf:  # squares underflow or overflow
+        gram, sums = linear_map.moments(weight, ones)
     return bordered(gram, torch.cat([sums[:, 0], weight.sum()[None]]))
