@@ -219,6 +219,14 @@ def test_metrics_of_data_whose_squares_single_precision_does_not_hold(name, scal
     assert_same(program, one, other, 1e-6)
 
 
+@pytest.mark.parametrize("name", ["logistic", "softmax"])
+def test_metrics_of_single_precision_with_large_means(name):
+    program = program_of(name, "group_l2", n=2000, data=(1e4 + randn(2000, 3, 2)).float())
+    one, other, counted = both(program, 1e-6)
+    assert_same(program, one, other, 1e-6)
+    assert counted.passes[0] <= 80
+
+
 def test_singular_gram_matrices_in_single_precision():
     program = program_of("squared", "group_l2", n=60, data=constant_and_repeated().float())
     one, other, _ = both(program, 1e-6)

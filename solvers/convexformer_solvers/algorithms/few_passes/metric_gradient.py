@@ -329,7 +329,15 @@ def _with_ones(linear_map: LinearMap, weight: Tensor) -> Tensor:
     ones, single = torch.ones_like(weight)[:, None], linear_map.dtype == torch.float32
     weight = weight.contiguous()
     gram, sums = linear_map.moments(weight, ones, single)
-    least = torch.finfo(torch.float32).tiny / torch.finfo(torch.float32).eps
-    if single and not least <= float(gram.diagonal().abs().amax()) < math.inf:  # squares underflow or overflow
+    if single and _loses_digits(gram.diagonal().abs(), sums[:, 0], float(weight.sum().abs())):
         gram, sums = linear_map.moments(weight, ones)
     return bordered(gram, torch.cat([sums[:, 0], weight.sum()[None]]))
+
+
+def _loses_digits(squares: Tensor, sums: Tensor, total: float) -> bool:
+    """Whether sums of squares overflow or underflow in float32, or lose half of their digits to large means."""
+    single = torch.finfo(torch.float32)
+    if not single.tiny / single.eps <= float(squares.amax()) < math.inf:
+        return True
+    spread = squares * total - sums.square()
+    return bool(((spread < math.sqrt(single.eps) * squares * total) & (squares > 0)).any())
