@@ -55,7 +55,7 @@ def check_tokens(estimator: Any, X: Any, reset: bool) -> Tensor:
         X = X.detach()
         if keeps_tensors(X):
             return _check_tensor(estimator, X, reset)
-        X = _without_tensor(X, "X")
+        X = without_tensor(X, "X")
     if not hasattr(X, "shape") and not hasattr(X, "__array__"):
         X = _as_array(X)
     X = _unpacked(X)
@@ -88,7 +88,7 @@ def refuse_dates(values: Any, name: str) -> None:
         )
 
 
-def _without_tensor(values: Any, name: str) -> Any:
+def without_tensor(values: Any, name: str) -> Any:
     """A tensor as an array; anything else as it is."""
     if not torch.is_tensor(values):
         return values
@@ -286,7 +286,7 @@ def given(y: Any) -> Any:
     """Targets that are there, a tensor as an array."""
     if y is None:
         raise ValueError("this estimator requires y to be passed, but the target y is None")
-    return _without_tensor(y, "y")
+    return without_tensor(y, "y")
 
 
 def check_label_target(y: Any, n_samples: int) -> NDArray:
@@ -321,7 +321,7 @@ def check_weight(sample_weight: Any, n_samples: int) -> NDArray[np.float64] | No
         )
     if isinstance(sample_weight, Real):
         raise ValueError(f"sample_weight must have shape ({n_samples},), got the single value {sample_weight!r}")
-    weight = _without_tensor(sample_weight, "sample_weight")
+    weight = without_tensor(sample_weight, "sample_weight")
     refuse_dates(weight, "sample_weight")
     with _naming("sample_weight"):
         weight = check_array(weight, ensure_2d=False, dtype=np.float64, input_name="sample_weight")

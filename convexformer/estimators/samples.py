@@ -15,7 +15,7 @@ from torch import Tensor
 from convexformer.memory import limit_of
 from convexformer.programs.build import attention_map
 from convexformer.storage import Source, open_source
-from convexformer.validation import check_device, check_shape, check_tokens
+from convexformer.validation import check_device, check_shape, check_tokens, without_tensor
 from convexformer_solvers import LinearMap
 from convexformer_solvers.distributed import RankError, Ranks, on_all_ranks, ranks
 from convexformer_solvers.distributed.ranks import named, plain
@@ -23,6 +23,7 @@ from convexformer_solvers.linear_maps.config import CONFIG
 from convexformer_solvers.linear_maps.streamed import StreamedMap
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
+_PER_SAMPLE = ("y", "sample_weight", "groups")  # a score has predictions in place of the last
 _CHUNKS = 128  # bytes of the limit for each number of a chunk: three chunks, converted, leave most of it to others
 
 
@@ -186,7 +187,8 @@ def _read(estimator: Any, X: Any, reset: bool, part: slice | None = None) -> Any
 
 def _own(per_sample: Sequence[Any], share: Share | None) -> list[Any]:
     """The arrays of this rank's samples; where the ranks share a path, those of all samples may be given."""
-    arrays = [None if values is None else _as_array(values) for values in per_sample]
+    pairs = zip(_PER_SAMPLE, per_sample, strict=True)
+    arrays = [None if values is None else _as_array(name, values) for name, values in pairs]
     if share is None:
         return arrays
     return [a[share.rows] if a is not None and len(a) == share.n_samples else a for a in arrays]
@@ -197,7 +199,7 @@ def _joined(found: list[list[Any]] | None) -> list[Any] | None:
     if found is None:
         return None
     counts = [of_rank[0] for of_rank in found]
-    by_name = zip(("y", "sample_weight", "groups"), zip(*(of_rank[1:] for of_rank in found), strict=True), strict=False)
+    by_name = zip(_PER_SAMPLE, zip(*(of_rank[1:] for of_rank in found), strict=True), strict=True)
     return [_concatenated(name, counts, parts) for name, parts in by_name]
 
 
@@ -211,11 +213,19 @@ def _concatenated(name: str, counts: list[int], parts: Sequence[Any]) -> Any:
                 f"{name} must have one entry for each sample of its rank, got {got} for the {count} samples of rank "
                 f"{rank}"
             )
+        if values.shape[1:] != parts[0].shape[1:]:
+            raise ValueError(
+                f"{name} must have entries of the same shape on all ranks, got {parts[0].shape} on rank 0 and "
+                f"{values.shape} on rank {rank}"
+            )
     return np.concatenate(parts)
 
 
-def _as_array(values: Any) -> Any:
-    return values.numpy(force=True) if torch.is_tensor(values) else np.asarray(values)
+def _as_array(name: str, values: Any) -> Any:
+    array = np.asarray(without_tensor(values, name))
+    if array.ndim == 0:
+        raise ValueError(f"{name} must have one entry for each sample, got the single value {values!r}")
+    return array
 
 
 def _in_turn(group: Ranks, run: Callable[[], Any]) -> Any:

@@ -196,6 +196,9 @@ def test_mistakes_are_told_on_all_ranks_with_the_rank(tmp_path, path_of_data):
         assert "rank 2" in said["widths"]
         assert "samples of rank 2" in said["targets"]
         assert "y must have one entry for each sample of its rank, got 451" in said["targets of all"]
+        assert "y must have entries of the same shape" in said["shapes"]
+        assert "rank 2: y must have one entry for each sample" in said["single"]
+        assert "y must not be bfloat16" in said["precision of targets"]
         assert "alpha must be positive" in said["parameter"]
         assert said["source"] == "rank 2: the disk has gone"
         assert "nothing.npy" in said["file"]
