@@ -84,6 +84,7 @@ class ShardWriter:
         check_counts(n_samples=n_samples, shard_rows=shard_rows, workers=workers)
         if not is_integer(worker, 0) or worker >= workers:
             raise ValueError(f"worker must be an integer from 0 to workers - 1 = {workers - 1}, got {worker!r}")
+        n_samples, shard_rows = int(n_samples), int(shard_rows)  # JSON has no integers of numpy
         self.folder = Path(folder)
         self.n_samples, self.shard_rows, self.n_shards = n_samples, shard_rows, -(-n_samples // shard_rows)
         self.worker, self.workers = worker, workers

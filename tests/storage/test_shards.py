@@ -88,6 +88,12 @@ def test_arrays_of_numpy_are_written(tmp_path):
     assert torch.equal(read_array(tmp_path), X.half())
 
 
+def test_numbers_of_samples_may_be_those_of_numpy(tmp_path):
+    X = torch.ones(5, 2)
+    assert write_shards(tmp_path, lambda rows: {"X": X[rows]}, np.int64(5), shard_rows=np.int32(2))
+    assert not list(ShardWriter(tmp_path, 5, 2).pending())  # the same run
+
+
 def test_fingerprints_are_those_of_the_manifest(written, tmp_path):
     fingerprint = open_source(written).fingerprint
     assert fingerprint == open_source(str(written)).fingerprint
