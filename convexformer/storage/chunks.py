@@ -22,7 +22,8 @@ class Chunks(Source):
     ----------
     make : callable or sequence of arrays
         Returns, each time it is called, an iterator over arrays or tensors of shape (rows, n_tokens, n_features) or
-        (rows, n_tokens). Chunks may have different numbers of rows.
+        (rows, n_tokens). Chunks may have different numbers of rows. Those of a function are copied, so that it may
+        fill one array again and again.
     n_samples : int, optional
         Number of rows of all chunks. Default: they are counted in a first pass.
 
@@ -126,7 +127,9 @@ class Chunks(Source):
                 f"{place} has samples of shape {sample[0]} in {sample[1]}, but those before have {self._sample[0]} in "
                 f"{self._sample[1]}; all must agree"
             )
-        return as_tensor(values).detach().cpu().reshape(len(values), *sample[0])
+        result = as_tensor(values).detach().cpu().reshape(len(values), *sample[0])
+        # A function may fill one array again and again, while rows of it that were read are still needed.
+        return result.clone() if callable(self._make) else result
 
     def _other_number(self, got: str) -> ValueError:
         self._chunks = None

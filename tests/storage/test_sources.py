@@ -416,6 +416,21 @@ def test_chunks_go_on_without_starting_again():
     assert source.fingerprint is None
 
 
+def test_chunks_may_be_one_array_that_is_filled_again():
+    X = numbers(n_samples=24)
+
+    def make():
+        chunk = np.empty_like(X[:4])
+        for start in range(0, 24, 4):
+            chunk[:] = X[start : start + 4]
+            yield chunk
+
+    source = Chunks(make)
+    parts = [source.read(slice(start, start + 3)) for start in range(0, 24, 3)]
+    assert torch.equal(torch.cat(parts), torch.as_tensor(X))
+    assert torch.equal(source.read(slice(0, 24)), torch.as_tensor(X))
+
+
 def test_chunks_must_be_made_anew():
     with pytest.raises(TypeError, match=r"make must be a callable that returns a new iterator each time, .*generator"):
         Chunks(part for part in [numbers()])
