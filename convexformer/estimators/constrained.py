@@ -112,18 +112,16 @@ class DescentConstrainedBase(TokenEstimator):
 
     def _saved_state(self) -> SavedState:
         header, arrays = super()._saved_state()
-        report = {each.name: getattr(self.report_, each.name) for each in fields(self.report_)}
-        figures = {name: value for name, value in report.items() if not isinstance(value, np.ndarray)}
-        fit = {"network": self._options, "n_iter": self.n_iter_, "report": figures}
-        vectors = {f"report:{name}": value for name, value in report.items() if name not in figures}
-        return header | fit, arrays | vectors | {"duals": self.duals_} | saved_weights(self.network_)
+        fit = {"network": self._options, "n_iter": self.n_iter_}
+        report = {f"report:{each.name}": np.asarray(getattr(self.report_, each.name)) for each in fields(self.report_)}
+        return header | fit, arrays | report | {"duals": self.duals_} | saved_weights(self.network_)
 
     def _restore_state(self, header: dict[str, Any], arrays: dict[str, NDArray]) -> None:
         super()._restore_state(header, arrays)
         self._options, self.n_iter_, self.duals_ = header["network"], header["n_iter"], arrays["duals"]
-        names = [each.name for each in fields(FeasibilityReport) if each.name not in header["report"]]
-        vectors: dict[str, Any] = {name: arrays[f"report:{name}"] for name in names}
-        self._store_report(FeasibilityReport(**vectors, **header["report"]))
+        report: dict[str, Any] = {each.name: arrays[f"report:{each.name}"] for each in fields(FeasibilityReport)}
+        numbers = {name: value if value.ndim else value.item() for name, value in report.items()}
+        self._store_report(FeasibilityReport(**numbers))
         self.network_ = self._make_network()
         self.network_.load_state_dict(restored_weights(arrays), assign=True)
         self.network_.requires_grad_(False).eval()

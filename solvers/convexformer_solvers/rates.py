@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-# Seconds of products before the first that counts: processors reach the full rate of wide vectors after some 15 ms.
+# Seconds of products before the first that counts: some processors take 15 ms to reach the full rate of wide vectors.
 WARM_UP = 0.03
 
 

@@ -321,7 +321,7 @@ def nonzero_blocks(coef: Tensor) -> Tensor:
 
 
 def as_rows(columns: Tensor) -> Tensor:
-    """The transpose of a few columns in memory; products of rows with large data are fast on all CPUs."""
+    """The transpose of a few columns, one number of a column beside the next in memory."""
     return columns.T.contiguous()
 
 

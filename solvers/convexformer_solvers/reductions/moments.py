@@ -49,13 +49,18 @@ def _moments(program: Program, single: bool) -> MomentsOf:
     raw = gram.diagonal().clone()
     gram = gram.sub_(torch.outer(means, means))
     rounding = torch.finfo(torch.float32).eps if single else EPS
-    if bool(((gram.diagonal() < math.sqrt(rounding) * raw) & (raw > 0)).any()):
+    if lost_to_means(raw, gram.diagonal(), rounding):
         shape = program.map.feature_shape
         blocks = torch.arange(math.prod(shape[:-1]), device=means.device)
         gram = program.map.gram(blocks, blocks, weight, means.view(-1, shape[-1]))
     lost = gram.diagonal() <= EPS * raw  # features that are constant but for rounding
     gram[lost], gram[:, lost] = 0.0, 0.0
     return MomentsOf(gram, target.masked_fill(lost[:, None], 0.0), means, mean)
+
+
+def lost_to_means(squares: Tensor, centered: Tensor, rounding: float) -> bool:
+    """Whether a sum of squares loses half of its digits or more, of that rounding, where the mean is subtracted."""
+    return bool(((centered < math.sqrt(rounding) * squares) & (squares > 0)).any())
 
 
 class GramRoot:

@@ -167,9 +167,9 @@ class Admm(PrimalDualSolver):
     def _loss_step(self, program: Program, state: State, center: Tensor, fitted_center: Tensor) -> tuple[State, Tensor]:
         """The state with the curvature that was observed, and predictions of the proximal step on the loss.
 
-        That is one ridge problem with quadratics that touch the loss at the last predictions; where it costs next to
-        nothing, others follow with quadratics at the predictions that the one before gave, extrapolated. Where the
-        curvature jumps only those count that lower the objective of the proximal step.
+        That is one ridge problem with quadratics that touch the loss at the last predictions; where it takes no
+        product with the data, others follow with quadratics at the predictions that the one before gave, extrapolated.
+        Where the curvature jumps only those count that lower the objective of the proximal step.
         """
         loss, system, expansion = program.loss, state.cache.system, state.expansion
         root = system.weight.sqrt()[:, None]

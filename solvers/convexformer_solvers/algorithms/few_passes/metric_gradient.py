@@ -18,7 +18,7 @@ from convexformer_solvers.linear_maps.base import LinearMap, even_rows
 from convexformer_solvers.losses.regression import Squared
 from convexformer_solvers.points import Point, dual_estimate
 from convexformer_solvers.program import Program
-from convexformer_solvers.reductions.moments import GramRoot
+from convexformer_solvers.reductions.moments import GramRoot, lost_to_means
 from convexformer_solvers.reductions.weights import Targets
 from convexformer_solvers.rounding import EPS, SUM
 
@@ -335,9 +335,8 @@ def _with_ones(linear_map: LinearMap, weight: Tensor) -> Tensor:
 
 
 def _loses_digits(squares: Tensor, sums: Tensor, total: float) -> bool:
-    """Whether sums of squares overflow or underflow in float32, or lose half of their digits to large means."""
+    """Whether weighted sums of squares overflow or underflow in float32, or lose their digits to large means."""
     single = torch.finfo(torch.float32)
     if not single.tiny / single.eps <= float(squares.amax()) < math.inf:
         return True
-    spread = squares * total - sums.square()
-    return bool(((spread < math.sqrt(single.eps) * squares * total) & (squares > 0)).any())
+    return lost_to_means(squares * total, squares * total - sums.square(), single.eps)
