@@ -345,7 +345,8 @@ def _slices(n_rows: int, height: int) -> Iterator[slice]:
 
 def bands(size: int) -> Iterator[slice]:
     """Low chunks of the rows of a triangle, which leave out most of what is above the diagonal."""
-    return _slices(size, max(1, math.isqrt(CONFIG.temporary) // 4))
+    tallest = math.isqrt(CONFIG.temporary) // 2  # lower ones take up to twice the time with some instruction sets
+    return _slices(size, max(1, min(max(size // 4, tallest // 4), tallest)))
 
 
 def even_rows(n_rows: int, at_most: int, device: torch.device) -> Tensor:
