@@ -7,14 +7,13 @@ import math
 import os
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, TensorDataset, default_collate
 from tqdm.auto import tqdm
 
 from convexformer.nn.modules.base import seeded
@@ -23,6 +22,7 @@ from convexformer_solvers.io.npz import replacing
 from convexformer_solvers.validation import check_callback, check_counts, is_real
 
 from .constraints import DescentConstraints
+from .data import Data, Samples, as_dataset, batch_of, batches
 from .reports import (
     ConstrainedHistory,
     ConstrainedTrainingInterrupted,
@@ -45,16 +45,6 @@ _CHOICES = {
     "dual_update": ("step", "epoch"),
     "optimizer": tuple(_OPTIMIZERS),
 }
-
-
-class Samples(Protocol):
-    """A map-style dataset, whose length is known."""
-
-    def __len__(self) -> int: ...
-    def __getitem__(self, position: int, /) -> Any: ...
-
-
-Data = Samples | Sequence[Tensor]
 
 
 class _Best(NamedTuple):
@@ -296,8 +286,8 @@ class PrimalDual:
         check_counts(n_epochs=n_epochs)
         check_callback(callback, "a PrimalDual")
         verbose = check_flag(verbose, "verbose")
-        training = _as_dataset(data, "data")
-        held_out = None if validation is None else _as_dataset(validation, "validation")
+        training = as_dataset(data, "data")
+        held_out = None if validation is None else as_dataset(validation, "validation")
         judged = training if held_out is None else held_out
         path = None if checkpoint is None else Path(checkpoint)
         if path is not None and path.exists():
@@ -339,8 +329,8 @@ class PrimalDual:
         sums: Tensor | None = None
         began = time.perf_counter()
         count = len(training)
-        for index in _batches(count, self.batch_size, (self.seed, epoch)):
-            losses = self._take_step(_batch(training, index), ascends=epoch >= self.warmup_epochs)
+        for index in batches(count, self.batch_size, (self.seed, epoch)):
+            losses = self._take_step(batch_of(training, index), ascends=epoch >= self.warmup_epochs)
             sums = len(index) * losses if sums is None else sums + len(index) * losses
         assert sums is not None
         mean = sums / count
@@ -465,13 +455,13 @@ class PrimalDual:
         Tensor of shape (n_layers, n_samples)
             On the CPU.
         """
-        dataset = _as_dataset(data, "data")
+        dataset = as_dataset(data, "data")
         training = self.model.training
         self.model.eval()
         try:
             with seeded(self.seed):
                 parts = [
-                    self.layer_losses(self.model, _batch(dataset, index)).cpu()
+                    self.layer_losses(self.model, batch_of(dataset, index)).cpu()
                     for index in torch.arange(len(dataset)).split(self.batch_size)
                 ]
         finally:
@@ -603,35 +593,3 @@ def _check_options(**options: Any) -> None:
     if not is_integer(seed, 0) or seed >= 2**31:
         raise ValueError(f"seed must be an integer from 0 and below 2**31, got {seed!r}")
     check_counts(batch_size=options["batch_size"])
-
-
-def _as_dataset(data: Any, name: str) -> Samples:
-    """Samples as a dataset."""
-    dataset: Any
-    if isinstance(data, Dataset):
-        dataset = data
-    else:
-        tensors = tuple(data) if isinstance(data, (tuple, list)) else ()
-        if not tensors or not all(torch.is_tensor(part) and part.ndim > 0 for part in tensors):
-            raise ValueError(f"{name} must be a Dataset or a sequence of tensors with samples along the first axis")
-        lengths = {len(part) for part in tensors}
-        if len(lengths) != 1:
-            raise ValueError(f"{name} must hold tensors of as many samples each, got {sorted(lengths)}")
-        dataset = TensorDataset(*tensors)
-    if len(dataset) == 0:
-        raise ValueError(f"{name} must hold at least one sample, got none")
-    samples: Samples = dataset
-    return samples
-
-
-def _batches(count: int, batch_size: int, seeds: tuple[int, int]) -> tuple[Tensor, ...]:
-    """Positions of the samples of each batch, in an order that depends on the seeds alone."""
-    order = torch.as_tensor(np.random.default_rng(seeds).permutation(count))
-    return order.split(batch_size)
-
-
-def _batch(dataset: Samples, index: Tensor) -> Any:
-    """The samples at some positions."""
-    if isinstance(dataset, TensorDataset):
-        return tuple(part[index.to(part.device)] for part in dataset.tensors)
-    return default_collate([dataset[i] for i in index.tolist()])

@@ -15,7 +15,8 @@ from convexformer_solvers.io.npz import read_archive, write_archive
 
 from .attention import ConvexAttentionClassifier, ConvexAttentionRegressor
 from .base import ConvexAttentionBase
-from .constrained import DescentConstrainedBase, DescentConstrainedClassifier, DescentConstrainedDenoiser
+from .constrained import DescentConstrainedClassifier, DescentConstrainedDenoiser
+from .constrained.base import DescentConstrainedBase
 from .cv import ConvexAttentionClassifierCV, ConvexAttentionRegressorCV
 from .greedy import GreedyConvexTransformerBase, GreedyConvexTransformerClassifier, GreedyConvexTransformerRegressor
 from .parameters import decode_parameters, encode_parameters

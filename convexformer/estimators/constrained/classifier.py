@@ -1,0 +1,275 @@
+"""A descent-constrained transformer that classifies and may leave early."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor, nn
+
+from convexformer.constrained.classifier import LayeredClassifier
+from convexformer.estimators.attention import ClassificationMixin
+from convexformer.estimators.samples import check_one_process
+from convexformer.estimators.tokens import SavedState, described, rebuilt, unchanged_on_failure
+from convexformer.nn import sample_losses
+from convexformer.validation import as_tensor, check_device, check_flag, check_tokens, is_integer, result_of
+from convexformer_solvers import LOSSES, Loss
+from convexformer_solvers.validation import as_dtype
+
+from .base import DescentConstrainedBase
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class DescentConstrainedClassifier(ClassificationMixin, DescentConstrainedBase):
+    r"""Classification by an unrolled transformer each of whose layers must lower the loss.
+
+    .. math:: \min \; \ell_L \quad \text{subject to} \quad \ell_1 \le c_{\mathrm{ref}}, \;\;
+              \ell_l \le (1 - \alpha) \ell_{l-1}
+
+    for the mean losses of the predictions of the layers, which have one linear readout in common ([K]). As every layer
+    predicts, ``predict(X, max_layers=k)`` stops after ``k`` of them.
+
+    Training is not convex, and nothing is certified; ``feasible_`` says whether the constraints hold.
+
+    Parameters
+    ----------
+    alpha : float, default=0.1
+        Share by which each layer must lower the loss.
+    c_ref : float, optional
+        Loss that the first layer must come below. Default: that of the best constant prediction of all
+        labels of ``fit``.
+    n_layers : int, default=3
+        Layers, two or more.
+    shared : bool, default=False
+        Whether all layers have the same weights.
+    objective : {"constrained", "last", "sum"}, default="constrained"
+        ``"last"``: usual training, of the last layer alone; ``"sum"``: the losses of all layers (deep supervision).
+    resilience : float, optional
+        Price of violations, see ``PrimalDual``. Default: hard constraints.
+    loss : {"auto", "logistic", "softmax", "squared_hinge"} or Loss, default="auto"
+        As in ``ConvexAttentionClassifier``.
+    dual_lr : float, default=1e-2
+        Step of the multipliers.
+    stop_gradient : bool, default=False
+        Whether the loss that a layer is compared with counts as a number. Otherwise the net weight of a layer's loss
+        may be negative and training then raises that loss.
+    lr : float, default=1e-3
+        Learning rate of the weights.
+    weight_decay : float, default=0.0
+        Decay of the weights.
+    batch_size : int, default=32
+        Samples of a batch; the last of an epoch may have fewer.
+    n_epochs : int, default=50
+        Epochs.
+    validation_fraction : float, default=0.2
+        Share of the samples that is held out, never the last of a class: feasibility is judged on it, and the best
+        feasible epoch by it is kept. 0: all samples are for training, and the last epoch is kept.
+    class_weight : dict, "balanced" or None, default=None
+        Factors on the weights of classes, as in scikit-learn.
+    dtype : {None, "float32", "float64"}, default=None
+        Precision of the network. Default: that of ``X``.
+    device : str or torch.device, optional
+        Where to train. Default: that of ``X``, or the CPU.
+    random_state : int, RandomState or None, default=None
+        Of the initial weights, the split and the order of the samples.
+    verbose : bool, default=False
+        Whether to show a progress bar.
+
+    Attributes
+    ----------
+    classes_ : ndarray of shape (n_classes,)
+        Sorted labels.
+    network_ : LayeredClassifier
+        The network, frozen.
+    duals_ : ndarray of shape (n_layers,)
+        Multipliers at the end.
+    feasible_ : bool
+        Whether the constraints hold on the held-out samples, within a standard error.
+    layer_losses_ : ndarray of shape (n_layers,)
+        Mean losses of the layers there.
+    report_ : FeasibilityReport
+        The violations with their standard errors, and statistics of the layers.
+    history_ : ConstrainedHistory
+        Of training.
+    n_iter_ : int
+        Epochs.
+    n_features_in_, n_tokens_in_ : int
+        Shape of a sample.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from convexformer import DescentConstrainedClassifier
+    >>> X = np.random.default_rng(0).normal(size=(200, 5, 4))
+    >>> y = np.where(X[:, :, 0].mean(1) > 0, "more", "less")
+    >>> model = DescentConstrainedClassifier(alpha=0.05, lr=0.01, n_epochs=60, random_state=1).fit(X, y)
+    >>> model.feasible_, model.score(X, y) > 0.9, model.predict(X, max_layers=1).shape
+    (True, True, (200,))
+    """
+
+    def __init__(
+        self,
+        alpha: float = 0.1,
+        *,
+        c_ref: float | None = None,
+        n_layers: int = 3,
+        shared: bool = False,
+        objective: str = "constrained",
+        resilience: float | None = None,
+        loss: str | Loss = "auto",
+        dual_lr: float = 1e-2,
+        stop_gradient: bool = False,
+        lr: float = 1e-3,
+        weight_decay: float = 0.0,
+        batch_size: int = 32,
+        n_epochs: int = 50,
+        validation_fraction: float = 0.2,
+        class_weight: Any = None,
+        dtype: Any = None,
+        device: Any = None,
+        random_state: Any = None,
+        verbose: bool = False,
+    ) -> None:
+        self.alpha = alpha
+        self.c_ref = c_ref
+        self.n_layers = n_layers
+        self.shared = shared
+        self.objective = objective
+        self.resilience = resilience
+        self.loss = loss
+        self.dual_lr = dual_lr
+        self.stop_gradient = stop_gradient
+        self.lr = lr
+        self.weight_decay = weight_decay
+        self.batch_size = batch_size
+        self.n_epochs = n_epochs
+        self.validation_fraction = validation_fraction
+        self.class_weight = class_weight
+        self.dtype = dtype
+        self.device = device
+        self.random_state = random_state
+        self.verbose = verbose
+
+    @unchanged_on_failure
+    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
+        """Train.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_tokens, n_features) or (n_samples, n_tokens)
+            Token sequences; zero rows at the end of a sample are padding. Each column of two-dimensional data is a
+            token of its own: with two-dimensional ``X`` a token has one coordinate for each column, its value there.
+        y : array-like of shape (n_samples,)
+            Labels.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        ValueError
+            If an argument or a parameter is not as described; the message names it. Or under ``torchrun`` with more
+            than one process.
+        ConstrainedTrainingInterrupted
+            On Ctrl-C, a ``KeyboardInterrupt``. The estimator is usable if an epoch was finished.
+
+        Warns
+        -----
+        InfeasibleWarning
+            If the constraints do not hold at the end.
+        """
+        check_one_process(self)
+        check_flag(self.verbose, "verbose")
+        if not is_integer(self.n_layers, 2):
+            raise ValueError(f"n_layers must be an integer of at least 2, got {self.n_layers!r}")
+        tokens = check_tokens(self, X, reset=True)
+        device = check_device(self.device, tokens.device)
+        targets, loss, labels = self._read_targets(y, len(tokens), None)
+        tokens = self._placed(tokens.to(device, as_dtype(self.dtype, tokens.dtype)))
+        encoded = as_tensor(targets.encode(labels), device).to(tokens.dtype)
+        self._targets, self.loss_ = targets, loss
+        total = targets.weight(labels, None)
+        share = torch.ones_like(encoded[:, 0]) if total is None else as_tensor(total, device).to(encoded)
+        share = share / share.mean()
+        c_ref = self._constant_loss(loss, encoded, share) if self.c_ref is None else self.c_ref
+        seed = self._seed()
+        sizes = {"n_features": tokens.shape[2], "n_outputs": encoded.shape[1], "n_layers": self.n_layers}
+        self._options = {**sizes, "shared": self.shared, "padded": self._n_dims == 3}
+        network = self._make_network(seed).to(tokens)
+
+        def layer_losses(network: Any, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+            inputs, y, share = batch
+            return torch.stack([share * sample_losses(outputs, y, loss) for outputs in network.layer_outputs(inputs)])
+
+        self._train(network, layer_losses, [tokens, encoded, share], labels, c_ref, seed)
+        return self
+
+    def _make_network(self, seed: int = 0) -> nn.Module:
+        return LayeredClassifier(**self._options, seed=seed)
+
+    def _saved_state(self) -> SavedState:
+        header, arrays = super()._saved_state()
+        target_header, target_arrays = self._targets._saved_state()
+        return header | {"loss": described(self.loss_, LOSSES)} | target_header, arrays | target_arrays
+
+    def _restore_state(self, header: dict[str, Any], arrays: dict[str, NDArray]) -> None:
+        super()._restore_state(header, arrays)
+        self.loss_ = rebuilt(header["loss"], LOSSES)
+        self._targets = self._restored_targets(header, arrays, self.loss_)
+
+    def _placed(self, tokens: Tensor) -> Tensor:
+        """Columns of two-dimensional data as tokens that differ: each has its value in a coordinate of its own."""
+        return torch.diag_embed(tokens[..., 0]) if self._n_dims == 2 else tokens
+
+    def _constant_loss(self, loss: Loss, encoded: Tensor, share: Tensor) -> float:
+        """Mean loss of the best constant prediction."""
+        constant = loss.best_intercept(torch.zeros_like(encoded), encoded, share / len(share))
+        return float((share * loss.value(constant.expand_as(encoded), encoded)).mean())
+
+    def _layer_outputs(self, X: ArrayLike, max_layers: int | None = None) -> Tensor:
+        tokens = self._placed(self._new_tokens(X))
+        count = self._check_max_layers(max_layers)
+        network: Any = self.network_
+        with torch.no_grad():
+            outputs: Tensor = network.layer_outputs(tokens, max_layers=count)
+        return outputs
+
+    def _outputs(self, X: ArrayLike) -> Tensor:
+        return self._layer_outputs(X)[-1]
+
+    def predict(self, X: ArrayLike, max_layers: int | None = None) -> NDArray:
+        """Predict labels, by the first layers alone where so many are asked for.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_tokens, n_features) or (n_samples, n_tokens)
+            As in ``fit``.
+        max_layers : int, optional
+            Layers to run. Default: all.
+
+        Returns
+        -------
+        ndarray of shape (n_samples,)
+        """
+        return self._labels(self._layer_outputs(X, max_layers)[-1])
+
+    def layer_outputs(self, X: ArrayLike) -> Any:
+        """Outputs of every layer, for ``exit_curve``, ``early_exit`` and ``exit_tradeoff``.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_tokens, n_features) or (n_samples, n_tokens)
+            As in ``fit``.
+
+        Returns
+        -------
+        ndarray of shape (n_layers, n_samples, n_classes)
+            Logits; of two classes with one output, zero and that output.
+        """
+        outputs = self._layer_outputs(X)
+        outputs = torch.cat([torch.zeros_like(outputs), outputs], 2) if outputs.shape[2] == 1 else outputs
+        return result_of(outputs, X)

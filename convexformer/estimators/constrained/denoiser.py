@@ -1,0 +1,213 @@
+"""A descent-constrained transformer that removes noise from tokens."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from sklearn.base import TransformerMixin
+from torch import Tensor, nn
+
+from convexformer.estimators.samples import check_one_process
+from convexformer.estimators.tokens import unchanged_on_failure
+from convexformer.unfolded.unrolled import DUST, UnrolledTransformer
+from convexformer.validation import check_device, check_flag, check_positive, check_tokens, is_integer, result_of
+from convexformer_solvers.validation import as_dtype
+
+from .base import DescentConstrainedBase
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_MODELS: dict[str, Any] = {"ut": UnrolledTransformer, "dust": DUST}
+
+
+class DescentConstrainedDenoiser(TransformerMixin, DescentConstrainedBase):
+    r"""Denoising of tokens by an unrolled network each of whose layers must lower the error ([K]).
+
+    The loss of a layer is half the mean squared error of its tokens against the clean ones, over samples that get new
+    Gaussian noise in every step.
+
+    Parameters
+    ----------
+    alpha : float, default=0.1
+        Share by which each layer must lower the loss.
+    c_ref : float, optional
+        Loss that the first layer must come below. Default: that of the noisy tokens themselves, half the variance of
+        the noise.
+    noise : float, default=0.1
+        Standard deviation of the noise in training, in the units of ``X``, positive.
+    model : {"ut", "dust"}, default="ut"
+        ``UnrolledTransformer``, for tokens without negative entries such as pixels, or ``DUST``, sparse coding in a
+        dictionary.
+    n_layers : int, default=3
+        Layers, two or more.
+    shared : bool, default=False
+        Whether all layers have the same weights.
+    objective : {"constrained", "last", "sum"}, default="constrained"
+        ``"last"``: usual training, of the last layer alone; ``"sum"``: the losses of all layers (deep supervision).
+    resilience : float, optional
+        Price of violations, see ``PrimalDual``. Default: hard constraints.
+    dual_lr : float, default=1e-2
+        Step of the multipliers.
+    stop_gradient : bool, default=False
+        Whether the loss that a layer is compared with counts as a number. Otherwise the net weight of a layer's loss
+        may be negative and training then raises that loss.
+    lr : float, default=1e-3
+        Learning rate of the weights.
+    weight_decay : float, default=0.0
+        Decay of the weights.
+    batch_size : int, default=32
+        Samples of a batch; the last of an epoch may have fewer.
+    n_epochs : int, default=50
+        Epochs.
+    validation_fraction : float, default=0.2
+        Share of the samples that is held out: feasibility is judged on it, and the best feasible epoch by it is
+        kept. 0: all samples are for training, and the last epoch is kept.
+    dtype : {None, "float32", "float64"}, default=None
+        Precision of the network. Default: that of ``X``.
+    device : str or torch.device, optional
+        Where to train. Default: that of ``X``, or the CPU.
+    random_state : int, RandomState or None, default=None
+        Of the initial weights, the split and the order of the samples.
+    verbose : bool, default=False
+        Whether to show a progress bar.
+
+    Attributes
+    ----------
+    network_ : UnrolledTransformer or DUST
+        The network, frozen.
+    duals_, feasible_, layer_losses_, report_, history_, n_iter_, n_features_in_, n_tokens_in_
+        As in ``DescentConstrainedClassifier``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from convexformer import DescentConstrainedDenoiser
+    >>> clean = np.random.default_rng(0).uniform(size=(60, 1, 4)).repeat(6, axis=1)
+    >>> noisy = clean + 0.2 * np.random.default_rng(1).normal(size=clean.shape)
+    >>> model = DescentConstrainedDenoiser(alpha=0.02, noise=0.2, model="dust", n_epochs=40, random_state=0).fit(clean)
+    >>> bool(np.square(model.transform(noisy) - clean).mean() < np.square(noisy - clean).mean())
+    True
+    """
+
+    def __init__(
+        self,
+        alpha: float = 0.1,
+        *,
+        c_ref: float | None = None,
+        noise: float = 0.1,
+        model: str = "ut",
+        n_layers: int = 3,
+        shared: bool = False,
+        objective: str = "constrained",
+        resilience: float | None = None,
+        dual_lr: float = 1e-2,
+        stop_gradient: bool = False,
+        lr: float = 1e-3,
+        weight_decay: float = 0.0,
+        batch_size: int = 32,
+        n_epochs: int = 50,
+        validation_fraction: float = 0.2,
+        dtype: Any = None,
+        device: Any = None,
+        random_state: Any = None,
+        verbose: bool = False,
+    ) -> None:
+        self.alpha = alpha
+        self.c_ref = c_ref
+        self.noise = noise
+        self.model = model
+        self.n_layers = n_layers
+        self.shared = shared
+        self.objective = objective
+        self.resilience = resilience
+        self.dual_lr = dual_lr
+        self.stop_gradient = stop_gradient
+        self.lr = lr
+        self.weight_decay = weight_decay
+        self.batch_size = batch_size
+        self.n_epochs = n_epochs
+        self.validation_fraction = validation_fraction
+        self.dtype = dtype
+        self.device = device
+        self.random_state = random_state
+        self.verbose = verbose
+
+    @unchanged_on_failure
+    def fit(self, X: ArrayLike, y: Any = None) -> Self:
+        """Train on clean tokens.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_tokens, n_features) or (n_samples, n_tokens)
+            Clean tokens; each column of two-dimensional data is a token of width 1. Zero rows are tokens like others:
+            nothing is padding.
+        y : object, optional
+            Not used.
+
+        Returns
+        -------
+        self
+
+        Raises
+        ------
+        ValueError
+            If an argument or a parameter is not as described; the message names it. Or under ``torchrun`` with more
+            than one process.
+        ConstrainedTrainingInterrupted
+            On Ctrl-C, a ``KeyboardInterrupt``. The estimator is usable if an epoch was finished.
+
+        Warns
+        -----
+        InfeasibleWarning
+            If the constraints do not hold at the end.
+        """
+        check_one_process(self)
+        check_flag(self.verbose, "verbose")
+        if self.model not in _MODELS:
+            raise ValueError(f"model must be one of {sorted(_MODELS)}, got {self.model!r}")
+        check_positive(noise=self.noise)
+        if not is_integer(self.n_layers, 2):
+            raise ValueError(f"n_layers must be an integer of at least 2, got {self.n_layers!r}")
+        tokens = check_tokens(self, X, reset=True)
+        device = check_device(self.device, tokens.device)
+        tokens = tokens.to(device, as_dtype(self.dtype, tokens.dtype))
+        seed, noise = self._seed(), self.noise
+        sizes = {"n_features": tokens.shape[2], "n_layers": self.n_layers}
+        self._options = {"model": self.model, **sizes, "shared": self.shared}
+        network = self._make_network(seed).to(tokens)
+
+        def layer_losses(network: Any, batch: tuple[Tensor]) -> Tensor:
+            (clean,) = batch
+            noisy = clean + noise * torch.randn(clean.shape, dtype=clean.dtype).to(clean.device)
+            return (network.layer_outputs(noisy) - clean).square().mean((2, 3)) / 2
+
+        c_ref = noise**2 / 2 if self.c_ref is None else self.c_ref
+        self._train(network, layer_losses, [tokens], np.zeros(len(tokens)), c_ref, seed)
+        return self
+
+    def _make_network(self, seed: int = 0) -> nn.Module:
+        options = dict(self._options)
+        return _MODELS[options.pop("model")](**options, seed=seed)
+
+    def transform(self, X: ArrayLike, max_layers: int | None = None) -> Any:
+        """Denoise tokens.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_tokens, n_features) or (n_samples, n_tokens)
+            Noisy tokens.
+        max_layers : int, optional
+            Layers to run. Default: all.
+
+        Returns
+        -------
+        ndarray of the shape of ``X``
+        """
+        tokens = self._new_tokens(X)
+        with torch.no_grad():
+            clean = self.network_(tokens, max_layers=self._check_max_layers(max_layers))
+        return result_of(clean[..., 0] if self._n_dims == 2 else clean, X)

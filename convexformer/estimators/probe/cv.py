@@ -1,0 +1,207 @@
+"""Certified probes whose `alpha` is chosen by cross-validation."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from convexformer.estimators.attention import ClassificationMixin, RegressionMixin
+from convexformer.estimators.cv import CrossValidationMixin
+from convexformer.probes.generate import Generation
+from convexformer_solvers import Callback, Loss, Penalty, Solver
+
+from .base import ConvexProbeBase
+
+
+class ConvexProbeRegressorCV(RegressionMixin, CrossValidationMixin, ConvexProbeBase):
+    """``ConvexProbeRegressor`` with ``alpha`` chosen by cross-validation.
+
+    Parameters
+    ----------
+    alphas : int or array-like, default=30
+        Grid of alphas, or its length from ``alpha_max_`` down to ``eps * alpha_max_``.
+    eps : float, default=1e-2
+        Ratio of the last to the first alpha of an automatic grid.
+    cv, scoring, n_jobs, resume
+        As in ``ConvexAttentionRegressorCV``.
+    dictionary : "auto", TokenPooling or list of them, default="auto"
+        As in ``ConvexProbeRegressor``. It is made once, of the tokens of all samples without their labels.
+    generate : int or Generation, default=None
+        As in ``ConvexProbeRegressor``. ``alpha`` is chosen with the dictionary alone; weightings are generated in the
+        fit of all samples at the best alpha.
+    standardize, loss, penalty, solver, tol, max_iter, fit_intercept, warm_start, dtype, device, \
+memory_limit, random_state, verbose, callback
+        As in ``ConvexProbeRegressor``.
+
+    Attributes
+    ----------
+    alpha_ : float
+        The best alpha.
+    alphas_ : ndarray of shape (n_alphas,)
+        The grid, decreasing.
+    score_path_ : ndarray of shape (n_alphas, n_folds)
+        Score of each alpha on each fold.
+    coef_, intercept_, certificate_, heads_ and others
+        As in ``ConvexProbeRegressor``, for the fit of all samples at ``alpha_``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from convexformer import ConvexProbeRegressorCV
+    >>> X = np.random.default_rng(0).normal(size=(60, 5, 2))
+    >>> model = ConvexProbeRegressorCV(alphas=5, cv=3, random_state=0).fit(X, X.max(axis=(1, 2)))
+    >>> model.score_path_.shape
+    (5, 3)
+    """
+
+    _generates_after_a_grid = True
+
+    def __init__(
+        self,
+        *,
+        alphas: int | ArrayLike = 30,
+        eps: float = 1e-2,
+        cv: Any = None,
+        scoring: Any = None,
+        n_jobs: int | None = None,
+        resume: str | os.PathLike[str] | None = None,
+        dictionary: Any = "auto",
+        generate: int | Generation | None = None,
+        standardize: bool = True,
+        loss: str | Loss = "squared",
+        penalty: str | Penalty = "group_l2",
+        solver: str | Solver = "auto",
+        tol: float = 1e-4,
+        max_iter: int = 10_000,
+        fit_intercept: bool = True,
+        warm_start: bool = False,
+        dtype: Any = None,
+        device: Any = None,
+        memory_limit: int | None = None,
+        random_state: Any = None,
+        verbose: bool = False,
+        callback: Callback | None = None,
+    ) -> None:
+        self.alphas = alphas
+        self.eps = eps
+        self.cv = cv
+        self.scoring = scoring
+        self.n_jobs = n_jobs
+        self.resume = resume
+        self.dictionary = dictionary
+        self.generate = generate
+        self.standardize = standardize
+        self.loss = loss
+        self.penalty = penalty
+        self.solver = solver
+        self.tol = tol
+        self.max_iter = max_iter
+        self.fit_intercept = fit_intercept
+        self.warm_start = warm_start
+        self.dtype = dtype
+        self.device = device
+        self.memory_limit = memory_limit
+        self.random_state = random_state
+        self.verbose = verbose
+        self.callback = callback
+
+
+class ConvexProbeClassifierCV(ClassificationMixin, CrossValidationMixin, ConvexProbeBase):
+    """``ConvexProbeClassifier`` with ``alpha`` chosen by cross-validation.
+
+    Parameters
+    ----------
+    alphas : int or array-like, default=30
+        Grid of alphas, or its length from ``alpha_max_`` down to ``eps * alpha_max_``.
+    eps : float, default=1e-2
+        Ratio of the last to the first alpha of an automatic grid.
+    cv, scoring, n_jobs, resume
+        As in ``ConvexAttentionClassifierCV``.
+    dictionary : "auto", TokenPooling or list of them, default="auto"
+        As in ``ConvexProbeClassifier``. It is made once, of the tokens of all samples without their labels.
+    generate : int or Generation, default=None
+        As in ``ConvexProbeClassifier``. ``alpha`` is chosen with the dictionary alone; weightings are generated in the
+        fit of all samples at the best alpha.
+    standardize, loss, penalty, solver, tol, max_iter, fit_intercept, class_weight, warm_start, dtype, device, \
+memory_limit, random_state, verbose, callback
+        As in ``ConvexProbeClassifier``.
+
+    Attributes
+    ----------
+    alpha_ : float
+        The best alpha.
+    alphas_ : ndarray of shape (n_alphas,)
+        The grid, decreasing.
+    score_path_ : ndarray of shape (n_alphas, n_folds)
+        Score of each alpha on each fold.
+    coef_, intercept_, certificate_, heads_ and others
+        As in ``ConvexProbeClassifier``, for the fit of all samples at ``alpha_``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from convexformer import ConvexProbeClassifierCV
+    >>> X = np.random.default_rng(0).normal(size=(60, 5, 2))
+    >>> model = ConvexProbeClassifierCV(alphas=5, cv=3, random_state=0).fit(X, X.max(axis=(1, 2)) > 1.5)
+    >>> model.score_path_.shape
+    (5, 3)
+    """
+
+    _generates_after_a_grid = True
+
+    def __init__(
+        self,
+        *,
+        alphas: int | ArrayLike = 30,
+        eps: float = 1e-2,
+        cv: Any = None,
+        scoring: Any = None,
+        n_jobs: int | None = None,
+        resume: str | os.PathLike[str] | None = None,
+        dictionary: Any = "auto",
+        generate: int | Generation | None = None,
+        standardize: bool = True,
+        loss: str | Loss = "auto",
+        penalty: str | Penalty = "group_l2",
+        solver: str | Solver = "auto",
+        tol: float = 1e-4,
+        max_iter: int = 10_000,
+        fit_intercept: bool = True,
+        class_weight: dict | str | None = None,
+        warm_start: bool = False,
+        dtype: Any = None,
+        device: Any = None,
+        memory_limit: int | None = None,
+        random_state: Any = None,
+        verbose: bool = False,
+        callback: Callback | None = None,
+    ) -> None:
+        self.alphas = alphas
+        self.eps = eps
+        self.cv = cv
+        self.scoring = scoring
+        self.n_jobs = n_jobs
+        self.resume = resume
+        self.dictionary = dictionary
+        self.generate = generate
+        self.standardize = standardize
+        self.loss = loss
+        self.penalty = penalty
+        self.solver = solver
+        self.tol = tol
+        self.max_iter = max_iter
+        self.fit_intercept = fit_intercept
+        self.class_weight = class_weight
+        self.warm_start = warm_start
+        self.dtype = dtype
+        self.device = device
+        self.memory_limit = memory_limit
+        self.random_state = random_state
+        self.verbose = verbose
+        self.callback = callback
+
+    def _shown(self, outputs: Tensor) -> Tensor:
+        return self._scores(outputs)
