@@ -35,6 +35,7 @@ DTYPES = {
     "U8": torch.uint8,
 }
 CODES = {dtype: code for code, dtype in DTYPES.items()}
+RESERVED = "__metadata__"  # in a header of safetensors it is the name of no array
 SUFFIXES = (".npy", ".npz", ".safetensors")
 # Where the system can, pages are mapped at once, and read ahead, by the thread that reads.
 _MAPPING: dict[str, int] = (
@@ -113,7 +114,7 @@ def find_array(path: str, name: str | None, place: str) -> FileArray:
         return _in_npz(path, name, place)
     if kind == ".safetensors":
         header, begin = read_header(path, place)
-        header.pop("__metadata__", None)
+        header.pop(RESERVED, None)
         return stored(path, header, begin, choose(header, name, place), place)
     if name is not None:
         raise ValueError(f"{place} holds one array without a name; leave out ':{name}'")
@@ -246,6 +247,6 @@ def layout(arrays: Mapping[str, Tensor]) -> tuple[dict[str, Any], list[memoryvie
 
 def encode_header(entries: Mapping[str, Any], metadata: str) -> bytes:
     """The header of a file of safetensors, to be followed by the bytes of the arrays."""
-    text = json.dumps({"__metadata__": {"convexformer": metadata}, **entries}, separators=(",", ":")).encode()
+    text = json.dumps({RESERVED: {"convexformer": metadata}, **entries}, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text

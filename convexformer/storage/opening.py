@@ -14,7 +14,7 @@ import numpy as np
 
 from convexformer_solvers.linear_maps.source import Source
 
-from .files import SUFFIXES, FileArray, choose, find_array, read_header, torch_dtype
+from .files import RESERVED, SUFFIXES, FileArray, choose, find_array, read_header, torch_dtype
 from .manifest import MANIFEST, shard_arrays
 from .sources import ArraySource, ColumnSource, FileSource, ShardSource, hash_of
 
@@ -131,7 +131,7 @@ def _refuse_unfinished(arrays: list[FileArray], place: str) -> None:
     for array in arrays:
         if array.path.endswith(".safetensors"):
             header, _ = read_header(array.path, array.place)
-            if "convexformer" in (header.get("__metadata__") or {}):
+            if "convexformer" in (header.get(RESERVED) or {}):
                 raise ValueError(
                     f"{place} has shards but no {MANIFEST}, so not all are written; the call that writes them goes on"
                 )

@@ -17,7 +17,7 @@ from torch import Tensor
 from convexformer.validation import as_tensor, is_integer
 from convexformer_solvers.validation import check_counts
 
-from .files import encode_header, layout, read_header, torch_dtype
+from .files import RESERVED, encode_header, layout, read_header, torch_dtype
 from .manifest import FORMAT, MANIFEST, VERSION
 
 
@@ -121,11 +121,13 @@ class ShardWriter:
         Raises
         ------
         ValueError
-            If an array has another number of rows or holds no numbers.
+            If an array has another number of rows or holds no numbers, or has a name that is no text or reserved.
         """
         rows = self.rows(shard)
         tensors: dict[str, Tensor] = {}
         for name, values in arrays.items():
+            if not isinstance(name, str) or name == RESERVED:
+                raise ValueError(f"arrays must have names that are text other than {RESERVED!r}, got {name!r}")
             place = f"array {name!r} of {self.describe(shard)}"
             values = values if torch.is_tensor(values) else as_tensor(values, name=place)
             torch_dtype(values.dtype, place)
@@ -185,7 +187,7 @@ class ShardWriter:
         except ValueError:
             return None
         try:
-            note = json.loads(header.pop("__metadata__")["convexformer"])
+            note = json.loads(header.pop(RESERVED)["convexformer"])
         except (KeyError, ValueError):
             note = {}
         if note.get("run") != self._run:

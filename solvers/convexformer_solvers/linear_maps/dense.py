@@ -10,6 +10,7 @@ from torch import Tensor
 from convexformer_solvers.validation import check_tensor
 
 from .base import LinearMap, _tall, add_lower_product, as_rows, row_chunks, widened
+from .config import CONFIG
 
 
 class DenseMap(LinearMap):
@@ -60,7 +61,9 @@ class DenseMap(LinearMap):
         columns = coef.reshape(-1, coef.shape[-1])
         if coef.dtype == self.dtype:
             # Two or three columns as rows take half of the time on some processors, and about the same on others.
-            turns = columns.shape[1] > 1 and (columns.shape[1] < 4 or self.rates.turns_columns)
+            # Small data do not wait for the rates of the machine to be measured.
+            small = self._rows.numel() < CONFIG.temporary
+            turns = columns.shape[1] > 1 and (columns.shape[1] < 4 or (not small and self.rates.turns_columns))
             return as_rows(as_rows(columns) @ self._rows.T) if turns else self._rows @ columns
         result = coef.new_empty((self.n_samples, coef.shape[-1]))
         for rows in self._chunks(coef.dtype):

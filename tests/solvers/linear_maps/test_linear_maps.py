@@ -334,6 +334,16 @@ class TestChunks:
         assert all(len(chunk) == 1 or len(chunk) * n_columns <= 12 for chunk in chunks)
 
 
+@pytest.mark.parametrize("n_outputs", [1, 2, 5])
+def test_products_of_small_data_do_not_wait_for_the_rates_of_the_machine(monkeypatch, n_outputs):
+    def refuse(*_):
+        raise AssertionError("rates are measured")
+
+    monkeypatch.setattr(operators, "machine_rates", refuse)
+    linear_map, coef = make_map(False), randn(3, 2, n_outputs)
+    torch.testing.assert_close(linear_map.matvec(coef), linear_map.as_matrix() @ coef.flatten(0, 1))
+
+
 class TestSquaredNorm:
     @both_maps
     @pytest.mark.parametrize("center", [False, True])
