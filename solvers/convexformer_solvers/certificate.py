@@ -29,7 +29,7 @@ def certify(
         Its intercept. Default: zeros.
     dual_hint : Tensor of shape (N, c), optional
         A dual point to try besides minus the gradient of each sample's loss at the point. It is centred, moved into the
-        domain of the conjugate and scaled until feasible. The larger bound counts.
+        domain of the conjugate and scaled until feasible. The largest bound counts.
 
     Returns
     -------
@@ -86,7 +86,9 @@ def _of_two_reads(
     best = program.best_intercept(pred, start=intercept if program.fit_intercept else None)
     candidates = [-program.loss.gradient(pred + best, program.y)]
     if dual_hint is not None:
-        candidates.append(dual_hint.detach().to(coef))
+        hint = dual_hint.detach().to(coef)
+        # The conjugate of a loss without a common shift of the outputs is finite where these sum to zero.
+        candidates.append(hint - hint.mean(1, keepdim=True) if program.loss.shift_invariant else hint)
     candidates = [torch.where(program.weight[:, None] > 0, theta, 0.0) for theta in candidates]
     # Where the loss overflows at the point, the best constant model gives a bound.
     usable = [theta for theta in candidates if bool(torch.isfinite(theta).all())] or [program.null_dual_point]
@@ -141,8 +143,10 @@ def _check_point(program: Program, coef: Tensor, intercept: Tensor | None, dual_
 
 
 def _feasible_dual_points(program: Program, candidates: list[Tensor]) -> list[Tensor]:
-    if program.fit_intercept:
-        candidates = [_into_domain(program, _centred(program, theta))[0] for theta in candidates]
+    centred = [_centred(program, theta) for theta in candidates]
+    moved = [_into_domain(program, theta) for theta in centred]
+    # Scaling alone may move a point into the domain, too, and less far.
+    candidates = centred + [point for point, share in moved if share > 0]
     if math.prod(program.coef_shape) > program.map.n_stored:  # one by one, to save memory
         return [_scaled(program, theta, program.weighted_adjoint(theta)) for theta in candidates]
     # One product for all: the data are read once.
@@ -162,7 +166,12 @@ def _scaled(program: Program, theta: Tensor, correlation: Tensor) -> Tensor:
 
 
 def _centred(program: Program, theta: Tensor) -> Tensor:
-    """Subtract the weighted mean of each output; an output of rounding, whose mean would be scaled up, becomes zero."""
+    """Subtract the weighted mean of each output, where there is an intercept.
+
+    An output of rounding, whose mean would be scaled up, becomes zero.
+    """
+    if not program.fit_intercept:
+        return theta
     size = program.weight @ theta.abs()
     for _ in range(2):  # the first leaves a mean of the rounding of the mean, which may be larger than the point
         theta = theta - program.weight @ theta

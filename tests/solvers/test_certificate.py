@@ -425,6 +425,23 @@ class TestDegenerate:
         assert certificate.dual <= fit(program, tol=1e-10).certificate.primal + 1e-15 * offset * program.null_value
         assert float((program.weight @ certificate.dual_point).abs().max()) <= 1e-13
 
+    @every_penalty
+    @pytest.mark.parametrize("loss", ["huber", "logistic", "softmax", "squared_hinge", "poisson"])
+    @pytest.mark.parametrize("intercept", [False, True])
+    def test_a_hint_that_rounding_put_out_of_the_domain_is_as_good(self, loss, penalty, intercept):
+        program = make_program(loss, penalty, intercept=intercept)
+        if loss == "huber":  # residuals on the linear parts, whose slopes are at the edge of the domain
+            program = dataclasses.replace(program, y=1e3 * program.y)
+        program = program.with_alpha(1e-3 * program.alpha_max)
+        result = solve(program, get_solver("auto"), tol=1e-7)
+        theta = result.certificate.dual_point
+        outwards = torch.where(theta == 0, 1.0, theta.sign()) + (0.5 if loss == "softmax" else 0.0)
+        out = theta + 1e-9 * outwards * theta.abs().max()
+        poor = torch.zeros(program.coef_shape)
+        helped = certify(program, poor, program.null_intercept, out)
+        assert helped.dual <= result.certificate.primal
+        assert helped.dual >= result.certificate.dual - 1e-5 * program.null_value
+
     @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
     @pytest.mark.parametrize("solver", ["auto", "fista", "admm"])
     def test_data_that_are_not_finite_get_no_certificate(self, bad, solver):
