@@ -25,10 +25,11 @@ class _State(NamedTuple):
     running: Running
     later: tuple[Stage, ...]
     outgrown: bool = False  # whether a working set has become too wide
+    best: tuple[float, Point] | None = None  # the end of an earlier stage, by objective; None before there is one
 
 
 class Auto(Solver):
-    """The stages of ``plan``, each from the point of the one before where that is better than the best constant model.
+    """The stages of ``plan``, each from the best point that one before has ended at, or the best constant model.
 
     The plan depends on the program and on the machine's rates, never on how long a run takes: runs can be repeated.
 
@@ -115,10 +116,11 @@ def _begun(program: Program, stage: Stage, later: tuple[Stage, ...], state: _Sta
     """A stage at its first step."""
     before = state.running
     if stage.carries and before.best is not None:
-        return _State(carried(stage, program, before), later, state.outgrown)
+        return state._replace(running=carried(stage, program, before), later=later)
     outgrown = state.outgrown or isinstance(before.stage.algorithm, WorkingSet)
     start = completed(program, before.result())
-    # An algorithm that is given up may have diverged.
-    if not float(program.primal(start.coef, start.intercept)) <= program.null_value:
-        start = null_point(program)
-    return _State(begun(stage, program, start, before), later, outgrown)
+    value = float(program.primal(start.coef, start.intercept))
+    lowest, best = state.best or (program.null_value, null_point(program))
+    if value <= lowest:  # an algorithm that is given up may have diverged
+        lowest, best = value, start
+    return _State(begun(stage, program, best, before), later, outgrown, (lowest, best))

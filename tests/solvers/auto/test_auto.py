@@ -16,6 +16,7 @@ from convexformer_solvers import (
     Fista,
     GatedMap,
     GroupNuclear,
+    Huber,
     Program,
     Status,
     get_loss,
@@ -124,6 +125,28 @@ def test_a_stage_never_starts_from_worse_than_the_best_constant_model():
     assert isinstance(state.running.stage.algorithm, _Kept)
     assert not point.coef.any()
     assert torch.equal(point.intercept, program.null_intercept)
+
+
+def test_a_stage_starts_from_the_best_end_of_those_before():
+    program = make_program("logistic", n=40, c=2, intercept=True)
+    good, *others = Stage(Admm(), "leads on", 9), Stage(_Astray(), "goes astray", 1), Stage(_Kept(), "stays", 1)
+    auto, first = with_stages(good, *others), with_stages(good)
+    state, alone = auto.init(program, null_point(program)), first.init(program, null_point(program))
+    for _ in range(11):
+        state = auto.step(program, state)
+    for _ in range(9):
+        alone = first.step(program, alone)
+    assert isinstance(state.running.stage.algorithm, _Kept)
+    assert auto.point(program, state).coef.any()
+    assert torch.equal(auto.point(program, state).coef, first.point(program, alone).coef)
+
+
+def test_proximal_steps_go_on_from_where_they_were_before_newton_steps():
+    generator = torch.Generator().manual_seed(3)
+    data, y = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in ((15, 4, 2), (15, 2)))
+    program = Program(DenseMap(data), y, Huber(1e-6), get_penalty("group_l2"), 1.0, fit_intercept=True)
+    program = program.with_alpha(0.2 * program.alpha_max)
+    assert solve(program, Auto(), tol=1e-6, max_iter=1000).status is Status.CONVERGED
 
 
 def test_a_state_is_handed_to_the_solver_that_it_is_of():
