@@ -300,6 +300,8 @@ def starting_point(program: Program, start: Any) -> Point | None:
         found = " and ".join(type(part).__name__ for part in parts or (start,))
         wanted = "a pair of tensors, coefficients and intercept"
         raise TypeError(f"start must be {wanted}, got {found}; of a result that is (result.coef, result.intercept)")
+    if any(part.is_complex() for part in parts):
+        raise ValueError(f"start must hold real numbers, got {parts[0].dtype} and {parts[1].dtype}")
     coef, intercept = (part.detach().to(program.y, copy=True) for part in parts)
     shapes, given = (program.coef_shape, program.coef_shape[-1:]), (tuple(coef.shape), tuple(intercept.shape))
     if given != shapes:

@@ -490,6 +490,7 @@ class TestErrors:
             (torch.tensor([1.0, 1, 1, 1, math.nan]), "finite"),
             (torch.tensor([1.0, 1, 1, 1, math.inf]), "finite"),
             (torch.zeros(5), "positive sum"),
+            (torch.ones(5, dtype=torch.complex64), "real numbers, got torch.complex64"),
         ],
         ids=str,
     )

@@ -104,6 +104,11 @@ class TestStart:
         with pytest.raises(ValueError, match="start must be finite"):
             solve(make_program(intercept=True), Fista(), start=start)
 
+    def test_of_complex_numbers(self):
+        start = torch.zeros(3, 2, 2, dtype=torch.complex128), torch.zeros(2)
+        with pytest.raises(ValueError, match=r"start must hold real numbers, got torch\.complex128"):
+            solve(make_program(intercept=True), Fista(), start=start)
+
     def test_that_is_not_finite_in_single_precision(self):
         start = torch.full((3, 2, 2), 1e200, dtype=torch.float64), torch.zeros(2).double()
         with pytest.raises(ValueError, match="start must be finite in the precision of the solve"):
