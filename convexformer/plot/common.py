@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from convexformer.optional import required
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -21,11 +23,7 @@ def require_matplotlib() -> Any:
     ModuleNotFoundError
         If matplotlib is not installed.
     """
-    try:
-        import matplotlib.pyplot as plt
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("figures need matplotlib: pip install 'convexformer[plot]'") from error
-    return plt
+    return required("matplotlib.pyplot", "figures", "'convexformer[plot]'")
 
 
 def largest(values: NDArray[np.float64]) -> float:

@@ -6,12 +6,12 @@ import hashlib
 import mmap
 import os
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from convexformer.optional import required
 from convexformer_solvers.linear_maps.source import Source
 
 from .files import RESERVED, SUFFIXES, FileArray, choose, find_array, read_header, torch_dtype
@@ -178,10 +178,7 @@ def _given(X: Any) -> Any:
 
 
 def _need(package: str) -> Any:
-    try:
-        return import_module(package)
-    except ImportError as error:
-        raise ModuleNotFoundError(f"this kind of file needs {package}: pip install 'convexformer[disk]'") from error
+    return required(package, "files of this kind", "'convexformer[disk]'")
 
 
 def _of_file(path: str, name: str | None) -> str:

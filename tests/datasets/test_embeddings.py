@@ -286,7 +286,7 @@ def test_paths_that_are_no_file(tmp_path):
 def test_what_is_not_installed_is_named(tmp_path, monkeypatch, module, kind, extra):
     (tmp_path / f"X.{kind}").write_bytes(b"")
     monkeypatch.setitem(sys.modules, module, None)
-    wanted = f"needs {module}: pip install {module}, or pip install 'convexformer[{extra}]'"
+    wanted = f"need {module}: pip install {module}, or pip install 'convexformer[{extra}]'"
     with pytest.raises(ModuleNotFoundError, match=re.escape(wanted)):
         load_embeddings(tmp_path / f"X.{kind}")
 

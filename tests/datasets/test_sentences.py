@@ -194,7 +194,7 @@ def test_arrays_of_sentences_are_taken():
 
 def test_mrpc_comes_through_datasets_or_says_what_to_do(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install datasets\. Or pass sentences='documentation'"):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install datasets; or pass sentences='documentation'"):
         read_sentences("glue/mrpc")
 
     def offline(*args, **kwargs):

@@ -395,7 +395,7 @@ def test_optional_packages_are_asked_for(tmp_path, monkeypatch):
     for path, package in (("X.h5", "h5py"), ("X.zarr", "zarr")):
         (tmp_path / path).write_bytes(b"")
         monkeypatch.setitem(sys.modules, package, None)
-        refused(tmp_path / path, rf"needs {package}: pip install 'convexformer\[disk\]'", ModuleNotFoundError)
+        refused(tmp_path / path, rf"need {package}: pip install 'convexformer\[disk\]'", ModuleNotFoundError)
 
 
 # Chunks

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
+from convexformer.optional import required
 from convexformer.validation import as_tensor, check_finite
 
 from .token_weights import TOKEN_WEIGHTS, JoinedWeights, TokenWeights
@@ -323,7 +324,4 @@ class ProbeNetwork(nn.Module):
 
 
 def _safetensors() -> Any:
-    try:
-        return import_module("safetensors.torch")
-    except ImportError as error:
-        raise ModuleNotFoundError("folders of probes need safetensors: pip install safetensors") from error
+    return required("safetensors.torch", "folders of probes", "safetensors")
