@@ -29,9 +29,11 @@ class _State(NamedTuple):
 
 
 class Auto(Solver):
-    """The stages of ``plan``, each from the best point that one before has ended at, or the best constant model.
+    """The stages of ``plan``, each from the end of the one before.
 
-    The plan depends on the program and on the machine's rates, never on how long a run takes: runs can be repeated.
+    Where that is worse than the best constant model, a stage starts from the best end of those before it, or that
+    model. The plan depends on the program and on the machine's rates, never on how long a run takes, so that runs can
+    be repeated.
 
     Parameters
     ----------
@@ -121,6 +123,8 @@ def _begun(program: Program, stage: Stage, later: tuple[Stage, ...], state: _Sta
     start = completed(program, before.result())
     value = float(program.primal(start.coef, start.intercept))
     lowest, best = state.best or (program.null_value, null_point(program))
-    if value <= lowest:  # an algorithm that is given up may have diverged
+    if value <= lowest:
         lowest, best = value, start
-    return _State(begun(stage, program, best, before), later, outgrown, (lowest, best))
+    if not value <= program.null_value:  # an algorithm that is given up may have diverged
+        start = best
+    return _State(begun(stage, program, start, before), later, outgrown, (lowest, best))

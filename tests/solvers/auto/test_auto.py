@@ -127,7 +127,7 @@ def test_a_stage_never_starts_from_worse_than_the_best_constant_model():
     assert torch.equal(point.intercept, program.null_intercept)
 
 
-def test_a_stage_starts_from_the_best_end_of_those_before():
+def test_a_stage_after_one_that_went_astray_starts_from_the_best_end_before_it():
     program = make_program("logistic", n=40, c=2, intercept=True)
     good, *others = Stage(Admm(), "leads on", 9), Stage(_Astray(), "goes astray", 1), Stage(_Kept(), "stays", 1)
     auto, first = with_stages(good, *others), with_stages(good)
