@@ -21,17 +21,20 @@ class Moments(NamedTuple):
         Of each value.
     square : Tensor
         Weighted sums of the squared distances from the mean.
+    n_values : int
+        Values of positive weight.
 
     Examples
     --------
     >>> parts = [Moments.of(torch.tensor([[1.0], [3.0]])), Moments.of(torch.tensor([[5.0]]))]
     >>> Moments.joined(parts)
-    Moments(total=3.0, mean=tensor([3.], dtype=torch.float64), square=tensor([8.], dtype=torch.float64))
+    Moments(total=3.0, mean=tensor([3.], dtype=torch.float64), square=tensor([8.], dtype=torch.float64), n_values=3)
     """
 
     total: float
     mean: Tensor
     square: Tensor
+    n_values: int
 
     @classmethod
     def of(cls, values: Tensor, weight: Tensor | None = None) -> Moments:
@@ -40,20 +43,20 @@ class Moments(NamedTuple):
         weight = values.new_ones(len(values)) if weight is None else weight.to(values)
         total = float(weight.sum())
         if total == 0.0:
-            return cls(0.0, torch.zeros(()), torch.zeros(()))
+            return cls(0.0, torch.zeros(()), torch.zeros(()), 0)
         mean = torch.tensordot(weight, values, 1) / total
-        return cls(total, mean, torch.tensordot(weight, (values - mean).square(), 1))
+        return cls(total, mean, torch.tensordot(weight, (values - mean).square(), 1), int((weight > 0).sum()))
 
     @classmethod
     def joined(cls, parts: Iterable[Moments]) -> Moments:
         """Those of all parts together."""
-        return reduce(_both, parts, cls(0.0, torch.zeros(()), torch.zeros(())))
+        return reduce(_both, parts, cls(0.0, torch.zeros(()), torch.zeros(()), 0))
 
     @property
     def scale(self) -> Tensor:
         """Standard deviations; 1 where all values are equal but for rounding, as in scikit-learn."""
         variance, eps = self.square / self.total, torch.finfo(torch.float64).eps
-        rounding = self.total * eps * variance + (self.total * eps * self.mean).square()
+        rounding = self.n_values * eps * variance + (self.n_values * eps * self.mean).square()
         return torch.where(variance > rounding, variance, 1.0).sqrt()
 
 
@@ -64,4 +67,4 @@ def _both(first: Moments, second: Moments) -> Moments:
     total, step = first.total + second.total, second.mean - first.mean
     mean = first.mean + step * (second.total / total)
     square = first.square + second.square + step.square() * (first.total * second.total / total)
-    return Moments(total, mean, square)
+    return Moments(total, mean, square, first.n_values + second.n_values)

@@ -161,6 +161,14 @@ def test_moments_of_parts_are_those_of_all(n_parts):
     np.testing.assert_allclose(found.scale, expected.scale_, rtol=1e-12)
 
 
+@pytest.mark.parametrize("size", [1e-15, 1.0, 1e15])
+def test_weights_of_any_scale_find_the_same_constant_features(size):
+    X = np.random.default_rng(0).normal(3, 2, size=(30, 2, 3))
+    X[:, :, 1] = 0.1  # constant but for rounding
+    found = TokenStandardizer().fit(X, sample_weight=np.full(len(X), size)).scale_
+    np.testing.assert_allclose(found, StandardScaler().fit(X.reshape(-1, 3)).scale_, rtol=1e-12)
+
+
 def test_standardizer_goes_before_a_pooling_in_a_pipeline():
     X = np.random.default_rng(0).normal(3, 2, size=(20, 5, 3))
     pooled = make_pipeline(TokenStandardizer(), MeanPooling()).fit_transform(X)
