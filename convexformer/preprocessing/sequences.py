@@ -282,7 +282,7 @@ def _drawn(samples: TokenSequences, count: int, seed: int, counted: Tensor | Non
     multipliers = torch.as_tensor(factors, device=samples.device)
     shift = int(stream.randint(-(2**63), 2**63 - 1, dtype=np.int64))  # without it a token of zeros had one hash for all
     found = torch.empty((0, samples.n_features), dtype=samples.dtype, device=samples.device)
-    keys = torch.empty(0, dtype=torch.int64, device=samples.device)
+    keys = torch.empty((0, 2), dtype=torch.int64, device=samples.device)
     for rows, tokens, mask in samples.source.chunks(samples.n_features):  # two integers of 64 bits a number
         real = mask if counted is None else mask & counted[rows, None]
         fresh, fresh_keys = _smallest(tokens[real], _hashes(tokens[real], multipliers, shift), count)
@@ -292,15 +292,27 @@ def _drawn(samples: TokenSequences, count: int, seed: int, counted: Tensor | Non
 
 def _smallest(tokens: Tensor, keys: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The distinct tokens of the smallest hashes, in their order."""
-    keys, order = keys.sort(stable=True)
-    first = torch.ones_like(keys, dtype=torch.bool)
-    first[1:] = keys[1:] != keys[:-1]
+    order = keys[:, 1].sort(stable=True).indices
+    order = order[keys[order, 0].sort(stable=True).indices]
+    keys = keys[order]
+    first = torch.ones(len(keys), dtype=torch.bool, device=keys.device)
+    first[1:] = (keys[1:] != keys[:-1]).any(1)
     return tokens[order[first][:count]], keys[first][:count]
 
 
 def _hashes(tokens: Tensor, multipliers: Tensor, shift: int) -> Tensor:
-    """One integer of 64 bits per token, of its numbers in single precision, so that precision changes no draw."""
-    bits = (tokens.float() + 0.0).view(torch.int32).long()  # minus zero is zero
+    """Two integers of 64 bits per token, shape (N, 2), in the order in which they count.
+
+    The first is of its numbers in single precision, so that precision changes no draw. The second is of all their bits
+    and tells apart tokens that are equal in single precision.
+    """
+    keys = _hashed((tokens.float() + 0.0).view(torch.int32).long(), multipliers, shift)  # minus zero is zero
+    if tokens.dtype != torch.float64:
+        return keys[:, None].expand(-1, 2)
+    return torch.stack([keys, _hashed((tokens + 0.0).view(torch.int64), multipliers, shift)], 1)
+
+
+def _hashed(bits: Tensor, multipliers: Tensor, shift: int) -> Tensor:
     total = (bits * multipliers).sum(-1) + shift
     for factor, places in ((-4658895280553007687, 30), (-7723592293110705685, 27)):  # the mixing steps of splitmix64
         total = (total ^ (total >> places)) * factor

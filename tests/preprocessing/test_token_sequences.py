@@ -146,6 +146,15 @@ def test_draws_do_not_depend_on_order_repeats_precision_or_sizes_of_weights():
     torch.testing.assert_close(draw_tokens(read(single), 30, seed=3), drawn.float(), rtol=0, atol=0)
 
 
+def test_tokens_that_differ_beyond_single_precision_are_drawn_each():
+    offset = [sample + 1e8 for sample in SAMPLES]  # numbers of single precision are 8 apart
+    drawn = draw_tokens(read(offset), 1000, seed=3)
+    assert sorted(drawn.tolist()) == sorted(np.concatenate(offset).tolist())
+    shuffled = [sample[::-1].copy() for sample in offset[::-1]]
+    for others in (shuffled, shuffled + offset[:9]):
+        torch.testing.assert_close(draw_tokens(read(others), 30, seed=3), drawn[:30], rtol=0, atol=0)
+
+
 def test_draws_leave_out_samples_of_weight_zero_and_differ_by_seed():
     weight = (np.arange(len(SAMPLES)) < 5).astype(float)
     drawn = draw_tokens(read(SAMPLES), 1000, 0, weight)
