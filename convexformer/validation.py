@@ -52,13 +52,14 @@ def check_tokens(estimator: Any, X: Any, reset: bool) -> Tensor:
         If ``X`` is ragged, not finite, of wrong dimension, or differs in shape from the data of the fit.
     """
     if torch.is_tensor(X):
-        X = X.detach()
-        if keeps_tensors(X):
-            return _check_tensor(estimator, X, reset)
-        X = without_tensor(X, "X")
-    if not hasattr(X, "shape") and not hasattr(X, "__array__"):
+        X = X.detach() if keeps_tensors(X) else without_tensor(X.detach(), "X")
+    elif not hasattr(X, "shape") and not hasattr(X, "__array__"):
         X = _as_array(X)
     X = _unpacked(X)
+    if not reset and estimator._n_dims == 2 and getattr(X, "ndim", 2) == 3 and X.shape[2] == 1:
+        X = X[:, :, 0]  # columns in the fit, as tokens of width 1 in a file are
+    if torch.is_tensor(X):
+        return _check_tensor(estimator, X, reset)
     refuse_dates(X, "X")
     if getattr(X, "ndim", 2) == 3:
         if len(X):  # scikit-learn tells of no samples

@@ -51,11 +51,10 @@ def read_samples(estimator: Any, X: Any, reset: bool, part: slice | None = None)
     source = open_source(X)
     if source is None:
         return check_tokens(estimator, X, reset)
-    shape = source.shape
-    if isinstance(X, np.memmap):  # an array as others
-        shape = X.shape
-    elif shape[-1] == 1 and (reset or estimator._n_dims == 2):  # tokens of width 1 are columns
-        shape = shape[:-1]
+    is_array = isinstance(X, np.memmap)
+    shape = X.shape if is_array else source.shape
+    if len(shape) == 3 and shape[2] == 1 and (not is_array if reset else estimator._n_dims == 2):
+        shape = shape[:2]  # tokens of width 1 in a file are columns
     check_shape(estimator, shape, reset)
     device = check_device(estimator.device, torch.device("cpu"))
     limit = limit_of(estimator.memory_limit, device)
@@ -63,7 +62,7 @@ def read_samples(estimator: Any, X: Any, reset: bool, part: slice | None = None)
     streamed = StreamedMap(source, device=device, part=part, chunk=chunk, memory_limit=limit)
     if estimator._n_copies * streamed.n_stored * streamed.dtype.itemsize > limit:
         return streamed
-    if isinstance(X, np.memmap) and part is None:  # of which the system keeps in memory what it can
+    if is_array and part is None:  # of which the system keeps in memory what it can
         return check_tokens(estimator, np.asarray(X), reset)
     return streamed.tensor()
 

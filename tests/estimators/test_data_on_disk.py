@@ -13,6 +13,7 @@ from convexformer import (
     ConvexAttentionClassifier,
     ConvexAttentionClassifierCV,
     ConvexAttentionRegressor,
+    ConvexAttentionRegressorCV,
     ConvexSequenceRegressor,
     GreedyConvexTransformerClassifier,
     GreedyConvexTransformerRegressor,
@@ -107,16 +108,26 @@ def test_a_file_of_two_dimensions_has_tokens_of_width_one(data, tmp_path):
 
 
 @pytest.mark.parametrize("limit", [None, 20_000], ids=["held", "streamed"])
-@pytest.mark.parametrize("place", ["memory", "memory map"])
+@pytest.mark.parametrize("place", ["memory", "memory map", "file"])
 def test_tokens_of_one_feature_are_predicted_where_they_were_not_fitted(place, limit, data, tmp_path):
     X, y, _, _ = data
     X = X[:, :, :1]
     np.save(tmp_path / "X.npy", X)
     places = {"memory": X, "memory map": np.load(tmp_path / "X.npy", mmap_mode="r"), "file": tmp_path / "X.npy"}
+    places["tensor"] = torch.as_tensor(X)
     model = ConvexAttentionRegressor(alpha=0.05, memory_limit=limit).fit(places[place], y)
-    assert model.coef_.shape == (5, 1)
+    assert model.coef_.shape == ((5,) if place == "file" else (5, 1))
     for other in places.values():
         np.testing.assert_allclose(model.predict(other), model.predict(X), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("limit", [None, 20_000], ids=["held", "streamed"])
+def test_scores_of_folds_of_a_file_of_two_dimensions(limit, data, tmp_path):
+    X, y = data[0].reshape(600, 20), data[1]
+    np.save(tmp_path / "X.npy", X)
+    model = ConvexAttentionRegressorCV(alphas=2, cv=2, scoring="r2", tol=1e-8, memory_limit=limit)
+    wanted = clone(model).fit(X, y).score_path_
+    np.testing.assert_allclose(model.fit(tmp_path / "X.npy", y).score_path_, wanted, atol=1e-3)
 
 
 def test_a_saved_model_predicts_from_a_disk(data, places, tmp_path):
