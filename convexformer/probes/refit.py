@@ -51,7 +51,7 @@ class ProbeRefit:
     heads : Heads
         The re-fit as heads on what the queries pool.
     module : AttentiveProbe
-        The re-fit as a module, with the queries of the one that was given.
+        The re-fit as a module, with the queries of the one that was given; its objective is ``certificate.primal``.
     """
 
     objective: float
@@ -197,5 +197,5 @@ def _refit(
     arrays = (part.numpy(force=True) for part in (coef, intercept))
     heads = Heads.from_coef(*arrays, alpha=program.alpha, loss=program.loss, penalty=program.penalty)
     bias = intercept if program.fit_intercept else None
-    module = AttentiveProbe.from_coef(probe.queries, coef, bias, probe.temperature)
+    module = AttentiveProbe.from_coef(probe.queries, coef, bias, probe.temperature, program.penalty)
     return ProbeRefit(objective, start_objective, certificate, heads, module)

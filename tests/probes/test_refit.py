@@ -62,6 +62,16 @@ def test_the_module_to_put_back_is_the_certified_function_with_the_same_queries(
     torch.testing.assert_close(module(TOKENS, REAL).detach(), scores)
 
 
+@pytest.mark.parametrize("penalty", ["nuclear", "group_l2"])
+@pytest.mark.parametrize("n_outputs", [3, 6])  # fewer and more than features
+def test_the_objective_of_the_module_is_that_of_the_certificate(penalty, n_outputs):
+    targets = np.random.default_rng(0).normal(size=(50, n_outputs))
+    refit = refit_probe(probe(n_outputs), SAMPLES, targets, 0.05, penalty=penalty, tol=1e-6)
+    loss = (refit.module(TOKENS, REAL) - torch.as_tensor(targets)).square().sum(1).mean() / 2
+    objective = loss + 0.05 * refit.module.decay(penalty)
+    assert objective.item() == pytest.approx(refit.certificate.primal, rel=1e-9)
+
+
 def test_training_leaves_a_gap_that_the_refit_closes():
     X = np.random.default_rng(0).normal(size=(60, 5, 4))
     y = X[:, :, 0].max(1)

@@ -148,6 +148,7 @@ class AttentiveProbe(AttentionNetwork):
         coef: ArrayLike | Tensor,
         bias: ArrayLike | Tensor | None = None,
         temperature: float | None = None,
+        penalty: str | Penalty = "nuclear",
     ) -> AttentiveProbe:
         """A probe with given queries and readouts, its values and outputs balanced, so that its decay is least.
 
@@ -161,11 +162,13 @@ class AttentiveProbe(AttentionNetwork):
             Default: no bias.
         temperature : float, optional
             As of the class.
+        penalty : str or Penalty, default="nuclear"
+            Which decay is least, as in `decay`.
 
         Returns
         -------
         AttentiveProbe
-            In the precision of `coef`.
+            In the precision of `coef`, of the default rank; of rank ``c`` for a penalty that is a sum over outputs.
 
         Examples
         --------
@@ -181,12 +184,18 @@ class AttentiveProbe(AttentionNetwork):
                 f"{tuple(matrices.shape)} and {tuple(rows.shape)}"
             )
         h, d, c = matrices.shape
-        probe = cls(d, c, h, temperature=temperature, bias=bias is not None).to(matrices)
-        left, values, right = torch.linalg.svd(matrices, full_matrices=False)
+        norm = get_penalty(penalty)
+        rank = c if norm.output_separable else None
+        probe = cls(d, c, h, rank, temperature=temperature, bias=bias is not None).to(matrices)
+        block, left, right = norm.factorize(matrices)
         with torch.no_grad():
             probe.queries.copy_(rows)
-            probe.values.copy_(left * values.sqrt()[:, None])
-            probe.outputs.copy_(values.sqrt()[..., None] * right)
+            probe.values.zero_()
+            probe.outputs.zero_()
+            for j in range(h):
+                pieces = (block[:, 0] == j).nonzero()[:, 0]
+                probe.values[j, :, : len(pieces)] = left[pieces].T
+                probe.outputs[j, : len(pieces)] = right[pieces]
             if probe.bias is not None:
                 probe.bias.copy_(as_tensor(bias, name="bias").to(matrices))
         return probe
