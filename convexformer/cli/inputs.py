@@ -46,18 +46,23 @@ def check_folder(path: Path) -> None:
 
 def load_arrays(path: Path, wanted: tuple[str, ...]) -> dict[str, Any]:
     """All arrays of a file, among them those wanted."""
+    arrays = _read_arrays(path)
+    missing = [name for name in wanted if name not in arrays]
+    if missing:
+        raise CommandError(f"{path} must hold the arrays {list(wanted)}; missing: {missing}, found: {sorted(arrays)}")
+    return arrays
+
+
+def _read_arrays(path: Path, names: tuple[str, ...] | None = None) -> dict[str, Any]:
+    """The arrays of a file, or those of the names that it holds."""
     if not path.exists():
         raise CommandError(f"no file at {path}")
     from convexformer_solvers.io.npz import read_arrays
 
     try:
-        arrays = read_arrays(path)
+        return read_arrays(path, names)
     except (OSError, ValueError) as error:
-        raise CommandError(_why_unreadable(path, str(error))) from error
-    missing = [name for name in wanted if name not in arrays]
-    if missing:
-        raise CommandError(f"{path} must hold the arrays {list(wanted)}; missing: {missing}, found: {sorted(arrays)}")
-    return arrays
+        raise CommandError(_why_unreadable(path, str(error), names)) from error
 
 
 _PER_SAMPLE = ("y", "sample_weight", "lengths")  # arrays of a file besides the samples
@@ -79,8 +84,7 @@ def load_data(path: Path, targets: Path | None, memory_limit: int | None) -> tup
     if path.is_dir():
         return os.fspath(path), _load_shard_targets(path)
     if path.suffix == ".npz":
-        with np.load(path, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in _PER_SAMPLE if name in archive.files}
+        arrays = _read_arrays(path, _PER_SAMPLE)
         if "y" in arrays:
             return os.fspath(path), arrays
     raise CommandError(f"{path} holds no targets; give a file with them: --targets y.npy")
@@ -91,7 +95,15 @@ def _load_targets(path: Path) -> dict[str, Any]:
         return load_arrays(path, ("y",))
     if not path.exists():
         raise CommandError(f"no file at {path}")
-    return {"y": np.load(path, allow_pickle=False)}
+    from convexformer_solvers.io.npz import read_array
+
+    try:
+        return {"y": read_array(path)}
+    except (OSError, ValueError) as error:
+        # numpy's advice to trust the pickles of a file is not ours
+        makes_one = f"np.save({path.name!r}, y.astype(float)) makes one, for labels y.astype(str)"
+        reason = makes_one if "allow_pickle" in str(error) else error
+        raise CommandError(f"{path} is not an .npy file of numbers or text: {reason}") from error
 
 
 def _load_shard_targets(folder: Path) -> dict[str, Any]:
@@ -132,26 +144,26 @@ def samples_of(arrays: dict[str, Any], path: Path, is_probe: bool) -> Any:
     return arrays["X"], arrays["lengths"]
 
 
-def _why_unreadable(path: Path, reason: str) -> str:
+def _why_unreadable(path: Path, reason: str, names: tuple[str, ...] | None) -> str:
     """Why a file of arrays cannot be read, and what to do, without numpy's advice to trust its pickles."""
     if "allow_pickle" not in reason:
         return f"{path} is not an .npz file of plain arrays: {reason}"
     if not zipfile.is_zipfile(path):
         name = path.with_suffix(".npz").name  # numpy would append it to any other
         return f"{path} is not an .npz file of plain arrays; np.savez({name!r}, X=X, y=y) makes one"
-    objects = _arrays_of_objects(path)
+    objects = _arrays_of_objects(path, names)
     return (
         f"{path}: the arrays {objects} hold objects, which are not read; save text as {objects[0]}.astype(str) and "
         f"numbers as {objects[0]}.astype(float)"
     )
 
 
-def _arrays_of_objects(path: Path) -> list[str]:
-    names = []
+def _arrays_of_objects(path: Path, names: tuple[str, ...] | None) -> list[str]:
+    objects = []
     with np.load(path, allow_pickle=False) as archive:
-        for name in archive.files:
+        for name in archive.files if names is None else names:
             try:
-                archive[name]
+                archive.get(name)
             except ValueError:
-                names.append(name)
-    return names
+                objects.append(name)
+    return objects

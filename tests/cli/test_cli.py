@@ -211,6 +211,43 @@ def test_mistakes_end_with_one_line_and_exit_code_1(arguments, message, regressi
     assert regression_file.read_bytes() == whole
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["whole.npz", "--targets", "empty.npy"], "empty.npy is not an .npy file of numbers or text: EOFError"),
+        (["whole.npz", "--targets", "cut.npy"], "cut.npy is not an .npy file of numbers or text: Failed to read"),
+        (
+            ["whole.npz", "--targets", "objects.npy"],
+            r"objects.npy is not .*: np.save\('objects.npy', y.astype\(float\)",
+        ),
+        (["whole.npz", "--targets", "archive.npy"], "archive.npy is not .*: it is an archive of arrays"),
+        (["empty.npz", "--memory-limit", "100000"], "empty.npz is not an .npz file of plain arrays: EOFError"),
+        (["cut.npz", "--memory-limit", "100000"], "cut.npz is not an .npz file of plain arrays: BadZipFile"),
+        (["cut.npz", "--probe", "--memory-limit", "100000"], "cut.npz is not .*: BadZipFile"),
+        (["spoilt.npz", "--memory-limit", "100000"], "spoilt.npz is not .*: BadZipFile: Bad CRC-32 for file 'y.npy'"),
+        (["objects.npz", "--memory-limit", "100000"], r"objects.npz: the arrays \['y'\] hold objects"),
+    ],
+)
+def test_damaged_data_that_are_read_in_parts_are_named(arguments, message, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    X, y = np.ones((20, 3, 2)), np.arange(20.0)
+    np.savez("whole.npz", X=X, y=y)
+    np.save("whole.npy", y)
+    np.savez("objects.npz", X=X, y=y.astype(object))
+    np.save("objects.npy", y.astype(object))
+    archive, array = Path("whole.npz").read_bytes(), Path("whole.npy").read_bytes()
+    Path("archive.npy").write_bytes(archive)
+    Path("spoilt.npz").write_bytes(archive.replace(y.tobytes(), y[::-1].tobytes()))
+    for name, content in (("npz", archive), ("npy", array)):
+        Path(f"empty.{name}").write_bytes(b"")
+        Path(f"cut.{name}").write_bytes(content[:200])
+    assert cli.main(["fit", *arguments, "--quiet"]) == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert re.match(f"convexformer: {message}", error)
+    assert "pickle" not in error
+
+
 def test_weights_count_in_both_scores(regression_file, tmp_path, capsys):
     with np.load(regression_file) as file:
         arrays = dict(file)

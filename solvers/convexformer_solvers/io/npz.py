@@ -7,11 +7,11 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,14 +87,30 @@ def read_archive(path: str | os.PathLike[str], content: str) -> tuple[dict[str, 
     return header, arrays
 
 
-def read_arrays(path: str | os.PathLike[str]) -> dict[str, NDArray]:
-    """Plain arrays of an ``.npz`` file; ``ValueError`` where it is damaged or of another kind."""
+def read_arrays(path: str | os.PathLike[str], names: Collection[str] | None = None) -> dict[str, NDArray]:
+    """Plain arrays of an ``.npz`` file, by default all; ``ValueError`` where it is damaged or of another kind."""
+    with _opened(path) as raw:
+        loaded = np.load(raw, allow_pickle=False)
+        if not isinstance(loaded, np.lib.npyio.NpzFile):
+            raise ValueError("it holds a single array")
+        return {name: loaded[name] for name in loaded.files if names is None or name in names}
+
+
+def read_array(path: str | os.PathLike[str]) -> NDArray:
+    """The plain array of an ``.npy`` file; ``ValueError`` where it is damaged or of another kind."""
+    with _opened(path) as raw:
+        loaded = np.load(raw, allow_pickle=False)
+        if not isinstance(loaded, np.ndarray):
+            raise ValueError("it is an archive of arrays")
+        return loaded
+
+
+@contextmanager
+def _opened(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """A file for numpy, whose errors about what the file holds become ``ValueError``."""
     with open(path, "rb") as raw:  # numpy leaves a damaged file open
         try:
-            loaded = np.load(raw, allow_pickle=False)
-            if not isinstance(loaded, np.lib.npyio.NpzFile):
-                raise ValueError("it holds a single array")
-            return dict(loaded)
+            yield raw
         except OSError as error:
             # A damaged offset is invalid; what looks like damaged data of bzip2 has no number.
             if error.errno not in (errno.EINVAL, None):
