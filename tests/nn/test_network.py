@@ -1,6 +1,7 @@
 """The non-convex network: what it computes, that no training beats the certified bound, and when it comes close."""
 
 import copy
+import math
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from convexformer import ConvexAttention, ConvexAttentionClassifier, ConvexAttentionRegressor, Gates, Heads
-from convexformer.nn import train
+from convexformer.nn import project_to_simplex, train
 from convexformer.solvers import LOSSES
 
 PENALTIES = ("group_l2", "nuclear")
@@ -85,6 +86,20 @@ def test_objective_is_the_weighted_mean_loss_and_the_decay(weighted):
     losses = ((network(tokens) - y) ** 2).sum(1).detach().numpy() / 2
     wanted = np.average(losses, weights=weight) + 0.3 * network.decay().item()
     assert network.objective(tokens, y, alpha=0.3, sample_weight=weight).item() == pytest.approx(wanted, rel=1e-12)
+
+
+@pytest.mark.parametrize("row", [[1e7, 1e7 - 2, 0], [1e7, 1e7, 0], [1e8, 0, -1], [-1e8, -1e30, -1e8], [3e38, -3e38, 0]])
+def test_projections_of_large_numbers_are_in_the_simplex(row):
+    single = torch.tensor([row])
+    expected = torch.tensor([[float(value == max(row)) for value in row]])
+    assert torch.equal(project_to_simplex(single), expected / expected.sum())
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_projections_of_what_is_not_finite_leave_other_rows_alone(number):
+    projected = project_to_simplex(torch.tensor([[number, 0.0], [2.0, 0.0]]))
+    assert projected[0].isnan().all()
+    assert projected[1].tolist() == [1.0, 0.0]
 
 
 @pytest.mark.parametrize("penalty", PENALTIES)

@@ -332,9 +332,10 @@ def test_a_progress_bar_counts_the_steps_of_all_combinations(capsys):
 # Divergence
 
 
-def test_a_combination_that_diverges_ends_at_once_and_loses():
+@pytest.mark.parametrize("simplex", ["softmax", "projection"])
+def test_a_combination_that_diverges_ends_at_once_and_loses(simplex):
     X, y = data()
-    network = ConvexAttention(3, 2, 1, 6).double()
+    network = ConvexAttention(3, 2, 1, 6, simplex=simplex).double()
     history = train(network, X, 1e3 * y, alpha=0.05, lr=[1e200, 1e-2], n_steps=50)
     lost, won = history.trials
     assert (lost.ended_by, won.ended_by) == ("diverged", "n_steps")

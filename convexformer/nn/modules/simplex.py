@@ -21,7 +21,8 @@ def project_to_simplex(rows: Tensor) -> Tensor:
     Returns
     -------
     Tensor of shape (..., n)
-        Non-negative rows that sum to 1; rows of the simplex come back unchanged.
+        Non-negative rows that sum to 1; rows of the simplex come back unchanged. A row whose largest
+        number is not finite becomes NaN.
 
     Examples
     --------
@@ -29,10 +30,11 @@ def project_to_simplex(rows: Tensor) -> Tensor:
     tensor([[1.0000, 0.0000],
             [0.2500, 0.7500]])
     """
+    rows = rows - rows.detach().amax(-1, keepdim=True)  # a common shift changes nothing, and large numbers lose the 1
     ordered = rows.sort(dim=-1, descending=True).values
     counts = torch.arange(1, rows.shape[-1] + 1, device=rows.device, dtype=rows.dtype)
     excess = ordered.cumsum(-1) - 1
-    support = (ordered * counts > excess).sum(-1, keepdim=True)
+    support = (ordered * counts > excess).sum(-1, keepdim=True).clamp(min=1)
     threshold = excess.gather(-1, support - 1) / support
     return (rows - threshold).clamp(min=0)
 
