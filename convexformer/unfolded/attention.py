@@ -13,7 +13,7 @@ from convexformer.validation import check_flag, check_positive
 from convexformer_solvers.validation import check_tensor
 
 from .energies import Energy, InteractionEnergy, SquaredDistance
-from .graphs import check_attention_mask, check_graph, half_squared_distances, neighbours, without_padding
+from .graphs import centred, check_attention_mask, check_graph, half_squared_distances, neighbours, without_padding
 from .rho import Exponential, Rho, get_rho
 
 Mode = Literal["softmax", "jacobi"]
@@ -144,7 +144,9 @@ class EnergyAttention(nn.Module):
         Energy
         """
         interaction = InteractionEnergy(self.rho, self.graph, attention_mask)
-        return interaction if self.mode == "softmax" else interaction + SquaredDistance(anchor, self.weight)
+        if self.mode == "softmax":
+            return interaction
+        return interaction + SquaredDistance(anchor, self.weight, attention_mask)
 
     def forward(
         self,
@@ -193,7 +195,7 @@ class EnergyAttention(nn.Module):
         pairs = neighbours(tokens, self.graph, present)
         if self.mode == "softmax":
             pairs = pairs | torch.eye(tokens.shape[-2], dtype=torch.bool, device=tokens.device)
-        gamma = self.rho.derivative(half_squared_distances(keys)) * pairs
+        gamma = self.rho.derivative(half_squared_distances(keys, present)) * pairs
         total, degree = gamma @ tokens, gamma.sum(-1, keepdim=True)
         if self.mode == "softmax":
             return total / degree
@@ -201,16 +203,9 @@ class EnergyAttention(nn.Module):
         return pull / (degree + self.weight)
 
 
-def _centred(keys: Tensor, present: Tensor | None) -> Tensor:
-    """Keys less their mean over tokens; padding is zero and left out of it."""
-    if present is None:
-        return keys - keys.mean(-2, keepdim=True)
-    return keys - keys.sum(-2, keepdim=True) / present.sum(-1)[..., None, None]
-
-
 def _fused(keys: Tensor, values: Tensor, present: Tensor | None) -> Tensor:
     """Softmax attention with key weights: the bias of a key is a further coordinate, of which queries have 1."""
-    keys = _centred(keys, present)  # a common shift changes no weight, and would cost digits
+    keys = centred(keys, present)  # a common shift changes no weight, and would cost digits
     bias = -keys.square().sum(-1, keepdim=True) / 2
     queries = torch.cat([keys, torch.ones_like(bias)], -1)
     keys = torch.cat([keys, bias], -1)

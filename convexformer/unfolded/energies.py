@@ -14,7 +14,7 @@ from torch import Tensor
 
 from convexformer.validation import check_positive
 
-from .graphs import check_attention_mask, check_graph, half_squared_distances, neighbours
+from .graphs import check_attention_mask, check_graph, half_squared_distances, neighbours, without_padding
 from .rho import Rho, get_rho
 
 
@@ -171,7 +171,7 @@ class QuadraticBound(Energy):
 
     Examples
     --------
-    >>> bound = SquaredDistance().majorizer(torch.ones(1, 1))
+    >>> bound = CenteringEnergy().majorizer(torch.ones(1, 1))
     >>> isinstance(bound, QuadraticBound), bound.value(torch.zeros(1, 1)).item()
     (True, 0.0)
     """
@@ -208,7 +208,7 @@ class InteractionEnergy(Energy):
     graph : Tensor of bool of shape (n, n), optional
         Symmetric: which tokens interact. Default: all, the complete graph.
     attention_mask : Tensor of shape (..., n), optional
-        1 for tokens, 0 for padding, which interacts with nothing. Default: no padding.
+        1 for tokens, 0 for padding, which interacts with nothing, whatever it holds. Default: no padding.
 
     Raises
     ------
@@ -230,20 +230,19 @@ class InteractionEnergy(Energy):
 
     def __init__(self, rho: str | Rho = "exp", graph: Tensor | None = None, attention_mask: Any = None) -> None:
         self.rho, self.graph = get_rho(rho), check_graph(graph)
-        shape = (*attention_mask.shape, 1) if torch.is_tensor(attention_mask) else ()
-        self.attention_mask = check_attention_mask(attention_mask, shape)
+        self.attention_mask = _check_mask(attention_mask)
 
     def value(self, tokens: Tensor) -> Tensor:
         pairs = neighbours(tokens, self.graph, self.attention_mask)
-        return _total(self.rho.value(half_squared_distances(tokens)) * pairs) / 2
+        return _total(self.rho.value(half_squared_distances(tokens, self.attention_mask)) * pairs) / 2
 
     def gradient(self, tokens: Tensor) -> Tensor:
-        return laplacian_product(self.weights(tokens), tokens)
+        return laplacian_product(self.weights(tokens), without_padding(tokens, self.attention_mask))
 
     def weights(self, tokens: Tensor) -> Tensor:
         """Weights ``gamma_uv`` of the edges, ``(..., n, n)``, zero where there is none."""
         pairs = neighbours(tokens, self.graph, self.attention_mask)
-        return self.rho.derivative(half_squared_distances(tokens)) * pairs
+        return self.rho.derivative(half_squared_distances(tokens, self.attention_mask)) * pairs
 
     def lipschitz(self, tokens: Tensor) -> Tensor:
         r"""Bound of the largest eigenvalue of the Laplacian of the weights, of shape ``(...)``.
@@ -255,7 +254,7 @@ class InteractionEnergy(Energy):
 
     def gradient_and_lipschitz(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         weights = self.weights(tokens)
-        return laplacian_product(weights, tokens), self._curvature(weights)
+        return laplacian_product(weights, without_padding(tokens, self.attention_mask)), self._curvature(weights)
 
     def _curvature(self, weights: Tensor) -> Tensor:
         degree = weights.sum(-1).amax(-1)
@@ -290,10 +289,14 @@ class WeightedEdges(Energy):
         self.constant = weights.new_zeros(()) if constant is None else constant
 
     def value(self, tokens: Tensor) -> Tensor:
-        return self.constant + _total(self.weights * half_squared_distances(tokens)) / 2
+        return self.constant + _total(self.weights * half_squared_distances(tokens, self._has_edges())) / 2
 
     def gradient(self, tokens: Tensor) -> Tensor:
-        return laplacian_product(self.weights, tokens)
+        return laplacian_product(self.weights, without_padding(tokens, self._has_edges()))
+
+    def _has_edges(self) -> Tensor:
+        """Which tokens have edges: padding has none, and may hold what is no number."""
+        return self.weights.ne(0).any(-1)
 
     def lipschitz(self, tokens: Tensor) -> Tensor:
         return 2 * self.weights.sum(-1).amax(-1).expand(tokens.shape[:-2])
@@ -308,11 +311,13 @@ class SquaredDistance(Energy):
         ``B``, for example the tokens that a network starts from. Default: none, ``B = 0``.
     weight : float, default=1.0
         ``w``, positive.
+    attention_mask : Tensor of shape (..., n), optional
+        1 for tokens, 0 for padding, which is left out, whatever it holds. Default: no padding.
 
     Raises
     ------
     ValueError
-        If `weight` is not positive and finite.
+        If `weight` is not positive and finite, or the mask holds anything but 0 and 1.
 
     Examples
     --------
@@ -320,18 +325,26 @@ class SquaredDistance(Energy):
     tensor([[-1., -1.]])
     """
 
-    def __init__(self, anchor: Tensor | None = None, weight: float = 1.0) -> None:
+    def __init__(self, anchor: Tensor | None = None, weight: float = 1.0, attention_mask: Any = None) -> None:
         check_positive(weight=weight)
         self.anchor, self.weight = anchor, weight
+        self.attention_mask = _check_mask(attention_mask)
 
     def value(self, tokens: Tensor) -> Tensor:
-        return self.weight / 2 * _total(_less(tokens, self.anchor).square())
+        return self.weight / 2 * _total(self._from_anchor(tokens).square())
 
     def gradient(self, tokens: Tensor) -> Tensor:
-        return self.weight * _less(tokens, self.anchor)
+        return self.weight * self._from_anchor(tokens)
+
+    def _from_anchor(self, tokens: Tensor) -> Tensor:
+        return without_padding(_less(tokens, self.anchor), self.attention_mask)
 
     def lipschitz(self, tokens: Tensor) -> Tensor:
         return tokens.new_full(tokens.shape[:-2], self.weight)
+
+    def majorizer(self, tokens: Tensor) -> Energy:
+        """The energy itself, which is quadratic."""
+        return self
 
 
 class FeedForwardEnergy(Energy):
@@ -454,6 +467,11 @@ def laplacian_product(weights: Tensor, tokens: Tensor) -> Tensor:
     tensor([[-2.,  2.]])
     """
     return weights.sum(-1, keepdim=True) * tokens - weights @ tokens
+
+
+def _check_mask(mask: Any) -> Tensor | None:
+    """A padding mask of tokens that are yet to come."""
+    return check_attention_mask(mask, (*mask.shape, 1) if torch.is_tensor(mask) else ())
 
 
 def _less(tokens: Tensor, anchor: Tensor | None) -> Tensor:

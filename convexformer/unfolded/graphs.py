@@ -121,8 +121,22 @@ def neighbours(tokens: Tensor, graph: Tensor | None, present: Tensor | None) -> 
     return pairs if present is None else pairs & present[..., :, None] & present[..., None, :]
 
 
-def half_squared_distances(tokens: Tensor) -> Tensor:
-    """Half the squared distances of all pairs of tokens, ``(..., n, n)``.
+def centred(tokens: Tensor, present: Tensor | None) -> Tensor:
+    """Tokens less their mean; padding is left out of it, and zero.
+
+    Examples
+    --------
+    >>> centred(torch.tensor([[1.0], [3.0], [float("nan")]]), torch.tensor([True, True, False])).T
+    tensor([[-1.,  1.,  0.]])
+    """
+    if present is None:
+        return tokens - tokens.mean(-2, keepdim=True)
+    count = present.sum(-1)[..., None, None].clamp_min(1)
+    return without_padding(tokens - without_padding(tokens, present).sum(-2, keepdim=True) / count, present)
+
+
+def half_squared_distances(tokens: Tensor, present: Tensor | None = None) -> Tensor:
+    """Half the squared distances of all pairs of tokens, ``(..., n, n)``; those of padding mean nothing.
 
     Tokens are centred first, so that a common shift costs no digits.
 
@@ -132,7 +146,7 @@ def half_squared_distances(tokens: Tensor) -> Tensor:
     tensor([[0., 2.],
             [2., 0.]])
     """
-    centred = tokens - tokens.mean(-2, keepdim=True)
-    products = centred @ centred.mT
+    tokens = centred(tokens, present)
+    products = tokens @ tokens.mT
     squares = products.diagonal(dim1=-2, dim2=-1) / 2
     return (squares[..., :, None] + squares[..., None, :] - products).clamp_min(0)

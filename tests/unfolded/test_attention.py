@@ -192,6 +192,24 @@ def test_bad_arguments(arguments, message):
         EnergyAttention("exp", **arguments)
 
 
+@pytest.mark.parametrize("fill", [0.0, 1e8, torch.nan])
+@pytest.mark.parametrize("mode", ["softmax", "jacobi"])
+def test_what_padding_holds_does_not_matter_to_the_energy(mode, fill):
+    def padded(tokens):
+        return torch.cat([tokens, torch.full((2, 2, D), fill, dtype=tokens.dtype)], 1)
+
+    attention, (tokens, other, anchor) = EnergyAttention("log1", mode), draw(3, 3, 2, 4, D)
+    anchor = anchor if mode == "jacobi" else None
+    alone = attention.energy(anchor)
+    energy = attention.energy(None if anchor is None else padded(anchor), torch.tensor([[1] * 4 + [0] * 2] * 2))
+    for with_padding, without in ((energy, alone), (energy.majorizer(padded(tokens)), alone.majorizer(tokens))):
+        torch.testing.assert_close(with_padding.value(padded(other)), without.value(other))
+        torch.testing.assert_close(with_padding.lipschitz(padded(other)), without.lipschitz(other))
+        gradient = with_padding.gradient(padded(other))
+        torch.testing.assert_close(gradient[:, :4], without.gradient(other))
+        assert not gradient[:, 4:].any()
+
+
 def test_bad_tokens_and_masks():
     attention, tokens = EnergyAttention("exp"), draw(9, 2, N, D)
     with pytest.raises(ValueError, match="anchor must be None in mode='softmax'"):

@@ -116,9 +116,13 @@ def test_padding_changes_nothing():
     assert not with_padding.gradient(padded)[0, 4:].any()
 
 
-def test_a_common_shift_costs_no_digits():
-    tokens, energy = draw(8, N, D), InteractionEnergy("exp")
-    torch.testing.assert_close(energy.value(tokens + 1e6), energy.value(tokens), rtol=1e-9, atol=0)
+@pytest.mark.parametrize("mask", [None, MASK])
+def test_a_common_shift_costs_no_digits(mask):
+    tokens, energy = draw(8, 2, N, D), InteractionEnergy("exp", attention_mask=mask)
+    shift = 1e6 if mask is None else 1e6 * mask[..., None]  # of the tokens alone
+    torch.testing.assert_close(energy.value(tokens + shift), energy.value(tokens), rtol=1e-9, atol=0)
+    shifted = energy.majorizer(tokens + shift).value(tokens.flip(0) + shift)
+    torch.testing.assert_close(shifted, energy.majorizer(tokens).value(tokens.flip(0)), rtol=1e-8, atol=0)
 
 
 def test_layer_norm_is_two_gradient_steps_of_length_one():
