@@ -160,7 +160,7 @@ class FeasibilityReport:
             errors.numpy(),
             bool((violations <= n_errors * errors).all()),
             float(ratios.mean()),
-            float(ratios.median()) if len(ratios) else float("nan"),
+            float(np.median(ratios.numpy())) if len(ratios) else float("nan"),
             float((ratios < 1).double().mean()),
         )
 

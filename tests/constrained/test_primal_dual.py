@@ -334,6 +334,7 @@ def test_the_report_has_standard_errors_over_samples():
     assert report.standard_errors[1] == pytest.approx(values.std().item() / 50**0.5)
     ratios = (losses[1:] / losses[:-1]).numpy()
     assert report.mean_ratio == pytest.approx(ratios.mean())
+    assert report.median_ratio == pytest.approx(np.median(ratios))  # the mean of the middle two of 100
     assert report.descending_share == pytest.approx((ratios < 1).mean())
     assert report.feasible == bool((report.violations <= report.standard_errors).all())
     assert "layer 3: loss" in str(report)
