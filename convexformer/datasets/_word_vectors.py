@@ -6,7 +6,7 @@ import os
 import re
 import zipfile
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -142,23 +142,34 @@ def load_word_vectors(path: str | os.PathLike[str], n_words: int | None = None) 
             return WordVectors(archive["words"][:n_words].tolist(), archive["vectors"][:n_words])
     words: list[str] = []
     rows: list[NDArray[np.float32]] = []
-    with open(path, encoding="utf-8") as file:
-        for number, line in enumerate(file, start=1):
-            word, *numbers = line.rstrip().split(" ")
-            if number == 1 and len(numbers) == 1:  # the sizes that word2vec writes first
-                continue
-            try:
-                rows.append(np.array(numbers, dtype=np.float32))
-            except ValueError as error:
-                raise ValueError(f"{path}, line {number} must be a word and numbers: {error}") from error
-            words.append(word)
-            if len(rows[-1]) != len(rows[0]) or len(rows[0]) == 0:
-                raise ValueError(f"{path}, line {number} must have {len(rows[0])} numbers, got {len(rows[-1])}")
-            if len(words) == n_words:
-                break
+    for number, line in enumerate(_lines(path), start=1):
+        word, *numbers = line.rstrip().split(" ")
+        if number == 1 and len(numbers) == 1:  # the sizes that word2vec writes first
+            continue
+        if not numbers:
+            raise ValueError(f"{path}, line {number} must be a word and numbers, got no numbers")
+        try:
+            rows.append(np.array(numbers, dtype=np.float32))
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number} must be a word and numbers: {error}") from error
+        words.append(word)
+        if len(rows[-1]) != len(rows[0]):
+            raise ValueError(f"{path}, line {number} must have {len(rows[0])} numbers, got {len(rows[-1])}")
+        if len(words) == n_words:
+            break
     if not words:
         raise ValueError(f"{path} must hold at least one word with its numbers, got none")
     return WordVectors(words, np.stack(rows))
+
+
+def _lines(path: str | os.PathLike[str]) -> Iterator[str]:
+    with open(path, encoding="utf-8") as file:
+        try:
+            yield from file
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"{path} must be word vectors as text in UTF-8, or an .npz file with arrays words and vectors: {error}"
+            ) from error
 
 
 def make_word_vectors(

@@ -175,7 +175,7 @@ def read_labelled_sentences(source: str) -> tuple[list[str], Sequence[str]]:
     FileNotFoundError
         If a file is not there.
     ValueError
-        If a line of a ``.tsv`` file has no tab.
+        If a file is not text in UTF-8, or a line of a ``.tsv`` file has no tab.
     """
     kind, _, packages = source.partition(":")
     if kind == _DOCUMENTATION:
@@ -192,7 +192,11 @@ def read_labelled_sentences(source: str) -> tuple[list[str], Sequence[str]]:
 
 
 def _lines(path: str | Path) -> list[str]:
-    return [line for line in Path(path).read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"corpora must be text files in UTF-8, and {path} is none: {error}") from error
+    return [line for line in text.splitlines() if line.strip()]
 
 
 def _name(source: str) -> str:

@@ -33,6 +33,7 @@ def test_npz_files(tmp_path):
         ("", "at least one word"),
         ("good 1.0 x\n", "line 1 must be a word and numbers"),
         ("good 1.0 2.0\nbad 1.0\n", "line 2 must have 2 numbers, got 1"),
+        ("good\nbad 1.0 2.0\n", r"vectors.txt, line 1 must be a word and numbers, got no numbers"),
     ],
 )
 def test_bad_text_files(tmp_path, text, message):
@@ -40,6 +41,12 @@ def test_bad_text_files(tmp_path, text, message):
     path.write_text(text)
     with pytest.raises(ValueError, match=message):
         load_word_vectors(path)
+
+
+def test_binary_files_are_named(tmp_path):
+    np.save(tmp_path / "vectors.npy", VECTORS)
+    with pytest.raises(ValueError, match=r"vectors.npy must be word vectors as text in UTF-8, or an .npz file"):
+        load_word_vectors(tmp_path / "vectors.npy")
 
 
 def test_bad_archives(tmp_path):

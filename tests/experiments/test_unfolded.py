@@ -173,10 +173,12 @@ def test_corpora(sources, settings):
         ("{}/a.txt", {}, "two labels or more"),
         ("{}/a.txt,{}/b.txt", {"n_sentences": 100}, "50 sentences of each label"),
         ("{}/lines.tsv", {}, "a tab and a sentence on each line"),
+        ("{}/a.txt,{}/latin.txt", {}, "corpora must be text files in UTF-8, and .*latin.txt is none"),
     ],
 )
 def test_bad_corpora(sources, settings, source, changes, message):
     (sources / "lines.tsv").write_text("no tab here\n")
+    (sources / "latin.txt").write_text("café\n", encoding="latin-1")
     changed = UnfoldedSettings(**{**vars(settings), **changes})
     with pytest.raises(ValueError, match=message):
         load_corpus(source.format(*[sources] * 2), changed)
