@@ -200,7 +200,8 @@ def make_word_vectors(
     Raises
     ------
     ValueError
-        If there are no more than `n_features` words of that count.
+        If there are no more than `n_features` words of that count, or none of them stand near each other more often
+        than by chance.
 
     Examples
     --------
@@ -224,7 +225,8 @@ def make_word_vectors(
         ids = [index[word] for word in text if word in index]
         for distance in range(1, window + 1):
             pairs.update(zip(ids, ids[distance:], strict=False))
-    together = coo_array((list(pairs.values()), np.array(list(pairs)).T), shape=(len(words),) * 2).tocsr().astype(float)
+    positions = np.array(list(pairs), dtype=np.int64).reshape(-1, 2).T
+    together = coo_array((list(pairs.values()), positions), shape=(len(words),) * 2).tocsr().astype(float)
     together = (together + together.T).tocsr()
     return WordVectors(words, _factors(together, n_features))
 
@@ -236,7 +238,11 @@ def _factors(together: coo_array, n_features: int) -> NDArray[np.float32]:
     ratio = (scale @ together @ scale * each.sum()).tocoo()
     keep = ratio.data > 1
     positive = coo_array((np.log(ratio.data[keep]), (ratio.row[keep], ratio.col[keep])), shape=ratio.shape).tocsr()
+    if positive.nnz == 0:
+        raise ValueError("sentences must have words that stand near each other more often than by chance, got none")
     decomposition = TruncatedSVD(n_features, random_state=0)
-    vectors = decomposition.fit_transform(positive) / np.sqrt(decomposition.singular_values_)
+    vectors = decomposition.fit_transform(positive)
+    values = decomposition.singular_values_
+    vectors = vectors / np.sqrt(np.where(values > 0, values, 1))  # vectors of a singular value 0 are 0
     size = np.sqrt(np.mean(np.square(vectors)))
     return (vectors / size).astype(np.float32)

@@ -74,6 +74,19 @@ def test_bad_vectors():
         WordVectors(WORDS, np.full((3, 2), np.inf))
 
 
+@pytest.mark.parametrize("sentences", [["a", "b", "c"] * 5, ["a a", "b b", "a b", "b a"] * 8], ids=["alone", "chance"])
+def test_sentences_whose_words_do_not_go_together_are_named(sentences):
+    with pytest.raises(ValueError, match="sentences must have words that stand near each other"):
+        make_word_vectors(sentences, 1)
+
+
+def test_words_that_stand_alone_have_zero_vectors():
+    made = make_word_vectors(["a b"] * 5 + ["c"] * 5 + ["d"] * 5, 3)
+    assert made.words == ["a", "b", "c", "d"]
+    np.testing.assert_allclose(made.vectors[2:], 0, atol=1e-6)
+    assert (np.linalg.norm(made.vectors[:2], axis=1) > 1).all()
+
+
 def test_vectors_made_of_a_corpus_put_like_words_together():
     sentences, _ = load_documentation_sentences(4000)
     made = make_word_vectors(sentences, 30)
