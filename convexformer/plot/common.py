@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from convexformer.optional import required
+from convexformer.validation import is_integer
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,6 +31,11 @@ def require_matplotlib() -> Any:
 def largest(values: NDArray[np.float64]) -> float:
     """End of a colour scale that begins at zero, be all values zero."""
     return float(values.max(initial=0.0)) or 1.0
+
+
+def is_grid(shape: Any, count: int) -> bool:
+    """Whether a shape is rows and columns of so many places."""
+    return np.shape(shape) == (2,) and all(is_integer(side, 1) for side in shape) and math.prod(shape) == count
 
 
 def new_figure(n_rows: int, n_columns: int, figsize: tuple[float, float]) -> tuple[Figure, Sequence[Axes]]:

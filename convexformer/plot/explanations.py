@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -10,9 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from convexformer.validation import is_integer
-
-from .common import largest, require_matplotlib
+from .common import is_grid, largest, require_matplotlib
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -145,8 +142,7 @@ def plot_patch_map(
     (-0.3, 0.3)
     """
     values = _checked(contributions)
-    whole = np.shape(grid) == (2,) and all(is_integer(side, 1) for side in grid)
-    if not whole or math.prod(grid) != len(values):
+    if not is_grid(grid, len(values)):
         raise ValueError(
             f"grid must be the rows and columns of {len(values)} patches, got {grid!r}; leave out contributions of "
             "tokens that are no patch, such as a class token"

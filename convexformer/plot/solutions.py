@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
-from .common import largest, require_matplotlib
+from .common import is_grid, largest, require_matplotlib
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -47,13 +46,13 @@ def plot_token_norms(
         raise ValueError(f"token_norms must be numbers, as model.token_norms_, got {token_norms!r}") from error
     if norms.ndim != 1:
         raise ValueError(f"token_norms must have shape (n_tokens,), got {norms.shape}")
+    if shape is not None and not is_grid(shape, norms.size):
+        raise ValueError(f"shape must be that of {norms.size} tokens in rows and columns, got {shape}")
     axes = require_matplotlib().subplots(layout="constrained")[1] if ax is None else ax
     if shape is None:
         axes.bar(np.arange(len(norms)), norms, color="tab:blue")
         axes.set(xlabel="token position", ylabel="penalty carried", title=title)
         return axes
-    if not (len(np.shape(shape)) == 1 and len(shape) == 2 and min(shape) > 0 and math.prod(shape) == norms.size):
-        raise ValueError(f"shape must be that of {norms.size} tokens in rows and columns, got {shape}")
     grid = norms.reshape(shape)
     image = axes.imshow(grid, cmap="Blues", vmin=0, vmax=largest(grid))
     for (row, column), value in np.ndenumerate(grid):
@@ -91,19 +90,22 @@ def plot_convergence(
     Raises
     ------
     TypeError
-        If `curves` is no mapping.
+        If `curves` is no mapping, or a label is no str.
+    ValueError
+        If a curve is no pair of seconds and as many objectives, or has no point.
     """
     if not isinstance(curves, Mapping):
         raise TypeError(
             "curves must map labels to pairs of seconds and objectives, as {'ours': (history.seconds, "
             f"history.primal)}} of a history_, got {type(curves).__name__}"
         )
+    points = {label: _checked(label, curve) for label, curve in curves.items()}
     axes = require_matplotlib().subplots(layout="constrained")[1] if ax is None else ax
     families = list(dict.fromkeys(label.split(":")[0] for label in curves))
     seen: set[str] = set()
-    for label, (seconds, objective) in curves.items():
+    for label, (seconds, objective) in points.items():
         family = label.split(":")[0]
-        above = np.maximum(np.asarray(objective, dtype=float) - bound, 1e-16)
+        above = np.maximum(objective - bound, 1e-16)
         axes.plot(
             np.maximum(seconds, 1e-3),
             above,
@@ -117,6 +119,22 @@ def plot_convergence(
     axes.grid(alpha=0.3)
     axes.legend()
     return axes
+
+
+def _checked(label: str, curve: ArrayLike) -> NDArray[np.float64]:
+    """Seconds and objectives of a curve."""
+    if not isinstance(label, str):
+        raise TypeError(f"curves must have labels that are str, got {label!r}")
+    try:
+        points = np.asarray(curve, dtype=float)
+    except (TypeError, ValueError):
+        points = np.empty(0)
+    if points.ndim != 2 or len(points) != 2 or points.size == 0:
+        raise ValueError(
+            f"curves[{label!r}] must be seconds and as many objectives, at least one, got {curve!r:.80}; they are "
+            "history.seconds and history.primal of a history_"
+        )
+    return points
 
 
 def plot_attention_map(weights: ArrayLike, *, first: int = 0, title: str = "", ax: Axes | None = None) -> Axes:

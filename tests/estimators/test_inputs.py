@@ -737,11 +737,6 @@ class TestFiguresOfZeros:
             assert axes.images[0].get_clim() == (0.0, 1.0)
             plt.close(axes.figure)
 
-    def test_another_number_of_tokens_than_places(self):
-        with pytest.raises(ValueError, match=r"shape must be that of 4 tokens in rows and columns, got \(3, 3\)"):
-            plot_token_norms(np.zeros(4), shape=(3, 3))
-        plt.close("all")
-
 
 @pytest.mark.parametrize("loss", ["huber"])
 def test_an_exact_solver_that_calls_a_program_infeasible_is_contradicted(loss):
@@ -874,8 +869,22 @@ def test_networks_name_gates_of_another_width():
             lambda: plot_token_norms([[1.0, 2.0], [3.0, 4.0]]),
             r"token_norms must have shape \(n_tokens,\), got \(2, 2\)",
         ),
+        (lambda: plot_token_norms(np.ones(4), shape=(3, 3)), r"shape must be that of 4 tokens .*, got \(3, 3\)"),
+        (
+            lambda: plot_token_norms(np.ones(4), shape=(2.0, 2.0)),
+            r"shape must be that of 4 tokens .*, got \(2\.0, 2\.0",
+        ),
+        (lambda: plot_token_norms([1.0], shape=(True, True)), r"shape must be that of 1 tokens .*, got \(True, True"),
+        (lambda: plot_token_norms(np.ones(4), shape=4), "shape must be that of 4 tokens .*, got 4"),
         (lambda: plot_attention_map(-np.eye(3)), "weights must not be negative"),
         (lambda: plot_convergence([1.0], bound=0.0), "curves must map labels to pairs of seconds and objectives"),
+        (lambda: plot_convergence({1: ([0.1], [2.0])}, bound=0.0), "curves must have labels that are str, got 1"),
+        (lambda: plot_convergence({"a": ([], [])}, bound=0.0), r"curves\['a'\] must be seconds .* got \(\[\], \[\]\)"),
+        (
+            lambda: plot_convergence({"a": ([0.1, 0.2], [2.0])}, bound=0.0),
+            r"curves\['a'\] must be .* as many objectives",
+        ),
+        (lambda: plot_convergence({"a": 3.0}, bound=0.0), r"curves\['a'\] must be seconds .* got 3\.0"),
     ],
 )
 def test_figures_name_what_they_cannot_draw(draw, message):
