@@ -115,9 +115,9 @@ _Fit = TypeVar("_Fit", bound=Callable[..., Any])
 
 
 def unchanged_on_failure(fit: _Fit) -> _Fit:
-    """Decorator of ``fit``: one that ends before it has a certificate or a network leaves the estimator as it was.
+    """Decorator of ``fit``: one that fails leaves the estimator as it was.
 
-    What an interrupted fit has stored is kept.
+    So does an interrupted one that has no certificate and no network yet; otherwise what it has stored is kept.
     """
 
     @wraps(fit)
@@ -125,8 +125,9 @@ def unchanged_on_failure(fit: _Fit) -> _Fit:
         before = dict(vars(self))
         try:
             return fit(self, *args, **kwargs)
-        except BaseException:
-            if all(vars(self).get(name) is before.get(name) for name in ("certificate_", "certificates_", "network_")):
+        except BaseException as error:
+            results = ("certificate_", "certificates_", "network_")
+            if isinstance(error, Exception) or all(vars(self).get(name) is before.get(name) for name in results):
                 vars(self).clear()
                 vars(self).update(before)
             raise

@@ -185,16 +185,16 @@ def test_precision_pickles_and_tensors(dtype):
 
 
 class Interrupted:
-    """A callback that presses Ctrl-C in the layer number `at`, at its second certificate."""
+    """A callback that presses Ctrl-C, or fails, in the layer number `at`, at its second certificate."""
 
-    def __init__(self, at):
-        self.at, self.layer, self.last = at, -1, np.inf
+    def __init__(self, at, error=KeyboardInterrupt):
+        self.at, self.layer, self.last, self.error = at, -1, np.inf, error
 
     def __call__(self, progress):
         self.layer += progress.iteration <= self.last
         self.last = progress.iteration
         if self.layer == self.at:
-            raise KeyboardInterrupt
+            raise self.error
 
 
 def test_ctrl_c_keeps_the_layers_that_there_are():
@@ -206,6 +206,16 @@ def test_ctrl_c_keeps_the_layers_that_there_are():
     full = GreedyConvexTransformerRegressor(n_layers=2, **OPTIONS).fit(X, y)
     assert np.array_equal(model.first_layers(2).predict(X), full.predict(X))
     assert np.isfinite(model.predict(X)).all()
+
+
+def test_a_later_layer_that_fails_leaves_the_model_of_the_fit_before():
+    X, y, _ = data()
+    model = GreedyConvexTransformerRegressor(n_layers=2, **OPTIONS).fit(X, y)
+    before = model.predict(X)
+    with pytest.raises(RuntimeError):
+        model.set_params(callback=Interrupted(1, RuntimeError)).fit(X, y)
+    assert len(model.layers_) == 2
+    assert np.array_equal(model.predict(X), before)
 
 
 @pytest.mark.parametrize(

@@ -240,6 +240,19 @@ def test_an_interrupt_during_generation_keeps_the_certified_model():
     assert model.heads_.objective(model.pool(SAMPLES), Y) == pytest.approx(model.certificate_.primal, abs=1e-12)
 
 
+def test_a_round_of_generation_that_fails_leaves_the_model_of_the_fit_before():
+    model = regressor(0.003, dictionary=MeanPooling(), generate=8).fit(SAMPLES, Y)
+    before, certificate = model.predict(SAMPLES), model.certificate_
+
+    def fail(progress):
+        if model.certificate_ is not certificate:  # the solve with the dictionary alone is over
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        model.set_params(callback=fail).fit(SAMPLES, -Y)
+    np.testing.assert_array_equal(model.predict(SAMPLES), before)
+
+
 # Memory
 
 
