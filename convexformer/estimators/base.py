@@ -49,6 +49,7 @@ from convexformer_solvers import (
 )
 from convexformer_solvers.io.checkpoint import PathFile
 from convexformer_solvers.path import check_grid
+from convexformer_solvers.program import check_alpha
 
 from .path_result import PathResult
 from .samples import across_ranks
@@ -157,6 +158,7 @@ class ConvexAttentionBase(CertifiedEstimator):
         ConvergenceWarning
             If the certified relative gap did not come within ``tol``.
         """
+        check_alpha(self.alpha)  # None would mean a grid
         problem = self._problem(X, y, sample_weight, self.alpha)
         self._check_can_resume(resume)
         self._fit_problem(problem, X, resume)

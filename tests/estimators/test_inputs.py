@@ -113,6 +113,7 @@ def test_bad_data_is_named(arguments, message):
         ({"alpha": 0.0}, "alpha must be positive"),
         ({"alpha": np.nan}, "alpha must be positive and finite"),
         ({"alpha": "big"}, "alpha must be a positive finite number"),
+        ({"alpha": None}, "alpha must be a positive finite number, got None"),
         ({"loss": "cubic"}, "loss must be one of"),
         ({"loss": "softmax"}, "needs class labels; use ConvexAttentionClassifier"),
         ({"penalty": "l7"}, "penalty must be one of"),
