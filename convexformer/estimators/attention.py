@@ -182,7 +182,10 @@ class ClassificationMixin(ScoreMixin, ClassifierMixin):
         probability = self.loss_.mean(outputs)
         if self._targets.single:
             probability = torch.cat([self.loss_.mean(-outputs), probability], 1)
-        return result_of(probability / probability.sum(1, keepdim=True), X)
+        total = probability.sum(1, keepdim=True)
+        # Where all of a row underflow, their logarithms are the outputs.
+        small = total < torch.finfo(total.dtype).tiny
+        return result_of(torch.where(small, outputs.softmax(1), probability / total), X)
 
 
 class ConvexAttentionRegressor(RegressionMixin, ConvexAttentionBase):

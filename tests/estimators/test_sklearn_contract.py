@@ -6,6 +6,7 @@ import textwrap
 import numpy as np
 import pytest
 import torch
+from scipy.special import softmax
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.metrics import make_scorer, mean_poisson_deviance
@@ -277,6 +278,17 @@ def test_probabilities_are_those_of_the_scores():
     assert two_outputs.decision_function(X).shape == (len(X),)
     np.testing.assert_array_equal(two_outputs.decision_function(X) > 0, two_outputs.predict(X) == "yes")
     assert not hasattr(ConvexAttentionClassifier(loss="squared_hinge"), "predict_proba")
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_probabilities_far_from_all_classes_are_in_the_ratio_of_their_limits(dtype):
+    model = ConvexAttentionClassifier(loss="logistic").fit(X, Y["three"])
+    directions = sequences(2000, seed=1)
+    assert model.decision_function(1e5 * directions).max(1).min() < -1000  # far from all three
+    for size in (1, 1e2, 1e3, 1e4, 1e5):
+        far = (size * directions).astype(dtype)
+        logarithms = -np.logaddexp(0, -model.decision_function(far).astype(np.float64))
+        np.testing.assert_allclose(model.predict_proba(far), softmax(logarithms, axis=1), atol=1e-4)
 
 
 def test_poisson_predicts_means():
