@@ -55,6 +55,7 @@ def check_tokens(estimator: Any, X: Any, reset: bool) -> Tensor:
         X = X.detach() if keeps_tensors(X) else without_tensor(X.detach(), "X")
     elif not hasattr(X, "shape") and not hasattr(X, "__array__"):
         X = _as_array(X)
+    refuse_masked(X, "X")
     X = _unpacked(X)
     if not reset and estimator._n_dims == 2 and getattr(X, "ndim", 2) == 3 and X.shape[2] == 1:
         X = X[:, :, 0]  # columns in the fit, as tokens of width 1 in a file are
@@ -89,6 +90,13 @@ def refuse_dates(values: Any, name: str) -> None:
         )
 
 
+def refuse_masked(values: Any, name: str) -> None:
+    """Raise ``ValueError`` where an argument, or an array of a list of them, has a mask that numpy would drop."""
+    arrays = values if isinstance(values, (list, tuple)) else [values]
+    if any(np.ma.is_masked(array) for array in arrays):
+        raise ValueError(f"{name} must have no masked values; leave them out, or fill them in first")
+
+
 def without_tensor(values: Any, name: str) -> Any:
     """A tensor as an array; anything else as it is."""
     if not torch.is_tensor(values):
@@ -101,6 +109,7 @@ def without_tensor(values: Any, name: str) -> Any:
 
 
 def _as_array(X: Any) -> Any:
+    refuse_masked(X, "X")
     try:
         return np.asarray(X)
     except ValueError as error:
@@ -169,6 +178,7 @@ def as_tensor(
     Lists become what numpy makes of them, float64; torch would round them to float32. `name` is that of the argument.
     """
     if not isinstance(array, torch.Tensor):
+        refuse_masked(array, name)
         array = np.asarray(array)
     if isinstance(array, np.ndarray):
         refuse_dates(array, name)
@@ -287,6 +297,7 @@ def given(y: Any) -> Any:
     """Targets that are there, a tensor as an array."""
     if y is None:
         raise ValueError("this estimator requires y to be passed, but the target y is None")
+    refuse_masked(y, "y")
     return without_tensor(y, "y")
 
 
@@ -323,6 +334,7 @@ def check_weight(sample_weight: Any, n_samples: int) -> NDArray[np.float64] | No
     if isinstance(sample_weight, Real):
         raise ValueError(f"sample_weight must have shape ({n_samples},), got the single value {sample_weight!r}")
     weight = without_tensor(sample_weight, "sample_weight")
+    refuse_masked(weight, "sample_weight")
     refuse_dates(weight, "sample_weight")
     with _naming("sample_weight"):
         weight = check_array(weight, ensure_2d=False, dtype=np.float64, input_name="sample_weight")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from convexformer.validation import check_real, is_integer
+from convexformer.validation import check_real, is_integer, refuse_masked
 
 
 def pad_sequences(sequences: Sequence[ArrayLike], n_tokens: int | None = None) -> NDArray[np.floating]:
@@ -38,6 +38,9 @@ def pad_sequences(sequences: Sequence[ArrayLike], n_tokens: int | None = None) -
     array([[1., 2.],
            [3., 0.]])
     """
+    sequences = list(sequences)
+    for i, sequence in enumerate(sequences):
+        refuse_masked(sequence, f"sequences[{i}]")
     try:
         arrays = [np.asarray(sequence) for sequence in sequences]
     except ValueError as error:

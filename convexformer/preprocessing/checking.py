@@ -12,7 +12,7 @@ from sklearn.utils import _safe_indexing
 from sklearn.utils.validation import validate_data
 from torch import Tensor
 
-from convexformer.validation import as_floats, as_tensor
+from convexformer.validation import as_floats, as_tensor, refuse_masked
 
 from .sequences import PaddedSequences, RaggedSequences, TokenSequences, mask_of
 from .stored import stored_sequences
@@ -123,6 +123,7 @@ def _single_tokens(estimator: Any, X: Any, reset: bool) -> Tensor:
         raise ValueError(f"X must have 2 or 3 dimensions (samples[, tokens], features), got {X.ndim}")
     if torch.is_tensor(X) and X.ndim == 2:
         return _tensor(X, "X")[:, None]
+    refuse_masked(X, "X")  # in a list
     array = validate_data(estimator, X, dtype=(np.float64, np.float32, np.float16), reset=reset)
     return as_tensor(array)[:, None]
 

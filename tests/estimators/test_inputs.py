@@ -156,6 +156,26 @@ def test_a_callback_that_cannot_be_called_is_named(kind):
         kind(callback=3).fit(X, y)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        ((np.ma.masked_less(X, 0), y), "X"),
+        ((np.ma.masked_less(X[:, :, 0], 0), y), "X"),
+        ((list(np.ma.masked_less(X, 0)), y), "X"),
+        ((ragged(list(np.ma.masked_less(X, 0))), y), "X"),
+        ((X, np.ma.masked_less(y, 0)), "y"),
+        ((X, list(np.ma.masked_less(y, 0))), "y"),
+        ((X, y, np.ma.masked_equal(np.arange(20), 3)), "sample_weight"),
+    ],
+)
+def test_masks_that_would_be_dropped_are_refused(arguments, name):
+    with pytest.raises(ValueError, match=f"{name} must have no masked values"):
+        ConvexAttentionRegressor().fit(*arguments)
+    with pytest.raises(ValueError, match="y must have no masked values"):
+        ConvexAttentionClassifier().fit(X, np.ma.masked_equal(labels, 1))
+    assert ConvexAttentionRegressor().fit(np.ma.array(X), np.ma.array(y)).score(X, y) > 0.9  # nothing is hidden
+
+
 def test_a_series_of_token_arrays_is_read_as_an_array_of_them():
     pandas = pytest.importorskip("pandas")
     series = pandas.Series(list(X), index=np.arange(len(X))[::-1])

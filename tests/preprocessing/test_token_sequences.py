@@ -120,6 +120,10 @@ def test_chunks_hold_all_samples_in_order_and_few_numbers():
         (np.zeros((2, 2, 3), dtype=complex), "real numbers"),
         (np.ma.array(np.zeros((1, 2, 2)), mask=[[[0, 1], [0, 0]]]), "must mask whole tokens"),
         (np.ma.array(np.zeros((1, 2)), mask=[[0, 1]]), "must have shape"),
+        ([np.zeros((2, 3)), np.ma.masked_equal(np.eye(2, 3), 1)], r"X\[1\] must have no masked values"),
+        (list(np.ma.masked_equal(np.eye(3), 1)), "X must have no masked values"),
+        ((np.ma.masked_equal(np.ones((2, 3, 1)), 1), [3, 2]), r"X\[0\] must have no masked values"),
+        ((np.zeros((2, 3, 1)), np.ma.masked_equal([3, 2], 2)), r"X\[1\] must have no masked values"),
     ],
 )
 def test_what_is_no_sample_is_named(X, message):
