@@ -51,6 +51,8 @@ def check_tokens(estimator: Any, X: Any, reset: bool) -> Tensor:
     ValueError
         If ``X`` is ragged, not finite, of wrong dimension, or differs in shape from the data of the fit.
     """
+    if reset:
+        forget_names(estimator)
     if torch.is_tensor(X):
         X = X.detach() if keeps_tensors(X) else without_tensor(X.detach(), "X")
     elif not hasattr(X, "shape") and not hasattr(X, "__array__"):
@@ -157,12 +159,15 @@ def _check_not_empty(shape: tuple[int, ...]) -> None:
         raise ValueError(f"X must have at least one sample, token and feature, got shape {tuple(shape)}")
 
 
+def forget_names(estimator: Any) -> None:
+    """Leave out the names of columns of the fit before; scikit-learn sets those of a data frame."""
+    vars(estimator).pop("feature_names_in_", None)
+
+
 def check_shape(estimator: Any, shape: tuple[int, ...], reset: bool) -> None:
     """Record or compare the shape of a sample; ``n_features_in_`` of 2-D data is what scikit-learn defines."""
     if reset:
         estimator.n_features_in_, estimator.n_tokens_in_, estimator._n_dims = shape[-1], shape[1], len(shape)
-        if len(shape) == 3 and hasattr(estimator, "feature_names_in_"):
-            del estimator.feature_names_in_
         return
     fitted = (estimator._n_dims, estimator.n_tokens_in_, estimator.n_features_in_)
     if len(shape) < 2 or (len(shape), shape[1], shape[-1]) != fitted:

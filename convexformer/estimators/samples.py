@@ -15,7 +15,7 @@ from torch import Tensor
 from convexformer.memory import limit_of
 from convexformer.programs.build import attention_map
 from convexformer.storage import Source, open_source
-from convexformer.validation import check_device, check_shape, check_tokens, refuse_masked, without_tensor
+from convexformer.validation import check_device, check_shape, check_tokens, forget_names, refuse_masked, without_tensor
 from convexformer_solvers import LinearMap
 from convexformer_solvers.distributed import RankError, Ranks, on_all_ranks, ranks
 from convexformer_solvers.distributed.ranks import named, plain
@@ -51,6 +51,8 @@ def read_samples(estimator: Any, X: Any, reset: bool, part: slice | None = None)
     source = open_source(X)
     if source is None:
         return check_tokens(estimator, X, reset)
+    if reset:
+        forget_names(estimator)
     is_array = isinstance(X, np.memmap)
     shape = X.shape if is_array else source.shape
     if len(shape) == 3 and shape[2] == 1 and (not is_array if reset else estimator._n_dims == 2):

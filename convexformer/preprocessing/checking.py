@@ -12,7 +12,7 @@ from sklearn.utils import _safe_indexing
 from sklearn.utils.validation import validate_data
 from torch import Tensor
 
-from convexformer.validation import as_floats, as_tensor, refuse_masked
+from convexformer.validation import as_floats, as_tensor, forget_names, refuse_masked
 
 from .sequences import PaddedSequences, RaggedSequences, TokenSequences, mask_of
 from .stored import stored_sequences
@@ -61,8 +61,8 @@ def check_sequences(estimator: Any, X: Any, reset: bool, part: slice | None = No
         )
     if reset:
         estimator.n_features_in_ = samples.n_features
-        if hasattr(estimator, "feature_names_in_") and not _is_table(X):
-            del estimator.feature_names_in_
+        if not _is_table(X):
+            forget_names(estimator)
     elif samples.n_features != estimator.n_features_in_:
         raise ValueError(
             f"X has {samples.n_features} features, but {type(estimator).__name__} is expecting "

@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from sklearn.base import clone
@@ -105,6 +106,18 @@ def test_a_file_of_two_dimensions_has_tokens_of_width_one(data, tmp_path):
         model = clone(wanted).set_params(memory_limit=limit).fit(str(tmp_path / "X.npy"), y)
         assert model.coef_.shape == wanted.coef_.shape
         assert model.n_features_in_ == 20
+
+
+@pytest.mark.parametrize("limit", [None, LIMIT], ids=["held", "streamed"])
+def test_a_refit_on_a_file_forgets_the_names_of_columns(limit, data, tmp_path):
+    X, y = data[0].reshape(600, 20), data[1]
+    np.save(tmp_path / "X.npy", X)
+    frame = pd.DataFrame(X, columns=[f"column {i}" for i in range(20)])
+    model = ConvexAttentionRegressor(alpha=0.05, memory_limit=limit).fit(frame, y)
+    assert list(model.feature_names_in_) == list(frame)
+    model.fit(tmp_path / "X.npy", y)
+    assert not hasattr(model, "feature_names_in_")
+    model.predict(X)  # without a warning of names that are missing
 
 
 @pytest.mark.parametrize("limit", [None, 20_000], ids=["held", "streamed"])
