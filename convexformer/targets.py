@@ -176,7 +176,7 @@ def class_targets(
     if class_weight is None:
         return ClassTargets(classes, loss)
     try:
-        weights = compute_class_weight(class_weight, classes=classes, y=y, sample_weight=sample_weight)
+        weights = _class_weights(class_weight, classes, y, sample_weight)
     except (TypeError, ValueError) as error:  # keys of another kind than the labels are either
         raise ValueError(f"class_weight={class_weight!r} cannot be used: {error}") from error
     if not np.isfinite(weights).all() or (weights < 0).any():
@@ -187,3 +187,18 @@ def class_targets(
             f"{classes.tolist()}"
         )
     return ClassTargets(classes, loss, weights)
+
+
+def _class_weights(
+    class_weight: dict | str, classes: NDArray, y: NDArray, sample_weight: NDArray[np.float64] | None
+) -> NDArray[np.float64]:
+    """The factor of each class; balanced ones are those of the samples of positive weight alone, zero without such."""
+    if sample_weight is None or isinstance(class_weight, dict):
+        return compute_class_weight(class_weight, classes=classes, y=y)
+    counted = sample_weight > 0
+    present = np.unique(y[counted])
+    weights = np.zeros(len(classes))
+    weights[np.isin(classes, present)] = compute_class_weight(
+        class_weight, classes=present, y=y[counted], sample_weight=sample_weight[counted]
+    )
+    return weights

@@ -253,6 +253,18 @@ def test_one_class_left_by_the_weights_is_an_error():
         ConvexAttentionClassifier().fit(X, labels, sample_weight=labels)
 
 
+def test_balanced_weights_are_those_of_the_samples_of_positive_weight():
+    target, weight = np.digitize(y, [-0.5, 0.5]), rng.uniform(0.5, 2, 20)
+    weight[target == 1] = 0.0
+    options = {"loss": "softmax", "class_weight": "balanced", "tol": 1e-9}
+    model = ConvexAttentionClassifier(**options).fit(X, target, weight)
+    counted = weight > 0
+    alone = ConvexAttentionClassifier(**options).fit(X[counted], target[counted], weight[counted])
+    assert model.classes_.tolist() == [0, 1, 2]
+    assert model.certificate_.primal == pytest.approx(alone.certificate_.primal, rel=1e-6)
+    np.testing.assert_allclose(model.predict_proba(X)[:, [0, 2]], alone.predict_proba(X), atol=1e-3)
+
+
 def test_labels_unknown_to_the_heads_are_named():
     heads = ConvexAttentionClassifier().fit(X, labels).heads_
     with pytest.raises(ValueError, match=r"labels that were not seen in fit: \[7\]"):
