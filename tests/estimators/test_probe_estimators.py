@@ -141,6 +141,15 @@ def test_weights_of_samples_and_classes_change_no_draw():
     np.testing.assert_allclose(queries([sample.astype(np.float32) for sample in SAMPLES]), expected, atol=1e-5)
 
 
+def test_the_default_dictionary_is_that_of_the_samples_that_count():
+    single = [sample[:1] for sample in SAMPLES]
+    weight = np.ones(len(SAMPLES))
+    weight[0] = 0.0
+    model = regressor(dictionary="auto").fit([np.ones((5, 4)), *single[1:]], Y, weight)
+    alone = regressor(dictionary="auto").fit(single[1:], Y[1:])
+    np.testing.assert_allclose(model.coef_, alone.coef_, atol=1e-6)
+
+
 # Explanations
 
 

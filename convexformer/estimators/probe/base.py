@@ -93,12 +93,14 @@ class ConvexProbeBase(ConvexAttentionBase):
     ) -> ProbeProblem:
         stream = check_stream(self.random_state)
         before = stream.get_state()
+        weight = None if parts.sample_weight is None else parts.sample_weight.numpy(force=True)
+        lengths = samples.lengths.numpy(force=True)
         pooler = make_pooler(
-            get_dictionary(self.dictionary, int(samples.lengths.max())),
+            get_dictionary(self.dictionary, int((lengths if weight is None else lengths[weight > 0]).max())),
             samples,
             standardize=bool(self.standardize),
             random_state=stream,
-            sample_weight=None if parts.sample_weight is None else parts.sample_weight.numpy(force=True),
+            sample_weight=weight,
         )
         self._drawn = "" if all(map(np.array_equal, before, stream.get_state())) else "weightings"
         samples = samples.to(parts.target.device)
