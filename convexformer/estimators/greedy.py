@@ -38,9 +38,9 @@ class HandOn:
 
     @classmethod
     def fitted(cls, tokens: Tensor | LinearMap, outputs: Tensor, sample_weight: NDArray[np.float64] | None) -> HandOn:
-        weight = np.ones(len(tokens)) if sample_weight is None else sample_weight
+        weight = np.ones(len(tokens)) if sample_weight is None else sample_weight / sample_weight.max()
         share = as_tensor(weight / weight.sum(), tokens.device)
-        outputs = outputs.double()
+        outputs = outputs.double().masked_fill((share == 0.0)[:, None], 0.0)
         centre = share @ outputs
         spread = (share @ (outputs - centre).square()).sum().sqrt().item()
         size = (attention_map(tokens).weighted_squares(share) / tokens.shape[1]).sqrt().item()

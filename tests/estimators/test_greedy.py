@@ -166,6 +166,18 @@ def test_samples_without_weight_count_nowhere():
     assert weighted.certificates_[1].primal == pytest.approx(alone.certificates_[1].primal, rel=1e-6)
 
 
+@pytest.mark.parametrize("size", [1e100, -1e100])
+def test_samples_without_weight_may_be_of_any_size(size):
+    X, y, _ = data()
+    far = X.copy()
+    far[0] *= size
+    weight = np.full(60, 1e308)  # whose sum is no number
+    weight[0] = 0.0
+    model = GreedyConvexTransformerRegressor(**OPTIONS).fit(far, y, weight)
+    alone = GreedyConvexTransformerRegressor(**OPTIONS).fit(X[1:], y[1:])
+    np.testing.assert_allclose(model.predict(X), alone.predict(X), atol=1e-3)
+
+
 def test_constant_predictions_hand_on_nothing():
     X, y, _ = data()
     model = GreedyConvexTransformerRegressor(alpha=1e3, n_gates=3, random_state=0).fit(X, y + 1e6)
