@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from convexformer.memory import limit_of
+from convexformer.memory import check_memory_limit, limit_of
 from convexformer.programs.build import attention_map
 from convexformer.storage import Source, open_source
 from convexformer.validation import check_device, check_shape, check_tokens, forget_names, refuse_masked, without_tensor
@@ -48,6 +48,8 @@ def read_samples(estimator: Any, X: Any, reset: bool, part: slice | None = None)
     """
     if isinstance(X, LinearMap):  # read before, by this fit
         return X
+    if reset:
+        check_memory_limit(estimator.memory_limit)
     source = open_source(X)
     if source is None:
         return check_tokens(estimator, X, reset)

@@ -139,6 +139,8 @@ def test_bad_data_is_named(arguments, message):
         ({"warm_start": "no"}, "warm_start must be True or False, got 'no'"),
         ({"verbose": "no"}, "verbose must be True or False, got 'no'"),
         ({"penalty": PenaltyWithoutHeads()}, "penalty=.*define its method 'factorize'"),
+        ({"memory_limit": "1GB"}, "memory_limit must be None or a positive number of bytes, got '1GB'"),
+        ({"memory_limit": -1}, "memory_limit must be None or a positive number of bytes, got -1"),
         ({"device": "abacus"}, "device must be"),
         ({"device": "mps"}, "device must be one on which torch holds float64.*got 'mps'"),
         ({"device": "hpu"}, "device must be one on which torch holds float64.*got 'hpu'"),
