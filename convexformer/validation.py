@@ -103,6 +103,12 @@ def without_tensor(values: Any, name: str) -> Any:
     """A tensor as an array; anything else as it is."""
     if not torch.is_tensor(values):
         return values
+    if values.is_nested:
+        raise ValueError(
+            f"{name} must not be a nested tensor; pad it, as with torch.nested.to_padded_tensor({name}, 0.0)"
+        )
+    if values.layout != torch.strided:
+        raise ValueError(f"{name} must be a dense tensor, got one of {values.layout}; give {name}.to_dense()")
     try:
         return values.numpy(force=True)
     except TypeError as error:

@@ -99,6 +99,9 @@ def ragged(samples):
         ((X, y, np.ones(3)), r"sample_weight must have shape \(20,\)"),
         ((X, y, 2.0), r"sample_weight must have shape \(20,\), got the single value 2.0"),
         ((X[:0], y[:0]), "minimum of 1 is required"),
+        ((torch.nested.as_nested_tensor(list(torch.as_tensor(X)), layout=torch.jagged), y), "X must not be a nested"),
+        ((torch.as_tensor(X[:, :, 0]).to_sparse(), y), r"X must be a dense tensor.*give X.to_dense\(\)"),
+        ((X, torch.as_tensor(y).to_sparse()), r"y must be a dense tensor.*give y.to_dense\(\)"),
     ],
 )
 def test_bad_data_is_named(arguments, message):
