@@ -318,7 +318,10 @@ def check_label_target(y: Any, n_samples: int) -> NDArray:
         y = column_or_1d(given(y), warn=True)
     if y.dtype.kind in "mM" and np.isnat(y).any():
         raise ValueError("y must have a label for each sample, got missing dates (NaT)")
-    assert_all_finite(y, input_name="y")
+    try:
+        assert_all_finite(y, input_name="y")
+    except TypeError as error:  # NA of pandas is neither equal to itself nor not
+        raise ValueError("y must have a label for each sample, got missing values (NA)") from error
     if y.dtype.hasobject and len({isinstance(label, str) for label in y}) > 1:
         raise ValueError("y must hold labels of one kind, got text and other labels together; make all of them text")
     check_classification_targets(y)

@@ -5,6 +5,7 @@ import re
 
 import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
@@ -787,6 +788,14 @@ def test_labels_that_are_missing_dates_are_named():
         ConvexAttentionClassifier().fit(X, dates())
     whole = np.where(y > 0, np.datetime64("2020-01-01"), np.datetime64("2021-01-01"))
     assert ConvexAttentionClassifier().fit(X, whole).classes_.dtype == whole.dtype
+
+
+@pytest.mark.parametrize("dtype", [object, "string"])
+def test_labels_that_are_missing_in_a_data_frame_are_named(dtype):
+    target = pd.Series(np.where(labels, "yes", "no"), dtype=dtype)
+    target[3] = pd.NA
+    with pytest.raises(ValueError, match=r"y must have a label for each sample, got missing values \(NA\)"):
+        ConvexAttentionClassifier().fit(X, target)
 
 
 def test_class_weights_of_another_kind_than_the_labels_are_named():
