@@ -12,7 +12,7 @@ from sklearn.metrics import accuracy_score, r2_score
 from sklearn.utils.metaestimators import available_if
 
 from convexformer.targets import ClassTargets, RealTargets, Targets, class_targets
-from convexformer.validation import check_label_target, check_real_target, result_of
+from convexformer.validation import check_label_target, check_real_target, given, keeps_tensors, result_of
 from convexformer_solvers import LOSSES, Callback, Loss, Penalty, Solver, get_loss
 from convexformer_solvers.distributed import ranks
 
@@ -30,7 +30,7 @@ def _check_loss_name(loss: Any, others: list[str], kinds: set[str]) -> None:
 class ScoreMixin:
     """Predictions and scores of samples that are spread over the ranks of a process group."""
 
-    def score(self: Any, X: Any, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
+    def score(self: Any, X: Any, y: Any, sample_weight: ArrayLike | None = None) -> float:
         """Score as scikit-learn has it: R2 of a regression, accuracy of a classification.
 
         Parameters
@@ -42,6 +42,7 @@ class ScoreMixin:
         -------
         float
         """
+        y = y.detach() if keeps_tensors(y) else given(y)
         if ranks() is None:
             return super().score(X, y, sample_weight)  # type: ignore[misc]
         target, weight, pred = predictions_of_all(self, X, y, sample_weight)

@@ -798,6 +798,15 @@ def test_labels_that_are_missing_in_a_data_frame_are_named(dtype):
         ConvexAttentionClassifier().fit(X, target)
 
 
+def test_scores_take_and_refuse_the_targets_that_a_fit_does():
+    model = ConvexAttentionRegressor().fit(X, y)
+    assert model.score(X, torch.tensor(y, requires_grad=True)) == model.score(X, y)
+    with pytest.raises(ValueError, match=r"y must not be bfloat16.*give y.float\(\)"):
+        model.score(X, torch.tensor(y).bfloat16())
+    with pytest.raises(ValueError, match="y must have no masked values"):
+        model.score(X, np.ma.masked_less(y, 0))
+
+
 def test_class_weights_of_another_kind_than_the_labels_are_named():
     whole = np.where(y > 0, np.datetime64("2020-01-01"), np.datetime64("2021-01-01"))
     with pytest.raises(ValueError, match=r"class_weight=.* cannot be used"):
