@@ -16,6 +16,7 @@ from sklearn.decomposition import TruncatedSVD
 
 from convexformer.preprocessing import pad_sequences
 from convexformer.validation import check_optional_counts
+from convexformer_solvers.io.npz import read_arrays
 from convexformer_solvers.validation import check_counts
 
 _WORD = re.compile(r"\w+(?:'\w+)?|[^\w\s]")
@@ -136,10 +137,13 @@ def load_word_vectors(path: str | os.PathLike[str], n_words: int | None = None) 
     """
     check_optional_counts(n_words=n_words)
     if zipfile.is_zipfile(path):
-        with np.load(path, allow_pickle=False) as archive:
-            if not {"words", "vectors"} <= set(archive):
-                raise ValueError(f"{path} must hold the arrays words and vectors, got {sorted(archive)}")
-            return WordVectors(archive["words"][:n_words].tolist(), archive["vectors"][:n_words])
+        try:
+            arrays = read_arrays(path)
+        except ValueError as error:
+            raise ValueError(f"{path} must hold the plain arrays words and vectors: {error}") from error
+        if not {"words", "vectors"} <= set(arrays):
+            raise ValueError(f"{path} must hold the arrays words and vectors, got {sorted(arrays)}")
+        return WordVectors(arrays["words"][:n_words].tolist(), arrays["vectors"][:n_words])
     words: list[str] = []
     rows: list[NDArray[np.float32]] = []
     for number, line in enumerate(_lines(path), start=1):

@@ -53,6 +53,9 @@ def test_bad_archives(tmp_path):
     np.savez(tmp_path / "vectors.npz", names=np.array(WORDS))
     with pytest.raises(ValueError, match="must hold the arrays words and vectors"):
         load_word_vectors(tmp_path / "vectors.npz")
+    np.savez(tmp_path / "objects.npz", words=np.array(WORDS, dtype=object), vectors=VECTORS)
+    with pytest.raises(ValueError, match=r"objects.npz must hold the plain arrays words and vectors: .*bject"):
+        load_word_vectors(tmp_path / "objects.npz")
     with pytest.raises(FileNotFoundError):
         load_word_vectors(tmp_path / "absent.txt")
 

@@ -277,6 +277,9 @@ def test_bad_series(carried, tmp_path):
         (tmp_path / "bad.ts").write_text(f"@data\n{line}\n")
         with pytest.raises(ValueError, match=f"line 2: .*{message}"):
             series.read_ts(tmp_path / "bad.ts")
+    (tmp_path / "bad.ts").write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match=r"bad.ts must be text in UTF-8"):
+        series.read_ts(tmp_path / "bad.ts")
 
 
 def test_bad_data(settings, tmp_path):

@@ -75,10 +75,14 @@ def read_ts(path: Path) -> tuple[list[NDArray[np.float64]], list[str]]:
     Raises
     ------
     ValueError
-        If a line is not as described.
+        If the file is no text, or a line is not as described.
     """
     series, labels = [], []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} must be text in UTF-8: {error}") from error
+    for number, line in enumerate(lines, start=1):
         if not line.strip() or line[0] in "#@":
             continue
         *channels, label = line.strip().split(":")
