@@ -351,7 +351,8 @@ class _Generation:
         assert theta is not None
         counted = program.weight > 0
         values = (program.weight[:, None] * theta)[counted]
-        point = DualPoint(self.data.held_tokens()[counted], values, program.penalty, program.alpha)
+        tokens, weight = self.data.held_tokens()[counted], program.weight[counted].double()
+        point = DualPoint(tokens, values, program.penalty, program.alpha, weight)
         used = program.penalty.group_values(solution.coef).flatten(1).sum(1).nonzero()[:, 0].numpy(force=True)
         found = self.search.violated(
             point,

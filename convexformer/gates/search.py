@@ -12,6 +12,7 @@ from torch import Tensor
 
 from convexformer.validation import check_positive
 from convexformer_solvers import GatedMap, Penalty
+from convexformer_solvers.rounding import SUM
 from convexformer_solvers.validation import check_counts
 
 from .base import Gates
@@ -31,12 +32,15 @@ class DualPoint(NamedTuple):
         Whose dual norm is bounded.
     alpha : float
         The bound.
+    weight : Tensor of shape (N,)
+        Weights of the samples, which sum to 1, in float64.
     """
 
     tokens: Tensor
     values: Tensor
     penalty: Penalty
     alpha: float
+    weight: Tensor
 
 
 class Found(NamedTuple):
@@ -77,8 +81,8 @@ class GateSearch:
     perturbation : float, default=0.3
         Length of the noise on directions of gates in use, from which a third of the restarts begin.
     apart : float, default=0.05
-        Share of the samples on which gates that are added at once differ at least: nearly equal ones gain little
-        together.
+        Share of the samples, by weight, on which gates that are added at once differ at least: nearly equal ones gain
+        little together.
     temporary : int, default=2**22
         Numbers in the largest temporary of the ascent.
     gap_factor : float, default=1e-2
@@ -160,7 +164,7 @@ class GateSearch:
         candidates = _gates(*(torch.cat(parts) for parts in zip(first, ascended, climbed, strict=True)))
         masks = candidates.masks(point.tokens)
         excess = gate_norms(point, masks) / point.alpha - 1
-        chosen = self._most_violating(masks, known, excess, tol, n_wanted)
+        chosen = self._most_violating(point, masks, known, excess, tol, n_wanted)
         return Found(candidates.select(np.array(chosen)) if chosen else None, float(excess.max()))
 
     def _starting_directions(
@@ -221,14 +225,16 @@ class GateSearch:
             norms = torch.maximum(found, norms)
         return u1, u2
 
-    def _most_violating(self, masks: Tensor, known: Tensor, excess: Tensor, tol: float, n_wanted: int) -> list[int]:
+    def _most_violating(
+        self, point: DualPoint, masks: Tensor, known: Tensor, excess: Tensor, tol: float, n_wanted: int
+    ) -> list[int]:
         """Positions of gates that violate most, with masks that the program does not have and that are apart."""
         taken = set(_patterns(known))
         order = [index for index in excess.argsort(descending=True).tolist() if excess[index] > tol]
         chosen: list[int] = []
         for index, pattern in zip(order, _patterns(masks[:, order]), strict=True):
-            apart = (masks[:, chosen] != masks[:, index, None]).double().mean(0) >= self.apart
-            if pattern not in taken and bool(apart.all()):
+            share = point.weight @ (masks[:, chosen] != masks[:, index, None]).double()
+            if pattern not in taken and bool((share >= self.apart * (1 - SUM)).all()):
                 chosen.append(index)
             if len(chosen) == n_wanted:
                 break
@@ -265,7 +271,7 @@ def _smoothed_norms(point: DualPoint, rows: Tensor, u1: Tensor, u2: Tensor, widt
     n_tokens, n_features = point.tokens.shape[1:]
     n_outputs = point.values.shape[1]
     side = rows @ torch.einsum("rk,rd->kdr", u1, u2).flatten(0, 1)
-    spread = side.square().mean(0).add(torch.finfo(side.dtype).tiny).sqrt()
+    spread = (point.weight @ side.square()).add(torch.finfo(side.dtype).tiny).sqrt()
     opened = torch.sigmoid(side / (width * spread))
     sums = rows.T @ (opened[:, :, None] * point.values[:, None, :]).flatten(1)
     return _largest(point.penalty, sums.view(n_tokens, n_features, -1, n_outputs).permute(2, 0, 1, 3))

@@ -142,7 +142,8 @@ def test_search_finds_the_mask_of_the_largest_dual_norm(penalty, problem, everyt
         "group_l2": np.linalg.norm(sums, axis=2).max(axis=(1, 2)),
         "nuclear": np.linalg.norm(sums, ord=2, axis=(2, 3)).max(axis=1),
     }
-    point = DualPoint(torch.as_tensor(X), torch.as_tensor(values), get_penalty(penalty), alpha=2.0)
+    weight = torch.full((14,), 1 / 14, dtype=torch.float64)
+    point = DualPoint(torch.as_tensor(X), torch.as_tensor(values), get_penalty(penalty), 2.0, weight)
     known = torch.ones(14, 1, dtype=torch.bool)
     options = {"n_restarts": 64, "n_wanted": 3, "tol": 1e-3, "random_state": np.random.RandomState(0)}
     found = GateSearch().violated(point, known, None, **options)
@@ -152,6 +153,19 @@ def test_search_finds_the_mask_of_the_largest_dual_norm(penalty, problem, everyt
     # A mask that the program has is not found again.
     again = GateSearch().violated(point, torch.as_tensor(first)[:, None], None, **options)
     assert not (again.gates.masks(torch.as_tensor(X)).numpy() == first[:, None]).all(0).any()
+
+
+@pytest.mark.parametrize("seed", [2, 3])
+def test_search_with_weights_is_that_with_repeated_samples(seed):
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(40, 2, 2))
+    y = np.where(X[:, 0, 0] >= 0, X[:, 1, 0], 0.0) + 0.1 * rng.normal(size=40)
+    weight = rng.integers(0, 4, size=40)
+    index = np.repeat(np.arange(40), weight)
+    options = {"alpha": 0.02, "max_gates": 9, "n_restarts": 24, "random_state": 0, "tol": 1e-6}
+    weighted = generate_gates(X, y, sample_weight=weight, **options)
+    repeated = generate_gates(X[index], y[index], **options)
+    assert weighted.certificate.primal == pytest.approx(repeated.certificate.primal, rel=1e-9)
 
 
 # Other programs
