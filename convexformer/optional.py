@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import Any
 
 
-def required(module: str, purpose: str, *install: str) -> Any:
+def required(module: str, purpose: str, *install: str, instead: str | None = None) -> Any:
     """Import a module, or say what needs it and how to install it.
 
     Parameters
@@ -17,6 +17,8 @@ def required(module: str, purpose: str, *install: str) -> Any:
         What needs it, a subject in the plural.
     *install : str
         What ``pip install`` takes, each of which is enough.
+    instead : str, optional
+        What to do without the module.
 
     Returns
     -------
@@ -38,5 +40,5 @@ def required(module: str, purpose: str, *install: str) -> Any:
         return import_module(module)
     except ImportError as error:
         package = module.partition(".")[0]
-        ways = ", or ".join(f"pip install {name}" for name in install)
+        ways = ", or ".join(f"pip install {name}" for name in install) + (f"; or {instead}" if instead else "")
         raise ModuleNotFoundError(f"{purpose} need {package}: {ways}", name=package) from error

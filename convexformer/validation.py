@@ -53,11 +53,9 @@ def check_tokens(estimator: Any, X: Any, reset: bool) -> Tensor:
     """
     if reset:
         forget_names(estimator)
-    if torch.is_tensor(X):
-        X = X.detach() if keeps_tensors(X) else without_tensor(X.detach(), "X")
-    elif not hasattr(X, "shape") and not hasattr(X, "__array__"):
+    X = X.detach() if keeps_tensors(X) else without_tensor(X, "X")
+    if not hasattr(X, "shape") and not hasattr(X, "__array__"):
         X = _as_array(X)
-    refuse_masked(X, "X")
     X = _unpacked(X)
     if not reset and estimator._n_dims == 2 and getattr(X, "ndim", 2) == 3 and X.shape[2] == 1:
         X = X[:, :, 0]  # columns in the fit, as tokens of width 1 in a file are
@@ -100,8 +98,9 @@ def refuse_masked(values: Any, name: str) -> None:
 
 
 def without_tensor(values: Any, name: str) -> Any:
-    """A tensor as an array; anything else as it is."""
+    """A tensor as an array; anything else as it is, unless it has a mask that numpy would drop."""
     if not torch.is_tensor(values):
+        refuse_masked(values, name)
         return values
     if values.is_nested:
         raise ValueError(
@@ -117,7 +116,7 @@ def without_tensor(values: Any, name: str) -> Any:
 
 
 def _as_array(X: Any) -> Any:
-    refuse_masked(X, "X")
+    refuse_masked(X, "X")  # of objects that an array held, too
     try:
         return np.asarray(X)
     except ValueError as error:
@@ -308,7 +307,6 @@ def given(y: Any) -> Any:
     """Targets that are there, a tensor as an array."""
     if y is None:
         raise ValueError("this estimator requires y to be passed, but the target y is None")
-    refuse_masked(y, "y")
     return without_tensor(y, "y")
 
 
@@ -348,7 +346,6 @@ def check_weight(sample_weight: Any, n_samples: int) -> NDArray[np.float64] | No
     if isinstance(sample_weight, Real):
         raise ValueError(f"sample_weight must have shape ({n_samples},), got the single value {sample_weight!r}")
     weight = without_tensor(sample_weight, "sample_weight")
-    refuse_masked(weight, "sample_weight")
     refuse_dates(weight, "sample_weight")
     with _naming("sample_weight"):
         weight = check_array(weight, ensure_2d=False, dtype=np.float64, input_name="sample_weight")

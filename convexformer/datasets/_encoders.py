@@ -91,7 +91,7 @@ class Encoder:
 
     def _load(self, loader: str, **options: Any) -> Any:
         """What a loader of transformers makes of the model: from local files first, then from the hub."""
-        transformers = _transformers()
+        transformers = required("transformers", "activations of pretrained encoders", "'convexformer[bert]'")
         local = isinstance(self.source, Path)
         failures = []
         for local_files_only in (True,) if local else (True, False):
@@ -263,10 +263,6 @@ def locate(model: Any, instead: str, wanted: str = "a folder or a name") -> tupl
     if not Path(model).is_dir():
         raise FileNotFoundError(f"model={name!r} is not a folder: {instead}")
     return name, Path(model)
-
-
-def _transformers() -> Any:
-    return required("transformers", "activations of pretrained encoders", "'convexformer[bert]'")
 
 
 @contextmanager

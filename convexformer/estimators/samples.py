@@ -15,7 +15,7 @@ from torch import Tensor
 from convexformer.memory import check_memory_limit, limit_of
 from convexformer.programs.build import attention_map
 from convexformer.storage import Source, open_source
-from convexformer.validation import check_device, check_shape, check_tokens, forget_names, refuse_masked, without_tensor
+from convexformer.validation import check_device, check_shape, check_tokens, forget_names, without_tensor
 from convexformer_solvers import LinearMap
 from convexformer_solvers.distributed import RankError, Ranks, on_all_ranks, ranks
 from convexformer_solvers.distributed.ranks import named, plain
@@ -225,7 +225,6 @@ def _concatenated(name: str, counts: list[int], parts: Sequence[Any]) -> Any:
 
 
 def _as_array(name: str, values: Any) -> Any:
-    refuse_masked(values, name)
     array = np.asarray(without_tensor(values, name))
     if array.ndim == 0:
         raise ValueError(f"{name} must have one entry for each sample, got the single value {values!r}")

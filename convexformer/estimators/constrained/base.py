@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,9 +15,6 @@ from convexformer.constrained import ConstrainedTrainingInterrupted, Feasibility
 from convexformer.estimators.tokens import SavedState, TokenEstimator, restored_weights, saved_weights
 from convexformer.validation import check_stream, check_tokens, is_integer
 from convexformer_solvers.validation import is_real
-
-if TYPE_CHECKING:
-    pass
 
 # Parameters of the estimators that are options of the trainer by the same name.
 _TRAINER_OPTIONS = ("alpha", "objective", "resilience", "dual_lr", "stop_gradient", "lr", "weight_decay", "batch_size")
