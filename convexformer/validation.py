@@ -410,12 +410,15 @@ def check_device(device: Any, default: torch.device) -> torch.device:
             f"device={device!r} was asked for, but this torch finds no CUDA device. Use device='cpu', or install "
             "a CUDA build of torch on a machine with an NVIDIA GPU."
         )
+    if resolved.type == "cuda" and (resolved.index or 0) >= torch.cuda.device_count():
+        found = ", ".join(f"'cuda:{index}'" for index in range(torch.cuda.device_count()))
+        raise ValueError(f"device={device!r} was asked for, but the CUDA devices here are {found}")
     if resolved.type == "meta":
         raise ValueError(f"device must be one that holds numbers, such as 'cpu' or 'cuda', got {device!r}")
     try:
         torch.empty(0, dtype=torch.float64, device=resolved)
     except (RuntimeError, TypeError, AssertionError, ImportError) as error:
-        reason = str(error).partition(". ")[0]  # the rest of it may be pages
+        reason = str(error).partition("\n")[0].partition(". ")[0]  # the rest of it may be pages
         raise ValueError(
             "device must be one on which torch holds float64, which certificates need, such as 'cpu' or 'cuda', "
             f"got {device!r}: {reason}"

@@ -62,7 +62,7 @@ def read_samples(estimator: Any, X: Any, reset: bool, part: slice | None = None)
     check_shape(estimator, shape, reset)
     device = check_device(estimator.device, torch.device("cpu"))
     limit = limit_of(estimator.memory_limit, device)
-    chunk = min(CONFIG.chunk, max(1, limit // _CHUNKS))
+    chunk = min(CONFIG.read_at_once(device), max(1, limit // _CHUNKS))
     streamed = StreamedMap(source, device=device, part=part, chunk=chunk, memory_limit=limit)
     if estimator._n_copies * streamed.n_stored * streamed.dtype.itemsize > limit:
         return streamed

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 # Seconds of products before the first that counts: some processors take 15 ms to reach the full rate of wide vectors.
 WARM_UP = 0.03
@@ -54,27 +55,40 @@ def machine_rates(dtype: torch.dtype = torch.float64, device: torch.device | str
 @functools.cache
 def _measured(dtype: torch.dtype, device: str, n_threads: int) -> Rates:
     with torch.no_grad():
-        large, square, number = (torch.ones((n, n), dtype=dtype, device=device) for n in (2**11, 384, 1))
+        number, square, large = (torch.ones((n, n), dtype=dtype, device=device) for n in (1, 384, 2**11))
         began = time.perf_counter()
         while time.perf_counter() - began < WARM_UP:
             square @ square
-        product = 2 * len(square) ** 3 / _seconds(lambda: square @ square)
-        read = large.numel() / _seconds(lambda: large @ large[0])
-        calls = 1 / _seconds(lambda: number + number)
+        call = _seconds(lambda: number + number)
+        square, of_product = _longer_than_calls(lambda square: square @ square, square, call)
+        large, of_read = _longer_than_calls(lambda large: large @ large[0], large, call)
         columns = large[:, :8].contiguous()
         turned = _seconds(lambda: (columns.T.contiguous() @ large.T).T.contiguous())
         turns_columns = turned < _seconds(lambda: large @ columns)
-    product, read, calls = (2 ** (round(2 * math.log2(rate)) / 2) for rate in (product, read, calls))
+    found = (2 * len(square) ** 3 / of_product, large.numel() / of_read, 1 / call)
+    product, read, calls = (2 ** (round(2 * math.log2(rate)) / 2) for rate in found)
     return Rates(product, read, calls, turns_columns)
 
 
-def _seconds(run: Callable[[], torch.Tensor]) -> float:
-    """The shortest of some runs, as other processes only lengthen them."""
+def _longer_than_calls(run: Callable[[Tensor], Tensor], ones: Tensor, call: float) -> tuple[Tensor, float]:
+    """A square of ones, doubled until a run with it takes longer than several calls, and seconds of the run."""
+    seconds = _seconds(functools.partial(run, ones))
+    while seconds < 8 * call:  # as on an accelerator
+        ones = ones.new_ones((2 * len(ones),) * 2)
+        seconds = _seconds(functools.partial(run, ones))
+    return ones, seconds
+
+
+def _seconds(run: Callable[[], Tensor]) -> float:
+    """The shortest of some runs, as other processes only lengthen them; on an accelerator of some batches of runs."""
     best = math.inf
     for _ in range(4):
-        began = time.perf_counter()
+        began, n_runs = time.perf_counter(), 1
         result = run()
-        if result.device.type != "cpu":
+        if result.device.type != "cpu":  # calls do not wait for each other there
+            n_runs = 16
+            for _ in range(n_runs - 1):
+                result = run()
             result.flatten()[0].item()  # which waits for the device
-        best = min(best, time.perf_counter() - began)
+        best = min(best, (time.perf_counter() - began) / n_runs)
     return best

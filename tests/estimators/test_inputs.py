@@ -225,6 +225,13 @@ def test_cuda_asked_for_and_absent():
         ConvexAttentionRegressor(device="cuda").fit(X, y)
 
 
+def test_a_cuda_device_beyond_those_that_are_there(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(ValueError, match=r"device='cuda:2' was asked for, but .* here are 'cuda:0', 'cuda:1'$"):
+        ConvexAttentionRegressor(device="cuda:2").fit(X, y)
+
+
 @pytest.mark.parametrize("penalty", ["group_l2", "nuclear"])
 @pytest.mark.parametrize("activation", ["linear", "gated_relu"])
 def test_any_device_equals_the_cpu(penalty, activation, accelerator):

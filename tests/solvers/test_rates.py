@@ -59,22 +59,30 @@ class TestMeasured:
             rates_module._measured.__wrapped__(torch.float64, "cpu", 1)
             assert torch.is_grad_enabled()
 
-    @pytest.mark.parametrize("seconds", [(1e-3, 1e-4, 1e-6, 0.2, 0.1), (2.0, 3.0, 0.5, 0.1, 0.2)])
+    @pytest.mark.parametrize("seconds", [(1e-6, 1e-3, 1e-4, 0.2, 0.1), (0.2, 2.0, 3.0, 0.1, 0.2)])
     def test_are_work_over_time(self, monkeypatch, seconds):
         times = iter(seconds)
         monkeypatch.setattr(rates_module, "_seconds", lambda run: next(times))
         rates = rates_module._measured.__wrapped__(torch.float64, "cpu", 1)
-        exact = (2 * 384**3 / seconds[0], 2**22 / seconds[1], 1 / seconds[2])
+        exact = (2 * 384**3 / seconds[1], 2**22 / seconds[2], 1 / seconds[0])
         for rate, wanted in zip(numbers(rates), exact, strict=True):
             assert abs(math.log2(rate / wanted)) <= 0.25 * (1 + 1e-9)  # to the nearest power
         assert rates.turns_columns == (seconds[3] < seconds[4])
+
+    def test_products_double_until_they_take_longer_than_calls(self, monkeypatch):
+        times = iter([1e-3, 1e-3, 2e-3, 0.1, 5e-3, 0.01, 0.2, 0.1])  # a call; products; reads; both orders
+        monkeypatch.setattr(rates_module, "_seconds", lambda run: next(times))
+        rates = rates_module._measured.__wrapped__(torch.float32, "cpu", 1)
+        exact = (2 * (4 * 384) ** 3 / 0.1, (2 * 2**11) ** 2 / 0.01, 1e3)
+        for rate, wanted in zip(numbers(rates), exact, strict=True):
+            assert abs(math.log2(rate / wanted)) <= 0.25 * (1 + 1e-9)
 
     def test_processors_are_warm_before_a_run_counts(self, monkeypatch):
         began, counted = time.perf_counter(), []
 
         def seconds(run):
             counted.append(time.perf_counter() - began)
-            return 1.0
+            return 10.0 ** len(counted)
 
         monkeypatch.setattr(rates_module, "_seconds", seconds)
         rates_module._measured.__wrapped__(torch.float64, "cpu", 1)

@@ -6,9 +6,9 @@ import warnings
 import pytest
 import torch
 from sklearn.exceptions import ConvergenceWarning
-from solver_cases import make_program, many_blocks
+from solver_cases import make_program, many_blocks, randn
 
-from convexformer_solvers import Admm, LinearMap, alpha_grid, get_solver, solve, solve_path
+from convexformer_solvers import Admm, GroupNuclear, LinearMap, alpha_grid, get_solver, solve, solve_path
 from convexformer_solvers.algorithms.block_descent import BlockDescent
 from convexformer_solvers.algorithms.fista import GreedyFista
 from convexformer_solvers.algorithms.registry import SOLVERS
@@ -74,3 +74,15 @@ def test_a_map_on_the_device_wants_targets_there_and_finds_its_largest_entry(acc
         dataclasses.replace(program, map=there)
     with pytest.raises(ValueError, match=f"sample_weight must be on the device of the map, {accelerator}.*, got cpu"):
         dataclasses.replace(program, map=there, y=program.y.to(accelerator), sample_weight=torch.ones(20).double())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_largest_singular_values(dtype, accelerator):
+    for shape in ((5, 4, 7), (5, 7, 4), (3, 2, 6, 6), (1, 1, 3)):
+        blocks = randn(*shape).to(dtype)
+        blocks[0] = 0.0
+        blocks[-1, ..., 1:] = blocks[-1, ..., :1]  # of rank one
+        expected = torch.linalg.matrix_norm(blocks.double(), 2)
+        found = GroupNuclear().group_dual_norms(blocks.to(accelerator)).cpu()
+        assert found.dtype == dtype
+        torch.testing.assert_close(found.double(), expected, rtol=4 * torch.finfo(dtype).eps, atol=0.0)

@@ -153,7 +153,7 @@ class LinearMap(InParts, ABC):
         `scale`, the ``s_b``, has shape (n_blocks,) and the result's precision; `units`, unit vectors, (n_blocks, d).
         """
         result = scale.new_zeros((self.n_samples, self.n_samples))
-        per_chunk = max(1, _tall(self.n_samples) // units.shape[1])
+        per_chunk = max(1, _tall(self.n_samples, self.device) // units.shape[1])
         for some, scales, directions in zip(*(part.split(per_chunk) for part in (blocks, scale, units)), strict=True):
             columns = self.columns(some).to(scale.dtype)
             along = torch.einsum("ibd,bd->ib", columns, directions)
@@ -212,7 +212,7 @@ class LinearMap(InParts, ABC):
     def weighted_gram(self, columns: Tensor, weight: Tensor) -> Tensor:
         """``columns' diag(weight) columns`` of some ``(N, m)`` columns, of which no copy is made."""
         result = columns.new_zeros((columns.shape[1], columns.shape[1]))
-        for rows in tall_chunks(*columns.shape):
+        for rows in tall_chunks(len(columns), columns.shape[1], columns.device):
             part = columns[rows]
             add_lower_product(result, part.T, part * weight[rows, None])
         return mirrored(result)
@@ -250,7 +250,7 @@ class LinearMap(InParts, ABC):
             found = part.columns(blocks)
             return (found if center is None else found - center[blocks].to(found)).to(weight.dtype).flatten(1)
 
-        for rows in tall_chunks(self.n_samples, max(result.shape)):
+        for rows in tall_chunks(self.n_samples, max(result.shape), self.device):
             part = self.rows(rows)
             if part.n_stored <= part.n_samples * max(result.shape):  # less to convert than their columns
                 part = part.to(weight.dtype)
@@ -284,7 +284,7 @@ class LinearMap(InParts, ABC):
         if not single:
             return self.gram(blocks, blocks, weight), product
         gram = weight.new_zeros((len(product), len(product)))
-        for rows in tall_chunks(self.n_samples, len(gram)):
+        for rows in tall_chunks(self.n_samples, len(gram), self.device):
             gram += self.rows(rows).gram(blocks, blocks, weight[rows].float())
         return gram, product
 
@@ -330,22 +330,23 @@ def row_chunks(n_rows: int, n_columns: int, device: torch.device) -> Iterator[sl
     return _slices(n_rows, max(1, CONFIG.limit(device) // max(1, n_columns)))
 
 
-def tall_chunks(n_rows: int, n_columns: int) -> Iterator[slice]:
+def tall_chunks(n_rows: int, n_columns: int, device: torch.device) -> Iterator[slice]:
     """Chunks tall enough for full speed of products along the rows."""
-    return _slices(n_rows, _tall(n_columns))
+    return _slices(n_rows, _tall(n_columns, device))
 
 
-def _tall(n_columns: int) -> int:
-    return max(math.isqrt(CONFIG.temporary), 4 * CONFIG.temporary // max(1, n_columns))
+def _tall(n_columns: int, device: torch.device) -> int:
+    limit = CONFIG.limit(device)
+    return max(math.isqrt(limit), 4 * limit // max(1, n_columns))
 
 
 def _slices(n_rows: int, height: int) -> Iterator[slice]:
     return (slice(start, min(start + height, n_rows)) for start in range(0, n_rows, height))
 
 
-def bands(size: int) -> Iterator[slice]:
+def bands(size: int, device: torch.device) -> Iterator[slice]:
     """Low chunks of the rows of a triangle, which leave out most of what is above the diagonal."""
-    tallest = math.isqrt(CONFIG.temporary) // 2  # lower ones take up to twice the time with some instruction sets
+    tallest = math.isqrt(CONFIG.limit(device)) // 2  # lower ones take up to twice the time with some instruction sets
     return _slices(size, max(1, min(max(size // 4, tallest // 4), tallest)))
 
 
@@ -357,13 +358,13 @@ def even_rows(n_rows: int, at_most: int, device: torch.device) -> Tensor:
 
 def add_lower_product(result: Tensor, left: Tensor, right: Tensor) -> None:
     """Add ``left @ right``, known to be symmetric, to the lower triangle of ``result``; the rest is not defined."""
-    for rows in bands(len(result)):
+    for rows in bands(len(result), result.device):
         result[rows, : rows.stop].addmm_(left[rows], right[:, : rows.stop])
 
 
 def mirrored(lower: Tensor) -> Tensor:
     """Symmetric matrix of a lower triangle, in its place."""
-    for rows in tall_chunks(*lower.shape):
+    for rows in tall_chunks(len(lower), len(lower), lower.device):
         corner = lower[rows, rows]
         corner.copy_(corner.tril() + corner.tril(-1).T)
         lower[rows, rows.stop :] = lower[rows.stop :, rows].T

@@ -20,7 +20,8 @@ class MapConfig:
         The same on an accelerator, where calls take longer: 128 MiB in float64.
     chunk : int, default=2**23
         Numbers that are read from a disk at once, and of samples that are kept in memory when they are picked from a
-        map of data on a disk: 32 MiB in float32. Fewer mean more calls, more leave the cache.
+        map of data on a disk: 32 MiB in float32. Fewer mean more calls, more leave the cache. For an accelerator it is
+        four of its temporaries, as in products along the rows: 256 MiB in float32.
     line : int, default=16
         Numbers that the memory delivers together. Blocks are read one by one where that takes half the time of reading
         all of them, each of them as long as if it had so many numbers more.
@@ -37,6 +38,10 @@ class MapConfig:
     def limit(self, device: torch.device) -> int:
         """Numbers of a temporary on a device."""
         return self.temporary if device.type == "cpu" else self.temporary_on_device
+
+    def read_at_once(self, device: torch.device) -> int:
+        """Numbers that are read from a disk at once for a device."""
+        return self.chunk if device.type == "cpu" else 4 * self.temporary_on_device
 
 
 CONFIG = MapConfig()

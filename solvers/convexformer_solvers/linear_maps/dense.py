@@ -118,7 +118,7 @@ class DenseMap(LinearMap):
 
     def full_kernel(self, dtype: torch.dtype) -> Tensor:
         result = self._rows.new_zeros((self.n_samples, self.n_samples), dtype=dtype)
-        width = self._rows.shape[1] if dtype == self.dtype else _tall(self.n_samples)
+        width = self._rows.shape[1] if dtype == self.dtype else _tall(self.n_samples, self.device)
         for columns in self._rows.split(max(1, width), dim=1):
             columns = columns.to(dtype)
             add_lower_product(result, columns, columns.T)

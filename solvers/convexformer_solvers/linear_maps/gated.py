@@ -60,7 +60,7 @@ class GatedMap(DerivedMap[DenseMap]):
         Last come rows of the design, ``(height, h p)``, where they are cheaper than the outputs of all gates.
         """
         rows_matrix, n_gates, narrow = self.base.as_matrix(), self.masks.shape[1], self._width < n_outputs
-        tall = tall_chunks(self.n_samples, n_gates * self._width)
+        tall = tall_chunks(self.n_samples, n_gates * self._width, self.device)
         low = row_chunks(self.n_samples, max(self._width, n_gates * n_outputs), self.device)
         for rows in tall if narrow else low:
             data, mask = rows_matrix[rows].to(dtype), self.masks[rows].to(dtype)  # bool times number takes longer
@@ -127,7 +127,7 @@ class GatedMap(DerivedMap[DenseMap]):
             scaled, uneven = mask * scale[here], scale[here] != 1  # where it is 1 the units do not matter
             along = mask[:, uneven] * (data @ units[here][uneven].T)
             scaled_along = along * (1 - scale[here][uneven])
-            for rows in bands(self.n_samples):
+            for rows in bands(self.n_samples, self.device):
                 product = (scaled[rows] @ mask[: rows.stop].T).mul_(data[rows] @ data[: rows.stop].T)
                 result[rows, : rows.stop] += product.addmm_(scaled_along[rows], along[: rows.stop].T)
         return result
@@ -135,7 +135,7 @@ class GatedMap(DerivedMap[DenseMap]):
     def full_kernel(self, dtype: torch.dtype) -> Tensor:
         # Every gate sees all of the data: A A' = (X X') o (M M').
         result, mask = self.base.full_kernel(dtype), self.masks.to(dtype)
-        for rows in bands(self.n_samples):
+        for rows in bands(self.n_samples, self.device):
             result[rows, : rows.stop] *= mask[rows] @ mask[: rows.stop].T
         return result
 
@@ -178,8 +178,8 @@ class GatedPart(DerivedMap[GatedMap]):
     def _chunks(self, n_outputs: int, dtype: torch.dtype) -> Iterator[tuple[slice, Iterator[Any], Tensor]]:
         """Row slices with, by dense block, the rows of each product and the data ``(height, d)``; and their masks."""
         data, width = self.base.base.by_block(), len(self.blocks) * n_outputs
-        on_cpu = self.device.type == "cpu"
-        for rows in tall_chunks(self.n_samples, width) if on_cpu else row_chunks(self.n_samples, width, self.device):
+        chunks = tall_chunks if self.device.type == "cpu" else row_chunks
+        for rows in chunks(self.n_samples, width, self.device):
             parts = ((slice(n_outputs * a, n_outputs * b), data[rows, k].to(dtype)) for k, a, b in self._gates_of)
             yield rows, parts, self._masks[:, None, rows].to(dtype)
 

@@ -54,7 +54,7 @@ class StreamedMap(LinearMap):
     part : slice, optional
         Which samples of the source the map has, for example those of one of several processes. Default: all.
     chunk : int, optional
-        Numbers that are read at once. Default: ``MapConfig.chunk``.
+        Numbers that are read at once. Default: as in ``MapConfig``, more on an accelerator.
     memory_limit : int, optional
         Bytes that algorithms may take for matrices of the features. Default: no limit.
 
@@ -101,9 +101,9 @@ class StreamedMap(LinearMap):
         memory_limit: int | None = None,
     ) -> None:
         check_kind("source", source, Source, "open_source('samples.npy')")
-        self.source, self.chunk, self.memory_limit = source, chunk or CONFIG.chunk, memory_limit
+        self.source, self.memory_limit, self._device = source, memory_limit, torch.device(device)
+        self.chunk = chunk or CONFIG.read_at_once(self._device)
         self._dtype = dtype or (torch.float32 if source.dtype in _SINGLE else torch.float64)
-        self._device = torch.device(device)
         if part is not None and part.step not in (None, 1):
             raise ValueError(f"part must be a slice without a step, got {part}")
         self._index: range | Tensor = range(source.shape[0])[part or slice(None)]
