@@ -14,7 +14,6 @@ from torch import Tensor
 from convexformer.storage import open_source
 from convexformer.validation import as_tensor
 from convexformer_solvers import Source, Traffic
-from convexformer_solvers.linear_maps.source import slices_of
 
 from .sequences import PaddedSequences, TokenSequences, mask_of, working_precision
 
@@ -58,12 +57,11 @@ class StoredSequences(TokenSequences):
         return PaddedSequences(tokens, None if self._mask is None else self._mask[rows]).padded(slice(None))
 
     def _read(self, places: Tensor) -> Tensor:
-        """Tokens at some positions, read in order: from the first to the last, or in runs where that is far more."""
+        """Tokens at some positions, read in their order in the file."""
         began = time.perf_counter()
         ordered, order = places.sort(stable=True)
-        reads, chosen = slices_of(ordered, 2 * len(places))
-        tokens = torch.cat([self._stored.read(rows) for rows in reads])
-        found, seconds = tokens[chosen[order.argsort()]], time.perf_counter() - began
+        tokens = self._stored.take(ordered)
+        found, seconds = tokens[order.argsort()], time.perf_counter() - began
         self._traffic.read_bytes += tokens.nbytes
         self._traffic.read_seconds += seconds
         self._traffic.waited_seconds += seconds  # nothing is read ahead

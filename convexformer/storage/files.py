@@ -83,20 +83,30 @@ class FileArray:
 
     def read(self, start: int, stop: int) -> Tensor:
         """Rows from a position up to another; not to be written to."""
+        values = self._mapped(start, stop, _MAPPING)
+        if start < stop and (self.offset + start * values.shape[1]) % self.dtype.itemsize:
+            values = values.clone()  # torch reads numbers at multiples of their size alone
+        return values.view(self.dtype).view(stop - start, *self.shape[1:])
+
+    def take(self, places: Tensor) -> Tensor:
+        """Rows at sorted positions; a copy, for which no other rows are read."""
+        first, end = int(places[0]), int(places[-1]) + 1
+        values = self._mapped(first, end, {"access": mmap.ACCESS_READ}).index_select(0, places - first)
+        return values.view(self.dtype).view(len(places), *self.shape[1:])
+
+    def _mapped(self, start: int, stop: int, how: dict[str, int]) -> Tensor:
+        """Bytes of the rows from a position up to another, shape ``(n, bytes of a row)``."""
         width = prod(self.shape[1:]) * self.dtype.itemsize
+        if start >= stop:
+            return torch.empty((0, width), dtype=torch.uint8)
         begin = self.offset + start * width
         page = begin // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
         length = self.offset + stop * width - page
-        if start == stop:
-            return torch.empty((0, *self.shape[1:]), dtype=self.dtype)
         with open(self.path, "rb", buffering=0) as file:
             if os.fstat(file.fileno()).st_size < page + length:
                 raise OSError(f"{self.place} has become shorter since it was opened; write it again")
-            mapped = mmap.mmap(file.fileno(), length, offset=page, **_MAPPING)
-        values = np.frombuffer(mapped, np.uint8, offset=begin - page)
-        if begin % self.dtype.itemsize:
-            values = values.copy()  # torch reads numbers at multiples of their size alone
-        return as_tensor(values).view(self.dtype).view(stop - start, *self.shape[1:])
+            mapped = mmap.mmap(file.fileno(), length, offset=page, **how)
+        return as_tensor(np.frombuffer(mapped, np.uint8, offset=begin - page)).view(stop - start, width)
 
     @property
     def fingerprint(self) -> list[Any]:

@@ -57,6 +57,9 @@ class FileSource(_Described):
         start, stop, _ = rows.indices(self._shape[0])
         return self._array.read(start, stop).reshape(-1, *self._shape[1:])
 
+    def take(self, places: Tensor) -> Tensor:
+        return self._array.take(places).reshape(-1, *self._shape[1:])
+
 
 class ArraySource(_Described):
     """Samples in an array of another package, of which slices can be taken.
@@ -227,6 +230,14 @@ class ShardSource(Source):
             start, shard = end, shard + 1
         if not parts:
             return torch.empty((0, *self.shape[1:]), dtype=self.dtype)
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def take(self, places: Tensor) -> Tensor:
+        shards = torch.bucketize(places, torch.tensor(self._starts[1:-1]), right=True)
+        parts = [
+            self._sources[shard].take(places[shards == shard] - self._starts[shard])
+            for shard in shards.unique_consecutive().tolist()
+        ]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def place(self, row: int) -> str:

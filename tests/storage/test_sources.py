@@ -163,6 +163,12 @@ def assert_reads(source, X):
         rows = source.read(slice(int(start), int(stop)))
         assert rows.dtype == wanted.dtype
         torch.testing.assert_close(rows, wanted[start:stop], rtol=0, atol=0)
+    for size in (1, 2, 5, N, 2 * N):  # sorted positions, most of them more than once in the end
+        places = torch.as_tensor(np.sort(rng.integers(0, N, size)))
+        rows = source.take(places)
+        assert rows.dtype == wanted.dtype
+        torch.testing.assert_close(rows, wanted[places], rtol=0, atol=0)
+        rows.zero_()  # a copy
 
 
 @by_kind
@@ -213,6 +219,17 @@ def test_reading_maps_nothing_to_memory(tmp_path):
     for start in range(0, 4096, 64):
         source.read(slice(start, start + 64))
     assert resident() - before < 4 * 2**20
+
+
+@pytest.mark.parametrize("store", [save_npy, save_npz, save_folder])
+def test_single_rows_of_files_are_taken_without_those_between(store, tmp_path, monkeypatch):
+    X = numbers(n_samples=400)
+    source = open_source(store(tmp_path, X))
+    opened, real = [], open
+    monkeypatch.setattr("builtins.open", lambda *arguments, **options: opened.append(arguments) or real(*arguments))
+    monkeypatch.setattr(source, "read", None)
+    assert torch.equal(source.take(torch.arange(0, 400, 3)), torch.as_tensor(X[::3]))
+    assert len(opened) <= 5  # once a shard
 
 
 def test_anything_in_memory_is_no_source():

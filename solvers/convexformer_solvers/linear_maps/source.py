@@ -80,20 +80,20 @@ class Source(ABC):
         memory with the file, and is not written to.
         """
 
+    def take(self, places: Tensor) -> Tensor:
+        """Samples at sorted positions, each as often as it is there; a new tensor.
+
+        By default what ``read`` gives of all between the first and the last where at least half of them are wanted,
+        else of one run of rows after the other. A source that reaches single rows faster defines its own.
+        """
+        first, end = int(places[0]), int(places[-1]) + 1
+        if end - first <= 2 * len(places):
+            return self.read(slice(first, end))[places - first]
+        distinct = places.unique_consecutive()
+        edges = [0, *((distinct.diff() > 1).nonzero()[:, 0] + 1).tolist(), len(distinct)]
+        found = torch.cat([self.read(slice(int(distinct[a]), int(distinct[b - 1]) + 1)) for a, b in pairwise(edges)])
+        return found if len(distinct) == len(places) else found[torch.searchsorted(distinct, places)]
+
     def place(self, row: int) -> str:
         """Where a sample is, for messages: by default its position, of a shard the name and the row in it."""
         return f"sample {row}"
-
-
-def slices_of(places: Tensor, at_most: int) -> tuple[list[slice], Tensor]:
-    """Slices in which sorted positions are read, and which of the samples that are read they are.
-
-    One slice holds all between the first and the last where these are `at_most`; else there is one for each run.
-    """
-    first, end = int(places[0]), int(places[-1]) + 1
-    if end - first <= at_most:
-        return [slice(first, end)], places - first
-    distinct = places.unique_consecutive()
-    edges = [0, *((distinct.diff() > 1).nonzero()[:, 0] + 1).tolist(), len(distinct)]
-    runs = [slice(int(distinct[a]), int(distinct[b - 1]) + 1) for a, b in pairwise(edges)]
-    return runs, torch.searchsorted(distinct, places)

@@ -19,7 +19,7 @@ from .base import LinearMap, Slopes, even_rows, mirrored, widened
 from .config import CONFIG
 from .dense import DenseMap
 from .gated import GatedMap
-from .source import Source, Traffic, slices_of
+from .source import Source, Traffic
 
 Places = Tensor | slice  # positions of samples of a map
 
@@ -28,11 +28,10 @@ _SINGLE = (torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.uint8
 
 
 class _Part(NamedTuple):
-    """Some samples of a map: their positions in it, what is read, and which of what is read they are."""
+    """Some samples of a map: their positions in it, and in the source."""
 
     places: Places
-    reads: list[slice]
-    chosen: Tensor | None = None
+    rows: slice | Tensor
 
 
 class StreamedMap(LinearMap):
@@ -180,18 +179,13 @@ class StreamedMap(LinearMap):
             stop = min(start + height, self.n_samples)
             places: Places = slice(start, stop) if self._order is None else self._order[start:stop]
             index = self._index[start:stop]
-            if isinstance(index, range):
-                yield _Part(places, [slice(index.start, index.stop)])
-                continue
-            yield _Part(places, *slices_of(index, 2 * height))
+            yield _Part(places, slice(index.start, index.stop) if isinstance(index, range) else index)
 
     def _read(self, part: _Part) -> Tensor:
         """The samples of a part in the precision of the map, on the device if it has streams."""
         began = time.perf_counter()
-        found = [self.source.read(rows) for rows in part.reads]
-        self._traffic.read_bytes += sum(values.numel() * values.element_size() for values in found)
-        values = found[0] if len(found) == 1 else torch.cat(found)
-        values = values if part.chosen is None else values[part.chosen]
+        values = self.source.read(part.rows) if isinstance(part.rows, slice) else self.source.take(part.rows)
+        self._traffic.read_bytes += values.numel() * values.element_size()
         if self._device.type == "cuda":
             values = values.pin_memory().to(self._device, non_blocking=True)
         values = values.to(self._dtype)
@@ -204,8 +198,8 @@ class StreamedMap(LinearMap):
         """Raise ``ValueError`` that says where an entry is not finite, if one is."""
         bad = (~torch.isfinite(values.flatten(1)).all(1)).nonzero()[:, 0]
         if len(bad):
-            rows = torch.cat([torch.arange(read.start, read.stop) for read in part.reads])
-            row = int((rows if part.chosen is None else rows[part.chosen])[int(bad[0])])
+            first = int(bad[0])
+            row = part.rows.start + first if isinstance(part.rows, slice) else int(part.rows[first])
             raise ValueError(f"the data must be finite, got NaN or infinite values in {self.source.place(row)}")
 
     def _parts(self, gated: bool = True) -> Iterator[tuple[Places, LinearMap]]:
