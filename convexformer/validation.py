@@ -53,7 +53,11 @@ def check_tokens(estimator: Any, X: Any, reset: bool) -> Tensor:
     """
     if reset:
         forget_names(estimator)
-    X = X.detach() if keeps_tensors(X) else without_tensor(X, "X")
+    if torch.is_tensor(X) and (keeps_tensors(X) or X.device.type != "cpu"):  # not to the CPU and back
+        _check_strided(X, "X")
+        X = X.detach()
+    else:
+        X = without_tensor(X, "X")
     if not hasattr(X, "shape") and not hasattr(X, "__array__"):
         X = _as_array(X)
     X = _unpacked(X)
@@ -102,17 +106,21 @@ def without_tensor(values: Any, name: str) -> Any:
     if not torch.is_tensor(values):
         refuse_masked(values, name)
         return values
+    _check_strided(values, name)
+    try:
+        return values.numpy(force=True)
+    except TypeError as error:
+        dtype = str(values.dtype).removeprefix("torch.")
+        raise ValueError(f"{name} must not be {dtype}, which numpy does not have; give {name}.float()") from error
+
+
+def _check_strided(values: Tensor, name: str) -> None:
     if values.is_nested:
         raise ValueError(
             f"{name} must not be a nested tensor; pad it, as with torch.nested.to_padded_tensor({name}, 0.0)"
         )
     if values.layout != torch.strided:
         raise ValueError(f"{name} must be a dense tensor, got one of {values.layout}; give {name}.to_dense()")
-    try:
-        return values.numpy(force=True)
-    except TypeError as error:
-        dtype = str(values.dtype).removeprefix("torch.")
-        raise ValueError(f"{name} must not be {dtype}, which numpy does not have; give {name}.float()") from error
 
 
 def _as_array(X: Any) -> Any:

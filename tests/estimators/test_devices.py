@@ -126,6 +126,23 @@ def test_tensors_stay_where_they_are(accelerator):
     assert result.certificate.primal == pytest.approx(expected.certificate_.primal, rel=1e-4)
 
 
+@pytest.mark.parametrize("estimator", [ConvexAttentionRegressor, ConvexSequenceRegressor])
+def test_estimators_work_on_the_device_of_the_samples(estimator, accelerator):
+    X, y = data(c=2)
+    targets = np.stack([y] * X.shape[1], axis=1) if estimator is ConvexSequenceRegressor else y
+    there, seen = torch.as_tensor(X).to(accelerator), []
+    model = estimator(0.05, tol=1e-6, callback=lambda progress: seen.append(progress.coef.device.type))
+    predictions = model.fit(there, torch.as_tensor(targets).to(accelerator)).predict(there)
+    assert set(seen) == {accelerator}
+    assert isinstance(predictions, np.ndarray)
+    expected = estimator(0.05, tol=1e-6).fit(X, targets)
+    assert model.certificate_.primal == pytest.approx(expected.certificate_.primal, rel=1e-4)
+    np.testing.assert_allclose(predictions, expected.predict(X), atol=1e-2)
+    for spoilt, message in ((there.to_sparse(), "X must be a dense tensor"), (there / 0, "Input X contains NaN")):
+        with pytest.raises(ValueError, match=message):
+            estimator(0.05).fit(spoilt, targets)
+
+
 def test_generated_gates(accelerator):
     X, y = data(c=2)
     here, there = (
