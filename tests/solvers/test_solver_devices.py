@@ -77,12 +77,15 @@ def test_a_map_on_the_device_wants_targets_there_and_finds_its_largest_entry(acc
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_largest_singular_values(dtype, accelerator):
-    for shape in ((5, 4, 7), (5, 7, 4), (3, 2, 6, 6), (1, 1, 3)):
-        blocks = randn(*shape).to(dtype)
-        blocks[0] = 0.0
-        blocks[-1, ..., 1:] = blocks[-1, ..., :1]  # of rank one
-        expected = torch.linalg.matrix_norm(blocks.double(), 2)
-        found = GroupNuclear().group_dual_norms(blocks.to(accelerator)).cpu()
-        assert found.dtype == dtype
-        torch.testing.assert_close(found.double(), expected, rtol=4 * torch.finfo(dtype).eps, atol=0.0)
+@pytest.mark.parametrize("rank", [1, 2, 6])
+def test_norms_of_singular_values(dtype, rank, accelerator):
+    penalty, eps = GroupNuclear(), torch.finfo(dtype).eps
+    for shape in ((5, 4, 7), (5, 7, 4), (3, 2, 60, 60), (1, 1, 3)):
+        *blocks, d, c = shape
+        coef = (randn(*blocks, d, rank) @ (randn(*blocks, rank, c, seed=1))).to(dtype)
+        coef[0] = 0.0
+        values = torch.linalg.svdvals(coef.double())
+        largest, total = penalty.group_dual_norms(coef.to(accelerator)), penalty.group_values(coef.to(accelerator))
+        assert largest.dtype == total.dtype == dtype
+        torch.testing.assert_close(largest.cpu().double(), values[..., 0], rtol=4 * eps, atol=0.0)
+        torch.testing.assert_close(total.cpu().double(), values.sum(-1), rtol=1e-12 + 4 * eps, atol=0.0)
