@@ -1,8 +1,8 @@
-"""Fits on an accelerator: data held there, and data on a disk. Run: python benchmarks/accelerator.py --output FILE.
+"""Fits on an accelerator. Run: python benchmarks/accelerator.py rates large cells --output FILE.
 
-The rates of the machine come first: of copies on the device and to it, of reading a file that is in the page cache, and
-of products. Then cells C and D of ten times their samples are fitted on the CPU and on the device, and a large data set
-on the device from its memory and from a file in the page cache.
+``rates`` are those of copies on the device and to it, and of products. ``large`` fits a large data set on the device,
+from its memory and from a file in the page cache. ``cells`` fits C and D with ten times their samples on the CPU and on
+the device.
 """
 
 from __future__ import annotations
@@ -185,24 +185,30 @@ def large(n_samples: int, device: str, limit: int, folder: Path) -> dict[str, An
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="+", choices=("rates", "large", "cells"))
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--samples", type=int, default=1_000_000, help="of the large data, 32 KiB each")
-    parser.add_argument("--scale", type=float, default=SCALE, help="samples of the cells over their usual number")
     parser.add_argument("--side", type=int, default=8192, help="of the matrices by which rates are measured")
+    parser.add_argument("--samples", type=int, default=1_000_000, help="of the large data, 32 KiB each")
     parser.add_argument("--limit", type=float, default=16.0, help="memory_limit of fits to the file, in GiB")
     parser.add_argument("--folder", type=Path, help="for the file; default: that of temporary files")
-    parser.add_argument("--output", type=Path, help="JSON file to which the figures are added")
+    parser.add_argument("--scale", type=float, default=SCALE, help="samples of the cells over their usual number")
+    parser.add_argument("--output", type=Path, help="JSON file to which the figures are added, part by part")
     options = parser.parse_args()
     warnings.simplefilter("error")
     device = options.device
     name = torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else device
-    found: dict[str, Any] = {"device": name, "rates": rates(device, options.side)}
-    print(json.dumps(found), flush=True)
+    limit = int(options.limit * 2**30)
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        found["large"] = large(options.samples, device, int(options.limit * 2**30), Path(folder))
-    found["cells"] = cells(device, options.scale)
-    if options.output:
-        add_figures(options.output, "accelerator", torch.get_num_threads(), found)
+        measure = {
+            "rates": lambda: rates(device, options.side),
+            "large": lambda: large(options.samples, device, limit, Path(folder)),
+            "cells": lambda: cells(device, options.scale),
+        }
+        for part in options.parts:
+            found = {"device": name, "found": measure[part]()}
+            print(json.dumps(found), flush=True)
+            if options.output:
+                add_figures(options.output, part, torch.get_num_threads(), found)
 
 
 if __name__ == "__main__":

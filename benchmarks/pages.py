@@ -395,6 +395,56 @@ def of_one_process(_: dict[str, Any]) -> str:
     )
 
 
+def accelerator() -> str:
+    """Fits on a GPU."""
+    data = load("accelerator")
+    rates, large, cells = (data[part]["figures"]["found"] for part in ("rates", "large", "cells"))
+    names = {
+        "copy": "copies on the device, bytes read and written",
+        "to_device": "copies from pinned memory to the device",
+    }
+    copies = [["what", "GB/s"], *([text, f"{rates[name] / 1e9:.0f}"] for name, text in names.items())]
+    copies.append(["reads of a file in the page cache to pinned memory", f"{large['read'] / 1e9:.0f}"])
+    products = " and ".join(f"{rates[kind] / 1e12:.0f} TFLOP/s in {kind}" for kind in ("float32", "float64"))
+    fits = [["loss", "data", "s", "gap", "iterations", "passes", "GB read", "GB/s of reading", "GB on the device"]]
+    for place, loss in ((place, loss) for loss in large["disk"] for place in ("memory", "disk")):
+        fit = large[place][loss]
+        traffic = ["-"] * 3
+        if "passes" in fit:
+            traffic = [f"{fit['passes']:.1f}", f"{fit['bytes'] / 1e9:.0f}", f"{fit['read_rate'] / 1e9:.1f}"]
+        last = [*traffic, number(fit["bytes_on_device"] / 1e9)]
+        where = {"memory": "on the device", "disk": "in a file"}[place]
+        fits.append([loss, where, f"{fit['seconds']:.1f}", f"{fit['gap']:.0e}", str(fit["n_iter"]), *last])
+    rows = [["cell", "ratio", "CPU, s", "device, s", "iterations", "gap on the device"]]
+    for record in cells:
+        there = record["fits"]["cuda"]
+        of_cpu = record["fits"].get("cpu", {}).get("seconds")
+        row = [record["cell"], str(record["ratio"]), number(of_cpu), number(there["seconds"]), str(there["n_iter"])]
+        rows.append([*row, f"{there['gap']:.0e}"])
+    tokens, width = large["sample"]
+    return "\n\n".join(
+        [
+            "# On a GPU",
+            section("## Rates", f"{data['rates']['figures']['device']}. Products: {products}.", copies, data["rates"]),
+            section(
+                "## A million samples",
+                f"{large['n_samples']:,} samples of {tokens} tokens of width {width} in float32, "
+                f"{large['bytes'] / 1e9:.0f} GB, fitted to a gap of 1e-4 at a tenth of alpha_max by an estimator, from "
+                "the memory of the device and from a file in the page cache with a `memory_limit` of "
+                f"{large['memory_limit'] / 2**30:.0f} GiB:",
+                fits,
+                data["large"],
+            ),
+            section(
+                "## Cells of ten times their samples",
+                "Seconds to a gap of 1e-4 on all threads of the CPU and on the device, in float64:",
+                rows,
+                data["cells"],
+            ),
+        ]
+    )
+
+
 def layers() -> str:
     """Unfolded layers beside torch's encoder layer."""
     data = load("layers")
@@ -457,6 +507,7 @@ PAGES = {
     "memory": memory,
     "probe_memory": probe_memory,
     "out_of_core": out_of_core,
+    "accelerator": accelerator,
     "layers": layers,
     "constrained_steps": constrained_steps,
 }
