@@ -12,7 +12,7 @@ from convexformer.validation import check_flag
 from convexformer_solvers.validation import is_real
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DescentConstraints:
     r"""Each layer must lower the loss of the layer before by a share, and the first must come below a reference.
 
@@ -45,7 +45,7 @@ class DescentConstraints:
     """
 
     alpha: float = 0.1
-    c_ref: float = math.nan
+    c_ref: float
     first_factor: bool = False
 
     def __post_init__(self) -> None:
@@ -54,6 +54,11 @@ class DescentConstraints:
         if not (is_real(self.c_ref) and 0 < self.c_ref < math.inf):
             raise ValueError(f"c_ref must be a positive finite number, a loss of the first layer, got {self.c_ref!r}")
         check_flag(self.first_factor, "first_factor")
+
+    @property
+    def first_bound(self) -> float:
+        """Bound on the loss of the first layer."""
+        return self.c_ref * (1 - self.alpha if self.first_factor else 1)
 
     def values(self, losses: Tensor, *, stop_gradient: bool = False) -> Tensor:
         """Values ``g`` of the constraints, which hold where none is positive.
@@ -78,8 +83,7 @@ class DescentConstraints:
         if losses.ndim == 0 or len(losses) < 2:
             raise ValueError(f"losses must be those of two layers or more, got shape {tuple(losses.shape)}")
         before = losses[:-1].detach() if stop_gradient else losses[:-1]
-        first = losses[:1] - self.c_ref * (1 - self.alpha if self.first_factor else 1)
-        return torch.cat([first, losses[1:] - (1 - self.alpha) * before])
+        return torch.cat([losses[:1] - self.first_bound, losses[1:] - (1 - self.alpha) * before])
 
     def lagrangian(self, losses: Tensor, duals: Tensor, *, stop_gradient: bool = False) -> Tensor:
         r"""The Lagrangian :math:`\ell_L + \sum_l \lambda_l g_l`.

@@ -189,7 +189,7 @@ class _Readout:
 
         c = self.constraints
         if number == 0:
-            return losses[0] - c.c_ref * (1 - c.alpha if c.first_factor else 1)
+            return losses[0] - c.first_bound
         if self.reference is not None:
             return losses[number] - (1 - c.alpha) * float(self.reference[number - 1])
         here, before, count = self.layers[number], self.layers[number - 1], len(self.targets)

@@ -176,7 +176,7 @@ class PrimalDual:
         if not callable(layer_losses):
             raise TypeError(f"layer_losses must be a function of a model and a batch, got {layer_losses!r}")
         self.model, self.layer_losses = model, layer_losses
-        self.constraints = DescentConstraints(alpha, c_ref, first_factor)
+        self.constraints = DescentConstraints(alpha=alpha, c_ref=c_ref, first_factor=first_factor)
         self.objective, self.resilience, self.slack_update = objective, resilience, slack_update
         self.reset_slacks = check_flag(reset_slacks, "reset_slacks")
         self.stop_gradient = check_flag(stop_gradient, "stop_gradient")

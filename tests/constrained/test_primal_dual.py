@@ -147,6 +147,14 @@ def test_net_weights_are_the_factors_of_the_lagrangian():
     assert with_factor.values(losses)[0].item() == pytest.approx(3 - 0.7 * 1.5)
 
 
+def test_the_reference_must_be_given_by_name():
+    """No loss is a reference for every problem, and two numbers without names would be mistaken for each other."""
+    with pytest.raises(TypeError, match="c_ref"):
+        DescentConstraints(alpha=0.1)
+    with pytest.raises(TypeError, match="positional"):
+        DescentConstraints(0.1, 1.0)
+
+
 # A network
 
 
