@@ -1,14 +1,16 @@
-"""Data sets of descent-constrained training and their batches."""
+"""Data sets of descent-constrained training, their batches, and the losses of the layers on a batch."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset, default_collate
+
+from .reports import NonFiniteLossError
 
 
 class Samples(Protocol):
@@ -19,6 +21,7 @@ class Samples(Protocol):
 
 
 Data = Samples | Sequence[Tensor]
+LayerLosses = Callable[[nn.Module, Any], Tensor]
 
 
 def as_dataset(data: Any, name: str) -> Samples:
@@ -51,3 +54,20 @@ def batch_of(dataset: Samples, index: Tensor) -> Any:
     if isinstance(dataset, TensorDataset):
         return tuple(part[index.to(part.device)] for part in dataset.tensors)
     return default_collate([dataset[i] for i in index.tolist()])
+
+
+def check_layer_losses(losses: Any, n_layers: int | None, step: int) -> None:
+    """Raise unless losses are finite and of shape ``(n_layers, n_samples)``, where ``n_layers`` is known already."""
+    if not torch.is_tensor(losses) or losses.ndim != 2 or len(losses) < 2:
+        found = f"shape {tuple(losses.shape)}" if torch.is_tensor(losses) else type(losses).__name__
+        raise ValueError(
+            f"layer_losses must return a tensor of shape (n_layers, n_samples) with two layers or more, got {found}"
+        )
+    if n_layers is not None and len(losses) != n_layers:
+        raise ValueError(f"layer_losses must return the losses of {n_layers} layers as before, got {len(losses)}")
+    if not bool(torch.isfinite(losses).all()):
+        layer = int((~torch.isfinite(losses)).any(1).nonzero()[0]) + 1
+        raise NonFiniteLossError(
+            f"the loss of layer {layer} became infinite or nan in step {step}; the model has the weights chosen so "
+            "far. Try a smaller lr or dual_lr, or stop_gradient=True"
+        )

@@ -3,59 +3,38 @@
 from __future__ import annotations
 
 import copy
-import math
 import os
 import time
-import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from convexformer.nn.modules.base import seeded
-from convexformer.validation import check_flag, check_positive, is_integer
+from convexformer.validation import check_flag
 from convexformer_solvers.io.npz import replacing
-from convexformer_solvers.validation import check_callback, check_counts, is_real
+from convexformer_solvers.validation import check_callback, check_counts
 
 from .constraints import DescentConstraints
-from .data import Data, Samples, as_dataset, batch_of, batches
+from .data import Data, LayerLosses, Samples, as_dataset, batch_of, batches, check_layer_losses
+from .multipliers import Multipliers
+from .options import OPTIMIZERS, check_options
 from .reports import (
     ConstrainedHistory,
     ConstrainedTrainingInterrupted,
     FeasibilityReport,
-    InfeasibleWarning,
     NonFiniteLossError,
+    warn_infeasible,
 )
-
-LayerLosses = Callable[[nn.Module, Any], Tensor]
-
-_OPTIMIZERS: dict[str, Any] = {
-    "adam": torch.optim.Adam,
-    "adamw": torch.optim.AdamW,
-    "sgd": torch.optim.SGD,
-}
-_CHOICES = {
-    "objective": ("constrained", "last", "sum"),
-    "slack_update": ("decay", "explicit"),
-    "dual_optimizer": ("adam", "sgd"),
-    "dual_update": ("step", "epoch"),
-    "optimizer": tuple(_OPTIMIZERS),
-}
+from .selection import BestEpoch, rank
 
 
-class _Best(NamedTuple):
-    """The best weights so far, by validation: their worth, of which less is better, and the slacks of their epoch."""
-
-    infeasible: bool
-    loss: float
-    model: dict[str, Tensor]
-    slacks: Tensor
-
-
+@dataclass(eq=False, repr=False)
 class PrimalDual:
     r"""Train a network of layers so that each of them must lower the loss.
 
@@ -147,86 +126,61 @@ class PrimalDual:
     (1.0, 0.25, True)
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        layer_losses: LayerLosses,
-        *,
-        alpha: float = 0.1,
-        c_ref: float,
-        objective: Literal["constrained", "last", "sum"] = "constrained",
-        resilience: float | None = None,
-        slack_update: Literal["decay", "explicit"] = "decay",
-        reset_slacks: bool = False,
-        dual_lr: float = 1e-2,
-        dual_optimizer: Literal["adam", "sgd"] = "adam",
-        dual_update: Literal["step", "epoch"] = "step",
-        warmup_epochs: int = 1,
-        stop_gradient: bool = False,
-        first_factor: bool = False,
-        optimizer: Literal["adam", "adamw", "sgd"] = "adam",
-        lr: float = 1e-3,
-        weight_decay: float = 0.0,
-        batch_size: int = 32,
-        n_errors: float = 1.0,
-        seed: int = 0,
-    ) -> None:
-        if not isinstance(model, nn.Module):
-            raise TypeError(f"model must be a torch Module, got {type(model).__name__}")
-        if not callable(layer_losses):
-            raise TypeError(f"layer_losses must be a function of a model and a batch, got {layer_losses!r}")
-        self.model, self.layer_losses = model, layer_losses
-        self.constraints = DescentConstraints(alpha=alpha, c_ref=c_ref, first_factor=first_factor)
-        self.objective, self.resilience, self.slack_update = objective, resilience, slack_update
-        self.reset_slacks = check_flag(reset_slacks, "reset_slacks")
-        self.stop_gradient = check_flag(stop_gradient, "stop_gradient")
-        self.dual_lr, self.dual_optimizer, self.dual_update = dual_lr, dual_optimizer, dual_update
-        self.warmup_epochs, self.batch_size, self.n_errors, self.seed = warmup_epochs, batch_size, n_errors, seed
-        self._options: dict[str, Any] = {
-            "alpha": alpha,
-            "c_ref": c_ref,
-            "first_factor": self.constraints.first_factor,
-            "objective": objective,
-            "slack_update": slack_update,
-            "dual_optimizer": dual_optimizer,
-            "dual_update": dual_update,
-            "optimizer": optimizer,
-            "resilience": resilience,
-            "reset_slacks": self.reset_slacks,
-            "dual_lr": dual_lr,
-            "warmup_epochs": warmup_epochs,
-            "stop_gradient": self.stop_gradient,
-            "lr": lr,
-            "weight_decay": weight_decay,
-            "batch_size": batch_size,
-            "seed": seed,
-        }
-        _check_options(**self._options, n_errors=n_errors)
-        trained = [weight for weight in model.parameters() if weight.requires_grad]
-        self._weights = _OPTIMIZERS[optimizer](trained, lr=lr, weight_decay=weight_decay)
+    model: nn.Module
+    layer_losses: LayerLosses
+    _: KW_ONLY
+    alpha: float = 0.1
+    c_ref: float
+    objective: Literal["constrained", "last", "sum"] = "constrained"
+    resilience: float | None = None
+    slack_update: Literal["decay", "explicit"] = "decay"
+    reset_slacks: bool = False
+    dual_lr: float = 1e-2
+    dual_optimizer: Literal["adam", "sgd"] = "adam"
+    dual_update: Literal["step", "epoch"] = "step"
+    warmup_epochs: int = 1
+    stop_gradient: bool = False
+    first_factor: bool = False
+    optimizer: Literal["adam", "adamw", "sgd"] = "adam"
+    lr: float = 1e-3
+    weight_decay: float = 0.0
+    batch_size: int = 32
+    n_errors: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, nn.Module):
+            raise TypeError(f"model must be a torch Module, got {type(self.model).__name__}")
+        if not callable(self.layer_losses):
+            raise TypeError(f"layer_losses must be a function of a model and a batch, got {self.layer_losses!r}")
+        self.constraints = DescentConstraints(alpha=self.alpha, c_ref=self.c_ref, first_factor=self.first_factor)
+        self.reset_slacks = check_flag(self.reset_slacks, "reset_slacks")
+        self.stop_gradient = check_flag(self.stop_gradient, "stop_gradient")
+        options = {each.name: getattr(self, each.name) for each in fields(self) if each.kw_only}
+        check_options(**options)
+        self._options = {name: value for name, value in options.items() if name != "n_errors"}  # those of a state
+        trained = [weight for weight in self.model.parameters() if weight.requires_grad]
+        self._weights = OPTIMIZERS[self.optimizer](trained, lr=self.lr, weight_decay=self.weight_decay)
         self.history_ = ConstrainedHistory()
         self._step = 0
-        self._duals: nn.Parameter | None = None  # made when the first losses say how many layers there are
-        self._best: _Best | None = None
+        self._multipliers: Multipliers | None = None  # made when the first losses say how many layers there are
+        self._best: BestEpoch | None = None
         self._snapshot: dict[str, Any] | None = None
 
     @property
     def duals_(self) -> Tensor:
         """Multipliers, of shape ``(n_layers,)``."""
-        return self._dual_state()[0].detach().clone()
+        return self._known_multipliers().values.detach().clone()
 
     @property
     def slacks_(self) -> Tensor:
         """Slacks of resilience, of shape ``(n_layers,)``; zero without."""
-        duals, slacks = self._dual_state()
-        if self.resilience is not None and self.slack_update == "decay":
-            return duals.detach() / self.resilience
-        return slacks.clone()
+        return self._known_multipliers().slacks
 
-    def _dual_state(self) -> tuple[Tensor, Tensor]:
-        if self._duals is None:
+    def _known_multipliers(self) -> Multipliers:
+        if self._multipliers is None:
             raise AttributeError("there are no multipliers before the first step of fit")
-        return self._duals, self._slacks
+        return self._multipliers
 
     # Training
 
@@ -290,117 +244,75 @@ class PrimalDual:
         held_out = None if validation is None else as_dataset(validation, "validation")
         judged = training if held_out is None else held_out
         path = None if checkpoint is None else Path(checkpoint)
-        if path is not None and path.exists():
-            self.load_state_dict(torch.load(path, weights_only=True, map_location="cpu"))
-        elif self._snapshot is not None:
-            self.load_state_dict(self._snapshot)
-        else:
-            self._snapshot = self.state_dict()
-        try:
-            with tqdm(total=n_epochs, initial=len(self.history_.losses), disable=not verbose, unit="epoch") as bar:
-                while len(self.history_.losses) < n_epochs:
-                    self._run_epoch(training, held_out)
-                    self._snapshot = self.state_dict()
-                    if path is not None:
-                        with replacing(path) as partial:
-                            torch.save(self._snapshot, partial)
-                    bar.set_postfix(loss=f"{self.history_.losses[-1][-1]:.3e}", refresh=False)
-                    bar.update()
-                    if callback is not None and callback(self):
-                        break
-        except KeyboardInterrupt as interruption:
-            self._restore()
-            if self.history_.losses:
-                self._judge(judged)
-            raise ConstrainedTrainingInterrupted(self.history_) from interruption
-        except NonFiniteLossError:
-            self._restore()
-            raise
+        self._resume(path)
+        done = len(self.history_.losses)
+        with self._restoring(judged), tqdm(total=n_epochs, initial=done, disable=not verbose, unit="epoch") as bar:
+            while len(self.history_.losses) < n_epochs:
+                self._run_epoch(training, held_out)
+                self._save(path)
+                bar.set_postfix(loss=f"{self.history_.losses[-1][-1]:.3e}", refresh=False)
+                bar.update()
+                if callback is not None and callback(self):
+                    break
         self._load_best()
         self._judge(judged)
-        self._warn_where_infeasible()
+        if self.objective == "constrained" and not self.feasible_:
+            warn_infeasible(self.report_, self.constraints)
         return self.history_
 
     def _run_epoch(self, training: Samples, held_out: Samples | None) -> None:
         """All batches of an epoch, its record, and its weights where they are the best so far."""
         epoch = len(self.history_.losses)
-        if self.reset_slacks and self._duals is not None:
-            self._slacks.zero_()
-        sums: Tensor | None = None
+        ascent = self.dual_update if self.objective == "constrained" and epoch >= self.warmup_epochs else None
         began = time.perf_counter()
-        count = len(training)
-        for index in batches(count, self.batch_size, (self.seed, epoch)):
-            losses = self._take_step(batch_of(training, index), ascends=epoch >= self.warmup_epochs)
-            sums = len(index) * losses if sums is None else sums + len(index) * losses
-        assert sums is not None
-        mean = sums / count
-        if self.dual_update == "epoch" and epoch >= self.warmup_epochs and self.objective == "constrained":
-            self._ascend(self.constraints.values(mean))
+        if self.reset_slacks and self._multipliers is not None:
+            self._multipliers.reset_slacks()
+        total: Any = 0
+        for index in batches(len(training), self.batch_size, (self.seed, epoch)):
+            losses = self._take_step(batch_of(training, index), ascends=ascent == "step")
+            total = total + len(index) * losses
+        mean = total / len(training)
+        if ascent == "epoch":
+            self._ascend(mean)
         self._record(mean, time.perf_counter() - began)
         if held_out is not None:
-            self._look(held_out)
+            self._validate(held_out)
 
     def _take_step(self, batch: Any, *, ascends: bool) -> Tensor:
-        """A step of the weights and, where multipliers move with every batch, of these; the mean losses before it."""
+        """A step of the weights, and of the multipliers if these ascend; the mean losses of the layers before it."""
         self.model.train()
         with seeded((self.seed << 32) + self._step):
-            losses = self._checked_losses(batch).mean(1)
+            losses = self.layer_losses(self.model, batch)
+        check_layer_losses(losses, None if self._multipliers is None else len(self._multipliers.values), self._step)
+        if self._multipliers is None:
+            self._multipliers = self._new_multipliers(losses)
+        mean = losses.mean(1)
         self._weights.zero_grad()
-        self._value(losses).backward()
+        self._value(mean).backward()
         self._weights.step()
         self._step += 1
-        losses = losses.detach()
-        if ascends and self.dual_update == "step" and self.objective == "constrained":
-            self._ascend(self.constraints.values(losses))
-        return losses
+        if ascends:
+            self._ascend(mean.detach())
+        return mean.detach()
 
-    def _checked_losses(self, batch: Any) -> Tensor:
-        """Losses of layers and samples, which must be finite."""
-        losses = self.layer_losses(self.model, batch)
-        if not torch.is_tensor(losses) or losses.ndim != 2 or len(losses) < 2:
-            found = f"shape {tuple(losses.shape)}" if torch.is_tensor(losses) else type(losses).__name__
-            raise ValueError(
-                f"layer_losses must return a tensor of shape (n_layers, n_samples) with two layers or more, got {found}"
-            )
-        if self._duals is None:
-            self._make_duals(len(losses), losses)
-        if len(losses) != len(self._dual_state()[0]):
-            raise ValueError(
-                f"layer_losses must return the losses of {len(self._dual_state()[0])} layers as before, "
-                f"got {len(losses)}"
-            )
-        if not bool(torch.isfinite(losses).all()):
-            layer = int((~torch.isfinite(losses)).any(1).nonzero()[0]) + 1
-            raise NonFiniteLossError(
-                f"the loss of layer {layer} became infinite or nan in step {self._step}; the model has the weights "
-                "chosen so far. Try a smaller lr or dual_lr, or stop_gradient=True"
-            )
-        return losses
-
-    def _make_duals(self, n_layers: int, like: Tensor) -> None:
-        self._duals = nn.Parameter(like.new_zeros(n_layers))
-        self._slacks = like.new_zeros(n_layers)
-        self._dual_steps = _OPTIMIZERS[self.dual_optimizer]([self._duals], lr=self.dual_lr, maximize=True)
+    def _new_multipliers(self, like: Tensor) -> Multipliers:
+        return Multipliers(like, self.resilience, self.slack_update, self.dual_optimizer, self.dual_lr)
 
     def _value(self, losses: Tensor) -> Tensor:
         """What the weights minimise."""
         if self.objective == "constrained":
-            duals = self._dual_state()[0].detach()
-            return self.constraints.lagrangian(losses, duals, stop_gradient=self.stop_gradient)
+            return self.constraints.lagrangian(losses, self.duals_, stop_gradient=self.stop_gradient)
         return losses[-1] if self.objective == "last" else losses.sum()
 
-    @torch.no_grad()
-    def _ascend(self, values: Tensor) -> None:
-        """Move multipliers, and explicit slacks, by the values of the constraints."""
-        duals, slacks = self._dual_state()
-        gradient = values.detach() - slacks
-        if self.resilience is not None and self.slack_update == "decay":
-            gradient = gradient - duals / self.resilience
-        elif self.resilience is not None:
-            slacks.sub_(self.dual_lr * (self.resilience * slacks - duals)).clamp_(min=0)
-        duals.grad = gradient
-        self._dual_steps.step()
-        duals.clamp_(min=0)
+    def _net_weights(self) -> Tensor:
+        """Factors of the losses in what the weights minimise."""
+        if self.objective == "sum":
+            return torch.ones_like(self.duals_)
+        return self.constraints.net_weights(self.duals_, stop_gradient=self.stop_gradient)
+
+    def _ascend(self, losses: Tensor) -> None:
+        """Move the multipliers by the constraints on mean losses."""
+        self._known_multipliers().ascend(self.constraints.values(losses))
 
     # Records and choice
 
@@ -413,33 +325,16 @@ class PrimalDual:
         history.seconds.append(seconds)
         history.losses.append(losses.tolist())
 
-    def _net_weights(self) -> Tensor:
-        """Factors of the losses in what the weights minimise."""
-        if self.objective == "sum":
-            return torch.ones_like(self.duals_)
-        return self.constraints.net_weights(self.duals_, stop_gradient=self.stop_gradient)
-
-    def _look(self, held_out: Samples) -> None:
+    def _validate(self, held_out: Samples) -> None:
         """Judge the weights on held-out samples and keep them where they are the best so far."""
-        report = self.evaluate(held_out)
-        history = self.history_
+        report, history = self.evaluate(held_out), self.history_
         history.validation.append(report.losses.tolist())
         history.violations.append(report.violations.tolist())
         history.standard_errors.append(report.standard_errors.tolist())
         history.feasible.append(report.feasible)
-        infeasible, loss = self._worth(report)
-        if self._best is None or (infeasible, loss) < (self._best.infeasible, self._best.loss):
-            self._best = _Best(infeasible, loss, copy.deepcopy(self.model.state_dict()), self.slacks_)
-
-    def _worth(self, report: FeasibilityReport) -> tuple[bool, float]:
-        """What weights are chosen by, less being better: those that are infeasible come last."""
-        infeasible, value = False, float(report.losses[-1])
-        if self.objective == "constrained" and self.resilience is not None:
-            excess = np.maximum(report.violations + self.slacks_.double().cpu().numpy(), 0)
-            value += self.resilience / 2 * float(np.square(excess).sum())
-        elif self.objective == "constrained" and not report.feasible:
-            infeasible, value = True, float(np.maximum(report.violations, 0).sum())
-        return infeasible, value if math.isfinite(value) else math.inf
+        found = rank(report, self.slacks_, objective=self.objective, resilience=self.resilience)
+        if self._best is None or found < self._best[:2]:
+            self._best = BestEpoch(*found, copy.deepcopy(self.model.state_dict()), self.slacks_)
 
     @torch.no_grad()
     def layer_losses_of(self, data: Data) -> Tensor:
@@ -482,7 +377,7 @@ class PrimalDual:
         -------
         FeasibilityReport
         """
-        if slacks is None and self._duals is not None:
+        if slacks is None and self._multipliers is not None:
             slacks = self.slacks_
         return FeasibilityReport.of(self.layer_losses_of(data), self.constraints, slacks, self.n_errors)
 
@@ -491,29 +386,11 @@ class PrimalDual:
         self.report_ = self.evaluate(data, None if self._best is None else self._best.slacks)
         self.feasible_ = self.report_.feasible
 
-    def _warn_where_infeasible(self) -> None:
-        if self.objective == "constrained" and not self.feasible_:
-            layer = int(np.argmax(self.report_.violations))
-            warnings.warn(
-                f"the constraints do not hold: that of layer {layer + 1} is violated by "
-                f"{self.report_.violations[layer]:.3g} (standard error {self.report_.standard_errors[layer]:.2g}), "
-                f"with alpha={self.constraints.alpha} and c_ref={self.constraints.c_ref}; train for more epochs, ask "
-                "for less by a smaller alpha or a larger c_ref, or allow slacks by resilience",
-                InfeasibleWarning,
-                stacklevel=3,
-            )
-
     def _load_best(self) -> None:
         if self._best is not None:
             self.model.load_state_dict(self._best.model)
 
-    def _restore(self) -> None:
-        """Go back to the last finished epoch, and give the model the weights chosen so far."""
-        assert self._snapshot is not None
-        self.load_state_dict(self._snapshot)
-        self._load_best()
-
-    # State
+    # State and checkpoints
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that training goes on from, as ``torch.load(..., weights_only=True)`` reads it.
@@ -523,20 +400,14 @@ class PrimalDual:
         dict
             Copies: later steps do not change it.
         """
-        state: dict[str, Any] = {
+        state = {
             "model": self.model.state_dict(),
             "weights": self._weights.state_dict(),
             "step": self._step,
-            "duals": None,
+            "duals": None if self._multipliers is None else self._multipliers.state_dict(),
             "options": self._options,
             "best": None if self._best is None else self._best._asdict(),
         }
-        if self._duals is not None:
-            state["duals"] = {
-                "duals": self._duals.detach(),
-                "slacks": self._slacks,
-                "optimizer": self._dual_steps.state_dict(),
-            }
         return copy.deepcopy(state) | {"history": self.history_.as_dict()}  # entries of the past are never changed
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -563,33 +434,44 @@ class PrimalDual:
         self.model.load_state_dict(state["model"])
         self._weights.load_state_dict(state["weights"])
         self._step = state["step"]
-        self._best = None if state["best"] is None else _Best(**state["best"])
-        self._duals = None
+        self._best = None if state["best"] is None else BestEpoch(**state["best"])
+        self._multipliers = None
         if state["duals"] is not None:
-            duals = state["duals"]["duals"]
-            self._make_duals(len(duals), duals.to(next(self.model.parameters()).device))
-            with torch.no_grad():
-                self._dual_state()[0].copy_(duals)
-            self._slacks = state["duals"]["slacks"].to(self._dual_state()[0].device)
-            self._dual_steps.load_state_dict(state["duals"]["optimizer"])
+            like = state["duals"]["duals"].to(next(self.model.parameters()).device)
+            self._multipliers = self._new_multipliers(like)
+            self._multipliers.load_state_dict(state["duals"])
 
+    def _save(self, path: Path | None) -> None:
+        """Keep the state of a finished epoch in memory and in the checkpoint."""
+        self._snapshot = self.state_dict()
+        if path is not None:
+            with replacing(path) as partial:
+                torch.save(self._snapshot, partial)
 
-def _check_options(**options: Any) -> None:
-    """Raise ``ValueError`` naming the first option that is not as described; constraints check their own."""
-    for name, known in _CHOICES.items():
-        if options[name] not in known:
-            raise ValueError(f"{name} must be one of {known}, got {options[name]!r}")
-    check_positive(dual_lr=options["dual_lr"], lr=options["lr"])
-    for name in ("weight_decay", "n_errors"):
-        if not (is_real(options[name]) and 0 <= options[name] < math.inf):
-            raise ValueError(f"{name} must be a finite number from 0, got {options[name]!r}")
-    resilience, seed = options["resilience"], options["seed"]
-    if resilience is not None and not (is_real(resilience) and 0 < resilience < math.inf):
-        raise ValueError(f"resilience must be a positive finite number or None, got {resilience!r}")
-    if options["reset_slacks"] and (resilience is None or options["slack_update"] != "explicit"):
-        raise ValueError("reset_slacks must be False without resilience and slack_update='explicit', got True")
-    if not is_integer(options["warmup_epochs"], 0):
-        raise ValueError(f"warmup_epochs must be an integer from 0, got {options['warmup_epochs']!r}")
-    if not is_integer(seed, 0) or seed >= 2**31:
-        raise ValueError(f"seed must be an integer from 0 and below 2**31, got {seed!r}")
-    check_counts(batch_size=options["batch_size"])
+    def _resume(self, path: Path | None) -> None:
+        """Start from the checkpoint where there is one, or else from the last finished epoch."""
+        if path is not None and path.exists():
+            self.load_state_dict(torch.load(path, weights_only=True, map_location="cpu"))
+        elif self._snapshot is not None:
+            self.load_state_dict(self._snapshot)
+        else:
+            self._snapshot = self.state_dict()
+
+    @contextmanager
+    def _restoring(self, judged: Samples) -> Iterator[None]:
+        """On Ctrl-C and an infinite loss: back to the last finished epoch, the model with the weights chosen so far."""
+        try:
+            yield
+        except NonFiniteLossError:
+            self._restore()
+            raise
+        except KeyboardInterrupt as interruption:
+            self._restore()
+            if self.history_.losses:
+                self._judge(judged)
+            raise ConstrainedTrainingInterrupted(self.history_) from interruption
+
+    def _restore(self) -> None:
+        assert self._snapshot is not None
+        self.load_state_dict(self._snapshot)
+        self._load_best()

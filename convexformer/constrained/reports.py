@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -172,3 +173,16 @@ class FeasibilityReport:
             )
         ]
         return "\n".join(["feasible" if self.feasible else "infeasible", *rows])
+
+
+def warn_infeasible(report: FeasibilityReport, constraints: DescentConstraints) -> None:
+    """Warn the caller of the caller that the constraints do not hold."""
+    layer = int(np.argmax(report.violations))
+    warnings.warn(
+        f"the constraints do not hold: that of layer {layer + 1} is violated by {report.violations[layer]:.3g} "
+        f"(standard error {report.standard_errors[layer]:.2g}), with alpha={constraints.alpha} and "
+        f"c_ref={constraints.c_ref}; train for more epochs, ask for less by a smaller alpha or a larger c_ref, or "
+        "allow slacks by resilience",
+        InfeasibleWarning,
+        stacklevel=3,
+    )

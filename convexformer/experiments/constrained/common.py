@@ -14,7 +14,7 @@ from scipy import stats
 from torch import Tensor, nn
 
 from convexformer.constrained import InfeasibleWarning, NonFiniteLossError, PrimalDual
-from convexformer.constrained.primal_dual import LayerLosses
+from convexformer.constrained.data import LayerLosses
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from convexformer import plot
 from convexformer.constrained import FeasibilityReport, LayerReadouts, NonFiniteLossError, PrimalDual
-from convexformer.constrained.primal_dual import LayerLosses
+from convexformer.constrained.data import LayerLosses
 from convexformer.datasets import load_video_frames
 from convexformer.experiments.common import Unit, begin_report, run_units, versions, write_json
 from convexformer.nn.modules.base import seeded
