@@ -454,8 +454,7 @@ class PrimalDual:
             self.load_state_dict(torch.load(path, weights_only=True, map_location="cpu"))
         elif self._snapshot is not None:
             self.load_state_dict(self._snapshot)
-        else:
-            self._snapshot = self.state_dict()
+        self._snapshot = self.state_dict()
 
     @contextmanager
     def _restoring(self, judged: Samples) -> Iterator[None]:

@@ -252,6 +252,26 @@ def test_resumed_training_is_uninterrupted_training_bit_for_bit(options, tmp_pat
     assert same(comparable(broken), comparable(whole))
 
 
+@pytest.mark.parametrize("n_own_epochs", [0, 1])
+def test_a_break_in_the_first_epoch_after_a_checkpoint_goes_back_to_the_checkpoint(n_own_epochs, tmp_path):
+    stored = trainer_of()
+    stored.fit(samples(), n_epochs=2, validation=samples(20, 2), checkpoint=tmp_path / "state.pt")
+
+    def interrupted(model, batch):
+        if model.training:
+            raise KeyboardInterrupt
+        return denoising_losses(model, batch)
+
+    trainer = trainer_of()
+    if n_own_epochs:
+        trainer.fit(samples(), n_epochs=n_own_epochs, validation=samples(20, 2))
+    trainer.layer_losses = interrupted
+    with pytest.raises(ConstrainedTrainingInterrupted) as caught:
+        trainer.fit(samples(), n_epochs=4, validation=samples(20, 2), checkpoint=tmp_path / "state.pt")
+    assert caught.value.history.losses == stored.history_.losses
+    assert same(trainer.model.state_dict(), stored.model.state_dict())
+
+
 def test_the_global_generator_is_left_alone():
     state = torch.random.get_rng_state()
     trainer = trainer_of()
