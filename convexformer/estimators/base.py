@@ -29,7 +29,6 @@ from convexformer.validation import (
     result_of,
 )
 from convexformer_solvers import (
-    LOSSES,
     PENALTIES,
     LinearMap,
     Loss,
@@ -53,7 +52,7 @@ from convexformer_solvers.program import check_alpha
 
 from .path_result import PathResult
 from .samples import across_ranks
-from .tokens import CertifiedEstimator, SavedState, described, rebuilt, unchanged_on_failure
+from .tokens import CertifiedEstimator, SavedState, TargetEstimator, described, rebuilt, unchanged_on_failure
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -99,7 +98,7 @@ class Problem:
     interruption: GatesInterrupted | None = None
 
 
-class ConvexAttentionBase(CertifiedEstimator):
+class ConvexAttentionBase(TargetEstimator, CertifiedEstimator):
     """All that regression and classification share: building the program, solving, reading off the network."""
 
     alpha: float
@@ -396,16 +395,6 @@ class ConvexAttentionBase(CertifiedEstimator):
         self._gates_drawn = (self.random_state, stream.get_state())
         return stream
 
-    def _read_targets(
-        self, y: Any, n_samples: int, sample_weight: NDArray[np.float64] | None
-    ) -> tuple[Targets, Loss, NDArray]:
-        """Check ``y``: how it reads, the loss, and the checked array."""
-        raise NotImplementedError
-
-    def _restored_targets(self, header: dict[str, Any], arrays: dict[str, NDArray], loss: Loss) -> Targets:
-        """How ``y`` read in the fit of a file."""
-        raise NotImplementedError
-
     # Solving
 
     def _fit_problem(self, problem: Problem, like: Any, resume: Any = None) -> None:
@@ -480,24 +469,18 @@ class ConvexAttentionBase(CertifiedEstimator):
 
     def _saved_state(self) -> SavedState:
         header, arrays = super()._saved_state()
-        target_header, target_arrays = self._targets._saved_state()
-        trained_for = {
-            "loss": described(self.loss_, LOSSES),
-            "penalty": described(self.penalty_, PENALTIES),
-            "alpha": self.heads_.alpha,
-        }
+        trained_for = {"penalty": described(self.penalty_, PENALTIES), "alpha": self.heads_.alpha}
         gates = {} if self.gates_ is None else {"u1": self.gates_.u1, "u2": self.gates_.u2}
-        return header | trained_for | target_header, arrays | gates | target_arrays
+        return header | trained_for, arrays | gates
 
     def _restore_state(self, header: dict[str, Any], arrays: dict[str, NDArray]) -> None:
         super()._restore_state(header, arrays)
-        loss = rebuilt(header["loss"], LOSSES)
         self._store_network(
             self._solution,
-            loss=loss,
+            loss=self.loss_,
             penalty=rebuilt(header["penalty"], PENALTIES),
             alpha=header["alpha"],
-            targets=self._restored_targets(header, arrays, loss),
+            targets=self._targets,
             gates=Gates(arrays["u1"], arrays["u2"]) if "u1" in arrays else None,
             like=None,
         )

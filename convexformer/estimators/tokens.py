@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 from torch import Tensor, nn
 
-from convexformer.targets import SavedState
+from convexformer.targets import SavedState, Targets
 from convexformer.validation import check_flag
-from convexformer_solvers import Callback, Certificate, Program, Solver, SolverResult, Status
+from convexformer_solvers import LOSSES, Callback, Certificate, Loss, Program, Solver, SolverResult, Status
 from convexformer_solvers.distributed import Sharded, ShardedMap
 from convexformer_solvers.result import check_tol
 from convexformer_solvers.validation import as_dtype, check_callback
@@ -94,6 +94,36 @@ class TokenEstimator(BaseEstimator):
             self.n_tokens_in_ = n_tokens
         if "feature_names" in header:
             self.feature_names_in_ = np.array(header["feature_names"], dtype=object)
+
+
+class TargetEstimator(TokenEstimator):
+    """An estimator that is fitted to targets: a file holds how these read, and the loss.
+
+    ``RegressionMixin`` and ``ClassificationMixin`` define the first two methods.
+    """
+
+    loss_: Loss
+    _targets: Targets
+
+    def _read_targets(
+        self, y: Any, n_samples: int, sample_weight: NDArray[np.float64] | None
+    ) -> tuple[Targets, Loss, NDArray]:
+        """Check ``y``: how it reads, the loss, and the checked array."""
+        raise NotImplementedError
+
+    def _restored_targets(self, header: dict[str, Any], arrays: dict[str, NDArray], loss: Loss) -> Targets:
+        """How ``y`` read in the fit of a file."""
+        raise NotImplementedError
+
+    def _saved_state(self) -> SavedState:
+        header, arrays = super()._saved_state()
+        target_header, target_arrays = self._targets._saved_state()
+        return header | {"loss": described(self.loss_, LOSSES)} | target_header, arrays | target_arrays
+
+    def _restore_state(self, header: dict[str, Any], arrays: dict[str, NDArray]) -> None:
+        super()._restore_state(header, arrays)
+        self.loss_ = rebuilt(header["loss"], LOSSES)
+        self._targets = self._restored_targets(header, arrays, self.loss_)
 
 
 _WEIGHT = "weight:"  # before the names of a network's tensors

@@ -16,7 +16,7 @@ from convexformer.targets import Targets
 from convexformer.unfolded import DescentReport, UnfoldedNetwork, descent_report
 from convexformer.unfolded.networks import POOLINGS
 from convexformer.validation import as_tensor, check_device, check_flag, check_stream, check_tokens, check_weight
-from convexformer_solvers import LOSSES, PENALTIES, Certificate, Loss, Penalty, get_penalty
+from convexformer_solvers import PENALTIES, Certificate, Loss, Penalty, get_penalty
 from convexformer_solvers.validation import as_dtype
 
 from .attention import ClassificationMixin, RegressionMixin
@@ -24,7 +24,7 @@ from .parameters import decode_parameters, encode_parameters
 from .samples import check_one_process
 from .tokens import (
     SavedState,
-    TokenEstimator,
+    TargetEstimator,
     described,
     rebuilt,
     restored_weights,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _LAYER_OPTIONS = ("n_layers", "mode", "shared", "anchored", "rho", "attention", "eigenvalue_limit")
 
 
-class UnfoldedTransformerBase(TokenEstimator):
+class UnfoldedTransformerBase(TargetEstimator):
     """What regression and classification share: training the layers, certifying the readout, measuring descent."""
 
     alpha: float
@@ -211,22 +211,10 @@ class UnfoldedTransformerBase(TokenEstimator):
         with torch.no_grad():
             return torch.cat([self.network_(part) for part in self._batches(self._tokens(X))])
 
-    def _read_targets(
-        self, y: Any, n_samples: int, sample_weight: NDArray[np.float64] | None
-    ) -> tuple[Targets, Loss, NDArray]:
-        """Check ``y``: how it reads, the loss, and the checked array."""
-        raise NotImplementedError
-
-    def _restored_targets(self, header: dict[str, Any], arrays: dict[str, NDArray], loss: Loss) -> Targets:
-        """How ``y`` read in the fit of a file."""
-        raise NotImplementedError
-
     def _saved_state(self) -> SavedState:
         header, arrays = super()._saved_state()
-        target_header, target_arrays = self._targets._saved_state()
         readout = self.network_.readout
         fit = {
-            "loss": described(self.loss_, LOSSES),
             "penalty": described(self.penalty_, PENALTIES),
             "n_iter": self.n_iter_,
             "readout": [*readout.w3.shape, readout.simplex],
@@ -237,12 +225,11 @@ class UnfoldedTransformerBase(TokenEstimator):
             certificate = self.certificate_
             fit["certificate"] = [certificate.primal, certificate.dual, certificate.reference]
         descent = {"energies": self.descent_.energies, "rose": self.descent_.rose}
-        return header | fit | target_header, arrays | descent | saved_weights(self.network_) | target_arrays
+        return header | fit, arrays | descent | saved_weights(self.network_)
 
     def _restore_state(self, header: dict[str, Any], arrays: dict[str, NDArray]) -> None:
         super()._restore_state(header, arrays)
-        self.loss_, self.penalty_ = rebuilt(header["loss"], LOSSES), rebuilt(header["penalty"], PENALTIES)
-        self._targets = self._restored_targets(header, arrays, self.loss_)
+        self.penalty_ = rebuilt(header["penalty"], PENALTIES)
         n_heads, n_outputs, simplex = header["readout"]
         # Files that do not hold the options were written of fits by the parameters.
         known = header.get("network")

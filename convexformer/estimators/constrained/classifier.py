@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from convexformer.constrained.classifier import LayeredClassifier
 from convexformer.estimators.attention import ClassificationMixin
 from convexformer.estimators.samples import check_one_process
-from convexformer.estimators.tokens import SavedState, described, rebuilt, unchanged_on_failure
+from convexformer.estimators.tokens import TargetEstimator, unchanged_on_failure
 from convexformer.nn import sample_losses
 from convexformer.validation import as_tensor, check_device, check_flag, check_tokens, is_integer, result_of
-from convexformer_solvers import LOSSES, Loss
+from convexformer_solvers import Loss
 from convexformer_solvers.validation import as_dtype
 
 from .base import DescentConstrainedBase
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class DescentConstrainedClassifier(ClassificationMixin, DescentConstrainedBase):
+class DescentConstrainedClassifier(ClassificationMixin, TargetEstimator, DescentConstrainedBase):
     r"""Classification by an unrolled transformer each of whose layers must lower the loss.
 
     .. math:: \min \; \ell_L \quad \text{subject to} \quad \ell_1 \le c_{\mathrm{ref}}, \;\;
@@ -210,16 +210,6 @@ class DescentConstrainedClassifier(ClassificationMixin, DescentConstrainedBase):
 
     def _make_network(self, seed: int = 0) -> nn.Module:
         return LayeredClassifier(**self._options, seed=seed)
-
-    def _saved_state(self) -> SavedState:
-        header, arrays = super()._saved_state()
-        target_header, target_arrays = self._targets._saved_state()
-        return header | {"loss": described(self.loss_, LOSSES)} | target_header, arrays | target_arrays
-
-    def _restore_state(self, header: dict[str, Any], arrays: dict[str, NDArray]) -> None:
-        super()._restore_state(header, arrays)
-        self.loss_ = rebuilt(header["loss"], LOSSES)
-        self._targets = self._restored_targets(header, arrays, self.loss_)
 
     def _placed(self, tokens: Tensor) -> Tensor:
         """Columns of two-dimensional data as tokens that differ: each has its value in a coordinate of its own."""
