@@ -12,9 +12,10 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
 from convexformer.constrained import ConstrainedTrainingInterrupted, FeasibilityReport, PrimalDual
+from convexformer.estimators.samples import check_one_process
 from convexformer.estimators.tokens import SavedState, TokenEstimator, restored_weights, saved_weights
-from convexformer.validation import check_stream, check_tokens, is_integer
-from convexformer_solvers.validation import is_real
+from convexformer.validation import check_device, check_stream, check_tokens, is_integer
+from convexformer_solvers.validation import as_dtype, is_real
 
 # Parameters of the estimators that are options of the trainer by the same name.
 _TRAINER_OPTIONS = ("alpha", "objective", "resilience", "dual_lr", "stop_gradient", "lr", "weight_decay", "batch_size")
@@ -25,6 +26,7 @@ class DescentConstrainedBase(TokenEstimator):
 
     alpha: float
     c_ref: float | None
+    n_layers: int
     n_epochs: int
     validation_fraction: float
     dtype: Any
@@ -46,6 +48,14 @@ class DescentConstrainedBase(TokenEstimator):
                 self._store(trainer)
             raise
         self._store(trainer)
+
+    def _training_tokens(self, X: ArrayLike) -> Tensor:
+        """Checked tokens, in the precision and on the device of training."""
+        check_one_process(self)
+        if not is_integer(self.n_layers, 2):
+            raise ValueError(f"n_layers must be an integer of at least 2, got {self.n_layers!r}")
+        tokens = check_tokens(self, X, reset=True)
+        return tokens.to(check_device(self.device, tokens.device), as_dtype(self.dtype, tokens.dtype))
 
     def _split(self, data: list[Tensor], groups: NDArray, seed: int) -> tuple[list[Tensor], list[Tensor] | None]:
         """Training samples, with one of each group at least, and those that are held out, if any."""

@@ -10,12 +10,10 @@ from torch import Tensor, nn
 
 from convexformer.constrained.classifier import LayeredClassifier
 from convexformer.estimators.attention import ClassificationMixin
-from convexformer.estimators.samples import check_one_process
 from convexformer.estimators.tokens import TargetEstimator, unchanged_on_failure
 from convexformer.nn import sample_losses
-from convexformer.validation import as_tensor, check_device, check_flag, check_tokens, is_integer, result_of
+from convexformer.validation import as_tensor, result_of
 from convexformer_solvers import Loss
-from convexformer_solvers.validation import as_dtype
 
 from .base import DescentConstrainedBase
 
@@ -182,18 +180,12 @@ class DescentConstrainedClassifier(ClassificationMixin, TargetEstimator, Descent
         InfeasibleWarning
             If the constraints do not hold at the end.
         """
-        check_one_process(self)
-        check_flag(self.verbose, "verbose")
-        if not is_integer(self.n_layers, 2):
-            raise ValueError(f"n_layers must be an integer of at least 2, got {self.n_layers!r}")
-        tokens = check_tokens(self, X, reset=True)
-        device = check_device(self.device, tokens.device)
+        tokens = self._placed(self._training_tokens(X))
         targets, loss, labels = self._read_targets(y, len(tokens), None)
-        tokens = self._placed(tokens.to(device, as_dtype(self.dtype, tokens.dtype)))
-        encoded = as_tensor(targets.encode(labels), device).to(tokens.dtype)
+        encoded = as_tensor(targets.encode(labels), tokens.device).to(tokens.dtype)
         self._targets, self.loss_ = targets, loss
         total = targets.weight(labels, None)
-        share = torch.ones_like(encoded[:, 0]) if total is None else as_tensor(total, device).to(encoded)
+        share = torch.ones_like(encoded[:, 0]) if total is None else as_tensor(total, tokens.device).to(encoded)
         share = share / share.mean()
         c_ref = self._constant_loss(loss, encoded, share) if self.c_ref is None else self.c_ref
         seed = self._seed()

@@ -10,11 +10,9 @@ from numpy.typing import ArrayLike
 from sklearn.base import TransformerMixin
 from torch import Tensor, nn
 
-from convexformer.estimators.samples import check_one_process
 from convexformer.estimators.tokens import unchanged_on_failure
 from convexformer.unfolded.unrolled import DUST, UnrolledTransformer
-from convexformer.validation import check_device, check_flag, check_positive, check_tokens, is_integer, result_of
-from convexformer_solvers.validation import as_dtype
+from convexformer.validation import check_positive, result_of
 
 from .base import DescentConstrainedBase
 
@@ -32,8 +30,8 @@ class DescentConstrainedDenoiser(TransformerMixin, DescentConstrainedBase):
 
     Parameters
     ----------
-    alpha : float, default=0.1
-        Share by which each layer must lower the loss.
+    alpha
+        As in ``DescentConstrainedClassifier``.
     c_ref : float, optional
         Loss that the first layer must come below. Default: that of the noisy tokens themselves, half the variance of
         the noise.
@@ -42,38 +40,10 @@ class DescentConstrainedDenoiser(TransformerMixin, DescentConstrainedBase):
     model : {"ut", "dust"}, default="ut"
         ``UnrolledTransformer``, for tokens without negative entries such as pixels, or ``DUST``, sparse coding in a
         dictionary.
-    n_layers : int, default=3
-        Layers, two or more.
-    shared : bool, default=False
-        Whether all layers have the same weights.
-    objective : {"constrained", "last", "sum"}, default="constrained"
-        ``"last"``: usual training, of the last layer alone; ``"sum"``: the losses of all layers (deep supervision).
-    resilience : float, optional
-        Price of violations, see ``PrimalDual``. Default: hard constraints.
-    dual_lr : float, default=1e-2
-        Step of the multipliers.
-    stop_gradient : bool, default=False
-        Whether the loss that a layer is compared with counts as a number. Otherwise the net weight of a layer's loss
-        may be negative and training then raises that loss.
-    lr : float, default=1e-3
-        Learning rate of the weights.
-    weight_decay : float, default=0.0
-        Decay of the weights.
-    batch_size : int, default=32
-        Samples of a batch; the last of an epoch may have fewer.
-    n_epochs : int, default=50
-        Epochs.
-    validation_fraction : float, default=0.2
-        Share of the samples that is held out: feasibility is judged on it, and the best feasible epoch by it is
-        kept. 0: all samples are for training, and the last epoch is kept.
-    dtype : {None, "float32", "float64"}, default=None
-        Precision of the network. Default: that of ``X``.
-    device : str or torch.device, optional
-        Where to train. Default: that of ``X``, or the CPU.
-    random_state : int, RandomState or None, default=None
-        Of the initial weights, the split and the order of the samples.
-    verbose : bool, default=False
-        Whether to show a progress bar.
+    n_layers, shared, objective, resilience, dual_lr, stop_gradient, lr, weight_decay, batch_size, n_epochs
+        As in ``DescentConstrainedClassifier``.
+    validation_fraction, dtype, device, random_state, verbose
+        As in ``DescentConstrainedClassifier``; as there are no classes, any samples may be held out.
 
     Attributes
     ----------
@@ -165,16 +135,10 @@ class DescentConstrainedDenoiser(TransformerMixin, DescentConstrainedBase):
         InfeasibleWarning
             If the constraints do not hold at the end.
         """
-        check_one_process(self)
-        check_flag(self.verbose, "verbose")
         if self.model not in _MODELS:
             raise ValueError(f"model must be one of {sorted(_MODELS)}, got {self.model!r}")
         check_positive(noise=self.noise)
-        if not is_integer(self.n_layers, 2):
-            raise ValueError(f"n_layers must be an integer of at least 2, got {self.n_layers!r}")
-        tokens = check_tokens(self, X, reset=True)
-        device = check_device(self.device, tokens.device)
-        tokens = tokens.to(device, as_dtype(self.dtype, tokens.dtype))
+        tokens = self._training_tokens(X)
         seed, noise = self._seed(), self.noise
         sizes = {"n_features": tokens.shape[2], "n_layers": self.n_layers}
         self._options = {"model": self.model, **sizes, "shared": self.shared}
