@@ -41,7 +41,7 @@ class Heartbeats:
         wait = timedelta(seconds=config.timeout)
         self._store = dist.TCPStore(host, port, is_master=rank == 0, timeout=wait, wait_for_workers=False)
         self.port = self._store.port
-        self._seen: dict[int, tuple[str, float]] = {}
+        self._seen: dict[int, tuple[bytes, float]] = {}
         self._looked, self._stopped, self.failed = 0.0, threading.Event(), False
         self._thread = threading.Thread(target=self._beat, daemon=True, name="heartbeat")
         self._thread.start()
@@ -72,11 +72,6 @@ class Heartbeats:
         with suppress(RuntimeError):
             self._store.set(str(self.rank), _LEFT)
 
-    def report(self, message: str) -> None:
-        """Tell the others what has failed."""
-        with suppress(RuntimeError):
-            self._store.set("failure", message)
-
     def check(self, at_once: bool = False) -> None:
         """Raise ``RankError`` where a rank has failed or shows no sign of life; looks once in a while."""
         try:
@@ -93,22 +88,21 @@ class Heartbeats:
         try:
             if self._store.check(["failure"]):
                 raise RankError(self._store.get("failure").decode())
-            others = [rank for rank in range(len(self.names)) if self._store.check([str(rank)])]
-            found = self._store.multi_get([str(rank) for rank in others]) if others else []
+            counts = self._counts()
         except RankError:
             raise
         except RuntimeError as error:
             raise RankError(f"{self.names[0]} has ended or does not answer: {_first_line(error)}") from error
-        for rank, value in zip(others, found, strict=True):
-            count = value.decode()
-            if count != self._seen.get(rank, ("", 0.0))[0]:
+        for rank, count in counts.items():
+            if count != self._seen.get(rank, (b"", 0.0))[0]:
                 self._seen[rank] = count, now
-            elif count != _LEFT and now - self._seen[rank][1] > self.config.timeout:
+            elif count != _LEFT.encode() and now - self._seen[rank][1] > self.config.timeout:
                 raise self.failure(f"{self.names[rank]} has shown no sign of life for {self.config.timeout:.0f} s")
 
     def failure(self, message: str) -> RankError:
         """The error of this message, of which the others are told."""
-        self.report(message)
+        with suppress(RuntimeError):
+            self._store.set("failure", message)
         self.failed = True
         return RankError(message)
 
@@ -121,7 +115,8 @@ class Heartbeats:
 
     def _counts(self) -> dict[int, bytes]:
         ranks = [rank for rank in range(len(self.names)) if self._store.check([str(rank)])]
-        return dict(zip(ranks, self._store.multi_get([str(rank) for rank in ranks]), strict=True))
+        found = self._store.multi_get([str(rank) for rank in ranks]) if ranks else []
+        return dict(zip(ranks, found, strict=True))
 
     def broken(self, error: Exception) -> RankError:
         """The error where a connection has failed: which rank has ended, if that can be found."""

@@ -289,13 +289,9 @@ class Operation(NamedTuple):
             return value.to(device) if isinstance(value, Tensor) and value.ndim else value
 
         kwargs = {name: local(value) for name, value in self.kwargs.items()}
-        found = _function(self.function)(*local(self.args), **kwargs)
+        _, packet, overload = self.function.split(".")
+        found = getattr(getattr(_aten, packet), overload)(*local(self.args), **kwargs)
         parts.update(zip(self.targets, tree_leaves(found), strict=False))
-
-
-def _function(name: str) -> Callable[..., Any]:
-    _, packet, overload = name.split(".")
-    return getattr(getattr(_aten, packet), overload)
 
 
 def plan(function: Any, leaves: Sequence[Any], spec: Any, n_samples: int) -> Plan | None:

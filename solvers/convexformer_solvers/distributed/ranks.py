@@ -83,7 +83,8 @@ class Ranks:
         dist.broadcast_object_list(address, src=0)
         if self.rank != 0:
             self.heartbeats = Heartbeats(self.rank, self.names, address[0], config)
-        self._group = self._watched(_new_group)
+        # Waiting ends by signs of life, as a pass over the data may take hours.
+        self._group = self._watched(lambda: dist.new_group(backend="gloo", timeout=timedelta(days=30)))
         self.rate = 0.0  # bytes per second of a sum over the ranks; 0 until it is measured
         self.command_seconds = 0.0  # of a command without arguments; a team measures it on rank 0
         self.least_samples = config.least_samples
@@ -124,25 +125,15 @@ class Ranks:
 
     def broadcast(self, value: Any = None) -> Any:
         """An object of rank 0, on all ranks."""
-        frame = mmap.PAGESIZE  # bytes of the first message; what is longer takes a second one
+        room = mmap.PAGESIZE - 8  # bytes of the first message after their number; more take a second one
         data = packed(value) if self.rank == 0 else b""
-        first = torch.zeros(frame, dtype=torch.uint8)
-        if self.rank == 0:
-            head = len(data).to_bytes(8, "little") + data[: frame - 8]
-            first[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
+        first = _padded(len(data).to_bytes(8, "little") + data[:room], mmap.PAGESIZE)
         self.wait(lambda: dist.broadcast(first, 0, group=self._group, async_op=True))
-        if self.rank != 0:
-            length = int.from_bytes(first[:8].numpy().tobytes(), "little")
-            data = first[8 : 8 + length].numpy().tobytes()
-        else:
-            length = len(data)
-        if length > frame - 8:
-            rest = torch.empty(length - frame + 8, dtype=torch.uint8)
-            if self.rank == 0:
-                rest = torch.frombuffer(bytearray(data[frame - 8 :]), dtype=torch.uint8)
-            self.wait(lambda: dist.broadcast(rest, 0, group=self._group, async_op=True))
-            data = data if self.rank == 0 else data + rest.numpy().tobytes()
-        return value if self.rank == 0 else unpacked(data)
+        length, parts = int.from_bytes(first[:8].numpy().tobytes(), "little"), [first[8:]]
+        if length > room:
+            parts.append(_padded(data[room:], length - room))
+            self.wait(lambda: dist.broadcast(parts[1], 0, group=self._group, async_op=True))
+        return value if self.rank == 0 else unpacked(b"".join(part.numpy().tobytes() for part in parts))
 
     def scatter(self, sizes: Sequence[int], messages: Sequence[bytes] | None = None) -> bytes:
         """Each rank's message, of known bytes, of a list on rank 0."""
@@ -235,24 +226,20 @@ def _ended_on_gpu(work: Any, seconds: float) -> bool:
     return True
 
 
-def _new_group() -> Any:
-    """A group for all messages; waiting ends by signs of life, as a pass over the data may take hours."""
-    return dist.new_group(backend="gloo", timeout=timedelta(days=30))
-
-
 @contextmanager
 def interrupts_held() -> Iterator[None]:
-    """Ctrl-C waits for the end of a message, which the other ranks take part in."""
-    if threading.current_thread() is not threading.main_thread():
+    """Ctrl-C waits for the end of what must not end in between, as a message that the other ranks take part in."""
+    pressed: list[Any] = []
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
         yield
         return
-    pressed: list[Any] = []
-    before = signal.signal(signal.SIGINT, lambda *args: pressed.append(args))
+    signal.signal(signal.SIGINT, lambda *args: pressed.append(args))
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-        if pressed and callable(before):
+        if pressed:
             before(*pressed[0])
 
 
@@ -338,7 +325,4 @@ def named(rank: int, error: BaseException) -> BaseException:
 
 
 def _padded(data: bytes, height: int) -> Tensor:
-    result = torch.zeros(height, dtype=torch.uint8)
-    if data:
-        result[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-    return result
+    return torch.frombuffer(bytearray(data.ljust(height, b"\0")), dtype=torch.uint8)

@@ -177,7 +177,10 @@ class Team:
             at_values = False
             here = self.parts[command.name]
             given = unpacked(command.common, self.parts.__getitem__) | own()
-            found = getattr(here, command.method)(**{name: _on(value, here.device) for name, value in given.items()})
+            for name, value in given.items():
+                if hasattr(value, "to"):  # a tensor, or slopes
+                    given[name] = value.to(device=here.device)
+            found = getattr(here, command.method)(**given)
             self._answer = Answer.of(command.combine, found, command.heights, command.room)
             for how, part in zip(self._answer.combine, self._answer.results, strict=True):
                 if how == "keep":
@@ -190,11 +193,6 @@ class Team:
         """Answer what the last frame had no room for, and drop it."""
         answer, self._answer = self._answer, Answer()
         return self.ranks.gather(answer.failed) if ask.errors else answer.collected(self.ranks)
-
-
-def _on(value: Any, device: torch.device) -> Any:
-    """A tensor, or slopes, of a message on the device of what takes it."""
-    return value.to(device=device) if hasattr(value, "to") else value
 
 
 def _name_of(value: Any) -> int | None:

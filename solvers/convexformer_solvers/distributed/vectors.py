@@ -243,7 +243,7 @@ def _carried_out(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     how = None
     if len(layouts) == 1 and all(isinstance(leaf, SampleTensor) for leaf in changed):
         (layout,) = layouts
-        described = [_described(leaf) for leaf in leaves]
+        described = [leaf.rows if isinstance(leaf, SampleTensor) else leaf for leaf in leaves]
         how = plan(function, described, spec, layout.n_samples)
     if how is None and function in NEW:
         return function(torch.empty(0, dtype=args[0].dtype, device=args[0].device), *args[1:], **kwargs)
@@ -269,15 +269,11 @@ def _carried_out(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     return tree_unflatten(results, how.spec)
 
 
-def _described(leaf: Any) -> Any:
-    return leaf.rows if isinstance(leaf, SampleTensor) else leaf
-
-
 def _placed(position: int, leaf: Any, how: Plan, layout: Layout) -> Any:
     """An argument, on the ranks where it has a row for each sample."""
     if position not in how.rows or isinstance(leaf, SampleTensor):
         return leaf
-    return layout.scattered(leaf, how.rows[position].axis or 0, how.rows[position].repeat)
+    return layout.scattered(leaf, how.rows[position].axis, how.rows[position].repeat)
 
 
 def _message(function: Any, leaves: list[Any], spec: Any, how: Plan, layout: Layout) -> Operation:

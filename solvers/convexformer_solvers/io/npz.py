@@ -5,16 +5,15 @@ from __future__ import annotations
 import errno
 import json
 import os
-import signal
-import threading
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
+
+from convexformer_solvers.distributed.ranks import interrupts_held
 
 
 def write_archive(
@@ -38,25 +37,9 @@ def write_archive(
     objects = [name for name, array in arrays.items() if array.dtype.hasobject]
     if objects:
         raise TypeError(f"arrays must hold numbers or text, not objects; {objects} hold objects")
-    with _interrupts_held_back(), replacing(Path(path)) as partial, open(partial, "wb") as file:
+    # numpy, interrupted as it writes, raises an error of its own in the place of Ctrl-C
+    with interrupts_held(), replacing(Path(path)) as partial, open(partial, "wb") as file:
         np.savez(file, header=np.array(text), **arrays)  # type: ignore[arg-type]
-
-
-@contextmanager
-def _interrupts_held_back() -> Iterator[None]:
-    """Delay Ctrl-C to the end: numpy, interrupted as it writes, raises an error of its own in its place."""
-    handler = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(handler):
-        yield
-        return
-    waiting: list[tuple[int, FrameType | None]] = []
-    signal.signal(signal.SIGINT, lambda *arrived: waiting.append(arrived))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
-    if waiting:
-        handler(*waiting[0])
 
 
 @contextmanager
