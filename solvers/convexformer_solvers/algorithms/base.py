@@ -105,16 +105,12 @@ class Solver(ABC):
     def point(self, program: Program, state: Any) -> Point:
         """The point that a state stands for, in the precision of ``program.y``; a dual point may have another."""
 
-    def estimated_gap(self, state: Any) -> float | None:
+    def gap_estimate(self, program: Program, state: Any) -> float | None:
         """What the duality gap of ``point`` may be, absolute; only says when a certificate is worth its cost.
 
         None, the default: nothing is known, certificates come at regular intervals. Infinite: not now.
         """
         return None
-
-    def gap_estimate(self, program: Program, state: Any) -> float | None:
-        """As ``estimated_gap``, for solvers that need the program for it."""
-        return self.estimated_gap(state)
 
     def activity(self, state: Any) -> str:
         """What the algorithm is doing, in a few words for the progress bar; by default its name."""

@@ -70,7 +70,7 @@ class ColumnGeneration(Solver):
         coef = _coef(exact, state.atoms, weights)
         return Point(coef.to(dtype), state.intercept.to(dtype), theta)
 
-    def estimated_gap(self, state: _State) -> float | None:
+    def gap_estimate(self, program: Program, state: _State) -> float | None:
         return state.gap or None
 
     def finished(self, state: _State) -> bool:

@@ -24,7 +24,7 @@ class Constant(Solver):
         constant = exact.constant_pred(exact.null_intercept)
         return Point(zeros, program.null_intercept.clone(), exact.null_dual_point, constant)
 
-    def estimated_gap(self, state: bool) -> float:
+    def gap_estimate(self, program: Program, state: bool) -> float:
         return 0.0
 
     def finished(self, state: bool) -> bool:

@@ -91,7 +91,7 @@ class Batched(Solver):
     def point(self, program: Program, state: _State) -> Point:
         return state.point
 
-    def estimated_gap(self, state: _State) -> float:
+    def gap_estimate(self, program: Program, state: _State) -> float:
         return state.gap
 
     def finished(self, state: _State) -> bool:

@@ -304,7 +304,7 @@ class MetricGradient(Solver):
     def point(self, program: Program, state: _State) -> Point:
         return Point(state.coef, state.intercept)
 
-    def estimated_gap(self, state: _State) -> float:
+    def gap_estimate(self, program: Program, state: _State) -> float:
         return state.read.gap
 
     def finished(self, state: _State) -> bool:
