@@ -12,7 +12,6 @@ from torch import Tensor
 from convexformer_solvers.linalg.gram import SupportGram
 from convexformer_solvers.linalg.line_search import backtracking
 from convexformer_solvers.linalg.newton_systems import NewtonSystem, ProxJacobian
-from convexformer_solvers.linear_maps.base import nonzero_blocks
 from convexformer_solvers.points import Point, as_start, own_predictions
 from convexformer_solvers.program import Program
 from convexformer_solvers.reductions.center import Center
@@ -173,9 +172,7 @@ def _proximal(iterate: _Iterate) -> _Iterate:
 
 
 def _with_residual(iterate: _Iterate) -> _Iterate:
-    support = nonzero_blocks(iterate.coef).nonzero()[:, 0]
-    groups = iterate.coef.reshape(-1, *iterate.coef.shape[-2:])
-    fitted = iterate.program.map.matvec_blocks(support, groups[support]) + iterate.intercept
+    fitted = iterate.program.map.sparse_matvec(iterate.coef) + iterate.intercept
     return iterate._replace(residual=fitted - iterate.pred)
 
 

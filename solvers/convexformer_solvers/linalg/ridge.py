@@ -63,9 +63,9 @@ class RidgeSystem(ABC):
     def _gram(self) -> Tensor:
         """A matrix that is kept, whose lower triangle determines the Gram matrix."""
 
-    @abstractmethod
     def _entries(self, matrix: Tensor) -> Callable[[slice], Tensor]:
         """Rows of the weighted and centred Gram matrix, from the first of the same columns on, as new tensors."""
+        return lambda rows: lower_rows(matrix, rows)
 
     def _solved(self, right: Tensor) -> Tensor:
         assert self._inverse is not None
@@ -164,9 +164,6 @@ class RidgeInFeatures(RidgeSystem):
                 matrix.addr_(total, total, alpha=-1 / float(self.weight.sum()))
             self._weighted = self.weight, matrix
         return self._weighted[1]
-
-    def _entries(self, matrix: Tensor) -> Callable[[slice], Tensor]:
-        return lambda rows: lower_rows(matrix, rows)
 
 
 def ridge_system(linear_map: LinearMap, fit_intercept: bool) -> RidgeSystem:

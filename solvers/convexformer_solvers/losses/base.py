@@ -135,8 +135,10 @@ class Loss(ABC):
 
     def mean_hessian(self, pred: Tensor, y: Tensor, weight: Tensor) -> Tensor:
         """Hessian of the weighted loss in an intercept shared by all samples, shape (c, c)."""
-        if self.output_separable:
-            return torch.diag(weight @ self.hessian_product(pred, y, torch.ones_like(pred)))
+        if (parts := self.hessian_parts(pred, y)) is not None:
+            diagonal, root = parts
+            result = torch.diag(weight @ diagonal)
+            return result if root is None else result - (weight[:, None] * root).T @ root
         units = torch.eye(pred.shape[1], dtype=pred.dtype, device=pred.device)
         return torch.stack([weight @ self.hessian_product(pred, y, unit.expand_as(pred)) for unit in units])
 

@@ -148,10 +148,6 @@ class Softmax(Loss):
         probability = _softmax(pred)
         return probability, probability
 
-    def mean_hessian(self, pred: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-        probability = _softmax(pred)
-        return torch.diag(weight @ probability) - (weight[:, None] * probability).T @ probability
-
     def best_intercept(self, pred: Tensor, y: Tensor, weight: Tensor, start: Tensor | None = None) -> Tensor:
         at = SoftmaxAtIntercepts(self, pred, y, weight)
         best = best_intercept(at, start)
