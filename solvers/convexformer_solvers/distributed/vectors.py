@@ -93,7 +93,26 @@ class _Changes:
     number = 0
 
 
-class SampleTensor(Tensor):
+class _Wrapper(Tensor):
+    """A tensor whose values ``whole`` gives."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    def whole(self) -> Tensor:
+        raise NotImplementedError
+
+    def numpy(self, *, force: bool = False) -> Any:
+        array = self.whole().numpy(force=force)
+        if force:
+            return array.copy()
+        array.flags.writeable = False  # it is one of a copy
+        return array
+
+    def tolist(self) -> Any:
+        return self.whole().tolist()
+
+
+class SampleTensor(_Wrapper):
     """A tensor of rank 0 with an axis for the samples of all ranks, whose values are on their ranks.
 
     Operations are noted. All ranks carry them out before the next sum over the samples or product with the data.
@@ -115,7 +134,6 @@ class SampleTensor(Tensor):
     rows: Rows
     changes: _Changes
     _copy: tuple[Tensor, int] | None  # on rank 0, and after which changes
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
     def __new__(cls, layout: Layout, name: int, rows: Rows, changes: _Changes | None = None) -> SampleTensor:
@@ -142,14 +160,8 @@ class SampleTensor(Tensor):
             self._copy = self.sample_layout.gathered(self), self.changes.number
         return self._copy[0]
 
-    def numpy(self, *, force: bool = False) -> Any:
-        return _as_array(self.whole(), force)
 
-    def tolist(self) -> Any:
-        return self.whole().tolist()
-
-
-class _ViewOfCopy(Tensor):
+class _ViewOfCopy(_Wrapper):
     """A view of a copy of values of the ranks.
 
     It is an error to change it, which would not change theirs, and to read it after theirs have changed.
@@ -157,7 +169,6 @@ class _ViewOfCopy(Tensor):
 
     _copied: Tensor
     _source: tuple[_Changes, int]  # of the values of the ranks, and how many there were
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
     def __new__(cls, values: Tensor, source: tuple[_Changes, int]) -> _ViewOfCopy:
@@ -173,7 +184,7 @@ class _ViewOfCopy(Tensor):
         source = args[0]._source if _makes_views(func) else None
         return _of_copies(func, _copies_read(func, args, kwargs), source)
 
-    def copied(self) -> Tensor:
+    def whole(self) -> Tensor:
         """The values, where those of the ranks are still the same."""
         changes, number = self._source
         if changes.number != number:
@@ -183,21 +194,6 @@ class _ViewOfCopy(Tensor):
             )
         return self._copied
 
-    def numpy(self, *, force: bool = False) -> Any:
-        return _as_array(self.copied(), force)
-
-    def tolist(self) -> Any:
-        return self.copied().tolist()
-
-
-def _as_array(values: Tensor, force: bool) -> Any:
-    """An array of a copy: of its own where that is asked for, or else one that cannot be written to."""
-    array = values.numpy(force=force)
-    if force:
-        return array.copy()
-    array.flags.writeable = False
-    return array
-
 
 def _copies_read(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Arguments with copies in place of views of them, none of which the operation writes to."""
@@ -206,7 +202,7 @@ def _copies_read(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
             "some samples' values cannot be changed in place by a view where ranks have them; write "
             "values[index] = ... with a tensor of positions, or change a clone"
         )
-    return tree_map_only(_ViewOfCopy, _ViewOfCopy.copied, (args, kwargs))
+    return tree_map_only(_ViewOfCopy, _ViewOfCopy.whole, (args, kwargs))
 
 
 def _of_copies(function: Any, arguments: Any, source: tuple[_Changes, int] | None) -> Any:
@@ -223,9 +219,7 @@ def _makes_views(function: Any) -> bool:
 
 def whole(values: Tensor) -> Tensor:
     """Values of all samples, on rank 0."""
-    if isinstance(values, _ViewOfCopy):
-        return values.copied()
-    return values.whole() if isinstance(values, SampleTensor) else values
+    return values.whole() if isinstance(values, _Wrapper) else values
 
 
 def _carried_out(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
