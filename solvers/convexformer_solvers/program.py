@@ -290,12 +290,6 @@ class Program:
             return exact.null_intercept.to(self.y)
         return self.best_intercept(torch.zeros_like(self.y))
 
-    @property
-    def target_shift(self) -> Tensor:
-        """What may be taken from the targets as the intercept gives it back: the best constant or zeros, ``(c,)``."""
-        movable = self.fit_intercept and self.loss.of_residual
-        return self.null_intercept if movable else torch.zeros_like(self.null_intercept)
-
     @_WithoutAlpha
     def null_value(self) -> float:
         """Objective of the best constant model: the reference of relative gaps.

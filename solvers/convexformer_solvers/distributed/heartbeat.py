@@ -74,13 +74,6 @@ class Heartbeats:
 
     def check(self, at_once: bool = False) -> None:
         """Raise ``RankError`` where a rank has failed or shows no sign of life; looks once in a while."""
-        try:
-            self._check(at_once)
-        except RankError:
-            self.failed = True
-            raise
-
-    def _check(self, at_once: bool) -> None:
         now = time.monotonic()
         if not at_once and now - self._looked < self.config.heartbeat:
             return
@@ -90,8 +83,10 @@ class Heartbeats:
                 raise RankError(self._store.get("failure").decode())
             counts = self._counts()
         except RankError:
+            self.failed = True
             raise
         except RuntimeError as error:
+            self.failed = True
             raise RankError(f"{self.names[0]} has ended or does not answer: {_first_line(error)}") from error
         for rank, count in counts.items():
             if count != self._seen.get(rank, (b"", 0.0))[0]:

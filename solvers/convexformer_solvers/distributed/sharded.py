@@ -231,13 +231,8 @@ class ShardedMap(Sharded, LinearMap):
     # Costs
 
     @property
-    def _share(self) -> float:
-        """Samples of all ranks over those of rank 0."""
-        return self.n_samples / max(1, self.local.n_samples)
-
-    @property
     def n_stored(self) -> int:
-        return int(self._share * self.local.n_stored)
+        return int(self.n_samples / max(1, self.local.n_samples) * self.local.n_stored)  # as many a sample on each rank
 
     def _work_of_messages(self, n_numbers: int) -> float:
         """Work of one command that sends so many numbers."""

@@ -45,7 +45,8 @@ class Center(Reduction):
         linear_map = program.map
         if self._copies(linear_map):
             linear_map = linear_map.centered(program.weight, torch.float64)
-        offset = program.target_shift
+        best = program.null_intercept  # which the intercept gives back
+        offset = best if program.loss.of_residual else torch.zeros_like(best)
         return dataclasses.replace(program, map=linear_map, y=program.y - offset), offset
 
     def _copies(self, linear_map: LinearMap) -> bool:
