@@ -11,7 +11,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.utils.class_weight import compute_class_weight
 
-from convexformer.validation import as_tensor, refuse_masked
+from convexformer.validation import as_tensor, without_tensor
 from convexformer_solvers import Loss
 
 # A header, of what JSON holds and numpy numbers, and arrays without objects.
@@ -95,8 +95,7 @@ class ClassTargets(Targets):
 
     def index(self, y: ArrayLike) -> NDArray[np.int64]:
         """Positions of labels in ``classes``."""
-        refuse_masked(y, "y")
-        labels = np.asarray(y)
+        labels = np.asarray(without_tensor(y, "y"))
         if labels.ndim == 0:
             raise ValueError(f"y must have a label for each sample, got {y!r}")
         if labels.ndim == 2 and labels.shape[1] == 1:  # a column, which fit takes too

@@ -195,7 +195,9 @@ def as_tensor(
 
     Lists become what numpy makes of them, float64; torch would round them to float32. `name` is that of the argument.
     """
-    if not isinstance(array, torch.Tensor):
+    if isinstance(array, torch.Tensor):
+        _check_strided(array, name)
+    else:
         refuse_masked(array, name)
         array = np.asarray(array)
     if isinstance(array, np.ndarray):

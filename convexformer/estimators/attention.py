@@ -12,7 +12,14 @@ from sklearn.metrics import accuracy_score, r2_score
 from sklearn.utils.metaestimators import available_if
 
 from convexformer.targets import ClassTargets, RealTargets, Targets, class_targets
-from convexformer.validation import check_label_target, check_real_target, given, keeps_tensors, result_of
+from convexformer.validation import (
+    check_label_target,
+    check_real_target,
+    given,
+    keeps_tensors,
+    result_of,
+    without_tensor,
+)
 from convexformer_solvers import LOSSES, Callback, Loss, Penalty, Solver, get_loss
 from convexformer_solvers.distributed import ranks
 
@@ -43,6 +50,8 @@ class ScoreMixin:
         float
         """
         y = y.detach() if keeps_tensors(y) else given(y)
+        if not keeps_tensors(sample_weight):
+            sample_weight = without_tensor(sample_weight, "sample_weight")
         if ranks() is None:
             return super().score(X, y, sample_weight)  # type: ignore[misc]
         target, weight, pred = predictions_of_all(self, X, y, sample_weight)

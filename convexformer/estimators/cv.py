@@ -19,7 +19,7 @@ from sklearn.metrics import check_scoring
 from sklearn.model_selection import check_cv
 from tqdm.auto import tqdm
 
-from convexformer.validation import is_integer, predictions
+from convexformer.validation import is_integer, predictions, without_tensor
 from convexformer_solvers import (
     Callback,
     Loss,
@@ -136,7 +136,8 @@ class CrossValidationMixin(ConvexAttentionBase):
 
     def _splits(self, labels: NDArray, groups: ArrayLike | None) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
         """Training and held-out rows of each fold."""
-        if groups is not None and np.shape(groups)[:1] != (len(labels),):
+        groups = without_tensor(groups, "groups")
+        if groups is not None and np.shape(groups) != (len(labels),):
             raise ValueError(f"groups must have one entry per sample, {len(labels)}, got shape {np.shape(groups)}")
         try:
             folds = check_cv(self.cv, labels, classifier=is_classifier(self))

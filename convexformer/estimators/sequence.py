@@ -24,6 +24,7 @@ from convexformer.validation import (
     check_weight,
     predictions,
     result_of,
+    without_tensor,
 )
 from convexformer_solvers import (
     LOSSES,
@@ -318,7 +319,7 @@ class ConvexSequenceRegressor(RegressorMixin, CertifiedEstimator):
         if target.shape != pred.shape:
             raise ValueError(f"y must have shape {pred.shape} as in fit, got {target.shape}")
         flat = (np.reshape(part, (len(target), -1)) for part in (target, pred))
-        return float(r2_score(*flat, sample_weight=sample_weight))
+        return float(r2_score(*flat, sample_weight=without_tensor(sample_weight, "sample_weight")))
 
 
 def _check_sequences(y: Any, n_samples: int) -> NDArray[np.float64]:

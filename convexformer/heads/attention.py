@@ -19,7 +19,14 @@ from convexformer.gates.base import as_gate_index
 from convexformer.nn import ConvexAttention, network_from_heads
 from convexformer.programs.attention import attention_program
 from convexformer.targets import RealTargets, Targets
-from convexformer.validation import as_head_weights, as_tensor, check_finite, check_program_tokens, check_weight
+from convexformer.validation import (
+    as_head_weights,
+    as_tensor,
+    check_finite,
+    check_program_tokens,
+    check_weight,
+    without_tensor,
+)
 from convexformer_solvers import DenseMap, Loss, Penalty, Program, get_loss, get_penalty
 from convexformer_solvers.program import check_alpha
 
@@ -232,7 +239,7 @@ class Heads:
             loss=self.loss,
             penalty=self.penalty,
             gates=self.gates,
-            sample_weight=self.targets.weight(y, sample_weight),
+            sample_weight=self.targets.weight(y, without_tensor(sample_weight, "sample_weight")),
             fit_intercept=fit_intercept,
         )
 

@@ -276,7 +276,7 @@ class SequenceHeads:
         ValueError
             If ``X``, ``y`` or ``sample_weight`` are of other shapes, or weights are negative.
         """
-        pred, target = torch.as_tensor(self.predict(X)), _as_sequences(y)
+        pred, target = torch.as_tensor(self.predict(X)), _as_sequences(y).detach().cpu()
         if target.shape != pred.shape:
             raise ValueError(f"y must have shape {tuple(pred.shape)}, got {tuple(target.shape)}")
         check_finite("y", target)

@@ -165,6 +165,10 @@ def _ragged(X: Sequence[ArrayLike | Tensor]) -> RaggedSequences:
             )
         if sample.shape[1] != samples[0].shape[1]:
             raise ValueError(f"X[{i}] has tokens of width {sample.shape[1]}, but X[0] of {samples[0].shape[1]}")
+        if sample.device != samples[0].device:
+            raise ValueError(
+                f"X must hold samples on one device, got X[{i}] on {sample.device} and X[0] on {samples[0].device}"
+            )
     common = samples[0].dtype
     for sample in samples:
         common = torch.promote_types(common, sample.dtype)

@@ -169,7 +169,8 @@ class RaggedSequences(TokenSequences):
     def __init__(self, samples: Sequence[Tensor], index: Tensor | None = None) -> None:
         self._samples, self.device = samples, samples[0].device
         self._index = torch.arange(len(samples)) if index is None else index.cpu()
-        self.lengths = torch.tensor([len(sample) for sample in self._chosen(slice(None))], device=self.device).long()
+        lengths = [len(sample) for sample in self._chosen(slice(None))]
+        self.lengths = torch.tensor(lengths, dtype=torch.int64).to(self.device)
         self.n_features, self.dtype = samples[0].shape[1], working_precision(samples[0].dtype)
 
     def _chosen(self, rows: slice) -> list[Tensor]:
@@ -232,6 +233,7 @@ def mask_of(real: Any, n_samples: int, n_tokens: int, device: torch.device) -> T
             f"X[1] must be lengths, integers of shape ({n_samples},), or a mask of bool of shape "
             f"{(n_samples, n_tokens)}, got {marks.dtype} of shape {tuple(marks.shape)}"
         )
+    marks = marks.long()  # torch compares no unsigned integers of more than 8 bits
     wrong = marks[(marks < 0) | (marks > n_tokens)]
     if len(wrong):
         raise ValueError(f"X[1] must hold lengths from 1 to {n_tokens}, the tokens of X[0], got {int(wrong[0])}")

@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 import torch
+from sklearn.model_selection import GroupKFold
 from stand_in_device import NAME, StandIn, stand_in
 
 from convexformer import (
+    ConvexAttentionClassifier,
     ConvexAttentionClassifierCV,
     ConvexAttentionRegressor,
     ConvexAttentionRegressorCV,
@@ -141,6 +143,41 @@ def test_estimators_work_on_the_device_of_the_samples(estimator, accelerator):
     for spoilt, message in ((there.to_sparse(), "X must be a dense tensor"), (there / 0, "Input X contains NaN")):
         with pytest.raises(ValueError, match=message):
             estimator(0.05).fit(spoilt, targets)
+
+
+@pytest.mark.parametrize("estimator", [ConvexAttentionRegressor, ConvexAttentionClassifier, ConvexSequenceRegressor])
+def test_scores_and_objectives_of_tensors_there(estimator, accelerator):
+    X, y = data(c=2)
+    y = y[:, 0] > 0 if estimator is ConvexAttentionClassifier else y
+    weight = np.random.default_rng(1).uniform(0.1, 3, size=len(X))
+    model = estimator(0.05, tol=1e-6).fit(X, y, weight)
+    there = [torch.as_tensor(part).to(accelerator) for part in (X, y, weight)]
+    assert model.score(*there) == pytest.approx(model.score(X, y, weight), rel=1e-6)
+    assert model.heads_.objective(*there) == pytest.approx(model.certificate_.primal, rel=1e-6)
+    bound = model.heads_.program(*there).dual(model.certificate_.dual_point.to(accelerator))
+    assert float(bound) == pytest.approx(model.certificate_.dual, rel=1e-6)
+
+
+def test_groups_of_samples_there(accelerator):
+    X, y = data()
+    parts = X, y[:, 0], np.ones(len(X)), np.arange(len(X)) % 4
+    here, there = (
+        ConvexAttentionRegressorCV(alphas=3, cv=GroupKFold(4)).fit(*given, groups=groups)
+        for *given, groups in (parts, [torch.as_tensor(part).to(accelerator) for part in parts])
+    )
+    np.testing.assert_allclose(there.score_path_, here.score_path_, rtol=1e-3)
+
+
+def test_ragged_samples_there(accelerator):
+    X, y = data()
+    lengths = np.random.default_rng(1).integers(1, 5, size=len(X))
+    samples = [torch.as_tensor(tokens[:length]) for tokens, length in zip(X, lengths, strict=True)]
+    there = [tokens.to(accelerator) for tokens in samples]
+    model = ConvexProbeRegressor(0.01, dictionary=MeanPooling(), tol=1e-7)
+    expected = model.fit(samples, y[:, 0]).predict(samples)
+    np.testing.assert_allclose(model.fit(there, y[:, 0]).predict(there), expected, atol=1e-3)
+    with pytest.raises(ValueError, match=r"X must hold samples on one device, got X\[1\] on cpu and X\[0\] on"):
+        model.fit([there[0], *samples[1:]], y[:, 0])
 
 
 def test_generated_gates(accelerator):

@@ -69,6 +69,12 @@ def test_two_dimensional_tensors_are_read_whatever_their_kind():
     assert read(np.zeros((3, 2), dtype=np.float16)).dtype == torch.float32
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.uint32, np.uint64, np.int8, np.int32])
+def test_lengths_are_integers_of_any_size(dtype):
+    samples = read((np.ones((2, 3, 1)), np.array([3, 1], dtype)))
+    assert [len(tokens) for tokens in contents(samples)] == [3, 1]
+
+
 def test_a_series_of_arrays_is_ragged():
     samples = read(pd.Series(SAMPLES))
     assert samples.lengths.tolist() == [len(sample) for sample in SAMPLES]
@@ -107,6 +113,9 @@ def test_chunks_hold_all_samples_in_order_and_few_numbers():
         ((np.zeros((2, 3, 1)), [3, 0]), r"X\[1\] has no token that is real"),
         ((np.zeros((2, 3, 1)), np.zeros((2, 3), dtype=bool)), r"X\[0\] has no token that is real"),
         ((np.zeros((2, 3, 1)), [3, 4]), r"lengths from 1 to 3.*got 4"),
+        ((np.zeros((2, 3, 1)), np.array([3, 4], np.uint64)), r"lengths from 1 to 3.*got 4"),
+        ((np.zeros((2, 3, 1)), torch.ones(2, 3).bool().to_sparse()), r"X\[1\] must be a dense tensor"),
+        (torch.ones(2, 3, 1).to_sparse(), "X must be a dense tensor"),
         ((np.zeros((2, 3, 1)), [3.0, 2.0]), r"X\[1\] must be lengths, integers of shape \(2,\)"),
         ((np.zeros((2, 3, 1)), np.ones((2, 2), dtype=bool)), r"mask of bool of shape \(2, 3\)"),
         ([np.zeros((2, 3)), np.zeros((2, 4))], r"X\[1\] has tokens of width 4, but X\[0\] of 3"),
