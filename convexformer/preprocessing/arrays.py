@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from convexformer.validation import check_real, is_integer, refuse_masked
+from convexformer.validation import check_real, is_integer, without_tensor
 
 
 def pad_sequences(sequences: Sequence[ArrayLike], n_tokens: int | None = None) -> NDArray[np.floating]:
@@ -38,11 +38,9 @@ def pad_sequences(sequences: Sequence[ArrayLike], n_tokens: int | None = None) -
     array([[1., 2.],
            [3., 0.]])
     """
-    sequences = list(sequences)
-    for i, sequence in enumerate(sequences):
-        refuse_masked(sequence, f"sequences[{i}]")
+    given = [without_tensor(sequence, f"sequences[{i}]") for i, sequence in enumerate(sequences)]
     try:
-        arrays = [np.asarray(sequence) for sequence in sequences]
+        arrays = [np.asarray(sequence) for sequence in given]
     except ValueError as error:
         raise ValueError(f"sequences must each be an array of shape (length, n_features): {error}") from error
     if not arrays:
@@ -95,9 +93,14 @@ def image_patches(images: ArrayLike, patch_size: int) -> NDArray[np.floating]:
            [ 8.,  9., 12., 13.],
            [10., 11., 14., 15.]])
     """
-    array = np.asarray(images)
-    if array.ndim != 3:
-        raise ValueError(f"images must have shape (n_samples, height, width), got {array.shape}")
+    try:
+        array = np.asarray(without_tensor(images, "images"))
+    except ValueError as error:
+        raise ValueError(f"images must be an array of shape (n_samples, height, width): {error}") from error
+    if array.ndim != 3 or 0 in array.shape:
+        raise ValueError(
+            f"images must have shape (n_samples, height, width), with at least one of each, got {array.shape}"
+        )
     check_real("images", array)
     n, height, width = array.shape
     if not is_integer(patch_size, 1) or height % patch_size or width % patch_size:

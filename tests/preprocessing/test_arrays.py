@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.datasets import load_digits
@@ -124,3 +125,24 @@ def test_digit_tokens_are_the_scaled_digits():
 def test_patches_are_of_real_numbers(images):
     with pytest.raises(ValueError, match="images must hold real numbers"):
         image_patches(images, 2)
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        (np.ma.masked_equal(np.eye(4)[None], 1), "images must have no masked values"),
+        ([[[1, 2], [3]]], r"images must be an array of shape \(n_samples, height, width\)"),
+        (np.zeros((0, 4, 4)), r"at least one of each, got \(0, 4, 4\)"),
+        (np.zeros((2, 0, 4)), r"at least one of each, got \(2, 0, 4\)"),
+        (torch.ones(1, 2, 2, dtype=torch.bfloat16), "images must not be bfloat16"),
+    ],
+)
+def test_images_that_cannot_be_cut(images, message):
+    with pytest.raises(ValueError, match=message):
+        image_patches(images, 2)
+
+
+def test_tensors_with_gradients_become_arrays():
+    images = torch.arange(32.0).view(2, 4, 4).requires_grad_()
+    np.testing.assert_array_equal(image_patches(images, 2), image_patches(images.detach().numpy(), 2))
+    np.testing.assert_array_equal(pad_sequences([images[0], images[1]]), images.detach())
