@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from convexformer.optional import required
-from convexformer.validation import is_integer
+from convexformer.validation import is_integer, without_tensor
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,6 +26,25 @@ def require_matplotlib() -> Any:
         If matplotlib is not installed.
     """
     return required("matplotlib.pyplot", "figures", "'convexformer[plot]'")
+
+
+def as_numbers(values: ArrayLike, name: str, example: str) -> NDArray[np.float64]:
+    """An argument of numbers as an array; a tensor may be on any device."""
+    given = without_tensor(values, name)
+    try:
+        return np.asarray(given, dtype=float)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name} must be numbers, as {example}, got {values!r:.80}") from error
+
+
+def check_drawable(array: NDArray[np.float64], name: str, least: float = -math.inf) -> None:
+    """Raise ``ValueError`` unless an array holds numbers, all finite and not below `least`, which is zero or none."""
+    if array.size == 0:
+        raise ValueError(f"{name} must hold at least one number, got shape {array.shape}")
+    if not bool(np.isfinite(array).all()):
+        raise ValueError(f"{name} must not be NaN or infinite")
+    if array.min() < least:
+        raise ValueError(f"{name} must not be negative, got {array.min()}")
 
 
 def largest(values: NDArray[np.float64]) -> float:

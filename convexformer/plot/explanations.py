@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .common import is_grid, largest, require_matplotlib
+from convexformer.validation import without_tensor
+
+from .common import as_numbers, check_drawable, is_grid, largest, require_matplotlib
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -131,7 +133,8 @@ def plot_patch_map(
     Raises
     ------
     ValueError
-        If `contributions` is no vector of finite numbers, `grid` has another number of places, or `image` is not grey.
+        If `contributions` is no vector of finite numbers, `grid` has another number of places, or `image` is not grey,
+        finite pixels.
 
     Examples
     --------
@@ -147,9 +150,11 @@ def plot_patch_map(
             f"grid must be the rows and columns of {len(values)} patches, got {grid!r}; leave out contributions of "
             "tokens that are no patch, such as a class token"
         )
-    picture = None if image is None else np.asarray(image, dtype=float)
-    if picture is not None and (picture.ndim != 2 or picture.size == 0):
-        raise ValueError(f"image must be grey, of shape (height, width), got {picture.shape}; average its channels")
+    picture = None if image is None else as_numbers(image, "image", "pixels")
+    if picture is not None:
+        if picture.ndim != 2:
+            raise ValueError(f"image must be grey, of shape (height, width), got {picture.shape}; average its channels")
+        check_drawable(picture, "image")
     axes = require_matplotlib().subplots(layout="constrained")[1] if ax is None else ax
     rows, columns = grid
     extent = (-0.5, columns - 0.5, rows - 0.5, -0.5)
@@ -206,19 +211,23 @@ def plot_token_curve(
     [0.0, 0.5, -0.25]
     """
     values = _checked(contributions)
-    steps = np.arange(len(values)) if times is None else np.asarray(times)
+    steps = np.arange(len(values)) if times is None else np.asarray(without_tensor(times, "times"))
     if steps.shape != values.shape:
         raise ValueError(f"times must have shape ({len(values)},), one for each contribution, got {steps.shape}")
+    if steps.dtype.kind not in "iufmM" or not bool(np.isfinite(steps).all()):
+        raise ValueError(f"times must be finite numbers or dates, got {times!r:.80}")
     if not bool((steps[1:] > steps[:-1]).all()):
         raise ValueError("times must increase; sort contributions and times together")
-    signal = None if series is None else np.asarray(series, dtype=float)
-    if signal is not None and (signal.ndim not in (1, 2) or len(signal) == 0):
+    signal = None if series is None else as_numbers(series, "series", "the steps of a signal")
+    if signal is not None and (signal.ndim not in (1, 2) or signal.size == 0):
         raise ValueError(f"series must have shape (n_steps,) or (n_steps, n_channels), got {signal.shape}")
     if signal is not None and times is None and len(signal) != len(values):
         raise ValueError(
             f"series has {len(signal)} steps and there are {len(values)} contributions; give times=, the step in the "
             "middle of each token"
         )
+    if signal is not None and len(signal) != len(values) and steps.dtype.kind not in "iuf":
+        raise ValueError("times must be numbers of steps, not dates, where series has another number of steps")
     axes = require_matplotlib().subplots(figsize=(7.0, 3.0), layout="constrained")[1] if ax is None else ax
     if signal is not None:
         behind = axes.twinx()
@@ -240,17 +249,13 @@ def plot_token_curve(
 
 def _checked(contributions: ArrayLike) -> NDArray[np.float64]:
     """A vector of finite numbers."""
-    try:
-        values = np.asarray(contributions, dtype=float)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"contributions must be numbers, as explanation.of(0), got {contributions!r}") from error
+    values = as_numbers(contributions, "contributions", "explanation.of(0)")
     if values.ndim != 1 or len(values) == 0:
         raise ValueError(
             f"contributions must have shape (n_tokens,), got {values.shape}; explanation.of(sample, output) chooses "
             "one score of one sample"
         )
-    if not bool(np.isfinite(values).all()):
-        raise ValueError("contributions must not be NaN or infinite")
+    check_drawable(values, "contributions")
     return values
 
 
@@ -264,7 +269,8 @@ def _as_shown(words: Sequence[str]) -> list[tuple[str, bool]]:
         else:
             joined = word.startswith(_CONTINUED) and word != _CONTINUED
             text = word.removeprefix(_CONTINUED) if joined else word
-        shown.append((text.replace("\n", "\\n") or "\u2423", joined and number > 0))
+        written = "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in text)  # fonts have no line feed
+        shown.append((written or "\u2423", joined and number > 0))
     return shown
 
 

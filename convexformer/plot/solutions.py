@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .common import is_grid, largest, require_matplotlib
+from convexformer.validation import is_integer, refuse_masked
+from convexformer_solvers.validation import is_real
+
+from .common import as_numbers, check_drawable, is_grid, largest, require_matplotlib
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+_WRITTEN = 10  # rows and columns at most, beyond which numbers in the patches would cover each other
+_SLENDER = 4  # ratio of the sides of a map above which its cells are no squares, to be seen
 
 
 def plot_token_norms(
@@ -24,8 +31,8 @@ def plot_token_norms(
     token_norms : array-like of shape (n_tokens,)
         ``token_norms_`` of a fitted estimator.
     shape : (int, int), optional
-        Rows and columns in which the tokens are laid out, for tokens that are patches of an image. Default: bars in
-        sequence.
+        Rows and columns in which the tokens are laid out, for tokens that are patches of an image. At most ten of
+        either have their numbers written in them. Default: bars in sequence.
     title : str, optional
         Title of the axes.
     ax : matplotlib axes, optional
@@ -38,14 +45,12 @@ def plot_token_norms(
     Raises
     ------
     ValueError
-        If `token_norms` is no vector of numbers, or there is another number of tokens than places.
+        If `token_norms` is no vector of finite non-negative numbers, or there is another number of tokens than places.
     """
-    try:
-        norms = np.asarray(token_norms, dtype=float)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"token_norms must be numbers, as model.token_norms_, got {token_norms!r}") from error
+    norms = as_numbers(token_norms, "token_norms", "model.token_norms_")
     if norms.ndim != 1:
         raise ValueError(f"token_norms must have shape (n_tokens,), got {norms.shape}")
+    check_drawable(norms, "token_norms", least=0.0)
     if shape is not None and not is_grid(shape, norms.size):
         raise ValueError(f"shape must be that of {norms.size} tokens in rows and columns, got {shape}")
     axes = require_matplotlib().subplots(layout="constrained")[1] if ax is None else ax
@@ -55,10 +60,13 @@ def plot_token_norms(
         return axes
     grid = norms.reshape(shape)
     image = axes.imshow(grid, cmap="Blues", vmin=0, vmax=largest(grid))
-    for (row, column), value in np.ndenumerate(grid):
-        shade = "white" if value > 0.6 * grid.max() else "black"
-        axes.text(column, row, f"{value:.2g}" if value else "unused", ha="center", va="center", color=shade, fontsize=8)
-    axes.set(xticks=range(shape[1]), yticks=range(shape[0]), xlabel="patch column", ylabel="patch row", title=title)
+    if max(shape) <= _WRITTEN:
+        for (row, column), value in np.ndenumerate(grid):
+            shade = "white" if value > 0.6 * grid.max() else "black"
+            written = f"{value:.2g}" if value else "unused"
+            axes.text(column, row, written, ha="center", va="center", color=shade, fontsize=8)
+    axes.set(xlabel="patch column", ylabel="patch row", title=title)
+    axes.locator_params(integer=True, min_n_ticks=1)
     axes.figure.colorbar(image, ax=axes, label="penalty carried", shrink=0.8)
     return axes
 
@@ -92,13 +100,18 @@ def plot_convergence(
     TypeError
         If `curves` is no mapping, or a label is no str.
     ValueError
-        If a curve is no pair of seconds and as many objectives, or has no point.
+        If there is no curve, `bound` is no finite number, a label is empty or begins with an underscore, which legends
+        leave out, or a curve is no pair of seconds and as many objectives, one of them finite.
     """
     if not isinstance(curves, Mapping):
         raise TypeError(
             "curves must map labels to pairs of seconds and objectives, as {'ours': (history.seconds, "
             f"history.primal)}} of a history_, got {type(curves).__name__}"
         )
+    if not curves:
+        raise ValueError("curves must hold at least one curve, got none")
+    if not (is_real(bound) and math.isfinite(bound)):
+        raise ValueError(f"bound must be a finite number, as model.certificate_.dual, got {bound!r}")
     points = {label: _checked(label, curve) for label, curve in curves.items()}
     axes = require_matplotlib().subplots(layout="constrained")[1] if ax is None else ax
     families = list(dict.fromkeys(label.split(":")[0] for label in curves))
@@ -117,7 +130,7 @@ def plot_convergence(
         seen.add(family)
     axes.set(xscale="log", yscale="log", xlabel="seconds", ylabel="objective - certified bound", title=title)
     axes.grid(alpha=0.3)
-    axes.legend()
+    axes.legend().set_in_layout(False)  # a high one would leave no room for the axes
     return axes
 
 
@@ -125,14 +138,18 @@ def _checked(label: str, curve: ArrayLike) -> NDArray[np.float64]:
     """Seconds and objectives of a curve."""
     if not isinstance(label, str):
         raise TypeError(f"curves must have labels that are str, got {label!r}")
+    family = label.split(":")[0]
+    if not family.strip() or family.startswith("_"):
+        raise ValueError(f"curves must have labels that a legend shows, not empty and without '_' first, got {label!r}")
+    refuse_masked(curve, f"curves[{label!r}]")
     try:
         points = np.asarray(curve, dtype=float)
     except (TypeError, ValueError):
         points = np.empty(0)
-    if points.ndim != 2 or len(points) != 2 or points.size == 0:
+    if points.ndim != 2 or len(points) != 2 or not bool(np.isfinite(points).all(0).any()):
         raise ValueError(
-            f"curves[{label!r}] must be seconds and as many objectives, at least one, got {curve!r:.80}; they are "
-            "history.seconds and history.primal of a history_"
+            f"curves[{label!r}] must be seconds and as many objectives, at least one finite, got {curve!r:.80}; they "
+            "are history.seconds and history.primal of a history_"
         )
     return points
 
@@ -158,17 +175,24 @@ def plot_attention_map(weights: ArrayLike, *, first: int = 0, title: str = "", a
     Raises
     ------
     ValueError
-        If the weights are not two-dimensional, or some are negative.
+        If the weights are not two-dimensional, there are none, some are negative or not finite, or `first` is no
+        integer.
     """
-    array = np.asarray(weights, dtype=float)
+    array = as_numbers(weights, "weights", "model.attention_map_")
     if array.ndim != 2:
         raise ValueError(f"weights must have shape (n_targets, n_tokens), got {array.shape}")
-    if not bool((array >= 0).all()):
-        raise ValueError("weights must not be negative or NaN")
+    check_drawable(array, "weights", least=0.0)
+    if not is_integer(first):
+        raise ValueError(f"first must be an integer, got {first!r}")
     axes = require_matplotlib().subplots(layout="constrained")[1] if ax is None else ax
     bottom, right = array.shape[0] + first - 0.5, array.shape[1] + first - 0.5
     image = axes.imshow(
-        array, cmap="Blues", vmin=0, vmax=largest(array), extent=(first - 0.5, right, bottom, first - 0.5)
+        array,
+        cmap="Blues",
+        vmin=0,
+        vmax=largest(array),
+        extent=(first - 0.5, right, bottom, first - 0.5),
+        aspect="equal" if max(array.shape) <= _SLENDER * min(array.shape) else "auto",
     )
     axes.set(xlabel="position read from", ylabel="position of the output", title=title)
     axes.locator_params(integer=True, min_n_ticks=1)

@@ -911,6 +911,10 @@ def test_groups_of_another_length_are_named():
     model = ConvexAttentionRegressorCV(alphas=2, cv=GroupKFold(3))
     with pytest.raises(ValueError, match=rf"groups must have one entry per sample, {len(X)}, got shape \(5,\)"):
         model.fit(X, y, groups=np.arange(5))
+    with pytest.raises(ValueError, match=rf"groups must have one entry per sample, {len(X)}, got shape \({len(X)}, 1"):
+        model.fit(X, y, groups=np.arange(len(X))[:, None])
+    with pytest.raises(ValueError, match="groups must have no masked values"):
+        model.fit(X, y, groups=np.ma.masked_equal(np.arange(len(X)) % 4, 3))
 
 
 def test_gates_that_hold_no_numbers_are_named():
@@ -948,6 +952,23 @@ def test_networks_name_gates_of_another_width():
             r"curves\['a'\] must be .* as many objectives",
         ),
         (lambda: plot_convergence({"a": 3.0}, bound=0.0), r"curves\['a'\] must be seconds .* got 3\.0"),
+        (lambda: plot_token_norms([]), "token_norms must hold at least one number"),
+        (lambda: plot_token_norms([1.0, np.nan]), "token_norms must not be NaN"),
+        (lambda: plot_token_norms([1.0, -1.0]), r"token_norms must not be negative, got -1\.0"),
+        (lambda: plot_token_norms(np.ma.masked_equal([1.0, 2.0], 2)), "token_norms must have no masked values"),
+        (lambda: plot_attention_map(np.zeros((0, 3))), r"weights must hold at least one number, got shape \(0, 3\)"),
+        (lambda: plot_attention_map([[np.inf]]), "weights must not be NaN or infinite"),
+        (lambda: plot_attention_map([["a"]]), r"weights must be numbers, as model\.attention_map_"),
+        (lambda: plot_attention_map([[1.0]], first=0.5), r"first must be an integer, got 0\.5"),
+        (lambda: plot_convergence({}, bound=0.0), "curves must hold at least one curve, got none"),
+        (lambda: plot_convergence({"a": ([0.1], [np.nan])}, bound=0.0), r"curves\['a'\] must be .* one finite"),
+        (lambda: plot_convergence({"": ([0.1], [2.0])}, bound=0.0), "curves must have labels that a legend shows"),
+        (lambda: plot_convergence({"_a": ([0.1], [2.0])}, bound=0.0), "curves must have labels that a legend shows"),
+        (lambda: plot_convergence({"a": ([0.1], [2.0])}, bound=np.nan), "bound must be a finite number, .* got nan"),
+        (
+            lambda: plot_convergence({"a": ([0.1], np.ma.masked_equal([2.0], 2))}, bound=0.0),
+            r"curves\['a'\] must have no masked values",
+        ),
     ],
 )
 def test_figures_name_what_they_cannot_draw(draw, message):

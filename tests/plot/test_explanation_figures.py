@@ -154,6 +154,22 @@ def test_explanations_draw_one_score():
         (lambda: plot_token_curve(VALUES, times=[1, 2, 2, 3]), ValueError, "times must increase"),
         (lambda: plot_token_curve(VALUES, series=np.ones(9)), ValueError, "series has 9 steps .* give times="),
         (lambda: plot_token_curve(VALUES, series=1.0), ValueError, "series must have shape"),
+        (lambda: plot_token_curve(VALUES, series=np.ones((4, 0))), ValueError, "series must have shape"),
+        (lambda: plot_token_curve(VALUES, series="a"), ValueError, "series must be numbers"),
+        (lambda: plot_token_curve(VALUES, times=[1, 2, 3, None]), ValueError, "times must be finite numbers or dates"),
+        (lambda: plot_token_curve(VALUES, times=list("abcd")), ValueError, "times must be finite numbers or dates"),
+        (
+            lambda: plot_token_curve(VALUES, series=np.ones(9), times=np.arange(4).astype("datetime64[D]")),
+            ValueError,
+            "times must be numbers of steps, not dates",
+        ),
+        (
+            lambda: plot_token_curve(np.ma.masked_equal([1.0, 2.0], 2)),
+            ValueError,
+            "contributions must have no masked values",
+        ),
+        (lambda: plot_patch_map(VALUES, (2, 2), image=[[np.inf]]), ValueError, "image must not be NaN or infinite"),
+        (lambda: plot_patch_map(VALUES, (2, 2), image="a"), ValueError, "image must be numbers"),
     ],
 )
 def test_errors_name_what_cannot_be_drawn(draw, kind, message):
