@@ -128,7 +128,8 @@ def _units(
     for alpha in settings.ablation_alphas:
         for price in settings.ablation_prices:
             key = {"alpha": alpha, "price": price}
-            yield Unit("ablation", f"ablation: {key}", key, partial(_ablate, first, settings, alpha, price))
+            title = f"ablation, alpha {alpha:g}, " + ("no slacks" if price is None else f"price of slacks {price:g}")
+            yield Unit("ablation", title, key, partial(_ablate, first, settings, alpha, price))
     for seed in range(n_seeds):
         for corpus in corpora:
             models: list[tuple[str, int | None]] = [(_unrolled(depth), depth) for depth in settings.depths]
@@ -138,7 +139,7 @@ def _units(
                     cell = _Cell(corpus, model, depth, noise, seed)
                     for method in METHODS:
                         key = cell.key | {"method": method.name}
-                        title = ", ".join(map(str, key.values()))
+                        title = f"seed {seed}, {corpus.name}, {model}, noise {noise:g}: {method.name}"
                         yield Unit("runs", title, key, partial(_run, cell, method, settings, encoder))
 
 

@@ -41,7 +41,13 @@ def draw_figures(report: dict[str, Any], folder: Path) -> list[Path]:
     """
     paths = [folder / "accuracy.png", folder / "seconds.png"]
     names = [one["name"] for one in report["data"]["datasets_read"]]
-    _draw(report["summaries"], names, _draw_budgets, "Accuracy on test samples by labels: mean over seeds", paths[0])
+    _draw(
+        report["summaries"],
+        names,
+        _draw_budgets,
+        "Accuracy on test samples by labels: mean over seeds, bars are standard errors",
+        paths[0],
+    )
     title = "Accuracy against the seconds of the whole search, all labels: mean over seeds"
     _draw(report["summaries"], names, _draw_seconds, title, paths[1])
     return paths

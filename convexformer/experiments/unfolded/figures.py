@@ -52,8 +52,8 @@ def _draw_energies(rows: list[dict[str, Any]], corpus: str, weights: str, path: 
     figure, axes = plot.new_figure(2, len(VARIANTS), figsize=(3.1 * len(VARIANTS), 7.6))
     figure.suptitle(
         f"Energy of sentences ({corpus}) after each layer, relative to that after the first: (E - E1) / |E1|. "
-        f"{weights} weights.\nBoxes: quartiles, whiskers: 5 and 95%. Above: tokens are free to become equal, and "
-        "nearly all layers lower the energy. Below: tokens are held near to the input, which shows which layers do not."
+        f"{weights.capitalize()} weights of the first seed.\nBoxes: quartiles, whiskers: 5 and 95%. Above: tokens are "
+        "free to become equal, which hides errors. Below: tokens are held near to the input, which shows them."
     )
     first = min(row["seed"] for row in rows)
     for anchored in (False, True):
@@ -113,7 +113,8 @@ def _draw_classification(report: dict[str, Any], corpora: list[str], path: Path)
         )
         for ax in (by_depth, by_noise):
             ax.grid(alpha=0.3)
-            ax.legend(fontsize=8)
+    handles = {label: handle for ax in axes[:2] for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=3, fontsize=9)
     plot.save_figure(figure, path)
 
 
