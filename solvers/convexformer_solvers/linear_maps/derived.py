@@ -141,6 +141,9 @@ class SignedMap(DerivedMap[LinearMap]):
         sign = 1 - 2 * (blocks >= n_blocks).to(self.dtype)
         return self.base.columns(blocks % n_blocks) * sign[:, None]
 
+    def few(self, n_blocks: int) -> bool:
+        return self.base.few((n_blocks + 1) // 2)
+
     def kernel(self, blocks: Tensor, scale: Tensor, units: Tensor) -> Tensor:
         return self.base.kernel(blocks % (self._n_blocks // 2), scale, units)
 
@@ -204,3 +207,6 @@ class PaddedMap(DerivedMap[LinearMap]):
 
     def full_kernel(self, dtype: torch.dtype) -> Tensor:
         return self.base.full_kernel(dtype)
+
+    def few(self, n_blocks: int) -> bool:
+        return self.base.few(n_blocks)

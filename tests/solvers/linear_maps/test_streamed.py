@@ -109,6 +109,18 @@ def test_each_product_is_one_pass():
     assert source.reads[:6] == [slice(0, 4), slice(4, 8), slice(8, 12), slice(12, 16), slice(16, 20), slice(20, 23)]
 
 
+@pytest.mark.parametrize("derived", [lambda streamed: streamed, SignedMap, PaddedMap])
+def test_a_product_with_few_blocks_is_one_pass(derived):
+    streamed = StreamedMap(Rows(randn(N, 40, 2)), chunk=240)
+    linear_map, few = derived(streamed), torch.tensor([0, 7])
+    coef = torch.zeros(*linear_map.feature_shape, 3, dtype=torch.float64)
+    coef.view(-1, 2, 3)[few] = 1.0
+    linear_map.sparse_matvec(coef)
+    assert streamed.traffic().passes == 1
+    linear_map.rmatvec_blocks(few, randn(N, 3))
+    assert streamed.traffic().passes == 2
+
+
 def test_few_samples_are_read_by_themselves():
     source = Rows(randn(1000, 3, 2))
     streamed = StreamedMap(source, chunk=60)
