@@ -46,13 +46,8 @@ class GatedMap(DerivedMap[DenseMap]):
     _width = property(lambda self: math.prod(self.base.feature_shape))  # numbers of a sample
 
     def __init__(self, data: Tensor, masks: Tensor) -> None:
-        dense = DenseMap(data)
-        check_tensor("masks", masks)
-        if masks.ndim != 2 or masks.shape[0] != data.shape[0] or masks.dtype != torch.bool:
-            wanted, got = f"({len(data)}, n_gates)", f"{masks.dtype} of shape {tuple(masks.shape)}"
-            raise ValueError(f"masks must be a bool array of shape {wanted}, got {got}")
-        super().__init__(dense)
-        self.masks = masks
+        super().__init__(DenseMap(data))
+        self.masks = checked_masks(masks, len(data))
 
     def _chunks(self, n_outputs: int, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor, Tensor, Tensor | None]]:
         """Row slices with the data of those rows and their masks ``(height, h)``; bounds every temporary.
@@ -158,6 +153,15 @@ class GatedMap(DerivedMap[DenseMap]):
     def split(self, blocks: Tensor) -> tuple[Tensor, Tensor]:
         """Gate and position in the dense blocks of flattened positions."""
         return blocks // self.base._n_blocks, blocks % self.base._n_blocks
+
+
+def checked_masks(masks: Tensor, n_samples: int) -> Tensor:
+    """Masks of gates for so many samples; ``TypeError`` or ``ValueError`` of others."""
+    check_tensor("masks", masks)
+    if masks.ndim != 2 or len(masks) != n_samples or masks.dtype != torch.bool:
+        got = f"{masks.dtype} of shape {tuple(masks.shape)}"
+        raise ValueError(f"masks must be a bool array of shape ({n_samples}, n_gates), got {got}")
+    return masks
 
 
 class GatedPart(DerivedMap[GatedMap]):

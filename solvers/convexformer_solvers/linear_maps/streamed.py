@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from convexformer_solvers.validation import check_kind, check_tensor
+from convexformer_solvers.validation import check_kind
 
-from .base import LinearMap, Slopes, even_rows, mirrored, widened
+from .base import LinearMap, Slopes, even_rows, widened
 from .config import CONFIG
 from .dense import DenseMap
-from .gated import GatedMap
+from .gated import GatedMap, checked_masks
 from .source import Source, Traffic
 
 Places = Tensor | slice  # positions of samples of a map
@@ -109,14 +109,7 @@ class StreamedMap(LinearMap):
         self._order: Tensor | None = None  # of samples as they are read; None where that is their own
         self.features: Tensor | None = None  # (N, e), which `widened` adds to what is read
         self._traffic = Traffic(self._n_bytes)
-        self.masks = None if masks is None else self._checked(masks)
-
-    def _checked(self, masks: Tensor) -> Tensor:
-        check_tensor("masks", masks)
-        if masks.ndim != 2 or len(masks) != self.n_samples or masks.dtype != torch.bool:
-            got = f"{masks.dtype} of shape {tuple(masks.shape)}"
-            raise ValueError(f"masks must be a bool array of shape ({self.n_samples}, n_gates), got {got}")
-        return masks.to(self._device)
+        self.masks = None if masks is None else checked_masks(masks, self.n_samples).to(self._device)
 
     def _like(self, **changes: Any) -> StreamedMap:
         """The map of the same source with other attributes."""
@@ -125,7 +118,7 @@ class StreamedMap(LinearMap):
         return result
 
     def gated(self, masks: Tensor) -> StreamedMap:
-        return self._like(masks=self._checked(masks))
+        return self._like(masks=checked_masks(masks, self.n_samples).to(self._device))
 
     def widened(self, features: Tensor) -> StreamedMap:
         features = features.to(device=self._device, dtype=self._dtype)
@@ -163,10 +156,8 @@ class StreamedMap(LinearMap):
 
     def tensor(self) -> Tensor:
         """The samples in memory, shape ``(N, *block_shape, d)``."""
-        data = torch.empty((self.n_samples, *self._sample_shape), dtype=self._dtype, device=self._device)
-        for places, part in self._parts(gated=False):
-            data[places] = part.as_matrix().view(-1, *self._sample_shape)
-        return data
+        rows = self._like(masks=None)._of_samples(lambda part: part.as_matrix(), (self._width,), self._dtype)
+        return rows.view(self.n_samples, *self._sample_shape)
 
     # Reading
 
@@ -202,11 +193,9 @@ class StreamedMap(LinearMap):
             row = part.rows.start + first if isinstance(part.rows, slice) else int(part.rows[first])
             raise ValueError(f"the data must be finite, got NaN or infinite values in {self.source.place(row)}")
 
-    def _parts(self, gated: bool = True) -> Iterator[tuple[Places, LinearMap]]:
+    def _parts(self) -> Iterator[tuple[Places, LinearMap]]:
         """One pass: positions of samples with their map, of which the next is read meanwhile."""
-        masks, stream = self.masks if gated else None, None
-        if self._device.type == "cuda":
-            stream = torch.cuda.Stream(self._device)
+        masks, stream = self.masks, torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
 
         def read(part: _Part) -> Tensor:
             with torch.no_grad(), torch.cuda.stream(stream):
@@ -235,13 +224,13 @@ class StreamedMap(LinearMap):
     # Products
 
     def matvec(self, coef: Tensor) -> Tensor:
-        return self._of_samples(lambda part: part.matvec(coef), coef, coef.shape[-1])
+        return self._of_samples(lambda part: part.matvec(coef), coef.shape[-1:], coef.dtype)
 
-    def _of_samples(self, product: object, like: Tensor, n_columns: int) -> Tensor:
-        """What a product gives for each sample."""
-        result = like.new_empty((self.n_samples, n_columns))
+    def _of_samples(self, product: Callable[[LinearMap], Tensor], shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """What a product gives for each sample, of that shape."""
+        result = torch.empty((self.n_samples, *shape), dtype=dtype, device=self._device)
         for places, part in self._parts():
-            result[places] = product(part)  # type: ignore[operator]
+            result[places] = product(part)
         return result
 
     def rmatvec(self, values: Tensor) -> Tensor:
@@ -251,7 +240,7 @@ class StreamedMap(LinearMap):
         return result
 
     def matvec_blocks(self, blocks: Tensor, coef: Tensor) -> Tensor:
-        return self._of_samples(lambda part: part.matvec_blocks(blocks, coef), coef, coef.shape[-1])
+        return self._of_samples(lambda part: part.matvec_blocks(blocks, coef), coef.shape[-1:], coef.dtype)
 
     def rmatvec_blocks(self, blocks: Tensor, values: Tensor) -> Tensor:
         result = values.new_zeros((len(blocks), self.feature_shape[-1], values.shape[1]))
@@ -275,18 +264,14 @@ class StreamedMap(LinearMap):
             product += of_part[1]
         return gram, product
 
-    def gram(self, left: Tensor, right: Tensor, weight: Tensor, center: Tensor | None = None) -> Tensor:
-        d = self.feature_shape[-1]
-        result = weight.new_zeros((len(left) * d, len(right) * d))
+    def add_gram(
+        self, result: Tensor, left: Tensor, right: Tensor, weight: Tensor, center: Tensor | None = None
+    ) -> None:
         for places, part in self._parts():
             part.add_gram(result, left, right, weight[places], center)
-        return mirrored(result) if left is right else result
 
     def nonnegative(self, coef: Tensor) -> Tensor:
-        result = torch.empty((self.n_samples, coef.shape[-1]), dtype=torch.bool, device=self._device)
-        for places, part in self._parts():
-            result[places] = part.nonnegative(coef)
-        return result
+        return self._of_samples(lambda part: part.nonnegative(coef), coef.shape[-1:], torch.bool)
 
     def columns(self, blocks: Tensor) -> Tensor:
         size = self.n_samples * len(blocks) * self.feature_shape[-1] * self._dtype.itemsize
@@ -295,11 +280,8 @@ class StreamedMap(LinearMap):
                 f"{size / 1e9:.3g} GB of the data are needed in memory at once, and memory_limit is "
                 f"{self.memory_limit / 1e9:.3g} GB; raise it, or take a solver that makes no copy, as 'auto'"
             )
-        d = self.feature_shape[-1]
-        result = torch.empty((self.n_samples, len(blocks), d), dtype=self._dtype, device=self._device)
-        for places, part in self._parts():
-            result[places] = part.columns(blocks)
-        return result
+        shape = (len(blocks), self.feature_shape[-1])
+        return self._of_samples(lambda part: part.columns(blocks), shape, self._dtype)
 
     def along(self, blocks: Tensor, units: Tensor) -> Tensor:
         result = units.new_empty((len(blocks), self.n_samples))
