@@ -67,11 +67,10 @@ def certify(
     coef = coef.detach().double()
     intercept = torch.zeros(coef.shape[-1]).to(coef) if intercept is None else intercept.detach().double()
 
-    one_read = not exact.map.in_memory and dual_hint is None
-    if one_read:
-        pred, feasible = _of_one_read(exact, coef, intercept)
-    else:
+    if exact.map.in_memory or dual_hint is not None:
         pred, feasible = _of_two_reads(exact, coef, intercept, dual_hint)
+    else:
+        pred, feasible = _of_one_read(exact, coef, intercept)
     primal = float(exact.loss_value(pred + intercept) + exact.alpha * exact.penalty.value(coef))
     dual, point = max(((float(exact.dual(theta)), theta) for theta in feasible), key=lambda pair: pair[0])
     return Certificate(primal, dual, exact.null_value, point)

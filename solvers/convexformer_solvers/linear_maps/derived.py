@@ -92,7 +92,7 @@ class SignedMap(DerivedMap[LinearMap]):
 
     Parameters
     ----------
-    unsigned : LinearMap
+    base : LinearMap
         The map ``A``.
 
     Examples
@@ -106,9 +106,6 @@ class SignedMap(DerivedMap[LinearMap]):
     """
 
     feature_shape = property(lambda self: (2, *self.base.feature_shape))
-
-    def __init__(self, unsigned: LinearMap) -> None:
-        super().__init__(unsigned)
 
     def matvec(self, coef: Tensor) -> Tensor:
         return self.base.matvec(coef[0] - coef[1])
@@ -156,7 +153,7 @@ class PaddedMap(DerivedMap[LinearMap]):
 
     Parameters
     ----------
-    unpadded : LinearMap
+    base : LinearMap
         The map without it, with one block axis.
 
     Examples
@@ -168,9 +165,6 @@ class PaddedMap(DerivedMap[LinearMap]):
     """
 
     feature_shape = property(lambda self: (self.base.feature_shape[0] + 1, self.base.feature_shape[1]))
-
-    def __init__(self, unpadded: LinearMap) -> None:
-        super().__init__(unpadded)
 
     def matvec(self, coef: Tensor) -> Tensor:
         return self.base.matvec(coef[:-1])
