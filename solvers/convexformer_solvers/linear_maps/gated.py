@@ -96,10 +96,11 @@ class GatedMap(DerivedMap[DenseMap]):
         return GatedMap(self.base.rows(index).data, self.masks[index])
 
     def matvec_blocks(self, blocks: Tensor, coef: Tensor) -> Tensor:
-        return self.restricted(blocks).matvec(coef)
+        return self.restricted(blocks).matvec(coef) if self.few(len(blocks)) else super().matvec_blocks(blocks, coef)
 
     def rmatvec_blocks(self, blocks: Tensor, values: Tensor) -> Tensor:
-        return self.restricted(blocks).rmatvec(values)
+        few = self.few(len(blocks))
+        return self.restricted(blocks).rmatvec(values) if few else super().rmatvec_blocks(blocks, values)
 
     def restricted(self, blocks: Tensor) -> GatedPart:
         return GatedPart(self, blocks)
