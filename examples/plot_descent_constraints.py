@@ -65,7 +65,7 @@ axes[0].set(title="held-out loss of each layer", xlabel="layer", ylabel="loss")
 axes[1].set(title="accuracy when all leave after a layer", xlabel="layers run", ylabel="accuracy on unseen sentences")
 for axis in axes[:2]:
     axis.set_xticks([1, 2, 3])
-    axis.legend()
+axes[1].legend()
 axes[2].plot(np.array(history.duals)[:, 0], label="primal-dual training")
 axes[2].axhline(exact.duals[0], color="black", linestyle="--", label="exact")
 axes[2].set(title="convex case: multiplier of the first layer", xlabel="epoch", ylabel="multiplier")

@@ -34,11 +34,12 @@ for name, model in models.items():
     print(f"  objective of the network {heads.objective(X, y):.12f}")
 
 # %%
-# Both find the right tokens. With standard decay two heads serve all six outputs; the l1 form needs one for every
-# token and output.
+# Both find the right tokens. With standard decay two heads serve all six outputs. In the l1 form every output has heads
+# of its own, at most one for each token.
 figure, axes = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
+largest = max(np.abs(model.heads_.w3).max() for model in models.values())
 for ax, (name, model) in zip(axes, models.items(), strict=True):
-    image = ax.imshow(model.heads_.w3, cmap="RdBu", vmin=-2, vmax=2, aspect="auto")
+    image = ax.imshow(model.heads_.w3, cmap="RdBu", vmin=-largest, vmax=largest, aspect="auto")
     ax.set(xlabel="output", ylabel="head", title=f"{name}: output weights w3")
     ax.set_yticks(range(len(model.heads_)))
 figure.colorbar(image, ax=axes, label="weight")

@@ -55,15 +55,15 @@ print(f"generated gates: {models['16 generated gates'].generation_.end}")
 
 # %%
 # What each window adds to the score of ``rise``, at the middle of the window, above the signal. The motif is between
-# the dotted lines.
+# the dotted lines. The first series of each class that is classified rightly is drawn.
 probe = models["128 queries"]
 explanation = probe.explain(X[test])
-scores = probe.decision_function(X[test])
+scores, predicted = probe.decision_function(X[test]), probe.predict(X[test])
 print(f"largest difference of sum and score: {np.abs(explanation.scores - scores).max():.1e}")
 times = 2 * np.arange(X.shape[1]) + (width - 1) / 2
 figure, axes = plt.subplots(2, 1, figsize=(9, 6), layout="constrained", sharex=True)
 for ax, label in zip(axes, ("rise", "fall"), strict=True):
-    sample = np.flatnonzero(y[test] == label)[0]
+    sample = np.flatnonzero((y[test] == label) & (predicted == label))[0]
     explanation.plot_series(
         sample, series=series[test][sample], times=times, title=f"{label}, score {scores[sample]:.1f}", ax=ax
     )

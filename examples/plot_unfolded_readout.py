@@ -45,5 +45,7 @@ axes[0].set(xlabel="step", ylabel="training objective", title="Training, and the
 axes[0].legend()
 course = report.course[1:]  # before the first layer tokens have negative entries, which the ReLU forbids
 axes[1].boxplot((course / np.abs(course[:1])).T, showfliers=False)
-axes[1].set(xlabel="layer", ylabel="energy over that after layer 1", title="Energies of unseen sentences never rise")
+axes[1].set(
+    xlabel="layer", ylabel="energy over the size of that after layer 1", title="Energies of unseen sentences never rise"
+)
 plt.show()
