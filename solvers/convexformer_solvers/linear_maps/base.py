@@ -248,7 +248,9 @@ class LinearMap(InParts, ABC):
 
         def columns(part: LinearMap, blocks: Tensor) -> Tensor:
             found = part.columns(blocks)
-            return (found if center is None else found - center[blocks].to(found)).to(weight.dtype).flatten(1)
+            if center is not None:  # in the higher precision, in which large means keep their digits
+                found = found - center[blocks].to(found.device, torch.promote_types(found.dtype, weight.dtype))
+            return found.to(weight.dtype).flatten(1)
 
         for rows in tall_chunks(self.n_samples, max(result.shape), self.device):
             part = self.rows(rows)

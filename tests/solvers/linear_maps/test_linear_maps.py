@@ -296,6 +296,15 @@ def test_centered_columns_have_mean_zero():
     assert float((weight @ centered.as_matrix().double()).abs().max()) < 1e-6
 
 
+def test_gram_matrices_of_centred_single_columns_are_those_in_double():
+    data, weight = (randn(30, 20, 2) + 1e6).float(), torch.full((30,), 1 / 30).double()
+    linear_map, few = DenseMap(data), torch.arange(2)  # few enough to be converted apart from the others
+    means = linear_map.rmatvec(weight[:, None])[..., 0]
+    centred = (data.double() - means)[:, few].flatten(1)
+    got = linear_map.gram(few, few, weight, means)
+    torch.testing.assert_close(got, centred.T @ (weight[:, None] * centred), rtol=1e-12, atol=1e-12)
+
+
 def test_largest_entry_and_stored_numbers():
     dense, gated = make_map(False), make_map(True)
     assert dense.largest() == float(dense.as_matrix().abs().max())
