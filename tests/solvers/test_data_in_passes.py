@@ -227,6 +227,35 @@ def test_metrics_of_single_precision_with_large_means(name):
     assert counted.passes[0] <= 80
 
 
+class CountedSteps(Batched):
+    """Knows the largest number of steps that one solve to a gap has taken."""
+
+    most = 0
+
+    def until(self, program, state, goal):
+        counted = []
+
+        class Counted(Auto):
+            def step(self, program, state):
+                counted.append(1)
+                return super().step(program, state)
+
+        result = Batched(Counted(), self.config).until(program, state, goal)
+        self.most = max(self.most, len(counted))
+        return result
+
+
+@pytest.mark.parametrize("share", [0.1, 0.03])
+def test_models_are_minimised_to_what_rounding_leaves(share):
+    data = randn(200, 6, 5) @ randn(5, 5, seed=1)
+    y = data.flatten(1) @ randn(30, 1, seed=2) / 3 + randn(200, 1, seed=3)
+    program = Program(CountedMap(DenseMap(data)), y, get_loss("huber"), get_penalty("group_l2"), 1.0, None, True)
+    inner = CountedSteps(Auto())
+    found = solve(program.with_alpha(share * program.alpha_max), MetricGradient(inner), tol=1e-8)
+    assert found.certificate.relative_gap <= 1e-8
+    assert inner.most < inner.config.steps  # which a goal below rounding would take
+
+
 def test_singular_gram_matrices_in_single_precision():
     program = program_of("squared", "group_l2", n=60, data=constant_and_repeated().float())
     one, other, _ = both(program, 1e-6)

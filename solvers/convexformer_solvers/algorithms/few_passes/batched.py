@@ -11,6 +11,7 @@ from convexformer_solvers.algorithms.base import Solver
 from convexformer_solvers.points import Point, gap_estimate, point_at
 from convexformer_solvers.program import Program
 from convexformer_solvers.reductions.base import Reduction
+from convexformer_solvers.rounding import SUM
 
 
 @dataclass(frozen=True)
@@ -79,12 +80,14 @@ class Batched(Solver):
         return self.until(program, state, self.config.factor * abs(state.gap))
 
     def until(self, program: Program, state: _State, goal: float) -> _State:
-        """The state after steps to a gap, or after as many as there are at most."""
+        """The state after steps to a gap or to what rounding leaves of it, or after as many as there are at most."""
         for _ in range(self.config.steps):
-            inner = self.solver.step(program, state.inner)
+            before, inner = state.gap, self.solver.step(program, state.inner)
             finished = self.solver.finished(inner)
             state = _with_gap(program, _State(inner, self.solver.point(program, inner), math.inf, finished))
             if finished or abs(state.gap) <= goal:
+                break
+            if abs(before) <= abs(state.gap) <= SUM * program.null_value:
                 break
         return state
 
