@@ -227,6 +227,24 @@ def test_metrics_of_single_precision_with_large_means(name):
     assert counted.passes[0] <= 80
 
 
+def test_large_means_take_no_more_passes():
+    passes = []
+    for offset in (0.0, 1e4):
+        program = program_of("huber", "group_l2", n=2000, data=randn(2000, 3, 2) + offset)
+        one, other, counted = both(program, 1e-6)
+        assert_same(program, one, other, 1e-6)
+        passes.append(counted.passes[0])
+    assert passes[1] <= passes[0] + 3
+
+
+def test_rounded_coefficients_have_the_certificates_of_those_in_double():
+    program = program_of("huber", "group_l2", n=2000, c=3, data=randn(2000, 3, 2).float())
+    one, other, counted = both(program, 1e-9)
+    assert other.coef.dtype == torch.float32
+    assert_same(program, one, other, 1e-9)
+    assert counted.passes[0] <= 80
+
+
 class CountedSteps(Batched):
     """Knows the largest number of steps that one solve to a gap has taken."""
 

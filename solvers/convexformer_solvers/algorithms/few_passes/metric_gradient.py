@@ -20,7 +20,7 @@ from convexformer_solvers.points import Point, dual_estimate
 from convexformer_solvers.program import Program
 from convexformer_solvers.reductions.moments import GramRoot, lost_to_means
 from convexformer_solvers.reductions.weights import Targets
-from convexformer_solvers.rounding import EPS, SUM
+from convexformer_solvers.rounding import EPS, SINGLE, SUM
 
 from .batched import Batched
 
@@ -72,6 +72,11 @@ class _Part(NamedTuple):
         chosen = coef[..., self.outputs]
         return chosen.movedim(-1, -2).reshape(-1, 1) if self.joint else chosen.flatten(0, -2)
 
+    def shaped(self, flat: Tensor, like: Tensor) -> Tensor:
+        """The outputs' coefficients of a matrix or a vector, in the shape of `like`."""
+        *blocks, width, k = like[..., self.outputs].shape
+        return flat.view(*blocks, k, width).movedim(-1, -2) if self.joint else flat.view(*blocks, width, k)
+
     def of_intercept(self, values: Tensor) -> Tensor:
         """Values of the outputs, as many rows as the intercepts have in the metric."""
         return values[self.outputs].view(self.core.shape[0], -1)
@@ -88,6 +93,12 @@ class _Metric(NamedTuple):
 
     local: Tensor  # second derivatives of each sample's loss that it is made of
     parts: tuple[_Part, ...]
+
+    def reduced(self, correlation: Tensor, slope: Tensor) -> Tensor:
+        """Correlation of a dual point whose sum `slope` has been taken from the samples in proportion to `local`."""
+        moved = (part.cross @ part.inverse @ part.of_intercept(slope) for part in self.parts)
+        shaped = [part.shaped(each, correlation) for part, each in zip(self.parts, moved, strict=True)]
+        return correlation - torch.cat(shaped, dim=-1)
 
     def square(self, coef: Tensor, intercept: Tensor) -> float:
         """Squared norm of a move."""
@@ -170,13 +181,13 @@ class MetricGradient(Solver):
         return self._minimised(program, state)
 
     def init_again(self, program: Program, start: Point, previous: _State) -> _State:
-        read = _read(program, start.coef.to(program.y), previous.intercept)
+        read = _read(program, start.coef.to(program.y), previous.intercept, previous.metric)
         start_state = previous._replace(read=read, coef=read.coef, intercept=read.intercept, momentum=1.0, iteration=0)
         return self._minimised(program, start_state._replace(finished=False))
 
     def step(self, program: Program, state: _State) -> _State:
         before, config = state.read, self.config
-        read = _read(program, *state.next)
+        read = _read(program, *state.next, state.metric)
         state = state._replace(iteration=state.iteration + 1)
         met = self._curvature_met(state.metric, before, read)
         grown = max(state.curvature, met)
@@ -235,10 +246,9 @@ class MetricGradient(Solver):
         )
         inner = self.inner.init(model, Point(part.flat(state.coef).reshape(model.coef_shape)))
         goal = max(state.accuracy * min(abs(read.gap), program.null_value), EPS * program.null_value) / length
-        coef = self.inner.point(model, self.inner.until(model, inner, goal)).coef
-        shift = part.inverse @ (slope / length - part.cross.T @ (coef.reshape(start.shape) - start))
-        coef = coef[..., 0].movedim(-1, -2) if part.joint else coef
-        return coef, read.intercept[part.outputs] + shift.flatten()
+        flat = self.inner.point(model, self.inner.until(model, inner, goal)).coef.reshape(start.shape)
+        shift = part.inverse @ (slope / length - part.cross.T @ (flat - start))
+        return part.shaped(flat, read.coef), read.intercept[part.outputs] + shift.flatten()
 
     def _curvatures(self, program: Program, pred: Tensor) -> Tensor:
         """Second derivatives of each sample's loss that the metric takes, shape ``(N, n)``.
@@ -302,7 +312,10 @@ class MetricGradient(Solver):
         return bend / square if square > 0 else 0.0
 
     def point(self, program: Program, state: _State) -> Point:
-        return Point(state.coef, state.intercept)
+        read = state.read
+        # A result in float32 has rounded coefficients, whose own dual point says no more than that.
+        rounds = program.map.dtype == torch.float32 and abs(read.gap) <= SINGLE * program.null_value
+        return Point(state.coef, state.intercept, pred=read.pred + read.intercept if rounds else None)
 
     def gap_estimate(self, program: Program, state: _State) -> float:
         return state.read.gap
@@ -311,8 +324,8 @@ class MetricGradient(Solver):
         return state.finished
 
 
-def _read(program: Program, coef: Tensor, intercept: Tensor) -> _Read:
-    """A pass over the data at a point; none at the best constant model."""
+def _read(program: Program, coef: Tensor, intercept: Tensor, metric: _Metric | None = None) -> _Read:
+    """A pass over the data at a point; none at the best constant model. A metric centres the dual point of the gap."""
     slopes = program.slopes(intercept)
     if not bool(coef.any()) and torch.equal(intercept, program.null_intercept):
         pred, correlation = torch.zeros_like(program.y), program.null_correlation  # as a rule known from alpha_max
@@ -320,7 +333,9 @@ def _read(program: Program, coef: Tensor, intercept: Tensor) -> _Read:
         pred, correlation = program.map.slopes_pass(coef, slopes)
     slope = slopes.at(pred).sum(0) * program.fit_intercept
     value = float(program.objective(coef, pred + intercept))
-    dual = dual_estimate(program, Point(coef, pred=pred + intercept, correlation=correlation))
+    # Large means of the features multiply what the slopes leave of an intercept that is not quite the best.
+    centred = correlation if metric is None else metric.reduced(correlation, slope)
+    dual = dual_estimate(program, Point(coef, pred=pred + intercept, correlation=centred))
     return _Read(coef, intercept, pred, correlation, slope, value, value - dual)
 
 
