@@ -346,7 +346,10 @@ def check_rows(y: NDArray, n_samples: int) -> None:
 
 
 def check_weight(sample_weight: Any, n_samples: int) -> NDArray[np.float64] | None:
-    """Check weights: one finite non-negative number per sample, not all zero."""
+    """Check weights: one finite non-negative number per sample, not all zero; returned with a largest of 1.
+
+    Only ratios matter, and sums of huge weights would overflow.
+    """
     if sample_weight is None:
         return None
     if isinstance(sample_weight, str):
@@ -365,7 +368,7 @@ def check_weight(sample_weight: Any, n_samples: int) -> NDArray[np.float64] | No
         raise ValueError(f"sample_weight must be non-negative, got {weight.min()}")
     if not weight.any():
         raise ValueError("sample_weight must not be all zero: every weight is zero")
-    return weight
+    return weight / weight.max()
 
 
 def check_stream(random_state: Any) -> np.random.RandomState:

@@ -135,7 +135,8 @@ class GreedyConvexTransformerBase(TokenEstimator):
             if layers:
                 outputs = layers[-1]._outputs(inputs)
                 inputs = inputs.to(device=outputs.device)
-                hand_on.append(HandOn.fitted(inputs, outputs, weight))
+                targets, _, labels = layers[-1]._read_targets(y, len(inputs), weight)
+                hand_on.append(HandOn.fitted(inputs, outputs, targets.weight(labels, weight)))
                 inputs = hand_on[-1](inputs, outputs)
             layer = self._new_layer(layers, random_state)
             check_shape(layer, tuple(inputs.shape), reset=True)

@@ -38,14 +38,16 @@ class Moments(NamedTuple):
 
     @classmethod
     def of(cls, values: Tensor, weight: Tensor | None = None) -> Moments:
-        """Those of values ``(N, ...)`` with weights ``(N,)``, by default ones."""
+        """Those of values ``(N, ...)`` with weights ``(N,)``, by default ones; what has none does not count."""
         values = values.double()
         weight = values.new_ones(len(values)) if weight is None else weight.to(values)
+        if not bool((weight > 0).all()):  # squares of what does not count may be infinite
+            values, weight = values[weight > 0], weight[weight > 0]
         total = float(weight.sum())
         if total == 0.0:
             return cls(0.0, torch.zeros(()), torch.zeros(()), 0)
         mean = torch.tensordot(weight, values, 1) / total
-        return cls(total, mean, torch.tensordot(weight, (values - mean).square(), 1), int((weight > 0).sum()))
+        return cls(total, mean, torch.tensordot(weight, (values - mean).square(), 1), len(weight))
 
     @classmethod
     def joined(cls, parts: Iterable[Moments]) -> Moments:

@@ -166,7 +166,7 @@ def test_samples_without_weight_count_nowhere():
     assert weighted.certificates_[1].primal == pytest.approx(alone.certificates_[1].primal, rel=1e-6)
 
 
-@pytest.mark.parametrize("size", [1e100, -1e100])
+@pytest.mark.parametrize("size", [1e100, -1e100, 1e160])
 def test_samples_without_weight_may_be_of_any_size(size):
     X, y, _ = data()
     far = X.copy()
@@ -176,6 +176,23 @@ def test_samples_without_weight_may_be_of_any_size(size):
     model = GreedyConvexTransformerRegressor(**OPTIONS).fit(far, y, weight)
     alone = GreedyConvexTransformerRegressor(**OPTIONS).fit(X[1:], y[1:])
     np.testing.assert_allclose(model.predict(X), alone.predict(X), atol=1e-3)
+
+
+def test_samples_of_a_class_without_weight_change_nothing():
+    X, _, _ = data()
+    y, far = labels(X), X.copy()
+    far[y == "c"] *= 1e3
+    options = {"class_weight": {"c": 0.0}, "tol": 1e-8, **OPTIONS}
+    near, alone = (GreedyConvexTransformerClassifier(**options).fit(samples, y) for samples in (far, X))
+    np.testing.assert_allclose(near.predict_proba(X), alone.predict_proba(X), atol=1e-12)
+
+
+def test_balanced_classes_take_weights_whose_sum_is_no_number():
+    X, _, signs = data()
+    options = {"class_weight": "balanced", **OPTIONS}
+    huge = GreedyConvexTransformerClassifier(**options).fit(X, signs, np.full(60, 1e308))
+    alone = GreedyConvexTransformerClassifier(**options).fit(X, signs)
+    np.testing.assert_allclose(huge.predict_proba(X), alone.predict_proba(X), atol=1e-12)
 
 
 def test_constant_predictions_hand_on_nothing():

@@ -194,6 +194,18 @@ def test_explanations_name_their_scores():
     np.testing.assert_array_equal(two.of(1, False), -two.of(1, True))
 
 
+@pytest.mark.parametrize("size", [1e3, 1e160])
+def test_samples_without_weight_change_nothing_and_huge_weights_are_as_ones(size):
+    far = [size * SAMPLES[0], *SAMPLES[1:]]
+    weight = np.full(len(SAMPLES), 1e308)  # whose sum is no number
+    weight[0] = 0.0
+    for class_weight in (None, "balanced"):
+        options = {"class_weight": class_weight, "tol": 1e-8}
+        model = classifier(**options).fit(far, LABELS, weight)
+        alone = classifier(**options).fit(SAMPLES[1:], LABELS[1:])
+        np.testing.assert_allclose(model.predict_proba(SAMPLES), alone.predict_proba(SAMPLES), atol=1e-6)
+
+
 # Generated weightings
 
 

@@ -291,9 +291,12 @@ class LinearMap(InParts, ABC):
         return gram, product
 
     def weighted_squares(self, weight: Tensor) -> Tensor:
-        """Sum of the squared entries, each times the weight of its sample, as a tensor without dimensions."""
-        by_block = (weight @ self._block(block).to(weight.dtype).square().sum(1) for block in range(self._n_blocks))
-        return sum(by_block, weight.new_zeros(()))
+        """Sum of the squared entries, each times the weight of its sample, as a tensor without dimensions.
+
+        A sample of weight zero does not count, be its squares infinite.
+        """
+        squares = (self._block(block).to(weight.dtype).square().sum(1) for block in range(self._n_blocks))
+        return sum((torch.where(weight > 0, weight * each, 0.0).sum() for each in squares), weight.new_zeros(()))
 
     def squared_norm(self, weight: Tensor, center: bool = False, n_steps: int = 20) -> float:
         """Largest eigenvalue of ``A' diag(weight) A`` by power iteration, from below; `center` centres the columns."""
