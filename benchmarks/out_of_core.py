@@ -1,7 +1,8 @@
-"""Data larger than memory, and many processes. Run: python benchmarks/out_of_core.py large|pass|ranks --output FILE.
+"""Data larger than memory, and many processes. Run: python benchmarks/out_of_core.py large|wide|pass|ranks --output F.
 
-``large`` writes 41 GB of samples to shards and fits a regression and a classification to them. ``pass`` compares a
-product on a file in the page cache with one in memory. ``ranks`` times cell G on one and two processes of one thread.
+``large`` writes 41 GB of samples to shards and fits a regression and a classification to them. ``wide`` fits both to
+samples of 98,304 features, beside gradient steps. ``pass`` compares a product on a file in the page cache with one in
+memory. ``ranks`` times cell G on one and two processes of one thread.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,9 @@ LIMIT = 4 * 2**30
 RATIO = 0.1
 TOLERANCE = 1e-4
 REPEATS = 3  # of fits to cell G
+WIDE = (5_000, 128, 768)
+WIDE_LIMIT = 2**28
+WIDE_SECONDS = 200
 
 
 def coefficients() -> np.ndarray:
@@ -163,6 +168,60 @@ def large(folder: Path, n_shards: int) -> dict[str, Any]:
     return records
 
 
+def write_wide(folder: Path) -> dict[str, np.ndarray]:
+    """A file of samples whose tokens depend on each other, as those of text do, and targets of four tokens."""
+    n_samples, n_tokens, width = WIDE
+    draw, scores = np.random.default_rng(0), []
+    coef = draw.standard_normal((4, width), dtype=np.float32)
+    file = np.lib.format.open_memmap(folder / "wide.npy", "w+", np.float16, WIDE)
+    for start in range(0, n_samples, 500):
+        X = draw.standard_normal((500, n_tokens, width), dtype=np.float32)
+        for token in range(1, n_tokens):
+            X[:, token] = 0.5 * X[:, token - 1] + np.sqrt(0.75) * X[:, token]
+        X += draw.standard_normal((500, 1, width), dtype=np.float32)
+        score = np.tensordot(X[:, [2, 5, 6, 110]], coef, 2)
+        scores.append(score / score.std() + draw.standard_normal(500))
+        file[start : start + 500] = X
+    file.flush()
+    y = np.concatenate(scores)
+    return {"regression": y, "classification": y > 0}
+
+
+def wide(folder: Path) -> dict[str, Any]:
+    """Fits to samples of more features than there is room for in Gram matrices, beside gradient steps."""
+    import convexformer
+
+    targets = write_wide(folder)
+    models = {"regression": "ConvexAttentionRegressor", "classification": "ConvexAttentionClassifier"}
+    found: dict[str, Any] = {"shape": WIDE, "limit": WIDE_LIMIT, "stopped_after": WIDE_SECONDS, "fits": []}
+    warnings.simplefilter("ignore", convexformer.ConvergenceWarning)  # of those that are stopped
+    for task, name in models.items():
+        make = getattr(convexformer, name)
+        alpha_max = make(alpha=1e9, memory_limit=WIDE_LIMIT).fit(str(folder / "wide.npy"), targets[task]).alpha_max_
+        for ratio in (0.1, 0.01):
+            for solver in ("auto", "fista"):
+                began = time.perf_counter()
+
+                def late(state: Any, began: float = began) -> bool:
+                    return time.perf_counter() - began > WIDE_SECONDS
+
+                model = make(alpha=ratio * alpha_max, tol=TOLERANCE, solver=solver, memory_limit=WIDE_LIMIT)
+                model.set_params(max_iter=10**6, callback=late).fit(str(folder / "wide.npy"), targets[task])
+                record = {
+                    "task": task,
+                    "ratio": ratio,
+                    "solver": solver,
+                    "seconds": time.perf_counter() - began,
+                    "passes": model.traffic_.passes,
+                    "n_iter": model.n_iter_,
+                    "gap": model.certificate_.relative_gap,
+                    "tokens": int(np.count_nonzero(model.token_norms_)),
+                }
+                print(json.dumps(record), flush=True)
+                found["fits"].append(record)
+    return found
+
+
 def one_pass(folder: Path) -> dict[str, Any]:
     """Seconds of products with 2 GB in memory and in the page cache, side by side, one thread."""
     import torch
@@ -252,18 +311,23 @@ def on_ranks() -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("large", "pass", "ranks"))
+    parser.add_argument("what", choices=("large", "wide", "pass", "ranks"))
     parser.add_argument("--folder", type=Path, help="folder for the data (default: that of the system)")
     parser.add_argument("--n-shards", type=int, default=N_SHARDS, help="of 410 MB each")
     parser.add_argument("--output", type=Path, help="JSON file to which the figures are added")
     options = parser.parse_args()
     with contextlib.ExitStack() as stack:
         folder = options.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        runs = {"large": lambda: large(folder, options.n_shards), "pass": lambda: one_pass(folder), "ranks": on_ranks}
+        runs = {
+            "large": lambda: large(folder, options.n_shards),
+            "wide": lambda: wide(folder),
+            "pass": lambda: one_pass(folder),
+            "ranks": on_ranks,
+        }
         found = runs[options.what]()
     print(json.dumps(found, indent=1))
     if options.output:
-        threads = os.cpu_count() if options.what == "large" else 1
+        threads = os.cpu_count() if options.what in ("large", "wide") else 1
         add_figures(options.output, options.what, threads or 1, found)
 
 

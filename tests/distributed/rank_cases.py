@@ -229,6 +229,7 @@ def problem(n_samples=450):
 
 # Bytes that hold Gram matrices of 15 features and less than a rank's samples.
 STREAMED = 30_000
+NARROW = 13_000  # has no room for them
 ESTIMATORS = {
     "regressor": ConvexAttentionRegressor(alpha=0.05, tol=1e-10),
     "classifier": ConvexAttentionClassifier(alpha=0.02, tol=1e-10, class_weight="balanced"),
@@ -362,6 +363,9 @@ def estimators(path):
         if name not in ("difference", "cv_loss"):
             streamed = clone(estimator).set_params(memory_limit=STREAMED).fit(path, target, weight)
             found[name, "streamed"] = figures(streamed, path, target, weight)
+        if name in ("regressor", "classifier"):
+            narrow = clone(estimator).set_params(memory_limit=NARROW).fit(path, target, weight)
+            found[name, "narrow"] = figures(narrow, path, target, weight)
     result = ESTIMATORS["regressor"].path(X[rows], y[rows], n_alphas=3)
     return found, (result.alphas, result.coefs, result.gaps)
 

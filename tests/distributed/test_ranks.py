@@ -138,6 +138,8 @@ def test_estimators_are_those_of_one_process(tmp_path, path_of_data, plain):
             assert got["passes"] == first["passes"]
             if name == "regressor" and way == "streamed":
                 assert 2 <= got["passes"] <= 2.2  # of all ranks together; alpha_max looks at some rows again
+            if way == "narrow":
+                assert got["passes"] <= {"regressor": 30, "classifier": 70}[name]  # gradient steps take 72 and 122
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,9 @@ from solver_cases import LOSS_NAMES, randn, random_weight, valid_target
 
 from convexformer_solvers import (
     Auto,
+    AutoConfig,
     DenseMap,
+    Fista,
     Program,
     certify,
     check_solver,
@@ -184,8 +186,69 @@ def test_without_room_for_a_gram_matrix_gradient_steps():
     assert [stage.algorithm.name for stage in plan(program)] == ["fista"]
 
 
-def test_contract_of_the_metric_steps():
-    check_solver(MetricGradient(Batched(Auto())))
+def limited(program, rank):
+    """The same program as if on a disk, with room for a metric of that rank, but not for Gram matrices."""
+    counted = CountedMap(program.map)
+    k = program.y.shape[1] if program.penalty.output_separable and not program.loss.quadratic else 1
+    size = AutoConfig().gram_copies * math.prod(program.map.feature_shape) + len(program.y)
+    counted.memory_limit = int(8 * k * size * (rank + 0.5))
+    return dataclasses.replace(program, map=counted)
+
+
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("norm", PENALTIES)
+@pytest.mark.parametrize("name", LOSS_NAMES)
+def test_optima_are_the_same_without_room_for_gram_matrices(name, norm, gated, full):
+    program = program_of(name, norm, gated, intercept=full, weighted=full, data=randn(60, 5, 2))
+    program = program.with_alpha(0.1 * program.alpha_max)
+    narrow = limited(program, rank=2)
+    if math.isfinite(program.loss.smoothness):
+        first = plan(narrow)[0].algorithm
+        assert isinstance(first, MetricGradient)
+        assert first.rank == 2
+    one, other = solve(program, Auto(), tol=1e-7), solve(narrow, Auto(), tol=1e-7)
+    assert_same(program, one, other, 1e-7)
+
+
+def dependent_blocks(name, n=1500):
+    """A program of 200 blocks that depend on their neighbours and on a common factor, three of which make targets."""
+    common, data = randn(n, 1, 1, seed=5), randn(n, 200, 3)
+    for block in range(1, 200):
+        data[:, block] = 0.5 * data[:, block - 1] + data[:, block]
+    signal = data[:, 17, :2] + data[:, 60, 1:] + data[:, 150, :2]
+    targets = {"logistic": signal.sign(), "softmax": torch.nn.functional.one_hot(signal.argmax(1), 2).double()}
+    program = program_of(name, "group_l2", n=n, data=data + common)
+    return dataclasses.replace(program, y=targets.get(name, signal))
+
+
+def passes_of(program, solver=None):
+    assert solve(program, solver or Auto(), tol=1e-4).certificate.relative_gap <= 1e-4
+    return program.map.passes[0]
+
+
+@pytest.mark.parametrize("share", [0.3, 0.1])
+@pytest.mark.parametrize("name", ["squared", "huber", "logistic", "softmax"])
+def test_few_passes_without_room_for_gram_matrices(name, share):
+    program = dependent_blocks(name)
+    program = program.with_alpha(share * program.alpha_max)
+    passes = passes_of(limited(program, rank=16))
+    assert passes <= 45
+    assert 6 * passes <= passes_of(limited(program, rank=16), Fista())
+
+
+def test_a_path_without_room_for_gram_matrices_forms_one_metric():
+    program = dependent_blocks("squared")
+    alphas = [share * program.alpha_max for share in (0.5, 0.3, 0.2)]
+    there = limited(program, rank=16)
+    assert max(solve_path(there, Auto(), alphas, tol=1e-4).gaps) <= 1e-4
+    alone = sum(passes_of(limited(program.with_alpha(alpha), rank=16)) for alpha in alphas)
+    assert there.map.passes[0] < alone
+
+
+@pytest.mark.parametrize("rank", [None, 1, 3])
+def test_contract_of_the_metric_steps(rank):
+    check_solver(MetricGradient(Batched(Auto()), rank=rank))
 
 
 def test_one_fit_of_the_squared_loss_reads_the_data_twice():

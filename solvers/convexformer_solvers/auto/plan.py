@@ -39,8 +39,8 @@ def plan(program: Program, warm: bool = False, config: AutoConfig | None = None)
 
     1. ``alpha`` from ``alpha_max`` on: the best constant model, and nothing else is needed.
     2. Data that are not held in memory: for the squared loss the plan of the program that one pass leads to
-       (``Moments``), for others of bounded curvature steps in the metric of a Gram matrix (``MetricGradient``), both
-       where there is room for Gram matrices; then gradient steps.
+       (``Moments``), for others of bounded curvature steps in the metric of a Gram matrix (``MetricGradient``). Where
+       there is no room for Gram matrices, steps in a metric of low rank. Then gradient steps.
     3. A loss of unbounded curvature (Poisson): gradient steps, Newton steps, gradient steps. A penalty that is no sum
        over blocks: gradient steps alone.
     4. Features that are nearly independent, for this ``alpha``: greedy gradient steps in single precision, on a working
@@ -121,7 +121,7 @@ class _Planner:
         yield self._gradient_steps("nothing else has ended before")
 
     def _few_passes(self) -> Iterator[Stage]:
-        """What needs few passes over data that are not held in memory, where there is room for Gram matrices."""
+        """What needs few passes over data that are not held in memory."""
         from .solver import Auto  # which goes by this plan
 
         inner = Batched(Auto(self.config))
@@ -134,12 +134,31 @@ class _Planner:
         elif self.takes_gram and math.isfinite(self.program.loss.smoothness):
             why = "one pass for each step in the metric of a Gram matrix"
             yield Stage(MetricGradient(inner), why, self.config.steps)
+            return
+        if math.isfinite(self.program.loss.smoothness) and (rank := self._rank()) > 0:
+            why = "no room for Gram matrices: one pass for each step in a metric of low rank"
+            yield Stage(MetricGradient(inner, rank=rank), why, self.config.steps, patience=Patience())
+
+    def _rank(self) -> int:
+        """The rank of a metric that is formed in the time of a step, and for which there is room."""
+        program, config = self.program, self.config
+        (n_samples, *shape), limit = program.map.shape, program.map.memory_limit or math.inf
+        k = self._outputs_apart()
+        side = k * math.prod(shape)
+        room = limit / (program.y.element_size() * (config.gram_copies * side + k * n_samples))
+        like_a_step = program.map.product_work(k) / (2 * n_samples * side)
+        return int(min(room, like_a_step, side))
+
+    def _outputs_apart(self) -> int:
+        """How many outputs have curvatures of their own in a metric."""
+        program = self.program
+        return program.y.shape[1] if program.penalty.output_separable and not program.loss.quadratic else 1
 
     def _room_for_gram(self) -> bool:
         """Whether Gram matrices of the features, of all outputs that the loss couples, are small enough."""
         program, config = self.program, self.config
         loss, limit = program.loss, program.map.memory_limit or math.inf
-        n_outputs = program.y.shape[1] if program.penalty.output_separable and not loss.quadratic else 1
+        n_outputs = self._outputs_apart()
         side, n_parts = math.prod(program.map.feature_shape), n_outputs if loss.output_separable else 1
         side *= n_outputs // n_parts
         size = config.gram_copies * n_parts * program.y.element_size() * side**2

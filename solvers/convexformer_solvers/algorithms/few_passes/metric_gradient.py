@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass
-from itertools import combinations_with_replacement
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from convexformer_solvers.algorithms.base import Solver
-from convexformer_solvers.linalg.gram import bordered
 from convexformer_solvers.linalg.hessian import curvature_bound
-from convexformer_solvers.linear_maps.base import LinearMap, even_rows
-from convexformer_solvers.losses.regression import Squared
 from convexformer_solvers.points import Point, dual_estimate
 from convexformer_solvers.program import Program
-from convexformer_solvers.reductions.moments import GramRoot, lost_to_means
 from convexformer_solvers.reductions.weights import Targets
 from convexformer_solvers.rounding import EPS, SINGLE, SUM
 
 from .batched import Batched
+from .metric import Metric, Part, low_rank_metric_of, metric_of
+from .model import Model
 
 
 @dataclass(frozen=True)
@@ -53,58 +49,6 @@ class MetricConfig:
     accuracy: float = 0.01
 
 
-class _Part(NamedTuple):
-    """Metric of some outputs, with the intercept eliminated.
-
-    Coefficients are a matrix ``(p, k)`` of k outputs with one Gram matrix, or a vector where outputs are coupled.
-    """
-
-    outputs: slice
-    joint: bool  # whether the outputs are coupled
-    gram: Tensor  # (p, p), or (c p, c p)
-    root: GramRoot
-    cross: Tensor  # of the features with the intercepts, (p, 1) or (c p, c)
-    core: Tensor  # of the intercepts, (1, 1) or (c, c); zeros without an intercept
-    inverse: Tensor  # its pseudo-inverse
-
-    def flat(self, coef: Tensor) -> Tensor:
-        """The outputs' coefficients as a matrix or a vector."""
-        chosen = coef[..., self.outputs]
-        return chosen.movedim(-1, -2).reshape(-1, 1) if self.joint else chosen.flatten(0, -2)
-
-    def shaped(self, flat: Tensor, like: Tensor) -> Tensor:
-        """The outputs' coefficients of a matrix or a vector, in the shape of `like`."""
-        *blocks, width, k = like[..., self.outputs].shape
-        return flat.view(*blocks, k, width).movedim(-1, -2) if self.joint else flat.view(*blocks, width, k)
-
-    def of_intercept(self, values: Tensor) -> Tensor:
-        """Values of the outputs, as many rows as the intercepts have in the metric."""
-        return values[self.outputs].view(self.core.shape[0], -1)
-
-    def square(self, coef: Tensor, intercept: Tensor) -> float:
-        """Squared norm of a move."""
-        flat = self.flat(coef)
-        rest = self.of_intercept(intercept) + self.inverse @ self.cross.T @ flat
-        return float((flat * (self.gram @ flat)).sum() + (rest * (self.core @ rest)).sum())
-
-
-class _Metric(NamedTuple):
-    """Where outputs are penalised apart, each has its own part."""
-
-    local: Tensor  # second derivatives of each sample's loss that it is made of
-    parts: tuple[_Part, ...]
-
-    def reduced(self, correlation: Tensor, slope: Tensor) -> Tensor:
-        """Correlation of a dual point whose sum `slope` has been taken from the samples in proportion to `local`."""
-        moved = (part.cross @ part.inverse @ part.of_intercept(slope) for part in self.parts)
-        shaped = [part.shaped(each, correlation) for part, each in zip(self.parts, moved, strict=True)]
-        return correlation - torch.cat(shaped, dim=-1)
-
-    def square(self, coef: Tensor, intercept: Tensor) -> float:
-        """Squared norm of a move."""
-        return sum(part.square(coef, intercept) for part in self.parts)
-
-
 class _Read(NamedTuple):
     """What a pass over the data has told of a point."""
 
@@ -118,7 +62,7 @@ class _Read(NamedTuple):
 
 
 class _State(NamedTuple):
-    metric: _Metric
+    metric: Metric
     read: _Read
     coef: Tensor  # that minimises the model there
     intercept: Tensor
@@ -143,7 +87,11 @@ class MetricGradient(Solver):
     what it is off by, and restarts when it points uphill. ``L`` follows the curvature met on the way. The gap of the
     point that was read is exact, so that certificates are taken where they will succeed.
 
-    Needs a loss with finite ``smoothness``. Memory: some squares of the number of features, and predictions.
+    With a `rank`, for features that are too many for Gram matrices, ``H`` is a matrix of that rank plus a multiple of
+    the identity (``LowRank``), of all samples. ``L`` only grows then: such a metric is further off, and momentum needs
+    an ``L`` that does not change.
+
+    Needs a loss with finite ``smoothness``. Memory: some matrices of the size of ``H``, and predictions.
 
     Parameters
     ----------
@@ -151,6 +99,8 @@ class MetricGradient(Solver):
         What minimises the model: a squared loss over a map in memory.
     config : MetricConfig, optional
         Numbers that it goes by. Default: those of ``MetricConfig``.
+    rank : int, optional
+        Rank of the metric, which `inner` does without. Default: Gram matrices as they are.
 
     Examples
     --------
@@ -160,12 +110,12 @@ class MetricGradient(Solver):
 
     reductions = (Targets(),)
 
-    def __init__(self, inner: Batched, config: MetricConfig | None = None) -> None:
-        self.inner, self.config = inner, config or MetricConfig()
+    def __init__(self, inner: Batched, config: MetricConfig | None = None, rank: int | None = None) -> None:
+        self.inner, self.config, self.rank = inner, config or MetricConfig(), rank
 
     @property
     def name(self) -> str:
-        return f"metric_gradient({self.inner.solver.name})"
+        return f"metric_gradient({self.inner.solver.name if self.rank is None else f'rank {self.rank}'})"
 
     def unmet_requirement(self, program: Program) -> str | None:
         if not math.isfinite(program.loss.smoothness):
@@ -202,7 +152,7 @@ class MetricGradient(Solver):
             if not self._alike(program, self._curvatures(program, pred), state.metric.local):
                 metric = self._metric(program, pred)
                 return self._minimised(program, state._replace(metric=metric, read=read, momentum=1.0, curvature=1.0))
-        if met < state.curvature / config.growth:
+        if self.rank is None and met < state.curvature / config.growth:
             grown = state.curvature / math.sqrt(config.growth)
         return self._minimised(program, state._replace(read=read, curvature=grown))
 
@@ -228,25 +178,16 @@ class MetricGradient(Solver):
             finished=stuck and state.momentum == 1.0,
         )
 
-    def _minimum(self, program: Program, state: _State, part: _Part) -> tuple[Tensor, Tensor]:
+    def _minimum(self, program: Program, state: _State, part: Part) -> tuple[Tensor, Tensor]:
         """Coefficients and intercept of a part's outputs that minimise the model."""
         read, length = state.read, state.curvature
         start, slope = part.flat(read.coef), part.of_intercept(read.slope)
         pull = (part.flat(read.correlation) - part.cross @ part.inverse @ slope) / length
-        y = part.root.targets(part.gram @ start + pull)
-        model = dataclasses.replace(
-            program,
-            map=part.root.map,
-            y=y,
-            loss=Squared(),
-            penalty=program.penalty.for_outputs(y.shape[1]),
-            alpha=program.alpha / length,
-            sample_weight=None,
-            fit_intercept=False,
-        )
-        inner = self.inner.init(model, Point(part.flat(state.coef).reshape(model.coef_shape)))
         goal = max(state.accuracy * min(abs(read.gap), program.null_value), EPS * program.null_value) / length
-        flat = self.inner.point(model, self.inner.until(model, inner, goal)).coef.reshape(start.shape)
+        shape = (*part.feature_shape, start.shape[1])
+        product, before = part.matrix.product(start) + pull, part.flat(state.coef)
+        penalty = program.penalty.for_outputs(start.shape[1])
+        flat = part.matrix.minimum(Model(penalty, program.alpha / length, shape, product, before, goal))
         shift = part.inverse @ (slope / length - part.cross.T @ (flat - start))
         return part.shaped(flat, read.coef), read.intercept[part.outputs] + shift.flatten()
 
@@ -257,7 +198,7 @@ class MetricGradient(Solver):
         """
         loss, n_outputs, largest = program.loss, pred.shape[1], program.loss.smoothness
         least = self.config.least_curvature * largest
-        if not program.penalty.output_separable or n_outputs == 1:
+        if not program.penalty.output_separable or n_outputs == 1 or loss.quadratic:
             return curvature_bound(loss, pred, program.y)[:, None].clamp(least, largest)
         if loss.output_separable:
             return loss.hessian_product(pred, program.y, torch.ones_like(pred)).clamp(least, largest)
@@ -269,41 +210,14 @@ class MetricGradient(Solver):
         change = program.weight @ (found - other).abs()
         return float(change.sum()) <= self.config.alike * float((program.weight @ other.abs()).sum())
 
-    def _metric(self, program: Program, pred: Tensor) -> _Metric:
-        """The metric of the curvatures at predictions; each Gram matrix costs a pass over the samples that it takes."""
-        config, linear_map, local = self.config, program.map, self._curvatures(program, pred)
-        shape, weight, n = linear_map.feature_shape, program.weight[:, None] * local, local.shape[1]
-        n_wanted = config.sample * math.prod(shape)
-        if n_wanted < linear_map.n_samples:
-            index = even_rows(linear_map.n_samples, n_wanted, pred.device)
-            weight = weight[index] / program.weight[index].sum()
-            linear_map = linear_map.rows(index)
-        # The intercept is one more feature.
-        moments = [_with_ones(linear_map, each) for each in weight.T]
-        if n == 1 or program.loss.output_separable:
-            wholes = [slice(None)] if n == 1 else [slice(place, place + 1) for place in range(n)]
-            parts = [self._part(program, each[None, :, None], of) for each, of in zip(moments, wholes, strict=True)]
-            return _Metric(local, tuple(parts))
-        n_outputs, size = program.y.shape[1], len(moments[0])
-        whole = moments[0].new_empty((n_outputs, size, n_outputs, size))
-        for (k, m), each in zip(combinations_with_replacement(range(n_outputs), 2), moments, strict=True):
-            whole[k, :, m] = whole[m, :, k] = each
-        return _Metric(local, (self._part(program, whole, slice(None)),))
-
-    def _part(self, program: Program, whole: Tensor, outputs: slice) -> _Part:
-        """The part of a Gram matrix between outputs, ``(k, p + 1, k, p + 1)``, the last feature the intercept."""
-        *blocks, width = program.map.feature_shape
-        k, p = len(whole), whole.shape[1] - 1
-        by_block = torch.arange(k * p, device=whole.device).view(k, -1, width).transpose(0, 1).flatten()
-        core = whole[:, p, :, p] * program.fit_intercept
-        cross = whole[:, :p, :, p].reshape(k * p, k)[by_block]
-        inverse = torch.linalg.pinv(core, hermitian=True)
-        gram = whole[:, :p, :, :p].reshape(k * p, k * p)[by_block][:, by_block] - cross @ inverse @ cross.T
-        shape = (*blocks, k, width) if k > 1 else (*blocks, width)
-        return _Part(outputs, k > 1, gram, GramRoot(gram, shape), cross, core, inverse)
+    def _metric(self, program: Program, pred: Tensor) -> Metric:
+        local = self._curvatures(program, pred)
+        if self.rank is None:
+            return metric_of(program, local, self.config.sample, self.inner)
+        return low_rank_metric_of(program, local, self.rank)
 
     @staticmethod
-    def _curvature_met(metric: _Metric, before: _Read, after: _Read) -> float:
+    def _curvature_met(metric: Metric, before: _Read, after: _Read) -> float:
         """Curvature of the loss between two points, in units of the metric; zero where these are the same."""
         move, shift = after.coef - before.coef, after.intercept - before.intercept
         square = metric.square(move, shift)
@@ -324,7 +238,7 @@ class MetricGradient(Solver):
         return state.finished
 
 
-def _read(program: Program, coef: Tensor, intercept: Tensor, metric: _Metric | None = None) -> _Read:
+def _read(program: Program, coef: Tensor, intercept: Tensor, metric: Metric | None = None) -> _Read:
     """A pass over the data at a point; none at the best constant model. A metric centres the dual point of the gap."""
     slopes = program.slopes(intercept)
     if not bool(coef.any()) and torch.equal(intercept, program.null_intercept):
@@ -337,21 +251,3 @@ def _read(program: Program, coef: Tensor, intercept: Tensor, metric: _Metric | N
     centred = correlation if metric is None else metric.reduced(correlation, slope)
     dual = dual_estimate(program, Point(coef, pred=pred + intercept, correlation=centred))
     return _Read(coef, intercept, pred, correlation, slope, value, value - dual)
-
-
-def _with_ones(linear_map: LinearMap, weight: Tensor) -> Tensor:
-    """Gram matrix in some weights of the features and of a last one that is 1."""
-    ones, single = torch.ones_like(weight)[:, None], linear_map.dtype == torch.float32
-    weight = weight.contiguous()
-    gram, sums = linear_map.moments(weight, ones, single)
-    if single and _loses_digits(gram.diagonal().abs(), sums[:, 0], float(weight.sum().abs())):
-        gram, sums = linear_map.moments(weight, ones)
-    return bordered(gram, torch.cat([sums[:, 0], weight.sum()[None]]))
-
-
-def _loses_digits(squares: Tensor, sums: Tensor, total: float) -> bool:
-    """Whether weighted sums of squares overflow or underflow in float32, or lose their digits to large means."""
-    single = torch.finfo(torch.float32)
-    if not single.tiny / single.eps <= float(squares.amax()) < math.inf:
-        return True
-    return lost_to_means(squares * total, squares * total - sums.square(), single.eps)

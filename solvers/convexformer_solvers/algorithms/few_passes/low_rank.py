@@ -1,0 +1,131 @@
+"""Metrics of low rank plus a multiple of the identity, where there is no room for Gram matrices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from convexformer_solvers.linalg.line_search import backtracking
+from convexformer_solvers.rounding import EPS
+
+from .model import Model
+
+
+class _At(NamedTuple):
+    """What the coordinates ``w`` of a model's dual say."""
+
+    w: Tensor  # (r, k)
+    shifted: Tensor  # (q - V w) / t, (p, k)
+    coef: Tensor  # its prox, (p, k)
+    residual: Tensor  # V' coef - w, (r, k)
+    merit: float
+
+    @property
+    def gap(self) -> float:
+        """The model's duality gap."""
+        return 0.5 * float(self.residual.square().sum())
+
+
+class LowRank:
+    r"""The matrix ``V V' + t I``: the approximation of a positive semidefinite one by its products with directions.
+
+    It has the largest eigenvalues of the Nystrom approximation (Tropp et al. 2017, algorithm 3), and the smallest of
+    these for all others. A model is minimised in its dual, which has one variable for each column of ``V`` and output
+    (Becker, Fadili and Ochs 2019). With :math:`z(w) = \mathrm{prox}_{\alpha \Omega / t}((q - V w) / t)` that is the
+    root of ``V' z(w) - w``, half of whose square is the model's duality gap.
+
+    Parameters
+    ----------
+    product : Tensor of shape (p, r)
+        Product of the matrix with the directions.
+    directions : Tensor of shape (p, r)
+        Orthonormal.
+
+    Examples
+    --------
+    >>> matrix = torch.diag(torch.tensor([4.0, 2.0, 1.0, 1.0], dtype=torch.float64))
+    >>> directions = torch.eye(4, 3, dtype=torch.float64)
+    >>> low_rank = LowRank(matrix @ directions, directions)
+    >>> torch.allclose(low_rank.product(torch.eye(4).double()), matrix)  # the smallest one stands for the fourth
+    True
+    """
+
+    def __init__(self, product: Tensor, directions: Tensor) -> None:
+        shift = math.sqrt(len(product)) * EPS * float(torch.linalg.matrix_norm(product)) or EPS
+        shifted = product + shift * directions
+        inner = directions.T @ shifted
+        lower = torch.linalg.cholesky(0.5 * (inner + inner.T))
+        root = torch.linalg.solve_triangular(lower, shifted.T, upper=False)
+        values, vectors = torch.linalg.eigh(root @ root.T)
+        # Coefficients have no digits where the multiple of the identity is rounding.
+        self.ridge = max(float(values[0]) - shift, math.sqrt(EPS) * float(values[-1]))
+        self.values = (values - shift - self.ridge).clamp(min=0)
+        self.factor = root.T @ vectors * (self.values / values).sqrt()
+
+    def product(self, flat: Tensor) -> Tensor:
+        """Product of the matrix with ``(p, k)``."""
+        return self.factor @ (self.factor.T @ flat) + self.ridge * flat
+
+    def minimum(self, model: Model) -> Tensor:
+        """Semismooth Newton steps on the dual, whose systems are solved by conjugate gradients."""
+        at = self._at(model, self.factor.T @ model.start)
+        while at.gap > model.goal:
+            following = self._newton_step(model, at)
+            if following is None or not following.merit < at.merit - EPS * abs(at.merit):  # rounding is left
+                break
+            at = following
+        return at.coef
+
+    def _newton_step(self, model: Model, at: _At) -> _At | None:
+        way = self._newton_direction(model, at)
+
+        def trial(length: float) -> _At:
+            return self._at(model, at.w + length * way)
+
+        found = backtracking(trial, lambda end: end.merit, at.merit, -float((way * at.residual).sum()))
+        return None if found is None else found[1]
+
+    def _at(self, model: Model, w: Tensor) -> _At:
+        shifted = (model.product - self.factor @ w) / self.ridge
+        coef = model.prox(shifted, self.ridge)
+        envelope = self.ridge * float((shifted * coef).sum() - 0.5 * coef.square().sum()) - model.value(coef)
+        return _At(w, shifted, coef, self.factor.T @ coef - w, 0.5 * float(w.square().sum()) + envelope)
+
+    def _newton_direction(self, model: Model, at: _At) -> Tensor:
+        """Solution of the system of the dual's second derivatives, by differences of the prox of nonzero blocks."""
+        rows, prox = model.nonzero(at.coef)
+        if not len(rows):
+            return at.residual
+        factor, shifted, coef = self.factor[rows], at.shifted[rows], at.coef[rows]
+        size = math.sqrt(EPS) * float(torch.linalg.vector_norm(shifted))
+
+        def product(way: Tensor) -> Tensor:
+            move = factor @ way
+            length = size / max(float(torch.linalg.vector_norm(move)), EPS * size)
+            change = (coef - prox(shifted - length * move, self.ridge)) / length
+            return way + factor.T @ change / self.ridge
+
+        share = len(rows) / len(at.coef)
+        return _conjugate_gradients(product, at.residual, 1 + share * self.values[:, None] / self.ridge)
+
+
+def _conjugate_gradients(product: Callable[[Tensor], Tensor], right: Tensor, diagonal: Tensor) -> Tensor:
+    """Solution of a positive definite system to a tenth of its right-hand side, with a diagonal preconditioner."""
+    x, residual = torch.zeros_like(right), right
+    way = residual / diagonal
+    square = (residual * way).sum()
+    goal = 0.1 * torch.linalg.vector_norm(right)
+    for _ in range(right.numel()):
+        if torch.linalg.vector_norm(residual) <= goal:
+            break
+        image = product(way)
+        step = square / (way * image).sum()
+        x, residual = x + step * way, residual - step * image
+        scaled = residual / diagonal
+        before, square = square, (residual * scaled).sum()
+        way = scaled + square / before * way
+    return x

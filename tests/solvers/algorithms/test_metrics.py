@@ -1,0 +1,102 @@
+"""Metrics of variable-metric steps: Gram matrices, their low-rank approximations, and minima of models."""
+
+import math
+
+import pytest
+import torch
+from solver_cases import randn, random_weight, valid_target
+
+from convexformer_solvers import Auto, DenseMap, GroupL2, GroupNuclear, Program, RowStochastic, SignedMap, get_loss
+from convexformer_solvers.algorithms.few_passes import Batched, MetricGradient
+from convexformer_solvers.algorithms.few_passes.low_rank import LowRank
+from convexformer_solvers.algorithms.few_passes.metric import low_rank_metric_of, metric_of
+from convexformer_solvers.algorithms.few_passes.model import Gram, Model
+
+SOLVER = Batched(Auto())
+
+
+def decaying(p, seed=0):
+    """A positive definite matrix with eigenvalues from 1 to 1e-3, and its eigenvectors."""
+    basis = torch.linalg.qr(randn(p, p, seed=seed)).Q
+    values = torch.logspace(0, -3, p, dtype=torch.float64)
+    return basis @ torch.diag(values) @ basis.T, values
+
+
+def low_rank_of(matrix, rank):
+    directions = torch.linalg.qr(randn(len(matrix), rank, seed=1)).Q
+    return LowRank(matrix @ directions, directions)
+
+
+@pytest.mark.parametrize("rank", [1, 5, 20])
+def test_a_low_rank_metric_is_exact_on_its_directions_and_the_smallest_known_elsewhere(rank):
+    matrix, values = decaying(20)
+    found = torch.linalg.eigvalsh(low_rank_of(matrix, rank).product(torch.eye(20).double()))
+    assert bool((found <= values[0] * (1 + 1e-9)).all())  # as Nystrom approximations are at most the matrix
+    assert bool((found > 0).all())
+    if rank == 20:
+        torch.testing.assert_close(found.flip(0), values)
+    else:
+        torch.testing.assert_close(found[: 20 - rank + 1], found[:1].expand(20 - rank + 1), rtol=1e-6, atol=0)
+
+
+def test_a_matrix_of_low_rank_is_found():
+    factor = randn(30, 3)
+    matrix = factor @ factor.T
+    torch.testing.assert_close(low_rank_of(matrix, 6).product(torch.eye(30).double()), matrix, atol=1e-6, rtol=1e-6)
+
+
+MODELS = {
+    "group_l2": (GroupL2(), (6, 3, 2)),
+    "nuclear": (GroupNuclear(), (6, 3, 2)),
+    "several axes": (GroupNuclear(), (2, 3, 3, 2)),
+    "row_stochastic": (RowStochastic(2), (2, 6, 1, 2)),
+}
+
+
+@pytest.mark.parametrize("goal", [1e-4, 1e-10])
+@pytest.mark.parametrize("share", [0.5, 0.05])
+@pytest.mark.parametrize("rank", [2, 8])
+@pytest.mark.parametrize("name", MODELS)
+def test_models_are_minimised_to_their_goal(name, rank, share, goal):
+    penalty, shape = MODELS[name]
+    p, k = randn(*shape).flatten(0, -2).shape
+    low_rank, q = low_rank_of(decaying(p)[0], rank), randn(p, k, seed=2)
+    alpha = share * float(penalty.dual_norm(q.view(shape)))
+    model = Model(penalty, alpha, shape, q, torch.zeros(p, k).double(), goal)
+
+    def objective(coef):
+        return float((0.5 * coef * low_rank.product(coef) - q * coef).sum()) + model.value(coef)
+
+    other = Gram(low_rank.product(torch.eye(p).double()), shape[:-1], SOLVER)
+    best = objective(other.minimum(model._replace(goal=1e-13)))
+    found = objective(low_rank.minimum(model))
+    assert best - 1e-12 <= found <= best + goal + 1e-12
+
+
+def test_a_model_whose_minimum_is_zero():
+    q = randn(18, 2)
+    model = Model(
+        GroupL2(), 2.0 * float(GroupL2().dual_norm(q.view(6, 3, 2))), (6, 3, 2), q, randn(18, 2, seed=4), 1e-12
+    )
+    assert not bool(low_rank_of(decaying(18)[0], 4).minimum(model).any())
+
+
+@pytest.mark.parametrize("intercept", [False, True])
+@pytest.mark.parametrize("signed", [False, True])
+@pytest.mark.parametrize(
+    ("name", "penalty"),
+    [("squared", GroupL2()), ("logistic", GroupL2()), ("softmax", GroupL2()), ("softmax", GroupNuclear())],
+)
+def test_low_rank_metrics_of_full_rank_are_those_of_gram_matrices(name, penalty, signed, intercept):
+    n, c, loss = 40, 3, get_loss(name)
+    linear_map = DenseMap(randn(n, 4, 2) + 1)
+    linear_map = SignedMap(linear_map) if signed else linear_map
+    y = valid_target(loss, n, c, torch.Generator().manual_seed(0))
+    program = Program(linear_map, y, loss, penalty, 0.1, random_weight(n), intercept)
+    local = MetricGradient(SOLVER)._curvatures(program, randn(n, c, seed=3))
+    full = math.prod(linear_map.feature_shape) * (c if local.shape[1] > 1 else 1)
+    exact, approximate = metric_of(program, local, 20, SOLVER), low_rank_metric_of(program, local, full)
+    for seed in range(3):
+        move, shift = randn(*program.coef_shape, seed=seed), randn(c, seed=seed + 10)
+        assert approximate.square(move, shift) == pytest.approx(exact.square(move, shift), rel=1e-6)
+        torch.testing.assert_close(approximate.reduced(move, shift), exact.reduced(move, shift))
