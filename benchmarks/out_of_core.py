@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 from benchmark_utils.machine import THREAD_VARIABLES, add_figures, forget
 from probe_memory import Watch, memory
+from sklearn.exceptions import ConvergenceWarning
 
 SHARD = (100_000, 16, 64)
 N_SHARDS = 100
@@ -194,7 +195,7 @@ def wide(folder: Path) -> dict[str, Any]:
     targets = write_wide(folder)
     models = {"regression": "ConvexAttentionRegressor", "classification": "ConvexAttentionClassifier"}
     found: dict[str, Any] = {"shape": WIDE, "limit": WIDE_LIMIT, "stopped_after": WIDE_SECONDS, "fits": []}
-    warnings.simplefilter("ignore", convexformer.ConvergenceWarning)  # of those that are stopped
+    warnings.simplefilter("ignore", ConvergenceWarning)  # of those that are stopped
     for task, name in models.items():
         make = getattr(convexformer, name)
         alpha_max = make(alpha=1e9, memory_limit=WIDE_LIMIT).fit(str(folder / "wide.npy"), targets[task]).alpha_max_
