@@ -163,8 +163,7 @@ def stepped(state: Running) -> Running:
     inner, n_steps = stage.algorithm.step(program, state.inner), state.n_steps + 1
     state = state._replace(inner=inner, n_steps=n_steps, point=None)
     if not isinstance(stage.algorithm, PrimalDualSolver):
-        estimate = stage.algorithm.gap_estimate(program, inner)
-        return _watched(state._replace(gap=estimate), math.inf if estimate is None else estimate)
+        return state._replace(gap=stage.algorithm.gap_estimate(program, inner))
     # Where polishes help, nothing ends before the next.
     asks = n_steps >= state.polishing.next or not state.polishing.helps
     watches = stage.patience is not None and n_steps % (stage.polish.wait if stage.polish else 1) == 0

@@ -137,17 +137,18 @@ class _Planner:
             return
         if math.isfinite(self.program.loss.smoothness) and (rank := self._rank()) > 0:
             why = "no room for Gram matrices: one pass for each step in a metric of low rank"
-            yield Stage(MetricGradient(inner, rank=rank), why, self.config.steps, patience=Patience())
+            yield Stage(MetricGradient(inner, rank=rank), why, self.config.steps)
 
     def _rank(self) -> int:
-        """The rank of a metric that is formed in the time of a step, and for which there is room."""
+        """The rank of a metric that is formed in the time of a few steps, and for which there is room."""
         program, config = self.program, self.config
         (n_samples, *shape), limit = program.map.shape, program.map.memory_limit or math.inf
         k = self._outputs_apart()
         side = k * math.prod(shape)
         room = limit / (program.y.element_size() * (config.gram_copies * side + k * n_samples))
-        like_a_step = program.map.product_work(k) / (2 * n_samples * side)
-        return int(min(room, like_a_step, side))
+        # The more steps a metric takes to form, the fewer follow: least in all where both are as many.
+        n_steps = math.sqrt(config.usual_steps)
+        return int(min(room, n_steps * program.map.product_work(k) / (2 * n_samples * side), side))
 
     def _outputs_apart(self) -> int:
         """How many outputs have curvatures of their own in a metric."""
