@@ -252,7 +252,7 @@ def probe_memory() -> str:
 def out_of_core() -> str:
     """Data on a disk, and many processes."""
     data = load("out_of_core")
-    sections = [of_large, of_peers, of_passes, of_ranks, of_scaling, of_one_process]
+    sections = [of_large, of_peers, of_wide, of_passes, of_ranks, of_scaling, of_one_process]
     return "\n\n".join(["# Data on a disk, and many processes", *(of_part(data) for of_part in sections)])
 
 
@@ -309,6 +309,29 @@ def of_peers(data: dict[str, Any]) -> str:
         "run counts.",
         [["task", "package", "seconds", "held, GB", "mapped files, GB", "gap", "score"], *rows],
         data["peers"],
+    )
+
+
+def of_wide(data: dict[str, Any]) -> str:
+    """Features without room for Gram matrices."""
+    found = data["wide"]["figures"]
+    n_samples, n_tokens, width = found["shape"]
+    rows = [["task", "alpha", "solver", "seconds", "passes", "iterations", "gap", "tokens used"]]
+    for fit in found["fits"]:
+        amounts = [f"{fit['seconds']:.0f}", f"{fit['passes']:.0f}", str(fit["n_iter"]), f"{fit['gap']:.1e}"]
+        tokens = f"{fit['tokens']} of {n_tokens}"
+        rows.append([fit["task"], f"{fit['ratio']} alpha_max", f"`{fit['solver']}`", *amounts, tokens])
+    gram = 8 * (n_tokens * width) ** 2 / 1e9
+    return section(
+        "### More features than there is room for",
+        f"{n_samples:,} samples of {n_tokens} tokens of width {width} in float16, in a file in the page cache. "
+        f"`memory_limit` is {found['limit'] / 1e6:.0f} MB, and a Gram matrix would take {gram:.1f} GB. Tokens depend "
+        "on their neighbours and on a common part. Their variances fall as 1, 1/2, 1/3 and so on. Four tokens make "
+        "the targets, half of whose variance is noise. `fista` takes gradient steps, as the default solver did before "
+        "it had metrics of low rank. Fits are to a gap of 1e-4, and are stopped at the first certificate after "
+        f"{found['stopped_after']} s:",
+        rows,
+        data["wide"],
     )
 
 
