@@ -138,6 +138,7 @@ def low_rank_metric_of(program: Program, local: Tensor, rank: int) -> Metric:
     """
     (*blocks, width), k = program.map.feature_shape, 1 if local.shape[1] == 1 else program.y.shape[1]
     shape = (*blocks, k, width) if k > 1 else (*blocks, width)
+    rank = min(rank, math.prod(shape))
     normal = torch.randn((math.prod(shape), rank), generator=torch.Generator().manual_seed(0), dtype=local.dtype)
     directions = torch.linalg.qr(normal.to(local.device)).Q
     coef = directions.reshape(-1, k, width, rank).transpose(1, 2).reshape(*blocks, width, k * rank)

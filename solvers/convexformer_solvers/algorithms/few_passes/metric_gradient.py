@@ -100,7 +100,8 @@ class MetricGradient(Solver):
     config : MetricConfig, optional
         Numbers that it goes by. Default: those of ``MetricConfig``.
     rank : int, optional
-        Rank of the metric, which `inner` does without. Default: Gram matrices as they are.
+        Rank of the metric, which then needs no `inner` solver; that of the Gram matrix where this is smaller. Default:
+        Gram matrices as they are.
 
     Examples
     --------
