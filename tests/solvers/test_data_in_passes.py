@@ -178,6 +178,12 @@ def test_a_path_of_the_squared_loss_takes_certificates_alone():
     assert counted.passes[0] <= 1.1 + 2 * len(alphas)  # alpha_max, and certificates of the start and end of each
 
 
+def test_with_room_for_a_gram_matrix_no_metric_of_low_rank():
+    for name in ("squared", "logistic"):
+        program = on_disk(program_of(name, "group_l2").with_alpha(0.01))
+        assert all(getattr(stage.algorithm, "rank", None) is None for stage in plan(program))
+
+
 def test_without_room_for_a_gram_matrix_gradient_steps():
     program = program_of("squared", "group_l2")
     counted = CountedMap(program.map)

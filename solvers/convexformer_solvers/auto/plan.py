@@ -131,11 +131,12 @@ class _Planner:
                 n_steps = math.ceil(math.log(SINGLE) / math.log(inner.config.factor))
                 yield Stage(inner, f"{why}, in single precision", n_steps, (Moments(single=True),))
             yield Stage(inner, why, reductions=(Moments(),))
-        elif self.takes_gram and math.isfinite(self.program.loss.smoothness):
+        elif not math.isfinite(self.program.loss.smoothness):
+            return
+        elif self.takes_gram:
             why = "one pass for each step in the metric of a Gram matrix"
             yield Stage(MetricGradient(inner), why, self.config.steps)
-            return
-        if math.isfinite(self.program.loss.smoothness) and (rank := self._rank()) > 0:
+        elif rank := self._rank():
             why = "no room for Gram matrices: one pass for each step in a metric of low rank"
             yield Stage(MetricGradient(inner, rank=rank), why, self.config.steps)
 
