@@ -194,13 +194,13 @@ def wide(folder: Path) -> dict[str, Any]:
     """Fits to samples of more features than there is room for in Gram matrices, beside gradient steps."""
     import convexformer
 
-    targets = write_wide(folder)
+    targets, path = write_wide(folder), str(folder / "wide.npy")
     models = {"regression": "ConvexAttentionRegressor", "classification": "ConvexAttentionClassifier"}
     found: dict[str, Any] = {"shape": WIDE, "limit": WIDE_LIMIT, "stopped_after": WIDE_SECONDS, "fits": []}
     warnings.simplefilter("ignore", ConvergenceWarning)  # of those that are stopped
     for task, name in models.items():
         make = getattr(convexformer, name)
-        alpha_max = make(alpha=1e9, memory_limit=WIDE_LIMIT).fit(str(folder / "wide.npy"), targets[task]).alpha_max_
+        alpha_max = make(alpha=1e9, memory_limit=WIDE_LIMIT).fit(path, targets[task]).alpha_max_
         for ratio in (0.1, 0.01):
             for solver in ("auto", "fista"):
                 began = time.perf_counter()
@@ -209,7 +209,7 @@ def wide(folder: Path) -> dict[str, Any]:
                     return time.perf_counter() - began > WIDE_SECONDS
 
                 model = make(alpha=ratio * alpha_max, tol=TOLERANCE, solver=solver, memory_limit=WIDE_LIMIT)
-                model.set_params(max_iter=10**6, callback=late).fit(str(folder / "wide.npy"), targets[task])
+                model.set_params(max_iter=10**6, callback=late).fit(path, targets[task])
                 record = {
                     "task": task,
                     "ratio": ratio,

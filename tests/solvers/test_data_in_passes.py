@@ -95,11 +95,8 @@ def program_of(name, norm, gated=False, intercept=True, weighted=False, n=60, c=
 def both(program, tol, share=0.1):
     """Results in memory and in passes, and the map of the latter."""
     program = program.with_alpha(share * program.alpha_max)
-    counted = CountedMap(program.map)
-    there = Program(
-        counted, program.y, program.loss, program.penalty, program.alpha, program.sample_weight, program.fit_intercept
-    )
-    return solve(program, Auto(), tol=tol), solve(there, Auto(), tol=tol), counted
+    there = on_disk(program)
+    return solve(program, Auto(), tol=tol), solve(there, Auto(), tol=tol), there.map
 
 
 def assert_same(program, one, other, tol):
@@ -192,13 +189,17 @@ def test_without_room_for_a_gram_matrix_gradient_steps():
     assert [stage.algorithm.name for stage in plan(program)] == ["fista"]
 
 
+def on_disk(program):
+    return dataclasses.replace(program, map=CountedMap(program.map))
+
+
 def limited(program, rank):
     """The same program as if on a disk, with room for a metric of that rank, but not for Gram matrices."""
-    counted = CountedMap(program.map)
+    there = on_disk(program)
     k = program.y.shape[1] if program.penalty.output_separable and not program.loss.quadratic else 1
     size = AutoConfig().gram_copies * math.prod(program.map.feature_shape) + len(program.y)
-    counted.memory_limit = int(8 * k * size * (rank + 0.5))
-    return dataclasses.replace(program, map=counted)
+    there.map.memory_limit = int(8 * k * size * (rank + 0.5))
+    return there
 
 
 @pytest.mark.parametrize("full", [False, True])
@@ -229,10 +230,6 @@ def dependent_blocks(name, n=1500):
 
 
 LOW_RANK = MetricGradient(Batched(Auto()), rank=16)
-
-
-def on_disk(program):
-    return dataclasses.replace(program, map=CountedMap(program.map))
 
 
 def passes_of(program, solver):
