@@ -42,10 +42,13 @@ class LossSlopes:
     with_weight: bool = False  # whether the weights are a last column
 
     def at(self, pred: Tensor) -> Tensor:
-        """Values ``(N, c)``, or ``(N, c + 1)``, of predictions without the intercept; zeros where the weight is."""
+        """Values ``(N, c)``, or ``(N, c + 1)``, of predictions without the intercept; zeros where the weight is.
+
+        They are computed in the precision of the targets, and rounded to that of the predictions.
+        """
         weight = self.weight[:, None]
         slopes = torch.where(weight > 0, -weight * self.loss.gradient(pred + self.intercept, self.y), 0.0)
-        return torch.cat([slopes, weight], dim=1) if self.with_weight else slopes
+        return (torch.cat([slopes, weight], dim=1) if self.with_weight else slopes).to(pred.dtype)
 
     def rows(self, index: Tensor | slice) -> LossSlopes:
         """Those of some samples."""

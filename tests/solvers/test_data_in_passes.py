@@ -22,8 +22,9 @@ from convexformer_solvers import (
     solve,
     solve_path,
 )
-from convexformer_solvers.algorithms.few_passes import Batched, MetricGradient
+from convexformer_solvers.algorithms.few_passes import Batched, GramMetrics, LowRankMetrics, MetricGradient
 from convexformer_solvers.auto import plan
+from convexformer_solvers.linalg.hessian import curvature_bound
 from convexformer_solvers.linear_maps.derived import DerivedMap
 
 PENALTIES = ("group_l2", "nuclear")
@@ -92,11 +93,11 @@ def program_of(name, norm, gated=False, intercept=True, weighted=False, n=60, c=
     return Program(linear_map, target(loss, n, c), loss, get_penalty(norm), 1.0, weight, intercept)
 
 
-def both(program, tol, share=0.1):
+def both(program, tol, share=0.1, solver=None):
     """Results in memory and in passes, and the map of the latter."""
     program = program.with_alpha(share * program.alpha_max)
     there = on_disk(program)
-    return solve(program, Auto(), tol=tol), solve(there, Auto(), tol=tol), there.map
+    return solve(program, Auto(), tol=tol), solve(there, solver or Auto(), tol=tol), there.map
 
 
 def assert_same(program, one, other, tol):
@@ -197,7 +198,7 @@ def limited(program, rank):
     """The same program as if on a disk, with room for a metric of that rank, but not for Gram matrices."""
     there = on_disk(program)
     k = program.y.shape[1] if program.penalty.output_separable and not program.loss.quadratic else 1
-    size = AutoConfig().gram_copies * math.prod(program.map.feature_shape) + len(program.y)
+    size = AutoConfig().gram_copies * math.prod(program.map.feature_shape) + 3 * len(program.y)
     there.map.memory_limit = int(8 * k * size * (rank + 0.5))
     return there
 
@@ -213,28 +214,28 @@ def test_optima_are_the_same_without_room_for_gram_matrices(name, norm, gated, f
     if math.isfinite(program.loss.smoothness):
         first = plan(narrow)[0].algorithm
         assert isinstance(first, MetricGradient)
-        assert first.rank == 2
+        assert first.metrics == LowRankMetrics(2)
     one, other = solve(program, Auto(), tol=1e-7), solve(narrow, Auto(), tol=1e-7)
     assert_same(program, one, other, 1e-7)
 
 
-def dependent_blocks(name, n=1500):
-    """A program of 200 blocks that depend on their neighbours and on a common factor, three of which make targets."""
-    common, data = randn(n, 1, 1, seed=5), randn(n, 200, 3)
-    for block in range(1, 200):
+def dependent_blocks(name, n=1500, n_blocks=200):
+    """A program of blocks that depend on their neighbours and on a common factor, three of which make targets."""
+    common, data = randn(n, 1, 1, seed=5), randn(n, n_blocks, 3)
+    for block in range(1, n_blocks):
         data[:, block] = 0.5 * data[:, block - 1] + data[:, block]
-    signal = data[:, 17, :2] + data[:, 60, 1:] + data[:, 150, :2]
+    signal = data[:, 17, :2] + data[:, n_blocks // 3, 1:] + data[:, 3 * n_blocks // 4, :2]
     targets = {"logistic": signal.sign(), "softmax": torch.nn.functional.one_hot(signal.argmax(1), 2).double()}
     program = program_of(name, "group_l2", n=n, data=data + common)
     return dataclasses.replace(program, y=targets.get(name, signal))
 
 
-LOW_RANK = MetricGradient(Batched(Auto()), rank=16)
+LOW_RANK = MetricGradient(LowRankMetrics(16))
 
 
-def passes_of(program, solver):
+def passes_of(program, solver, tol=1e-4):
     there = on_disk(program)
-    assert solve(there, solver, tol=1e-4).certificate.relative_gap <= 1e-4
+    assert solve(there, solver, tol=tol).certificate.relative_gap <= tol
     return there.map.passes[0]
 
 
@@ -246,6 +247,15 @@ def test_few_passes_without_room_for_gram_matrices(name, share):
     passes = passes_of(program, LOW_RANK)
     assert passes <= 55
     assert 5 * passes <= passes_of(program, Fista())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", ["squared", "huber", "logistic", "softmax"])
+def test_more_digits_without_room_for_gram_matrices_take_in_proportion_more_passes(name, dtype):
+    program = dependent_blocks(name, n=600, n_blocks=60)
+    program = dataclasses.replace(program, map=program.map.to(dtype))
+    program = program.with_alpha(0.1 * program.alpha_max)
+    assert passes_of(program, LOW_RANK, 1e-9) <= 3 * passes_of(program, LOW_RANK)
 
 
 def test_a_path_without_room_for_gram_matrices_forms_one_metric(monkeypatch):
@@ -264,7 +274,7 @@ def test_a_path_without_room_for_gram_matrices_forms_one_metric(monkeypatch):
 
 @pytest.mark.parametrize("rank", [None, 1, 3, 1000])
 def test_contract_of_the_metric_steps(rank):
-    check_solver(MetricGradient(Batched(Auto()), rank=rank))
+    check_solver(MetricGradient(GramMetrics(Batched(Auto())) if rank is None else LowRankMetrics(rank)))
 
 
 def test_one_fit_of_the_squared_loss_reads_the_data_twice():
@@ -290,20 +300,61 @@ def test_gram_matrices_in_single_precision_lose_nothing(tol, scale, offset, most
     assert found.primal == pytest.approx(wanted.primal, rel=10 * tol)
 
 
+METRICS = {"gram": Auto(), "low rank": MetricGradient(LowRankMetrics(4))}
+
+
+@pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("scale", [1e-25, 1e20])
 @pytest.mark.parametrize("name", ["logistic", "softmax"])
-def test_metrics_of_data_whose_squares_single_precision_does_not_hold(name, scale):
+def test_metrics_of_data_whose_squares_single_precision_does_not_hold(name, scale, metric):
     program = program_of(name, "group_l2", n=400, data=(scale * randn(400, 3, 2)).float())
-    one, other, _ = both(program, 1e-6)
+    one, other, _ = both(program, 1e-6, solver=METRICS[metric])
     assert_same(program, one, other, 1e-6)
 
 
+@pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("name", ["logistic", "softmax"])
-def test_metrics_of_single_precision_with_large_means(name):
+def test_metrics_of_single_precision_with_large_means(name, metric):
     program = program_of(name, "group_l2", n=2000, data=(1e4 + randn(2000, 3, 2)).float())
-    one, other, counted = both(program, 1e-6)
+    one, other, counted = both(program, 1e-6, solver=METRICS[metric])
     assert_same(program, one, other, 1e-6)
     assert counted.passes[0] <= 80
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e4])
+@pytest.mark.parametrize("name", ["logistic", "softmax", "huber"])
+def test_metrics_of_low_rank_of_single_precision_are_those_of_double(name, offset):
+    data = (0.3 * randn(500, 1, 1, seed=5) + randn(500, 4, 3) + offset).float()
+    program = program_of(name, "group_l2", n=500, data=data, weighted=True)
+    local = curvature_bound(program.loss, torch.zeros_like(program.y), program.y)[:, None].clamp(1e-3)
+    single, double = (
+        LowRankMetrics(5).of(dataclasses.replace(program, map=DenseMap(each)), local).parts[0].matrix
+        for each in (data, data.double())
+    )
+    unit = torch.eye(12, dtype=torch.float64)
+    wanted = double.product(unit)
+    assert torch.allclose(single.product(unit), wanted, atol=2e-3 * float(wanted.abs().max()))
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("name", ["logistic", "softmax", "huber"])
+def test_passes_are_in_the_precision_of_the_data_while_that_says_enough(monkeypatch, name, metric):
+    program, wide, original = dependent_blocks(name, n=600, n_blocks=60), [], CountedMap.slopes_pass
+
+    def counted(self, coef, slopes):
+        wide.append(coef.dtype == torch.float64)
+        pred, back = original(self, coef, slopes)
+        assert {pred.dtype, back.dtype} == {coef.dtype}
+        return pred, back
+
+    monkeypatch.setattr(CountedMap, "slopes_pass", counted)
+    program = dataclasses.replace(program, map=DenseMap(program.map.data.float()))
+    one, other, _ = both(program, 1e-4, solver=METRICS[metric])
+    assert_same(program, one, other, 1e-4)
+    assert sum(wide) <= 0.5 * len(wide)
+    wide.clear()
+    assert_same(program, *both(program, 1e-9, solver=METRICS[metric])[:2], 1e-9)
+    assert sum(wide) >= 0.2 * len(wide)
 
 
 def test_large_means_take_no_more_passes():
@@ -348,7 +399,7 @@ def test_models_are_minimised_to_what_rounding_leaves(share):
     y = data.flatten(1) @ randn(30, 1, seed=2) / 3 + randn(200, 1, seed=3)
     program = Program(CountedMap(DenseMap(data)), y, get_loss("huber"), get_penalty("group_l2"), 1.0, None, True)
     inner = CountedSteps(Auto())
-    found = solve(program.with_alpha(share * program.alpha_max), MetricGradient(inner), tol=1e-8)
+    found = solve(program.with_alpha(share * program.alpha_max), MetricGradient(GramMetrics(inner)), tol=1e-8)
     assert found.certificate.relative_gap <= 1e-8
     assert inner.most < inner.config.steps  # which a goal below rounding would take
 

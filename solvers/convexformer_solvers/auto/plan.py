@@ -11,7 +11,7 @@ import torch
 from convexformer_solvers.algorithms.admm import Admm, AdmmConfig
 from convexformer_solvers.algorithms.block_descent import BlockDescent
 from convexformer_solvers.algorithms.constant import Constant
-from convexformer_solvers.algorithms.few_passes import Batched, MetricGradient
+from convexformer_solvers.algorithms.few_passes import Batched, GramMetrics, LowRankMetrics, MetricGradient
 from convexformer_solvers.algorithms.fista import Fista, GreedyFista
 from convexformer_solvers.algorithms.polish import PolishConfig
 from convexformer_solvers.algorithms.proximal_dual import ProximalDual
@@ -135,10 +135,10 @@ class _Planner:
             return
         elif self.takes_gram:
             why = "one pass for each step in the metric of a Gram matrix"
-            yield Stage(MetricGradient(inner), why, self.config.steps)
+            yield Stage(MetricGradient(GramMetrics(inner)), why, self.config.steps)
         elif rank := self._rank():
             why = "no room for Gram matrices: one pass for each step in a metric of low rank"
-            yield Stage(MetricGradient(inner, rank=rank), why, self.config.steps)
+            yield Stage(MetricGradient(LowRankMetrics(rank)), why, self.config.steps)
 
     def _rank(self) -> int:
         """The rank of a metric that is formed in the time of a few steps, and for which there is room."""
@@ -146,7 +146,11 @@ class _Planner:
         (n_samples, *shape), limit = program.map.shape, program.map.memory_limit or math.inf
         k = self._outputs_apart()
         side = k * math.prod(shape)
-        room = limit / (program.y.element_size() * (config.gram_copies * side + k * n_samples))
+        matrices, passed = (
+            config.gram_copies * side * program.y.element_size(),
+            k * n_samples * program.map.dtype.itemsize,
+        )
+        room = limit / (matrices + 3 * passed)  # predictions, these without their mean, and their slopes
         # The more steps a metric takes to form, the fewer follow: least in all where both are as many.
         n_steps = math.sqrt(config.usual_steps)
         return int(min(room, n_steps * program.map.product_work(k) / (2 * n_samples * side), side))

@@ -7,12 +7,12 @@ import torch
 from solver_cases import randn, random_weight, valid_target
 
 from convexformer_solvers import Auto, DenseMap, GroupL2, GroupNuclear, Program, RowStochastic, SignedMap, get_loss
-from convexformer_solvers.algorithms.few_passes import Batched, MetricGradient
+from convexformer_solvers.algorithms.few_passes import Batched, GramMetrics, LowRankMetrics, MetricGradient
 from convexformer_solvers.algorithms.few_passes.low_rank import LowRank
-from convexformer_solvers.algorithms.few_passes.metric import low_rank_metric_of, metric_of
 from convexformer_solvers.algorithms.few_passes.model import Gram, Model
 
 SOLVER = Batched(Auto())
+GRAM = GramMetrics(SOLVER)
 
 
 def decaying(p, seed=0):
@@ -93,9 +93,9 @@ def test_low_rank_metrics_of_full_rank_are_those_of_gram_matrices(name, penalty,
     linear_map = SignedMap(linear_map) if signed else linear_map
     y = valid_target(loss, n, c, torch.Generator().manual_seed(0))
     program = Program(linear_map, y, loss, penalty, 0.1, random_weight(n), intercept)
-    local = MetricGradient(SOLVER)._curvatures(program, randn(n, c, seed=3))
+    local = MetricGradient(GRAM)._curvatures(program, randn(n, c, seed=3))
     full = math.prod(linear_map.feature_shape) * (c if local.shape[1] > 1 else 1)
-    exact, approximate = metric_of(program, local, 20, SOLVER), low_rank_metric_of(program, local, full)
+    exact, approximate = GRAM.of(program, local), LowRankMetrics(full).of(program, local)
     for seed in range(3):
         move, shift = randn(*program.coef_shape, seed=seed), randn(c, seed=seed + 10)
         assert approximate.square(move, shift) == pytest.approx(exact.square(move, shift), rel=1e-6)

@@ -44,6 +44,8 @@ class LowRank:
         Product of the matrix with the directions.
     directions : Tensor of shape (p, r)
         Orthonormal.
+    rounding : float, default=0
+        Size of the rounding of the product, if it is more than that of float64.
 
     Examples
     --------
@@ -54,8 +56,9 @@ class LowRank:
     True
     """
 
-    def __init__(self, product: Tensor, directions: Tensor) -> None:
-        shift = math.sqrt(len(product)) * EPS * float(torch.linalg.matrix_norm(product)) or EPS
+    def __init__(self, product: Tensor, directions: Tensor, rounding: float = 0.0) -> None:
+        rounding = max(rounding, EPS * float(torch.linalg.matrix_norm(product)))
+        shift = math.sqrt(len(product)) * rounding or EPS
         shifted = product + shift * directions
         inner = directions.T @ shifted
         lower = torch.linalg.cholesky(0.5 * (inner + inner.T))
@@ -70,24 +73,34 @@ class LowRank:
         """Product of the matrix with ``(p, k)``."""
         return self.factor @ (self.factor.T @ flat) + self.ridge * flat
 
+    def goal(self, share: float, accuracy: float) -> float:
+        """With the square of the program's gap: this is linear in the distance to the solution, a model's quadratic."""
+        return accuracy * share**2
+
     def minimum(self, model: Model) -> Tensor:
         """Semismooth Newton steps on the dual, whose systems are solved by conjugate gradients."""
         at = self._at(model, self.factor.T @ model.start)
         while at.gap > model.goal:
             following = self._newton_step(model, at)
-            if following is None or not following.merit < at.merit - EPS * abs(at.merit):  # rounding is left
+            if following is None:
+                break
+            at = following
+        while at.gap > model.goal:  # the gap has digits where differences of the merit have none
+            following = self._at(model, at.w + self._newton_direction(model, at))
+            if not following.gap <= 0.5 * at.gap:
                 break
             at = following
         return at.coef
 
     def _newton_step(self, model: Model, at: _At) -> _At | None:
+        """The end of a step that lowers the merit by more than rounding; None where there is none."""
         way = self._newton_direction(model, at)
 
         def trial(length: float) -> _At:
             return self._at(model, at.w + length * way)
 
         found = backtracking(trial, lambda end: end.merit, at.merit, -float((way * at.residual).sum()))
-        return None if found is None else found[1]
+        return found[1] if found is not None and found[1].merit < at.merit - EPS * abs(at.merit) else None
 
     def _at(self, model: Model, w: Tensor) -> _At:
         shifted = (model.product - self.factor @ w) / self.ridge

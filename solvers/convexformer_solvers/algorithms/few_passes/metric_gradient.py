@@ -16,8 +16,7 @@ from convexformer_solvers.program import Program
 from convexformer_solvers.reductions.weights import Targets
 from convexformer_solvers.rounding import EPS, SINGLE, SUM
 
-from .batched import Batched
-from .metric import Metric, Part, low_rank_metric_of, metric_of
+from .metric import Metric, Metrics, Part
 from .model import Model
 
 
@@ -27,12 +26,10 @@ class MetricConfig:
 
     Parameters
     ----------
-    sample : int, default=20
-        Samples of which the Gram matrix is formed, over the number of features; of all, if these are fewer.
     renew_at : tuple of int, default=(2, 5, 12, 30)
-        Steps after which the Gram matrix is formed anew, with the curvatures at the predictions reached, if ever.
+        Steps after which the metric is formed anew, with the curvatures at the predictions reached, if ever.
     alike : float, default=0.1
-        Mean relative change of the curvatures below which the Gram matrix stays.
+        Mean relative change of the curvatures below which the metric stays.
     least_curvature : float, default=0.001
         Curvature of a sample's loss at least, as a share of its bound.
     growth : float, default=1.5
@@ -41,7 +38,6 @@ class MetricConfig:
         Gap to which the model is minimised at first, over that of the program; its factor after a raised objective.
     """
 
-    sample: int = 20
     renew_at: tuple[int, ...] = (2, 5, 12, 30)
     alike: float = 0.1
     least_curvature: float = 0.001
@@ -59,6 +55,7 @@ class _Read(NamedTuple):
     slope: Tensor  # sum of diag(p) theta, (c,); zeros without an intercept
     value: float  # objective
     gap: float
+    size: float  # mean of the absolute products of slopes and predictions, or the objective at zero if that is more
 
 
 class _State(NamedTuple):
@@ -70,6 +67,7 @@ class _State(NamedTuple):
     curvature: float = 1.0  # of the model, in units of the metric
     momentum: float = 1.0  # Nesterov's t
     accuracy: float = 1.0  # gap of the model's minimum, over that of the program
+    single: bool = False  # whether passes are in single precision
     iteration: int = 0
     finished: bool = False
 
@@ -82,41 +80,37 @@ class MetricGradient(Solver):
     .. math:: \langle \nabla f(Y), Z - Y \rangle + \tfrac L2 \|Z - Y\|_H^2 + \alpha \, \Omega(Z),
               \qquad H = A^\top \mathrm{diag}(p \, q) A
 
-    of a proximal Newton method (Lee, Sun and Saunders 2014), whose Gram matrix ``H`` is of evenly spaced samples, with
-    a bound ``q`` of the curvature of each sample's loss, and is formed anew few times. Nesterov's momentum makes up for
-    what it is off by, and restarts when it points uphill. ``L`` follows the curvature met on the way. The gap of the
-    point that was read is exact, so that certificates are taken where they will succeed.
+    of a proximal Newton method (Lee, Sun and Saunders 2014), with a bound ``q`` of the curvature of each sample's loss,
+    whose metric ``H`` is formed anew few times. Nesterov's momentum makes up for what it is off by, and restarts when
+    it points uphill. ``L`` follows the curvature met on the way.
 
-    With a `rank`, for features that are too many for Gram matrices, ``H`` is a matrix of that rank plus a multiple of
-    the identity (``LowRank``), of all samples. ``L`` only grows then: such a metric is further off, and momentum needs
-    an ``L`` that does not change.
+    Data in float32 are multiplied in that precision until it says too little. The gap of the point that was read is
+    that of its own dual point, so that certificates are taken where they will succeed.
 
     Needs a loss with finite ``smoothness``. Memory: some matrices of the size of ``H``, and predictions.
 
     Parameters
     ----------
-    inner : Batched
-        What minimises the model: a squared loss over a map in memory.
+    metrics : Metrics
+        How ``H`` is formed, and its model minimised: ``GramMetrics``, or ``LowRankMetrics`` for many features.
     config : MetricConfig, optional
         Numbers that it goes by. Default: those of ``MetricConfig``.
-    rank : int, optional
-        Rank of the metric, which then needs no `inner` solver; that of the Gram matrix where this is smaller. Default:
-        Gram matrices as they are.
 
     Examples
     --------
     >>> from convexformer_solvers import Auto, check_solver
-    >>> check_solver(MetricGradient(Batched(Auto())))
+    >>> from convexformer_solvers.algorithms.few_passes import Batched, GramMetrics
+    >>> check_solver(MetricGradient(GramMetrics(Batched(Auto()))))
     """
 
     reductions = (Targets(),)
 
-    def __init__(self, inner: Batched, config: MetricConfig | None = None, rank: int | None = None) -> None:
-        self.inner, self.config, self.rank = inner, config or MetricConfig(), rank
+    def __init__(self, metrics: Metrics, config: MetricConfig | None = None) -> None:
+        self.metrics, self.config = metrics, config or MetricConfig()
 
     @property
     def name(self) -> str:
-        return f"metric_gradient({self.inner.solver.name if self.rank is None else f'rank {self.rank}'})"
+        return f"metric_gradient({self.metrics.name})"
 
     def unmet_requirement(self, program: Program) -> str | None:
         if not math.isfinite(program.loss.smoothness):
@@ -126,20 +120,31 @@ class MetricGradient(Solver):
     def init(self, program: Program, start: Point) -> _State:
         coef = start.coef.to(program.y)
         intercept = program.null_intercept if start.intercept is None else start.intercept.to(program.y)
-        read = _read(program, coef, intercept)
-        state = _State(self._metric(program, read.pred + intercept), read, coef, intercept, (coef, intercept))
-        state = state._replace(accuracy=self.config.accuracy)
-        return self._minimised(program, state)
+        single = program.map.dtype == torch.float32
+        read = _read(program, coef, intercept, single)
+        state = _State(
+            self.metrics.of(program, self._curvatures(program, read.pred + intercept)),
+            read,
+            coef,
+            intercept,
+            (coef, intercept),
+        )
+        return self._minimised(program, state._replace(accuracy=self.config.accuracy, single=single))
 
     def init_again(self, program: Program, start: Point, previous: _State) -> _State:
-        read = _read(program, start.coef.to(program.y), previous.intercept, previous.metric)
+        single = program.map.dtype == torch.float32
+        read = _read(program, start.coef.to(program.y), previous.intercept, single, previous.metric)
         start_state = previous._replace(read=read, coef=read.coef, intercept=read.intercept, momentum=1.0, iteration=0)
-        return self._minimised(program, start_state._replace(finished=False))
+        return self._minimised(program, start_state._replace(single=single, finished=False))
 
     def step(self, program: Program, state: _State) -> _State:
         before, config = state.read, self.config
-        read = _read(program, *state.next, state.metric)
+        read = _read(program, *state.next, state.single, state.metric)
         state = state._replace(iteration=state.iteration + 1)
+        if state.single and _says_too_little(state, read):
+            best = read if read.value <= before.value else before
+            read = _read(program, best.coef, best.intercept, False, state.metric)
+            return self._minimised(program, state._replace(read=read, momentum=1.0, single=False))
         met = self._curvature_met(state.metric, before, read)
         grown = max(state.curvature, met)
         if not read.value <= before.value + SUM * abs(before.value):
@@ -149,11 +154,11 @@ class MetricGradient(Solver):
             finer = config.accuracy * state.accuracy  # or the minimum was too rough for so small a descent
             return self._minimised(program, state._replace(momentum=1.0, curvature=grown, accuracy=finer))
         if state.iteration in config.renew_at:
-            pred = read.pred + read.intercept
-            if not self._alike(program, self._curvatures(program, pred), state.metric.local):
-                metric = self._metric(program, pred)
+            local = self._curvatures(program, read.pred + read.intercept)
+            if not self._alike(program, local, state.metric.local):
+                metric = self.metrics.of(program, local)
                 return self._minimised(program, state._replace(metric=metric, read=read, momentum=1.0, curvature=1.0))
-        if self.rank is None and met < state.curvature / config.growth:
+        if self.metrics.adapts and met < state.curvature / config.growth:
             grown = state.curvature / math.sqrt(config.growth)
         return self._minimised(program, state._replace(read=read, curvature=grown))
 
@@ -184,7 +189,8 @@ class MetricGradient(Solver):
         read, length = state.read, state.curvature
         start, slope = part.flat(read.coef), part.of_intercept(read.slope)
         pull = (part.flat(read.correlation) - part.cross @ part.inverse @ slope) / length
-        goal = max(state.accuracy * min(abs(read.gap), program.null_value), EPS * program.null_value) / length
+        share = min(abs(read.gap) / program.null_value, 1.0)
+        goal = part.matrix.goal(share, state.accuracy) * program.null_value / length
         shape = (*part.feature_shape, start.shape[1])
         product, before = part.matrix.product(start) + pull, part.flat(state.coef)
         penalty = program.penalty.for_outputs(start.shape[1])
@@ -211,12 +217,6 @@ class MetricGradient(Solver):
         change = program.weight @ (found - other).abs()
         return float(change.sum()) <= self.config.alike * float((program.weight @ other.abs()).sum())
 
-    def _metric(self, program: Program, pred: Tensor) -> Metric:
-        local = self._curvatures(program, pred)
-        if self.rank is None:
-            return metric_of(program, local, self.config.sample, self.inner)
-        return low_rank_metric_of(program, local, self.rank)
-
     @staticmethod
     def _curvature_met(metric: Metric, before: _Read, after: _Read) -> float:
         """Curvature of the loss between two points, in units of the metric; zero where these are the same."""
@@ -239,16 +239,32 @@ class MetricGradient(Solver):
         return state.finished
 
 
-def _read(program: Program, coef: Tensor, intercept: Tensor, metric: Metric | None = None) -> _Read:
-    """A pass over the data at a point; none at the best constant model. A metric centres the dual point of the gap."""
+def _says_too_little(state: _State, read: _Read) -> bool:
+    """Whether what a pass in single precision says of a point may be rounding."""
+    if abs(read.gap) <= SINGLE * read.size:
+        return True
+    rise, rounding = (read.value - state.read.value) / read.size, torch.finfo(torch.float32).eps
+    # Momentum may lead too far, the minimum of a model does not but for rounding and where the model is no bound.
+    return -rounding <= rise <= (SINGLE if state.momentum == 1.0 else rounding)
+
+
+def _read(program: Program, coef: Tensor, intercept: Tensor, single: bool, metric: Metric | None = None) -> _Read:
+    """A pass over the data at a point, rounded where it is in single precision; none at the best constant model.
+
+    A metric centres the dual point of the gap.
+    """
     slopes = program.slopes(intercept)
     if not bool(coef.any()) and torch.equal(intercept, program.null_intercept):
         pred, correlation = torch.zeros_like(program.y), program.null_correlation  # as a rule known from alpha_max
     else:
-        pred, correlation = program.map.slopes_pass(coef, slopes)
-    slope = slopes.at(pred).sum(0) * program.fit_intercept
+        coef = coef.float() if single else coef
+        passed = program.map.slopes_pass(coef, slopes)
+        coef, pred, correlation = (part.to(program.y) for part in (coef, *passed))
+    of_samples = slopes.at(pred)
+    slope = of_samples.sum(0) * program.fit_intercept
     value = float(program.objective(coef, pred + intercept))
     # Large means of the features multiply what the slopes leave of an intercept that is not quite the best.
     centred = correlation if metric is None else metric.reduced(correlation, slope)
     dual = dual_estimate(program, Point(coef, pred=pred + intercept, correlation=centred))
-    return _Read(coef, intercept, pred, correlation, slope, value, value - dual)
+    size = max(float((of_samples * pred).abs().sum()), program.null_value)
+    return _Read(coef, intercept, pred, correlation, slope, value, value - dual, size)

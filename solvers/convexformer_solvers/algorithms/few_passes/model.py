@@ -14,6 +14,7 @@ from convexformer_solvers.penalties.base import Penalty
 from convexformer_solvers.points import Point
 from convexformer_solvers.program import Program
 from convexformer_solvers.reductions.moments import GramRoot
+from convexformer_solvers.rounding import EPS
 
 from .batched import Batched
 
@@ -54,6 +55,10 @@ class Gram:
     def product(self, flat: Tensor) -> Tensor:
         """Product of the matrix with ``(p, k)``."""
         return self._gram @ flat
+
+    def goal(self, share: float, accuracy: float) -> float:
+        """In proportion to the program's gap, as each step of the solver costs; gaps are rounded differences."""
+        return max(accuracy * share, EPS)
 
     def minimum(self, model: Model) -> Tensor:
         """Steps of the solver to the model's goal."""

@@ -1,0 +1,98 @@
+"""Metrics of Gram matrices of all features."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations_with_replacement
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from convexformer_solvers.linear_maps.base import LinearMap, even_rows
+from convexformer_solvers.program import Program
+from convexformer_solvers.reductions.moments import lost_to_means
+
+from .batched import Batched
+from .metric import Metric, Metrics, Part, in_single
+from .model import Gram
+
+
+@dataclass(frozen=True)
+class GramMetrics(Metrics):
+    """Gram matrices, of evenly spaced samples. Each takes a pass over these.
+
+    Parameters
+    ----------
+    solver : Batched
+        What minimises the models: programs of the squared loss over a map in memory.
+    sample : int, default=20
+        Samples of which the Gram matrix is formed, over the number of features; of all, if these are fewer.
+    """
+
+    solver: Batched
+    sample: int = 20
+    adapts: ClassVar[bool] = True
+
+    @property
+    def name(self) -> str:
+        return self.solver.solver.name
+
+    def of(self, program: Program, local: Tensor) -> Metric:
+        linear_map, weight = program.map, program.weight[:, None] * local
+        n_wanted = self.sample * math.prod(linear_map.feature_shape)
+        if n_wanted < linear_map.n_samples:
+            index = even_rows(linear_map.n_samples, n_wanted, local.device)
+            linear_map, weight = linear_map.rows(index), weight[index] / program.weight[index].sum()
+        moments, n = [_moments(linear_map, each) for each in weight.T], local.shape[1]
+        if n == 1 or program.loss.output_separable:
+            outputs = [slice(None)] if n == 1 else [slice(place, place + 1) for place in range(n)]
+            parts = [_part(program, [each], 1, of, self.solver) for each, of in zip(moments, outputs, strict=True)]
+        else:
+            parts = [_part(program, moments, program.y.shape[1], slice(None), self.solver)]
+        return Metric(local, tuple(parts))
+
+
+class _Moments(NamedTuple):
+    """Moments of the features in some weights."""
+
+    gram: Tensor  # (p, p)
+    sums: Tensor  # (p,)
+    total: Tensor  # of the weights
+
+
+def _moments(linear_map: LinearMap, weight: Tensor) -> _Moments:
+    ones, single, weight = torch.ones_like(weight)[:, None], linear_map.dtype == torch.float32, weight.contiguous()
+    gram, sums = linear_map.moments(weight, ones, single)
+    if single and _loses_digits(gram.diagonal().abs(), sums[:, 0], float(weight.sum().abs())):
+        gram, sums = linear_map.moments(weight, ones)
+    return _Moments(gram, sums[:, 0], weight.sum())
+
+
+def _loses_digits(squares: Tensor, sums: Tensor, total: float) -> bool:
+    """Whether weighted sums of squares overflow or underflow in float32, or lose their digits to large means."""
+    if not in_single(squares):
+        return True
+    return lost_to_means(squares * total, squares * total - sums.square(), torch.finfo(torch.float32).eps)
+
+
+def _part(program: Program, moments: Sequence[_Moments], k: int, outputs: slice, solver: Batched) -> Part:
+    """The part of k outputs, of the moments of each pair of them."""
+    *blocks, width = program.map.feature_shape
+    n_blocks, first = math.prod(blocks), moments[0].gram
+    gram, cross = first.new_empty((k, k, *first.shape)), first.new_empty((k, k, len(first)))
+    core = first.new_empty((k, k))
+    for (i, j), of_pair in zip(combinations_with_replacement(range(k), 2), moments, strict=True):
+        gram[i, j] = gram[j, i] = of_pair.gram
+        cross[i, j] = cross[j, i] = of_pair.sums
+        core[i, j] = core[j, i] = of_pair.total * program.fit_intercept
+    # The features of an output's block stand side by side.
+    cross = torch.einsum("ijbd->bidj", cross.view(k, k, n_blocks, width)).reshape(-1, k)
+    by_block = gram.view(k, k, n_blocks, width, n_blocks, width)
+    gram = torch.einsum("ijbdae->bidaje", by_block).reshape(len(cross), -1)
+    inverse = torch.linalg.pinv(core, hermitian=True)
+    shape = (*blocks, k, width) if k > 1 else (*blocks, width)
+    matrix = Gram(gram - cross @ inverse @ cross.T, shape, solver)
+    return Part(outputs, k > 1, shape, matrix, cross, core, inverse)
