@@ -47,7 +47,8 @@ def plan(program: Program, warm: bool = False, config: AutoConfig | None = None)
        set where there are many more features than samples, for as long as a Gram matrix would take.
     5. Squared loss and a costly Gram matrix: a working set, solved by block descent with one output, else by
        alternating directions. Along a path other programs take a working set, too, unless the loss couples the outputs.
-    6. A Gram matrix too large to factorise: gradient steps alone.
+    6. A Gram matrix too large to factorise: steps in a metric of low rank, unless features are slightly dependent, then
+       gradient steps, and no other point.
     7. A loss whose targets lie far out on its linear parts (Huber): proximal steps in the dual.
     8. Alternating directions, in single and then in double precision, until they have taken a fifth of the time of
        Newton steps.
@@ -118,6 +119,10 @@ class _Planner:
             yield from self._first_stages()
         if self.factorises:
             yield from self._alternating()
+        elif eigenvalue_ratio(program) > AdmmConfig.independent:
+            yield from self._low_rank(
+                "the Gram matrix is too large to factorise, and far from a multiple of the identity"
+            )
         yield self._gradient_steps("nothing else has ended before")
 
     def _few_passes(self) -> Iterator[Stage]:
@@ -136,9 +141,13 @@ class _Planner:
         elif self.takes_gram:
             why = "one pass for each step in the metric of a Gram matrix"
             yield Stage(MetricGradient(GramMetrics(inner)), why, self.config.steps)
-        elif rank := self._rank():
-            why = "no room for Gram matrices: one pass for each step in a metric of low rank"
-            yield Stage(MetricGradient(LowRankMetrics(rank)), why, self.config.steps)
+        else:
+            yield from self._low_rank("there is no room for Gram matrices")
+
+    def _low_rank(self, why: str) -> Iterator[Stage]:
+        """Steps in a metric of low rank, where there is room for it."""
+        if rank := self._rank():
+            yield Stage(MetricGradient(LowRankMetrics(rank)), f"{why}: one pass for each step", self.config.steps)
 
     def _rank(self) -> int:
         """The rank of a metric that is formed in the time of a few steps, and for which there is room."""
@@ -183,7 +192,7 @@ class _Planner:
         """What may end before a Gram matrix of all features is formed and factorised."""
         coupled = not self.program.loss.output_separable
         if coupled:
-            looks = self.factorises and some_samples_tell(self.program)
+            looks = some_samples_tell(self.program)
         else:
             looks = products_of_gram(self.program) > self.config.costly_gram / 3
         if looks and self._nearly_independent():
@@ -222,7 +231,7 @@ class _Planner:
     def _working_set(self) -> Iterator[Stage]:
         program, quadratic = self.program, self.program.loss.quadratic
         costly = quadratic and products_of_gram(program) > self.config.costly_gram
-        blocks, largest, widest = BlockDescent(), self.config.largest_side / 2, self.config.set_width
+        blocks, largest, widest = BlockDescent(), self._widest_set(), self.config.set_width
         if costly and blocks.unmet_requirement(program) is None:
             why = "the Gram matrix of all features is costly: block descent in that of a few"
             config = WorkingSetConfig(largest_width=largest, single=program.map.n_stored >= self.config.least_single)
@@ -237,6 +246,12 @@ class _Planner:
             config = WorkingSetConfig(widest=widest, largest_width=largest, form="samples")
             why = "a path has few active blocks at first"
             yield Stage(WorkingSet(inner, config), why, 2 * self.config.first_steps, (Center(),), PolishConfig())
+
+    def _widest_set(self) -> float:
+        """Columns of a working set, whose Gram matrix is formed sooner than steps in a metric of low rank end."""
+        program, config = self.program, self.config
+        steps = 2 * config.usual_steps * program.map.product_work(program.y.shape[1])
+        return min(config.largest_side / 2, math.inf if self.factorises else math.sqrt(steps / program.map.n_samples))
 
     def _alternating(self) -> Iterator[Stage]:
         """Alternating directions, and Newton steps on smoothed objectives where they cost little enough."""

@@ -26,6 +26,7 @@ from convexformer_solvers import (
 )
 from convexformer_solvers.algorithms.block_descent import BlockDescent
 from convexformer_solvers.algorithms.constant import Constant
+from convexformer_solvers.algorithms.few_passes import MetricGradient
 from convexformer_solvers.algorithms.fista import GreedyFista
 from convexformer_solvers.algorithms.proximal_dual import ProximalDual
 from convexformer_solvers.algorithms.semismooth_newton import SemismoothNewton
@@ -218,8 +219,39 @@ class TestDecisionList:
     @pytest.mark.parametrize("loss", ["logistic", "softmax"])
     def test_6_a_gram_matrix_too_large_to_factorise(self, loss):
         program = correlated_program(loss, c=3)
-        assert algorithms(program, dataclasses.replace(PLAIN, largest_side=119)) == [Fista]
+        assert algorithms(program, dataclasses.replace(PLAIN, largest_side=119)) == [MetricGradient, Fista]
         assert Admm in algorithms(program, dataclasses.replace(PLAIN, largest_side=120))
+
+    @pytest.mark.parametrize("loss", ["squared", "huber", "logistic", "softmax"])
+    def test_6_takes_fewer_steps_than_gradient_steps_alone(self, loss):
+        data = randn(1500, 60, 3) + 2 * randn(1500, 1, 3, seed=1)
+        for block in range(1, 60):
+            data[:, block] = 0.5 * data[:, block - 1] + data[:, block]
+        y = get_loss(loss).example_target(1500, 3, torch.Generator().manual_seed(2))
+        program = Program(DenseMap(data), y, get_loss(loss), get_penalty("group_l2"), 1.0, fit_intercept=True)
+        program, config = program.with_alpha(0.1 * program.alpha_max), dataclasses.replace(PLAIN, largest_side=119)
+        steps, gradient_steps = solve(program, Auto(config), tol=1e-6), solve(program, Fista(), tol=1e-6)
+        assert 3 * steps.n_iter <= gradient_steps.n_iter
+        assert steps.certificate.primal == pytest.approx(gradient_steps.certificate.primal, rel=1e-5)
+
+    def test_6_slightly_dependent_features_take_gradient_steps(self):
+        for program, expected in (
+            (independent_program(n=300), [Fista]),
+            (correlated_program(), [MetricGradient, Fista]),
+        ):
+            uneven = dataclasses.replace(PLAIN, largest_side=119, independent=0.0, gradient_steps=0.0)
+            assert algorithms(program, uneven) == expected
+
+    def test_6_working_sets_are_narrower(self):
+        program = correlated_program(n=1200, blocks=400)
+        config = AutoConfig(costly_gram=1.0, largest_side=1199)
+        steps = 2 * config.usual_steps * program.map.product_work(1)
+        (widths,) = (
+            {s.algorithm.config.largest_width for s in plan(program, config=c) if isinstance(s.algorithm, WorkingSet)}
+            for c in (config,)
+        )
+        assert widths == {min(1199 / 2, math.sqrt(steps / 1200))}
+        assert widths != {1199 / 2}
 
     def test_7_targets_far_out_on_the_linear_parts_of_the_loss(self):
         program = far_targets()

@@ -243,7 +243,8 @@ def _says_too_little(state: _State, read: _Read) -> bool:
     """Whether what a pass in single precision says of a point may be rounding."""
     if abs(read.gap) <= SINGLE * read.size:
         return True
-    rise, rounding = (read.value - state.read.value) / read.size, torch.finfo(torch.float32).eps
+    rise = (read.value - state.read.value) / read.size
+    rounding = torch.finfo(torch.float32).eps / math.sqrt(len(read.pred))  # of a mean of so many
     # Momentum may lead too far, the minimum of a model does not but for rounding and where the model is no bound.
     return -rounding <= rise <= (SINGLE if state.momentum == 1.0 else rounding)
 
