@@ -151,18 +151,15 @@ class _Planner:
 
     def _rank(self) -> int:
         """The rank of a metric that is formed in the time of a few steps, and for which there is room."""
-        program, config = self.program, self.config
+        program, config, k = self.program, self.config, self._outputs_apart()
         (n_samples, *shape), limit = program.map.shape, program.map.memory_limit or math.inf
-        k = self._outputs_apart()
-        side = k * math.prod(shape)
-        matrices, passed = (
-            config.gram_copies * side * program.y.element_size(),
-            k * n_samples * program.map.dtype.itemsize,
-        )
-        room = limit / (matrices + 3 * passed)  # predictions, these without their mean, and their slopes
+        p = math.prod(shape)
+        matrices, passed = config.gram_copies * p * program.y.element_size(), n_samples * program.map.dtype.itemsize
+        room = limit / (k * (matrices + 3 * passed))  # predictions, these without their mean, and their slopes
         # The more steps a metric takes to form, the fewer follow: least in all where both are as many.
-        n_steps = math.sqrt(config.usual_steps)
-        return int(min(room, n_steps * program.map.product_work(k) / (2 * n_samples * side), side))
+        n_steps = math.sqrt(config.usual_steps * k)
+        columns = 1 + k if program.loss.output_separable else 2 * k
+        return int(min(room, n_steps * program.map.product_work(k) / (columns * n_samples * p), p))
 
     def _outputs_apart(self) -> int:
         """How many outputs have curvatures of their own in a metric."""

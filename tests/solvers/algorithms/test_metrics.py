@@ -6,7 +6,17 @@ import pytest
 import torch
 from solver_cases import randn, random_weight, valid_target
 
-from convexformer_solvers import Auto, DenseMap, GroupL2, GroupNuclear, Program, RowStochastic, SignedMap, get_loss
+from convexformer_solvers import (
+    Auto,
+    DenseMap,
+    GroupL2,
+    GroupNuclear,
+    Program,
+    RowStochastic,
+    SignedMap,
+    get_loss,
+    solve,
+)
 from convexformer_solvers.algorithms.few_passes import Batched, GramMetrics, LowRankMetrics, MetricGradient
 from convexformer_solvers.algorithms.few_passes.low_rank import LowRank
 from convexformer_solvers.algorithms.few_passes.model import Gram, Model
@@ -79,6 +89,30 @@ def test_a_model_whose_minimum_is_zero():
         GroupL2(), 2.0 * float(GroupL2().dual_norm(q.view(6, 3, 2))), (6, 3, 2), q, randn(18, 2, seed=4), 1e-12
     )
     assert not bool(low_rank_of(decaying(18)[0], 4).minimum(model).any())
+
+
+def test_outputs_that_the_loss_does_not_couple_have_their_own_metrics():
+    n, c, loss = 40, 3, get_loss("logistic")
+    y = valid_target(loss, n, c, torch.Generator().manual_seed(0))
+    program = Program(DenseMap(randn(n, 4, 2) + 1), y, loss, GroupL2(), 0.1, random_weight(n), True)
+    local = MetricGradient(GRAM)._curvatures(program, randn(n, c, seed=3))
+    unit = torch.eye(8, dtype=torch.float64)
+    parts = LowRankMetrics(3).of(program, local).parts
+    assert len(parts) == c
+    for place, part in enumerate(parts):
+        alone = Program(program.map, y[:, [place]], loss, GroupL2(), 0.1, program.sample_weight, True)
+        (other,) = LowRankMetrics(3).of(alone, local[:, [place]]).parts
+        torch.testing.assert_close(part.matrix.product(unit), other.matrix.product(unit))
+        torch.testing.assert_close(part.cross, other.cross)
+
+
+@pytest.mark.parametrize("name", ["squared", "logistic", "softmax"])
+def test_features_without_blocks(name):
+    loss = get_loss(name)
+    y = valid_target(loss, 80, 3, torch.Generator().manual_seed(0))
+    program = Program(DenseMap(randn(80, 6)), y, loss, GroupL2(), 0.02, None, True)
+    one, other = (solve(program, solver, tol=1e-8) for solver in (Auto(), MetricGradient(LowRankMetrics(3))))
+    assert other.certificate.primal == pytest.approx(one.certificate.primal, rel=1e-7)
 
 
 @pytest.mark.parametrize("intercept", [False, True])

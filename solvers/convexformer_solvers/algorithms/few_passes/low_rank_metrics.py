@@ -21,9 +21,9 @@ from .metric import Metric, Metrics, Part, in_single
 class LowRankMetrics(Metrics):
     """Metrics of a rank plus a multiple of the identity, of all samples, for features too many for Gram matrices.
 
-    Each takes a pass over the data, with as many columns of coefficients as the rank. Outputs that differ in curvature
-    have one matrix. The model's curvature only grows: these metrics are further off than Gram matrices, and momentum
-    needs a curvature that does not change.
+    Each takes a pass over the data, with as many columns of coefficients as the rank. Outputs that the loss does not
+    couple have matrices of their own, of the same directions. The model's curvature only grows: these metrics are
+    further off than Gram matrices, and momentum needs a curvature that does not change.
 
     Parameters
     ----------
@@ -39,28 +39,36 @@ class LowRankMetrics(Metrics):
         return f"rank {self.rank}"
 
     def of(self, program: Program, local: Tensor) -> Metric:
-        (*blocks, width), k = program.map.feature_shape, 1 if local.shape[1] == 1 else program.y.shape[1]
-        shape = (*blocks, k, width) if k > 1 else (*blocks, width)
-        rank = min(self.rank, math.prod(shape))
-        normal = torch.randn((math.prod(shape), rank), generator=torch.Generator().manual_seed(0), dtype=local.dtype)
-        directions = torch.linalg.qr(normal.to(local.device)).Q
-        coef = directions.reshape(-1, k, width, rank).transpose(1, 2).reshape(*blocks, width, k * rank)
+        (*blocks, width), joint = program.map.feature_shape, not program.loss.output_separable and local.shape[1] > 1
+        k = program.y.shape[1] if joint else 1
+        shape = (*blocks, k, width) if joint else (*blocks, width)
+        directions = _directions(math.prod(shape), self.rank, local)
+        coef = directions.reshape(-1, k, width, directions.shape[1]).transpose(1, 2).reshape(*blocks, width, -1)
         # Large means of the features would take the digits of the products: most of them is subtracted in between.
-        some = program.map.rows(even_rows(len(program.y), rank, coef.device))
-        offset = some.matvec(coef).mean(0).view(k, rank) * program.fit_intercept
+        some = program.map.rows(even_rows(len(program.y), self.rank, coef.device))
+        offset = some.matvec(coef).mean(0).view(k, -1) * program.fit_intercept
         slopes = _CurvatureSlopes(local, program.weight, offset)
         pred, back = _products(program.map, coef, slopes)
-        parts = back.to(local).split([k * rank, k * k], dim=-1)
-        product, cross = (
-            part.reshape(-1, width, k, part.shape[-1] // k).transpose(1, 2).flatten(0, 2) for part in parts
-        )
-        rounding = torch.finfo(back.dtype).eps * float(torch.linalg.matrix_norm(product))
-        total = _CurvatureSlopes((program.weight @ local)[None], torch.ones_like(local[0, :1]), offset)
-        core = total.matrices()[0] * program.fit_intercept
-        inverse = torch.linalg.pinv(core, hermitian=True)
-        product -= cross @ inverse @ slopes.of_outputs(pred).sum(0, dtype=core.dtype)
-        matrix = LowRank(product, directions, rounding)
-        return Metric(local, (Part(slice(None), k > 1, shape, matrix, cross, core, inverse),))
+        core = slopes.total() * program.fit_intercept  # (m, k)
+        sums = slopes.of_outputs(pred).sum(0, dtype=core.dtype)  # (m, r)
+        columns = back.to(local).reshape(-1, width, back.shape[-1]).split([sums.numel(), core.numel()], dim=-1)
+
+        def part(rows: slice) -> Part:
+            chosen = (of_rows.unflatten(-1, (len(core), -1))[..., rows, :] for of_rows in columns)
+            product, cross = (each.transpose(1, 2).flatten(0, 2) for each in chosen)
+            inverse = torch.linalg.pinv(core[rows], hermitian=True)
+            rounding = torch.finfo(back.dtype).eps * float(torch.linalg.matrix_norm(product))
+            matrix = LowRank(product - cross @ inverse @ sums[rows], directions, rounding)
+            return Part(rows, joint, shape, matrix, cross, core[rows], inverse)
+
+        apart = [slice(place, place + 1) for place in range(len(core))]
+        return Metric(local, tuple(part(rows) for rows in ([slice(None)] if joint or len(core) == 1 else apart)))
+
+
+def _directions(size: int, rank: int, like: Tensor) -> Tensor:
+    """Orthonormal directions at random, as many as the rank or the size."""
+    normal = torch.randn((size, min(rank, size)), generator=torch.Generator().manual_seed(0), dtype=like.dtype)
+    return torch.linalg.qr(normal.to(like.device)).Q
 
 
 def _products(linear_map: LinearMap, coef: Tensor, slopes: _CurvatureSlopes) -> tuple[Tensor, Tensor]:
@@ -81,22 +89,29 @@ class _CurvatureSlopes:
     offset: Tensor  # that is taken from the predictions, (c, r)
 
     def matrices(self) -> Tensor:
-        """Second derivatives between the outputs times the weights, ``(N, c, c)``."""
+        """Second derivatives times the weights, ``(N, m, c)``: of m outputs apart where c is one, else between c."""
         weighted, c = self.weight[:, None] * self.local, len(self.offset)
-        if weighted.shape[1] == c:
-            return torch.diag_embed(weighted)
+        if c == 1:
+            return weighted[:, :, None]
         result = weighted.new_empty((len(weighted), c, c))
         for place, (i, j) in enumerate(combinations_with_replacement(range(c), 2)):
             result[:, i, j] = result[:, j, i] = weighted[:, place]
         return result
 
+    def total(self) -> Tensor:
+        """Sum of ``matrices`` over the samples, ``(m, c)``."""
+        alone = dataclasses.replace(
+            self, local=(self.weight @ self.local)[None], weight=torch.ones_like(self.local[0, :1])
+        )
+        return alone.matrices()[0]
+
     def of_outputs(self, pred: Tensor) -> Tensor:
-        """Values ``(N, c, r)`` of predictions ``(N, c r)``, in their precision."""
+        """Values ``(N, m, r)`` of predictions ``(N, c r)``, in their precision."""
         less = pred.reshape(-1, *self.offset.shape) - self.offset.to(pred.dtype)
         return self.matrices().to(pred.dtype) @ less
 
     def at(self, pred: Tensor) -> Tensor:
-        """Values ``(N, c r + c c)`` of predictions ``(N, c r)``, in their precision."""
+        """Values ``(N, m r + m c)`` of predictions ``(N, c r)``, in their precision."""
         return torch.cat([self.of_outputs(pred).flatten(1), self.matrices().to(pred.dtype).flatten(1)], dim=1)
 
     def rows(self, index: Tensor | slice) -> _CurvatureSlopes:
