@@ -1,7 +1,8 @@
-"""Data larger than memory, and many processes. Run: python benchmarks/out_of_core.py large|wide|pass|ranks --output F.
+"""Data larger than memory, and many processes. Run: python benchmarks/out_of_core.py WHAT --output FILE.
 
 ``large`` writes 41 GB of samples to shards and fits a regression and a classification to them. ``wide`` fits both to
-samples of 16,384 features, beside gradient steps. ``pass`` compares a product on a file in the page cache with one in
+samples of 16,384 features in a file, beside gradient steps, ``held`` to 13,000 samples of 13,312 features in memory, of
+which nothing is out of core but their Gram matrix. ``pass`` compares a product on a file in the page cache with one in
 memory. ``ranks`` times cell G on one and two processes of one thread.
 """
 
@@ -33,6 +34,7 @@ RATIO = 0.1
 TOLERANCE = 1e-4
 REPEATS = 3  # of fits to cell G
 WIDE = (5_000, 64, 256)
+HELD = (13_000, 52, 256)
 WIDE_LIMIT = 10**8
 WIDE_SECONDS = 100
 
@@ -169,14 +171,14 @@ def large(folder: Path, n_shards: int) -> dict[str, Any]:
     return records
 
 
-def write_wide(folder: Path) -> dict[str, np.ndarray]:
+def write_wide(folder: Path, shape: tuple[int, int, int]) -> dict[str, np.ndarray]:
     """A file of samples whose tokens depend on each other and decay in variance, and targets of four tokens."""
-    n_samples, n_tokens, width = WIDE
+    n_samples, n_tokens, width = shape
     draw, scores = np.random.default_rng(0), []
     coef = draw.standard_normal((4, width), dtype=np.float32)
     rotation = np.linalg.qr(draw.standard_normal((width, width)))[0].astype(np.float32)
     scale = np.arange(1, width + 1, dtype=np.float32) ** -0.5
-    file = np.lib.format.open_memmap(folder / "wide.npy", "w+", np.float16, WIDE)
+    file = np.lib.format.open_memmap(folder / "wide.npy", "w+", np.float16, shape)
     for start in range(0, n_samples, 500):
         X = draw.standard_normal((500, n_tokens, width), dtype=np.float32)
         for token in range(1, n_tokens):
@@ -190,17 +192,21 @@ def write_wide(folder: Path) -> dict[str, np.ndarray]:
     return {"regression": y, "classification": y > 0}
 
 
-def wide(folder: Path) -> dict[str, Any]:
-    """Fits to samples of more features than there is room for in Gram matrices, beside gradient steps."""
+def wide(folder: Path, shape: tuple[int, int, int], limit: int | None) -> dict[str, Any]:
+    """Fits to samples of more features than there is room for in Gram matrices, beside gradient steps.
+
+    They are in a file, for a `limit` of memory, or in memory in float32.
+    """
     import convexformer
 
-    targets, path = write_wide(folder), str(folder / "wide.npy")
+    targets, path = write_wide(folder, shape), str(folder / "wide.npy")
+    X = path if limit else np.load(path).astype(np.float32)
     models = {"regression": "ConvexAttentionRegressor", "classification": "ConvexAttentionClassifier"}
-    found: dict[str, Any] = {"shape": WIDE, "limit": WIDE_LIMIT, "stopped_after": WIDE_SECONDS, "fits": []}
+    found: dict[str, Any] = {"shape": shape, "limit": limit, "stopped_after": WIDE_SECONDS, "fits": []}
     warnings.simplefilter("ignore", ConvergenceWarning)  # of those that are stopped
     for task, name in models.items():
         make = getattr(convexformer, name)
-        alpha_max = make(alpha=1e9, memory_limit=WIDE_LIMIT).fit(path, targets[task]).alpha_max_
+        alpha_max = make(alpha=1e9, memory_limit=limit).fit(X, targets[task]).alpha_max_
         for ratio in (0.1, 0.01):
             for solver in ("auto", "fista"):
                 began = time.perf_counter()
@@ -208,14 +214,14 @@ def wide(folder: Path) -> dict[str, Any]:
                 def late(state: Any, began: float = began) -> bool:
                     return time.perf_counter() - began > WIDE_SECONDS
 
-                model = make(alpha=ratio * alpha_max, tol=TOLERANCE, solver=solver, memory_limit=WIDE_LIMIT)
-                model.set_params(max_iter=10**6, callback=late).fit(path, targets[task])
+                model = make(alpha=ratio * alpha_max, tol=TOLERANCE, solver=solver, memory_limit=limit)
+                model.set_params(max_iter=10**6, callback=late).fit(X, targets[task])
                 record = {
                     "task": task,
                     "ratio": ratio,
                     "solver": solver,
                     "seconds": time.perf_counter() - began,
-                    "passes": model.traffic_.passes,
+                    "passes": model.traffic_.passes if limit else None,
                     "n_iter": model.n_iter_,
                     "gap": model.certificate_.relative_gap,
                     "tokens": int(np.count_nonzero(model.token_norms_)),
@@ -314,7 +320,7 @@ def on_ranks() -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("large", "wide", "pass", "ranks"))
+    parser.add_argument("what", choices=("large", "wide", "held", "pass", "ranks"))
     parser.add_argument("--folder", type=Path, help="folder for the data (default: that of the system)")
     parser.add_argument("--n-shards", type=int, default=N_SHARDS, help="of 410 MB each")
     parser.add_argument("--output", type=Path, help="JSON file to which the figures are added")
@@ -323,14 +329,15 @@ def main() -> None:
         folder = options.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         runs = {
             "large": lambda: large(folder, options.n_shards),
-            "wide": lambda: wide(folder),
+            "wide": lambda: wide(folder, WIDE, WIDE_LIMIT),
+            "held": lambda: wide(folder, HELD, None),
             "pass": lambda: one_pass(folder),
             "ranks": on_ranks,
         }
         found = runs[options.what]()
     print(json.dumps(found, indent=1))
     if options.output:
-        threads = os.cpu_count() if options.what in ("large", "wide") else 1
+        threads = os.cpu_count() if options.what in ("large", "wide", "held") else 1
         add_figures(options.output, options.what, threads or 1, found)
 
 

@@ -252,7 +252,7 @@ def probe_memory() -> str:
 def out_of_core() -> str:
     """Data on a disk, and many processes."""
     data = load("out_of_core")
-    sections = [of_large, of_peers, of_wide, of_passes, of_ranks, of_scaling, of_one_process]
+    sections = [of_large, of_peers, of_wide, of_held, of_passes, of_ranks, of_scaling, of_one_process]
     return "\n\n".join(["# Data on a disk, and many processes", *(of_part(data) for of_part in sections)])
 
 
@@ -316,11 +316,7 @@ def of_wide(data: dict[str, Any]) -> str:
     """Features without room for Gram matrices."""
     found = data["wide"]["figures"]
     n_samples, n_tokens, width = found["shape"]
-    rows = [["task", "alpha", "solver", "seconds", "passes", "iterations", "gap", "tokens used"]]
-    for fit in found["fits"]:
-        amounts = [f"{fit['seconds']:.0f}", f"{fit['passes']:.0f}", str(fit["n_iter"]), f"{fit['gap']:.1e}"]
-        tokens = f"{fit['tokens']} of {n_tokens}"
-        rows.append([fit["task"], f"{fit['ratio']} alpha_max", f"`{fit['solver']}`", *amounts, tokens])
+    rows = rows_beside_gradient_steps(found)
     gram = 8 * (n_tokens * width) ** 2 / 1e9
     return section(
         "### More features than there is room for",
@@ -333,6 +329,31 @@ def of_wide(data: dict[str, Any]) -> str:
         rows,
         data["wide"],
     )
+
+
+def of_held(data: dict[str, Any]) -> str:
+    """As many features of samples in memory."""
+    found = data["held"]["figures"]
+    n_samples, n_tokens, width = found["shape"]
+    return section(
+        "### More features and samples in memory than a Gram matrix is formed of",
+        f"{n_samples:,} samples of {n_tokens} tokens of width {width}, made in the same way, in memory in float32. "
+        "Gram matrices of more than 12,000 features and samples are not formed:",
+        rows_beside_gradient_steps(found),
+        data["held"],
+    )
+
+
+def rows_beside_gradient_steps(found: dict[str, Any]) -> list[list[str]]:
+    """Table of fits by the default solver and by gradient steps, with passes where data are read."""
+    reads = any(fit["passes"] for fit in found["fits"])
+    rows = [["task", "alpha", "solver", "seconds", *(["passes"] if reads else []), "iterations", "gap", "tokens used"]]
+    for fit in found["fits"]:
+        amounts = [f"{fit['seconds']:.1f}", *([f"{fit['passes']:.0f}"] if reads else []), str(fit["n_iter"])]
+        tokens = f"{fit['tokens']} of {found['shape'][1]}"
+        solver = f"`{fit['solver']}`"
+        rows.append([fit["task"], f"{fit['ratio']} alpha_max", solver, *amounts, f"{fit['gap']:.1e}", tokens])
+    return rows
 
 
 def of_passes(data: dict[str, Any]) -> str:

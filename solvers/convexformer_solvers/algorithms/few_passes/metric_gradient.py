@@ -1,4 +1,4 @@
-"""Accelerated proximal gradient in the metric of a Gram matrix: one pass over the data for each step."""
+"""Accelerated proximal gradient in a variable metric: one pass over the data for each step."""
 
 from __future__ import annotations
 
@@ -122,13 +122,8 @@ class MetricGradient(Solver):
         intercept = program.null_intercept if start.intercept is None else start.intercept.to(program.y)
         single = program.map.dtype == torch.float32
         read = _read(program, coef, intercept, single)
-        state = _State(
-            self.metrics.of(program, self._curvatures(program, read.pred + intercept)),
-            read,
-            coef,
-            intercept,
-            (coef, intercept),
-        )
+        metric = self.metrics.of(program, self._curvatures(program, read.pred + intercept))
+        state = _State(metric, read, coef, intercept, (coef, intercept))
         return self._minimised(program, state._replace(accuracy=self.config.accuracy, single=single))
 
     def init_again(self, program: Program, start: Point, previous: _State) -> _State:
@@ -189,7 +184,7 @@ class MetricGradient(Solver):
         read, length = state.read, state.curvature
         start, slope = part.flat(read.coef), part.of_intercept(read.slope)
         pull = (part.flat(read.correlation) - part.cross @ part.inverse @ slope) / length
-        share = min(abs(read.gap) / program.null_value, 1.0)
+        share = min(abs(read.gap) / program.null_value, 1.0) if program.null_value > 0 else 1.0
         goal = part.matrix.goal(share, state.accuracy) * program.null_value / length
         shape = (*part.feature_shape, start.shape[1])
         product, before = part.matrix.product(start) + pull, part.flat(state.coef)
