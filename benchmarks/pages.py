@@ -338,7 +338,8 @@ def of_held(data: dict[str, Any]) -> str:
     return section(
         "### More features and samples in memory than a Gram matrix is formed of",
         f"{n_samples:,} samples of {n_tokens} tokens of width {width}, made in the same way, in memory in float32. "
-        "Gram matrices of more than 12,000 features and samples are not formed:",
+        "Gram matrices are not formed where features and samples are more than 12,000. `fista` ends where float32 has "
+        "no digits left for its steps, which is why its last gap is above 1e-4:",
         rows_beside_gradient_steps(found),
         data["held"],
     )
