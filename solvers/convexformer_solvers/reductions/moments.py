@@ -113,7 +113,7 @@ class GramRoot:
             targets = self._scale * torch.linalg.solve_triangular(self._scaled.T, product, upper=False)
         else:
             targets = self._inverse @ product
-        rest = torch.zeros_like(targets[0]) if square is None else square - targets.square().sum(0)
+        rest = targets.new_zeros(targets.shape[1]) if square is None else square - targets.square().sum(0)
         return self._scale * torch.cat([targets, rest.clamp(min=0).sqrt()[None]])
 
 

@@ -106,6 +106,15 @@ def test_outputs_that_the_loss_does_not_couple_have_their_own_metrics():
         torch.testing.assert_close(part.cross, other.cross)
 
 
+@pytest.mark.parametrize("metrics", [GRAM, LowRankMetrics(3)], ids=["gram", "low rank"])
+def test_data_and_targets_of_zeros(metrics):
+    for data, y in ((randn(80, 5, 2), torch.zeros(80, 2).double()), (torch.zeros(80, 5, 2).double(), randn(80, 2))):
+        program = Program(DenseMap(data), y, get_loss("squared"), GroupL2(), 0.05, None, True)
+        result = solve(program, MetricGradient(metrics), tol=1e-8)
+        assert not bool(result.coef.any())
+        assert result.certificate.gap <= 1e-12
+
+
 @pytest.mark.parametrize("name", ["squared", "logistic", "softmax"])
 def test_features_without_blocks(name):
     loss = get_loss(name)

@@ -29,6 +29,11 @@ class LowRankMetrics(Metrics):
     ----------
     rank : int
         That of the Gram matrix where this is smaller.
+
+    Examples
+    --------
+    >>> LowRankMetrics(8).name
+    'rank 8'
     """
 
     rank: int
