@@ -255,7 +255,7 @@ def test_more_digits_without_room_for_gram_matrices_take_in_proportion_more_pass
     program = dependent_blocks(name, n=600, n_blocks=60)
     program = dataclasses.replace(program, map=program.map.to(dtype))
     program = program.with_alpha(0.1 * program.alpha_max)
-    assert passes_of(program, LOW_RANK, 1e-9) <= 3 * passes_of(program, LOW_RANK)
+    assert passes_of(program, LOW_RANK, 1e-9) <= 4 * passes_of(program, LOW_RANK)
 
 
 def test_a_path_without_room_for_gram_matrices_forms_one_metric(monkeypatch):
