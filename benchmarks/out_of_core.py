@@ -1,8 +1,8 @@
 """Data larger than memory, and many processes. Run: python benchmarks/out_of_core.py WHAT --output FILE.
 
 ``large`` writes 41 GB of samples to shards and fits a regression and a classification to them. ``wide`` fits both to
-samples of 16,384 features in a file, beside gradient steps, ``held`` to 13,000 samples of 13,312 features in memory, of
-which nothing is out of core but their Gram matrix. ``pass`` compares a product on a file in the page cache with one in
+samples of 16,384 features in a file, beside gradient steps, ``held`` to 13,000 samples of 13,312 features in memory,
+whose Gram matrix is too large to be formed. ``pass`` compares a product on a file in the page cache with one in
 memory. ``ranks`` times cell G on one and two processes of one thread.
 """
 

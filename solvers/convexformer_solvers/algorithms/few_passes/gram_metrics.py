@@ -16,7 +16,7 @@ from convexformer_solvers.program import Program
 from convexformer_solvers.reductions.moments import lost_to_means
 
 from .batched import Batched
-from .metric import Metric, Metrics, Part, in_single
+from .metric import Metric, Metrics, Part, in_single, joins_outputs, one_by_one
 from .model import Gram
 
 
@@ -52,13 +52,11 @@ class GramMetrics(Metrics):
         if n_wanted < linear_map.n_samples:
             index = even_rows(linear_map.n_samples, n_wanted, local.device)
             linear_map, weight = linear_map.rows(index), weight[index] / program.weight[index].sum()
-        moments, n = [_moments(linear_map, each) for each in weight.T], local.shape[1]
-        if n == 1 or program.loss.output_separable:
-            outputs = [slice(None)] if n == 1 else [slice(place, place + 1) for place in range(n)]
-            parts = [_part(program, [each], 1, of, self.solver) for each, of in zip(moments, outputs, strict=True)]
-        else:
-            parts = [_part(program, moments, program.y.shape[1], slice(None), self.solver)]
-        return Metric(local, tuple(parts))
+        moments = [_moments(linear_map, each) for each in weight.T]
+        if joins_outputs(program, local):
+            return Metric(local, (_part(program, moments, program.y.shape[1], slice(None), self.solver),))
+        each = zip(moments, one_by_one(len(moments)), strict=True)
+        return Metric(local, tuple(_part(program, [of_part], 1, outputs, self.solver) for of_part, outputs in each))
 
 
 class _Moments(NamedTuple):

@@ -14,7 +14,7 @@ from convexformer_solvers.linear_maps.base import LinearMap, even_rows
 from convexformer_solvers.program import Program
 
 from .low_rank import LowRank
-from .metric import Metric, Metrics, Part, in_single
+from .metric import Metric, Metrics, Part, in_single, joins_outputs, one_by_one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +44,7 @@ class LowRankMetrics(Metrics):
         return f"rank {self.rank}"
 
     def of(self, program: Program, local: Tensor) -> Metric:
-        (*blocks, width), joint = program.map.feature_shape, not program.loss.output_separable and local.shape[1] > 1
+        (*blocks, width), joint = program.map.feature_shape, joins_outputs(program, local)
         k = program.y.shape[1] if joint else 1
         shape = (*blocks, k, width) if joint else (*blocks, width)
         directions = _directions(math.prod(shape), self.rank, local)
@@ -55,7 +55,7 @@ class LowRankMetrics(Metrics):
         slopes = _CurvatureSlopes(local, program.weight, offset)
         pred, back = _products(program.map, coef, slopes)
         core = slopes.total() * program.fit_intercept  # (m, k)
-        sums = slopes.of_outputs(pred).sum(0, dtype=core.dtype)  # (m, r)
+        sums = slopes.products(pred)[1].sum(0, dtype=core.dtype)  # (m, r)
         columns = back.to(local).reshape(-1, width, back.shape[-1]).split([sums.numel(), core.numel()], dim=-1)
 
         def part(rows: slice) -> Part:
@@ -66,8 +66,7 @@ class LowRankMetrics(Metrics):
             matrix = LowRank(product - cross @ inverse @ sums[rows], directions, rounding)
             return Part(rows, joint, shape, matrix, cross, core[rows], inverse)
 
-        apart = [slice(place, place + 1) for place in range(len(core))]
-        return Metric(local, tuple(part(rows) for rows in ([slice(None)] if joint or len(core) == 1 else apart)))
+        return Metric(local, tuple(part(rows) for rows in one_by_one(1 if joint else len(core))))
 
 
 def _directions(size: int, rank: int, like: Tensor) -> Tensor:
@@ -110,14 +109,15 @@ class _CurvatureSlopes:
         )
         return alone.matrices()[0]
 
-    def of_outputs(self, pred: Tensor) -> Tensor:
-        """Values ``(N, m, r)`` of predictions ``(N, c r)``, in their precision."""
-        less = pred.reshape(-1, *self.offset.shape) - self.offset.to(pred.dtype)
-        return self.matrices().to(pred.dtype) @ less
+    def products(self, pred: Tensor) -> tuple[Tensor, Tensor]:
+        """``matrices`` and their products ``(N, m, r)`` with predictions ``(N, c r)``, in the precision of these."""
+        matrices = self.matrices().to(pred.dtype)
+        return matrices, matrices @ (pred.reshape(-1, *self.offset.shape) - self.offset.to(pred.dtype))
 
     def at(self, pred: Tensor) -> Tensor:
         """Values ``(N, m r + m c)`` of predictions ``(N, c r)``, in their precision."""
-        return torch.cat([self.of_outputs(pred).flatten(1), self.matrices().to(pred.dtype).flatten(1)], dim=1)
+        matrices, products = self.products(pred)
+        return torch.cat([products.flatten(1), matrices.flatten(1)], dim=1)
 
     def rows(self, index: Tensor | slice) -> _CurvatureSlopes:
         """Those of some samples."""

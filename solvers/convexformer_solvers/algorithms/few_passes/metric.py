@@ -94,6 +94,16 @@ class Metrics(ABC):
         """The metric of curvatures ``(N, n)``, of all outputs, of each or of pairs of them."""
 
 
+def joins_outputs(program: Program, local: Tensor) -> bool:
+    """Whether curvatures ``(N, n)`` are those between the outputs, which then are one part of a metric."""
+    return local.shape[1] > 1 and not program.loss.output_separable
+
+
+def one_by_one(n: int) -> list[slice]:
+    """The outputs of each of n parts; all of them where there is one part."""
+    return [slice(None)] if n == 1 else [slice(place, place + 1) for place in range(n)]
+
+
 def in_single(sizes: Tensor) -> bool:
     """Whether the largest of what was computed in float32 neither overflows nor underflows there."""
     single = torch.finfo(torch.float32)

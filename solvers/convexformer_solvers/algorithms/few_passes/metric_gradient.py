@@ -123,8 +123,9 @@ class MetricGradient(Solver):
         single = program.map.dtype == torch.float32
         read = _read(program, coef, intercept, single)
         metric = self.metrics.of(program, self._curvatures(program, read.pred + intercept))
-        state = _State(metric, read, coef, intercept, (coef, intercept))
-        return self._minimised(program, state._replace(accuracy=self.config.accuracy, single=single))
+        following, accuracy = (coef, intercept), self.config.accuracy
+        state = _State(metric, read, coef, intercept, following, accuracy=accuracy, single=single)
+        return self._minimised(program, state)
 
     def init_again(self, program: Program, start: Point, previous: _State) -> _State:
         single = program.map.dtype == torch.float32
