@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations_with_replacement
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,7 +40,6 @@ class GramMetrics(Metrics):
 
     solver: Batched
     sample: int = 20
-    adapts: ClassVar[bool] = True
 
     @property
     def name(self) -> str:

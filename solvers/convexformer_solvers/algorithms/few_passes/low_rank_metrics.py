@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from itertools import combinations_with_replacement
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -22,8 +21,7 @@ class LowRankMetrics(Metrics):
     """Metrics of a rank plus a multiple of the identity, of all samples, for features too many for Gram matrices.
 
     Each takes a pass over the data, with as many columns of coefficients as the rank. Outputs that the loss does not
-    couple have matrices of their own, of the same directions. The model's curvature only grows: these metrics are
-    further off than Gram matrices, and momentum needs a curvature that does not change.
+    couple have matrices of their own, of the same directions.
 
     Parameters
     ----------
@@ -37,7 +35,6 @@ class LowRankMetrics(Metrics):
     """
 
     rank: int
-    adapts: ClassVar[bool] = False
 
     @property
     def name(self) -> str:

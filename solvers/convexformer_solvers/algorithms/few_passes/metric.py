@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import ClassVar, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -81,8 +81,6 @@ class Metric(NamedTuple):
 
 class Metrics(ABC):
     """One way to form metrics."""
-
-    adapts: ClassVar[bool]  # whether the model's curvature may fall
 
     @property
     @abstractmethod

@@ -11,13 +11,14 @@ from torch import Tensor
 
 from convexformer_solvers.algorithms.base import Solver
 from convexformer_solvers.linalg.hessian import curvature_bound
-from convexformer_solvers.points import Point, dual_estimate
+from convexformer_solvers.points import Point
 from convexformer_solvers.program import Program
 from convexformer_solvers.reductions.weights import Targets
 from convexformer_solvers.rounding import EPS, SINGLE, SUM
 
 from .metric import Metric, Metrics, Part
 from .model import Model
+from .read import Linear, Read, best_combination, read
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class MetricConfig:
         Factor of the model's curvature after a step that raised the objective; its root after one that met far less.
     accuracy : float, default=0.01
         Gap to which the model is minimised at first, over that of the program; its factor after a raised objective.
+        Share of the descent below which another step towards the best combination of points is left out.
     """
 
     renew_at: tuple[int, ...] = (2, 5, 12, 30)
@@ -45,27 +47,14 @@ class MetricConfig:
     accuracy: float = 0.01
 
 
-class _Read(NamedTuple):
-    """What a pass over the data has told of a point."""
-
-    coef: Tensor
-    intercept: Tensor
-    pred: Tensor  # A coef
-    correlation: Tensor  # A' diag(p) theta
-    slope: Tensor  # sum of diag(p) theta, (c,); zeros without an intercept
-    value: float  # objective
-    gap: float
-    size: float  # mean of the absolute products of slopes and predictions, or the objective at zero if that is more
-
-
 class _State(NamedTuple):
     metric: Metric
-    read: _Read
-    coef: Tensor  # that minimises the model there
+    read: Read
+    base: Read  # where the model is
+    past: tuple[Read, ...]  # bases before it
+    coef: Tensor  # that minimises the model
     intercept: Tensor
-    next: tuple[Tensor, Tensor]  # coefficients and intercept of the next pass
     curvature: float = 1.0  # of the model, in units of the metric
-    momentum: float = 1.0  # Nesterov's t
     accuracy: float = 1.0  # gap of the model's minimum, over that of the program
     single: bool = False  # whether passes are in single precision
     iteration: int = 0
@@ -81,8 +70,12 @@ class MetricGradient(Solver):
               \qquad H = A^\top \mathrm{diag}(p \, q) A
 
     of a proximal Newton method (Lee, Sun and Saunders 2014), with a bound ``q`` of the curvature of each sample's loss,
-    whose metric ``H`` is formed anew few times. Nesterov's momentum makes up for what it is off by, and restarts when
-    it points uphill. ``L`` follows the curvature met on the way.
+    whose metric ``H`` is formed anew few times. ``L`` follows the curvature met on the way.
+
+    What the metric is off by, conjugate gradients make up for (Knyazev 2001, who calls such steps locally optimal):
+    ``Y`` is the affine combination of least objective of the point that was read last and of the last two ``Y``. It is
+    found without the data, as predictions are combined like coefficients. So are slopes, which is exact for the
+    squared loss; for others, past points are dropped where a step raises the objective.
 
     Data in float32 are multiplied in that precision until it says too little. The gap of the point that was read is
     that of its own dual point, so that certificates are taken where they will succeed.
@@ -121,85 +114,80 @@ class MetricGradient(Solver):
         coef = start.coef.to(program.y)
         intercept = program.null_intercept if start.intercept is None else start.intercept.to(program.y)
         single = program.map.dtype == torch.float32
-        read = _read(program, coef, intercept, single)
-        metric = self.metrics.of(program, self._curvatures(program, read.pred + intercept))
-        following, accuracy = (coef, intercept), self.config.accuracy
-        state = _State(metric, read, coef, intercept, following, accuracy=accuracy, single=single)
+        found = read(program, coef, intercept, single)
+        metric = self.metrics.of(program, self._curvatures(program, found.at))
+        state = _State(metric, found, found, (), coef, intercept, accuracy=self.config.accuracy, single=single)
         return self._minimised(program, state)
 
     def init_again(self, program: Program, start: Point, previous: _State) -> _State:
         single = program.map.dtype == torch.float32
-        read = _read(program, start.coef.to(program.y), previous.intercept, single, previous.metric)
-        start_state = previous._replace(read=read, coef=read.coef, intercept=read.intercept, momentum=1.0, iteration=0)
-        return self._minimised(program, start_state._replace(single=single, finished=False))
+        found = read(program, start.coef.to(program.y), previous.intercept, single, previous.metric)
+        again = previous._replace(read=found, base=found, past=(), single=single, iteration=0, finished=False)
+        return self._minimised(program, again)
 
     def step(self, program: Program, state: _State) -> _State:
-        before, config = state.read, self.config
-        read = _read(program, *state.next, state.single, state.metric)
+        config, base, past = self.config, state.base, state.past
+        found = read(program, state.coef, state.intercept, state.single, state.metric)
         state = state._replace(iteration=state.iteration + 1)
-        if state.single and _says_too_little(state, read):
-            best = read if read.value <= before.value else before
-            read = _read(program, best.coef, best.intercept, False, state.metric)
-            return self._minimised(program, state._replace(read=read, momentum=1.0, single=False))
-        met = self._curvature_met(state.metric, before, read)
-        grown = max(state.curvature, met)
-        if not read.value <= before.value + SUM * abs(before.value):
-            # Without momentum the model was no bound; with it, the momentum led too far.
-            if state.momentum == 1.0:
-                grown = max(config.growth * state.curvature, met)
-            finer = config.accuracy * state.accuracy  # or the minimum was too rough for so small a descent
-            return self._minimised(program, state._replace(momentum=1.0, curvature=grown, accuracy=finer))
+        best = min(found, state.read, key=lambda each: each.value)
+        if state.single and _says_too_little(base, found):
+            best = read(program, best.at.coef, best.at.intercept, False, state.metric)
+            return self._minimised(program, state._replace(read=best, base=best, past=(), single=False))
+        met = self._curvature_met(state.metric, base.at, found.at)
+        if not found.value <= base.value + SUM * abs(base.value):
+            return self._back_from_a_raise(program, state, best, met)
+        if not past or program.loss.quadratic:  # else the slopes of a combination are not those of the loss there
+            state = state._replace(curvature=max(state.curvature, met))
+        past = (*past, base)[-2:]
+        base = best_combination(program, found, past, config.accuracy)
+        if found.value - base.value <= 32 * EPS * abs(found.value):  # rounding: a point that was read has more digits
+            base, past = found, ()
+        state = state._replace(read=found, base=base, past=past)
         if state.iteration in config.renew_at:
-            local = self._curvatures(program, read.pred + read.intercept)
+            local = self._curvatures(program, base.at)
             if not self._alike(program, local, state.metric.local):
-                metric = self.metrics.of(program, local)
-                return self._minimised(program, state._replace(metric=metric, read=read, momentum=1.0, curvature=1.0))
-        if self.metrics.adapts and met < state.curvature / config.growth:
-            grown = state.curvature / math.sqrt(config.growth)
-        return self._minimised(program, state._replace(read=read, curvature=grown))
+                return self._minimised(program, state._replace(metric=self.metrics.of(program, local), curvature=1.0))
+        if met < state.curvature / config.growth:
+            state = state._replace(curvature=state.curvature / math.sqrt(config.growth))
+        return self._minimised(program, state)
+
+    def _back_from_a_raise(self, program: Program, state: _State, best: Read, met: float) -> _State:
+        """The state after a step that raised the objective: the model was no bound, or its slopes were too far off."""
+        if not state.past:
+            finer = self.config.accuracy * state.accuracy  # the minimum may have been too rough for so small a descent
+            grown = max(self.config.growth * state.curvature, met)
+            state = state._replace(curvature=grown, accuracy=finer)
+        return self._minimised(program, state._replace(read=best, base=best, past=()))
 
     def _minimised(self, program: Program, state: _State) -> _State:
-        """The state with the minimiser of its model, and the point of the next pass."""
-        read = state.read
+        """The state with the minimiser of its model."""
         minima = [self._minimum(program, state, part) for part in state.metric.parts]
         coef, intercept = (torch.cat(parts, dim=-1) for parts in zip(*minima, strict=True))
-        t = 0.5 + math.hypot(0.5, state.momentum)
-        ahead = state.metric.square(coef - state.coef, intercept - state.intercept)
-        back = state.metric.square(read.coef - state.coef, read.intercept - state.intercept)
-        from_read = state.metric.square(coef - read.coef, intercept - read.intercept)
-        uphill = ahead + from_read < back  # twice the inner product of the step and the last move is negative
-        share = 0.0 if uphill else (state.momentum - 1) / t
-        following = torch.lerp(state.coef, coef, 1 + share), torch.lerp(state.intercept, intercept, 1 + share)
-        length = float(torch.linalg.vector_norm(coef - read.coef))
+        length = float(torch.linalg.vector_norm(coef - state.base.at.coef))
         stuck = length <= EPS * float(torch.linalg.vector_norm(coef))
-        return state._replace(
-            coef=coef,
-            intercept=intercept,
-            next=following,
-            momentum=1.0 if uphill else t,
-            finished=stuck and state.momentum == 1.0,
-        )
+        return state._replace(coef=coef, intercept=intercept, finished=stuck and not state.past)
 
     def _minimum(self, program: Program, state: _State, part: Part) -> tuple[Tensor, Tensor]:
         """Coefficients and intercept of a part's outputs that minimise the model."""
-        read, length = state.read, state.curvature
-        start, slope = part.flat(read.coef), part.of_intercept(read.slope)
-        pull = (part.flat(read.correlation) - part.cross @ part.inverse @ slope) / length
-        share = min(abs(read.gap) / program.null_value, 1.0) if program.null_value > 0 else 1.0
+        at, length = state.base.at, state.curvature
+        start, slope = part.flat(at.coef), part.of_intercept(at.slope)
+        pull = (part.flat(at.correlation) - part.cross @ part.inverse @ slope) / length
+        share = min(abs(state.read.gap) / program.null_value, 1.0) if program.null_value > 0 else 1.0
         goal = part.matrix.goal(share, state.accuracy) * program.null_value / length
         shape = (*part.feature_shape, start.shape[1])
         product, before = part.matrix.product(start) + pull, part.flat(state.coef)
         penalty = program.penalty.for_outputs(start.shape[1])
         flat = part.matrix.minimum(Model(penalty, program.alpha / length, shape, product, before, goal))
         shift = part.inverse @ (slope / length - part.cross.T @ (flat - start))
-        return part.shaped(flat, read.coef), read.intercept[part.outputs] + shift.flatten()
+        return part.shaped(flat, at.coef), at.intercept[part.outputs] + shift.flatten()
 
-    def _curvatures(self, program: Program, pred: Tensor) -> Tensor:
+    def _curvatures(self, program: Program, at: Linear) -> Tensor:
         """Second derivatives of each sample's loss that the metric takes, shape ``(N, n)``.
 
         These are all of a coupled loss's, those of each output, or one bound for all outputs that the penalty couples.
         """
-        loss, n_outputs, largest = program.loss, pred.shape[1], program.loss.smoothness
+        pred, loss, largest = at.pred + at.intercept, program.loss, program.loss.smoothness
+        n_outputs = pred.shape[1]
         least = self.config.least_curvature * largest
         if not program.penalty.output_separable or n_outputs == 1 or loss.quadratic:
             return curvature_bound(loss, pred, program.y)[:, None].clamp(least, largest)
@@ -214,7 +202,7 @@ class MetricGradient(Solver):
         return float(change.sum()) <= self.config.alike * float((program.weight @ other.abs()).sum())
 
     @staticmethod
-    def _curvature_met(metric: Metric, before: _Read, after: _Read) -> float:
+    def _curvature_met(metric: Metric, before: Linear, after: Linear) -> float:
         """Curvature of the loss between two points, in units of the metric; zero where these are the same."""
         move, shift = after.coef - before.coef, after.intercept - before.intercept
         square = metric.square(move, shift)
@@ -223,10 +211,10 @@ class MetricGradient(Solver):
         return bend / square if square > 0 else 0.0
 
     def point(self, program: Program, state: _State) -> Point:
-        read = state.read
+        found = state.read
         # A result in float32 has rounded coefficients, whose own dual point says no more than that.
-        rounds = program.map.dtype == torch.float32 and abs(read.gap) <= SINGLE * program.null_value
-        return Point(state.coef, state.intercept, pred=read.pred + read.intercept if rounds else None)
+        rounds = program.map.dtype == torch.float32 and abs(found.gap) <= SINGLE * program.null_value
+        return Point(state.coef, state.intercept, pred=found.at.pred + found.at.intercept if rounds else None)
 
     def gap_estimate(self, program: Program, state: _State) -> float:
         return state.read.gap
@@ -235,33 +223,8 @@ class MetricGradient(Solver):
         return state.finished
 
 
-def _says_too_little(state: _State, read: _Read) -> bool:
+def _says_too_little(base: Read, found: Read) -> bool:
     """Whether what a pass in single precision says of a point may be rounding."""
-    if abs(read.gap) <= SINGLE * read.size:
-        return True
-    rise = (read.value - state.read.value) / read.size
-    rounding = torch.finfo(torch.float32).eps / math.sqrt(len(read.pred))  # of a mean of so many
-    # Momentum may lead too far, the minimum of a model does not but for rounding and where the model is no bound.
-    return -rounding <= rise <= (SINGLE if state.momentum == 1.0 else rounding)
-
-
-def _read(program: Program, coef: Tensor, intercept: Tensor, single: bool, metric: Metric | None = None) -> _Read:
-    """A pass over the data at a point, rounded where it is in single precision; none at the best constant model.
-
-    A metric centres the dual point of the gap.
-    """
-    slopes = program.slopes(intercept)
-    if not bool(coef.any()) and torch.equal(intercept, program.null_intercept):
-        pred, correlation = torch.zeros_like(program.y), program.null_correlation  # as a rule known from alpha_max
-    else:
-        coef = coef.float() if single else coef
-        passed = program.map.slopes_pass(coef, slopes)
-        coef, pred, correlation = (part.to(program.y) for part in (coef, *passed))
-    of_samples = slopes.at(pred)
-    slope = of_samples.sum(0) * program.fit_intercept
-    value = float(program.objective(coef, pred + intercept))
-    # Large means of the features multiply what the slopes leave of an intercept that is not quite the best.
-    centred = correlation if metric is None else metric.reduced(correlation, slope)
-    dual = dual_estimate(program, Point(coef, pred=pred + intercept, correlation=centred))
-    size = max(float((of_samples * pred).abs().sum()), program.null_value)
-    return _Read(coef, intercept, pred, correlation, slope, value, value - dual, size)
+    rise = (found.value - base.value) / found.size
+    rounding = torch.finfo(torch.float32).eps / math.sqrt(len(found.at.pred))  # of a mean of so many
+    return abs(found.gap) <= SINGLE * found.size or -rounding <= rise <= SINGLE
