@@ -21,7 +21,8 @@ from torch import Tensor
 from convexformer_solvers import LinearMap, Loss
 from convexformer_solvers.validation import PRECISIONS, is_real
 
-_FLOATS = (np.float64, np.float32)
+FLOATS = (np.float64, np.float32, np.float16)  # that scikit-learn's checks leave as they are
+HALF = (torch.float16, torch.bfloat16)
 
 
 def keeps_tensors(X: Any) -> bool:
@@ -44,7 +45,8 @@ def check_tokens(estimator: Any, X: Any, reset: bool) -> Tensor:
     Returns
     -------
     Tensor of shape (N, n_tokens, n_features)
-        In the floating dtype of ``X`` (float64 for integers), sharing its memory where possible.
+        In the floating dtype of ``X``, float32 for half precision and float64 for integers; shares the memory of ``X``
+        where possible.
 
     Raises
     ------
@@ -70,17 +72,17 @@ def check_tokens(estimator: Any, X: Any, reset: bool) -> Tensor:
         if len(X):  # scikit-learn tells of no samples
             _check_not_empty(X.shape)
         with _naming("X"):
-            array = check_array(X, allow_nd=True, dtype=_FLOATS, estimator=estimator, input_name="X")
+            array = check_array(X, allow_nd=True, dtype=FLOATS, estimator=estimator, input_name="X")
         check_shape(estimator, array.shape, reset)
-        return as_tensor(array)
+        return as_floats(as_tensor(array))
     if getattr(X, "ndim", 2) > 3:
         raise ValueError(f"X must have 2 or 3 dimensions (samples, tokens[, features]), got {X.ndim}")
     if not reset and estimator._n_dims == 3:
         check_shape(estimator, np.shape(X), reset)
     with _naming("X"):
-        array = validate_data(estimator, X, dtype=_FLOATS, reset=reset)
+        array = validate_data(estimator, X, dtype=FLOATS, reset=reset)
     check_shape(estimator, array.shape, reset)
-    return as_tokens(array)
+    return as_floats(as_tokens(array))
 
 
 def refuse_dates(values: Any, name: str) -> None:
@@ -243,9 +245,10 @@ def as_tokens(X: Any) -> Tensor:
 
 
 def as_floats(tokens: Tensor) -> Tensor:
-    """Integers, booleans and half precision as float64, as in a fit; anything else as it is."""
-    exact = tokens.dtype in PRECISIONS.values() or tokens.is_complex()
-    return tokens if exact else tokens.double()
+    """Half precision as float32, integers and booleans as float64, as in a fit; anything else as it is."""
+    if tokens.dtype in HALF:  # float32 represents it exactly
+        return tokens.float()
+    return tokens if tokens.dtype in PRECISIONS.values() or tokens.is_complex() else tokens.double()
 
 
 def check_program_tokens(X: Any) -> Tensor:

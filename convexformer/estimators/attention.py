@@ -247,7 +247,8 @@ class ConvexAttentionRegressor(RegressionMixin, ConvexAttentionBase):
         drawn from the same random numbers as long as `random_state` is the same; the coefficients of gates that come
         out as before are kept.
     dtype : {None, "float32", "float64"}, default=None
-        Precision in which the solver works; that of ``X`` by default. Certificates are always in float64.
+        Precision in which the solver works; that of ``X`` by default, float32 for half precision. Certificates are
+        always in float64.
     device : str or torch.device, default=None
         Device to work on; that of ``X`` by default.
     memory_limit : int, default=None
@@ -393,7 +394,8 @@ class ConvexAttentionClassifier(ClassificationMixin, ConvexAttentionBase):
         drawn from the same random numbers as long as `random_state` is the same; the coefficients of gates that come
         out as before are kept.
     dtype : {None, "float32", "float64"}, default=None
-        Precision in which the solver works; that of ``X`` by default. Certificates are always in float64.
+        Precision in which the solver works; that of ``X`` by default, float32 for half precision. Certificates are
+        always in float64.
     device : str or torch.device, default=None
         Device to work on; that of ``X`` by default.
     memory_limit : int, default=None

@@ -76,8 +76,8 @@ class ConvexSequenceRegressor(RegressorMixin, CertifiedEstimator):
     fit_intercept : bool, default=True
         Whether there is a bias per target row and output.
     dtype : {None, "float32", "float64"}, default=None
-        Precision in which the solver works; that of ``X`` by default. The stochastic forms need float64 and always work
-        in it.
+        Precision in which the solver works; that of ``X`` by default, float32 for half precision. The stochastic forms
+        need float64 and always work in it.
     device : str or torch.device, default=None
         Device to work on; that of ``X`` by default.
     memory_limit : int, default=None

@@ -300,7 +300,8 @@ class UnfoldedTransformerRegressor(RegressionMixin, UnfoldedTransformerBase):
     tol, max_iter : float and int, default=1e-4 and 10000
         Certified relative gap of the readout, and iterations at most.
     dtype : {None, "float32", "float64"}, default=None
-        Precision of the network. Default: that of ``X``. Energies and certificates are in float64.
+        Precision of the network. Default: that of ``X``, float32 for half precision. Energies and certificates are in
+        float64.
     device : str or torch.device, optional
         Where to train. Default: that of ``X``, or the CPU.
     random_state : int, RandomState or None, default=None

@@ -12,12 +12,10 @@ from sklearn.utils import _safe_indexing
 from sklearn.utils.validation import validate_data
 from torch import Tensor
 
-from convexformer.validation import as_floats, as_tensor, forget_names, refuse_masked
+from convexformer.validation import FLOATS, HALF, as_floats, as_tensor, forget_names, refuse_masked
 
 from .sequences import PaddedSequences, RaggedSequences, TokenSequences, mask_of
 from .stored import stored_sequences
-
-_HALF = (torch.float16, torch.bfloat16)
 
 
 def check_sequences(estimator: Any, X: Any, reset: bool, part: slice | None = None) -> TokenSequences:
@@ -124,7 +122,7 @@ def _single_tokens(estimator: Any, X: Any, reset: bool) -> Tensor:
     if torch.is_tensor(X) and X.ndim == 2:
         return _tensor(X, "X")[:, None]
     refuse_masked(X, "X")  # in a list
-    array = validate_data(estimator, X, dtype=(np.float64, np.float32, np.float16), reset=reset)
+    array = validate_data(estimator, X, dtype=FLOATS, reset=reset)
     return as_tensor(array)[:, None]
 
 
@@ -133,7 +131,7 @@ def _tensor(X: Any, name: str) -> Tensor:
     tensor = as_tensor(X, name=name).detach()
     if tensor.is_complex():
         raise ValueError(f"{name} must hold real numbers, got {tensor.dtype}")
-    return tensor if tensor.dtype in _HALF else as_floats(tensor)
+    return tensor if tensor.dtype in HALF else as_floats(tensor)
 
 
 def _numpy_masked(X: np.ma.MaskedArray) -> PaddedSequences:

@@ -33,6 +33,10 @@ ESTIMATORS = {
 }
 
 
+def outputs_of(model, X):
+    return model.decision_function(X) if hasattr(model, "decision_function") else model.predict(X)
+
+
 @pytest.fixture(scope="module")
 def data():
     rng = np.random.default_rng(0)
@@ -97,6 +101,34 @@ def test_paths_and_cross_validation(data, places):
         got = cv.set_params(memory_limit=LIMIT).fit(places["shards"], labels)
         np.testing.assert_allclose(got.score_path_, wanted.score_path_, atol=1e-3)
         assert got.alpha_ == pytest.approx(wanted.alpha_)
+
+
+@pytest.mark.parametrize("flat", [False, True], ids=["tokens", "columns"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        ConvexAttentionRegressor(alpha=0.05),
+        ConvexAttentionClassifier(alpha=0.02),
+        ConvexAttentionRegressor(alpha=0.1, activation="gated_relu", n_gates=2, random_state=0),
+        ConvexAttentionRegressorCV(alphas=2, cv=2),
+        ConvexSequenceRegressor(alpha=0.05),
+        GreedyConvexTransformerRegressor(n_layers=2, alpha=0.05, random_state=0),
+    ],
+    ids=lambda model: type(model).__name__,
+)
+def test_half_precision_is_fitted_in_single_precision_wherever_it_is(model, flat, data, tmp_path):
+    X, y, labels, _ = data
+    X, target = X.astype(np.float16), labels if "Classifier" in type(model).__name__ else y
+    X = X.reshape(len(X), -1) if flat else X
+    np.save(tmp_path / "X.npy", X)
+    given = {"array": X, "tensor": torch.as_tensor(X), "map": np.load(tmp_path / "X.npy", mmap_mode="r")}
+    single, double = (clone(model).fit(X.astype(dtype), target) for dtype in (np.float32, np.float64))
+    for where in (*given.values(), tmp_path / "X.npy"):
+        fitted = clone(model).fit(where, target)
+        for of, wanted in ((fitted, single), (double, double)):
+            outputs = outputs_of(of, where)
+            assert outputs.dtype == np.float32
+            np.testing.assert_allclose(outputs, outputs_of(wanted, X.astype(np.float32)), rtol=1e-5, atol=1e-5)
 
 
 def test_a_file_of_two_dimensions_has_tokens_of_width_one(data, tmp_path):

@@ -68,7 +68,7 @@ class DescentConstrainedClassifier(ClassificationMixin, TargetEstimator, Descent
     class_weight : dict, "balanced" or None, default=None
         Factors on the weights of classes, as in scikit-learn.
     dtype : {None, "float32", "float64"}, default=None
-        Precision of the network. Default: that of ``X``.
+        Precision of the network. Default: that of ``X``, float32 for half precision.
     device : str or torch.device, optional
         Where to train. Default: that of ``X``, or the CPU.
     random_state : int, RandomState or None, default=None
