@@ -55,10 +55,10 @@ def check_tokens(estimator: Any, X: Any, reset: bool) -> Tensor:
     """
     if reset:
         forget_names(estimator)
-    if torch.is_tensor(X) and (keeps_tensors(X) or X.device.type != "cpu"):  # not to the CPU and back
+    if torch.is_tensor(X):
         _check_strided(X, "X")
-        X = X.detach()
-    else:
+        X = as_floats(X.detach())  # before numpy, which has no bfloat16
+    if not (keeps_tensors(X) or (torch.is_tensor(X) and X.device.type != "cpu")):  # not to the CPU and back
         X = without_tensor(X, "X")
     if not hasattr(X, "shape") and not hasattr(X, "__array__"):
         X = _as_array(X)
@@ -136,6 +136,10 @@ def _as_array(X: Any) -> Any:
         raise ValueError(
             "X is ragged: its samples differ in length. Pad them with convexformer.pad_sequences(X) first."
         ) from error
+    except (TypeError, RuntimeError) as error:  # of tensors that numpy does not take
+        raise ValueError(
+            f"X must hold numbers that numpy has; of a list of tensors give torch.stack(X): {error}"
+        ) from error
 
 
 def _widths(samples: Any) -> set[tuple[int, ...]]:
@@ -159,7 +163,6 @@ def _unpacked(X: Any) -> Any:
 def _check_tensor(estimator: Any, X: Tensor, reset: bool) -> Tensor:
     if X.ndim not in (2, 3):
         raise ValueError(f"X must have 2 or 3 dimensions (samples, tokens[, features]), got {X.ndim}")
-    X = as_floats(X)
     if X.is_complex():
         raise ValueError(f"X must hold real numbers, got {X.dtype}")
     _check_not_empty(X.shape)

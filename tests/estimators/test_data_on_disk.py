@@ -104,6 +104,7 @@ def test_paths_and_cross_validation(data, places):
 
 
 @pytest.mark.parametrize("flat", [False, True], ids=["tokens", "columns"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
     "model",
     [
@@ -116,19 +117,23 @@ def test_paths_and_cross_validation(data, places):
     ],
     ids=lambda model: type(model).__name__,
 )
-def test_half_precision_is_fitted_in_single_precision_wherever_it_is(model, flat, data, tmp_path):
+def test_half_precision_is_fitted_in_single_precision_wherever_it_is(model, dtype, flat, data, tmp_path):
     X, y, labels, _ = data
-    X, target = X.astype(np.float16), labels if "Classifier" in type(model).__name__ else y
-    X = X.reshape(len(X), -1) if flat else X
-    np.save(tmp_path / "X.npy", X)
-    given = {"array": X, "tensor": torch.as_tensor(X), "map": np.load(tmp_path / "X.npy", mmap_mode="r")}
-    single, double = (clone(model).fit(X.astype(dtype), target) for dtype in (np.float32, np.float64))
-    for where in (*given.values(), tmp_path / "X.npy"):
+    tensor, target = torch.as_tensor(X).to(dtype), labels if "Classifier" in type(model).__name__ else y
+    tensor = tensor.flatten(1) if flat else tensor
+    write_shards(tmp_path / "shards", lambda rows: {"X": tensor[rows]}, len(X), shard_rows=300)
+    places = [tensor, tmp_path / "shards"]
+    if dtype == torch.float16:  # which numpy has
+        np.save(tmp_path / "X.npy", tensor.numpy())
+        places += [tensor.numpy(), np.load(tmp_path / "X.npy", mmap_mode="r")]
+    X = tensor.float().numpy()
+    single, double = (clone(model).fit(X.astype(precision), target) for precision in (np.float32, np.float64))
+    for where in places:
         fitted = clone(model).fit(where, target)
         for of, wanted in ((fitted, single), (double, double)):
             outputs = outputs_of(of, where)
             assert outputs.dtype == np.float32
-            np.testing.assert_allclose(outputs, outputs_of(wanted, X.astype(np.float32)), rtol=1e-5, atol=1e-5)
+            np.testing.assert_allclose(outputs, outputs_of(wanted, X), rtol=1e-5, atol=1e-5)
 
 
 def test_a_file_of_two_dimensions_has_tokens_of_width_one(data, tmp_path):

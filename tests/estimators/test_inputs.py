@@ -553,7 +553,7 @@ def test_lists_make_the_same_program_as_arrays():
     [
         (np.zeros((6, 0, 3)), None, "at least one sample, token and feature"),
         (np.zeros((6, 2, 0)), None, "at least one sample, token and feature"),
-        (torch.zeros(6, 2, 3, dtype=torch.bfloat16), None, "X must not be bfloat16"),
+        ([torch.zeros(2, 3, dtype=torch.bfloat16)] * 6, None, r"of a list of tensors give torch.stack\(X\).*BFloat16"),
         (np.ones((6, 2, 3)), "balanced", "sample_weight must hold a number per sample"),
     ],
 )
