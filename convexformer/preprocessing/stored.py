@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from convexformer.storage import open_source
+from convexformer.storage.sources import n_dims
 from convexformer.validation import as_tensor
 from convexformer_solvers import Source, Traffic
 
@@ -107,10 +108,10 @@ def stored_sequences(X: Any, part: slice | None = None) -> StoredSequences | Non
     source = None if isinstance(given, np.ndarray) else open_source(given)  # a memory map is an array as it is
     if source is None:
         return None
-    if len(source.shape) != 3 or source.shape[2] == 1:  # of two dimensions, as open_source takes them
+    if n_dims(source) != 3:
         raise ValueError(
-            "X on a disk must have shape (n_samples, n_tokens, n_features), of more than one feature, got "
-            f"{source.shape}; samples of one token have the shape (n_samples, 1, n_features)"
+            "X on a disk must have shape (n_samples, n_tokens, n_features), got "
+            f"{source.shape[: n_dims(source)]}; samples of one token have the shape (n_samples, 1, n_features)"
         )
     index = torch.arange(source.shape[0])[part or slice(None)]
     if not pair:

@@ -48,6 +48,7 @@ class Chunks(Source):
     """
 
     fingerprint = None
+    n_dims = 3  # of the chunks: 2 where their columns are tokens of width 1
 
     def __init__(self, make: Callable[[], Iterable[Any]] | Sequence[Any], n_samples: int | None = None) -> None:
         if not callable(make) and (not isinstance(make, Sequence) or isinstance(make, (str, bytes))):
@@ -120,6 +121,7 @@ class Chunks(Source):
         dtype = torch_dtype(values.dtype, place)
         shape = token_shape((max(len(values), 1) if values.ndim else 1, *values.shape[1:]), place)
         sample = (shape[1:], dtype)
+        self.n_dims = min(self.n_dims, values.ndim)
         if self._sample is None:
             self._sample = sample
         if sample != self._sample:

@@ -21,8 +21,15 @@ from .files import FileArray, token_shape, torch_dtype
 
 
 class _Described(Source):
-    """A source whose shape and precision are known from the start."""
+    """A source whose shape and precision are known from the start.
 
+    Attributes
+    ----------
+    n_dims : int
+        Dimensions of what is stored: 2 where its columns are tokens of width 1.
+    """
+
+    n_dims: int
     _shape: tuple[int, ...]
     _dtype: torch.dtype
 
@@ -45,7 +52,7 @@ class FileSource(_Described):
     """
 
     def __init__(self, array: FileArray) -> None:
-        self._array = array
+        self._array, self.n_dims = array, len(array.shape)
         self._shape, self._dtype = token_shape(array.shape, array.place), array.dtype
 
     @property
@@ -77,6 +84,7 @@ class ArraySource(_Described):
     def __init__(self, find: Callable[[], Any], place: str, identify: Callable[[], str] | None = None) -> None:
         self._find, self._identify = find, identify
         self._array = array = find()
+        self.n_dims = len(array.shape)
         self._shape, self._dtype = token_shape(array.shape, place), torch_dtype(array.dtype, place)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -120,6 +128,7 @@ class ColumnSource(_Described):
         # Its arrays of numpy would be float32, whatever is stored.
         self._table = table.select_columns(column).with_format("arrow")
         self._cell = self._cells(0, 1).shape[1:]
+        self.n_dims = 1 + len(self._cell)
         self._shape = token_shape((len(table), *self._cell), place)
 
     @property
@@ -201,6 +210,7 @@ class ShardSource(Source):
                     f"{source.shape[1:]} in {source.dtype}"
                 )
         self._sources, self._names = list(sources), list(names)
+        self.n_dims = min(map(n_dims, sources))
         self._starts = [0, *accumulate(source.shape[0] for source in sources)]
         self._fingerprint = fingerprint
 
@@ -243,6 +253,11 @@ class ShardSource(Source):
     def place(self, row: int) -> str:
         shard = bisect_right(self._starts, row) - 1
         return f"row {row - self._starts[shard]} of shard {self._names[shard]!r}"
+
+
+def n_dims(source: Source) -> int:
+    """Dimensions of the samples that a source reads, as they are stored."""
+    return getattr(source, "n_dims", len(source.shape))
 
 
 def hash_of(parts: list[Any]) -> str:

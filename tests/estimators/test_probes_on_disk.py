@@ -67,6 +67,19 @@ def test_probes_are_those_of_tokens_in_memory(name, place, pair, data, places):
     same(clone(PROBES[name]).fit(where, target), wanted, given, where)
 
 
+@pytest.mark.parametrize("pair", [False, True], ids=["all", "lengths"])
+@pytest.mark.parametrize("place", ["file", "shards", "chunks"])
+def test_tokens_of_one_feature_are_those_in_memory(place, pair, data, tmp_path):
+    X, lengths, y = data
+    X = X[:, :, :1]
+    np.save(tmp_path / "X.npy", X)
+    write_shards(tmp_path / "shards", lambda rows: {"X": X[rows]}, N, shard_rows=20)
+    where = {"file": tmp_path / "X.npy", "shards": tmp_path / "shards", "chunks": Chunks(np.array_split(X, 3))}[place]
+    given, where = ((X, lengths), (where, lengths)) if pair else (X, where)
+    wanted = clone(PROBES["regressor"]).fit(given, y)
+    same(clone(PROBES["regressor"]).fit(where, y), wanted, given, where)
+
+
 def test_masks_explanations_and_refits(data, places):
     X, lengths, y = data
     mask = np.arange(LONGEST) < lengths[:, None]
@@ -96,8 +109,9 @@ def test_mistakes_are_told(data, places, tmp_path):
     with pytest.raises(ValueError, match=r"row 7 of shard 'part-00002.*no token that is real"):
         model.fit((places["shards"], empty), y)
     np.save(tmp_path / "flat.npy", X[:, 0])
-    with pytest.raises(ValueError, match="n_samples, 1, n_features"):
-        model.fit(str(tmp_path / "flat.npy"), y)
+    for flat in (str(tmp_path / "flat.npy"), Chunks([X[:, 0]])):
+        with pytest.raises(ValueError, match=rf"got \({N}, {WIDTH}\); samples of one token .*n_samples, 1, n_features"):
+            model.fit(flat, y)
     np.save(tmp_path / "narrow.npy", X[:, :, :3])
     fitted = clone(model).fit(X, y)
     with pytest.raises(ValueError, match="3 features"):
