@@ -83,7 +83,7 @@ class ClassTargets(Targets):
         Decides the coding: one-hot rows for a loss on the simplex; -1 and 1 for a loss of margins, in one column for
         two classes and one column per class (one against the rest) for more.
     class_weight : ndarray of shape (n_classes,), optional
-        Factor on the weight of each class's samples.
+        Factor on the weight of each class's samples; ``class_targets`` makes the largest less than 1.
     """
 
     classes: NDArray
@@ -180,6 +180,10 @@ def class_targets(
         raise ValueError(f"class_weight={class_weight!r} cannot be used: {error}") from error
     if not np.isfinite(weights).all() or (weights < 0).any():
         raise ValueError(f"class_weight must be finite and not negative, got {class_weight!r}")
+    # Only ratios matter, and sums and products of huge weights would overflow; powers of two round nothing.
+    given, weights = weights, np.ldexp(weights, -np.frexp(weights.max())[1])
+    if (weights[given > 0] == 0).any():
+        raise ValueError(f"class_weight must have ratios that float64 can represent, got {class_weight!r}")
     if len(np.intersect1d(weighted, classes[weights > 0])) < 2:
         raise ValueError(
             f"class_weight must leave at least two classes with positive weight, got {class_weight!r} for the classes "

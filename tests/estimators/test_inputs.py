@@ -17,6 +17,7 @@ from convexformer import (
     ConvexAttentionClassifierCV,
     ConvexAttentionRegressor,
     ConvexAttentionRegressorCV,
+    ConvexProbeClassifier,
     ConvexSequenceRegressor,
     Gates,
     GaussianGates,
@@ -251,6 +252,7 @@ def test_any_device_equals_the_cpu(penalty, activation, accelerator):
         (labels, {"class_weight": {0: -1.0, 1: 1.0}}, "class_weight must be finite and not negative"),
         (labels, {"class_weight": {0: np.nan, 1: 1.0}}, "class_weight must be finite and not negative"),
         (labels, {"class_weight": {0: 0.0, 1: 1.0}}, "class_weight must leave at least two classes"),
+        (labels, {"class_weight": {0: 1e308, 1: 1e-308}}, "class_weight must have ratios that float64 can represent"),
         (labels, {"class_weight": {0: "one", 1: 1.0}}, "class_weight=.* cannot be used"),
         (np.eye(20), {}, "y should be a 1d array"),
         (np.array(["a", 1] * 10, dtype=object), {}, "y must hold labels of one kind"),
@@ -259,6 +261,20 @@ def test_any_device_equals_the_cpu(penalty, activation, accelerator):
 def test_bad_labels_are_named(target, parameters, message):
     with pytest.raises(ValueError, match=message):
         ConvexAttentionClassifier(**parameters).fit(X, target)
+
+
+@pytest.mark.parametrize("kind", [ConvexAttentionClassifier, ConvexProbeClassifier])
+@pytest.mark.parametrize("size", [2.0**1023, 2.0**-1020])
+def test_only_ratios_of_weights_of_classes_matter(kind, size):
+    weight = rng.uniform(0.5, 1.0, 20)
+    model = kind(random_state=0, class_weight={0: 1.0, 1: 0.25}).fit(X, labels, weight)
+    other = kind(random_state=0, class_weight={0: size, 1: size / 4}).fit(X, labels, weight)
+    assert other.certificate_.primal == model.certificate_.primal
+    assert other.alpha_max_ == model.alpha_max_
+    np.testing.assert_array_equal(other.predict_proba(X), model.predict_proba(X))
+    tokens = X if kind is ConvexAttentionClassifier else other.pool(X)
+    objective = other.heads_.objective(tokens, labels, weight)
+    assert objective == pytest.approx(other.certificate_.primal, rel=1e-12)
 
 
 def test_one_class_left_by_the_weights_is_an_error():
