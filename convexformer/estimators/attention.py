@@ -18,10 +18,8 @@ from convexformer.validation import (
     given,
     keeps_tensors,
     result_of,
-    without_tensor,
 )
 from convexformer_solvers import LOSSES, Callback, Loss, Penalty, Solver, get_loss
-from convexformer_solvers.distributed import ranks
 
 from .base import ConvexAttentionBase
 from .samples import predictions_of_all
@@ -50,10 +48,6 @@ class ScoreMixin:
         float
         """
         y = y.detach() if keeps_tensors(y) else given(y)
-        if not keeps_tensors(sample_weight):
-            sample_weight = without_tensor(sample_weight, "sample_weight")
-        if ranks() is None:
-            return super().score(X, y, sample_weight)  # type: ignore[misc]
         target, weight, pred = predictions_of_all(self, X, y, sample_weight)
         score = r2_score if isinstance(self, RegressorMixin) else accuracy_score
         return float(score(target, pred, sample_weight=weight))

@@ -15,7 +15,14 @@ from torch import Tensor
 from convexformer.memory import check_memory_limit, limit_of
 from convexformer.programs.build import attention_map
 from convexformer.storage import Source, open_source
-from convexformer.validation import check_device, check_shape, check_tokens, forget_names, without_tensor
+from convexformer.validation import (
+    check_device,
+    check_shape,
+    check_tokens,
+    forget_names,
+    keeps_tensors,
+    without_tensor,
+)
 from convexformer_solvers import LinearMap
 from convexformer_solvers.distributed import RankError, Ranks, on_all_ranks, ranks
 from convexformer_solvers.distributed.ranks import named, plain
@@ -123,10 +130,11 @@ def check_one_process(estimator: Any) -> None:
 
 
 def predictions_of_all(estimator: Any, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
-    """Targets, weights and predictions of the samples of all ranks, on all ranks; as given in one process."""
+    """Targets, weights and predictions of the samples of all ranks, on all ranks; targets as given in one process."""
     group = ranks()
     if group is None:
-        return y, sample_weight, estimator.predict(X)
+        weight = sample_weight if keeps_tensors(sample_weight) else without_tensor(sample_weight, "sample_weight")
+        return y, weight, estimator.predict(X)
     X, share = own_samples(estimator, X)
     pred = _in_turn(group, lambda: estimator.predict(X))
     target, weight, pred = joined_samples([y, sample_weight, pred], share, len(pred))

@@ -24,7 +24,6 @@ from convexformer.validation import (
     check_weight,
     predictions,
     result_of,
-    without_tensor,
 )
 from convexformer_solvers import (
     LOSSES,
@@ -313,13 +312,13 @@ class ConvexSequenceRegressor(RegressorMixin, CertifiedEstimator):
         -------
         float
         """
-        target, sample_weight, pred = predictions_of_all(self, X, y, sample_weight)
+        target, weight, pred = predictions_of_all(self, X, y, sample_weight)
         pred = torch.as_tensor(pred).numpy(force=True)
         target = _check_sequences(target, len(pred))
         if target.shape != pred.shape:
             raise ValueError(f"y must have shape {pred.shape} as in fit, got {target.shape}")
         flat = (np.reshape(part, (len(target), -1)) for part in (target, pred))
-        return float(r2_score(*flat, sample_weight=without_tensor(sample_weight, "sample_weight")))
+        return float(r2_score(*flat, sample_weight=weight))
 
 
 def _check_sequences(y: Any, n_samples: int) -> NDArray[np.float64]:
