@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -19,9 +18,10 @@ from convexformer.unfolded.unrolled import UnrolledNetwork
 from convexformer.validation import check_flag
 from convexformer_solvers.validation import check_counts, check_tensor, is_real
 
+from .encoder_parts import base_of, final_norm, noise_on_embeddings, noisy, patch_sides, sizes
+
 Readout = Literal["first", "mean", "vocabulary", "reconstruction"]
 READOUTS = ("first", "mean", "vocabulary", "reconstruction")
-FINAL_NORMS = ("norm", "ln_f", "layernorm", "final_layer_norm", "final_layernorm", "final_norm")
 
 
 def layer_readouts(
@@ -99,7 +99,7 @@ def layer_readouts(
     if readout not in READOUTS:
         raise ValueError(f"readout must be one of {READOUTS}, got {readout!r}")
     freeze = check_flag(freeze, "freeze")
-    width, _ = _sizes(model)
+    width, _ = sizes(model)
     if readout == "vocabulary":
         if n_outputs is not None:
             raise ValueError(f"n_outputs must be None for readout='vocabulary', which the model has, got {n_outputs!r}")
@@ -107,7 +107,7 @@ def layer_readouts(
             raise ValueError("freeze must be False for readout='vocabulary', which is a part of the model")
         return LayerReadouts(model, None, readout)
     if n_outputs is None and readout == "reconstruction":
-        n_outputs = math.prod(_patch_sides(model)) * getattr(model.config, "num_channels", 1)
+        n_outputs = math.prod(patch_sides(model)) * getattr(model.config, "num_channels", 1)
     if n_outputs is None:
         raise ValueError(f"n_outputs must be given for readout={readout!r}")
     check_counts(n_outputs=n_outputs)
@@ -151,7 +151,7 @@ class LayerReadouts(nn.Module):
 
     def __init__(self, model: nn.Module, head: nn.Linear | None, readout: Readout, *, freeze: bool = False) -> None:
         super().__init__()
-        _, self.n_layers = _sizes(model)
+        _, self.n_layers = sizes(model)
         if self.n_layers < 2:
             raise ValueError("model must have at least two layers, as constraints are between layers, got one")
         if readout not in READOUTS:
@@ -160,7 +160,7 @@ class LayerReadouts(nn.Module):
             raise ValueError(f"head must be None for readout='vocabulary' alone, got {head!r} for {readout!r}")
         self.model, self.head, self.readout, self.freeze = model, head, readout, check_flag(freeze, "freeze")
         if readout == "reconstruction":
-            _patch_sides(model)
+            patch_sides(model)
         if readout == "vocabulary":
             self._check_vocabulary()
         if self.freeze:
@@ -345,11 +345,11 @@ class LayerReadouts(nn.Module):
 
     def _normed(self, state: Tensor, layer: int) -> Tensor:
         """States of a layer as the network's last normalisation leaves them, which those of the last layer have had."""
-        norm = None if layer == self.n_layers - 1 else _final_norm(_base(self.model))
+        norm = None if layer == self.n_layers - 1 else final_norm(base_of(self.model))
         return state if norm is None else norm(state)
 
     def _count_patches(self, state: Tensor, inputs: dict[str, Any]) -> int:
-        (rows, columns), (height, width) = _patch_sides(self.model), inputs["pixel_values"].shape[-2:]
+        (rows, columns), (height, width) = patch_sides(self.model), inputs["pixel_values"].shape[-2:]
         n_patches = (height // rows) * (width // columns)
         if not 0 < n_patches <= state.shape[1]:
             raise ValueError(
@@ -367,15 +367,15 @@ class LayerReadouts(nn.Module):
         mask = inputs.get("attention_mask")
         if isinstance(self.model, UnrolledNetwork):
             if noise and "tokens" in inputs:
-                inputs = {**inputs, "tokens": _noisy(inputs["tokens"], mask, noise, generator)}
+                inputs = {**inputs, "tokens": noisy(inputs["tokens"], mask, noise, generator)}
             return list(self.model.layer_outputs(**inputs))
-        base = _base(self.model)
+        base = base_of(self.model)
         if noise and inputs.get("inputs_embeds") is not None:
-            inputs = {**inputs, "inputs_embeds": _noisy(inputs["inputs_embeds"], mask, noise, generator)}
+            inputs = {**inputs, "inputs_embeds": noisy(inputs["inputs_embeds"], mask, noise, generator)}
             noise = 0.0
         if "use_cache" in inspect.signature(base.forward).parameters:
             inputs = {"use_cache": False, **inputs}  # keys and values for tokens to come, which none asks for
-        with _noise_on_embeddings(base, mask, noise, generator):
+        with noise_on_embeddings(base, mask, noise, generator):
             output = base(**inputs, output_hidden_states=True, return_dict=True)
         hidden, last = (getattr(output, name, None) for name in ("hidden_states", "last_hidden_state"))
         if hidden is None or last is None:
@@ -414,77 +414,3 @@ class LayerReadouts(nn.Module):
                 "readout='vocabulary' needs a model whose logits are its output embedding of the last hidden states; "
                 f"those of {type(model).__name__} are scaled, capped or transformed besides"
             )
-
-
-def _base(model: Any) -> Any:
-    """The model without its head."""
-    return getattr(model, "base_model", model)
-
-
-def _sizes(model: Any) -> tuple[int, int]:
-    """Width of the tokens, and number of layers."""
-    if isinstance(model, UnrolledNetwork):
-        return model.n_features, model.n_layers
-    config = getattr(model, "config", None)
-    width, n_layers = (getattr(config, name, None) for name in ("hidden_size", "num_hidden_layers"))
-    if not isinstance(model, nn.Module) or width is None or n_layers is None:
-        raise TypeError(
-            "model must be a Hugging Face model, as AutoModel.from_pretrained(folder) loads one, with hidden_size and "
-            f"num_hidden_layers in its configuration, or an UnrolledTransformer or DUST, got {type(model).__name__}"
-        )
-    return width, n_layers
-
-
-def _patch_sides(model: Any) -> tuple[int, int]:
-    """Height and width of the patches of a vision model."""
-    side = getattr(getattr(model, "config", None), "patch_size", None)
-    if side is None:
-        raise ValueError(
-            f"readout='reconstruction' needs a model of image patches with patch_size in its configuration, as a ViT, "
-            f"got {type(model).__name__}"
-        )
-    return (side, side) if isinstance(side, int) else tuple(side)
-
-
-def _final_norm(base: Any) -> Callable[[Tensor], Tensor] | None:
-    """The normalisation after the last layer, if there is one; models as OPT have it in a part named decoder."""
-    for part in (base, getattr(base, "decoder", None)):
-        for name in FINAL_NORMS:
-            norm = getattr(part, name, None)
-            if isinstance(norm, nn.Module):
-                return norm
-    return None
-
-
-@contextmanager
-def _noise_on_embeddings(base: Any, mask: Any, noise: float, generator: torch.Generator | None) -> Iterator[None]:
-    """Let the embedding of the model give noisy ones; positions of tokens then stay what the ids make them."""
-    if not noise:
-        yield
-        return
-    calls = []
-
-    def add(_module: nn.Module, _inputs: Any, embeddings: Tensor) -> Tensor:
-        calls.append(1)
-        return _noisy(embeddings, mask, noise, generator)
-
-    handle = base.get_input_embeddings().register_forward_hook(add)
-    try:
-        yield
-    finally:
-        handle.remove()
-    if not calls:
-        raise ValueError("embedding_noise needs a model that calls its get_input_embeddings(), which this one does not")
-
-
-def _noisy(embeddings: Tensor, mask: Any, noise: float, generator: torch.Generator | None) -> Tensor:
-    """Embeddings with noise of a multiple of each sample's standard deviation."""
-    place = embeddings.device if generator is None else generator.device
-    drawn = torch.randn(embeddings.shape, generator=generator, device=place, dtype=embeddings.dtype)
-    kept = torch.ones_like(embeddings[..., :1])
-    if mask is not None and mask.shape == embeddings.shape[:-1]:
-        kept = mask[..., None].to(kept)
-    samples, count = embeddings.detach(), kept.sum((1, 2), keepdim=True) * embeddings.shape[-1]
-    mean = (samples * kept).sum((1, 2), keepdim=True) / count
-    deviation = (((samples - mean).square() * kept).sum((1, 2), keepdim=True) / count).sqrt()
-    return embeddings + noise * deviation * drawn.to(embeddings.device)
