@@ -22,7 +22,18 @@ from convexformer.validation import (
     check_program_tokens,
     check_weight,
 )
-from convexformer_solvers import Certificate, Loss, Penalty, Program, Solver, certify, get_penalty, get_solver, solve
+from convexformer_solvers import (
+    Certificate,
+    LinearMap,
+    Loss,
+    Penalty,
+    Program,
+    Solver,
+    certify,
+    get_penalty,
+    get_solver,
+    solve,
+)
 
 from .attention import Heads
 from .sequence import SequenceHeads
@@ -107,7 +118,7 @@ class _Reading:
 
 def optimality_gap(
     model: Any,
-    X: ArrayLike,
+    X: ArrayLike | LinearMap,
     y: ArrayLike,
     alpha: float | None = None,
     *,
@@ -133,8 +144,8 @@ def optimality_gap(
     model : ConvexAttention, SequenceAttention, SoftmaxAttention, Heads or SequenceHeads
         The network. Softmax attention mixes tokens by the input and is another class: it gets no bound, and the convex
         program of the same data is reported beside it.
-    X : array-like of shape (N, n_tokens, n_features)
-        The training samples; two-dimensional ones are tokens of width 1.
+    X : array-like of shape (N, n_tokens, n_features), or LinearMap
+        The training samples, or their map; two-dimensional ones are tokens of width 1. Softmax attention takes no map.
     y : array-like
         The training targets: as in ``fit`` for heads with targets of their own; for modules as the loss wants them.
     alpha : float, optional
@@ -189,8 +200,8 @@ def optimality_gap(
     >>> result.exact, bool(0 <= result.relative_gap < 0.01)
     (True, True)
     """
-    tokens = check_program_tokens(X).detach()
-    device, tokens = check_device(device, tokens.device), tokens.cpu()
+    tokens: Any = X if isinstance(X, LinearMap) else check_program_tokens(X).detach()
+    device, tokens = check_device(device, tokens.device), tokens.to(device="cpu")
     y = y.detach().cpu().numpy() if isinstance(y, torch.Tensor) else np.asarray(y)
     weight, verbose = check_weight(sample_weight, len(tokens)), check_flag(verbose, "verbose")
     if isinstance(model, torch.nn.Module):
@@ -213,7 +224,9 @@ def optimality_gap(
     result = solve(program, get_solver(solver), start=start if covered else None, **options)
     certificate = result.certificate
     refit = heads.with_coef(result.coef.cpu(), result.intercept.cpu())
-    objective = heads.objective(tokens, y, weight) if reading.objective is None else reading.objective
+    start_objective = _convex_objective(program, *start) if covered else math.nan
+    excess = heads.decay() - float(program.penalty.value(start[0].to(program.y)))  # of the decay over the penalty
+    objective = start_objective + heads.alpha * excess if reading.objective is None else reading.objective
     bound = certificate.dual if covered else math.nan
     exact = covered and _has_enough(heads, refit)
     return OptimalityGap(
@@ -225,7 +238,7 @@ def optimality_gap(
         exact=exact,
         n_heads=reading.n_heads,
         n_heads_sufficient=len(refit),
-        start_objective=_convex_objective(program, *start) if covered else math.nan,
+        start_objective=start_objective,
         refit=refit,
         certificate=certificate,
         remark=_remark(covered, exact, len(heads) < len(refit)),

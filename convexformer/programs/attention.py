@@ -6,7 +6,7 @@ from typing import Any
 
 from convexformer.gates import Gates
 from convexformer.validation import as_targets, as_weight, check_flag, check_program_tokens
-from convexformer_solvers import Loss, Penalty, Program, get_loss, get_penalty
+from convexformer_solvers import LinearMap, Loss, Penalty, Program, get_loss, get_penalty
 
 from .build import build_program
 
@@ -32,8 +32,9 @@ def attention_program(
 
     Parameters
     ----------
-    X : array-like or Tensor of shape (N, n_tokens, n_features)
-        The samples, in float32 or float64; a tensor stays on its device. Two-dimensional ones are tokens of width 1.
+    X : array-like or Tensor of shape (N, n_tokens, n_features), or LinearMap
+        The samples, in float32 or float64, or their map; a tensor stays on its device. Two-dimensional ones are tokens
+        of width 1.
     y : array-like or Tensor of shape (N,) or (N, n_outputs)
         Targets as the loss wants them: numbers, -1 and 1, or one-hot rows.
     alpha : float
@@ -67,7 +68,7 @@ def attention_program(
     >>> result.certificate.relative_gap <= 1e-8, tuple(result.coef.shape)
     (True, (5, 3, 1))
     """
-    tokens = check_program_tokens(X)
+    tokens = X if isinstance(X, LinearMap) else check_program_tokens(X)
     if not (gates is None or isinstance(gates, Gates)):
         raise TypeError(f"gates must be None or Gates(u1, u2), which estimators make of names and pairs, got {gates!r}")
     return build_program(

@@ -19,6 +19,7 @@ from convexformer import (
 )
 from convexformer.gates import TrainingData
 from convexformer.nn import train
+from convexformer_solvers import DenseMap
 
 ALPHA = 0.05
 
@@ -60,6 +61,15 @@ def test_no_network_of_a_covered_class_is_below_its_bound_however_far_it_is_trai
         assert network.objective(X, Y, alpha=ALPHA, penalty=penalty).item() == pytest.approx(result.objective, rel=1e-9)
         gaps.append(result.relative_gap)
     assert gaps[1] < 0.02 < 0.2 < gaps[0]  # training closes the gap, as the class attains the bound
+
+
+def test_the_map_of_samples_stands_for_them():
+    X, Y = data()
+    network = ConvexAttention(3, 2, 2, n_heads=4, seed=0, gates=gates()).double()
+    plain, of_map = (optimality_gap(network, samples, Y, ALPHA, tol=1e-8) for samples in (X, DenseMap(X)))
+    assert of_map.certificate.primal == pytest.approx(plain.certificate.primal, rel=1e-8)
+    assert of_map.objective == pytest.approx(network.objective(X, Y, alpha=ALPHA).item(), rel=1e-12)
+    assert of_map.start_objective == pytest.approx(plain.start_objective, rel=1e-12)
 
 
 def test_heads_of_a_solution_have_no_gap_but_the_certificate():
