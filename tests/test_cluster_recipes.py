@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import yaml
 
 from convexformer import ConvexAttentionRegressor, ConvexProbeRegressor, load_model
+from convexformer.constrained import InfeasibleWarning
 from convexformer.storage import write_shards
 
 ROOT = Path(__file__).parent.parent
@@ -58,6 +60,20 @@ def test_script_gives_the_fit_of_one_process(name, samples, tmp_path):
     alone = ConvexAttentionRegressor(alpha=0.01, tol=1e-10).fit(*samples)
     objective = load_model(tmp_path / f"{name}.npz").certificate_.primal
     assert objective == pytest.approx(alone.certificate_.primal, rel=1e-9)
+
+
+def test_script_trains_the_network_of_one_process(tmp_path):
+    script = SCRIPTS["own_denoiser"].replace("n_epochs=40", "n_epochs=5")  # more of them amplify rounding
+    (tmp_path / "own_denoiser.py").write_text(script)
+    run(tmp_path, *TORCHRUN, "own_denoiser.py")
+    parts = [np.random.default_rng(rank).uniform(size=(200, 1, 4)).repeat(6, axis=1) for rank in range(2)]
+    model = load_model(tmp_path / "own_denoiser.npz")
+    assert model.n_epochs == 5
+    found = model.transform(parts[0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", InfeasibleWarning)
+        alone = model.fit(np.concatenate(parts))
+    np.testing.assert_allclose(alone.transform(parts[0]), found, rtol=1e-6)
 
 
 SCRIPT_THAT_COUNTS = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Sequence
 from functools import wraps
@@ -9,7 +10,6 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from convexformer.memory import check_memory_limit, limit_of
@@ -79,54 +79,49 @@ def read_samples(estimator: Any, X: Any, reset: bool, part: slice | None = None)
 
 
 def across_ranks(method: _Method) -> _Method:
-    """Decorator of a method that fits to ``X, y, sample_weight``: under ``torchrun`` it takes the samples of all ranks.
+    """Decorator of a method that fits to samples ``X``: under ``torchrun`` it takes the samples of all ranks.
 
-    Rank 0 runs the method on the samples of all ranks, and the other ranks compute for it with their own. All ranks
-    end with the same attributes and return value.
+    Of its arguments `y`, `sample_weight` and `groups`, if it has them, each rank gives those of its samples. Rank 0
+    runs the method on the samples of all ranks, and the other ranks compute for it with their own. All ranks end with
+    the same attributes and return value.
     """
+    signature = inspect.signature(method)
 
     @wraps(method)
-    def wrapped(self: Any, X: Any, y: Any, sample_weight: Any = None, **options: Any) -> Any:
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
         group = ranks()
         if group is None:
-            return method(self, X, y, sample_weight, **options)
-        X, share = own_samples(self, X, reset=True)
+            return method(self, *args, **kwargs)
+        call = signature.bind(self, *args, **kwargs)
+        given = call.arguments
+        X, share = own_samples(self, given["X"], reset=True)
         local = _in_turn(group, lambda: _read(self, X, reset=True))
-        per_sample = [y, sample_weight, options.get("groups")]
-        arrays = _in_turn(group, lambda: _own(per_sample, share))
+        arrays = _in_turn(group, lambda: _own([given.get(name) for name in _PER_SAMPLE], share))
         found = group.gather([len(local), *arrays])
         joined = _in_turn(group, lambda: _joined(found))
 
         interrupts: list[KeyboardInterrupt] = []  # what rank 0 has of it, with the solution
 
-        def work(samples: Any) -> tuple[Any, dict[str, Any]]:
-            target, weight, groups = joined
-            given = options | ({} if groups is None else {"groups": groups})
+        def work(samples: Any) -> tuple[Any, dict[str, Any], set[str]]:
+            whole = dict(zip(_PER_SAMPLE, joined, strict=True), X=samples)
+            given.update({name: values for name, values in whole.items() if name in given})
             before = dict(vars(self))
             try:
-                result = method(self, samples, target, weight, **given)
+                result = method(*call.args, **call.kwargs)
             except KeyboardInterrupt as error:
                 interrupts.append(error)
-                return KeyboardInterrupt(str(error)), _changed(self, before)
-            return None if result is self else result, _changed(self, before)
+                result = KeyboardInterrupt(str(error))
+            return None if result is self else result, _changed(self, before), before.keys() - vars(self).keys()
 
-        result, state = on_all_ranks(local, work, group, self._of_all_ranks)
+        result, state, deleted = on_all_ranks(local, work, group, self._of_all_ranks)
         vars(self).update(state)
+        for name in deleted:
+            vars(self).pop(name, None)
         if isinstance(result, KeyboardInterrupt):
             raise interrupts[0] if interrupts else result
         return self if result is None else result
 
     return cast(_Method, wrapped)
-
-
-def check_one_process(estimator: Any) -> None:
-    """Raise ``ValueError`` in one of several processes, each of which would fit to its own samples alone."""
-    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-        raise ValueError(
-            f"{type(estimator).__name__} fits in one process, and this is rank {dist.get_rank()} of "
-            f"{dist.get_world_size()}; fit it to the samples of all ranks in a process without a process group, as "
-            "without torchrun"
-        )
 
 
 def predictions_of_all(estimator: Any, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:

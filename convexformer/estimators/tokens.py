@@ -11,12 +11,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
+from convexformer.nn.training.samples import NetworkSamples, ShardedNetworkSamples
 from convexformer.targets import SavedState, Targets
-from convexformer.validation import check_flag
+from convexformer.validation import check_device, check_flag
 from convexformer_solvers import LOSSES, Callback, Certificate, Loss, Program, Solver, SolverResult, Status
 from convexformer_solvers.distributed import Sharded, ShardedMap
+from convexformer_solvers.linear_maps.parts import InParts
 from convexformer_solvers.result import check_tol
 from convexformer_solvers.validation import as_dtype, check_callback
 
@@ -124,6 +127,36 @@ class TargetEstimator(TokenEstimator):
         super()._restore_state(header, arrays)
         self.loss_ = rebuilt(header["loss"], LOSSES)
         self._targets = self._restored_targets(header, arrays, self.loss_)
+
+
+class NetworkEstimator(TokenEstimator):
+    """An estimator that trains a network on samples in memory."""
+
+    memory_limit = None
+    _n_copies = 0  # samples of a path are read into memory, whatever their size
+    _of_all_ranks = ShardedNetworkSamples
+
+    network_: Any
+    dtype: Any
+    device: Any
+
+    def _read_samples(self, X: Any, reset: bool, part: slice | None = None) -> Any:
+        if isinstance(X, InParts):  # read before, by this fit
+            return X
+        tokens = self._placed(cast(Tensor, read_samples(self, X, reset, part)))
+        if reset:
+            tokens = tokens.to(check_device(self.device, tokens.device), as_dtype(self.dtype, tokens.dtype))
+        return NetworkSamples(tokens)
+
+    def _new_tokens(self, X: Any) -> Tensor:
+        """Checked tokens, in the precision and on the device of the network."""
+        check_is_fitted(self)
+        tokens: Tensor = self._read_samples(X, reset=False).tokens
+        return tokens.to(next(self.network_.parameters()))
+
+    def _placed(self, tokens: Tensor) -> Tensor:
+        """Checked tokens as the network takes them."""
+        return tokens
 
 
 _WEIGHT = "weight:"  # before the names of a network's tensors

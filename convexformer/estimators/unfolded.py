@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from convexformer.heads import Heads, optimality_gap
 from convexformer.nn import TrainingInterrupted, train
+from convexformer.nn.training.samples import NetworkSamples
 from convexformer.targets import Targets
 from convexformer.unfolded import DescentReport, UnfoldedNetwork, descent_report
 from convexformer.unfolded.networks import POOLINGS
-from convexformer.validation import as_tensor, check_device, check_flag, check_stream, check_tokens, check_weight
-from convexformer_solvers import PENALTIES, Certificate, Loss, Penalty, get_penalty
-from convexformer_solvers.validation import as_dtype
+from convexformer.validation import as_tensor, check_flag, check_stream, check_weight
+from convexformer_solvers import PENALTIES, Certificate, DenseMap, Loss, Penalty, get_penalty
 
 from .attention import ClassificationMixin, RegressionMixin
 from .parameters import decode_parameters, encode_parameters
-from .samples import check_one_process
+from .samples import across_ranks
 from .tokens import (
+    NetworkEstimator,
     SavedState,
     TargetEstimator,
     described,
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 _LAYER_OPTIONS = ("n_layers", "mode", "shared", "anchored", "rho", "attention", "eigenvalue_limit")
 
 
-class UnfoldedTransformerBase(TargetEstimator):
+class UnfoldedTransformerBase(TargetEstimator, NetworkEstimator):
     """What regression and classification share: training the layers, certifying the readout, measuring descent."""
 
     alpha: float
@@ -54,21 +55,22 @@ class UnfoldedTransformerBase(TargetEstimator):
     batch_size: int | None
     tol: float
     max_iter: int
-    dtype: Any
-    device: Any
     random_state: Any
     verbose: bool
     callback: Any
 
     @unchanged_on_failure
+    @across_ranks
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Train layers and readout by Adam, then replace the readout by its certified optimum.
 
         Parameters
         ----------
-        X : array-like of shape (n_samples, n_tokens, n_features) or (n_samples, n_tokens)
+        X : array-like of shape (n_samples, n_tokens, n_features) or (n_samples, n_tokens), path or source
             Token sequences; zero rows at the end of a sample are padding, as ``pad_sequences`` makes them. Each column
-            of two-dimensional data is a token of width 1, and nothing is padding.
+            of two-dimensional data is a token of width 1, and nothing is padding. What ``open_source`` takes, as the
+            path of a file or a folder of shards, is read into memory. Under ``torchrun`` each rank gives its own
+            samples, or all give one path, of which each reads its part.
         y : array-like of shape (n_samples,) or (n_samples, n_outputs)
             Targets; labels of shape (n_samples,) for a classifier.
         sample_weight : array-like of shape (n_samples,), optional
@@ -81,8 +83,7 @@ class UnfoldedTransformerBase(TargetEstimator):
         Raises
         ------
         ValueError
-            If an argument or a parameter is not as described; the message names it. Or under ``torchrun`` with more
-            than one process.
+            If an argument or a parameter is not as described; the message names it.
         TrainingInterrupted
             On Ctrl-C, a ``KeyboardInterrupt``. The estimator is usable: it has the best weights so far, and the
             readout that was trained.
@@ -94,23 +95,21 @@ class UnfoldedTransformerBase(TargetEstimator):
         RuntimeWarning
             If training diverged with every learning rate.
         """
-        check_one_process(self)
         refit = check_flag(self.refit_readout, "refit_readout")
         penalty = get_penalty(self.penalty)
-        tokens = check_tokens(self, X, reset=True)
-        device = check_device(self.device, tokens.device)
-        weight = check_weight(sample_weight, len(tokens))
-        targets, loss, labels = self._read_targets(y, len(tokens), weight)
+        samples = self._read_samples(X, reset=True)
+        weight = check_weight(sample_weight, len(samples))
+        targets, loss, labels = self._read_targets(y, len(samples), weight)
         total = targets.weight(labels, weight)
-        tokens = tokens.to(device, as_dtype(self.dtype, tokens.dtype))
-        encoded = as_tensor(targets.encode(labels), device).to(tokens.dtype)
+        encoded = as_tensor(targets.encode(labels), samples.device).to(samples.dtype)
         self._options = self._network_options()
         seed = int(check_stream(self.random_state).randint(2**31))
-        network = UnfoldedNetwork(n_outputs=encoded.shape[1], seed=seed, **self._options).to(tokens)
+        network = UnfoldedNetwork(n_outputs=encoded.shape[1], seed=seed, **self._options).to(encoded)
+        trained, inputs = samples.for_training(network)
         try:
             self.history_ = train(
-                network,
-                tokens,
+                trained,
+                inputs,
                 encoded,
                 loss=loss,
                 penalty=penalty,
@@ -118,17 +117,17 @@ class UnfoldedTransformerBase(TargetEstimator):
                 sample_weight=total,
                 lr=self.lr,
                 n_steps=self.n_steps,
-                batch_size=None if self.batch_size is None else min(self.batch_size, len(tokens)),
+                batch_size=None if self.batch_size is None else min(self.batch_size, len(samples)),
                 callback=self.callback,
                 verbose=self.verbose,
             )
         except TrainingInterrupted as interruption:
             self.history_ = interruption.history
-            self._store(network, targets, loss, penalty, tokens)
+            self._store(network, targets, loss, penalty, samples)
             raise
-        self._store(network, targets, loss, penalty, tokens)
+        self._store(network, targets, loss, penalty, samples)
         if refit:
-            self._certify(tokens, encoded, total)
+            self._certify(samples, encoded, total)
         return self
 
     def _network_options(self) -> dict[str, Any]:
@@ -141,7 +140,7 @@ class UnfoldedTransformerBase(TargetEstimator):
         sizes = {"width": self.width, "pooling": pooling, "n_heads": self.n_heads}
         return {**shape, **sizes, **{name: getattr(self, name) for name in _LAYER_OPTIONS}}
 
-    def _store(self, network: UnfoldedNetwork, targets: Targets, loss: Loss, penalty: Penalty, tokens: Tensor) -> None:
+    def _store(self, network: UnfoldedNetwork, targets: Targets, loss: Loss, penalty: Penalty, samples: Any) -> None:
         """Set every attribute that follows from the trained network."""
         for name in ("certificate_", "optimality_gap_"):  # of an earlier fit
             if hasattr(self, name):
@@ -149,14 +148,14 @@ class UnfoldedTransformerBase(TargetEstimator):
         self.network_, self._targets = network.requires_grad_(False), targets
         self.loss_, self.penalty_ = loss, penalty
         self.n_iter_ = self.history_.kept_step
-        self.descent_ = self._descent(tokens)
+        self.descent_ = self._descent(samples)
         self.energies_ = self.descent_.energies
 
-    def _certify(self, tokens: Tensor, encoded: Tensor, sample_weight: NDArray[np.float64] | None) -> None:
+    def _certify(self, samples: Any, encoded: Tensor, sample_weight: NDArray[np.float64] | None) -> None:
         """Replace the readout by the certified optimum on the tokens of the last layer."""
         self.optimality_gap_ = optimality_gap(
             self.network_.readout,
-            self._features(tokens),
+            samples.map_made(_features, network=self.network_, batch_size=self.batch_size),
             encoded,
             self.alpha,
             loss=self.loss_,
@@ -164,52 +163,38 @@ class UnfoldedTransformerBase(TargetEstimator):
             sample_weight=sample_weight,
             tol=self.tol,
             max_iter=self.max_iter,
-            device=tokens.device,
+            device=samples.device,
             verbose=self.verbose,
         )
         refit = self.optimality_gap_.refit
         assert isinstance(refit, Heads)
-        self.network_.readout = refit.to_torch().to(tokens).requires_grad_(False)
+        self.network_.readout = refit.to_torch().to(encoded).requires_grad_(False)
         self.certificate_: Certificate = self.optimality_gap_.certificate
 
-    def _batches(self, tokens: Tensor) -> tuple[Tensor, ...]:
-        return tokens.split(self.batch_size or len(tokens))
-
-    @torch.no_grad()
-    def _features(self, tokens: Tensor) -> Tensor:
-        """What the readout sees."""
-        return torch.cat([self.network_.features(part) for part in self._batches(tokens)])
-
-    @torch.no_grad()
-    def _descent(self, tokens: Tensor) -> DescentReport:
-        network = self.network_
-        present = None if not network.padded else network.prepared(tokens)[1]
-        return descent_report(network.transformer, network.embedded(tokens), present)
+    def _descent(self, samples: Any) -> DescentReport:
+        reports = samples.each_part(_descent, network=self.network_)
+        energies = np.concatenate([report.energies for report in reports], 2)
+        return replace(reports[0], energies=energies, rose=np.concatenate([report.rose for report in reports], 1))
 
     def descent_report(self, X: ArrayLike) -> DescentReport:
         """Energies of samples before and after each layer, and where they rose.
 
         Parameters
         ----------
-        X : array-like of shape (n_samples, n_tokens, n_features) or (n_samples, n_tokens)
-            As in ``fit``.
+        X : array-like of shape (n_samples, n_tokens, n_features) or (n_samples, n_tokens), path or source
+            As in ``fit``; under ``torchrun`` the report is that of the samples that the rank gives.
 
         Returns
         -------
         DescentReport
         """
-        check_is_fitted(self)
-        return self._descent(self._tokens(X))
-
-    def _tokens(self, X: ArrayLike) -> Tensor:
-        """Checked tokens, in the precision and on the device of the network."""
-        return check_tokens(self, X, reset=False).to(next(self.network_.parameters()))
+        return self._descent(NetworkSamples(self._new_tokens(X)))
 
     def _outputs(self, X: ArrayLike) -> Tensor:
         """Raw outputs, shape ``(N, c)``."""
-        check_is_fitted(self)
+        tokens = self._new_tokens(X)
         with torch.no_grad():
-            return torch.cat([self.network_(part) for part in self._batches(self._tokens(X))])
+            return torch.cat([self.network_(part) for part in _batches(tokens, self.batch_size)])
 
     def _saved_state(self) -> SavedState:
         header, arrays = super()._saved_state()
@@ -245,6 +230,23 @@ class UnfoldedTransformerBase(TargetEstimator):
         self.energies_ = self.descent_.energies
         if "certificate" in header:
             self.certificate_ = Certificate(*header["certificate"])
+
+
+def _batches(tokens: Tensor, batch_size: int | None) -> tuple[Tensor, ...]:
+    return tokens.split(batch_size or len(tokens))
+
+
+@torch.no_grad()
+def _features(samples: NetworkSamples, network: UnfoldedNetwork, batch_size: int | None) -> DenseMap:
+    """What the readout sees."""
+    return DenseMap(torch.cat([network.features(part) for part in _batches(samples.tokens, batch_size)]))
+
+
+@torch.no_grad()
+def _descent(samples: NetworkSamples, network: UnfoldedNetwork) -> DescentReport:
+    tokens = samples.tokens
+    present = None if not network.padded else network.prepared(tokens)[1]
+    return descent_report(network.transformer, network.embedded(tokens), present)
 
 
 class UnfoldedTransformerRegressor(RegressionMixin, UnfoldedTransformerBase):

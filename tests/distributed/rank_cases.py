@@ -4,6 +4,8 @@ import os
 import pickle
 import signal
 import time
+import warnings
+from copy import deepcopy
 from datetime import timedelta
 from functools import partial
 from itertools import product
@@ -29,10 +31,13 @@ from convexformer import (
     DescentConstrainedDenoiser,
     GreedyConvexTransformerClassifier,
     GreedyConvexTransformerRegressor,
+    UnfoldedTransformerClassifier,
     UnfoldedTransformerRegressor,
     save_model,
 )
+from convexformer.constrained import InfeasibleWarning
 from convexformer.nn import MeanWeights, QueryWeights
+from convexformer.nn.training.samples import NetworkSamples, ShardedNetworkSamples, predictions
 from convexformer.preprocessing import MeanPooling, PrototypePooling, QueryPooling, TokenGates, TokenPooling
 from convexformer.probes import Generation
 from convexformer.storage import Source
@@ -293,8 +298,145 @@ def layered(path):
     return found
 
 
+# Batches of eight samples, of which a rank may have none.
+_STEPS = {"batch_size": 8, "random_state": 0}
+NETWORKS = {
+    "unfolded": UnfoldedTransformerRegressor(n_layers=2, n_steps=10, tol=1e-6, random_state=0),
+    "unfolded batches": UnfoldedTransformerClassifier(
+        alpha=0.05, n_layers=2, n_steps=8, lr=[0.01, 0.03], width=4, pooling="tokens", class_weight="balanced", **_STEPS
+    ),
+    "unfolded columns": UnfoldedTransformerRegressor(n_layers=2, n_steps=10, refit_readout=False, random_state=0),
+    "constrained": DescentConstrainedClassifier(0.02, n_epochs=3, lr=0.01, class_weight="balanced", **_STEPS),
+    "constrained columns": DescentConstrainedClassifier(0.02, n_epochs=2, resilience=0.5, **_STEPS),
+    "denoiser": DescentConstrainedDenoiser(0.02, n_epochs=2, lr=0.01, **_STEPS),
+    "dust": DescentConstrainedDenoiser(0.02, n_epochs=2, model="dust", validation_fraction=0.0, **_STEPS),
+}
+
+
+def network_arguments(name, rows=slice(None)):
+    """What the ``fit`` of an estimator of ``NETWORKS`` gets of some samples; some have padding."""
+    X, y, labels, weight = problem(80)
+    X[::3, 3:] = 0
+    X = X[:, :, 0] if "columns" in name else X
+    if name in ("denoiser", "dust"):
+        return (X[rows],)
+    if "constrained" in name:
+        return X[rows], labels[rows]
+    return X[rows], (labels if "batches" in name else y)[rows], weight[rows]
+
+
+def network_figures(model, arguments):
+    """What must be the same on all ranks, and as in one process up to rounding."""
+    figures = {name: value.numpy() for name, value in model.network_.state_dict().items() if torch.is_tensor(value)}
+    for name in ("duals_", "layer_losses_", "energies_", "classes_"):
+        if hasattr(model, name):
+            figures[name] = np.asarray(getattr(model, name))
+    if hasattr(model, "certificate_"):
+        gap = model.optimality_gap_
+        figures["objectives"] = np.array([model.certificate_.primal, gap.objective, gap.start_objective])
+    history = model.history_
+    figures["history"] = np.array(history.losses if hasattr(history, "losses") else history.objective)
+    if hasattr(model, "score"):
+        figures["score"] = np.array(model.score(*arguments))
+    frozen = not any(weight.requires_grad for weight in model.network_.parameters())
+    return figures, frozen and all(isinstance(weight, torch.nn.Parameter) for weight in model.network_.parameters())
+
+
+def networks(paths):
+    """Training of networks on the rank's own samples, with their values on rank 0 or on the ranks, and on a path."""
+    warnings.simplefilter("ignore", InfeasibleWarning)
+    group, found = ranks(), {}
+    for name, estimator in NETWORKS.items():
+        for way, least in (("rank 0", 10**6), ("ranks", 1), ("path", 10**6)):
+            group.least_samples = least
+            arguments = network_arguments(name, own_rows(80))
+            if way == "path":
+                _, *per_sample = network_arguments(name)
+                arguments = (f"{paths}/{name}.npy", *per_sample)
+            found[name, way] = network_figures(clone(estimator).fit(*arguments), arguments)
+    again = clone(NETWORKS["unfolded"]).fit(*network_arguments("unfolded", own_rows(80)))
+    again.set_params(refit_readout=False).fit(*network_arguments("unfolded", own_rows(80)))
+    return found, sorted(vars(again))
+
+
+class Squares(torch.nn.Module):
+    """A network whose derivative depends on its weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.arange(3.0, dtype=torch.float64)[:, None] + 1)
+
+    def forward(self, tokens):
+        return (tokens @ (self.weight * self.weight)).sum(1)
+
+
+def network_gradients():
+    """Gradient at some weights, asked for after outputs at others, of samples that are all on the last rank."""
+    tokens = torch.randn((20, 2, 3), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    network, index = Squares(), torch.arange(17, 20)
+
+    def gradient(samples):
+        copied = deepcopy(network)
+        samples = samples.of(copied)
+        outputs = samples.outputs(predictions, copied, index)
+        others = deepcopy(copied)
+        others.weight.data += 1
+        with torch.no_grad():
+            samples.outputs(predictions, others, index)
+        outputs.square().sum().backward()
+        return copied.weight.grad
+
+    def work(samples):
+        return gradient(samples), gradient(NetworkSamples(tokens))
+
+    return on_all_ranks(NetworkSamples(tokens[own_rows(20)]), work, ranks(), ShardedNetworkSamples)
+
+
+def network_failures():
+    """What all ranks say of mistakes of one of them, of Ctrl-C and of a loss that is not finite."""
+    last = dist.get_rank() == dist.get_world_size() - 1
+    unfolded, constrained = NETWORKS["unfolded"], NETWORKS["constrained"]
+    X, y, _ = network_arguments("unfolded", own_rows(80))
+    labels = network_arguments("constrained", own_rows(80))[1]
+    bad = X.copy()
+    bad[0, 0, 0] = np.nan
+    mistakes = {
+        "nan": lambda: unfolded.fit(bad if last else X, y),
+        "widths": lambda: constrained.fit(X[:, :, : 2 if last else 3], labels),
+        "targets": lambda: unfolded.fit(X, y[: -1 if last else None]),
+        "weights": lambda: constrained.fit(X, labels, np.ones(len(X))),
+        "parameter": lambda: clone(constrained).set_params(alpha=1.0).fit(X, labels),
+        "path": lambda: unfolded.fit("nothing.npy", y),
+        "diverged": lambda: clone(constrained).set_params(lr=1e200).fit(X, labels),
+        "Ctrl-C": lambda: stopped.fit(X, y),
+    }
+
+    def stop(step, objective):
+        if step == 7:
+            raise KeyboardInterrupt
+
+    stopped = clone(unfolded).set_params(callback=None if last else stop)
+    said = {}
+    for name, mistake in mistakes.items():
+        try:
+            mistake()
+        except (ValueError, TypeError, ArithmeticError, OSError, KeyboardInterrupt) as error:
+            said[name] = f"{type(error).__name__}: {error}"
+    return said, stopped.n_iter_, network_figures(stopped, (X, y))
+
+
+def long_training(started):
+    """Training that takes a while."""
+
+    def running(step, objective):
+        Path(started).touch()
+
+    X, y, weight = network_arguments("unfolded", own_rows(80))
+    UnfoldedTransformerRegressor(n_steps=10**6, callback=running).fit(X, y, weight)
+
+
 def layered_failures():
-    """What all ranks say of mistakes of one of them, and of fits for one process."""
+    """What all ranks say of mistakes of one of them."""
     X, y, _, weight = problem()
     rows = own_rows(len(X))
     last = dist.get_rank() == dist.get_world_size() - 1
@@ -306,9 +448,6 @@ def layered_failures():
         "greedy parameter": lambda: clone(greedy).set_params(n_layers=0).fit(X[rows], y[rows]),
         "sequence nan": lambda: sequence.fit(bad if last else X[rows], X[rows][:, :, 0]),
         "sequence targets": lambda: sequence.fit(X[rows], X[rows][:, :, 0][: -1 if last else None]),
-        "unfolded": lambda: UnfoldedTransformerRegressor().fit(X[rows], y[rows]),
-        "constrained": lambda: DescentConstrainedClassifier().fit(X[rows], y[rows] > 0),
-        "denoiser": lambda: DescentConstrainedDenoiser().fit(X[rows]),
     }
     said = {}
     for name, mistake in mistakes.items():

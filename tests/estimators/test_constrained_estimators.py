@@ -187,3 +187,12 @@ def test_a_saved_denoiser_comes_back_the_same(kind, tmp_path):
     for max_layers in (None, 2):
         np.testing.assert_array_equal(again.transform(CLEAN, max_layers), model.transform(CLEAN, max_layers))
     np.testing.assert_array_equal(again.layer_losses_, model.layer_losses_)
+
+
+def test_a_path_is_read_into_memory(tmp_path):
+    np.save(tmp_path / "X.npy", X[:, :, 0])
+    path, options = str(tmp_path / "X.npy"), {"objective": "last", "n_epochs": 2, "random_state": 0}
+    plain, read = (DescentConstrainedClassifier(**options).fit(data, LABELS) for data in (X[:, :, 0], path))
+    np.testing.assert_array_equal(read.layer_outputs(path), plain.layer_outputs(X[:, :, 0]))
+    denoisers = [DescentConstrainedDenoiser(**options).fit(data) for data in (X[:, :, 0], path)]
+    np.testing.assert_array_equal(denoisers[1].transform(path), denoisers[0].transform(X[:, :, 0]))

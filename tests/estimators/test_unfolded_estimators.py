@@ -150,3 +150,11 @@ def test_precision():
 def test_bad_parameters(parameters, message):
     with pytest.raises(ValueError, match=message):
         UnfoldedTransformerRegressor(**QUICK | parameters).fit(X, Y)
+
+
+def test_a_path_is_read_into_memory(tmp_path):
+    np.save(tmp_path / "X.npy", X)
+    path = str(tmp_path / "X.npy")
+    plain, read = (UnfoldedTransformerRegressor(**QUICK).fit(data, Y) for data in (X, path))
+    np.testing.assert_array_equal(read.predict(path), plain.predict(X))
+    np.testing.assert_array_equal(read.descent_report(path).energies, plain.energies_)

@@ -7,21 +7,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
-from sklearn.utils.validation import check_is_fitted
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from convexformer.constrained import ConstrainedTrainingInterrupted, FeasibilityReport, PrimalDual
-from convexformer.estimators.samples import check_one_process
-from convexformer.estimators.tokens import SavedState, TokenEstimator, restored_weights, saved_weights
-from convexformer.validation import check_device, check_stream, check_tokens, is_integer
-from convexformer_solvers.validation import as_dtype, is_real
+from convexformer.estimators.tokens import NetworkEstimator, SavedState, restored_weights, saved_weights
+from convexformer.validation import check_stream, is_integer
+from convexformer_solvers.validation import is_real
 
 # Parameters of the estimators that are options of the trainer by the same name.
 _TRAINER_OPTIONS = ("alpha", "objective", "resilience", "dual_lr", "stop_gradient", "lr", "weight_decay", "batch_size")
 
 
-class DescentConstrainedBase(TokenEstimator):
+class DescentConstrainedBase(NetworkEstimator):
     """What the classifier and the denoiser share: training under the constraints and what is left of it."""
 
     alpha: float
@@ -29,8 +27,6 @@ class DescentConstrainedBase(TokenEstimator):
     n_layers: int
     n_epochs: int
     validation_fraction: float
-    dtype: Any
-    device: Any
     random_state: Any
     verbose: bool
 
@@ -49,13 +45,11 @@ class DescentConstrainedBase(TokenEstimator):
             raise
         self._store(trainer)
 
-    def _training_tokens(self, X: ArrayLike) -> Tensor:
-        """Checked tokens, in the precision and on the device of training."""
-        check_one_process(self)
+    def _training_samples(self, X: Any) -> Any:
+        """Checked samples, in the precision and on the device of training."""
         if not is_integer(self.n_layers, 2):
             raise ValueError(f"n_layers must be an integer of at least 2, got {self.n_layers!r}")
-        tokens = check_tokens(self, X, reset=True)
-        return tokens.to(check_device(self.device, tokens.device), as_dtype(self.dtype, tokens.dtype))
+        return self._read_samples(X, reset=True)
 
     def _split(self, data: list[Tensor], groups: NDArray, seed: int) -> tuple[list[Tensor], list[Tensor] | None]:
         """Training samples, with one of each group at least, and those that are held out, if any."""
@@ -109,11 +103,6 @@ class DescentConstrainedBase(TokenEstimator):
 
     def _seed(self) -> int:
         return int(check_stream(self.random_state).randint(2**31))
-
-    def _new_tokens(self, X: ArrayLike) -> Tensor:
-        """Checked tokens, in the precision and on the device of the network."""
-        check_is_fitted(self)
-        return check_tokens(self, X, reset=False).to(next(self.network_.parameters()))
 
     def _check_max_layers(self, max_layers: int | None) -> int:
         n_layers = len(self.layer_losses_)  # as fitted, whatever the parameter is now

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from convexformer.constrained.classifier import LayeredClassifier
 from convexformer.estimators.attention import ClassificationMixin
+from convexformer.estimators.samples import across_ranks
 from convexformer.estimators.tokens import TargetEstimator, unchanged_on_failure
 from convexformer.nn import sample_losses
 from convexformer.validation import as_tensor, result_of
@@ -152,14 +153,17 @@ class DescentConstrainedClassifier(ClassificationMixin, TargetEstimator, Descent
         self.verbose = verbose
 
     @unchanged_on_failure
+    @across_ranks
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
         """Train.
 
         Parameters
         ----------
-        X : array-like of shape (n_samples, n_tokens, n_features) or (n_samples, n_tokens)
+        X : array-like of shape (n_samples, n_tokens, n_features) or (n_samples, n_tokens), path or source
             Token sequences; zero rows at the end of a sample are padding. Each column of two-dimensional data is a
             token of its own: with two-dimensional ``X`` a token has one coordinate for each column, its value there.
+            What ``open_source`` takes, as the path of a file or a folder of shards, is read into memory. Under
+            ``torchrun`` each rank gives its own samples, or all give one path, of which each reads its part.
         y : array-like of shape (n_samples,)
             Labels.
 
@@ -170,8 +174,7 @@ class DescentConstrainedClassifier(ClassificationMixin, TargetEstimator, Descent
         Raises
         ------
         ValueError
-            If an argument or a parameter is not as described; the message names it. Or under ``torchrun`` with more
-            than one process.
+            If an argument or a parameter is not as described; the message names it.
         ConstrainedTrainingInterrupted
             On Ctrl-C, a ``KeyboardInterrupt``. The estimator is usable if an epoch was finished.
 
@@ -180,31 +183,34 @@ class DescentConstrainedClassifier(ClassificationMixin, TargetEstimator, Descent
         InfeasibleWarning
             If the constraints do not hold at the end.
         """
-        tokens = self._placed(self._training_tokens(X))
-        targets, loss, labels = self._read_targets(y, len(tokens), None)
-        encoded = as_tensor(targets.encode(labels), tokens.device).to(tokens.dtype)
+        samples = self._training_samples(X)
+        targets, loss, labels = self._read_targets(y, len(samples), None)
+        encoded = as_tensor(targets.encode(labels), samples.device).to(samples.dtype)
         self._targets, self.loss_ = targets, loss
         total = targets.weight(labels, None)
-        share = torch.ones_like(encoded[:, 0]) if total is None else as_tensor(total, tokens.device).to(encoded)
+        share = torch.ones_like(encoded[:, 0]) if total is None else as_tensor(total, samples.device).to(encoded)
         share = share / share.mean()
         c_ref = self._constant_loss(loss, encoded, share) if self.c_ref is None else self.c_ref
         seed = self._seed()
-        sizes = {"n_features": tokens.shape[2], "n_outputs": encoded.shape[1], "n_layers": self.n_layers}
+        sizes = {"n_features": samples.n_features, "n_outputs": encoded.shape[1], "n_layers": self.n_layers}
         self._options = {**sizes, "shared": self.shared, "padded": self._n_dims == 3}
-        network = self._make_network(seed).to(tokens)
+        network = self._make_network(seed).to(encoded)
+        samples = samples.of(network)
 
         def layer_losses(network: Any, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-            inputs, y, share = batch
-            return torch.stack([share * sample_losses(outputs, y, loss) for outputs in network.layer_outputs(inputs)])
+            index, y, share = batch
+            outputs = samples.outputs(_outputs_by_sample, network, index)
+            return torch.stack([share * sample_losses(of_layer, y, loss) for of_layer in outputs.unbind(1)])
 
-        self._train(network, layer_losses, [tokens, encoded, share], labels, c_ref, seed)
+        positions = torch.arange(len(samples), device=samples.device)
+        self._train(network, layer_losses, [positions, encoded, share], labels, c_ref, seed)
         return self
 
     def _make_network(self, seed: int = 0) -> nn.Module:
         return LayeredClassifier(**self._options, seed=seed)
 
     def _placed(self, tokens: Tensor) -> Tensor:
-        """Columns of two-dimensional data as tokens that differ: each has its value in a coordinate of its own."""
+        # Columns of two-dimensional data as tokens that differ: each has its value in a coordinate of its own.
         return torch.diag_embed(tokens[..., 0]) if self._n_dims == 2 else tokens
 
     def _constant_loss(self, loss: Loss, encoded: Tensor, share: Tensor) -> float:
@@ -213,7 +219,7 @@ class DescentConstrainedClassifier(ClassificationMixin, TargetEstimator, Descent
         return float((share * loss.value(constant.expand_as(encoded), encoded)).mean())
 
     def _layer_outputs(self, X: ArrayLike, max_layers: int | None = None) -> Tensor:
-        tokens = self._placed(self._new_tokens(X))
+        tokens = self._new_tokens(X)
         count = self._check_max_layers(max_layers)
         network: Any = self.network_
         with torch.no_grad():
@@ -255,3 +261,9 @@ class DescentConstrainedClassifier(ClassificationMixin, TargetEstimator, Descent
         outputs = self._layer_outputs(X)
         outputs = torch.cat([torch.zeros_like(outputs), outputs], 2) if outputs.shape[2] == 1 else outputs
         return result_of(outputs, X)
+
+
+def _outputs_by_sample(network: Any, tokens: Tensor, rows: Any) -> Tensor:
+    """Outputs of every layer, shape ``(N, n_layers, n_outputs)``."""
+    outputs: Tensor = network.layer_outputs(tokens).transpose(0, 1)
+    return outputs

@@ -10,7 +10,9 @@ from numpy.typing import ArrayLike
 from sklearn.base import TransformerMixin
 from torch import Tensor, nn
 
+from convexformer.estimators.samples import across_ranks
 from convexformer.estimators.tokens import unchanged_on_failure
+from convexformer.nn.modules.base import draw_seed, seeded
 from convexformer.unfolded.unrolled import DUST, UnrolledTransformer
 from convexformer.validation import check_positive, result_of
 
@@ -107,14 +109,17 @@ class DescentConstrainedDenoiser(TransformerMixin, DescentConstrainedBase):
         self.verbose = verbose
 
     @unchanged_on_failure
+    @across_ranks
     def fit(self, X: ArrayLike, y: Any = None) -> Self:
         """Train on clean tokens.
 
         Parameters
         ----------
-        X : array-like of shape (n_samples, n_tokens, n_features) or (n_samples, n_tokens)
+        X : array-like of shape (n_samples, n_tokens, n_features) or (n_samples, n_tokens), path or source
             Clean tokens; each column of two-dimensional data is a token of width 1. Zero rows are tokens like others:
-            nothing is padding.
+            nothing is padding. What ``open_source`` takes, as the path of a file or a folder of shards, is read into
+            memory. Under ``torchrun`` each rank gives its own samples, or all give one path, of which each reads its
+            part.
         y : object, optional
             Not used.
 
@@ -125,8 +130,7 @@ class DescentConstrainedDenoiser(TransformerMixin, DescentConstrainedBase):
         Raises
         ------
         ValueError
-            If an argument or a parameter is not as described; the message names it. Or under ``torchrun`` with more
-            than one process.
+            If an argument or a parameter is not as described; the message names it.
         ConstrainedTrainingInterrupted
             On Ctrl-C, a ``KeyboardInterrupt``. The estimator is usable if an epoch was finished.
 
@@ -138,19 +142,22 @@ class DescentConstrainedDenoiser(TransformerMixin, DescentConstrainedBase):
         if self.model not in _MODELS:
             raise ValueError(f"model must be one of {sorted(_MODELS)}, got {self.model!r}")
         check_positive(noise=self.noise)
-        tokens = self._training_tokens(X)
+        samples = self._training_samples(X)
         seed, noise = self._seed(), self.noise
-        sizes = {"n_features": tokens.shape[2], "n_layers": self.n_layers}
+        sizes = {"n_features": samples.n_features, "n_layers": self.n_layers}
         self._options = {"model": self.model, **sizes, "shared": self.shared}
-        network = self._make_network(seed).to(tokens)
+        network = self._make_network(seed).to(samples.device, samples.dtype)
+        samples = samples.of(network)
 
         def layer_losses(network: Any, batch: tuple[Tensor]) -> Tensor:
-            (clean,) = batch
-            noisy = clean + noise * torch.randn(clean.shape, dtype=clean.dtype).to(clean.device)
-            return (network.layer_outputs(noisy) - clean).square().mean((2, 3)) / 2
+            (index,) = batch
+            options = {"noise": noise, "n_samples": len(index), "seed": draw_seed()}
+            losses: Tensor = samples.outputs(_noisy_losses, network, index, **options).T
+            return losses
 
         c_ref = noise**2 / 2 if self.c_ref is None else self.c_ref
-        self._train(network, layer_losses, [tokens], np.zeros(len(tokens)), c_ref, seed)
+        positions = torch.arange(len(samples), device=samples.device)
+        self._train(network, layer_losses, [positions], np.zeros(len(samples)), c_ref, seed)
         return self
 
     def _make_network(self, seed: int = 0) -> nn.Module:
@@ -162,8 +169,8 @@ class DescentConstrainedDenoiser(TransformerMixin, DescentConstrainedBase):
 
         Parameters
         ----------
-        X : array-like of shape (n_samples, n_tokens, n_features) or (n_samples, n_tokens)
-            Noisy tokens.
+        X : array-like of shape (n_samples, n_tokens, n_features) or (n_samples, n_tokens), path or source
+            Noisy tokens, in all forms that ``fit`` takes.
         max_layers : int, optional
             Layers to run. Default: all.
 
@@ -175,3 +182,11 @@ class DescentConstrainedDenoiser(TransformerMixin, DescentConstrainedBase):
         with torch.no_grad():
             clean = self.network_(tokens, max_layers=self._check_max_layers(max_layers))
         return result_of(clean[..., 0] if self._n_dims == 2 else clean, X)
+
+
+def _noisy_losses(network: Any, clean: Tensor, rows: Any, *, noise: float, n_samples: int, seed: int) -> Tensor:
+    """Losses of every layer, shape ``(N, n_layers)``, of samples that are some rows of a batch."""
+    with seeded(seed):  # the noise of the whole batch, so that a sample gets the same on any number of ranks
+        drawn = torch.randn((n_samples, *clean.shape[1:]), dtype=clean.dtype)[rows].to(clean.device)
+    losses: Tensor = (network.layer_outputs(clean + noise * drawn) - clean).square().mean((2, 3)).T / 2
+    return losses

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from .config import DistributedConfig
 from .heartbeat import Heartbeats, RankError, host_of_store, name_of
@@ -267,6 +267,8 @@ class _Pickler(pickle.Pickler):
         return None if self._name_of is None else self._name_of(obj)
 
     def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, nn.Parameter):
+            return _as_parameter, (obj.numpy(force=True), obj.requires_grad)
         if isinstance(obj, Tensor):
             return _as_tensor, (obj.numpy(force=True),)
         return NotImplemented
@@ -286,6 +288,10 @@ class _Unpickler(pickle.Unpickler):
 
 def _as_tensor(array: np.ndarray) -> Tensor:
     return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+def _as_parameter(array: np.ndarray, requires_grad: bool) -> nn.Parameter:
+    return nn.Parameter(_as_tensor(array), requires_grad)
 
 
 def packed(value: Any, name_of: Callable[[Any], Any] | None = None) -> bytes:
