@@ -115,7 +115,7 @@ class MetricGradient(Solver):
         intercept = program.null_intercept if start.intercept is None else start.intercept.to(program.y)
         single = program.map.dtype == torch.float32
         found = read(program, coef, intercept, single)
-        metric = self.metrics.of(program, self._curvatures(program, found.at))
+        metric = self.metrics.of(program, self._curvatures(program, found.at.pred + found.at.intercept))
         state = _State(metric, found, found, (), coef, intercept, accuracy=self.config.accuracy, single=single)
         return self._minimised(program, state)
 
@@ -144,7 +144,7 @@ class MetricGradient(Solver):
             base, past = found, ()
         state = state._replace(read=found, base=base, past=past)
         if state.iteration in config.renew_at:
-            local = self._curvatures(program, base.at)
+            local = self._curvatures(program, base.at.pred + base.at.intercept)
             if not self._alike(program, local, state.metric.local):
                 return self._minimised(program, state._replace(metric=self.metrics.of(program, local), curvature=1.0))
         if met < state.curvature / config.growth:
@@ -181,13 +181,12 @@ class MetricGradient(Solver):
         shift = part.inverse @ (slope / length - part.cross.T @ (flat - start))
         return part.shaped(flat, at.coef), at.intercept[part.outputs] + shift.flatten()
 
-    def _curvatures(self, program: Program, at: Linear) -> Tensor:
+    def _curvatures(self, program: Program, pred: Tensor) -> Tensor:
         """Second derivatives of each sample's loss that the metric takes, shape ``(N, n)``.
 
         These are all of a coupled loss's, those of each output, or one bound for all outputs that the penalty couples.
         """
-        pred, loss, largest = at.pred + at.intercept, program.loss, program.loss.smoothness
-        n_outputs = pred.shape[1]
+        loss, n_outputs, largest = program.loss, pred.shape[1], program.loss.smoothness
         least = self.config.least_curvature * largest
         if not program.penalty.output_separable or n_outputs == 1 or loss.quadratic:
             return curvature_bound(loss, pred, program.y)[:, None].clamp(least, largest)

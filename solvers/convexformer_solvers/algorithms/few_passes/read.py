@@ -15,11 +15,9 @@ from torch import Tensor
 from convexformer_solvers.linalg.line_search import backtracking
 from convexformer_solvers.points import Point, dual_estimate
 from convexformer_solvers.program import Program
-from convexformer_solvers.rounding import EPS
+from convexformer_solvers.rounding import DIFFERENCE, EPS
 
 from .metric import Metric
-
-_WIDTH = EPS ** (1 / 3)  # of differences, over the size of the coefficients: where these round least
 
 
 class Linear(NamedTuple):
@@ -100,11 +98,11 @@ def _moved(program: Program, start: Read, moves: Sequence[Linear], way: Tensor, 
 
 def _newton_direction(program: Program, start: Read, moves: Sequence[Linear]) -> tuple[Tensor, float]:
     """Newton's direction and the derivative along it; zeros where the objective is infinite nearby."""
-    ends = [_moved(program, start, moves, way, _WIDTH) for unit in torch.eye(len(moves)) for way in (unit, -unit)]
+    ends = [_moved(program, start, moves, way, DIFFERENCE) for unit in torch.eye(len(moves)) for way in (unit, -unit)]
     if not all(math.isfinite(end.value) for end in ends):
         return start.at.coef.new_zeros(len(moves)), 0.0
     slope, *slopes = (_slopes(program, each.at, moves) for each in (start, *ends))
-    second = (torch.stack(slopes[::2]) - torch.stack(slopes[1::2])) / (2 * _WIDTH)
+    second = (torch.stack(slopes[::2]) - torch.stack(slopes[1::2])) / (2 * DIFFERENCE)
     way = -torch.linalg.pinv(second + second.T, rtol=math.sqrt(EPS), hermitian=True) @ (2 * slope)
     return way, float(slope @ way)
 
@@ -114,7 +112,7 @@ def _slopes(program: Program, at: Linear, moves: Sequence[Linear]) -> Tensor:
     of_samples, penalty = program.slopes(at.intercept).at(at.pred), program.penalty.value
     result = []
     for move in moves:
-        rise = float(penalty(at.coef + _WIDTH * move.coef) - penalty(at.coef - _WIDTH * move.coef))
+        rise = float(penalty(at.coef + DIFFERENCE * move.coef) - penalty(at.coef - DIFFERENCE * move.coef))
         of_loss = -float((of_samples * (move.pred + move.intercept)).sum())
-        result.append(of_loss + program.alpha * rise / (2 * _WIDTH))
+        result.append(of_loss + program.alpha * rise / (2 * DIFFERENCE))
     return at.coef.new_tensor(result)
