@@ -138,7 +138,8 @@ def _first(
     width = gap / unit_cost
     if own.alpha_max > 0:  # at most some gradient steps from zero: where alpha is small costs say little
         width = min(width, config.widest * length * own.alpha_max)
-    width = max(width, EPS * own.null_value / unit_cost)
+    # Where the loss is zero from the start nothing has a size but a gradient step.
+    width = max(width, EPS * own.null_value / unit_cost) or length * own.alpha
     return _Part(own, features, unit_cost, coef, pred, correlation, slopes, width)
 
 

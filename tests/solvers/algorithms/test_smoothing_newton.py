@@ -148,6 +148,15 @@ def test_a_system_that_overflows_ends_it(monkeypatch):
 
 
 @pytest.mark.parametrize("penalty", PENALTY_NAMES)
+@pytest.mark.parametrize("loss", ["squared", "huber"])
+def test_targets_of_zero_leave_no_loss(loss, penalty):
+    program = Program(DenseMap(randn(6, 2, 3)), torch.zeros((6, 2)).double(), get_loss(loss), get_penalty(penalty), 0.1)
+    result = solve(program, SmoothingNewton(), tol=0.0)
+    assert result.certificate.primal == result.certificate.dual == 0
+    assert not result.coef.any()
+
+
+@pytest.mark.parametrize("penalty", PENALTY_NAMES)
 def test_means_do_not_matter(penalty):
     programs = [correlated("logistic", penalty, 1e-2, mean=mean) for mean in (0.0, 1e4)]
     small, large = (solve(program, SmoothingNewton(), tol=1e-6, max_iter=60) for program in programs)
