@@ -110,9 +110,10 @@ class SemismoothNewton(PrimalDualSolver):
         if pred is None:
             pred = own_predictions(program, coef)
         gram = SupportGram(program.map) if previous is None else previous.gram
+        system = NewtonSystem(program.map, _intercept_scale(program), gram)
         parts = zip(program.y.split(1, 1), coef.split(1, -1), pred.split(1, 1), strict=True)
         programs = ((dataclasses.replace(program, y=y), center, v) for y, center, v in parts)
-        return _State(tuple(_first_iterate(*part, self.config, gram) for part in programs), gram)
+        return _State(tuple(_first_iterate(*part, self.config, system) for part in programs), gram)
 
     def step(self, program: Program, state: _State) -> _State:
         return state._replace(iterates=tuple(s if s.finished else _newton_step(s) for s in state.iterates))
@@ -127,15 +128,21 @@ class SemismoothNewton(PrimalDualSolver):
 
 
 def _first_iterate(
-    program: Program, center: Tensor, pred: Tensor, config: SemismoothConfig, gram: SupportGram
+    program: Program, center: Tensor, pred: Tensor, config: SemismoothConfig, system: NewtonSystem
 ) -> _Iterate:
     fitted = program.map.matvec(center)
     intercept = program.best_intercept(fitted)
     theta = -program.loss.gradient(pred, program.y)
-    system = NewtonSystem(program.map, program.fit_intercept, gram)
     around = (program, config, system, center, intercept, 1.0)
     iterate = _Iterate(*around, pred, theta, program.weighted_adjoint(theta), center, intercept, 0.0, pred - fitted)
     return _with_residual(_proximal(iterate._replace(sigma=_sensible_sigma(iterate))))
+
+
+def _intercept_scale(program: Program) -> float:
+    """Mean square of a feature, the unit of which the intercept's proximal term has; zero where there is none."""
+    if not program.fit_intercept:
+        return 0.0
+    return float(program.map.weighted_squares(program.weight)) / math.prod(program.map.feature_shape) or 1.0
 
 
 def _sensible_sigma(iterate: _Iterate) -> float:
@@ -164,8 +171,9 @@ def _proximal(iterate: _Iterate) -> _Iterate:
     coef = program.penalty.prox(iterate.center + sigma * iterate.correlation, sigma * program.alpha)
     intercept, quadratic = iterate.center_intercept, coef.square().sum()
     if program.fit_intercept:
-        intercept = intercept + sigma * (program.weight @ theta)
-        quadratic = quadratic + intercept.square().sum()
+        scale = iterate.system.intercept_scale
+        intercept = intercept + sigma * scale * (program.weight @ theta)
+        quadratic = quadratic + intercept.square().sum() / scale
     conjugate = -(iterate.pred * theta).sum(1) - program.loss.value(iterate.pred, program.y)
     merit = float(program.mean(conjugate)) + float(quadratic) / (2 * sigma)
     return iterate._replace(coef=coef, intercept=intercept, merit=merit)
@@ -199,7 +207,8 @@ def _solved(iterate: _Iterate) -> bool:
     """Whether the subproblem's residual is small beside the move of the proximal point that it causes."""
     size = math.sqrt(float(iterate.program.weight @ iterate.residual.square()[:, 0]))
     move = (iterate.coef - iterate.center).square().sum()
-    move = move + (iterate.intercept - iterate.center_intercept).square().sum()
+    if iterate.program.fit_intercept:
+        move = move + (iterate.intercept - iterate.center_intercept).square().sum() / iterate.system.intercept_scale
     return size <= iterate.config.inner_accuracy * math.sqrt(float(move) / iterate.sigma)
 
 

@@ -38,15 +38,16 @@ class ProxJacobian(NamedTuple):
 
 
 class NewtonSystem:
-    r"""Solver of the systems :math:`(I + \sigma \, (A J A^\top + 1 1^\top) \, D) \, x = r` in predictions.
+    r"""Solver of the systems :math:`(I + \sigma \, (A J A^\top + s \, 1 1^\top) \, D) \, x = r` in predictions.
 
-    ``D`` holds the curvatures of the weighted loss, ``J`` is the Jacobian of the prox; the term ``1 1'`` stands for the
-    intercept. The smaller of the sides of the active columns and of the samples is factorised, in float64. While ``D``
-    stays the same the Gram matrix of the groups met so far is kept; other outputs may share it.
+    ``D`` holds the curvatures of the weighted loss, ``J`` is the Jacobian of the prox; the term ``s 1 1'`` stands for
+    the intercept, whose ``s`` has the unit of a squared feature and is zero where there is none. The smaller of the
+    sides of the active columns and of the samples is factorised, in float64. While ``D`` stays the same the Gram matrix
+    of the groups met so far is kept; other outputs may share it.
     """
 
-    def __init__(self, linear_map: LinearMap, fit_intercept: bool, gram: SupportGram | None = None) -> None:
-        self.map, self.fit_intercept = linear_map, fit_intercept
+    def __init__(self, linear_map: LinearMap, intercept_scale: float, gram: SupportGram | None = None) -> None:
+        self.map, self.intercept_scale, self.fit_intercept = linear_map, intercept_scale, intercept_scale > 0
         self._gram = gram or SupportGram(linear_map)
 
     def solve(self, jacobian: ProxJacobian, sigma: float, curvature: Tensor, target: Tensor) -> Tensor:
@@ -65,7 +66,7 @@ class NewtonSystem:
         right = self._adjoint(blocks, curvature * target)
         if self.fit_intercept:
             border = self._adjoint(blocks, curvature)
-            border[-1] += 1 / sigma
+            border[-1] += 1 / (sigma * self.intercept_scale)
             system = bordered(system, border)
         solution = torch.cholesky_solve(right[:, None], cholesky(system))
         coef = solution[: jacobian.units.numel()].view(*jacobian.units.shape, 1)
@@ -78,10 +79,9 @@ class NewtonSystem:
         return torch.cat([result, values.sum()[None]]) if self.fit_intercept else result
 
     def _in_samples(self, jacobian: ProxJacobian, sigma: float, curvature: Tensor, target: Tensor) -> Tensor:
-        """By ``x = r - sigma K h z`` with ``(I + sigma h K h) z = h r`` and ``h = sqrt(D)``, ``K = A J A' + 1 1'``."""
+        """By ``x = r - sigma K h z`` with ``(I + sigma h K h) z = h r``, ``h = sqrt(D)``, ``K = A J A' + s 1 1'``."""
         kernel, root = mirrored(self.map.kernel(*jacobian)), curvature.sqrt()
-        if self.fit_intercept:
-            kernel += 1.0
+        kernel += self.intercept_scale
         system = kernel * (sigma * root[:, None]) * root
         system.diagonal().add_(1.0)
         solution = torch.cholesky_solve((root * target)[:, None], cholesky(system))[:, 0]
