@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import torch
@@ -33,6 +34,14 @@ class Point(NamedTuple):
     pred: Tensor | None = None
     fitted: Tensor | None = None
     correlation: Tensor | None = None
+
+    def with_changed(self, names: Iterable[str], change: Callable[[Tensor], Tensor]) -> Point:
+        """The point with these of its parts changed, where it has them."""
+        return self._replace(**{name: change(part) for name in names if (part := getattr(self, name)) is not None})
+
+    def in_precision(self, dtype: torch.dtype) -> Point:
+        """The point with all of its parts in a precision."""
+        return self.with_changed(self._fields, lambda part: part.to(dtype))
 
 
 def null_point(program: Program) -> Point:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from convexformer_solvers.points import Point, gap_estimate
 from convexformer_solvers.program import Program
 from convexformer_solvers.reductions.base import Reduction
-from convexformer_solvers.reductions.weights import Targets, in_precision
+from convexformer_solvers.reductions.weights import Targets
 
 
 class Solver(ABC):
@@ -146,4 +146,4 @@ class PrimalDualSolver(Solver):
             return math.inf
         # In single precision a dual point is outside the domain of the conjugate by rounding.
         exact = program.with_float64_targets()
-        return gap_estimate(exact, in_precision(self.point(program, state), exact.y.dtype))
+        return gap_estimate(exact, self.point(program, state).in_precision(exact.y.dtype))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -19,6 +18,8 @@ from convexformer_solvers.points import Point
 from convexformer_solvers.program import Program
 
 from .base import Reduction
+
+_OF_BLOCKS = ("coef", "correlation")  # parts of a point with a row for each block
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -35,20 +36,14 @@ class Restrict(Reduction):
         return dataclasses.replace(program, map=restricted), program.coef_shape
 
     def restrict(self, point: Point, data: tuple[int, ...]) -> Point:
-        return _changed(point, lambda coef: coef.reshape(-1, *coef.shape[-2:])[self.blocks])
+        return point.with_changed(_OF_BLOCKS, lambda coef: coef.reshape(-1, *coef.shape[-2:])[self.blocks])
 
     def invert(self, point: Point, data: tuple[int, ...]) -> Point:
         def on_all(coef: Tensor) -> Tensor:
             blocks = coef.new_zeros((math.prod(data[:-2]), *data[-2:]))
             return blocks.index_copy_(0, self.blocks, coef).view(data)
 
-        return _changed(point, on_all)
-
-
-def _changed(point: Point, change: Callable[[Tensor], Tensor]) -> Point:
-    """The point with other blocks in its coefficients and its correlation."""
-    correlation = None if point.correlation is None else change(point.correlation)
-    return point._replace(coef=change(point.coef), correlation=correlation)
+        return point.with_changed(_OF_BLOCKS, on_all)
 
 
 class _Root(NamedTuple):

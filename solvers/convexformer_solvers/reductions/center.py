@@ -59,13 +59,8 @@ class Center(Reduction):
         return math.sqrt(EPS) * total > abs(total - float(kernel.mean()) * len(kernel))
 
     def restrict(self, point: Point, data: Tensor) -> Point:
-        return _shifted(point, -data)
+        return self.invert(point, -data)
 
     def invert(self, point: Point, data: Tensor) -> Point:
-        return _shifted(point, data)
-
-
-def _shifted(point: Point, offset: Tensor) -> Point:
-    """The point with other predictions; its intercept goes by the features' means, too, and is left to be found."""
-    pred, fitted = (None if part is None else part + offset for part in (point.pred, point.fitted))
-    return point._replace(intercept=None, pred=pred, fitted=fitted)
+        # The intercept goes by the features' means, too, and is left to be found.
+        return point._replace(intercept=None).with_changed(("pred", "fitted"), lambda pred: pred + data)

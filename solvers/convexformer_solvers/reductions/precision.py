@@ -12,7 +12,6 @@ from convexformer_solvers.program import Program
 
 from .base import Reduction
 from .center import Center
-from .weights import in_precision
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,10 +24,10 @@ class Cast(Reduction):
         return program.to(self.dtype), None
 
     def restrict(self, point: Point, data: None) -> Point:
-        return in_precision(point, self.dtype)
+        return point.in_precision(self.dtype)
 
     def invert(self, point: Point, data: None) -> Point:
-        return in_precision(point, torch.float64)
+        return point.in_precision(torch.float64)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,10 +63,10 @@ class SinglePrecision(Reduction):
         return dataclasses.replace(program, map=linear_map.to(torch.float32)).to(torch.float32), None
 
     def restrict(self, point: Point, data: None) -> Point:
-        return in_precision(point._replace(intercept=None), torch.float32)
+        return point._replace(intercept=None).in_precision(torch.float32)
 
     def invert(self, point: Point, data: None) -> Point:
-        return in_precision(point._replace(intercept=None), torch.float64)
+        return point._replace(intercept=None).in_precision(torch.float64)
 
 
 def squares_fit_single(program: Program) -> bool:

@@ -12,6 +12,8 @@ from convexformer_solvers.program import Program
 
 from .base import Reduction
 
+_OF_SAMPLES = ("dual", "pred", "fitted")  # parts of a point with a row for each sample
+
 
 @dataclasses.dataclass(frozen=True)
 class DropZeroWeights(Reduction):
@@ -24,11 +26,11 @@ class DropZeroWeights(Reduction):
         return program.drop_zero_weights(), program.weight > 0
 
     def restrict(self, point: Point, data: Tensor) -> Point:
-        return _by_samples(point, lambda values: values[data])
+        return point.with_changed(_OF_SAMPLES, lambda values: values[data])
 
     def invert(self, point: Point, data: Tensor) -> Point:
         shape = len(data), point.coef.shape[-1]
-        return _by_samples(point, lambda values: values.new_zeros(shape).index_put_((data,), values))
+        return point.with_changed(_OF_SAMPLES, lambda values: values.new_zeros(shape).index_put_((data,), values))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,10 +51,10 @@ class Targets(Reduction):
         return reduced, (program.y.dtype, wanted)
 
     def restrict(self, point: Point, data: tuple[torch.dtype, torch.dtype]) -> Point:
-        return in_precision(point, data[1])
+        return point.in_precision(data[1])
 
     def invert(self, point: Point, data: tuple[torch.dtype, torch.dtype]) -> Point:
-        wide = in_precision(point, torch.promote_types(*data))  # what certificates go by keeps its digits
+        wide = point.in_precision(torch.promote_types(*data))  # what certificates go by keeps its digits
         return wide._replace(coef=point.coef.to(data[0]), correlation=None)
 
 
@@ -65,15 +67,3 @@ class SimplePenalty(Reduction):
 
     def apply(self, program: Program) -> tuple[Program, None]:
         return program.with_penalty(program.penalty.for_outputs(program.y.shape[1])), None
-
-
-def in_precision(point: Point, dtype: torch.dtype) -> Point:
-    """The point with all of its parts in a precision."""
-    return Point(*(None if part is None else part.to(dtype) for part in point))  # type: ignore[arg-type]
-
-
-def _by_samples(point: Point, change: object) -> Point:
-    """The point with its predictions and dual point changed in the axis of the samples."""
-    parts = {name: getattr(point, name) for name in ("dual", "pred", "fitted")}
-    changed = {name: change(part) for name, part in parts.items() if part is not None}  # type: ignore[operator]
-    return point._replace(**changed)

@@ -18,7 +18,7 @@ from convexformer_solvers.reductions.base import Chain
 from convexformer_solvers.reductions.blocks import Compress, Restrict
 from convexformer_solvers.reductions.center import Center
 from convexformer_solvers.reductions.precision import Cast, SinglePrecision
-from convexformer_solvers.reductions.weights import DropZeroWeights, SimplePenalty, Targets, in_precision
+from convexformer_solvers.reductions.weights import DropZeroWeights, SimplePenalty, Targets
 
 BLOCKS = torch.tensor([3, 0, 2])
 
@@ -141,7 +141,7 @@ def size_of_correlations(program, point):
 
 def values_of(program, point):
     """Objective and dual value, computed in double precision: in single some dual points are outside the domain."""
-    exact, point = program.with_float64_targets(), in_precision(point, torch.float64)
+    exact, point = program.with_float64_targets(), point.in_precision(torch.float64)
     return objective(exact, point), float(exact.dual(dual_of(exact, point)))
 
 
@@ -152,7 +152,7 @@ def assert_near(found, wanted, bound):
 
 def assert_is_of(program, point, rounding):
     """Predictions are those of the coefficients and an intercept, the correlation is that of the dual point."""
-    counts, exact, point = program.weight > 0, program.with_float64_targets(), in_precision(point, torch.float64)
+    counts, exact, point = program.weight > 0, program.with_float64_targets(), point.in_precision(torch.float64)
     shift = (point.fitted - program.map.matvec(point.coef))[counts]
     constant = shift.mean(0) if program.fit_intercept else torch.zeros_like(shift[0])
     assert_near(shift, constant.expand_as(shift), rounding * size_of_products(program, point))
@@ -303,7 +303,7 @@ def test_the_part_of_a_chain_in_double_precision(name, data, seed):
         assert found is None or torch.equal(found, wanted)
     # The gap is that of the easier program, but for rounding there.
     bound = 4 * rounding_of(chain) * (size_of(easier, point) + size_of(exact.program, between))
-    wanted = gap_estimate(easier.with_float64_targets(), in_precision(point, torch.float64))
+    wanted = gap_estimate(easier.with_float64_targets(), point.in_precision(torch.float64))
     assert gap_estimate(exact.program, between) == pytest.approx(wanted, rel=0, abs=bound)
     # Products rounded to the precision of the easier one are those of the same program.
     rounded = chain.rounded
