@@ -12,11 +12,11 @@ and its dual, with one row :math:`\theta_i` per sample:
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -192,20 +192,17 @@ class Program:
 
     def with_float64_targets(self) -> Program:
         """The same program with targets and weights in float64; the map converts its rows as it reads them."""
-        return self if self.y.dtype == torch.float64 else self._exact_at_alpha
+        return self if self.y.dtype == torch.float64 else self._exact.with_alpha(self.alpha)
 
     @_WithoutAlpha
     def _exact(self) -> Program:
         return dataclasses.replace(self, y=self.loss.target_in(self.y, torch.float64))
 
-    @cached_property
-    def _exact_at_alpha(self) -> Program:
-        return self._exact if self._exact.alpha == self.alpha else self._exact.with_alpha(self.alpha)
-
     def with_alpha(self, alpha: float) -> Program:
         """The same program with another positive `alpha`; all that does not depend on it is computed once."""
-        result = dataclasses.replace(self, alpha=alpha)
-        object.__setattr__(result, "_known", self._known)
+        check_alpha(alpha)
+        result = copy.copy(self)  # the rest has been checked
+        object.__setattr__(result, "alpha", float(alpha))
         return result
 
     def with_penalty(self, penalty: Penalty) -> Program:
