@@ -37,29 +37,13 @@ class Failed(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What a rank has of a command.
+    """What a rank has of a command."""
 
-    Attributes
-    ----------
-    combine : tuple of str
-        What becomes of each result.
-    results : tuple
-        The results.
-    heights : sequence of int
-        Samples of each rank.
-    data : bytes
-        The results that rank 0 gets, as a message; empty where they are more than a frame has room for.
-    n_bytes : int
-        Bytes of such a message; -1 where there is an error.
-    failed : Failed or None
-        The error.
-    """
-
-    combine: tuple[str, ...] = ()
+    combine: tuple[str, ...] = ()  # what becomes of each result
     results: tuple[Any, ...] = ()
-    heights: Sequence[int] = ()
-    data: bytes = b""
-    n_bytes: int = -1
+    heights: Sequence[int] = ()  # samples of each rank
+    data: bytes = b""  # results that rank 0 gets, as a message; empty where they are more than a frame has room for
+    n_bytes: int = -1  # of such a message; -1 where there is an error
     failed: Failed | None = None
 
     @classmethod

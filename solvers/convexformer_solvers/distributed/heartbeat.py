@@ -23,16 +23,9 @@ class RankError(RuntimeError):
 
 
 class Heartbeats:
-    """Counters that the ranks raise in a store, which rank 0 holds.
+    """Counters that the ranks raise in a store, which rank 0 makes; others have its `address`.
 
-    Parameters
-    ----------
-    rank, names : int, list of str
-        This rank, and what messages call each of them.
-    address : (str, int) or None
-        Where the store is; None on rank 0, which makes it.
-    config : DistributedConfig
-        Seconds between signs of life, and those without one that are too many.
+    Messages call the ranks by their `names`.
     """
 
     def __init__(self, rank: int, names: list[str], address: tuple[str, int] | None, config: DistributedConfig) -> None:

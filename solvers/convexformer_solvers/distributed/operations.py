@@ -199,27 +199,13 @@ class Here(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """What is known of values with rows for each sample.
+    """What is known of values with rows for each sample."""
 
-    Attributes
-    ----------
-    shape : tuple of int
-        That of the values of all samples.
-    axis : int
-        The axis of the samples.
-    repeat : int
-        Rows of each sample, which follow each other.
-    dtype : torch.dtype
-        Their precision.
-    small_strides : pair of tuple of int
-        Strides of the values of two and of three samples; those of more are in line with them.
-    """
-
-    shape: tuple[int, ...]
-    axis: int
-    repeat: int
+    shape: tuple[int, ...]  # of the values of all samples
+    axis: int  # of the samples
+    repeat: int  # rows of each sample, which follow each other
     dtype: torch.dtype
-    small_strides: tuple[tuple[int, ...], tuple[int, ...]]
+    small_strides: tuple[tuple[int, ...], tuple[int, ...]]  # of two and three samples; those of more are in line
 
     def small(self, n_samples: int) -> Tensor:
         """Zeros in place of the values of two or three samples."""
@@ -243,27 +229,13 @@ def contiguous_rows(shape: Sequence[int], axis: int, repeat: int, dtype: torch.d
 
 
 class Plan(NamedTuple):
-    """How the ranks carry out an operation.
+    """How the ranks carry out an operation."""
 
-    Attributes
-    ----------
-    rows : dict
-        By position of an argument that all ranks' samples share: what it is.
-    heights : dict
-        By position of an argument that is a number of rows: rows of each sample.
-    outputs : list of Rows
-        The results; none where there is one, over the samples.
-    spec : object
-        The tree that they make.
-    combine : str or None
-        What makes the result over the samples of those of the ranks: ``"sum"``, ``"max"`` or ``"min"``.
-    """
-
-    rows: dict[int, Rows]
-    heights: dict[int, int]
-    outputs: list[Rows]
-    spec: Any
-    combine: str | None
+    rows: dict[int, Rows]  # by position, arguments that all ranks' samples share
+    heights: dict[int, int]  # by position of an argument that is a number of rows: rows of each sample
+    outputs: list[Rows]  # the results; none where there is one, over the samples
+    spec: Any  # the tree that they make
+    combine: str | None  # what makes that one of those of the ranks: "sum", "max" or "min"
 
 
 class Operation(NamedTuple):
@@ -297,16 +269,7 @@ class Operation(NamedTuple):
 def plan(function: Any, leaves: Sequence[Any], spec: Any, n_samples: int) -> Plan | None:
     """How ranks carry out an operation by themselves, or None where they cannot.
 
-    Parameters
-    ----------
-    function : OpOverload
-        The operation.
-    leaves : list
-        Its arguments; ``Rows`` stand for those that the ranks have.
-    spec : object
-        The tree that they make.
-    n_samples : int
-        Samples of all ranks.
+    `leaves` are its arguments, with ``Rows`` for those that the ranks have, and `spec` the tree that they make.
     """
     kinds = (float, int) if _is_pointwise(function) else float  # of numbers whose values make no difference
     numbers = tuple(type(leaf) if isinstance(leaf, kinds) else leaf for leaf in leaves)

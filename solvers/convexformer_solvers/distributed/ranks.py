@@ -60,13 +60,7 @@ def _forget() -> None:
 
 
 class Ranks:
-    """Collective operations of all ranks, that end with an error where one of them has died.
-
-    Parameters
-    ----------
-    config : DistributedConfig
-        Seconds of waiting.
-    """
+    """Collective operations of all ranks, that end with an error where one of them has died."""
 
     def __init__(self, config: DistributedConfig) -> None:
         self.config, self.world = config, dist.group.WORLD

@@ -25,14 +25,7 @@ _T = TypeVar("_T")
 class Sharded(InParts):
     """Something of which each rank has the part of its samples; its methods are commands, which all ranks carry out.
 
-    Parameters
-    ----------
-    layout : Layout
-        Which samples each rank has.
-    name : int
-        Name of the ranks' parts.
-    local : object
-        The part of rank 0.
+    The parts have a `name`; `local` is that of rank 0.
     """
 
     def __init__(self, layout: Layout, name: int, local: Any) -> None:
@@ -125,8 +118,8 @@ class ShardedMap(Sharded, LinearMap):
 
     Parameters
     ----------
-    layout, name, local
-        As in ``Sharded``; the parts are maps.
+    layout, name, local : Layout, int, LinearMap
+        Which samples each rank has, the name of the ranks' maps, and the map of rank 0.
     """
 
     device = property(lambda self: self.local.device)

@@ -48,12 +48,7 @@ class Ask(NamedTuple):
 class Team:
     """The maps and values of this rank by name, and the commands that all ranks carry out together.
 
-    Parameters
-    ----------
-    ranks : Ranks
-        The ranks.
-    local : LinearMap
-        The map of this rank's samples, whose name is 0.
+    The map of this rank's samples, `local`, has the name 0.
     """
 
     def __init__(self, ranks: Ranks, local: LinearMap) -> None:

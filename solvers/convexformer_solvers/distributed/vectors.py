@@ -19,19 +19,7 @@ Places = Tensor | slice  # positions of a rank's samples among all
 
 
 class Layout:
-    """Which samples each rank has.
-
-    Parameters
-    ----------
-    team : Team
-        The ranks.
-    places : list of Tensor or slice
-        Positions of each rank's samples.
-    n_samples : int
-        Samples in all.
-    device : torch.device
-        That of rank 0.
-    """
+    """Which samples each rank has: `places` are their positions among all, `device` is that of rank 0."""
 
     def __init__(self, team: Team, places: list[Places], n_samples: int, device: torch.device) -> None:
         self.team, self.places, self.n_samples, self.device = team, places, n_samples, device
@@ -118,19 +106,10 @@ class SampleTensor(_Wrapper):
     Operations are noted. All ranks carry them out before the next sum over the samples or product with the data.
     Operations that mix the samples in other ways gather the values of all samples on rank 0. Views that result from
     these are of a copy: they refuse to change in place, and to be read after the values have changed.
-
-    Parameters
-    ----------
-    layout : Layout
-        Which samples each rank has.
-    name : int
-        Name of the parts on the ranks.
-    rows : Rows
-        Shape, axis of the samples and precision.
     """
 
     sample_layout: Layout
-    name_on_ranks: int
+    name_on_ranks: int  # of the parts
     rows: Rows
     changes: _Changes
     _copy: tuple[Tensor, int] | None  # on rank 0, and after which changes
