@@ -222,8 +222,19 @@ def _carried_out(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return function(torch.empty(0, dtype=args[0].dtype, device=args[0].device), *args[1:], **kwargs)
     if how is None or (how.combine in ("max", "min") and 0 in layout.heights):  # a part has none
         return _on_rank_0(function, leaves, spec, changed)
-    placed = [_placed(*pair, how, layout) for pair in enumerate(leaves)]  # which must live until the operation is noted
-    operation, outputs = _message(function, placed, spec, how, layout), how.outputs
+    return _on_ranks(function, leaves, spec, changed, how, layout)
+
+
+def _on_ranks(function: Any, leaves: list[Any], spec: Any, changed: list[Any], how: Plan, layout: Layout) -> Any:
+    """The operation on each rank's values."""
+
+    def placed(position: int, leaf: Any) -> Any:
+        if position not in how.rows or isinstance(leaf, SampleTensor):
+            return leaf
+        return layout.scattered(leaf, how.rows[position].axis, how.rows[position].repeat)
+
+    arguments = [placed(*pair) for pair in enumerate(leaves)]  # which must live until the operation is noted
+    operation = _message(function, arguments, spec, how, layout)
     if how.combine is not None:
         return layout.combined(operation, how.combine)
     if changed:
@@ -231,22 +242,16 @@ def _carried_out(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
             leaf.changes.number += 1
         layout.team.note(operation)
         if torch.Tag.inplace_view in function.tags:  # which changes the shape
-            changed[0].rows = outputs[0]
+            changed[0].rows = how.outputs[0]
+            args, kwargs = tree_unflatten(leaves, spec)
             with no_dispatch():
                 function(*args, **kwargs)
         return changed[0]
-    names = [layout.team.new_name() for _ in outputs]
+    names = [layout.team.new_name() for _ in how.outputs]
     layout.team.note(operation._replace(targets=names))
-    changes = args[0].changes if _makes_views(function) else None
-    results = [SampleTensor(layout, name, output, changes) for name, output in zip(names, outputs, strict=True)]
+    changes = leaves[0].changes if _makes_views(function) else None
+    results = [SampleTensor(layout, name, output, changes) for name, output in zip(names, how.outputs, strict=True)]
     return tree_unflatten(results, how.spec)
-
-
-def _placed(position: int, leaf: Any, how: Plan, layout: Layout) -> Any:
-    """An argument, on the ranks where it has a row for each sample."""
-    if position not in how.rows or isinstance(leaf, SampleTensor):
-        return leaf
-    return layout.scattered(leaf, how.rows[position].axis, how.rows[position].repeat)
 
 
 def _message(function: Any, leaves: list[Any], spec: Any, how: Plan, layout: Layout) -> Operation:
