@@ -189,7 +189,7 @@ class LinearMap(InParts, ABC):
     def few(self, n_blocks: int) -> bool:
         """Whether products with so many blocks take less time one by one than those with all blocks together."""
         d = self.feature_shape[-1]
-        return 2 * n_blocks * (d + CONFIG.line) <= self._n_blocks * d
+        return self.in_memory and 2 * n_blocks * (d + CONFIG.line) <= self._n_blocks * d
 
     def sparse_matvec(self, coef: Tensor) -> Tensor:
         """``matvec``; blocks of zeros cost nothing where the others are ``few``."""
@@ -299,7 +299,17 @@ class LinearMap(InParts, ABC):
         return sum((torch.where(weight > 0, weight * each, 0.0).sum() for each in squares), weight.new_zeros(()))
 
     def squared_norm(self, weight: Tensor, center: bool = False, n_steps: int = 20) -> float:
-        """Largest eigenvalue of ``A' diag(weight) A`` by power iteration, from below; `center` centres the columns."""
+        """Largest eigenvalue of ``A' diag(weight) A`` by power iteration, from below; `center` centres the columns.
+
+        Of data that are not in memory it is that of some samples.
+        """
+        if not self.in_memory:  # each step would be two passes: who starts with it follows the curvature that is met
+            at_most = CONFIG.chunk * self.n_samples // max(1, self.n_stored)
+            index = even_rows(self.n_samples, max(1, at_most), self.device)
+            share = weight[index]
+            if len(index) < self.n_samples and bool(share.any()):
+                share = share * float(weight.sum() / share.sum())
+                return self.rows(index).squared_norm(share, center, n_steps)
         generator = torch.Generator().manual_seed(0)
         vector = torch.randn((*self.feature_shape, 1), generator=generator, dtype=weight.dtype).to(weight.device)
         value = 0.0

@@ -125,27 +125,10 @@ class SignedMap(DerivedMap[LinearMap]):
         gram, product = self.base.moments(weight, right, single)
         return torch.kron(gram.new_tensor([[1, -1], [-1, 1]]), gram), torch.cat([product, -product])
 
-    def squared_norm(self, weight: Tensor, center: bool = False, n_steps: int = 20) -> float:
-        if self.in_memory:
-            return super().squared_norm(weight, center, n_steps)
-        return 2 * self.base.squared_norm(weight, center, n_steps)  # which knows how to read few samples
-
-    def centered(self, weight: Tensor, dtype: torch.dtype) -> LinearMap:
-        return SignedMap(self.base.centered(weight, dtype))
-
     def columns(self, blocks: Tensor) -> Tensor:
         n_blocks = self._n_blocks // 2
         sign = 1 - 2 * (blocks >= n_blocks).to(self.dtype)
         return self.base.columns(blocks % n_blocks) * sign[:, None]
-
-    def few(self, n_blocks: int) -> bool:
-        return self.base.few((n_blocks + 1) // 2)
-
-    def kernel(self, blocks: Tensor, scale: Tensor, units: Tensor) -> Tensor:
-        return self.base.kernel(blocks % (self._n_blocks // 2), scale, units)
-
-    def full_kernel(self, dtype: torch.dtype) -> Tensor:
-        return self.base.full_kernel(dtype).mul_(2)
 
 
 class PaddedMap(DerivedMap[LinearMap]):
@@ -186,21 +169,9 @@ class PaddedMap(DerivedMap[LinearMap]):
         pad = torch.nn.functional.pad
         return pad(gram, (0, d, 0, d)), pad(product, (0, 0, 0, d))
 
-    def squared_norm(self, weight: Tensor, center: bool = False, n_steps: int = 20) -> float:
-        return self.base.squared_norm(weight, center, n_steps)
-
-    def centered(self, weight: Tensor, dtype: torch.dtype) -> LinearMap:
-        return PaddedMap(self.base.centered(weight, dtype))
-
     def columns(self, blocks: Tensor) -> Tensor:
         real = blocks < self.base.feature_shape[0]
         shape = (self.n_samples, len(blocks), self.feature_shape[-1])
         result = torch.zeros(shape, dtype=self.dtype, device=self.device)
         result[:, real] = self.base.columns(blocks[real])
         return result
-
-    def full_kernel(self, dtype: torch.dtype) -> Tensor:
-        return self.base.full_kernel(dtype)
-
-    def few(self, n_blocks: int) -> bool:
-        return self.base.few(n_blocks)

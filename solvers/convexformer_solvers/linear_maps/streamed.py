@@ -15,7 +15,7 @@ from torch import Tensor
 
 from convexformer_solvers.validation import check_kind
 
-from .base import LinearMap, Slopes, even_rows, widened
+from .base import LinearMap, Slopes, widened
 from .config import CONFIG
 from .dense import DenseMap
 from .gated import GatedMap, checked_masks
@@ -144,8 +144,7 @@ class StreamedMap(LinearMap):
             if self._order is not None:  # samples stand elsewhere than they are read
                 rows = rows[self._order.argsort()]
             chosen, order = rows[index].sort(stable=True)
-            in_order = bool((order == torch.arange(len(order))).all())
-            order = None if in_order else order
+            order = order if bool((order.diff() < 0).any()) else None
         result = self._like(_index=chosen, _order=order, masks=masks, features=features)
         return result.held() if result.n_stored <= self.chunk else result
 
@@ -239,15 +238,6 @@ class StreamedMap(LinearMap):
             result += part.rmatvec(values[places])
         return result
 
-    def matvec_blocks(self, blocks: Tensor, coef: Tensor) -> Tensor:
-        return self._of_samples(lambda part: part.matvec_blocks(blocks, coef), coef.shape[-1:], coef.dtype)
-
-    def rmatvec_blocks(self, blocks: Tensor, values: Tensor) -> Tensor:
-        result = values.new_zeros((len(blocks), self.feature_shape[-1], values.shape[1]))
-        for places, part in self._parts():
-            result += part.rmatvec_blocks(blocks, values[places])
-        return result
-
     def slopes_pass(self, coef: Tensor, slopes: Slopes) -> tuple[Tensor, Tensor]:
         pred, back = coef.new_empty((self.n_samples, coef.shape[-1])), None
         for places, part in self._parts():
@@ -294,18 +284,6 @@ class StreamedMap(LinearMap):
 
     def weighted_squares(self, weight: Tensor) -> Tensor:
         return sum((part.weighted_squares(weight[places]) for places, part in self._parts()), weight.new_zeros(()))
-
-    def squared_norm(self, weight: Tensor, center: bool = False, n_steps: int = 20) -> float:
-        # Of some samples, as each step would be two passes: who starts with it follows the curvature that is met.
-        index = even_rows(self.n_samples, max(1, CONFIG.chunk // self._width), self._device)
-        share = weight[index]
-        if len(index) == self.n_samples or not bool(share.any()):
-            return super().squared_norm(weight, center, n_steps)
-        scale = float(weight.sum() / share.sum())
-        return self.rows(index).squared_norm(share * scale, center, n_steps)
-
-    def few(self, n_blocks: int) -> bool:
-        return False  # all of the data are read in any case
 
     def product_work(self, n_outputs: int) -> float:
         # A number from the disk is read, converted and written before it is read again.
