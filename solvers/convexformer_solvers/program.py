@@ -130,10 +130,9 @@ class Program:
         object.__setattr__(self, "fit_intercept", bool(self.fit_intercept))
         self._check_arrays()
         object.__setattr__(self, "y", self.map.placed(self.y))
-        if self.sample_weight is not None:
-            object.__setattr__(self, "sample_weight", self.map.placed(self.sample_weight))
         self.loss.check_target(self.y)
         if self.sample_weight is not None:
+            object.__setattr__(self, "sample_weight", self.map.placed(self.sample_weight))
             # Samples of positive weight must make a program by themselves: zero counts alone have no best constant.
             self.loss.check_target(self.y[self.sample_weight > 0])
 

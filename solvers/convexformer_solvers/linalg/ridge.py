@@ -55,9 +55,9 @@ class RidgeSystem(ABC):
     def solution(self) -> Tensor:
         """The ``W`` of the last fit."""
 
-    @abstractmethod
     def squared_move(self, fitted: Tensor, fitted_center: Tensor) -> float:
-        """``|W - V|^2`` of the last fit."""
+        """``|W - V|^2`` of the last fit, where it has taken no product with the data."""
+        raise NotImplementedError
 
     @abstractmethod
     def _gram(self) -> Tensor:
@@ -148,9 +148,6 @@ class RidgeInFeatures(RidgeSystem):
 
     def solution(self) -> Tensor:
         return self.last
-
-    def squared_move(self, fitted: Tensor, fitted_center: Tensor) -> float:
-        return 0.0 if self._before is None else float(self._before[0].square().sum())
 
     def _gram(self) -> Tensor:
         if self._weighted is None or not torch.equal(self._weighted[0], self.weight):
