@@ -17,20 +17,12 @@ WARM_UP = 0.03
 
 @dataclass(frozen=True)
 class Rates:
-    """Operations per second in one precision.
+    """Operations per second in one precision."""
 
-    Attributes
-    ----------
-    product, read, calls : float
-        Floating-point operations of a product of large matrices; numbers read in a product of a matrix, larger than
-        the caches, with one column; calls of a small operation.
-    turns_columns : bool, default=False
-        Whether products of data with several columns take less time as those of contiguous rows with the transpose.
-    """
-
-    product: float
-    read: float
-    calls: float
+    product: float  # floating-point operations of a product of large matrices
+    read: float  # numbers read in a product of a matrix, larger than the caches, with one column
+    calls: float  # calls of a small operation
+    # Whether products of data with several columns take less time as those of contiguous rows with the transpose.
     turns_columns: bool = False
 
     @property

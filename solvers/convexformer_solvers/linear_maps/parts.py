@@ -17,16 +17,9 @@ class InParts:
     """
 
     def each_part(self, function: Callable[..., _T], own: dict[str, Any] | None = None, **common: Any) -> list[_T]:
-        """What a function gives of each part.
+        """What a function gives of each part, with arguments that all parts get.
 
-        Parameters
-        ----------
-        function : callable
-            Called with a part and the arguments.
-        own : dict of str to Tensor, optional
-            Arguments with a row for each sample, of which a part gets those of its samples.
-        **common
-            Arguments that all parts get.
+        Arguments in `own` are tensors with a row for each sample, of which a part gets those of its samples.
         """
         return [function(self, **(own or {}), **common)]
 

@@ -66,17 +66,9 @@ def lost_to_means(squares: Tensor, centered: Tensor, rounding: float) -> bool:
 class GramRoot:
     r"""A root ``R`` of a Gram matrix ``G = R'R`` as the data of a linear map, whatever the rank of ``G``.
 
-    Parameters
-    ----------
-    gram : Tensor of shape (p, p)
-        Positive semidefinite up to rounding.
-    feature_shape : tuple of int
-        Shape of the features, ``p`` in all.
-
-    Attributes
-    ----------
-    map : LinearMap
-        The rows of ``sqrt(n) R`` and a row of zeros, ``n`` in all: the mean over them has the Gram matrix ``G``.
+    ``G`` of shape ``(p, p)`` is positive semidefinite up to rounding, and `feature_shape` that of the ``p`` features.
+    The samples of `map` are the rows of ``sqrt(n) R`` and a row of zeros, ``n`` in all: their mean has the Gram matrix
+    ``G``.
 
     Examples
     --------
