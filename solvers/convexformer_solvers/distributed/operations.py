@@ -40,15 +40,11 @@ _ALONG = {
     _aten.squeeze.dim,
     _aten.squeeze_.dim,
 }
+# Tensors that take nothing but the precision and device of another.
+NEW = {_aten.new_empty.default, _aten.new_full.default, _aten.new_ones.default, _aten.new_zeros.default}
 _VIEWS_OF_SHAPES = {_aten.view.default, _aten._unsafe_view.default}
 # Operations whose second argument is a shape.
-_SHAPED = _VIEWS_OF_SHAPES | {
-    _aten.expand.default,
-    _aten.new_empty.default,
-    _aten.new_full.default,
-    _aten.new_ones.default,
-    _aten.new_zeros.default,
-}
+_SHAPED = _VIEWS_OF_SHAPES | NEW | {_aten.expand.default}
 # Operations that treat all rows alike, besides those of one element after the other.
 _ROWWISE = _SHAPED | {
     *_ALONG,
@@ -178,8 +174,6 @@ IN_TERMS_OF_OTHERS: dict[Any, Callable[..., Any]] = {
     _aten.squeeze.dims: _squeeze,
     _aten.view.default: _view,
 }
-# Tensors that take nothing but the precision and device of another.
-NEW = {_aten.new_empty.default, _aten.new_full.default, _aten.new_ones.default, _aten.new_zeros.default}
 
 
 class Part(NamedTuple):
