@@ -27,8 +27,6 @@ from torch import Tensor, nn
 from .config import DistributedConfig
 from .heartbeat import Heartbeats, RankError, host_of_store, name_of
 
-__all__ = ["RankError", "Ranks", "ranks"]
-
 _current: Ranks | None = None
 
 

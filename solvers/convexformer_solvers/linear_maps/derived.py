@@ -83,9 +83,6 @@ class RoundedMap(DerivedMap[LinearMap]):
     def kernel(self, blocks: Tensor, scale: Tensor, units: Tensor) -> Tensor:
         return self.base.kernel(blocks, scale.to(self.dtype), units.to(self.dtype)).to(scale.dtype)
 
-    def few(self, n_blocks: int) -> bool:
-        return self.base.few(n_blocks)
-
 
 class SignedMap(DerivedMap[LinearMap]):
     """The map ``coef -> A coef[0] - A coef[1]`` of another map ``A``: non-negative coefficients stand for any.
