@@ -9,6 +9,8 @@ from solver_cases import randn
 
 from convexformer_solvers import DenseMap, GatedMap, SignedMap, get_loss
 from convexformer_solvers.checks import check_map
+from convexformer_solvers.linear_maps import base
+from convexformer_solvers.linear_maps.config import MapConfig
 from convexformer_solvers.linear_maps.derived import PaddedMap
 from convexformer_solvers.linear_maps.source import Source
 from convexformer_solvers.linear_maps.streamed import StreamedMap
@@ -127,6 +129,16 @@ def test_few_samples_are_read_by_themselves():
     few = streamed.rows(torch.tensor([0, 500, 999]))
     assert isinstance(few, DenseMap)
     assert streamed.traffic().read_bytes == 3 * 6 * 8
+
+
+@pytest.mark.parametrize("derived", [lambda streamed: streamed, SignedMap, PaddedMap])
+def test_the_norm_is_about_that_of_some_samples(derived, monkeypatch):
+    monkeypatch.setattr(base, "CONFIG", MapConfig(chunk=600))
+    streamed, weight = StreamedMap(Rows(randn(1000, 3, 2)), chunk=600), torch.full((1000,), 1e-3).double()
+    norm = float(torch.linalg.matrix_norm(derived(DenseMap(streamed.tensor())).as_matrix(), 2)) ** 2 / 1000
+    before = streamed.traffic().read_bytes
+    assert 0.5 * norm <= derived(streamed).squared_norm(weight) <= 2 * norm
+    assert streamed.traffic().read_bytes - before == 100 * 6 * 8
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
