@@ -29,10 +29,10 @@ class Linear(NamedTuple):
     correlation: Tensor  # A' diag(p) theta
     slope: Tensor  # sum of diag(p) theta, (c,); zeros without an intercept
 
-    def plus(self, moves: Sequence[Linear], shares: Sequence[float]) -> Linear:
+    def plus(self, moves: Sequence[Linear], shares: Tensor) -> Linear:
         """The sum with shares of moves."""
         result = self
-        for move, share in zip(moves, shares, strict=True):
+        for move, share in zip(moves, shares.tolist(), strict=True):
             result = Linear(*(part + share * change for part, change in zip(result, move, strict=True)))
         return result
 
@@ -82,7 +82,7 @@ def best_combination(program: Program, first: Read, others: Sequence[Read], shar
     """
     moves, best = [start.at.move_to(end.at) for start, end in pairwise((*others, first))], first
     while True:
-        way, slope = _newton_direction(program, best, moves)
+        way, slope = _newton_direction(program, best.at, moves)
         found = backtracking(partial(_moved, program, best, moves, way), attrgetter("value"), best.value, slope)
         if found is None:
             return best
@@ -92,17 +92,18 @@ def best_combination(program: Program, first: Read, others: Sequence[Read], shar
 
 
 def _moved(program: Program, start: Read, moves: Sequence[Linear], way: Tensor, step: float) -> Read:
-    at = start.at.plus(moves, (step * way).tolist())
+    """The end of a step, and its objective."""
+    at = start.at.plus(moves, step * way)
     return start._replace(at=at, value=float(program.objective(at.coef, at.pred + at.intercept)))
 
 
-def _newton_direction(program: Program, start: Read, moves: Sequence[Linear]) -> tuple[Tensor, float]:
+def _newton_direction(program: Program, at: Linear, moves: Sequence[Linear]) -> tuple[Tensor, float]:
     """Newton's direction and the derivative along it; zeros where the objective is infinite nearby."""
-    ends = [_moved(program, start, moves, way, DIFFERENCE) for unit in torch.eye(len(moves)) for way in (unit, -unit)]
-    if not all(math.isfinite(end.value) for end in ends):
-        return start.at.coef.new_zeros(len(moves)), 0.0
-    slope, *slopes = (_slopes(program, each.at, moves) for each in (start, *ends))
-    second = (torch.stack(slopes[::2]) - torch.stack(slopes[1::2])) / (2 * DIFFERENCE)
+    steps = DIFFERENCE * torch.eye(len(moves), dtype=torch.float64)
+    ahead, behind = ([_slopes(program, at.plus(moves, sign * step), moves) for step in steps] for sign in (1, -1))
+    slope, second = _slopes(program, at, moves), (torch.stack(ahead) - torch.stack(behind)) / (2 * DIFFERENCE)
+    if not bool(torch.isfinite(second).all()):
+        return torch.zeros_like(slope), 0.0
     way = -torch.linalg.pinv(second + second.T, rtol=math.sqrt(EPS), hermitian=True) @ (2 * slope)
     return way, float(slope @ way)
 
@@ -115,4 +116,4 @@ def _slopes(program: Program, at: Linear, moves: Sequence[Linear]) -> Tensor:
         rise = float(penalty(at.coef + DIFFERENCE * move.coef) - penalty(at.coef - DIFFERENCE * move.coef))
         of_loss = -float((of_samples * (move.pred + move.intercept)).sum())
         result.append(of_loss + program.alpha * rise / (2 * DIFFERENCE))
-    return at.coef.new_tensor(result)
+    return torch.tensor(result, dtype=torch.float64)
