@@ -126,7 +126,7 @@ class LinearMap(InParts, ABC):
 
     def _block(self, position: int) -> Tensor:
         """Columns of one block, shape ``(N, d)``, as a view where there is one."""
-        return self.columns(torch.tensor([position], device=self.device))[:, 0]
+        return self.columns(torch.tensor([position]).to(self.device))[:, 0]
 
     def largest(self) -> float:
         """Largest absolute value of an entry, or a bound of it."""

@@ -130,7 +130,7 @@ class MetricGradient(Solver):
         found = read(program, state.coef, state.intercept, state.single, state.metric)
         state = state._replace(iteration=state.iteration + 1)
         best = min(found, state.read, key=lambda each: each.value)
-        if state.single and _says_too_little(base, found):
+        if state.single and _says_too_little(state, found):
             best = read(program, best.at.coef, best.at.intercept, False, state.metric)
             return self._minimised(program, state._replace(read=best, base=best, past=(), single=False))
         met = self._curvature_met(state.metric, base.at, found.at)
@@ -222,8 +222,9 @@ class MetricGradient(Solver):
         return state.finished
 
 
-def _says_too_little(base: Read, found: Read) -> bool:
+def _says_too_little(state: _State, found: Read) -> bool:
     """Whether what a pass in single precision says of a point may be rounding."""
-    rise = (found.value - base.value) / found.size
+    rise = (found.value - state.base.value) / found.size
     rounding = torch.finfo(torch.float32).eps / math.sqrt(len(found.at.pred))  # of a mean of so many
-    return abs(found.gap) <= SINGLE * found.size or -rounding <= rise <= SINGLE
+    # Slopes of combinations may lead too far, the minimum of a model does not but for rounding and a model's curvature.
+    return abs(found.gap) <= SINGLE * found.size or -rounding <= rise <= (rounding if state.past else SINGLE)
