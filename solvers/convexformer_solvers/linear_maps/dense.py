@@ -53,6 +53,13 @@ class DenseMap(LinearMap):
         smallest, largest = torch.aminmax(self.data)
         return max(-float(smallest), float(largest))
 
+    def weighted_squares(self, weight: Tensor) -> Tensor:
+        total = weight.new_zeros(())
+        for rows in self._chunks(weight.dtype):
+            squares = self._rows[rows].to(weight.dtype).square().sum(1)
+            total += torch.where(weight[rows] > 0, weight[rows] * squares, 0.0).sum()
+        return total
+
     def _chunks(self, dtype: torch.dtype) -> Iterator[slice]:
         # A quarter of the bytes of a temporary in float64: rows that are read twice stay in the cache of one core.
         return row_chunks(self.n_samples, self._rows.shape[1] * dtype.itemsize // 2, self.device)

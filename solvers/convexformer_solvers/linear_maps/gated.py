@@ -116,6 +116,9 @@ class GatedMap(DerivedMap[DenseMap]):
             result[here] = (units[here] @ data.T).mul_(mask.T)
         return result
 
+    def weighted_squares(self, weight: Tensor) -> Tensor:
+        return self.base.weighted_squares(weight * self.masks.to(weight.dtype).square().sum(1))
+
     def kernel(self, blocks: Tensor, scale: Tensor, units: Tensor) -> Tensor:
         # For each dense block k the gates share X_k: sum_g s D_g X_k X_k' D_g = (X_k X_k') o (M diag(s) M').
         result = scale.new_zeros((self.n_samples, self.n_samples))
