@@ -225,7 +225,11 @@ def dependent_blocks(name, n=1500, n_blocks=200):
     for block in range(1, n_blocks):
         data[:, block] = 0.5 * data[:, block - 1] + data[:, block]
     signal = data[:, 17, :2] + data[:, n_blocks // 3, 1:] + data[:, 3 * n_blocks // 4, :2]
-    targets = {"logistic": signal.sign(), "softmax": torch.nn.functional.one_hot(signal.argmax(1), 2).double()}
+    targets = {
+        "logistic": signal.sign(),
+        "softmax": torch.nn.functional.one_hot(signal.argmax(1), 2).double(),
+        "poisson": torch.poisson((0.3 * signal).exp(), generator=torch.Generator().manual_seed(0)),
+    }
     program = program_of(name, "group_l2", n=n, data=data + common)
     return dataclasses.replace(program, y=targets.get(name, signal))
 
@@ -249,8 +253,21 @@ def test_few_passes_without_room_for_gram_matrices(name, share):
     assert 5 * passes <= passes_of(program, Fista())
 
 
+@pytest.mark.parametrize("solver", [LOW_RANK, MetricGradient(GramMetrics(Batched(Auto())))], ids=["low rank", "gram"])
+@pytest.mark.parametrize("outlier", [0, 10**6])
+@pytest.mark.parametrize("scale", [0.3, 1.0])
+def test_few_passes_where_curvatures_have_no_bound(scale, outlier, solver):
+    program = dependent_blocks("squared", n=800, n_blocks=40)
+    counts = torch.poisson((scale * program.y).exp(), generator=torch.Generator().manual_seed(0))
+    counts[0] += outlier
+    program = dataclasses.replace(program, y=counts, loss=get_loss("poisson"))
+    for share in (0.3, 0.05):
+        program = program.with_alpha(share * program.alpha_max)
+        assert 4 * passes_of(program, solver, 1e-6) <= passes_of(program, Fista(), 1e-6)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("name", ["squared", "huber", "logistic", "softmax"])
+@pytest.mark.parametrize("name", ["squared", "huber", "logistic", "softmax", "poisson"])
 def test_more_digits_without_room_for_gram_matrices_take_in_proportion_more_passes(name, dtype):
     program = dependent_blocks(name, n=600, n_blocks=60)
     program = dataclasses.replace(program, map=program.map.to(dtype))

@@ -11,7 +11,7 @@ import torch
 from convexformer_solvers.algorithms.admm import Admm, AdmmConfig
 from convexformer_solvers.algorithms.block_descent import BlockDescent
 from convexformer_solvers.algorithms.constant import Constant
-from convexformer_solvers.algorithms.few_passes import Batched, GramMetrics, LowRankMetrics, MetricGradient
+from convexformer_solvers.algorithms.few_passes import Batched, GramMetrics, LowRankMetrics, MetricGradient, Metrics
 from convexformer_solvers.algorithms.fista import Fista, GreedyFista
 from convexformer_solvers.algorithms.polish import PolishConfig
 from convexformer_solvers.algorithms.proximal_dual import ProximalDual
@@ -39,10 +39,10 @@ def plan(program: Program, warm: bool = False, config: AutoConfig | None = None)
 
     1. ``alpha`` from ``alpha_max`` on: the best constant model, and nothing else is needed.
     2. Data that are not held in memory: for the squared loss the plan of the program that one pass leads to
-       (``Moments``), for others of bounded curvature steps in the metric of a Gram matrix (``MetricGradient``). Where
-       there is no room for Gram matrices, steps in a metric of low rank. Then gradient steps.
-    3. A loss of unbounded curvature (Poisson): gradient steps, Newton steps, gradient steps. A penalty that is no sum
-       over blocks: gradient steps alone.
+       (``Moments``), for others steps in the metric of a Gram matrix (``MetricGradient``). Where there is no room for
+       Gram matrices, steps in a metric of low rank. Then gradient steps.
+    3. A loss of unbounded curvature (Poisson): steps in a metric of low rank, gradient steps, Newton steps, gradient
+       steps. A penalty that is no sum over blocks: gradient steps alone.
     4. Features that are nearly independent, for this ``alpha``: greedy gradient steps in single precision, on a working
        set where there are many more features than samples, for as long as a Gram matrix would take.
     5. Squared loss and a costly Gram matrix: a working set, solved by block descent with one output, else by
@@ -120,9 +120,8 @@ class _Planner:
         if self.factorises:
             yield from self._alternating()
         elif eigenvalue_ratio(program) > AdmmConfig.independent:
-            yield from self._low_rank(
-                "the Gram matrix is too large to factorise, and far from a multiple of the identity"
-            )
+            why = "the Gram matrix is too large to factorise, and far from a multiple of the identity"
+            yield from self._low_rank(why, self.config.steps)
         yield self._gradient_steps("nothing else has ended before")
 
     def _few_passes(self) -> Iterator[Stage]:
@@ -136,18 +135,21 @@ class _Planner:
                 n_steps = math.ceil(math.log(SINGLE) / math.log(inner.config.factor))
                 yield Stage(inner, f"{why}, in single precision", n_steps, (Moments(single=True),))
             yield Stage(inner, why, reductions=(Moments(),))
-        elif not math.isfinite(self.program.loss.smoothness):
-            return
         elif self.takes_gram:
             why = "one pass for each step in the metric of a Gram matrix"
-            yield Stage(MetricGradient(GramMetrics(inner)), why, self.config.steps)
+            yield from self._metric_steps(GramMetrics(inner), why, self.config.steps)
         else:
-            yield from self._low_rank("there is no room for Gram matrices")
+            yield from self._low_rank("there is no room for Gram matrices", self.config.steps)
 
-    def _low_rank(self, why: str) -> Iterator[Stage]:
+    def _low_rank(self, why: str, n_steps: float) -> Iterator[Stage]:
         """Steps in a metric of low rank, where there is room for it."""
         if rank := self._rank():
-            yield Stage(MetricGradient(LowRankMetrics(rank)), f"{why}: one pass for each step", self.config.steps)
+            yield from self._metric_steps(LowRankMetrics(rank), f"{why}: steps in a metric of low rank", n_steps)
+
+    def _metric_steps(self, metrics: Metrics, why: str, n_steps: float) -> Iterator[Stage]:
+        steps = MetricGradient(metrics)
+        if steps.unmet_requirement(self.program) is None:
+            yield Stage(steps, why, n_steps)
 
     def _rank(self) -> int:
         """The rank of a metric that is formed in the time of a few steps, and for which there is room."""
@@ -276,6 +278,7 @@ class _Planner:
 
     def _unbounded_curvature(self) -> Iterator[Stage]:
         why = "the loss's curvature has no bound"
+        yield from self._low_rank(why, self.config.first_steps)
         if self.takes_newton:
             yield self._gradient_steps(why, self.n_before_newton)
             yield from self._newton()

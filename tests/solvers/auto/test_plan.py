@@ -16,6 +16,7 @@ from convexformer_solvers import (
     DenseMap,
     Fista,
     Huber,
+    Poisson,
     Program,
     RowStochastic,
     SignedMap,
@@ -34,6 +35,7 @@ from convexformer_solvers.algorithms.smoothing_newton import SmoothingNewton
 from convexformer_solvers.algorithms.working_set import WorkingSet
 from convexformer_solvers.auto import AutoConfig, plan
 from convexformer_solvers.linear_maps import base
+from convexformer_solvers.linear_maps.derived import DerivedMap
 from convexformer_solvers.points import null_point
 from convexformer_solvers.rates import Rates
 from convexformer_solvers.reductions.precision import SinglePrecision
@@ -42,6 +44,15 @@ pytestmark = pytest.mark.usefixtures("steady_rates")
 
 # Neither working sets nor Newton steps on smoothed objectives nor single precision, unless a test asks for one.
 PLAIN = AutoConfig(costly_gram=math.inf, newton_share=math.inf, least_single=2**60, long_tails=math.inf)
+
+
+class OnDisk(DerivedMap):
+    """Another map as if its data were on a disk."""
+
+    in_memory = False
+    matvec = property(lambda self: self.base.matvec)
+    rmatvec = property(lambda self: self.base.rmatvec)
+    rows = property(lambda self: self.base.rows)
 
 
 def correlated_program(loss="squared", penalty="group_l2", c=1, n=120, blocks=150, d=4, ratio=0.1):
@@ -157,13 +168,24 @@ class TestDecisionList:
     def test_2_unbounded_curvature(self, penalty):
         program = make_program("poisson", penalty, n=40)
         by_output = SemismoothNewton().unmet_requirement(program) is None
-        assert algorithms(program) == [Fista, SmoothingNewton, Fista, *([SemismoothNewton, Fista] if by_output else [])]
-        assert algorithms(program, PLAIN)[0] is algorithms(program, PLAIN)[-1] is Fista
+        newton = [SemismoothNewton, Fista] if by_output else []
+        assert algorithms(program) == [MetricGradient, Fista, SmoothingNewton, Fista, *newton]
+        assert algorithms(program, PLAIN)[1] is algorithms(program, PLAIN)[-1] is Fista
 
     def test_2_newton_steps_of_each_output_where_those_of_all_are_too_dear(self):
         program = make_program("poisson", n=40)
-        assert algorithms(program, PLAIN) == [Fista, SemismoothNewton, Fista]
-        assert algorithms(program, dataclasses.replace(PLAIN, largest_side=5)) == [Fista]
+        assert algorithms(program, PLAIN) == [MetricGradient, Fista, SemismoothNewton, Fista]
+        assert algorithms(program, dataclasses.replace(PLAIN, largest_side=5)) == [MetricGradient, Fista]
+
+    def test_2_curvatures_without_bound_that_jump(self):
+        class Jumping(Poisson):
+            smooth_curvature = False
+
+        program = make_program("poisson", n=40)
+        for linear_map in (program.map, OnDisk(program.map)):
+            smooth = dataclasses.replace(program, map=linear_map)
+            assert MetricGradient in algorithms(smooth)
+            assert MetricGradient not in algorithms(dataclasses.replace(smooth, loss=Jumping()))
 
     def test_3_penalties_that_are_no_sum_over_blocks(self):
         assert algorithms(sequence_program()) == [Fista]

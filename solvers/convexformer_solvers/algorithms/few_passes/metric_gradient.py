@@ -32,7 +32,7 @@ class MetricConfig:
     alike : float, default=0.1
         Mean relative change of the curvatures below which the metric stays.
     least_curvature : float, default=0.001
-        Curvature of a sample's loss at least, as a share of its bound.
+        Curvature of a sample's loss at least, as a share of its bound or, if it has none, of the mean.
     growth : float, default=1.5
         Factor of the model's curvature after a step that raised the objective; its root after one that met far less.
     accuracy : float, default=0.01
@@ -80,7 +80,8 @@ class MetricGradient(Solver):
     Data in float32 are multiplied in that precision until it says too little. The gap of the point that was read is
     that of its own dual point, so that certificates are taken where they will succeed.
 
-    Needs a loss with finite ``smoothness``. Memory: some matrices of the size of ``H``, and predictions.
+    Needs a loss with finite ``smoothness``, or with continuous second derivatives: then ``q`` is that at the points
+    reached, and ``Y`` takes a second pass. Memory: some matrices of the size of ``H``, and predictions.
 
     Parameters
     ----------
@@ -106,8 +107,8 @@ class MetricGradient(Solver):
         return f"metric_gradient({self.metrics.name})"
 
     def unmet_requirement(self, program: Program) -> str | None:
-        if not math.isfinite(program.loss.smoothness):
-            return f"a loss with finite smoothness, which {program.loss!r} has not"
+        if not (math.isfinite(program.loss.smoothness) or program.loss.smooth_curvature):
+            return f"a loss with finite smoothness or continuous second derivatives, which {program.loss!r} has not"
         return super().unmet_requirement(program)
 
     def init(self, program: Program, start: Point) -> _State:
@@ -126,38 +127,62 @@ class MetricGradient(Solver):
         return self._minimised(program, again)
 
     def step(self, program: Program, state: _State) -> _State:
-        config, base, past = self.config, state.base, state.past
         found = read(program, state.coef, state.intercept, state.single, state.metric)
         state = state._replace(iteration=state.iteration + 1)
-        best = min(found, state.read, key=lambda each: each.value)
         if state.single and _says_too_little(state, found):
+            best = min(found, state.read, key=lambda each: each.value)
             best = read(program, best.at.coef, best.at.intercept, False, state.metric)
             return self._minimised(program, state._replace(read=best, base=best, past=(), single=False))
-        met = self._curvature_met(state.metric, base.at, found.at)
-        if not found.value <= base.value + SUM * abs(base.value):
-            return self._back_from_a_raise(program, state, best, met)
-        if not past or program.loss.quadratic:  # else the slopes of a combination are not those of the loss there
-            state = state._replace(curvature=max(state.curvature, met))
-        past = (*past, base)[-2:]
-        base = best_combination(program, found, past, config.accuracy)
-        if found.value - base.value <= 32 * EPS * abs(found.value):  # rounding: a point that was read has more digits
-            base, past = found, ()
-        state = state._replace(read=found, base=base, past=past)
-        if state.iteration in config.renew_at:
-            local = self._curvatures(program, base.at.pred + base.at.intercept)
+        bounded = math.isfinite(program.loss.smoothness)
+        state = (
+            self._by_combined_slopes(program, state, found) if bounded else self._by_read_slopes(program, state, found)
+        )
+        if state.iteration in self.config.renew_at:
+            local = self._curvatures(program, state.base.at.pred + state.base.at.intercept)
             if not self._alike(program, local, state.metric.local):
-                return self._minimised(program, state._replace(metric=self.metrics.of(program, local), curvature=1.0))
-        if met < state.curvature / config.growth:
-            state = state._replace(curvature=state.curvature / math.sqrt(config.growth))
+                state = state._replace(metric=self.metrics.of(program, local), curvature=1.0)
         return self._minimised(program, state)
 
-    def _back_from_a_raise(self, program: Program, state: _State, best: Read, met: float) -> _State:
-        """The state after a step that raised the objective: the model was no bound, or its slopes were too far off."""
-        if not state.past:
-            finer = self.config.accuracy * state.accuracy  # the minimum may have been too rough for so small a descent
-            grown = max(self.config.growth * state.curvature, met)
-            state = state._replace(curvature=grown, accuracy=finer)
-        return self._minimised(program, state._replace(read=best, base=best, past=()))
+    def _by_combined_slopes(self, program: Program, state: _State, found: Read) -> _State:
+        """The state with the next base, whose slopes are combined."""
+        config, base, past = self.config, state.base, state.past
+        met = self._curvature_met(state.metric, base.at, found.at)
+        if not found.value <= base.value + SUM * abs(base.value):
+            # The model was no bound, or the slopes of its base were too far from those of the loss.
+            best = min(found, state.read, key=lambda each: each.value)
+            if not past:
+                finer = config.accuracy * state.accuracy  # or the minimum was too rough for so small a descent
+                state = state._replace(curvature=max(config.growth * state.curvature, met), accuracy=finer)
+            return state._replace(read=best, base=best, past=())
+        exact = not past or program.loss.quadratic  # whether the slopes of the base are those of the loss there
+        curvature = max(state.curvature, met) if exact else state.curvature
+        if met < curvature / config.growth:
+            curvature /= math.sqrt(config.growth)
+        following, past = self._combined(program, state, found)
+        return state._replace(read=found, base=following, past=past, curvature=curvature)
+
+    def _by_read_slopes(self, program: Program, state: _State, found: Read) -> _State:
+        """The state with the next base, which takes a pass of its own.
+
+        Where curvatures have no bound the minimum of a model may be far too far: then there is a line search.
+        """
+        config, base = self.config, state.base
+        if found.value <= base.value + SUM * abs(base.value):
+            best, past = self._combined(program, state, found)
+        else:
+            best, past = best_combination(program, base, (found,), config.accuracy), ()
+            if not state.past:  # the minimum was too rough, or the model's curvature is too small
+                finer, grown = config.accuracy * state.accuracy, config.growth * state.curvature
+                state = state._replace(curvature=grown, accuracy=finer)
+        if best is not base and best is not found:
+            best = read(program, best.at.coef, best.at.intercept, state.single, state.metric)
+        return state._replace(read=best, base=best, past=past)
+
+    def _combined(self, program: Program, state: _State, found: Read) -> tuple[Read, tuple[Read, ...]]:
+        """The best combination of a point that was read and of bases, and these; the point alone for rounding."""
+        past = (*state.past, state.base)[-2:]
+        best = best_combination(program, found, past, self.config.accuracy)
+        return (best, past) if found.value - best.value > 32 * EPS * abs(found.value) else (found, ())
 
     def _minimised(self, program: Program, state: _State) -> _State:
         """The state with the minimiser of its model."""
@@ -187,7 +212,8 @@ class MetricGradient(Solver):
         These are all of a coupled loss's, those of each output, or one bound for all outputs that the penalty couples.
         """
         loss, n_outputs, largest = program.loss, pred.shape[1], program.loss.smoothness
-        least = self.config.least_curvature * largest
+        size = largest if math.isfinite(largest) else float(program.mean(curvature_bound(loss, pred, program.y)))
+        least = self.config.least_curvature * size
         if not program.penalty.output_separable or n_outputs == 1 or loss.quadratic:
             return curvature_bound(loss, pred, program.y)[:, None].clamp(least, largest)
         if loss.output_separable:
