@@ -5,11 +5,9 @@ import math
 import pytest
 import torch
 from scipy.optimize import minimize
-from sklearn.exceptions import ConvergenceWarning
 from solver_cases import randn, random_weight, valid_target
 
 from convexformer_solvers import (
-    Auto,
     DenseMap,
     GroupL2,
     GroupNuclear,
@@ -101,7 +99,4 @@ def test_steps_of_the_squared_loss_are_as_many_as_there_are_different_eigenvalue
     program = Program(DenseMap((basis * sizes)[:, :, None]), randn(200, 1, seed=1), Squared(), GroupL2(), alpha=1.0)
     program = program.with_alpha(1e-6 * program.alpha_max)
     steps = MetricGradient(LowRankMetrics(1))  # in a multiple of the identity
-    with pytest.warns(ConvergenceWarning):  # bounds for so small an alpha need more digits
-        found = solve(program, steps, tol=1e-12, max_iter=n_different + 1).certificate.primal
-    optimum = solve(program, Auto(), tol=1e-10).certificate.primal
-    assert found - optimum <= 1e-4 * (program.null_value - optimum)
+    assert solve(program, steps, tol=1e-9).n_iter <= n_different + 1

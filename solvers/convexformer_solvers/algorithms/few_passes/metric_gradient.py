@@ -182,7 +182,7 @@ class MetricGradient(Solver):
         """The best combination of a point that was read and of bases, and these; the point alone for rounding."""
         past = (*state.past, state.base)[-2:]
         best = best_combination(program, found, past, self.config.accuracy)
-        return (best, past) if found.value - best.value > 32 * EPS * abs(found.value) else (found, ())
+        return (best, past) if found.value - best.value > SUM * abs(found.value) else (found, ())
 
     def _minimised(self, program: Program, state: _State) -> _State:
         """The state with the minimiser of its model."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from convexformer_solvers.linalg.line_search import backtracking
 from convexformer_solvers.points import Point, dual_estimate
 from convexformer_solvers.program import Program
-from convexformer_solvers.rounding import DIFFERENCE, EPS
+from convexformer_solvers.rounding import CANCELLED, DIFFERENCE, EPS
 
 from .metric import Metric
 
@@ -40,7 +40,7 @@ class Linear(NamedTuple):
         """The difference to another point, with coefficients as large as the larger ones; zeros where it is none."""
         moved = Linear(*(there - here for here, there in zip(self, other, strict=True)))
         length, *sizes = (float(torch.linalg.vector_norm(coef)) for coef in (moved.coef, self.coef, other.coef))
-        factor = max(sizes) / length if length > EPS * max(sizes) else 0.0
+        factor = max(sizes) / length if length > CANCELLED * max(sizes) else 0.0
         return Linear(*(factor * part for part in moved))
 
 
