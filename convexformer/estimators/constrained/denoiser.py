@@ -60,7 +60,7 @@ class DescentConstrainedDenoiser(TransformerMixin, DescentConstrainedBase):
     >>> from convexformer import DescentConstrainedDenoiser
     >>> clean = np.random.default_rng(0).uniform(size=(60, 1, 4)).repeat(6, axis=1)
     >>> noisy = clean + 0.2 * np.random.default_rng(1).normal(size=clean.shape)
-    >>> model = DescentConstrainedDenoiser(alpha=0.02, noise=0.2, model="dust", n_epochs=40, random_state=0).fit(clean)
+    >>> model = DescentConstrainedDenoiser(alpha=0.02, noise=0.2, model="dust", n_epochs=40, random_state=1).fit(clean)
     >>> bool(np.square(model.transform(noisy) - clean).mean() < np.square(noisy - clean).mean())
     True
     """

@@ -159,6 +159,9 @@ class MetricGradient(Solver):
         if met < curvature / config.growth:
             curvature /= math.sqrt(config.growth)
         following, past = self._combined(program, state, found)
+        if following is not found and found.value - following.value <= SUM * abs(found.value):
+            # Errors of combinations of combinations would soon be as large.
+            following = read(program, following.at.coef, following.at.intercept, state.single, state.metric)
         return state._replace(read=found, base=following, past=past, curvature=curvature)
 
     def _by_read_slopes(self, program: Program, state: _State, found: Read) -> _State:
@@ -182,7 +185,7 @@ class MetricGradient(Solver):
         """The best combination of a point that was read and of bases, and these; the point alone for rounding."""
         past = (*state.past, state.base)[-2:]
         best = best_combination(program, found, past, self.config.accuracy)
-        return (best, past) if found.value - best.value > SUM * abs(found.value) else (found, ())
+        return (best, past) if found.value - best.value > 4 * EPS * abs(found.value) else (found, ())
 
     def _minimised(self, program: Program, state: _State) -> _State:
         """The state with the minimiser of its model."""

@@ -31,18 +31,18 @@ class Model(NamedTuple):
 
     def value(self, flat: Tensor) -> float:
         """Penalty of coefficients ``(p, k)``, times alpha."""
-        return self.alpha * float(self.penalty.value(flat.view(self.shape)))
+        return self.alpha * float(self.penalty.value(flat.reshape(self.shape)))
 
     def prox(self, flat: Tensor, curvature: float) -> Tensor:
         """Minimiser of the penalty and of half a curvature times the squared distance from ``(p, k)``."""
-        return self.penalty.prox(flat.view(self.shape), self.alpha / curvature).view(flat.shape)
+        return self.penalty.prox(flat.reshape(self.shape), self.alpha / curvature).reshape(flat.shape)
 
     def nonzero(self, flat: Tensor) -> tuple[Tensor, Callable[[Tensor, float], Tensor]]:
         """Positions of the features of blocks that are not zero, and the prox of these alone."""
         positions, (*_, width, k) = torch.arange(len(flat), device=flat.device), self.shape
         if not self.penalty.block_separable:
             return positions, self.prox
-        blocks = nonzero_blocks(flat.view(self.shape))
+        blocks = nonzero_blocks(flat.reshape(self.shape))
         return positions.view(-1, width)[blocks].flatten(), self._replace(shape=(int(blocks.sum()), width, k)).prox
 
 
