@@ -41,8 +41,9 @@ def plan(program: Program, warm: bool = False, config: AutoConfig | None = None)
     2. Data that are not held in memory: for the squared loss the plan of the program that one pass leads to
        (``Moments``), for others steps in the metric of a Gram matrix (``MetricGradient``). Where there is no room for
        Gram matrices, steps in a metric of low rank. Then gradient steps.
-    3. A loss of unbounded curvature (Poisson): steps in a metric of low rank, gradient steps, Newton steps, gradient
-       steps. A penalty that is no sum over blocks: gradient steps alone.
+    3. A loss of unbounded curvature (Poisson): gradient steps, Newton steps, gradient steps; before these, steps in a
+       metric of low rank on large data whose features are more than slightly dependent. A penalty that is no sum over
+       blocks: gradient steps alone.
     4. Features that are nearly independent, for this ``alpha``: greedy gradient steps in single precision, on a working
        set where there are many more features than samples, for as long as a Gram matrix would take.
     5. Squared loss and a costly Gram matrix: a working set, solved by block descent with one output, else by
@@ -278,7 +279,9 @@ class _Planner:
 
     def _unbounded_curvature(self) -> Iterator[Stage]:
         why = "the loss's curvature has no bound"
-        yield from self._low_rank(why, self.config.first_steps)
+        large = self.program.map.n_stored >= self.config.least_single
+        if large and eigenvalue_ratio(self.program) > AdmmConfig.independent:
+            yield from self._low_rank(why, self.config.first_steps)
         if self.takes_newton:
             yield self._gradient_steps(why, self.n_before_newton)
             yield from self._newton()
