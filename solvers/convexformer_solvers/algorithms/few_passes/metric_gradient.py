@@ -130,9 +130,9 @@ class MetricGradient(Solver):
         found = read(program, state.coef, state.intercept, state.single, state.metric)
         state = state._replace(iteration=state.iteration + 1)
         if state.single and _says_too_little(state, found):
-            best = min(found, state.read, key=lambda each: each.value)
-            best = read(program, best.at.coef, best.at.intercept, False, state.metric)
-            return self._minimised(program, state._replace(read=best, base=best, past=(), single=False))
+            state = state._replace(single=False)
+            best = _read_again(program, state, min(found, state.read, key=lambda each: each.value))
+            return self._minimised(program, state._replace(read=best, base=best, past=()))
         bounded = math.isfinite(program.loss.smoothness)
         state = (
             self._by_combined_slopes(program, state, found) if bounded else self._by_read_slopes(program, state, found)
@@ -161,7 +161,7 @@ class MetricGradient(Solver):
         following, past = self._combined(program, state, found)
         if following is not found and found.value - following.value <= SUM * abs(found.value):
             # Errors of combinations of combinations would soon be as large.
-            following = read(program, following.at.coef, following.at.intercept, state.single, state.metric)
+            following = _read_again(program, state, following)
         return state._replace(read=found, base=following, past=past, curvature=curvature)
 
     def _by_read_slopes(self, program: Program, state: _State, found: Read) -> _State:
@@ -178,7 +178,7 @@ class MetricGradient(Solver):
                 finer, grown = config.accuracy * state.accuracy, config.growth * state.curvature
                 state = state._replace(curvature=grown, accuracy=finer)
         if best is not base and best is not found:
-            best = read(program, best.at.coef, best.at.intercept, state.single, state.metric)
+            best = _read_again(program, state, best)
         return state._replace(read=best, base=best, past=past)
 
     def _combined(self, program: Program, state: _State, found: Read) -> tuple[Read, tuple[Read, ...]]:
@@ -249,6 +249,11 @@ class MetricGradient(Solver):
 
     def finished(self, state: _State) -> bool:
         return state.finished
+
+
+def _read_again(program: Program, state: _State, point: Read) -> Read:
+    """A pass over the data at a point that a pass in another precision or a combination has told of."""
+    return read(program, point.at.coef, point.at.intercept, state.single, state.metric)
 
 
 def _says_too_little(state: _State, found: Read) -> bool:
