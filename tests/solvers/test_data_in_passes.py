@@ -22,7 +22,13 @@ from convexformer_solvers import (
     solve,
     solve_path,
 )
-from convexformer_solvers.algorithms.few_passes import Batched, GramMetrics, LowRankMetrics, MetricGradient
+from convexformer_solvers.algorithms.few_passes import (
+    Batched,
+    GramMetrics,
+    LowRankMetrics,
+    MetricConfig,
+    MetricGradient,
+)
 from convexformer_solvers.auto import plan
 from convexformer_solvers.linalg.hessian import curvature_bound
 from convexformer_solvers.linear_maps.derived import DerivedMap
@@ -275,7 +281,7 @@ def test_more_digits_without_room_for_gram_matrices_take_in_proportion_more_pass
     assert passes_of(program, LOW_RANK, 1e-9) <= 4 * passes_of(program, LOW_RANK)
 
 
-def test_a_path_without_room_for_gram_matrices_forms_one_metric(monkeypatch):
+def test_a_path_without_room_for_gram_matrices_forms_few_metrics(monkeypatch):
     program, columns, original = on_disk(dependent_blocks("squared")), [], CountedMap.slopes_pass
 
     def counted(self, coef, slopes):
@@ -283,10 +289,13 @@ def test_a_path_without_room_for_gram_matrices_forms_one_metric(monkeypatch):
         return original(self, coef, slopes)
 
     monkeypatch.setattr(CountedMap, "slopes_pass", counted)
-    alphas = [share * program.alpha_max for share in (0.5, 0.3, 0.2)]
-    assert max(solve_path(program, LOW_RANK, alphas, tol=1e-4).gaps) <= 1e-4
-    assert columns.count(16) == 1
-    assert len(columns) > 2 * len(alphas)
+    alphas = [share * program.alpha_max for share in (0.5, 0.3, 0.2, 0.1, 0.07, 0.05, 0.03, 0.02)]
+    found = solve_path(program, LOW_RANK, alphas, tol=1e-6)
+    assert max(found.gaps) <= 1e-6
+    n_renewals = len(MetricConfig().renew_at)
+    assert columns.count(16) <= 1 + n_renewals
+    # Were they counted for each alpha, there would be more.
+    assert sum(result.n_iter >= MetricConfig().renew_at[0] for result in found.results) > n_renewals
 
 
 @pytest.mark.parametrize("rank", [None, 1, 3, 1000])

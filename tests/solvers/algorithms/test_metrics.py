@@ -143,3 +143,28 @@ def test_low_rank_metrics_of_full_rank_are_those_of_gram_matrices(name, penalty,
         move, shift = randn(*program.coef_shape, seed=seed), randn(c, seed=seed + 10)
         assert approximate.square(move, shift) == pytest.approx(exact.square(move, shift), rel=1e-6)
         torch.testing.assert_close(approximate.reduced(move, shift), exact.reduced(move, shift))
+
+
+@pytest.mark.parametrize("name", ["squared", "softmax"])
+def test_metrics_of_low_rank_that_follow_each_other_find_the_largest_eigenvalues(name):
+    n, c, rank, loss = 60, 3, 5, get_loss(name)
+    y = valid_target(loss, n, c, torch.Generator().manual_seed(0))
+    data = (randn(n, 20) @ decaying(20)[0]).view(n, 10, 2)
+    program = Program(DenseMap(data), y, loss, GroupL2(), 0.1, random_weight(n), True)
+    local = MetricGradient(GRAM)._curvatures(program, randn(n, c, seed=3))
+    unit = torch.eye(20 * (c if local.shape[1] > 1 else 1), dtype=torch.float64)
+    whole = LowRankMetrics(len(unit)).of(program, local)
+    assert whole.span is None
+    gram = whole.parts[0].matrix.product(unit)
+
+    best = float(torch.linalg.eigvalsh(gram)[-rank:].sum())
+
+    def found(metric):
+        matrix = metric.parts[0].matrix
+        return float((matrix.values + matrix.ridge).sum())
+
+    first = metric = LowRankMetrics(rank).of(program, local)
+    for _ in range(10):
+        metric = LowRankMetrics(rank).of(program, local, metric.span)
+    assert found(first) <= 0.9 * best
+    assert 0.95 * best <= found(metric) <= (1 + 1e-9) * best

@@ -45,7 +45,7 @@ class GramMetrics(Metrics):
     def name(self) -> str:
         return self.solver.solver.name
 
-    def of(self, program: Program, local: Tensor) -> Metric:
+    def of(self, program: Program, local: Tensor, span: Tensor | None = None) -> Metric:
         linear_map, weight = program.map, program.weight[:, None] * local
         n_wanted = self.sample * math.prod(linear_map.feature_shape)
         if n_wanted < linear_map.n_samples:

@@ -20,8 +20,9 @@ from .metric import Metric, Metrics, Part, in_single, joins_outputs, one_by_one
 class LowRankMetrics(Metrics):
     """Metrics of a rank plus a multiple of the identity, of all samples, for features too many for Gram matrices.
 
-    Each takes a pass over the data, with as many columns of coefficients as the rank. Outputs that the loss does not
-    couple have matrices of their own, of the same directions.
+    Each takes a pass over the data, with as many columns of coefficients as the rank. Its directions are random at
+    first, then products with the metric before, as in an iteration of subspaces. Outputs that the loss does not couple
+    have matrices of their own, of the same directions.
 
     Parameters
     ----------
@@ -40,11 +41,12 @@ class LowRankMetrics(Metrics):
     def name(self) -> str:
         return f"rank {self.rank}"
 
-    def of(self, program: Program, local: Tensor) -> Metric:
+    def of(self, program: Program, local: Tensor, span: Tensor | None = None) -> Metric:
         (*blocks, width), joint = program.map.feature_shape, joins_outputs(program, local)
         k = program.y.shape[1] if joint else 1
         shape = (*blocks, k, width) if joint else (*blocks, width)
-        directions = _directions(math.prod(shape), self.rank, local)
+        span = _random(math.prod(shape), self.rank, local) if span is None else span
+        directions = torch.linalg.qr(span).Q
         coef = directions.reshape(-1, k, width, directions.shape[1]).transpose(1, 2).reshape(*blocks, width, -1)
         # Large means of the features would take the digits of the products: most of them is subtracted in between.
         some = program.map.rows(even_rows(len(program.y), self.rank, coef.device))
@@ -63,13 +65,17 @@ class LowRankMetrics(Metrics):
             matrix = LowRank(product - cross @ inverse @ sums[rows], directions, rounding)
             return Part(rows, joint, shape, matrix, cross, core[rows], inverse)
 
-        return Metric(local, tuple(part(rows) for rows in one_by_one(1 if joint else len(core))))
+        parts = tuple(part(rows) for rows in one_by_one(1 if joint else len(core)))
+        if len(directions) <= self.rank:
+            return Metric(local, parts)  # of all directions: there is none closer
+        # Products of Gram matrices themselves would lead to larger multiples of the identity, and so to shorter steps.
+        return Metric(local, parts, torch.stack([part.matrix.product(directions) for part in parts]).sum(0))
 
 
-def _directions(size: int, rank: int, like: Tensor) -> Tensor:
-    """Orthonormal directions at random, as many as the rank or the size."""
-    normal = torch.randn((size, min(rank, size)), generator=torch.Generator().manual_seed(0), dtype=like.dtype)
-    return torch.linalg.qr(normal.to(like.device)).Q
+def _random(n_features: int, rank: int, like: Tensor) -> Tensor:
+    """Directions at random, as many as the rank or the features."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn((n_features, min(rank, n_features)), generator=generator, dtype=like.dtype).to(like.device)
 
 
 def _products(linear_map: LinearMap, coef: Tensor, slopes: _CurvatureSlopes) -> tuple[Tensor, Tensor]:

@@ -67,6 +67,7 @@ class Metric(NamedTuple):
 
     local: Tensor  # second derivatives of each sample's loss that it is made of
     parts: tuple[Part, ...]
+    span: Tensor | None = None  # (p, r), of the directions that a closer metric is formed of; None where there is none
 
     def reduced(self, correlation: Tensor, slope: Tensor) -> Tensor:
         """Correlation of a dual point whose sum `slope` has been taken from the samples in proportion to `local`."""
@@ -88,8 +89,11 @@ class Metrics(ABC):
         """What results call them."""
 
     @abstractmethod
-    def of(self, program: Program, local: Tensor) -> Metric:
-        """The metric of curvatures ``(N, n)``, of all outputs, of each or of pairs of them."""
+    def of(self, program: Program, local: Tensor, span: Tensor | None = None) -> Metric:
+        """The metric of curvatures ``(N, n)``, of all outputs, of each or of pairs of them.
+
+        The span is that of a former one, if any.
+        """
 
 
 def joins_outputs(program: Program, local: Tensor) -> bool:

@@ -27,8 +27,9 @@ class MetricConfig:
 
     Parameters
     ----------
-    renew_at : tuple of int, default=(2, 5, 12, 30)
-        Steps after which the metric is formed anew, with the curvatures at the predictions reached, if ever.
+    renew_at : tuple of int, default=(4, 10, 25, 60)
+        Steps after which the metric is formed anew, with the curvatures at the predictions reached, if ever. Those of
+        all alphas of a path are counted together; at the start of each, curvatures that have changed tell.
     alike : float, default=0.1
         Mean relative change of the curvatures below which the metric stays.
     least_curvature : float, default=0.001
@@ -40,7 +41,7 @@ class MetricConfig:
         Share of the descent below which another step towards the best combination of points is left out.
     """
 
-    renew_at: tuple[int, ...] = (2, 5, 12, 30)
+    renew_at: tuple[int, ...] = (4, 10, 25, 60)
     alike: float = 0.1
     least_curvature: float = 0.001
     growth: float = 1.5
@@ -123,8 +124,8 @@ class MetricGradient(Solver):
     def init_again(self, program: Program, start: Point, previous: _State) -> _State:
         single = program.map.dtype == torch.float32
         found = read(program, start.coef.to(program.y), previous.intercept, single, previous.metric)
-        again = previous._replace(read=found, base=found, past=(), single=single, iteration=0, finished=False)
-        return self._minimised(program, again)
+        again = previous._replace(read=found, base=found, past=(), single=single, finished=False)
+        return self._minimised(program, self._renewed(program, again))
 
     def step(self, program: Program, state: _State) -> _State:
         found = read(program, state.coef, state.intercept, state.single, state.metric)
@@ -138,9 +139,7 @@ class MetricGradient(Solver):
             self._by_combined_slopes(program, state, found) if bounded else self._by_read_slopes(program, state, found)
         )
         if state.iteration in self.config.renew_at:
-            local = self._curvatures(program, state.base.at.pred + state.base.at.intercept)
-            if not self._alike(program, local, state.metric.local):
-                state = state._replace(metric=self.metrics.of(program, local), curvature=1.0)
+            state = self._renewed(program, state, improves=state.metric.span is not None)
         return self._minimised(program, state)
 
     def _by_combined_slopes(self, program: Program, state: _State, found: Read) -> _State:
@@ -186,6 +185,13 @@ class MetricGradient(Solver):
         past = (*state.past, state.base)[-2:]
         best = best_combination(program, found, past, self.config.accuracy)
         return (best, past) if found.value - best.value > 4 * EPS * abs(found.value) else (found, ())
+
+    def _renewed(self, program: Program, state: _State, improves: bool = False) -> _State:
+        """The state with a metric of the curvatures at its base, unless it has one already that is as close to them."""
+        local = self._curvatures(program, state.base.at.pred + state.base.at.intercept)
+        if not improves and self._alike(program, local, state.metric.local):
+            return state
+        return state._replace(metric=self.metrics.of(program, local, state.metric.span), curvature=1.0)
 
     def _minimised(self, program: Program, state: _State) -> _State:
         """The state with the minimiser of its model."""
