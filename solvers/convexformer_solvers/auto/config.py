@@ -25,7 +25,7 @@ class AutoConfig:
         twice as many slightly dependent ones.
     costly_gram : float, default=32
         Products with the data in the time of which the Gram matrix of all features is formed, from which on a working
-        set pays.
+        set pays, or steps in a metric of low rank.
     long_tails : float, default=60
         ``Loss.tail_length`` from which on nothing but proximal steps in the dual makes much of the loss.
     first_steps : int, default=80

@@ -47,7 +47,9 @@ def plan(program: Program, warm: bool = False, config: AutoConfig | None = None)
     4. Features that are nearly independent, for this ``alpha``: greedy gradient steps in single precision, on a working
        set where there are many more features than samples, for as long as a Gram matrix would take.
     5. Squared loss and a costly Gram matrix: a working set, solved by block descent with one output, else by
-       alternating directions. Along a path other programs take a working set, too, unless the loss couples the outputs.
+       alternating directions. Other losses that do not couple the outputs take steps in a metric of low rank, if there
+       are as many samples as features, and ``alpha`` is strong enough for few steps. Along a path these take a working
+       set next.
     6. A Gram matrix too large to factorise: steps in a metric of low rank, unless features are slightly dependent, then
        gradient steps, and no other point.
     7. A loss whose targets lie far out on its linear parts (Huber): proximal steps in the dual.
@@ -198,6 +200,9 @@ class _Planner:
         if looks and self._nearly_independent():
             yield self._greedy_steps()
         if not coupled:
+            if self._soon_in_low_rank():
+                n_steps = gradient_steps_of_admm(self.program, self.config)
+                yield from self._low_rank("the Gram matrix of all features takes longer", n_steps)
             yield from self._working_set()
 
     def _greedy_steps(self) -> Stage:
@@ -227,6 +232,17 @@ class _Planner:
         median = float(program.null_dual_norms.median()) / program.alpha
         n_steps = config.gradient_steps * (1 if even else 2) * math.sqrt(median)
         return n_steps <= gradient_steps_of_admm(program, config) and (even or median <= config.gradient_steps)
+
+    def _soon_in_low_rank(self) -> bool:
+        """Whether steps in a metric of low rank end before a costly Gram matrix of all features is formed."""
+        program, config = self.program, self.config
+        more_features = program.map.smaller_side < math.prod(program.map.feature_shape)
+        if program.loss.quadratic or more_features or products_of_gram(program) < config.costly_gram:
+            return False
+        if eigenvalue_ratio(program) <= AdmmConfig.independent:
+            return False
+        median = float(program.null_dual_norms.median()) / program.alpha
+        return 2 * config.gradient_steps * math.sqrt(median) <= gradient_steps_of_admm(program, config)
 
     def _working_set(self) -> Iterator[Stage]:
         program, quadratic = self.program, self.program.loss.quadratic

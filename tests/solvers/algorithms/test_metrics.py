@@ -52,7 +52,8 @@ def test_a_low_rank_metric_is_exact_on_its_directions_and_the_smallest_known_els
 def test_a_matrix_of_low_rank_is_found():
     factor = randn(30, 3)
     matrix = factor @ factor.T
-    torch.testing.assert_close(low_rank_of(matrix, 6).product(torch.eye(30).double()), matrix, atol=1e-6, rtol=1e-6)
+    size = float(torch.linalg.matrix_norm(matrix, ord=2))
+    torch.testing.assert_close(low_rank_of(matrix, 6).product(torch.eye(30).double()), matrix, atol=2e-4 * size, rtol=0)
 
 
 MODELS = {
@@ -131,7 +132,7 @@ def test_features_without_blocks(name):
     [("squared", GroupL2()), ("logistic", GroupL2()), ("softmax", GroupL2()), ("softmax", GroupNuclear())],
 )
 def test_low_rank_metrics_of_full_rank_are_those_of_gram_matrices(name, penalty, signed, intercept):
-    n, c, loss = 40, 3, get_loss(name)
+    n, c, loss = 100, 3, get_loss(name)
     linear_map = DenseMap(randn(n, 4, 2) + 1)
     linear_map = SignedMap(linear_map) if signed else linear_map
     y = valid_target(loss, n, c, torch.Generator().manual_seed(0))
@@ -139,15 +140,19 @@ def test_low_rank_metrics_of_full_rank_are_those_of_gram_matrices(name, penalty,
     local = MetricGradient(GRAM)._curvatures(program, randn(n, c, seed=3))
     full = math.prod(linear_map.feature_shape) * (c if local.shape[1] > 1 else 1)
     exact, approximate = GRAM.of(program, local), LowRankMetrics(full).of(program, local)
+    largest = max(float(part.matrix.values.max()) for part in approximate.parts)
     for seed in range(3):
         move, shift = randn(*program.coef_shape, seed=seed), randn(c, seed=seed + 10)
-        assert approximate.square(move, shift) == pytest.approx(exact.square(move, shift), rel=1e-6)
+        # Nearly singular matrices are given a multiple of the identity.
+        identity = 1.01e-4 * largest * float(move.square().sum()) if signed or name == "softmax" else 0.0
+        square = exact.square(move, shift)
+        assert -1e-6 * square <= approximate.square(move, shift) - square <= identity + 1e-6 * square
         torch.testing.assert_close(approximate.reduced(move, shift), exact.reduced(move, shift))
 
 
 @pytest.mark.parametrize("name", ["squared", "softmax"])
 def test_metrics_of_low_rank_that_follow_each_other_find_the_largest_eigenvalues(name):
-    n, c, rank, loss = 60, 3, 5, get_loss(name)
+    n, c, rank, loss = 120, 3, 5, get_loss(name)
     y = valid_target(loss, n, c, torch.Generator().manual_seed(0))
     data = (randn(n, 20) @ decaying(20)[0]).view(n, 10, 2)
     program = Program(DenseMap(data), y, loss, GroupL2(), 0.1, random_weight(n), True)
@@ -168,3 +173,18 @@ def test_metrics_of_low_rank_that_follow_each_other_find_the_largest_eigenvalues
         metric = LowRankMetrics(rank).of(program, local, metric.span)
     assert found(first) <= 0.9 * best
     assert 0.95 * best <= found(metric) <= (1 + 1e-9) * best
+
+
+@pytest.mark.parametrize("penalty", [GroupL2(), GroupNuclear()])
+def test_singular_metrics_are_given_a_multiple_of_the_identity(penalty):
+    n, loss = 30, get_loss("logistic")
+    data = randn(n, 1, 1) + randn(n, 12, 7, seed=1)
+    y = valid_target(loss, n, 2, torch.Generator().manual_seed(0))
+    program = Program(DenseMap(data), y, loss, penalty, 1.0, None, True)
+    program = program.with_alpha(0.1 * program.alpha_max)
+    metric = LowRankMetrics(n).of(program, MetricGradient(GRAM)._curvatures(program, torch.zeros_like(y)))
+    for part in metric.parts:
+        assert part.matrix.ridge >= 0.99e-4 * float(part.matrix.values.max())
+    result = solve(program, MetricGradient(LowRankMetrics(n)), tol=1e-6)
+    assert result.certificate.relative_gap <= 1e-6
+    assert result.n_iter <= 30

@@ -237,6 +237,25 @@ class TestDecisionList:
             assert plan(program, warm, AutoConfig(costly_gram=1.0))[0].max_steps == math.inf
         assert WorkingSet not in algorithms(program, PLAIN)
 
+    def test_5_steps_in_a_metric_of_low_rank_end_before_a_costly_gram_matrix_is_formed(self):
+        few = dataclasses.replace(PLAIN, costly_gram=1.0, gradient_steps=0.1)
+        for loss, c in (("logistic", 1), ("huber", 3), ("squared_hinge", 1)):
+            program = correlated_program(loss, c=c, n=700)
+            for warm in (False, True):
+                first = plan(program, warm, few)[0]
+                assert isinstance(first.algorithm, MetricGradient)
+                assert first.max_steps < math.inf
+            other = dataclasses.replace(few, gradient_steps=100.0)  # a weak alpha needs too many of them
+            assert MetricGradient not in algorithms(program, other)
+            assert MetricGradient not in algorithms(program, PLAIN)
+        for program in (
+            correlated_program("squared", n=700),
+            correlated_program("softmax", c=3, n=700),
+            correlated_program("logistic", n=500),  # fewer samples than features
+            independent_program("logistic", n=700),
+        ):
+            assert MetricGradient not in algorithms(program, few)
+
     @pytest.mark.parametrize("loss", ["squared", "logistic", "huber"])
     def test_5_paths(self, loss):
         program = correlated_program(loss)

@@ -46,6 +46,8 @@ class LowRank:
         Orthonormal.
     rounding : float, default=0
         Size of the rounding of the product, if it is more than that of float64.
+    least : float, default=1e-4
+        The ``t`` at least, over the largest eigenvalue. Minima of models take thousands of steps where it is 1e-8.
 
     Examples
     --------
@@ -56,7 +58,7 @@ class LowRank:
     True
     """
 
-    def __init__(self, product: Tensor, directions: Tensor, rounding: float = 0.0) -> None:
+    def __init__(self, product: Tensor, directions: Tensor, rounding: float = 0.0, least: float = 1e-4) -> None:
         rounding = max(rounding, EPS * float(torch.linalg.matrix_norm(product)))
         shift = math.sqrt(len(product)) * rounding or EPS
         shifted = product + shift * directions
@@ -64,8 +66,7 @@ class LowRank:
         lower = torch.linalg.cholesky(0.5 * (inner + inner.T))
         root = torch.linalg.solve_triangular(lower, shifted.T, upper=False)
         values, vectors = torch.linalg.eigh(root @ root.T)
-        # Coefficients have no digits where the multiple of the identity is rounding.
-        self.ridge = max(float(values[0]) - shift, math.sqrt(EPS) * float(values[-1]))
+        self.ridge = max(float(values[0]) - shift, least * float(values[-1]))
         self.values = (values - shift - self.ridge).clamp(min=0)
         self.factor = root.T @ vectors * (self.values / values).sqrt()
 
