@@ -34,7 +34,7 @@ def decaying(p, seed=0):
 
 def low_rank_of(matrix, rank):
     directions = torch.linalg.qr(randn(len(matrix), rank, seed=1)).Q
-    return LowRank(matrix @ directions, directions)
+    return LowRank(matrix @ directions, directions, least=1e-4)
 
 
 @pytest.mark.parametrize("rank", [1, 5, 20])

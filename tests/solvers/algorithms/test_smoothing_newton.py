@@ -272,7 +272,8 @@ class TestInAuto:
     @pytest.mark.parametrize(("n", "shape"), [(80, (10, 4)), (600, (30, 30)), (2000, (20, 100))])
     def test_comes_the_later_the_more_it_costs(self, n, shape):
         program = Program(DenseMap(torch.ones(n, *shape)), torch.ones(n, 4), get_loss("huber"), GroupL2(), 0.1)
-        config, found = AutoConfig(), turns(program)
+        config = AutoConfig(costly_gram=math.inf)
+        found = turns(program, config)
         place = [name for name, _ in found].index("smoothing_newton")
         alternating, n_steps = zip(*found[:place], strict=True)
         assert set(alternating) == {"admm"}

@@ -44,21 +44,21 @@ class LowRank:
         Product of the matrix with the directions.
     directions : Tensor of shape (p, r)
         Orthonormal.
+    least : float
+        The ``t`` at least, over the largest eigenvalue.
     rounding : float, default=0
         Size of the rounding of the product, if it is more than that of float64.
-    least : float, default=1e-4
-        The ``t`` at least, over the largest eigenvalue. Minima of models take thousands of steps where it is 1e-8.
 
     Examples
     --------
     >>> matrix = torch.diag(torch.tensor([4.0, 2.0, 1.0, 1.0], dtype=torch.float64))
     >>> directions = torch.eye(4, 3, dtype=torch.float64)
-    >>> low_rank = LowRank(matrix @ directions, directions)
+    >>> low_rank = LowRank(matrix @ directions, directions, least=1e-4)
     >>> torch.allclose(low_rank.product(torch.eye(4).double()), matrix)  # the smallest one stands for the fourth
     True
     """
 
-    def __init__(self, product: Tensor, directions: Tensor, rounding: float = 0.0, least: float = 1e-4) -> None:
+    def __init__(self, product: Tensor, directions: Tensor, least: float, rounding: float = 0.0) -> None:
         rounding = max(rounding, EPS * float(torch.linalg.matrix_norm(product)))
         shift = math.sqrt(len(product)) * rounding or EPS
         shifted = product + shift * directions
