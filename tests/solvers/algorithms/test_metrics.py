@@ -34,7 +34,7 @@ def decaying(p, seed=0):
 
 def low_rank_of(matrix, rank):
     directions = torch.linalg.qr(randn(len(matrix), rank, seed=1)).Q
-    return LowRank(matrix @ directions, directions, least=1e-4)
+    return LowRank(matrix @ directions, directions)
 
 
 @pytest.mark.parametrize("rank", [1, 5, 20])
@@ -144,7 +144,7 @@ def test_low_rank_metrics_of_full_rank_are_those_of_gram_matrices(name, penalty,
     for seed in range(3):
         move, shift = randn(*program.coef_shape, seed=seed), randn(c, seed=seed + 10)
         # Nearly singular matrices are given a multiple of the identity.
-        identity = 1.01e-4 * largest * float(move.square().sum()) if signed or name == "softmax" else 0.0
+        identity = 1.3e-4 * largest * float(move.square().sum()) if signed or name == "softmax" else 0.0
         square = exact.square(move, shift)
         assert -1e-6 * square <= approximate.square(move, shift) - square <= identity + 1e-6 * square
         torch.testing.assert_close(approximate.reduced(move, shift), exact.reduced(move, shift))

@@ -44,8 +44,6 @@ class LowRank:
         Product of the matrix with the directions.
     directions : Tensor of shape (p, r)
         Orthonormal.
-    least : float
-        The ``t`` at least, over the largest eigenvalue.
     rounding : float, default=0
         Size of the rounding of the product, if it is more than that of float64.
 
@@ -53,12 +51,12 @@ class LowRank:
     --------
     >>> matrix = torch.diag(torch.tensor([4.0, 2.0, 1.0, 1.0], dtype=torch.float64))
     >>> directions = torch.eye(4, 3, dtype=torch.float64)
-    >>> low_rank = LowRank(matrix @ directions, directions, least=1e-4)
+    >>> low_rank = LowRank(matrix @ directions, directions)
     >>> torch.allclose(low_rank.product(torch.eye(4).double()), matrix)  # the smallest one stands for the fourth
     True
     """
 
-    def __init__(self, product: Tensor, directions: Tensor, least: float, rounding: float = 0.0) -> None:
+    def __init__(self, product: Tensor, directions: Tensor, rounding: float = 0.0) -> None:
         rounding = max(rounding, EPS * float(torch.linalg.matrix_norm(product)))
         shift = math.sqrt(len(product)) * rounding or EPS
         shifted = product + shift * directions
@@ -66,7 +64,8 @@ class LowRank:
         lower = torch.linalg.cholesky(0.5 * (inner + inner.T))
         root = torch.linalg.solve_triangular(lower, shifted.T, upper=False)
         values, vectors = torch.linalg.eigh(root @ root.T)
-        self.ridge = max(float(values[0]) - shift, least * float(values[-1]))
+        # Differences of proxes have a rounding of the root of EPS, and a nearly singular metric multiplies that.
+        self.ridge = max(float(values[0]) - shift, math.sqrt(math.sqrt(EPS)) * float(values[-1]))
         self.values = (values - shift - self.ridge).clamp(min=0)
         self.factor = root.T @ vectors * (self.values / values).sqrt()
 

@@ -28,9 +28,6 @@ class LowRankMetrics(Metrics):
     ----------
     rank : int
         That of the Gram matrix where this is smaller.
-    least : float, default=1e-4
-        Multiple of the identity at least, over the largest eigenvalue. Models in nearly singular metrics have minima
-        that take thousands of steps to find.
 
     Examples
     --------
@@ -39,7 +36,6 @@ class LowRankMetrics(Metrics):
     """
 
     rank: int
-    least: float = 1e-4
 
     @property
     def name(self) -> str:
@@ -66,7 +62,7 @@ class LowRankMetrics(Metrics):
             product, cross = (each.transpose(1, 2).flatten(0, 2) for each in chosen)
             inverse = torch.linalg.pinv(core[rows], hermitian=True)
             rounding = torch.finfo(back.dtype).eps * float(torch.linalg.matrix_norm(product))
-            matrix = LowRank(product - cross @ inverse @ sums[rows], directions, self.least, rounding)
+            matrix = LowRank(product - cross @ inverse @ sums[rows], directions, rounding)
             return Part(rows, joint, shape, matrix, cross, core[rows], inverse)
 
         parts = tuple(part(rows) for rows in one_by_one(1 if joint else len(core)))

@@ -27,11 +27,11 @@ class MetricConfig:
 
     Parameters
     ----------
-    renew_at : tuple of int, default=(4, 10, 25, 60)
-        Steps after which the metric is formed anew, with the curvatures at the predictions reached, if ever. Those of
-        all alphas of a path are counted together; at the start of each, curvatures that have changed tell.
+    renew_at : tuple of int, default=(2, 5, 12, 30)
+        Steps after which the metric is formed anew, with the curvatures at the points reached, if these are others.
+        In the second half, counted over all alphas of a path, also if it can be closer to the same ones.
     alike : float, default=0.1
-        Mean relative change of the curvatures below which the metric stays.
+        Mean relative change of the curvatures below which they are the same.
     least_curvature : float, default=0.001
         Curvature of a sample's loss at least, as a share of its bound or, if it has none, of the mean.
     growth : float, default=1.5
@@ -41,7 +41,7 @@ class MetricConfig:
         Share of the descent below which another step towards the best combination of points is left out.
     """
 
-    renew_at: tuple[int, ...] = (4, 10, 25, 60)
+    renew_at: tuple[int, ...] = (2, 5, 12, 30)
     alike: float = 0.1
     least_curvature: float = 0.001
     growth: float = 1.5
@@ -59,6 +59,7 @@ class _State(NamedTuple):
     accuracy: float = 1.0  # gap of the model's minimum, over that of the program
     single: bool = False  # whether passes are in single precision
     iteration: int = 0
+    iterations_before: int = 0  # of other alphas
     finished: bool = False
 
 
@@ -124,8 +125,9 @@ class MetricGradient(Solver):
     def init_again(self, program: Program, start: Point, previous: _State) -> _State:
         single = program.map.dtype == torch.float32
         found = read(program, start.coef.to(program.y), previous.intercept, single, previous.metric)
-        again = previous._replace(read=found, base=found, past=(), single=single, finished=False)
-        return self._minimised(program, self._renewed(program, again))
+        before = previous.iterations_before + previous.iteration
+        again = previous._replace(read=found, base=found, past=(), single=single, iteration=0, finished=False)
+        return self._minimised(program, again._replace(iterations_before=before))
 
     def step(self, program: Program, state: _State) -> _State:
         found = read(program, state.coef, state.intercept, state.single, state.metric)
@@ -138,9 +140,7 @@ class MetricGradient(Solver):
         state = (
             self._by_combined_slopes(program, state, found) if bounded else self._by_read_slopes(program, state, found)
         )
-        if state.iteration in self.config.renew_at:
-            state = self._renewed(program, state, improves=state.metric.span is not None)
-        return self._minimised(program, state)
+        return self._minimised(program, self._renewed(program, state))
 
     def _by_combined_slopes(self, program: Program, state: _State, found: Read) -> _State:
         """The state with the next base, whose slopes are combined."""
@@ -186,12 +186,17 @@ class MetricGradient(Solver):
         best = best_combination(program, found, past, self.config.accuracy)
         return (best, past) if found.value - best.value > 4 * EPS * abs(found.value) else (found, ())
 
-    def _renewed(self, program: Program, state: _State, improves: bool = False) -> _State:
-        """The state with a metric of the curvatures at its base, unless it has one already that is as close to them."""
+    def _renewed(self, program: Program, state: _State) -> _State:
+        """The state with a metric of the curvatures at its base, where it is time and that is closer to them."""
+        span, n_steps = state.metric.span, state.iterations_before + state.iteration
+        places = self.config.renew_at
+        improves = span is not None and n_steps in places[len(places) // 2 :]
+        if not improves and state.iteration not in places:
+            return state
         local = self._curvatures(program, state.base.at.pred + state.base.at.intercept)
         if not improves and self._alike(program, local, state.metric.local):
             return state
-        return state._replace(metric=self.metrics.of(program, local, state.metric.span), curvature=1.0)
+        return state._replace(metric=self.metrics.of(program, local, span), curvature=1.0)
 
     def _minimised(self, program: Program, state: _State) -> _State:
         """The state with the minimiser of its model."""
