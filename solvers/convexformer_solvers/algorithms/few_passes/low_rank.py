@@ -64,7 +64,7 @@ class LowRank:
         lower = torch.linalg.cholesky(0.5 * (inner + inner.T))
         root = torch.linalg.solve_triangular(lower, shifted.T, upper=False)
         values, vectors = torch.linalg.eigh(root @ root.T)
-        # Differences of proxes have a rounding of the root of EPS, and a nearly singular metric multiplies that.
+        # Minima of models in metrics that are closer to singular take thousands of steps.
         self.ridge = max(float(values[0]) - shift, math.sqrt(math.sqrt(EPS)) * float(values[-1]))
         self.values = (values - shift - self.ridge).clamp(min=0)
         self.factor = root.T @ vectors * (self.values / values).sqrt()
