@@ -22,7 +22,7 @@ class AutoConfig:
         slightly dependent, which is near enough where the regularisation is strong or the loss couples the outputs.
     gradient_steps : float, default=8
         Gradient steps that independent features take, over the root of the groups' median dual norm over ``alpha``;
-        twice as many slightly dependent ones.
+        twice as many slightly dependent ones, and steps in a metric of low rank.
     costly_gram : float, default=32
         Products with the data in the time of which the Gram matrix of all features is formed, from which on a working
         set pays, or steps in a metric of low rank.

@@ -47,9 +47,10 @@ def plan(program: Program, warm: bool = False, config: AutoConfig | None = None)
     4. Features that are nearly independent, for this ``alpha``: greedy gradient steps in single precision, on a working
        set where there are many more features than samples, for as long as a Gram matrix would take.
     5. Squared loss and a costly Gram matrix: a working set, solved by block descent with one output, else by
-       alternating directions. Other losses that do not couple the outputs take steps in a metric of low rank, if there
-       are as many samples as features, and ``alpha`` is strong enough for few steps. Along a path these take a working
-       set next.
+       alternating directions. Another loss that does not couple the outputs and a costly Gram matrix: steps in a metric
+       of low rank, if there are at least as many samples as features, these are more than slightly dependent, and
+       ``alpha`` is strong enough for few steps. Along a path every loss that does not couple the outputs takes a
+       working set.
     6. A Gram matrix too large to factorise: steps in a metric of low rank, unless features are slightly dependent, then
        gradient steps, and no other point.
     7. A loss whose targets lie far out on its linear parts (Huber): proximal steps in the dual.
@@ -122,7 +123,7 @@ class _Planner:
             yield from self._first_stages()
         if self.factorises:
             yield from self._alternating()
-        elif eigenvalue_ratio(program) > AdmmConfig.independent:
+        elif self._dependent():
             why = "the Gram matrix is too large to factorise, and far from a multiple of the identity"
             yield from self._low_rank(why, self.config.steps)
         yield self._gradient_steps("nothing else has ended before")
@@ -229,9 +230,7 @@ class _Planner:
         even = found <= config.independent
         if not program.loss.output_separable or (even and not program.loss.quadratic):
             return True
-        median = float(program.null_dual_norms.median()) / program.alpha
-        n_steps = config.gradient_steps * (1 if even else 2) * math.sqrt(median)
-        return n_steps <= gradient_steps_of_admm(program, config) and (even or median <= config.gradient_steps)
+        return self._few_steps(1 if even else 2) and (even or self._median_size() <= config.gradient_steps)
 
     def _soon_in_low_rank(self) -> bool:
         """Whether steps in a metric of low rank end before a costly Gram matrix of all features is formed."""
@@ -239,10 +238,20 @@ class _Planner:
         more_features = program.map.smaller_side < math.prod(program.map.feature_shape)
         if program.loss.quadratic or more_features or products_of_gram(program) < config.costly_gram:
             return False
-        if eigenvalue_ratio(program) <= AdmmConfig.independent:
-            return False
-        median = float(program.null_dual_norms.median()) / program.alpha
-        return 2 * config.gradient_steps * math.sqrt(median) <= gradient_steps_of_admm(program, config)
+        return self._dependent() and self._few_steps(2)
+
+    def _dependent(self) -> bool:
+        """Whether the features are more than slightly dependent."""
+        return eigenvalue_ratio(self.program) > AdmmConfig.independent
+
+    def _few_steps(self, factor: int) -> bool:
+        """Whether so many times the gradient steps of independent features take less time than a Gram matrix."""
+        n_steps = factor * self.config.gradient_steps * math.sqrt(self._median_size())
+        return n_steps <= gradient_steps_of_admm(self.program, self.config)
+
+    def _median_size(self) -> float:
+        """Median dual norm of the groups at zero, over ``alpha``."""
+        return float(self.program.null_dual_norms.median()) / self.program.alpha
 
     def _working_set(self) -> Iterator[Stage]:
         program, quadratic = self.program, self.program.loss.quadratic
@@ -296,7 +305,7 @@ class _Planner:
     def _unbounded_curvature(self) -> Iterator[Stage]:
         why = "the loss's curvature has no bound"
         large = self.program.map.n_stored >= self.config.least_single
-        if large and eigenvalue_ratio(self.program) > AdmmConfig.independent:
+        if large and self._dependent():
             yield from self._low_rank(why, self.config.first_steps)
         if self.takes_newton:
             yield self._gradient_steps(why, self.n_before_newton)

@@ -52,8 +52,9 @@ def test_a_low_rank_metric_is_exact_on_its_directions_and_the_smallest_known_els
 def test_a_matrix_of_low_rank_is_found():
     factor = randn(30, 3)
     matrix = factor @ factor.T
-    size = float(torch.linalg.matrix_norm(matrix, ord=2))
-    torch.testing.assert_close(low_rank_of(matrix, 6).product(torch.eye(30).double()), matrix, atol=2e-4 * size, rtol=0)
+    basis, found, unit = torch.linalg.qr(factor).Q, low_rank_of(matrix, 6), torch.eye(30, dtype=torch.float64)
+    expected = matrix + found.ridge * (unit - basis @ basis.T)
+    torch.testing.assert_close(found.product(unit), expected, atol=1e-6, rtol=1e-6)
 
 
 MODELS = {
@@ -141,6 +142,11 @@ def test_low_rank_metrics_of_full_rank_are_those_of_gram_matrices(name, penalty,
     full = math.prod(linear_map.feature_shape) * (c if local.shape[1] > 1 else 1)
     exact, approximate = GRAM.of(program, local), LowRankMetrics(full).of(program, local)
     largest = max(float(part.matrix.values.max()) for part in approximate.parts)
+    for one, other in zip(exact.parts, approximate.parts, strict=True):
+        unit = torch.eye(len(other.matrix.factor), dtype=torch.float64)
+        values, vectors = torch.linalg.eigh(one.matrix.product(unit))
+        expected = vectors * values.clamp(min=other.matrix.ridge) @ vectors.T
+        torch.testing.assert_close(other.matrix.product(unit), expected, atol=1e-6 * largest, rtol=0)
     for seed in range(3):
         move, shift = randn(*program.coef_shape, seed=seed), randn(c, seed=seed + 10)
         # Nearly singular matrices are given a multiple of the identity.

@@ -1,4 +1,4 @@
-"""Metrics of low rank plus a multiple of the identity, where there is no room for Gram matrices."""
+"""Matrices of low rank plus a multiple of the identity, as metrics."""
 
 from __future__ import annotations
 

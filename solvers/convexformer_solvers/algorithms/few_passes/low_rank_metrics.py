@@ -18,7 +18,7 @@ from .metric import Metric, Metrics, Part, in_single, joins_outputs, one_by_one
 
 @dataclasses.dataclass(frozen=True)
 class LowRankMetrics(Metrics):
-    """Metrics of a rank plus a multiple of the identity, of all samples, for features too many for Gram matrices.
+    """Metrics of a rank plus a multiple of the identity, of all samples, where Gram matrices are too large or costly.
 
     Each takes a pass over the data, with as many columns of coefficients as the rank. Its directions are random at
     first, then products with the metric before, as in an iteration of subspaces. Outputs that the loss does not couple
@@ -69,7 +69,8 @@ class LowRankMetrics(Metrics):
         if len(directions) <= self.rank:
             return Metric(local, parts)  # of all directions: there is none closer
         # Products of Gram matrices themselves would lead to larger multiples of the identity, and so to shorter steps.
-        return Metric(local, parts, torch.stack([part.matrix.product(directions) for part in parts]).sum(0))
+        span = sum((part.matrix.product(directions) for part in parts), torch.zeros_like(directions))
+        return Metric(local, parts, span)
 
 
 def _random(n_features: int, rank: int, like: Tensor) -> Tensor:

@@ -126,8 +126,8 @@ class MetricGradient(Solver):
         single = program.map.dtype == torch.float32
         found = read(program, start.coef.to(program.y), previous.intercept, single, previous.metric)
         before = previous.iterations_before + previous.iteration
-        again = previous._replace(read=found, base=found, past=(), single=single, iteration=0, finished=False)
-        return self._minimised(program, again._replace(iterations_before=before))
+        again = previous._replace(read=found, base=found, past=(), single=single, finished=False)
+        return self._minimised(program, again._replace(iteration=0, iterations_before=before))
 
     def step(self, program: Program, state: _State) -> _State:
         found = read(program, state.coef, state.intercept, state.single, state.metric)
