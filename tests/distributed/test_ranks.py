@@ -33,10 +33,10 @@ def in_one_process():
 
 
 # Two and three processes share all combinations with one, with vectors of samples on rank 0, as `least` is more than
-# there are, or on their ranks. Eight have some of them again.
+# there are. Two, three and eight have some of them again with these on their ranks, each value of each in several.
 @pytest.mark.parametrize(
     ("n_ranks", "every", "first", "least"),
-    [(1, 3, 2, 1), (2, 3, 0, 10**6), (3, 3, 1, 10**6), (2, 3, 1, 1), (3, 6, 0, 1), (8, 11, 0, 1)],
+    [(1, 3, 2, 1), (2, 3, 0, 10**6), (3, 3, 1, 10**6), (2, 7, 1, 1), (3, 7, 4, 1), (8, 11, 0, 1)],
 )
 def test_programs_have_the_objective_of_one_process(n_ranks, every, first, least, tmp_path, in_one_process):
     results = launcher.run("all_programs", n_ranks, tmp_path, every=every, first=first, least_samples=least)
