@@ -167,6 +167,18 @@ def odd_units() -> Iterator[Case]:
             yield Case("odd units", f"mean {mean:g} {loss} {shape[0]}", program)
 
 
+def one_output() -> Iterator[Case]:
+    """The squared loss with one output, tokens that have a part in common, few blocks and many, all regularisations."""
+    shapes = ((300, 128, 1), (1000, 32, 16), (3000, 512, 4), (20_000, 8, 16))
+    for (n, tokens, d), ratio in itertools.product(shapes, (0.3, 0.1, 0.03, 0.01, 0.001)):
+        generator = torch.Generator().manual_seed(3)
+        own, common, noise = (torch.randn(s, generator=generator).double() for s in ((n, tokens, d), (n, 1, d), (n, 1)))
+        data, mixing = own + common, torch.randn((3, d, 1), generator=generator).double()
+        signal = (data[:, :3, None] @ mixing).sum((1, 2))
+        program = _program(DenseMap(data), signal / signal.std() + 0.7 * noise, "squared", "group_l2", ratio, True)
+        yield Case("one output", f"{(n, tokens, d)} {ratio}", program)
+
+
 FAMILIES = {
     "small": small,
     "large": large,
@@ -174,6 +186,7 @@ FAMILIES = {
     "far targets": far_targets,
     "other losses": other_losses,
     "odd units": odd_units,
+    "one output": one_output,
 }
 
 

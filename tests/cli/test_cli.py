@@ -286,7 +286,7 @@ def test_interrupt_saves_the_best_point_so_far(regression_file, tmp_path, capsys
             if progress.iteration >= 2:
                 raise KeyboardInterrupt
 
-        model = ConvexAttentionRegressor(alpha=0.1, tol=1e-12, callback=callback)
+        model = ConvexAttentionRegressor(alpha=0.1, solver="fista", tol=1e-12, callback=callback)
         original = model.get_params
         model.get_params = lambda deep=True: original(deep) | {"callback": None}
         return model

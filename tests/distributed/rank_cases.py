@@ -589,7 +589,7 @@ FOUND = Generation(max_new=4, per_round=2, n_restarts=6, n_steps=10, n_samples=5
 OPTIONS = {"dictionary": DICTIONARY, "random_state": 0}
 PROBES = {
     "regressor": ConvexProbeRegressor(alpha=0.05, tol=1e-10, **OPTIONS),
-    "auto": ConvexProbeRegressor(alpha=0.05, tol=1e-8, random_state=0),
+    "auto": ConvexProbeRegressor(alpha=0.05, tol=1e-10, random_state=0),
     "classifier": ConvexProbeClassifier(
         alpha=0.02, tol=1e-10, class_weight="balanced", dictionary=PrototypePooling(4), random_state=0
     ),
@@ -597,7 +597,7 @@ PROBES = {
     "limited": ConvexProbeRegressor(alpha=0.05, tol=1e-9, memory_limit=14 * 4 * 8 * 40, **OPTIONS),
     "generated": ConvexProbeRegressor(alpha=0.02, tol=1e-10, generate=FOUND, **OPTIONS),
     "cv": ConvexProbeClassifierCV(alphas=3, cv=3, tol=1e-6, scoring="accuracy", n_jobs=2, **OPTIONS),
-    "cv_loss": ConvexProbeRegressorCV(alphas=3, cv=3, tol=1e-6, generate=FOUND, **OPTIONS),
+    "cv_loss": ConvexProbeRegressorCV(alphas=3, cv=3, tol=1e-9, generate=FOUND, **OPTIONS),
 }
 
 

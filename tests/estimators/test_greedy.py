@@ -228,18 +228,18 @@ class Interrupted:
 
 def test_ctrl_c_keeps_the_layers_that_there_are():
     X, y, _ = data()
-    model = GreedyConvexTransformerRegressor(n_layers=4, callback=Interrupted(2), **OPTIONS)
+    model = GreedyConvexTransformerRegressor(n_layers=4, solver="admm", callback=Interrupted(2), **OPTIONS)
     with pytest.raises(KeyboardInterrupt):
         model.fit(X, y)
     assert [certificate.relative_gap <= 1e-4 for certificate in model.certificates_] == [True, True, False]
-    full = GreedyConvexTransformerRegressor(n_layers=2, **OPTIONS).fit(X, y)
+    full = GreedyConvexTransformerRegressor(n_layers=2, solver="admm", **OPTIONS).fit(X, y)
     assert np.array_equal(model.first_layers(2).predict(X), full.predict(X))
     assert np.isfinite(model.predict(X)).all()
 
 
 def test_a_later_layer_that_fails_leaves_the_model_of_the_fit_before():
     X, y, _ = data()
-    model = GreedyConvexTransformerRegressor(n_layers=2, **OPTIONS).fit(X, y)
+    model = GreedyConvexTransformerRegressor(n_layers=2, solver="admm", **OPTIONS).fit(X, y)
     before = model.predict(X)
     with pytest.raises(RuntimeError):
         model.set_params(callback=Interrupted(1, RuntimeError)).fit(X, y)

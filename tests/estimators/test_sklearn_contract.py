@@ -214,7 +214,7 @@ def test_callback_stops_and_interrupt_leaves_a_usable_estimator():
         if progress.iteration >= 4:
             raise KeyboardInterrupt
 
-    model = ConvexAttentionRegressor(alpha=0.001, tol=1e-12, callback=interrupt)
+    model = ConvexAttentionRegressor(alpha=0.001, solver="fista", tol=1e-12, callback=interrupt)
     with pytest.raises(KeyboardInterrupt):
         model.fit(X, Y["real"])
     assert np.isfinite(model.predict(X)).all()
@@ -225,7 +225,7 @@ def test_no_convergence_is_told_with_gap_tolerance_and_remedy():
     with pytest.warns(
         ConvergenceWarning, match=r"relative gap \d\.\d+e[-+]\d+ > tol 1\.000e-10.*raise max_iter"
     ) as record:
-        model = ConvexAttentionRegressor(alpha=0.001, max_iter=2, tol=1e-10).fit(X, Y["real"])
+        model = ConvexAttentionRegressor(alpha=0.001, solver="fista", max_iter=2, tol=1e-10).fit(X, Y["real"])
     assert f"{model.certificate_.relative_gap:.3e}" in str(record[0].message)
     assert model.certificate_.relative_gap > 1e-10
 
@@ -480,7 +480,7 @@ def test_tensors_come_back_as_tensors_under_array_api_dispatch(run_python):
 def test_warnings_point_at_the_line_that_fits():
     X = np.random.default_rng(0).normal(size=(30, 4, 3))
     with pytest.warns(ConvergenceWarning) as caught:
-        ConvexAttentionRegressor(alpha=1e-3, tol=1e-12, max_iter=1).fit(X, X[:, 0, 0])
+        ConvexAttentionRegressor(alpha=1e-3, solver="fista", tol=1e-12, max_iter=1).fit(X, X[:, 0, 0])
     assert caught[0].filename == __file__
 
 

@@ -44,11 +44,15 @@ class _OneBlasThread:
             self._n_inside -= 1
             if self._n_inside == 0:
                 self._limit.restore_original_limits()
-        if isinstance(error, np.linalg.LinAlgError):  # as the rest of the package raises it
+        if isinstance(error, np.linalg.LinAlgError | FloatingPointError):  # as the rest of the package raises it
             raise torch.linalg.LinAlgError(str(error)) from error
 
 
 _numpy_on_one_thread = _OneBlasThread()
+
+
+def _overflow_is_an_error() -> np.errstate:
+    return np.errstate(over="raise", invalid="raise")
 
 
 class GramPoint(NamedTuple):
@@ -218,14 +222,14 @@ class BlockDescent(PrimalDualSolver):
             products = start.correlation.flatten().cpu().numpy() + gram @ behind
         square = float(program.mean(target.square().sum(1)))
         width, known = program.coef_shape[-2], None if previous is None else previous.inner
-        with _numpy_on_one_thread:
+        with _numpy_on_one_thread, _overflow_is_an_error():
             inner = GramProgram(gram, products, square, width, program.alpha, known)
             point = inner.at(start.coef.to(program.y).flatten().cpu().numpy().copy())
         return State(inner, point, point, math.inf, point)
 
     def step(self, program: Program, state: State) -> State:
         inner = state.inner
-        with _numpy_on_one_thread:
+        with _numpy_on_one_thread, _overflow_is_an_error():
             swept = inner.swept(state.sweeping, self.n_sweeps)
             sweeping, recent = swept[-1], (*state.recent, *swept)
             if state.recent:

@@ -39,7 +39,7 @@ class WorkingSetConfig:
         ``alpha``.
     wait : int, default=50
         Steps from one check to the next at most, or ``Patience.share`` of those so far where that is more.
-    widest : float, default=1
+    widest : float, default=inf
         Columns of the widest set over the number of samples, or over that of all columns where these are fewer or may
         take its place.
     largest_width : float, default=inf
@@ -53,18 +53,21 @@ class WorkingSetConfig:
         there are fewer columns than samples, or the samples with a Gram matrix, which may be in single precision.
     ends_in_all : bool, default=False
         Whether all blocks take the place of a set that would be too wide; else the algorithm is finished then.
+    block_steps : float, default=inf
+        Steps times blocks of their sets, after which the algorithm is finished.
     """
 
     columns: int = 128
     growth: float = 0.5
     decrease: float = 0.2
     wait: int = 50
-    widest: float = 1.0
+    widest: float = math.inf
     largest_width: float = math.inf
     single: bool = False
     far: float = 4.0
     form: Literal["samples", "root", "gram"] = "gram"
     ends_in_all: bool = False
+    block_steps: float = math.inf
 
 
 class _State(NamedTuple):
@@ -76,6 +79,7 @@ class _State(NamedTuple):
     rounding: float  # gap below which nothing but rounding is left
     inner: Running | None = None  # None: too many blocks
     n_steps: int = 0
+    block_steps: int = 0  # blocks of the sets, summed over the steps
     checked_at: int = 0  # step of the last check; 0 before the first
     n_sets: int = 0
     to_change: bool = False
@@ -88,7 +92,7 @@ class WorkingSet(PrimalDualSolver):
     well below that of all blocks. Then half as many others as are active join it, those of the largest dual norm. With
     the squared loss the algorithm may see the Gram matrix of the set in place of the samples, which is only extended,
     along a path, too. The algorithm is finished once the set would be too wide, or as many blocks as that violate the
-    dual constraint by far.
+    dual constraint by far, or its steps have been too many.
     """
 
     def __init__(self, inner: Stage, config: WorkingSetConfig | None = None) -> None:
@@ -121,10 +125,11 @@ class WorkingSet(PrimalDualSolver):
         if state.inner is None:
             return state
         inner = stepped(state.inner)
-        state = state._replace(inner=inner)
+        state = state._replace(inner=inner, block_steps=state.block_steps + len(state.blocks))
         waited = state.n_steps - state.checked_at >= max(self.config.wait, Patience.share * state.checked_at)
         # A gap below zero is that of a dual point whose mean is not zero: it tells by its size.
-        solved = inner.gap is not None and abs(inner.gap) <= self.config.decrease * abs(state.gap)
+        wanted = max(self.config.decrease * abs(state.gap), state.rounding)
+        solved = inner.gap is not None and abs(inner.gap) <= wanted
         if not (waited or solved or inner.stage.algorithm.finished(inner.inner)):
             return state
         whole = _of_all_blocks(program, inner)
@@ -198,8 +203,11 @@ class WorkingSet(PrimalDualSolver):
         return f"{state.inner.activity()} on {len(state.blocks)} of {n_blocks} blocks"
 
     def finished(self, state: _State) -> bool:
-        # Below the last limit nothing but rounding is left of the gap.
-        return state.inner is None or abs(state.gap) <= state.rounding
+        return state.inner is None or state.block_steps >= self.config.block_steps or self.is_exact(state)
+
+    def is_exact(self, state: _State) -> bool:
+        """Whether its steps have left nothing but rounding of the gap."""
+        return state.n_steps > 0 and abs(state.gap) <= state.rounding
 
 
 def _by_block(coef: Tensor) -> Tensor:

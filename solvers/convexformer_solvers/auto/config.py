@@ -23,9 +23,9 @@ class AutoConfig:
     gradient_steps : float, default=8
         Gradient steps that independent features take, over the root of the groups' median dual norm over ``alpha``;
         twice as many slightly dependent ones, and steps in a metric of low rank.
-    costly_gram : float, default=32
+    costly_gram : float, default=16
         Products with the data in the time of which the Gram matrix of all features is formed, from which on a working
-        set pays, or steps in a metric of low rank.
+        set pays that needs no block descent, or steps in a metric of low rank.
     long_tails : float, default=60
         ``Loss.tail_length`` from which on nothing but proximal steps in the dual makes much of the loss.
     first_steps : int, default=80
@@ -36,11 +36,14 @@ class AutoConfig:
     steps : int, default=2000
         Steps of alternating directions at most, after Newton steps or in their place.
     few_steps : int, default=400
-        The same where others follow that may be better, as for losses that couple the outputs.
+        The same where others follow that may be better, as for losses that couple the outputs; at least before Newton
+        steps with the squared loss.
     usual_steps : int, default=25
         Steps that alternating directions from scratch and Newton steps take as a rule.
     calls : int, default=1000
         Small calls of a step of alternating directions; a Newton step has twice as many for each of its systems.
+    block_calls : float, default=75
+        The same of a step of block descent, for each of its blocks.
     set_width : float, default=0.6
         ``WorkingSetConfig.widest`` of all sets but those of block descent.
     least_single : int, default=MapConfig.temporary
@@ -51,7 +54,7 @@ class AutoConfig:
     gram_copies: int = 12
     independent: float = 1.15
     gradient_steps: float = 8.0
-    costly_gram: float = 32.0
+    costly_gram: float = 16.0
     long_tails: float = 60.0
     first_steps: int = 80
     newton_share: float = 0.2
@@ -59,5 +62,6 @@ class AutoConfig:
     few_steps: int = 400
     usual_steps: int = 25
     calls: int = 1000
+    block_calls: float = 75.0
     set_width: float = 0.6
     least_single: int = MapConfig.temporary

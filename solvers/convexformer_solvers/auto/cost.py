@@ -32,6 +32,13 @@ def gradient_steps_of_admm(program: Program, config: AutoConfig) -> float:
     return (start + iterations * (2 * product + program.map.rates.work_of_a_read * side**2)) / (2 * product)
 
 
+def block_steps_of_admm(program: Program, config: AutoConfig) -> float:
+    """Steps of block descent on one block in the time that alternating directions take, with Gram matrix and factor."""
+    start = program.map.gram_work() + program.map.smaller_side**3 / 3
+    whole = start + config.usual_steps * admm_work(program, config)
+    return whole / (config.block_calls * program.map.rates.work_of_a_call)
+
+
 def block_numbers(program: Program) -> int:
     """Numbers that the penalty's second derivatives hold, of outputs that are solved together."""
     outputs = 1 if program.outputs_separate else program.y.shape[1]

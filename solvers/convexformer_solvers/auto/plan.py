@@ -29,7 +29,7 @@ from convexformer_solvers.reductions.weights import Targets
 from convexformer_solvers.rounding import EPS, SINGLE
 
 from .config import AutoConfig
-from .cost import admm_work, block_numbers, gradient_steps_of_admm, products_of_gram
+from .cost import admm_work, block_numbers, block_steps_of_admm, gradient_steps_of_admm, products_of_gram
 
 
 def plan(program: Program, warm: bool = False, config: AutoConfig | None = None) -> tuple[Stage, ...]:
@@ -46,16 +46,16 @@ def plan(program: Program, warm: bool = False, config: AutoConfig | None = None)
        blocks: gradient steps alone.
     4. Features that are nearly independent, for this ``alpha``: greedy gradient steps in single precision, on a working
        set where there are many more features than samples, for as long as a Gram matrix would take.
-    5. Squared loss and a costly Gram matrix: a working set, solved by block descent with one output, else by
-       alternating directions. Another loss that does not couple the outputs and a costly Gram matrix: steps in a metric
-       of low rank, if there are at least as many samples as features, these are more than slightly dependent, and
-       ``alpha`` is strong enough for few steps. Along a path every loss that does not couple the outputs takes a
-       working set.
+    5. Squared loss with one output and the group-l2 penalty: block descent on a working set, for as long as alternating
+       directions would take. Other programs of the squared loss with a costly Gram matrix: alternating directions on a
+       working set. Another loss that does not couple the outputs and a costly Gram matrix: steps in a metric of low
+       rank, if there are at least as many samples as features, these are more than slightly dependent, and ``alpha`` is
+       strong enough for few steps. Along a path every loss that does not couple the outputs takes a working set.
     6. A Gram matrix too large to factorise: steps in a metric of low rank, unless features are slightly dependent, then
        gradient steps, and no other point.
     7. A loss whose targets lie far out on its linear parts (Huber): proximal steps in the dual.
     8. Alternating directions, in single and then in double precision, until they have taken a fifth of the time of
-       Newton steps.
+       Newton steps; with the squared loss 400 steps at least.
     9. Newton steps on smoothed objectives, unless point 8 would take too many steps: then semismooth Newton steps,
        where the loss is not quadratic. Gradient steps where the loss couples the outputs.
     10. Alternating directions at greater length, and gradient steps without end.
@@ -81,7 +81,7 @@ def plan(program: Program, warm: bool = False, config: AutoConfig | None = None)
     >>> data = torch.randn(50, 3, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     >>> program = Program(DenseMap(data), data[:, 0, :1], Squared(), GroupL2(), alpha=0.1)
     >>> [stage.algorithm.name for stage in plan(program)]
-    ['admm', 'smoothing_newton', 'admm', 'fista']
+    ['working_set(block_descent)', 'admm', 'smoothing_newton', 'admm', 'fista']
     """
     return tuple(_Planner(program, warm, config or AutoConfig()).stages())
 
@@ -96,8 +96,9 @@ class _Planner:
         self.factorises = program.map.smaller_side <= config.largest_side
         # On all features a polish costs more than on a working set.
         self.seldom = PolishConfig(wait=2 * PolishConfig.wait)
-        # First-order steps before Newton steps have their turn.
-        self.n_before_newton = max(config.first_steps, config.newton_share * self._newton_time())
+        # First-order steps before Newton steps have their turn; with the squared loss they end by themselves as a rule.
+        at_least = config.few_steps if program.loss.quadratic else config.first_steps
+        self.n_before_newton = max(at_least, config.newton_share * self._newton_time())
         self.takes_newton = self.n_before_newton <= config.steps
 
     def stages(self) -> Iterator[Stage]:
@@ -141,9 +142,14 @@ class _Planner:
             yield Stage(inner, why, reductions=(Moments(),))
         elif self.takes_gram:
             why = "one pass for each step in the metric of a Gram matrix"
-            yield from self._metric_steps(GramMetrics(inner), why, self.config.steps)
+            yield from self._metric_steps(GramMetrics(Batched(Auto(self._of_models()))), why, self.config.steps)
         else:
             yield from self._low_rank("there is no room for Gram matrices", self.config.steps)
+
+    def _of_models(self) -> AutoConfig:
+        """Numbers for the minima of models: without block descent, which is less exact, if a factor takes no pass."""
+        n_products = self.program.map.smaller_side**3 / 3 / self.program.map.product_work(1)
+        return self.config if n_products > 2 else dataclasses.replace(self.config, block_calls=math.inf)
 
     def _low_rank(self, why: str, n_steps: float) -> Iterator[Stage]:
         """Steps in a metric of low rank, where there is room for it."""
@@ -254,23 +260,28 @@ class _Planner:
         return float(self.program.null_dual_norms.median()) / self.program.alpha
 
     def _working_set(self) -> Iterator[Stage]:
-        program, quadratic = self.program, self.program.loss.quadratic
-        costly = quadratic and products_of_gram(program) > self.config.costly_gram
-        blocks, largest, widest = BlockDescent(), self._widest_set(), self.config.set_width
-        if costly and blocks.unmet_requirement(program) is None:
-            why = "the Gram matrix of all features is costly: block descent in that of a few"
-            config = WorkingSetConfig(largest_width=largest, single=program.map.n_stored >= self.config.least_single)
-            yield Stage(WorkingSet(Stage(blocks, "solves the set"), config), why, reductions=(Center(),))
-        elif costly:
+        program, config = self.program, self.config
+        blocks, largest, widest = BlockDescent(), self._widest_set(), config.set_width
+        costly, n_steps = products_of_gram(program) >= config.costly_gram, block_steps_of_admm(program, config)
+        if blocks.unmet_requirement(program) is None and n_steps >= 1:
+            why = "few blocks are active as a rule: block descent on these, for as long as others would take"
+            sets = WorkingSetConfig(
+                widest=widest if costly else 1.0,
+                largest_width=largest,
+                single=program.map.n_stored >= config.least_single,
+                block_steps=n_steps,
+            )
+            yield Stage(WorkingSet(Stage(blocks, "solves the set"), sets), why, reductions=(Center(),))
+        elif program.loss.quadratic and costly:
             inner = Stage(Admm(), "solves the set", reductions=(Center(),), polish=PolishConfig())
-            config = WorkingSetConfig(widest=widest, largest_width=largest, form="root")
-            yield Stage(WorkingSet(inner, config), "the Gram matrix of all features is costly", reductions=(Center(),))
+            sets = WorkingSetConfig(widest=widest, largest_width=largest, form="root")
+            yield Stage(WorkingSet(inner, sets), "the Gram matrix of all features is costly", reductions=(Center(),))
         elif self.warm:
-            single = SinglePrecision(self.config.least_single)
+            single = SinglePrecision(config.least_single)
             inner = Stage(Admm(), "solves the set", reductions=(Center(), single), polish=PolishConfig())
-            config = WorkingSetConfig(widest=widest, largest_width=largest, form="samples")
+            sets = WorkingSetConfig(widest=widest, largest_width=largest, form="samples")
             why = "a path has few active blocks at first"
-            yield Stage(WorkingSet(inner, config), why, 2 * self.config.first_steps, (Center(),), PolishConfig())
+            yield Stage(WorkingSet(inner, sets), why, 2 * config.first_steps, (Center(),), PolishConfig())
 
     def _widest_set(self) -> float:
         """Columns of a working set, whose Gram matrix is formed sooner than steps in a metric of low rank end."""

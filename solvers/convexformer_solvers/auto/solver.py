@@ -119,7 +119,8 @@ def _begun(program: Program, stage: Stage, later: tuple[Stage, ...], state: _Sta
     before = state.running
     if stage.carries and before.best is not None:
         return state._replace(running=carried(stage, program, before), later=later)
-    outgrown = state.outgrown or isinstance(before.stage.algorithm, WorkingSet)
+    algorithm = before.stage.algorithm
+    outgrown = state.outgrown or (isinstance(algorithm, WorkingSet) and not algorithm.is_exact(before.inner))
     start = completed(program, before.result())
     value = float(program.primal(start.coef, start.intercept))
     lowest, best = state.best or (program.null_value, null_point(program))

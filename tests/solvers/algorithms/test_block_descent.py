@@ -39,7 +39,7 @@ def on_a_set(columns=128, **numbers):
     """Block descent on a working set that begins with so many columns, and grows by as many."""
     return WorkingSet(
         Stage(BlockDescent(), "solves the set"),
-        WorkingSetConfig(columns=columns, **numbers),
+        WorkingSetConfig(columns=columns, **{"widest": 1.0} | numbers),
     )
 
 

@@ -226,7 +226,7 @@ def test_auto_takes_them_for_large_independent_features_alone():
         taken.append(begins_with_them(program, config=None))
         assert solve(program, Auto(), tol=1e-6).certificate.relative_gap <= 1e-6
     assert taken == [True, False]
-    assert not begins_with_them(wide_program(data=data[:50]), config=None)
+    assert not begins_with_them(wide_program(data=data[:, :1, :20]), config=None)
 
 
 @pytest.mark.parametrize("penalty", ["group_l2", "nuclear"])

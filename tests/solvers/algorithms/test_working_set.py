@@ -124,7 +124,7 @@ def test_a_set_that_its_first_look_shows_to_be_one_of_many_hands_over_where_it_b
     program = program.with_alpha(ratio * program.alpha_max)
     first, on_set = torch.zeros(program.coef_shape, dtype=torch.float64), []
     first[0] = 0.01
-    solver = WorkingSet(Stage(BlockDescent(), "solves the set"))
+    solver = working_set(BlockDescent(), 128, "gram", widest=1.0)
     state = begun(Stage(solver, "the first"), program, Point(first, program.null_intercept))
     while not state.is_over:
         on_set.append(state.result().coef)
@@ -132,6 +132,19 @@ def test_a_set_that_its_first_look_shows_to_be_one_of_many_hands_over_where_it_b
         assert len(on_set) < 50
     assert not torch.allclose(on_set[-1], first)
     torch.testing.assert_close(state.result().coef, first if misleads else on_set[-1])
+
+
+@pytest.mark.parametrize("most", [1, 10, 30, 100])
+def test_ends_after_so_many_steps_on_blocks(most):
+    program = make_program("squared", n=100, blocks=12, d=3, c=1)
+    program = program.with_alpha(1e-3 * program.alpha_max)
+    solver = working_set(BlockDescent(), 6, "gram", block_steps=most)
+    state, taken = solver.init(program, null_point(program)), 0
+    while not solver.finished(state):
+        assert taken < most
+        state = solver.step(program, state)
+        taken += len(state.blocks)
+    assert taken >= most
 
 
 @pytest.mark.usefixtures("steady_rates")

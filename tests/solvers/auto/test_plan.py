@@ -21,6 +21,7 @@ from convexformer_solvers import (
     RowStochastic,
     SignedMap,
     Solver,
+    Status,
     get_loss,
     get_penalty,
     solve,
@@ -34,6 +35,7 @@ from convexformer_solvers.algorithms.semismooth_newton import SemismoothNewton
 from convexformer_solvers.algorithms.smoothing_newton import SmoothingNewton
 from convexformer_solvers.algorithms.working_set import WorkingSet
 from convexformer_solvers.auto import AutoConfig, plan
+from convexformer_solvers.auto.cost import admm_work
 from convexformer_solvers.linear_maps import base
 from convexformer_solvers.linear_maps.derived import DerivedMap
 from convexformer_solvers.points import null_point
@@ -43,7 +45,9 @@ from convexformer_solvers.reductions.precision import SinglePrecision
 pytestmark = pytest.mark.usefixtures("steady_rates")
 
 # Neither working sets nor Newton steps on smoothed objectives nor single precision, unless a test asks for one.
-PLAIN = AutoConfig(costly_gram=math.inf, newton_share=math.inf, least_single=2**60, long_tails=math.inf)
+PLAIN = AutoConfig(
+    costly_gram=math.inf, block_calls=math.inf, newton_share=math.inf, least_single=2**60, long_tails=math.inf
+)
 
 
 class OnDisk(DerivedMap):
@@ -237,6 +241,25 @@ class TestDecisionList:
             assert plan(program, warm, AutoConfig(costly_gram=1.0))[0].max_steps == math.inf
         assert WorkingSet not in algorithms(program, PLAIN)
 
+    @pytest.mark.parametrize("blocks", [3, 40, 150])
+    def test_5_block_descent_for_as_long_as_alternating_directions_would_take(self, blocks):
+        program, config = correlated_program(blocks=blocks), AutoConfig()
+        first = plan(program, config=config)[0]
+        assert inside(first) is BlockDescent
+        n_steps = first.algorithm.config.block_steps
+        seconds = config.block_calls * program.map.rates.work_of_a_call * n_steps
+        gram = program.map.gram_work() + program.map.smaller_side**3 / 3
+        assert seconds == pytest.approx(gram + config.usual_steps * admm_work(program, config))
+        # Where it is slow it costs no more than that, and others end.
+        weak = program.with_alpha(1e-4 * program.alpha_max)
+        auto = Auto(config)
+        state = auto.init(weak, null_point(weak))
+        while isinstance(state.running.stage.algorithm, WorkingSet):
+            n_block_steps = state.running.inner.block_steps
+            state = auto.step(weak, state)
+        assert n_block_steps <= n_steps + blocks
+        assert solve(weak, auto, tol=1e-6).status is Status.CONVERGED
+
     def test_5_steps_in_a_metric_of_low_rank_end_before_a_costly_gram_matrix_is_formed(self):
         few = dataclasses.replace(PLAIN, costly_gram=1.0, gradient_steps=0.1)
         for loss, c in (("logistic", 1), ("huber", 3), ("squared_hinge", 1)):
@@ -322,8 +345,7 @@ class TestDecisionList:
         assert single.max_steps == double.max_steps == PLAIN.steps
 
     def test_9_newton_steps_on_smoothed_objectives_by_what_they_cost(self):
-        program = correlated_program(n=60, blocks=5)
-        newton = SmoothingNewton
+        program, newton = correlated_program("squared_hinge", n=60, blocks=5), SmoothingNewton
         assert newton not in algorithms(program, PLAIN)
         early, late = (plan(program, config=dataclasses.replace(PLAIN, newton_share=share)) for share in (0.01, 10.0))
         assert [type(stage.algorithm) for stage in early] == [type(stage.algorithm) for stage in late]
@@ -331,6 +353,8 @@ class TestDecisionList:
         assert early[0].max_steps == PLAIN.first_steps < late[0].max_steps < PLAIN.steps
         assert newton not in algorithms(program, dataclasses.replace(PLAIN, newton_share=10.0, steps=100))
         assert newton in algorithms(program)
+        squared = correlated_program(n=60, blocks=5)
+        assert plan(squared, config=dataclasses.replace(PLAIN, newton_share=0.01))[0].max_steps == PLAIN.few_steps
 
     def test_10_at_greater_length_and_gradient_steps_without_end(self):
         first, last = plan(correlated_program(), config=PLAIN)
@@ -350,9 +374,9 @@ def machine(monkeypatch, work_of_a_read, work_of_a_call=2.0**16):
 class TestMachines:
     """What a machine does in a second decides."""
 
-    @pytest.mark.parametrize("c", [1, 3])
-    def test_one_that_multiplies_matrices_fast_forms_the_gram_matrix_of_all_features(self, monkeypatch, c):
-        program = correlated_program(c=c, n=300, blocks=200)
+    @pytest.mark.parametrize("penalty", ["group_l2", "nuclear"])
+    def test_one_that_multiplies_matrices_fast_forms_the_gram_matrix_of_all_features(self, monkeypatch, penalty):
+        program = correlated_program(penalty=penalty, c=3, n=300, blocks=200)
         machine(monkeypatch, work_of_a_read=2.0)
         assert algorithms(program)[0] is WorkingSet
         machine(monkeypatch, work_of_a_read=64.0)
