@@ -25,7 +25,7 @@ class AutoConfig:
         twice as many slightly dependent ones, and steps in a metric of low rank.
     costly_gram : float, default=16
         Products with the data in the time of which the Gram matrix of all features is formed, from which on a working
-        set pays that needs no block descent, or steps in a metric of low rank.
+        set pays, or steps in a metric of low rank; twice that for block descent with fewer samples than features.
     long_tails : float, default=60
         ``Loss.tail_length`` from which on nothing but proximal steps in the dual makes much of the loss.
     first_steps : int, default=80

@@ -46,11 +46,12 @@ def plan(program: Program, warm: bool = False, config: AutoConfig | None = None)
        blocks: gradient steps alone.
     4. Features that are nearly independent, for this ``alpha``: greedy gradient steps in single precision, on a working
        set where there are many more features than samples, for as long as a Gram matrix would take.
-    5. Squared loss with one output and the group-l2 penalty: block descent on a working set, for as long as alternating
-       directions would take. Other programs of the squared loss with a costly Gram matrix: alternating directions on a
-       working set. Another loss that does not couple the outputs and a costly Gram matrix: steps in a metric of low
-       rank, if there are at least as many samples as features, these are more than slightly dependent, and ``alpha`` is
-       strong enough for few steps. Along a path every loss that does not couple the outputs takes a working set.
+    5. Squared loss with one output and the group-l2 penalty, and as many samples as features or a very costly Gram
+       matrix: block descent on a working set, for as long as alternating directions would take. Other programs of the
+       squared loss with a costly Gram matrix: alternating directions on a working set. Another loss that does not
+       couple the outputs and a costly Gram matrix: steps in a metric of low rank, if there are at least as many samples
+       as features, these are more than slightly dependent, and ``alpha`` is strong enough for few steps. Along a path
+       every loss that does not couple the outputs takes a working set.
     6. A Gram matrix too large to factorise: steps in a metric of low rank, unless features are slightly dependent, then
        gradient steps, and no other point.
     7. A loss whose targets lie far out on its linear parts (Huber): proximal steps in the dual.
@@ -94,6 +95,7 @@ class _Planner:
         self.takes_gram = not program.map.in_memory and self._room_for_gram()
         self.single_moments = program.map.dtype == torch.float32
         self.factorises = program.map.smaller_side <= config.largest_side
+        self.more_features = program.map.smaller_side < math.prod(program.map.feature_shape)  # than samples
         # On all features a polish costs more than on a working set.
         self.seldom = PolishConfig(wait=2 * PolishConfig.wait)
         # First-order steps before Newton steps have their turn; with the squared loss they end by themselves as a rule.
@@ -241,8 +243,7 @@ class _Planner:
     def _soon_in_low_rank(self) -> bool:
         """Whether steps in a metric of low rank end before a costly Gram matrix of all features is formed."""
         program, config = self.program, self.config
-        more_features = program.map.smaller_side < math.prod(program.map.feature_shape)
-        if program.loss.quadratic or more_features or products_of_gram(program) < config.costly_gram:
+        if program.loss.quadratic or self.more_features or products_of_gram(program) < config.costly_gram:
             return False
         return self._dependent() and self._few_steps(2)
 
@@ -262,11 +263,14 @@ class _Planner:
     def _working_set(self) -> Iterator[Stage]:
         program, config = self.program, self.config
         blocks, largest, widest = BlockDescent(), self._widest_set(), config.set_width
-        costly, n_steps = products_of_gram(program) >= config.costly_gram, block_steps_of_admm(program, config)
-        if blocks.unmet_requirement(program) is None and n_steps >= 1:
+        n_products, n_steps = products_of_gram(program), block_steps_of_admm(program, config)
+        costly = n_products >= config.costly_gram
+        # Few samples have a Gram matrix of their own, which is soon formed.
+        pays = n_steps >= 1 and (not self.more_features or n_products >= 2 * config.costly_gram)
+        if pays and blocks.unmet_requirement(program) is None:
             why = "few blocks are active as a rule: block descent on these, for as long as others would take"
             sets = WorkingSetConfig(
-                widest=widest if costly else 1.0,
+                widest=widest if costly and not self.more_features else 1.0,
                 largest_width=largest,
                 single=program.map.n_stored >= config.least_single,
                 block_steps=n_steps,

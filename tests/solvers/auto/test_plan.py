@@ -103,6 +103,11 @@ def algorithms(program, config=None, warm=False):
     return [type(stage.algorithm) for stage in plan(program, warm, config)]
 
 
+def sets_of(program, config):
+    """The stages of a plan that are working sets."""
+    return [stage for stage in plan(program, config=config) if isinstance(stage.algorithm, WorkingSet)]
+
+
 def inside(stage):
     """The algorithm of a working set."""
     assert isinstance(stage.algorithm, WorkingSet)
@@ -243,7 +248,8 @@ class TestDecisionList:
 
     @pytest.mark.parametrize("blocks", [3, 40, 150])
     def test_5_block_descent_for_as_long_as_alternating_directions_would_take(self, blocks):
-        program, config = correlated_program(blocks=blocks), AutoConfig()
+        program, config = correlated_program(n=700, blocks=blocks), AutoConfig()
+        assert BlockDescent not in map(inside, sets_of(correlated_program(n=blocks, blocks=150), config))
         first = plan(program, config=config)[0]
         assert inside(first) is BlockDescent
         n_steps = first.algorithm.config.block_steps
