@@ -13,7 +13,9 @@ from pathlib import Path
 import matplotlib
 
 matplotlib.use("Agg")
-sys.path.insert(0, str(Path(__file__).parent))  # for the checks of the gallery
+sys.path.insert(0, str(Path(__file__).parent))
+import gallery_checks
+
 os.environ.setdefault("TQDM_DISABLE", "1")  # progress bars are no output of an example
 
 project = "convexformer"
@@ -104,5 +106,6 @@ def _escape_types(app, what, name, obj, options, lines):
 
 def setup(app):
     """Register the functions above."""
+    app.connect("build-finished", gallery_checks.every_example_draws_and_prints)
     app.connect("autodoc-skip-member", _skip_metadata_routing)
     app.connect("autodoc-process-docstring", _escape_types, priority=100)  # before numpydoc

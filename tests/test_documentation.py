@@ -12,6 +12,10 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 
 
+def test_there_are_the_four_examples():
+    assert len(list((ROOT / "examples").glob("plot_*.py"))) >= 4
+
+
 def test_readme_example_runs_and_says_what_it_prints(capsys):
     (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     assert code.count("\n") <= 15

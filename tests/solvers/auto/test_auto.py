@@ -182,7 +182,7 @@ class TestUnits:
         unit = 10.0**exponent
         return Program(DenseMap(data * unit), y, get_loss("squared"), get_penalty("group_l2"), 0.01 * unit)
 
-    @pytest.mark.parametrize("exponent", [-140, -60, 60, 140])
+    @pytest.mark.parametrize("exponent", [-140, -60, -20, 20, 60, 140])
     def test_of_the_data_do_not_matter(self, exponent):
         expected, found = (solve(self.program(e), Auto(), tol=1e-6) for e in (0, exponent))
         assert found.certificate.primal == pytest.approx(expected.certificate.primal, rel=1e-5)

@@ -380,9 +380,9 @@ def machine(monkeypatch, work_of_a_read, work_of_a_call=2.0**16):
 class TestMachines:
     """What a machine does in a second decides."""
 
-    @pytest.mark.parametrize("penalty", ["group_l2", "nuclear"])
-    def test_one_that_multiplies_matrices_fast_forms_the_gram_matrix_of_all_features(self, monkeypatch, penalty):
-        program = correlated_program(penalty=penalty, c=3, n=300, blocks=200)
+    @pytest.mark.parametrize(("c", "penalty"), [(1, "group_l2"), (3, "group_l2"), (3, "nuclear")])
+    def test_one_that_multiplies_matrices_fast_forms_the_gram_matrix_of_all_features(self, monkeypatch, c, penalty):
+        program = correlated_program(penalty=penalty, c=c, n=300, blocks=200)
         machine(monkeypatch, work_of_a_read=2.0)
         assert algorithms(program)[0] is WorkingSet
         machine(monkeypatch, work_of_a_read=64.0)
