@@ -54,7 +54,7 @@ class WorkingSetConfig:
     ends_in_all : bool, default=False
         Whether all blocks take the place of a set that would be too wide; else the algorithm is finished then.
     block_steps : float, default=inf
-        Steps times blocks of their sets, after which the algorithm is finished.
+        Blocks of the sets, summed over the steps, after which the algorithm is finished.
     """
 
     columns: int = 128

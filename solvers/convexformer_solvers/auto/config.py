@@ -43,7 +43,7 @@ class AutoConfig:
     calls : int, default=1000
         Small calls of a step of alternating directions; a Newton step has twice as many for each of its systems.
     block_calls : float, default=75
-        The same of a step of block descent, for each of its blocks.
+        Small calls of a step of block descent, for each of its blocks.
     set_width : float, default=0.6
         ``WorkingSetConfig.widest`` of all sets but those of block descent.
     least_single : int, default=MapConfig.temporary

@@ -21,6 +21,11 @@ def admm_work(program: Program, config: AutoConfig) -> float:
     return 2 * program.map.product_work(n_outputs) + solves + config.calls * rates.work_of_a_call
 
 
+def factor_work(program: Program) -> float:
+    """Work of a Cholesky factor of the Gram matrix on the smaller side."""
+    return program.map.smaller_side**3 / 3
+
+
 def gradient_steps_of_admm(program: Program, config: AutoConfig) -> float:
     """Gradient steps, of two products each, in the time that alternating directions take, with Gram matrix and factor.
 
@@ -28,13 +33,13 @@ def gradient_steps_of_admm(program: Program, config: AutoConfig) -> float:
     """
     side, product = program.map.smaller_side, program.map.product_work(program.y.shape[1])
     iterations = config.usual_steps if program.loss.output_separable else config.first_steps
-    start = program.map.gram_work() + side**3 / 3
+    start = program.map.gram_work() + factor_work(program)
     return (start + iterations * (2 * product + program.map.rates.work_of_a_read * side**2)) / (2 * product)
 
 
 def block_steps_of_admm(program: Program, config: AutoConfig) -> float:
     """Steps of block descent on one block in the time that alternating directions take, with Gram matrix and factor."""
-    start = program.map.gram_work() + program.map.smaller_side**3 / 3
+    start = program.map.gram_work() + factor_work(program)
     whole = start + config.usual_steps * admm_work(program, config)
     return whole / (config.block_calls * program.map.rates.work_of_a_call)
 

@@ -29,7 +29,14 @@ from convexformer_solvers.reductions.weights import Targets
 from convexformer_solvers.rounding import EPS, SINGLE
 
 from .config import AutoConfig
-from .cost import admm_work, block_numbers, block_steps_of_admm, gradient_steps_of_admm, products_of_gram
+from .cost import (
+    admm_work,
+    block_numbers,
+    block_steps_of_admm,
+    factor_work,
+    gradient_steps_of_admm,
+    products_of_gram,
+)
 
 
 def plan(program: Program, warm: bool = False, config: AutoConfig | None = None) -> tuple[Stage, ...]:
@@ -149,8 +156,8 @@ class _Planner:
             yield from self._low_rank("there is no room for Gram matrices", self.config.steps)
 
     def _of_models(self) -> AutoConfig:
-        """Numbers for the minima of models: without block descent, which is less exact, if a factor takes no pass."""
-        n_products = self.program.map.smaller_side**3 / 3 / self.program.map.product_work(1)
+        """Numbers for the minima of models: no block descent, which is less exact, for cheap factors."""
+        n_products = factor_work(self.program) / self.program.map.product_work(1)
         return self.config if n_products > 2 else dataclasses.replace(self.config, block_calls=math.inf)
 
     def _low_rank(self, why: str, n_steps: float) -> Iterator[Stage]:

@@ -24,7 +24,7 @@ MakePlan = Callable[[Program, bool, AutoConfig], Sequence[Stage]]
 class _State(NamedTuple):
     running: Running
     later: tuple[Stage, ...]
-    outgrown: bool = False  # whether a working set has become too wide
+    outgrown: bool = False  # whether a working set has been given up
     best: tuple[float, Point] | None = None  # the end of an earlier stage, by objective; None before there is one
 
 
