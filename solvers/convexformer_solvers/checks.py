@@ -77,7 +77,7 @@ def check_loss(loss: Loss, n_outputs: int = 3, seed: int = 0) -> None:
     y = loss.example_target(40, n_outputs, generator)
     loss.check_target(y)
     pred, move = _normal(generator, 40, n_outputs), _normal(generator, 40, n_outputs)
-    for identities in (_derivatives, _properties, _conjugate, _scaled_and_widened):
+    for identities in (_derivatives, _properties, _conjugate, _scaled_and_widened, _smoothed_loss):
         _assert_all(identities(loss, pred, move, y))
 
 
@@ -164,6 +164,17 @@ def _scaled_and_widened(loss: Loss, pred: Tensor, move: Tensor, y: Tensor) -> _I
     yield "widened is not the proximal step in the dual", found, optimal
     own = loss.gradient(y + (pred - targets) / width, y)
     yield "the slope of the widened loss is not that at the residual over the width", found, own
+
+
+def _smoothed_loss(loss: Loss, pred: Tensor, move: Tensor, y: Tensor) -> _Identities:
+    for cost in (1e-3, 1.0) if loss.defines("smoothed") else ():
+        smooth = loss.smoothed(cost)
+        for point in (pred, pred + 10 * move):
+            below = loss.value(point, y) - smooth.value(point, y)
+            yield "smoothed is not below the loss by the cost at most", (below >= -1e-9) & (below <= cost * y.shape[1])
+            own = loss.gradient(smooth.unsmoothed(point, y), y)
+            yield "unsmoothed predictions have other slopes", own, smooth.gradient(point, y)
+            yield from _derivatives(smooth, point, move, y)
 
 
 def check_penalty(penalty: Penalty, seed: int = 0, n_outputs: int | None = None) -> None:

@@ -61,7 +61,8 @@ def plan(program: Program, warm: bool = False, config: AutoConfig | None = None)
        every loss that does not couple the outputs takes a working set.
     6. A Gram matrix too large to factorise: steps in a metric of low rank, unless features are slightly dependent, then
        gradient steps, and no other point.
-    7. A loss whose targets lie far out on its linear parts (Huber): proximal steps in the dual.
+    7. A loss whose targets lie far out on its linear parts (Huber): Newton steps on smoothed objectives, which smooth
+       the loss, too, and proximal steps in the dual after them; with fewer samples than features also before.
     8. Alternating directions, in single and then in double precision, until they have taken a fifth of the time of
        Newton steps; with the squared loss 400 steps at least.
     9. Newton steps on smoothed objectives, unless point 8 would take too many steps: then semismooth Newton steps,
@@ -128,7 +129,7 @@ class _Planner:
             yield self._gradient_steps("the penalty is no sum over blocks")
             return
         if self.factorises and program.tail_length > self.config.long_tails:
-            yield from self._proximal_steps()
+            yield from self._long_tails()
         else:
             yield from self._first_stages()
         if self.factorises:
@@ -197,13 +198,13 @@ class _Planner:
         size = config.gram_copies * n_parts * program.y.element_size() * side**2
         return side <= config.largest_side and size <= limit
 
-    def _proximal_steps(self) -> Iterator[Stage]:
-        """Proximal steps in the dual, the more of them the longer, with Newton steps in between."""
+    def _long_tails(self) -> Iterator[Stage]:
+        """Newton steps on smoothed losses; before these, where samples are few, proximal steps in the dual."""
         inner = Stage(Admm(), "solves each proximal step", reductions=(Center(),), polish=self.seldom)
         proximal = Stage(ProximalDual(inner), "the targets are far out on the linear parts of the loss")
-        for n_steps in (self.n_before_newton, self.config.few_steps) if self.takes_newton else ():
-            yield dataclasses.replace(proximal, max_steps=n_steps)
-            yield from self._newton()
+        if self.takes_newton and self.more_features:
+            yield dataclasses.replace(proximal, max_steps=self.n_before_newton)
+        yield from self._newton(self.config.few_steps)
         yield dataclasses.replace(proximal, max_steps=self.config.steps)
 
     def _first_stages(self) -> Iterator[Stage]:
@@ -309,7 +310,7 @@ class _Planner:
         elif not self.program.loss.quadratic:
             yield from self._in_both_precisions("first of all", config.first_steps)
             yield from self._outputs_apart_newton()
-        yield from self._newton()
+        yield from self._newton(config.first_steps)
         if coupled:
             yield self._gradient_steps("the loss couples the outputs: these do not mind", config.few_steps)
         yield from self._in_both_precisions("at greater length", self.config.steps)
@@ -331,7 +332,7 @@ class _Planner:
             yield from self._low_rank(why, self.config.first_steps)
         if self.takes_newton:
             yield self._gradient_steps(why, self.n_before_newton)
-            yield from self._newton()
+            yield from self._newton(self.config.first_steps)
         for newton in self._outputs_apart_newton():
             yield self._gradient_steps(why, self.config.first_steps)
             yield newton
@@ -347,11 +348,11 @@ class _Planner:
     def _gradient_steps(self, why: str, n_steps: float = math.inf) -> Stage:
         return Stage(Fista(), why, n_steps, (Targets(of_map=True),))
 
-    def _newton(self) -> Iterator[Stage]:
+    def _newton(self, n_steps: float) -> Iterator[Stage]:
         """Newton steps on smoothed objectives, unless they take too long."""
         if self.takes_newton:
             why = "Newton steps on smoothed objectives: few of them end where others are slow"
-            yield Stage(SmoothingNewton(), why, self.config.first_steps, (Center(),))
+            yield Stage(SmoothingNewton(), why, n_steps, (Center(),))
 
     def _newton_time(self) -> float:
         """First-order steps in the time of Newton steps on smoothed objectives; inf where none apply."""

@@ -12,15 +12,10 @@ from convexformer_solvers.program import Program
 
 
 class Curvature:
-    """Hessian of the weighted mean loss at predictions ``(N, c)``, as products and as a diagonal.
+    """Hessian of the weighted mean loss at predictions ``(N, c)``, as products and as a diagonal."""
 
-    With `towards_target` the diagonal of a separable loss of the residual is at least its mean from target to
-    prediction: linear parts have some curvature, and the quadratic model is an upper bound of Huber's loss.
-    """
-
-    def __init__(self, program: Program, pred: Tensor, towards_target: bool = False) -> None:
-        self._program, self._pred, loss = program, pred, program.loss
-        self._towards_target = towards_target and loss.output_separable and loss.of_residual and not loss.quadratic
+    def __init__(self, program: Program, pred: Tensor) -> None:
+        self._program, self._pred = program, pred
 
     @property
     def diagonal_is_all(self) -> bool:
@@ -39,10 +34,6 @@ class Curvature:
         if parts is None:
             return torch.stack([column[:, output] for output, column in enumerate(self.columns())], dim=1)
         diagonal = parts[0] if parts[1] is None else parts[0] - parts[1].square()
-        if self._towards_target:
-            residual = self._pred - program.y
-            mean = program.loss.gradient(self._pred, program.y) / residual
-            diagonal = torch.where(residual == 0, diagonal, torch.maximum(diagonal, mean))
         return program.weight[:, None] * diagonal
 
     def columns(self) -> Iterator[Tensor]:

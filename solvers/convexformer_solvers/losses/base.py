@@ -154,6 +154,14 @@ class Loss(ABC):
         """
         raise NotImplementedError(f"{self!r} has no linear parts")
 
+    def smoothed(self, cost: float) -> Loss:
+        """A loss below this one by at most `cost` for each prediction, whose slopes have no kinks; by default this."""
+        return self
+
+    def unsmoothed(self, pred: Tensor, y: Tensor) -> Tensor:
+        """Predictions, shape (N, c), at which the loss that gave this one by ``smoothed`` has this one's slopes."""
+        return pred
+
     def best_dual_scale(self, theta: Tensor, y: Tensor, weight: Tensor, limit: Tensor) -> Tensor:
         """Scale within ``[0, limit]`` of a dual point `theta` of shape (N, c) that serves the dual bound best.
 

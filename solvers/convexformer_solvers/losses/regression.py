@@ -14,6 +14,7 @@ from torch import Tensor
 from convexformer_solvers.validation import is_real
 
 from .base import Loss
+from .smoothed_huber import SmoothedHuber
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,9 @@ class Huber(Loss):
 
     def widened(self, y: Tensor, slope: Tensor, width: float) -> tuple[Loss, Tensor]:
         return Huber(width * self.delta), y - (width - 1) * slope
+
+    def smoothed(self, cost: float) -> Loss:
+        return SmoothedHuber(self.delta, cost / self.delta)
 
     def expression(self, pred: Any, y: Any, weight: Any) -> Any:
         import cvxpy as cp

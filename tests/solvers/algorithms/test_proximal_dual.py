@@ -67,8 +67,15 @@ def test_paths():
 
 def test_taken_for_long_tails_alone():
     for scale, taken in ((1e3, True), (3.0, False)):
-        first = plan(in_units(scale, 0.1))[0].algorithm
-        assert isinstance(first, ProximalDual) is taken
+        algorithms = [stage.algorithm for stage in plan(in_units(scale, 0.1))]
+        assert any(isinstance(algorithm, ProximalDual) for algorithm in algorithms) is taken
+
+
+@pytest.mark.parametrize("ratio", [0.3, 0.03])
+@pytest.mark.parametrize("scale", [1e2, 1e4])
+def test_alone_reaches_the_optimum(scale, ratio):
+    program = in_units(scale, ratio, c=2)
+    assert solve(program, ProximalDual(STEPS), tol=1e-4, max_iter=1000).status is Status.CONVERGED
 
 
 def test_steps_end_where_the_exact_program_does():

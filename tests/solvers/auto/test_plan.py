@@ -333,10 +333,15 @@ class TestDecisionList:
     def test_7_targets_far_out_on_the_linear_parts_of_the_loss(self):
         program = far_targets()
         assert program.tail_length > AutoConfig().long_tails
-        assert algorithms(program)[0] is ProximalDual
+        assert algorithms(program)[:2] == [SmoothingNewton, ProximalDual]
+        assert algorithms(program, AutoConfig(steps=1))[0] is ProximalDual  # Newton steps would take longer
         assert ProximalDual not in algorithms(program, AutoConfig(long_tails=1.01 * program.tail_length))
         near = dataclasses.replace(program, y=1e-3 * program.y)
         assert ProximalDual not in algorithms(near)
+
+    def test_7_proximal_steps_come_first_with_fewer_samples_than_features(self):
+        few = far_targets().rows(torch.arange(14))
+        assert algorithms(few)[:3] == [ProximalDual, SmoothingNewton, ProximalDual]
 
     def test_8_alternating_directions_in_single_and_then_in_double_precision(self):
         program = correlated_program()

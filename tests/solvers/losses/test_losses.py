@@ -3,6 +3,7 @@
 import math
 
 import cvxpy as cp
+import mpmath
 import numpy as np
 import pytest
 import scipy.special
@@ -25,6 +26,8 @@ from convexformer_solvers import (
     get_loss,
 )
 from convexformer_solvers.losses.intercept import LossAtIntercepts, SoftmaxAtIntercepts, best_intercept
+from convexformer_solvers.losses.smoothed_huber import SmoothedHuber
+from convexformer_solvers.rounding import EPS
 
 INSTANCES = [*(kind() for kind in LOSSES.values()), Huber(delta=0.2), Huber(delta=20.0)]
 
@@ -254,6 +257,48 @@ def test_check_rejects_what_solvers_and_gaps_rest_on(kind, message):
 def test_check_rejects_what_is_no_proximal_step(kind):
     with pytest.raises(AssertionError, match="proximal step in the dual"):
         check_loss(kind())
+
+
+class HuberThatIsSmoothedTooFar(Huber):
+    def smoothed(self, cost):
+        return super().smoothed(10 * cost)
+
+
+class HuberOfOtherSlopes(Huber):
+    def smoothed(self, cost):
+        return type("_Wrong", (SmoothedHuber,), {"unsmoothed": lambda self, pred, y: pred})(self.delta, cost)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"), [(HuberThatIsSmoothedTooFar, "by the cost"), (HuberOfOtherSlopes, "other slopes")]
+)
+def test_check_rejects_a_wrong_smoothed_loss(kind, message):
+    with pytest.raises(AssertionError, match=message):
+        check_loss(kind())
+
+
+@pytest.mark.parametrize("delta", [1e-6, 1.0, 1e3])
+@pytest.mark.parametrize("width", [1e-9, 1e-4, 1.0, 1e5])
+def test_smoothed_huber_in_every_digit(delta, width):
+    # Far from the kinks and near them, where differences of roots and logarithms would cancel.
+    residual = delta * torch.logspace(-8, 8, 33, dtype=torch.float64)
+    loss, y = SmoothedHuber(delta, width), torch.zeros(33, 1, dtype=torch.float64)
+    with mpmath.workdps(60):
+        d, w = mpmath.mpf(delta), mpmath.mpf(width)
+
+        def square(x):
+            return x * mpmath.hypot(x, w) + w**2 * mpmath.asinh(x / w)
+
+        exact = [mpmath.mpf(float(r)) for r in residual]
+        value = [(square(r + d) - square(r - d)) / 4 - square(d) / 2 for r in exact]
+        slope = [(mpmath.hypot(r + d, w) - mpmath.hypot(r - d, w)) / 2 for r in exact]
+        bend = [((r + d) / mpmath.hypot(r + d, w) - (r - d) / mpmath.hypot(r - d, w)) / 2 for r in exact]
+    pred = residual[:, None]
+    at_zero = 4 * EPS * delta * max(delta, width)  # the constant by which the value is zero there
+    np.testing.assert_allclose(loss.value(pred, y), np.array(value, float), rtol=1e-14, atol=at_zero)
+    np.testing.assert_allclose(loss.gradient(pred, y)[:, 0], np.array(slope, float), rtol=1e-14)
+    second = loss.hessian_product(pred, y, torch.ones_like(pred))[:, 0]
+    np.testing.assert_allclose(second, np.array(bend, float), rtol=1e-13)
 
 
 def test_tails_are_as_long_as_half_of_the_residuals():
