@@ -62,7 +62,8 @@ def plan(program: Program, warm: bool = False, config: AutoConfig | None = None)
     6. A Gram matrix too large to factorise: steps in a metric of low rank, unless features are slightly dependent, then
        gradient steps, and no other point.
     7. A loss whose targets lie far out on its linear parts (Huber): Newton steps on smoothed objectives, which smooth
-       the loss, too, and proximal steps in the dual after them; with fewer samples than features also before.
+       the loss, too, and proximal steps in the dual after them; also before if these take less time, and there are
+       fewer samples than features.
     8. Alternating directions, in single and then in double precision, until they have taken a fifth of the time of
        Newton steps; with the squared loss 400 steps at least.
     9. Newton steps on smoothed objectives, unless point 8 would take too many steps: then semismooth Newton steps,
@@ -108,7 +109,8 @@ class _Planner:
         self.seldom = PolishConfig(wait=2 * PolishConfig.wait)
         # First-order steps before Newton steps have their turn; with the squared loss they end by themselves as a rule.
         at_least = config.few_steps if program.loss.quadratic else config.first_steps
-        self.n_before_newton = max(at_least, config.newton_share * self._newton_time())
+        self.newton_time = self._newton_time()
+        self.n_before_newton = max(at_least, config.newton_share * self.newton_time)
         self.takes_newton = self.n_before_newton <= config.steps
 
     def stages(self) -> Iterator[Stage]:
@@ -199,10 +201,10 @@ class _Planner:
         return side <= config.largest_side and size <= limit
 
     def _long_tails(self) -> Iterator[Stage]:
-        """Newton steps on smoothed losses; before these, where samples are few, proximal steps in the dual."""
+        """Newton steps on smoothed losses, and proximal steps in the dual, first where few are as a rule enough."""
         inner = Stage(Admm(), "solves each proximal step", reductions=(Center(),), polish=self.seldom)
         proximal = Stage(ProximalDual(inner), "the targets are far out on the linear parts of the loss")
-        if self.takes_newton and self.more_features:
+        if self.takes_newton and self.more_features and self.newton_time > self.config.first_steps:
             yield dataclasses.replace(proximal, max_steps=self.n_before_newton)
         yield from self._newton(self.config.few_steps)
         yield dataclasses.replace(proximal, max_steps=self.config.steps)
