@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.linear_model import Lasso, MultiTaskLasso
+from sklearn.linear_model import Lasso, MultiTaskLasso, QuantileRegressor
 
 from convexformer import (
     ConvexAttention,
@@ -17,7 +17,7 @@ from convexformer import (
     attention_program,
 )
 from convexformer.nn import train
-from convexformer.solvers import Fista, certify, solve
+from convexformer.solvers import Fista, Huber, certify, solve
 
 PENALTIES = ("group_l2", "nuclear")
 PROPERTY = settings(deadline=None, derandomize=True, max_examples=15, database=None)
@@ -77,6 +77,27 @@ def test_tokens_of_width_one_are_the_lasso(alpha, intercept):
     model.fit(X, y, sample_weight=weight)
     np.testing.assert_allclose(model.coef_, wanted.coef_, atol=1e-6)
     np.testing.assert_allclose(model.intercept_, wanted.intercept_, atol=1e-6)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("intercept", [True, False])
+@pytest.mark.parametrize("alpha", [0.01, 0.05, 0.2])
+def test_small_thresholds_of_the_huber_loss_are_the_regression_of_the_median(alpha, intercept, weighted):
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(80, 6))
+    y = X[:, 0] - 2 * X[:, 3] + rng.standard_t(2, size=80) + 3.0 * intercept
+    weight = rng.uniform(0, 2, 80) if weighted else np.ones(80)
+    wanted = QuantileRegressor(quantile=0.5, alpha=alpha, fit_intercept=intercept).fit(X, y, sample_weight=weight)
+    delta = 1e-6
+    # Beyond the threshold the loss is twice that times half the absolute residual, less half its square.
+    model = ConvexAttentionRegressor(2 * delta * alpha, loss=Huber(delta), fit_intercept=intercept, tol=1e-8)
+    model.fit(X, y, sample_weight=weight)
+
+    def objective(fitted):
+        return np.average(np.abs(y - fitted.predict(X)) / 2, weights=weight) + alpha * np.abs(fitted.coef_).sum()
+
+    assert objective(wanted) <= objective(model) <= objective(wanted) + delta / 4 + 1e-8
+    np.testing.assert_allclose(model.coef_, wanted.coef_, atol=1e-5)
 
 
 def test_nuclear_norm_of_tokens_of_width_one_is_the_multi_task_lasso():
