@@ -136,10 +136,15 @@ def _as_array(X: Any) -> Any:
         raise ValueError(
             "X is ragged: its samples differ in length. Pad them with convexformer.pad_sequences(X) first."
         ) from error
-    except (TypeError, RuntimeError) as error:  # of tensors that numpy does not take
-        raise ValueError(
-            f"X must hold numbers that numpy has; of a list of tensors give torch.stack(X): {error}"
-        ) from error
+    except (TypeError, RuntimeError) as error:
+        raise _refused_by_numpy("X", error) from error
+
+
+def _refused_by_numpy(name: str, error: Exception) -> ValueError:
+    """What to raise where numpy does not take tensors in a list, for their precision or their gradients."""
+    return ValueError(
+        f"{name} must hold numbers that numpy has; of a list of tensors give torch.stack({name}): {error}"
+    )
 
 
 def _widths(samples: Any) -> set[tuple[int, ...]]:
@@ -204,7 +209,10 @@ def as_tensor(
         _check_strided(array, name)
     else:
         refuse_masked(array, name)
-        array = np.asarray(array)
+        try:
+            array = np.asarray(array)
+        except (TypeError, RuntimeError) as error:
+            raise _refused_by_numpy(name, error) from error
     if isinstance(array, np.ndarray):
         refuse_dates(array, name)
         if array.dtype.kind == "c" or (array.dtype.kind == "f" and array.dtype.itemsize > 8):

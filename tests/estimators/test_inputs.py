@@ -183,6 +183,15 @@ def test_masks_that_would_be_dropped_are_refused(arguments, name):
     assert ConvexAttentionRegressor().fit(np.ma.array(X), np.ma.array(y)).score(X, y) > 0.9  # nothing is hidden
 
 
+@pytest.mark.parametrize("change", [torch.Tensor.bfloat16, torch.Tensor.requires_grad_])
+def test_lists_of_tensors_that_numpy_does_not_take_are_named(change):
+    tokens = torch.as_tensor(X.copy())
+    model, samples = ConvexAttentionRegressor(0.1).fit(X, y), list(change(tokens))
+    for call in (model.predict, model.heads_.predict, lambda some: attention_program(some, y, alpha=0.1)):
+        with pytest.raises(ValueError, match=r"X must hold numbers that numpy has; .* give torch.stack\(X\)"):
+            call(samples)
+
+
 def test_a_series_of_token_arrays_is_read_as_an_array_of_them():
     pandas = pytest.importorskip("pandas")
     series = pandas.Series(list(X), index=np.arange(len(X))[::-1])
