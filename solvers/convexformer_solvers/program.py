@@ -220,7 +220,10 @@ class Program:
     def rows(self, index: Tensor) -> Program:
         """The program on some samples, by position; ``ValueError`` where these make none, as counts of zero."""
         weight = None if self.sample_weight is None else self.sample_weight[index]
-        return dataclasses.replace(self, map=self.map.rows(index), y=self.y[index], sample_weight=weight)
+        result = dataclasses.replace(self, map=self.map.rows(index), y=self.y[index], sample_weight=weight)
+        if "_exact" in self._known:  # its targets have digits that those in single precision have lost
+            result.remembered("_exact", lambda: dataclasses.replace(result, y=self._exact.y[index]))
+        return result
 
     def drop_zero_weights(self) -> Program:
         """The same program without its samples of weight zero."""

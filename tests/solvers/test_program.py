@@ -596,6 +596,17 @@ def test_a_flag_of_another_kind_is_the_same_program(flag):
     assert program.fit_intercept is True
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+def test_targets_keep_their_digits_beside_data_in_single_precision_and_weights_of_zero(weighted):
+    data, y, weight = randn(40, 5, 3).float(), randn(40, 2, seed=1), random_weight(40) if weighted else None
+    program = Program(DenseMap(data), y, get_loss("squared"), get_penalty("group_l2"), 0.1, weight)
+    single = program.to(torch.float32).drop_zero_weights().with_float64_targets()
+    kept = slice(None) if weight is None else weight > 0
+    assert single.map.dtype == torch.float32
+    assert torch.equal(single.y, y[kept])
+    torch.testing.assert_close(single.weight, program.weight[kept], rtol=1e-15, atol=0)
+
+
 @pytest.mark.parametrize("loss", LOSS_NAMES)
 def test_what_a_sample_of_weight_zero_holds_does_not_tell_alpha_max(loss):
     program = make_program(loss, "group_l2", n=20, intercept=True)
