@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import NamedTuple
 
 import torch
@@ -52,7 +51,7 @@ class _Part(NamedTuple):
     pred: Tensor  # (N, c)
     correlation: Tensor  # of the columns less their means, from minus the smoothed loss's slopes there
     slopes: Tensor  # the weighted mean of minus these, (c,)
-    width: float = math.inf  # of the smoothing
+    width: float  # of the smoothing
     finished: bool = False
 
 
@@ -146,7 +145,7 @@ def _first(
         width = min(width, config.widest * length * own.alpha_max)
     # Where the loss is zero from the start nothing has a size but a gradient step.
     width = max(width, EPS * own.null_value / unit_cost) or length * own.alpha
-    return _smoothed(_Part(own, own, features, unit_cost, coef, pred, correlation, slopes), width)
+    return _smoothed(_Part(own, own, features, unit_cost, coef, pred, correlation, slopes, width), width)
 
 
 def _smoothed(part: _Part, width: float) -> _Part:

@@ -27,7 +27,7 @@ class AutoConfig:
         Products with the data in the time of which the Gram matrix of all features is formed, from which on a working
         set pays, or steps in a metric of low rank; twice that for block descent with fewer samples than features.
     long_tails : float, default=60
-        ``Loss.tail_length`` from which on nothing but proximal steps in the dual makes much of the loss.
+        ``Loss.tail_length`` from which on Newton steps on smoothed losses, or proximal steps in the dual, come first.
     first_steps : int, default=80
         First-order steps at least before Newton steps have their turn, and Newton steps at most, of which about 25 are
         taken.
@@ -37,7 +37,7 @@ class AutoConfig:
         Steps of alternating directions at most, after Newton steps or in their place.
     few_steps : int, default=400
         The same where others follow that may be better, as for losses that couple the outputs; at least before Newton
-        steps with the squared loss.
+        steps with the squared loss; Newton steps at most where they come first.
     usual_steps : int, default=25
         Steps that alternating directions from scratch and Newton steps take as a rule.
     calls : int, default=1000

@@ -62,8 +62,8 @@ def plan(program: Program, warm: bool = False, config: AutoConfig | None = None)
     6. A Gram matrix too large to factorise: steps in a metric of low rank, unless features are slightly dependent, then
        gradient steps, and no other point.
     7. A loss whose targets lie far out on its linear parts (Huber): Newton steps on smoothed objectives, which smooth
-       the loss, too, and proximal steps in the dual after them; also before if these take less time, and there are
-       fewer samples than features.
+       the loss, too, and then proximal steps in the dual. With fewer samples than features such steps also come
+       before, unless Newton steps take as little time as ``first_steps`` alternating directions.
     8. Alternating directions, in single and then in double precision, until they have taken a fifth of the time of
        Newton steps; with the squared loss 400 steps at least.
     9. Newton steps on smoothed objectives, unless point 8 would take too many steps: then semismooth Newton steps,
@@ -201,7 +201,7 @@ class _Planner:
         return side <= config.largest_side and size <= limit
 
     def _long_tails(self) -> Iterator[Stage]:
-        """Newton steps on smoothed losses, and proximal steps in the dual, first where few are as a rule enough."""
+        """Newton steps on smoothed losses, then proximal steps in the dual; these also before where few are enough."""
         inner = Stage(Admm(), "solves each proximal step", reductions=(Center(),), polish=self.seldom)
         proximal = Stage(ProximalDual(inner), "the targets are far out on the linear parts of the loss")
         if self.takes_newton and self.more_features and self.newton_time > self.config.first_steps:
