@@ -177,21 +177,25 @@ def test_everything_is_on_disk_and_in_the_text(report, folder):
 
 
 def test_an_interrupted_run_goes_on_with_what_is_missing(settings, tmp_path, monkeypatch):
-    run_unit, began = experiment._run, []
+    began, allowed = [], 3
 
-    def run(unit, settings, report):
-        if len(began) == 3:
-            raise KeyboardInterrupt
-        began.append(unit)
-        run_unit(unit, settings, report)
+    def counted(unit):
+        def run(p, method, which, *rest):
+            if len(began) == allowed:
+                raise KeyboardInterrupt
+            began.append((p, method, which))
+            return unit(p, method, which, *rest)
+
+        return run
 
     monkeypatch.setattr(experiment, "draw_figures", lambda report, folder: [])
-    monkeypatch.setattr(experiment, "_run", run)
+    for name in ("_trial", "_run"):
+        monkeypatch.setattr(experiment, name, counted(getattr(experiment, name)))
     with pytest.raises(KeyboardInterrupt):
         run_grokking(tmp_path, settings, n_seeds=2, methods=["MLP"], quiet=True)
     first = json.loads((tmp_path / FILE).read_text())
     assert [len(first[name]) for name in ("trials", "runs")] == [2, 1]
-    monkeypatch.setattr(experiment, "_run", lambda *arguments: (began.append(arguments[0]), run_unit(*arguments)))
+    allowed = np.inf
     second = run_grokking(tmp_path, settings, n_seeds=2, methods=["MLP"], quiet=True)
     assert len(began) == len(set(began)) == 8
     assert second["trials"][:2] == first["trials"]

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from tqdm.auto import tqdm
 
 from convexformer import plot
-from convexformer.experiments.common import begin_report, thinned, versions, write_json
+from convexformer.experiments.common import Unit, begin_report, run_units, thinned, versions, write_json
 from convexformer.validation import check_device
 from convexformer_solvers.validation import check_counts
 
-from .data import Split, describe_table, make_split
+from .data import describe_table, make_split
 from .figures import draw_figures
 from .methods import Method, chosen_methods
 from .report import remark, skipped, summarise
@@ -24,26 +24,6 @@ from .watch import COURSE, Watch
 
 FILE = "grokking.json"
 TUNING_SEED = 1000
-
-
-class _Unit(NamedTuple):
-    """What is run at once and then on disk: a pair of the grid, or a seed with the best pair."""
-
-    p: int
-    method: Method
-    pair: tuple[float, float] | None
-    seed: int
-
-    def is_done(self, report: dict[str, Any]) -> bool:
-        if self.pair is None:
-            return any(
-                (run["p"], run["method"], run["seed"]) == (self.p, self.method.name, self.seed)
-                for run in report["runs"]
-            )
-        return any(
-            (trial["learning_rate"], trial["weight_decay"]) == self.pair
-            for trial in trials_of(report, self.p, self.method.name)
-        )
 
 
 def run_grokking(
@@ -97,16 +77,7 @@ def run_grokking(
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / FILE
     report = begin_report(path, _fresh(settings, chosen), ("trials", "runs"))
-    units = list(_units(settings, chosen, n_seeds))
-    with tqdm(total=len(units), initial=sum(unit.is_done(report) for unit in units), disable=quiet, unit="run") as bar:
-        for unit in units:
-            if not unit.is_done(report):
-                bar.set_description(
-                    f"p = {unit.p}, {unit.method.name}, " + ("tuning" if unit.pair else "seed") + f" {unit.seed}"
-                )
-                _run(unit, settings, report)
-                write_json(path, report)
-                bar.update()
+    run_units(path, report, list(_units(settings, chosen, n_seeds, report)), quiet=quiet)
     report |= summarise(report["runs"])
     report["figures"] = [str(figure) for figure in draw_figures(report, folder)]
     write_json(path, report)
@@ -127,61 +98,71 @@ def _fresh(settings: GrokkingSettings, methods: Sequence[Method]) -> dict[str, A
     }
 
 
-def _units(settings: GrokkingSettings, methods: Sequence[Method], n_seeds: int) -> Iterator[_Unit]:
+def _units(
+    settings: GrokkingSettings, methods: Sequence[Method], n_seeds: int, report: dict[str, Any]
+) -> Iterator[Unit]:
+    """Of each method on each table the pairs of the grid, where it is tuned, and then the seeds with the best one."""
     for p in settings.moduli:
         for method in methods:
             if not method.applies(p):
                 continue
-            if method.tuned:
-                yield from (_Unit(p, method, pair, TUNING_SEED) for pair in settings.grid)
-            yield from (_Unit(p, method, None, seed) for seed in range(n_seeds))
+            key, title = {"p": p, "method": method.name}, f"p = {p}, {method.name}"
+            for pair in settings.grid if method.tuned else ():
+                own = key | {"learning_rate": pair[0], "weight_decay": pair[1]}
+                run = partial(_trial, p, method, pair, settings, report)
+                yield Unit("trials", f"{title}, tuning {TUNING_SEED}", own, run)
+            for seed in range(n_seeds):
+                run = partial(_run, p, method, seed, settings, report)
+                yield Unit("runs", f"{title}, seed {seed}", key | {"seed": seed}, run)
 
 
-def _run(unit: _Unit, settings: GrokkingSettings, report: dict[str, Any]) -> None:
-    """Run one unit and put it into the report."""
-    split = make_split(unit.p, unit.seed, settings.fraction, settings.device)
-    trials = trials_of(report, unit.p, unit.method.name)
-    if unit.pair is not None:
-        report["trials"].append(_trial(unit, split, settings, trials))
-        return
-    choice = best_pair(trials) if unit.method.tuned else None
-    watch = Watch(split, getattr(settings, unit.method.limit), settings.look_every, settings.threshold, settings.run_on)
-    extra = unit.method.train(split, settings, unit.seed, choice, watch)
-    report["runs"].append(
-        {"p": unit.p, "method": unit.method.name, "family": unit.method.family, "seed": unit.seed}
-        | milestones(watch)
-        | {
-            "convex": unit.method.convex,
-            "n_layers": unit.method.n_layers,
-            "tuning_pairs": len(trials),
-            "tuning_steps": sum(trial["steps"] for trial in trials),
-            "tuning_seconds": sum(trial["seconds"] for trial in trials),
-            "n_steps": watch.looks[-1].step if unit.method.convex else watch.n_steps,  # a solver ends by itself
-            "versions": versions(),
-            "threads": torch.get_num_threads(),
-            "curve": thinned(watch.course(), COURSE),
-        }
-        | extra
-    )
+def _run(p: int, method: Method, seed: int, settings: GrokkingSettings, report: dict[str, Any]) -> list[dict[str, Any]]:
+    """Train with the best pair of the report."""
+    split = make_split(p, seed, settings.fraction, settings.device)
+    trials = trials_of(report, p, method.name)
+    choice = best_pair(trials) if method.tuned else None
+    watch = Watch(split, getattr(settings, method.limit), settings.look_every, settings.threshold, settings.run_on)
+    extra = method.train(split, settings, seed, choice, watch)
+    run = {
+        "p": p,
+        "method": method.name,
+        "family": method.family,
+        "seed": seed,
+        **milestones(watch),
+        "convex": method.convex,
+        "n_layers": method.n_layers,
+        "tuning_pairs": len(trials),
+        "tuning_steps": sum(trial["steps"] for trial in trials),
+        "tuning_seconds": sum(trial["seconds"] for trial in trials),
+        "n_steps": watch.looks[-1].step if method.convex else watch.n_steps,  # a solver ends by itself
+        "versions": versions(),
+        "threads": torch.get_num_threads(),
+        "curve": thinned(watch.course(), COURSE),
+    }
+    return [run | extra]
 
 
-def _trial(unit: _Unit, split: Split, settings: GrokkingSettings, earlier: list[dict[str, Any]]) -> dict[str, Any]:
+def _trial(
+    p: int, method: Method, pair: tuple[float, float], settings: GrokkingSettings, report: dict[str, Any]
+) -> list[dict[str, Any]]:
     """Try a pair, for no more steps than the best one needed: with more it could not become the best."""
-    assert unit.pair is not None
+    split = make_split(p, TUNING_SEED, settings.fraction, settings.device)
+    earlier = trials_of(report, p, method.name)
     needed = [trial["test_step"] for trial in earlier if trial["test_step"] is not None]
     watch = Watch(split, min([settings.tuning_steps, *needed]), settings.look_every, settings.threshold)
-    unit.method.train(split, settings, unit.seed, unit.pair, watch)
+    method.train(split, settings, TUNING_SEED, pair, watch)
     last = watch.looks[-1] if watch.looks else None
-    return {
-        "p": unit.p,
-        "method": unit.method.name,
-        "learning_rate": unit.pair[0],
-        "weight_decay": unit.pair[1],
+    trial = {
+        "p": p,
+        "method": method.name,
+        "learning_rate": pair[0],
+        "weight_decay": pair[1],
         "test_step": watch.step_of("test_accuracy"),
         "best_test_accuracy": max((look.test_accuracy for look in watch.looks), default=0.0),
         "steps": 0 if last is None else last.step,
         "seconds": 0.0 if last is None else last.seconds,
     }
+    return [trial]
 
 
 def trials_of(report: dict[str, Any], p: int, method: str) -> list[dict[str, Any]]:
