@@ -80,42 +80,6 @@ def begin_report(path: Path, fresh: dict[str, Any], kept: Sequence[str] = ("runs
     return fresh | results
 
 
-def run_missing_seeds(
-    path: Path,
-    report: dict[str, Any],
-    n_seeds: int,
-    run_seed: Callable[[int], dict[str, Any]],
-    summarise: Callable[[list[dict[str, Any]]], dict[str, Any]],
-) -> dict[str, Any]:
-    """Run the seeds that a report lacks and write it after each of them.
-
-    Parameters
-    ----------
-    path : Path
-        File of the report.
-    report : dict
-        As ``begin_report`` returns it.
-    n_seeds : int
-        Seeds 0, 1, ...
-    run_seed : callable
-        From a seed to its run, a dictionary with the seed as ``seed``.
-    summarise : callable
-        From all runs to the entries of the report that are taken over seeds.
-
-    Returns
-    -------
-    dict
-        The report with all runs in the order of seeds, also those of the file beyond `n_seeds`.
-    """
-    finished = {run["seed"] for run in report["runs"]}
-    for seed in range(n_seeds):
-        if seed not in finished:
-            runs = sorted([*report["runs"], run_seed(seed)], key=lambda run: run["seed"])
-            report = report | {"runs": runs} | summarise(runs)
-            write_json(path, report)
-    return report | summarise(report["runs"])
-
-
 class Unit(NamedTuple):
     """What is run at once and then on disk.
 

@@ -1,11 +1,12 @@
 """What all experiments share: reports on disk, and going on with them seed by seed."""
 
 import json
+from functools import partial
 
 import pytest
 
 from convexformer.experiments import finished_seeds
-from convexformer.experiments.common import begin_report, medians, run_missing_seeds, thinned, write_json
+from convexformer.experiments.common import Unit, begin_report, medians, run_units, thinned, write_json
 
 
 @pytest.fixture
@@ -17,47 +18,36 @@ def fresh(**settings):
     return {"settings": {"n_steps": 3} | settings, "data": {"n_samples": 5}, "runs": [], "remark": "new"}
 
 
-def summarise(runs):
-    return {"sum": sum(run["value"] for run in runs)}
-
-
-def squares(began):
-    """Function of a seed that notes it and gives its square."""
+def squares(n_seeds, began):
+    """Units that note their seed and give its square."""
 
     def run_seed(seed):
         began.append(seed)
-        return {"seed": seed, "value": seed**2}
+        return [{"seed": seed, "value": seed**2}]
 
-    return run_seed
+    return [Unit("runs", f"seed {seed}", {"seed": seed}, partial(run_seed, seed)) for seed in range(n_seeds)]
 
 
 def test_finished_seeds_are_kept_and_the_missing_ones_run(path):
-    def interrupted(seed):
-        if seed == 2:
-            raise KeyboardInterrupt
-        return {"seed": seed, "value": seed**2}
+    def interrupt():
+        raise KeyboardInterrupt
 
+    units = squares(4, [])
+    units[2] = units[2]._replace(run=interrupt)
     assert finished_seeds(path) == []
     with pytest.raises(KeyboardInterrupt):
-        run_missing_seeds(path, begin_report(path, fresh()), 4, interrupted, summarise)
+        run_units(path, begin_report(path, fresh()), units, quiet=True)
     assert finished_seeds(path) == [0, 1]
-    began = []
-    report = run_missing_seeds(path, begin_report(path, fresh()), 4, squares(began), summarise)
+    began, report = [], begin_report(path, fresh())
+    run_units(path, report, squares(4, began), quiet=True)
     assert began == [2, 3]
-    assert report["sum"] == 14
-    assert [run["seed"] for run in report["runs"]] == [0, 1, 2, 3]
+    assert [(run["seed"], run["value"]) for run in report["runs"]] == [(0, 0), (1, 1), (2, 4), (3, 9)]
     assert json.loads(path.read_text()) == report
     # Fewer seeds than the file has: nothing is run, nothing is lost.
-    assert run_missing_seeds(path, begin_report(path, fresh()), 1, squares(began), summarise) == report
+    again = begin_report(path, fresh())
+    run_units(path, again, squares(1, began), quiet=True)
+    assert again == report
     assert began == [2, 3]
-
-
-@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)])
-def test_runs_are_in_the_order_of_seeds_whichever_came_first(path, order):
-    report = begin_report(path, fresh())
-    report["runs"] = [{"seed": seed, "value": seed} for seed in order[:1]]
-    report = run_missing_seeds(path, report, 3, squares([]), summarise)
-    assert [run["seed"] for run in report["runs"]] == [0, 1, 2]
 
 
 def test_what_does_not_depend_on_seeds_is_that_of_this_call(path):

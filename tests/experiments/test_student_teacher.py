@@ -183,8 +183,12 @@ def test_an_interrupted_run_goes_on_with_the_seeds_that_are_missing(report, sett
         for key, row in rows_of(report, seed).items():
             if key[1] != METHODS[2]:
                 assert rows_of(resumed, seed)[key]["test_r2"] == pytest.approx(row["test_r2"], abs=1e-5)
-    run_student_teacher(tmp_path, settings, n_seeds=2, quiet=True)
+    # Runs are in the order of seeds, whichever came first.
+    path = tmp_path / experiment.FILE
+    path.write_text(json.dumps(resumed | {"runs": resumed["runs"][::-1]}))
+    again = run_student_teacher(tmp_path, settings, n_seeds=2, quiet=True)
     assert began == [1]
+    assert again == resumed
 
 
 def test_results_of_other_settings_or_files_are_not_mixed(settings, report, tmp_path):

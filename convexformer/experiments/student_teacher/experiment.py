@@ -15,7 +15,7 @@ from tqdm.auto import tqdm
 
 from convexformer import plot
 from convexformer.datasets import Activations, load_attention_activations
-from convexformer.experiments.common import begin_report, run_missing_seeds, thinned, versions, write_json
+from convexformer.experiments.common import Unit, begin_report, run_units, thinned, versions, write_json
 from convexformer_solvers.validation import check_counts
 
 from .baselines import DECAYS, fit_group_lasso, fit_ridge, missing_group_lasso, train_softmax
@@ -82,7 +82,13 @@ def run_student_teacher(
     stages = len(CLASSES) * 2 + len(DECAYS) + 2
     done = stages * sum(run["seed"] < n_seeds for run in report["runs"])
     with tqdm(total=n_seeds * stages, initial=done, disable=quiet, unit="model") as bar:
-        report = run_missing_seeds(path, report, n_seeds, partial(_run_seed, data, settings, bar), summarise)
+        units = [
+            Unit("runs", f"seed {seed}", {"seed": seed}, partial(_run_seed, data, settings, bar, seed))
+            for seed in range(n_seeds)
+        ]
+        run_units(path, report, units, quiet=True)  # the bar counts models
+    report["runs"].sort(key=lambda run: run["seed"])
+    report |= summarise(report["runs"])
     report["figures"] = [str(figure) for figure in draw_figures(report, folder)]
     write_json(path, report)
     return report
@@ -126,8 +132,8 @@ def _skipped(data: Activations) -> list[str]:
     return [reason for reason in reasons if reason is not None]
 
 
-def _run_seed(data: Activations, settings: StudentTeacherSettings, bar: Any, seed: int) -> dict[str, Any]:
-    """Rows, curves and maps of one seed."""
+def _run_seed(data: Activations, settings: StudentTeacherSettings, bar: Any, seed: int) -> list[dict[str, Any]]:
+    """One run: rows, curves and maps of a seed."""
 
     def staged(title: str, work: Callable[..., Any], *arguments: Any) -> Any:
         bar.set_description(f"seed {seed}: {title}")
@@ -166,4 +172,4 @@ def _run_seed(data: Activations, settings: StudentTeacherSettings, bar: Any, see
         run["map_rows"], run["maps"] = staged("maps", compare_maps, teacher, choice, sequences, settings, seed)
     else:
         bar.update()
-    return run
+    return [run]
