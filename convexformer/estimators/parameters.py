@@ -1,10 +1,9 @@
-"""Parameters of estimators as a header in JSON holds them, and back: a codec for each kind that JSON does not have."""
+"""Parameters of estimators as a header in JSON holds them, and back: two functions for each kind that it lacks."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from numpy.typing import NDArray
@@ -85,12 +84,12 @@ def decode_parameters(encoded: Mapping[str, Any], arrays: Mapping[str, NDArray])
     >>> decode_parameters({"alpha": 0.1, "loss": {"name": "huber", "delta": 0.5}}, {})
     {'alpha': 0.1, 'loss': Huber(delta=0.5)}
     """
-    return {name: _codec_of(name).decode(value, arrays) for name, value in encoded.items()}
+    return {name: _CODECS.get(name, _PLAIN)[1](value, arrays) for name, value in encoded.items()}
 
 
 def _encoded(name: str, value: Any, parameters: Mapping[str, Any], arrays: Mapping[str, NDArray]) -> Any:
     try:
-        return _codec_of(name).encode(value, parameters, arrays)
+        return _CODECS.get(name, _PLAIN)[0](value, parameters, arrays)
     except (TypeError, ValueError) as error:  # of a value that was set after the fit
         raise ValueError(f"parameter {name}={value!r} cannot be saved: {error}") from error
 
@@ -104,64 +103,49 @@ def _is_plain(value: Any) -> bool:
     return True
 
 
-class _Codec:
-    """How a parameter goes into a header and comes back; by default as it is."""
-
-    def encode(self, value: Any, parameters: Mapping[str, Any], arrays: Mapping[str, NDArray]) -> Any:
-        """What stands for the value, given all parameters and what the file holds of the fit."""
-        return value
-
-    def decode(self, value: Any, arrays: Mapping[str, NDArray]) -> Any:
-        """The inverse."""
-        return value
+# How a value goes into a header, given all parameters and what the file holds of the fit, and how it comes back.
+_Encode = Callable[[Any, Mapping[str, Any], Mapping[str, NDArray]], Any]
+_Decode = Callable[[Any, Mapping[str, NDArray]], Any]
 
 
-@dataclass(frozen=True)
-class _PartCodec(_Codec):
+def _part(registry: dict[str, type]) -> tuple[_Encode, _Decode]:
     """Objects of registered classes; names stay names."""
-
-    registry: dict[str, type]
-
-    def encode(self, value: Any, parameters: Mapping[str, Any], arrays: Mapping[str, NDArray]) -> Any:
-        return described(value, self.registry) if type(value) in self.registry.values() else value
-
-    def decode(self, value: Any, arrays: Mapping[str, NDArray]) -> Any:
-        return rebuilt(value, self.registry) if isinstance(value, dict) else value
+    return (
+        lambda value, *_: described(value, registry) if type(value) in registry.values() else value,
+        lambda value, _: rebuilt(value, registry) if isinstance(value, dict) else value,
+    )
 
 
-@dataclass(frozen=True)
-class _EquivalentCodec(_Codec):
+def _equivalent(equivalent: Callable[[Any], Any]) -> tuple[_Encode, _Decode]:
     """What has an equivalent that JSON holds, such as a name, which the loaded model goes on with."""
-
-    equivalent: Callable[[Any], Any]
-
-    def encode(self, value: Any, parameters: Mapping[str, Any], arrays: Mapping[str, NDArray]) -> Any:
-        return None if value is None else self.equivalent(value)
+    return lambda value, *_: None if value is None else equivalent(value), _as_it_is
 
 
-class _ClassWeightCodec(_Codec):
+def _as_it_is(value: Any, *_: Any) -> Any:
+    return value
+
+
+def _encode_class_weight(value: Any, *_: Any) -> Any:
     """A dict as lists, as the keys of JSON are text and labels need not be."""
-
-    def encode(self, value: Any, parameters: Mapping[str, Any], arrays: Mapping[str, NDArray]) -> Any:
-        return {"keys": list(value), "values": list(value.values())} if isinstance(value, dict) else value
-
-    def decode(self, value: Any, arrays: Mapping[str, NDArray]) -> Any:
-        return dict(zip(value["keys"], value["values"], strict=True)) if isinstance(value, dict) else value
+    return {"keys": list(value), "values": list(value.values())} if isinstance(value, dict) else value
 
 
-class _GatesCodec(_Codec):
+def _decode_class_weight(value: Any, _: Any) -> Any:
+    return dict(zip(value["keys"], value["values"], strict=True)) if isinstance(value, dict) else value
+
+
+def _encode_gates(value: Any, parameters: Mapping[str, Any], arrays: Mapping[str, NDArray]) -> Any:
     """Gates and what makes them: None, for which the gates of the fit stand; names stay names."""
+    if isinstance(value, str):
+        return value
+    if "u1" in arrays:
+        return None
+    # A model without gates does not use them.
+    return GATE_DEFAULTS["gates"] if parameters.get("activation") == "linear" else value
 
-    def encode(self, value: Any, parameters: Mapping[str, Any], arrays: Mapping[str, NDArray]) -> Any:
-        if isinstance(value, str):
-            return value
-        if "u1" in arrays:
-            return None
-        # A model without gates does not use them.
-        return GATE_DEFAULTS["gates"] if parameters.get("activation") == "linear" else value
 
-    def decode(self, value: Any, arrays: Mapping[str, NDArray]) -> Any:
-        return Gates(arrays["u1"], arrays["u2"]) if value is None else value
+def _decode_gates(value: Any, arrays: Mapping[str, NDArray]) -> Any:
+    return Gates(arrays["u1"], arrays["u2"]) if value is None else value
 
 
 def _form_name(form: Any) -> Any:
@@ -172,19 +156,15 @@ def _grid(alphas: Any) -> Any:
     return alphas if is_integer(alphas) else check_grid(alphas)
 
 
-_CODECS: dict[str, _Codec] = {
-    "alphas": _EquivalentCodec(_grid),
-    "class_weight": _ClassWeightCodec(),
-    "device": _EquivalentCodec(str),
-    "dtype": _EquivalentCodec(dtype_name),
-    "form": _EquivalentCodec(_form_name),
-    "gates": _GatesCodec(),
-    "loss": _PartCodec(LOSSES),
-    "penalty": _PartCodec(PENALTIES),
-    "rho": _PartCodec(RHO_CLASSES),
+_CODECS: dict[str, tuple[_Encode, _Decode]] = {
+    "alphas": _equivalent(_grid),
+    "class_weight": (_encode_class_weight, _decode_class_weight),
+    "device": _equivalent(str),
+    "dtype": _equivalent(dtype_name),
+    "form": _equivalent(_form_name),
+    "gates": (_encode_gates, _decode_gates),
+    "loss": _part(LOSSES),
+    "penalty": _part(PENALTIES),
+    "rho": _part(RHO_CLASSES),
 }
-_AS_IT_IS = _Codec()
-
-
-def _codec_of(name: str) -> _Codec:
-    return _CODECS.get(name, _AS_IT_IS)
+_PLAIN = (_as_it_is, _as_it_is)
