@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from convexformer.nn.training.learning_rates import SCHEDULES
+from convexformer.validation import check_positive
 from convexformer_solvers.validation import check_callback
 
 from .problem import EmbeddedProblem, along_sphere, random_tables, unit_rows
-from .schedule import check_rate
 from .state import EmbeddedState, EmbeddingInterrupted
 
 Callback = Callable[[EmbeddedState], bool | None]
@@ -42,7 +42,7 @@ class MovingTables:
         for name, choices, value in (("optimizer", OPTIMIZERS, optimizer), ("schedule", SCHEDULES, schedule)):
             if value not in choices:
                 raise ValueError(f"{name} must be one of {sorted(choices)}, got {value!r}")
-        check_rate("lr", lr)
+        check_positive(lr=lr)
         shape = (problem.n_tokens, problem.n_symbols, problem.width)
         if tables is not None and tables.shape != shape:
             raise ValueError(f"tables must have shape {shape}, got {tuple(tables.shape)}")

@@ -10,12 +10,13 @@ from tqdm.auto import tqdm
 
 from convexformer.nn.modules.base import normal_draws
 from convexformer.nn.training.stopwatch import Stopwatch
+from convexformer.validation import check_positive
 from convexformer_solvers import Penalty
 from convexformer_solvers.validation import check_counts
 
 from .course import Callback, MovingTables, follow
 from .problem import EmbeddedProblem
-from .schedule import FallingAlpha, check_rate
+from .schedule import FallingAlpha
 from .state import EmbeddedState
 
 
@@ -102,7 +103,7 @@ def train_jointly(
     """
     check_counts(n_steps=n_steps, look_every=look_every)
     alphas = FallingAlpha(alpha, first_alpha, hold_steps, fall_steps)
-    check_rate("head_lr", head_lr)
+    check_positive(head_lr=head_lr)
     n_samples = len(problem.symbols)
     if batch_size is not None:
         check_counts(batch_size=batch_size)

@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
-from convexformer.validation import is_integer
-from convexformer_solvers.validation import is_real
-
-
-def check_rate(name: str, value: float) -> None:
-    """Raise ``ValueError`` naming a number that is not positive and finite."""
-    if not (is_real(value) and 0 < value < math.inf):
-        raise ValueError(f"{name} must be a positive number, got {value!r}")
+from convexformer.validation import check_positive, is_integer
 
 
 @dataclass(frozen=True)
@@ -25,9 +17,9 @@ class FallingAlpha:
     fall_steps: int
 
     def __post_init__(self) -> None:
-        check_rate("alpha", self.last)
+        check_positive(alpha=self.last)
         if self.first is not None:
-            check_rate("first_alpha", self.first)
+            check_positive(first_alpha=self.first)
             if self.first < self.last:
                 raise ValueError(f"first_alpha must be at least alpha={self.last}, got {self.first!r}")
         for name in ("hold_steps", "fall_steps"):

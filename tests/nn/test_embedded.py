@@ -254,10 +254,10 @@ class TestBoth:
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            ({"alpha": 0.0}, "alpha must be a positive number"),
+            ({"alpha": 0.0}, "alpha must be a positive finite number"),
             ({"alpha": 1.0, "first_alpha": 0.5}, "first_alpha must be at least alpha"),
             ({"alpha": 1.0, "n_steps": 0}, "n_steps must be a positive integer"),
-            ({"alpha": 1.0, "lr": -1.0}, "lr must be a positive number"),
+            ({"alpha": 1.0, "lr": -1.0}, "lr must be a positive finite number"),
             ({"alpha": 1.0, "schedule": "linear"}, r"schedule must be one of \['constant', 'cosine'\], got 'linear'"),
             ({"alpha": 1.0, "optimizer": "sgd"}, r"optimizer must be one of \['adam', 'muon'\], got 'sgd'"),
             ({"alpha": 1.0, "hold_steps": -1}, "hold_steps must be an integer of at least 0"),

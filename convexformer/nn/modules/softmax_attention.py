@@ -8,9 +8,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from convexformer.validation import is_integer
+from convexformer.validation import check_positive, is_integer
 from convexformer_solvers import Penalty
-from convexformer_solvers.validation import check_counts, is_real
+from convexformer_solvers.validation import check_counts
 
 from .base import AttentionNetwork, as_arguments, check_tokens_for, normal_draws
 
@@ -87,8 +87,8 @@ class SoftmaxAttention(AttentionNetwork):
         if decay_on not in _DECAYED:
             raise ValueError(f"decay_on must be one of {sorted(_DECAYED)}, got {decay_on!r}")
         check_position(position)
-        if scale is not None and not (is_real(scale) and 0 < scale < math.inf):
-            raise ValueError(f"scale must be a positive number or None, got {scale!r}")
+        if scale is not None:
+            check_positive(scale=scale)
         normal = normal_draws(seed)
         self.position = position
         self.decay_on = decay_on
