@@ -114,10 +114,10 @@ def model_cost(
     check_position(position)
     if position is not None:
         given["position"] = position  # type: ignore[assignment]
-    for name in sorted(needed - given.keys()):
-        raise ValueError(f"model {model!r} needs {name}")
-    for name in sorted(given.keys() - needed - allowed):
-        raise ValueError(f"model {model!r} has no {name}, leave it out")
+    if missing := needed - given.keys():
+        raise ValueError(f"model {model!r} needs {min(missing)}")
+    if unknown := given.keys() - needed - allowed:
+        raise ValueError(f"model {model!r} has no {min(unknown)}, leave it out")
     cost, n_biases = count(n_tokens, n_features, n_outputs, **given)
     return ModelCost(cost.parameters + n_biases * bias, cost.flops)
 
@@ -143,10 +143,6 @@ def _gates(n: int, d: int, n_gates: int | None) -> int:
 def _convex_attention(n: int, d: int, c: int, *, n_heads: int, n_gates: int | None = None) -> tuple[ModelCost, int]:
     products = n_heads * (n * d + c) + _gates(n, d, n_gates)
     return ModelCost(n_heads * (n + d + c), 2 * products), c
-
-
-def _relu_attention(n: int, d: int, c: int, *, n_heads: int) -> tuple[ModelCost, int]:
-    return _convex_attention(n, d, c, n_heads=n_heads)
 
 
 def _deep_convex_transformer(
@@ -184,7 +180,7 @@ def _row_program(n: int, d: int, c: int, *, n_targets: int | None = None) -> tup
 _MODELS: dict[str, tuple[Callable[..., tuple[ModelCost, int]], set[str], set[str]]] = {
     "softmax_attention": (_softmax_attention, {"n_heads", "head_width"}, {"position"}),
     "convex_attention": (_convex_attention, {"n_heads"}, {"n_gates"}),
-    "relu_attention": (_relu_attention, {"n_heads"}, set()),
+    "relu_attention": (_convex_attention, {"n_heads"}, set()),
     "deep_convex_transformer": (_deep_convex_transformer, {"n_heads", "n_gates", "n_layers"}, set()),
     "sequence_attention": (_sequence_attention, {"n_heads"}, {"n_targets"}),
     "convex_program": (_convex_program, set(), {"n_gates"}),
