@@ -277,4 +277,4 @@ class ConvexProbeBase(ConvexAttentionBase):
 
     def _shown(self, outputs: Tensor) -> Tensor:
         """Outputs as ``decision_function`` has them, for a classifier."""
-        return outputs
+        return cast(Any, self)._scores(outputs) if is_classifier(self) else outputs

@@ -6,7 +6,6 @@ import os
 from typing import Any
 
 from numpy.typing import ArrayLike
-from torch import Tensor
 
 from convexformer.estimators.attention import ClassificationMixin, RegressionMixin
 from convexformer.estimators.cv import CrossValidationMixin
@@ -202,6 +201,3 @@ memory_limit, random_state, verbose, callback
         self.random_state = random_state
         self.verbose = verbose
         self.callback = callback
-
-    def _shown(self, outputs: Tensor) -> Tensor:
-        return self._scores(outputs)

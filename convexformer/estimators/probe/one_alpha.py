@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
-
 from convexformer.estimators.attention import ClassificationMixin, RegressionMixin
 from convexformer.probes.generate import Generation
 from convexformer_solvers import Callback, Loss, Penalty, Solver
@@ -251,6 +249,3 @@ class ConvexProbeClassifier(ClassificationMixin, ConvexProbeBase):
         self.random_state = random_state
         self.verbose = verbose
         self.callback = callback
-
-    def _shown(self, outputs: Tensor) -> Tensor:
-        return self._scores(outputs)
