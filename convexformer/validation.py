@@ -171,7 +171,7 @@ def _check_tensor(estimator: Any, X: Tensor, reset: bool) -> Tensor:
     if X.is_complex():
         raise ValueError(f"X must hold real numbers, got {X.dtype}")
     _check_not_empty(X.shape)
-    if not _all_finite(X):
+    if not all_finite(X):
         raise ValueError("Input X contains NaN or infinity.")
     check_shape(estimator, tuple(X.shape), reset)
     return as_tokens(X)
@@ -232,14 +232,14 @@ def as_tensor(
         return torch.as_tensor(array, device=device, dtype=dtype)
 
 
-def _all_finite(values: Tensor) -> bool:
+def all_finite(values: Tensor) -> bool:
     """Whether all is finite; a sum that is says so without the copies that a look at each number takes."""
     return bool(torch.isfinite(values.sum())) or bool(torch.isfinite(values).all())
 
 
 def check_finite(name: str, values: Tensor) -> None:
     """Raise ``ValueError`` unless all numbers of the argument of that name are finite."""
-    if not _all_finite(values):
+    if not all_finite(values):
         raise ValueError(f"{name} must be finite, got NaN or infinite values")
 
 

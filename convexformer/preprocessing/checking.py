@@ -12,7 +12,7 @@ from sklearn.utils import _safe_indexing
 from sklearn.utils.validation import validate_data
 from torch import Tensor
 
-from convexformer.validation import FLOATS, HALF, as_floats, as_tensor, forget_names, refuse_masked
+from convexformer.validation import FLOATS, HALF, all_finite, as_floats, as_tensor, forget_names, refuse_masked
 
 from .sequences import PaddedSequences, RaggedSequences, TokenSequences, mask_of
 from .stored import stored_sequences
@@ -180,6 +180,6 @@ def _is_table(X: Any) -> bool:
 
 def _check_finite(samples: TokenSequences) -> None:
     for rows, tokens, _ in samples.chunks():
-        if not bool(torch.isfinite(tokens.sum())) and not bool(torch.isfinite(tokens).all()):
+        if not all_finite(tokens):
             sample = rows.start + int((~torch.isfinite(tokens)).flatten(1).any(1).nonzero()[0])
             raise ValueError(f"Input X contains NaN or infinity, in a token of {samples.place(sample)}")
