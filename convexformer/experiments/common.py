@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -197,6 +197,20 @@ def thinned(curve: dict[str, Any], names: Sequence[str], n_points: int = 100) ->
     return curve | {name: [curve[name][i] for i in kept] for name in names}
 
 
+def grouped(rows: Iterable[dict[str, Any]], keys: Sequence[str]) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
+    """Rows by their entries of some keys, in the order of first appearance.
+
+    Examples
+    --------
+    >>> grouped([{"p": 5, "seed": 0}, {"p": 5, "seed": 1}], ["p"])
+    {(5,): [{'p': 5, 'seed': 0}, {'p': 5, 'seed': 1}]}
+    """
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[key] for key in keys), []).append(row)
+    return groups
+
+
 def medians(rows: Sequence[dict[str, Any]], keys: Sequence[str], ranges: Sequence[str] = ()) -> list[dict[str, Any]]:
     """Medians over seeds of all numbers, and the ranges of some.
 
@@ -214,12 +228,9 @@ def medians(rows: Sequence[dict[str, Any]], keys: Sequence[str], ranges: Sequenc
     list of dict
         In the order of first appearance, with ``n_seeds`` and, of an entry ``x`` of `ranges`, ``x_range``.
     """
-    groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
-    for row in rows:
-        groups.setdefault(tuple(row[key] for key in keys), []).append(row)
     return [
         dict(zip(keys, names, strict=True)) | _median(group, {*keys, "seed"}, ranges) | {"n_seeds": len(group)}
-        for names, group in groups.items()
+        for names, group in grouped(rows, keys).items()
     ]
 
 

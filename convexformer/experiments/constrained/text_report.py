@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from convexformer.experiments.common import Column, counted, mean_and_error, shown, shown_with_error
+from convexformer.experiments.common import Column, counted, grouped, mean_and_error, shown, shown_with_error
 from convexformer.experiments.tables import format_rows
 
 from .common import METHODS, paired_difference
@@ -29,9 +29,7 @@ def summarise(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     dict
         ``summaries``, a row for each corpus, model, noise and method, and ``differences`` of the areas.
     """
-    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for run in runs:
-        groups.setdefault((run["corpus"], run["model"], run["noise"], run["method"]), []).append(run)
+    groups = grouped(runs, ("corpus", "model", "noise", "method"))
     summaries, differences = [], []
     for (corpus, model, noise, method), group in groups.items():
         group = sorted(group, key=lambda run: run["seed"])

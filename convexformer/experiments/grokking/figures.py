@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from convexformer import plot
-from convexformer.experiments.common import counted
+from convexformer.experiments.common import counted, grouped
 
 _POINTS = 200
 _FEW = 4  # looks, of which each is marked
@@ -46,19 +46,12 @@ def draw_figures(report: dict[str, Any], folder: Path) -> list[Path]:
     return paths
 
 
-def _by(runs: Sequence[dict[str, Any]], key: str) -> dict[str, list[dict[str, Any]]]:
-    groups: dict[str, list[dict[str, Any]]] = {}
-    for run in runs:
-        groups.setdefault(run[key], []).append(run)
-    return groups
-
-
 def _seeds(runs: Sequence[dict[str, Any]]) -> str:
     return counted(len({run["seed"] for run in runs}), "seed")
 
 
 def _draw_courses(runs: list[dict[str, Any]], kind: str, table: str, path: Path) -> None:
-    families = _by(runs, "family")
+    families = grouped(runs, ["family"])
     figure, axes = plot.new_figure(2, len(families), figsize=(4.6 * len(families), 8.6))
     what = "share of rows answered rightly" if kind == "accuracy" else "mean cross-entropy"
     title = (
@@ -66,11 +59,11 @@ def _draw_courses(runs: list[dict[str, Any]], kind: str, table: str, path: Path)
         f"trained on. Line: median of {_seeds(runs)}; band: all of them; a run that has ended keeps its last value."
     )
     figure.suptitle(textwrap.fill(title, width=42 * len(families)))
-    for column, (family, members) in enumerate(families.items()):
+    for column, ((family,), members) in enumerate(families.items()):
         for row, axis in enumerate(("step", "seconds")):
             ax = axes[row * len(families) + column]
             _prepare(ax, family, kind, axis)
-            for number, group in enumerate(_by(members, "method").values()):
+            for number, group in enumerate(grouped(members, ["method"]).values()):
                 _draw_band(ax, group, axis, f"test_{kind}", f"C{number}", "-")
                 _draw_band(ax, group, axis, f"train_{kind}", f"C{number}", "--")
         ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), fontsize=9)
@@ -125,7 +118,7 @@ def _on_one_grid(
 
 
 def _draw_steps(runs: list[dict[str, Any]], settings: dict[str, Any], p: int, path: Path) -> None:
-    methods = _by(runs, "method")
+    methods = grouped(runs, ["method"])
     figure, (left, right) = plot.new_figure(1, 2, figsize=(13, 1.6 + 0.42 * len(methods)))
     figure.suptitle(
         f"Division modulo {p}: how long methods take to answer {settings['threshold']:.0%} of the rows not trained on\n"
@@ -138,7 +131,7 @@ def _draw_steps(runs: list[dict[str, Any]], settings: dict[str, Any], p: int, pa
         fitted = [run for run in group if run["train_step"] is not None]
         gaps = [(run["delay"], run["n_steps"] - run["train_step"]) for run in fitted if _has_delay(run)]
         _draw_seeds(right, place, gaps, "C1")
-    names = list(methods)
+    names = [method for (method,) in methods]
     left.set(xscale="log", xlabel=_LABELS["step"], title="steps to 99% test accuracy")
     right.set(xlabel=_LABELS["step"], title="delay: from 99% training to 99% test accuracy")
     right.set_xscale("symlog", linthresh=10)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
 
-from convexformer.experiments.common import Column, counted, shown
+from convexformer.experiments.common import Column, counted, grouped, shown
 from convexformer.experiments.tables import format_rows
 
 from .methods import Method
@@ -54,10 +54,7 @@ def summarise(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     >>> row["test_step"], row["n_seeds"], row["n_reached"], row["delay"]
     (9, 3, 2, None)
     """
-    groups: dict[tuple[int, str], list[dict[str, Any]]] = {}
-    for run in runs:
-        groups.setdefault((run["p"], run["method"]), []).append(run)
-    return {"medians": [_median_row(group) for group in groups.values()]}
+    return {"medians": [_median_row(group) for group in grouped(runs, ("p", "method")).values()]}
 
 
 def _median_row(group: list[dict[str, Any]]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from convexformer.experiments.common import Column, counted, mean_and_error, shown, shown_with_error
+from convexformer.experiments.common import Column, counted, grouped, mean_and_error, shown, shown_with_error
 from convexformer.experiments.tables import format_rows
 
 from .methods import ATTENTIVE, CERTIFIED, MEAN
@@ -94,9 +94,7 @@ def summarise(report: dict[str, Any]) -> list[dict[str, Any]]:
         (row["data"], row["seed"]): np.flatnonzero(unpacked(row["test"], sizes[row["data"]]))
         for row in report["splits"]
     }
-    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for row in report["results"]:
-        groups.setdefault((row["data"], row["budget"], row["method"]), []).append(row)
+    groups = grouped(report["results"], ("data", "budget", "method"))
     summary = []
     for (name, budget, method), rows in groups.items():
         entry = {"data": name, "budget": budget, "method": method, "n_seeds": len(rows)}

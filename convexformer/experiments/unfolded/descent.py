@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from convexformer.experiments.common import medians
 from convexformer.experiments.corpora import Corpus
 from convexformer.nn import train
 from convexformer.unfolded import UnfoldedNetwork, UnfoldedTransformer, descent_report, padding_mask
@@ -106,12 +107,5 @@ def summarise_descent(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     list of dict
         With ``share``, its median, and ``share_range``.
     """
-    groups: dict[tuple[Any, ...], list[float]] = {}
     keys = ("corpus", "weights", "anchored", "variant", "guaranteed")
-    for row in rows:
-        groups.setdefault(tuple(row[key] for key in keys), []).append(row["share"])
-    return [
-        dict(zip(keys, group, strict=True))
-        | {"share": float(np.median(shares)), "share_range": [min(shares), max(shares)], "n_seeds": len(shares)}
-        for group, shares in groups.items()
-    ]
+    return medians([{name: row[name] for name in (*keys, "share")} for row in rows], keys, ("share",))

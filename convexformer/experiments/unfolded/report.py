@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from convexformer.experiments.common import Column, counted, mean_and_error, shown, shown_with_error
+from convexformer.experiments.common import Column, counted, grouped, mean_and_error, shown, shown_with_error
 from convexformer.experiments.tables import format_rows
 
 from .aim import PRINTED_STEP
@@ -41,9 +41,7 @@ def summarise(report: dict[str, Any]) -> dict[str, Any]:
 
 def _summarise_aim(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """How often iterations are outside of the theorem's hypothesis, and where they rise, over seeds."""
-    groups: dict[tuple[bool, bool], list[dict[str, Any]]] = {}
-    for row in rows:
-        groups.setdefault((row["nonnegative"], row["step"] == PRINTED_STEP), []).append(row)
+    marked = [row | {"printed": row["step"] == PRINTED_STEP} for row in rows]
     return [
         {
             "nonnegative": nonnegative,
@@ -53,16 +51,13 @@ def _summarise_aim(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             "n_iterations": sum(row["n_iterations"] for row in group),
             **{name: sum(row[name] for row in group) for name in ("n_outside", "n_rises_inside", "n_rises_outside")},
         }
-        for (nonnegative, printed), group in groups.items()
+        for (nonnegative, printed), group in grouped(marked, ("nonnegative", "printed")).items()
     ]
 
 
 def _summarise_classification(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for row in rows:
-        groups.setdefault((row["corpus"], row["method"]), []).append(row)
     summary = []
-    for (corpus, method), group in groups.items():
+    for (corpus, method), group in grouped(rows, ("corpus", "method")).items():
         entry: dict[str, Any] = {"corpus": corpus, "method": method, "n_seeds": len(group)}
         for name in (*_NUMBERS, *_CURVES):
             if group[0][name] is not None:
