@@ -9,7 +9,7 @@ from torch import Tensor
 
 from convexformer.memory import check_room
 from convexformer.nn.modules.probe import TokenPooler
-from convexformer.programs.stored import StoredMap, file_tensor
+from convexformer.programs.temporary_file import StoredMap, file_tensor
 from convexformer.validation import predictions
 from convexformer_solvers import DenseMap
 
