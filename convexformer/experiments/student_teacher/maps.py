@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.special import rel_entr
 
 from convexformer.estimators.sequence import ConvexSequenceRegressor
 from convexformer.nn import SoftmaxAttention
@@ -145,11 +146,10 @@ def similarity(teacher: NDArray, student: NDArray) -> dict[str, float | None]:
     """
     off = ~np.eye(len(teacher), dtype=bool)
     smooth = (1 - SMOOTHING) * student + SMOOTHING / teacher.shape[1]
-    ratio = np.log(np.where(teacher > 0, teacher, 1) / smooth)
     return {
         "pearson": _pearson(teacher.ravel(), student.ravel()),
         "pearson_off_diagonal": _pearson(teacher[off], student[off]),
-        "kl": abs(float((np.where(teacher > 0, teacher * ratio, 0)).sum(axis=1).mean())),
+        "kl": abs(float(rel_entr(teacher, smooth).sum(axis=1).mean())),
     }
 
 
