@@ -171,8 +171,8 @@ def versions() -> dict[str, str]:
     }
 
 
-def thinned(curve: dict[str, Any], names: Sequence[str], n_points: int = 100) -> dict[str, Any]:
-    """A curve with fewer points, evenly in the logarithm of their number, the first and the last among them.
+def thinned(curve: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """A curve with 101 points at most, evenly in the logarithm of their number, the first and the last among them.
 
     Parameters
     ----------
@@ -180,8 +180,6 @@ def thinned(curve: dict[str, Any], names: Sequence[str], n_points: int = 100) ->
         With lists of equal length.
     names : sequence of str
         Which entries those are; all others are kept.
-    n_points : int, default=100
-        About how many points to keep at most; there is one more.
 
     Returns
     -------
@@ -189,11 +187,12 @@ def thinned(curve: dict[str, Any], names: Sequence[str], n_points: int = 100) ->
 
     Examples
     --------
-    >>> thinned({"step": list(range(1000)), "lr": 0.1}, ["step"], n_points=3)
-    {'step': [0, 9, 99, 999], 'lr': 0.1}
+    >>> thin = thinned({"step": list(range(1000)), "lr": 0.1}, ["step"])
+    >>> len(thin["step"]), thin["step"][-3:], thin["lr"]
+    (76, [870, 932, 999], 0.1)
     """
     count = len(curve[names[0]])
-    kept = sorted({round(count ** (i / n_points)) - 1 for i in range(n_points + 1)}) if count else []
+    kept = sorted({round(count ** (i / 100)) - 1 for i in range(101)}) if count else []
     return curve | {name: [curve[name][i] for i in kept] for name in names}
 
 

@@ -71,12 +71,12 @@ def _median_row(group: list[dict[str, Any]]) -> dict[str, Any]:
     return row
 
 
-def _or_more(name: str, form: str = ".0f") -> Callable[[dict[str, Any]], str]:
+def _or_more(name: str) -> Callable[[dict[str, Any]], str]:
     """A number of steps, or ``>N`` where it was not reached in N of them; never, where a program was solved by then."""
 
     def cell(row: dict[str, Any]) -> str:
         if row[name] is not None:
-            return f"{row[name]:{form}}"
+            return f"{row[name]:.0f}"
         return "never" if row["convex"] else f">{row['n_steps']:.0f}"
 
     return cell
