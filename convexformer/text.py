@@ -31,7 +31,7 @@ class EncoderWithHeads(nn.Module):
     with :math:`X(s)` the activations of sentence :math:`s` as ``load_attention_activations(..., short="pad")`` gives
     them in ``outputs``: the first ``n`` tokens, special ones included, and zero rows where the sentence is shorter. So
     the module's outputs are the predictions of the heads on these activations (``decision_function`` of a classifier,
-    but for two outputs on two classes, of which that is the difference), and the certificate of the fit holds for it.
+    except of two outputs on two classes, of which that is the difference), and the certificate of the fit holds for it.
 
     A probe takes the place of the heads by its module, which sees which tokens are real.
 

@@ -46,7 +46,7 @@ class ExactReadout:
 
     @property
     def gap(self) -> float:
-        """``objective - bound``: at most so far is the readout from the optimum, but for violated constraints."""
+        """``objective - bound``: the readout is at most so far from the optimum, except for violated constraints."""
         return self.objective - self.bound
 
 

@@ -42,7 +42,7 @@ def layer_readouts(
     model : Module
         A Hugging Face encoder or causal model, as ``AutoModel.from_pretrained(folder)`` and
         ``AutoModelForCausalLM.from_pretrained(folder)`` load them from a local folder, or an ``UnrolledTransformer`` or
-        ``DUST``. Of a model with a head of its own the head is not used, but for ``"vocabulary"``.
+        ``DUST``. Of a model with a head of its own the head is used for ``"vocabulary"`` alone.
     n_outputs : int, optional
         Outputs of the readout. Needed for ``"first"`` and ``"mean"``. Default of ``"reconstruction"``: pixels of a
         patch times channels, by the model's configuration. Of ``"vocabulary"`` the model decides.

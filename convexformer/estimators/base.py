@@ -136,7 +136,7 @@ class ConvexAttentionBase(TargetEstimator, CertifiedEstimator):
             Non-negative weights; only ratios matter.
         resume : str or path-like, optional
             An ``.npz`` file that is brought up to date at each certificate. A later call with the same file and data,
-            be it on another number of ranks or with another `solver`, `tol` or `max_iter`, goes on from there. Costs
+            also on another number of ranks or with another `solver`, `tol` or `max_iter`, goes on from there. Costs
             one product with the data, to tell them from others. Random gates need an int as `random_state`.
 
         Returns
@@ -191,7 +191,7 @@ class ConvexAttentionBase(TargetEstimator, CertifiedEstimator):
             Ratio of the last to the first alpha of the default grid.
         resume : str or path-like, optional
             An ``.npz`` file that is brought up to date after each alpha and on Ctrl-C. A later call with the same
-            file, data and grid goes on from it, be it with another `solver`, `tol` or `max_iter`; alphas that were
+            file, data and grid goes on from it, also with another `solver`, `tol` or `max_iter`; alphas that were
             solved to a larger gap than `tol` are solved on. Random gates need an int as `random_state`.
 
         Returns

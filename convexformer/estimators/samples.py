@@ -162,7 +162,7 @@ def joined_samples(per_sample: Sequence[Any], share: Share | None, n_local: int)
 
 
 def _path_of(X: Any) -> str | None:
-    """The path of samples on a disk, be it that of a pair with lengths or a mask; None of others."""
+    """The path of samples on a disk, also of a pair with lengths or a mask; None of others."""
     given = X[0] if isinstance(X, tuple) and len(X) == 2 else X
     return os.fspath(given) if isinstance(given, (str, os.PathLike)) else None
 

@@ -54,7 +54,7 @@ class OptimalityGap:
     covered : bool
         Whether the convex program bounds this class of networks.
     exact : bool
-        Whether a network with as many heads attains the optimum of the convex program, so that the whole gap, but for
+        Whether a network with as many heads attains the optimum of the convex program, so that the whole gap, except
         the certificate's, is what training has left. With fewer heads the bound holds and may not be attained.
     n_heads, n_heads_sufficient : int
         Heads of the network, and of the re-fit.

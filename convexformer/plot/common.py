@@ -48,7 +48,7 @@ def check_drawable(array: NDArray[np.float64], name: str, least: float = -math.i
 
 
 def largest(values: NDArray[np.float64]) -> float:
-    """End of a colour scale that begins at zero, be all values zero."""
+    """End of a colour scale that begins at zero, also where all values are zero."""
     return float(values.max(initial=0.0)) or 1.0
 
 

@@ -310,5 +310,5 @@ def _size(axes: Any) -> tuple[float, float]:
 
 
 def _figure(axes: Any) -> Any:
-    """The whole figure, be the axes in a part of it."""
+    """The whole figure, also where the axes are in a part of it."""
     return axes.figure.canvas.figure

@@ -70,7 +70,7 @@ class StoredSequences(TokenSequences):
 
     @property
     def longest(self) -> int:
-        return self._stored.shape[1]  # which is read, be it real or not
+        return self._stored.shape[1]  # which is read, whether real or not
 
     def rows(self, index: Tensor) -> StoredSequences:
         mask = None if self._mask is None else self._mask[index]

@@ -145,7 +145,7 @@ def _draw_steps(runs: list[dict[str, Any]], settings: dict[str, Any], p: int, pa
 
 
 def _has_delay(run: dict[str, Any]) -> bool:
-    """Whether there is a delay, be it one of unknown length; a solved program that fails has none."""
+    """Whether there is a delay, even one of unknown length; a solved program that fails has none."""
     return run["delay"] is not None or not run["convex"]
 
 
