@@ -135,13 +135,30 @@ def load_samples(path: Path) -> dict[str, Any]:
 
 def samples_of(arrays: dict[str, Any], path: Path, is_probe: bool) -> Any:
     """The samples of a file or folder: ``X``, with the lengths of the samples for a probe where there are any."""
-    if is_probe and "lengths" not in arrays and path.is_dir():
-        arrays = {**arrays, **_shard_arrays(path, "lengths")}
-    if "lengths" not in arrays:
+    lengths = arrays.get("lengths")
+    if lengths is None and (is_probe or path.is_file()):  # shards of activations are zero beyond their lengths
+        lengths = _lengths_in(path)
+    if lengths is None:
         return arrays["X"]
     if not is_probe:
         raise CommandError(f"{path} holds lengths, which probes read (fit --probe); for others fill X up with zeros")
-    return arrays["X"], arrays["lengths"]
+    return arrays["X"], lengths
+
+
+def _lengths_in(path: Path) -> Any:
+    """The lengths of samples that a file or folder holds; None where it holds none."""
+    from convexformer.storage.files import SUFFIXES
+    from convexformer.storage.opening import named_array
+
+    if path.suffix == ".npz":
+        return _read_arrays(path, ("lengths",)).get("lengths")
+    if not path.is_dir() or path.suffix == ".zarr":
+        return named_array(os.fspath(path), "lengths")
+    if (path / "manifest.json").exists():
+        return _shard_arrays(path, "lengths").get("lengths")
+    shards = [_lengths_in(file) for file in sorted(path.iterdir()) if file.suffix in SUFFIXES]
+    present = [lengths for lengths in shards if lengths is not None]
+    return np.concatenate(present) if present else None
 
 
 def _why_unreadable(path: Path, reason: str, names: tuple[str, ...] | None) -> str:

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from convexformer.optional import required
 from convexformer_solvers.linear_maps.source import Source
 
-from .files import RESERVED, SUFFIXES, FileArray, choose, find_array, read_header, torch_dtype
+from .files import RESERVED, SUFFIXES, FileArray, choose, find_array, read_header, stored, torch_dtype
 from .manifest import MANIFEST, shard_arrays
 from .sources import ArraySource, ColumnSource, FileSource, ShardSource, hash_of
 
@@ -151,6 +152,19 @@ def _open_memmap(X: np.memmap) -> Source | None:
     return FileSource(FileArray(os.fspath(X.filename), "X", offset, X.shape, torch_dtype(X.dtype, "X")))
 
 
+def named_array(path: str, name: str) -> NDArray | None:
+    """An array of a ``.safetensors``, HDF5 or zarr file, whole; None where there is none of that name."""
+    kind, place = Path(path).suffix, repr(path)
+    if kind == ".safetensors":
+        header, begin = read_header(path, place)
+        found = stored(path, header, begin, name, place) if name in header else None
+        return None if found is None else found.read(0, found.shape[0]).numpy()
+    if kind != ".zarr" and kind not in _HDF5:
+        return None
+    file = _need("zarr").open(path, mode="r") if kind == ".zarr" else _open_hdf5(path, place)
+    return None if hasattr(file, "dtype") or name not in file else np.asarray(file[name])
+
+
 def _find_zarr(path: str, name: str | None, place: str) -> Any:
     found = _need("zarr").open(path, mode="r")
     if hasattr(found, "dtype"):
@@ -163,14 +177,17 @@ def _find_zarr(path: str, name: str | None, place: str) -> Any:
 
 
 def _find_hdf5(path: str, name: str | None, place: str) -> Any:
-    h5py = _need("h5py")
-    try:
-        file = h5py.File(path, "r")
-    except OSError as error:
-        raise ValueError(f"{place} is truncated, damaged or no file of HDF5: {error}") from error
+    h5py, file = _need("h5py"), _open_hdf5(path, place)
     names: list[str] = []
     file.visititems(lambda key, item: names.append(key) if isinstance(item, h5py.Dataset) else None)
     return file[choose(names, None if name is None else name.strip("/"), place)]
+
+
+def _open_hdf5(path: str, place: str) -> Any:
+    try:
+        return _need("h5py").File(path, "r")
+    except OSError as error:
+        raise ValueError(f"{place} is truncated, damaged or no file of HDF5: {error}") from error
 
 
 def _given(X: Any) -> Any:

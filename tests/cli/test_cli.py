@@ -111,6 +111,44 @@ def test_a_probe_reads_shards_and_their_lengths(tmp_path, capsys):
     assert report["objective"] == pytest.approx(expected.certificate_.primal, abs=1e-9)
 
 
+def write_samples(path, arrays):
+    """Arrays in a file, or a folder of two files, of the kind that its name ends in."""
+    if path.suffix == ".npz":
+        np.savez(path, **arrays)
+    elif path.suffix == ".safetensors":
+        pytest.importorskip("safetensors.numpy").save_file(arrays, path)
+    elif path.suffix == ".h5":
+        with pytest.importorskip("h5py").File(path, "w") as file:
+            file.update(arrays)
+    elif path.suffix == ".zarr":
+        group = pytest.importorskip("zarr").open_group(path, mode="w")
+        for name, array in arrays.items():
+            group.create_array(name, data=array)
+    else:
+        path.mkdir()
+        for number, rows in enumerate((slice(0, 40), slice(40, None))):
+            np.savez(path / f"{number}.npz", **{name: array[rows] for name, array in arrays.items()})
+
+
+@pytest.mark.parametrize("name", ["data.npz", "data.safetensors", "data.h5", "data.zarr", "data"])
+def test_lengths_are_read_beside_targets_of_another_file(name, tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    X, lengths = rng.normal(size=(60, 5, 3)), rng.integers(1, 6, size=60)
+    y = np.array([row[:length, 0].max() for row, length in zip(X, lengths, strict=True)])
+    write_samples(tmp_path / name, {"X": X, "lengths": lengths})
+    np.save(tmp_path / "y.npy", y)
+    model, out = tmp_path / "model.npz", tmp_path / "out.npz"
+    arguments = ["fit", tmp_path / name, "--targets", tmp_path / "y.npy", "--model", model]
+    report = run_json(capsys, *arguments, "--probe")
+    expected = ConvexProbeRegressor(random_state=0).fit((X, lengths), y)
+    assert report["objective"] == pytest.approx(expected.certificate_.primal, abs=1e-9)
+    run_json(capsys, "predict", tmp_path / name, "--model", model, "--out", out)
+    np.testing.assert_allclose(np.load(out)["predictions"], expected.predict((X, lengths)), atol=1e-9)
+    if (tmp_path / name).is_file():
+        assert cli.main([*map(str, arguments)]) == 1
+        assert f"{name} holds lengths, which probes read" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
