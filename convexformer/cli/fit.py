@@ -98,7 +98,8 @@ def _fit(options: argparse.Namespace, is_first: bool) -> dict[str, Any]:
         task = "regression" if np.issubdtype(y.dtype, np.floating) else "classification"
     model = _new_model(task, options)
     X = samples_of({**arrays, "X": X}, options.file, options.probe)
-    check_target(options.model, options.file)  # before the minutes that a fit may take
+    given = [path for path in (options.file, options.targets, options.resume) if path is not None]
+    check_target(options.model, *given)  # before the minutes that a fit may take
     from convexformer.estimators.persistence import save_model
 
     try:

@@ -25,7 +25,7 @@ def seed(text: str) -> int:
 
 def check_target(path: Path, *inputs: Path) -> None:
     """Raise unless a file that is none of the inputs can be written there."""
-    if path.exists() and any(path.samefile(other) for other in inputs):
+    if any(_is_same(path, other) for other in inputs):
         raise CommandError(f"{path} is read here and would be replaced; give another name to write to")
     if path.is_dir():
         raise CommandError(f"{path} is a folder; give the name of a file")
@@ -33,6 +33,13 @@ def check_target(path: Path, *inputs: Path) -> None:
         raise CommandError(f"no folder at {path.parent}; make it first or give another name than {path}")
     if not os.access(path.parent, os.W_OK):
         raise CommandError(f"{path.parent} cannot be written to; give another name than {path}")
+
+
+def _is_same(path: Path, other: Path) -> bool:
+    """Whether two paths are one, be there a file or not."""
+    if path.exists() and other.exists():
+        return path.samefile(other)
+    return path.resolve() == other.resolve()
 
 
 def check_folder(path: Path) -> None:

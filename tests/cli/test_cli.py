@@ -250,6 +250,25 @@ def test_mistakes_end_with_one_line_and_exit_code_1(arguments, message, regressi
 
 
 @pytest.mark.parametrize(
+    ("inputs", "model"),
+    [
+        (["--targets", "y.npz"], "y.npz"),
+        (["--resume", "point.npz"], "point.npz"),
+        (["--resume", "new.npz"], "./new.npz"),
+        (["--alpha", "cv", "--resume", "folds"], "folds"),
+    ],
+)
+def test_a_model_takes_the_place_of_no_input(inputs, model, regression_file, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    np.savez("y.npz", y=np.load(regression_file)["y"])
+    assert cli.main(["fit", regression_file.name, "--resume", "point.npz", "--quiet"]) == 0
+    before = {file: file.read_bytes() for file in tmp_path.iterdir()}
+    assert cli.main(["fit", regression_file.name, *inputs, "--model", model]) == 1
+    assert f"{Path(model)} is read here and would be replaced" in capsys.readouterr().err
+    assert {file: file.read_bytes() for file in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["whole.npz", "--targets", "empty.npy"], "empty.npy is not an .npy file of numbers or text: EOFError"),
