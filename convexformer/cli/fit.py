@@ -22,13 +22,20 @@ _CROSS_VALIDATION: dict[str, tuple[str, Any, str]] = {
 }
 
 
+class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
+    """Shows defaults except None, for which the help has words."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        return action.help if action.default is None else super()._get_help_string(action)
+
+
 def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
     """Describe the command and its options."""
     fit = commands.add_parser(
         "fit",
         parents=[common],
         help="fit arrays X and y of an .npz file and save the model",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=_HelpFormatter,
     )
     fit.add_argument(
         "file",

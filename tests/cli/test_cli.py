@@ -428,6 +428,8 @@ def test_help_names_the_gates_and_others_are_refused(regression_file, capsys):
     assert exit_.value.code == 0
     text = capsys.readouterr().out
     assert all(name in text for name in GATE_SOURCES)
+    assert "None" not in text
+    assert "(default: group_l2)" in text
     assert cli.main(["fit", str(regression_file), "--n-gates", "8", "--quiet"]) == 1
     assert "n_gates=8 is for activation='gated_relu'" in capsys.readouterr().err
     assert cli.main(["fit", str(regression_file), "--gates", "nonsense"]) == 1
