@@ -151,7 +151,7 @@ class CrossValidationMixin(ConvexAttentionBase):
         return [checked_split(split, index, len(labels)) for index, split in enumerate(splits)]
 
     def _drawn_anew(self) -> str:
-        folds = getattr(self.cv, "shuffle", True) and getattr(self.cv, "random_state", 0) is None
+        folds = getattr(self.cv, "shuffle", True) and not is_integer(getattr(self.cv, "random_state", 0))
         return " and ".join(filter(None, (super()._drawn_anew(), "folds" if folds else "")))
 
     def _grid(self, alpha_max: float) -> list[float]:

@@ -859,9 +859,15 @@ def test_a_folder_of_another_call_is_named_with_what_can_be_done(tmp_path):
     model = ConvexAttentionRegressorCV(alphas=2, cv=KFold(3), resume=tmp_path).fit(X, y)
     with pytest.raises(ValueError, match=r"Repeat the call that wrote it, or give a path where there is nothing yet$"):
         model.fit(X, 2 * y)
-    model.set_params(cv=KFold(3, shuffle=True))
-    with pytest.raises(ValueError, match="needs an int as random_state: without one a later call draws other folds"):
-        model.fit(X, y)
+    for stream in (None, np.random.RandomState(0)):
+        model.set_params(cv=KFold(3, shuffle=True, random_state=stream))
+        with pytest.raises(
+            ValueError, match="needs an int as random_state: without one a later call draws other folds"
+        ):
+            model.fit(X, y)
+    # Folds in the order of the rows draw nothing, and a seed draws the same ones.
+    model.set_params(cv=KFold(3)).fit(X, y)
+    model.set_params(cv=KFold(3, shuffle=True, random_state=np.int64(0)), resume=tmp_path / "seed").fit(X, y)
 
 
 @pytest.mark.filterwarnings("ignore:The least populated class")
