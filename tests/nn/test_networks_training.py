@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from convexformer import ConvexAttention, Gates
-from convexformer.nn import SequenceAttention, SoftmaxAttention, train
+from convexformer.nn import SequenceAttention, SoftmaxAttention, TrainingHistory, train
 from convexformer.nn.training.trial import Data
 
 NETWORKS = {
@@ -49,6 +49,16 @@ def test_training_lowers_the_objective_and_reports_that_of_the_final_weights(mak
 def test_histories_are_plain_numbers(make):
     history = train(make(), *data(), alpha=0.05, n_steps=5, validation=data(seed=1), lr=[0.1, 0.2])
     assert len(json.loads(json.dumps(dataclasses.asdict(history)))["trials"]) == 2
+
+
+def test_a_history_of_no_steps_took_no_time_and_has_no_score():
+    empty = TrainingHistory()
+    assert isinstance(empty.total_seconds, float)
+    assert empty.total_seconds == 0.0
+    assert TrainingHistory(trials=[empty, TrainingHistory(seconds=[0.0, 0.5])]).total_seconds == 0.5
+    for name in ("score", "final_objective"):
+        with pytest.raises(ValueError, match="a history of no steps has no objective"):
+            getattr(empty, name)
 
 
 # Search

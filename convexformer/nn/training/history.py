@@ -75,7 +75,9 @@ class TrainingHistory:
 
     @property
     def final_objective(self) -> float:
-        """Objective of the weights that the run ended with."""
+        """Objective of the weights that the run ended with; ``ValueError`` where there are no steps."""
+        if not self.steps:
+            raise ValueError("a history of no steps has no objective; train(...) returns one of a run")
         return self.objective[self.steps.index(self.kept_step)]
 
     @property
@@ -85,8 +87,8 @@ class TrainingHistory:
 
     @property
     def total_seconds(self) -> float:
-        """Seconds of the whole search, all combinations together."""
-        return sum(trial.seconds[-1] for trial in self.trials or [self])
+        """Seconds of the whole search, all combinations together; 0 of no steps."""
+        return sum((trial.seconds[-1] for trial in self.trials or [self] if trial.seconds), start=0.0)
 
     @property
     def score(self) -> float:
