@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 from convexformer.optional import required
 from convexformer.validation import check_optional_counts
 
+from ._lines import text_lines
+
 _MIN_WORDS, _MAX_WORDS = 8, 60
 _MIN_PLAIN_WORDS = 0.85
 _SKIPPED_FOLDERS = re.compile(r"tests?|_?vendored|_?external.*|array_api_.*")
@@ -117,20 +119,14 @@ def check_texts(texts: Any, name: str, wanted: str, unit: str) -> list[str]:
 
 
 def _read_lines(path: str | os.PathLike[str]) -> list[str]:
+    place = f"sentences={os.fspath(path)!r}"
+    remedy = "decode it and pass a list, for example Path(path).read_text(encoding='latin-1').splitlines()"
     try:
-        with open(path, encoding="utf-8-sig") as file:
-            lines = [line.removesuffix("\n") for line in file]
+        lines = list(text_lines(path, f"{place} is not a text file in UTF-8 ({remedy})"))
     except FileNotFoundError as error:
-        raise FileNotFoundError(
-            f"sentences={os.fspath(path)!r} is no file, nor is it 'documentation' or 'glue/mrpc'"
-        ) from error
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"sentences={os.fspath(path)!r} is not a text file in UTF-8 ({error}); decode it yourself and pass a list, "
-            "for example Path(path).read_text(encoding='latin-1').splitlines()"
-        ) from error
+        raise FileNotFoundError(f"{place} is no file, nor is it 'documentation' or 'glue/mrpc'") from error
     if not lines:
-        raise ValueError(f"sentences={os.fspath(path)!r} is an empty file; it must have one sentence a line")
+        raise ValueError(f"{place} is an empty file; it must have one sentence a line")
     return lines
 
 

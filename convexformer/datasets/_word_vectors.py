@@ -6,7 +6,7 @@ import os
 import re
 import zipfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,6 +18,8 @@ from convexformer.preprocessing import pad_sequences
 from convexformer.validation import check_optional_counts
 from convexformer_solvers.io.npz import read_arrays
 from convexformer_solvers.validation import check_counts
+
+from ._lines import text_lines
 
 _WORD = re.compile(r"\w+(?:'\w+)?|[^\w\s]")
 
@@ -146,7 +148,8 @@ def load_word_vectors(path: str | os.PathLike[str], n_words: int | None = None) 
         return WordVectors(arrays["words"][:n_words].tolist(), arrays["vectors"][:n_words])
     words: list[str] = []
     rows: list[NDArray[np.float32]] = []
-    for number, line in enumerate(_lines(path), start=1):
+    fault = f"{path} must be word vectors as text in UTF-8, or an .npz file with arrays words and vectors"
+    for number, line in enumerate(text_lines(path, fault), start=1):
         word, *numbers = line.rstrip().split(" ")
         if number == 1 and len(numbers) == 1:  # the sizes that word2vec writes first
             continue
@@ -164,16 +167,6 @@ def load_word_vectors(path: str | os.PathLike[str], n_words: int | None = None) 
     if not words:
         raise ValueError(f"{path} must hold at least one word with its numbers, got none")
     return WordVectors(words, np.stack(rows))
-
-
-def _lines(path: str | os.PathLike[str]) -> Iterator[str]:
-    with open(path, encoding="utf-8") as file:
-        try:
-            yield from file
-        except UnicodeDecodeError as error:
-            raise ValueError(
-                f"{path} must be word vectors as text in UTF-8, or an .npz file with arrays words and vectors: {error}"
-            ) from error
 
 
 def make_word_vectors(

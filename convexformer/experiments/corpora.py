@@ -15,6 +15,7 @@ from sklearn.model_selection import train_test_split
 from torch import Tensor
 
 from convexformer.datasets import load_documentation_sentences, load_word_vectors, make_word_vectors
+from convexformer.datasets._lines import text_lines
 from convexformer.experiments.settings import check_each
 from convexformer.unfolded import padding_mask
 from convexformer.validation import check_positive, is_integer
@@ -192,11 +193,8 @@ def read_labelled_sentences(source: str) -> tuple[list[str], Sequence[str]]:
 
 
 def _lines(path: str | Path) -> list[str]:
-    try:
-        text = Path(path).read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"corpora must be text files in UTF-8, and {path} is none: {error}") from error
-    return [line for line in text.splitlines() if line.strip()]
+    lines = text_lines(path, f"corpora must be text files in UTF-8, and {path} is none")
+    return [line for line in lines if line.strip()]
 
 
 def _name(source: str) -> str:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from convexformer import cli
+from convexformer.datasets._sentences import read_sentences
 from convexformer.experiments import UnfoldedSettings, format_unfolded, run_unfolded
 from convexformer.experiments.corpora import load_corpus, read_labelled_sentences
 from convexformer.experiments.unfolded import FILE, experiment
@@ -165,6 +166,13 @@ def test_corpora(sources, settings):
     parts = corpus.split(0)
     assert [len(part.labels) for part in parts] == [36, 12, 12]
     assert load_corpus(settings.corpora[0], settings).sha256 == corpus.sha256
+
+
+def test_lines_of_a_corpus_are_the_sentences_that_loaders_read(tmp_path):
+    path = tmp_path / "marks.txt"
+    path.write_text("\ufeffOne\u2028line.\nAnother\x85 one.\r\nLast.", encoding="utf-8", newline="")
+    sentences, _ = read_labelled_sentences(str(path))
+    assert sentences == read_sentences(path) == ["One\u2028line.", "Another\x85 one.", "Last."]
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from convexformer.datasets._lines import text_lines
+
 
 def carried_folder() -> Path:
     """The folder in which aeon keeps its data sets; aeon itself is not imported.
@@ -78,11 +80,7 @@ def read_ts(path: Path) -> tuple[list[NDArray[np.float64]], list[str]]:
         If the file is no text, or a line is not as described.
     """
     series, labels = [], []
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} must be text in UTF-8: {error}") from error
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(text_lines(path, f"{path} must be text in UTF-8"), start=1):
         if not line.strip() or line[0] in "#@":
             continue
         *channels, label = line.strip().split(":")
