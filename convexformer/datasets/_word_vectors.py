@@ -112,7 +112,8 @@ def load_word_vectors(path: str | os.PathLike[str], n_words: int | None = None) 
     ----------
     path : path-like
         Text in UTF-8 with a word and its numbers on each line, separated by spaces, as GloVe and word2vec have it (with
-        or without the line of sizes of the latter); or an ``.npz`` file with arrays ``words`` and ``vectors``.
+        or without the line of sizes of the latter, two integers); or an ``.npz`` file with arrays ``words`` and
+        ``vectors``. Words but the first may contain spaces, as a few of GloVe do.
     n_words : int, optional
         How many of the first words to read; files have the most frequent first. Default: all.
 
@@ -151,8 +152,11 @@ def load_word_vectors(path: str | os.PathLike[str], n_words: int | None = None) 
     fault = f"{path} must be word vectors as text in UTF-8, or an .npz file with arrays words and vectors"
     for number, line in enumerate(text_lines(path, fault), start=1):
         word, *numbers = line.rstrip().split(" ")
-        if number == 1 and len(numbers) == 1:  # the sizes that word2vec writes first
-            continue
+        if number == 1 and len(numbers) == 1 and word.isdecimal() and numbers[0].isdecimal():
+            continue  # the sizes that word2vec writes first
+        extra = len(numbers) - len(rows[0]) if rows else 0
+        if extra > 0 and not _is_number(numbers[extra - 1]):  # a few words of GloVe contain spaces
+            word, numbers = " ".join([word, *numbers[:extra]]), numbers[extra:]
         if not numbers:
             raise ValueError(f"{path}, line {number} must be a word and numbers, got no numbers")
         try:
@@ -167,6 +171,14 @@ def load_word_vectors(path: str | os.PathLike[str], n_words: int | None = None) 
     if not words:
         raise ValueError(f"{path} must hold at least one word with its numbers, got none")
     return WordVectors(words, np.stack(rows))
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def make_word_vectors(

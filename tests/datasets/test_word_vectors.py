@@ -20,6 +20,22 @@ def test_text_files(tmp_path, header):
     assert len(load_word_vectors(path, n_words=2)) == 2
 
 
+def test_words_may_contain_spaces(tmp_path):
+    path = tmp_path / "vectors.txt"
+    path.write_text("\n".join([*LINES, ". . . 0.4 0.5", "at a@b.org -1e-3 2"]) + "\n")
+    read = load_word_vectors(path)
+    assert list(read.words) == [*WORDS, ". . .", "at a@b.org"]
+    np.testing.assert_array_equal(read.vectors[3:], np.array([[0.4, 0.5], [-1e-3, 2.0]], dtype=np.float32))
+
+
+def test_a_first_word_with_one_number_is_no_line_of_sizes(tmp_path):
+    path = tmp_path / "vectors.txt"
+    path.write_text("a 0.5\nb 0.7\n")
+    assert list(load_word_vectors(path).words) == ["a", "b"]
+    path.write_text("2 1\na 0.5\nb 0.7\n")
+    assert list(load_word_vectors(path).words) == ["a", "b"]
+
+
 def test_npz_files(tmp_path):
     np.savez(tmp_path / "vectors.npz", words=np.array(WORDS), vectors=VECTORS)
     read = load_word_vectors(tmp_path / "vectors.npz", n_words=2)
@@ -33,6 +49,7 @@ def test_npz_files(tmp_path):
         ("", "at least one word"),
         ("good 1.0 x\n", "line 1 must be a word and numbers"),
         ("good 1.0 2.0\nbad 1.0\n", "line 2 must have 2 numbers, got 1"),
+        ("good 1.0 2.0\nbad 1.0 2.0 3.0\n", "line 2 must have 2 numbers, got 3"),
         ("good\nbad 1.0 2.0\n", r"vectors.txt, line 1 must be a word and numbers, got no numbers"),
     ],
 )
