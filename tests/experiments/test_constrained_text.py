@@ -1,7 +1,9 @@
 """The experiment on constrained training on text, on few short sentences."""
 
+import gc
 import json
 import warnings
+import weakref
 
 import numpy as np
 import pytest
@@ -106,6 +108,22 @@ def test_an_interrupted_call_goes_on(settings, tmp_path, monkeypatch):
     report = run_constrained_text(tmp_path, settings, n_seeds=1, quiet=True)
     assert report["runs"][:2] == before
     assert len(report["runs"]) == 2 * len(METHODS)
+
+
+def test_a_run_keeps_no_corpus_and_no_encoder_in_memory(settings, tmp_path, monkeypatch):
+    loaded, load = [], text.load_corpus
+
+    def watched(*arguments):
+        corpus = load(*arguments)
+        loaded.append(weakref.ref(corpus))
+        return corpus
+
+    monkeypatch.setattr(text, "load_corpus", watched)
+    monkeypatch.setattr(text, "draw_figures", lambda report, folder: [])
+    changed = {"train_noises": (0.0,), "n_epochs": 1}
+    run_constrained_text(tmp_path, ConstrainedTextSettings(**{**vars(settings), **changed}), n_seeds=1, quiet=True)
+    gc.collect()
+    assert [corpus() for corpus in loaded] == [None]
 
 
 def test_the_text_has_all_tables(report):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,6 +29,10 @@ from .text_settings import ConstrainedTextSettings
 FILE = "constrained_text.json"
 ENCODER = "frozen encoder"
 _TEST_SEED = 10**6  # seeds of training and validation are far below
+
+
+Inputs = tuple[Tensor, ...]
+Prepared = tuple[Task, list[Inputs], Tensor]
 
 
 class _Cell(NamedTuple):
@@ -123,13 +127,18 @@ def _units(
     settings: ConstrainedTextSettings, corpora: list[Corpus], encoder: Encoder | None, n_seeds: int
 ) -> Iterator[Unit]:
     """All that is to be run: the ablation, then one seed after the other."""
+
+    @lru_cache(maxsize=1)  # the methods follow one another on a cell, and an encoder is slow
+    def prepared(cell: _Cell) -> Prepared:
+        return _prepared(cell, settings, encoder)
+
     middle = settings.train_noises[len(settings.train_noises) // 2]
     first = _Cell(corpora[0], _unrolled(min(settings.depths)), min(settings.depths), middle, 0)
     for alpha in settings.ablation_alphas:
         for price in settings.ablation_prices:
             key = {"alpha": alpha, "price": price}
             title = f"ablation, alpha {alpha:g}, " + ("no slacks" if price is None else f"price of slacks {price:g}")
-            yield Unit("ablation", title, key, partial(_ablate, first, settings, alpha, price))
+            yield Unit("ablation", title, key, partial(_ablate, first, settings, prepared, alpha, price))
     for seed in range(n_seeds):
         for corpus in corpora:
             models: list[tuple[str, int | None]] = [(_unrolled(depth), depth) for depth in settings.depths]
@@ -140,7 +149,7 @@ def _units(
                     for method in METHODS:
                         key = cell.key | {"method": method.name}
                         title = f"seed {seed}, {corpus.name}, {model}, noise {noise:g}: {method.name}"
-                        yield Unit("runs", title, key, partial(_run, cell, method, settings, encoder))
+                        yield Unit("runs", title, key, partial(_run, cell, method, settings, prepared))
 
 
 def _unrolled(depth: int) -> str:
@@ -148,18 +157,24 @@ def _unrolled(depth: int) -> str:
 
 
 def _run(
-    cell: _Cell, method: Method, settings: ConstrainedTextSettings, encoder: Encoder | None
+    cell: _Cell, method: Method, settings: ConstrainedTextSettings, prepared: Callable[[_Cell], Prepared]
 ) -> list[dict[str, Any]]:
     """Search, and measure the best run."""
-    task, tests, labels = _prepared(cell, settings, encoder)
+    task, tests, labels = prepared(cell)
     trained = search(task, method, settings.search, cell.seed)
     row = cell.key | {"method": method.name} | trained.as_json()
     return [row | _measured(trained.trainer.model, tests, labels, settings)]
 
 
-def _ablate(cell: _Cell, settings: ConstrainedTextSettings, alpha: float, price: float | None) -> list[dict[str, Any]]:
+def _ablate(
+    cell: _Cell,
+    settings: ConstrainedTextSettings,
+    prepared: Callable[[_Cell], Prepared],
+    alpha: float,
+    price: float | None,
+) -> list[dict[str, Any]]:
     """One constrained run of the ablation, with the last of the learning rates."""
-    task, tests, labels = _prepared(cell, settings, None)
+    task, tests, labels = prepared(cell)
     pair = (settings.learning_rates[-1], alpha)
     trainer = train_once(task, METHODS[0], pair, cell.seed, resilience=price)
     row = {"alpha": alpha, "price": price, "feasible": trainer.feasible_}
@@ -167,13 +182,7 @@ def _ablate(cell: _Cell, settings: ConstrainedTextSettings, alpha: float, price:
     return [row | _measured(trainer.model, tests, labels, settings)]
 
 
-Inputs = tuple[Tensor, ...]
-
-
-@lru_cache(maxsize=1)  # the methods follow one another on a cell, and an encoder is slow
-def _prepared(
-    cell: _Cell, settings: ConstrainedTextSettings, encoder: Encoder | None
-) -> tuple[Task, list[Inputs], Tensor]:
+def _prepared(cell: _Cell, settings: ConstrainedTextSettings, encoder: Encoder | None) -> Prepared:
     """The task, the inputs of the model at each test noise, and the labels of the test sentences."""
     parts = [part.to(settings.device) for part in cell.corpus.split(cell.seed)]
     training, validation, test = parts
