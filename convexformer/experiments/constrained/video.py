@@ -271,6 +271,7 @@ def run_constrained_video(
     (folder / EXAMPLES).mkdir(parents=True, exist_ok=True)
     path = folder / FILE
     report = begin_report(path, _fresh(settings, video, skipped), _PARTS)
+    # run_units adds rows to this very list, so that later units see the runs before them
     units = list(_units(settings, models, video, n_seeds, folder, report["runs"]))
     run_units(path, report, units, quiet=quiet)
     report["summaries"] = summarise(report)
