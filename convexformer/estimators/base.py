@@ -1,4 +1,4 @@
-"""What all estimators share: checking, building the program, solving, reading off the network."""
+"""The base class of attention estimators, their cross-validated forms and probes: program, solution and network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The base classes of estimators on tokens, and what a file holds of a fit: a header for JSON and plain arrays."""
+"""Base classes that all estimators share: data, losses, certificates and the state of a fit that a file holds."""
 
 from __future__ import annotations
 
