@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Sized
 from contextlib import contextmanager
 from math import inf, isqrt
@@ -226,10 +225,18 @@ def as_tensor(
             array = array.astype(array.dtype.newbyteorder("="))
         if min(array.strides, default=0) < 0:
             array = array.copy()  # torch has no negative strides
-    with warnings.catch_warnings():
-        # Read-only arrays (memory maps) are safe here: nothing ever writes to data.
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        return torch.as_tensor(array, device=device, dtype=dtype)
+        if array.__array_interface__["data"][1]:  # read-only, of which torch warns; nothing ever writes to data
+            array = np.asarray(_Writable(array))
+    return torch.as_tensor(array, device=device, dtype=dtype)
+
+
+class _Writable:
+    """The memory of a read-only array, which numpy takes for one to write to."""
+
+    def __init__(self, array: NDArray) -> None:
+        interface = array.__array_interface__
+        self._array = array  # whose memory it keeps
+        self.__array_interface__ = interface | {"data": (interface["data"][0], False)}
 
 
 def all_finite(values: Tensor) -> bool:

@@ -2,6 +2,10 @@
 
 import math
 import re
+import sys
+import warnings
+import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -37,7 +41,7 @@ from convexformer.nn import train
 from convexformer.nn.modules.token_weights import PositionWeights
 from convexformer.plot import plot_attention_map, plot_convergence, plot_token_norms
 from convexformer.solvers import Fista, GroupL2, SolverUnavailableError, solve
-from convexformer.validation import check_program_tokens
+from convexformer.validation import as_tensor, check_program_tokens
 from convexformer_solvers.penalties.base import Penalty
 
 rng = np.random.default_rng(0)
@@ -368,6 +372,47 @@ def test_reversed_and_read_only_arrays(view):
     assert model.heads_.objective(*arrays) == wanted.heads_.objective(*copies)
     program = attention_program(arrays[0], arrays[1], alpha=0.1, sample_weight=arrays[2])
     assert program.alpha_max == attention_program(copies[0], copies[1], alpha=0.1, sample_weight=copies[2]).alpha_max
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, np.int64, bool])
+@pytest.mark.parametrize("view", [lambda a: a, lambda a: a[:, ::2], lambda a: a.T, lambda a: a[:0], lambda a: a[2, 3]])
+def test_tensors_of_read_only_arrays_share_their_memory(view, dtype):
+    array = view(np.arange(48).reshape(6, 8).astype(dtype))
+    read_only = np.asarray(array).view()
+    read_only.setflags(write=False)
+    tensor = as_tensor(read_only)
+    assert tensor.data_ptr() == as_tensor(array).data_ptr() or array.ndim == 0
+    np.testing.assert_array_equal(tensor.numpy(), array, strict=True)
+    assert not read_only.flags.writeable
+
+
+def test_tensors_of_broadcast_arrays_share_their_memory():
+    array = np.broadcast_arrays(np.ones(1), np.ones(3))[0]  # numpy warns of a look at its flags
+    assert as_tensor(array).stride() == (0,)
+
+
+def test_tensors_of_read_only_arrays_keep_the_memory():
+    array = np.arange(4.0)
+    array.setflags(write=False)
+    gone = weakref.ref(array)
+    tensor = as_tensor(array)
+    del array
+    assert gone() is not None
+    del tensor
+    assert gone() is None
+
+
+def test_threads_that_read_read_only_arrays_leave_the_warning_filters_alone():
+    read_only = X.copy()
+    read_only.setflags(write=False)
+    before, interval = list(warnings.filters), sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(as_tensor, [read_only] * 4000))
+    finally:
+        sys.setswitchinterval(interval)
+    assert list(warnings.filters) == before
 
 
 def test_held_out_samples_without_weight_are_named():
