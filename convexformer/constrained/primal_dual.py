@@ -11,6 +11,7 @@ from dataclasses import KW_ONLY, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
@@ -156,6 +157,10 @@ class PrimalDual:
         self.constraints = DescentConstraints(alpha=self.alpha, c_ref=self.c_ref, first_factor=self.first_factor)
         self.reset_slacks = check_flag(self.reset_slacks, "reset_slacks")
         self.stop_gradient = check_flag(self.stop_gradient, "stop_gradient")
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if isinstance(value, np.generic):  # which neither Tensor.split nor a checkpoint takes
+                setattr(self, each.name, value.item())
         options = {each.name: getattr(self, each.name) for each in fields(self) if each.kw_only}
         check_options(**options)
         self._options = {name: value for name, value in options.items() if name != "n_errors"}  # those of a state

@@ -283,6 +283,7 @@ class LayerReadouts(nn.Module):
         if self.readout != "vocabulary":
             raise ValueError(f"readout must be 'vocabulary' for losses of next tokens, got {self.readout!r}")
         check_counts(chunk_size=chunk_size)
+        chunk_size = int(chunk_size)
         check_tensor("input_ids", input_ids)
         if input_ids.ndim != 2:
             raise ValueError(f"input_ids must have shape (n_samples, n_tokens), got {tuple(input_ids.shape)}")

@@ -16,7 +16,7 @@ from convexformer.nn.training.samples import NetworkSamples
 from convexformer.targets import Targets
 from convexformer.unfolded import DescentReport, UnfoldedNetwork, descent_report
 from convexformer.unfolded.networks import POOLINGS
-from convexformer.validation import as_tensor, check_flag, check_stream, check_weight
+from convexformer.validation import as_tensor, check_flag, check_optional_counts, check_stream, check_weight
 from convexformer_solvers import PENALTIES, Certificate, DenseMap, Loss, Penalty, get_penalty
 
 from .attention import ClassificationMixin, RegressionMixin
@@ -96,6 +96,7 @@ class UnfoldedTransformerBase(TargetEstimator, NetworkEstimator):
             If training diverged with every learning rate.
         """
         refit = check_flag(self.refit_readout, "refit_readout")
+        check_optional_counts(batch_size=self.batch_size)
         penalty = get_penalty(self.penalty)
         samples = self._read_samples(X, reset=True)
         weight = check_weight(sample_weight, len(samples))
@@ -233,7 +234,7 @@ class UnfoldedTransformerBase(TargetEstimator, NetworkEstimator):
 
 
 def _batches(tokens: Tensor, batch_size: int | None) -> tuple[Tensor, ...]:
-    return tokens.split(batch_size or len(tokens))
+    return tokens.split(int(batch_size or len(tokens)))
 
 
 @torch.no_grad()

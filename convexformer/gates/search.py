@@ -191,7 +191,7 @@ class GateSearch:
     def _ascended(self, point: DualPoint, u1: Tensor, u2: Tensor) -> tuple[Tensor, Tensor]:
         """The directions after an ascent of the smoothed dual norm."""
         size = max(1, self.temporary // max(1, point.values.numel()))
-        parts = (self._ascend(point, *chunk) for chunk in zip(u1.split(size), u2.split(size), strict=True))
+        parts = (self._ascend(point, *chunk) for chunk in zip(u1.split(int(size)), u2.split(int(size)), strict=True))
         first, second = zip(*parts, strict=True)
         return torch.cat(first), torch.cat(second)
 

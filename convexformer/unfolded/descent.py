@@ -128,6 +128,7 @@ def descent_report(
     if not (is_real(rtol) and 0 <= rtol < float("inf")):
         raise ValueError(f"rtol must be a number from 0, got {rtol!r}")
     check_counts(batch_size=batch_size)
+    batch_size = int(batch_size)
     present = check_attention_mask(attention_mask, tuple(tokens.shape))
     exact = copy.deepcopy(model).double()
     masks = [None] * len(tokens) if present is None else present.split(batch_size)

@@ -272,6 +272,17 @@ def test_a_break_in_the_first_epoch_after_a_checkpoint_goes_back_to_the_checkpoi
     assert same(trainer.model.state_dict(), stored.model.state_dict())
 
 
+def test_options_that_are_numbers_of_numpy_are_those_of_python(tmp_path):
+    numbers = {"alpha": np.float64(0.1), "batch_size": np.int64(16), "seed": np.int32(3), "lr": np.float64(0.02)}
+    trainer = trainer_of(**numbers)
+    trainer.fit(samples(), n_epochs=2, checkpoint=tmp_path / "state.pt")
+    again = trainer_of(**{name: value.item() for name, value in numbers.items()})
+    again.fit(samples(), n_epochs=2)
+    assert same(comparable(again), comparable(trainer))
+    again.fit(samples(), n_epochs=3, checkpoint=tmp_path / "state.pt")
+    assert len(again.history_.losses) == 3
+
+
 def test_the_global_generator_is_left_alone():
     state = torch.random.get_rng_state()
     trainer = trainer_of()

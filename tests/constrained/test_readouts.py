@@ -4,6 +4,7 @@ import copy
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -164,7 +165,7 @@ def direct_losses(model, kind, inputs):
     return torch.stack(losses)
 
 
-@pytest.mark.parametrize("chunk_size", [1, 4, 1000])
+@pytest.mark.parametrize("chunk_size", [1, np.int64(4), 1000])
 @each_causal_model
 def test_losses_of_next_tokens(kind, chunk_size):
     model, inputs = causal(kind), batch()

@@ -115,6 +115,12 @@ def test_denoising(model):
     assert denoiser.report_.losses.shape == (2,)
 
 
+def test_the_size_of_batches_may_be_an_integer_of_numpy():
+    options = {"objective": "last", "random_state": 0, "n_epochs": 2}
+    models = [DescentConstrainedClassifier(batch_size=size, **options).fit(X, LABELS) for size in (50, np.int64(50))]
+    np.testing.assert_array_equal(models[0].decision_function(X), models[1].decision_function(X))
+
+
 def test_models_are_pickled():
     classifier = DescentConstrainedClassifier(objective="last", n_epochs=2, random_state=0).fit(X, LABELS)
     again = pickle.loads(pickle.dumps(classifier))

@@ -125,6 +125,11 @@ def test_an_interrupted_fit_is_usable():
     assert not hasattr(model, "certificate_")
 
 
+def test_the_size_of_batches_may_be_an_integer_of_numpy():
+    models = [UnfoldedTransformerRegressor(batch_size=size, **QUICK).fit(X, Y) for size in (25, np.int64(25))]
+    np.testing.assert_array_equal(models[0].predict(X), models[1].predict(X))
+
+
 def test_precision():
     single = UnfoldedTransformerRegressor(**QUICK).fit(X.astype(np.float32), Y)
     assert single.predict(X.astype(np.float32)).dtype == np.float32
@@ -145,6 +150,7 @@ def test_precision():
         ({"rho": "cosh"}, "rho must be one of"),
         ({"lr": 0.0}, "lr must be positive"),
         ({"alpha": -1.0}, "alpha"),
+        ({"batch_size": "a"}, "batch_size must be a positive integer or None, got 'a'"),
     ],
 )
 def test_bad_parameters(parameters, message):

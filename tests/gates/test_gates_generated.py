@@ -146,7 +146,7 @@ def test_search_finds_the_mask_of_the_largest_dual_norm(penalty, problem, everyt
     point = DualPoint(torch.as_tensor(X), torch.as_tensor(values), get_penalty(penalty), 2.0, weight)
     known = torch.ones(14, 1, dtype=torch.bool)
     options = {"n_restarts": 64, "n_wanted": 3, "tol": 1e-3, "random_state": np.random.RandomState(0)}
-    found = GateSearch().violated(point, known, None, **options)
+    found = GateSearch(temporary=np.int64(1000)).violated(point, known, None, **options)
     assert found.violation == pytest.approx(by_block[penalty].max() / 2.0 - 1, rel=1e-9)
     first = found.gates.masks(torch.as_tensor(X)).numpy()[:, 0]
     assert (masks[:, by_block[penalty].argmax()] == first).all()

@@ -164,6 +164,13 @@ def test_a_batch_of_all_samples_is_the_full_batch():
     np.testing.assert_allclose(run(40).objective, run(None).objective, rtol=1e-10)
 
 
+def test_sizes_of_batches_may_be_integers_of_numpy():
+    def run(size):
+        return train(NETWORKS["convex"](), *data(), alpha=0.05, n_steps=5, batch_size=size).objective
+
+    assert run(np.int64(7)) == run(7)
+
+
 def test_weights_of_samples_keep_their_scale_in_minibatches():
     # Samples that weigh nothing leave the other half with weight 2 each: the mean over all draws is the same.
     X, y = data(40)

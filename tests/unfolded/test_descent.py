@@ -33,7 +33,7 @@ def test_the_report_is_in_float64_and_changes_nothing():
     model = UnfoldedTransformer(D, 3, "joint", anchored=True)
     before = copy.deepcopy(model.state_dict())
     tokens = draw(1, 5, N, D).float()
-    report = descent_report(model, tokens, batch_size=2)
+    report = descent_report(model, tokens, torch.ones(5, N), batch_size=np.int64(2))
     exact = copy.deepcopy(model).double()(tokens.double(), return_energies=True).energies
     np.testing.assert_allclose(report.energies, exact.detach().numpy(), rtol=1e-12)
     assert report.energies.shape == (3, 2, 5)

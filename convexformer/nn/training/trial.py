@@ -48,7 +48,7 @@ class Data:
         generator = torch.Generator().manual_seed(seed)  # on the CPU, so that every device draws the same batches
         while True:
             order = torch.randperm(len(self), generator=generator)[: len(self) // size * size]
-            yield from (self.rows(index.to(self.y.device)) for index in order.split(size))
+            yield from (self.rows(index.to(self.y.device)) for index in order.split(int(size)))
 
 
 @dataclass(frozen=True)
@@ -238,7 +238,7 @@ class Trial:
         at_once = self.settings.batch_size or len(self.data)
         if len(data) <= at_once:
             return self._mean_loss(data)
-        parts = [data.rows(index) for index in torch.arange(len(data), device=data.y.device).split(at_once)]
+        parts = [data.rows(index) for index in torch.arange(len(data), device=data.y.device).split(int(at_once))]
         return torch.stack([self._mean_loss(part) * len(part) for part in parts]).sum() / len(data)
 
     @torch.no_grad()
