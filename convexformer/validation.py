@@ -70,7 +70,7 @@ def check_tokens(estimator: Any, X: Any, reset: bool) -> Tensor:
     if getattr(X, "ndim", 2) == 3:
         if len(X):  # scikit-learn tells of no samples
             _check_not_empty(X.shape)
-        with _naming("X"):
+        with naming("X"):
             array = check_array(X, allow_nd=True, dtype=FLOATS, estimator=estimator, input_name="X")
         check_shape(estimator, array.shape, reset)
         return as_floats(as_tensor(array))
@@ -78,7 +78,7 @@ def check_tokens(estimator: Any, X: Any, reset: bool) -> Tensor:
         raise ValueError(f"X must have 2 or 3 dimensions (samples, tokens[, features]), got {X.ndim}")
     if not reset and estimator._n_dims == 3:
         check_shape(estimator, np.shape(X), reset)
-    with _naming("X"):
+    with naming("X"):
         array = validate_data(estimator, X, dtype=FLOATS, reset=reset)
     check_shape(estimator, array.shape, reset)
     return as_floats(as_tokens(array))
@@ -323,7 +323,7 @@ def check_number_target(y: Any) -> NDArray[np.float64]:
     refuse_dates(y, "y")
     if isinstance(y, Real) or getattr(y, "ndim", 1) == 0:
         raise ValueError(f"y must have one row per sample, got the single value {y!r}")
-    with _naming("y", "; labels are for the classifiers"):
+    with naming("y", "; labels are for the classifiers"):
         return check_array(
             y,
             ensure_2d=False,
@@ -343,7 +343,7 @@ def given(y: Any) -> Any:
 
 def check_label_target(y: Any, n_samples: int) -> NDArray:
     """Check targets of a classification: one label per sample."""
-    with _naming("y"):
+    with naming("y"):
         y = column_or_1d(given(y), warn=True)
     if y.dtype.kind in "mM" and np.isnat(y).any():
         raise ValueError("y must have a label for each sample, got missing dates (NaT)")
@@ -381,7 +381,7 @@ def check_weight(sample_weight: Any, n_samples: int) -> NDArray[np.float64] | No
         raise ValueError(f"sample_weight must have shape ({n_samples},), got the single value {sample_weight!r}")
     weight = without_tensor(sample_weight, "sample_weight")
     refuse_dates(weight, "sample_weight")
-    with _naming("sample_weight"):
+    with naming("sample_weight"):
         weight = check_array(weight, ensure_2d=False, dtype=np.float64, input_name="sample_weight")
     if weight.shape != (n_samples,):
         raise ValueError(f"sample_weight must have shape ({n_samples},), got {weight.shape}")
@@ -404,7 +404,7 @@ def check_stream(random_state: Any) -> np.random.RandomState:
 
 
 @contextmanager
-def _naming(name: str, hint: str = "") -> Iterator[None]:
+def naming(name: str, hint: str = "") -> Iterator[None]:
     """Say which argument holds what is no real number: text, sequences in the cells of a data frame, nothing."""
     try:
         yield

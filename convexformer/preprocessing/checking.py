@@ -12,7 +12,17 @@ from sklearn.utils import _safe_indexing
 from sklearn.utils.validation import validate_data
 from torch import Tensor
 
-from convexformer.validation import FLOATS, HALF, all_finite, as_floats, as_tensor, forget_names, refuse_masked
+from convexformer.validation import (
+    FLOATS,
+    HALF,
+    all_finite,
+    as_floats,
+    as_tensor,
+    forget_names,
+    naming,
+    refuse_dates,
+    refuse_masked,
+)
 
 from .sequences import PaddedSequences, RaggedSequences, TokenSequences, mask_of
 from .stored import stored_sequences
@@ -122,7 +132,10 @@ def _single_tokens(estimator: Any, X: Any, reset: bool) -> Tensor:
     if torch.is_tensor(X) and X.ndim == 2:
         return _tensor(X, "X")[:, None]
     refuse_masked(X, "X")  # in a list
-    array = validate_data(estimator, X, dtype=FLOATS, reset=reset)
+    with naming("X"):
+        X = np.asarray(X) if isinstance(X, (list, tuple)) else X
+        refuse_dates(X, "X")
+        array = validate_data(estimator, X, dtype=FLOATS, reset=reset)
     return as_tensor(array)[:, None]
 
 

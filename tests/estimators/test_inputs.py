@@ -22,6 +22,7 @@ from convexformer import (
     ConvexAttentionRegressor,
     ConvexAttentionRegressorCV,
     ConvexProbeClassifier,
+    ConvexProbeRegressor,
     ConvexSequenceRegressor,
     Gates,
     GaussianGates,
@@ -968,6 +969,24 @@ def test_data_frames_of_dates_or_vectors_are_named():
         ConvexAttentionRegressor().fit(pandas.DataFrame({"a": y, "b": pandas.to_datetime(dates())}), y)
     with pytest.raises(ValueError, match="X must hold one number in each cell, got sequences"):
         ConvexAttentionRegressor().fit(pandas.DataFrame({"a": list(X[:, 0]), "b": list(X[:, 1])}), y)
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (dates()[:, None], r"X must hold numbers, got datetime64\[D\]; convert them first"),
+        ([[day] for day in dates()], r"X must hold numbers, got datetime64\[D\]"),
+        (pd.DataFrame({"a": y, "b": pd.to_datetime(dates())}), r"X must hold numbers, got datetime64\[.*\]; convert"),
+        (pd.DataFrame({"a": list(X[:, 0])}), "X must hold one number in each cell, got sequences"),
+        (X[:, 0] * 1j, "Complex data not supported: X must hold real numbers$"),
+        ((X[:, 0] * 1j).tolist(), "Complex data not supported: X must hold real numbers$"),
+        (labels[:, None].astype(str).astype("O") + "a", "X must hold numbers: could not convert string to float: '.a'"),
+        ([[1.0, 2.0], *[[3.0]] * 19], "X must hold one number in each cell, got sequences"),
+    ],
+)
+def test_data_of_probes_that_hold_no_numbers_are_named(bad, message):
+    with pytest.raises(ValueError, match=message):
+        ConvexProbeRegressor().fit(bad, y)
 
 
 def test_unknown_losses_are_answered_by_those_that_suit():
