@@ -211,8 +211,10 @@ class CrossValidationMixin(ConvexAttentionBase):
             raise ValueError(
                 f"scoring={self.scoring!r} is none of scikit-learn's; sklearn.metrics.get_scorer_names() lists them"
             ) from error
-        held_out_X = self._chosen_samples(X, test)
         weight = training.sample_weight
+        if weight is not None:
+            test = test[weight[test] > 0]  # as in _loss_score
+        held_out_X = self._chosen_samples(X, test)
         options = {} if weight is None else {"sample_weight": weight[test]}
 
         def score(alpha: float, result: SolverResult) -> float:

@@ -154,6 +154,9 @@ class UnfoldedTransformerBase(TargetEstimator, NetworkEstimator):
 
     def _certify(self, samples: Any, encoded: Tensor, sample_weight: NDArray[np.float64] | None) -> None:
         """Replace the readout by the certified optimum on the tokens of the last layer."""
+        if sample_weight is not None and not sample_weight.all():  # tokens of what has no weight may be infinite
+            counted = torch.as_tensor(np.flatnonzero(sample_weight))
+            samples, encoded, sample_weight = samples.rows(counted), encoded[counted], sample_weight[counted]
         self.optimality_gap_ = optimality_gap(
             self.network_.readout,
             samples.map_made(_features, network=self.network_, batch_size=self.batch_size),

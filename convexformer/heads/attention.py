@@ -314,7 +314,7 @@ class Heads:
             )
         check_finite("y", encoded)
         weight = self.targets.weight(y, check_weight(sample_weight, len(pred)))
-        losses = self.loss.value(pred, encoded).numpy()
+        losses = np.where(weight == 0, 0.0, self.loss.value(pred, encoded).numpy())  # it may be infinite there
         return float(np.average(losses, weights=weight)) + self.alpha * self.decay()
 
     def merge(self, tol: float = 1e-9) -> Heads:

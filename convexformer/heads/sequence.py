@@ -280,8 +280,9 @@ class SequenceHeads:
         if target.shape != pred.shape:
             raise ValueError(f"y must have shape {tuple(pred.shape)}, got {tuple(target.shape)}")
         check_finite("y", target)
-        losses = self.loss.value(pred.flatten(1), target.flatten(1)).numpy()
         weight = check_weight(sample_weight, len(pred))
+        losses = self.loss.value(pred.flatten(1), target.flatten(1)).numpy()
+        losses = np.where(weight == 0, 0.0, losses)  # it may be infinite there
         return float(np.average(losses, weights=weight)) + self.alpha * self.decay()
 
     def attention_map(self) -> NDArray[np.floating]:

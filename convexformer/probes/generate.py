@@ -283,6 +283,7 @@ def _sums_of_part(
     def passing() -> Iterator[Moments]:
         for rows, tokens, mask in samples.chunks(part.n_weightings):
             pooled = part(tokens, mask) @ tokens
+            pooled[weight[rows] == 0] = 0.0  # what does not count may be infinite
             sums.add_(torch.einsum("ihd,ic->hdc", pooled.double(), values[rows]))
             yield Moments.of(pooled, weight[rows])
 
@@ -319,14 +320,14 @@ class _Batch(NamedTuple):
 
 def _batch(point: DualPoint, config: Generation, random_state: np.random.RandomState) -> _Batch:
     """Some of the samples, those of large dual variables more likely, weighted so that sums are right on average."""
-    count = len(point.samples)
+    counted = point.sample_weight.nonzero()[:, 0]
     odds = torch.linalg.vector_norm(point.values, dim=1)
-    if count <= config.n_samples or not bool(odds.any()):
-        index = torch.arange(min(count, config.n_samples), device=odds.device)
+    if len(counted) <= config.n_samples or not bool(odds.any()):
+        index = counted[: config.n_samples]
         factor = torch.ones_like(odds[index])
     else:
         odds = odds / odds.sum()
-        drawn = random_state.choice(count, size=config.n_samples, p=odds.numpy(force=True))
+        drawn = random_state.choice(len(odds), size=config.n_samples, p=odds.numpy(force=True))
         index = torch.as_tensor(drawn, device=odds.device)
         factor = 1 / (config.n_samples * odds[index])
     tokens, mask = point.samples.rows(index).padded(slice(0, len(index)))

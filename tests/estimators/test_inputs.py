@@ -431,6 +431,13 @@ def test_held_out_samples_without_weight_are_named():
         ConvexAttentionClassifierCV(alphas=2, cv=folds, class_weight={0: 1, 1: 1, 2: 0}).fit(X, three)
 
 
+def test_held_out_samples_without_weight_may_have_infinite_losses():
+    weight, filled = np.ones(20), X.copy()
+    weight[3], filled[3] = 0, 1e200
+    models = [ConvexAttentionRegressorCV(alphas=3, cv=4, scoring="r2").fit(each, y, weight) for each in (X, filled)]
+    np.testing.assert_allclose(models[1].score_path_, models[0].score_path_, rtol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -209,6 +209,18 @@ def test_samples_without_weight_change_nothing_and_huge_weights_are_as_ones(size
 # Generated weightings
 
 
+@pytest.mark.parametrize("kind", ["queries", "gates"])
+def test_samples_without_weight_change_no_generated_weighting(kind):
+    X = [sample.astype(np.float32) for sample in SAMPLES]
+    far, weight = [np.full_like(X[0], 9e36), *X], np.ones(len(X) + 1)
+    weight[0] = 0.0
+    options = {"dictionary": MeanPooling(), "generate": Generation(max_new=2, kinds=[kind], n_samples=len(X))}
+    model = regressor(0.003, **options).fit(far, np.concatenate([Y[:1], Y]), weight)
+    alone = regressor(0.003, **options).fit(X, Y)
+    assert len(model.generation_.rounds) == len(alone.generation_.rounds)
+    np.testing.assert_allclose(model.predict(X), alone.predict(X), rtol=1e-5, atol=1e-5)
+
+
 def test_generated_weightings_lower_the_optimum_below_that_of_the_dictionary():
     start = regressor(0.003, dictionary=MeanPooling()).fit(SAMPLES, Y)
     grown = regressor(0.003, dictionary=MeanPooling(), generate=8).fit(SAMPLES, Y)

@@ -70,6 +70,18 @@ def test_class_weights_are_those_of_the_samples():
     np.testing.assert_allclose(by_class.decision_function(X), by_sample.decision_function(X), rtol=1e-6)
 
 
+@pytest.mark.parametrize("batch_size", [None, 25, 60])
+def test_samples_of_weight_zero_may_be_of_any_size(batch_size):
+    weight, tokens = np.ones(60), X.astype(np.float32)
+    weight[::5] = 0
+    counted = weight > 0
+    wanted = UnfoldedTransformerRegressor(batch_size=batch_size, **QUICK).fit(tokens[counted], Y[counted])
+    filled = np.where(counted[:, None, None], tokens, np.float32(9e36))
+    model = UnfoldedTransformerRegressor(batch_size=batch_size, **QUICK).fit(filled, Y, weight)
+    np.testing.assert_array_equal(model.predict(tokens), wanted.predict(tokens))
+    assert model.certificate_ == wanted.certificate_
+
+
 def test_padding_changes_nothing():
     lengths = RNG.integers(1, 6, 60)
     samples = [sample[:length] for sample, length in zip(X, lengths, strict=True)]

@@ -287,6 +287,19 @@ def test_an_alpha_that_no_program_has_is_refused(alpha):
         sequence.replace(alpha=alpha)
 
 
+def test_losses_of_samples_without_weight_may_be_infinite():
+    rng = np.random.default_rng(0)
+    X, y, weight = rng.normal(size=(8, 2, 3)), rng.normal(size=8), np.arange(8.0)
+    plain = Heads.from_coef(rng.normal(size=(2, 3, 1)), alpha=0.1)
+    sequence = SequenceHeads(
+        np.full((1, 1, 2), 0.5), [[1.0, 2, 3]], [[2.0]], np.zeros((1, 1)), alpha=0.1, form="single_row"
+    )
+    filled = X.copy()
+    filled[0] = 1e200
+    for heads in (plain, sequence):
+        assert heads.objective(filled, y, weight) == pytest.approx(heads.objective(X[1:], y[1:], weight[1:]), rel=1e-12)
+
+
 def test_networks_of_another_class_are_named():
     with pytest.raises(TypeError, match="network must be a ConvexAttention, got ReluAttention"):
         Heads.from_torch(ReluAttention(3, 2, 1), alpha=0.1)

@@ -184,6 +184,27 @@ def test_weights_of_samples_keep_their_scale_in_minibatches():
     assert counted.objective(X[:20], y[:20], alpha=0.05).item() == pytest.approx(wanted, rel=0.03)
 
 
+@any_network
+@pytest.mark.parametrize("batch_size", [None, 7, 40])
+def test_samples_of_weight_zero_may_have_infinite_losses(make, batch_size):
+    X, y = data(40)
+    weight = torch.linspace(1, 2, 40, dtype=torch.float64)
+    weight[::4] = 0
+    counted = weight > 0
+    options = {"alpha": 0.05, "n_steps": 20}
+    small = None if batch_size is None else min(batch_size, 30)
+    left_out = train(make(), X[counted], y[counted], sample_weight=weight[counted], batch_size=small, **options)
+    X[~counted] = 1e200
+    network = make()
+    history = train(network, X, y, sample_weight=weight, batch_size=batch_size, **options)
+    assert history.objective == left_out.objective
+    assert history.ended_by == "n_steps"
+    objective = network.objective(X, y, alpha=0.05, sample_weight=weight)
+    assert objective.item() == pytest.approx(history.final_objective, rel=1e-12)
+    gradients = torch.autograd.grad(objective, list(network.parameters()), allow_unused=True)
+    assert all(bool(gradient.isfinite().all()) for gradient in gradients if gradient is not None)
+
+
 def test_gated_networks_train_on_minibatches_with_their_masks():
     rng = np.random.default_rng(0)
     gates = Gates(rng.normal(size=(4, 3)), rng.normal(size=(4, 2)))

@@ -213,6 +213,9 @@ class AttentionNetwork(nn.Module, ABC):
         ValueError
             If ``y`` does not fit the predictions.
         """
+        if sample_weight is not None:
+            counted = sample_weight != 0  # the loss of others may be infinite
+            tokens, y, sample_weight = tokens[counted], y[counted], sample_weight[counted]
         losses = sample_losses(self(tokens), y, loss)
         mean = losses.mean() if sample_weight is None else (losses * sample_weight).sum() / sample_weight.sum()
         return mean + alpha * self.decay(penalty)

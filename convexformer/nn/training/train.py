@@ -69,7 +69,7 @@ def train(
     alpha : float
         Weight of the decay in the objective, 0 or more.
     sample_weight : array-like or Tensor of shape (N,), optional
-        Non-negative weights of the training samples; only ratios matter.
+        Non-negative weights of the training samples; only ratios matter. Samples of weight zero are left out.
     optimizer : {"adam", "adamw"}, default="adam"
         ``"adamw"`` has decoupled weight decay, which is not part of the objective: a network so trained minimises
         something else than the convex program, unless ``weight_decay`` is 0.
@@ -168,8 +168,8 @@ def train(
         raise ValueError("weight_decay is that of optimizer='adamw'; the decay of the objective is alpha")
     verbose = check_flag(verbose, "verbose")
     data, n_outputs = _data("", network, tokens, y, sample_weight)
-    if batch_size is not None and batch_size > len(data):
-        raise ValueError(f"batch_size must be at most the number of samples, {len(data)}, got {batch_size}")
+    if batch_size is not None and batch_size > len(y):
+        raise ValueError(f"batch_size must be at most the number of samples, {len(y)}, got {batch_size}")
     settings.loss.check_target(y.reshape(-1, n_outputs))
     held_out = None if validation is None else _data("validation ", network, *validation)[0]
     with tqdm(total=n_steps * len(grid), disable=not verbose, desc=optimizer) as bar:
@@ -256,7 +256,11 @@ def _data(
     check_like(next(network.parameters()), y, f"{kind}y")
     check_finite(f"{kind}tokens", tokens)
     check_finite(f"{kind}y", y)
-    data = Data(network.prepared(tokens), y, None if weight is None else _relative(weight, y))
+    share = None if weight is None else _relative(weight, y)
+    if share is not None and not bool(share.all()):  # the loss of what has no weight may be infinite
+        counted = share > 0
+        tokens, y, share = tokens[counted], y[counted], share[counted]
+    data = Data(network.prepared(tokens), y, share)
     first = data.rows(torch.arange(1, device=y.device))
     with torch.no_grad():
         prediction = network(*first.inputs)
@@ -265,11 +269,11 @@ def _data(
 
 
 def _relative(given: ArrayLike | Tensor, y: Tensor) -> Tensor:
-    """Checked weights of mean 1."""
+    """Checked weights, of mean 1 where they are positive."""
     weight = as_tensor(given, y.device, name="sample_weight")
     if weight.shape != (len(y),):
         raise ValueError(f"sample_weight must have shape ({len(y)},), got {tuple(weight.shape)}")
     if not bool(torch.isfinite(weight).all()) or bool((weight < 0).any()) or not bool((weight > 0).any()):
         raise ValueError("sample_weight must be finite, non-negative and not all zero")
     weight = weight.to(y)
-    return weight / weight.mean()
+    return weight / weight[weight > 0].mean()

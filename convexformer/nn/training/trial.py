@@ -29,7 +29,7 @@ OPTIMIZERS: dict[str, type[torch.optim.Adam] | type[torch.optim.AdamW]] = {
 
 @dataclass(frozen=True)
 class Data:
-    """Samples as ``forward`` takes them, targets, and weights of mean 1 where there are weights."""
+    """Samples as ``forward`` takes them, targets, and positive weights of mean 1 where there are weights."""
 
     inputs: tuple[Tensor, ...]
     y: Tensor
@@ -203,7 +203,8 @@ class Trial:
         optimizer = kind(self.network.parameters(), lr=self.lr, betas=settings.betas, weight_decay=self.weight_decay)
         schedule = SCHEDULES[settings.schedule](optimizer, settings.n_steps)
         full = settings.batch_size is None
-        batches = itertools.repeat(self.data) if full else self.data.batches(settings.batch_size or 1, settings.seed)
+        size = min(settings.batch_size or 1, len(self.data))  # samples of weight zero have been left out
+        batches = itertools.repeat(self.data) if full else self.data.batches(size, settings.seed)
         while self.step < settings.n_steps:
             if self.stopwatch.seconds >= settings.seconds:
                 return "seconds"
