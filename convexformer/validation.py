@@ -295,14 +295,14 @@ def as_weight(sample_weight: Any, device: torch.device) -> Tensor | None:
 
 
 def as_head_weights(**parts: Any) -> dict[str, NDArray[np.floating]]:
-    """Weights of heads as finite arrays of one floating precision."""
+    """Weights of heads as finite arrays of one floating precision, copies that torch takes."""
     arrays = {name: np.asarray(part) for name, part in parts.items()}
     for name, array in arrays.items():
         check_real(name, array)
         if not np.isfinite(array).all():
             raise ValueError(f"{name} must be finite, got NaN or infinite values")
     dtype = np.result_type(np.float32, *arrays.values())
-    return {name: array.astype(dtype, copy=False) for name, array in arrays.items()}
+    return {name: array.astype(dtype, order="C") for name, array in arrays.items()}
 
 
 def check_real_target(y: Any, loss: Loss, n_samples: int) -> NDArray[np.float64]:

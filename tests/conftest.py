@@ -93,3 +93,12 @@ def accelerator(request):
     with stand_in_device.stand_in():
         yield request.param
     assert stand_in_device.Counter.n_results > before + 20, "next to nothing was computed on the device"
+
+
+@pytest.fixture
+def every_warning():
+    """Torch warns each time of what it else warns of once in a process."""
+    before = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    yield
+    torch.set_warn_always(before)

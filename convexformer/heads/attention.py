@@ -165,7 +165,7 @@ class Heads:
             wanted = "(n_tokens, n_features, n_outputs)" if gates is None else "(n_gates, n_tokens, ...)"
             raise ValueError(f"coef must have shape {wanted}, got {array.shape}")
         penalty = get_penalty(penalty)
-        block, left, right = (part.numpy() for part in penalty.factorize(torch.as_tensor(array)))
+        block, left, right = (part.numpy() for part in penalty.factorize(as_tensor(array, name="coef")))
         w1 = np.eye(array.shape[-3], dtype=array.dtype)[block[:, -1]]
         bias = np.zeros(array.shape[-1], array.dtype) if intercept is None else np.asarray(intercept)
         return cls(

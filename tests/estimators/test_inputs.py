@@ -375,6 +375,7 @@ def test_reversed_and_read_only_arrays(view):
     assert program.alpha_max == attention_program(copies[0], copies[1], alpha=0.1, sample_weight=copies[2]).alpha_max
 
 
+@pytest.mark.usefixtures("every_warning")
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, np.int64, bool])
 @pytest.mark.parametrize("view", [lambda a: a, lambda a: a[:, ::2], lambda a: a.T, lambda a: a[:0], lambda a: a[2, 3]])
 def test_tensors_of_read_only_arrays_share_their_memory(view, dtype):

@@ -17,7 +17,7 @@ from convexformer import (
     SequenceHeads,
     attention_program,
 )
-from convexformer.nn import ConvexAttention, ReluAttention
+from convexformer.nn import ConvexAttention, ReluAttention, network_from_heads, sequence_network_from_heads
 from convexformer.solvers import get_loss, get_penalty
 
 PENALTIES = ("group_l2", "nuclear")
@@ -516,6 +516,42 @@ def test_a_gate_index_is_copied_and_made_of_integers():
     assert network.gate_index.tolist() == [0, 1, 2]
     with pytest.raises(ValueError, match="gate_index must hold integers, got float64"):
         ConvexAttention(4, 3, 1, n_heads=3, gates=gates, gate_index=[0.0, 1.0, 2.0])
+
+
+@pytest.mark.usefixtures("every_warning")
+@pytest.mark.parametrize("view", [lambda a: a[::-1], lambda a: a[::-1][::-1]])
+def test_weights_may_be_reversed_and_read_only(view):
+    rng = np.random.default_rng(0)
+    gates, index = Gates(rng.normal(size=(3, 2)), rng.normal(size=(3, 4))), np.array([2, 0, 1])
+    X, coef = rng.normal(size=(6, 2, 4)), rng.normal(size=(2, 4, 1))
+    w1, w2, w3, bias = rng.dirichlet([1, 1], 3), rng.normal(size=(3, 4)), rng.normal(size=(3, 1)), np.zeros(1)
+
+    def outputs(coef, w1, w2, w3, bias, rows, index):
+        heads = [
+            Heads.from_coef(coef, bias, alpha=0.1),
+            Heads(w1, w2, w3, bias, "squared", "group_l2", 0.1, gates=gates, gate_index=index),
+            SequenceHeads(w1[:, None], w2, w3, rows, alpha=0.1, form="stochastic"),
+        ]
+        network = network_from_heads(w1, w2, w3, bias, gates, index)
+        networks = [network, sequence_network_from_heads(w1[:, None], w2, w3, rows)]
+        tokens = torch.as_tensor(X)
+        return [h.predict(X) for h in heads] + [network(tokens).detach().numpy() for network in networks]
+
+    arrays = [view(array) for array in (coef, w1, w2, w3, bias, bias[:, None], index)]
+    wanted = outputs(*(array.copy() for array in arrays))
+    for array in arrays:
+        array.setflags(write=False)
+    for found, values in zip(outputs(*arrays), wanted, strict=True):
+        np.testing.assert_array_equal(found, values)
+
+
+def test_heads_of_a_network_stay_when_it_is_trained_on():
+    network = ConvexAttention(3, 2, n_heads=4, simplex="projection")
+    heads = Heads.from_torch(network, alpha=0.1)
+    before = heads.w2.copy()
+    with torch.no_grad():
+        network.w2.add_(1.0)
+    np.testing.assert_array_equal(heads.w2, before)
 
 
 def test_integers_become_floating_point_numbers_of_one_precision():

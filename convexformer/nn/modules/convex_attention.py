@@ -11,7 +11,7 @@ from torch import Tensor
 
 from convexformer.gates import Gates
 from convexformer.gates.base import as_gate_index
-from convexformer.validation import check_flag
+from convexformer.validation import as_tensor, check_flag
 
 from .base import check_tokens_for
 from .gated import GatedModule
@@ -150,7 +150,7 @@ def network_from_heads(
     if len(w1) == 0:
         w1, gate_index = np.eye(1, w1.shape[1], dtype=w1.dtype), np.zeros(1, dtype=np.int64)
         w2, w3 = np.zeros((1, w2.shape[1]), w2.dtype), np.zeros((1, w3.shape[1]), w3.dtype)
-    dtype = torch.as_tensor(w2).dtype
+    dtype = as_tensor(w2).dtype
     shape = (w1.shape[1], w2.shape[1], w3.shape[1], len(w1))
     network = ConvexAttention(*shape, gates=gates, gate_index=gate_index, simplex="projection").to(dtype)
     network.set_weights(w1, w2, w3, bias)

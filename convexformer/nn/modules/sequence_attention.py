@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from convexformer.validation import as_tensor
 from convexformer_solvers import Penalty, get_penalty
 from convexformer_solvers.validation import check_counts
 
@@ -123,6 +124,6 @@ def sequence_network_from_heads(w1: np.ndarray, w2: np.ndarray, w3: np.ndarray, 
         w1 = np.full((1, *w1.shape[1:]), 1 / w1.shape[2])
         w2, w3 = np.zeros((1, w2.shape[1]), w2.dtype), np.zeros((1, w3.shape[1]), w3.dtype)
     shape = (w1.shape[2], w2.shape[1], w3.shape[1], len(w1), w1.shape[1])
-    network = SequenceAttention(*shape, simplex="projection").to(torch.as_tensor(w2).dtype)
+    network = SequenceAttention(*shape, simplex="projection").to(as_tensor(w2).dtype)
     network.set_weights(w1, w2, w3, bias)
     return network

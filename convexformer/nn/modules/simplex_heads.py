@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from convexformer.validation import as_tensor
 from convexformer_solvers import Penalty, get_penalty
 from convexformer_solvers.validation import check_counts
 
@@ -104,4 +105,4 @@ class SimplexHeads(AttentionNetwork):
         assert self.bias is not None
         with torch.no_grad():
             for parameter, values in ((self.w1_free, w1), (self.w2, w2), (self.w3, w3), (self.bias, bias)):
-                parameter.copy_(torch.as_tensor(values))
+                parameter.copy_(as_tensor(values))
