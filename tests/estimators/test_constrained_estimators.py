@@ -147,6 +147,13 @@ def test_an_interrupted_fit_is_usable(monkeypatch):
     assert model.predict(X).shape == (120,)
 
 
+def test_samples_of_training_that_are_all_held_out_are_named():
+    with pytest.raises(ValueError, match=r"validation_fraction=0.9 leaves no sample for training; give a smaller one"):
+        DescentConstrainedDenoiser(validation_fraction=0.9).fit(CLEAN[:3])
+    with pytest.raises(ValueError, match=r"validation_fraction=0.9 leaves no sample of some class for training"):
+        DescentConstrainedClassifier(validation_fraction=0.9).fit(X[:4], LABELS[:4])
+
+
 @pytest.mark.parametrize(
     ("estimator", "parameters", "message"),
     [

@@ -63,7 +63,10 @@ class DescentConstrainedBase(NetworkEstimator):
         drawn = np.random.default_rng(seed).permutation(count)
         last = count - 1 - np.unique(groups[drawn][::-1], return_index=True)[1]  # of each group
         if n_held_out > count - len(last):
-            raise ValueError(f"validation_fraction={fraction} leaves no sample of some class for training")
+            of_class = " of some class" if len(last) > 1 else ""
+            raise ValueError(
+                f"validation_fraction={fraction} leaves no sample{of_class} for training; give a smaller one"
+            )
         chosen = np.delete(np.arange(count), last)[:n_held_out]
         held_out, kept = (
             torch.as_tensor(index, device=data[0].device) for index in (drawn[chosen], np.delete(drawn, chosen))
