@@ -19,6 +19,8 @@ class GatedAttentionPooling(nn.Module):
     ----------
     n_features, n_outputs : int
         Shape of the data.
+    width : int, default=128
+        Rows of ``V`` and ``U``, that of the source.
     seed : int, default=0
         Of the initial weights.
 
@@ -29,9 +31,8 @@ class GatedAttentionPooling(nn.Module):
     torch.Size([5, 2])
     """
 
-    def __init__(self, n_features: int, n_outputs: int, seed: int = 0) -> None:
+    def __init__(self, n_features: int, n_outputs: int, width: int = 128, seed: int = 0) -> None:
         super().__init__()
-        width = 128  # that of the source
         with seeded(seed):
             self.signal = nn.Linear(n_features, width)
             self.gate = nn.Linear(n_features, width)
