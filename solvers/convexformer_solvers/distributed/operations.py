@@ -92,34 +92,6 @@ def _index(values: Tensor, indices: Sequence[Tensor | None]) -> Any:
     return values.index_select(axis, index.remainder(length) if length else index)
 
 
-def _index_put_(values: Tensor, indices: Sequence[Tensor | None], new: Tensor, accumulate: bool = False) -> Any:
-    """A number where a mask is true."""
-    mask = indices[0]
-    if len(indices) > 1 or mask is None or mask.dtype != torch.bool or new.numel() != 1 or accumulate:
-        return NotImplemented
-    return values.masked_fill_(mask[(..., *[None] * (values.ndim - mask.ndim))], new.item())
-
-
-def _mean(values: Any, dim: Sequence[int] | None, keepdim: bool = False, *, dtype: Any = None) -> Any:
-    """That over the samples, by a sum."""
-    axes = [place % values.ndim for place in dim or range(values.ndim)]
-    if values.rows.axis not in axes or not (dtype or values.dtype).is_floating_point:
-        return NotImplemented
-    return values.sum(axes, keepdim, dtype=dtype) / math.prod(values.shape[axis] for axis in axes)
-
-
-def _norm(values: Any, ord: float = 2, dim: Sequence[int] | None = None, keepdim: bool = False, **options: Any) -> Any:
-    """The Euclidean one over the samples, by the largest and a sum."""
-    axes = [place % values.ndim for place in dim or range(values.ndim)]
-    if values.rows.axis not in axes or ord != 2 or options.get("dtype") is not None:
-        return NotImplemented
-    size = values.abs()
-    largest = size.amax(axes, keepdim=True)
-    unit = torch.where((largest > 0) & largest.isfinite(), largest, 1.0)
-    found = unit * (size / unit).square().sum(axes, keepdim=True).sqrt()
-    return found if keepdim else found.reshape([n for axis, n in enumerate(found.shape) if axis not in axes])
-
-
 def _logsumexp(values: Any, dim: Sequence[int], keepdim: bool = False) -> Any:
     """That over the samples, by the largest and a sum."""
     axis = values.rows.axis
@@ -131,24 +103,9 @@ def _logsumexp(values: Any, dim: Sequence[int], keepdim: bool = False) -> Any:
     return found if keepdim else found.squeeze(axis)
 
 
-def _addmm(result: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    product = alpha * (left @ right)
-    return beta * result + product if beta else product  # NaN of a result times zero does not count
-
-
 def _addmm_(result: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     result = result.mul_(beta) if beta else result.zero_()
     return result.add_(left @ right, alpha=alpha)
-
-
-def _squeeze(values: Any, dim: Sequence[int] | None = None) -> Any:
-    """Without axes of one entry, of which that of the samples is none."""
-    axes = sorted({axis % values.ndim for axis in (range(values.ndim) if dim is None else dim)}, reverse=True)
-    if values.shape[values.rows.axis] == 1:
-        return NotImplemented
-    for axis in axes:
-        values = values.squeeze(axis) if axis != values.rows.axis else values
-    return values
 
 
 def _view(values: Any, shape: Sequence[int]) -> Any:
@@ -161,17 +118,10 @@ def _view(values: Any, shape: Sequence[int]) -> Any:
 
 # Operations that others stand for; NotImplemented where these cannot.
 IN_TERMS_OF_OTHERS: dict[Any, Callable[..., Any]] = {
-    _aten.addmm.default: _addmm,
     _aten.addmm_.default: _addmm_,
     _aten.equal.default: lambda left, right: left.shape == right.shape and bool((left == right).all()),
     _aten.index.Tensor: _index,
-    _aten.index_put_.default: _index_put_,
     _aten.logsumexp.default: _logsumexp,
-    _aten.linalg_vector_norm.default: _norm,
-    _aten.mean.default: lambda values, *, dtype=None: _mean(values, None, dtype=dtype),
-    _aten.mean.dim: _mean,
-    _aten.squeeze.default: _squeeze,
-    _aten.squeeze.dims: _squeeze,
     _aten.view.default: _view,
 }
 
