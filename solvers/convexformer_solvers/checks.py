@@ -175,6 +175,7 @@ def _smoothed_loss(loss: Loss, pred: Tensor, move: Tensor, y: Tensor) -> _Identi
             own = loss.gradient(smooth.unsmoothed(point, y), y)
             yield "unsmoothed predictions have other slopes", own, smooth.gradient(point, y)
             yield from _derivatives(smooth, point, move, y)
+            yield from _conjugate(smooth, point, move, y)
 
 
 def check_penalty(penalty: Penalty, seed: int = 0, n_outputs: int | None = None) -> None:

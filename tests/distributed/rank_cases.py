@@ -45,6 +45,7 @@ from convexformer_solvers import (
     LOSSES,
     DenseMap,
     GatedMap,
+    Huber,
     Program,
     get_loss,
     get_penalty,
@@ -238,6 +239,7 @@ NARROW = 13_000  # has no room for them
 ESTIMATORS = {
     "regressor": ConvexAttentionRegressor(alpha=0.05, tol=1e-10),
     "classifier": ConvexAttentionClassifier(alpha=0.02, tol=1e-10, class_weight="balanced"),
+    "far targets": ConvexAttentionRegressor(alpha=0.0005, tol=1e-10, loss=Huber(0.01)),
     "gated": ConvexAttentionRegressor(alpha=0.05, tol=1e-10, activation="gated_relu", n_gates=6, random_state=0),
     "difference": ConvexAttentionRegressor(
         alpha=0.05, tol=1e-10, activation="gated_relu", n_gates=6, gates="difference", random_state=0

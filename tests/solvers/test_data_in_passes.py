@@ -14,6 +14,7 @@ from convexformer_solvers import (
     AutoConfig,
     DenseMap,
     Fista,
+    Huber,
     Program,
     certify,
     check_solver,
@@ -171,6 +172,18 @@ def test_few_passes(name, most, share):
     assert solve(program, Auto(), tol=1e-4).certificate.relative_gap <= 1e-4
     some_rows = 0.1  # of which alpha_max looks at the size
     assert counted.passes[0] <= most + some_rows
+
+
+@pytest.mark.parametrize(("delta", "share", "most"), [(0.03, 0.1, 65), (0.03, 0.01, 130), (0.003, 0.1, 125)])
+def test_far_targets_of_the_huber_loss_take_few_passes(delta, share, most):
+    data = randn(2000, 16, 4)
+    signal = data[:, :4].sum((1, 2))[:, None]
+    y = signal / signal.std() + randn(len(data), 1, seed=3)
+    program = Program(DenseMap(data), y, Huber(delta), get_penalty("group_l2"), 1.0, None, True)
+    tol = 1e-5
+    one, other, counted = both(program, tol, share)
+    assert_same(program, one, other, tol)
+    assert counted.passes[0] <= most
 
 
 def test_a_path_of_the_squared_loss_takes_certificates_alone():

@@ -155,7 +155,10 @@ class Loss(ABC):
         raise NotImplementedError(f"{self!r} has no linear parts")
 
     def smoothed(self, cost: float) -> Loss:
-        """A loss below this one by at most `cost` for each prediction, whose slopes have no kinks; by default this."""
+        """A loss below this one by at most `cost` for each prediction, whose slopes have no kinks; by default this.
+
+        It has a conjugate as this one has, and less ``smoothness`` the more it is smoothed.
+        """
         return self
 
     def unsmoothed(self, pred: Tensor, y: Tensor) -> Tensor:

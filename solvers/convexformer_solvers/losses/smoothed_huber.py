@@ -39,27 +39,41 @@ class SmoothedHuber(Loss):
     def smoothness(self) -> float:
         return self.delta / math.hypot(self.delta, self.width)
 
-    # Differences of roots and of logarithms are written as quotients: they would cancel far from the kinks.
+    # Differences of squares, of roots and of logarithms are written as quotients: they would cancel far from the kinks.
 
     def value(self, pred: Tensor, y: Tensor) -> Tensor:
+        delta, width = self.delta, self.width
         residual, above, below = self._roots(pred, y)
-        total, delta, width = above + below, self.delta, self.width
-        beyond = residual >= delta
-        ratio = 2 * delta * (1 + 2 * residual / total) / torch.where(beyond, residual - delta + below, total)
-        within = torch.asinh((residual + delta) / width) + torch.asinh((delta - residual) / width)
-        logarithm = torch.where(beyond, torch.log1p(ratio), within)
-        value = 0.25 * (delta * (4 * residual.square() / total + total) + width**2 * logarithm)
-        return (value - 0.5 * (delta * math.hypot(delta, width) + width**2 * math.asinh(delta / width))).sum(1)
+        slope, both, excess = (
+            2 * delta * residual / (above + below),
+            above * below,
+            residual.square() + width**2 - delta**2,
+        )
+        beyond = math.sqrt(2) * delta * width / (both + excess.clamp(min=0.0)).sqrt()
+        root = torch.where(excess > 0, beyond, (0.5 * (both - excess.clamp(max=0.0))).sqrt())
+        return (slope * residual - self._conjugate(slope, root)).sum(1)
 
     def gradient(self, pred: Tensor, y: Tensor) -> Tensor:
         _, above, below = self._roots(pred, y)
-        return 2 * self.delta * (pred - y) / (above + below)
+        return (2 * self.delta * (pred - y) / (above + below)).clamp(-self.delta, self.delta)
 
     def hessian_product(self, pred: Tensor, y: Tensor, direction: Tensor) -> Tensor:
         residual, above, below = self._roots(pred, y)
         left, right = (residual + self.delta) / above, (residual - self.delta) / below
         shares = 4 * self.delta * (residual / above / below) * (self.width / above) * (self.width / below)
         return 0.5 * direction * torch.where(residual > self.delta, shares / (left + right), left - right)
+
+    def conjugate(self, u: Tensor, y: Tensor) -> Tensor:
+        size = u.abs()
+        root = ((self.delta - size) * (self.delta + size)).clamp(min=0.0).sqrt()
+        return torch.where(size <= self.delta, self._conjugate(size, root) + u * y, math.inf).sum(1)
+
+    def _conjugate(self, slope: Tensor, root: Tensor) -> Tensor:
+        """That of targets of zero at sizes of slopes, with the roots of what their squares leave of delta's."""
+        delta, width = self.delta, self.width
+        tall, slanted, share = math.hypot(delta, width), torch.hypot(root, torch.full_like(root, width)), slope / delta
+        of_roots = share * slope * (tall + root * (root / tall)) / (1 + (root / delta) * (slanted / tall))
+        return 0.5 * (of_roots + width**2 * torch.asinh(share * slope / (slanted + (root / delta) * tall)))
 
     def unsmoothed(self, pred: Tensor, y: Tensor) -> Tensor:
         return y + self.gradient(pred, y)

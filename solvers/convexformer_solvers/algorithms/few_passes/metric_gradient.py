@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -10,8 +11,9 @@ import torch
 from torch import Tensor
 
 from convexformer_solvers.algorithms.base import Solver
+from convexformer_solvers.algorithms.smoothing_newton import SmoothingConfig
 from convexformer_solvers.linalg.hessian import curvature_bound
-from convexformer_solvers.points import Point
+from convexformer_solvers.points import Point, gap_estimate
 from convexformer_solvers.program import Program
 from convexformer_solvers.reductions.weights import Targets
 from convexformer_solvers.rounding import EPS, SINGLE, SUM
@@ -49,6 +51,8 @@ class MetricConfig:
 
 
 class _State(NamedTuple):
+    smooth: Program  # with the smoothed loss
+    cost: float  # of the smoothing at most; from a gap as small on it shrinks
     metric: Metric
     read: Read
     base: Read  # where the model is
@@ -78,6 +82,9 @@ class MetricGradient(Solver):
     ``Y`` is the affine combination of least objective of the point that was read last and of the last two ``Y``. It is
     found without the data, as predictions are combined like coefficients. So are slopes, which is exact for the
     squared loss; for others, past points are dropped where a step raises the objective.
+
+    Huber's loss has hardly any curvature where the residuals are far above its threshold. There steps are on
+    ``Loss.smoothed`` at a cost that is a tenth of the last one each time the gap is as small.
 
     Data in float32 are multiplied in that precision until it says too little. The gap of the point that was read is
     that of its own dual point, so that certificates are taken where they will succeed.
@@ -118,24 +125,37 @@ class MetricGradient(Solver):
         intercept = program.null_intercept if start.intercept is None else start.intercept.to(program.y)
         single = program.map.dtype == torch.float32
         found = read(program, coef, intercept, single)
-        metric = self.metrics.of(program, self._curvatures(program, found.at.pred + found.at.intercept))
-        state = _State(metric, found, found, (), coef, intercept, accuracy=self.config.accuracy, single=single)
-        return self._minimised(program, state)
+        cost, accuracy = abs(found.gap), self.config.accuracy
+        smooth = _smoothed(program, cost)
+        if not smooth.loss.smoothness < self.config.alike * program.loss.smoothness:  # residuals are not far out
+            smooth, cost = program, 0.0
+        metric = self.metrics.of(smooth, self._curvatures(smooth, found.at.pred + found.at.intercept))
+        state = _State(smooth, cost, metric, found, found, (), coef, intercept, accuracy=accuracy, single=single)
+        return self._minimised(smooth, state)
 
     def init_again(self, program: Program, start: Point, previous: _State) -> _State:
-        single = program.map.dtype == torch.float32
-        found = read(program, start.coef.to(program.y), previous.intercept, single, previous.metric)
+        single, smooth = program.map.dtype == torch.float32, previous.smooth.with_alpha(program.alpha)
+        found = read(smooth, start.coef.to(program.y), previous.intercept, single, previous.metric)
+        cost = abs(found.gap) if previous.cost > 0 else 0.0
         before = previous.iterations_before + previous.iteration
-        again = previous._replace(read=found, base=found, past=(), single=single, finished=False)
-        return self._minimised(program, again._replace(iteration=0, iterations_before=before))
+        again = previous._replace(smooth=smooth, cost=cost, read=found, base=found, past=(), single=single)
+        return self._minimised(smooth, again._replace(iteration=0, iterations_before=before, finished=False))
 
     def step(self, program: Program, state: _State) -> _State:
+        is_near = 0 < abs(state.read.gap) <= state.cost
+        if is_near:
+            cost = SmoothingConfig.narrower * state.cost
+            state = state._replace(smooth=_smoothed(program, cost), cost=cost)
+        program = state.smooth
         found = read(program, state.coef, state.intercept, state.single, state.metric)
         state = state._replace(iteration=state.iteration + 1)
         if state.single and _says_too_little(state, found):
             state = state._replace(single=False)
             best = _read_again(program, state, min(found, state.read, key=lambda each: each.value))
             return self._minimised(program, state._replace(read=best, base=best, past=()))
+        if is_near:  # what is known of other points is of another loss
+            state = state._replace(read=found, base=found, past=())
+            return self._minimised(program, self._renewed(program, state, changed=True))
         bounded = math.isfinite(program.loss.smoothness)
         state = (
             self._by_combined_slopes(program, state, found) if bounded else self._by_read_slopes(program, state, found)
@@ -186,12 +206,12 @@ class MetricGradient(Solver):
         best = best_combination(program, found, past, self.config.accuracy)
         return (best, past) if found.value - best.value > 4 * EPS * abs(found.value) else (found, ())
 
-    def _renewed(self, program: Program, state: _State) -> _State:
-        """The state with a metric of the curvatures at its base, where it is time and that is closer to them."""
+    def _renewed(self, program: Program, state: _State, changed: bool = False) -> _State:
+        """The state with a metric of the curvatures at its base, where it is time or they changed, and it is closer."""
         span, n_steps = state.metric.span, state.iterations_before + state.iteration
         places = self.config.renew_at
         improves = span is not None and n_steps in places[len(places) // 2 :]
-        if not improves and state.iteration not in places:
+        if not improves and not changed and state.iteration not in places:
             return state
         local = self._curvatures(program, state.base.at.pred + state.base.at.intercept)
         if not improves and self._alike(program, local, state.metric.local):
@@ -204,7 +224,8 @@ class MetricGradient(Solver):
         coef, intercept = (torch.cat(parts, dim=-1) for parts in zip(*minima, strict=True))
         length = float(torch.linalg.vector_norm(coef - state.base.at.coef))
         stuck = length <= EPS * float(torch.linalg.vector_norm(coef))
-        return state._replace(coef=coef, intercept=intercept, finished=stuck and not state.past)
+        ends = not state.past and not 0 < abs(state.read.gap) <= state.cost
+        return state._replace(coef=coef, intercept=intercept, finished=stuck and ends)
 
     def _minimum(self, program: Program, state: _State, part: Part) -> tuple[Tensor, Tensor]:
         """Coefficients and intercept of a part's outputs that minimise the model."""
@@ -251,15 +272,29 @@ class MetricGradient(Solver):
 
     def point(self, program: Program, state: _State) -> Point:
         found = state.read
+        if state.cost > 0:
+            return self._unsmoothed(program, state)
         # A result in float32 has rounded coefficients, whose own dual point says no more than that.
         rounds = program.map.dtype == torch.float32 and abs(found.gap) <= SINGLE * program.null_value
         return Point(state.coef, state.intercept, pred=found.at.pred + found.at.intercept if rounds else None)
 
     def gap_estimate(self, program: Program, state: _State) -> float:
-        return state.read.gap
+        return state.read.gap if state.cost == 0 else gap_estimate(program, self._unsmoothed(program, state))
+
+    def _unsmoothed(self, program: Program, state: _State) -> Point:
+        """The point that was read, with the dual point of the smoothed loss."""
+        at = state.read.at
+        pred, correlation = at.pred + at.intercept, state.metric.reduced(at.correlation, at.slope)
+        own = state.smooth.loss.unsmoothed(pred, program.y)
+        return Point(at.coef, at.intercept, pred=own, fitted=pred, correlation=correlation)
 
     def finished(self, state: _State) -> bool:
         return state.finished
+
+
+def _smoothed(program: Program, cost: float) -> Program:
+    """The program with its loss smoothed at a cost; itself where that is zero."""
+    return dataclasses.replace(program, loss=program.loss.smoothed(cost / program.y.shape[1])) if cost > 0 else program
 
 
 def _read_again(program: Program, state: _State, point: Read) -> Read:
