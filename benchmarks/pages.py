@@ -109,23 +109,24 @@ def side_by_side() -> str:
 
 def packages() -> str:
     """Single solves beside other packages."""
-    data = load("packages")
-    records = [Record(**{**record, "problem": Problem(**record["problem"])}) for record in data["records"]]
-    limit = data["settings"]["limit"]
-    table = scores(records, limit)
-    return "\n\n".join(
-        [
-            "# Beside other packages",
-            f"Seconds of complete runs to certified relative gaps, medians of {data['settings']['repeats']} runs, "
-            f"limit {limit:g} s; `x (g)` stopped at gap g. Data, rules and what each package can express: "
-            "`benchmarks/README.md`.",
-            "## Against the best of the others",
-            summary(table, "auto", limit),
-            "## All contenders",
-            details(table),
-            measured(data),
+    stored = [load(f"packages_{processor}") for processor in ("amd", "intel")]
+    settings = stored[0]["settings"]
+    parts = [
+        "# Beside other packages",
+        f"Seconds of complete runs to certified relative gaps, medians of {settings['repeats']} runs, limit "
+        f"{settings['limit']:g} s; `x (g)` stopped at gap g. Data, rules and what each package can express: "
+        "`benchmarks/README.md`.",
+    ]
+    for data in stored:
+        records = [Record(**{**record, "problem": Problem(**record["problem"])}) for record in data["records"]]
+        table = scores(records, settings["limit"])
+        parts += [
+            f"## {data['processor']}",
+            "Against the best of the others:",
+            summary(table, "auto", settings["limit"]),
         ]
-    )
+        parts += ["All contenders:", details(table), measured(data)]
+    return "\n\n".join(parts)
 
 
 def paths() -> str:
