@@ -36,7 +36,7 @@ def check_target(path: Path, *inputs: Path) -> None:
 
 
 def _is_same(path: Path, other: Path) -> bool:
-    """Whether two paths are one, be there a file or not."""
+    """Whether two paths name one file, which need not exist."""
     if path.exists() and other.exists():
         return path.samefile(other)
     return path.resolve() == other.resolve()

@@ -217,6 +217,11 @@ class Program:
             self._known[name] = compute()
         return self._known[name]
 
+    def smoothed(self, cost: float) -> Program:
+        """The program with a smoothed loss, lower by `cost` at most in the mean; itself where the loss has no kinks."""
+        loss = self.loss.smoothed(cost / self.y.shape[1])
+        return self if loss is self.loss else dataclasses.replace(self, loss=loss)
+
     def rows(self, index: Tensor) -> Program:
         """The program on some samples, by position; ``ValueError`` where these make none, as counts of zero."""
         weight = None if self.sample_weight is None else self.sample_weight[index]

@@ -150,11 +150,9 @@ def _first(
 
 def _smoothed(part: _Part, width: float) -> _Part:
     """The part with another width of the smoothing."""
-    program = part.program
-    loss = program.loss.smoothed(width * part.unit_cost / program.y.shape[1])
-    if loss is program.loss:
+    smooth = part.program.smoothed(width * part.unit_cost)
+    if smooth is part.program:
         return part._replace(width=width)
-    smooth = dataclasses.replace(program, loss=loss)
     correlation, slopes = _downhill(smooth, part.features, part.pred)
     return part._replace(smooth=smooth, width=width, correlation=correlation, slopes=slopes)
 

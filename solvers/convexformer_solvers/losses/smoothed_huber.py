@@ -44,11 +44,8 @@ class SmoothedHuber(Loss):
     def value(self, pred: Tensor, y: Tensor) -> Tensor:
         delta, width = self.delta, self.width
         residual, above, below = self._roots(pred, y)
-        slope, both, excess = (
-            2 * delta * residual / (above + below),
-            above * below,
-            residual.square() + width**2 - delta**2,
-        )
+        slope, both = 2 * delta * residual / (above + below), above * below
+        excess = residual.square() + width**2 - delta**2
         beyond = math.sqrt(2) * delta * width / (both + excess.clamp(min=0.0)).sqrt()
         root = torch.where(excess > 0, beyond, (0.5 * (both - excess.clamp(max=0.0))).sqrt())
         return (slope * residual - self._conjugate(slope, root)).sum(1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -52,7 +51,7 @@ class MetricConfig:
 
 class _State(NamedTuple):
     smooth: Program  # with the smoothed loss
-    cost: float  # of the smoothing at most; from a gap as small on it shrinks
+    cost: float  # by which smoothing lowers the objective at most; it shrinks once the gap is as small
     metric: Metric
     read: Read
     base: Read  # where the model is
@@ -126,7 +125,7 @@ class MetricGradient(Solver):
         single = program.map.dtype == torch.float32
         found = read(program, coef, intercept, single)
         cost, accuracy = abs(found.gap), self.config.accuracy
-        smooth = _smoothed(program, cost)
+        smooth = program.smoothed(cost)
         if not smooth.loss.smoothness < self.config.alike * program.loss.smoothness:  # residuals are not far out
             smooth, cost = program, 0.0
         metric = self.metrics.of(smooth, self._curvatures(smooth, found.at.pred + found.at.intercept))
@@ -145,7 +144,7 @@ class MetricGradient(Solver):
         is_near = 0 < abs(state.read.gap) <= state.cost
         if is_near:
             cost = SmoothingConfig.narrower * state.cost
-            state = state._replace(smooth=_smoothed(program, cost), cost=cost)
+            state = state._replace(smooth=program.smoothed(cost), cost=cost)
         program = state.smooth
         found = read(program, state.coef, state.intercept, state.single, state.metric)
         state = state._replace(iteration=state.iteration + 1)
@@ -290,11 +289,6 @@ class MetricGradient(Solver):
 
     def finished(self, state: _State) -> bool:
         return state.finished
-
-
-def _smoothed(program: Program, cost: float) -> Program:
-    """The program with its loss smoothed at a cost; itself where that is zero."""
-    return dataclasses.replace(program, loss=program.loss.smoothed(cost / program.y.shape[1])) if cost > 0 else program
 
 
 def _read_again(program: Program, state: _State, point: Read) -> Read:
