@@ -7,6 +7,8 @@ torch are used, which is why a torch without them skips the tests.
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from torch.utils import backend_registration
@@ -77,17 +79,35 @@ class Counter:
     n_results = 0
 
 
+@functools.cache
+def _is_composed(operation):
+    return operation.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
+
+
+@functools.cache
+def _has_aliases(operation):
+    return any(part.alias_info is not None for part in operation._schema.arguments)
+
+
 def _run(operation, args, kwargs):
+    if not _is_composed(operation):
+        return _run_kernel(operation, args, kwargs)
     with _Mode():  # in inference mode composed operations come as they are
-        result = operation.decompose(*args, **kwargs)
-    return _run_kernel(operation, args, kwargs) if result is NotImplemented else result
+        return operation.decompose(*args, **kwargs)
 
 
 def _run_kernel(operation, args, kwargs):
-    tensors = []
-    _mapped(tensors.append, [args, kwargs])
-    there = [tensor for tensor in tensors if isinstance(tensor, StandIn)]
-    here = [tensor for tensor in tensors if not isinstance(tensor, StandIn) and tensor.ndim > 0]
+    there, here = [], []
+
+    def inner(tensor):
+        if isinstance(tensor, StandIn):
+            there.append(tensor)
+            return tensor.inner
+        if tensor.ndim > 0:
+            here.append(tensor)
+        return tensor
+
+    inner_args, inner_kwargs = _mapped(inner, args), _mapped(inner, kwargs)
     on_device = bool(there)
     if operation in _INDEXING:
         on_device = isinstance(args[0], StandIn)
@@ -99,20 +119,17 @@ def _run_kernel(operation, args, kwargs):
         raise RuntimeError(f"{operation}: expected all tensors to be on the same device")
     if operation not in _COPIES[1:] and kwargs.get("device") is not None:
         on_device = torch.device(kwargs["device"]).type == NAME
-        kwargs = {**kwargs, "device": torch.device("cpu")}
-    result = operation(*_mapped(_inner, args), **_mapped(_inner, kwargs))
+        inner_kwargs["device"] = torch.device("cpu")
+    result = operation(*inner_args, **inner_kwargs)
     if not on_device:
         return result
     Counter.n_results += 1
-    return return_and_correct_aliasing(operation, args, kwargs, _mapped(StandIn, result))
+    result = _mapped(StandIn, result)
+    return return_and_correct_aliasing(operation, args, kwargs, result) if _has_aliases(operation) else result
 
 
 def _as_index(part):
     return torch.as_tensor(part, dtype=None if part else torch.int64) if isinstance(part, list) else part
-
-
-def _inner(tensor):
-    return tensor.inner if isinstance(tensor, StandIn) else tensor
 
 
 def _mapped(function, value):
