@@ -26,8 +26,8 @@ from convexformer import (
 GATED = {"activation": "gated_relu", "n_gates": 8, "random_state": 0}
 DEEP = {"alpha": 0.05, "n_gates": 4, "random_state": 0}
 # A short grid that stays away from tiny alphas keeps the hundreds of fits of the checks quick.
-SHALLOW = {"n_layers": 2, "width": 8, "n_steps": 40, "random_state": 0}
-QUICK = {"alphas": 4, "cv": 3, "eps": 0.3}
+SHALLOW = {"n_layers": 2, "width": 4, "n_steps": 20, "random_state": 0}
+QUICK = {"alphas": 3, "cv": 2, "eps": 0.3}
 
 ESTIMATORS = [
     ConvexAttentionRegressor(),
