@@ -1,5 +1,7 @@
 """Probes of tokens on a disk: those of the same tokens in memory."""
 
+import functools
+
 import numpy as np
 import pytest
 import torch
@@ -49,6 +51,19 @@ def places(data, tmp_path):
     }
 
 
+@pytest.fixture(scope="module")
+def in_memory(data):
+    """Function that fits the probe of a name, once, to all tokens or to those within the lengths."""
+    X, lengths, y = data
+
+    @functools.cache
+    def fit(name, pair):
+        target = np.where(y > 1, "up", "down") if name.startswith("c") else y
+        return clone(PROBES[name]).fit((X, lengths) if pair else X, target), target
+
+    return fit
+
+
 def same(got, wanted, X, where):
     assert got.certificate_.primal == wanted.certificate_.primal
     np.testing.assert_array_equal(got.coef_, wanted.coef_)
@@ -59,11 +74,10 @@ def same(got, wanted, X, where):
 @pytest.mark.parametrize("pair", [False, True], ids=["whole", "lengths"])
 @pytest.mark.parametrize("place", ["file", "shards", "chunks"])
 @pytest.mark.parametrize("name", PROBES)
-def test_probes_are_those_of_tokens_in_memory(name, place, pair, data, places):
-    X, lengths, y = data
-    target = np.where(y > 1, "up", "down") if name.startswith("c") else y
+def test_probes_are_those_of_tokens_in_memory(name, place, pair, data, places, in_memory):
+    X, lengths, _ = data
     given, where = ((X, lengths), (places[place], lengths)) if pair else (X, places[place])
-    wanted = clone(PROBES[name]).fit(given, target)
+    wanted, target = in_memory(name, pair)
     same(clone(PROBES[name]).fit(where, target), wanted, given, where)
 
 
