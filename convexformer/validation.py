@@ -420,6 +420,10 @@ def naming(name: str, hint: str = "") -> Iterator[None]:
         if "could not convert" not in text:
             raise
         raise ValueError(f"{name} must hold numbers{hint}: {text}") from error
+    except TypeError as error:
+        if "float() argument" not in str(error):
+            raise
+        raise TypeError(f"{name} must hold numbers{hint}: {error}") from error
 
 
 def check_flag(value: Any, name: str) -> bool:

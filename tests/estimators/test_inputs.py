@@ -810,6 +810,14 @@ def test_text_in_place_of_numbers():
             ConvexAttentionRegressor().fit(*arguments)
 
 
+@pytest.mark.parametrize("kind", [ConvexAttentionRegressor, ConvexProbeRegressor])
+def test_dates_of_python_in_place_of_numbers(kind):
+    days = dates().tolist()
+    for arguments, name in ((([[day] for day in days], y), "X"), ((X, days), "y"), ((X, y, days), "sample_weight")):
+        with pytest.raises(TypeError, match=f"{name} must hold numbers.*'datetime.date'"):
+            kind().fit(*arguments)
+
+
 class TestHeadsOf:
     heads = ConvexAttentionRegressor().fit(X, y).heads_
 
