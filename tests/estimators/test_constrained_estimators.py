@@ -7,6 +7,7 @@ from contextlib import nullcontext
 
 import numpy as np
 import pytest
+from sklearn.base import clone
 
 from convexformer import (
     DescentConstrainedClassifier,
@@ -92,6 +93,16 @@ def test_weights_of_classes_move_the_decision():
         )
         counts[weight["more"]] = np.sum(model.fit(X, LABELS).predict(X) == "more")
     assert counts[20.0] > counts[1.0]
+
+
+@pytest.mark.filterwarnings("ignore::convexformer.constrained.InfeasibleWarning")
+def test_classes_of_weight_zero_may_have_infinite_losses():
+    labels = np.where(RNG.uniform(size=120) < 0.3, "other", LABELS)
+    beyond = np.where((labels == "other")[:, None, None], 1e200, X)
+    model = DescentConstrainedClassifier(class_weight={"less": 1, "more": 1, "other": 0}, **QUICK)
+    given, infinite = (clone(model).fit(tokens, labels) for tokens in (X, beyond))
+    np.testing.assert_array_equal(infinite.layer_losses_, given.layer_losses_)
+    assert np.isfinite(infinite.layer_losses_).all()
 
 
 def test_padding_changes_nothing():

@@ -189,6 +189,10 @@ class DescentConstrainedClassifier(ClassificationMixin, TargetEstimator, Descent
         self._targets, self.loss_ = targets, loss
         total = targets.weight(labels, None)
         share = torch.ones_like(encoded[:, 0]) if total is None else as_tensor(total, samples.device).to(encoded)
+        if not bool(share.all()):  # the loss of what has no weight may be infinite
+            counted = share.nonzero()[:, 0]
+            samples, encoded, share = samples.rows(counted), encoded[counted], share[counted]
+            labels = labels[counted.numpy(force=True)]
         share = share / share.mean()
         c_ref = self._constant_loss(loss, encoded, share) if self.c_ref is None else self.c_ref
         seed = self._seed()
