@@ -205,6 +205,17 @@ def test_samples_of_weight_zero_may_have_infinite_losses(make, batch_size):
     assert all(bool(gradient.isfinite().all()) for gradient in gradients if gradient is not None)
 
 
+@pytest.mark.parametrize("size", [1e-60, 1e60])
+def test_weights_may_be_beyond_the_numbers_of_the_network(size):
+    X, y = (part.float() for part in data(12))
+    weight = torch.linspace(1, 2, 12, dtype=torch.float64)
+
+    def run(given):
+        return train(NETWORKS["convex"]().float(), X, y, alpha=0.05, n_steps=5, sample_weight=given).objective
+
+    assert run(size * weight) == pytest.approx(run(weight), rel=1e-5)
+
+
 def test_gated_networks_train_on_minibatches_with_their_masks():
     rng = np.random.default_rng(0)
     gates = Gates(rng.normal(size=(4, 3)), rng.normal(size=(4, 2)))

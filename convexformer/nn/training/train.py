@@ -275,5 +275,5 @@ def _relative(given: ArrayLike | Tensor, y: Tensor) -> Tensor:
         raise ValueError(f"sample_weight must have shape ({len(y)},), got {tuple(weight.shape)}")
     if not bool(torch.isfinite(weight).all()) or bool((weight < 0).any()) or not bool((weight > 0).any()):
         raise ValueError("sample_weight must be finite, non-negative and not all zero")
-    weight = weight.to(y)
-    return weight / weight[weight > 0].mean()
+    share = (weight / weight.max()).to(y)  # weights themselves may be beyond the numbers of this precision
+    return share / share[share > 0].mean()
