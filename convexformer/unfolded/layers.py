@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -172,8 +172,14 @@ class UnfoldedLayer(nn.Module):
     def __reduce_ex__(self, protocol: Any) -> Any:
         # A parametrised module cannot be pickled as other objects are: its class is made when it is parametrised.
         kind = parametrize.type_before_parametrizations(self)
+        sizes, options = self._arguments
+        if not parametrize.is_parametrized(self):  # it may have been removed
+            options = options | {"eigenvalue_limit": None}
         frozen = [name for name, parameter in self.named_parameters() if not parameter.requires_grad]
-        return _rebuilt, (kind, *self._arguments, self.state_dict(), self.training, frozen)
+        # What may have been set, or moved to a device, since the layer was made.
+        set_since = {name: value for name, value in vars(self).items() if not name.startswith("_")}
+        set_since["attention"] = self.attention
+        return _rebuilt, (kind, sizes, options, self.state_dict(), self.training, frozen, set_since)
 
     def extra_repr(self) -> str:
         """The arguments that are no modules, as ``repr`` of the module shows them."""
@@ -273,12 +279,15 @@ def _rebuilt(
     state: dict[str, Any],
     training: bool,
     frozen: Sequence[str] = (),
+    set_since: Mapping[str, Any] | None = None,
 ) -> UnfoldedLayer:
     """The layer that was pickled."""
     with warnings.catch_warnings():  # it warned when it was made
         warnings.simplefilter("ignore", DescentWarning)
         layer = kind(*sizes, **options)
     layer.load_state_dict(state, assign=True)
+    for name, value in (set_since or {}).items():
+        setattr(layer, name, value)
     for name, parameter in layer.named_parameters():
         parameter.requires_grad_(name not in frozen)
     return layer.train(training)

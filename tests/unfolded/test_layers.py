@@ -301,3 +301,17 @@ def test_copies_train_what_the_layer_trains(frozen):
     wanted = {name: parameter.requires_grad for name, parameter in layer.named_parameters()}
     for other in (pickle.loads(pickle.dumps(layer)), copy.deepcopy(layer)):
         assert {name: parameter.requires_grad for name, parameter in other.named_parameters()} == wanted
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda layer: pickle.loads(pickle.dumps(layer))], ids=["copy", "file"]
+)
+@pytest.mark.parametrize("limit", [0.95, None])
+def test_copies_are_as_the_layer_is_now(copied, limit):
+    layer = layer_of(0, eigenvalue_limit=limit, graph=random_graph(0, N))
+    layer.feedforward_step, layer.attention.step = 0.3, 0.5
+    if limit is not None:
+        parametrize.remove_parametrizations(layer, "feedforward_weight")
+    tokens = draw(1, 2, N, D)
+    assert torch.equal(copied(layer)(tokens), layer(tokens))
+    assert copied(layer.to("meta")).attention.graph.device.type == "meta"
