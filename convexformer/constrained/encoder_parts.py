@@ -79,10 +79,12 @@ def noisy(embeddings: Tensor, mask: Any, noise: float, generator: torch.Generato
     """Embeddings with noise of a multiple of each sample's standard deviation."""
     place = embeddings.device if generator is None else generator.device
     drawn = torch.randn(embeddings.shape, generator=generator, device=place, dtype=embeddings.dtype)
-    kept = torch.ones_like(embeddings[..., :1])
+    kept = torch.ones_like(embeddings[..., :1], dtype=torch.bool)
     if mask is not None and mask.shape == embeddings.shape[:-1]:
-        kept = mask[..., None].to(kept)
-    samples, count = embeddings.detach(), kept.sum((1, 2), keepdim=True) * embeddings.shape[-1]
-    mean = (samples * kept).sum((1, 2), keepdim=True) / count
-    deviation = (((samples - mean).square() * kept).sum((1, 2), keepdim=True) / count).sqrt()
-    return embeddings + noise * deviation * drawn.to(embeddings.device)
+        kept = mask[..., None].bool()
+    # Sums over a sample may be beyond the numbers of half precision; padding may hold what is no number.
+    samples = embeddings.detach().to(torch.promote_types(embeddings.dtype, torch.float32)).masked_fill(~kept, 0)
+    count = kept.sum((1, 2), keepdim=True) * embeddings.shape[-1]
+    mean = samples.sum((1, 2), keepdim=True) / count
+    deviation = ((samples - mean).masked_fill(~kept, 0).square().sum((1, 2), keepdim=True) / count).sqrt()
+    return embeddings + noise * deviation.to(embeddings) * drawn.to(embeddings.device)

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 import transformers
 from torch.utils.checkpoint import DefaultDeviceType
 
+from convexformer.constrained.encoder_parts import noisy
 from convexformer.constrained.readouts import LayerReadouts, layer_readouts
 from convexformer.unfolded.unrolled import DUST, UnrolledTransformer, frame_patches
 
@@ -258,15 +259,34 @@ def test_noise_of_losses_patches_and_tokens():
     network = layer_readouts(causal("gpt2"), readout="vocabulary")
     assert not torch.equal(network.layer_losses(**inputs, embedding_noise=1.0), network.layer_losses(**inputs))
     network = layer_readouts(make("vit"), readout="reconstruction")
-    noisy = network.layer_outputs(pixel_values=images(), embedding_noise=1.0)
-    assert not torch.equal(noisy, network.layer_outputs(pixel_values=images()))
+    outputs = network.layer_outputs(pixel_values=images(), embedding_noise=1.0)
+    assert not torch.equal(outputs, network.layer_outputs(pixel_values=images()))
     network, tokens = layer_readouts(UnrolledTransformer(4), 2), torch.rand(2, 5, 4)
-    noisy = network.layer_outputs(tokens=tokens, embedding_noise=0.5, generator=torch.Generator().manual_seed(0))
+    outputs = network.layer_outputs(tokens=tokens, embedding_noise=0.5, generator=torch.Generator().manual_seed(0))
     drawn = torch.randn(tokens.shape, generator=torch.Generator().manual_seed(0))
     expected = network.layer_outputs(
         tokens=tokens + 0.5 * tokens.flatten(1).std(1, correction=0)[:, None, None] * drawn
     )
-    torch.testing.assert_close(noisy, expected)
+    torch.testing.assert_close(outputs, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_noise_in_half_precision_has_its_size(dtype):
+    tokens = 3 * torch.randn(2, 500, 300, generator=torch.Generator().manual_seed(0)).to(dtype)
+    noise = noisy(tokens, None, 0.5, torch.Generator().manual_seed(1)) - tokens
+    assert noise.dtype == dtype
+    assert noise.float().std().item() == pytest.approx(1.5, rel=0.02)
+
+
+def test_noise_does_not_depend_on_what_padding_holds():
+    network, tokens = layer_readouts(UnrolledTransformer(4), 2, readout="mean"), torch.rand(2, 5, 4)
+    mask = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
+
+    def outputs(tokens):
+        options = {"embedding_noise": 0.5, "generator": torch.Generator().manual_seed(0)}
+        return network.layer_outputs(tokens=tokens, attention_mask=mask, **options)
+
+    torch.testing.assert_close(outputs(tokens.masked_fill(mask[..., None] == 0, torch.nan)), outputs(tokens))
 
 
 @pytest.mark.parametrize("model", [UnrolledTransformer(WIDTH, LAYERS), DUST(WIDTH, LAYERS)], ids=["ut", "dust"])
