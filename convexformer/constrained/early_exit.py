@@ -151,7 +151,9 @@ def _exits(logits: Tensor, confidences: Tensor, threshold: float) -> tuple[Tenso
 
 
 def _confidences(logits: Tensor) -> Tensor:
-    return torch.softmax(logits.double(), -1).amax(-1)
+    # Logits less the largest are no number where that is infinite and they are equal to it.
+    below = (logits.double() - logits.amax(-1, keepdim=True)).nan_to_num(0.0, neginf=-torch.inf)
+    return torch.softmax(below, -1).amax(-1)
 
 
 def _logits(layer_outputs: Any) -> Tensor:
@@ -172,6 +174,7 @@ def _classes(y: Any, logits: Tensor) -> Tensor:
         raise ValueError(f"y must have shape ({logits.shape[1]},), a class per sample, got {tuple(classes.shape)}")
     if classes.is_floating_point() or classes.is_complex():
         raise ValueError(f"y must hold classes as integers, got {classes.dtype}")
+    classes = classes.long()  # torch compares no unsigned integers of more than 8 bits
     first, last = (int(bound) for bound in torch.aminmax(classes))
     if first < 0 or last >= logits.shape[2]:
         raise ValueError(f"y must hold classes from 0 to {logits.shape[2] - 1}, got {first} to {last}")

@@ -44,6 +44,12 @@ def test_ends_of_the_thresholds():
     assert early_exit(sharp, 1.0)[1].tolist() == [2]
 
 
+def test_infinite_logits_are_sure():
+    infinite = np.array([[[np.inf, 0.0], [0.0, -np.inf], [np.inf, np.inf]], np.zeros((3, 2))])
+    for threshold, used in ((0.0, [1, 1, 1]), (0.5, [1, 1, 1]), (1.0, [1, 1, 2])):
+        assert early_exit(infinite, threshold)[1].tolist() == used
+
+
 def test_curve_and_tradeoff():
     logits, y = problem()
     np.testing.assert_allclose(exit_curve(logits, y), (logits.argmax(-1) == y).mean(1))
@@ -93,3 +99,8 @@ def test_errors(call, message):
 def test_classes_that_there_are_not_are_refused(classes):
     with pytest.raises(ValueError, match="y must hold classes from 0 to 2"):
         exit_curve(torch.zeros(2, 2, 3), classes)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint64", "bool"])
+def test_classes_may_be_unsigned(dtype):
+    assert exit_curve([[[0.0, 1.0], [0.0, 1.0]]], np.array([0, 1], dtype)).tolist() == [0.5]
