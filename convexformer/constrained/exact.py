@@ -107,8 +107,11 @@ def exact_readout(
     layers = as_tensor(features, dtype=torch.float64, name="features").numpy(force=True)
     targets = as_tensor(y, dtype=torch.float64, name="y").numpy(force=True)
     targets = targets[:, None] if targets.ndim == 1 else targets
-    if layers.ndim != 3 or len(layers) < 2:
-        raise ValueError(f"features must have shape (n_layers, N, d) with two layers or more, got {layers.shape}")
+    if layers.ndim != 3 or len(layers) < 2 or 0 in layers.shape:
+        raise ValueError(
+            f"features must have shape (n_layers, N, d) with two layers or more, a sample and a feature, got "
+            f"{layers.shape}"
+        )
     if len(targets) != layers.shape[1]:
         raise ValueError(f"y must have one row per sample, {layers.shape[1]}, got {len(targets)}")
     for name, values in (("features", layers), ("y", targets)):

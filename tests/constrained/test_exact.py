@@ -97,6 +97,7 @@ def test_logistic_readouts_with_reference_losses():
     ("change", "message"),
     [
         ({"features": FIRST}, "two layers or more"),
+        ({"features": NESTED[:, :0], "y": Y[:0]}, "two layers or more, a sample and a feature"),
         ({"y": Y[:5]}, "one row per sample"),
         ({"decay": 0.0}, "decay must be a positive"),
         ({"features": NESTED[::-1].copy()}, "features make no convex problem"),
