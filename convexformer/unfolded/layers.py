@@ -282,7 +282,7 @@ def _rebuilt(
     set_since: Mapping[str, Any] | None = None,
 ) -> UnfoldedLayer:
     """The layer that was pickled."""
-    with warnings.catch_warnings():  # it warned when it was made
+    with warnings.catch_warnings(), seeded(0):  # it warned when it was made, and its weights are given
         warnings.simplefilter("ignore", DescentWarning)
         layer = kind(*sizes, **options)
     layer.load_state_dict(state, assign=True)

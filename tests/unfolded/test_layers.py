@@ -312,6 +312,7 @@ def test_copies_are_as_the_layer_is_now(copied, limit):
     layer.feedforward_step, layer.attention.step = 0.3, 0.5
     if limit is not None:
         parametrize.remove_parametrizations(layer, "feedforward_weight")
-    tokens = draw(1, 2, N, D)
+    tokens, drawn_from = draw(1, 2, N, D), torch.random.get_rng_state()
     assert torch.equal(copied(layer)(tokens), layer(tokens))
+    assert torch.equal(torch.random.get_rng_state(), drawn_from)
     assert copied(layer.to("meta")).attention.graph.device.type == "meta"
