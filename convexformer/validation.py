@@ -210,6 +210,8 @@ def as_tensor(
         refuse_masked(array, name)
         try:
             array = np.asarray(array)
+        except ValueError as error:  # of sequences of several lengths
+            raise ValueError(f"{name} must be an array of numbers: {error}") from error
         except (TypeError, RuntimeError) as error:
             raise _refused_by_numpy(name, error) from error
     if isinstance(array, np.ndarray):
@@ -296,7 +298,7 @@ def as_weight(sample_weight: Any, device: torch.device) -> Tensor | None:
 
 def as_head_weights(**parts: Any) -> dict[str, NDArray[np.floating]]:
     """Weights of heads as finite arrays of one floating precision, copies that torch takes."""
-    arrays = {name: np.asarray(part) for name, part in parts.items()}
+    arrays = {name: np.asarray(without_tensor(part, name)) for name, part in parts.items()}
     for name, array in arrays.items():
         check_real(name, array)
         if not np.isfinite(array).all():

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from convexformer.validation import as_tokens
+from convexformer.validation import as_tensor, as_tokens
 from convexformer_solvers import DenseMap, LinearMap, Loss, Penalty, SolverResult
 from convexformer_solvers.result import Interrupted
 
@@ -47,10 +47,8 @@ class Gates:
 
     def __init__(self, u1: ArrayLike, u2: ArrayLike) -> None:
         for name, values in (("u1", u1), ("u2", u2)):
-            try:
-                array = np.array(values, dtype=np.float64)  # a copy: the gates stay
-            except (TypeError, ValueError) as error:
-                raise ValueError(f"gates: {name} must hold numbers: {error}") from error
+            tensor = as_tensor(values, dtype=torch.float64, name=f"gates: {name}")
+            array = np.array(tensor.numpy(force=True))  # a copy: the gates stay
             if array.ndim != 2 or array.size == 0 or not np.isfinite(array).all():
                 raise ValueError(
                     f"gates: {name} must be a finite array of shape (n_gates, ...), got shape {array.shape}"

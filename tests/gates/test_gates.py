@@ -127,11 +127,24 @@ def test_sources_themselves_refuse_no_gates(source, wrong):
         ([[1.0]], [[np.inf]], "gates: u2 must be a finite array"),
         (np.zeros((0, 3)), np.zeros((0, 3)), "gates: u1"),
         (np.ones((2, 3)), np.ones((3, 3)), "gates: u1 and u2 must have equal length, got 2 and 3"),
+        ([[1.0, 2.0], [3.0]], [[1.0], [1.0]], "gates: u1 must be an array of numbers"),
+        (np.ma.masked_equal([[1.0, 2.0]], 2.0), [[1.0]], "gates: u1 must have no masked values"),
+        ([[1.0]], [[1.0j]], "gates: u2 must hold real numbers"),
+        ([[1.0]], np.array([["2020-01-01"]], "M8[D]"), "gates: u2 must hold numbers, got datetime64"),
     ],
 )
 def test_directions_of_other_shapes_are_an_error(u1, u2, message):
     with pytest.raises(ValueError, match=message):
         Gates(u1, u2)
+
+
+@pytest.mark.parametrize("change", [torch.Tensor.bfloat16, torch.Tensor.requires_grad_])
+def test_directions_may_be_any_tensors(change):
+    directions = change(torch.ones(2, 3))
+    gates = Gates(directions, directions)
+    with torch.no_grad():
+        directions.zero_()
+    np.testing.assert_array_equal(gates.u1, np.ones((2, 3)))
 
 
 def test_given_gates_must_fit_the_data(make_problem):
