@@ -158,7 +158,7 @@ class Heads:
         ValueError
             If `coef` has another number of dimensions or holds no floating-point numbers.
         """
-        array = np.asarray(coef)
+        array = np.asarray(without_tensor(coef, "coef"))
         if not np.issubdtype(array.dtype, np.floating):
             raise ValueError(f"coef must hold floating-point numbers, got {array.dtype}")
         if array.ndim != (3 if gates is None else 4):
@@ -167,7 +167,11 @@ class Heads:
         penalty = get_penalty(penalty)
         block, left, right = (part.numpy() for part in penalty.factorize(as_tensor(array, name="coef")))
         w1 = np.eye(array.shape[-3], dtype=array.dtype)[block[:, -1]]
-        bias = np.zeros(array.shape[-1], array.dtype) if intercept is None else np.asarray(intercept)
+        bias = (
+            np.zeros(array.shape[-1], array.dtype)
+            if intercept is None
+            else np.asarray(without_tensor(intercept, "intercept"))
+        )
         return cls(
             w1=w1,
             w2=left,

@@ -572,3 +572,16 @@ def test_weights_that_are_loaded_bring_how_attention_reads():
     other.load_state_dict(network.state_dict())
     tokens = torch.as_tensor(X)
     assert torch.equal(other(tokens), network(tokens))
+
+
+def test_heads_take_tensors_with_gradients_and_refuse_masks():
+    coef = np.random.default_rng(0).normal(size=(3, 2, 1))
+    wanted = Heads.from_coef(coef, [1.0], alpha=0.1)
+    heads = Heads.from_coef(torch.tensor(coef, requires_grad=True), torch.ones(1, requires_grad=True), alpha=0.1)
+    np.testing.assert_array_equal(heads.to_coef(), wanted.to_coef())
+    again = dataclasses.replace(wanted, w2=torch.tensor(wanted.w2, requires_grad=True))
+    np.testing.assert_array_equal(again.w2, wanted.w2)
+    with pytest.raises(ValueError, match="w1 must have no masked values"):
+        dataclasses.replace(wanted, w1=np.ma.masked_equal(wanted.w1, 1.0))
+    with pytest.raises(ValueError, match="coef must have no masked values"):
+        Heads.from_coef(np.ma.masked_equal(coef, coef[0, 0, 0]), alpha=0.1)
