@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from convexformer.nn.modules.base import normal_draws
+from convexformer.nn.modules.base import check_seed, normal_draws
 from convexformer.nn.training.stopwatch import Stopwatch
 from convexformer.validation import check_optional_counts, check_positive
 from convexformer_solvers import Penalty
@@ -136,7 +136,7 @@ def train_jointly(
 
 def _parts(problem: EmbeddedProblem, batch_size: int | None, seed: int) -> Iterator[EmbeddedProblem]:
     """The problem again and again, or problems of batches, each drawn anew."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(check_seed(seed))
     while True:
         if batch_size is None:
             yield problem

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from convexformer import ConvexAttention, ConvexAttentionClassifier, ConvexAttentionRegressor, Gates, Heads
-from convexformer.nn import project_to_simplex, train
+from convexformer.nn import EmbeddingMLP, project_to_simplex, train
 from convexformer.solvers import LOSSES
 
 PENALTIES = ("group_l2", "nuclear")
@@ -134,6 +134,17 @@ def test_seeds_decide_the_weights_and_leave_the_global_generator_alone():
     assert torch.equal(torch.random.get_rng_state(), state)
     assert torch.equal(first.w2, same.w2)
     assert not torch.equal(first.w2, other.w2)
+
+
+@pytest.mark.parametrize("kind", [ConvexAttention, EmbeddingMLP])
+def test_seeds_are_integers_of_python_or_numpy(kind):
+    first, same = (next(kind(4, 3, 2, seed=seed).parameters()) for seed in (7, np.int64(7)))
+    assert torch.equal(first, same)
+    for wrong in (None, 0.5, "1", np.random.RandomState(0)):
+        with pytest.raises(ValueError, match="seed must be an integer, got"):
+            kind(4, 3, 2, seed=wrong)
+    with pytest.raises(ValueError, match="seed must have at most 64 bits"):
+        kind(4, 3, 2, seed=2**64)
 
 
 # Training

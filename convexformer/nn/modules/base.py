@@ -7,11 +7,12 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from convexformer.validation import is_integer
 from convexformer_solvers import Loss, Penalty, get_loss
 from convexformer_solvers.validation import check_tensor
 
@@ -75,9 +76,18 @@ def as_arguments(**values: object) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in values.items())
 
 
+def check_seed(seed: Any) -> int:
+    """A seed as torch's generators take it; ``ValueError`` where it is none."""
+    if not is_integer(seed):
+        raise ValueError(f"seed must be an integer, got {seed!r}")
+    if not -(2**63) <= seed < 2**64:
+        raise ValueError(f"seed must have at most 64 bits, got {seed}")
+    return int(seed)
+
+
 def normal_draws(seed: int) -> Callable[..., Tensor]:
     """Function of a shape that draws standard normal numbers, without touching torch's global generator."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(check_seed(seed))
 
     def draw(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, dtype=torch.get_default_dtype())
@@ -88,6 +98,7 @@ def normal_draws(seed: int) -> Callable[..., Tensor]:
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Let torch's modules draw their initial weights from a seed; its global generator is as before afterwards."""
+    seed = check_seed(seed)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed other devices too
         yield
