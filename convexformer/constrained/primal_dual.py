@@ -283,6 +283,7 @@ class PrimalDual:
         if held_out is not None:
             self._validate(held_out)
 
+    @torch.enable_grad()
     def _take_step(self, batch: Any, *, ascends: bool) -> Tensor:
         """A step of the weights, and of the multipliers if these ascend; the mean losses of the layers before it."""
         self.model.train()

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 
 import numpy as np
 import pytest
+import torch
 from sklearn.base import clone
 
 from convexformer import (
@@ -93,6 +94,13 @@ def test_weights_of_classes_move_the_decision():
         )
         counts[weight["more"]] = np.sum(model.fit(X, LABELS).predict(X) == "more")
     assert counts[20.0] > counts[1.0]
+
+
+def test_a_fit_does_not_need_gradients_switched_on():
+    model = DescentConstrainedDenoiser(objective="last", n_epochs=2, random_state=0)
+    with torch.no_grad():
+        without = clone(model).fit(CLEAN).layer_losses_
+    np.testing.assert_array_equal(without, model.fit(CLEAN).layer_losses_)
 
 
 @pytest.mark.filterwarnings("ignore::convexformer.constrained.InfeasibleWarning")

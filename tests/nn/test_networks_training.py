@@ -164,6 +164,23 @@ def test_a_batch_of_all_samples_is_the_full_batch():
     np.testing.assert_allclose(run(40).objective, run(None).objective, rtol=1e-10)
 
 
+def test_seeds_of_batches_may_be_integers_of_numpy():
+    def run(seed):
+        return train(NETWORKS["convex"](), *data(), alpha=0.05, n_steps=5, batch_size=7, seed=seed).objective
+
+    assert run(np.uint8(3)) == run(3)
+
+
+def test_networks_train_where_gradients_are_switched_off():
+    def run():
+        return train(NETWORKS["convex"](), *data(), alpha=0.05, n_steps=5).objective
+
+    with torch.no_grad():
+        objective = run()
+        assert not torch.is_grad_enabled()
+    assert objective == run()
+
+
 def test_sizes_of_batches_may_be_integers_of_numpy():
     def run(size):
         return train(NETWORKS["convex"](), *data(), alpha=0.05, n_steps=5, batch_size=size).objective

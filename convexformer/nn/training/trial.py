@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from convexformer.nn.modules.base import AttentionNetwork, sample_losses
+from convexformer.nn.modules.base import AttentionNetwork, check_seed, sample_losses
 from convexformer.nn.training.learning_rates import SCHEDULES
 from convexformer.nn.training.stopwatch import Stopwatch
-from convexformer.validation import check_optional_counts, is_integer
+from convexformer.validation import check_optional_counts
 from convexformer_solvers import Loss, Penalty
 from convexformer_solvers.validation import check_callback, check_counts, is_real
 
@@ -81,8 +81,7 @@ class Settings:
         object.__setattr__(self, "betas", (float(pair[0]), float(pair[1])))
         check_counts(n_steps=self.n_steps)
         check_optional_counts(look_every=self.look_every, batch_size=self.batch_size, patience=self.patience)
-        if not is_integer(self.seed):
-            raise ValueError(f"seed must be an integer, got {self.seed!r}")
+        object.__setattr__(self, "seed", check_seed(self.seed))
         if not (is_real(self.seconds) and self.seconds > 0):
             raise ValueError(f"seconds must be positive or None, got {self.seconds!r}")
         check_callback(self.callback, "the steps done and the objective")
@@ -196,6 +195,7 @@ class Trial:
             kept_step=self.kept.step,
         )
 
+    @torch.enable_grad()
     def _take_steps(self) -> End:
         """Train until something ends it; what did."""
         settings = self.settings
