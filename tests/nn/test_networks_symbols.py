@@ -120,6 +120,11 @@ def test_what_is_not_symbols_is_refused_before_training(make, symbols, message):
         train(make(), symbols, torch.zeros(len(symbols), C), alpha=0.1)
 
 
+def test_symbols_in_an_array_are_refused_by_name():
+    with pytest.raises(TypeError, match="tokens must be a torch tensor, got ndarray"):
+        train(NETWORKS["relu"](), np.zeros((4, 2), int), torch.zeros(4, C), alpha=0.1)
+
+
 def test_weights_of_samples_are_not_cut_to_integers():
     (symbols, y), ends = table(), []
     weight = torch.ones(len(y))

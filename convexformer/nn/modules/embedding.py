@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from convexformer_solvers import Penalty
-from convexformer_solvers.validation import check_counts
+from convexformer_solvers.validation import check_counts, check_tensor
 
 from .base import AttentionNetwork, as_arguments, normal_draws
 
@@ -76,6 +76,7 @@ class TokenEmbedding(nn.Module):
         ValueError
             If they are of another shape, type or device, or not all of them are symbols.
         """
+        check_tensor(name, symbols)
         if symbols.ndim != 2 or symbols.shape[1] != self.n_tokens:
             raise ValueError(f"{name} must have shape (n_samples, {self.n_tokens}), got {tuple(symbols.shape)}")
         if symbols.is_floating_point() or symbols.is_complex() or symbols.dtype == torch.bool:
