@@ -6,7 +6,7 @@ import torch
 from probe_cases import padded, ragged_samples, signal
 from torch import nn
 
-from convexformer.nn import AttentiveProbe, train
+from convexformer.nn import AttentiveProbe, MeanWeights, ProbeNetwork, TokenPooler, train
 from convexformer.probes import refit_probe
 
 SAMPLES = ragged_samples(n_samples=50)
@@ -115,6 +115,25 @@ def test_modules_of_other_classes_say_what_they_are():
     assert refit.certificate.primal == refit_probe(probe(), SAMPLES, Y, 0.02).certificate.primal
     with pytest.raises(TypeError, match="as_attentive_probe"):
         refit_probe(nn.Linear(4, 1), SAMPLES, Y, 0.02)
+
+
+def test_padding_of_a_probe_may_hold_what_is_no_number():
+    network = probe(2)
+    spoiled = TOKENS.masked_fill(~REAL[..., None], torch.nan)
+    outputs = network(spoiled, REAL)
+    torch.testing.assert_close(outputs, network(TOKENS, REAL), rtol=0, atol=0)
+    torch.testing.assert_close(network.attention(spoiled, REAL), network.attention(TOKENS, REAL), rtol=0, atol=0)
+    gradients = torch.autograd.grad(outputs.sum(), list(network.parameters()))
+    assert all(bool(gradient.isfinite().all()) for gradient in gradients)
+
+
+def test_coefficients_of_probes_may_be_integers_or_in_half_precision():
+    tokens, coef = torch.ones(2, 3, 2, dtype=torch.float64), [[[3], [4]]]
+    made = AttentiveProbe.from_coef([[1, 0]], coef), ProbeNetwork(TokenPooler([MeanWeights()]), coef, [0])
+    for network in made:
+        torch.testing.assert_close(network(tokens), torch.full((2, 1), 7.0, dtype=torch.float64))
+    half = AttentiveProbe.from_coef(torch.zeros(1, 2), torch.tensor(coef, dtype=torch.float16))
+    assert half.decay().item() == pytest.approx(5.0, rel=1e-2)
 
 
 def test_attention_that_no_probe_is_is_refused():

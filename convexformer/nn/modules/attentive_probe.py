@@ -9,7 +9,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
-from convexformer.validation import as_tensor, check_positive
+from convexformer.validation import as_floats, as_tensor, check_positive
 from convexformer_solvers import Penalty, get_penalty
 from convexformer_solvers.validation import check_counts
 
@@ -95,6 +95,9 @@ class AttentiveProbe(AttentionNetwork):
         -------
         Tensor of shape (N, n_queries, n)
         """
+        return self._weights(_real(tokens, mask), mask)
+
+    def _weights(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
         scores = self.queries @ tokens.mT / self.temperature
         if mask is not None:
             scores = scores.masked_fill(~mask[:, None], -math.inf)
@@ -114,7 +117,8 @@ class AttentiveProbe(AttentionNetwork):
         -------
         Tensor of shape (N, c)
         """
-        pooled = self.attention(tokens, mask) @ tokens  # (N, h, d)
+        tokens = _real(tokens, mask)
+        pooled = self._weights(tokens, mask) @ tokens  # (N, h, d)
         pred = torch.einsum("ihd,hdc->ic", pooled, self.coef())
         return pred if self.bias is None else pred + self.bias
 
@@ -177,6 +181,7 @@ class AttentiveProbe(AttentionNetwork):
         5.0
         """
         matrices = as_tensor(coef, name="coef").detach()
+        matrices = matrices if matrices.is_floating_point() else matrices.double()
         rows = as_tensor(queries, name="queries").detach().to(matrices)
         if matrices.ndim != 3 or rows.shape != matrices.shape[:2]:
             raise ValueError(
@@ -187,7 +192,7 @@ class AttentiveProbe(AttentionNetwork):
         norm = get_penalty(penalty)
         rank = c if norm.output_separable else None
         probe = cls(d, c, h, rank, temperature=temperature, bias=bias is not None).to(matrices)
-        block, left, right = norm.factorize(matrices)
+        block, left, right = norm.factorize(as_floats(matrices))
         with torch.no_grad():
             probe.queries.copy_(rows)
             probe.values.zero_()
@@ -263,6 +268,11 @@ class AttentiveProbe(AttentionNetwork):
             if readout.bias is not None:
                 bias = bias + readout.bias
         return cls.from_coef(queries, coef, bias, temperature=math.sqrt(projections.shape[2]))
+
+
+def _real(tokens: Tensor, mask: Tensor | None) -> Tensor:
+    """Tokens with zeros where none is real, whatever is there."""
+    return tokens if mask is None else tokens.masked_fill(~mask[..., None], 0.0)
 
 
 def attentive_reading(module: Any) -> AttentiveProbe:

@@ -187,7 +187,10 @@ class ProbeNetwork(nn.Module):
 
     def __init__(self, pooler: TokenPooler, coef: ArrayLike | Tensor, bias: ArrayLike | Tensor) -> None:
         super().__init__()
-        coef, bias = as_tensor(coef, name="coef"), as_tensor(bias, name="bias")
+        coef, bias = (
+            part if part.is_floating_point() else part.double()
+            for part in (as_tensor(coef, name="coef"), as_tensor(bias, name="bias"))
+        )
         width = next(iter(pooler.widths()), None)
         fits = coef.ndim == 3 and len(coef) == pooler.n_weightings and width in (None, coef.shape[1])
         if not fits or bias.shape != coef.shape[2:]:
