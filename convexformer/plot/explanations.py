@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import date
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -212,9 +213,11 @@ def plot_token_curve(
     """
     values = _checked(contributions)
     steps = np.arange(len(values)) if times is None else np.asarray(without_tensor(times, "times"))
+    if steps.dtype == object and all(isinstance(step, date) for step in steps.flat):
+        steps = steps.astype("datetime64[us]")
     if steps.shape != values.shape:
         raise ValueError(f"times must have shape ({len(values)},), one for each contribution, got {steps.shape}")
-    if steps.dtype.kind not in "iufmM" or not bool(np.isfinite(steps).all()):
+    if steps.dtype.kind not in "iufM" or not bool(np.isfinite(steps).all()):
         raise ValueError(f"times must be finite numbers or dates, got {times!r:.80}")
     if not bool((steps[1:] > steps[:-1]).all()):
         raise ValueError("times must increase; sort contributions and times together")

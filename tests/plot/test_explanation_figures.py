@@ -1,5 +1,6 @@
 """Figures of explanations: what is drawn where, on which scale, and what cannot be drawn."""
 
+import datetime
 from itertools import pairwise
 
 import matplotlib
@@ -110,6 +111,12 @@ class TestCurve:
         assert axes.get_ylim()[0] == -axes.get_ylim()[1]
         assert axes.figure.axes == [axes]
 
+    def test_times_may_be_dates_of_python(self):
+        days = [datetime.date(2020, 1, 1), *(datetime.datetime(2020, 1, day, 6) for day in (2, 4, 7))]
+        axes, wanted = plot_token_curve(VALUES, times=days), np.array(days, dtype="datetime64[us]")
+        np.testing.assert_array_equal(axes.lines[0].get_xdata(), wanted)
+        axes.figure.canvas.draw()
+
     @pytest.mark.parametrize(("steps", "at"), [(4, [2, 4, 6, 8]), (10, np.arange(10))])
     def test_the_series_lies_behind_on_its_own_axis(self, steps, at):
         axes = plot_token_curve(VALUES, series=rng.normal(size=(steps, 2)), times=[2, 4, 6, 8])
@@ -158,6 +165,11 @@ def test_explanations_draw_one_score():
         (lambda: plot_token_curve(VALUES, series="a"), ValueError, "series must be numbers"),
         (lambda: plot_token_curve(VALUES, times=[1, 2, 3, None]), ValueError, "times must be finite numbers or dates"),
         (lambda: plot_token_curve(VALUES, times=list("abcd")), ValueError, "times must be finite numbers or dates"),
+        (
+            lambda: plot_token_curve(VALUES, times=np.arange(4).astype("timedelta64[h]")),
+            ValueError,
+            "times must be finite numbers or dates",
+        ),
         (
             lambda: plot_token_curve(VALUES, series=np.ones(9), times=np.arange(4).astype("datetime64[D]")),
             ValueError,
