@@ -163,8 +163,6 @@ def load_residual_activations(
     check_optional_counts(last_tokens=last_tokens, n_tokens=n_tokens)
     add_special_tokens = check_flag(add_special_tokens, "add_special_tokens")
     place = check_device(device, torch.device("cpu"))
-    if isinstance(texts, str):
-        raise TypeError("texts must be a list of str, got str; put a single text into a list")
     checked = check_texts(texts, "texts", "a list of str", "text")
     encoder = LanguageModel(model, layer, last_tokens, place)
     token_ids = [ids[:n_tokens] for ids in encoder.tokenize(checked, add_special_tokens=add_special_tokens)]

@@ -106,6 +106,8 @@ def read_sentences(sentences: Any) -> list[str]:
 
 def check_texts(texts: Any, name: str, wanted: str, unit: str) -> list[str]:
     """The texts of an argument, which must hold one or more."""
+    if isinstance(texts, str):  # whose characters would be taken for texts
+        raise TypeError(f"{name} must be {wanted}, got str; put a single {unit} into a list")
     try:
         checked = list(texts)
     except TypeError as error:

@@ -20,6 +20,7 @@ from convexformer_solvers.io.npz import read_arrays
 from convexformer_solvers.validation import check_counts
 
 from ._lines import text_lines
+from ._sentences import check_texts
 
 _WORD = re.compile(r"\w+(?:'\w+)?|[^\w\s]")
 
@@ -84,11 +85,14 @@ class WordVectors:
 
         Raises
         ------
+        TypeError
+            If `sentences` is one str, or holds anything else than str.
         ValueError
             If `n_tokens` is no positive integer, or there is no sentence.
         """
         check_optional_counts(n_tokens=n_tokens)
-        known = [[self._index[word] for word in split_words(text) if word in self._index] for text in sentences]
+        texts = check_texts(sentences, "sentences", "an iterable of str", "sentence")
+        known = [[self._index[word] for word in split_words(text) if word in self._index] for text in texts]
         width = self.vectors.shape[1]
         tokens = [self.vectors[ids[:n_tokens]] if ids else np.zeros((1, width), self.vectors.dtype) for ids in known]
         return pad_sequences(tokens, n_tokens)
@@ -208,6 +212,8 @@ def make_word_vectors(
 
     Raises
     ------
+    TypeError
+        If `sentences` is one str, or holds anything else than str.
     ValueError
         If there are no more than `n_features` words of that count, or none of them stand near each other more often
         than by chance.
@@ -220,7 +226,8 @@ def make_word_vectors(
     20
     """
     check_counts(n_features=n_features, window=window, min_count=min_count)
-    texts = [split_words(sentence) for sentence in sentences]
+    checked = check_texts(sentences, "sentences", "an iterable of str", "sentence")
+    texts = [split_words(sentence) for sentence in checked]
     counts = Counter(word for text in texts for word in text)
     words = sorted((word for word, count in counts.items() if count >= min_count), key=lambda w: (-counts[w], w))
     if len(words) <= n_features:

@@ -87,6 +87,12 @@ def test_sentences_are_cut_padded_and_known_words_kept():
     assert vectors.embed(["The good, the bad"]).shape == (1, 4, 2)
 
 
+@pytest.mark.parametrize("use", [WordVectors(WORDS, VECTORS).embed, make_word_vectors])
+def test_one_sentence_is_not_taken_for_its_letters(use):
+    with pytest.raises(TypeError, match="sentences must be an iterable of str, got str; put a single sentence into"):
+        use("the good")
+
+
 def test_bad_vectors():
     with pytest.raises(ValueError, match="one row per word"):
         WordVectors(WORDS, VECTORS[:2])
