@@ -138,7 +138,7 @@ def load_corpus(source: str, settings: CorpusSettings) -> Corpus:
         vectors = load_word_vectors(settings.vectors)
     tokens = vectors.embed(sentences, settings.n_tokens).astype(np.float32)
     pairs = np.flatnonzero((tokens != 0).any(-1).sum(1) >= 2)  # of one known word there is no pair, hence no energy
-    chosen = pairs[_balanced(index[pairs], settings.n_sentences // len(classes), source)]
+    chosen = pairs[_balanced(index[pairs], len(classes), settings.n_sentences // len(classes), source)]
     texts, index, tokens = [sentences[i] for i in chosen], index[chosen], tokens[chosen]
     real = (tokens != 0).any(-1)
     tokens *= settings.token_norm / np.sqrt(np.square(tokens[real]).sum(-1).mean())
@@ -204,9 +204,9 @@ def _name(source: str) -> str:
     return " / ".join(Path(path).name for path in source.split(","))
 
 
-def _balanced(index: NDArray[np.int64], count: int, source: str) -> NDArray[np.int64]:
+def _balanced(index: NDArray[np.int64], n_labels: int, count: int, source: str) -> NDArray[np.int64]:
     """Positions of the first so many sentences of each label, in an order that the labels do not follow."""
-    members = [np.flatnonzero(index == label) for label in range(index.max() + 1)]
+    members = [np.flatnonzero(index == label) for label in range(n_labels)]
     least = min(map(len, members))
     if least < count:
         raise ValueError(f"n_sentences needs {count} sentences of each label of {source!r}, but one has {least}")

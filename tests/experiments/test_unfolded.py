@@ -180,12 +180,14 @@ def test_lines_of_a_corpus_are_the_sentences_that_loaders_read(tmp_path):
     [
         ("{}/a.txt", {}, "two labels or more"),
         ("{}/a.txt,{}/b.txt", {"n_sentences": 100}, "50 sentences of each label"),
+        ("{}/a.txt,{}/unknown.txt", {}, "30 sentences of each label .* but one has 0"),
         ("{}/lines.tsv", {}, "a tab and a sentence on each line"),
         ("{}/a.txt,{}/latin.txt", {}, "corpora must be text files in UTF-8, and .*latin.txt is none"),
     ],
 )
 def test_bad_corpora(sources, settings, source, changes, message):
     (sources / "lines.tsv").write_text("no tab here\n")
+    (sources / "unknown.txt").write_text("xyzzy\n" * 50)
     (sources / "latin.txt").write_text("café\n", encoding="latin-1")
     changed = UnfoldedSettings(**{**vars(settings), **changes})
     with pytest.raises(ValueError, match=message):
