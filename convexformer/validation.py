@@ -273,7 +273,7 @@ def as_floats(tokens: Tensor) -> Tensor:
 
 def check_program_tokens(X: Any) -> Tensor:
     """Samples as a tensor of finite floats, shape (N, n, d), from such or from shape (N, n)."""
-    tokens = as_floats(as_tokens(X))
+    tokens = as_floats(as_tokens(X)).detach()
     if tokens.ndim != 3 or tokens.dtype not in PRECISIONS.values() or 0 in tokens.shape:
         raise ValueError(
             "X must hold real numbers, of shape (n_samples, n_tokens, n_features) or (n_samples, n_tokens) with at "
@@ -285,7 +285,7 @@ def check_program_tokens(X: Any) -> Tensor:
 
 def as_targets(y: Any, device: torch.device) -> Tensor:
     """Targets as the loss wants them, shape (N, c), from such or from shape (N,)."""
-    target = as_tensor(y, device, torch.float64, "y")
+    target = as_tensor(y, device, torch.float64, "y").detach()
     if target.ndim not in (1, 2):
         raise ValueError(f"y must have shape (n_samples,) or (n_samples, n_outputs), got {tuple(target.shape)}")
     return target[:, None] if target.ndim == 1 else target
@@ -293,7 +293,9 @@ def as_targets(y: Any, device: torch.device) -> Tensor:
 
 def as_weight(sample_weight: Any, device: torch.device) -> Tensor | None:
     """Weights of the samples as a program takes them."""
-    return None if sample_weight is None else as_tensor(sample_weight, device, torch.float64, "sample_weight")
+    if sample_weight is None:
+        return None
+    return as_tensor(sample_weight, device, torch.float64, "sample_weight").detach()
 
 
 def as_head_weights(**parts: Any) -> dict[str, NDArray[np.floating]]:

@@ -18,7 +18,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from convexformer.programs.build import build_program
-from convexformer.validation import as_targets, as_weight, check_flag, check_program_tokens, check_stream
+from convexformer.validation import as_targets, as_weight, check_flag, check_program_tokens, check_stream, check_weight
 from convexformer_solvers import (
     Certificate,
     Loss,
@@ -220,7 +220,7 @@ def generate_gates(
     """
     tokens = check_program_tokens(X)
     target = as_targets(y, tokens.device)
-    weight = as_weight(sample_weight, tokens.device)
+    weight = as_weight(check_weight(sample_weight, len(tokens)), tokens.device)
     has_intercept = check_flag(fit_intercept, "fit_intercept")
     parts = (target, get_loss(loss), get_penalty(penalty), alpha, weight, has_intercept)
     if not (start is None or isinstance(start, (Gates, GateSource))):

@@ -209,6 +209,13 @@ def test_single_precision(problem):
     assert_certified(result, X.astype(np.float32), y, tol=1e-4)
 
 
+def test_tensors_may_have_gradients(problem):
+    X, y, _ = problem
+    given = [torch.tensor(part, requires_grad=True) for part in (X, y, np.ones(len(y)))]
+    result = generate_gates(*given[:2], sample_weight=given[2], max_gates=2, **QUICK)
+    np.testing.assert_array_equal(result.gates.u1, generate_gates(X, y, max_gates=2, **QUICK).gates.u1)
+
+
 def test_random_state_decides_the_gates(problem, three):
     X, y, _ = problem
     options = {**QUICK, "max_gates": 2, "per_round": 1}
@@ -333,6 +340,7 @@ def test_wrong_starts_and_callbacks_are_named_before_anything_is_solved(problem)
         ({"start": GaussianGates(5), "max_gates": 3}, "max_gates=3 is less than the 5 gates of start"),
         ({"start": Gates(np.ones((1, 3)), np.ones((1, 2)))}, r"\(n_tokens, n_features\) = \(2, 2\), got \(3, 2\)"),
         ({"solver": "nonsense", "max_gates": 1}, "solver must be"),
+        ({"sample_weight": -np.ones(14)}, "sample_weight must be non-negative, got -1"),
         ({"fit_intercept": "no"}, "fit_intercept must be True or False, got 'no'"),
     ],
 )
