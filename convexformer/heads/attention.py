@@ -17,6 +17,7 @@ from torch import Tensor
 from convexformer.gates import Gates
 from convexformer.gates.base import as_gate_index
 from convexformer.nn import ConvexAttention, network_from_heads
+from convexformer.nn.modules.simplex_heads import weights_of
 from convexformer.programs.attention import attention_program
 from convexformer.targets import RealTargets, Targets
 from convexformer.validation import (
@@ -265,7 +266,7 @@ class Heads:
         ndarray of shape (N, n_outputs)
             Raw outputs (scores for classifiers) in float64.
         """
-        tokens = check_program_tokens(X).detach().cpu()
+        tokens = check_program_tokens(X).cpu()
         if tokens.shape[1:] != (self.w1.shape[1], self.w2.shape[1]):
             wanted = (self.w1.shape[1], self.w2.shape[1])
             raise ValueError(
@@ -414,8 +415,7 @@ class Heads:
         """
         if not isinstance(network, ConvexAttention):
             raise TypeError(f"network must be a ConvexAttention, got {type(network).__name__}")
-        w1, w2, w3 = (w.detach().cpu().numpy() for w in (network.w1, network.w2, network.w3))
-        bias = np.zeros(w3.shape[1], w3.dtype) if network.bias is None else network.bias.detach().cpu().numpy()
+        w1, w2, w3, bias = weights_of(network)
         gated = network.gates is not None
         return cls(
             w1=w1,

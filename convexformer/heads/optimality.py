@@ -21,6 +21,7 @@ from convexformer.validation import (
     check_flag,
     check_program_tokens,
     check_weight,
+    without_tensor,
 )
 from convexformer_solvers import (
     Certificate,
@@ -200,9 +201,9 @@ def optimality_gap(
     >>> result.exact, bool(0 <= result.relative_gap < 0.01)
     (True, True)
     """
-    tokens: Any = X if isinstance(X, LinearMap) else check_program_tokens(X).detach()
+    tokens: Any = X if isinstance(X, LinearMap) else check_program_tokens(X)
     device, tokens = check_device(device, tokens.device), tokens.to(device="cpu")
-    y = y.detach().cpu().numpy() if isinstance(y, torch.Tensor) else np.asarray(y)
+    y = np.asarray(without_tensor(y, "y"))
     weight, verbose = check_weight(sample_weight, len(tokens)), check_flag(verbose, "verbose")
     if isinstance(model, torch.nn.Module):
         for name, part in model.named_parameters():

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from convexformer.nn import SequenceAttention, sequence_network_from_heads
+from convexformer.nn.modules.simplex_heads import weights_of
 from convexformer.programs.sequence import HeadWeights, SequenceForm, get_form, sequence_program, signed_coef
 from convexformer.validation import as_head_weights, as_tensor, check_finite, check_program_tokens, check_weight
 from convexformer_solvers import Loss, Penalty, Program, get_loss
@@ -167,8 +168,7 @@ class SequenceHeads:
         """
         if not isinstance(network, SequenceAttention):
             raise TypeError(f"network must be a SequenceAttention, got {type(network).__name__}")
-        w1, w2, w3 = (part.detach().cpu().numpy() for part in (network.w1, network.w2, network.w3))
-        bias = np.zeros((w1.shape[1], w3.shape[1])) if network.bias is None else network.bias.detach().cpu().numpy()
+        w1, w2, w3, bias = weights_of(network)
         return cls(w1, w2, w3, bias, alpha=alpha, form=form, penalty=penalty, loss=loss)
 
     def to_torch(self) -> SequenceAttention:
@@ -241,7 +241,7 @@ class SequenceHeads:
         ndarray of shape (N, n_targets, n_outputs)
             In float64.
         """
-        tokens = check_program_tokens(X).detach().cpu().double()
+        tokens = check_program_tokens(X).cpu().double()
         if tokens.ndim != 3 or tuple(tokens.shape[1:]) != (self.w1.shape[2], self.w2.shape[1]):
             wanted = (self.w1.shape[2], self.w2.shape[1])
             raise ValueError(

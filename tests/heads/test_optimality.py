@@ -189,6 +189,26 @@ def test_wrong_arguments_are_named():
         optimality_gap(ConvexAttention(3, 2, 2), X, Y, -1.0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("kind", CLASSES)
+def test_networks_in_half_precision_are_those_of_their_weights_in_single(kind, dtype):
+    make, penalty, n_outputs = CLASSES[kind]
+    (X, Y), half = data(c=n_outputs), make(0).to(dtype)
+    Y = Y[:, :2, None] if kind == "sequence" else Y
+    found, wanted = (
+        optimality_gap(network, X, Y, ALPHA, penalty=penalty, tol=1e-3)
+        for network in (half, copy.deepcopy(half).float())
+    )
+    assert found.objective == wanted.objective
+    assert found.gap > 0
+
+
+def test_targets_in_a_precision_without_an_array_are_named():
+    X, Y = data()
+    with pytest.raises(ValueError, match="y must not be bfloat16"):
+        optimality_gap(ConvexAttention(3, 2, 2), X, Y.bfloat16(), ALPHA)
+
+
 @pytest.mark.parametrize("shapes", [((40, 2, 2), (40, 2)), ((40, 3, 2), (40, 3))])
 def test_other_sizes_than_those_of_the_network_are_named(shapes):
     network = ConvexAttention(3, 2, 2, n_heads=4)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from convexformer.validation import as_tensor
+from convexformer.validation import as_floats, as_tensor
 from convexformer_solvers import Penalty, get_penalty
 from convexformer_solvers.validation import check_counts
 
@@ -106,3 +108,14 @@ class SimplexHeads(AttentionNetwork):
         with torch.no_grad():
             for parameter, values in ((self.w1_free, w1), (self.w2, w2), (self.w3, w3), (self.bias, bias)):
                 parameter.copy_(as_tensor(values))
+
+
+def weights_of(network: SimplexHeads) -> tuple[NDArray[np.floating], ...]:
+    """Attention, values, outputs and bias of heads as arrays, zeros where there is no bias; float32 for half precision.
+
+    In half precision the attention of a head would not sum to 1.
+    """
+    w1 = into_simplex(as_floats(network.w1_free), network.simplex)
+    bias = w1.new_zeros((*w1.shape[1:-1], network.w3.shape[1])) if network.bias is None else network.bias
+    weights = (w1, *(as_floats(part) for part in (network.w2, network.w3, bias)))
+    return tuple(part.numpy(force=True) for part in weights)
