@@ -273,7 +273,8 @@ def as_floats(tokens: Tensor) -> Tensor:
 
 def check_program_tokens(X: Any) -> Tensor:
     """Samples as a tensor of finite floats, shape (N, n, d), from such or from shape (N, n)."""
-    tokens = as_floats(as_tokens(X)).detach()
+    tokens = as_floats(as_tokens(X))
+    tokens = tokens.detach() if tokens.requires_grad else tokens
     if tokens.ndim != 3 or tokens.dtype not in PRECISIONS.values() or 0 in tokens.shape:
         raise ValueError(
             "X must hold real numbers, of shape (n_samples, n_tokens, n_features) or (n_samples, n_tokens) with at "
