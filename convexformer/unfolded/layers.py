@@ -18,7 +18,7 @@ from .attention import DescentWarning, EnergyAttention
 from .attention import Mode as AttentionMode
 from .energies import Energy, FeedForwardEnergy, NonNegative
 from .graphs import check_attention_mask, without_padding
-from .parametrizations import SymmetricEigenvalues
+from .parametrizations import SymmetricEigenvalues, computed_once
 from .rho import Rho
 
 LayerMode = Literal["aim", "joint"]
@@ -417,7 +417,7 @@ class UnfoldedTransformer(nn.Module):
         tokens = without_padding(tokens, present)
         anchor = tokens if self.anchored else None
         states, energies = [tokens], []
-        with parametrize.cached():
+        with computed_once():
             for layer in self.running_layers(n_layers):
                 states.append(layer(states[-1], anchor=anchor, attention_mask=present))
                 if return_energies:

@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from convexformer.validation import check_positive
+
+_COMPUTED = threading.local()  # its `by_weight`: the projections known within `computed_once`, else none
+
+
+@contextmanager
+def computed_once() -> Iterator[None]:
+    """Within it the projection of a weight is computed once.
+
+    ``torch.nn.utils.parametrize.cached`` does so for all threads together, which then get one another's weights.
+    """
+    before = getattr(_COMPUTED, "by_weight", None)
+    _COMPUTED.by_weight = {}
+    try:
+        yield
+    finally:
+        _COMPUTED.by_weight = before
 
 
 class SymmetricEigenvalues(nn.Module):
@@ -50,7 +69,14 @@ class SymmetricEigenvalues(nn.Module):
 
     def forward(self, weight: Tensor) -> Tensor:
         """The projection of a matrix of shape ``(d, d)``."""
-        result: Tensor = _ClippedEigenvalues.apply((weight + weight.mT) / 2, self.limit)
+        known = getattr(_COMPUTED, "by_weight", None)
+        key = (id(weight), self.limit)
+        if known is not None and key in known:
+            result: Tensor = known[key][1]
+            return result
+        result = _ClippedEigenvalues.apply((weight + weight.mT) / 2, self.limit)
+        if known is not None:
+            known[key] = (weight, result)  # the weight too, so that no other takes its id meanwhile
         return result
 
     def right_inverse(self, weight: Tensor) -> Tensor:

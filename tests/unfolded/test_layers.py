@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import threading
 import warnings
 
 import pytest
@@ -316,3 +317,41 @@ def test_copies_are_as_the_layer_is_now(copied, limit):
     assert torch.equal(copied(layer)(tokens), layer(tokens))
     assert torch.equal(torch.random.get_rng_state(), drawn_from)
     assert copied(layer.to("meta")).attention.graph.device.type == "meta"
+
+
+def test_a_network_trained_while_another_thread_runs_one_has_its_weights_of_now():
+    running, trained = (UnfoldedTransformer(D, 2, seed=seed).double() for seed in range(2))
+    tokens, outputs = draw(0, N, D), []
+
+    def train():
+        for _ in range(2):
+            with torch.no_grad():
+                outputs.append((trained(tokens), copy.deepcopy(trained)(tokens)))
+                trained.layers[0].parametrizations.feedforward_weight.original.mul_(0.5)
+
+    def meanwhile(module, arguments):
+        other = threading.Thread(target=train)
+        other.start()
+        other.join()
+
+    running.layers[0].register_forward_pre_hook(meanwhile)
+    running(tokens)
+    for output, of_a_copy in outputs:
+        torch.testing.assert_close(output, of_a_copy)
+    assert not torch.equal(outputs[0][0], outputs[1][0])
+
+
+def test_projections_of_weights_are_computed_once_a_run_and_anew_for_the_next(monkeypatch):
+    network = UnfoldedTransformer(D, 4, shared=True, seed=0).double()
+    tokens = draw(0, N, D)
+    eigh, calls = torch.linalg.eigh, []
+    monkeypatch.setattr(torch.linalg, "eigh", lambda matrix: calls.append(matrix) or eigh(matrix))
+    before = network(tokens, return_energies=True).tokens
+    assert len(calls) == 1
+    with torch.no_grad():
+        for weight in network.parameters():
+            weight.mul_(0.5)
+    after = network(tokens)
+    assert len(calls) == 2
+    assert not torch.equal(before, after)
+    torch.testing.assert_close(after, copy.deepcopy(network)(tokens))
