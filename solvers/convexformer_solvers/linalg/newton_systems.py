@@ -231,7 +231,7 @@ def _solver_in_samples(features: Features, system: System, hessian: Tensor) -> C
     kernel = features.kernel(inverse.view(-1, d, n_outputs, d, n_outputs))
     matrix = torch.einsum("ikl,iljm->ikjm", hessian, kernel).reshape(len(hessian) * n_outputs, -1)
     matrix.diagonal().add_(1.0)
-    factor = torch.linalg.lu_factor(matrix)
+    factor = torch.linalg.lu_factor_ex(matrix)[:2]  # where it is singular but for rounding the moves are not finite
     # H 1, a column per intercept
     responses = torch.linalg.lu_solve(*factor, hessian.reshape(-1, n_outputs)).view(hessian.shape)
     border = responses.sum(0)

@@ -148,6 +148,20 @@ def test_a_system_that_overflows_ends_it(monkeypatch):
         assert solve(correlated("huber", "nuclear", 1e-2), SmoothingNewton()).status is Status.STALLED
 
 
+# Beside products of the features over so small an alpha the identity of the system is rounding.
+@pytest.mark.parametrize("fit_intercept", [False, True])
+def test_a_singular_system_of_the_samples_ends_it(fit_intercept):
+    data = torch.tensor([[1.0, 0.0, 1.0], [-1.0, 1.0, -1.0]]).double()[:, :, None].expand(2, 3, 2)
+    program = Program(
+        DenseMap(data), torch.eye(2).double(), get_loss("softmax"), GroupL2(), 1.0, fit_intercept=fit_intercept
+    )
+    program = program.with_alpha(1e-20 * program.alpha_max)
+    with pytest.warns(ConvergenceWarning):
+        result = solve(program, SmoothingNewton())
+    assert result.status is Status.STALLED
+    assert 0 <= result.certificate.dual <= result.certificate.primal <= program.null_value
+
+
 @pytest.mark.parametrize("penalty", PENALTY_NAMES)
 @pytest.mark.parametrize("loss", ["squared", "huber"])
 def test_targets_of_zero_leave_no_loss(loss, penalty):
