@@ -11,6 +11,7 @@ import torch
 from scipy.special import xlogy
 from torch import Tensor
 
+from convexformer_solvers.rounding import EPS
 from convexformer_solvers.validation import is_real
 
 from .base import Loss
@@ -101,10 +102,7 @@ class Huber(Loss):
         return torch.where(u.abs() <= self.delta, 0.5 * u.square() + u * y, math.inf).sum(1)
 
     def tail_length(self, pred: Tensor, y: Tensor, weight: Tensor) -> float:
-        residual, order = (pred - y).abs().sort(dim=0)
-        below = weight[order].cumsum(0) < 0.5 - torch.finfo(weight.dtype).eps * len(weight)
-        medians = residual.gather(0, below.sum(0, keepdim=True))
-        return max(1.0, float(medians.max()) / self.delta)
+        return max(1.0, float(_medians((pred - y).abs(), weight).max()) / self.delta)
 
     def widened(self, y: Tensor, slope: Tensor, width: float) -> tuple[Loss, Tensor]:
         return Huber(width * self.delta), y - (width - 1) * slope
@@ -123,6 +121,11 @@ class Huber(Loss):
         # part: interpolate between the kinks where it crosses zero, as Newton steps can stall there. In float64: beside
         # large residuals float32 loses the two kinks of a sample in one number.
         weight, residual = weight.double(), y.double() - pred.double()
+        origin, twice = torch.zeros_like(residual[0]), 2 * self.delta
+        if float(residual.abs().max()) > self.delta / math.sqrt(EPS):  # beside which delta may be rounding
+            # The best one is within delta of a median, and samples beyond twice that pull alike.
+            origin = _medians(residual, weight)[0]
+            residual = (residual - origin).clamp(-twice, twice)
         kinks, order = torch.cat([residual - self.delta, residual + self.delta]).sort(dim=0)
         rates = torch.cat([weight, -weight])[order].cumsum(0)
         slopes = (rates[:-1] * kinks.diff(dim=0)).cumsum(0) - self.delta
@@ -133,7 +136,14 @@ class Huber(Loss):
         # A Newton step takes away most of the rounding of the kinks, that of delta, beside which targets may be small.
         excess = best - residual
         slope, rate = weight @ excess.clamp(-self.delta, self.delta), weight @ (excess.abs() <= self.delta).double()
-        return (best - torch.where(rate > 0, slope / rate, 0.0)).to(pred)
+        return (origin + (best - torch.where(rate > 0, slope / rate, 0.0))).to(pred)
+
+
+def _medians(values: Tensor, weight: Tensor) -> Tensor:
+    """Weighted medians of columns, shape ``(1, c)``."""
+    values, order = values.sort(dim=0)
+    below = weight[order].cumsum(0) < 0.5 - torch.finfo(weight.dtype).eps * len(weight)
+    return values.gather(0, below.sum(0, keepdim=True))
 
 
 @dataclass(frozen=True)

@@ -541,6 +541,25 @@ class TestBestIntercept:
 
         assert value(float(best)) <= value(root) * (1 + 1e-12) + 1e-12
 
+    @pytest.mark.parametrize("far", [1e16, 1e22, 1e30, 1e150])
+    def test_huber_does_not_mind_how_far_outliers_are(self, far):
+        y, weight = torch.tensor([[0.0], [1.0], [3.0], [-4.0], [-1.0]]).double(), random_weight(5, seed=1)
+        weight /= weight.sum()
+        outliers = far * torch.tensor([[1.0], [0.6], [-0.3], [-0.9]]).double()
+        half = torch.cat([0.5 * weight, torch.full((4,), 0.125).double()])
+
+        def best(outliers):
+            targets = torch.cat([y, outliers])
+            return Huber().best_intercept(torch.zeros_like(targets), targets, half)
+
+        torch.testing.assert_close(best(outliers), best(outliers.sign() * 100), rtol=1e-12, atol=1e-12)
+
+    @pytest.mark.parametrize("far", [1e16, 1e22, 1e30, 1e150])
+    def test_huber_takes_the_median_of_residuals_far_beyond_its_threshold(self, far):
+        y, weight = torch.tensor([[1160.0], [-far]], dtype=torch.float64), torch.tensor([0.34, 0.66]).double()
+        best = Huber(0.005).best_intercept(torch.zeros_like(y), y, weight)
+        torch.testing.assert_close(best, y[1], rtol=1e-12, atol=0.0)
+
     @pytest.mark.parametrize("loss", INSTANCES, ids=repr)
     def test_samples_without_weight_take_no_part(self, loss):
         pred, y = example_problem(loss, n=20)
