@@ -380,9 +380,10 @@ class TestDegenerate:
         other = dataclasses.replace(program, map=DenseMap(program.map.data * unit))
         assert other.alpha_max == pytest.approx(program.alpha_max * float(unit), rel=1e-12)
         program, other = (part.with_alpha(0.1 * part.alpha_max) for part in (program, other))
-        coef = torch.zeros(program.coef_shape, dtype=torch.float64)
-        expected, found = (certify(part, coef, part.null_intercept) for part in (program, other))
-        assert 0 < expected.gap == pytest.approx(found.gap, rel=1e-10)
+        for coef in (torch.zeros(program.coef_shape).double(), 0.01 * randn(*program.coef_shape)):
+            expected = certify(program, coef, program.null_intercept)
+            found = certify(other, coef / unit, other.null_intercept)
+            assert 0 < expected.gap == pytest.approx(found.gap, rel=1e-10)
 
     @pytest.mark.parametrize("exponent", [-900, 0])
     def test_units_of_one_output_change_nothing(self, exponent):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -166,15 +167,19 @@ class Penalty(ABC):
         return None
 
     def value(self, coef: Tensor) -> Tensor:
-        """The penalty, the sum of its groups' norms, a scalar."""
-        return self.group_values(coef).sum()
+        """The penalty, the sum of its groups' norms, a scalar, in any units."""
+        return self._in_any_units(self.group_values, coef).sum()
 
     def dual_norm(self, coef: Tensor) -> Tensor:
         """Largest ``<coef, z>`` over ``penalty(z) <= 1``, a scalar, in any units."""
         return self.group_dual_norms_in_any_units(coef).amax()
 
     def group_dual_norms_in_any_units(self, coef: Tensor) -> Tensor:
-        """``group_dual_norms`` where squares may leave the range, each output in a unit, without rounding."""
+        """``group_dual_norms`` where squares may leave the range."""
+        return self._in_any_units(self.group_dual_norms, coef)
+
+    def _in_any_units(self, norms: Callable[[Tensor], Tensor], coef: Tensor) -> Tensor:
+        """Norms of groups where squares may leave the range, each output in a unit, without rounding."""
         sizes = coef.abs().reshape(-1, coef.shape[-1]).amax(0)
         if not self.output_separable:
             sizes = sizes.amax(0, keepdim=True)
@@ -182,11 +187,11 @@ class Penalty(ABC):
         small, large = limits.tiny ** (1 / 3), limits.max ** (1 / 3)
         odd = (sizes > 0) & (sizes < small) | (sizes > large) & torch.isfinite(sizes)
         if not bool(odd.any()):
-            return self.group_dual_norms(coef)
+            return norms(coef)
         largest = math.floor(math.log2(limits.max)) - 4  # the inverse of such a power is a normal number
         exponents = torch.frexp(sizes)[1].clamp(-largest, largest)
         unit = torch.where(odd, torch.exp2(exponents.to(coef)), 1.0)
-        return self.group_dual_norms(coef / unit) * unit
+        return norms(coef / unit) * unit
 
     def factor_cost(self, left: Tensor, right: Tensor) -> Tensor:
         """Weight decay ``(|left|_2^2 + right_norm(right)^2) / 2`` of each pair; the penalty of balanced ones."""
