@@ -306,6 +306,9 @@ class Program:
         exact = self.with_float64_targets()
         constant = float(exact.loss_value(exact.constant_pred(exact.null_intercept)))
         size = float(exact.mean(self.loss.magnitude(exact.y)))
+        odd, none = size < torch.finfo(torch.float64).tiny or size == math.inf, exact.y.new_zeros(exact.y.shape[1])
+        if odd and bool(exact.slopes(none).at(torch.zeros_like(exact.y)).any()):  # with a slope no loss is zero
+            raise out_of_range(exact.y.dtype)
         # A mean of N terms is off by some of their roundings, far below 1e4 of them; or by those of targets, squared.
         rounding = float(exact.loss_value((1 + 1e4 * EPS) * exact.y)) if self.loss.of_residual else 1e4 * EPS * size
         # A relative gap of 1e-4 is then a hundred roundings of the terms in the precision of the data.
@@ -354,6 +357,14 @@ class Program:
         # All samples are read, or copied where some have no weight, only if a few hold entries as large as that.
         small = found <= bound * self.map.rows(some).largest()
         return 0.0 if small and found <= bound * self.drop_zero_weights().map.largest() else found
+
+
+def out_of_range(dtype: torch.dtype) -> ValueError:
+    """The error where squares underflow or overflow."""
+    return ValueError(
+        f"squares of the data or the targets are too small or too large for {dtype}; scale the features (and alpha "
+        "with them) or the targets to about one"
+    )
 
 
 def check_alpha(alpha: float) -> None:

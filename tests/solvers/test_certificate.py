@@ -385,6 +385,21 @@ class TestDegenerate:
             found = certify(other, coef / unit, other.null_intercept)
             assert 0 < expected.gap == pytest.approx(found.gap, rel=1e-10)
 
+    @pytest.mark.parametrize("solver", ["fista", "smoothing_newton", "auto"])
+    @pytest.mark.parametrize("unit", [1e-200, 1e-160, 1e160, 1e200])
+    def test_targets_whose_squares_leave_the_range_have_no_gap_of_zero(self, unit, solver):
+        program = make_program("squared", "group_l2", n=30, intercept=True)
+        other = dataclasses.replace(program, y=program.y * unit, alpha=0.1 * program.alpha_max * unit)
+        with pytest.raises(ValueError, match="scale the features"):
+            certify(other, torch.zeros(program.coef_shape).double())
+        with pytest.raises(ValueError, match="scale the features"):
+            solve(other, get_solver(solver))
+
+    def test_targets_of_zero_have_a_gap_of_zero(self):
+        program = make_program("squared", "group_l2", n=30)
+        other = dataclasses.replace(program, y=0 * program.y)
+        assert certify(other, torch.zeros(program.coef_shape).double()).relative_gap == 0
+
     @pytest.mark.parametrize("exponent", [-900, 0])
     def test_units_of_one_output_change_nothing(self, exponent):
         program = make_program("squared", "group_l2", n=30, c=2)

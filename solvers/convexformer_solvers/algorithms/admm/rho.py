@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from convexformer_solvers.program import Program
+from convexformer_solvers.program import Program, out_of_range
 
 from .config import AdmmConfig
 
@@ -109,10 +109,7 @@ def largest_rho(program: Program, correlation: Tensor) -> float:
     square, bend = float(correlation.square().sum()), _bend(program, correlation)
     if not (0 < square < math.inf and 0 < bend < math.inf):
         program.map.check_finite()
-        raise ValueError(
-            f"squares of the data or the targets are too small or too large for {correlation.dtype}; scale the "
-            "features (and alpha with them) or the targets to about one"
-        )
+        raise out_of_range(correlation.dtype)
     return bend / square
 
 
