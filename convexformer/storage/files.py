@@ -7,7 +7,8 @@ import mmap
 import os
 import struct
 import zipfile
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -120,16 +121,28 @@ def find_array(path: str, name: str | None, place: str) -> FileArray:
     if not os.path.isfile(path):
         raise FileNotFoundError(f"{place} is no file")
     kind = Path(path).suffix
-    if kind == ".npz":
-        return _in_npz(path, name, place)
-    if kind == ".safetensors":
-        header, begin = read_header(path, place)
-        header.pop(RESERVED, None)
-        return stored(path, header, begin, choose(header, name, place), place)
-    if name is not None:
-        raise ValueError(f"{place} holds one array without a name; leave out ':{name}'")
-    with open(path, "rb") as file:
-        return _in_npy(file, path, place)
+    with checked(place):
+        if kind == ".npz":
+            return _in_npz(path, name, place)
+        if kind == ".safetensors":
+            header, begin = read_header(path, place)
+            header.pop(RESERVED, None)
+            return stored(path, header, begin, choose(header, name, place), place)
+        if name is not None:
+            raise ValueError(f"{place} holds one array without a name; leave out ':{name}'")
+        with open(path, "rb") as file:
+            return _in_npy(file, path, place)
+
+
+@contextmanager
+def checked(place: str) -> Iterator[None]:
+    """Errors about what a file holds become ``ValueError``: those who read it do not check that, and raise any."""
+    try:
+        yield
+    except (OSError, MemoryError, ValueError):
+        raise
+    except Exception as error:
+        raise ValueError(f"{place} is damaged: {type(error).__name__}: {error}") from error
 
 
 def choose(names: Collection[str], name: str | None, place: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .files import FileArray, choose, read_header, stored
+from .files import FileArray, checked, choose, read_header, stored
 
 MANIFEST = "manifest.json"
 FORMAT, VERSION = "convexformer shards", 1
@@ -65,24 +65,25 @@ def read_manifest(folder: str | os.PathLike[str]) -> dict[str, Any]:
 def shard_arrays(folder: str | os.PathLike[str], name: str | None, place: str) -> list[FileArray]:
     """The array of a name in each shard of a folder with a manifest, which they are compared with."""
     manifest = read_manifest(folder)
-    name = choose(manifest["arrays"], manifest["default"] if name is None else name, place)
-    wanted = manifest["arrays"][name]
-    found = []
-    for shard in manifest["shards"]:
-        path, where = os.path.join(folder, shard["name"]), f"shard {shard['name']!r} of {place}"
-        if not os.path.isfile(path):
-            raise FileNotFoundError(f"{where} is missing, though {MANIFEST} lists it")
-        header, begin = read_header(path, where)
-        entry = header.get(name, {"dtype": "nothing", "shape": [0]})
-        actual = {"dtype": entry["dtype"], "shape": entry["shape"][1:]}
-        if (actual, entry["shape"][0]) != (wanted, shard["rows"]):
-            raise ValueError(
-                f"{where} does not match {MANIFEST}: array {name!r} must have {shard['rows']} rows of shape "
-                f"{wanted['shape']} in {wanted['dtype']}, got {entry['shape'][0]} of {actual['shape']} in "
-                f"{actual['dtype']}"
-            )
-        found.append(stored(path, header, begin, name, where))
-    return found
+    with checked(place):
+        name = choose(manifest["arrays"], manifest["default"] if name is None else name, place)
+        wanted = manifest["arrays"][name]
+        found = []
+        for shard in manifest["shards"]:
+            path, where = os.path.join(folder, shard["name"]), f"shard {shard['name']!r} of {place}"
+            if not os.path.isfile(path):
+                raise FileNotFoundError(f"{where} is missing, though {MANIFEST} lists it")
+            header, begin = read_header(path, where)
+            entry = header.get(name, {"dtype": "nothing", "shape": [0]})
+            actual = {"dtype": entry["dtype"], "shape": entry["shape"][1:]}
+            if (actual, entry["shape"][0]) != (wanted, shard["rows"]):
+                raise ValueError(
+                    f"{where} does not match {MANIFEST}: array {name!r} must have {shard['rows']} rows of shape "
+                    f"{wanted['shape']} in {wanted['dtype']}, got {entry['shape'][0]} of {actual['shape']} in "
+                    f"{actual['dtype']}"
+                )
+            found.append(stored(path, header, begin, name, where))
+        return found
 
 
 def read_array(folder: str | os.PathLike[str], name: str | None = None) -> Tensor:
@@ -148,16 +149,17 @@ def verify_shards(folder: str | os.PathLike[str]) -> None:
     """
     place = repr(os.fspath(folder))
     shard_arrays(folder, None, place)
-    for shard in read_manifest(folder)["shards"]:
-        path = os.path.join(folder, shard["name"])
-        _, begin = read_header(path, place)
-        digest = hashlib.sha256()
-        with open(path, "rb") as file:
-            file.seek(begin)
-            while part := file.read(1 << 22):
-                digest.update(part)
-        if digest.hexdigest() != shard["sha256"]:
-            raise ValueError(
-                f"shard {shard['name']!r} of {place} is damaged: its numbers have the SHA-256 {digest.hexdigest()}, "
-                f"not {shard['sha256']} as in {MANIFEST}"
-            )
+    with checked(place):
+        for shard in read_manifest(folder)["shards"]:
+            path = os.path.join(folder, shard["name"])
+            _, begin = read_header(path, place)
+            digest = hashlib.sha256()
+            with open(path, "rb") as file:
+                file.seek(begin)
+                while part := file.read(1 << 22):
+                    digest.update(part)
+            if (found := digest.hexdigest()) != shard["sha256"]:
+                raise ValueError(
+                    f"shard {shard['name']!r} of {place} is damaged: its numbers have the SHA-256 {found}, not "
+                    f"{shard['sha256']} as in {MANIFEST}"
+                )

@@ -17,7 +17,7 @@ from torch import Tensor
 from convexformer.validation import as_tensor, is_integer
 from convexformer_solvers.validation import check_counts
 
-from .files import RESERVED, encode_header, layout, read_header, torch_dtype
+from .files import RESERVED, checked, encode_header, layout, read_header, torch_dtype
 from .manifest import FORMAT, MANIFEST, VERSION
 
 
@@ -195,13 +195,14 @@ class ShardWriter:
                 f"folder={os.fspath(self.folder)!r} has a shard {path.name!r} that was written with other data or "
                 "settings; give another folder, or delete this one"
             )
-        n_bytes = begin + max(entry["data_offsets"][1] for entry in header.values())
-        if path.stat().st_size != n_bytes:
-            return None
-        rows = self.rows(shard)
-        arrays = {name: {"dtype": entry["dtype"], "shape": entry["shape"][1:]} for name, entry in header.items()}
-        n_rows = rows.stop - rows.start
-        return {"name": path.name, "rows": n_rows, "bytes": n_bytes, "sha256": note["sha256"], "arrays": arrays}
+        with checked(self.describe(shard)):
+            n_bytes = begin + max(entry["data_offsets"][1] for entry in header.values())
+            if path.stat().st_size != n_bytes:
+                return None
+            rows = self.rows(shard)
+            arrays = {name: {"dtype": entry["dtype"], "shape": entry["shape"][1:]} for name, entry in header.items()}
+            n_rows = rows.stop - rows.start
+            return {"name": path.name, "rows": n_rows, "bytes": n_bytes, "sha256": note["sha256"], "arrays": arrays}
 
     def _put(self, name: str, parts: list[Any]) -> None:
         """Write a file under a name of its own, then give it its name."""

@@ -298,6 +298,23 @@ def test_damaged_numbers_are_found_by_their_hash(written):
         verify_shards(written)
 
 
+def test_shards_and_manifests_that_lack_an_entry_are_refused(written):
+    path = written / "part-00002.safetensors"
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"data_offsets", b"data_0ffsets"))
+    writer = ShardWriter(written, N, ROWS, info={"encoder": "none"})
+    for read in (lambda: open_source(written), lambda: read_array(written), lambda: list(writer.pending())):
+        with pytest.raises(ValueError, match="is damaged: KeyError: 'data_offsets'"):
+            read()
+    path.write_bytes(content)
+    rewrite(written, lambda manifest: manifest["shards"][1].pop("sha256"))
+    with pytest.raises(ValueError, match="is damaged: KeyError: 'sha256'"):
+        verify_shards(written)
+    rewrite(written, lambda manifest: manifest.pop("shards"))
+    with pytest.raises(ValueError, match="is damaged: KeyError: 'shards'"):
+        open_source(written)
+
+
 def test_damaged_manifests_are_named(written, tmp_path):
     with pytest.raises(ValueError, match=r"has no array 'z', but \['X', 'y'\]"):
         open_source(f"{written}:z")

@@ -305,6 +305,16 @@ def test_files_without_a_whole_header_are_named(size, tmp_path):
         refused(path, rf"{path.name}' is (truncated|damaged)")
 
 
+@pytest.mark.parametrize(
+    ("store", "part", "other"),
+    [(save_npy, b"}", b"("), (save_npz, b"}", b"("), (save_safetensors, b"dtype", b"dtyqe")],
+)
+def test_headers_with_other_bytes_are_refused(store, part, other, tmp_path):
+    path = store(tmp_path, numbers())
+    path.write_bytes(path.read_bytes().replace(part, other))
+    refused(path, rf"{path.name}' is damaged")
+
+
 def test_a_truncated_shard_is_named(tmp_path):
     folder = save_folder(tmp_path, numbers())
     path = folder / "2.npy"
