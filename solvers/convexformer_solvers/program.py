@@ -150,7 +150,7 @@ class Program:
             if dtype not in PRECISIONS.values():
                 raise ValueError(f"{name} must hold float32 or float64 numbers, got {dtype}; convert it with .double()")
         if not bool(torch.isfinite(y).all()):
-            raise ValueError("y must be finite, got NaN or infinite values")
+            raise ValueError(f"y must be finite in {y.dtype}, got NaN or infinite values")
         if weight is not None and weight.shape != (n,):
             raise ValueError(f"sample_weight must have shape ({n},), got {tuple(weight.shape)}")
         if weight is not None and weight.is_complex():

@@ -470,6 +470,11 @@ class TestErrors:
         with pytest.raises(ValueError, match="y must be finite"):
             self.build(y=torch.full((5, 1), value))
 
+    def test_y_not_finite_in_the_precision_of_a_solve(self):
+        program = self.build(y=torch.full((5, 1), 1e60, dtype=torch.float64))
+        with pytest.raises(ValueError, match=r"y must be finite in torch.float32"):
+            solve(program, Auto(), dtype="float32")
+
     @pytest.mark.parametrize("alpha", [0, -1.0, math.nan, math.inf, "0.1", None, True])
     def test_alpha(self, alpha):
         with pytest.raises(ValueError, match=r"alpha must be .*positive"):

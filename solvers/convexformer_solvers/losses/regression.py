@@ -121,7 +121,7 @@ class Huber(Loss):
         # part: interpolate between the kinks where it crosses zero, as Newton steps can stall there. In float64: beside
         # large residuals float32 loses the two kinks of a sample in one number.
         weight, residual = weight.double(), y.double() - pred.double()
-        origin, twice = torch.zeros_like(residual[0]), 2 * self.delta
+        origin, twice = residual.new_zeros(residual.shape[1]), 2 * self.delta
         if float(residual.abs().max()) > self.delta / math.sqrt(EPS):  # beside which delta may be rounding
             # The best one is within delta of a median, and samples beyond twice that pull alike.
             origin = _medians(residual, weight)[0]
