@@ -262,7 +262,7 @@ class PrimalDual:
         self._load_best()
         self._judge(judged)
         if self.objective == "constrained" and not self.feasible_:
-            warn_infeasible(self.report_, self.constraints)
+            warn_infeasible(self.report_, self.constraints, self.n_errors)
         return self.history_
 
     def _run_epoch(self, training: Samples, held_out: Samples | None) -> None:

@@ -175,9 +175,9 @@ class FeasibilityReport:
         return "\n".join(["feasible" if self.feasible else "infeasible", *rows])
 
 
-def warn_infeasible(report: FeasibilityReport, constraints: DescentConstraints) -> None:
-    """Warn the caller of the caller that the constraints do not hold."""
-    layer = int(np.argmax(report.violations))
+def warn_infeasible(report: FeasibilityReport, constraints: DescentConstraints, n_errors: float) -> None:
+    """Warn the caller of the caller that the constraints do not hold, and name one that does not."""
+    layer = int(np.argmax(report.violations - n_errors * report.standard_errors))
     warnings.warn(
         f"the constraints do not hold: that of layer {layer + 1} is violated by {report.violations[layer]:.3g} "
         f"(standard error {report.standard_errors[layer]:.2g}), with alpha={constraints.alpha} and "

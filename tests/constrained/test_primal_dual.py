@@ -91,6 +91,20 @@ def test_an_infeasible_problem_is_reported():
     assert trainer.duals_[0] > trainer.history_.duals[10][0] > 0  # it grows without end
 
 
+def test_the_warning_names_a_constraint_that_does_not_hold():
+    """The first layer is above its bound by .5, less than its standard error; the second by .1, without one."""
+
+    def layer_losses(model, batch):
+        (first,) = batch
+        return torch.stack([first, 0.5 * first + 0.1]) + 0 * model.at
+
+    data = [torch.tensor([0.0, 3.0], dtype=torch.float64)]
+    trainer = PrimalDual(Point(0.0), layer_losses, alpha=0.5, c_ref=1.0, **PLAIN)
+    with pytest.warns(InfeasibleWarning, match=r"layer 2 is violated by 0\.1 "):
+        trainer.fit(data, n_epochs=1)
+    assert trainer.report_.violations[0] < trainer.report_.standard_errors[0]
+
+
 def test_resilience_with_validation_keeps_the_fixed_point():
     """The slacks of early epochs, which overshoot, must not make early weights look feasible."""
     for dual_lr in (0.5, 0.1):
