@@ -88,7 +88,7 @@ def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
     fit.add_argument("--max-iter", type=int, default=10_000, help="iterations at most")
     fit.add_argument("--dtype", help="float32 or float64; default: that of X")
     fit.add_argument("--device", help="cpu or cuda")
-    fit.add_argument("--seed", type=seed, default=0, help="seed of the gates")
+    fit.add_argument("--seed", type=seed, default=0, help="seed of the gates, or of the dictionary of a probe")
     fit.set_defaults(run=_run_fit)
 
 

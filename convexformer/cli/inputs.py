@@ -82,7 +82,12 @@ def load_data(path: Path, targets: Path | None, memory_limit: int | None) -> tup
     read as they are needed; their targets are in a file, or in a folder of shards as the array ``y``.
     """
     if targets is None and memory_limit is None and not path.is_dir():
-        arrays = load_arrays(path, ("X", "y"))
+        try:
+            arrays = load_arrays(path, ("X", "y"))
+        except CommandError as error:
+            if not _is_of_samples(path):
+                raise
+            raise CommandError(f"{error}; to read X from {path}, give a file with y: --targets y.npy") from error
         return arrays.pop("X"), arrays
     if not path.exists():
         raise CommandError(f"no file or folder at {path}")
@@ -99,6 +104,9 @@ def load_data(path: Path, targets: Path | None, memory_limit: int | None) -> tup
 
 def _load_targets(path: Path) -> dict[str, Any]:
     if path.suffix != ".npy":
+        if path.is_file() and path.suffix != ".npz" and not zipfile.is_zipfile(path):
+            makes_one = f"np.save({path.with_suffix('.npy').name!r}, y)"
+            raise CommandError(f"--targets must be an .npy or .npz file, got {path}; {makes_one} makes one")
         return load_arrays(path, ("y",))
     if not path.exists():
         raise CommandError(f"no file at {path}")
@@ -132,12 +140,20 @@ def _shard_arrays(folder: Path, *wanted: str) -> dict[str, Any]:
 
 
 def load_samples(path: Path) -> dict[str, Any]:
-    """The arrays of an .npz file; of all else that is read as it is needed the path, as the samples ``X``."""
+    """The arrays of an .npz file; of all else the path, as the samples ``X``, with the targets of a folder of shards.
+
+    Samples of a path are read as they are needed.
+    """
+    if path.is_dir():
+        return {"X": os.fspath(path), **_shard_arrays(path, "y", "sample_weight")}
+    return {"X": os.fspath(path)} if _is_of_samples(path) else load_arrays(path, ("X",))
+
+
+def _is_of_samples(path: Path) -> bool:
+    """Whether there is a file of which samples alone are read."""
     from convexformer.storage.opening import FILE_SUFFIXES
 
-    if path.is_dir() or (path.exists() and path.suffix in FILE_SUFFIXES and path.suffix != ".npz"):
-        return {"X": os.fspath(path)}
-    return load_arrays(path, ("X",))
+    return path.is_file() and path.suffix in FILE_SUFFIXES and path.suffix != ".npz"
 
 
 def samples_of(arrays: dict[str, Any], path: Path, is_probe: bool) -> Any:

@@ -21,7 +21,7 @@ def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     predict.add_argument(
-        "file", type=Path, help=".npz with X, and y when a score is wanted; or data on a disk, as fit reads it"
+        "file", type=Path, help=".npz or folder of shards with X, and y when a score is wanted; or another file of X"
     )
     predict.add_argument("--model", type=Path, default=Path("model.npz"), help="model saved by fit")
     predict.add_argument(

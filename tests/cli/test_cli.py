@@ -109,6 +109,10 @@ def test_a_probe_reads_shards_and_their_lengths(tmp_path, capsys):
     report = json.loads(capsys.readouterr().out)
     expected = ConvexProbeRegressor(random_state=0).fit((X, lengths), y)
     assert report["objective"] == pytest.approx(expected.certificate_.primal, abs=1e-9)
+    found = run_json(
+        capsys, "predict", tmp_path / "shards", "--model", tmp_path / "model.npz", "--out", tmp_path / "out.npz"
+    )
+    assert found["score"] == pytest.approx(report["train_score"], rel=1e-12)  # of the targets in the shards
 
 
 def write_samples(path, arrays):
@@ -232,6 +236,8 @@ def test_interrupted_cross_validation_goes_on_from_its_folder(regression_file, t
         (["fit", "empty.npz"], "empty.npz is not an .npz file of plain arrays"),
         (["fit", "cut.npz"], "cut.npz is not an .npz file of plain arrays"),
         (["fit", "single.npy"], "single.npy is not an .npz file of plain arrays: it holds a single array"),
+        (["fit", "single.npy"], "to read X from single.npy, give a file with y: --targets y.npy"),
+        (["fit", "{data}", "--targets", "y.csv"], r"--targets must be an .npy or .npz file, .*; np.save\('y.npy', y\)"),
     ],
 )
 def test_mistakes_end_with_one_line_and_exit_code_1(arguments, message, regression_file, tmp_path, capsys, monkeypatch):
@@ -240,6 +246,7 @@ def test_mistakes_end_with_one_line_and_exit_code_1(arguments, message, regressi
     Path("empty.npz").write_bytes(b"")
     Path("cut.npz").write_bytes(whole[: len(whole) // 2])
     np.save("single.npy", np.ones(3))
+    np.savetxt("y.csv", np.ones(3))
     np.savez("two.npz", X=np.eye(4)[:, :, None], y=np.eye(4)[:, :2])
     assert cli.main([part.format(data=regression_file) for part in arguments] + ["--quiet"]) == 1
     error = capsys.readouterr().err
