@@ -170,7 +170,7 @@ def class_targets(
     weighted = y if sample_weight is None else y[sample_weight > 0]
     if len(np.unique(weighted)) < 2:
         raise ValueError(
-            f"y must have at least two classes with positive weight, got one class: {np.unique(weighted)[0]!r}"
+            f"y must have at least two classes with positive weight, got one class: {weighted.tolist()[0]!r}"
         )
     if class_weight is None:
         return ClassTargets(classes, loss)

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from convexformer.validation import is_integer
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Explanation:
@@ -64,9 +66,13 @@ class Explanation:
 
         Raises
         ------
+        IndexError
+            If there is no such sample.
         ValueError
             If there is no such score.
         """
+        if not (is_integer(sample) and -len(self) <= sample < len(self)):
+            raise IndexError(f"sample must be the position of one of the {len(self)} samples, got {sample!r}")
         found = self.contributions[sample]
         if found.ndim == 1:
             return self._of_single(found, output)

@@ -259,7 +259,7 @@ def test_any_device_equals_the_cpu(penalty, activation, accelerator):
 @pytest.mark.parametrize(
     ("target", "parameters", "message"),
     [
-        (np.zeros(20, int), {}, "two classes"),
+        (np.zeros(20, int), {}, "two classes with positive weight, got one class: 0$"),
         (y, {}, "Unknown label type"),
         (labels, {"loss": "squared"}, "use ConvexAttentionRegressor"),
         (labels, {"class_weight": "heavy"}, "class_weight"),
