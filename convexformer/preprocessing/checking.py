@@ -98,7 +98,7 @@ def choose_samples(X: Any, index: NDArray[np.int64]) -> Any:
     samples = X if isinstance(X, TokenSequences) else stored_sequences(X)
     if samples is not None:
         return samples.rows(torch.from_numpy(index))
-    if isinstance(X, tuple) and len(X) == 2 and np.ndim(X[0]) == 3:
+    if _is_pair(X):
         return tuple(part[index] if torch.is_tensor(part) else np.asarray(part)[index] for part in X)
     if torch.is_tensor(X) and X.is_nested:
         return [X[int(i)] for i in index]
@@ -106,7 +106,7 @@ def choose_samples(X: Any, index: NDArray[np.int64]) -> Any:
 
 
 def _as_sequences(estimator: Any, X: Any, reset: bool) -> TokenSequences:
-    if isinstance(X, tuple) and len(X) == 2 and np.ndim(X[0]) == 3:
+    if _is_pair(X):
         tokens = _tensor(X[0], "X[0]")
         return PaddedSequences(tokens, mask_of(X[1], len(tokens), tokens.shape[1], tokens.device))
     if isinstance(X, np.ma.MaskedArray):
@@ -123,6 +123,19 @@ def _as_sequences(estimator: Any, X: Any, reset: bool) -> TokenSequences:
             raise ValueError(f"X must have at least one sample, token and feature, got shape {tuple(tokens.shape)}")
         return PaddedSequences(tokens)
     return PaddedSequences(_single_tokens(estimator, X, reset))
+
+
+def _is_pair(X: Any) -> bool:
+    """Whether ``X`` is an array of samples with lengths or a mask, not two samples."""
+    if not (isinstance(X, tuple) and len(X) == 2):
+        return False
+    try:
+        return np.ndim(X[0]) == 3
+    except ValueError as error:
+        raise ValueError(
+            "X[0] must be one array of shape (n_samples, n_tokens, n_features), as X[1] says which of its tokens are "
+            f"real; samples of different lengths are a list without lengths: {error}"
+        ) from error
 
 
 def _single_tokens(estimator: Any, X: Any, reset: bool) -> Tensor:

@@ -190,6 +190,8 @@ def test_explanations_name_their_scores():
     np.testing.assert_array_equal(explanation.of(0), explanation.contributions[0][:, largest])
     with pytest.raises(ValueError, match=r"output must be one of .*got 'none'"):
         explanation.of(0, "none")
+    with pytest.raises(IndexError, match=f"sample must be the position of one of the {len(SAMPLES)} samples, got 99"):
+        explanation.of(99)
     two = classifier().fit(SAMPLES, LABELS == "low").explain(SAMPLES)
     np.testing.assert_array_equal(two.of(1, False), -two.of(1, True))
 
@@ -555,6 +557,8 @@ def test_one_class_and_empty_samples_are_named():
         classifier().fit(SAMPLES, np.zeros(len(SAMPLES)))
     with pytest.raises(ValueError, match=r"X\[59\] has no token"):
         classifier().fit([*SAMPLES[:-1], np.zeros((0, 4))], LABELS)
+    with pytest.raises(ValueError, match=r"X\[0\] must be one array .* are a list without lengths"):
+        classifier().fit((SAMPLES, [len(sample) for sample in SAMPLES]), LABELS)
 
 
 def test_memory_is_not_kept_after_the_fit():
