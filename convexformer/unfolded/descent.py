@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from convexformer_solvers.validation import check_counts, is_real
+from convexformer_solvers.validation import check_counts, check_tensor, is_real
 
 from .graphs import check_attention_mask
 from .layers import UnfoldedTransformer
@@ -123,6 +123,7 @@ def descent_report(
     """
     if not isinstance(model, UnfoldedTransformer):
         raise TypeError(f"model must be an UnfoldedTransformer, got {type(model).__name__}")
+    check_tensor("tokens", tokens)
     if tokens.ndim != 3:
         raise ValueError(f"tokens must have shape (n_samples, n_tokens, n_features), got {tuple(tokens.shape)}")
     if not (is_real(rtol) and 0 <= rtol < float("inf")):

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from convexformer_solvers.validation import check_tensor
+
 
 def check_graph(graph: Any) -> Tensor | None:
     """A graph as a boolean matrix without self-loops, or None for the complete graph.
@@ -46,6 +48,13 @@ def check_graph(graph: Any) -> Tensor | None:
             "directed mask has no such energy and no theorem of descent applies; give graph | graph.T"
         )
     return graph & ~torch.eye(len(graph), dtype=torch.bool, device=graph.device)
+
+
+def check_floats(name: str, values: Any) -> None:
+    """Raise an error unless the argument of that name is a tensor of floating-point numbers."""
+    check_tensor(name, values)
+    if not values.is_floating_point():
+        raise ValueError(f"{name} must hold floating-point numbers, such as float64, got {values.dtype}")
 
 
 def check_attention_mask(mask: Any, shape: tuple[int, ...]) -> Tensor | None:
@@ -129,6 +138,7 @@ def centred(tokens: Tensor, present: Tensor | None) -> Tensor:
     >>> centred(torch.tensor([[1.0], [3.0], [float("nan")]]), torch.tensor([True, True, False])).T
     tensor([[-1.,  1.,  0.]])
     """
+    check_floats("tokens", tokens)
     if present is None:
         return tokens - tokens.mean(-2, keepdim=True)
     count = present.sum(-1)[..., None, None].clamp_min(1)

@@ -12,12 +12,12 @@ from torch.nn.utils import parametrize
 
 from convexformer.nn.modules.base import check_like, seeded
 from convexformer.validation import check_flag, check_positive
-from convexformer_solvers.validation import check_counts, check_tensor
+from convexformer_solvers.validation import check_counts
 
 from .attention import DescentWarning, EnergyAttention
 from .attention import Mode as AttentionMode
 from .energies import Energy, FeedForwardEnergy, NonNegative
-from .graphs import check_attention_mask, without_padding
+from .graphs import check_attention_mask, check_floats, without_padding
 from .parametrizations import SymmetricEigenvalues, computed_once
 from .rho import Rho
 
@@ -202,7 +202,7 @@ class UnfoldedLayer(nn.Module):
         Tensor of shape (..., n, d)
             Without negative entries.
         """
-        check_tensor("tokens", tokens)
+        check_floats("tokens", tokens)
         present = check_attention_mask(attention_mask, tuple(tokens.shape))
         tokens = without_padding(tokens, present)
         moved = self._alternate(tokens, anchor, present) if self.mode == "aim" else self._step(tokens, anchor, present)

@@ -14,6 +14,8 @@ from torch import Tensor
 from convexformer.validation import check_positive
 from convexformer_solvers.validation import check_tensor
 
+from .graphs import check_floats
+
 
 @dataclass(frozen=True, eq=False)  # tensors are not compared as a whole
 class DescentRegion:
@@ -231,9 +233,7 @@ def check_points(**points: Tensor) -> None:
     """Raise an error naming the first argument that is no finite point, or does not fit the one before it."""
     (first, pattern), *_ = points.items()
     for name, point in points.items():
-        check_tensor(name, point)
-        if not point.is_floating_point():
-            raise ValueError(f"{name} must hold floating-point numbers, such as float64, got {point.dtype}")
+        check_floats(name, point)
         if not bool(torch.isfinite(point).all()):
             raise ValueError(f"{name} must be finite, got NaN or infinite values")
         if point.shape != pattern.shape:

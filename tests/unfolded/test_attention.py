@@ -4,7 +4,14 @@ import pytest
 import torch
 from unfolded_cases import RHO_IDS, RHOS, Capped, autograd_gradient, draw, random_graph
 
-from convexformer.unfolded import DescentWarning, EnergyAttention, InteractionEnergy, SquaredDistance, get_rho
+from convexformer.unfolded import (
+    DescentWarning,
+    EnergyAttention,
+    InteractionEnergy,
+    SquaredDistance,
+    UnfoldedLayer,
+    get_rho,
+)
 
 N, D, K = 6, 4, 3
 ROUNDING = 1e-12
@@ -222,6 +229,11 @@ def test_bad_tokens_and_masks():
         attention(tokens, attention_mask=torch.zeros(2, N))
     with pytest.raises(TypeError, match="attention_mask must be a tensor"):
         attention(tokens, attention_mask=[1] * N)
+    for call in (attention, attention.energy().value, UnfoldedLayer(D)):
+        with pytest.raises(ValueError, match=r"tokens must hold floating-point numbers, such as .*, got torch.int64"):
+            call(tokens.long())
+        with pytest.raises(TypeError, match="tokens must be a torch tensor, got ndarray"):
+            call(tokens.numpy())
 
 
 def test_steps_beyond_the_bound_warn():
