@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import mmap
 import os
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,8 @@ def open_source(X: Any) -> Source | None:
     ModuleNotFoundError
         If the package for a kind of file is absent.
     ValueError
-        If a file is damaged, truncated or compressed, holds something else than floats and integers, or shards differ.
+        If a file is damaged, truncated or compressed, holds something else than floats and integers, or shards differ,
+        or an object holds several arrays.
 
     Examples
     --------
@@ -91,6 +93,8 @@ def open_source(X: Any) -> Source | None:
         raise ValueError(
             "X must tell its number of samples; give Chunks(make), where make returns chunks of this stream"
         )
+    if isinstance(X, Mapping) or (package == "zarr" and kind == "Group"):
+        raise ValueError(f"X must be one array, got a {kind} of {list(X)}; pass one of its arrays, as in X['name']")
     return None
 
 

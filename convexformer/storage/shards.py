@@ -120,10 +120,16 @@ class ShardWriter:
 
         Raises
         ------
+        TypeError
+            If `arrays` are not arrays by name.
         ValueError
             If an array has another number of rows or holds no numbers, or has a name that is no text or reserved.
         """
         rows = self.rows(shard)
+        if not isinstance(arrays, Mapping):
+            raise TypeError(
+                f"arrays must be a dict of arrays by name, such as {{'X': ...}}, got {type(arrays).__name__}"
+            )
         tensors: dict[str, Tensor] = {}
         for name, values in arrays.items():
             if not isinstance(name, str) or name == RESERVED:

@@ -193,6 +193,11 @@ def test_killed_writers_leave_nothing_that_is_not_whole(tmp_path):
     verify_shards(folder)
 
 
+def test_arrays_without_names_are_refused(tmp_path):
+    with pytest.raises(RuntimeError, match=r"arrays must be a dict of arrays by name, .* got ndarray"):
+        write_shards(tmp_path, lambda rows: np.ones((N, 2))[rows], N, shard_rows=ROWS)
+
+
 def test_a_failure_names_shard_and_samples(tmp_path):
     def failing(rows):
         if rows.start == 8:

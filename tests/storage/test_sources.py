@@ -399,6 +399,22 @@ def test_damaged_archives_are_named(tmp_path):
     refused(tmp_path / "X.h5", "X.h5' is truncated, damaged or no file of HDF5")
 
 
+def test_objects_of_several_arrays_are_named(tmp_path):
+    arrays = {"X": np.ones((3, 2, 1)), "y": np.ones(3)}
+    np.savez(tmp_path / "X.npz", **arrays)
+    with np.load(tmp_path / "X.npz") as archive:
+        refused(
+            archive, r"X must be one array, got a NpzFile of \['X', 'y'\]; pass one of its arrays, as in X\['name'\]"
+        )
+    refused(arrays, "X must be one array, got a dict of")
+    with pytest.importorskip("h5py").File(tmp_path / "X.h5", "w") as file:
+        file.update(arrays)
+        refused(file, "X must be one array, got a File of")
+    refused(
+        pytest.importorskip("zarr").open_group(tmp_path / "X.zarr", mode="w"), "X must be one array, got a Group of"
+    )
+
+
 def test_columns_that_differ_are_named():
     datasets = pytest.importorskip("datasets")
     table = datasets.Dataset.from_dict({"X": [[1.0, 2.0]] * 3 + [[1.0]], "text": ["a"] * 4})
