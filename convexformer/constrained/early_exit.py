@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
@@ -169,6 +170,11 @@ def _logits(layer_outputs: Any) -> Tensor:
 
 
 def _classes(y: Any, logits: Tensor) -> Tensor:
+    if not torch.is_tensor(y) and np.asarray(y).dtype.kind in "OSU":
+        raise ValueError(
+            "y must hold classes as integers from 0, got labels; np.searchsorted(model.classes_, y) makes them of the "
+            "labels of an estimator"
+        )
     classes = as_tensor(y, logits.device, name="y")
     if classes.shape != logits.shape[1:2]:
         raise ValueError(f"y must have shape ({logits.shape[1]},), a class per sample, got {tuple(classes.shape)}")

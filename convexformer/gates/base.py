@@ -50,9 +50,8 @@ class Gates:
             tensor = as_tensor(values, dtype=torch.float64, name=f"gates: {name}")
             array = np.array(tensor.numpy(force=True))  # a copy: the gates stay
             if array.ndim != 2 or array.size == 0 or not np.isfinite(array).all():
-                raise ValueError(
-                    f"gates: {name} must be a finite array of shape (n_gates, ...), got shape {array.shape}"
-                )
+                got = f"shape {array.shape}" + ("" if np.isfinite(array).all() else " with NaN or infinite values")
+                raise ValueError(f"gates: {name} must be a finite array of shape (n_gates, ...), got {got}")
             object.__setattr__(self, name, array)
         if len(self.u1) != len(self.u2):
             raise ValueError(f"gates: u1 and u2 must have equal length, got {len(self.u1)} and {len(self.u2)}")

@@ -83,6 +83,7 @@ def test_tensors_stay_tensors():
         (lambda z, y: exit_curve(z * np.nan, y), "layer_outputs must not hold NaN"),
         (lambda z, y: exit_curve(z, y[1:]), "y must have shape"),
         (lambda z, y: exit_curve(z, y.astype(float)), "y must hold classes as integers"),
+        (lambda z, y: exit_curve(z, y.astype(str)), r"got labels; np.searchsorted\(model.classes_, y\) makes"),
         (lambda z, y: early_exit(z, 1.1), "threshold must be between 0 and 1, got 1.1"),
         (lambda z, y: early_exit(z, "high"), "threshold must be between 0 and 1"),
         (lambda z, y: exit_tradeoff(z, y, 0.5), "thresholds must have shape"),
