@@ -373,6 +373,8 @@ class ConvexAttentionBase(TargetEstimator, CertifiedEstimator):
             made = source.make(data, stream)
         except GatesInterrupted as interruption:
             return interruption.gates, interruption.gates.masks(data.tokens), interruption
+        if not isinstance(made, Gates):
+            raise TypeError(f"gates={self.gates!r}: make must return Gates(u1, u2), got {type(made).__name__}")
         self._drawn = "" if all(map(np.array_equal, before, stream.get_state())) else "gates"
         masks = made.masks(data.tokens)
         distinct = made.distinct(masks, data.sample_weight)

@@ -307,3 +307,12 @@ def test_a_source_of_ones_own(make_problem):
     X, y = make_problem()
     model = ConvexAttentionRegressor(0.05, activation="gated_relu", gates=Halves()).fit(X, y)
     np.testing.assert_array_equal(model.gates_.u1, [[1.0] * 3, [-1.0] * 3])
+
+
+def test_a_source_that_makes_no_gates_is_named(make_problem):
+    class Pair(GateSource):
+        def make(self, data, random_state):
+            return np.ones((2, data.token_shape[0])), np.ones((2, data.token_shape[1]))
+
+    with pytest.raises(TypeError, match=r"gates=.*Pair.*: make must return Gates\(u1, u2\), got tuple"):
+        ConvexAttentionRegressor(0.05, activation="gated_relu", gates=Pair()).fit(*make_problem())
