@@ -193,6 +193,11 @@ def read_labelled_sentences(source: str) -> tuple[list[str], Sequence[str]]:
 
 
 def _lines(path: str | Path) -> list[str]:
+    if not Path(path).is_file():
+        raise FileNotFoundError(
+            f"{str(path)!r} is no file; give text files, one for each label, a .tsv file or "
+            "'documentation:PACKAGE,PACKAGE'"
+        )
     lines = text_lines(path, f"corpora must be text files in UTF-8, and {path} is none")
     return [line for line in lines if line.strip()]
 

@@ -192,6 +192,10 @@ def test_bad_corpora(sources, settings, source, changes, message):
     changed = UnfoldedSettings(**{**vars(settings), **changes})
     with pytest.raises(ValueError, match=message):
         load_corpus(source.format(*[sources] * 2), changed)
+    with pytest.raises(
+        FileNotFoundError, match=r"'absent' is no file; give text files, .* 'documentation:PACKAGE,PACKAGE'"
+    ):
+        load_corpus("absent", changed)
 
 
 @pytest.mark.parametrize(
