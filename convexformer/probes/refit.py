@@ -155,10 +155,13 @@ def refit_probe(
     with torch.no_grad():
         coef = probe.coef().detach().to(samples.device, samples.dtype)
         bias = coef.new_zeros(coef.shape[2]) if probe.bias is None else probe.bias.detach().to(coef)
+    target = as_targets(y, samples.device)
+    if target.shape[1] != coef.shape[2]:
+        raise ValueError(f"y must have the {coef.shape[2]} outputs of the module, got shape {tuple(target.shape)}")
     pooler = TokenPooler([QueryWeights(probe.queries.detach().cpu(), probe.temperature)])
     program = build_program(
         pooled(pooler, samples),
-        as_targets(y, samples.device),
+        target,
         get_loss(loss),
         get_penalty(penalty),
         alpha,

@@ -19,7 +19,7 @@ from convexformer import (
     load_model,
     save_model,
 )
-from convexformer.nn import ProbeNetwork
+from convexformer.nn import AttentiveProbe, ProbeNetwork
 from convexformer.preprocessing import (
     MeanPooling,
     PoolingUnion,
@@ -435,6 +435,17 @@ def test_module_exports_for_any_number_of_samples_and_tokens(part):
     again = torch.export.load(saved).module()
     array, _, mask = (torch.as_tensor(values) for values in padded(SAMPLES))
     torch.testing.assert_close(again(array, mask), network(array, mask))
+
+
+@pytest.mark.parametrize("change", [torch.Tensor.long, torch.Tensor.float, lambda mask: mask.sum(1)])
+def test_masks_of_another_kind_are_named(change):
+    array, _, mask = (torch.as_tensor(values) for values in padded(SAMPLES))
+    network = regressor().fit(SAMPLES, Y).to_torch()
+    for module in (network, AttentiveProbe(4, 1).double()):
+        with pytest.raises(ValueError, match=r"mask must be torch.bool of shape .*; mask.bool\(\) makes one"):
+            module(array, change(mask))
+        with pytest.raises(TypeError, match="mask must be a torch tensor, got ndarray"):
+            module(array, mask.numpy())
 
 
 def test_folders_of_safetensors_hold_the_module(tmp_path):

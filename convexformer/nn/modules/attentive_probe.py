@@ -13,7 +13,7 @@ from convexformer.validation import as_floats, as_tensor, check_positive
 from convexformer_solvers import Penalty, get_penalty
 from convexformer_solvers.validation import check_counts
 
-from .base import AttentionNetwork, as_arguments, normal_draws
+from .base import AttentionNetwork, as_arguments, check_mask, normal_draws
 
 
 class AttentiveProbe(AttentionNetwork):
@@ -100,6 +100,7 @@ class AttentiveProbe(AttentionNetwork):
     def _weights(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
         scores = self.queries @ tokens.mT / self.temperature
         if mask is not None:
+            check_mask(mask)
             scores = scores.masked_fill(~mask[:, None], -math.inf)
         return torch.softmax(scores, -1)
 

@@ -119,6 +119,16 @@ def check_like(parameter: Tensor, part: Tensor, name: str) -> None:
         )
 
 
+def check_mask(mask: Tensor) -> None:
+    """Raise an error unless a mask of tokens is a boolean tensor of two dimensions."""
+    check_tensor("mask", mask)
+    if mask.dtype != torch.bool or mask.ndim != 2:
+        raise ValueError(
+            f"mask must be torch.bool of shape (n_samples, n_tokens), True where a token is real, got {mask.dtype} of "
+            f"shape {tuple(mask.shape)}; mask.bool() makes one of zeros and ones"
+        )
+
+
 class AttentionNetwork(nn.Module, ABC):
     """A network of attention heads with its own weight decay; what ``train`` trains.
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from convexformer.optional import required
 from convexformer.validation import as_tensor, check_finite
 
+from .base import check_mask
 from .token_weights import TOKEN_WEIGHTS, JoinedWeights, TokenWeights
 
 _FILE, _CONFIG = "model.safetensors", "config.json"
@@ -122,6 +123,7 @@ class TokenPooler(nn.Module):
         """Standardised tokens, zero where none is, and their mask."""
         if mask is None:
             mask = torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
+        check_mask(mask)
         return self.standardized(tokens).masked_fill(~mask[..., None], 0.0), mask
 
     def extended(self, part: TokenWeights, factors: Tensor | None) -> TokenPooler:
