@@ -232,8 +232,8 @@ def make_word_vectors(
     words = sorted((word for word, count in counts.items() if count >= min_count), key=lambda w: (-counts[w], w))
     if len(words) <= n_features:
         raise ValueError(
-            f"sentences must have more than n_features={n_features} words that stand in them {min_count} times, got "
-            f"{len(words)}"
+            f"sentences must have more than n_features={n_features} words that stand in them min_count={min_count} "
+            f"times, got {len(words)}"
         )
     index = {word: i for i, word in enumerate(words)}
     pairs: Counter[tuple[int, int]] = Counter()

@@ -100,7 +100,6 @@ class AttentiveProbe(AttentionNetwork):
     def _weights(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
         scores = self.queries @ tokens.mT / self.temperature
         if mask is not None:
-            check_mask(mask)
             scores = scores.masked_fill(~mask[:, None], -math.inf)
         return torch.softmax(scores, -1)
 
@@ -273,7 +272,10 @@ class AttentiveProbe(AttentionNetwork):
 
 def _real(tokens: Tensor, mask: Tensor | None) -> Tensor:
     """Tokens with zeros where none is real, whatever is there."""
-    return tokens if mask is None else tokens.masked_fill(~mask[..., None], 0.0)
+    if mask is None:
+        return tokens
+    check_mask(mask)
+    return tokens.masked_fill(~mask[..., None], 0.0)
 
 
 def attentive_reading(module: Any) -> AttentiveProbe:
