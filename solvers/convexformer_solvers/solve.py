@@ -176,9 +176,11 @@ class _Run:
         self.iteration, self.state = 0, None
 
     def begin(self, given: bool, previous: Any) -> None:
-        """Set the first state: at the best constant model where a given start is worse."""
-        worse = given and not self.best.certificate.primal <= self.reference.null_value
-        start = self.chain.restrict(null_point(self.chain.original) if worse else self.start)
+        """Set the first state: at the best constant model where a given start is worse, and so the result at worst."""
+        start = self.start
+        if given and not self.best.certificate.primal <= self.reference.null_value:
+            start = self.record(null_point(self.chain.original))
+        start = self.chain.restrict(start)
         program, solver, known = self.chain.program, self.solver, previous is not None
         try:
             self.state = solver.init_again(program, start, previous) if known else solver.init(program, start)

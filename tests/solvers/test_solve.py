@@ -683,6 +683,14 @@ class TestNoWorseThanTheStart:
         assert result.certificate.primal == pytest.approx(program.null_value)
         assert result.history.primal[-1] == result.certificate.primal
 
+    def test_of_a_start_worse_than_the_best_constant_model_that_model_is_returned(self):
+        program = hard_program()
+        start = torch.full(program.coef_shape, 1e6, dtype=torch.float64), program.null_intercept
+        with pytest.warns(ConvergenceWarning):
+            result = solve(program, _AwayFromStart(), tol=1e-8, max_iter=3, start=start)
+        assert not result.coef.any()
+        assert result.certificate.primal == pytest.approx(program.null_value)
+
     def test_a_start_that_is_optimal_ends_the_matter(self):
         program = hard_program()
         program = program.with_alpha(2 * program.alpha_max)
