@@ -159,13 +159,21 @@ def _is_of_samples(path: Path) -> bool:
 def samples_of(arrays: dict[str, Any], path: Path, is_probe: bool) -> Any:
     """The samples of a file or folder: ``X``, with the lengths of the samples for a probe where there are any."""
     lengths = arrays.get("lengths")
-    if lengths is None and (is_probe or path.is_file()):  # shards of activations are zero beyond their lengths
+    if lengths is None and (is_probe or not _holds_activations(path)):  # which are zero beyond their lengths
         lengths = _lengths_in(path)
     if lengths is None:
         return arrays["X"]
     if not is_probe:
         raise CommandError(f"{path} holds lengths, which probes read (fit --probe); for others fill X up with zeros")
     return arrays["X"], lengths
+
+
+def _holds_activations(path: Path) -> bool:
+    """Whether a path is a folder that ``convexformer activations`` has written."""
+    from convexformer.datasets._activations import KIND
+    from convexformer.storage import read_manifest
+
+    return (path / "manifest.json").exists() and read_manifest(path)["info"].get("kind") == KIND
 
 
 def _lengths_in(path: Path) -> Any:

@@ -113,6 +113,8 @@ def test_a_probe_reads_shards_and_their_lengths(tmp_path, capsys):
         capsys, "predict", tmp_path / "shards", "--model", tmp_path / "model.npz", "--out", tmp_path / "out.npz"
     )
     assert found["score"] == pytest.approx(report["train_score"], rel=1e-12)  # of the targets in the shards
+    assert cli.main(["fit", str(tmp_path / "shards")]) == 1
+    assert "shards holds lengths, which probes read" in capsys.readouterr().err
 
 
 def write_samples(path, arrays):
@@ -148,9 +150,8 @@ def test_lengths_are_read_beside_targets_of_another_file(name, tmp_path, capsys)
     assert report["objective"] == pytest.approx(expected.certificate_.primal, abs=1e-9)
     run_json(capsys, "predict", tmp_path / name, "--model", model, "--out", out)
     np.testing.assert_allclose(np.load(out)["predictions"], expected.predict((X, lengths)), atol=1e-9)
-    if (tmp_path / name).is_file():
-        assert cli.main([*map(str, arguments)]) == 1
-        assert f"{name} holds lengths, which probes read" in capsys.readouterr().err
+    assert cli.main([*map(str, arguments)]) == 1
+    assert f"{name} holds lengths, which probes read" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
