@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -66,7 +66,7 @@ class ProbeRefit:
 
     @property
     def relative_gap(self) -> float:
-        return self.gap / self.certificate.reference
+        return replace(self.certificate, primal=self.objective).relative_gap
 
     def __str__(self) -> str:
         rows = {

@@ -84,6 +84,14 @@ def test_training_leaves_a_gap_that_the_refit_closes():
     assert "gap of the trained probe" in str(refit)
 
 
+def test_the_relative_gap_beside_a_constant_model_without_any_loss_is_infinite():
+    X = torch.as_tensor(np.random.default_rng(0).normal(size=(20, 3, 2)))
+    refit = refit_probe(AttentiveProbe(2, bias=False), X, torch.zeros(20, 1), alpha=0.1)
+    assert refit.gap > 0
+    assert refit.relative_gap == np.inf
+    assert "inf" in str(refit)
+
+
 def test_cross_attention_with_a_linear_readout_is_an_attentive_probe():
     torch.manual_seed(0)
     for batch_first, bias, m in ((True, True, 1), (False, False, 3)):
