@@ -47,7 +47,7 @@ class GenerationEnd(Enum):
         "the search found no gate that violates its dual constraint and lowers the objective; it is heuristic: "
         "none found does not prove that none exists"
     )
-    BUDGET = "max_gates reached while there were gates that lower the objective"
+    BUDGET = "max_gates reached; there may be more gates that lower the objective"
     STOPPED = "stopped by the callback"
     INTERRUPTED = "interrupted from the keyboard"
 

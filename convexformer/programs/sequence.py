@@ -150,10 +150,10 @@ class SingleRow(SequenceForm):
 
 @dataclass(frozen=True)
 class Stochastic(SequenceForm):
-    r"""Heads ``W1 X W2 w3`` with row-stochastic ``W1``, decay :math:`\frac12(\|W_2\|_1^2 + w_3^2)` (Theorem A.1).
+    r"""Heads ``W1 X w2 w3'`` with row-stochastic ``W1`` (Theorem A.1).
 
-    The program has a matrix :math:`C \ge 0` with equal row sums ``s`` for either sign, each feature and each output,
-    and the penalty is the sum of the ``s``.
+    Their decay is :math:`\frac12(\|w_2\|_1^2 + \|w_3\|_1^2)`. The program has a matrix :math:`C \ge 0` with equal row
+    sums ``s`` for either sign, each feature and each output, and the penalty is the sum of the ``s``.
     """
 
     name: ClassVar[str] = "stochastic"
@@ -294,7 +294,7 @@ def sequence_program(
     form : {"single_row", "stochastic", "substochastic"} or SequenceForm, default="single_row"
         Class of networks; the default is the one that scales.
     penalty : {"group_l2", "nuclear"} or Penalty, default="group_l2"
-        Decay of the heads of ``"single_row"``; the others have one decay.
+        Decay of the heads of ``"single_row"``; the others have one decay, ``(|w2|_1^2 + |w3|_1^2) / 2``.
     loss : {"squared", "huber", "poisson"} or Loss, default="squared"
         A loss of numbers that is a sum over outputs.
     sample_weight : array-like or Tensor of shape (N,), optional

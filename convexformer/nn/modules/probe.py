@@ -230,7 +230,7 @@ class ProbeNetwork(nn.Module):
             )
 
     def contributions(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
-        r"""What each token adds to the scores: :math:`\sum_j a_j(X)_k \, \tilde x_k^\top Z_j`.
+        r"""What each token adds to the scores: :math:`\sum_j f_j \, a_j(X)_k \, \tilde x_k^\top Z_j`.
 
         Parameters
         ----------
