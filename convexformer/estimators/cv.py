@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
+from sklearn import config_context
 from sklearn.base import is_classifier
 from sklearn.metrics import check_scoring
 from sklearn.model_selection import check_cv
@@ -222,7 +223,8 @@ class CrossValidationMixin(ConvexAttentionBase):
             fitted.alpha_ = alpha
             fitted._store(replace(training, program=training.program.with_alpha(alpha)), result, X)
             try:
-                return float(scorer(fitted, held_out_X, y[test], **options))
+                with config_context(array_api_dispatch=False):  # predictions are arrays, as the labels are
+                    return float(scorer(fitted, held_out_X, y[test], **options))
             except (TypeError, ValueError) as error:
                 fault = f"gives no score of these predictions: {error}"
                 if isinstance(error, TypeError) and "sample_weight" in str(error):

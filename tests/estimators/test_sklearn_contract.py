@@ -453,7 +453,7 @@ def test_nothing_given_is_changed():
 def test_tensors_come_back_as_tensors_under_array_api_dispatch(run_python):
     code = """
         import numpy as np, sklearn, torch
-        from convexformer import ConvexAttentionClassifier, ConvexAttentionRegressor
+        from convexformer import ConvexAttentionClassifier, ConvexAttentionClassifierCV, ConvexAttentionRegressor
         X = torch.randn(40, 3, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
         y = X[:, 1, 0]
         model = ConvexAttentionRegressor(alpha=0.05).fit(X, y)
@@ -466,12 +466,16 @@ def test_tensors_come_back_as_tensors_under_array_api_dispatch(run_python):
             assert torch.is_tensor(labels.predict_proba(X)) and torch.is_tensor(labels.decision_function(X))
             assert isinstance(labels.predict(X), np.ndarray) and isinstance(labels.heads_.w1, np.ndarray)
             assert isinstance(kept.path(X, y, n_alphas=2).coefs, np.ndarray)
+            chosen = ConvexAttentionClassifierCV(alphas=2, cv=3, scoring="roc_auc")
+            scores = chosen.fit(X, y > 0).score_path_
+            assert torch.is_tensor(chosen.coef_)
             try:
                 kept.fit(torch.full((4, 3, 2), float("nan")), y[:4])
             except ValueError as error:
                 assert "X" in str(error)
             else:
                 raise AssertionError("NaN was accepted")
+        np.testing.assert_array_equal(scores, chosen.fit(X, y > 0).score_path_)
         print("done")
         """
     assert run_python(textwrap.dedent(code), SCIPY_ARRAY_API="1") == "done"
