@@ -454,7 +454,7 @@ class ConvexAttentionBase(TargetEstimator, CertifiedEstimator):
         self._targets, self.gates_, self.loss_, self.penalty_ = targets, gates, loss, penalty
         self.coef_ = result_of(self._public(coef, targets), like)
         self.intercept_ = float(intercept[0]) if targets.single else result_of(intercept, like)
-        groups = penalty.group_values(coef)
+        groups = penalty.group_values_in_any_units(coef)
         # Tokens are the first axis, or the second behind that of the gates.
         by_token = groups if gates is None else groups.sum(0)
         self.token_norms_ = result_of(by_token.reshape(by_token.shape[0], -1).sum(1), like)

@@ -353,7 +353,9 @@ class _Generation:
         values = (program.weight[:, None] * theta)[counted]
         tokens, weight = self.data.held_tokens()[counted], program.weight[counted].double()
         point = DualPoint(tokens, values, program.penalty, program.alpha, weight)
-        used = program.penalty.group_values(solution.coef).flatten(1).sum(1).nonzero()[:, 0].numpy(force=True)
+        used = (
+            program.penalty.group_values_in_any_units(solution.coef).flatten(1).sum(1).nonzero()[:, 0].numpy(force=True)
+        )
         found = self.search.violated(
             point,
             solved.masks[counted],

@@ -136,7 +136,7 @@ class SingleRow(SequenceForm):
 
     def attention(self, coef: Tensor, penalty: Penalty, n_targets: int, n_tokens: int) -> Tensor:
         by_target = coef.unflatten(-1, (n_targets, -1)).movedim(-2, 0)
-        return _shares(penalty.group_values(by_target).reshape(n_targets, n_tokens, -1).sum(2))
+        return _shares(penalty.group_values_in_any_units(by_target).reshape(n_targets, n_tokens, -1).sum(2))
 
     def coef(self, weights: HeadWeights) -> Tensor:
         return _combined(weights).permute(1, 2, 0, 3).flatten(-2)

@@ -117,6 +117,18 @@ def test_objective_of_the_heads_in_single_precision(make_problem, penalty):
     assert model.heads_.objective(X, y) == pytest.approx(model.certificate_.primal, rel=1e-6)
 
 
+@pytest.mark.parametrize("size", [1e-25, 1e25])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_heads_in_single_precision_are_the_model_in_any_units(make_problem, activation, size):
+    X, y = make_problem()
+    X = (size * X).astype(np.float32)
+    options = {"activation": activation, "random_state": 0, **GATES[activation]}
+    model = ConvexAttentionRegressor(0.01 * size, **options).fit(X, y)
+    np.testing.assert_allclose(model.heads_.predict(X)[:, 0], model.predict(X), rtol=1e-4, atol=1e-5)
+    assert model.heads_.objective(X, y) == pytest.approx(model.certificate_.primal, rel=1e-5)
+    assert model.alpha * model.token_norms_.sum() == pytest.approx(model.alpha * model.heads_.decay(), rel=1e-5)
+
+
 # Recovery and its inverse
 
 

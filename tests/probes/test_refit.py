@@ -144,6 +144,13 @@ def test_coefficients_of_probes_may_be_integers_or_in_half_precision():
     assert half.decay().item() == pytest.approx(5.0, rel=1e-2)
 
 
+@pytest.mark.parametrize("size", [1e-25, 1e25])
+def test_probes_in_single_precision_have_their_coefficients_in_any_units(size):
+    coef = torch.tensor([[[3.0], [4.0]]]) * size
+    made = AttentiveProbe.from_coef(torch.zeros(1, 2), coef, penalty="group_l2")
+    torch.testing.assert_close(made.coef() / size, coef / size)
+
+
 def test_attention_that_no_probe_is_is_refused():
     readout, query = nn.Linear(8, 1), torch.zeros(1, 8)
     for options, message in (

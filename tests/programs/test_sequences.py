@@ -160,6 +160,16 @@ def test_float32_data_are_solved_in_float64_where_rows_must_have_equal_sums():
     assert single.coef_.dtype == np.float32
 
 
+@pytest.mark.parametrize("size", [1e-25, 1e25])
+def test_heads_in_single_precision_are_the_model_in_any_units(size):
+    X, Y = data()
+    small, usual = (ConvexSequenceRegressor(0.05 * unit).fit((unit * X).astype(np.float32), Y) for unit in (size, 1.0))
+    assert small.heads_.objective((size * X).astype(np.float32), Y) == pytest.approx(
+        small.certificate_.primal, rel=1e-5
+    )
+    np.testing.assert_allclose(small.attention_map_, usual.attention_map_, atol=1e-3)
+
+
 def test_solvers_agree():
     X, Y = data()
     values = {

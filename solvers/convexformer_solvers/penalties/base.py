@@ -168,11 +168,15 @@ class Penalty(ABC):
 
     def value(self, coef: Tensor) -> Tensor:
         """The penalty, the sum of its groups' norms, a scalar, in any units."""
-        return self._in_any_units(self.group_values, coef).sum()
+        return self.group_values_in_any_units(coef).sum()
 
     def dual_norm(self, coef: Tensor) -> Tensor:
         """Largest ``<coef, z>`` over ``penalty(z) <= 1``, a scalar, in any units."""
         return self.group_dual_norms_in_any_units(coef).amax()
+
+    def group_values_in_any_units(self, coef: Tensor) -> Tensor:
+        """``group_values`` where squares may leave the range."""
+        return self._in_any_units(self.group_values, coef)
 
     def group_dual_norms_in_any_units(self, coef: Tensor) -> Tensor:
         """``group_dual_norms`` where squares may leave the range."""

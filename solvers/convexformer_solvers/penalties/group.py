@@ -70,7 +70,7 @@ class GroupL2(Penalty):
         return Atoms(index, columns[violating] / norms[violating][:, None], norms[violating] / alpha - 1)
 
     def factorize(self, coef: Tensor) -> Factors:
-        norms = self.group_values(coef)
+        norms = self.group_values_in_any_units(coef)
         index = norms.nonzero()
         kept = norms[tuple(index.T)][:, None]
         left = coef.transpose(-1, -2)[tuple(index.T)] / kept * kept.sqrt()  # tiny groups keep their direction
