@@ -58,6 +58,8 @@ class Moments(NamedTuple):
     def scale(self) -> Tensor:
         """Standard deviations; 1 where all values are equal but for rounding, as in scikit-learn."""
         variance, eps = self.square / self.total, torch.finfo(torch.float64).eps
+        if not bool(torch.isfinite(variance).all()):
+            raise ValueError("squares of X are too large for torch.float64; scale the features to about one")
         rounding = self.n_values * eps * variance + (self.n_values * eps * self.mean).square()
         return torch.where(variance > rounding, variance, 1.0).sqrt()
 

@@ -125,7 +125,7 @@ class TokenPooling(_OfTokens):
         ndarray of shape (n_samples, n_weightings, n_features)
             In the precision of ``X``; float32 for half precision.
         """
-        check_is_fitted(self)
+        check_is_fitted(self, "weights_")  # a fit that fails may have set others
         samples = check_sequences(self, X, reset=False)
         return result_of(pooled(TokenPooler([self.weights_]), samples), X)
 
@@ -488,7 +488,7 @@ class TokenStandardizer(_OfTokens):
         ndarray of shape (n_samples, n_tokens, n_features) or list of ndarray of shapes (length, n_features)
             An array where all samples have as many tokens; padding is left out.
         """
-        check_is_fitted(self)
+        check_is_fitted(self, "mean_")
         samples = check_sequences(self, X, reset=False)
         pooler = TokenPooler([MeanWeights()], self.mean_, self.scale_)
         found = [

@@ -5,6 +5,7 @@ import pytest
 import torch
 from probe_cases import forms, padded, ragged_samples
 from scipy.special import softmax
+from sklearn.exceptions import NotFittedError
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
@@ -167,6 +168,20 @@ def test_weights_of_any_scale_find_the_same_constant_features(size):
     X[:, :, 1] = 0.1  # constant but for rounding
     found = TokenStandardizer().fit(X, sample_weight=np.full(len(X), size)).scale_
     np.testing.assert_allclose(found, StandardScaler().fit(X.reshape(-1, 3)).scale_, rtol=1e-12)
+
+
+def test_features_whose_squares_are_too_large_are_not_taken_for_constant_ones():
+    with pytest.raises(ValueError, match="squares of X are too large"):
+        TokenStandardizer().fit(1e200 * np.random.default_rng(0).normal(size=(5, 3, 2)))
+
+
+@pytest.mark.parametrize("transformer", [MeanPooling(), TokenStandardizer()])
+def test_a_first_fit_that_fails_leaves_a_transformer_that_is_not_fitted(transformer):
+    X = np.ones((5, 3, 2))
+    with pytest.raises(ValueError, match="sample_weight"):
+        transformer.fit(X, sample_weight=[1.0])
+    with pytest.raises(NotFittedError):
+        transformer.transform(X)
 
 
 def test_standardizer_goes_before_a_pooling_in_a_pipeline():
