@@ -266,18 +266,17 @@ class ConvexAttentionBase(TargetEstimator, CertifiedEstimator):
             program.coef_shape,
         )
 
-    def _check_can_resume(self, resume: Any) -> None:
-        """Raise ``ValueError`` where a file is asked for that no later call could go on from."""
-        drawn = self._drawn_anew()
+    def _check_can_resume(self, resume: Any, other: str = "") -> None:
+        """Raise ``ValueError`` where a file is asked for that no later call could go on from.
+
+        `other` names what is drawn anew besides the gates or weightings, for messages.
+        """
+        drawn = " and ".join(filter(None, ("" if is_integer(self.random_state) else self._drawn, other)))
         if resume is not None and drawn:
             raise ValueError(
                 f"resume={os.fspath(resume)!r} needs an int as random_state: without one a later call draws "
                 f"other {drawn}"
             )
-
-    def _drawn_anew(self) -> str:
-        """What each fit draws anew, for messages; nothing where all of it has a seed."""
-        return "" if is_integer(self.random_state) else self._drawn
 
     # Building the program
 

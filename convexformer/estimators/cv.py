@@ -105,7 +105,7 @@ class CrossValidationMixin(ConvexAttentionBase):
         if is_classifier(self):
             _check_classes(splits, np.ravel(labels), problem.program.sample_weight)
         _check_targets(splits, problem.program)
-        self._check_can_resume(self.resume)
+        self._check_can_resume(self.resume, "folds" if self._draws_folds() else "")
         files = self._resume_files(len(splits))
         total = len(splits) * len(self.alphas_)
         try:
@@ -151,9 +151,9 @@ class CrossValidationMixin(ConvexAttentionBase):
             raise ValueError(f"cv={self.cv!r} gives no folds; an iterator serves one fit, a list of splits any number")
         return [checked_split(split, index, len(labels)) for index, split in enumerate(splits)]
 
-    def _drawn_anew(self) -> str:
-        folds = getattr(self.cv, "shuffle", True) and not is_integer(getattr(self.cv, "random_state", 0))
-        return " and ".join(filter(None, (super()._drawn_anew(), "folds" if folds else "")))
+    def _draws_folds(self) -> bool:
+        """Whether each fit draws other folds."""
+        return bool(getattr(self.cv, "shuffle", True)) and not is_integer(getattr(self.cv, "random_state", 0))
 
     def _grid(self, alpha_max: float) -> list[float]:
         if is_integer(self.alphas):

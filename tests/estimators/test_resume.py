@@ -168,6 +168,12 @@ class TestCrossValidation:
             ConvexAttentionRegressor(**options).path(X, Y, n_alphas=3, resume=tmp_path / "path.npz")
         assert list(tmp_path.iterdir()) == []
 
+    def test_a_path_has_no_folds_that_would_be_drawn_anew(self, tmp_path):
+        model = ConvexAttentionRegressorCV(cv=KFold(3, shuffle=True), resume=tmp_path / "folds")
+        assert len(model.path(X, Y, n_alphas=2, resume=tmp_path / "path.npz").alphas) == 2
+        with pytest.raises(ValueError, match="a later call draws other folds"):
+            model.fit(X, Y)
+
     def test_gates_that_are_given_need_no_seed(self, tmp_path):
         generator = np.random.default_rng(0)
         gates = Gates(generator.normal(size=(4, X.shape[1])), generator.normal(size=(4, X.shape[2])))
