@@ -135,6 +135,8 @@ def _check_point(program: Program, coef: Tensor, intercept: Tensor | None, dual_
         assert part is not None
         if tuple(part.shape) != shape:
             raise ValueError(f"{name} must have shape {shape}, got {tuple(part.shape)}")
+        if part.is_complex():
+            raise ValueError(f"{name} must hold real numbers, got {part.dtype}")
         if name != "dual_hint" and not bool(torch.isfinite(part).all()):
             raise ValueError("coef and intercept must be finite")
     if intercept is not None and not program.fit_intercept and bool((intercept != 0).any()):

@@ -591,8 +591,10 @@ class TestCertificate:
             (torch.full((3, 2, 2), math.nan), None, "must be finite"),
             (torch.full((3, 2, 2), math.inf), None, "must be finite"),
             (randn(3, 2, 2), torch.tensor([0.0, math.nan]), "must be finite"),
+            (randn(3, 2, 2) + 1j, None, "coef must hold real numbers, got torch.complex128"),
+            (randn(3, 2, 2), torch.tensor([0.0, 1j]), "intercept must hold real numbers, got torch.complex64"),
         ],
-        ids=range(6),
+        ids=range(8),
     )
     def test_wrong_points_are_refused(self, coef, intercept, message):
         with pytest.raises(ValueError, match=message):
