@@ -84,8 +84,8 @@ class ArraySource(_Described):
     def __init__(self, find: Callable[[], Any], place: str, identify: Callable[[], str] | None = None) -> None:
         self._find, self._identify = find, identify
         self._array = array = find()
-        self.n_dims = len(array.shape)
-        self._shape, self._dtype = token_shape(array.shape, place), torch_dtype(array.dtype, place)
+        self._shape = token_shape(array.shape or (), place)  # an empty data set of HDF5 has none
+        self.n_dims, self._dtype = len(array.shape), torch_dtype(array.dtype, place)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_array": None}

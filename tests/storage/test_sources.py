@@ -415,6 +415,14 @@ def test_objects_of_several_arrays_are_named(tmp_path):
     )
 
 
+def test_an_empty_data_set_is_named(tmp_path):
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "X.h5", "w") as file:
+        file["X"] = h5py.Empty("f8")
+        refused(file["X"], r"X must have 2 or 3 dimensions .*, got shape \(\)")
+    refused(tmp_path / "X.h5", r"X=.*X.h5' must have 2 or 3 dimensions .*, got shape \(\)")
+
+
 def test_columns_that_differ_are_named():
     datasets = pytest.importorskip("datasets")
     table = datasets.Dataset.from_dict({"X": [[1.0, 2.0]] * 3 + [[1.0]], "text": ["a"] * 4})
