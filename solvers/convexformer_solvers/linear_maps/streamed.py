@@ -268,7 +268,7 @@ class StreamedMap(LinearMap):
         if self.memory_limit is not None and size > self.memory_limit:
             raise ValueError(
                 f"{size / 1e9:.3g} GB of the data are needed in memory at once, and memory_limit is "
-                f"{self.memory_limit / 1e9:.3g} GB; raise it, or take a solver that makes no copy, as 'auto'"
+                f"{self.memory_limit / 1e9:.3g} GB; raise it, or use fewer features, gates or samples"
             )
         shape = (len(blocks), self.feature_shape[-1])
         return self._of_samples(lambda part: part.columns(blocks), shape, self._dtype)

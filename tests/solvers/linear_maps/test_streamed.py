@@ -168,7 +168,7 @@ def test_a_source_that_fails_ends_the_product_and_its_thread():
 
 def test_columns_beyond_the_limit_are_an_error_that_says_what_to_do():
     streamed = StreamedMap(Rows(randn(N, 3, 2)), chunk=24, memory_limit=500)
-    with pytest.raises(ValueError, match=r"memory_limit is .* raise it"):
+    with pytest.raises(ValueError, match=r"memory_limit is .* raise it, or use fewer features, gates or samples"):
         streamed.as_matrix()
 
 
