@@ -27,7 +27,7 @@ from convexformer_solvers import (
     solve_path,
 )
 from convexformer_solvers.io.checkpoint import PathFile
-from convexformer_solvers.io.npz import read_archive, write_archive
+from convexformer_solvers.io.npz import read_archive, replacing, write_archive
 
 PROGRAM = make_program(gated=True, intercept=True, weighted=True, n=12)
 GRID = alpha_grid(PROGRAM.alpha_max, 5, 0.05)
@@ -345,6 +345,16 @@ class TestRefused:
         write_archive(file, "path", header, {**arrays, name: arrays[name].astype(kind)})
         with pytest.raises(ValueError, match=r"resume=.*its point for alpha=.* cannot be used .*floating-point"):
             solve_path(PROGRAM, Fista(), GRID[:2], tol=1e-2, resume=file)
+
+    def test_two_that_write_at_once_leave_the_file_of_the_last(self, tmp_path):
+        file = tmp_path / "file"
+        with replacing(file) as first:
+            first.write_text("first")
+            with replacing(file) as second:
+                second.write_text("second")
+            assert file.read_text() == "second"
+        assert file.read_text() == "first"
+        assert list(tmp_path.iterdir()) == [file]
 
     def test_whatever_byte_is_damaged_the_file_is_named(self, tmp_path):
         file = tmp_path / "small.npz"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import uuid
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,7 +46,7 @@ def write_archive(
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A path to write to, whose file takes the place of an old one at the end; after an error nothing has changed."""
-    partial = path.with_name(path.name + ".partial")
+    partial = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.partial")  # as another process may write there, too
     try:
         yield partial
         os.replace(partial, path)
