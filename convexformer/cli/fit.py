@@ -11,7 +11,7 @@ import numpy as np
 
 from .inputs import CommandError, check_target, load_data, samples_of, seed
 from .output import GOES_ON, as_lines
-from .processes import process_group
+from .processes import n_processes, process_group
 
 # Parameters of cross-validated estimators: option, type and help.
 _CROSS_VALIDATION: dict[str, tuple[str, Any, str]] = {
@@ -42,7 +42,7 @@ def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="DATA",
         help=".npz with X (samples, tokens[, features]), y and maybe sample_weight; or data on a disk: a folder of "
-        "shards with X and y, or a file of --targets",
+        "shards with X and y, or a file of --targets; FILE:NAME is one of several arrays",
     )
     fit.add_argument("--targets", type=Path, metavar="FILE", help=".npy of y, or .npz of y and sample_weight")
     fit.add_argument(
@@ -98,7 +98,8 @@ def _run_fit(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _fit(options: argparse.Namespace, is_first: bool) -> dict[str, Any]:
-    X, arrays = load_data(options.file, options.targets, options.memory_limit)
+    # Each of several processes takes an array for samples of its own, and of a path its part.
+    X, arrays = load_data(options.file, options.targets, options.memory_limit is None and n_processes() == 1)
     y = arrays["y"]
     task = options.task
     if task == "auto":

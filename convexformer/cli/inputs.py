@@ -25,7 +25,7 @@ def seed(text: str) -> int:
 
 def check_target(path: Path, *inputs: Path) -> None:
     """Raise unless a file that is none of the inputs can be written there."""
-    if any(_is_same(path, other) for other in inputs):
+    if any(_is_same(path, file_of(other)) for other in inputs):
         raise CommandError(f"{path} is read here and would be replaced; give another name to write to")
     if path.is_dir():
         raise CommandError(f"{path} is a folder; give the name of a file")
@@ -33,6 +33,12 @@ def check_target(path: Path, *inputs: Path) -> None:
         raise CommandError(f"no folder at {path.parent}; make it first or give another name than {path}")
     if not os.access(path.parent, os.W_OK):
         raise CommandError(f"{path.parent} cannot be written to; give another name than {path}")
+
+
+def file_of(path: Path) -> Path:
+    """The file or folder of a path that may name an array in it after a colon."""
+    file = os.fspath(path).rpartition(":")[0]
+    return Path(file) if file and not path.exists() else path
 
 
 def _is_same(path: Path, other: Path) -> bool:
@@ -75,13 +81,14 @@ def _read_arrays(path: Path, names: tuple[str, ...] | None = None) -> dict[str, 
 _PER_SAMPLE = ("y", "sample_weight", "lengths")  # arrays of a file besides the samples
 
 
-def load_data(path: Path, targets: Path | None, memory_limit: int | None) -> tuple[Any, dict[str, Any]]:
+def load_data(path: Path, targets: Path | None, in_memory: bool) -> tuple[Any, dict[str, Any]]:
     """The samples of a file or folder, and the other arrays: ``y``, and ``sample_weight`` where there is one.
 
-    A file with both is read into memory unless there is a limit. Samples of all else are the path, from which they are
-    read as they are needed; their targets are in a file, or in a folder of shards as the array ``y``.
+    A file with both is read into memory if it may be. Samples of all else are the path, from which they are read as
+    they are needed; their targets are in a file, or in a folder of shards as the array ``y``.
     """
-    if targets is None and memory_limit is None and not path.is_dir():
+    file = file_of(path)
+    if targets is None and in_memory and file == path and not path.is_dir():
         try:
             arrays = load_arrays(path, ("X", "y"))
         except CommandError as error:
@@ -89,14 +96,14 @@ def load_data(path: Path, targets: Path | None, memory_limit: int | None) -> tup
                 raise
             raise CommandError(f"{error}; to read X from {path}, give a file with y: --targets y.npy") from error
         return arrays.pop("X"), arrays
-    if not path.exists():
-        raise CommandError(f"no file or folder at {path}")
+    if not file.exists():
+        raise CommandError(f"no file or folder at {file}")
     if targets is not None:
         return os.fspath(path), _load_targets(targets)
-    if path.is_dir():
-        return os.fspath(path), _load_shard_targets(path)
-    if path.suffix == ".npz":
-        arrays = _read_arrays(path, _PER_SAMPLE)
+    if file.is_dir():
+        return os.fspath(path), _load_shard_targets(file)
+    if file.suffix == ".npz":
+        arrays = _read_arrays(file, _PER_SAMPLE)
         if "y" in arrays:
             return os.fspath(path), arrays
     raise CommandError(f"{path} holds no targets; give a file with them: --targets y.npy")
@@ -144,8 +151,11 @@ def load_samples(path: Path) -> dict[str, Any]:
 
     Samples of a path are read as they are needed.
     """
-    if path.is_dir():
-        return {"X": os.fspath(path), **_shard_arrays(path, "y", "sample_weight")}
+    file = file_of(path)
+    if file.is_dir():
+        return {"X": os.fspath(path), **_shard_arrays(file, "y", "sample_weight")}
+    if file != path:
+        return {"X": os.fspath(path), **(_read_arrays(file, _PER_SAMPLE) if file.suffix == ".npz" else {})}
     return {"X": os.fspath(path)} if _is_of_samples(path) else load_arrays(path, ("X",))
 
 
@@ -158,7 +168,7 @@ def _is_of_samples(path: Path) -> bool:
 
 def samples_of(arrays: dict[str, Any], path: Path, is_probe: bool) -> Any:
     """The samples of a file or folder: ``X``, with the lengths of the samples for a probe where there are any."""
-    lengths = arrays.get("lengths")
+    path, lengths = file_of(path), arrays.get("lengths")
     if lengths is None and (is_probe or not _holds_activations(path)):  # which are zero beyond their lengths
         lengths = _lengths_in(path)
     if lengths is None:

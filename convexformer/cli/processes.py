@@ -10,9 +10,14 @@ from datetime import timedelta
 from .inputs import CommandError
 
 
+def n_processes() -> int:
+    """How many processes ``torchrun`` has started."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
 def own_device(device: str | None) -> str | None:
     """The device of this process: on ``"cuda"`` each process that ``torchrun`` starts on a host has one of its own."""
-    if device != "cuda" or int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    if device != "cuda" or n_processes() == 1:
         return device
     if "LOCAL_RANK" not in os.environ:
         raise CommandError(
@@ -25,7 +30,7 @@ def own_device(device: str | None) -> str | None:
 @contextmanager
 def process_group(device: str | None) -> Iterator[tuple[int, str | None]]:
     """The rank of this process in the group that ``torchrun`` has started, and its device; rank 0 without one."""
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    if n_processes() == 1:
         yield 0, device
         return
     import torch

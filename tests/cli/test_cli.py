@@ -544,6 +544,32 @@ def test_samples_of_a_file_that_fit_reads_are_predicted(suffix, regression_file,
     np.testing.assert_allclose(np.load(out)["predictions"], wanted, rtol=1e-10)
 
 
+@pytest.mark.parametrize("file", ["many.npz", "many.h5", "shards"])
+def test_one_of_several_arrays_is_read(file, regression_file, tmp_path, capsys):
+    data, path = np.load(regression_file), tmp_path / file
+    arrays = {"first": data["X"], "second": -data["X"], "y": data["y"]}
+    if file == "many.npz":
+        np.savez(path, **arrays)
+    elif file == "shards":
+        write_shards(
+            path, lambda rows: {name: array[rows] for name, array in arrays.items()}, 60, shard_rows=25, default="first"
+        )
+    else:
+        with pytest.importorskip("h5py").File(path, "w") as opened:
+            opened.update(arrays)
+    np.save(tmp_path / "y.npy", data["y"])
+    model, out = tmp_path / "m.npz", tmp_path / "p.npz"
+    wanted = ConvexAttentionRegressor(alpha=0.1, tol=1e-8, random_state=0).fit(-data["X"], data["y"])
+    for targets in [("--targets", tmp_path / "y.npy")] + ([] if file == "many.h5" else [()]):
+        report = run_json(capsys, "fit", f"{path}:second", *targets, "--model", model, "--alpha", 0.1, "--tol", 1e-8)
+        assert report["objective"] == pytest.approx(wanted.certificate_.primal, rel=1e-8)
+    report = run_json(capsys, "predict", f"{path}:second", "--model", model, "--out", out)
+    np.testing.assert_allclose(np.load(out)["predictions"], wanted.predict(-data["X"]), rtol=1e-4)
+    assert ("score" in report) == (file != "many.h5")
+    assert cli.main(["fit", f"{path}:second", "--targets", str(tmp_path / "y.npy"), "--model", str(path)]) == 1
+    assert "is read here and would be replaced" in capsys.readouterr().err
+
+
 def test_a_model_that_denoises_has_nothing_to_predict(regression_file, tmp_path, capsys):
     clean = np.load(regression_file)["X"]
     model = DescentConstrainedDenoiser(objective="last", n_layers=2, n_epochs=1, random_state=0).fit(clean)
