@@ -25,7 +25,7 @@ from convexformer.validation import (
 )
 from convexformer_solvers import LinearMap
 from convexformer_solvers.distributed import RankError, Ranks, on_all_ranks, ranks
-from convexformer_solvers.distributed.ranks import named, plain
+from convexformer_solvers.distributed.ranks import named, packed, plain
 from convexformer_solvers.linear_maps.config import CONFIG
 from convexformer_solvers.linear_maps.streamed import StreamedMap
 
@@ -96,6 +96,7 @@ def across_ranks(method: _Method) -> _Method:
         given = call.arguments
         X, share = own_samples(self, given["X"], reset=True)
         local = _in_turn(group, lambda: _read(self, X, reset=True))
+        _check_alike(group.all(_described(self)))
         arrays = _in_turn(group, lambda: _own([given.get(name) for name in _PER_SAMPLE], share))
         found = group.gather([len(local), *arrays])
         joined = _in_turn(group, lambda: _joined(found))
@@ -224,6 +225,13 @@ def _concatenated(name: str, counts: list[int], parts: Sequence[Any]) -> Any:
                 f"{name} must have entries of the same shape on all ranks, got {parts[0].shape} on rank 0 and "
                 f"{values.shape} on rank {rank}"
             )
+        if values.dtype.hasobject or parts[0].dtype.hasobject:
+            continue
+        if (values.dtype.kind in "US") != (parts[0].dtype.kind in "US"):  # numpy would make text of the numbers
+            raise ValueError(
+                f"{name} must be text on all ranks or on none, got {parts[0].dtype} on rank 0 and {values.dtype} on "
+                f"rank {rank}"
+            )
     return np.concatenate(parts)
 
 
@@ -231,6 +239,8 @@ def _as_array(name: str, values: Any) -> Any:
     array = np.asarray(without_tensor(values, name))
     if array.ndim == 0:
         raise ValueError(f"{name} must have one entry for each sample, got the single value {values!r}")
+    if array.dtype.hasobject:  # an error in a message would leave the other ranks waiting
+        packed(array)
     return array
 
 
@@ -240,13 +250,37 @@ def _in_turn(group: Ranks, run: Callable[[], Any]) -> Any:
         found, error = run(), None
     except RankError:  # of which the others know
         raise
-    except Exception as failure:  # of any kind, as the others wait for this rank
+    except (Exception, KeyboardInterrupt) as failure:  # of any kind, as the others wait for this rank
         found, error = None, failure
     errors = group.all(None if error is None else plain(error))
     for rank, failed in enumerate(errors):
         if failed is not None:
             raise named(rank, failed) from error
     return found
+
+
+# Parameters that each rank may have its own of.
+_OF_RANK = ("device", "memory_limit", "n_jobs", "resume", "verbose")
+
+
+def _described(estimator: Any) -> dict[str, Any]:
+    """What must be the same on all ranks that have it, by name: text and numbers among the parameters, and of `X`."""
+    given = {name: value for name, value in estimator.get_params(deep=False).items() if name not in _OF_RANK}
+    described = {name: value for name, value in given.items() if isinstance(value, (str, int, float, type(None)))}
+    described |= {"estimator": type(estimator).__name__, "dimensions of X": getattr(estimator, "_n_dims", None)}
+    names = getattr(estimator, "feature_names_in_", None)
+    return described if names is None else described | {"feature names of X": list(names)}
+
+
+def _check_alike(of_ranks: list[dict[str, Any]]) -> None:
+    """Raise ``ValueError`` where what the ranks have of the same name differs."""
+    for name, first in of_ranks[0].items():
+        for rank, of_rank in enumerate(of_ranks):
+            own = of_rank.get(name, first)
+            if own != first:
+                raise ValueError(
+                    f"{name} must be the same on all ranks, got {first!r} on rank 0, {own!r} on rank {rank}"
+                )
 
 
 def _changed(estimator: Any, before: dict[str, Any]) -> dict[str, Any]:

@@ -1,17 +1,23 @@
 """What the tests run on several processes; each function is called on every rank."""
 
+import json
 import os
 import pickle
 import signal
 import time
 import warnings
+from contextlib import nullcontext, redirect_stdout
 from copy import deepcopy
 from datetime import timedelta
 from functools import partial
+from io import StringIO
 from itertools import product
 from pathlib import Path
+from threading import Timer
+from unittest.mock import patch
 
 import numpy as np
+import pandas as pd
 import torch
 import torch.distributed as dist
 from probe_cases import forms, padded, ragged_samples
@@ -33,6 +39,7 @@ from convexformer import (
     GreedyConvexTransformerRegressor,
     UnfoldedTransformerClassifier,
     UnfoldedTransformerRegressor,
+    cli,
     save_model,
 )
 from convexformer.constrained import InfeasibleWarning
@@ -53,7 +60,7 @@ from convexformer_solvers import (
     solve,
 )
 from convexformer_solvers.checks import check_map
-from convexformer_solvers.distributed import DistributedConfig, on_all_ranks, ranks
+from convexformer_solvers.distributed import DistributedConfig, RankError, on_all_ranks, ranks
 from convexformer_solvers.distributed.vectors import whole
 
 N_SAMPLES = 90
@@ -513,7 +520,7 @@ def estimators(path):
 
 def failures(path):
     """What all ranks say of mistakes of one of them."""
-    X, y, _, _ = problem()
+    X, y, labels, _ = problem()
     rank, rows = dist.get_rank(), own_rows(len(X))
     last = rank == dist.get_world_size() - 1
     bad = X[rows].copy()
@@ -531,6 +538,19 @@ def failures(path):
         "precision of targets": lambda: model.fit(X[rows], torch.as_tensor(y[rows]).bfloat16()),
         "parameter": lambda: clone(model).set_params(alpha=-1.0).fit(X[rows], y[rows]),
         "source": lambda: model.fit(Unreadable(X[rows], last), y[rows]),
+        "own kind of error": lambda: model.fit(Unreadable(X[rows], last, _Gone), y[rows]),
+        "Ctrl-C as it reads": lambda: model.fit(Unreadable(X[rows], last, KeyboardInterrupt), y[rows]),
+        "kinds of labels": lambda: ESTIMATORS["classifier"].fit(
+            X[rows], labels[rows] if last else np.arange(len(y))[rows] % 2
+        ),
+        "labels that cannot be sent": lambda: ESTIMATORS["classifier"].fit(
+            X[rows], [(lambda: 0) if last else 0 for _ in y[rows]]
+        ),
+        "other parameter": lambda: clone(model).set_params(alpha=0.1 if last else 0.2).fit(X[rows], y[rows]),
+        "other names": lambda: model.fit(
+            pd.DataFrame(X[rows][:, :2, 0], columns=list("ba" if last else "ab")), y[rows]
+        ),
+        "dimensions": lambda: model.fit(X[rows][:, :, 0] if last else X[rows][:, :, :1], y[rows]),
         "file": lambda: model.fit("nothing.npy" if last else path, y[rows]),
         "probe": lambda: PROBES["regressor"].fit(X[rows][:, :, : 2 if last else 3], y[rows]),
         "probe, nan": lambda: PROBES["regressor"].fit(bad if last else X[rows], y[rows]),
@@ -543,10 +563,14 @@ def failures(path):
     for name, mistake in mistakes.items():
         try:
             mistake()
-        except (ValueError, OSError, RuntimeError) as error:
+        except (ValueError, TypeError, OSError, RuntimeError, KeyboardInterrupt) as error:
             said[name] = str(error)
     model.fit(X[rows], y[rows])  # and goes on
     return said, model.certificate_.primal
+
+
+class _Gone(Exception):
+    pass
 
 
 class Unreadable(Source):
@@ -554,12 +578,12 @@ class Unreadable(Source):
 
     shape, dtype = (), torch.float64
 
-    def __init__(self, X, fails):
-        self.X, self.fails, self.shape = torch.as_tensor(X), fails, X.shape
+    def __init__(self, X, fails, error=RuntimeError):
+        self.X, self.fails, self.error, self.shape = torch.as_tensor(X), fails, error, X.shape
 
     def read(self, rows):
         if self.fails:
-            raise RuntimeError("the disk has gone")
+            raise self.error("the disk has gone")
         return self.X[rows]
 
 
@@ -702,6 +726,41 @@ def interrupted():
     except KeyboardInterrupt as error:
         return model.certificate_.primal, model.status_.name, str(error)
     return None
+
+
+def interrupted_as_it_waits():
+    """Ctrl-C on rank 1 as it waits for rank 0, which reads; what each rank says of this fit and the next."""
+    ranks(DistributedConfig(heartbeat=0.2))
+    X, y, _, _ = problem()
+    rows, said = own_rows(len(X)), []
+    if dist.get_rank() == 1:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        Timer(0.2, signal.raise_signal, [signal.SIGINT]).start()
+    for seconds in (1.0, 0.0):
+        try:
+            ESTIMATORS["regressor"].fit(Slow(X[rows], seconds * (dist.get_rank() == 0)), y[rows])
+        except (KeyboardInterrupt, RankError) as error:
+            said.append(f"{type(error).__name__} {error}")
+    print("said", said)
+
+
+class Slow(Unreadable):
+    """Samples that take so many seconds to read."""
+
+    def read(self, rows):
+        time.sleep(self.fails)
+        return self.X[rows]
+
+
+def command_line(path):
+    """What ``convexformer fit`` of one file of all samples tells, on rank 0."""
+    with (
+        patch("convexformer.cli.fit.process_group", lambda device: nullcontext((dist.get_rank(), device))),
+        redirect_stdout(StringIO()) as printed,
+    ):
+        model = f"{path}.{dist.get_rank()}"
+        assert cli.main(["fit", path, "--alpha", "cv", "--n-alphas", "4", "--model", model, "--json"]) == 0
+    return json.loads(printed.getvalue() or "null")
 
 
 def silent():

@@ -199,7 +199,13 @@ def test_mistakes_are_told_on_all_ranks_with_the_rank(tmp_path, path_of_data):
         assert "rank 2: y must have one entry for each sample" in said["single"]
         assert "y must not be bfloat16" in said["precision of targets"]
         assert "alpha must be positive" in said["parameter"]
-        assert said["source"] == "rank 2: the disk has gone"
+        assert said["source"] == said["Ctrl-C as it reads"] == "rank 2: the disk has gone"
+        assert said["own kind of error"] == "rank 2: _Gone: the disk has gone"
+        assert "y must be text on all ranks or on none" in said["kinds of labels"]
+        assert "rank 2: what other ranks get must be picklable" in said["labels that cannot be sent"]
+        assert "alpha must be the same on all ranks, got 0.2 on rank 0, 0.1 on rank 2" in said["other parameter"]
+        assert "got ['a', 'b'] on rank 0, ['b', 'a'] on rank 2" in said["other names"]
+        assert "got 3 on rank 0, 2 on rank 2" in said["dimensions"]
         assert "nothing.npy" in said["file"]
         for name in ("probe", "probe, score"):
             assert "2 features" in said[name] or "got 3 on rank 0 and 2 on rank 2" in said[name]
@@ -216,6 +222,30 @@ def test_ctrl_c_leaves_the_best_point_on_all_ranks(tmp_path):
     results = launcher.run("interrupted", 2, tmp_path)
     assert results[0] == results[1]
     assert results[0][1] == "INTERRUPTED"
+
+
+def test_ctrl_c_on_a_rank_that_waits_ends_the_common_work(tmp_path):
+    processes = launcher.start("interrupted_as_it_waits", 2, tmp_path)
+    try:
+        of_last = processes[1].output(timeout=60)
+        of_first = processes[0].output(timeout=60)
+    finally:
+        launcher.close(processes)
+    assert "said ['KeyboardInterrupt " in of_last
+    for printed, n_errors in ((of_first, 2), (of_last, 1)):
+        assert printed.count("'RankError rank 1 ") == n_errors, printed
+
+
+def test_a_file_of_the_command_line_is_shared_by_the_ranks(tmp_path):
+    X, y, _, _ = rank_cases.problem(60)
+    file = str(tmp_path / "data.npz")
+    np.savez(file, X=X, y=y)
+    wanted, found, nothing = (
+        of_rank for n in (1, 2) for of_rank in launcher.run("command_line", n, tmp_path / str(n), path=file)
+    )
+    assert nothing is None
+    for name in ("alpha", "objective", "held_out_score"):
+        assert found[name] == pytest.approx(wanted[name], rel=1e-5)
 
 
 @pytest.fixture(scope="module")

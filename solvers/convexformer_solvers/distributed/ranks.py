@@ -105,10 +105,15 @@ class Ranks:
         """Start a collective operation and wait for its end; ``RankError`` where a rank has died."""
         ended = ended or _ended
         try:
+            if self.heartbeats.failed:  # the next message of the others belongs to the work that has failed
+                self.heartbeats.check(at_once=True)
             work = start()
             while not ended(work, self.config.heartbeat):
                 self.heartbeats.check()
         except RankError:
+            raise
+        except KeyboardInterrupt:  # the others wait for a message that does not come
+            self.heartbeats.failure(f"{self.names[self.rank]} was interrupted")
             raise
         except RuntimeError as error:
             raise self.heartbeats.broken(error) from error
@@ -311,7 +316,7 @@ def plain(error: BaseException) -> BaseException:
     """
     message = error.args[0] if len(error.args) == 1 and isinstance(error.args[0], str) else str(error)
     for kind in type(error).__mro__:
-        if kind.__module__ == "builtins" and kind is not Exception:
+        if kind.__module__ == "builtins" and kind not in (Exception, BaseException):
             with suppress(TypeError):
                 return kind(message)
     return RuntimeError(f"{type(error).__name__}: {message}")

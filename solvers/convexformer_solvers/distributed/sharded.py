@@ -134,7 +134,8 @@ class ShardedMap(Sharded, LinearMap):
     @staticmethod
     def alike(local: LinearMap) -> dict[str, Any]:
         shape = tuple(local.feature_shape)
-        return {"shape of a sample": shape, "precision": local.dtype, "place, in memory or not,": local.in_memory}
+        place = "memory" if local.in_memory else "passes, for want of memory_limit"
+        return {"shape of a sample": shape, "precision": local.dtype, "place of the samples": place}
 
     def _derived(self, *arguments: Any, **options: Any) -> Any:
         return self._as_first(super()._derived(*arguments, **options))
