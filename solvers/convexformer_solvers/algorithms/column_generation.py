@@ -56,8 +56,9 @@ class ColumnGeneration(Solver):
         exact = program.with_float64_targets()
         solved = _solved(exact, state)
         more = _with_atoms(exact, solved)
-        # Atoms that violate their constraint by rounding do not count: they come and go for ever.
-        is_new = more.atoms.shape[1] > solved.atoms.shape[1] and more.gap > 8 * EPS * exact.null_value
+        # Atoms that violate their constraint by rounding do not count: they come and go for ever. The first ones do.
+        counts = state.atoms.shape[1] == 0 or more.gap > 8 * EPS * exact.null_value
+        is_new = more.atoms.shape[1] > solved.atoms.shape[1] and counts
         return more._replace(ended=not is_new and more.gap >= state.gap)
 
     def point(self, program: Program, state: _State) -> Point:

@@ -178,6 +178,15 @@ def test_column_generation_lowers_the_objective_at_every_step():
     assert primal[-1] < primal[0] - 1e-3
 
 
+def test_column_generation_goes_on_from_the_solution_of_a_smaller_alpha():
+    """Whose dual point violates no constraint."""
+    program, solver = sequence_program(ratio=0.2), ColumnGeneration()
+    smaller = solve(program.with_alpha(0.2 * program.alpha), solver, tol=1e-7)
+    found = solve(program, solver, tol=1e-7, start=(smaller.coef, smaller.intercept))
+    assert found.n_iter > 1
+    assert found.certificate.relative_gap <= 1e-7
+
+
 def test_column_generation_serves_any_penalty_with_atoms():
     program = make_program("squared", "nuclear", ratio=0.2, n=12)
     certificate = solve(program, ColumnGeneration(), tol=1e-6).certificate
