@@ -40,21 +40,30 @@ def run(folder, *command, **settings):
 
 
 @pytest.fixture
-def samples(tmp_path):
-    """The samples of both ranks of the script, also in a folder of shards."""
+def samples():
+    """The samples of both ranks of the script."""
     X, y = [], []
     for rank in range(2):
         rng = np.random.default_rng(rank)
         X.append(rng.normal(size=(300, 8, 4)))
         y.append(X[-1][:, 2, 0] - 0.5 * X[-1][:, 5, 1] + 0.1 * rng.normal(size=300))
-    X, y = np.concatenate(X), np.concatenate(y)
-    arrays = {"X": X, "y": y, "lengths": LENGTHS}
-    write_shards(tmp_path / "shards", lambda rows: {k: v[rows] for k, v in arrays.items()}, len(X), shard_rows=100)
-    return X, y
+    return np.concatenate(X), np.concatenate(y)
+
+
+@pytest.fixture
+def shards(samples, tmp_path):
+    """Function that writes the samples, and other arrays, to a folder of shards."""
+
+    def write(**others):
+        arrays = dict(zip(("X", "y"), samples, strict=True)) | others
+        write_shards(tmp_path / "shards", lambda rows: {k: v[rows] for k, v in arrays.items()}, 600, shard_rows=100)
+
+    return write
 
 
 @pytest.mark.parametrize("name", ["own_samples", "shared_path"])
-def test_script_gives_the_fit_of_one_process(name, samples, tmp_path):
+def test_script_gives_the_fit_of_one_process(name, samples, shards, tmp_path):
+    shards()
     (tmp_path / f"{name}.py").write_text(SCRIPTS[name])
     run(tmp_path, *TORCHRUN, f"{name}.py")
     alone = ConvexAttentionRegressor(alpha=0.01, tol=1e-10).fit(*samples)
@@ -106,7 +115,8 @@ def test_no_thread_of_gloo_outlives_the_interpreter(tmp_path):
         assert after == 0
 
 
-def test_probe_of_script_and_command_is_that_of_one_process(samples, tmp_path):
+def test_probe_of_script_and_command_is_that_of_one_process(samples, shards, tmp_path):
+    shards(lengths=LENGTHS)
     (tmp_path / "shared_probe.py").write_text(SCRIPTS["shared_probe"])
     run(tmp_path, *TORCHRUN, "shared_probe.py")
     options = ["--probe", "--tol", 1e-10, "--model", "command.npz", "--quiet"]
@@ -157,7 +167,8 @@ def test_kubernetes_file():
         assert {mount["name"] for mount in container["volumeMounts"]} == volumes
 
 
-def test_kubernetes_command_runs_in_two_pods(samples, tmp_path):
+def test_kubernetes_command_runs_in_two_pods(samples, shards, tmp_path):
+    shards()
     job = yaml.safe_load((RECIPES / "pytorchjob.yaml").read_text())
     (container,) = job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"]
     command = [part.replace("/data", str(tmp_path)) for part in container["command"]]
@@ -174,8 +185,9 @@ def test_kubernetes_command_runs_in_two_pods(samples, tmp_path):
     assert objective == pytest.approx(alone.certificate_.primal, rel=1e-3)
 
 
-def test_script_for_ray(samples, tmp_path):
+def test_script_for_ray(samples, shards, tmp_path):
     pytest.importorskip("ray")
+    shards()
     settings = {"HOME": str(tmp_path), "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
     run(tmp_path, sys.executable, RECIPES / "ray_train.py", "shards", "model.npz", **settings)
     alone = ConvexAttentionRegressor(alpha=0.01, tol=1e-6).fit(*samples)
