@@ -199,7 +199,7 @@ def _add_constrained_video(experiments: Any, common: argparse.ArgumentParser) ->
         experiments,
         common,
         "constrained-video",
-        "a minute on one core; else many hours, or a GPU",
+        "a minute and a half on two cores; else many hours, or a GPU",
         _CONSTRAINED_VIDEO_SETTINGS,
         help="denoisers of video whose every layer must lower the loss (Porras-Valenzuela, Hadou and Ribeiro)",
         description="Denoisers of video frames trained under descent constraints, without them, and with deep "
