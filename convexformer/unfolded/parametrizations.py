@@ -12,7 +12,14 @@ from torch import Tensor, nn
 
 from convexformer.validation import check_positive
 
-_COMPUTED = threading.local()  # its `by_weight`: the projections known within `computed_once`, else none
+
+class _Computed(threading.local):
+    """The projections that a thread knows within ``computed_once``, by weight and limit."""
+
+    known: dict[tuple[int, float], tuple[Tensor, Tensor]] | None = None
+
+
+_COMPUTED = _Computed()
 
 
 @contextmanager
@@ -21,12 +28,11 @@ def computed_once() -> Iterator[None]:
 
     ``torch.nn.utils.parametrize.cached`` does so for all threads together, which then get one another's weights.
     """
-    before = getattr(_COMPUTED, "by_weight", None)
-    _COMPUTED.by_weight = {}
+    before, _COMPUTED.known = _COMPUTED.known, {}
     try:
         yield
     finally:
-        _COMPUTED.by_weight = before
+        _COMPUTED.known = before
 
 
 class SymmetricEigenvalues(nn.Module):
@@ -69,15 +75,11 @@ class SymmetricEigenvalues(nn.Module):
 
     def forward(self, weight: Tensor) -> Tensor:
         """The projection of a matrix of shape ``(d, d)``."""
-        known = getattr(_COMPUTED, "by_weight", None)
+        known = {} if _COMPUTED.known is None else _COMPUTED.known
         key = (id(weight), self.limit)
-        if known is not None and key in known:
-            result: Tensor = known[key][1]
-            return result
-        result = _ClippedEigenvalues.apply((weight + weight.mT) / 2, self.limit)
-        if known is not None:
-            known[key] = (weight, result)  # the weight too, so that no other takes its id meanwhile
-        return result
+        if key not in known:  # the weight is kept, too, so that no other takes its id meanwhile
+            known[key] = (weight, _ClippedEigenvalues.apply((weight + weight.mT) / 2, self.limit))
+        return known[key][1]
 
     def right_inverse(self, weight: Tensor) -> Tensor:
         """What stands for a given matrix: the matrix itself, which ``forward`` projects."""
