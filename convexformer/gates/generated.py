@@ -353,9 +353,8 @@ class _Generation:
         values = (program.weight[:, None] * theta)[counted]
         tokens, weight = self.data.held_tokens()[counted], program.weight[counted].double()
         point = DualPoint(tokens, values, program.penalty, program.alpha, weight)
-        used = (
-            program.penalty.group_values_in_any_units(solution.coef).flatten(1).sum(1).nonzero()[:, 0].numpy(force=True)
-        )
+        sizes = program.penalty.group_values_in_any_units(solution.coef).flatten(1).sum(1)
+        used = sizes.nonzero()[:, 0].numpy(force=True)
         found = self.search.violated(
             point,
             solved.masks[counted],

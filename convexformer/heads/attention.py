@@ -168,11 +168,7 @@ class Heads:
         penalty = get_penalty(penalty)
         block, left, right = (part.numpy() for part in penalty.factorize(as_tensor(array, name="coef")))
         w1 = np.eye(array.shape[-3], dtype=array.dtype)[block[:, -1]]
-        bias = (
-            np.zeros(array.shape[-1], array.dtype)
-            if intercept is None
-            else np.asarray(without_tensor(intercept, "intercept"))
-        )
+        bias: Any = np.zeros(array.shape[-1], array.dtype) if intercept is None else intercept
         return cls(
             w1=w1,
             w2=left,
