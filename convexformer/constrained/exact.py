@@ -74,7 +74,7 @@ def exact_readout(
     features : array-like of shape (n_layers, N, d)
         Outputs ``F`` of the layers. A bias is a column of ones.
     y : array-like of shape (N,) or (N, c)
-        Targets as the loss takes them.
+        Targets as the loss takes them: numbers, -1 and 1, or one-hot rows.
     constraints : DescentConstraints
         ``alpha`` and ``c_ref``.
     decay : float
@@ -118,6 +118,7 @@ def exact_readout(
         check_finite(name, torch.as_tensor(values))
     check_positive(decay=decay)
     problem = _Readout(layers, targets, constraints, decay, get_loss(loss), reference)
+    problem.loss.check_target(torch.as_tensor(targets))
     weight, duals = problem.solve()
     return problem.certified(weight, duals)
 

@@ -112,3 +112,18 @@ def test_bad_problems(change, message):
     problem = {"features": NESTED, "y": Y, "constraints": DescentConstraints(alpha=0.1, c_ref=1.0), "decay": DECAY}
     with pytest.raises(ValueError, match=message):
         exact_readout(**problem | change)
+
+
+@pytest.mark.parametrize(
+    ("loss", "y", "message"),
+    [
+        ("logistic", np.arange(60) % 2, "must be -1 or 1"),
+        ("softmax", np.arange(60) % 3, "one per class"),
+        ("poisson", Y, "must be non-negative"),
+    ],
+)
+def test_targets_of_another_loss_are_refused(loss, y, message):
+    """Labels in place of signs or one-hot rows would make another problem, and a certified solution of that."""
+    constraints = DescentConstraints(alpha=0.1, c_ref=1.0)
+    with pytest.raises(ValueError, match=message):
+        exact_readout(NESTED, y, constraints, decay=DECAY, reference=[1.0, 1.0, 1.0], loss=loss)
