@@ -78,6 +78,15 @@ def test_later_seeds_take_what_the_first_found(report):
         assert (row["learning_rate"], row["tuned"]) == (first["learning_rate"], first["tuned"])
 
 
+def test_errors_on_noisy_test_frames_do_not_depend_on_how_many_are_denoised_at_once(settings):
+    frames = video.Video.load(settings)
+    task = video._task(settings, frames, 0.11, "UT", 2)
+    trainer = video.train_once(task, METHODS[1], (1e-3, 0.0), 0)
+    found = [video._measure(trainer, replace(settings, batch_size=size), frames, 0.11)["rmse"] for size in (1, 2, 3)]
+    for other in found[1:]:
+        np.testing.assert_allclose(other, found[0], rtol=1e-4)
+
+
 def test_each_seed_searches_where_it_is_asked_to(settings, tmp_path, monkeypatch, without_figures):
     searched = []
 

@@ -415,9 +415,9 @@ def _measure(trainer: PrimalDual, settings: ConstrainedVideoSettings, video: Vid
     model: Any = trainer.model.eval()
 
     def errors(test_noise: float) -> list[float]:
+        pairs = (frames.split(settings.batch_size) for frames in (_noisy(video.test, test_noise), video.test))
         parts = [
-            (model.layer_outputs(_noisy(clean, test_noise)) - clean).square().mean((-2, -1))
-            for clean in video.test.split(settings.batch_size)
+            (model.layer_outputs(noisy) - clean).square().mean((-2, -1)) for noisy, clean in zip(*pairs, strict=True)
         ]
         return (255 * torch.cat(parts, 1).mean(1).sqrt()).tolist()
 
