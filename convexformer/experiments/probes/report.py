@@ -47,6 +47,8 @@ def paired_interval(
     .. math:: M^2 V = \sum_i \Big( \sum_s e_{is} \Big)^2
               + \max\Big(0, \; \sum_s \Big( \sum_i e_{is} \Big)^2 - \sum_{is} e_{is}^2 \Big)
 
+    The interval is that of a normal distribution: with few seeds that differ it is too short.
+
     Parameters
     ----------
     differences : sequence of ndarray
@@ -212,7 +214,8 @@ def _rules(settings: dict[str, Any]) -> str:
         f"{len(settings['inverse_decays'])} values of C. Gradients: {n_trained} pairs of learning rate and decay of "
         f"AdamW, ended early. Certified: at most {settings['n_alphas']} alphas down to {settings['eps']:g} of the "
         f"largest, ended early, to a relative gap of {settings['tol']:g}; the dictionary is made of the samples to fit "
-        "alone. Seconds: of the whole search. Intervals: paired over test samples, clustered by sample and by seed."
+        "alone. Seconds: of the whole search. Intervals: paired over test samples, clustered by sample and by seed; "
+        "too short where few seeds differ."
     )
 
 
