@@ -79,7 +79,7 @@ class Corpus:
     classes : list of str
         The labels.
     sha256 : str
-        Of the sentences and labels.
+        Of the sentences and labels, and of their word vectors where these are of a file.
     """
 
     name: str
@@ -140,9 +140,11 @@ def load_corpus(source: str, settings: CorpusSettings) -> Corpus:
     pairs = np.flatnonzero((tokens != 0).any(-1).sum(1) >= 2)  # of one known word there is no pair, hence no energy
     chosen = pairs[_balanced(index[pairs], len(classes), settings.n_sentences // len(classes), source)]
     texts, index, tokens = [sentences[i] for i in chosen], index[chosen], tokens[chosen]
+    digest = hashlib.sha256("\n".join(f"{i}\t{text}" for i, text in zip(index, texts, strict=True)).encode())
+    if settings.vectors is not None:  # vectors that are made follow from the sentences
+        digest.update(tokens.tobytes())
     real = (tokens != 0).any(-1)
     tokens *= settings.token_norm / np.sqrt(np.square(tokens[real]).sum(-1).mean())
-    digest = hashlib.sha256("\n".join(f"{i}\t{text}" for i, text in zip(index, texts, strict=True)).encode())
     return Corpus(_name(source), texts, tokens, index.astype(np.int64), classes.tolist(), digest.hexdigest())
 
 

@@ -4,6 +4,8 @@ import gc
 import json
 import warnings
 import weakref
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ from convexformer.experiments.common import mean_and_error
 from convexformer.experiments.constrained import text
 from convexformer.experiments.constrained.common import METHODS, Search, paired_difference
 from convexformer.experiments.constrained.text_models import constant_loss
-from convexformer.experiments.corpora import with_noise
+from convexformer.experiments.corpora import load_corpus, with_noise
 
 
 @pytest.fixture(scope="module")
@@ -186,3 +188,15 @@ def test_comparisons_over_seeds():
 def test_bad_settings(change, message):
     with pytest.raises(ValueError, match=message):
         ConstrainedTextSettings(**change)
+
+
+def test_a_report_is_not_gone_on_with_under_other_vectors_of_the_same_file(report, settings, tmp_path):
+    """Runs under either would stand beside one another, and be compared."""
+    vectors = tmp_path / "vectors.txt"
+    changed = replace(settings, vectors=str(vectors))
+    lines = Path(settings.vectors).read_text().splitlines()
+    vectors.write_text("\n".join(lines))
+    same = load_corpus(settings.corpora[0], changed).sha256
+    assert same == report["data"]["corpora_read"][0]["sha256"]
+    vectors.write_text("\n".join(line.replace("0.", "1.") for line in lines))
+    assert load_corpus(settings.corpora[0], changed).sha256 != same
