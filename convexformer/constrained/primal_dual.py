@@ -68,7 +68,8 @@ class PrimalDual:
         Price ``b`` of slacks, positive; the smaller, the more violation is allowed. Default: none, hard constraints.
     slack_update : {"decay", "explicit"}, default="decay"
         With resilience: slacks at their best value, which makes the ascent :math:`g - \lambda / b`; or slacks that
-        descend :math:`\tfrac b2 |u|^2 - \lambda^\top u` by steps of `dual_lr` themselves. The fixed point is the same.
+        descend :math:`\tfrac b2 |u|^2 - \lambda^\top u` by steps of `dual_lr` themselves, for which
+        ``b * dual_lr`` must be below 2. The fixed point is the same.
     reset_slacks : bool, default=False
         Whether explicit slacks begin each epoch at zero, as [K] has it for video.
     dual_lr : float, default=1e-2

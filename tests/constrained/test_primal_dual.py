@@ -477,6 +477,8 @@ def test_losses_of_another_number_of_layers():
         ({"c_ref": 0.0}, "c_ref must be a positive"),
         ({"c_ref": float("nan")}, "c_ref must be a positive"),
         ({"resilience": 0.0}, "resilience must be a positive"),
+        # Slacks u of a fixed multiplier go to u + dual_lr (multiplier - price u): they leap over their best value.
+        ({"resilience": 20.0, "slack_update": "explicit", "dual_lr": 0.1}, "resilience must be below 2 / dual_lr = 20"),
         ({"dual_lr": 0.0}, "dual_lr must be a positive"),
         ({"lr": float("inf")}, "lr must be a positive"),
         ({"weight_decay": -1.0}, "weight_decay must be"),
