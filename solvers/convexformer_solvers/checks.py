@@ -144,7 +144,10 @@ def _conjugate(loss: Loss, pred: Tensor, move: Tensor, y: Tensor) -> _Identities
         for point in (size * step for step in steps for size in (-1000.0, -10.0, 10.0, 1000.0)):
             product = (slope * point).sum(1)
             slack = loss.value(point, y) + bound - product
-            yield "the conjugate is too small outside", slack >= -1e-9 * (1 + product.abs())
+            yield (
+                "outside its domain the conjugate must be inf, not a smaller number or nan",
+                slack >= -1e-9 * (1 + product.abs()),
+            )
 
 
 def _scaled_and_widened(loss: Loss, pred: Tensor, move: Tensor, y: Tensor) -> _Identities:

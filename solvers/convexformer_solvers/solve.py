@@ -321,8 +321,8 @@ def _warn_not_converged(result: SolverResult, options: Options, dtype: torch.dty
     if math.isnan(gap):
         told = (
             f"ended after {result.n_iter} iterations with certified relative gap nan: the loss defines no method "
-            "'conjugate', without which there is no bound. The result is usable and has no certificate. What helps: "
-            "define it, and test it with check_loss."
+            "'conjugate', without which there is no bound, or one that gives nan. The result is usable and has no "
+            "certificate. What helps: define it, inf outside its domain, and test it with check_loss."
         )
     else:
         raised = f"raise max_iter (now {options.max_iter}), raise tol or alpha, scale the features"

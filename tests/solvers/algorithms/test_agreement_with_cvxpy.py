@@ -200,6 +200,13 @@ def test_a_loss_without_conjugate_has_no_gap_and_never_converges():
     assert math.isnan(result.certificate.relative_gap)
 
 
+def test_the_warning_of_a_gap_that_is_nan_covers_a_conjugate_that_is_defined():
+    program = make_program()
+    program = Program(program.map, program.y, NoConjugate(), program.penalty, program.alpha)
+    with pytest.warns(ConvergenceWarning, match="or one that gives nan.*inf outside its domain"):
+        solve(program, Fista(), max_iter=20)
+
+
 @pytest.mark.parametrize("penalty", [GroupL2(), GroupNuclear()])
 @pytest.mark.parametrize("loss", [Squared(), Logistic(), Softmax(), Poisson()])
 def test_alpha_max_is_the_threshold(loss, penalty):

@@ -202,6 +202,18 @@ def test_check_rejects_a_conjugate_that_forgets_its_domain(kind):
         check_loss(kind())
 
 
+class LogisticOfNanOutside(Logistic):
+    def conjugate(self, u, y):
+        t = -u * y
+        return (torch.xlogy(t, t) + torch.xlogy(1 - t, 1 - t)).sum(1)
+
+
+@pytest.mark.parametrize("kind", [LogisticOfNanOutside, HuberWithoutDomain])
+def test_check_says_what_a_conjugate_is_outside_its_domain(kind):
+    with pytest.raises(AssertionError, match="outside its domain the conjugate must be inf"):
+        check_loss(kind())
+
+
 class HuberOfWrongWidth(Huber):
     def widened(self, y, slope, width):
         return Huber((width - 1) * self.delta), y - (width - 1) * slope
