@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from functools import wraps
@@ -274,7 +275,8 @@ def described(part: Any, registry: dict[str, type]) -> dict[str, Any]:
             f"{part!r} cannot be saved, as its class is not registered; enter it in LOSSES or PENALTIES of "
             "convexformer.solvers or RHO_CLASSES of convexformer.unfolded.rho, here and where it is loaded"
         )
-    return {"name": name, **vars(part)}
+    # what the constructor takes, not what a part has computed and kept
+    return {"name": name} | {argument: getattr(part, argument) for argument in inspect.signature(type(part)).parameters}
 
 
 def rebuilt(description: dict[str, Any], registry: dict[str, type]) -> Any:
@@ -286,7 +288,7 @@ def rebuilt(description: dict[str, Any], registry: dict[str, type]) -> Any:
     >>> rebuilt({"name": "huber", "delta": 0.5}, LOSSES)
     Huber(delta=0.5)
     """
-    fields = dict(description)
+    fields = {key: tuple(value) if isinstance(value, list) else value for key, value in description.items()}
     name = fields.pop("name")
     if name not in registry:
         raise ValueError(

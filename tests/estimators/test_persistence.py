@@ -5,6 +5,7 @@ import re
 import signal
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 
 import numpy as np
 import pytest
@@ -185,6 +186,26 @@ def test_a_loss_of_ones_own_is_saved_once_registered(kind, tmp_path, monkeypatch
     again = load_model(tmp_path / "m.npz")
     assert (again.loss, again.loss_) == (kind(0.5), kind(0.5))
     np.testing.assert_array_equal(again.predict(X3), model.predict(X3))
+
+
+@dataclasses.dataclass(frozen=True)
+class TwoWidths(Huber):
+    widths: tuple[float, float] = (0.5, 2.0)
+
+    @cached_property
+    def factor(self):
+        return torch.tensor(self.widths)
+
+
+def test_a_part_of_ones_own_comes_back_equal_with_tuples_and_without_what_it_has_cached(tmp_path, monkeypatch):
+    monkeypatch.setitem(LOSSES, "two_widths", TwoWidths)
+    loss = TwoWidths(0.5, widths=(0.25, 1.0))
+    assert loss.factor.tolist() == [0.25, 1.0]
+    model = ConvexAttentionRegressor(alpha=0.05, loss=loss).fit(X3, X3[:, 0, 0])
+    save_model(model, tmp_path / "m.npz")
+    again = load_model(tmp_path / "m.npz")
+    assert again.loss == again.loss_ == loss
+    assert hash(again.loss) == hash(loss)
 
 
 def test_a_gate_source_is_saved_as_its_gates(tmp_path):
