@@ -344,6 +344,7 @@ class Program:
         exact = self.with_float64_targets()
         if exact is not self:
             return exact.alpha_max
+        self.penalty.check_shape(self.coef_shape)
         found, theta = float(self.null_dual_norms.amax()), self.null_dual_point
         if not math.isfinite(found):
             self.map.check_finite()

@@ -661,3 +661,16 @@ def test_alpha_max_of_the_nuclear_penalty_of_one_output_is_the_group_l2_one_to_t
     program = make_program("squared", "nuclear", c=1, intercept=True, seed=seed)
     assert program.alpha_max == dataclasses.replace(program, penalty=get_penalty("group_l2")).alpha_max
     assert not solve(program.with_alpha(program.alpha_max), Auto(), tol=1e-12).coef.any()
+
+
+class OfTwoOutputs(GroupL2):
+    def check_shape(self, shape):
+        if shape[-1] != 2:
+            raise ValueError(f"OfTwoOutputs is for two outputs, got {shape[-1]}")
+
+
+def test_alpha_max_refuses_a_shape_that_the_penalty_refuses():
+    X, y = torch.ones(5, 3, 2, dtype=torch.float64), torch.arange(15, dtype=torch.float64).view(5, 3)
+    assert Program(DenseMap(X), y[:, :2], Squared(), OfTwoOutputs(), alpha=0.1).alpha_max > 0
+    with pytest.raises(ValueError, match="two outputs, got 3"):
+        _ = Program(DenseMap(X), y, Squared(), OfTwoOutputs(), alpha=0.1).alpha_max
