@@ -114,8 +114,9 @@ def packages() -> str:
     parts = [
         "# Beside other packages",
         f"Seconds of complete runs to certified relative gaps, medians of {settings['repeats']} runs, limit "
-        f"{settings['limit']:g} s; `x (g)` stopped at gap g. Data, rules and what each package can express: "
-        "`benchmarks/README.md`.",
+        f"{settings['limit']:g} s; `x (g)` stopped at gap g. `ratio` is alpha over `alpha_max`. A peer is another "
+        "package. A rung is the tolerance or the number of iterations of one run. `benchmarks/README.md` lists the "
+        "problems (cells), the rules and what each package can express.",
     ]
     for data in stored:
         records = [Record(**{**record, "problem": Problem(**record["problem"])}) for record in data["records"]]
