@@ -146,15 +146,15 @@ def _shard_arrays(folder: Path, *wanted: str) -> dict[str, Any]:
     return {name: read_array(folder, name).numpy() for name in wanted if name in names}
 
 
-def load_samples(path: Path) -> dict[str, Any]:
+def load_samples(path: Path, in_memory: bool) -> dict[str, Any]:
     """The arrays of an .npz file; of all else the path, as the samples ``X``, with the targets of a folder of shards.
 
-    Samples of a path are read as they are needed.
+    Samples of a path are read as they are needed, also those of an .npz file that may not be read into memory.
     """
     file = file_of(path)
     if file.is_dir():
         return {"X": os.fspath(path), **_shard_arrays(file, "y", "sample_weight")}
-    if file != path:
+    if file != path or (file.suffix == ".npz" and not in_memory):
         return {"X": os.fspath(path), **(_read_arrays(file, _PER_SAMPLE) if file.suffix == ".npz" else {})}
     return {"X": os.fspath(path)} if _is_of_samples(path) else load_arrays(path, ("X",))
 

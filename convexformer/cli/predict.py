@@ -10,6 +10,7 @@ import numpy as np
 
 from .inputs import CommandError, check_target, load_samples, samples_of
 from .output import as_lines
+from .processes import n_processes, own_device, process_group
 
 
 def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -18,6 +19,7 @@ def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
         "predict",
         parents=[common],
         help="predict for the samples of a file or folder with a saved model",
+        description="Predict with a saved model. Under torchrun each process predicts a part of the samples.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     predict.add_argument(
@@ -31,10 +33,16 @@ def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
 
 
 def _run_predict(options: argparse.Namespace) -> dict[str, Any]:
+    with process_group(None) as (rank, _):
+        return _predict(options, is_first=rank == 0)
+
+
+def _predict(options: argparse.Namespace, is_first: bool) -> dict[str, Any]:
     from convexformer.estimators.persistence import load_model
+    from convexformer.estimators.samples import of_all_samples
     from convexformer_solvers.io.npz import replacing
 
-    arrays = load_samples(options.file)
+    arrays = load_samples(options.file, in_memory=n_processes() == 1)
     if not options.model.exists():
         raise CommandError(
             f"no model at {options.model}; 'convexformer fit FILE.npz --model {options.model}' makes one"
@@ -44,9 +52,11 @@ def _run_predict(options: argparse.Namespace) -> dict[str, Any]:
     if not hasattr(model, "predict"):
         raise CommandError(f"{options.model} holds a {type(model).__name__}, which has no targets to predict")
     X = samples_of(arrays, options.file, hasattr(model, "pooler_"))
-    results = {"predictions": model.predict(X)}
+    if n_processes() > 1 and str(model.device).startswith("cuda"):
+        model.device = own_device("cuda")  # that of the fit is of its first process
+    results = {"predictions": of_all_samples(model, "predict", X)}
     if hasattr(model, "predict_proba"):
-        results |= {"probabilities": model.predict_proba(X), "classes": model.classes_}
+        results |= {"probabilities": of_all_samples(model, "predict_proba", X), "classes": model.classes_}
     report: dict[str, Any] = {
         "model": str(options.model),
         "predictions": str(options.out),
@@ -57,7 +67,8 @@ def _run_predict(options: argparse.Namespace) -> dict[str, Any]:
             report["score"] = float(model.score(X, arrays["y"], sample_weight=arrays.get("sample_weight")))
         except (ValueError, TypeError) as error:
             raise CommandError(f"y of {options.file} gives no score; predictions do not need it: {error}") from error
-    with replacing(options.out) as partial, open(partial, "wb") as file:  # by its name numpy would add an ending
-        np.savez(file, **results)
-    report["text"] = as_lines(report)
+    if is_first:
+        with replacing(options.out) as partial, open(partial, "wb") as file:  # by its name numpy would add an ending
+            np.savez(file, **results)
+    report["text"] = as_lines(report) if is_first else None
     return report

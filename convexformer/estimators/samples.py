@@ -137,6 +137,16 @@ def predictions_of_all(estimator: Any, X: Any, y: Any, sample_weight: Any) -> tu
     return target, weight, pred
 
 
+def of_all_samples(estimator: Any, method: str, X: Any) -> Any:
+    """What a method gives for the samples of all ranks, on all ranks, each of which computes its part."""
+    group = ranks()
+    if group is None:
+        return getattr(estimator, method)(X)
+    X, share = own_samples(estimator, X)
+    found = _in_turn(group, lambda: getattr(estimator, method)(X))
+    return joined_samples([found, None, None], share, len(found))[0]
+
+
 class Share(NamedTuple):
     """Which of how many samples at a path are those of a rank."""
 

@@ -763,6 +763,23 @@ def command_line(path):
     return json.loads(printed.getvalue() or "null")
 
 
+def predict_command(file, model, out):
+    """What ``convexformer predict`` tells on rank 0, and how many samples the network was computed for on each rank."""
+    heights = []
+
+    def outputs(self, X, given=ConvexAttentionClassifier._outputs):
+        heights.append(len(X))
+        return given(self, X)
+
+    with (
+        patch("convexformer.cli.predict.process_group", lambda device: nullcontext((dist.get_rank(), device))),
+        patch.object(ConvexAttentionClassifier, "_outputs", outputs),
+        redirect_stdout(StringIO()) as printed,
+    ):
+        assert cli.main(["predict", file, "--model", model, "--out", f"{out}{dist.get_rank()}.npz", "--json"]) == 0
+    return json.loads(printed.getvalue() or "null"), heights
+
+
 def silent():
     """A rank that no longer answers, without closing its connections."""
     group = ranks(DistributedConfig(timeout=8, heartbeat=0.5))

@@ -248,6 +248,29 @@ def test_a_file_of_the_command_line_is_shared_by_the_ranks(tmp_path):
         assert found[name] == pytest.approx(wanted[name], rel=1e-5)
 
 
+@pytest.mark.parametrize("suffix", [".npz", ".npy"])
+def test_predictions_of_the_command_line_are_computed_in_parts(suffix, tmp_path):
+    X, _, y, _ = rank_cases.problem(61)
+    model = ConvexAttentionClassifier(alpha=0.05, max_iter=20).fit(X, y)
+    save_model(model, tmp_path / "m.npz")
+    file = tmp_path / f"data{suffix}"
+    if suffix == ".npz":
+        np.savez(file, X=X, y=y)
+    else:
+        np.save(file, X)
+    (report, first), (nothing, second) = launcher.run(
+        "predict_command", 2, tmp_path / "run", file=str(file), model=str(tmp_path / "m.npz"), out=str(tmp_path / "out")
+    )
+    assert nothing is None
+    assert (set(first), set(second)) == ({30}, {31})
+    assert report["n"] == 61
+    assert report.get("score") == (model.score(X, y) if suffix == ".npz" else None)
+    found = np.load(tmp_path / "out0.npz")
+    np.testing.assert_array_equal(found["predictions"], model.predict(X))
+    np.testing.assert_allclose(found["probabilities"], model.predict_proba(X), atol=1e-12)
+    assert not (tmp_path / "out1.npz").exists()
+
+
 @pytest.fixture(scope="module")
 def long_run(tmp_path_factory):
     """A folder with data on which ``long_fit`` takes a while, and the solution from one process."""
