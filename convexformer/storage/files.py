@@ -9,7 +9,7 @@ import struct
 import zipfile
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -65,6 +65,8 @@ class FileArray:
         Rows first.
     dtype : torch.dtype
         Precision of the numbers.
+    writable : bool, default=False
+        Whether a map to memory, which the system may still write to the file, lets its numbers change.
     """
 
     path: str
@@ -72,15 +74,18 @@ class FileArray:
     offset: int
     shape: tuple[int, ...]
     dtype: torch.dtype
+    writable: bool = False
+    _opened: list[int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         wanted = self.offset + prod(self.shape) * self.dtype.itemsize
-        actual = os.path.getsize(self.path)
-        if actual < wanted:
+        status = os.stat(self.path)
+        if status.st_size < wanted:
             raise ValueError(
-                f"{self.place} is truncated: by its header it has {wanted} bytes or more, but there are {actual}; "
-                "copy or write it again"
+                f"{self.place} is truncated: by its header it has {wanted} bytes or more, but there are "
+                f"{status.st_size}; copy or write it again"
             )
+        object.__setattr__(self, "_opened", state_of(status))
 
     def read(self, start: int, stop: int) -> Tensor:
         """Rows from a position up to another; not to be written to."""
@@ -104,16 +109,28 @@ class FileArray:
         page = begin // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
         length = self.offset + stop * width - page
         with open(self.path, "rb", buffering=0) as file:
-            if os.fstat(file.fileno()).st_size < page + length:
+            status = os.fstat(file.fileno())
+            if status.st_size < page + length:
                 raise OSError(f"{self.place} has become shorter since it was opened; write it again")
+            if not self.writable and state_of(status) != self._opened:
+                raise changed(self.place)
             mapped = mmap.mmap(file.fileno(), length, offset=page, **how)
         return as_tensor(np.frombuffer(mapped, np.uint8, offset=begin - page)).view(stop - start, width)
 
     @property
     def fingerprint(self) -> list[Any]:
         """Name, size, time of the last change, and place in the file."""
-        status = os.stat(self.path)
-        return [os.path.basename(self.path), status.st_size, status.st_mtime_ns, self.offset]
+        return [os.path.basename(self.path), *state_of(os.stat(self.path)), self.offset]
+
+
+def state_of(status: os.stat_result) -> list[int]:
+    """Size and time of the last change of a file."""
+    return [status.st_size, status.st_mtime_ns]
+
+
+def changed(place: str) -> OSError:
+    """The error of samples that are no longer those which were opened."""
+    return OSError(f"{place} has changed since it was opened; open it, or fit, again once it is no longer written to")
 
 
 def find_array(path: str, name: str | None, place: str) -> FileArray:

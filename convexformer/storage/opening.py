@@ -107,8 +107,10 @@ def _open_path(path: str) -> Source:
     if not os.path.exists(path):
         raise FileNotFoundError(f"{place} is no file and no folder")
     if kind == ".zarr" or kind in _HDF5:
-        find = partial(_find_zarr if kind == ".zarr" else _find_hdf5, path, name, place)
-        return ArraySource(find, place, partial(_of_folder if kind == ".zarr" else _of_file, path, name))
+        if kind == ".zarr":
+            return ArraySource(partial(_find_zarr, path, name, place), place, partial(_of_folder, path, name))
+        find = partial(_find_hdf5, path, name, place)
+        return ArraySource(find, place, partial(_of_file, path, name), is_watched=True)
     if os.path.isdir(path):
         return _open_folder(path, name, place)
     if kind not in SUFFIXES:
@@ -153,7 +155,8 @@ def _open_memmap(X: np.memmap) -> Source | None:
     begin = np.frombuffer(memory, np.uint8).ctypes.data
     mapped_from = X.offset - X.offset % mmap.ALLOCATIONGRANULARITY
     offset = mapped_from + X.ctypes.data - begin
-    return FileSource(FileArray(os.fspath(X.filename), "X", offset, X.shape, torch_dtype(X.dtype, "X")))
+    place, is_writable = f"X, a memory map of {os.fspath(X.filename)!r},", X.mode != "r"
+    return FileSource(FileArray(os.fspath(X.filename), place, offset, X.shape, torch_dtype(X.dtype, "X"), is_writable))
 
 
 def named_array(path: str, name: str) -> NDArray | None:

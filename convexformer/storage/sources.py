@@ -17,7 +17,7 @@ from torch import Tensor
 from convexformer.validation import as_tensor
 from convexformer_solvers.linear_maps.source import Source
 
-from .files import FileArray, token_shape, torch_dtype
+from .files import FileArray, changed, token_shape, torch_dtype
 
 
 class _Described(Source):
@@ -79,10 +79,19 @@ class ArraySource(_Described):
         What messages call it.
     identify : callable, optional
         Returns what changes when the samples do.
+    is_watched : bool, default=False
+        Whether reading compares that with what it was at first.
     """
 
-    def __init__(self, find: Callable[[], Any], place: str, identify: Callable[[], str] | None = None) -> None:
-        self._find, self._identify = find, identify
+    def __init__(
+        self,
+        find: Callable[[], Any],
+        place: str,
+        identify: Callable[[], str] | None = None,
+        is_watched: bool = False,
+    ) -> None:
+        self._find, self._identify, self._place = find, identify, place
+        self._opened = self.fingerprint if is_watched else None
         self._array = array = find()
         self._shape = token_shape(array.shape or (), place)  # an empty data set of HDF5 has none
         self.n_dims, self._dtype = len(array.shape), torch_dtype(array.dtype, place)
@@ -97,6 +106,8 @@ class ArraySource(_Described):
 
     def read(self, rows: slice) -> Tensor:
         start, stop, _ = rows.indices(self._shape[0])
+        if self._opened is not None and self.fingerprint != self._opened:
+            raise changed(self._place)
         if self._array is None:
             self._array = self._find()
         return as_tensor(np.array(self._array[start:stop])).reshape(-1, *self._shape[1:])

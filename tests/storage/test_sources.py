@@ -1,5 +1,6 @@
 """Sources of samples on a disk: each reads the numbers of the array that was stored, and names what is wrong."""
 
+import os
 import pickle
 import re
 import sys
@@ -10,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from convexformer import ConvexAttentionRegressor
 from convexformer.storage import Chunks, ShardSource, Source, open_source
 from convexformer.validation import as_tensor
 
@@ -328,6 +330,33 @@ def test_a_file_that_shrinks_is_noticed(tmp_path):
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(OSError, match="has become shorter since it was opened"):
         source.read(slice(0, N))
+
+
+@pytest.mark.parametrize("store", [save_npy, save_npz, save_safetensors, save_folder, save_memmap, save_hdf5])
+def test_a_file_whose_numbers_change_is_noticed(store, tmp_path):
+    source = open_source(store(tmp_path, numbers()))
+    source.read(slice(0, 5))
+    (path,) = {*tmp_path.glob("X.*"), *tmp_path.glob("*/4.npy")}
+    with open(path, "r+b") as file:
+        file.seek(-8, os.SEEK_END)
+        file.write(bytes(8))
+    os.utime(path, ns=(0, 1))  # clocks of file systems are slow
+    with pytest.raises(OSError, match=rf"(?s){path.name}.* has changed since it was opened"):
+        source.read(slice(0, N))
+    with pytest.raises(OSError, match=rf"(?s){path.name}.* has changed since it was opened"):
+        source.take(torch.arange(N))
+
+
+def test_a_fit_whose_file_changes_between_passes_is_stopped(tmp_path):
+    path = save_npy(tmp_path, numbers("float64", 400))
+    y = np.arange(400.0) % 7
+
+    def change(info):
+        os.utime(path, ns=(0, info.iteration + 1))
+
+    model = ConvexAttentionRegressor(loss="huber", alpha=1e-3, solver="fista", memory_limit=40_000, callback=change)
+    with pytest.raises(OSError, match=r"X\.npy' has changed since it was opened; .* fit, again"):
+        model.fit(path, y)
 
 
 def test_shards_that_differ_are_named(tmp_path):
