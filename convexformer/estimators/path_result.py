@@ -72,6 +72,9 @@ class PathResult:
     def heads(self, position: int) -> Heads:
         """The network at one alpha, as ``heads_`` of a fit: ``predict`` gives its outputs, scores for a classifier.
 
+        That of a probe takes pooled tokens: ``probe.pool(X)`` of a probe with the same parameters, an int as
+        `random_state` among them, that was fitted to the same samples with any `alpha`.
+
         Parameters
         ----------
         position : int
