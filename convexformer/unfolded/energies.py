@@ -15,6 +15,7 @@ from torch import Tensor
 from convexformer.validation import check_positive
 
 from .graphs import check_attention_mask, check_graph, half_squared_distances, neighbours, without_padding
+from .parametrizations import decomposable
 from .rho import Rho, get_rho
 
 
@@ -149,11 +150,14 @@ class TransformedEnergy(Energy):
         return self.energy.gradient(tokens @ self.weight) @ self.weight.mT
 
     def lipschitz(self, tokens: Tensor) -> Tensor:
-        return self.energy.lipschitz(tokens @ self.weight) * torch.linalg.matrix_norm(self.weight, 2).square()
+        return self.energy.lipschitz(tokens @ self.weight) * self._squared_norm()
 
     def gradient_and_lipschitz(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         gradient, bound = self.energy.gradient_and_lipschitz(tokens @ self.weight)
-        return gradient @ self.weight.mT, bound * torch.linalg.matrix_norm(self.weight, 2).square()
+        return gradient @ self.weight.mT, bound * self._squared_norm()
+
+    def _squared_norm(self) -> Tensor:
+        return torch.linalg.matrix_norm(decomposable(self.weight), 2).square().to(self.weight)
 
     def majorizer(self, tokens: Tensor) -> Energy:
         return TransformedEnergy(self.energy.majorizer(tokens @ self.weight), self.weight)
@@ -384,7 +388,8 @@ class FeedForwardEnergy(Energy):
 
     def lipschitz(self, tokens: Tensor) -> Tensor:
         # Of a concave part, the size of its curvature: no bound would be needed, but steps stay finite.
-        return (1 + torch.linalg.eigvalsh(self.symmetric)).abs().amax().expand(tokens.shape[:-2])
+        eigenvalues = torch.linalg.eigvalsh(decomposable(self.symmetric)).to(self.symmetric)
+        return (1 + eigenvalues).abs().amax().expand(tokens.shape[:-2])
 
 
 class CenteringEnergy(Energy):

@@ -35,6 +35,11 @@ def computed_once() -> Iterator[None]:
         _COMPUTED.known = before
 
 
+def decomposable(matrix: Tensor) -> Tensor:
+    """A matrix in a precision in which torch finds eigenvalues: at least float32."""
+    return matrix.to(torch.promote_types(matrix.dtype, torch.float32))
+
+
 class SymmetricEigenvalues(nn.Module):
     r"""Projection of a square matrix to the symmetric matrices with eigenvalues in :math:`[-l, l]`.
 
@@ -55,7 +60,8 @@ class SymmetricEigenvalues(nn.Module):
     Notes
     -----
     Gradients are those of the spectral function by divided differences (Daleckii and Krein), which stay finite where
-    eigenvalues are equal. The second derivative is not given.
+    eigenvalues are equal. The second derivative is not given. Weights in half precision are projected in float32 and
+    rounded, which may leave eigenvalues beyond the limit by the rounding.
 
     Examples
     --------
@@ -91,18 +97,19 @@ class _ClippedEigenvalues(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, symmetric: Tensor, limit: float) -> Tensor:
-        values, vectors = torch.linalg.eigh(symmetric)
+        values, vectors = torch.linalg.eigh(decomposable(symmetric))
         clipped = values.clamp(-limit, limit)
         ctx.save_for_backward(values, clipped, vectors)
         ctx.limit = limit
-        return (vectors * clipped) @ vectors.mT
+        return ((vectors * clipped) @ vectors.mT).to(symmetric)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         values, clipped, vectors = ctx.saved_tensors
         distance = values[:, None] - values
-        inside = (values.abs() < ctx.limit).to(grad)
+        inside = (values.abs() < ctx.limit).to(values)
         slopes = (clipped[:, None] - clipped) / torch.where(distance == 0, 1, distance)
         slopes = torch.where(distance == 0, inside[:, None], slopes)
-        return vectors @ (slopes * (vectors.mT @ grad @ vectors)) @ vectors.mT, None
+        found = vectors @ (slopes * (vectors.mT @ grad.to(vectors) @ vectors)) @ vectors.mT
+        return found.to(grad), None

@@ -355,3 +355,23 @@ def test_projections_of_weights_are_computed_once_a_run_and_anew_for_the_next(mo
     assert len(calls) == 2
     assert not torch.equal(before, after)
     torch.testing.assert_close(after, copy.deepcopy(network)(tokens))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("mode", ["aim", "joint"])
+@pytest.mark.parametrize("limit", [0.5, None])
+def test_layers_in_half_precision_are_those_in_float32_up_to_rounding(dtype, mode, limit):
+    half = UnfoldedTransformer(4, 2, mode, anchored=True, eigenvalue_limit=limit).to(dtype)
+    single = copy.deepcopy(half).float()
+    tokens = torch.rand((5, 6, 4), generator=torch.Generator().manual_seed(0)).to(dtype)
+    found, wanted = half(tokens, return_energies=True), single(tokens.float(), return_energies=True)
+    rounding = 50 * torch.finfo(dtype).eps
+    for part, other in ((found.tokens, wanted.tokens), (found.energies, wanted.energies)):
+        assert part.dtype == dtype
+        torch.testing.assert_close(part.float(), other, rtol=rounding, atol=rounding)
+    half(tokens).square().sum().backward()
+    single(tokens.float()).square().sum().backward()
+    for part, other in zip(half.parameters(), single.parameters(), strict=True):
+        torch.testing.assert_close(
+            part.grad.float(), other.grad, rtol=rounding, atol=rounding * float(other.grad.abs().max())
+        )
