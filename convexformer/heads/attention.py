@@ -30,6 +30,7 @@ from convexformer.validation import (
 )
 from convexformer_solvers import DenseMap, Loss, Penalty, Program, get_loss, get_penalty
 from convexformer_solvers.program import check_alpha
+from convexformer_solvers.validation import is_real
 
 # Heads per product when predicting: bounds the directions in memory.
 _HEADS_AT_ONCE = 512
@@ -347,7 +348,7 @@ class Heads:
         Solutions of correlated tokens often use one direction at several tokens; the merged heads show that as one
         attention pattern.
         """
-        if not 0 <= tol < 1:
+        if not (is_real(tol) and 0 <= tol < 1):
             raise ValueError(f"tol must lie in [0, 1), got {tol!r}")
         norms2, norms3 = np.linalg.norm(self.w2, axis=1), np.linalg.norm(self.w3, axis=1)
         sizes = norms2 * norms3

@@ -499,7 +499,7 @@ def test_objective_of_other_shapes_is_refused(y, weight, message):
         heads.objective(X, y, weight)
 
 
-@pytest.mark.parametrize("tol", [-1.0, 1.0, np.nan])
+@pytest.mark.parametrize("tol", [-1.0, 1.0, np.nan, "a", None])
 def test_merging_refuses_a_tolerance_out_of_range(tol):
     X = np.random.default_rng(0).normal(size=(20, 3, 2))
     heads = ConvexAttentionRegressor(alpha=0.01).fit(X, X[:, 0, 0]).heads_
