@@ -12,6 +12,7 @@ from torch import Tensor
 
 from convexformer.validation import as_tensor, check_finite, check_positive
 from convexformer_solvers import Loss, get_loss
+from convexformer_solvers.validation import check_kind
 
 from .constraints import DescentConstraints
 
@@ -90,6 +91,8 @@ def exact_readout(
 
     Raises
     ------
+    TypeError
+        If ``constraints`` are of another kind.
     ValueError
         If an argument is not as described, the problem is not convex, or no readout is feasible.
 
@@ -117,6 +120,7 @@ def exact_readout(
     for name, values in (("features", layers), ("y", targets)):
         check_finite(name, torch.as_tensor(values))
     check_positive(decay=decay)
+    check_kind("constraints", constraints, DescentConstraints, "DescentConstraints(c_ref=1.0)")
     problem = _Readout(layers, targets, constraints, decay, get_loss(loss), reference)
     problem.loss.check_target(torch.as_tensor(targets))
     weight, duals = problem.solve()

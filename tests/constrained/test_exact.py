@@ -127,3 +127,9 @@ def test_targets_of_another_loss_are_refused(loss, y, message):
     constraints = DescentConstraints(alpha=0.1, c_ref=1.0)
     with pytest.raises(ValueError, match=message):
         exact_readout(NESTED, y, constraints, decay=DECAY, reference=[1.0, 1.0, 1.0], loss=loss)
+
+
+@pytest.mark.parametrize("constraints", [None, {"alpha": 0.1, "c_ref": 1.0}])
+def test_constraints_of_another_kind_are_named(constraints):
+    with pytest.raises(TypeError, match=r"constraints must be a DescentConstraints, .* got (None|\{)"):
+        exact_readout(NESTED, Y, constraints, decay=DECAY)
