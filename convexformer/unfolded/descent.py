@@ -124,8 +124,11 @@ def descent_report(
     if not isinstance(model, UnfoldedTransformer):
         raise TypeError(f"model must be an UnfoldedTransformer, got {type(model).__name__}")
     check_tensor("tokens", tokens)
-    if tokens.ndim != 3:
-        raise ValueError(f"tokens must have shape (n_samples, n_tokens, n_features), got {tuple(tokens.shape)}")
+    if tokens.ndim != 3 or 0 in tokens.shape:
+        raise ValueError(
+            "tokens must have shape (n_samples, n_tokens, n_features) with at least one of each, got "
+            f"{tuple(tokens.shape)}"
+        )
     if not (is_real(rtol) and 0 <= rtol < float("inf")):
         raise ValueError(f"rtol must be a number from 0, got {rtol!r}")
     check_counts(batch_size=batch_size)

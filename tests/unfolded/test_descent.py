@@ -72,6 +72,16 @@ def test_parts_of_a_network_draw_different_weights():
         ({"model": torch.nn.Linear(2, 2)}, TypeError, "model must be an UnfoldedTransformer"),
         ({"tokens": draw(0, N, D)}, ValueError, "tokens must have shape"),
         ({"tokens": draw(0, 2, N, D).numpy()}, TypeError, "tokens must be a torch tensor, got ndarray"),
+        (
+            {"tokens": torch.zeros(0, N, D)},
+            ValueError,
+            r"tokens must have shape .* at least one of each, got \(0, 6, 4\)",
+        ),
+        (
+            {"tokens": torch.zeros(2, 0, D)},
+            ValueError,
+            r"tokens must have shape .* at least one of each, got \(2, 0, 4\)",
+        ),
         ({"rtol": -1.0}, ValueError, "rtol must be"),
         ({"batch_size": 0}, ValueError, "batch_size must be"),
     ],
