@@ -166,6 +166,10 @@ class PrimalDual:
         check_options(**options)
         self._options = {name: value for name, value in options.items() if name != "n_errors"}  # those of a state
         trained = [weight for weight in self.model.parameters() if weight.requires_grad]
+        if not trained:
+            raise ValueError(
+                "model must have weights to train, but has none or all are frozen by requires_grad_(False)"
+            )
         self._weights = OPTIMIZERS[self.optimizer](trained, lr=self.lr, weight_decay=self.weight_decay)
         self.history_ = ConstrainedHistory()
         self._step = 0

@@ -512,3 +512,9 @@ def test_bad_models_and_data():
             trainer_of().fit(data, n_epochs=1)
     with pytest.raises(AttributeError, match="before the first step"):
         _ = trainer_of().duals_
+
+
+@pytest.mark.parametrize("model", [nn.Linear(2, 2).requires_grad_(False), nn.ReLU()])
+def test_a_model_without_weights_to_train_is_named(model):
+    with pytest.raises(ValueError, match="model must have weights to train"):
+        PrimalDual(model, denoising_losses, c_ref=1.0)

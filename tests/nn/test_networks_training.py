@@ -501,3 +501,8 @@ def test_bad_arguments_are_named_and_change_nothing(options, message):
 def test_bad_data_are_named(tokens, y, message):
     with pytest.raises(ValueError, match=message):
         train(NETWORKS["convex"](), tokens, y, alpha=0.1)
+
+
+def test_a_network_whose_weights_are_all_frozen_is_named():
+    with pytest.raises(ValueError, match=r"network must have weights to train, .*requires_grad_\(True\)"):
+        train(NETWORKS["convex"]().requires_grad_(False), *data(), alpha=0.1)

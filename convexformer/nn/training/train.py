@@ -142,6 +142,10 @@ def train(
     """
     if not isinstance(network, AttentionNetwork):
         raise TypeError(f"network must be an AttentionNetwork of convexformer.nn, got {type(network).__name__}")
+    if not any(weight.requires_grad for weight in network.parameters()):
+        raise ValueError(
+            "network must have weights to train, but all are frozen; network.requires_grad_(True) frees them"
+        )
     settings = Settings(
         loss=get_loss(loss),
         penalty=None if penalty is None else get_penalty(penalty),
