@@ -295,6 +295,11 @@ class PrimalDual:
         with seeded((self.seed << 32) + self._step):
             losses = self.layer_losses(self.model, batch)
         check_layer_losses(losses, None if self._multipliers is None else len(self._multipliers.values), self._step)
+        if not losses.requires_grad:
+            raise ValueError(
+                "layer_losses must return losses with gradients in the weights, got none; compute them by the model, "
+                "without detach() and outside of torch.no_grad()"
+            )
         if self._multipliers is None:
             self._multipliers = self._new_multipliers(losses)
         mean = losses.mean(1)

@@ -518,3 +518,10 @@ def test_bad_models_and_data():
 def test_a_model_without_weights_to_train_is_named(model):
     with pytest.raises(ValueError, match="model must have weights to train"):
         PrimalDual(model, denoising_losses, c_ref=1.0)
+
+
+def test_losses_without_gradients_are_named():
+    trainer = trainer_of()
+    trainer.layer_losses = lambda model, batch: denoising_losses(model, batch).detach()
+    with pytest.raises(ValueError, match=r"layer_losses must return losses with gradients .* without detach\(\)"):
+        trainer.fit(samples(), n_epochs=1)
