@@ -202,6 +202,19 @@ class TestUnits:
         with pytest.raises(ValueError, match="scale the features"):
             solve(program, Auto())
 
+    def test_are_not_blamed_for_a_start_whose_slopes_underflow(self):
+        program = Program(
+            DenseMap(torch.tensor([[[0.7], [0.0]]]).double()),
+            torch.ones((1, 1)).double(),
+            get_loss("logistic"),
+            get_penalty("group_l2"),
+            1e-6,
+        )
+        far = Point(torch.tensor([[[800.0]], [[0.0]]]).double(), pred=torch.full((1, 1), 560.0).double())
+        state = Admm().init(program, far)
+        assert state.cache.largest_rho == pytest.approx(0.25 * 0.7**2)
+        assert solve(program, Auto(), tol=1e-6).status is Status.CONVERGED
+
 
 class FailsToFactorise(Fista):
     """Fista whose third step meets a matrix without a factor."""

@@ -106,11 +106,13 @@ def largest_rho(program: Program, correlation: Tensor) -> float:
     """About the curvature of the loss in the coefficients; inf where nothing leads anywhere."""
     if not bool(correlation.any()):
         return math.inf
-    square, bend = float(correlation.square().sum()), _bend(program, correlation)
-    if not (0 < square < math.inf and 0 < bend < math.inf):
-        program.map.check_finite()
-        raise out_of_range(correlation.dtype)
-    return bend / square
+    # Where the start fits so well that squares of its own underflow, those of the best constant model count.
+    for direction in (correlation, program.null_correlation.to(correlation)):
+        square, bend = float(direction.square().sum()), _bend(program, direction)
+        if 0 < square < math.inf and 0 < bend < math.inf:
+            return bend / square
+    program.map.check_finite()
+    raise out_of_range(correlation.dtype)
 
 
 def _bend(program: Program, direction: Tensor) -> float:
