@@ -142,7 +142,10 @@ def _first(
     if smooth is not own.loss:
         length *= own.loss.smoothness / smooth.smoothness
     if own.alpha_max > 0:  # at most some gradient steps from zero: where alpha is small costs say little
-        width = min(width, config.widest * length * own.alpha_max)
+        widest = config.widest * length * own.alpha_max
+        if own.penalty.dual_norm(correlation) < 0.5 * own.alpha:  # the loss is flat: no short step leads back
+            widest = max(widest, float(own.penalty.group_values(coef).amax()))
+        width = min(width, widest)
     # Where the loss is zero from the start nothing has a size but a gradient step.
     width = max(width, EPS * own.null_value / unit_cost) or length * own.alpha
     return _smoothed(_Part(own, own, features, unit_cost, coef, pred, correlation, slopes, width), width)

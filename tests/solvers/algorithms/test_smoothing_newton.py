@@ -1,5 +1,6 @@
 """Newton's method on smoothed objectives, its linear systems, and its place in the default solver."""
 
+import dataclasses
 import math
 
 import pytest
@@ -137,6 +138,27 @@ def test_fewer_samples_than_features_and_next_to_no_regularisation(shape, penalt
     program = Program(DenseMap(randn(*shape)), y, get_loss("softmax"), get_penalty(penalty), 1.0, fit_intercept=True)
     program = program.with_alpha(1e-6 * program.alpha_max)
     assert solve(program, SmoothingNewton(), tol=1e-6, max_iter=60).certificate.relative_gap <= 1e-6
+
+
+@pytest.mark.parametrize("size", [100.0, 1e3, 1e4])
+def test_a_start_so_far_out_that_the_loss_is_flat_is_left(size):
+    """All samples are on their side by far: no slope tells how far the solution is."""
+    program = make_program("logistic", "group_l2", c=1)
+    tokens, direction = program.map.data, torch.zeros(program.coef_shape).double()
+    direction[0, 0] = 1.0
+    program = dataclasses.replace(program, y=tokens[:, 0, :1].sign()).with_alpha(1e-6 * program.alpha_max)
+    start = size / float(tokens[:, 0, 0].abs().min()) * direction, torch.zeros(1).double()
+    result = solve(program, SmoothingNewton(), tol=1e-6, max_iter=100, start=start)
+    assert result.status is Status.CONVERGED
+
+
+@pytest.mark.parametrize("n_outputs", [1, 3])
+def test_separated_samples_and_next_to_no_regularisation_are_solved_in_auto(n_outputs):
+    program = Program(
+        DenseMap(torch.ones(1, 1, 1).double()), torch.ones(1, n_outputs).double(), get_loss("logistic"), GroupL2(), 1.0
+    )
+    program = program.with_alpha(1e-6 * program.alpha_max)
+    assert solve(program, Auto(), tol=1e-6, max_iter=200).status is Status.CONVERGED
 
 
 def test_a_system_that_overflows_ends_it(monkeypatch):
