@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -40,6 +40,9 @@ from .folds import Watch, checked_split, run_folds
 from .samples import across_ranks
 from .tokens import SavedState, unchanged_on_failure
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 _STRATIFY = "stratify the folds, with cv=StratifiedKFold(...) or a number of folds, or shuffle them"
 _SINGLE = "a class of one sample is missing wherever that is held out: leave it out, or get more samples of it"
 
@@ -53,6 +56,9 @@ class CrossValidationMixin(ConvexAttentionBase):
     scoring: Any
     n_jobs: int | None
     resume: str | os.PathLike[str] | None
+    alpha_: float
+    alphas_: NDArray[np.float64]
+    score_path_: NDArray[np.float64]
 
     @unchanged_on_failure
     @across_ranks
@@ -63,7 +69,7 @@ class CrossValidationMixin(ConvexAttentionBase):
         sample_weight: ArrayLike | None = None,
         *,
         groups: ArrayLike | None = None,
-    ) -> Any:
+    ) -> Self:
         """Choose ``alpha`` by cross-validation and train to a certified global optimum.
 
         Parameters

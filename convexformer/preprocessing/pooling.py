@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -31,6 +31,9 @@ from convexformer_solvers.validation import check_counts
 from .checking import check_sequences
 from .moments import Moments
 from .sequences import CONFIG, TokenSequences, draw_tokens
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class _OfTokens(TransformerMixin, BaseEstimator):
@@ -83,7 +86,7 @@ class TokenPooling(_OfTokens):
         """
         raise NotImplementedError
 
-    def fit(self, X: Any, y: Any = None, sample_weight: ArrayLike | None = None) -> Any:
+    def fit(self, X: Any, y: Any = None, sample_weight: ArrayLike | None = None) -> Self:
         """Make the weightings.
 
         Parameters
@@ -454,7 +457,7 @@ class TokenStandardizer(_OfTokens):
            [ 1.22474487]]), array([[0.]])]
     """
 
-    def fit(self, X: Any, y: Any = None, sample_weight: ArrayLike | None = None) -> Any:
+    def fit(self, X: Any, y: Any = None, sample_weight: ArrayLike | None = None) -> Self:
         """Compute means and scales, in one pass over chunks.
 
         Parameters

@@ -1,5 +1,6 @@
 """Estimators behave as scikit-learn's do."""
 
+import inspect
 import pickle
 import textwrap
 
@@ -14,6 +15,7 @@ from sklearn.model_selection import GridSearchCV, GroupKFold, KFold
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
+import convexformer
 from convexformer import (
     ConvexAttentionClassifier,
     ConvexAttentionClassifierCV,
@@ -507,3 +509,11 @@ def test_positions_from_the_end_are_those_of_numpy():
         ConvexAttentionRegressorCV(alphas=[0.1], cv=cv).fit(X, Y["real"]).score_path_ for cv in (ahead, from_the_end)
     ]
     np.testing.assert_array_equal(*scores)
+
+
+@pytest.mark.parametrize("module", [convexformer, convexformer.preprocessing])
+def test_type_checkers_know_that_fit_returns_the_estimator(module):
+    classes = [cls for name in module.__all__ if hasattr(cls := getattr(module, name), "fit")]
+    assert len(classes) >= 8
+    for cls in classes:
+        assert inspect.signature(cls.fit).return_annotation == "Self", cls
