@@ -134,7 +134,7 @@ def _read_lines(path: str | os.PathLike[str]) -> list[str]:
 
 def _read_mrpc() -> list[str]:
     instead = "pass sentences='documentation', a list of sentences or the path of a text file"
-    datasets = required("datasets", "sentences of 'glue/mrpc'", "datasets", instead=instead)
+    datasets = required("datasets", "sentences of 'glue/mrpc'", "'convexformer[disk]'", "datasets", instead=instead)
     try:
         return list(datasets.load_dataset("nyu-mll/glue", "mrpc", split="train")["sentence1"])
     except (OSError, ValueError) as error:

@@ -192,6 +192,12 @@ def test_arrays_of_sentences_are_taken():
     assert read_sentences(np.array(["A.", "B."])) == ["A.", "B."]
 
 
+def test_the_extra_that_mrpc_needs_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'convexformer\[disk\]'"):
+        read_sentences("glue/mrpc")
+
+
 def test_mrpc_comes_through_datasets_or_says_what_to_do(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install datasets; or pass sentences='documentation'"):

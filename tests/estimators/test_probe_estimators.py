@@ -1,6 +1,7 @@
 """Certified probes: invariances, certificates, explanations, generation, memory, saving and export."""
 
 import io
+import sys
 import tracemalloc
 from pathlib import Path
 from types import SimpleNamespace
@@ -455,6 +456,13 @@ def test_folders_of_safetensors_hold_the_module(tmp_path):
     again = ProbeNetwork.from_pretrained(tmp_path / "probe")
     array, _, mask = (torch.as_tensor(values) for values in padded(SAMPLES))
     assert torch.equal(again(array, mask), network(array, mask))
+
+
+def test_the_extra_that_folders_of_probes_need_is_named(tmp_path, monkeypatch):
+    network = regressor().fit(SAMPLES, Y).to_torch()
+    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'convexformer\[bert\]'"):
+        network.save_pretrained(tmp_path / "probe")
 
 
 def test_what_is_no_folder_of_a_probe_is_named(tmp_path):

@@ -329,4 +329,4 @@ class ProbeNetwork(nn.Module):
 
 
 def _safetensors() -> Any:
-    return required("safetensors.torch", "folders of probes", "safetensors")
+    return required("safetensors.torch", "folders of probes", "safetensors", "'convexformer[bert]'")
