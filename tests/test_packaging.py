@@ -3,13 +3,14 @@
 import ast
 import re
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
-import tomllib
 
 ROOT = Path(__file__).parent.parent
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = SETTINGS["project"]
 OWN = ("convexformer", "convexformer_solvers")
 NAMES = {"sklearn": "scikit-learn"}  # of distributions that are not called as their module is
 
@@ -38,3 +39,10 @@ def test_constraints_hold_a_version_of_each_package_that_is_asked_for(extra):
     asked = PROJECT["dependencies"] if extra is None else PROJECT["optional-dependencies"][extra]
     pinned = {line.partition("==")[0].lower() for line in (ROOT / "constraints.txt").read_text().splitlines()}
     assert {name.lower() for name in names(asked)} <= pinned
+
+
+def test_the_least_python_is_that_of_the_type_checks_and_of_the_pages():
+    least = PROJECT["requires-python"].removeprefix(">=")
+    assert least == SETTINGS["tool"]["mypy"]["python_version"]
+    for page in ("README.md", "docs/install.md"):
+        assert f"needs Python {least} or newer" in (ROOT / page).read_text()

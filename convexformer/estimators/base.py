@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -53,9 +53,6 @@ from convexformer_solvers.program import check_alpha
 from .path_result import PathResult
 from .samples import across_ranks
 from .tokens import CertifiedEstimator, SavedState, TargetEstimator, described, rebuilt, unchanged_on_failure
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 ACTIVATIONS = ("linear", "gated_relu")
 # Where gates are unused these parameters must be what they are by default.

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -39,9 +39,6 @@ from .base import ConvexAttentionBase, Problem
 from .folds import Watch, checked_split, run_folds
 from .samples import across_ranks
 from .tokens import SavedState, unchanged_on_failure
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 _STRATIFY = "stratify the folds, with cv=StratifiedKFold(...) or a number of folds, or shuffle them"
 _SINGLE = "a class of one sample is missing wherever that is held out: leave it out, or get more samples of it"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -24,9 +24,6 @@ from .attention import ClassificationMixin, ConvexAttentionClassifier, ConvexAtt
 from .base import ConvexAttentionBase
 from .samples import across_ranks, read_samples
 from .tokens import SavedState, TokenEstimator, unchanged_on_failure
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -38,9 +38,6 @@ from convexformer_solvers import (
     get_solver,
     solve,
 )
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 
 class ConvexSequenceRegressor(RegressorMixin, CertifiedEstimator):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -32,9 +32,6 @@ from .tokens import (
     saved_weights,
     unchanged_on_failure,
 )
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 # What of the parameters makes the layers of the network.
 _LAYER_OPTIONS = ("n_layers", "mode", "shared", "anchored", "rho", "attention", "eigenvalue_limit")

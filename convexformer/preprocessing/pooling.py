@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -31,9 +31,6 @@ from convexformer_solvers.validation import check_counts
 from .checking import check_sequences
 from .moments import Moments
 from .sequences import CONFIG, TokenSequences, draw_tokens
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 
 class _OfTokens(TransformerMixin, BaseEstimator):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import torch
 from numpy.typing import ArrayLike, NDArray
@@ -17,9 +17,6 @@ from convexformer.validation import as_tensor, result_of
 from convexformer_solvers import Loss
 
 from .base import DescentConstrainedBase
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 
 class DescentConstrainedClassifier(ClassificationMixin, TargetEstimator, DescentConstrainedBase):

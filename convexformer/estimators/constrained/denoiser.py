@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -17,9 +17,6 @@ from convexformer.unfolded.unrolled import DUST, UnrolledTransformer
 from convexformer.validation import check_positive, result_of
 
 from .base import DescentConstrainedBase
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 _MODELS: dict[str, Any] = {"ut": UnrolledTransformer, "dust": DUST}
 
