@@ -65,7 +65,7 @@ def model_cost(
     model : str
         One of the table.
     n_tokens, n_features, n_outputs : int
-        Shape of the data; outputs per target position for sequences.
+        Shape of the data; outputs per target position for sequences, 1 by default.
     n_heads : int, optional
         Heads of the non-convex models, which need it.
     head_width : int, optional

@@ -53,7 +53,7 @@ class UnfoldedNetwork(AttentionNetwork):
     Parameters
     ----------
     n_tokens, n_features, n_outputs : int
-        Shape of the data.
+        Shape of the data; `n_outputs` is 1 by default.
     width : int, optional
         Width of the tokens in the layers, to which a linear map with bias takes the input. Default: that of the data,
         without a map.

@@ -28,7 +28,7 @@ class AttentiveProbe(AttentionNetwork):
     Parameters
     ----------
     n_features, n_outputs : int
-        Shape of the data: ``d`` and ``c``. Samples may have any number of tokens.
+        Shape of the data: ``d`` and ``c``, which is 1 by default. Samples may have any number of tokens.
     n_queries : int, default=1
         Queries.
     rank : int, optional

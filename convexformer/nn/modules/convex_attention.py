@@ -31,8 +31,8 @@ class ConvexAttention(GatedModule, SimplexHeads):
     Parameters
     ----------
     n_tokens, n_features, n_outputs : int
-        Shape of the data: ``n``, ``d`` and ``c``.
-    n_heads : int
+        Shape of the data: ``n``, ``d`` and ``c``, which is 1 by default.
+    n_heads : int, default=16
         Number of heads ``m``.
     gates : Gates, optional
         Fixed gates. Default: none, every head sees every sample.

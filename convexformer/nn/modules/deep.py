@@ -37,8 +37,8 @@ class DeepConvexTransformer(AttentionNetwork):
     Parameters
     ----------
     n_tokens, n_features, n_outputs : int
-        Shape of the data: ``n``, ``d`` and ``c``. Samples are tokens; for symbols put an embedding in front,
-        ``EmbeddedNetwork(TokenEmbedding(...), DeepConvexTransformer(...))``.
+        Shape of the data: ``n``, ``d`` and ``c``, which is 1 by default. Samples are tokens; for symbols put an
+        embedding in front, ``EmbeddedNetwork(TokenEmbedding(...), DeepConvexTransformer(...))``.
     n_layers : int, default=2
         Number of layers ``L``.
     n_heads : int, default=16

@@ -26,7 +26,7 @@ class ReluAttention(SimplexHeads):
     Parameters
     ----------
     n_tokens, n_features, n_outputs : int
-        Shape of the data: ``n``, ``d`` and ``c``.
+        Shape of the data: ``n``, ``d`` and ``c``, which is 1 by default.
     n_heads : int, default=16
         Number of heads ``m``.
     simplex : {"softmax", "projection"}, default="softmax"

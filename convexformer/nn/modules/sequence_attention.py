@@ -29,7 +29,7 @@ class SequenceAttention(SimplexHeads):
     Parameters
     ----------
     n_tokens, n_features, n_outputs : int
-        Shape of the data: ``n``, ``d`` and ``c`` numbers per target position.
+        Shape of the data: ``n``, ``d`` and ``c`` numbers per target position, 1 by default.
     n_heads : int, default=16
         Number of heads ``m``.
     n_targets : int, optional

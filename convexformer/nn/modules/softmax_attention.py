@@ -32,7 +32,7 @@ class SoftmaxAttention(AttentionNetwork):
     Parameters
     ----------
     n_features, n_outputs : int
-        Shape of the data: ``d`` and ``c``. Samples may have any number of tokens.
+        Shape of the data: ``d`` and ``c``, which is 1 by default. Samples may have any number of tokens.
     n_heads : int, default=4
         Number of heads.
     head_width : int, optional

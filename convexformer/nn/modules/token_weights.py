@@ -233,7 +233,7 @@ class PositionWeights(TokenWeights):
     ----------
     offsets : sequence of int
         Distances from the origin. From the end, 0 is the last token and -1 the one before.
-    origin : {"start", "end", "marked"}
+    origin : {"start", "end", "marked"}, default="start"
         What distances are counted from.
     mark : int, optional
         With ``origin="marked"``, the feature that marks: the token in which it is largest, the first of equals.
