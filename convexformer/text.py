@@ -19,6 +19,8 @@ from .heads.attention import Heads
 from .nn.modules.probe import ProbeNetwork
 from .validation import check_device, check_optional_counts
 
+__all__ = ["EncoderWithHeads"]
+
 Sentences = Sequence[str] | Sequence[Sequence[int]] | Tensor
 
 

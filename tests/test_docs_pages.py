@@ -24,9 +24,13 @@ MODULES = (
     ".gates",
     ".heads",
     ".nn",
+    ".plot",
+    ".preprocessing",
+    ".probes",
     ".programs",
     ".solvers",
     ".storage",
+    ".text",
     ".unfolded",
 )
 
