@@ -1,5 +1,6 @@
 """What the tests run on several processes; each function is called on every rank."""
 
+import gc
 import json
 import os
 import pickle
@@ -61,6 +62,7 @@ from convexformer_solvers import (
 )
 from convexformer_solvers.checks import check_map
 from convexformer_solvers.distributed import DistributedConfig, RankError, on_all_ranks, ranks
+from convexformer_solvers.distributed.operations import Plan
 from convexformer_solvers.distributed.vectors import whole
 
 N_SAMPLES = 90
@@ -207,6 +209,21 @@ def commands():
     said, *results = on_all_ranks(mine, work, group)
     said["unsent"] = said_of(on_all_ranks, mine, lambda linear_map: lambda: None, group)
     return said, *results, on_all_ranks(mine, len, group)
+
+
+def plans():
+    """How many plans of operations there are within common work, and after it."""
+    tokens = data()[0]
+
+    def count():
+        gc.collect()
+        return sum(type(found) is Plan for found in gc.get_objects())
+
+    def work(linear_map):
+        assert bool(linear_map.placed(tokens[:, 0]).exp().sum() > 0)
+        return count()
+
+    return on_all_ranks(DenseMap(tokens[own_rows()]), work, ranks(DistributedConfig(least_samples=1))), count()
 
 
 FAILURES = ("long", "kind", "no message", "result")

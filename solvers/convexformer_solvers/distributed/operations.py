@@ -210,21 +210,19 @@ class Operation(NamedTuple):
         parts.update(zip(self.targets, tree_leaves(found), strict=False))
 
 
-def plan(function: Any, leaves: Sequence[Any], spec: Any, n_samples: int) -> Plan | None:
+def plan(function: Any, leaves: Sequence[Any], spec: Any, n_samples: int, known: dict[Any, Plan | None]) -> Plan | None:
     """How ranks carry out an operation by themselves, or None where they cannot.
 
-    `leaves` are its arguments, with ``Rows`` for those that the ranks have, and `spec` the tree that they make.
+    `leaves` are its arguments, with ``Rows`` for those that the ranks have, and `spec` the tree that they make. A plan
+    is made once and then `known`.
     """
     kinds = (float, int) if _is_pointwise(function) else float  # of numbers whose values make no difference
     numbers = tuple(type(leaf) if isinstance(leaf, kinds) else leaf for leaf in leaves)
     described = tuple((leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else leaf for leaf in numbers)
     key = function, described, spec, n_samples, torch.get_default_dtype()
-    if key not in _plans:
-        _plans[key] = _made(function, list(leaves), spec, n_samples)
-    return _plans[key]
-
-
-_plans: dict[Any, Plan | None] = {}
+    if key not in known:
+        known[key] = _made(function, list(leaves), spec, n_samples)
+    return known[key]
 
 
 def _is_pointwise(function: Any) -> bool:

@@ -14,7 +14,7 @@ import torch
 from convexformer_solvers.linear_maps.base import LinearMap
 
 from .answers import Answer, Failed, sizes_in
-from .operations import Operation
+from .operations import Operation, Plan
 from .ranks import Ranks, interrupts_held, interrupts_ignored, named, packed, plain, unpacked
 
 
@@ -54,6 +54,7 @@ class Team:
     def __init__(self, ranks: Ranks, local: LinearMap) -> None:
         self.ranks, self.local = ranks, local
         self.parts: dict[int, Any] = {0: local}
+        self.plans: dict[Any, Plan | None] = {}  # of operations on values of the samples
         self._names = count(1)
         self._lost: BaseException | None = None  # the error that left the ranks without some values
         self._noted: list[Operation | int] = []

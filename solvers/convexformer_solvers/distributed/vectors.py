@@ -217,7 +217,7 @@ def _carried_out(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if len(layouts) == 1 and all(isinstance(leaf, SampleTensor) for leaf in changed):
         (layout,) = layouts
         described = [leaf.rows if isinstance(leaf, SampleTensor) else leaf for leaf in leaves]
-        how = plan(function, described, spec, layout.n_samples)
+        how = plan(function, described, spec, layout.n_samples, layout.team.plans)
     if how is None and function in NEW:
         return function(torch.empty(0, dtype=args[0].dtype, device=args[0].device), *args[1:], **kwargs)
     if how is None or (how.combine in ("max", "min") and 0 in layout.heights):  # a part has none
