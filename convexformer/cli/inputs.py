@@ -29,6 +29,8 @@ def check_target(path: Path, *inputs: Path) -> None:
         raise CommandError(f"{path} is read here and would be replaced; give another name to write to")
     if path.is_dir():
         raise CommandError(f"{path} is a folder; give the name of a file")
+    if path.exists() and not path.is_file():
+        raise CommandError(f"{path} is a device or pipe, which a file would replace; give the name of a file")
     if not path.parent.is_dir():
         raise CommandError(f"no folder at {path.parent}; make it first or give another name than {path}")
     if not os.access(path.parent, os.W_OK):

@@ -576,3 +576,19 @@ def test_a_model_that_denoises_has_nothing_to_predict(regression_file, tmp_path,
     save_model(model, tmp_path / "m.npz")
     assert cli.main(["predict", str(regression_file), "--model", str(tmp_path / "m.npz")]) != 0
     assert "m.npz holds a DescentConstrainedDenoiser, which has no targets to predict" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names")
+def test_what_is_no_file_is_not_replaced(regression_file, tmp_path, capsys):
+    model, pipe = tmp_path / "m.npz", tmp_path / "pipe"
+    run_json(capsys, "fit", regression_file, "--model", model)
+    os.mkfifo(pipe)
+    for arguments in (
+        ["predict", regression_file, "--model", model, "--out", pipe],
+        ["fit", regression_file, "--model", pipe],
+    ):
+        assert cli.main([*map(str, arguments), "--quiet"]) == 1
+        assert f"{pipe} is a device or pipe" in capsys.readouterr().err
+    with pytest.raises(OSError, match="pipe' is a device or pipe"):
+        save_model(load_model(model), pipe)
+    assert pipe.is_fifo()
