@@ -30,7 +30,7 @@ class Chunks(Source):
     Raises
     ------
     TypeError
-        If `make` is an iterator, which can be run through only once.
+        If `make` is an iterator, which can be run through only once, or returns something else than an iterator.
     ValueError
         If there is no sample, or chunks differ in width or precision. While reading: if the chunks hold another number
         of samples than the first time.
@@ -97,7 +97,12 @@ class Chunks(Source):
         return parts[0] if len(parts) == 1 else torch.cat(parts or [self._last[:0]])
 
     def _restart(self) -> None:
-        self._chunks: Iterator[Any] | None = iter(self._make() if callable(self._make) else self._make)
+        made = self._make() if callable(self._make) else self._make
+        try:
+            self._chunks: Iterator[Any] | None = iter(made)
+        except TypeError as error:
+            got = type(made).__name__
+            raise TypeError(f"make must return an iterator over arrays each time, got {got}") from error
         self._number = -1
         self._end = 0
         self._last = torch.empty(0)

@@ -559,3 +559,9 @@ def test_an_error_while_chunks_are_made_begins_the_next_pass_anew():
     with pytest.raises(OSError, match="lost"):
         source.read(slice(0, 12))
     assert_reads(source, numbers())
+
+
+@pytest.mark.parametrize("returned", [None, 3.0])
+def test_a_function_that_returns_no_chunks_is_named(returned):
+    with pytest.raises(TypeError, match=r"make must return an iterator over arrays each time, got (NoneType|float)"):
+        Chunks(lambda: returned)
