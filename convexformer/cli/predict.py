@@ -43,7 +43,7 @@ def _predict(options: argparse.Namespace, is_first: bool) -> dict[str, Any]:
     from convexformer_solvers.io.npz import replacing
 
     arrays = load_samples(options.file, in_memory=n_processes() == 1)
-    if not options.model.exists():
+    if not options.model.is_file():
         raise CommandError(
             f"no model at {options.model}; 'convexformer fit FILE.npz --model {options.model}' makes one"
         )

@@ -225,6 +225,7 @@ def test_interrupted_cross_validation_goes_on_from_its_folder(regression_file, t
         (["reproduce", "student-teacher", "--out", "{data}/runs"], "is a file; give the name of a folder"),
         (["reproduce", "grokking", "--small", "--out", "{data}"], "is a file; give the name of a folder"),
         (["predict", "{data}", "--model", "absent.npz"], "no model at absent.npz"),
+        (["predict", "{data}", "--model", "."], "no model at ."),
         (["reproduce", "student-teacher", "--sentences", "absent.txt"], "sentences='absent.txt' is no file"),
         (["reproduce", "student-teacher", "--small", "--n-steps", "0"], "n_steps must be a positive integer, got 0"),
         (["reproduce", "student-teacher", "--seeds", "0"], "n_seeds must be a positive integer, got 0"),
