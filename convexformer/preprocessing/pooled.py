@@ -76,6 +76,6 @@ def pooled_predictions(samples: TokenSequences, pooler: TokenPooler, coef: Tenso
 
 def _slices(tokens: Tensor) -> Iterator[slice]:
     """A few samples at a time, which bounds several copies in float64."""
-    size = max(1, CONFIG.temporary // (8 * tokens[0].numel()))
+    size = max(1, CONFIG.limit(tokens.device) // (8 * tokens[0].numel()))
     for start in range(0, len(tokens), size):
         yield slice(start, start + size)

@@ -106,6 +106,12 @@ def test_chunks_hold_all_samples_in_order_and_few_numbers():
     assert max(size for *_, size in rows) <= CONFIG.temporary
 
 
+def test_chunks_on_a_processor_are_smaller_than_on_an_accelerator():
+    on_cpu, on_device = (CONFIG.limit(torch.device(kind)) for kind in ("cpu", "cuda"))
+    assert (on_cpu, on_device) == (CONFIG.temporary, CONFIG.temporary_on_device)
+    assert on_cpu < on_device
+
+
 @pytest.mark.parametrize(
     ("X", "message"),
     [
