@@ -232,6 +232,9 @@ def _norm(penalty: Penalty, coef: Tensor, other: Tensor) -> _Identities:
     if penalty.output_separable:
         apart = torch.stack([penalty.value(coef[..., [k]]) for k in range(coef.shape[-1])])
         yield "output_separable is True but outputs interact", apart.sum(), value
+    n_parts, part = penalty.of_part(coef.shape[-1])
+    parts = torch.stack([part.value(columns) for columns in coef.chunk(n_parts, dim=-1)])
+    yield "the penalty is not the sum of those of its parts", parts.sum(), value
 
 
 def _prox(penalty: Penalty, coef: Tensor, other: Tensor) -> _Identities:

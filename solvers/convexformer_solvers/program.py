@@ -168,6 +168,18 @@ class Program:
         """Whether the program is one independent program per output."""
         return self.loss.output_separable and self.penalty.output_separable
 
+    @property
+    def n_parts(self) -> int:
+        """Number of independent programs, each of as many outputs, that the program consists of."""
+        return self.penalty.of_part(self.y.shape[1])[0] if self.loss.output_separable else 1
+
+    def part(self, number: int) -> Program:
+        """One of these programs; itself where there is no other."""
+        if self.n_parts == 1:
+            return self
+        width, penalty = self.y.shape[1] // self.n_parts, self.penalty.of_part(self.y.shape[1])[1]
+        return dataclasses.replace(self, y=self.y[:, number * width : (number + 1) * width], penalty=penalty)
+
     @_WithoutAlpha
     def weight(self) -> Tensor:
         """Weights ``p`` of the samples, summing to 1, in the precision of ``y``."""

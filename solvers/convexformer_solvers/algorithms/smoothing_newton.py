@@ -41,7 +41,7 @@ class SmoothingConfig:
 
 
 class _Part(NamedTuple):
-    """Outputs that are solved together: all, or one where they are separate."""
+    """Outputs that are solved together: those of one of the programs that the program consists of."""
 
     program: Program
     smooth: Program  # with the smoothed loss
@@ -96,14 +96,17 @@ class SmoothingNewton(PrimalDualSolver):
     def __init__(self, config: SmoothingConfig | None = None) -> None:
         self.config = config or SmoothingConfig()
 
+    def unmet_requirement(self, program: Program) -> str | None:
+        return super().unmet_requirement(program.part(0))
+
     def init_again(self, program: Program, start: Point, previous: _State | None) -> _State:
         coef, _ = as_start(program, start)
         features = Features(program) if previous is None else previous.parts[0].features
         pred = own_predictions(program, coef)
-        length, n_outputs = 1 / program.lipschitz(pred), program.y.shape[1]
-        width, parts = 1 if program.outputs_separate else n_outputs, []
-        for outputs in (slice(first, first + width) for first in range(0, n_outputs, width)):
-            own = dataclasses.replace(program, y=program.y[:, outputs])
+        length, width, parts = 1 / program.lipschitz(pred), program.y.shape[1] // program.n_parts, []
+        for number in range(program.n_parts):
+            outputs = slice(number * width, (number + 1) * width)
+            own = program.part(number)
             parts.append(_first(own, features, coef[..., outputs], pred[:, outputs], length, self.config))
         return _State(tuple(parts), length, _point(program, tuple(parts), length))
 

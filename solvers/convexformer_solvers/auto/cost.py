@@ -46,5 +46,5 @@ def block_steps_of_admm(program: Program, config: AutoConfig) -> float:
 
 def block_numbers(program: Program) -> int:
     """Numbers that the penalty's second derivatives hold, of outputs that are solved together."""
-    outputs = 1 if program.outputs_separate else program.y.shape[1]
+    outputs = program.y.shape[1] // program.n_parts
     return math.prod(program.map.feature_shape) * outputs * program.map.feature_shape[-1] * outputs

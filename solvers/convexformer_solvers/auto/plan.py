@@ -361,6 +361,6 @@ class _Planner:
         program = self.program
         if SmoothingNewton().unmet_requirement(program) is not None or block_numbers(program) > Center.largest:
             return math.inf
-        n_parts, config = program.y.shape[1] if program.outputs_separate else 1, self.config
-        step = newton_work(program) + 2 * config.calls * n_parts * program.map.rates.work_of_a_call
-        return config.usual_steps * step / admm_work(program, config)
+        calls = 2 * self.config.calls * program.n_parts
+        step = newton_work(program) + calls * program.map.rates.work_of_a_call
+        return self.config.usual_steps * step / admm_work(program, self.config)

@@ -157,8 +157,8 @@ def newton_work(program: Program) -> float:
 def _works(program: Program) -> tuple[float, float]:
     """The same in the features and in the samples."""
     n_samples, n_features, c = program.map.n_samples, math.prod(program.map.feature_shape), program.y.shape[1]
-    n_parts = c if program.outputs_separate else 1  # systems of c outputs each
-    c //= n_parts
+    n_parts = program.n_parts
+    c //= n_parts  # outputs of each system
     n_products = c * (c + 1) / 2
     n_grams = c if program.loss.output_separable else n_products
     in_features = n_grams * n_samples * n_features**2 + (n_features * c) ** 3 / 3

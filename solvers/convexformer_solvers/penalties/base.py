@@ -131,6 +131,10 @@ class Penalty(ABC):
         """The same norm for so many outputs as another penalty, where solvers can do more with that."""
         return self
 
+    def of_part(self, n_outputs: int) -> tuple[int, Penalty]:
+        """Of how many equal parts of so many outputs the norm is a sum, and the norm of one part."""
+        return n_outputs if self.output_separable else 1, self
+
     def defines(self, method: str) -> bool:
         """Whether this penalty has the optional method of that name, as ``'expression'``, and not ``Penalty``'s."""
         return getattr(type(self), method, None) is not getattr(Penalty, method, None)

@@ -187,9 +187,12 @@ class PerTarget(Penalty):
     def for_outputs(self, n_outputs: int) -> Penalty:
         _check_outputs(n_outputs, self.n_targets)
         inner = self.penalty.for_outputs(n_outputs // self.n_targets)
-        if inner.output_separable:  # treats the outputs of each target row by themselves anyway
+        if inner.output_separable or self.n_targets == 1:  # treats outputs of each target row by themselves anyway
             return inner
         return self if inner is self.penalty else PerTarget(inner, self.n_targets)
+
+    def of_part(self, n_outputs: int) -> tuple[int, Penalty]:
+        return self.n_targets, self.penalty
 
     def by_target(self, coef: Tensor) -> Tensor:
         """Coefficients with the target rows first, shape ``(T, *block_shape, d, c)``."""
