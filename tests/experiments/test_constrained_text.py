@@ -6,6 +6,7 @@ import warnings
 import weakref
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from tiny_encoders import random_sentences
 from convexformer import cli
 from convexformer.experiments import ConstrainedTextSettings, format_constrained_text, run_constrained_text
 from convexformer.experiments.common import mean_and_error
-from convexformer.experiments.constrained import text
+from convexformer.experiments.constrained import common, text
 from convexformer.experiments.constrained.common import METHODS, Search, paired_difference
 from convexformer.experiments.constrained.text_models import constant_loss
 from convexformer.experiments.corpora import load_corpus, with_noise
@@ -200,3 +201,11 @@ def test_a_report_is_not_gone_on_with_under_other_vectors_of_the_same_file(repor
     assert same == report["data"]["corpora_read"][0]["sha256"]
     vectors.write_text("\n".join(line.replace("0.", "1.") for line in lines))
     assert load_corpus(settings.corpora[0], changed).sha256 != same
+
+
+@pytest.mark.parametrize("losses", [(np.nan, 2.0, 1.0), (2.0, np.nan, 1.0), (1.0, 2.0, np.nan)])
+def test_a_search_keeps_no_run_whose_validation_loss_is_nan_where_there_is_another(losses, monkeypatch):
+    runs = [SimpleNamespace(report_=SimpleNamespace(losses=np.array([3.0, loss]))) for loss in losses]
+    monkeypatch.setattr(common, "train_once", lambda task, method, pair, seed: runs[int(pair[0]) - 1])
+    found = common.search(None, METHODS[1], Search((1.0, 2.0, 3.0), (0.1,), (0.0,)), 0)
+    assert found.trainer is runs[losses.index(1.0)]

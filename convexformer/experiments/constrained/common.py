@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -180,7 +181,7 @@ def search(task: Task, method: Method, grid: Search, seed: int) -> Trained:
     """Train with every pair and keep the run of least validation loss of the last layer.
 
     Constrained training is chosen among its feasible runs, where there are any. A run whose losses became infinite
-    loses against all others.
+    loses against all others, and one whose validation loss is nan against all that end.
 
     Parameters
     ----------
@@ -197,7 +198,7 @@ def search(task: Task, method: Method, grid: Search, seed: int) -> Trained:
         If every run diverged.
     """
     began = time.perf_counter()
-    best: tuple[tuple[bool, float], PrimalDual, tuple[float, float]] | None = None
+    best: tuple[tuple[bool, bool, float], PrimalDual, tuple[float, float]] | None = None
     failure: NonFiniteLossError | None = None
     for pair in grid.pairs(method):
         try:
@@ -206,7 +207,8 @@ def search(task: Task, method: Method, grid: Search, seed: int) -> Trained:
             failure = error
             continue
         infeasible = method.objective == "constrained" and not trainer.feasible_
-        worth = (infeasible, float(trainer.report_.losses[-1]))
+        loss = float(trainer.report_.losses[-1])
+        worth = (math.isnan(loss), infeasible, loss)
         if best is None or worth < best[0]:
             best = (worth, trainer, pair)
     if best is None:
