@@ -25,6 +25,7 @@ from convexformer_solvers import (
     solve_path,
 )
 from convexformer_solvers.algorithms.admm import Admm, AdmmConfig
+from convexformer_solvers.algorithms.admm.rho import largest_rho
 from convexformer_solvers.algorithms.base import Solver
 from convexformer_solvers.algorithms.stage import Stage
 from convexformer_solvers.points import Point, null_point
@@ -214,6 +215,12 @@ class TestUnits:
         state = Admm().init(program, far)
         assert state.cache.largest_rho == pytest.approx(0.25 * 0.7**2)
         assert solve(program, Auto(), tol=1e-6).status is Status.CONVERGED
+
+    def test_of_a_start_take_no_product_for_the_constant_model(self, monkeypatch):
+        program = make_program("logistic", "group_l2")
+        correlation = program.null_correlation
+        monkeypatch.delattr(Program, "null_correlation")
+        assert largest_rho(program, correlation) > 0
 
 
 class FailsToFactorise(Fista):

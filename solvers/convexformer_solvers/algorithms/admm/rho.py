@@ -107,7 +107,8 @@ def largest_rho(program: Program, correlation: Tensor) -> float:
     if not bool(correlation.any()):
         return math.inf
     # Where the start fits so well that squares of its own underflow, those of the best constant model count.
-    for direction in (correlation, program.null_correlation.to(correlation)):
+    for of_start in (True, False):
+        direction = correlation if of_start else program.null_correlation.to(correlation)
         square, bend = float(direction.square().sum()), _bend(program, direction)
         if 0 < square < math.inf and 0 < bend < math.inf:
             return bend / square
