@@ -170,15 +170,19 @@ class Program:
 
     @property
     def n_parts(self) -> int:
-        """Number of independent programs, each of as many outputs, that the program consists of."""
+        """Number of independent programs of equal shares of the outputs that add up to the program."""
         return self.penalty.of_part(self.y.shape[1])[0] if self.loss.output_separable else 1
 
     def part(self, number: int) -> Program:
         """One of these programs; itself where there is no other."""
         if self.n_parts == 1:
             return self
-        width, penalty = self.y.shape[1] // self.n_parts, self.penalty.of_part(self.y.shape[1])[1]
-        return dataclasses.replace(self, y=self.y[:, number * width : (number + 1) * width], penalty=penalty)
+        n_parts, penalty = self.penalty.of_part(self.y.shape[1])
+        width, result = self.y.shape[1] // n_parts, copy.copy(self)  # all has been checked
+        own = self.y[:, number * width : (number + 1) * width]
+        for name, value in (("y", own), ("penalty", penalty), ("_known", {})):
+            object.__setattr__(result, name, value)
+        return result
 
     @_WithoutAlpha
     def weight(self) -> Tensor:

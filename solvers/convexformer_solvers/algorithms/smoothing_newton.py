@@ -41,7 +41,7 @@ class SmoothingConfig:
 
 
 class _Part(NamedTuple):
-    """Outputs that are solved together: those of one of the programs that the program consists of."""
+    """Outputs that are solved together: those of one part of the program, as of ``Program.part``."""
 
     program: Program
     smooth: Program  # with the smoothed loss
