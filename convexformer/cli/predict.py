@@ -39,7 +39,7 @@ def _run_predict(options: argparse.Namespace) -> dict[str, Any]:
 
 def _predict(options: argparse.Namespace, is_first: bool) -> dict[str, Any]:
     from convexformer.estimators.persistence import load_model
-    from convexformer.estimators.samples import of_all_samples
+    from convexformer.estimators.samples import predictions_of_all
     from convexformer_solvers.io.npz import replacing
 
     arrays = load_samples(options.file, in_memory=n_processes() == 1)
@@ -54,9 +54,10 @@ def _predict(options: argparse.Namespace, is_first: bool) -> dict[str, Any]:
     X = samples_of(arrays, options.file, hasattr(model, "pooler_"))
     if n_processes() > 1 and str(model.device).startswith("cuda"):
         model.device = own_device("cuda")  # that of the fit is of its first process
-    results = {"predictions": of_all_samples(model, "predict", X)}
+    results = {"predictions": predictions_of_all(model, X, None, None)[2]}
     if hasattr(model, "predict_proba"):
-        results |= {"probabilities": of_all_samples(model, "predict_proba", X), "classes": model.classes_}
+        *_, probabilities = predictions_of_all(model, X, None, None, "predict_proba")
+        results |= {"probabilities": probabilities, "classes": model.classes_}
     report: dict[str, Any] = {
         "model": str(options.model),
         "predictions": str(options.out),

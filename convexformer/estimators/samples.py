@@ -125,26 +125,21 @@ def across_ranks(method: _Method) -> _Method:
     return cast(_Method, wrapped)
 
 
-def predictions_of_all(estimator: Any, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
-    """Targets, weights and predictions of the samples of all ranks, on all ranks; targets as given in one process."""
-    group = ranks()
+def predictions_of_all(
+    estimator: Any, X: Any, y: Any, sample_weight: Any, method: str = "predict"
+) -> tuple[Any, Any, Any]:
+    """Targets, weights and predictions of the samples of all ranks, on all ranks; targets as given in one process.
+
+    Each rank predicts for its part, by a method of that name.
+    """
+    group, predict = ranks(), getattr(estimator, method)
     if group is None:
         weight = sample_weight if keeps_tensors(sample_weight) else without_tensor(sample_weight, "sample_weight")
-        return y, weight, estimator.predict(X)
+        return y, weight, predict(X)
     X, share = own_samples(estimator, X)
-    pred = _in_turn(group, lambda: estimator.predict(X))
+    pred = _in_turn(group, lambda: predict(X))
     target, weight, pred = joined_samples([y, sample_weight, pred], share, len(pred))
     return target, weight, pred
-
-
-def of_all_samples(estimator: Any, method: str, X: Any) -> Any:
-    """What a method gives for the samples of all ranks, on all ranks, each of which computes its part."""
-    group = ranks()
-    if group is None:
-        return getattr(estimator, method)(X)
-    X, share = own_samples(estimator, X)
-    found = _in_turn(group, lambda: getattr(estimator, method)(X))
-    return joined_samples([found, None, None], share, len(found))[0]
 
 
 class Share(NamedTuple):
