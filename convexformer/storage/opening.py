@@ -106,9 +106,9 @@ def _open_path(path: str) -> Source:
     kind = Path(path).suffix
     if not os.path.exists(path):
         raise FileNotFoundError(f"{place} is no file and no folder")
-    if kind == ".zarr" or kind in _HDF5:
-        if kind == ".zarr":
-            return ArraySource(partial(_find_zarr, path, name, place), place, partial(_of_folder, path, name))
+    if kind == ".zarr":
+        return ArraySource(partial(_find_zarr, path, name, place), place, partial(_of_folder, path, name))
+    if kind in _HDF5:
         find = partial(_find_hdf5, path, name, place)
         return ArraySource(find, place, partial(_of_file, path, name), is_watched=True)
     if os.path.isdir(path):
