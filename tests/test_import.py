@@ -2,6 +2,7 @@
 
 import json
 import types
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -76,3 +77,9 @@ def test_submodules_load_by_attribute():
 def test_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match=r"convexformer.*nonsense"):
         convexformer.nonsense  # noqa: B018
+
+
+def test_no_folder_of_the_package_holds_more_than_fifteen_files():
+    folder = Path(convexformer.__file__).parent
+    counts = Counter(file.parent.relative_to(folder).as_posix() for file in folder.rglob("*.py"))
+    assert max(counts.values()) <= 15, counts.most_common(3)

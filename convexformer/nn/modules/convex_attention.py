@@ -13,8 +13,7 @@ from convexformer.gates import Gates
 from convexformer.gates.base import as_gate_index
 from convexformer.validation import as_tensor, check_flag
 
-from .base import check_tokens_for
-from .gated import GatedModule
+from .base import GatedModule, check_tokens_for
 from .simplex import Simplex
 from .simplex_heads import SimplexHeads
 

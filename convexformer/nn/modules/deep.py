@@ -12,9 +12,8 @@ from convexformer.gates import Gates, TrainingData, get_gate_source
 from convexformer_solvers import Penalty
 from convexformer_solvers.validation import check_counts
 
-from .base import AttentionNetwork
+from .base import AttentionNetwork, GatedModule
 from .convex_attention import ConvexAttention
-from .gated import GatedModule
 from .sequence_attention import SequenceAttention
 from .simplex import Simplex
 
