@@ -2,6 +2,7 @@
 
 import copy
 import math
+import re
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from convexformer import ConvexAttention, ConvexAttentionClassifier, ConvexAttentionRegressor, Gates, Heads
-from convexformer.nn import EmbeddingMLP, project_to_simplex, train
+from convexformer.nn import EmbeddingMLP, network_from_heads, project_to_simplex, train
 from convexformer.solvers import LOSSES
 
 PENALTIES = ("group_l2", "nuclear")
@@ -273,3 +274,12 @@ def test_no_random_network_is_below_the_bound(make_problem, seed, n_heads, scale
 def test_bad_arguments_are_named(options, message):
     with pytest.raises(ValueError, match=message):
         ConvexAttention(2, 2, 1, **options)
+
+
+@pytest.mark.parametrize("name", ["w2", "w3", "bias"])
+def test_weights_of_heads_must_have_their_shapes_as_a_single_row_would_be_repeated(name):
+    weights = {"w1": np.eye(2), "w2": np.ones((2, 3)), "w3": np.ones((2, 2)), "bias": np.zeros(2)}
+    weights[name] = weights[name][:1]
+    wanted = (2,) if name == "bias" else (2, *weights[name].shape[1:])
+    with pytest.raises(ValueError, match=re.escape(f"{name} must have shape {wanted}, got {weights[name].shape}")):
+        network_from_heads(**weights, gates=None, gate_index=np.zeros(2, dtype=int))

@@ -105,9 +105,13 @@ class SimplexHeads(AttentionNetwork):
         """Take these weights, arrays of the shapes of the parameters; for ``simplex="projection"`` and with a bias."""
         assert self.simplex == "projection"
         assert self.bias is not None
+        weights = {"w1": (self.w1_free, w1), "w2": (self.w2, w2), "w3": (self.w3, w3), "bias": (self.bias, bias)}
         with torch.no_grad():
-            for parameter, values in ((self.w1_free, w1), (self.w2, w2), (self.w3, w3), (self.bias, bias)):
-                parameter.copy_(as_tensor(values))
+            for name, (parameter, given) in weights.items():
+                values = as_tensor(given, name=name)
+                if values.shape != parameter.shape:  # copy_ would repeat a single row
+                    raise ValueError(f"{name} must have shape {tuple(parameter.shape)}, got {tuple(values.shape)}")
+                parameter.copy_(values)
 
 
 def weights_of(network: SimplexHeads) -> tuple[NDArray[np.floating], ...]:
