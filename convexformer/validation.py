@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sized
 from contextlib import contextmanager
 from math import inf, isqrt
 from numbers import Integral, Real
-from typing import Any, TypeGuard
+from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
 import torch
@@ -469,7 +469,11 @@ def check_device(device: Any, default: torch.device) -> torch.device:
     return resolved
 
 
-def result_of(tensor: Tensor, like: Any) -> Any:
+# An array, or a tensor under array-API dispatch, for which Any stands so that callers need not tell them apart.
+Result: TypeAlias = NDArray[np.floating] | Any
+
+
+def result_of(tensor: Tensor, like: Any) -> Result:
     """A result as the user wants it: a tensor on the device of a kept tensor, else a numpy array."""
     return tensor.to(like.device) if keeps_tensors(like) else tensor.numpy(force=True)
 

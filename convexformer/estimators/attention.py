@@ -13,6 +13,7 @@ from sklearn.utils.metaestimators import available_if
 
 from convexformer.targets import ClassTargets, RealTargets, Targets, class_targets
 from convexformer.validation import (
+    Result,
     check_label_target,
     check_real_target,
     given,
@@ -72,7 +73,7 @@ class RegressionMixin(ScoreMixin, RegressorMixin):
     def _restored_targets(self, header: dict[str, Any], arrays: dict[str, NDArray], loss: Loss) -> Targets:
         return RealTargets._restored(header)
 
-    def predict(self: Any, X: ArrayLike) -> Any:
+    def predict(self: Any, X: ArrayLike) -> Result:
         """Predict the mean of the targets: outputs of the network (their exponential for the Poisson loss).
 
         Parameters
@@ -130,13 +131,13 @@ class ClassificationMixin(ScoreMixin, ClassifierMixin):
             return outputs[:, 1:] - outputs[:, :1]
         return outputs
 
-    def _labels(self: Any, outputs: torch.Tensor) -> NDArray:
+    def _labels(self: Any, outputs: torch.Tensor) -> NDArray[Any]:
         """Labels of outputs."""
         scores = self._scores(outputs)
         index = (scores[:, 0] > 0).long() if scores.shape[1] == 1 else scores.argmax(1)
         return self.classes_[index.numpy(force=True)]
 
-    def decision_function(self: Any, X: ArrayLike) -> Any:
+    def decision_function(self: Any, X: ArrayLike) -> Result:
         """Scores of the classes; for two classes the score of the second against the first.
 
         Parameters
@@ -152,7 +153,7 @@ class ClassificationMixin(ScoreMixin, ClassifierMixin):
         scores = self._scores(self._outputs(X))
         return result_of(scores[:, 0] if scores.shape[1] == 1 else scores, X)
 
-    def predict(self: Any, X: ArrayLike) -> Any:
+    def predict(self: Any, X: ArrayLike) -> NDArray[Any]:
         """Predict labels.
 
         Parameters
@@ -168,7 +169,7 @@ class ClassificationMixin(ScoreMixin, ClassifierMixin):
         return self._labels(self._outputs(X))
 
     @available_if(_has_probabilities)
-    def predict_proba(self: Any, X: ArrayLike) -> Any:
+    def predict_proba(self: Any, X: ArrayLike) -> Result:
         """Predict class probabilities; there for the logistic and softmax losses.
 
         Parameters

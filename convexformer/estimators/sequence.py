@@ -17,6 +17,7 @@ from convexformer.estimators.tokens import CertifiedEstimator, SavedState, descr
 from convexformer.heads.sequence import SequenceHeads
 from convexformer.programs.sequence import SequenceForm, get_form, sequence_program, signed_coef
 from convexformer.validation import (
+    Result,
     check_device,
     check_flag,
     check_number_target,
@@ -275,7 +276,7 @@ class ConvexSequenceRegressor(RegressorMixin, CertifiedEstimator):
             self._heads = SequenceHeads.from_coef(*self._solution, n_targets=self._target_shape[0], **self._trained_for)
         return self._heads
 
-    def predict(self, X: ArrayLike) -> Any:
+    def predict(self, X: ArrayLike) -> Result:
         """Predict target sequences (their means for the Poisson loss).
 
         Parameters

@@ -25,7 +25,7 @@ from convexformer.nn.modules.token_weights import (
     QueryWeights,
     TokenWeights,
 )
-from convexformer.validation import check_positive, check_stream, check_weight, result_of
+from convexformer.validation import Result, check_positive, check_stream, check_weight, result_of
 from convexformer_solvers.validation import check_counts
 
 from .checking import check_sequences
@@ -112,7 +112,7 @@ class TokenPooling(_OfTokens):
         self.weights_ = self.make_weights(samples, check_stream(getattr(self, "random_state", None)), weight)
         return self
 
-    def transform(self, X: Any) -> Any:
+    def transform(self, X: Any) -> Result:
         """Pool samples.
 
         Parameters
@@ -475,7 +475,7 @@ class TokenStandardizer(_OfTokens):
         self.mean_, self.scale_ = found.mean.numpy(force=True), found.scale.numpy(force=True)
         return self
 
-    def transform(self, X: Any) -> Any:
+    def transform(self, X: Any) -> Result | list[Result]:
         """Standardise tokens.
 
         Parameters
@@ -491,7 +491,7 @@ class TokenStandardizer(_OfTokens):
         check_is_fitted(self, "mean_")
         samples = check_sequences(self, X, reset=False)
         pooler = TokenPooler([MeanWeights()], self.mean_, self.scale_)
-        found = [
+        found: list[Any] = [
             result_of(sample[real], X)
             for _, tokens, mask in samples.mapped(pooler.standardized).chunks()
             for sample, real in zip(tokens, mask, strict=True)

@@ -13,7 +13,7 @@ from convexformer.estimators.attention import ClassificationMixin
 from convexformer.estimators.samples import across_ranks
 from convexformer.estimators.tokens import TargetEstimator, unchanged_on_failure
 from convexformer.nn import sample_losses
-from convexformer.validation import as_tensor, result_of
+from convexformer.validation import Result, as_tensor, result_of
 from convexformer_solvers import Loss
 
 from .base import DescentConstrainedBase
@@ -230,7 +230,7 @@ class DescentConstrainedClassifier(ClassificationMixin, TargetEstimator, Descent
     def _outputs(self, X: ArrayLike) -> Tensor:
         return self._layer_outputs(X)[-1]
 
-    def predict(self, X: ArrayLike, max_layers: int | None = None) -> NDArray:
+    def predict(self, X: ArrayLike, max_layers: int | None = None) -> NDArray[Any]:
         """Predict labels, by the first layers alone where so many are asked for.
 
         Parameters
@@ -246,7 +246,7 @@ class DescentConstrainedClassifier(ClassificationMixin, TargetEstimator, Descent
         """
         return self._labels(self._layer_outputs(X, max_layers)[-1])
 
-    def layer_outputs(self, X: ArrayLike) -> Any:
+    def layer_outputs(self, X: ArrayLike) -> Result:
         """Outputs of every layer, for ``exit_curve``, ``early_exit`` and ``exit_tradeoff``.
 
         Parameters

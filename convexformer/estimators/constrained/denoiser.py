@@ -14,7 +14,7 @@ from convexformer.estimators.samples import across_ranks
 from convexformer.estimators.tokens import unchanged_on_failure
 from convexformer.nn.modules.base import draw_seed, seeded
 from convexformer.unfolded.unrolled import DUST, UnrolledTransformer
-from convexformer.validation import check_positive, result_of
+from convexformer.validation import Result, check_positive, result_of
 
 from .base import DescentConstrainedBase
 
@@ -161,7 +161,7 @@ class DescentConstrainedDenoiser(TransformerMixin, DescentConstrainedBase):
         options = dict(self._options)
         return _MODELS[options.pop("model")](**options, seed=seed)
 
-    def transform(self, X: ArrayLike, max_layers: int | None = None) -> Any:
+    def transform(self, X: ArrayLike, max_layers: int | None = None) -> Result:
         """Denoise tokens.
 
         Parameters

@@ -36,7 +36,7 @@ from convexformer.probes.generate import (
 )
 from convexformer.programs.build import program_of
 from convexformer.targets import Targets
-from convexformer.validation import check_device, check_flag, check_stream, result_of
+from convexformer.validation import Result, check_device, check_flag, check_stream, result_of
 from convexformer_solvers import LinearMap, SolverResult
 
 
@@ -215,7 +215,7 @@ class ConvexProbeBase(ConvexAttentionBase):
     def _chosen_samples(self, X: Any, index: NDArray[np.int64]) -> Any:
         return choose_samples(X, index)
 
-    def pool(self, X: Any) -> Any:
+    def pool(self, X: Any) -> Result:
         """Pooled tokens, which the program is about: ``heads_.predict(model.pool(X))`` are the outputs.
 
         Parameters
