@@ -247,6 +247,23 @@ class GatesInterrupted(Interrupted):
         The gates so far; they differ on the training set.
     solution : SolverResult
         A certified point of the program with exactly these gates.
+
+    Examples
+    --------
+    Here a callback stands for Ctrl-C:
+
+    >>> from convexformer.gates import GeneratedGates
+    >>> from convexformer.solvers import get_loss, get_penalty
+    >>> def press_ctrl_c(step):
+    ...     raise KeyboardInterrupt
+    >>> tokens = torch.randn(60, 2, 2, generator=torch.Generator().manual_seed(0))
+    >>> data = TrainingData(tokens, tokens[:, 0, :1].relu(), get_loss("squared"), get_penalty("group_l2"), alpha=0.05)
+    >>> try:
+    ...     gates = GeneratedGates(8, callback=press_ctrl_c).make(data, np.random.RandomState(0))
+    ... except GatesInterrupted as interrupt:
+    ...     gates, certificate = interrupt.gates, interrupt.solution.certificate
+    >>> len(gates), certificate.relative_gap <= 1e-4
+    (1, True)
     """
 
     def __init__(self, gates: Gates, solution: SolverResult) -> None:

@@ -41,7 +41,17 @@ from .sources import GivenGates
 
 
 class GenerationEnd(Enum):
-    """How the generation of gates ended; the value is the message that users read."""
+    """How the generation of gates ended; the value is the message that users read.
+
+    Examples
+    --------
+    >>> X = np.random.default_rng(0).normal(size=(60, 2, 2))
+    >>> y = np.where(X[:, 0, 0] >= 0, X[:, 1, 0], 0.0)
+    >>> generate_gates(X, y, alpha=0.05, max_gates=2, random_state=0).end is GenerationEnd.BUDGET
+    True
+    >>> GenerationEnd.BUDGET.value
+    'max_gates reached; there may be more gates that lower the objective'
+    """
 
     NONE_FOUND = (
         "the search found no gate that violates its dual constraint and lowers the objective; it is heuristic: "
@@ -70,6 +80,16 @@ class GenerationRound(NamedTuple):
         than those that the search met. An estimate: it proves nothing.
     seconds : float
         Since the start.
+
+    Examples
+    --------
+    >>> X = np.random.default_rng(0).normal(size=(60, 2, 2))
+    >>> y = np.where(X[:, 0, 0] >= 0, X[:, 1, 0], 0.0)
+    >>> first, second = generate_gates(X, y, alpha=0.05, max_gates=2, random_state=0).rounds
+    >>> first.n_gates, second.n_gates, second.objective < first.dual < first.objective
+    (1, 2, True)
+    >>> first.violation > 1e-4, first.estimated_bound < second.objective
+    (True, True)
     """
 
     n_gates: int
@@ -96,6 +116,16 @@ class GeneratedGatesResult:
         Why no more gates were added.
     rounds : list of GenerationRound
         The way there.
+
+    Examples
+    --------
+    >>> X = np.random.default_rng(0).normal(size=(60, 2, 2))
+    >>> y = np.where(X[:, 0, 0] >= 0, X[:, 1, 0], 0.0)
+    >>> result = generate_gates(X, y, alpha=0.05, max_gates=4, random_state=0)
+    >>> result.gates, result.end.name, result.certificate.relative_gap <= 1e-4
+    (Gates(4 gates, 2 tokens, 2 features), 'BUDGET', True)
+    >>> result.solution.coef.shape  # gates, tokens, features, outputs
+    torch.Size([4, 2, 2, 1])
     """
 
     gates: Gates
@@ -111,7 +141,31 @@ class GeneratedGatesResult:
 
 
 class GenerationInterrupted(GatesInterrupted):
-    """Raised on Ctrl-C during the generation of gates; `result` holds the gates so far and their certified point."""
+    """Raised on Ctrl-C during the generation of gates; `result` holds the gates so far and their certified point.
+
+    Attributes
+    ----------
+    result : GeneratedGatesResult
+        The gates so far; its ``end`` is ``GenerationEnd.INTERRUPTED``.
+    gates, solution : Gates, SolverResult
+        Those of `result`.
+
+    Examples
+    --------
+    Here a callback stands for Ctrl-C:
+
+    >>> def press_ctrl_c(step):
+    ...     if step.n_gates > 1:
+    ...         raise KeyboardInterrupt
+    >>> X = np.random.default_rng(0).normal(size=(60, 2, 2))
+    >>> y = np.where(X[:, 0, 0] >= 0, X[:, 1, 0], 0.0)
+    >>> try:
+    ...     result = generate_gates(X, y, alpha=0.05, random_state=0, callback=press_ctrl_c)
+    ... except GenerationInterrupted as interrupt:
+    ...     result = interrupt.result
+    >>> result.end.name, len(result.gates) > 1, result.certificate.relative_gap <= 1e-4
+    ('INTERRUPTED', True, True)
+    """
 
     def __init__(self, result: GeneratedGatesResult) -> None:
         super().__init__(result.gates, result.solution)

@@ -25,6 +25,17 @@ class GaussianGates(GateSource):
     ----------
     n_gates : int
         Number of gates.
+
+    Raises
+    ------
+    ValueError
+        If ``n_gates`` is not a positive integer.
+
+    Examples
+    --------
+    >>> data = TrainingData(torch.zeros(100, 4, 3))  # of which the shape of a sample alone counts
+    >>> GaussianGates(8).make(data, np.random.RandomState(0))
+    Gates(8 gates, 4 tokens, 3 features)
     """
 
     n_gates: int
@@ -46,6 +57,18 @@ class SparseGates(GateSource):
         Number of gates.
     n_nonzero : int, default=2
         Nonzero coordinates of each direction; cut to the number of tokens or features where that is smaller.
+
+    Raises
+    ------
+    ValueError
+        If a parameter is not a positive integer.
+
+    Examples
+    --------
+    >>> data = TrainingData(torch.zeros(100, 4, 3))
+    >>> gates = SparseGates(5, n_nonzero=1).make(data, np.random.RandomState(0))
+    >>> (gates.u1 != 0).sum(1), (gates.u2 != 0).sum(1)  # each looks at one feature of one token
+    (array([1, 1, 1, 1, 1]), array([1, 1, 1, 1, 1]))
     """
 
     n_gates: int
@@ -240,6 +263,21 @@ class GivenGates(GateSource):
     ----------
     gates : Gates
         The gates; their widths must match the data.
+
+    Raises
+    ------
+    ValueError
+        When gates are made, if their widths are not those of the data.
+
+    Examples
+    --------
+    >>> from convexformer import ConvexAttentionRegressor
+    >>> X = np.random.default_rng(0).normal(size=(60, 2, 3))
+    >>> y = np.where(X[:, 0, 0] >= 0, X[:, 1, 0], 0.0)  # token 1 is read where feature 0 of token 0 is positive
+    >>> given = GivenGates(Gates(u1=[[1.0, 0.0]], u2=[[1.0, 0.0, 0.0]]))
+    >>> model = ConvexAttentionRegressor(alpha=0.001, activation="gated_relu", gates=given).fit(X, y)
+    >>> model.score(X, y) > 0.99
+    True
     """
 
     gates: Gates

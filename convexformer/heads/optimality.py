@@ -68,6 +68,18 @@ class OptimalityGap:
         Of the re-fit.
     remark : str
         What the figures say of this class of networks.
+
+    Examples
+    --------
+    >>> X = torch.randn(50, 4, 3, generator=torch.Generator().manual_seed(0))
+    >>> y = X[:, 1, :1] - X[:, 2, :1]
+    >>> result = optimality_gap(ConvexAttention(4, 3, n_heads=8), X, y, alpha=0.1)  # not trained
+    >>> result.covered, result.relative_gap > 0.1
+    (True, True)
+    >>> bool(result.bound <= result.certificate.primal <= result.start_objective <= result.objective)
+    True
+    >>> len(result.refit) == result.n_heads_sufficient  # heads of the network that attains the optimum
+    True
     """
 
     objective: float

@@ -145,6 +145,19 @@ def network_from_heads(
     -------
     ConvexAttention
         In the precision of ``w2``. Without any heads it has one whose weights are zero.
+
+    Raises
+    ------
+    ValueError
+        If shapes disagree, or ``gate_index`` is out of range.
+
+    Examples
+    --------
+    >>> w1, w2, w3 = np.array([[0.0, 1.0]]), np.array([[2.0, 0.0, 0.0]]), np.array([[0.5]])
+    >>> network = network_from_heads(w1, w2, w3, np.zeros(1), None, np.zeros(1, dtype=int))
+    >>> X = torch.randn(5, 2, 3, dtype=torch.float64)
+    >>> bool(torch.allclose(network(X)[:, 0], X[:, 1, 0]))  # the head reads feature 0 of token 1
+    True
     """
     if len(w1) == 0:
         w1, gate_index = np.eye(1, w1.shape[1], dtype=w1.dtype), np.zeros(1, dtype=np.int64)

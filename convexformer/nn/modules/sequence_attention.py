@@ -119,6 +119,19 @@ def sequence_network_from_heads(w1: np.ndarray, w2: np.ndarray, w3: np.ndarray, 
     -------
     SequenceAttention
         In the precision of ``w2``. Without any heads it has one whose weights are zero.
+
+    Raises
+    ------
+    ValueError
+        If shapes disagree.
+
+    Examples
+    --------
+    >>> w1, w2, w3 = np.array([[[0.0, 1.0], [1.0, 0.0]]]), np.array([[1.0, 0.0, 0.0]]), np.ones((1, 1))
+    >>> network = sequence_network_from_heads(w1, w2, w3, np.zeros((2, 1)))
+    >>> X = torch.randn(5, 2, 3, dtype=torch.float64)
+    >>> bool(torch.allclose(network(X)[..., 0], X[:, [1, 0], 0]))  # the head swaps two tokens
+    True
     """
     if len(w1) == 0:
         w1 = np.full((1, *w1.shape[1:]), 1 / w1.shape[2])

@@ -104,6 +104,23 @@ class TrainingInterrupted(Interrupted):
     ----------
     history : TrainingHistory
         Of the combination that is the best so far, with those of all so far as ``trials``.
+
+    Examples
+    --------
+    Here a callback stands for Ctrl-C:
+
+    >>> import torch
+    >>> from convexformer.nn import ConvexAttention, train
+    >>> def press_ctrl_c(step, objective):
+    ...     if step == 20:
+    ...         raise KeyboardInterrupt
+    >>> network, tokens, y = ConvexAttention(2, 3, n_heads=4), torch.ones(4, 2, 3), torch.ones(4, 1)
+    >>> try:
+    ...     history = train(network, tokens, y, alpha=0.01, n_steps=50, callback=press_ctrl_c)
+    ... except TrainingInterrupted as interrupt:
+    ...     history = interrupt.history
+    >>> history.ended_by, history.kept_step, history.final_objective < history.objective[0]
+    ('interrupted', 20, True)
     """
 
     def __init__(self, history: TrainingHistory, n_combinations: int) -> None:
