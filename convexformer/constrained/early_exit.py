@@ -22,6 +22,17 @@ class ExitTradeoff(NamedTuple):
         Layers used by a sample, on average.
     accuracy : ndarray or Tensor of shape (n_thresholds,)
         Share of samples whose prediction is right.
+
+    Examples
+    --------
+    The least threshold at which 90% are right, and what it saves of two layers:
+
+    >>> outputs = [[[0.1, 0.0], [3.0, 0.0]], [[0.0, 2.0], [0.0, 2.0]]]
+    >>> thresholds = np.array([0.0, 0.9, 1.0])
+    >>> tradeoff = exit_tradeoff(outputs, [1, 0], thresholds)
+    >>> good = tradeoff.accuracy >= 0.9
+    >>> float(thresholds[good][0]), float(tradeoff.layers[good][0])
+    (0.9, 1.5)
     """
 
     layers: Any

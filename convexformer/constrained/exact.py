@@ -36,6 +36,16 @@ class ExactReadout:
     bound : float
         Lower bound of the objective of every feasible readout, computed in float64 from ``duals`` alone: the Lagrangian
         is strongly convex in ``W``, so that its least value is at most :math:`|\nabla|^2 / (2 \mu)` below it.
+
+    Examples
+    --------
+    >>> first = np.random.default_rng(0).normal(size=(50, 3))
+    >>> features, y = np.stack([first, 2 * first]), first @ [1.0, -1.0, 0.5]
+    >>> readout = exact_readout(features, y, DescentConstraints(alpha=0.1, c_ref=0.2), decay=0.1)
+    >>> readout.weight.shape, bool((readout.constraints <= 1e-6).all()), readout.gap < 1e-6
+    ((3, 1), True, True)
+    >>> (readout.duals > 1e-3).tolist(), (readout.losses <= 0.2 + 1e-6).tolist()  # the first constraint binds
+    ([True, False], [True, True])
     """
 
     weight: NDArray[np.float64]

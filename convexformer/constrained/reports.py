@@ -17,11 +17,40 @@ from .constraints import DescentConstraints
 
 
 class InfeasibleWarning(UserWarning):
-    """The constraints do not hold at the end of training; the message says by how much and what to change."""
+    """The constraints do not hold at the end of training; the message says by how much and what to change.
+
+    Examples
+    --------
+    Losses of at least 1 cannot come below 0.5:
+
+    >>> from convexformer.constrained import PrimalDual
+    >>> model = torch.nn.ParameterList([torch.ones(1)])
+    >>> trainer = PrimalDual(model, lambda model, batch: 1 + torch.stack([model[0] ** 2, model[0] ** 2]), c_ref=0.5)
+    >>> with warnings.catch_warnings(action="error", category=InfeasibleWarning):
+    ...     try:
+    ...         history = trainer.fit([torch.zeros(1)], n_epochs=3)
+    ...     except InfeasibleWarning as warning:
+    ...         print(warning)
+    the constraints do not hold: that of layer 1 is violated by ..., with alpha=0.1 and c_ref=0.5; train for more ...
+    >>> trainer.feasible_
+    False
+    """
 
 
 class NonFiniteLossError(ArithmeticError):
-    """A loss became infinite or nan; the model has the weights chosen so far."""
+    """A loss became infinite or nan; the model has the weights chosen so far.
+
+    Examples
+    --------
+    >>> from convexformer.constrained import PrimalDual
+    >>> model = torch.nn.ParameterList([torch.ones(1)])
+    >>> trainer = PrimalDual(model, lambda model, batch: model[0] * batch[0].expand(2, 1), c_ref=1.0)
+    >>> try:
+    ...     history = trainer.fit([torch.tensor([float("inf")])], n_epochs=3)
+    ... except NonFiniteLossError as error:
+    ...     print(error)
+    the loss of layer 1 became infinite or nan in step 0; the model has the weights chosen so far. Try a smaller lr ...
+    """
 
 
 class ConstrainedTrainingInterrupted(Interrupted):
@@ -31,6 +60,22 @@ class ConstrainedTrainingInterrupted(Interrupted):
     ----------
     history : ConstrainedHistory
         Of the epochs that were finished.
+
+    Examples
+    --------
+    Here a callback stands for Ctrl-C:
+
+    >>> from convexformer.constrained import PrimalDual
+    >>> def press_ctrl_c(trainer):
+    ...     raise KeyboardInterrupt
+    >>> model = torch.nn.ParameterList([torch.ones(1)])
+    >>> trainer = PrimalDual(model, lambda model, batch: torch.stack([model[0] ** 2, model[0] ** 2 / 2]), c_ref=2.0)
+    >>> try:
+    ...     history = trainer.fit([torch.zeros(1)], n_epochs=3, callback=press_ctrl_c)
+    ... except ConstrainedTrainingInterrupted as interrupt:
+    ...     history = interrupt.history
+    >>> len(history.losses), len(trainer.fit([torch.zeros(1)], n_epochs=3).losses)  # which goes on
+    (1, 3)
     """
 
     def __init__(self, history: ConstrainedHistory) -> None:

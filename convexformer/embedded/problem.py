@@ -166,6 +166,16 @@ def random_tables(problem: EmbeddedProblem, seed: int = 0) -> Tensor:
     Returns
     -------
     Tensor of shape (n_tokens, n_symbols, width)
+
+    Examples
+    --------
+    >>> from convexformer.gates import Gates
+    >>> symbols = torch.tensor([[a, b] for a in range(3) for b in range(3)])
+    >>> target, gates = torch.eye(3)[symbols.sum(1) % 3], Gates([[1.0, 0.0], [0.0, 1.0]], [[1.0, 0.5], [-0.5, 1.0]])
+    >>> problem = EmbeddedProblem(symbols, target, gates, "softmax", "nuclear", 3)
+    >>> tables = random_tables(problem, seed=1)
+    >>> tables.shape, bool(torch.allclose(tables.norm(dim=-1), torch.ones(2, 3)))
+    (torch.Size([2, 3, 2]), True)
     """
     drawn = normal_draws(seed)(problem.n_tokens, problem.n_symbols, problem.width).to(problem.target)
     return unit_rows(drawn)

@@ -39,7 +39,17 @@ class EmbeddedState:
 
     Examples
     --------
-    See ``train_by_projection``.
+    >>> from convexformer.embedded import train_jointly
+    >>> from convexformer.gates import Gates
+    >>> symbols = torch.tensor([[a, b] for a in range(3) for b in range(3)])
+    >>> target, gates = torch.eye(3)[symbols.sum(1) % 3], Gates([[1.0, 0.0], [0.0, 1.0]], [[1.0, 0.5], [-0.5, 1.0]])
+    >>> problem = EmbeddedProblem(symbols, target, gates, "softmax", "nuclear", 3)
+    >>> state = train_jointly(problem, alpha=1e-3, n_steps=5)
+    >>> state.step, state.tables.shape, state.outputs().shape
+    (5, torch.Size([2, 3, 2]), torch.Size([9, 3]))
+    >>> head = state.certified_head(tol=1e-3)  # at least as good as the one of the state
+    >>> head.certificate.relative_gap <= 1e-3, head.certificate.primal < state.objective()
+    (True, True)
     """
 
     problem: EmbeddedProblem
@@ -94,6 +104,25 @@ class EmbeddingInterrupted(Interrupted):
     ----------
     state : EmbeddedState
         The last complete step.
+
+    Examples
+    --------
+    Here a callback stands for Ctrl-C:
+
+    >>> from convexformer.embedded import train_by_projection
+    >>> def press_ctrl_c(state):
+    ...     if state.step == 2:
+    ...         raise KeyboardInterrupt
+    >>> from convexformer.gates import Gates
+    >>> symbols = torch.tensor([[a, b] for a in range(3) for b in range(3)])
+    >>> target, gates = torch.eye(3)[symbols.sum(1) % 3], Gates([[1.0, 0.0], [0.0, 1.0]], [[1.0, 0.5], [-0.5, 1.0]])
+    >>> problem = EmbeddedProblem(symbols, target, gates, "softmax", "nuclear", 3)
+    >>> try:
+    ...     state = train_by_projection(problem, alpha=1e-3, n_steps=5, callback=press_ctrl_c)
+    ... except EmbeddingInterrupted as interrupt:
+    ...     state = interrupt.state
+    >>> state.step, state.coef.shape
+    (2, torch.Size([2, 2, 2, 3]))
     """
 
     def __init__(self, state: EmbeddedState) -> None:

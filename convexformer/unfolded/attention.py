@@ -21,7 +21,17 @@ MODES = ("softmax", "jacobi")
 
 
 class DescentWarning(UserWarning):
-    """A theorem that promises descent of an energy does not apply; the message says which and what would be right."""
+    """A theorem that promises descent of an energy does not apply; the message says which and what would be right.
+
+    Examples
+    --------
+    >>> with warnings.catch_warnings(action="error", category=DescentWarning):
+    ...     try:
+    ...         attention = EnergyAttention("exp", mode="jacobi", step=1.5)
+    ...     except DescentWarning as warning:
+    ...         print(warning)
+    step=1.5 is longer than the steps up to 1 for which [U] Theorem 3.1, as corrected, promises that mode='jacobi' ...
+    """
 
 
 class EnergyAttention(nn.Module):

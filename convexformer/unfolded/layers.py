@@ -34,6 +34,13 @@ class Guarantee(NamedTuple):
         Whether it does.
     reason : str
         The theorem, or the hypothesis that is not met.
+
+    Examples
+    --------
+    >>> UnfoldedLayer(4, mode="joint").guarantee()
+    Guarantee(holds=True, reason='a proximal gradient step under a majoriser never raises the energy')
+    >>> UnfoldedLayer(4, mode="aim").guarantee().holds
+    False
     """
 
     holds: bool
@@ -52,6 +59,14 @@ class UnfoldedOutput(NamedTuple):
         tokens with negative entries, which the ReLU forbids.
     states : Tensor of shape (n_layers + 1, ..., n, d) or None
         Tokens before the first layer and after each.
+
+    Examples
+    --------
+    >>> network = UnfoldedTransformer(4, n_layers=3, mode="joint")
+    >>> output = network(torch.rand(2, 5, 4), return_energies=True)
+    >>> before, after = output.energies.unbind(1)  # of each layer and sample
+    >>> before.shape, bool((after <= before).all()), output.states is None
+    (torch.Size([3, 2]), True, True)
     """
 
     tokens: Tensor
