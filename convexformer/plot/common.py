@@ -20,10 +20,20 @@ if TYPE_CHECKING:
 def require_matplotlib() -> Any:
     """Import ``matplotlib.pyplot``, or say which extra is missing.
 
+    Returns
+    -------
+    module
+        ``matplotlib.pyplot``.
+
     Raises
     ------
     ModuleNotFoundError
         If matplotlib is not installed.
+
+    Examples
+    --------
+    >>> require_matplotlib().__name__
+    'matplotlib.pyplot'
     """
     return required("matplotlib.pyplot", "figures", "'convexformer[plot]'")
 
@@ -71,6 +81,18 @@ def new_figure(n_rows: int, n_columns: int, figsize: tuple[float, float]) -> tup
     -------
     figure, axes
         The axes as a flat sequence.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        If matplotlib is not installed.
+
+    Examples
+    --------
+    >>> figure, (left, right) = new_figure(1, 2, figsize=(8.0, 3.0))
+    >>> bars, line = left.bar([0, 1], [2.0, 1.0]), right.plot([0.0, 1.0])
+    >>> figure.get_size_inches().tolist(), len(left.patches), len(right.lines)
+    ([8.0, 3.0], 2, 1)
     """
     figure, axes = require_matplotlib().subplots(
         n_rows, n_columns, figsize=figsize, layout="constrained", squeeze=False
@@ -79,6 +101,28 @@ def new_figure(n_rows: int, n_columns: int, figsize: tuple[float, float]) -> tup
 
 
 def save_figure(figure: Figure, path: Any) -> None:
-    """Write a figure as PNG and close it."""
+    """Write a figure as PNG and close it.
+
+    Parameters
+    ----------
+    figure : matplotlib figure
+        The figure, no longer known to ``matplotlib.pyplot`` afterwards.
+    path : path-like or file object
+        Where to write.
+
+    Raises
+    ------
+    OSError
+        If `path` cannot be written to.
+
+    Examples
+    --------
+    >>> import io
+    >>> figure, axes = new_figure(1, 1, figsize=(2.0, 2.0))
+    >>> file = io.BytesIO()  # or the path of a file
+    >>> save_figure(figure, file)
+    >>> file.getvalue()[1:4]
+    b'PNG'
+    """
     figure.savefig(path, dpi=130)
     require_matplotlib().close(figure)

@@ -46,6 +46,14 @@ def plot_token_norms(
     ------
     ValueError
         If `token_norms` is no vector of finite non-negative numbers, or there is another number of tokens than places.
+    ModuleNotFoundError
+        If matplotlib is not installed.
+
+    Examples
+    --------
+    >>> axes = plot_token_norms([0.0, 1.5, 0.5, 0.0], shape=(2, 2), title="a 2 x 2 image")
+    >>> [text.get_text() for text in axes.texts]
+    ['unused', '1.5', '0.5', 'unused']
     """
     norms = as_numbers(token_norms, "token_norms", "model.token_norms_")
     if norms.ndim != 1:
@@ -102,6 +110,15 @@ def plot_convergence(
     ValueError
         If there is no curve, `bound` is no finite number, a label is empty or begins with an underscore, which legends
         leave out, or a curve is no pair of seconds and as many objectives, one of them finite.
+    ModuleNotFoundError
+        If matplotlib is not installed.
+
+    Examples
+    --------
+    >>> curves = {"ours": ([0.1, 0.2], [0.75, 0.5]), "Adam: 0.01": ([0.1, 1.0], [0.9, 0.6])}
+    >>> axes = plot_convergence(curves, bound=0.25)
+    >>> axes.lines[0].get_ydata().tolist(), [text.get_text() for text in axes.get_legend().texts]
+    ([0.5, 0.25], ['ours', 'Adam'])
     """
     if not isinstance(curves, Mapping):
         raise TypeError(
@@ -177,6 +194,14 @@ def plot_attention_map(weights: ArrayLike, *, first: int = 0, title: str = "", a
     ValueError
         If the weights are not two-dimensional, there are none, some are negative or not finite, or `first` is no
         integer.
+    ModuleNotFoundError
+        If matplotlib is not installed.
+
+    Examples
+    --------
+    >>> axes = plot_attention_map([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0]], first=1)
+    >>> axes.images[0].get_array().shape, axes.get_xlabel()
+    ((2, 3), 'position read from')
     """
     array = as_numbers(weights, "weights", "model.attention_map_")
     if array.ndim != 2:

@@ -153,6 +153,19 @@ class WeightingRound(NamedTuple):
         Largest dual norm that the search met, over ``alpha``, less 1; negative where none is violated.
     n_added : int
         Weightings that were added then.
+
+    Examples
+    --------
+    >>> from convexformer import ConvexProbeRegressor
+    >>> from convexformer.preprocessing import MeanPooling
+    >>> X = np.random.default_rng(0).normal(size=(80, 4, 3))
+    >>> y = np.maximum(X[..., 0], 0).mean(1)  # not a function of the mean token
+    >>> model = ConvexProbeRegressor(alpha=0.01, dictionary=MeanPooling(), generate=2, random_state=0).fit(X, y)
+    >>> first = model.generation_.rounds[0]
+    >>> first.n_weightings, first.n_added, first.violation > 0.01
+    (1, 2, True)
+    >>> model.certificate_.primal < first.dual  # no weights of the first weighting alone attain that
+    True
     """
 
     n_weightings: int
@@ -172,6 +185,17 @@ class GenerationReport(NamedTuple):
     end : str
         Why no more were added. The certificate of the fit is exact for the weightings that it has, and says nothing of
         others.
+
+    Examples
+    --------
+    >>> from convexformer import ConvexProbeRegressor
+    >>> from convexformer.preprocessing import MeanPooling
+    >>> X = np.random.default_rng(0).normal(size=(80, 4, 3))
+    >>> y = np.maximum(X[..., 0], 0).mean(1)  # not a function of the mean token
+    >>> model = ConvexProbeRegressor(alpha=0.01, dictionary=MeanPooling(), generate=2, random_state=0).fit(X, y)
+    >>> rounds, end = model.generation_
+    >>> len(rounds), end
+    (1, 'max_new=2 weightings added; there may be more that lower the objective')
     """
 
     rounds: list[WeightingRound]

@@ -52,6 +52,15 @@ class ProbeRefit:
         The re-fit as heads on what the queries pool.
     module : AttentiveProbe
         The re-fit as a module, with the queries of the one that was given; its objective is ``certificate.primal``.
+
+    Examples
+    --------
+    >>> X = torch.randn(50, 4, 3, generator=torch.Generator().manual_seed(0))
+    >>> refit = refit_probe(AttentiveProbe(3, 1, n_queries=2), X, X[:, :, 0].amax(1), alpha=0.01)
+    >>> refit.certificate.primal <= refit.start_objective <= refit.objective, refit.relative_gap > 0
+    (True, True)
+    >>> refit.module(X).shape
+    torch.Size([50, 1])
     """
 
     objective: float

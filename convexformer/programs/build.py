@@ -34,6 +34,20 @@ def attention_map(
     -------
     LinearMap
         With ``feature_shape`` ``(n_tokens, n_features)``, or ``(h, n_tokens, n_features)`` with gates.
+
+    Raises
+    ------
+    ValueError
+        If the widths of `gates` are not those of the tokens.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from convexformer.gates import Gates
+    >>> tokens = torch.randn(40, 5, 3)
+    >>> gated = attention_map(tokens, Gates(torch.randn(8, 5), torch.randn(8, 3)))
+    >>> gated.feature_shape, gated.matvec(torch.zeros(8, 5, 3, 2)).shape
+    ((8, 5, 3), torch.Size([40, 2]))
     """
     if masks is None and gates is not None:
         masks = gates.masks(tokens)

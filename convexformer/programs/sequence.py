@@ -58,6 +58,18 @@ class SequenceForm(ABC):
         Penalties that it has.
     exact_sums : bool
         Whether rows of coefficients must have equal sums, which takes float64.
+
+    Examples
+    --------
+    >>> for form in FORMS.values():
+    ...     print(f"{form.name}: {', '.join(form.penalties)}")
+    single_row: group_l2, nuclear
+    stochastic: group_l2
+    substochastic: group_l2
+    >>> get_form("stochastic").check_penalty("nuclear")
+    Traceback (most recent call last):
+        ...
+    ValueError: penalty must be one of ['group_l2'] with form='stochastic', got 'nuclear'
     """
 
     name: ClassVar[str]
@@ -111,6 +123,15 @@ class SingleRow(SequenceForm):
     The program separates into one per target row, with the penalty :math:`\sum_{t,k,l} \|z_{tkl}\|_2` (group-l2) or
     :math:`\sum_{t,k} \|Z_{tk}\|_*` (nuclear). The other rows of ``W1`` are zero, so this is another model than that of
     row-stochastic ``W1``.
+
+    Examples
+    --------
+    A head that reads token 1 for target row 0, and its coefficients of shape ``(n_tokens, n_features, T c)``:
+
+    >>> head = HeadWeights(torch.tensor([[[0.0, 1.0], [0.0, 0.0]]]), torch.tensor([[2.0]]), torch.tensor([[3.0]]))
+    >>> SingleRow().coef(head)[:, 0]
+    tensor([[0., 0.],
+            [6., 0.]])
     """
 
     name: ClassVar[str] = "single_row"
@@ -154,6 +175,18 @@ class Stochastic(SequenceForm):
 
     Their decay is :math:`\frac12(\|w_2\|_1^2 + \|w_3\|_1^2)`. The program has a matrix :math:`C \ge 0` with equal row
     sums ``s`` for either sign, each feature and each output, and the penalty is the sum of the ``s``.
+
+    Examples
+    --------
+    A head that swaps two tokens costs as much as its coefficients, of shape ``(2, n_tokens, n_features, T c)``:
+
+    >>> head = HeadWeights(torch.tensor([[[0.0, 1.0], [1.0, 0.0]]]), torch.tensor([[2.0]]), torch.tensor([[2.0]]))
+    >>> form, penalty = Stochastic(), get_penalty("group_l2")
+    >>> coef = form.coef(head)
+    >>> coef.shape, form.penalty(penalty, 2).value(coef).item(), form.decay(penalty, head).item()
+    (torch.Size([2, 2, 1, 2]), 4.0, 4.0)
+    >>> form.attention(coef, penalty, n_targets=2, n_tokens=2).tolist()
+    [[0.0, 1.0], [1.0, 0.0]]
     """
 
     name: ClassVar[str] = "stochastic"
@@ -206,6 +239,15 @@ class Substochastic(Stochastic):
 
     The same as a further token of zeros. The penalty is :math:`\sum_{\pm, q, l} \max_t \|(C^\pm_{ql})_t\|_1`, the
     printed form of the theorem, with a matrix :math:`C^\pm \ge 0` for either sign.
+
+    Examples
+    --------
+    >>> w1 = torch.tensor([[[0.5, 0.0], [1.0, 0.0]]])  # the first row looks half away
+    >>> Substochastic().check(w1)
+    >>> Stochastic().check(w1)
+    Traceback (most recent call last):
+        ...
+    ValueError: rows of w1 must sum to 1 (form='stochastic')
     """
 
     name: ClassVar[str] = "substochastic"
