@@ -22,6 +22,12 @@ def build_parser() -> argparse.ArgumentParser:
     Returns
     -------
     argparse.ArgumentParser
+
+    Examples
+    --------
+    >>> options = build_parser().parse_args(["fit", "data.npz", "--alpha", "cv"])
+    >>> options.command, options.file.name, options.alpha, options.model.name
+    ('fit', 'data.npz', 'cv', 'model.npz')
     """
     parser = argparse.ArgumentParser(
         prog="convexformer", description="Attention networks trained to a proven global optimum."
@@ -48,6 +54,31 @@ def main(arguments: list[str] | None = None) -> int:
     -------
     int
         0, or 1 after a mistake in the input, or 130 after an interrupt.
+
+    Raises
+    ------
+    SystemExit
+        If `arguments` are none of the command line, and after ``--help`` and ``--version``.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> X = np.random.default_rng(0).normal(size=(40, 4, 3))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     data, model = os.path.join(folder, "data.npz"), os.path.join(folder, "model.npz")
+    ...     np.savez(data, X=X, y=X[:, 1, 0])
+    ...     fitted = main(["fit", data, "--model", model, "--quiet"])
+    ...     predicted = main(["predict", data, "--model", model, "--out", os.path.join(folder, "out.npz")])
+    task            regression
+    ...
+    train_score     0.9999...
+    model           ...
+    predictions     ...
+    n               40
+    score           0.9999...
+    >>> fitted, predicted
+    (0, 0)
     """
     options = build_parser().parse_args(arguments)
     try:

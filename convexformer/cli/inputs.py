@@ -12,7 +12,20 @@ import numpy as np
 
 
 class CommandError(Exception):
-    """A mistake in what the user asked for; shown without a traceback."""
+    """A mistake in what the user asked for; shown without a traceback.
+
+    Examples
+    --------
+    ``main`` prints the message and returns 1. Who calls a command by itself catches it:
+
+    >>> from convexformer.cli import build_parser
+    >>> options = build_parser().parse_args(["fit", "not_there.npz"])
+    >>> try:
+    ...     report = options.run(options)
+    ... except CommandError as error:
+    ...     print(error)
+    no file at not_there.npz
+    """
 
 
 def seed(text: str) -> int:

@@ -56,7 +56,7 @@ def run_constrained_text(
     n_seeds: int = 3,
     quiet: bool = False,
 ) -> dict[str, Any]:
-    """Train models of text under descent constraints and without, for several seeds, and draw.
+    r"""Train models of text under descent constraints and without, for several seeds, and draw.
 
     Every seed draws a split, initial weights, noise and the order of sentences. What is finished is on disk at once; a
     later call with the same settings goes on with what is missing.
@@ -86,6 +86,22 @@ def run_constrained_text(
         If a corpus, word vectors, the encoder or matplotlib is not there.
     KeyboardInterrupt
         On Ctrl-C. What was finished is on disk.
+
+    Examples
+    --------
+    Few short sentences for one epoch:
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     rows = [f"{label}\t{label} is a short sentence {i}" for i in range(10) for label in ("this", "that")]
+    ...     _ = Path(folder, "sentences.tsv").write_text("\n".join(rows))
+    ...     settings = ConstrainedTextSettings.small(
+    ...         corpora=(f"{folder}/sentences.tsv",), n_sentences=20, n_features=4, depths=(2,), train_noises=(0.0,),
+    ...         n_epochs=1, ablation_alphas=(0.1,), ablation_prices=(None,),
+    ...     )
+    ...     report = run_constrained_text(folder, settings, n_seeds=1, quiet=True)
+    >>> [row["method"] for row in report["runs"]]
+    ['constrained', 'unconstrained', 'deep supervision']
     """
     plot.require_matplotlib()
     settings = ConstrainedTextSettings() if settings is None else settings

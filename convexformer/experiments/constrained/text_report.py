@@ -94,6 +94,19 @@ def format_constrained_text(report: dict[str, Any]) -> str:
     Returns
     -------
     str
+
+    Examples
+    --------
+    The text of a report that has no runs yet:
+
+    >>> report = {name: [] for name in ("runs", "summaries", "differences", "ablation", "skipped", "figures")}
+    >>> print(format_constrained_text(report | {"remark": "What it means."}))
+    means over 0 seeds ± standard error
+    corpus  model  noise  method  accuracy, no noise, % ...
+    areas beside unconstrained training, paired over seeds
+    ...
+    What it means.
+    figures:
     """
     n_seeds = len({run["seed"] for run in report["runs"]})
     parts = [

@@ -258,6 +258,19 @@ def run_constrained_video(
         If matplotlib, the clip's package or what decodes it is not installed.
     KeyboardInterrupt
         On Ctrl-C. What was finished is on disk.
+
+    Examples
+    --------
+    Few small frames for one epoch:
+
+    >>> import tempfile
+    >>> settings = ConstrainedVideoSettings.small(
+    ...     size=8, patch_size=4, n_frames=5, models=("UT",), depths=(2,), n_epochs=1, ablation_alphas=()
+    ... )
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     report = run_constrained_video(folder, settings, n_seeds=1, quiet=True)
+    >>> [row["method"] for row in report["runs"]]
+    ['constrained', 'unconstrained', 'deep supervision']
     """
     plot.require_matplotlib()
     settings = ConstrainedVideoSettings() if settings is None else settings

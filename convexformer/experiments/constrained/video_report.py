@@ -143,6 +143,18 @@ def format_constrained_video(report: dict[str, Any]) -> str:
     Returns
     -------
     str
+
+    Examples
+    --------
+    The text of a report that has no runs yet:
+
+    >>> report = {"runs": [], "summaries": {"methods": [], "wins": []}, "ablation": [], "skipped": {}, "figures": []}
+    >>> print(format_constrained_video(report | {"remark": "What it means."}))
+    0 seeds: mean over seeds ± standard error
+    <BLANKLINE>
+    noise  model  depth  method  RMSE ...
+    What it means.
+    figures:
     """
     summaries = report["summaries"]
     diverged = [row for row in report["runs"] if row["diverged"]]

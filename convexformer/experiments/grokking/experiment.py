@@ -67,6 +67,18 @@ def run_grokking(
         If matplotlib is not installed.
     KeyboardInterrupt
         On Ctrl-C. What was finished is on disk.
+
+    Examples
+    --------
+    The smallest table, and of the methods the fully convex one:
+
+    >>> import tempfile
+    >>> settings = GrokkingSettings.small(moduli=(5,), n_gates=8)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     report = run_grokking(folder, settings, n_seeds=1, methods=["fully"], quiet=True)
+    >>> row = report["medians"][0]
+    >>> row["method"], row["n_seeds"], row["relative_gap"] <= settings.tol
+    ('fully convex', 1, True)
     """
     plot.require_matplotlib()
     settings = GrokkingSettings() if settings is None else settings

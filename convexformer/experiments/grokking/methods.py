@@ -47,6 +47,14 @@ class Method:
         The setting that is ``watch.n_steps`` outside the search.
     applies : callable
         Whether it can be used for a modulus. Default: for all.
+
+    Examples
+    --------
+    >>> method = Method("MLP, no name", "MLPs", adamw(mlp("relu")), tuned=False)
+    >>> method.is_in(GrokkingSettings.small()), method.applies(15)
+    (True, True)
+    >>> [method.name for method in METHODS if method.convex and not method.applies(15)][:2]
+    ['fully convex', 'layer-wise convex, L = 1']
     """
 
     name: str

@@ -120,6 +120,18 @@ def format_grokking(report: dict[str, Any]) -> str:
     Returns
     -------
     str
+
+    Examples
+    --------
+    The text of a report that has no runs yet:
+
+    >>> report = {"medians": [], "tables": [], "skipped": [], "remark": "What it means.", "figures": ["steps_p97.png"]}
+    >>> print(format_grokking(report))
+    medians over 0 seeds
+    p  method  steps to 99% train  to 99% test  delay ...
+    --...
+    What it means.
+    figures: steps_p97.png
     """
     most = max((row["n_seeds"] for row in report["medians"]), default=0)
     parts = [f"medians over {counted(most, 'seed')}", format_rows(report["medians"], _COLUMNS), ""]

@@ -67,6 +67,23 @@ def run_probes(
         If matplotlib, or the package of a data set that was asked for, is not installed.
     KeyboardInterrupt
         On Ctrl-C. What was finished is on disk.
+
+    Examples
+    --------
+    Few samples of noise and next to no training:
+
+    >>> import tempfile
+    >>> rng = np.random.default_rng(0)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     np.savez(f"{folder}/bags.npz", X=rng.normal(size=(40, 3, 2)), y=np.arange(40) % 2)
+    ...     settings = ProbesSettings.small(
+    ...         datasets=(f"{folder}/bags.npz",), n_samples=40, budgets=(20,), learning_rates=(0.01,),
+    ...         weight_decays=(0.01,), n_epochs=1, least_steps=1, n_alphas=2, generated=1, queries=(2,),
+    ...     )
+    ...     report = run_probes(folder, settings, n_seeds=1, quiet=True)
+    >>> gaps = [row["relative_gap"] for row in report["results"] if row["relative_gap"] is not None]
+    >>> len(gaps), max(gaps) <= settings.tol
+    (7, True)
     """
     plot.require_matplotlib()
     settings = ProbesSettings() if settings is None else settings

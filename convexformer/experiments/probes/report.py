@@ -169,6 +169,17 @@ def format_probes(report: dict[str, Any]) -> str:
     Returns
     -------
     str
+
+    Examples
+    --------
+    The text of a report that has no runs yet:
+
+    >>> print(format_probes({"splits": [], "summaries": [], "remark": "What it means.", "figures": []}))
+    0 seeds; accuracies with standard errors, differences in points with intervals of 95%
+    <BLANKLINE>
+    data  labels  method  accuracy, %  AUROC, %  to mean + LR ...
+    What it means.
+    figures:
     """
     n_seeds = len({row["seed"] for row in report["splits"]})
     parts = [

@@ -75,6 +75,18 @@ def format_student_teacher(report: dict[str, Any]) -> str:
     Returns
     -------
     str
+
+    Examples
+    --------
+    The text of a report that has no runs yet:
+
+    >>> report = {name: [] for name in ("runs", "medians", "map_medians", "skipped", "figures")}
+    >>> print(format_student_teacher(report | {"remark": "What it means."}))
+    medians over 0 seeds
+    model  method  objective  ratio  above bound ...
+    --...
+    What it means.
+    figures:
     """
     n_seeds = len(report["runs"])
     parts = [f"medians over {counted(n_seeds, 'seed')}", format_rows(report["medians"], _COLUMNS)]

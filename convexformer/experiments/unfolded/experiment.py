@@ -34,7 +34,7 @@ def run_unfolded(
     n_seeds: int = 3,
     quiet: bool = False,
 ) -> dict[str, Any]:
-    """Measure where unfolded transformers descend and what they buy, for several seeds, and draw.
+    r"""Measure where unfolded transformers descend and what they buy, for several seeds, and draw.
 
     Every seed draws a split, initial weights and minibatches. What is finished is on disk at once; a later call with
     the same settings goes on with what is missing.
@@ -66,6 +66,22 @@ def run_unfolded(
         If matplotlib is not installed.
     KeyboardInterrupt
         On Ctrl-C. What was finished is on disk.
+
+    Examples
+    --------
+    Few short sentences for one step:
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     rows = [f"{label}\t{label} is a short sentence {i}" for i in range(10) for label in ("this", "that")]
+    ...     _ = Path(folder, "sentences.tsv").write_text("\n".join(rows))
+    ...     settings = UnfoldedSettings.small(
+    ...         corpora=(f"{folder}/sentences.tsv",), n_sentences=20, n_features=4, n_layers=2, n_shown=2, n_steps=1,
+    ...         learning_rates=(0.01,), alphas=(0.01,), depths=(2,), noises=(0.0,), aim_tokens=5, aim_iterations=2,
+    ...     )
+    ...     report = run_unfolded(folder, settings, n_seeds=1, quiet=True)
+    >>> max(row["share"] for row in report["descent"] if row["guaranteed"])  # sentences whose energy rose
+    0.0
     """
     plot.require_matplotlib()
     settings = UnfoldedSettings() if settings is None else settings

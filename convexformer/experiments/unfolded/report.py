@@ -110,6 +110,20 @@ def format_unfolded(report: dict[str, Any]) -> str:
     Returns
     -------
     str
+
+    Examples
+    --------
+    The text of a report that has no runs yet:
+
+    >>> summaries = {"aim": [], "descent": [], "classification": []}
+    >>> report = {"aim": [], "summaries": summaries, "remark": "What it means.", "figures": []}
+    >>> print(format_unfolded(report))
+    0 seeds
+    <BLANKLINE>
+    alternating inexact minimisation of two quadratics
+    ...
+    What it means.
+    figures:
     """
     summaries, n_seeds = report["summaries"], len({row["seed"] for row in report["aim"]})
     parts = [
