@@ -102,6 +102,11 @@ class Progress:
         Certificate of the point with the smallest objective so far.
     coef, intercept : Tensor of shape (*feature_shape, c), Tensor of shape (c,)
         That point; not to be modified.
+
+    Examples
+    --------
+    >>> def callback(progress):  # solve(..., callback=callback) ends after a minute
+    ...     return progress.seconds > 60
     """
 
     iteration: int

@@ -58,6 +58,12 @@ class Stage:
         When the algorithm is given up. Default: when it is finished, or its steps are over.
     carries : bool, default=False
         Whether it goes on from the state of the same algorithm in the stage before, whose steps count.
+
+    Examples
+    --------
+    >>> from convexformer_solvers import Auto, Fista, plan
+    >>> first = Stage(Fista(), "to begin with", max_steps=50)
+    >>> solver = Auto(make_plan=lambda program, warm, config: (first, *plan(program, warm, config)))
     """
 
     algorithm: Solver

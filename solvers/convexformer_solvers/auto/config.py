@@ -48,6 +48,11 @@ class AutoConfig:
         ``WorkingSetConfig.widest`` of all sets but those of block descent.
     least_single : int, default=MapConfig.temporary
         Numbers that data or matrices hold at least where iterations begin in single precision.
+
+    Examples
+    --------
+    >>> from convexformer_solvers import Auto
+    >>> solver = Auto(AutoConfig(largest_side=20_000))  # where there is memory for Gram matrices of 1.6 GB
     """
 
     largest_side: int = 12_000

@@ -20,6 +20,11 @@ class DistributedConfig:
         samples are on rank 0. Default: as many float64 numbers as are sent in the time of a command without arguments.
         Both times are measured: a product sends a number for each sample that rank 0 holds, and a sum over samples
         that it does not hold takes a command.
+
+    Examples
+    --------
+    >>> from convexformer_solvers import ranks
+    >>> group = ranks(DistributedConfig(timeout=600.0))  # the first call, on every rank
     """
 
     timeout: float = 60.0

@@ -37,6 +37,15 @@ def ranks(config: DistributedConfig | None = None) -> Ranks | None:
     ----------
     config : DistributedConfig, optional
         Counts in the first call of a group. Default: that of ``DistributedConfig``.
+
+    Returns
+    -------
+    Ranks or None
+
+    Examples
+    --------
+    >>> ranks() is None  # one process, without torchrun
+    True
     """
     global _current
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:

@@ -24,6 +24,12 @@ class Traffic:
     passes, bytes_per_second : float
         Bytes read over those of the source, and over the seconds of reading. Seconds of ranks are added, so that theirs
         is the mean rate of a rank.
+
+    Examples
+    --------
+    >>> traffic = Traffic(total_bytes=1000, read_bytes=2500, read_seconds=0.5)
+    >>> traffic.passes, traffic.bytes_per_second
+    (2.5, 5000.0)
     """
 
     total_bytes: int

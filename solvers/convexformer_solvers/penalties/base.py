@@ -26,6 +26,13 @@ class Factors(NamedTuple):
         Index of the block that each piece belongs to.
     left, right : Tensor of shape (m, d) and (m, c)
         Feature factors and output factors.
+
+    Examples
+    --------
+    >>> from convexformer_solvers import GroupL2
+    >>> block, left, right = GroupL2().factorize(torch.tensor([[[3.0], [4.0]]]))
+    >>> bool(torch.allclose(left.T @ right, torch.tensor([[3.0], [4.0]])))
+    True
     """
 
     block: Tensor
