@@ -14,6 +14,7 @@ import torch
 from tiny_encoders import random_sentences
 
 from convexformer import cli
+from convexformer.constrained import NonFiniteLossError
 from convexformer.experiments import ConstrainedTextSettings, format_constrained_text, run_constrained_text
 from convexformer.experiments.common import mean_and_error
 from convexformer.experiments.constrained import common, text
@@ -201,6 +202,60 @@ def test_a_report_is_not_gone_on_with_under_other_vectors_of_the_same_file(repor
     assert same == report["data"]["corpora_read"][0]["sha256"]
     vectors.write_text("\n".join(line.replace("0.", "1.") for line in lines))
     assert load_corpus(settings.corpora[0], changed).sha256 != same
+
+
+def test_runs_that_diverge_are_recorded_and_the_others_go_on(settings, tmp_path, monkeypatch):
+    changed = replace(settings, train_noises=(0.0,), n_epochs=1)
+    search, train_once = text.search, text.train_once
+
+    def diverging_search(task, method, grid, seed):
+        if (method.name, seed) == ("unconstrained", 1) or method.name == "deep supervision":
+            raise NonFiniteLossError("the loss of layer 1 became infinite or nan")
+        return search(task, method, grid, seed)
+
+    def diverging_run(task, method, pair, seed, resilience):
+        if resilience is None:
+            raise NonFiniteLossError("the loss of layer 2 became infinite or nan")
+        return train_once(task, method, pair, seed, resilience=resilience)
+
+    monkeypatch.setattr(text, "search", diverging_search)
+    monkeypatch.setattr(text, "train_once", diverging_run)
+    report = run_constrained_text(tmp_path, changed, n_seeds=2, quiet=True)
+    assert [row.get("diverged") for row in report["ablation"]] == ["the loss of layer 2 became infinite or nan", None]
+    ended = {(row["method"], row["seed"]) for row in report["runs"] if "diverged" not in row}
+    assert ended == {("constrained", 0), ("constrained", 1), ("unconstrained", 0)}
+    runs = {(row["method"], row["seed"]): row for row in report["runs"]}
+    (compared,) = report["differences"]  # over the seeds where both came to an end
+    assert compared["difference"] == runs["constrained", 0]["area"] - runs["unconstrained", 0]["area"]
+    assert "3 runs diverged" in format_constrained_text(report)
+    monkeypatch.setattr(text, "search", None)  # none is run again
+    monkeypatch.setattr(text, "train_once", None)
+    assert run_constrained_text(tmp_path, changed, n_seeds=2, quiet=True)["runs"] == report["runs"]
+
+
+def test_a_report_of_runs_that_all_diverge_can_be_shown(settings, tmp_path, monkeypatch):
+    def diverge(*arguments, **options):
+        raise NonFiniteLossError("the loss of layer 1 became infinite or nan")
+
+    monkeypatch.setattr(text, "search", diverge)
+    monkeypatch.setattr(text, "train_once", diverge)
+    report = run_constrained_text(tmp_path, settings, n_seeds=1, quiet=True)
+    assert report["summaries"] == report["differences"] == []
+    assert f"{2 * len(METHODS)} runs diverged" in format_constrained_text(report)
+
+
+def test_a_run_whose_validation_loss_is_infinite_has_diverged():
+    """It could not be written as JSON."""
+    model = torch.nn.Linear(1, 1)
+
+    def layer_losses(model, batch):
+        losses = model(batch[0]).squeeze(1).square()
+        return torch.stack([losses, losses if model.training else losses / 0.0])
+
+    samples = [torch.ones(4, 1)]
+    task = common.Task(lambda seed: model, layer_losses, samples, samples, 1.0, {}, 1)
+    with pytest.raises(NonFiniteLossError, match=r"validation losses of the layers became \[.*, inf\]"):
+        common.train_once(task, METHODS[0], (1e-3, 0.1), 0)
 
 
 @pytest.mark.parametrize("losses", [(np.nan, 2.0, 1.0), (2.0, np.nan, 1.0), (1.0, 2.0, np.nan)])

@@ -168,12 +168,19 @@ def train_once(task: Task, method: Method, pair: tuple[float, float], seed: int,
     Returns
     -------
     PrimalDual
+
+    Raises
+    ------
+    NonFiniteLossError
+        If a loss, also one on validation samples at the end, is infinite or nan.
     """
     options = {**task.options, "lr": pair[0], method.tuned: pair[1], "objective": method.objective, **changes}
     trainer = PrimalDual(task.make_model(seed), task.layer_losses, **{"c_ref": task.c_ref, "seed": seed, **options})
     with warnings.catch_warnings():  # feasibility is in the report
         warnings.simplefilter("ignore", InfeasibleWarning)
         trainer.fit(task.training, n_epochs=task.n_epochs, validation=task.validation)
+    if not np.isfinite(trainer.report_.losses).all():
+        raise NonFiniteLossError(f"validation losses of the layers became {trainer.report_.losses.tolist()}")
     return trainer
 
 

@@ -13,7 +13,7 @@ from scipy.integrate import trapezoid
 from torch import Tensor
 
 from convexformer import plot
-from convexformer.constrained import exit_curve, exit_tradeoff
+from convexformer.constrained import NonFiniteLossError, exit_curve, exit_tradeoff
 from convexformer.experiments.common import Unit, begin_report, run_units, versions, write_json
 from convexformer.experiments.corpora import Corpus, deviation_of, load_corpus, with_noise
 from convexformer.unfolded import padding_mask
@@ -76,7 +76,8 @@ def run_constrained_text(
     -------
     dict
         What the JSON file holds: ``settings``, ``data``, ``remark``, ``skipped``, ``versions``, ``runs`` of each seed,
-        ``ablation``, ``summaries`` over seeds, ``differences`` between methods, and ``figures``.
+        ``ablation``, ``summaries`` over seeds, ``differences`` between methods, and ``figures``. Of a run whose losses
+        became infinite with all options, it holds that message, ``diverged``, in place of numbers.
 
     Raises
     ------
@@ -177,9 +178,12 @@ def _run(
 ) -> list[dict[str, Any]]:
     """Search, and measure the best run."""
     task, tests, labels = prepared(cell)
-    trained = search(task, method, settings.search, cell.seed)
-    row = cell.key | {"method": method.name} | trained.as_json()
-    return [row | _measured(trained.trainer.model, tests, labels, settings)]
+    row = cell.key | {"method": method.name}
+    try:
+        trained = search(task, method, settings.search, cell.seed)
+    except NonFiniteLossError as error:
+        return [row | {"diverged": str(error)}]
+    return [row | trained.as_json() | _measured(trained.trainer.model, tests, labels, settings)]
 
 
 def _ablate(
@@ -192,9 +196,12 @@ def _ablate(
     """One constrained run of the ablation, with the last of the learning rates."""
     task, tests, labels = prepared(cell)
     pair = (settings.learning_rates[-1], alpha)
-    trainer = train_once(task, METHODS[0], pair, cell.seed, resilience=price)
-    row = {"alpha": alpha, "price": price, "feasible": trainer.feasible_}
-    row["layer_losses"] = trainer.report_.losses.tolist()
+    row: dict[str, Any] = {"alpha": alpha, "price": price}
+    try:
+        trainer = train_once(task, METHODS[0], pair, cell.seed, resilience=price)
+    except NonFiniteLossError as error:
+        return [row | {"diverged": str(error)}]
+    row |= {"feasible": trainer.feasible_, "layer_losses": trainer.report_.losses.tolist()}
     return [row | _measured(trainer.model, tests, labels, settings)]
 
 

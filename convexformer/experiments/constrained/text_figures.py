@@ -10,6 +10,7 @@ import numpy as np
 from convexformer import plot
 
 from .common import METHODS
+from .text_report import has_diverged
 
 # Of Okabe and Ito, told apart by all.
 COLOURS = dict(zip([method.name for method in METHODS], ("#0072B2", "black", "#D55E00"), strict=True))
@@ -29,11 +30,11 @@ def draw_figures(report: dict[str, Any], folder: Path) -> list[Path]:
     -------
     list of Path
     """
-    paths = [folder / f"{name}.png" for name in ("noise", "layers", "early_exit", "ablation")]
-    _draw_noise(report, paths[0])
-    _draw_layers(report, paths[1])
-    _draw_early_exit(report, paths[2])
-    _draw_ablation(report, paths[3])
+    drawn = {"noise": _draw_noise, "layers": _draw_layers, "early_exit": _draw_early_exit} if report["summaries"] else {}
+    paths = []
+    for name, draw in {**drawn, "ablation": _draw_ablation}.items():
+        paths.append(folder / f"{name}.png")
+        draw(report, paths[-1])
     return paths
 
 
@@ -44,6 +45,14 @@ def _places(report: dict[str, Any]) -> list[tuple[str, str]]:
 def _rows(report: dict[str, Any], corpus: str, model: str, noise: float) -> list[dict[str, Any]]:
     """Summaries of all methods at one place."""
     return [row for row in report["summaries"] if (row["corpus"], row["model"], row["noise"]) == (corpus, model, noise)]
+
+
+def _add_legend(axes: Any) -> None:
+    """A legend in the first axes where something is drawn."""
+    for ax in axes:
+        if ax.get_legend_handles_labels()[0]:
+            ax.legend(fontsize=8)
+            return
 
 
 def _line(ax: Any, x: Any, row: dict[str, Any], name: str) -> None:
@@ -77,7 +86,7 @@ def _draw_noise(report: dict[str, Any], path: Path) -> None:
             ax.set(title=f"{corpus}\n{model}, trained with noise {noise:g}", xlabel="noise at test time")
             ax.set_ylabel("accuracy")
             ax.grid(alpha=0.3)
-    axes[0, 0].legend(fontsize=8)
+    _add_legend(axes.flat)
     plot.save_figure(figure, path)
 
 
@@ -91,7 +100,7 @@ def _draw_layers(report: dict[str, Any], path: Path) -> None:
             ax.set(title=f"{corpus}\n{model}, trained with noise {noise:g}", xlabel="layer", ylabel="loss")
             ax.locator_params(axis="x", integer=True)
             ax.grid(alpha=0.3)
-    axes[0, 0].legend(fontsize=8)
+    _add_legend(axes.flat)
     plot.save_figure(figure, path)
 
 
@@ -114,7 +123,7 @@ def _draw_early_exit(report: dict[str, Any], path: Path) -> None:
         right.set(title=f"{corpus}, {model}", xlabel="mean number of layers run", ylabel="accuracy")
         for ax in (left, right):
             ax.grid(alpha=0.3)
-    axes[0].legend(fontsize=8)
+    _add_legend(axes)
     plot.save_figure(figure, path)
 
 
@@ -124,7 +133,7 @@ def _draw_ablation(report: dict[str, Any], path: Path) -> None:
     prices = list(dict.fromkeys(row["price"] for row in report["ablation"]))
     for ax, position, title in ((axes[0], 0, "without noise"), (axes[1], -1, "with the most noise")):
         for number, price in enumerate(prices):
-            rows = [row for row in report["ablation"] if row["price"] == price]
+            rows = [row for row in report["ablation"] if row["price"] == price and not has_diverged(row)]
             label = "hard constraints" if price is None else f"price of slacks {price:g}"
             values = [row["accuracies"][position] for row in rows]
             ax.plot([row["alpha"] for row in rows], values, color=f"C{number}", label=label)
@@ -133,5 +142,5 @@ def _draw_ablation(report: dict[str, Any], path: Path) -> None:
                 ax.plot(row["alpha"], value, "o", color=f"C{number}", markerfacecolor=fill)
         ax.set(title=f"accuracy {title}", xlabel="alpha: share by which layers must lower the loss", ylabel="accuracy")
         ax.grid(alpha=0.3)
-    axes[0].legend(fontsize=8)
+    _add_legend(axes)
     plot.save_figure(figure, path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from convexformer.experiments.common import Column, counted, grouped, mean_and_error, shown, shown_with_error
@@ -22,14 +22,14 @@ def summarise(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     Parameters
     ----------
     runs : sequence of dict
-        Finished runs.
+        Finished runs; those that diverged are left out.
 
     Returns
     -------
     dict
         ``summaries``, a row for each corpus, model, noise and method, and ``differences`` of the areas.
     """
-    groups = grouped(runs, ("corpus", "model", "noise", "method"))
+    groups = grouped([run for run in runs if not has_diverged(run)], ("corpus", "model", "noise", "method"))
     summaries, differences = [], []
     for (corpus, model, noise, method), group in groups.items():
         group = sorted(group, key=lambda run: run["seed"])
@@ -39,16 +39,26 @@ def summarise(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
         row["clean"], row["clean_error"] = mean_and_error([run["accuracies"][0] for run in group])
         row["feasible"] = sum(run["feasible"] for run in group)
         summaries.append(row)
-        usual = groups.get((corpus, model, noise, METHODS[1].name))
-        if usual is not None and method != METHODS[1].name and len(usual) == len(group):
-            usual = sorted(usual, key=lambda run: run["seed"])
-            compared = paired_difference([run["area"] for run in group], [run["area"] for run in usual])
+        areas = {run["seed"]: run["area"] for run in groups.get((corpus, model, noise, METHODS[1].name), [])}
+        both = [run for run in group if run["seed"] in areas]
+        if both and method != METHODS[1].name:
+            compared = paired_difference([run["area"] for run in both], [areas[run["seed"]] for run in both])
             differences.append({"corpus": corpus, "model": model, "noise": noise, "method": method, **compared})
     return {"summaries": summaries, "differences": differences}
 
 
+def has_diverged(row: dict[str, Any]) -> bool:
+    """Whether a run came to no end; reports of old say nothing of it, as all their runs did."""
+    return row.get("diverged") is not None
+
+
 def _price(row: dict[str, Any]) -> str:
     return "hard" if row["price"] is None else f"{row['price']:g}"
+
+
+def _of_ended(show: Callable[[dict[str, Any]], str]) -> Callable[[dict[str, Any]], str]:
+    """What is shown of a run that came to its end, and a dash for others."""
+    return lambda row: "-" if has_diverged(row) else show(row)
 
 
 _PLACE: tuple[Column, ...] = (
@@ -75,11 +85,11 @@ _DIFFERENCES: tuple[Column, ...] = (
 _ABLATION: tuple[Column, ...] = (
     ("alpha", ">", shown("alpha", "g")),
     ("price of slacks", ">", _price),
-    ("feasible", "<", lambda row: "yes" if row["feasible"] else "no"),
-    ("losses of the layers", "<", lambda row: ", ".join(f"{loss:.3f}" for loss in row["layer_losses"])),
-    ("accuracy, no noise, %", ">", lambda row: f"{100 * row['accuracies'][0]:.1f}"),
-    ("most noise, %", ">", lambda row: f"{100 * row['accuracies'][-1]:.1f}"),
-    ("area", ">", shown("area", ".3f")),
+    ("feasible", "<", lambda row: "diverged" if has_diverged(row) else "yes" if row["feasible"] else "no"),
+    ("losses of the layers", "<", _of_ended(lambda row: ", ".join(f"{loss:.3f}" for loss in row["layer_losses"]))),
+    ("accuracy, no noise, %", ">", _of_ended(lambda row: f"{100 * row['accuracies'][0]:.1f}")),
+    ("most noise, %", ">", _of_ended(lambda row: f"{100 * row['accuracies'][-1]:.1f}")),
+    ("area", ">", _of_ended(shown("area", ".3f"))),
 )
 
 
@@ -109,6 +119,7 @@ def format_constrained_text(report: dict[str, Any]) -> str:
     figures:
     """
     n_seeds = len({run["seed"] for run in report["runs"]})
+    n_diverged = sum(map(has_diverged, report["runs"]))
     parts = [
         f"means over {counted(n_seeds, 'seed')} ± standard error",
         format_rows(report["summaries"], _COLUMNS),
@@ -120,6 +131,7 @@ def format_constrained_text(report: dict[str, Any]) -> str:
         format_rows(report["ablation"], _ABLATION),
         "",
         *(f"left out: {reason}" for reason in report["skipped"]),
+        *([f"{counted(n_diverged, 'run')} diverged and left out of the means"] if n_diverged else []),
         textwrap.fill(report["remark"], 120),
         "figures: " + ", ".join(report["figures"]),
     ]
