@@ -159,6 +159,10 @@ def test_a_frozen_encoder(settings, tmp_path, monkeypatch):
     assert len(rows) == len(METHODS)
     assert all(len(row["layer_losses"]) == 3 for row in rows)
     assert report["skipped"] == []
+    weights = encoder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-4] + b"\0" * 4)
+    with pytest.raises(ValueError, match="holds results with encoder_fingerprint="):
+        run_constrained_text(tmp_path / "out", changed, n_seeds=1, quiet=True)
 
 
 def test_constant_losses_and_noise():

@@ -200,6 +200,17 @@ def test_results_of_other_settings_or_files_are_not_mixed(settings, report, tmp_
         run_student_teacher(tmp_path, settings, quiet=True)
 
 
+def test_results_of_another_teacher_in_the_same_folder_are_not_mixed(settings, report):
+    weights = experiment.Path(settings.model) / "model.safetensors"
+    before = weights.read_bytes()
+    weights.write_bytes(before[:-4] + b"\0" * 4)
+    try:
+        with pytest.raises(ValueError, match="holds results with model_fingerprint="):
+            run_student_teacher(experiment.Path(report["figures"][0]).parent, settings, quiet=True)
+    finally:
+        weights.write_bytes(before)
+
+
 def test_the_command_runs_the_experiment(settings, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(experiment, "draw_figures", lambda report, folder: [])  # those of the fixture are checked
     sizes = ("--n-sentences", 40, "--n-tokens", 5, "--n-outputs", 2, "--map-outputs", 1, "--n-gates", 2, "--n-steps", 3)

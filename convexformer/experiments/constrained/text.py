@@ -113,7 +113,7 @@ def run_constrained_text(
     path = folder / FILE
     corpora = [load_corpus(source, settings) for source in settings.corpora]
     encoder, missing = find_encoder(settings)
-    report = begin_report(path, _fresh(settings, corpora, missing), ("runs", "ablation"))
+    report = begin_report(path, _fresh(settings, corpora, encoder, missing), ("runs", "ablation"))
     units = list(_units(settings, corpora, encoder, n_seeds))
     run_units(path, report, units, quiet=quiet)
     report |= summarise(report["runs"])
@@ -122,15 +122,19 @@ def run_constrained_text(
     return report
 
 
-def _fresh(settings: ConstrainedTextSettings, corpora: list[Corpus], missing: str | None) -> dict[str, Any]:
+def _fresh(
+    settings: ConstrainedTextSettings, corpora: list[Corpus], encoder: Encoder | None, missing: str | None
+) -> dict[str, Any]:
     """The report of no run."""
+    # The default encoder never changes.
+    chosen = {} if encoder is None or settings.encoder is None else {"encoder_fingerprint": encoder.fingerprint()}
     data = [
         {"name": corpus.name, "classes": corpus.classes, "n_sentences": len(corpus.labels), "sha256": corpus.sha256}
         for corpus in corpora
     ]
     return {
         "settings": settings.as_json(),
-        "data": {"corpora_read": data},
+        "data": {"corpora_read": data, **chosen},
         "remark": remark(settings),
         "skipped": [] if missing is None else [missing],
         "versions": versions(),

@@ -154,6 +154,10 @@ class Encoder:
         self.name = self._teacher.name
         self._layers = LayerReadouts(model, identity, "mean", freeze=True)
 
+    def fingerprint(self) -> str:
+        """Hash of the files of its folder, or name and commit at the hub."""
+        return self._teacher.fingerprint()
+
     @torch.no_grad()
     def states(self, texts: Sequence[str], noise: float, seed: int, n_tokens: int, batch_size: int) -> Tensor:
         """Mean states of all layers over the tokens of each sentence, with noise on the embeddings.

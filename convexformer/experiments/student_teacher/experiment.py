@@ -15,6 +15,7 @@ from tqdm.auto import tqdm
 
 from convexformer import plot
 from convexformer.datasets import Activations, load_attention_activations
+from convexformer.datasets._teacher import Teacher
 from convexformer.experiments.common import Unit, begin_report, run_units, thinned, versions, write_json
 from convexformer_solvers.validation import check_counts
 
@@ -133,6 +134,8 @@ def _load(settings: StudentTeacherSettings, cache: str | os.PathLike[str], quiet
 
 def _fresh(settings: StudentTeacherSettings, data: Activations) -> dict[str, Any]:
     """The report of no seed."""
+    teacher = Teacher(settings.model, settings.layer, settings.site, torch.device("cpu"))
+    chosen = {} if settings.model is None else {"model_fingerprint": teacher.fingerprint()}  # the default never changes
     return {
         "settings": settings.as_json(),
         "data": {
@@ -140,6 +143,7 @@ def _fresh(settings: StudentTeacherSettings, data: Activations) -> dict[str, Any
             "n_features": data.inputs.shape[2],
             "padding": "none: shorter sentences are left out, longer ones cut",
             "tokens_sha256": hashlib.sha256(json.dumps(data.tokens).encode()).hexdigest(),
+            **chosen,
         },
         "remark": remark(settings),
         "skipped": _skipped(data),
