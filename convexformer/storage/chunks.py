@@ -97,12 +97,17 @@ class Chunks(Source):
         return parts[0] if len(parts) == 1 else torch.cat(parts or [self._last[:0]])
 
     def _restart(self) -> None:
-        made = self._make() if callable(self._make) else self._make
+        made: Any = self._make() if callable(self._make) else self._make
         try:
             self._chunks: Iterator[Any] | None = iter(made)
         except TypeError as error:
             got = type(made).__name__
             raise TypeError(f"make must return an iterator over arrays each time, got {got}") from error
+        if callable(self._make) and getattr(made, "ndim", None) in (2, 3):  # as many as samples in one array have
+            raise TypeError(
+                f"make must return an iterator over arrays each time, got one array of shape {tuple(made.shape)}, of "
+                "which each sample would be a chunk; return [X]"
+            )
         self._number = -1
         self._end = 0
         self._last = torch.empty(0)

@@ -565,3 +565,12 @@ def test_an_error_while_chunks_are_made_begins_the_next_pass_anew():
 def test_a_function_that_returns_no_chunks_is_named(returned):
     with pytest.raises(TypeError, match=r"make must return an iterator over arrays each time, got (NoneType|float)"):
         Chunks(lambda: returned)
+
+
+@pytest.mark.parametrize("kind", [np.asarray, torch.as_tensor])
+@pytest.mark.parametrize("shape", [(4, 3), (4,)])
+def test_a_function_that_returns_all_samples_in_one_array_is_told_to_return_a_list(kind, shape):
+    """Each sample of three dimensions could be a chunk of tokens of width 1."""
+    values = kind(numbers(shape=shape))
+    with pytest.raises(TypeError, match=r"got one array of shape \(.*each sample would be a chunk; return \[X\]"):
+        Chunks(lambda: values)
