@@ -305,6 +305,7 @@ class ConvexAttentionBase(TargetEstimator, CertifiedEstimator):
 
     def _check_model(self, is_grid: bool) -> None:
         """Raise ``ValueError`` where the parameters that choose the class of networks do not go together."""
+        check_stream(self.random_state)  # also where nothing is drawn
         self._gate_source(is_grid)
 
     def _chosen_samples(self, X: Any, index: NDArray[np.int64]) -> Any:

@@ -803,6 +803,12 @@ def test_seeds_that_are_none(seed):
             fit()
 
 
+@pytest.mark.parametrize("kind", [ConvexAttentionRegressor, ConvexAttentionRegressorCV])
+def test_a_random_state_of_another_kind_is_refused_where_nothing_is_drawn(kind):
+    with pytest.raises(ValueError, match="random_state must be None, an integer from 0 to 4294967295"):
+        kind(random_state="x").fit(X, y)
+
+
 def test_text_in_place_of_numbers():
     text = np.full(20, "a")
     for arguments, name in (((np.full((20, 3), "a"), y), "X"), ((X, text), "y"), ((X, y, text), "sample_weight")):

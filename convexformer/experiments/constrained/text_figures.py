@@ -30,7 +30,9 @@ def draw_figures(report: dict[str, Any], folder: Path) -> list[Path]:
     -------
     list of Path
     """
-    drawn = {"noise": _draw_noise, "layers": _draw_layers, "early_exit": _draw_early_exit} if report["summaries"] else {}
+    drawn = (
+        {"noise": _draw_noise, "layers": _draw_layers, "early_exit": _draw_early_exit} if report["summaries"] else {}
+    )
     paths = []
     for name, draw in {**drawn, "ablation": _draw_ablation}.items():
         paths.append(folder / f"{name}.png")
