@@ -98,12 +98,19 @@ def _run_fit(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _fit(options: argparse.Namespace, is_first: bool) -> dict[str, Any]:
+    from sklearn.utils.multiclass import type_of_target
+
     # Each of several processes takes an array for samples of its own, and of a path its part.
     X, arrays = load_data(options.file, options.targets, options.memory_limit is None and n_processes() == 1)
     y = arrays["y"]
     task = options.task
     if task == "auto":
         task = "regression" if np.issubdtype(y.dtype, np.floating) else "classification"
+    elif task == "classification" and type_of_target(y, input_name="y").startswith("continuous"):
+        raise CommandError(
+            f"--task classification needs labels, but y of {options.targets or options.file} holds numbers that are "
+            "not whole; leave --task out, or store labels, for example y.astype(str)"
+        )
     model = _new_model(task, options)
     X = samples_of({**arrays, "X": X}, options.file, options.probe)
     given = [path for path in (options.file, options.targets, options.resume) if path is not None]

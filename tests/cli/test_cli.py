@@ -219,6 +219,11 @@ def test_interrupted_cross_validation_goes_on_from_its_folder(regression_file, t
         (["fit", "two.npz", "--penalty", "nuclear", "--solver", "semismooth_newton"], "needs the group-l2 penalty"),
         (["fit", "{data}", "--device", "cuda:99"], "CUDA"),
         (["fit", "{data}", "--task", "classification"], "(?i)label"),
+        (
+            ["fit", "{data}", "--task", "classification"],
+            r"needs labels, but y of \S+data.npz holds numbers that are not",
+        ),
+        (["fit", "{data}", "--targets", "y.npy", "--task", "classification"], "needs labels, but y of y.npy holds"),
         (["fit", "{data}", "--model", "absent/m.npz", "--alpha", "1e-12"], "no folder at absent"),
         (["fit", "{data}", "--model", "."], "is a folder"),
         (["demo", "--out", "{data}"], "is a file; give the name of a folder"),
@@ -248,6 +253,7 @@ def test_mistakes_end_with_one_line_and_exit_code_1(arguments, message, regressi
     Path("empty.npz").write_bytes(b"")
     Path("cut.npz").write_bytes(whole[: len(whole) // 2])
     np.save("single.npy", np.ones(3))
+    np.save("y.npy", np.linspace(0, 1, 60))
     np.savetxt("y.csv", np.ones(3))
     np.savez("two.npz", X=np.eye(4)[:, :, None], y=np.eye(4)[:, :2])
     assert cli.main([part.format(data=regression_file) for part in arguments] + ["--quiet"]) == 1
