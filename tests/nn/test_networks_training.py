@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import threading
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 from convexformer import ConvexAttention, Gates
 from convexformer.nn import SequenceAttention, SoftmaxAttention, TrainingHistory, train
+from convexformer.nn.modules.base import seeded
 from convexformer.nn.training.trial import Data
 
 NETWORKS = {
@@ -506,3 +508,24 @@ def test_bad_data_are_named(tokens, y, message):
 def test_a_network_whose_weights_are_all_frozen_is_named():
     with pytest.raises(ValueError, match=r"network must have weights to train, .*requires_grad_\(True\)"):
         train(NETWORKS["convex"]().requires_grad_(False), *data(), alpha=0.1)
+
+
+def test_a_thread_that_draws_from_a_seed_does_not_disturb_another():
+    with seeded(0):
+        alone = torch.rand(2)
+    entered, drawn = threading.Event(), threading.Event()
+
+    def draw_meanwhile():
+        with seeded(1):
+            entered.set()
+            drawn.wait()
+
+    other = threading.Thread(target=draw_meanwhile)
+    with seeded(0):
+        first = torch.rand(1)
+        other.start()
+        entered.wait(0.3)  # it may not enter now
+        found = torch.cat([first, torch.rand(1)])
+    drawn.set()
+    other.join()
+    assert torch.equal(found, alone)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from convexformer_solvers import Loss, Penalty, get_loss
 from convexformer_solvers.validation import check_tensor
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
+_ONE_THREAD = threading.RLock()  # of ``seeded``, which may stand inside another
 
 
 def sample_losses(predictions: Tensor, y: Tensor, loss: str | Loss = "squared") -> Tensor:
@@ -98,9 +100,12 @@ def normal_draws(seed: int) -> Callable[..., Tensor]:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Let torch's modules draw their initial weights from a seed; its global generator is as before afterwards."""
+    """Let torch's modules draw their initial weights from a seed; its global generator is as before afterwards.
+
+    Other threads that enter it wait: they would seed the same generator anew.
+    """
     seed = check_seed(seed)
-    with torch.random.fork_rng(devices=[]):
+    with _ONE_THREAD, torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed other devices too
         yield
 
