@@ -108,7 +108,7 @@ def _open_path(path: str) -> Source:
         raise FileNotFoundError(f"{place} is no file and no folder")
     if kind == ".zarr":
         return ArraySource(partial(_find_zarr, path, name, place), place, partial(_of_folder, path, name))
-    if kind in _HDF5:
+    if kind in _HDF5 and not os.path.isdir(path):
         find = partial(_find_hdf5, path, name, place)
         return ArraySource(find, place, partial(_of_file, path, name), is_watched=True)
     if os.path.isdir(path):

@@ -381,6 +381,14 @@ def test_compressed_members_are_refused(tmp_path):
     refused(tmp_path / "X.npz", r"is compressed, .* 'X' .*; store it with numpy\.savez in place of")
 
 
+@pytest.mark.parametrize("name", ["X.npy", "X.safetensors", "X.h5"])
+def test_a_folder_named_as_a_file_is_taken_as_a_folder(name, tmp_path):
+    (tmp_path / name).mkdir()
+    refused(tmp_path / name, r"must hold .npy, .npz, .safetensors files, or be a .zarr folder; it has none")
+    save_npy(tmp_path / name, numbers())
+    assert_reads(open_source(tmp_path / name), numbers())
+
+
 def test_orders_of_bytes_and_axes_are_refused(tmp_path):
     refused(save_npy(tmp_path, np.asfortranarray(numbers())), "is in Fortran order.*np.ascontiguousarray")
     refused(save_npy(tmp_path, numbers().astype(">f4")), r"byte order .*; store X\.astype\('float32'\)")
