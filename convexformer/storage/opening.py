@@ -106,6 +106,7 @@ def _open_path(path: str) -> Source:
     kind = Path(path).suffix
     if not os.path.exists(path):
         raise FileNotFoundError(f"{place} is no file and no folder")
+    path = os.fspath(Path(path).absolute())  # the working directory may change before the samples are read
     if kind == ".zarr":
         return ArraySource(partial(_find_zarr, path, name, place), place, partial(_of_folder, path, name))
     if kind in _HDF5 and not os.path.isdir(path):

@@ -5,6 +5,7 @@ import pickle
 import re
 import sys
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -195,6 +196,19 @@ def test_sources_of_files_are_pickled_and_opened_again(store, tmp_path):
     X = numbers()
     source = open_source(store(tmp_path, X))
     source.read(slice(0, 2))
+    assert_reads(pickle.loads(pickle.dumps(source)), X)
+
+
+@pytest.mark.parametrize("store", [save_npy, save_npz, save_safetensors, save_folder, save_hdf5, save_zarr])
+def test_samples_of_a_relative_path_are_read_from_another_working_directory(store, tmp_path, monkeypatch):
+    """Zarr takes chunks that are not there for zeros."""
+    X = numbers()
+    path = Path(store(tmp_path, X)).relative_to(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    source = open_source(path)
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    assert_reads(source, X)
     assert_reads(pickle.loads(pickle.dumps(source)), X)
 
 
