@@ -125,7 +125,7 @@ def _read_lines(path: str | os.PathLike[str]) -> list[str]:
     remedy = "decode it and pass a list, for example Path(path).read_text(encoding='latin-1').splitlines()"
     try:
         lines = list(text_lines(path, f"{place} is not a text file in UTF-8 ({remedy})"))
-    except FileNotFoundError as error:
+    except (FileNotFoundError, IsADirectoryError) as error:
         raise FileNotFoundError(f"{place} is no file, nor is it 'documentation' or 'glue/mrpc'") from error
     if not lines:
         raise ValueError(f"{place} is an empty file; it must have one sentence a line")
