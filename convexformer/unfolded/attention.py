@@ -109,7 +109,7 @@ class EnergyAttention(nn.Module):
         super().__init__()
         self.rho = get_rho(rho)
         if mode not in MODES:
-            raise ValueError(f"mode must be one of {MODES}, got {mode!r}")
+            raise ValueError(f"attention mode must be one of {MODES}, got {mode!r}")
         check_positive(step=step, weight=weight)
         self.mode, self.step, self.weight = mode, step, weight
         self.register_buffer("graph", check_graph(graph), persistent=False)

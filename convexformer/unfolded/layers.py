@@ -174,6 +174,7 @@ class UnfoldedLayer(nn.Module):
         self.attention_weight = nn.Parameter(nn.init.xavier_normal_(torch.empty(n_features, n_features)))
         self.feedforward_weight = nn.Parameter(nn.init.xavier_normal_(torch.empty(n_features, n_features)))
         if eigenvalue_limit is not None:
+            check_positive(eigenvalue_limit=eigenvalue_limit)
             parametrize.register_parametrization(self, "feedforward_weight", SymmetricEigenvalues(eigenvalue_limit))
             if eigenvalue_limit >= 1:
                 warnings.warn(

@@ -155,6 +155,8 @@ def test_precision():
     [
         ({"mode": "exact"}, "mode must be one of"),
         ({"pooling": "max"}, "pooling must be one of"),
+        ({"attention": "causal"}, "attention mode must be one of"),
+        ({"eigenvalue_limit": -1.0}, "eigenvalue_limit must be a positive finite number"),
         ({"width": 0}, "width must be a positive integer"),
         ({"n_layers": 0}, "n_layers must be a positive integer"),
         ({"n_heads": 0}, "n_heads must be a positive integer"),
