@@ -86,13 +86,20 @@ def check_tokens(estimator: Any, X: Any, reset: bool) -> Tensor:
 
 def refuse_dates(values: Any, name: str) -> None:
     """Raise ``ValueError`` where an argument holds dates or durations, which numpy converts to integers."""
-    own = getattr(values, "dtype", None)
-    kinds = [own] if own is not None else list(getattr(values, "dtypes", ()))  # one of each column of a data frame
-    dates = sorted({str(kind) for kind in kinds if getattr(kind, "kind", None) in ("m", "M")})
+    own = getattr(values, "dtype", getattr(values, "type", None))  # the second of pyarrow, as are the next
+    columns = getattr(getattr(values, "schema", None), "types", ())
+    kinds = [own] if own is not None else list(getattr(values, "dtypes", columns))  # one of each column
+    dates = sorted({str(kind) for kind in kinds if _is_date(kind)})
     if dates:
         raise ValueError(
             f"{name} must hold numbers, got {', '.join(dates)}; convert them first, for example to numbers of days"
         )
+
+
+def _is_date(kind: Any) -> bool:
+    """Whether a dtype is of dates, times or durations; those of polars and pyarrow say so in their names alone."""
+    names = ("date", "time", "duration")  # timestamps as well
+    return getattr(kind, "kind", None) in ("m", "M") or str(kind).lower().startswith(names)
 
 
 def refuse_masked(values: Any, name: str) -> None:
@@ -352,8 +359,11 @@ def check_label_target(y: Any, n_samples: int) -> NDArray:
         y = column_or_1d(given(y), warn=True)
     if y.dtype.kind in "mM" and np.isnat(y).any():
         raise ValueError("y must have a label for each sample, got missing dates (NaT)")
+    if y.dtype.hasobject and any(label is None for label in y):
+        raise ValueError("y must have a label for each sample, got None")
     try:
-        assert_all_finite(y, input_name="y")
+        with naming("y"):
+            assert_all_finite(y, input_name="y")
     except TypeError as error:  # NA of pandas is neither equal to itself nor not
         raise ValueError("y must have a label for each sample, got missing values (NA)") from error
     if y.dtype.hasobject and len({isinstance(label, str) for label in y}) > 1:

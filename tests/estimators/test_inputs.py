@@ -6,10 +6,12 @@ import sys
 import warnings
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 import torch
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
@@ -42,7 +44,7 @@ from convexformer.nn import train
 from convexformer.nn.modules.token_weights import PositionWeights
 from convexformer.plot import plot_attention_map, plot_convergence, plot_token_norms
 from convexformer.solvers import Fista, GroupL2, SolverUnavailableError, solve
-from convexformer.validation import as_tensor, check_program_tokens
+from convexformer.validation import as_tensor, check_program_tokens, refuse_dates
 from convexformer_solvers.penalties.base import Penalty
 
 rng = np.random.default_rng(0)
@@ -824,6 +826,23 @@ def test_dates_of_python_in_place_of_numbers(kind):
             kind().fit(*arguments)
 
 
+def test_dates_of_pyarrow_in_place_of_numbers():
+    days, numbers = pa.array([*dates().tolist()[1:], None]), pa.array(y)
+    model = ConvexAttentionRegressor()
+    for arguments in ((pa.table({"a": numbers, "b": days}), y), (X, days), (X, y, days)):
+        with pytest.raises(ValueError, match=r"must hold numbers, got date32\[day\]; convert them first"):
+            model.fit(*arguments)
+    assert list(model.fit(pa.table({"a": numbers}), numbers).feature_names_in_) == ["a"]
+
+
+@pytest.mark.parametrize(
+    "kind", ["Date", "Datetime(time_unit='us', time_zone=None)", "Duration(time_unit='us')", "Time"]
+)
+def test_dates_of_polars_in_place_of_numbers(kind):
+    with pytest.raises(ValueError, match=rf"X must hold numbers, got {re.escape(kind)}; convert them first"):
+        refuse_dates(SimpleNamespace(dtypes=["Float64", kind]), "X")  # a data frame, as far as is asked
+
+
 class TestHeadsOf:
     heads = ConvexAttentionRegressor().fit(X, y).heads_
 
@@ -895,6 +914,16 @@ def test_labels_that_are_missing_in_a_data_frame_are_named(dtype):
     target = pd.Series(np.where(labels, "yes", "no"), dtype=dtype)
     target[3] = pd.NA
     with pytest.raises(ValueError, match=r"y must have a label for each sample, got missing values \(NA\)"):
+        ConvexAttentionClassifier().fit(X, target)
+
+
+@pytest.mark.parametrize(
+    ("missing", "message"), [(None, "y must have a label for each sample, got None"), (np.nan, "Input y contains NaN")]
+)
+@pytest.mark.parametrize("label", ["yes", 1])
+def test_labels_that_are_missing_among_objects_are_named(label, missing, message):
+    target = np.array([label, missing] * (len(X) // 2), dtype=object)
+    with pytest.raises(ValueError, match=message):
         ConvexAttentionClassifier().fit(X, target)
 
 
