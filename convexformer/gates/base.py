@@ -86,7 +86,7 @@ class Gates:
                 f"gates with u1 of width {self.u1.shape[1]} and u2 of width {self.u2.shape[1]} are for so many tokens "
                 f"and features, got samples of shape {linear_map.feature_shape}"
             )
-        u1, u2 = (torch.as_tensor(u, device=linear_map.device) for u in (self.u1, self.u2))
+        u1, u2 = (as_tensor(u, linear_map.device) for u in (self.u1, self.u2))
         directions = torch.einsum("hk,hd->kdh", u1, u2)
         return linear_map.nonnegative(directions)
 

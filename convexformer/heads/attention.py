@@ -247,7 +247,7 @@ class Heads:
 
     def decay(self) -> float:
         """Weight decay of all heads, the penalty's counterpart; float64."""
-        left, right = torch.as_tensor(self.w2).double(), torch.as_tensor(self.w3).double()
+        left, right = as_tensor(self.w2).double(), as_tensor(self.w3).double()
         return float(self.penalty.factor_cost(left, right).sum())
 
     def predict(self, X: ArrayLike) -> NDArray[np.floating]:
@@ -271,13 +271,13 @@ class Heads:
             )
         data = DenseMap(tokens)
         masks = None if self.gates is None else self.gates.masks(tokens)
-        pred = torch.as_tensor(self.intercept).double().repeat(len(tokens), 1)
+        pred = as_tensor(self.intercept).double().repeat(len(tokens), 1)
         for part in self._parts():
-            w1, w2, w3 = (torch.as_tensor(w[part]).double() for w in (self.w1, self.w2, self.w3))
+            w1, w2, w3 = (as_tensor(w[part]).double() for w in (self.w1, self.w2, self.w3))
             pooled = data.matvec(torch.einsum("mk,md->kdm", w1, w2))
             if masks is not None:
                 assert self.gate_index is not None
-                pooled = pooled * masks[:, torch.as_tensor(self.gate_index[part])]
+                pooled = pooled * masks[:, as_tensor(self.gate_index[part])]
             pred += pooled @ w3
         return pred.numpy()
 

@@ -148,7 +148,7 @@ def _refuse_unfinished(arrays: list[FileArray], place: str) -> None:
 def _open_memmap(X: np.memmap) -> Source | None:
     """The file of a memory map, read without the map where its rows lie one after the other."""
     memory = X._mmap  # type: ignore[attr-defined]
-    if memory is None:  # computed from one, and in memory
+    if memory is None or X.dtype == bool:  # computed from one, and in memory; a file of numbers has no booleans
         return None
     if X.filename is None or X.mode == "c" or not X.flags.c_contiguous or X.dtype.hasobject:
         return ArraySource(partial(_given, X), "X")

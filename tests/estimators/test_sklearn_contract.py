@@ -4,6 +4,7 @@ import inspect
 import pickle
 import textwrap
 
+import joblib
 import numpy as np
 import pytest
 import torch
@@ -53,6 +54,33 @@ def test_clone_and_pickle(model, kind):
     np.testing.assert_array_equal(again.predict(X), fitted.predict(X))
     assert again.heads_.objective(X, Y[kind]) == fitted.heads_.objective(X, Y[kind])
     assert not hasattr(clone(fitted), "coef_")
+
+
+@pytest.fixture
+def every_warning():
+    """Torch tells of some things once in a process; here it does each time."""
+    before = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    yield
+    torch.set_warn_always(before)
+
+
+@pytest.mark.parametrize(("model", "kind"), CASES)
+def test_models_in_read_only_memory_predict_without_a_warning(model, kind, tmp_path, every_warning):
+    fitted = clone(model).fit(X, Y[kind])
+    joblib.dump(fitted, tmp_path / "model")
+    again = joblib.load(tmp_path / "model", mmap_mode="r")
+    np.testing.assert_array_equal(again.predict(X), fitted.predict(X))
+    assert again.heads_.objective(X, Y[kind]) == fitted.heads_.objective(X, Y[kind])
+    np.testing.assert_array_equal(again.heads_.predict(X), fitted.heads_.predict(X))
+
+
+def test_memory_maps_of_booleans_are_fitted_as_arrays_of_them_are(tmp_path):
+    np.save(tmp_path / "X.npy", X > 0)
+    mapped = np.load(tmp_path / "X.npy", mmap_mode="r")  # as joblib gives to its workers
+    model = ConvexAttentionRegressor().fit(mapped, Y["real"])
+    np.testing.assert_array_equal(model.predict(mapped), model.predict(X > 0))
+    np.testing.assert_array_equal(model.coef_, ConvexAttentionRegressor().fit(X > 0, Y["real"]).coef_)
 
 
 @pytest.mark.parametrize(("model", "kind"), CASES)
