@@ -200,12 +200,12 @@ class Penalty(ABC):
             sizes = sizes.amax(0, keepdim=True)
         limits = torch.finfo(coef.dtype)
         small, large = limits.tiny ** (1 / 3), limits.max ** (1 / 3)
-        odd = (sizes > 0) & (sizes < small) | (sizes > large) & torch.isfinite(sizes)
-        if not bool(odd.any()):
+        odd = [0 < size < small or large < size < math.inf for size in sizes.tolist()]
+        if not any(odd):
             return norms(coef)
         largest = math.floor(math.log2(limits.max)) - 4  # the inverse of such a power is a normal number
         exponents = torch.frexp(sizes)[1].clamp(-largest, largest)
-        unit = torch.where(odd, torch.exp2(exponents.to(coef)), 1.0)
+        unit = torch.where(torch.tensor(odd).to(coef.device), torch.exp2(exponents.to(coef)), 1.0)
         return norms(coef / unit) * unit
 
     def factor_cost(self, left: Tensor, right: Tensor) -> Tensor:
