@@ -88,7 +88,7 @@ def _of_two_reads(
         hint = dual_hint.detach().to(coef)
         # The conjugate of a loss without a common shift of the outputs is finite where these sum to zero.
         candidates.append(hint - hint.mean(1, keepdim=True) if program.loss.shift_invariant else hint)
-    candidates = [torch.where(program.weight[:, None] > 0, theta, 0.0) for theta in candidates]
+    candidates = [program.of_counted(theta) for theta in candidates]
     # Where the loss overflows at the point, the best constant model gives a bound.
     usable = [theta for theta in candidates if bool(torch.isfinite(theta).all())] or [program.null_dual_point]
     return pred, _feasible_dual_points(program, usable)

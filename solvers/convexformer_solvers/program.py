@@ -193,6 +193,12 @@ class Program:
         weight = weight / weight.max()  # so that the sum of huge weights cannot overflow
         return (weight / weight.sum()).to(self.y)
 
+    @_WithoutAlpha
+    def _counted(self) -> Tensor | None:
+        """Which samples have a positive weight, shape (N,); None where all have."""
+        counted = self.weight > 0
+        return None if bool(counted.all()) else counted
+
     def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Program:
         """The same program in another precision or on another device; itself where nothing changes."""
         y = self.loss.target_in(self.y.to(device=device or self.y.device), dtype or self.y.dtype)
@@ -257,12 +263,17 @@ class Program:
 
     def mean(self, values: Tensor) -> Tensor:
         """Weighted mean of values of shape (N,); a sample of weight zero does not count, be its value infinite."""
-        return torch.where(self.weight > 0, self.weight * values, 0.0).sum()
+        return self.of_counted(self.weight * values).sum()
+
+    def of_counted(self, values: Tensor) -> Tensor:
+        """Values of the samples, shape (N,) or (N, k), with zeros in place of those, even infinite, of weight zero."""
+        if (counted := self._counted) is None:
+            return values
+        return torch.where(counted if values.ndim == 1 else counted[:, None], values, 0.0)
 
     def weighted_adjoint(self, theta: Tensor) -> Tensor:
         """``A' diag(p) theta``, shape ``(*feature_shape, k)``, of k values of each sample, shape (N, k)."""
-        weight = self.weight[:, None]
-        return self.map.rmatvec(torch.where(weight > 0, weight * theta, 0.0))
+        return self.map.rmatvec(self.of_counted(self.weight[:, None] * theta))
 
     pull_back = weighted_adjoint  # its former name
 
