@@ -226,6 +226,14 @@ class Program:
         object.__setattr__(result, "alpha", float(alpha))
         return result
 
+    def with_map(self, linear_map: LinearMap) -> Program:
+        """The same program on other features of its samples; what does not depend on features is kept."""
+        result = copy.copy(self)  # the rest has been checked
+        kept = {name: self._known[name] for name in ("weight", "_counted", "null_intercept") if name in self._known}
+        for name, value in (("map", linear_map), ("_known", kept)):
+            object.__setattr__(result, name, value)
+        return result
+
     def with_penalty(self, penalty: Penalty) -> Program:
         """The same program with another penalty; targets in float64 are those of the same exact program."""
         result = dataclasses.replace(self, penalty=penalty)

@@ -126,6 +126,18 @@ class TestValues:
             fresh = getattr(dataclasses.replace(program, alpha=0.7), name)
             assert torch.equal(torch.as_tensor(getattr(program.with_alpha(0.7), name)), torch.as_tensor(fresh)), name
 
+    @every_loss
+    def test_on_other_features_all_that_depends_on_them_is_computed_anew(self, loss):
+        program = make_program(loss, intercept=True, weighted=True)
+        names = ("weight", "null_intercept", "null_value", "alpha_max", "null_dual_norms", "coef_shape")
+        for name in names:  # known before
+            getattr(program, name)
+        fewer = DenseMap(program.map.columns(torch.tensor([2, 0])))
+        other, fresh = program.with_map(fewer), dataclasses.replace(program, map=fewer)
+        assert other.null_intercept is program.null_intercept
+        for name in names:
+            assert torch.equal(torch.as_tensor(getattr(other, name)), torch.as_tensor(getattr(fresh, name))), name
+
     @pytest.mark.parametrize("name", ["weight", "null_intercept"])
     def test_what_does_not_depend_on_alpha_is_computed_once(self, name):
         program = make_program("logistic", intercept=True, weighted=True).to(torch.float32)

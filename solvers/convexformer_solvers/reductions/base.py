@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -100,7 +99,7 @@ class Chain(NamedTuple):
     def rounded(self) -> Program:
         """The same program with products in the precision of the easiest one: cheaper where that is single."""
         exact = self.in_double.program
-        return exact if exact is self.program else dataclasses.replace(exact, map=RoundedMap(self.program.map))
+        return exact if exact is self.program else exact.with_map(RoundedMap(self.program.map))
 
     def point_in_double(self, point: Point) -> Point:
         """A point of the easiest program as one of the last program with float64 targets."""

@@ -33,7 +33,7 @@ class Restrict(Reduction):
         restricted = program.map.restricted(self.blocks)
         if self.gram is not None:
             restricted = _KnownGramMap(restricted, self.gram, program.fit_intercept)
-        return dataclasses.replace(program, map=restricted), program.coef_shape
+        return program.with_map(restricted), program.coef_shape
 
     def restrict(self, point: Point, data: tuple[int, ...]) -> Point:
         return point.with_changed(_OF_BLOCKS, lambda coef: coef.reshape(-1, *coef.shape[-2:])[self.blocks])

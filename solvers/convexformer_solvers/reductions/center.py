@@ -45,9 +45,11 @@ class Center(Reduction):
         linear_map = program.map
         if self._copies(linear_map):
             linear_map = linear_map.centered(program.weight, torch.float64)
-        best = program.null_intercept  # which the intercept gives back
-        offset = best if program.loss.of_residual else torch.zeros_like(best)
-        return dataclasses.replace(program, map=linear_map, y=program.y - offset), offset
+        best = program.null_intercept
+        centered = program.with_map(linear_map)
+        if not program.loss.of_residual:
+            return centered, torch.zeros_like(best)
+        return dataclasses.replace(centered, y=program.y - best), best  # which the intercept gives back
 
     def _copies(self, linear_map: LinearMap) -> bool:
         if linear_map.n_stored > self.largest or not linear_map.rows_are_samples:
