@@ -19,7 +19,7 @@ from .algorithms.base import Solver
 from .certificate import certify
 from .certificate_schedule import Schedule
 from .points import Point, completed, null_point
-from .program import Program
+from .program import Program, out_of_range
 from .reductions.base import Chain
 from .reductions.weights import DropZeroWeights, SimplePenalty
 from .result import History, Progress, SolverInterrupted, SolverResult, Status, check_tol
@@ -220,11 +220,9 @@ class _Run:
 
     def factorisation_failed(self, error: Exception) -> ValueError:
         """The error where matrices hold infinite numbers, or almost only zeros, from the first step on."""
-        return ValueError(
-            f"a factorisation of solver {self.solver.name!r} failed in {self.chain.program.y.dtype} ({error}), as a "
-            "rule because squares of the data or the targets are too small or too large for it; scale the features "
-            "(and alpha with them) or the targets to about one"
-        )
+        dtype = self.chain.program.y.dtype
+        failed = f"a factorisation of solver {self.solver.name!r} failed in {dtype} ({error})"
+        return ValueError(f"{failed}, as a rule because {out_of_range(dtype)}")
 
     def latest(self) -> Point:
         """The point of the state, of the program in the precision of the solve."""
