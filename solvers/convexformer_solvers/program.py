@@ -22,7 +22,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from .linear_maps.base import LinearMap, even_rows
+from .linear_maps.base import LinearMap, Slopes, even_rows
 from .losses.base import Loss
 from .penalties.base import Penalty
 from .rounding import EPS
@@ -32,9 +32,10 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, eq=False)
-class LossSlopes:
+class LossSlopes(Slopes):
     """Minus the weighted gradients of the samples' losses at predictions to which an intercept is added."""
 
+    of_samples = ("y", "weight")
     loss: Loss
     y: Tensor  # (N, c)
     weight: Tensor  # (N,)
@@ -49,15 +50,6 @@ class LossSlopes:
         weight = self.weight[:, None]
         slopes = torch.where(weight > 0, -weight * self.loss.gradient(pred + self.intercept, self.y), 0.0)
         return (torch.cat([slopes, weight], dim=1) if self.with_weight else slopes).to(pred.dtype)
-
-    def rows(self, index: Tensor | slice) -> LossSlopes:
-        """Those of some samples."""
-        return dataclasses.replace(self, y=self.y[index], weight=self.weight[index])
-
-    def to(self, device: torch.device) -> LossSlopes:
-        """The same on another device."""
-        y, weight, intercept = (part.to(device) for part in (self.y, self.weight, self.intercept))
-        return dataclasses.replace(self, y=y, weight=weight, intercept=intercept)
 
 
 class _WithoutAlpha(Generic[_T]):

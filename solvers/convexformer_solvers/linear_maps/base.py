@@ -6,10 +6,11 @@ result, with the data converted a few rows at a time. A certificate in float64 n
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import ClassVar, Protocol
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -21,17 +22,24 @@ from .parts import InParts
 from .source import Traffic
 
 
-class Slopes(Protocol):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Slopes(ABC):
     """Weighted slopes of a loss, of which other processes and chunks of data have their own part."""
 
+    of_samples: ClassVar[tuple[str, ...]]  # fields with a row for each sample
+
+    @abstractmethod
     def at(self, pred: Tensor) -> Tensor:
         """Values ``(N, k)`` of predictions ``(N, c)``, each sample's of its own predictions alone."""
 
-    def rows(self, index: Tensor | slice) -> Slopes:
+    def rows(self, index: Tensor | slice) -> Self:
         """Those of some samples."""
+        return dataclasses.replace(self, **{name: getattr(self, name)[index] for name in self.of_samples})
 
-    def to(self, device: torch.device) -> Slopes:
+    def to(self, device: torch.device) -> Self:
         """The same on another device."""
+        tensors = {name: part.to(device) for name, part in vars(self).items() if isinstance(part, Tensor)}
+        return dataclasses.replace(self, **tensors)
 
 
 class LinearMap(InParts, ABC):

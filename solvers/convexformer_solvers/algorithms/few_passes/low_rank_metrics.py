@@ -9,7 +9,7 @@ from itertools import combinations_with_replacement
 import torch
 from torch import Tensor
 
-from convexformer_solvers.linear_maps.base import LinearMap, even_rows
+from convexformer_solvers.linear_maps.base import LinearMap, Slopes, even_rows
 from convexformer_solvers.program import Program
 
 from .low_rank import LowRank
@@ -88,10 +88,11 @@ def _products(linear_map: LinearMap, coef: Tensor, slopes: _CurvatureSlopes) -> 
     return linear_map.slopes_pass(coef, slopes)
 
 
-@dataclasses.dataclass(frozen=True)
-class _CurvatureSlopes:
+@dataclasses.dataclass(frozen=True, eq=False)
+class _CurvatureSlopes(Slopes):
     """Weighted second derivatives of each sample's loss times predictions of c outputs, and by themselves."""
 
+    of_samples = ("local", "weight")
     local: Tensor  # (N, n), as in ``Metric``
     weight: Tensor  # (N,)
     offset: Tensor  # that is taken from the predictions, (c, r)
@@ -122,12 +123,3 @@ class _CurvatureSlopes:
         """Values ``(N, m r + m c)`` of predictions ``(N, c r)``, in their precision."""
         matrices, products = self.products(pred)
         return torch.cat([products.flatten(1), matrices.flatten(1)], dim=1)
-
-    def rows(self, index: Tensor | slice) -> _CurvatureSlopes:
-        """Those of some samples."""
-        return dataclasses.replace(self, local=self.local[index], weight=self.weight[index])
-
-    def to(self, device: torch.device) -> _CurvatureSlopes:
-        """The same on another device."""
-        local, weight, offset = (part.to(device) for part in (self.local, self.weight, self.offset))
-        return dataclasses.replace(self, local=local, weight=weight, offset=offset)
