@@ -20,8 +20,7 @@ def select_blocks(gram: Tensor, rows: Tensor, columns: Tensor, width: int) -> Te
 def add_to_blocks(gram: Tensor, blocks: Tensor) -> None:
     """Add matrices ``(n_blocks, width, width)`` to the diagonal blocks of a matrix, in place."""
     n_blocks, width = blocks.shape[:2]
-    positions = torch.arange(n_blocks, device=gram.device)
-    gram.view(n_blocks, width, n_blocks, width)[positions, :, positions, :] += blocks
+    gram.view(n_blocks, width, n_blocks, width).diagonal(dim1=0, dim2=2).add_(blocks.permute(1, 2, 0))
 
 
 def bordered(gram: Tensor, border: Tensor) -> Tensor:
