@@ -129,20 +129,7 @@ class SignedMap(DerivedMap[LinearMap]):
 
 
 class PaddedMap(DerivedMap[LinearMap]):
-    """The map of another map whose samples have a further block of zeros, the last of the first block axis.
-
-    Parameters
-    ----------
-    base : LinearMap
-        The map without it, with one block axis.
-
-    Examples
-    --------
-    >>> from convexformer_solvers import DenseMap
-    >>> A = PaddedMap(DenseMap(torch.ones(5, 3, 2)))
-    >>> A.feature_shape, A.matvec(torch.ones(4, 2, 1))[0]
-    ((4, 2), tensor([6.]))
-    """
+    """The map of another map, of one block axis, whose samples have a further block of zeros, the last."""
 
     feature_shape = property(lambda self: (self.base.feature_shape[0] + 1, self.base.feature_shape[1]))
 

@@ -17,23 +17,11 @@ class SmoothedHuber(Loss):
 
     Its slope is of the size of Huber's at most, and it lies below that loss by at most :math:`\delta w`. It has a
     curvature everywhere, also where Huber's loss is linear.
-
-    Parameters
-    ----------
-    delta : float
-        That of the Huber loss.
-    width : float
-        Distance from a kink at which the slope is still off, in units of ``y``.
-
-    Examples
-    --------
-    >>> SmoothedHuber(1.0, 1e-9).value(torch.tensor([[0.5], [3.0]], dtype=torch.float64), torch.zeros(2, 1))
-    tensor([0.1250, 2.5000], dtype=torch.float64)
     """
 
     of_residual = smooth_curvature = True
-    delta: float
-    width: float
+    delta: float  # that of the Huber loss
+    width: float  # distance from a kink at which the slope is still off, in units of ``y``
 
     @property
     def smoothness(self) -> float:

@@ -43,13 +43,6 @@ class Batched(Solver):
     The gap is that of the coefficients and of the dual point of their own predictions, exact but for rounding: where a
     certificate costs far more than a step, there is one when it will succeed.
 
-    Parameters
-    ----------
-    solver : Solver
-        What takes the steps.
-    config : BatchConfig, optional
-        Numbers that it goes by. Default: those of ``BatchConfig``.
-
     Examples
     --------
     >>> from convexformer_solvers import Fista, check_solver

@@ -30,12 +30,6 @@ class GramMetrics(Metrics):
         What minimises the models: programs of the squared loss over a map in memory.
     sample : int, default=20
         Samples of which the Gram matrix is formed, over the number of features; of all, if these are fewer.
-
-    Examples
-    --------
-    >>> from convexformer_solvers import Auto
-    >>> GramMetrics(Batched(Auto())).name
-    'auto'
     """
 
     solver: Batched

@@ -23,19 +23,9 @@ class LowRankMetrics(Metrics):
     Each takes a pass over the data, with as many columns of coefficients as the rank. Its directions are random at
     first, then products with the metric before, as in an iteration of subspaces. Outputs that the loss does not couple
     have matrices of their own, of the same directions.
-
-    Parameters
-    ----------
-    rank : int
-        That of the Gram matrix where this is smaller.
-
-    Examples
-    --------
-    >>> LowRankMetrics(8).name
-    'rank 8'
     """
 
-    rank: int
+    rank: int  # that of the Gram matrix where this is smaller
 
     @property
     def name(self) -> str:

@@ -97,12 +97,6 @@ class MetricGradient(Solver):
         How ``H`` is formed, and its model minimised: ``GramMetrics``, or ``LowRankMetrics`` for many features.
     config : MetricConfig, optional
         Numbers that it goes by. Default: those of ``MetricConfig``.
-
-    Examples
-    --------
-    >>> from convexformer_solvers import Auto, check_solver
-    >>> from convexformer_solvers.algorithms.few_passes import Batched, GramMetrics
-    >>> check_solver(MetricGradient(GramMetrics(Batched(Auto()))))
     """
 
     reductions = (Targets(),)
