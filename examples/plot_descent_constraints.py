@@ -55,6 +55,10 @@ history = trainer.fit([torch.as_tensor(features).transpose(0, 1), torch.as_tenso
 print(f"primal-dual: multipliers {np.round(trainer.duals_.numpy(), 3)}")
 
 # %%
+# The constrained network lowers the held-out loss in every layer. Trained by its last layer alone, the network has a
+# loss near log 2 = 0.69 before that layer, which is the loss of a guess. With deep supervision, the sum of the losses
+# of all layers, the last layer raises the loss. On the right the multiplier of the first layer settles at its exact
+# value.
 figure, axes = plt.subplots(1, 3, figsize=(14, 4), layout="constrained")
 for name, model in models.items():
     layers = 1 + np.arange(3)

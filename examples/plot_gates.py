@@ -33,7 +33,8 @@ for kind, source in kinds.items():
             alpha=0.005, activation="gated_relu", gates=source(n_gates), random_state=0, tol=1e-3
         ).fit(X[train], y[train])
         scores[kind, n_gates] = model.score(X[test], y[test])
-        print(f"{kind}, {n_gates} gates: R2 {scores[kind, n_gates]:.2f}, gap {model.certificate_.relative_gap:.0e}")
+        gap = model.certificate_.relative_gap
+        print(f"{kind}, {n_gates} gates: R2 {scores[kind, n_gates]:.2f}, relative gap {gap:.0e}")
 
 # %%
 # Gates can also be given. The one that opens on a positive token 0 and its opposite are all that is needed.

@@ -2,9 +2,9 @@
 From an energy to attention
 ===========================
 
-A concave function ``rho`` of the distance of two tokens makes an energy. A step that lowers the energy moves every
-token towards a weighted mean of the others, and the weights are ``rho'``: that is attention. For ``-exp(-z)`` it is
-softmax attention with key weights.
+A concave function ``rho`` of half the squared distance of two tokens makes an energy. A step that lowers the energy
+moves every token towards a weighted mean of the tokens, and the weights are ``rho'``: that is attention. For
+``-exp(-z)`` it is softmax attention with key weights.
 """
 
 import matplotlib.pyplot as plt
