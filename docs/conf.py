@@ -23,6 +23,8 @@ author = "The convexformer developers"
 copyright = author
 version = release = version_of("convexformer")
 
+nitpicky = True  # a reference without a target is a warning
+
 extensions = [
     "myst_parser",
     "numpydoc",

@@ -181,7 +181,7 @@ class DescentCondition:
     bound : float
         What it may be at most, as :func:`descent_constant` computes it; nan where `step_f` is larger than `step_g`.
     clipping : float
-        The index :func:`~convexformer.unfolded.regions.clipping_index` of the step of length `step_g` along the
+        The index :func:`~convexformer.unfolded.clipping_index` of the step of length `step_g` along the
         gradient of h; 0 for Algorithm 1, which cuts off nothing.
     failures : tuple of str
         The parts of the hypothesis that do not hold, in words.

@@ -148,7 +148,7 @@ def descent_region(
     optimum_f, optimum_h : Tensor of shape (...)
         The minimisers of f and of h = f + g.
     bound : float
-        The number C, as :func:`~convexformer.unfolded.aim.descent_constant` computes it.
+        The number C, as :func:`~convexformer.unfolded.descent_constant` computes it.
     convexity_h : float
         The constant of strong convexity of h, :math:`c_h`.
     lipschitz_f : float

@@ -106,7 +106,7 @@ class ConvexProbeRegressor(RegressionMixin, ConvexProbeBase):
     See Also
     --------
     ConvexProbeClassifier : For labels.
-    convexformer.preprocessing : The poolings.
+    convexformer.preprocessing.TokenPooling : The base of poolings.
 
     Examples
     --------
