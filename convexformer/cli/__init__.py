@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
+import re
 import sys
 import warnings
+from typing import Any
 
 from convexformer import __version__
 
@@ -14,6 +17,17 @@ from .inputs import CommandError
 from .output import as_json
 
 __all__ = ["CommandError", "build_parser", "main"]
+
+
+class _Parser(argparse.ArgumentParser):
+    """Names the nearest option of a command where one is unknown."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            near = difflib.get_close_matches(unknown[0].partition("=")[0], re.findall(r"--[\w-]+", self.format_usage()))
+            self.error(f"unknown arguments: {' '.join(unknown)}" + (f"; is {near[0]} meant?" if near else ""))
+        return found, unknown
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -29,9 +43,7 @@ def build_parser() -> argparse.ArgumentParser:
     >>> options.command, options.file.name, options.alpha, options.model.name
     ('fit', 'data.npz', 'cv', 'model.npz')
     """
-    parser = argparse.ArgumentParser(
-        prog="convexformer", description="Attention networks trained to a proven global optimum."
-    )
+    parser = _Parser(prog="convexformer", description="Attention networks trained to a proven global optimum.")
     parser.add_argument("--version", action="version", version=f"convexformer {__version__}")
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--quiet", action="store_true", help="no progress bars and no remarks")

@@ -35,6 +35,8 @@ def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
         "fit",
         parents=[common],
         help="fit arrays X and y of an .npz file and save the model",
+        description="Fit a model and save it with its certificate. Under torchrun each process reads a part of the "
+        "samples.",
         formatter_class=_HelpFormatter,
     )
     fit.add_argument(
@@ -51,7 +53,7 @@ def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
         metavar="BYTES",
         help="memory that data on a disk may take; default: a quarter of what is free",
     )
-    fit.add_argument("--model", type=Path, default=Path("model.npz"), help="where to save the model")
+    fit.add_argument("--model", type=Path, default=Path("model.npz"), help=".npz file to save the model in")
     fit.add_argument(
         "--task",
         choices=("auto", "regression", "classification"),

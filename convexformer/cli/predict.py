@@ -27,7 +27,7 @@ def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
     )
     predict.add_argument("--model", type=Path, default=Path("model.npz"), help="model saved by fit")
     predict.add_argument(
-        "--out", type=Path, default=Path("predictions.npz"), help="where to save predictions (and probabilities)"
+        "--out", type=Path, default=Path("predictions.npz"), help=".npz file to save predictions (and probabilities) in"
     )
     predict.set_defaults(run=_run_predict)
 

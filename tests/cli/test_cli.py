@@ -465,6 +465,24 @@ def test_help_and_version(capsys):
     assert "0.1" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["fit", "data.npz", "--taks", "regression"], "unknown arguments: --taks regression; is --task meant?"),
+        (["predict", "data.npz", "--modle=m.npz"], "unknown arguments: --modle=m.npz; is --model meant?"),
+        (["reproduce", "grokking", "--modulus", "7"], "unknown arguments: --modulus 7; is --moduli meant?"),
+        (["fit", "data.npz", "more.npz"], "unknown arguments: more.npz\n"),
+    ],
+)
+def test_an_unknown_option_is_named_with_the_nearest_one(arguments, message, capsys):
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(arguments)
+    error = capsys.readouterr().err
+    assert exit_.value.code == 2
+    assert message in error
+    assert error.startswith(f"usage: convexformer {arguments[0]} ")  # of the command that has the options
+
+
 def test_arrays_of_objects_are_named_with_a_remedy(class_file, tmp_path, capsys):
     data = dict(np.load(class_file))
     np.savez(tmp_path / "objects.npz", X=data["X"], y=data["y"].astype(object))
