@@ -48,9 +48,10 @@ def plan(program: Program, warm: bool = False, config: AutoConfig | None = None)
     2. Data that are not held in memory: for the squared loss the plan of the program that one pass leads to
        (``Moments``), for others steps in the metric of a Gram matrix (``MetricGradient``). Where there is no room for
        Gram matrices, steps in a metric of low rank. Then gradient steps.
-    3. A loss of unbounded curvature (Poisson): gradient steps, Newton steps, gradient steps; before these, steps in a
-       metric of low rank on large data whose features are more than slightly dependent. A penalty that is no sum over
-       blocks: gradient steps alone.
+    3. A loss of unbounded curvature (Poisson): gradient steps, each time before Newton steps on smoothed objectives and
+       before semismooth ones, where these apply, and at the end; before all of them, steps in a metric of low rank on
+       large data whose features are more than slightly dependent. A penalty that is no sum over blocks: gradient steps
+       alone.
     4. Features that are nearly independent, for this ``alpha``: greedy gradient steps in single precision, on a working
        set where there are many more features than samples, for as long as a Gram matrix would take.
     5. Squared loss with one output and the group-l2 penalty, and as many samples as features or a very costly Gram
@@ -61,9 +62,10 @@ def plan(program: Program, warm: bool = False, config: AutoConfig | None = None)
        every loss that does not couple the outputs takes a working set.
     6. A Gram matrix too large to factorise: steps in a metric of low rank, unless features are slightly dependent, then
        gradient steps, and no other point.
-    7. A loss whose targets lie far out on its linear parts (Huber): Newton steps on smoothed objectives, which smooth
-       the loss, too, and then proximal steps in the dual. With fewer samples than features such steps also come
-       before, unless Newton steps take as little time as ``first_steps`` alternating directions.
+    7. A loss whose targets lie far out on its linear parts (Huber), in place of points 4 and 5: Newton steps on
+       smoothed objectives, which smooth the loss, too, and then proximal steps in the dual. With fewer samples than
+       features such steps also come before, unless Newton steps take as little time as ``first_steps`` alternating
+       directions.
     8. Alternating directions, in single and then in double precision, until they have taken a fifth of the time of
        Newton steps; with the squared loss 400 steps at least.
     9. Newton steps on smoothed objectives, unless point 8 would take too many steps: then semismooth Newton steps,
