@@ -325,8 +325,8 @@ def of_wide(data: dict[str, Any]) -> str:
         f"{n_samples:,} samples of {n_tokens} tokens of width {width} in float16, in a file in the page cache. "
         f"`memory_limit` is {found['limit'] / 1e6:.0f} MB, and a Gram matrix would take {gram:.1f} GB. Tokens depend "
         "on their neighbours and on a common part. Their variances fall as 1, 1/2, 1/3 and so on. Four tokens make "
-        "the targets, half of whose variance is noise. `fista` takes gradient steps, as the default solver did before "
-        "it had metrics of low rank. Fits are to a gap of 1e-4, and are stopped at the first certificate after "
+        "the targets, half of whose variance is noise. `fista` takes gradient steps alone. Fits are to a gap of 1e-4, "
+        "and are stopped at the first certificate after "
         f"{found['stopped_after']} s:",
         rows,
         data["wide"],
