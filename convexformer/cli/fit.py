@@ -100,19 +100,9 @@ def _run_fit(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _fit(options: argparse.Namespace, is_first: bool) -> dict[str, Any]:
-    from sklearn.utils.multiclass import type_of_target
-
     # Each of several processes takes an array for samples of its own, and of a path its part.
     X, arrays = load_data(options.file, options.targets, options.memory_limit is None and n_processes() == 1)
-    y = arrays["y"]
-    task = options.task
-    if task == "auto":
-        task = "regression" if np.issubdtype(y.dtype, np.floating) else "classification"
-    elif task == "classification" and type_of_target(y, input_name="y").startswith("continuous"):
-        raise CommandError(
-            f"--task classification needs labels, but y of {options.targets or options.file} holds numbers that are "
-            "not whole; leave --task out, or store labels, for example y.astype(str)"
-        )
+    y, weight, task = arrays["y"], arrays.get("sample_weight"), _task(options, arrays["y"])
     model = _new_model(task, options)
     X = samples_of({**arrays, "X": X}, options.file, options.probe)
     given = [path for path in (options.file, options.targets, options.resume) if path is not None]
@@ -121,7 +111,7 @@ def _fit(options: argparse.Namespace, is_first: bool) -> dict[str, Any]:
 
     try:
         single = {} if options.alpha == "cv" or options.resume is None else {"resume": options.resume}
-        model.fit(X, y, sample_weight=arrays.get("sample_weight"), **single)
+        model.fit(X, y, sample_weight=weight, **single)
     except KeyboardInterrupt:
         if not is_first:
             raise
@@ -133,10 +123,32 @@ def _fit(options: argparse.Namespace, is_first: bool) -> dict[str, Any]:
         raise
     if is_first:
         save_model(model, options.model)
+    report = {"task": task, "model": str(options.model), **_described(model)}
+    report["train_score"] = float(model.score(X, y, sample_weight=weight))
+    if hasattr(model, "alpha_"):
+        report |= _chosen(model)
+    report["text"] = as_lines(report) if is_first else None
+    return report
+
+
+def _task(options: argparse.Namespace, y: Any) -> str:
+    """The task, of the targets where no option says it."""
+    from sklearn.utils.multiclass import type_of_target
+
+    if options.task == "auto":
+        return "regression" if np.issubdtype(y.dtype, np.floating) else "classification"
+    if options.task == "classification" and type_of_target(y, input_name="y").startswith("continuous"):
+        raise CommandError(
+            f"--task classification needs labels, but y of {options.targets or options.file} holds numbers that are "
+            "not whole; leave --task out, or store labels, for example y.astype(str)"
+        )
+    return options.task
+
+
+def _described(model: Any) -> dict[str, Any]:
+    """The certificate of a fitted model, and what its solution uses."""
     certificate = model.certificate_
-    report = {
-        "task": task,
-        "model": str(options.model),
+    return {
         "alpha": model.heads_.alpha,
         "alpha_max": model.alpha_max_,
         "status": model.status_.value,
@@ -147,15 +159,18 @@ def _fit(options: argparse.Namespace, is_first: bool) -> dict[str, Any]:
         **_read(model),
         "heads": len(model.heads_),
         **_used(model),
-        "train_score": float(model.score(X, y, sample_weight=arrays.get("sample_weight"))),
     }
-    if hasattr(model, "alpha_"):
-        report["held_out_score"] = float(model.score_path_.mean(axis=1)[list(model.alphas_).index(model.alpha_)])
-        if model.alpha_ == model.alphas_[-1] < model.alphas_[0]:
-            smallest = model.alpha_ / model.alphas_[0]
-            report["remark"] = f"the smallest alpha of the grid was chosen; --eps below {smallest:.3g} looks further"
-    report["text"] = as_lines(report) if is_first else None
-    return report
+
+
+def _chosen(model: Any) -> dict[str, Any]:
+    """What cross-validation says of the alpha that it has chosen."""
+    found: dict[str, Any] = {
+        "held_out_score": float(model.score_path_.mean(axis=1)[list(model.alphas_).index(model.alpha_)])
+    }
+    if model.alpha_ == model.alphas_[-1] < model.alphas_[0]:
+        smallest = model.alpha_ / model.alphas_[0]
+        found["remark"] = f"the smallest alpha of the grid was chosen; --eps below {smallest:.3g} looks further"
+    return found
 
 
 def _used(model: Any) -> dict[str, int]:

@@ -161,12 +161,18 @@ def _shard_arrays(folder: Path, *wanted: str) -> dict[str, Any]:
     return {name: read_array(folder, name).numpy() for name in wanted if name in names}
 
 
-def load_samples(path: Path, in_memory: bool) -> dict[str, Any]:
+def load_samples(path: Path, targets: Path | None, in_memory: bool) -> dict[str, Any]:
     """The arrays of an .npz file; of all else the path, as the samples ``X``, with the targets of a folder of shards.
+
+    Targets and weights are those of the file `targets` where it is given.
 
     Samples of a path are read as they are needed, also those of an .npz file that may not be read into memory.
     """
     file = file_of(path)
+    if targets is not None:
+        arrays = load_samples(path, None, in_memory)
+        own = {name: array for name, array in arrays.items() if name not in ("y", "sample_weight")}
+        return _load_targets(targets) | own
     if file.is_dir():
         return {"X": os.fspath(path), **_shard_arrays(file, "y", "sample_weight")}
     if file != path or (file.suffix == ".npz" and not in_memory):

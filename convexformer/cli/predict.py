@@ -25,6 +25,9 @@ def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
     predict.add_argument(
         "file", type=Path, help=".npz or folder of shards with X, and y when a score is wanted; or another file of X"
     )
+    predict.add_argument(
+        "--targets", type=Path, metavar="FILE", help=".npy of y, or .npz of y and sample_weight, when a score is wanted"
+    )
     predict.add_argument("--model", type=Path, default=Path("model.npz"), help="model saved by fit")
     predict.add_argument(
         "--out", type=Path, default=Path("predictions.npz"), help=".npz file to save predictions (and probabilities) in"
@@ -42,12 +45,13 @@ def _predict(options: argparse.Namespace, is_first: bool) -> dict[str, Any]:
     from convexformer.estimators.samples import predictions_of_all
     from convexformer_solvers.io.npz import replacing
 
-    arrays = load_samples(options.file, in_memory=n_processes() == 1)
+    arrays = load_samples(options.file, options.targets, in_memory=n_processes() == 1)
     if not options.model.is_file():
         raise CommandError(
             f"no model at {options.model}; 'convexformer fit FILE.npz --model {options.model}' makes one"
         )
-    check_target(options.out, options.file, options.model)
+    given = [path for path in (options.file, options.targets, options.model) if path is not None]
+    check_target(options.out, *given)
     model: Any = load_model(options.model)
     if not hasattr(model, "predict"):
         raise CommandError(f"{options.model} holds a {type(model).__name__}, which has no targets to predict")
@@ -67,7 +71,8 @@ def _predict(options: argparse.Namespace, is_first: bool) -> dict[str, Any]:
         try:
             report["score"] = float(model.score(X, arrays["y"], sample_weight=arrays.get("sample_weight")))
         except (ValueError, TypeError) as error:
-            raise CommandError(f"y of {options.file} gives no score; predictions do not need it: {error}") from error
+            place = options.targets or options.file
+            raise CommandError(f"y of {place} gives no score; predictions do not need it: {error}") from error
     if is_first:
         with replacing(options.out) as partial, open(partial, "wb") as file:  # by its name numpy would add an ending
             np.savez(file, **results)

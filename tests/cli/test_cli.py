@@ -335,6 +335,30 @@ def test_weights_count_in_both_scores(regression_file, tmp_path, capsys):
     assert not (tmp_path / "q.npz").exists()
 
 
+def test_predictions_are_scored_by_targets_of_another_file(regression_file, tmp_path, capsys):
+    data = dict(np.load(regression_file))
+    model, samples, out = (str(tmp_path / name) for name in ("m.npz", "X.npy", "p.npz"))
+    weight = np.arange(1.0, len(data["y"]) + 1)
+    np.save(samples, data["X"])
+    np.save(tmp_path / "y.npy", data["y"])
+    np.savez(tmp_path / "weighted.npz", y=data["y"], sample_weight=weight)
+    assert cli.main(["fit", samples, "--targets", str(tmp_path / "y.npy"), "--model", model, "--alpha", "0.1"]) == 0
+    fitted = load_model(model)
+    for name, weights in (("y.npy", None), ("weighted.npz", weight)):
+        for file in (samples, str(regression_file)):
+            capsys.readouterr()
+            targets = str(tmp_path / name)
+            assert cli.main(["predict", file, "--targets", targets, "--model", model, "--out", out, "--json"]) == 0
+            score = json.loads(capsys.readouterr().out)["score"]
+            assert score == pytest.approx(fitted.score(data["X"], data["y"], sample_weight=weights), rel=1e-12)
+    np.save(tmp_path / "y.npy", np.full(len(data["y"]), "a"))
+    targets = str(tmp_path / "y.npy")
+    assert cli.main(["predict", samples, "--targets", targets, "--model", model, "--out", out]) == 1
+    assert f"y of {targets} gives no score" in capsys.readouterr().err
+    assert cli.main(["predict", samples, "--targets", targets, "--model", model, "--out", targets]) == 1
+    assert "is read here and would be replaced" in capsys.readouterr().err
+
+
 def test_targets_without_a_score_are_named(regression_file, tmp_path, capsys):
     model, out, data = tmp_path / "m.npz", tmp_path / "p.npz", tmp_path / "text.npz"
     run_json(capsys, "fit", str(regression_file), "--model", str(model))
