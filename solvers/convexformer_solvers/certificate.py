@@ -156,6 +156,9 @@ def _feasible_dual_points(program: Program, candidates: list[Tensor]) -> list[Te
 
 
 def _scaled(program: Program, theta: Tensor, correlation: Tensor) -> Tensor:
+    if program.n_parts > 1 and not program.outputs_separate:  # each part by itself
+        parts = zip(theta.chunk(program.n_parts, dim=1), correlation.chunk(program.n_parts, dim=-1), strict=True)
+        return torch.cat([_scaled(program.part(number), *part) for number, part in enumerate(parts)], dim=1)
     norms = program.penalty.group_dual_norms_in_any_units(correlation)
     largest = norms.reshape(-1, norms.shape[-1]).amax(0) if program.outputs_separate else norms.amax()
     if not bool(torch.isfinite(largest).all()):

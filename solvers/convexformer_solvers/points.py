@@ -90,8 +90,12 @@ def gap_estimate(program: Program, point: Point) -> float:
 def dual_estimate(program: Program, point: Point) -> float:
     """Dual objective of the dual point, scaled by its correlation until it is feasible, as ``gap_estimate`` has it."""
     assert point.correlation is not None
-    norms = program.penalty.group_dual_norms(point.correlation)
-    largest = norms.reshape(-1, norms.shape[-1]).amax(0) if program.outputs_separate else norms.amax()
+    if program.outputs_separate:
+        norms = program.penalty.group_dual_norms(point.correlation)
+        largest = norms.reshape(-1, norms.shape[-1]).amax(0)
+    else:
+        parts, penalty = point.correlation.chunk(program.n_parts, dim=-1), program.part(0).penalty
+        largest = torch.cat([penalty.group_dual_norms(part).amax().expand(part.shape[-1]) for part in parts])
     scale = torch.where(largest > program.alpha, program.alpha / largest, 1.0)
     return float(program.dual(scale * dual_of(program, point)))
 

@@ -32,8 +32,10 @@ from convexformer_solvers import (
     Fista,
     GatedMap,
     GroupL2,
+    GroupNuclear,
     Logistic,
     Loss,
+    PerTarget,
     Poisson,
     Program,
     Softmax,
@@ -44,6 +46,7 @@ from convexformer_solvers import (
     get_solver,
     solve,
 )
+from convexformer_solvers.points import dual_estimate, point_at
 
 every_loss = pytest.mark.parametrize("loss", LOSS_NAMES)
 every_penalty = pytest.mark.parametrize("penalty", PENALTY_NAMES)
@@ -605,6 +608,22 @@ class TestCertificate:
         with pytest.raises(ValueError, match="intercept must be zero"):
             certify(program, randn(*program.coef_shape), torch.ones(2))
         certify(program, randn(*program.coef_shape), torch.zeros(2))
+
+    @pytest.mark.parametrize("penalty", [GroupNuclear(), GroupL2()], ids=["nuclear", "group_l2"])
+    @pytest.mark.parametrize("loss", ["squared", "huber", "logistic"])
+    def test_bound_of_a_sequence_is_the_sum_of_those_of_its_target_rows(self, loss, penalty):
+        loss, y = get_loss(loss), randn(16, 6, seed=1) * torch.tensor([1.0, 1, 1, 9, 9, 9])
+        y = torch.where(y > 0, 1.0, -1.0).double() if loss == Logistic() else y.double()
+        map_, coef, alpha = DenseMap(randn(16, 3, 2)), randn(3, 2, 6, seed=2), 0.02
+        for intercept, weight in ((False, None), (True, random_weight(16))):
+            whole = Program(map_, y, loss, PerTarget(penalty, 2), alpha, weight, intercept)
+            rows = [Program(map_, part, loss, penalty, alpha, weight, intercept) for part in y.chunk(2, dim=1)]
+            bounds = [certify(row, part).dual for row, part in zip(rows, coef.chunk(2, dim=-1), strict=True)]
+            assert certify(whole, coef).dual == pytest.approx(sum(bounds), rel=1e-12)
+            own = point_at(whole, coef)
+            estimate = sum(dual_estimate(row, point_at(row, p)) for row, p in zip(rows, coef.chunk(2, -1), strict=True))
+            simple = dataclasses.replace(whole, penalty=whole.penalty.for_outputs(6))
+            assert dual_estimate(simple, own) == pytest.approx(estimate, rel=1e-12)
 
     def test_weights_reach_the_certificate(self):
         program = make_program("logistic")
