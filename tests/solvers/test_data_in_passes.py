@@ -324,6 +324,16 @@ def test_contract_of_the_metric_steps(rank):
     check_solver(MetricGradient(GramMetrics(Batched(Auto())) if rank is None else LowRankMetrics(rank)))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", ["logistic", "softmax"])
+def test_gram_matrices_of_all_outputs_take_one_pass(name, dtype):
+    program = program_of(name, "group_l2", c=3, data=correlated(60, 6).to(dtype))
+    counted, local = CountedMap(program.map), 0.1 + torch.rand((60, 6 if name == "softmax" else 3)).double()
+    program = dataclasses.replace(program, map=counted)
+    GramMetrics(Batched(Auto())).of(program, local)
+    assert counted.passes[0] == 1
+
+
 def test_one_fit_of_the_squared_loss_reads_the_data_twice():
     program = program_of("squared", "group_l2", n=4000, data=correlated().float())
     counted = CountedMap(program.map)

@@ -287,8 +287,12 @@ class LinearMap(InParts, ABC):
         """``A' diag(weight) A``, shape ``(p, p)`` for ``p`` features, and ``A' diag(weight) right``, shape ``(p, k)``.
 
         In the precision of `weight`, of shape (N,); `right` has shape (N, k). With `single` products of the Gram matrix
-        are in float32, and sums of those of some rows in that precision. Data on a disk are read once for both.
+        are in float32, and sums of those of some rows in that precision. Data on a disk are read once for both, also
+        for several weights of each sample, of shape (N, m): results then have these m first.
         """
+        if weight.ndim == 2:
+            each = [self.moments(own, right, single) for own in weight.T.contiguous()]
+            return torch.stack([gram for gram, _ in each]), torch.stack([product for _, product in each])
         blocks = torch.arange(self._n_blocks, device=self.device)
         product = self.rmatvec(weight[:, None] * right).flatten(0, -2)
         if not single:

@@ -120,7 +120,7 @@ class SignedMap(DerivedMap[LinearMap]):
 
     def moments(self, weight: Tensor, right: Tensor, single: bool = False) -> tuple[Tensor, Tensor]:
         gram, product = self.base.moments(weight, right, single)
-        return torch.kron(gram.new_tensor([[1, -1], [-1, 1]]), gram), torch.cat([product, -product])
+        return torch.kron(gram.new_tensor([[1, -1], [-1, 1]]), gram), torch.cat([product, -product], dim=-2)
 
     def columns(self, blocks: Tensor) -> Tensor:
         n_blocks = self._n_blocks // 2

@@ -247,7 +247,8 @@ class StreamedMap(LinearMap):
 
     def moments(self, weight: Tensor, right: Tensor, single: bool = False) -> tuple[Tensor, Tensor]:
         p = math.prod(self.feature_shape)
-        gram, product = weight.new_zeros((p, p)), weight.new_zeros((p, right.shape[1]))
+        several = weight.shape[1:]
+        gram, product = weight.new_zeros((*several, p, p)), weight.new_zeros((*several, p, right.shape[1]))
         for places, part in self._parts():
             of_part = part.moments(weight[places], right[places], single)
             gram += of_part[0]

@@ -72,6 +72,10 @@ def test_maps_keep_the_identities_and_agree_with_memory(name):
     torch.testing.assert_close(streamed.rmatvec(values), held.rmatvec(values))
     for got, wanted in zip(streamed.moments(weight, values), held.moments(weight, values), strict=True):
         torch.testing.assert_close(got, wanted)
+    several = streamed.moments(torch.stack([weight, values[:, 0]], dim=1), values)
+    for number, each in enumerate((weight, values[:, 0])):
+        for got, wanted in zip(several, held.moments(each, values), strict=True):
+            torch.testing.assert_close(got[number], wanted)
     assert torch.equal(streamed.nonnegative(coef), held.nonnegative(coef))
     assert streamed.largest() == held.largest()
 

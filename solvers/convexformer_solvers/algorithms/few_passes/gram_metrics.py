@@ -22,7 +22,7 @@ from .model import Gram
 
 @dataclass(frozen=True)
 class GramMetrics(Metrics):
-    """Gram matrices, of evenly spaced samples. Each takes a pass over these.
+    """Gram matrices, of evenly spaced samples. Those of all outputs take one pass over these.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ class GramMetrics(Metrics):
         if n_wanted < linear_map.n_samples:
             index = even_rows(linear_map.n_samples, n_wanted, local.device)
             linear_map, weight = linear_map.rows(index), weight[index] / program.weight[index].sum()
-        moments = [_moments(linear_map, each) for each in weight.T]
+        moments = _moments(linear_map, weight)
         if joins_outputs(program, local):
             return Metric(local, (_part(program, moments, program.y.shape[1], slice(None), self.solver),))
         each = zip(moments, one_by_one(len(moments)), strict=True)
@@ -60,12 +60,14 @@ class _Moments(NamedTuple):
     total: Tensor  # of the weights
 
 
-def _moments(linear_map: LinearMap, weight: Tensor) -> _Moments:
-    ones, single, weight = torch.ones_like(weight)[:, None], linear_map.dtype == torch.float32, weight.contiguous()
+def _moments(linear_map: LinearMap, weight: Tensor) -> list[_Moments]:
+    """Those in each column of weights ``(N, m)``."""
+    ones, single, totals = torch.ones_like(weight[:, :1]), linear_map.dtype == torch.float32, weight.sum(0)
     gram, sums = linear_map.moments(weight, ones, single)
-    if single and _loses_digits(gram.diagonal().abs(), sums[:, 0], float(weight.sum().abs())):
+    found = zip(gram, sums[..., 0], totals, strict=True)
+    if single and any(_loses_digits(each.diagonal().abs(), own, float(total.abs())) for each, own, total in found):
         gram, sums = linear_map.moments(weight, ones)
-    return _Moments(gram, sums[:, 0], weight.sum())
+    return [_Moments(*each) for each in zip(gram, sums[..., 0], totals, strict=True)]
 
 
 def _loses_digits(squares: Tensor, sums: Tensor, total: float) -> bool:
