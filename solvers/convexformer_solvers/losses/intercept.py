@@ -17,8 +17,8 @@ class LossAtIntercepts:
 
     def __init__(self, loss: Loss, pred: Tensor, y: Tensor, weight: Tensor) -> None:
         self.loss, self.pred, self.y, self.weight = loss, pred, y, weight
-        # No step of an output alone is longer than twice the largest residual.
-        self._reach = 2 * float((pred - y).abs().max()) if loss.output_separable else math.inf
+        # No step is longer than twice the largest residual, or than one where the loss couples the outputs.
+        self.reach = max(2 * float((pred - y).abs().max()), 0.0 if loss.output_separable else 1.0)
         self._size = 0.0  # of the last slope
         self._inverse: Tensor  # of the last Hessian
 
@@ -43,12 +43,13 @@ class LossAtIntercepts:
         """Newton direction, bounded where the loss of an output is linear; zero where it is flat but for rounding."""
         if self.loss.output_separable:
             step = -slope / self.hessian(b, slope).diagonal()
-            return step.nan_to_num(0.0, self._reach, -self._reach).clamp(-self._reach, self._reach)
+            return step.nan_to_num(0.0, self.reach, -self.reach).clamp(-self.reach, self.reach)
         size = float(slope.abs().max())
         if not 100 * size <= self._size:  # as long as each step gains two digits the last Hessian serves
             self._inverse = _pseudoinverse(self.hessian(b, slope), min(self.loss.smoothness, 1.0))
         self._size = size
-        return -(self._inverse @ slope)
+        step = -(self._inverse @ slope)
+        return step * (self.reach / max(float(step.abs().max()), self.reach))
 
 
 class SoftmaxAtIntercepts(LossAtIntercepts):
@@ -96,6 +97,19 @@ class SoftmaxAtIntercepts(LossAtIntercepts):
 
 def best_intercept(at: LossAtIntercepts, start: Tensor | None = None) -> Tensor:
     """Minimiser of a mean loss over intercepts, shape ``(c,)``; a good `start` saves steps."""
+    b, slope = _newton(at, start)
+    negligible = math.sqrt(torch.finfo(b.dtype).eps) * at.unit()
+    if at.loss.output_separable or not math.inf > float(slope.abs().max()) > negligible:
+        return b
+    # Predictions far apart leave no curvature where there is a slope; the minimiser of nearer ones leads to theirs.
+    b = torch.zeros_like(b)
+    for shrinking in reversed(range(math.ceil(math.log2(at.reach)))):
+        b = _newton(type(at)(at.loss, at.pred / 2**shrinking, at.y, at.weight), 2 * b)[0]
+    return b
+
+
+def _newton(at: LossAtIntercepts, start: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Where Newton's method ends, as a rule at the minimiser, and the slope there."""
     eps = torch.finfo(at.pred.dtype).eps
     # Far from the predictions a loss is flat or steep, and Newton steps from there are useless.
     guesses = [at.pred.new_zeros(at.pred.shape[1]) if start is None else start, -(at.weight @ at.pred)]
@@ -115,15 +129,15 @@ def best_intercept(at: LossAtIntercepts, start: Tensor | None = None) -> Tensor:
                 decrease, rise = decrease.sum(), rise.sum()
             halved = float(new_slope.abs().max()) < 0.5 * float(slope.abs().max())
             if not float(decrease.sum()) > 0 or not (halved or float(step.abs().max()) > near):  # all but rounding
-                return b
+                return b, slope
             too_far = ~(rise <= 0.5 * decrease)  # along the step the slope has risen beyond half of its size
             if not bool(too_far.any()):
                 break
             step = torch.where(too_far, 0.5 * step, step)
         else:
-            return b
+            return b, slope
         b, slope, size = candidate, new_slope, new_size
-    return b
+    return b, slope
 
 
 def _pseudoinverse(hessian: Tensor, scale: float) -> Tensor:

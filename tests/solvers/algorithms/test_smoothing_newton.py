@@ -161,6 +161,17 @@ def test_separated_samples_and_next_to_no_regularisation_are_solved_in_auto(n_ou
     assert solve(program, Auto(), tol=1e-6, max_iter=200).status is Status.CONVERGED
 
 
+@pytest.mark.parametrize("seed", [8, 21, 38])
+def test_classes_that_are_nearly_separated_are_solved(seed):
+    """The best intercepts of predictions so far apart are found, too."""
+    draw = torch.Generator().manual_seed(seed)
+    data = torch.randn(20, 3, 2, generator=draw, dtype=torch.float64)
+    y = torch.eye(4).double()[torch.randint(0, 4, (20,), generator=draw)]
+    program = Program(DenseMap(data), y, get_loss("softmax"), get_penalty("nuclear"), 1.0, fit_intercept=True)
+    result = solve(program.with_alpha(1e-4 * program.alpha_max), SmoothingNewton(), tol=1e-6, max_iter=100)
+    assert result.certificate.relative_gap <= 1e-6
+
+
 def test_a_system_that_overflows_ends_it(monkeypatch):
     def overflows(*arguments):
         raise torch.linalg.LinAlgError("singular")

@@ -612,6 +612,21 @@ class TestBestIntercept:
         best, wanted = (best_intercept(at) for at in (quick, plain))
         torch.testing.assert_close(best - best.mean(), wanted - wanted.mean(), rtol=1e-7, atol=1e-7)
 
+    @pytest.mark.parametrize("size", [1.0, 30.0, 1e3, 1e5])
+    def test_softmax_intercepts_leave_no_slope_be_the_predictions_far_apart(self, size):
+        """Where one class has a probability of nearly 1 the curvature is zero, and the slope is not."""
+        for seed in range(30):
+            n_classes = 2 + seed % 5
+            pred = size * randn(25, n_classes, seed=seed) * (1 + torch.arange(n_classes)) + size * torch.arange(
+                n_classes
+            )
+            y = torch.eye(n_classes).double()[(randn(25, seed=seed + 100).abs() * 1.5).long().clamp(max=n_classes - 1)]
+            weight = random_weight(25)
+            weight = weight / weight.sum()
+            best = Softmax().best_intercept(pred, y, weight)
+            slope, _ = LossAtIntercepts(Softmax(), pred, y, weight).slope(best)
+            assert float(slope.abs().max()) <= 1e-8
+
     def test_class_that_never_occurs_has_its_best_constant_far_below(self):
         y = torch.eye(3).double()[torch.tensor([0, 1, 1, 0, 1])]
         best = Softmax().best_intercept(torch.zeros(5, 3).double(), y, torch.full((5,), 0.2).double())
