@@ -89,6 +89,34 @@ def test_objective_is_the_weighted_mean_loss_and_the_decay(weighted):
     assert network.objective(tokens, y, alpha=0.3, sample_weight=weight).item() == pytest.approx(wanted, rel=1e-12)
 
 
+def test_weights_of_an_objective_are_those_of_repeated_samples_and_may_be_arrays():
+    network = ConvexAttention(4, 3, 2, 5).double()
+    rng = np.random.default_rng(0)
+    tokens, y = torch.as_tensor(rng.normal(size=(4, 4, 3))), torch.as_tensor(rng.normal(size=(4, 2)))
+    counts = [2, 0, 1, 3]
+    repeated = network.objective(*(part.repeat_interleave(torch.tensor(counts), 0) for part in (tokens, y)), alpha=0.3)
+    for weight in (counts, np.array(counts) * 1e200, torch.tensor(counts)):
+        value = network.objective(tokens, y, alpha=0.3, sample_weight=weight)
+        assert value.item() == pytest.approx(repeated.item(), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"sample_weight": -torch.ones(4)}, ValueError, "sample_weight must be finite, non-negative and not all zero"),
+        ({"sample_weight": torch.zeros(4)}, ValueError, "sample_weight must be finite, non-negative and not all zero"),
+        ({"sample_weight": torch.ones(3)}, ValueError, r"sample_weight must have shape \(4,\), got \(3,\)"),
+        ({"sample_weight": torch.ones(4, 1)}, ValueError, r"sample_weight must have shape \(4,\), got \(4, 1\)"),
+        ({"alpha": -1.0}, ValueError, "alpha must be a number of at least 0, got -1.0"),
+        ({"y": np.zeros((4, 1))}, TypeError, "y must be a torch tensor"),
+    ],
+)
+def test_arguments_of_an_objective_are_checked(options, error, message):
+    arguments = {"tokens": torch.zeros(4, 2, 2), "y": torch.zeros(4, 1), "alpha": 0.1}
+    with pytest.raises(error, match=message):
+        ConvexAttention(2, 2).objective(**arguments | options)
+
+
 @pytest.mark.parametrize("row", [[1e7, 1e7 - 2, 0], [1e7, 1e7, 0], [1e8, 0, -1], [-1e8, -1e30, -1e8], [3e38, -3e38, 0]])
 def test_projections_of_large_numbers_are_in_the_simplex(row):
     single = torch.tensor([row])

@@ -11,12 +11,13 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from convexformer.gates import Gates
-from convexformer.validation import is_integer
+from convexformer.validation import as_tensor, is_integer
 from convexformer_solvers import Loss, Penalty, get_loss
-from convexformer_solvers.validation import check_tensor
+from convexformer_solvers.validation import check_tensor, is_real
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 _ONE_THREAD = threading.RLock()  # of ``seeded``, which may stand inside another
@@ -64,6 +65,23 @@ def check_target_shape(y: Tensor, shape: tuple[int, ...], name: str = "y") -> No
     """Raise unless targets have the shape of the predictions, be positions and outputs together or apart."""
     if y.ndim < 2 or tuple(y.flatten(1).shape) != (shape[0], math.prod(shape[1:])):
         raise ValueError(f"{name} must have shape {shape}, that of the predictions, got {tuple(y.shape)}")
+
+
+def relative_weight(given: ArrayLike | Tensor, y: Tensor) -> Tensor:
+    """Checked weights of samples, of mean 1 where they are positive."""
+    weight = as_tensor(given, y.device, torch.float64, "sample_weight")
+    if weight.shape != (len(y),):
+        raise ValueError(f"sample_weight must have shape ({len(y)},), got {tuple(weight.shape)}")
+    if not bool(torch.isfinite(weight).all()) or bool((weight < 0).any()) or not bool((weight > 0).any()):
+        raise ValueError("sample_weight must be finite, non-negative and not all zero")
+    share = (weight / weight.max()).to(y)  # weights themselves may be beyond the numbers of this precision
+    return share / share[share > 0].mean()
+
+
+def check_decay_weight(alpha: Any) -> None:
+    """Raise ``ValueError`` unless the weight of a decay is a finite number of at least 0."""
+    if not (is_real(alpha) and 0 <= alpha < math.inf):
+        raise ValueError(f"alpha must be a number of at least 0, got {alpha!r}")
 
 
 def check_tokens_for(parameter: Tensor, tokens: Tensor, n_tokens: int | None, n_features: int) -> None:
@@ -238,7 +256,7 @@ class AttentionNetwork(nn.Module, ABC):
         loss: str | Loss = "squared",
         penalty: str | Penalty | None = None,
         alpha: float,
-        sample_weight: Tensor | None = None,
+        sample_weight: ArrayLike | Tensor | None = None,
     ) -> Tensor:
         """Mean loss over samples plus ``alpha`` times the decay.
 
@@ -255,9 +273,9 @@ class AttentionNetwork(nn.Module, ABC):
         penalty : str or Penalty, optional
             As in the program. Default: the network's own, see ``decay``.
         alpha : float
-            Weight of the decay.
-        sample_weight : Tensor of shape (N,), optional
-            Weights; only ratios matter.
+            Weight of the decay, 0 or more.
+        sample_weight : array-like or Tensor of shape (N,), optional
+            Non-negative; only ratios matter.
 
         Returns
         -------
@@ -267,11 +285,13 @@ class AttentionNetwork(nn.Module, ABC):
         Raises
         ------
         ValueError
-            If ``y`` does not fit the predictions.
+            If ``y`` does not fit the predictions, or ``alpha`` or ``sample_weight`` is not as described.
         """
-        if sample_weight is not None:
-            counted = sample_weight != 0  # the loss of others may be infinite
-            tokens, y, sample_weight = tokens[counted], y[counted], sample_weight[counted]
-        losses = sample_losses(self(tokens), y, loss)
-        mean = losses.mean() if sample_weight is None else (losses * sample_weight).sum() / sample_weight.sum()
-        return mean + alpha * self.decay(penalty)
+        check_decay_weight(alpha)
+        check_tensor("y", y)
+        if sample_weight is None:
+            return sample_losses(self(tokens), y, loss).mean() + alpha * self.decay(penalty)
+        share = relative_weight(sample_weight, y)
+        counted = share > 0  # the loss of others may be infinite
+        losses = sample_losses(self(tokens[counted]), y[counted], loss)
+        return (losses * share[counted]).mean() + alpha * self.decay(penalty)

@@ -14,8 +14,8 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from convexformer.nn.modules.base import AttentionNetwork, check_like, check_target_shape
-from convexformer.validation import as_tensor, check_finite, check_flag
+from convexformer.nn.modules.base import AttentionNetwork, check_like, check_target_shape, relative_weight
+from convexformer.validation import check_finite, check_flag
 from convexformer_solvers import Loss, Penalty, get_loss, get_penalty
 
 from .history import TrainingHistory, TrainingInterrupted
@@ -255,12 +255,12 @@ def _data(
 ) -> tuple[Data, int]:
     """Checked samples, which `kind` names in messages, and how many outputs the network has."""
     network.check_samples(tokens, f"{kind}tokens")
+    check_like(next(network.parameters()), y, f"{kind}y")
     if len(y) != len(tokens):
         raise ValueError(f"{kind}y must have one row per sample, {len(tokens)}, got {len(y)}")
-    check_like(next(network.parameters()), y, f"{kind}y")
     check_finite(f"{kind}tokens", tokens)
     check_finite(f"{kind}y", y)
-    share = None if weight is None else _relative(weight, y)
+    share = None if weight is None else relative_weight(weight, y)
     if share is not None and not bool(share.all()):  # the loss of what has no weight may be infinite
         counted = share > 0
         tokens, y, share = tokens[counted], y[counted], share[counted]
@@ -270,14 +270,3 @@ def _data(
         prediction = network(*first.inputs)
     check_target_shape(y, (len(y), *prediction.shape[1:]), f"{kind}y")
     return data, prediction.shape[-1]
-
-
-def _relative(given: ArrayLike | Tensor, y: Tensor) -> Tensor:
-    """Checked weights, of mean 1 where they are positive."""
-    weight = as_tensor(given, y.device, name="sample_weight")
-    if weight.shape != (len(y),):
-        raise ValueError(f"sample_weight must have shape ({len(y)},), got {tuple(weight.shape)}")
-    if not bool(torch.isfinite(weight).all()) or bool((weight < 0).any()) or not bool((weight > 0).any()):
-        raise ValueError("sample_weight must be finite, non-negative and not all zero")
-    share = (weight / weight.max()).to(y)  # weights themselves may be beyond the numbers of this precision
-    return share / share[share > 0].mean()

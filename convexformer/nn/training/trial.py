@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from convexformer.nn.modules.base import AttentionNetwork, check_seed, sample_losses
+from convexformer.nn.modules.base import AttentionNetwork, check_decay_weight, check_seed, sample_losses
 from convexformer.nn.training.learning_rates import SCHEDULES
 from convexformer.nn.training.stopwatch import Stopwatch
 from convexformer.validation import check_optional_counts
@@ -70,8 +70,7 @@ class Settings:
     callback: Callable[[int, float], bool | None] | None
 
     def __post_init__(self) -> None:
-        if not (is_real(self.alpha) and 0 <= self.alpha < math.inf):
-            raise ValueError(f"alpha must be a number of at least 0, got {self.alpha!r}")
+        check_decay_weight(self.alpha)
         for name, known in (("optimizer", OPTIMIZERS), ("schedule", SCHEDULES)):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name} must be one of {sorted(known)}, got {getattr(self, name)!r}")
