@@ -43,10 +43,9 @@ class MovingTables:
             if value not in choices:
                 raise ValueError(f"{name} must be one of {sorted(choices)}, got {value!r}")
         check_positive(lr=lr)
-        shape = (problem.n_tokens, problem.n_symbols, problem.width)
-        if tables is not None and tables.shape != shape:
-            raise ValueError(f"tables must have shape {shape}, got {tuple(tables.shape)}")
-        self.now = random_tables(problem, seed) if tables is None else unit_rows(tables.to(problem.target))
+        if tables is not None:
+            problem.check_tables(tables)
+        self.now = random_tables(problem, seed) if tables is None else unit_rows(tables.detach().to(problem.target))
         self._parts = list(self.now.unbind())  # views: one table per token, as Muon's matrices are
         self._optimizer = OPTIMIZERS[optimizer](self._parts, lr)
         self._schedule = SCHEDULES[schedule](self._optimizer, n_steps)

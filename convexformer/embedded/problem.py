@@ -10,8 +10,9 @@ from torch import Tensor
 
 from convexformer.gates import Gates
 from convexformer.nn.modules.base import normal_draws
+from convexformer.validation import check_finite
 from convexformer_solvers import Loss, Penalty, Program, TableMap, get_loss, get_penalty
-from convexformer_solvers.validation import check_counts, check_tensor
+from convexformer_solvers.validation import check_counts, check_kind, check_tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,8 +44,10 @@ class EmbeddedProblem:
 
     Raises
     ------
+    TypeError
+        If `symbols` or `target` is no tensor, or `gates` are no ``Gates``.
     ValueError
-        If the parts do not fit together.
+        If the parts do not fit together, or the targets are not finite.
 
     Examples
     --------
@@ -65,14 +68,9 @@ class EmbeddedProblem:
         object.__setattr__(self, "loss", get_loss(self.loss))
         object.__setattr__(self, "penalty", get_penalty(self.penalty))
         check_counts(n_symbols=self.n_symbols)
-        check_tensor("symbols", self.symbols)
-        if self.symbols.ndim != 2 or self.symbols.dtype != torch.int64 or len(self.symbols) == 0:
-            raise ValueError(
-                f"symbols must be int64 of shape (n_samples, n_tokens), got {self.symbols.dtype} of shape "
-                f"{tuple(self.symbols.shape)}"
-            )
-        if bool(((self.symbols < 0) | (self.symbols >= self.n_symbols)).any()):
-            raise ValueError(f"symbols must be from 0 to below n_symbols={self.n_symbols}")
+        check_kind("gates", self.gates, Gates, "Gates(u1, u2)")
+        self._check_symbols(self.symbols)
+        check_tensor("target", self.target)
         if self.target.ndim != 2 or len(self.target) != len(self.symbols) or not self.target.is_floating_point():
             raise ValueError(
                 f"target must be floating and of shape ({len(self.symbols)}, n_outputs), got {self.target.dtype} of "
@@ -82,7 +80,29 @@ class EmbeddedProblem:
             raise ValueError(f"target must be on {self.symbols.device} like the symbols, got {self.target.device}")
         if self.gates.u1.shape[1] != self.n_tokens:
             raise ValueError(f"gates: u1 must have n_tokens={self.n_tokens} columns, got {self.gates.u1.shape[1]}")
+        check_finite("target", self.target)
         self.loss.check_target(self.target)
+
+    def _check_symbols(self, symbols: Tensor, n_tokens: int | None = None) -> None:
+        """Raise an error unless these are symbols of samples, of so many tokens."""
+        check_tensor("symbols", symbols)
+        is_wrong = symbols.ndim != 2 or symbols.dtype != torch.int64 or len(symbols) == 0
+        if is_wrong or n_tokens not in (None, symbols.shape[1]):
+            wanted = "n_tokens" if n_tokens is None else n_tokens
+            raise ValueError(
+                f"symbols must be int64 of shape (n_samples, {wanted}), got {symbols.dtype} of shape "
+                f"{tuple(symbols.shape)}"
+            )
+        if bool(((symbols < 0) | (symbols >= self.n_symbols)).any()):
+            raise ValueError(f"symbols must be from 0 to below n_symbols={self.n_symbols}")
+
+    def check_tables(self, tables: Tensor) -> None:
+        """Raise an error naming ``tables`` unless they are an embedding of the symbols, all finite."""
+        check_tensor("tables", tables)
+        shape = (self.n_tokens, self.n_symbols, self.width)
+        if tuple(tables.shape) != shape:
+            raise ValueError(f"tables must have shape {shape}, got {tuple(tables.shape)}")
+        check_finite("tables", tables)
 
     @property
     def n_tokens(self) -> int:
@@ -109,7 +129,10 @@ class EmbeddedProblem:
         symbols : Tensor of shape (N, n_tokens), optional
             Other symbols than those of the problem.
         """
-        symbols = self.symbols if symbols is None else symbols
+        if symbols is None:
+            symbols = self.symbols
+        else:
+            self._check_symbols(symbols, self.n_tokens)
         positions = torch.arange(self.n_tokens, device=tables.device)
         return TableMap(tables, symbols, self.gates.masks(tables[positions, symbols]))
 

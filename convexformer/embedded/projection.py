@@ -69,7 +69,8 @@ def optimal_value(
     >>> gradient.shape
     torch.Size([2, 2, 2])
     """
-    program = problem.program(tables, alpha)
+    problem.check_tables(tables)
+    program = problem.program(tables.detach().to(problem.target), alpha)
     result = solve(program, get_solver("auto"), tol=tol, max_iter=max_iter)
     return result.certificate.primal, partial_gradient(program, result.coef)
 

@@ -301,6 +301,7 @@ def test_weight_without_a_first_one_is_constant():
         ({"n_symbols": 4}, "symbols must be from 0 to below n_symbols=4"),
         ({"target": torch.zeros(3, P)}, "target must be floating and of shape"),
         ({"gates": Gates([[1.0]], [[1.0]])}, "gates: u1 must have n_tokens=2 columns"),
+        ({"target": torch.full((P * P, P), torch.nan), "loss": "squared"}, "target must be finite"),
     ],
 )
 def test_parts_that_do_not_fit_are_named(change, message):
@@ -319,3 +320,65 @@ def test_an_embedding_to_begin_with_has_a_row_for_each_symbol():
         train_by_projection(problem, tables=randn(2, 4, 3), n_steps=1, alpha=0.1)
     with pytest.raises(TypeError, match="symbols must be a torch tensor"):
         dataclasses.replace(problem, symbols=problem.symbols.numpy())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"target": np.zeros((P * P, P))}, "target must be a torch tensor"),
+        ({"gates": ([[1.0, 1.0]], [[1.0, 1.0, 1.0]])}, r"gates must be a Gates, as Gates\(u1, u2\) makes one"),
+    ],
+)
+def test_parts_of_another_kind_are_named(change, message):
+    with pytest.raises(TypeError, match=message):
+        dataclasses.replace(make_problem(), **change)
+
+
+@pytest.mark.parametrize(
+    ("symbols", "message"),
+    [
+        ([[0, P]], "symbols must be from 0 to below n_symbols=5"),
+        ([[0, 1, 2]], r"symbols must be int64 of shape \(n_samples, 2\), got torch.int64 of shape \(1, 3\)"),
+        ([[0.0, 1.0]], r"symbols must be int64 of shape \(n_samples, 2\), got torch.float32"),
+    ],
+)
+def test_other_symbols_must_be_those_of_the_problem(symbols, message):
+    problem = make_problem()
+    with pytest.raises(ValueError, match=message):
+        problem.outputs(random_tables(problem), torch.zeros(problem.coef_shape).double(), torch.tensor(symbols))
+
+
+@TRAINERS
+def test_tables_may_be_a_parameter_and_stay_as_they_are(train):
+    problem = make_problem()
+    begin = torch.nn.Parameter(random_tables(problem, seed=4))
+    copied = begin.detach().clone()
+    state = train(problem, begin, n_steps=2, alpha=0.1)
+    assert torch.equal(state.tables, train(problem, copied, n_steps=2, alpha=0.1).tables)
+    assert torch.equal(begin, copied)
+    assert begin.grad is None
+    assert not state.tables.requires_grad
+
+
+def test_the_gradient_of_the_optimal_value_is_a_number_of_its_own():
+    problem = make_problem()
+    tables = torch.nn.Parameter(random_tables(problem, seed=4).float())
+    value, gradient = optimal_value(problem, tables, 0.1)
+    assert not gradient.requires_grad
+    expected, slopes = optimal_value(problem, tables.detach().double(), 0.1)
+    assert value == expected
+    assert torch.equal(gradient, slopes)
+
+
+@pytest.mark.parametrize(
+    ("tables", "error", "message"),
+    [
+        (np.ones((2, P, 3)), TypeError, "tables must be a torch tensor"),
+        (torch.full((2, P, 3), torch.nan), ValueError, "tables must be finite"),
+        (torch.ones(2, P, 4), ValueError, r"tables must have shape \(2, 5, 3\), got \(2, 5, 4\)"),
+    ],
+)
+def test_tables_are_checked(tables, error, message):
+    for use in (train_by_projection, train_jointly, optimal_value):
+        with pytest.raises(error, match=message):
+            use(make_problem(), tables, alpha=0.1)
