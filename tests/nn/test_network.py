@@ -70,6 +70,15 @@ def test_masks_computed_before_give_the_same_output():
     assert torch.equal(network(tokens), network(tokens, gates.masks(tokens)))
 
 
+def test_masks_of_tokens_are_not_taken_for_masks_of_gates():
+    tokens, real = torch.ones(3, 4, 2), torch.ones(3, 4, dtype=torch.bool)
+    gated = ConvexAttention(4, 2, gates=Gates(np.ones((2, 4)), np.ones((2, 2))))
+    with pytest.raises(ValueError, match=r"masks must have shape \(3, 2\), one column per gate, got \(3, 4\)"):
+        gated(tokens, real)
+    with pytest.raises(ValueError, match="masks are those of gates, which this network does not have"):
+        ConvexAttention(4, 2)(tokens, real)
+
+
 @pytest.mark.parametrize("penalty", PENALTIES)
 def test_decay_is_the_formula(penalty):
     network = ConvexAttention(4, 3, 2, 5).double()

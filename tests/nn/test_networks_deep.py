@@ -145,6 +145,26 @@ def test_every_parameter_has_a_gradient_and_prepared_masks_change_nothing(n_laye
     assert torch.equal(network(*(part[rows] for part in network.prepared(X))), network(X[rows]))
 
 
+def test_masks_of_tokens_are_not_taken_for_masks_of_gates():
+    network = DeepConvexTransformer(4, 2, n_heads=3)
+    with pytest.raises(ValueError, match=r"masks must have shape \(5, 3\), one column per gate, got \(5, 4\)"):
+        network(torch.ones(5, 4, 2), torch.ones(5, 4, dtype=torch.bool))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"seed": None}, "seed must be an integer from 0 to 4294967295, got None"),  # layers drawn anew each time
+        ({"seed": -1}, "seed must be an integer from 0 to 4294967295, got -1"),
+        ({"seed": 2**32}, "seed must be an integer from 0 to 4294967295"),
+        ({"residual": "no"}, "residual must be True or False, got 'no'"),
+    ],
+)
+def test_seeds_and_flags_are_checked(options, message):
+    with pytest.raises(ValueError, match=message):
+        DeepConvexTransformer(4, 2, **options)
+
+
 def test_gates_pass_no_gradient():
     # Between gates opening and closing the network is linear in its tokens: their gradient is that of a gated linear
     # map, so scaling the tokens leaves it as it is.

@@ -173,3 +173,8 @@ def test_bad_sizes_are_named(name, value):
 def test_bad_simplex_is_named():
     with pytest.raises(ValueError, match="simplex must be"):
         SequenceAttention(3, 2, simplex="cube")
+
+
+def test_a_bias_is_true_or_false():
+    with pytest.raises(ValueError, match="bias must be True or False, got 'no'"):
+        SequenceAttention(3, 2, bias="no")

@@ -138,6 +138,7 @@ def test_state_dict_round_trip_and_seeds():
         ({"scale": 0.0}, "scale must be"),
         ({"scale": True}, "scale must be"),
         ({"scale": "sqrt"}, "scale must be"),
+        ({"bias": "no"}, "bias must be True or False, got 'no'"),
     ],
 )
 def test_bad_arguments_are_named(options, message):

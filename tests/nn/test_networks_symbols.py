@@ -257,3 +257,8 @@ def test_any_device_predicts_the_same(make, accelerator):
     network, (symbols, _) = make().double(), table()
     expected = network(symbols)
     torch.testing.assert_close(network.to(accelerator)(symbols.to(accelerator)).cpu(), expected, rtol=1e-8, atol=1e-10)
+
+
+def test_whether_a_table_is_shared_is_true_or_false():
+    with pytest.raises(ValueError, match="shared must be True or False, got 'no'"):
+        TokenEmbedding(5, 2, 3, shared="no")

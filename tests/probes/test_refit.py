@@ -178,3 +178,8 @@ def test_decay_is_least_for_balanced_weights():
     nuclear = torch.linalg.matrix_norm(module.coef(), "nuc").sum()
     torch.testing.assert_close(balanced.decay(), nuclear)
     assert module.decay() >= nuclear
+
+
+def test_a_bias_of_a_probe_is_true_or_false():
+    with pytest.raises(ValueError, match="bias must be True or False, got 'no'"):
+        AttentiveProbe(4, bias="no")

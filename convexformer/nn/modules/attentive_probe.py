@@ -9,7 +9,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
-from convexformer.validation import as_floats, as_tensor, check_positive
+from convexformer.validation import as_floats, as_tensor, check_flag, check_positive
 from convexformer_solvers import Penalty, get_penalty
 from convexformer_solvers.validation import check_counts
 
@@ -62,6 +62,7 @@ class AttentiveProbe(AttentionNetwork):
         check_counts(n_features=n_features, n_outputs=n_outputs, n_queries=n_queries)
         rank = min(n_features, n_outputs) if rank is None else rank
         check_counts(rank=rank)
+        check_flag(bias, "bias")
         self.temperature = math.sqrt(n_features) if temperature is None else temperature
         check_positive(temperature=self.temperature)
         normal = normal_draws(seed)

@@ -173,6 +173,16 @@ class GatedModule(nn.Module):
 
     gates: Gates | None
 
+    def masks_of(self, tokens: Tensor, masks: Tensor | None) -> Tensor:
+        """Masks ``(N, h)`` of the gates on samples; those that are given, if they are such."""
+        assert self.gates is not None
+        if masks is None:
+            return self.gates.masks(tokens.detach())
+        wanted = (len(tokens), len(self.gates))
+        if tuple(masks.shape) != wanted:
+            raise ValueError(f"masks must have shape {wanted}, one column per gate, got {tuple(masks.shape)}")
+        return masks
+
     def get_extra_state(self) -> dict[str, Tensor]:
         """Gates for ``state_dict``; they are no parameters, but without them the weights mean nothing."""
         return {} if self.gates is None else {"u1": torch.tensor(self.gates.u1), "u2": torch.tensor(self.gates.u2)}

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from convexformer.gates import Gates
 from convexformer.gates.base import as_gate_index
-from convexformer.validation import as_tensor, check_flag
+from convexformer.validation import as_tensor
 
 from .base import GatedModule, check_tokens_for
 from .simplex import Simplex
@@ -66,7 +66,6 @@ class ConvexAttention(GatedModule, SimplexHeads):
         bias: bool = True,
         seed: int = 0,
     ) -> None:
-        check_flag(bias, "bias")
         super().__init__((n_tokens,), n_features, n_outputs, n_heads, simplex, bias, seed)
         if not (gates is None or isinstance(gates, Gates)):
             raise TypeError(f"gates must be None or Gates(u1, u2), got {gates!r}")
@@ -110,13 +109,19 @@ class ConvexAttention(GatedModule, SimplexHeads):
         Returns
         -------
         Tensor of shape (N, c)
+
+        Raises
+        ------
+        ValueError
+            If the tokens are of another shape, precision or device than the network's, or ``masks`` of another shape.
         """
         check_tokens_for(self.w1, tokens, self.w1.shape[1], self.w2.shape[1])
         directions = (self.w1[:, :, None] * self.w2[:, None, :]).flatten(1)  # (m, n d)
         pooled = tokens.flatten(1) @ directions.T  # (N, m)
         if self.gates is not None:
-            masks = self.gates.masks(tokens.detach()) if masks is None else masks
-            pooled = pooled * masks[:, self.gate_index]
+            pooled = pooled * self.masks_of(tokens, masks)[:, self.gate_index]
+        elif masks is not None:
+            raise ValueError("masks are those of gates, which this network does not have; give None")
         pred = pooled @ self.w3  # (N, c)
         return pred if self.bias is None else pred + self.bias
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from convexformer.gates import Gates, TrainingData, get_gate_source
+from convexformer.validation import check_flag, is_integer
 from convexformer_solvers import Penalty
 from convexformer_solvers.validation import check_counts
 
@@ -85,7 +86,9 @@ class DeepConvexTransformer(AttentionNetwork):
     ) -> None:
         super().__init__()
         check_counts(n_tokens=n_tokens, n_features=n_features, n_outputs=n_outputs, n_layers=n_layers, n_heads=n_heads)
-        self.residual = residual
+        if not (is_integer(seed, 0) and seed < 2**32):
+            raise ValueError(f"seed must be an integer from 0 to 4294967295, got {seed!r}")
+        self.residual = check_flag(residual, "residual")
         source = get_gate_source(gates, n_heads if n_gates is None else n_gates)
         if source.needs_data:
             raise ValueError(
@@ -156,7 +159,6 @@ class _Block(GatedModule):
         self.register_buffer("gate_index", torch.arange(n_heads) % len(gates))  # (m,)
 
     def forward(self, tokens: Tensor, masks: Tensor | None = None) -> Tensor:
-        assert self.gates is not None
-        masks = self.gates.masks(tokens.detach()) if masks is None else masks
+        masks = self.masks_of(tokens, masks)
         mixed = torch.einsum("jtk,ikj->itj", self.heads.w1, tokens @ self.heads.w2.T)  # (N, n, m)
         return (mixed * masks[:, None, self.gate_index]) @ self.heads.w3

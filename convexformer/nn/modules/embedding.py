@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from convexformer.validation import check_flag
 from convexformer_solvers import Penalty
 from convexformer_solvers.validation import check_counts, check_tensor
 
@@ -52,6 +53,7 @@ class TokenEmbedding(nn.Module):
     def __init__(self, n_symbols: int, n_tokens: int, width: int, shared: bool = False, seed: int = 0) -> None:
         super().__init__()
         check_counts(n_symbols=n_symbols, n_tokens=n_tokens, width=width)
+        check_flag(shared, "shared")
         self.n_symbols, self.n_tokens, self.shared = n_symbols, n_tokens, shared
         tables = () if shared else (n_tokens,)
         self.weight = nn.Parameter(normal_draws(seed)(*tables, n_symbols, width) / math.sqrt(width))

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from convexformer.validation import as_floats, as_tensor
+from convexformer.validation import as_floats, as_tensor, check_flag
 from convexformer_solvers import Penalty, get_penalty
 from convexformer_solvers.validation import check_counts
 
@@ -52,6 +52,7 @@ class SimplexHeads(AttentionNetwork):
         seed: int,
     ) -> None:
         super().__init__()
+        check_flag(bias, "bias")
         check_counts(n_tokens=attention_shape[-1], n_features=n_features, n_outputs=n_outputs, n_heads=n_heads)
         normal = normal_draws(seed)
         self.simplex = simplex

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from convexformer.validation import check_positive, is_integer
+from convexformer.validation import check_flag, check_positive, is_integer
 from convexformer_solvers import Penalty
 from convexformer_solvers.validation import check_counts
 
@@ -87,6 +87,7 @@ class SoftmaxAttention(AttentionNetwork):
         if decay_on not in _DECAYED:
             raise ValueError(f"decay_on must be one of {sorted(_DECAYED)}, got {decay_on!r}")
         check_position(position)
+        check_flag(bias, "bias")
         if scale is not None:
             check_positive(scale=scale)
         normal = normal_draws(seed)
