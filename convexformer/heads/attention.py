@@ -30,7 +30,7 @@ from convexformer.validation import (
 )
 from convexformer_solvers import DenseMap, Loss, Penalty, Program, get_loss, get_penalty
 from convexformer_solvers.program import check_alpha
-from convexformer_solvers.validation import is_real
+from convexformer_solvers.validation import check_kind, is_real
 
 # Heads per product when predicting: bounds the directions in memory.
 _HEADS_AT_ONCE = 512
@@ -63,6 +63,8 @@ class Heads:
 
     Raises
     ------
+    TypeError
+        If `gates` are no ``Gates``.
     ValueError
         If shapes disagree, a row of ``w1`` is not in the simplex or ``alpha`` is not positive.
 
@@ -109,6 +111,10 @@ class Heads:
             raise ValueError("gates and gate_index must be given together")
         if self.gates is None or self.gate_index is None:
             return
+        check_kind("gates", self.gates, Gates, "Gates(u1, u2)")
+        widths, wanted = (self.gates.u1.shape[1], self.gates.u2.shape[1]), (self.w1.shape[1], self.w2.shape[1])
+        if widths != wanted:
+            raise ValueError(f"gates must have directions of the widths {wanted} of w1 and w2, got {widths}")
         if self.gate_index.shape != (m,):
             raise ValueError(f"gate_index must have shape ({m},), got {self.gate_index.shape}")
         if m and not (self.gate_index.min() >= 0 and self.gate_index.max() < len(self.gates)):
@@ -158,7 +164,7 @@ class Heads:
         Raises
         ------
         ValueError
-            If `coef` has another number of dimensions or holds no floating-point numbers.
+            If `coef` has another number of dimensions or holds no finite floating-point numbers.
         """
         array = np.asarray(without_tensor(coef, "coef"))
         if not np.issubdtype(array.dtype, np.floating):
@@ -166,8 +172,9 @@ class Heads:
         if array.ndim != (3 if gates is None else 4):
             wanted = "(n_tokens, n_features, n_outputs)" if gates is None else "(n_gates, n_tokens, ...)"
             raise ValueError(f"coef must have shape {wanted}, got {array.shape}")
-        penalty = get_penalty(penalty)
-        block, left, right = (part.numpy() for part in penalty.factorize(as_tensor(array, name="coef")))
+        penalty, values = get_penalty(penalty), as_tensor(array, name="coef")
+        check_finite("coef", values)
+        block, left, right = (part.numpy() for part in penalty.factorize(values))
         w1 = np.eye(array.shape[-3], dtype=array.dtype)[block[:, -1]]
         bias: Any = np.zeros(array.shape[-1], array.dtype) if intercept is None else intercept
         return cls(

@@ -16,6 +16,7 @@ from convexformer.programs.sequence import HeadWeights, SequenceForm, get_form, 
 from convexformer.validation import as_head_weights, as_tensor, check_finite, check_program_tokens, check_weight
 from convexformer_solvers import Loss, Penalty, Program, get_loss
 from convexformer_solvers.program import check_alpha
+from convexformer_solvers.validation import check_counts
 
 # Heads per product when predicting: bounds what is held in memory.
 _HEADS_AT_ONCE = 64
@@ -135,10 +136,25 @@ class SequenceHeads:
         -------
         SequenceHeads
             Their objective equals that of the solution.
+
+        Raises
+        ------
+        ValueError
+            If `coef` or `intercept` is not as described, or `coef` is not finite.
         """
         form = get_form(form)
-        weights = form.heads(as_tensor(coef), form.check_penalty(penalty), n_targets)
-        bias = as_tensor(intercept).reshape(n_targets, -1)
+        check_counts(n_targets=n_targets)
+        values, bias = as_tensor(coef, name="coef"), as_tensor(intercept, name="intercept")
+        if not values.is_floating_point() or values.ndim == 0 or values.shape[-1] % n_targets:
+            raise ValueError(
+                f"coef must hold floating-point numbers, with a last axis that is a multiple of n_targets={n_targets}, "
+                f"got {values.dtype} of shape {tuple(values.shape)}"
+            )
+        check_finite("coef", values)
+        if bias.numel() != values.shape[-1]:
+            raise ValueError(f"intercept must have {values.shape[-1]} numbers like coef, got {tuple(bias.shape)}")
+        weights = form.heads(values, form.check_penalty(penalty), n_targets)
+        bias = bias.reshape(n_targets, -1)
         arrays = (part.numpy(force=True) for part in (*weights, bias))
         return cls(*arrays, alpha=alpha, form=form, penalty=penalty, loss=loss)
 

@@ -420,6 +420,38 @@ def test_recovery_wants_the_right_number_of_axes():
         Heads.from_coef(np.zeros((2, 2, 1)), alpha=0.1, gates=some_gates(2, 2, 2))
 
 
+@pytest.mark.parametrize("penalty", PENALTIES)
+def test_coefficients_are_finite(penalty):
+    with pytest.raises(ValueError, match="coef must be finite"):
+        Heads.from_coef(np.full((2, 2, 1), np.nan), alpha=0.1, penalty=penalty)
+
+
+def test_gates_are_gates_of_the_widths_of_the_heads():
+    weights = (np.eye(2), np.ones((2, 3)), np.ones((2, 1)), np.zeros(1), "squared", "nuclear", 0.1)
+    with pytest.raises(TypeError, match=r"gates must be a Gates, as Gates\(u1, u2\) makes one"):
+        Heads(*weights, gates=(np.ones((2, 2)), np.ones((2, 3))), gate_index=[0, 1])
+    with pytest.raises(
+        ValueError, match=r"gates must have directions of the widths \(2, 3\) of w1 and w2, got \(3, 2\)"
+    ):
+        Heads(*weights, gates=some_gates(2, 3, 2), gate_index=[0, 1])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"coef": np.ones((4, 3, 4), dtype=int)}, "coef must hold floating-point numbers"),
+        ({"coef": np.full((4, 3, 4), np.nan)}, "coef must be finite"),
+        ({"n_targets": 3}, "a last axis that is a multiple of n_targets=3, got torch.float64 of shape"),
+        ({"n_targets": 2.0}, "n_targets must be a positive integer, got 2.0"),
+        ({"intercept": np.zeros(3)}, r"intercept must have 4 numbers like coef, got \(3,\)"),
+    ],
+)
+def test_coefficients_of_sequence_heads_are_checked(change, message):
+    options = {"coef": np.ones((4, 3, 4)), "intercept": np.zeros(4), "n_targets": 2, "penalty": "nuclear"} | change
+    with pytest.raises(ValueError, match=message):
+        SequenceHeads.from_coef(**options, alpha=0.1, form="single_row")
+
+
 def test_prediction_on_other_shapes_is_an_error():
     heads = Heads.from_coef(np.ones((3, 2, 1)), alpha=0.1)
     for other in (np.zeros((4, 2, 2)), np.zeros((4, 3, 1)), np.zeros((4, 3))):
