@@ -206,8 +206,8 @@ class Heads:
         return coef[0] if self.gates is None else coef
 
     def program_coef(self) -> Tensor:
-        """``to_coef`` as a tensor: a feasible point of ``program``."""
-        return torch.as_tensor(self.to_coef())
+        """``to_coef`` as a tensor in float64: a feasible point of ``program``."""
+        return torch.as_tensor(self.replace(w2=self.w2.astype(np.float64)).to_coef())  # takes the others along
 
     def gate_of_heads(self) -> list[int]:
         """Gate of each head; zeros without gates."""

@@ -238,7 +238,7 @@ def optimality_gap(
     certificate = result.certificate
     refit = heads.with_coef(result.coef.cpu(), result.intercept.cpu())
     start_objective = _convex_objective(program, *start) if covered else math.nan
-    excess = heads.decay() - float(program.penalty.value(start[0].to(program.y)))  # of the decay over the penalty
+    excess = heads.decay() - float(program.penalty.value(start[0]))  # of the decay over the penalty
     objective = start_objective + heads.alpha * excess if reading.objective is None else reading.objective
     bound = certificate.dual if covered else math.nan
     exact = covered and _has_enough(heads, refit)
@@ -286,7 +286,7 @@ def _(model: Heads | SequenceHeads, alpha: float | None, loss: Any, penalty: Any
 @read_network.register
 def _(model: ConvexAttention, alpha: float | None, loss: Any, penalty: Any, *data: Any) -> _Reading:
     options: dict[str, Any] = {"alpha": _given(alpha), "loss": loss or "squared", "penalty": penalty or "group_l2"}
-    heads = Heads.from_torch(model, **options)
+    heads = Heads.from_torch(copy.deepcopy(model).double(), **options)
     return _Reading(heads, model.bias is not None, len(heads))
 
 
@@ -298,7 +298,7 @@ def _(model: SequenceAttention, alpha: float | None, loss: Any, penalty: Any, *d
             "the sum of the squared l1 norms of w2 and w3, with which train(network, X, y, alpha=...) trains where no "
             "penalty is given; no convex program is known for the decay of a named penalty"
         )
-    heads = SequenceHeads.from_torch(model, alpha=_given(alpha), loss=loss or "squared")
+    heads = SequenceHeads.from_torch(copy.deepcopy(model).double(), alpha=_given(alpha), loss=loss or "squared")
     return _Reading(heads, model.bias is not None, len(heads))
 
 
@@ -338,7 +338,7 @@ def _given(alpha: float | None) -> float:
 
 
 def _convex_objective(program: Program, coef: torch.Tensor, intercept: torch.Tensor) -> float:
-    return certify(program, coef.to(program.y), intercept.to(program.y)).primal
+    return certify(program, coef, intercept).primal
 
 
 def _has_enough(heads: Heads | SequenceHeads, refit: Heads | SequenceHeads) -> bool:

@@ -261,3 +261,25 @@ def test_the_objective_of_a_network_in_single_precision_is_computed_in_double():
     )
     assert here == pytest.approx(there, rel=1e-12)
     assert next(network.parameters()).dtype == torch.float32
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("make", [ConvexAttention, SequenceAttention])
+def test_rounding_in_single_precision_is_no_part_of_an_objective(make, dtype):
+    X, Y = data(c=1)
+    X, network = X.to(dtype) + 100, make(3, 2, 1, n_heads=6)
+    Y = Y if make is ConvexAttention else Y[:, None].expand(-1, 3, -1)
+    with torch.no_grad():
+        exact = copy.deepcopy(network).double().objective(X.double(), Y, alpha=ALPHA)
+    assert optimality_gap(network, X, Y, ALPHA).objective == pytest.approx(exact.item(), rel=1e-12)
+    assert next(network.parameters()).dtype == torch.float32
+
+
+def test_heads_in_single_precision_have_the_objective_that_they_say():
+    X, Y = data(c=1)
+    X = X + 100  # what the heads read from it nearly cancels
+    w1, w2, w3 = np.eye(3)[[0, 0, 1]], [[1e3, 0.1], [-1e3, 0.3], [0.7, 0.1]], [[1.1], [1.1], [0.3]]
+    parts = (np.array(part, dtype=np.float32) for part in (w1, w2, w3, [0.0]))
+    heads = Heads(*parts, "squared", "group_l2", ALPHA)
+    report = optimality_gap(heads, X, Y, fit_intercept=True)
+    assert report.objective == pytest.approx(heads.objective(X, Y), rel=1e-13)
