@@ -10,7 +10,7 @@ from tqdm.auto import tqdm
 
 from convexformer.nn.modules.base import check_seed, normal_draws
 from convexformer.nn.training.stopwatch import Stopwatch
-from convexformer.validation import check_optional_counts, check_positive
+from convexformer.validation import check_flag, check_optional_counts, check_positive
 from convexformer_solvers import Penalty
 from convexformer_solvers.validation import check_counts
 
@@ -102,6 +102,7 @@ def train_jointly(
     20
     """
     check_counts(n_steps=n_steps, look_every=look_every)
+    verbose = check_flag(verbose, "verbose")
     alphas = FallingAlpha(alpha, first_alpha, hold_steps, fall_steps)
     check_positive(head_lr=head_lr)
     n_samples = len(problem.symbols)

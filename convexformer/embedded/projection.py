@@ -8,6 +8,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from convexformer.nn.training.stopwatch import Stopwatch
+from convexformer.validation import check_flag
 from convexformer_solvers import Fista, Point, Program, TableMap, get_solver, solve
 from convexformer_solvers.validation import check_counts
 
@@ -166,6 +167,7 @@ def train_by_projection(
     (5, 120, True)
     """
     check_counts(n_steps=n_steps, head_steps=head_steps)
+    verbose = check_flag(verbose, "verbose")
     alphas = FallingAlpha(alpha, first_alpha, hold_steps, fall_steps)
     moving = MovingTables(problem, tables, seed, optimizer, lr, schedule, n_steps)
     coef = moving.now.new_zeros(problem.coef_shape)

@@ -280,6 +280,7 @@ def generate_gates(
     if not (start is None or isinstance(start, (Gates, GateSource))):
         raise TypeError(f"start must be None, Gates(u1, u2) or a source of gates, got {start!r}")
     check_callback(callback, "a GenerationRound")
+    verbose = check_flag(verbose, "verbose")
     check_counts(max_gates=max_gates, n_restarts=n_restarts, per_round=per_round)
     check_tol(tol)
     search = GateSearch() if search is None else search

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from convexformer.validation import is_integer
-from convexformer_solvers.validation import check_counts
+from convexformer_solvers.validation import check_counts, check_kind
 
 from .base import Gates, GateSource, TrainingData
 
@@ -137,7 +137,7 @@ class FourierGates(GateSource):
     def __post_init__(self) -> None:
         check_counts(n_gates=self.n_gates)
         chosen = self.frequencies
-        if chosen is not None and not (len(chosen) and all(is_integer(f) for f in chosen)):
+        if chosen is not None and not (np.ndim(chosen) == 1 and len(chosen) and all(is_integer(f) for f in chosen)):
             raise ValueError(f"frequencies must be a sequence of integers with at least one, got {chosen!r}")
         if self.token_weights not in ("one", "signs"):
             raise ValueError(f"token_weights must be 'one' or 'signs', got {self.token_weights!r}")
@@ -281,6 +281,9 @@ class GivenGates(GateSource):
     """
 
     gates: Gates
+
+    def __post_init__(self) -> None:
+        check_kind("gates", self.gates, Gates, "Gates(u1, u2)")
 
     def make(self, data: TrainingData, random_state: np.random.RandomState) -> Gates:
         return _fitting(self.gates, data)

@@ -147,6 +147,11 @@ def test_directions_may_be_any_tensors(change):
     np.testing.assert_array_equal(gates.u1, np.ones((2, 3)))
 
 
+def test_given_gates_are_gates():
+    with pytest.raises(TypeError, match=r"gates must be a Gates, as Gates\(u1, u2\) makes one"):
+        GivenGates((np.ones((4, 2)), np.ones((4, 3))))
+
+
 def test_given_gates_must_fit_the_data(make_problem):
     X, y = make_problem()
     model = ConvexAttentionRegressor(activation="gated_relu", gates=(np.ones((4, 2)), np.ones((4, 3))))

@@ -360,6 +360,12 @@ def test_tables_may_be_a_parameter_and_stay_as_they_are(train):
     assert not state.tables.requires_grad
 
 
+@TRAINERS
+def test_whether_there_is_a_bar_is_true_or_false(train):
+    with pytest.raises(ValueError, match="verbose must be True or False, got 'no'"):
+        train(make_problem(), alpha=0.1, verbose="no")
+
+
 def test_the_gradient_of_the_optimal_value_is_a_number_of_its_own():
     problem = make_problem()
     tables = torch.nn.Parameter(random_tables(problem, seed=4).float())
