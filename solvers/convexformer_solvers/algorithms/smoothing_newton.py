@@ -11,7 +11,7 @@ from torch import Tensor
 from convexformer_solvers.linalg.hessian import Curvature
 from convexformer_solvers.linalg.line_search import backtracking
 from convexformer_solvers.linalg.newton_systems import Features, System, solved
-from convexformer_solvers.points import Point, as_start, gap_estimate, own_predictions
+from convexformer_solvers.points import Point, as_start, gap_estimate, own_predictions, point_at
 from convexformer_solvers.program import Program
 from convexformer_solvers.reductions.center import Center
 from convexformer_solvers.reductions.weights import Targets
@@ -100,9 +100,13 @@ class SmoothingNewton(PrimalDualSolver):
         return super().unmet_requirement(program.part(0))
 
     def init_again(self, program: Program, start: Point, previous: _State | None) -> _State:
-        coef, _ = as_start(program, start)
+        point = point_at(program, as_start(program, start)[0])
+        assert point.correlation is not None
+        if program.penalty.dual_norm(point.correlation) < 0.5 * program.alpha:  # a flat loss: no short step leads back
+            point = point_at(program, torch.zeros_like(point.coef))
+        coef, pred = point.coef, point.pred
+        assert pred is not None
         features = Features(program) if previous is None else previous.parts[0].features
-        pred = own_predictions(program, coef)
         length, width, parts = 1 / program.lipschitz(pred), program.y.shape[1] // program.n_parts, []
         for number in range(program.n_parts):
             outputs = slice(number * width, (number + 1) * width)
@@ -145,10 +149,7 @@ def _first(
     if smooth is not own.loss:
         length *= own.loss.smoothness / smooth.smoothness
     if own.alpha_max > 0:  # at most some gradient steps from zero: where alpha is small costs say little
-        widest = config.widest * length * own.alpha_max
-        if own.penalty.dual_norm(correlation) < 0.5 * own.alpha:  # the loss is flat: no short step leads back
-            widest = max(widest, float(own.penalty.group_values(coef).amax()))
-        width = min(width, widest)
+        width = min(width, config.widest * length * own.alpha_max)
     # Where the loss is zero from the start nothing has a size but a gradient step.
     width = max(width, EPS * own.null_value / unit_cost) or length * own.alpha
     return _smoothed(_Part(own, own, features, unit_cost, coef, pred, correlation, slopes, width), width)

@@ -29,15 +29,14 @@ class AutoConfig:
     long_tails : float, default=60
         ``Loss.tail_length`` from which on Newton steps on smoothed losses, or proximal steps in the dual, come first.
     first_steps : int, default=80
-        First-order steps at least before Newton steps have their turn, and Newton steps at most, of which about 25 are
-        taken.
+        First-order steps at least before Newton steps have their turn, and semismooth Newton steps at most.
     newton_share : float, default=0.2
         First-order steps before Newton steps, as a share of those in the time of which Newton steps would be done.
     steps : int, default=2000
         Steps of alternating directions at most, after Newton steps or in their place.
     few_steps : int, default=400
         The same where others follow that may be better, as for losses that couple the outputs; at least before Newton
-        steps with the squared loss; Newton steps at most where they come first.
+        steps with the squared loss; Newton steps at most, of which about 25 are taken.
     usual_steps : int, default=25
         Steps that alternating directions from scratch and Newton steps take as a rule.
     calls : int, default=1000

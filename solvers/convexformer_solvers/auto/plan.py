@@ -314,7 +314,7 @@ class _Planner:
         elif not self.program.loss.quadratic:
             yield from self._in_both_precisions("first of all", config.first_steps)
             yield from self._outputs_apart_newton()
-        yield from self._newton(config.first_steps)
+        yield from self._newton(config.few_steps)
         if coupled:
             yield self._gradient_steps("the loss couples the outputs: these do not mind", config.few_steps)
         yield from self._in_both_precisions("at greater length", self.config.steps)
@@ -336,7 +336,7 @@ class _Planner:
             yield from self._low_rank(why, self.config.first_steps)
         if self.takes_newton:
             yield self._gradient_steps(why, self.n_before_newton)
-            yield from self._newton(self.config.first_steps)
+            yield from self._newton(self.config.few_steps)
         for newton in self._outputs_apart_newton():
             yield self._gradient_steps(why, self.config.first_steps)
             yield newton

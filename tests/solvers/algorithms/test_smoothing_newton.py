@@ -152,6 +152,20 @@ def test_a_start_so_far_out_that_the_loss_is_flat_is_left(size):
     assert result.status is Status.CONVERGED
 
 
+@pytest.mark.parametrize("seed", [0, 1, 5])
+@pytest.mark.parametrize("size", [100.0, 1e4])
+def test_flat_starts_of_classes_are_left(size, seed):
+    data = torch.randn(12, 3, 2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    first = data[:, 0, 0]
+    y = torch.stack([first > 0, first <= 0], dim=1).double()
+    program = Program(DenseMap(data), y, get_loss("softmax"), get_penalty("nuclear"), 1.0, fit_intercept=True)
+    coef = torch.zeros(program.coef_shape).double()
+    coef[0, 0] = size / float(first.abs().min()) * torch.tensor([1.0, -1.0])
+    program = program.with_alpha(1e-5 * program.alpha_max)
+    result = solve(program, SmoothingNewton(), tol=1e-6, max_iter=100, start=(coef, torch.zeros(2).double()))
+    assert result.status is Status.CONVERGED
+
+
 @pytest.mark.parametrize("n_outputs", [1, 3])
 def test_separated_samples_and_next_to_no_regularisation_are_solved_in_auto(n_outputs):
     program = Program(
@@ -339,10 +353,23 @@ class TestInAuto:
         program = program.with_alpha(0.03 * program.alpha_max)
         assert solve(program, Auto(), tol=1e-6, max_iter=1500).certificate.relative_gap <= 1e-6
 
+    # More than 80 Newton steps are needed, and other steps leave a gap of .4.
+    def test_half_of_the_residuals_far_out_and_next_to_no_regularisation(self):
+        draw = torch.Generator().manual_seed(5)
+        data, y = (torch.randn(60, *shape, generator=draw, dtype=torch.float64) for shape in ((8, 4), (4,)))
+        weight = torch.rand(60, generator=draw, dtype=torch.float64)
+        program = Program(DenseMap(data), y**3, Huber(0.02), GroupL2(), 1.0, weight)
+        program = program.with_alpha(1e-5 * program.alpha_max)
+        assert solve(program, Auto(), tol=1e-6, max_iter=400).certificate.relative_gap <= 1e-6
+
     def test_comes_before_a_last_stage_that_is_the_only_one(self):
         program = correlated("poisson", "nuclear", 1e-4)
         config = AutoConfig(first_steps=50, newton_share=0.0)
-        assert turns(program, config)[-3:] == [("fista", 50), ("smoothing_newton", 50), ("fista", math.inf)]
+        assert turns(program, config)[-3:] == [
+            ("fista", 50),
+            ("smoothing_newton", config.few_steps),
+            ("fista", math.inf),
+        ]
         assert 50 < solve(program, Auto(config), tol=1e-6).n_iter < 150
 
     # From the second alpha that needs them on they come at once: otherwise each of these takes 75 other steps before.
