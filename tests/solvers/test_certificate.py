@@ -188,6 +188,14 @@ class TestHints:
         hint[3, 1] = value
         assert certify(program, coef, dual_hint=hint) == certify(program, coef)
 
+    @every_loss
+    @pytest.mark.parametrize("intercept", [False, True])
+    def test_a_multiple_of_a_good_hint_is_as_good(self, loss, intercept):
+        program = make_program(loss, "group_l2", intercept=intercept, ratio=0.1)  # no output without coefficients
+        result, poor = fit(program), torch.zeros(program.coef_shape)
+        helped = certify(program, poor, program.null_intercept, 3 * result.certificate.dual_point)
+        assert helped.dual == pytest.approx(result.certificate.dual, abs=1e-6 * program.null_value)
+
 
 class TestFeasibility:
     @pytest.mark.parametrize(("loss", "penalty", "gated", "intercept"), cases("gated", "intercept"))

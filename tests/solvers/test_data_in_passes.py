@@ -521,3 +521,40 @@ def test_certificates_are_of_the_data():
     exact = program.with_alpha(0.1 * program.alpha_max)
     again = certify(exact, other.coef, other.intercept)
     assert again.primal == pytest.approx(other.certificate.primal, rel=1e-12)
+
+
+@pytest.mark.parametrize("far", [(1e12, 1e12), (0.0, 1e12)])
+@pytest.mark.parametrize("norm", PENALTIES)
+def test_an_intercept_far_from_the_best_one_in_any_output_gives_a_feasible_point(norm, far):
+    program = program_of("squared", norm)
+    program = program.with_alpha(0.1 * program.alpha_max)
+    found = certify(on_disk(program), randn(*program.coef_shape, seed=7), torch.tensor(far))
+    largest = program.penalty.group_dual_norms(program.weighted_adjoint(found.dual_point)).max()
+    assert float(largest) <= program.alpha * (1 + 1e-10)
+    assert found.dual > 0
+
+
+@pytest.mark.parametrize("intercept", [False, True])
+def test_where_a_sample_overflows_the_constant_model_gives_the_bound(intercept):
+    program = program_of("poisson", "group_l2", intercept=intercept)
+    program = program.with_alpha(0.1 * program.alpha_max)
+    start = certify(program, torch.zeros(program.coef_shape), program.null_intercept)
+    for each in [on_disk(program)] if intercept else [on_disk(program), program]:  # else another intercept is best
+        found = certify(each, 1e4 * randn(*program.coef_shape, seed=7))
+        assert found.primal == math.inf
+        assert found.dual == pytest.approx(start.dual, rel=1e-12)
+
+
+@pytest.mark.parametrize("intercept", [False, True])
+def test_a_sample_of_weight_zero_may_overflow(intercept):
+    program = program_of("poisson", "group_l2", intercept=intercept, weighted=True)
+    program.map.data[1] *= 1e6
+    program = dataclasses.replace(program, alpha=0.1 * program.alpha_max)
+    assert program.weight[1] == 0
+    coef, shift = 0.1 * randn(*program.coef_shape, seed=7), program.null_intercept
+    for place in (lambda held: held, on_disk):
+        found, counted = (certify(place(each), coef, shift) for each in (program, program.drop_zero_weights()))
+        assert math.isfinite(found.primal)
+        assert found.primal == pytest.approx(counted.primal, rel=1e-12)
+        assert found.dual == pytest.approx(counted.dual, rel=1e-12)
+        assert program.primal(coef, shift) == pytest.approx(counted.primal, rel=1e-12)
