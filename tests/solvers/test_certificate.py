@@ -235,6 +235,21 @@ class TestFeasibility:
         assert max(bounds) <= dual + 1e-15
         assert dual == pytest.approx(max(bounds), rel=1e-5)
 
+    @every_penalty
+    @pytest.mark.parametrize("share", [0.5, 3.0])
+    def test_squared_loss_scales_to_the_vertex_where_that_is_feasible(self, penalty, share):
+        program = make_program("squared", penalty, n=5)  # fewer samples than features: a fit without residuals
+        program = program.with_alpha(100 * program.alpha_max)
+        coef = share * torch.linalg.lstsq(torch.as_tensor(design(program)), program.y).solution.view(program.coef_shape)
+        coef = coef + 0.1 * randn(*program.coef_shape)
+        residual = program.y - program.map.matvec(coef)
+        along, square = (program.weight @ (residual * other) for other in (program.y, residual))
+        if penalty == "nuclear":  # one scale for all outputs
+            along, square = along.sum(), square.sum()
+        assert bool((along > 0).all()) == (share < 1)  # beyond the fit no positive scale is better than zero
+        best = float((along.clamp(min=0).square() / (2 * square)).sum())
+        assert certify(program, coef).dual == pytest.approx(best, rel=1e-12, abs=1e-15)
+
 
 class TestPrecision:
     @pytest.mark.parametrize(("loss", "penalty", "gated"), cases("gated"))
@@ -480,6 +495,19 @@ class TestDegenerate:
         with pytest.raises(ValueError, match="data"):
             solve(program, get_solver(solver))
 
+    @pytest.mark.parametrize("bad", [math.nan, math.inf])
+    @pytest.mark.parametrize("solver", ["auto", "fista", "admm"])
+    def test_data_that_are_not_finite_are_told_where_groups_have_singular_values(self, bad, solver):
+        data = randn(20, 3, 2)
+        data[3, 1, 0] = bad
+        program = Program(DenseMap(data), randn(20, 2, seed=1), get_loss("squared"), GroupNuclear(), 0.01)
+        with pytest.raises(ValueError, match="data of the map must be finite"):
+            certify(program, torch.zeros(program.coef_shape))
+        with pytest.raises(ValueError, match="data of the map must be finite"):
+            program.alpha_max  # noqa: B018
+        with pytest.raises(ValueError, match="data"):
+            solve(program, get_solver(solver))
+
     def test_a_loss_cannot_scale_beyond_feasibility(self):
         class Careless(Squared):
             quadratic = False
@@ -492,6 +520,27 @@ class TestDegenerate:
         slope = program.weighted_adjoint(certificate.dual_point)
         assert float(program.penalty.dual_norm(slope)) <= program.alpha * (1 + 1e-12)
         assert certificate.dual <= fit(make_program("squared", "group_l2")).certificate.primal
+
+    @pytest.mark.parametrize("scale", [-1.0, -100.0])
+    def test_a_loss_cannot_turn_a_dual_point_round(self, scale):
+        class Wrong(Squared):
+            quadratic = False
+
+            def best_dual_scale(self, theta, y, weight, limit):
+                return torch.full_like(limit, scale)
+
+        program = dataclasses.replace(make_program("squared", "group_l2"), loss=Wrong())
+        assert certify(program, torch.zeros(program.coef_shape)).dual == 0
+
+    @every_penalty
+    @pytest.mark.parametrize("intercept", [False, True])
+    def test_data_whose_products_overflow_give_a_bound_of_zero(self, penalty, intercept):
+        data = 1e300 * torch.tensor([1.0, -1.0, 2.0, -2.0], dtype=torch.float64)[:, None, None]
+        y = 1e10 * torch.tensor([[1.0, 0.0], [1.0, 0.0], [-1.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
+        program = Program(DenseMap(data), y, Squared(), get_penalty(penalty), 1.0, None, intercept)
+        certificate = certify(program, torch.zeros(program.coef_shape), program.null_intercept)
+        assert certificate.primal == pytest.approx(program.null_value)
+        assert certificate.dual == 0
 
     @pytest.mark.parametrize("loss", ["squared", "huber", "poisson", "logistic"])
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -198,6 +198,8 @@ class Penalty(ABC):
         sizes = coef.abs().reshape(-1, coef.shape[-1]).amax(0)
         if not self.output_separable:
             sizes = sizes.amax(0, keepdim=True)
+            if not bool(torch.isfinite(sizes).all()):  # whose singular values are refused
+                return norms(torch.zeros_like(coef)) + sizes
         limits = torch.finfo(coef.dtype)
         small, large = limits.tiny ** (1 / 3), limits.max ** (1 / 3)
         odd = [0 < size < small or large < size < math.inf for size in sizes.tolist()]
