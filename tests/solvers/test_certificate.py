@@ -196,6 +196,14 @@ class TestHints:
         helped = certify(program, poor, program.null_intercept, 3 * result.certificate.dual_point)
         assert helped.dual == pytest.approx(result.certificate.dual, abs=1e-6 * program.null_value)
 
+    @pytest.mark.parametrize("intercept", [False, True])
+    def test_a_hint_just_outside_the_domain_is_as_good_where_it_need_not_be_scaled(self, intercept):
+        program = make_program("huber", intercept=intercept)
+        program = dataclasses.replace(program, y=1e3 * program.y)  # slopes at the edge of the domain
+        program = program.with_alpha(10 * program.alpha_max)
+        hint, poor = (1 + 1e-9) * program.null_dual_point, randn(*program.coef_shape, scale=1e5)
+        assert certify(program, poor, dual_hint=hint).dual == pytest.approx(program.null_value, rel=1e-6)
+
 
 class TestFeasibility:
     @pytest.mark.parametrize(("loss", "penalty", "gated", "intercept"), cases("gated", "intercept"))

@@ -558,3 +558,24 @@ def test_a_sample_of_weight_zero_may_overflow(intercept):
         assert found.primal == pytest.approx(counted.primal, rel=1e-12)
         assert found.dual == pytest.approx(counted.dual, rel=1e-12)
         assert program.primal(coef, shift) == pytest.approx(counted.primal, rel=1e-12)
+
+
+@pytest.mark.parametrize("shift", [0.5, 5.0])
+@pytest.mark.parametrize("scale", [1.0, 1e3])
+@pytest.mark.parametrize("name", LOSS_NAMES)
+def test_certificates_of_one_read_at_other_intercepts_than_the_best(name, scale, shift):
+    program = program_of(name, "group_l2")
+    if name == "huber":  # dual points at the edge of the domain leave it where they are centred
+        program = dataclasses.replace(program, y=scale * program.y)
+    program = program.with_alpha(0.1 * program.alpha_max)
+    optimum = solve(program, Auto(), tol=1e-6).certificate.primal
+    moved = program.null_intercept + shift * scale * torch.tensor([1.0, -0.3])
+    found = certify(on_disk(program), torch.zeros(program.coef_shape), moved)
+    theta, slack = found.dual_point, 1e-12 * program.null_value
+    assert float(program.dual(theta)) == found.dual
+    assert -slack <= found.dual <= optimum + slack
+    norms = program.penalty.group_dual_norms(program.weighted_adjoint(theta)).amax(0)
+    assert float(norms.max()) <= program.alpha * (1 + 1e-10)
+    if name == "huber":
+        torch.testing.assert_close(norms, torch.full_like(norms, program.alpha))  # that far from zero as is feasible
+    assert float((program.weight @ theta).abs().max()) <= 1e-12 * float(theta.abs().max())
