@@ -34,8 +34,8 @@ class SmoothedHuber(Loss):
         residual, above, below = self._roots(pred, y)
         slope, both = 2 * delta * residual / (above + below), above * below
         excess = residual.square() + width**2 - delta**2
-        beyond = math.sqrt(2) * delta * width / (both + excess.clamp(min=0.0)).sqrt()
-        root = torch.where(excess > 0, beyond, (0.5 * (both - excess.clamp(max=0.0))).sqrt())
+        beyond = math.sqrt(2) * delta * width / (both + excess).sqrt()
+        root = torch.where(excess > 0, beyond, (0.5 * (both - excess)).sqrt())
         return (slope * residual - self._conjugate(slope, root)).sum(1)
 
     def gradient(self, pred: Tensor, y: Tensor) -> Tensor:
@@ -50,7 +50,7 @@ class SmoothedHuber(Loss):
 
     def conjugate(self, u: Tensor, y: Tensor) -> Tensor:
         size = u.abs()
-        root = ((self.delta - size) * (self.delta + size)).clamp(min=0.0).sqrt()
+        root = ((self.delta - size) * (self.delta + size)).sqrt()
         return torch.where(size <= self.delta, self._conjugate(size, root) + u * y, math.inf).sum(1)
 
     def _conjugate(self, slope: Tensor, root: Tensor) -> Tensor:
