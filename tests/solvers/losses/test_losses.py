@@ -314,6 +314,25 @@ def test_smoothed_huber_in_every_digit(delta, width):
     np.testing.assert_allclose(second, np.array(bend, float), rtol=1e-13)
 
 
+@pytest.mark.parametrize("loss", [loss for loss in INSTANCES if math.isfinite(loss.smoothness)], ids=repr)
+def test_smoothness_is_the_largest_curvature_and_not_more(loss):
+    margin = 0.0 if loss.targets == "sign" else 0.5  # where a residual of zero, or even classes, bend most
+    y = torch.tensor([[1.0, 0.0]], dtype=torch.float64) if loss.targets == "simplex" else torch.ones(1, 2).double()
+    pred = torch.full_like(y, margin) if loss.targets != "real" else y
+    direction = torch.tensor([[1.0, -1.0]], dtype=torch.float64) / math.sqrt(2)
+    for each in (loss, loss.smoothed(0.1), loss.smoothed(10.0)):
+        curvature = float((direction * each.hessian_product(pred, y, direction)).sum())
+        assert curvature == pytest.approx(each.smoothness, rel=1e-12)
+    assert not isinstance(loss, Huber) or loss.smoothed(1.0).smooth_curvature
+
+
+@pytest.mark.parametrize("n", [2, 50, 58, 100, 198])
+def test_medians_of_even_weights_are_those_below_the_middle(n):
+    y = torch.arange(1, n + 1, dtype=torch.float64)[:, None]  # sums of 1 / 50 miss a half by rounding
+    weight = torch.full((n,), 1 / n, dtype=torch.float64)
+    assert Huber(1.0).tail_length(torch.zeros_like(y), y, weight) == n / 2
+
+
 def test_tails_are_as_long_as_half_of_the_residuals():
     y = torch.tensor([[0.5, 1.0], [20.0, 2.0], [30.0, 3.0], [-4e6, 4.0], [60.0, 50.0]], dtype=torch.float64)
     pred, weight = torch.zeros_like(y), torch.full((5,), 0.2, dtype=torch.float64)
@@ -486,6 +505,20 @@ def test_logistic_keeps_digits_where_the_loss_is_tiny():
     np.testing.assert_allclose(Logistic().value(pred, torch.ones_like(pred)), expected, rtol=1e-8)
 
 
+@pytest.mark.parametrize("margin", [15.0, 19.0, 21.0, 25.0, 30.0, 49.0, 51.0, 700.0])
+def test_logistic_keeps_every_digit_of_its_rounding(margin):
+    pred = torch.tensor([[-margin]], dtype=torch.float64)
+    value = float(Logistic().value(pred, torch.ones_like(pred)))
+    assert value == pytest.approx(margin + math.log1p(math.exp(-margin)), rel=4e-16, abs=0)
+
+
+def test_scales_of_the_squared_loss_are_never_negative():
+    y, weight = randn(8, 2), torch.full((8,), 1 / 8, dtype=torch.float64)
+    for limit in (torch.tensor(math.inf), torch.tensor([math.inf, math.inf])):
+        for theta in (-y, 0 * y):
+            assert not Squared().best_dual_scale(theta, y, weight, limit.double()).any()
+
+
 class TestBestIntercept:
     @staticmethod
     def relative_slope(loss, pred, y, weight, intercept):
@@ -552,6 +585,13 @@ class TestBestIntercept:
             return float(probability @ loss.value(torch.full_like(target, b), target))
 
         assert value(float(best)) <= value(root) * (1 + 1e-12) + 1e-12
+
+    @pytest.mark.parametrize("n", [2, 4, 8])
+    def test_huber_between_two_halves_is_any_point_of_the_gap(self, n):
+        y = torch.tensor([-100.0, 100.0], dtype=torch.float64).repeat(n // 2)[:, None]
+        weight = torch.full((n,), 1 / n, dtype=torch.float64)
+        best = Huber().best_intercept(torch.zeros_like(y), y, weight)
+        assert float(best.abs()) <= 100 - 1.35
 
     @pytest.mark.parametrize("far", [1e16, 1e22, 1e30, 1e150])
     def test_huber_does_not_mind_how_far_outliers_are(self, far):
