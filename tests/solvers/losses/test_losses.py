@@ -519,6 +519,26 @@ def test_scales_of_the_squared_loss_are_never_negative():
             assert not Squared().best_dual_scale(theta, y, weight, limit.double()).any()
 
 
+@pytest.mark.parametrize(("dtype", "kept", "refused"), [(torch.float64, 1e-12, 1e-9), (torch.float32, 1e-6, 1e-4)])
+def test_rows_of_probabilities_may_miss_one_by_their_rounding(dtype, kept, refused):
+    for total in (1 - kept, 1.0, 1 + kept):
+        Softmax().check_target((total * torch.tensor([[0.1, 0.2, 0.7]], dtype=torch.float64)).to(dtype))
+    for total in (1 - refused, 1 + refused):
+        with pytest.raises(ValueError, match="rows sum to 1"):
+            Softmax().check_target((total * torch.tensor([[0.1, 0.2, 0.7]], dtype=torch.float64)).to(dtype))
+
+
+@pytest.mark.parametrize("loss", INSTANCES, ids=repr)
+def test_targets_in_another_precision_are_targets_there(loss):
+    y = loss.example_target(40, 3, torch.Generator().manual_seed(0))
+    single = torch.softmax(randn(40, 3), 1).float() if loss.targets == "simplex" else y.float()
+    double = loss.target_in(single, torch.float64)
+    loss.check_target(double)
+    torch.testing.assert_close(double, single.double(), rtol=1e-6, atol=0)
+    assert loss.target_in(double, torch.float64) is double
+    assert loss.target_in(single, torch.float32) is single
+
+
 class TestBestIntercept:
     @staticmethod
     def relative_slope(loss, pred, y, weight, intercept):
