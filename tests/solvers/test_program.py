@@ -686,3 +686,16 @@ def test_alpha_max_refuses_a_shape_that_the_penalty_refuses():
     assert Program(DenseMap(X), y[:, :2], Squared(), OfTwoOutputs(), alpha=0.1).alpha_max > 0
     with pytest.raises(ValueError, match="two outputs, got 3"):
         _ = Program(DenseMap(X), y, Squared(), OfTwoOutputs(), alpha=0.1).alpha_max
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.float16])
+def test_weights_of_any_kind_are_shares_in_double_precision(dtype):
+    program = Program(DenseMap(randn(3, 2, 1)), randn(3, 1), Squared(), GroupL2(), 0.1, torch.tensor([1, 2, 4]).to(dtype))
+    expected = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64) / 7
+    torch.testing.assert_close(program.weight, expected, rtol=1e-15, atol=0)
+
+
+def test_weights_whose_sum_overflows_are_equal_shares():
+    weight = torch.full((4,), 1e308, dtype=torch.float64)
+    program = Program(DenseMap(randn(4, 2, 1)), randn(4, 1), Squared(), GroupL2(), 0.1, weight)
+    assert program.weight.tolist() == [0.25] * 4
