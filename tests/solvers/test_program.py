@@ -690,7 +690,8 @@ def test_alpha_max_refuses_a_shape_that_the_penalty_refuses():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.float16])
 def test_weights_of_any_kind_are_shares_in_double_precision(dtype):
-    program = Program(DenseMap(randn(3, 2, 1)), randn(3, 1), Squared(), GroupL2(), 0.1, torch.tensor([1, 2, 4]).to(dtype))
+    weight = torch.tensor([1, 2, 4]).to(dtype)
+    program = Program(DenseMap(randn(3, 2, 1)), randn(3, 1), Squared(), GroupL2(), 0.1, weight)
     expected = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64) / 7
     torch.testing.assert_close(program.weight, expected, rtol=1e-15, atol=0)
 
@@ -699,3 +700,17 @@ def test_weights_whose_sum_overflows_are_equal_shares():
     weight = torch.full((4,), 1e308, dtype=torch.float64)
     program = Program(DenseMap(randn(4, 2, 1)), randn(4, 1), Squared(), GroupL2(), 0.1, weight)
     assert program.weight.tolist() == [0.25] * 4
+
+
+@pytest.mark.parametrize("intercept", [False, True])
+@pytest.mark.parametrize("loss", ["squared", "logistic", "poisson"])
+def test_lipschitz_constant_is_that_of_the_samples_with_weight(loss, intercept):
+    program = make_program(loss, "group_l2", intercept=intercept, weighted=True)
+    pred, share = randn(16, 2), torch.as_tensor(probabilities(program))
+    pred[1] = 50.0
+    assert share[1] == 0
+    matrix = torch.as_tensor(design(program))
+    matrix = share.sqrt()[:, None] * (matrix - share @ matrix if intercept else matrix)
+    curvature = float(pred[share > 0].max().exp()) if loss == "poisson" else program.loss.smoothness
+    expected = curvature * float(torch.linalg.matrix_norm(matrix, 2)) ** 2
+    assert program.lipschitz(pred, power_steps=300) == pytest.approx(expected, rel=1e-6)
