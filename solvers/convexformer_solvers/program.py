@@ -382,9 +382,8 @@ class Program:
         bound = 8 * math.sqrt(math.prod(self.coef_shape[-2:])) * rounding
         counted = (self.weight > 0).nonzero()[:, 0]
         some = counted[even_rows(len(counted), math.isqrt(len(counted)), counted.device)]
-        # All samples are read, or copied where some have no weight, only if a few hold entries as large as that.
-        small = found <= bound * self.map.rows(some).largest()
-        return 0.0 if small and found <= bound * self.drop_zero_weights().map.largest() else found
+        # Some samples tell, without a pass over all: their largest entry is at most that of all.
+        return 0.0 if found <= bound * self.map.rows(some).largest() else found
 
 
 def out_of_range(dtype: torch.dtype) -> ValueError:
