@@ -511,3 +511,30 @@ def test_a_penalty_with_several_groups_in_a_block_has_paths():
     for alpha, result in zip(grid, solve_path(program, Auto(), grid, tol=1e-8).results, strict=True):
         wanted = solve(program.with_alpha(alpha), Fista(), tol=1e-8, max_iter=50_000)
         assert result.certificate.primal == pytest.approx(wanted.certificate.primal, rel=1e-7)
+
+
+@pytest.mark.parametrize("size", [5e-324, 1e-310, 1e-200, 1.0, 1e200, 1e308, 1.7e308])
+@pytest.mark.parametrize("penalty", [GroupL2(), GroupNuclear()], ids=repr)
+def test_norms_of_one_entry_of_any_size_are_its_size(penalty, size):
+    coef = torch.zeros(3, 2, 2, dtype=torch.float64)
+    coef[1, 1, 0] = -size
+    for norm in (penalty.value, penalty.dual_norm):
+        assert float(norm(coef)) == pytest.approx(size, rel=1e-15, abs=0)
+
+
+@pytest.mark.parametrize("exponent", [-900, -700, 700, 900])
+@pytest.mark.parametrize("penalty", [GroupL2(), GroupNuclear()], ids=repr)
+def test_norms_of_outputs_of_different_sizes(penalty, exponent):
+    coef, unit = randn(3, 2, 2), 2.0**exponent
+    uneven = torch.tensor([1.0, unit], dtype=torch.float64)
+    values, duals = (
+        norms(coef * uneven) for norms in (penalty.group_values_in_any_units, penalty.group_dual_norms_in_any_units)
+    )
+    if penalty.output_separable:
+        torch.testing.assert_close(values, penalty.group_values(coef) * uneven, rtol=1e-14, atol=0)
+    else:  # the output in the larger unit has all of the norm
+        larger = coef[..., int(exponent > 0)]
+        torch.testing.assert_close(
+            values, torch.linalg.vector_norm(larger, dim=-1) * max(1.0, unit), rtol=1e-14, atol=0
+        )
+    torch.testing.assert_close(duals, values, rtol=1e-14, atol=0)  # both are the length where the rank is one
