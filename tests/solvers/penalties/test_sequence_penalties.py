@@ -316,3 +316,8 @@ def test_far_targets_of_sequences_take_few_steps(n, shape, threshold, ratio):
     program = Program(DenseMap(tokens), randn(n, 4, seed=1), Huber(threshold), penalty, 1.0, fit_intercept=True)
     program = program.with_alpha(ratio * program.alpha_max)
     assert solve(program, get_solver("auto"), tol=1e-6, max_iter=250).certificate.relative_gap <= 1e-6
+
+
+def test_weight_decay_of_a_row_stochastic_pair_need_not_be_balanced():
+    left, right = torch.tensor([[3.0, -1.0], [0.0, 1.0]]), torch.tensor([[0.0, -2.0], [1.0, 1.0]])
+    assert RowStochastic(n_targets=1).factor_cost(left, right).tolist() == [(16 + 4) / 2, (1 + 4) / 2]
