@@ -172,7 +172,7 @@ class GateSearch:
     ) -> tuple[Tensor, Tensor]:
         """Directions at random, between samples with large dual values, and near the gates in use, a third each."""
         near = 0 if in_use is None else n_restarts // 3
-        between = n_restarts // 3 if len(point.tokens) > 1 else 0
+        between = n_restarts // 3
         n_random = n_restarts - near - between
         parts = [_random_directions(point, n_random, random_state)]
         if between:

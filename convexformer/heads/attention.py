@@ -388,8 +388,7 @@ class Heads:
 
     def to_torch(self) -> ConvexAttention:
         """The network as a torch module with exactly these weights (``simplex="projection"``)."""
-        gate = np.zeros(len(self), dtype=np.int64) if self.gate_index is None else self.gate_index
-        return network_from_heads(self.w1, self.w2, self.w3, self.intercept, self.gates, gate)
+        return network_from_heads(self.w1, self.w2, self.w3, self.intercept, self.gates, self.gate_index)
 
     @classmethod
     def from_torch(

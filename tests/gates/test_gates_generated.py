@@ -22,7 +22,7 @@ from convexformer import (
     save_model,
 )
 from convexformer.gates import GeneratedGates, GenerationEnd, GenerationInterrupted, TrainingData, generate_gates
-from convexformer.gates.search import DualPoint, GateSearch
+from convexformer.gates.search import DualPoint, Found, GateSearch
 from convexformer.solvers import Fista, Status, certify, get_penalty, get_solver, solve
 
 ALPHA = 0.1
@@ -255,6 +255,17 @@ def test_where_no_gate_could_help_none_is_found(problem):
     assert not result.solution.coef.any()
     assert result.rounds[0].violation < 0
     assert result.rounds[0].estimated_bound == result.certificate.dual
+
+
+def test_found_gates_that_do_not_lower_the_objective_are_dropped_and_the_gap_is_made_smaller_twice(problem):
+    class FindsWhatThereIs(GateSearch):
+        def violated(self, point, known, in_use, **options):
+            return Found(Gates(np.zeros((1, 2)), np.zeros((1, 2))), 1.0)
+
+    result = generate_gates(*problem[:2], search=FindsWhatThereIs(), tol=1e-2, **QUICK)
+    assert result.end is GenerationEnd.NONE_FOUND
+    assert len(result.gates) == len(result.rounds) == 1
+    assert result.certificate.relative_gap <= 1e-2 * 1e-4
 
 
 def test_callback_sees_every_round_and_can_stop_and_a_bar_shows_them(problem, capsys):

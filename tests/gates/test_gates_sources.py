@@ -129,6 +129,15 @@ def test_pairs_that_no_gate_can_part_get_the_plain_direction():
     torch.testing.assert_close(side, -torch.linalg.matrix_norm(matrix, ord=2))
 
 
+@pytest.mark.parametrize("unit", [2.0**-80, 2.0**80])
+def test_difference_gates_are_the_same_in_any_units(unit):
+    X = np.random.default_rng(0).normal(size=(30, 3, 2)) + 2
+    gates, usual = make(DifferenceGates(9), unit * X), make(DifferenceGates(9), X)
+    for scaled, plain in ((gates.u1, usual.u1), (gates.u2, usual.u2)):
+        units = (u / np.linalg.norm(u, axis=1, keepdims=True) for u in (scaled, plain))
+        np.testing.assert_allclose(*units, rtol=1e-9, atol=1e-12)
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_difference_gates_are_open_for_some_samples_and_closed_for_others(dtype):
     X = (np.random.default_rng(0).normal(size=(40, 3, 2)) + 20).astype(dtype)

@@ -119,6 +119,25 @@ def test_too_few_heads_leave_the_bound_and_not_its_exactness():
     assert "fewer heads" in str(result)
 
 
+def test_sequence_networks_with_too_few_heads_are_told_from_those_with_enough():
+    X, Y = data()
+    Y = Y[..., None]
+    few, many = (SequenceAttention(3, 2, 1, n_heads=count, n_targets=2).double() for count in (1, 12))
+    result = optimality_gap(few, X, Y, ALPHA)
+    assert result.n_heads_sufficient > 1
+    assert not result.exact
+    assert "behind some of its gates" not in str(result)
+    assert optimality_gap(many, X, Y, ALPHA).exact
+
+
+def test_sequence_networks_have_the_loss_that_they_were_trained_with():
+    X, Y = data()
+    network, Y = SequenceAttention(3, 2, 1, n_heads=3, n_targets=2).double(), 3 * Y[..., None]
+    with torch.no_grad():
+        expected = network.objective(X, Y, loss="huber", alpha=ALPHA).item()
+    assert optimality_gap(network, X, Y, ALPHA, loss="huber").objective == pytest.approx(expected, rel=1e-9)
+
+
 def test_heads_may_be_too_few_behind_some_gates_alone():
     X = np.random.default_rng(0).normal(size=(60, 5, 3))
     y = np.abs(X[:, 1] @ [1.0, -1.0, 0.5])

@@ -131,7 +131,12 @@ class ConvexAttention(GatedModule, SimplexHeads):
 
 
 def network_from_heads(
-    w1: np.ndarray, w2: np.ndarray, w3: np.ndarray, bias: np.ndarray, gates: Gates | None, gate_index: np.ndarray
+    w1: np.ndarray,
+    w2: np.ndarray,
+    w3: np.ndarray,
+    bias: np.ndarray,
+    gates: Gates | None = None,
+    gate_index: np.ndarray | None = None,
 ) -> ConvexAttention:
     """A network with exactly these weights, its attention in the projection form that has exact zeros.
 
@@ -141,10 +146,10 @@ def network_from_heads(
         Weights of the heads.
     bias : ndarray of shape (c,)
         Bias.
-    gates : Gates or None
-        The gates.
-    gate_index : ndarray of shape (m,)
-        Gate of each head.
+    gates : Gates, optional
+        The gates. Default: none.
+    gate_index : ndarray of shape (m,), optional
+        Gate of each head, only with `gates`.
 
     Returns
     -------
@@ -159,7 +164,7 @@ def network_from_heads(
     Examples
     --------
     >>> w1, w2, w3 = np.array([[0.0, 1.0]]), np.array([[2.0, 0.0, 0.0]]), np.array([[0.5]])
-    >>> network = network_from_heads(w1, w2, w3, np.zeros(1), None, np.zeros(1, dtype=int))
+    >>> network = network_from_heads(w1, w2, w3, np.zeros(1))
     >>> X = torch.randn(5, 2, 3, dtype=torch.float64)
     >>> bool(torch.allclose(network(X)[:, 0], X[:, 1, 0]))  # the head reads feature 0 of token 1
     True
