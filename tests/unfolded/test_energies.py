@@ -97,6 +97,17 @@ def test_steps_within_the_bound_descend(name):
         assert (after <= energy.value(tokens) + 1e-12 * (1 + energy.value(tokens).abs())).all()
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_steps_within_the_bound_of_a_majoriser_descend_it(name):
+    energy, at, tokens = CASES[name], draw(5, 2, N, D), draw(8, 2, N, D)
+    quadratic = Energy.majorizer(energy, at)
+    torch.testing.assert_close(quadratic.lipschitz(tokens), energy.lipschitz(at))
+    for bound in (energy.majorizer(at), quadratic):
+        step = 1.99 / bound.lipschitz(tokens)
+        after = bound.value(tokens - step[:, None, None] * bound.gradient(tokens))
+        assert (after <= bound.value(tokens) + 1e-12 * (1 + bound.value(tokens).abs())).all()
+
+
 @pytest.mark.parametrize(("rho", "name"), list(zip(RHOS, RHO_IDS, strict=True)))
 def test_the_energy_is_the_sum_over_undirected_edges(rho, name):
     tokens, graph, rho = draw(3, N, D), random_graph(4, N), get_rho(rho)
