@@ -50,6 +50,11 @@ def test_infinite_logits_are_sure():
         assert early_exit(infinite, threshold)[1].tolist() == used
 
 
+def test_logits_that_are_all_minus_infinity_are_as_sure_as_equal_ones():
+    without = [[[-np.inf, -np.inf]], [[0.0, 0.0]]]
+    assert [early_exit(without, threshold)[1].item() for threshold in (0.0, 0.5, 0.6)] == [1, 1, 2]
+
+
 def test_curve_and_tradeoff():
     logits, y = problem()
     np.testing.assert_allclose(exit_curve(logits, y), (logits.argmax(-1) == y).mean(1))
@@ -81,6 +86,7 @@ def test_tensors_stay_tensors():
         (lambda z, y: exit_curve(z[0], y), "layer_outputs must have shape"),
         (lambda z, y: exit_curve(z[:, :, :1], y), "two or more classes"),
         (lambda z, y: exit_curve(z * np.nan, y), "layer_outputs must not hold NaN"),
+        (lambda z, y: exit_curve(np.where(z == z.max(), np.nan, z), y), "layer_outputs must not hold NaN"),
         (lambda z, y: exit_curve(z, y[1:]), "y must have shape"),
         (lambda z, y: exit_curve(z, y.astype(float)), "y must hold classes as integers"),
         (lambda z, y: exit_curve(z, y.astype(str)), r"got labels; np.searchsorted\(model.classes_, y\) makes"),

@@ -149,6 +149,7 @@ class TestClippingIndex:
     def test_of_no_step_and_of_steps_that_stay_inside_or_are_cut_off(self):
         y = torch.tensor([1.0, 2.0])
         assert clipping_index(torch.zeros(2), y) == 0
+        assert clipping_index(torch.zeros(0), torch.zeros(0)) == 0
         assert clipping_index(torch.tensor([-1.0, 2.0]), y) == 0
         assert clipping_index(torch.tensor([3.0, 0.1]), torch.zeros(2)) == -1
 
