@@ -58,7 +58,6 @@ class Chunks(Source):
             )
         check_optional_counts(n_samples=n_samples)
         self._make = make
-        self._n_samples = 0
         self._sample: tuple[tuple[int, ...], torch.dtype] | None = None
         self._restart()
         while (n_samples is None or not self._end) and self._advance():

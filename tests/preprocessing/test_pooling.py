@@ -170,6 +170,13 @@ def test_weights_of_any_scale_find_the_same_constant_features(size):
     np.testing.assert_allclose(found, StandardScaler().fit(X.reshape(-1, 3)).scale_, rtol=1e-12)
 
 
+def test_features_that_are_zero_stay_zero():
+    X = np.random.default_rng(0).normal(size=(5, 3, 2)) * [1.0, 0.0]
+    standardizer = TokenStandardizer().fit(X)
+    assert standardizer.scale_[1] == 1.0
+    np.testing.assert_array_equal(standardizer.transform(X)[..., 1], 0.0)
+
+
 def test_features_whose_squares_are_too_large_are_not_taken_for_constant_ones():
     with pytest.raises(ValueError, match="squares of X are too large"):
         TokenStandardizer().fit(1e200 * np.random.default_rng(0).normal(size=(5, 3, 2)))
