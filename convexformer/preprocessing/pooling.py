@@ -25,7 +25,7 @@ from convexformer.nn.modules.token_weights import (
     QueryWeights,
     TokenWeights,
 )
-from convexformer.validation import Result, check_positive, check_stream, check_weight, result_of
+from convexformer.validation import Result, check_stream, check_weight, result_of
 from convexformer_solvers.validation import check_counts
 
 from .checking import check_sequences
@@ -280,7 +280,7 @@ class QueryPooling(TokenPooling):
         self, samples: TokenSequences, random_state: np.random.RandomState, sample_weight: NDArray | None = None
     ) -> QueryWeights:
         check_counts(n_queries=self.n_queries)
-        temperature = _checked_temperature(self.temperature, query_temperature(samples.n_features))
+        temperature = query_temperature(samples.n_features) if self.temperature is None else self.temperature
         return QueryWeights(self._queries(samples, random_state, sample_weight), temperature)
 
     def _queries(
@@ -341,7 +341,8 @@ class PrototypePooling(TokenPooling):
     ) -> PrototypeWeights:
         check_counts(n_prototypes=self.n_prototypes)
         centers = _prototypes(samples, self.n_prototypes, random_state, sample_weight)
-        return PrototypeWeights(centers, _checked_temperature(self.temperature, 2.0 * math.sqrt(samples.n_features)))
+        default = 2.0 * math.sqrt(samples.n_features)
+        return PrototypeWeights(centers, default if self.temperature is None else self.temperature)
 
 
 class RelativePositions(TokenPooling):
@@ -535,13 +536,6 @@ def query_temperature(n_features: int) -> float:
     4.898979485566356
     """
     return math.sqrt(n_features) / 4
-
-
-def _checked_temperature(temperature: Any, default: float) -> float:
-    if temperature is None:
-        return default
-    check_positive(temperature=temperature)
-    return float(temperature)
 
 
 def _seed(random_state: np.random.RandomState) -> int:

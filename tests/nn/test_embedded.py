@@ -314,6 +314,16 @@ def test_a_batch_is_drawn_from_the_samples():
         train_jointly(make_problem(), alpha=1.0, batch_size=26)
 
 
+def test_gradients_of_a_batch_count_as_its_share_of_the_samples():
+    state = train_jointly(make_problem(), alpha=0.1, n_steps=10, batch_size=5)
+    assert state.gradient_evaluations == pytest.approx(10 * 2 * 5 / 25)
+
+
+def test_steps_between_calls_are_a_positive_integer():
+    with pytest.raises(ValueError, match="look_every must be a positive integer"):
+        train_jointly(make_problem(), alpha=0.1, look_every=0)
+
+
 def test_an_embedding_to_begin_with_has_a_row_for_each_symbol():
     problem = make_problem()
     with pytest.raises(ValueError, match=r"tables must have shape \(2, 5, 3\), got \(2, 4, 3\)"):

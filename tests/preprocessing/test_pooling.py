@@ -210,6 +210,7 @@ def test_results_keep_the_precision_and_half_gives_single():
     [
         (PoolingUnion([]), "parts must be a list of poolings"),
         (PoolingUnion(["mean"]), "parts must be a list of poolings"),
+        (PoolingUnion([MeanPooling(), "mean"]), "parts must be a list of poolings"),
         (TokenGates(0), "n_gates"),
         (TokenGates(source="other"), "source must be 'random' or 'pairs'"),
         (QueryPooling(0), "n_queries"),

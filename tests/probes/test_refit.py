@@ -1,5 +1,7 @@
 """Re-fits of trained attentive probes: never worse, certified, and with the same queries."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,7 @@ from torch import nn
 
 from convexformer.nn import AttentiveProbe, MeanWeights, ProbeNetwork, TokenPooler, train
 from convexformer.probes import refit_probe
+from convexformer.targets import ClassTargets
 
 SAMPLES = ragged_samples(n_samples=50)
 Y = signal(SAMPLES)
@@ -70,6 +73,15 @@ def test_the_objective_of_the_module_is_that_of_the_certificate(penalty, n_outpu
     loss = (refit.module(TOKENS, REAL) - torch.as_tensor(targets)).square().sum(1).mean() / 2
     objective = loss + 0.05 * refit.module.decay(penalty)
     assert objective.item() == pytest.approx(refit.certificate.primal, rel=1e-9)
+
+
+@pytest.mark.parametrize("penalty", ["nuclear", "group_l2"])
+def test_the_heads_of_pooled_tokens_have_the_certified_objective(penalty):
+    module = probe(3)
+    refit = refit_probe(module, SAMPLES, ONE_HOT, 0.02, loss="softmax", penalty=penalty)
+    pooled = (module.attention(TOKENS, REAL) @ TOKENS).detach()
+    classes = replace(refit.heads, targets=ClassTargets(np.arange(3), refit.heads.loss))
+    assert classes.objective(pooled, ONE_HOT.argmax(1)) == pytest.approx(refit.certificate.primal, rel=1e-9)
 
 
 def test_training_leaves_a_gap_that_the_refit_closes():
