@@ -6,6 +6,8 @@ import torch
 from torch import nn
 
 from convexformer.constrained import DescentConstraints, PrimalDual, exact_readout
+from convexformer.constrained.exact import _Readout
+from convexformer.solvers import get_loss
 
 RNG = np.random.default_rng(0)
 FIRST = RNG.normal(size=(60, 3))
@@ -133,3 +135,29 @@ def test_targets_of_another_loss_are_refused(loss, y, message):
 def test_constraints_of_another_kind_are_named(constraints):
     with pytest.raises(TypeError, match=r"constraints must be a DescentConstraints, .* got (None|\{)"):
         exact_readout(NESTED, Y, constraints, decay=DECAY)
+
+
+def test_the_bound_holds_away_from_the_optimum():
+    problem = _Readout(NESTED, Y[:, None], DescentConstraints(alpha=0.1, c_ref=0.5), DECAY, get_loss("squared"), None)
+    weight, duals = problem.solve()
+    optimum = problem.certified(weight, duals).objective
+    rng = np.random.default_rng(3)
+    for _ in range(10):
+        moved = problem.certified(weight + rng.normal(size=weight.shape), duals * rng.uniform(0.5, 2, size=3))
+        assert moved.bound <= optimum + 1e-6
+
+
+@pytest.mark.parametrize("with_reference", [False, True])
+def test_constraints_of_later_layers_may_bind(with_reference):
+    features = MIXED if with_reference else NESTED[:2]
+    far = {"reference": np.full(len(features), 100.0)} if with_reference else {}
+    loose = exact_readout(features, Y, DescentConstraints(alpha=1e-3, c_ref=100.0), decay=5.0, **far)
+    last, before = loose.losses[-1], loose.losses[-2]
+    alpha = 0.3 if with_reference else 1 - 0.98 * last / before
+    given = {"reference": np.full(len(features), 0.98 * last / 0.7)} if with_reference else {}
+    tight = exact_readout(features, Y, DescentConstraints(alpha=alpha, c_ref=100.0), decay=5.0, **given)
+    limit = 0.98 * last if with_reference else (1 - alpha) * tight.losses[-2]
+    assert tight.duals[-1] > 1e-3
+    assert tight.losses[-1] == pytest.approx(limit, rel=1e-5)
+    assert tight.constraints[-1] == pytest.approx(0.0, abs=1e-5)
+    assert tight.gap == pytest.approx(0.0, abs=1e-5)

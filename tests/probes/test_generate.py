@@ -35,7 +35,8 @@ def test_the_ascent_raises_the_dual_norm(kind, unit, scaled):
 
 def test_samples_that_are_drawn_by_their_dual_values_count_by_one_over_their_odds():
     point = dual_point(n_outputs=1)
-    point = point._replace(values=point.values.abs())
+    some = torch.arange(N)[:, None] % 2  # others are not drawn
+    point = point._replace(values=point.values.abs() * some)
     batch = generate._batch(point, Generation(n_samples=20), np.random.RandomState(0))
     torch.testing.assert_close(batch.values, point.values.sum().expand(20, 1) / 20)
     assert batch.weight.sum().item() == pytest.approx(1.0)
