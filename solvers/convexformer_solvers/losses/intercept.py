@@ -99,12 +99,12 @@ def best_intercept(at: LossAtIntercepts, start: Tensor | None = None) -> Tensor:
     """Minimiser of a mean loss over intercepts, shape ``(c,)``; a good `start` saves steps."""
     b, slope = _newton(at, start)
     negligible = math.sqrt(torch.finfo(b.dtype).eps) * at.unit()
-    if at.loss.output_separable or not math.inf > float(slope.abs().max()) > negligible:
+    if at.loss.output_separable or not (float(slope.abs().max()) > negligible and at.reach < math.inf):
         return b
     # Predictions far apart leave no curvature where there is a slope; the minimiser of nearer ones leads to theirs.
     b = torch.zeros_like(b)
     for shrinking in reversed(range(math.ceil(math.log2(at.reach)))):
-        b = _newton(type(at)(at.loss, at.pred / 2**shrinking, at.y, at.weight), 2 * b)[0]
+        b = _newton(type(at)(at.loss, at.pred / 2.0**shrinking, at.y, at.weight), 2 * b)[0]
     return b
 
 

@@ -687,6 +687,15 @@ class TestBestIntercept:
             slope, _ = LossAtIntercepts(Softmax(), pred, y, weight).slope(best)
             assert float(slope.abs().max()) <= 1e-8
 
+    @pytest.mark.parametrize(
+        ("dtype", "size"), [(torch.float32, 1e30), (torch.float64, 1e300), (torch.float64, 1.7e308)]
+    )
+    def test_softmax_intercepts_of_predictions_beyond_rounding_are_finite(self, dtype, size):
+        pred = size * torch.eye(3, dtype=dtype)[torch.arange(9) // 3]
+        y = torch.eye(3, dtype=dtype)[torch.arange(9) % 3]
+        best = Softmax().best_intercept(pred, y, torch.full((9,), 1 / 9, dtype=dtype))
+        assert bool(torch.isfinite(best).all())
+
     def test_class_that_never_occurs_has_its_best_constant_far_below(self):
         y = torch.eye(3).double()[torch.tensor([0, 1, 1, 0, 1])]
         best = Softmax().best_intercept(torch.zeros(5, 3).double(), y, torch.full((5,), 0.2).double())
