@@ -1004,7 +1004,7 @@ def test_networks_that_are_not_finite_have_no_gap():
         optimality_gap(network, X, y, 0.1)
     with pytest.raises(ValueError, match="verbose must be True or False"):
         optimality_gap(ConvexAttention(3, 2, n_heads=2), X, y, 0.1, verbose="x")
-    with pytest.raises(ValueError, match="w2 must be finite"):
+    with pytest.raises(ValueError, match="coef must be finite"):
         Heads.from_coef(np.full((2, 2, 1), math.nan), alpha=0.1)
 
 
