@@ -68,8 +68,8 @@ def plan(program: Program, warm: bool = False, config: AutoConfig | None = None)
        directions.
     8. Alternating directions, in single and then in double precision, until they have taken a fifth of the time of
        Newton steps; with the squared loss 400 steps at least.
-    9. Newton steps on smoothed objectives, unless point 8 would take too many steps: then semismooth Newton steps,
-       where the loss is not quadratic. Gradient steps where the loss couples the outputs.
+    9. Newton steps on smoothed objectives, unless point 8 would take too many steps. Then semismooth Newton steps,
+       where the loss is not quadratic, and gradient steps where it couples the outputs.
     10. Alternating directions at greater length, and gradient steps without end.
 
     Parameters
@@ -313,10 +313,11 @@ class _Planner:
             yield from self._in_both_precisions("first of all", n_steps)
         elif not self.program.loss.quadratic:
             yield from self._in_both_precisions("first of all", config.first_steps)
-            yield from self._outputs_apart_newton()
         yield from self._newton(config.few_steps)
         if coupled:
             yield self._gradient_steps("the loss couples the outputs: these do not mind", config.few_steps)
+        elif not self.program.loss.quadratic:
+            yield from self._outputs_apart_newton()
         yield from self._in_both_precisions("at greater length", self.config.steps)
 
     def _in_both_precisions(self, why: str, n_steps: float) -> Iterator[Stage]:

@@ -362,7 +362,7 @@ class TestDecisionList:
         assert newton not in algorithms(program, PLAIN)
         early, late = (plan(program, config=dataclasses.replace(PLAIN, newton_share=share)) for share in (0.01, 10.0))
         assert [type(stage.algorithm) for stage in early] == [type(stage.algorithm) for stage in late]
-        assert [type(stage.algorithm) for stage in early] == [Admm, newton, Admm, Fista]
+        assert [type(stage.algorithm) for stage in early] == [Admm, newton, SemismoothNewton, Admm, Fista]
         assert early[0].max_steps == PLAIN.first_steps < late[0].max_steps < PLAIN.steps
         assert newton not in algorithms(program, dataclasses.replace(PLAIN, newton_share=10.0, steps=100))
         assert newton in algorithms(program)
