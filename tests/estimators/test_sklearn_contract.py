@@ -56,15 +56,6 @@ def test_clone_and_pickle(model, kind):
     assert not hasattr(clone(fitted), "coef_")
 
 
-@pytest.fixture
-def every_warning():
-    """Torch tells of some things once in a process; here it does each time."""
-    before = torch.is_warn_always_enabled()
-    torch.set_warn_always(True)
-    yield
-    torch.set_warn_always(before)
-
-
 @pytest.mark.parametrize(("model", "kind"), CASES)
 def test_models_in_read_only_memory_predict_without_a_warning(model, kind, tmp_path, every_warning):
     fitted = clone(model).fit(X, Y[kind])
