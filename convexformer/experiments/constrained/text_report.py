@@ -150,12 +150,13 @@ def remark(settings: ConstrainedTextSettings) -> str:
     -------
     str
     """
-    pairs = len(settings.search.pairs(METHODS[0]))
+    pairs = counted(len(settings.search.pairs(METHODS[0])), "pair")
+    rates, others = counted(len(settings.learning_rates), "learning rate"), counted(len(settings.alphas), "value")
     return (
         f"{settings.n_sentences} sentences, 60% training, 20% validation, 20% test, another split for each seed. Each "
-        f"of the methods tries {pairs} pairs of options ({len(settings.learning_rates)} learning rates, and "
-        f"{len(settings.alphas)} values of alpha or of weight decay), {settings.n_epochs} epochs each "
-        f"({settings.encoder_epochs} for readouts of the encoder), and keeps the run of least validation loss of the "
+        f"of the methods tries {pairs} of options ({rates}, and {others} of alpha or of weight decay), "
+        f"{settings.n_epochs} epochs each ({settings.encoder_epochs} for readouts of the encoder), and keeps the run "
+        "of least validation loss of the "
         "last layer, constrained training among its feasible runs if there are any; constrained runs keep their best "
         "feasible epoch or, where none is feasible, that of least violation, the others their best one. Deep "
         "supervision minimises the sum of the losses of all layers. Noise: standard deviation of Gaussian noise on "

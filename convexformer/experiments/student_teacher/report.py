@@ -109,17 +109,18 @@ def remark(settings: StudentTeacherSettings) -> str:
     str
     """
     outputs = "all outputs" if settings.n_outputs is None else f"{settings.n_outputs} principal directions"
-    n_rates, n_softmax = len(settings.learning_rates), len(settings.softmax_learning_rates)
+    given = settings.learning_rates, settings.softmax_learning_rates
+    rates, softmax_rates = (counted(len(each), "learning rate") for each in given)
     return (
         f"{settings.n_sentences} sentences (60% training, 20% validation, 20% test, another split per seed) x "
         f"{settings.n_tokens} tokens, no padding; target: {outputs} of what {settings.site} of layer {settings.layer} "
         f"puts out at position {settings.target_position}, centred and scaled by one number. objective = mean half "
         "squared error + alpha * decay; above bound = objective - certified lower bound of that class: no network of "
         "it, however trained, gets below; ratio = objective / objective of the certified solution. Search on "
-        f"validation sentences: convex {settings.n_alphas} alphas; Adam on its networks {n_rates} learning rates at "
+        f"validation sentences: convex {settings.n_alphas} alphas; Adam on its networks {rates} at "
         f"the same alpha, as many heads as the certified solution, {settings.n_steps} full-batch steps each, or for "
         f"each rate the seconds of the convex fit, chosen by objective; softmax attention "
-        f"({settings.softmax_heads} heads of width {settings.softmax_head_width}) {n_softmax} learning rates x "
+        f"({settings.softmax_heads} heads of width {settings.softmax_head_width}) {softmax_rates} x "
         f"{len(settings.softmax_alphas)} alphas per output, {settings.n_steps} steps each and the best step; ridge "
         f"{len(settings.ridge_alphas)} weights. choice s = seconds of that search without the final fit. The objective "
         "of softmax attention is of another class and not to be compared. R2 weights outputs by variance; test error = "

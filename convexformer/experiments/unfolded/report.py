@@ -156,6 +156,7 @@ def remark(settings: UnfoldedSettings) -> str:
     -------
     str
     """
+    rates = counted(len(settings.learning_rates), "learning rate")
     return (
         f"Energies: {settings.n_shown} test sentences, {settings.n_layers} layers of shared weights, initial or "
         f"trained with layers of eq. (20) to classify; damped layers have steps of {settings.step}. Without an anchor "
@@ -165,7 +166,7 @@ def remark(settings: UnfoldedSettings) -> str:
         "to lower. "
         f"Classification: {settings.n_sentences} sentences, 60% training, 20% validation, 20% test, another split for "
         f"each seed; all networks have the same mean pooling and readout, nearly as many parameters, and the same "
-        f"search: {len(settings.learning_rates)} learning rates x {settings.n_steps} steps of AdamW, batches of "
+        f"search: {rates} x {settings.n_steps} steps of AdamW, batches of "
         f"{settings.batch_size}, the weights of least validation loss. Unfolded networks have {settings.train_layers} "
         "layers of shared weights and of the width of the vectors; the standard transformer has one layer, narrower as "
         "it has more weights a layer, which tokens pass once or, looped, as often as those of the unfolded ones. "
