@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,10 +18,16 @@ class LossAtIntercepts:
 
     def __init__(self, loss: Loss, pred: Tensor, y: Tensor, weight: Tensor) -> None:
         self.loss, self.pred, self.y, self.weight = loss, pred, y, weight
-        # No step is longer than twice the largest residual, or than one where the loss couples the outputs.
-        self.reach = max(2 * float((pred - y).abs().max()), 0.0 if loss.output_separable else 1.0)
         self._size = 0.0  # of the last slope
         self._inverse: Tensor  # of the last Hessian
+
+    @cached_property
+    def reach(self) -> float:
+        """Length of a step at most: twice the largest residual, or 1 if that is more and the loss couples the outputs.
+
+        It is computed where it is asked for, as few steps are long.
+        """
+        return max(2 * float((self.pred - self.y).abs().max()), 0.0 if self.loss.output_separable else 1.0)
 
     def unit(self) -> float:
         """Size of the slopes at predictions that are zero."""
@@ -49,7 +56,8 @@ class LossAtIntercepts:
             self._inverse = _pseudoinverse(self.hessian(b, slope), min(self.loss.smoothness, 1.0))
         self._size = size
         step = -(self._inverse @ slope)
-        return step * (self.reach / max(float(step.abs().max()), self.reach))
+        longest = float(step.abs().max())
+        return step * min(1.0, self.reach / longest) if longest > 1 else step
 
 
 class SoftmaxAtIntercepts(LossAtIntercepts):
