@@ -170,11 +170,8 @@ class Program:
         if self.n_parts == 1:
             return self
         n_parts, penalty = self.penalty.of_part(self.y.shape[1])
-        width, result = self.y.shape[1] // n_parts, copy.copy(self)  # all has been checked
-        own = self.y[:, number * width : (number + 1) * width]
-        for name, value in (("y", own), ("penalty", penalty), ("_known", {})):
-            object.__setattr__(result, name, value)
-        return result
+        width = self.y.shape[1] // n_parts
+        return self._changed({}, y=self.y[:, number * width : (number + 1) * width], penalty=penalty)
 
     @_WithoutAlpha
     def weight(self) -> Tensor:
@@ -186,7 +183,7 @@ class Program:
         return (weight / weight.sum()).to(self.y)
 
     @_WithoutAlpha
-    def _counted(self) -> Tensor | None:
+    def counted(self) -> Tensor | None:
         """Which samples have a positive weight, shape (N,); None where all have."""
         counted = self.weight > 0
         return None if bool(counted.all()) else counted
@@ -214,15 +211,18 @@ class Program:
     def with_alpha(self, alpha: float) -> Program:
         """The same program with another positive `alpha`; all that does not depend on it is computed once."""
         check_alpha(alpha)
-        result = copy.copy(self)  # the rest has been checked
-        object.__setattr__(result, "alpha", float(alpha))
-        return result
+        return self._changed(self._known, alpha=float(alpha))
 
     def with_map(self, linear_map: LinearMap) -> Program:
         """The same program on other features of its samples; what does not depend on features is kept."""
-        result = copy.copy(self)  # the rest has been checked
-        kept = {name: self._known[name] for name in ("weight", "_counted", "null_intercept") if name in self._known}
-        for name, value in (("map", linear_map), ("_known", kept)):
+        of_samples = ("weight", "counted", "null_intercept")
+        kept = {name: value for name, value in self._known.items() if name in of_samples}
+        return self._changed(kept, map=linear_map)
+
+    def _changed(self, known: dict[str, Any], **changes: Any) -> Program:
+        """A copy with changes that need no check, and with what is known of it."""
+        result = copy.copy(self)
+        for name, value in (changes | {"_known": known}).items():
             object.__setattr__(result, name, value)
         return result
 
@@ -254,8 +254,7 @@ class Program:
 
     def drop_zero_weights(self) -> Program:
         """The same program without its samples of weight zero."""
-        kept = self.weight > 0
-        return self if bool(kept.all()) else self.rows(kept.nonzero()[:, 0])
+        return self if self.counted is None else self.rows(self.counted.nonzero()[:, 0])
 
     def loss_value(self, pred: Tensor) -> Tensor:
         """Mean loss of predictions of shape (N, c), intercept included; a scalar."""
@@ -267,7 +266,7 @@ class Program:
 
     def of_counted(self, values: Tensor) -> Tensor:
         """Values of the samples, shape (N,) or (N, k), with zeros in place of those, even infinite, of weight zero."""
-        if (counted := self._counted) is None:
+        if (counted := self.counted) is None:
             return values
         return torch.where(counted if values.ndim == 1 else counted[:, None], values, 0.0)
 

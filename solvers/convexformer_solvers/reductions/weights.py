@@ -20,10 +20,10 @@ class DropZeroWeights(Reduction):
     """The program on its samples of positive weight; others have predictions and a dual point of zero."""
 
     def accepts(self, program: Program) -> bool:
-        return not bool((program.weight > 0).all())
+        return program.counted is not None
 
-    def apply(self, program: Program) -> tuple[Program, Tensor]:
-        return program.drop_zero_weights(), program.weight > 0
+    def apply(self, program: Program) -> tuple[Program, Tensor | None]:
+        return program.drop_zero_weights(), program.counted
 
     def restrict(self, point: Point, data: Tensor) -> Point:
         return point.with_changed(_OF_SAMPLES, lambda values: values[data])
