@@ -176,7 +176,7 @@ class ConvexProbeBase(ConvexAttentionBase):
         coef, intercept = self._solution
         coef = torch.cat([coef, coef.new_zeros((n_new, *coef.shape[1:]))]).to(program.y.device)
         start = (coef, intercept.to(coef.device))
-        program = replace(problem.program, map=linear_map)
+        program = problem.program.with_map(linear_map)
         return replace(problem, program=program, pooler=pooler, start=start), violation
 
     def _store(self, problem: Problem, result: SolverResult, like: Any) -> None:
