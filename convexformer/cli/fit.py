@@ -105,8 +105,7 @@ def _fit(options: argparse.Namespace, is_first: bool) -> dict[str, Any]:
     y, weight, task = arrays["y"], arrays.get("sample_weight"), _task(options, arrays["y"])
     model = _new_model(task, options)
     X = samples_of({**arrays, "X": X}, options.file, options.probe)
-    given = [path for path in (options.file, options.targets, options.resume) if path is not None]
-    check_target(options.model, *given)  # before the minutes that a fit may take
+    check_target(options.model, options.file, options.targets, options.resume)  # before the minutes that a fit may take
     from convexformer.estimators.persistence import save_model
 
     try:
