@@ -48,7 +48,7 @@ def summarise(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def has_diverged(row: dict[str, Any]) -> bool:
-    """Whether a run came to no end; reports of old say nothing of it, as all their runs did."""
+    """Whether the losses of a run became infinite. Reports made before such runs were recorded hold none of them."""
     return row.get("diverged") is not None
 
 

@@ -134,8 +134,10 @@ def _load(settings: StudentTeacherSettings, cache: str | os.PathLike[str], quiet
 
 def _fresh(settings: StudentTeacherSettings, data: Activations) -> dict[str, Any]:
     """The report of no seed."""
-    teacher = Teacher(settings.model, settings.layer, settings.site, torch.device("cpu"))
-    chosen = {} if settings.model is None else {"model_fingerprint": teacher.fingerprint()}  # the default never changes
+    chosen = {}
+    if settings.model is not None:  # the default never changes
+        teacher = Teacher(settings.model, settings.layer, settings.site, torch.device("cpu"))
+        chosen["model_fingerprint"] = teacher.fingerprint()
     return {
         "settings": settings.as_json(),
         "data": {
