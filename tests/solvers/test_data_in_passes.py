@@ -579,3 +579,13 @@ def test_certificates_of_one_read_at_other_intercepts_than_the_best(name, scale,
     if name == "huber":
         torch.testing.assert_close(norms, torch.full_like(norms, program.alpha))  # that far from zero as is feasible
     assert float((program.weight @ theta).abs().max()) <= 1e-12 * float(theta.abs().max())
+
+
+@pytest.mark.parametrize("output", [0, 1])
+def test_one_intercept_far_off_leaves_a_certificate_of_one_read_its_digits(output):
+    program = program_of("squared", "group_l2")
+    program = program.with_alpha(0.1 * program.alpha_max)
+    moved = program.null_intercept + 1e9 * torch.eye(2).double()[output]
+    theta = certify(on_disk(program), torch.zeros(program.coef_shape), moved).dual_point
+    norms = program.penalty.group_dual_norms(program.weighted_adjoint(theta))
+    assert float(norms.max()) <= program.alpha * (1 + 1e-10)

@@ -113,6 +113,18 @@ class TestValues:
         program = Program(data, torch.full((6, 1), 3.0).double(), Squared(), GroupL2(), 0.1, fit_intercept=True)
         assert 0 < program.null_value < 1e-8
 
+    @every_loss
+    def test_null_value_is_that_of_double_precision(self, loss):
+        program = make_program(loss, weighted=True, intercept=True).to(torch.float32)
+        wanted = numpy_primal(program, torch.zeros(program.coef_shape), program.with_float64_targets().null_intercept)
+        assert program.null_value == pytest.approx(wanted, rel=1e-12)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_null_value_that_is_rounding_is_a_share_of_the_terms_in_the_precision_of_the_data(self, dtype):
+        data, y = DenseMap(randn(6, 2, 1, dtype=dtype)), torch.full((6, 1), 3.0, dtype=dtype)
+        program = Program(data, y, Squared(), GroupL2(), 0.1, fit_intercept=True)
+        assert program.null_value == pytest.approx(1e6 * torch.finfo(dtype).eps * 4.5)
+
     def test_with_alpha_changes_nothing_else(self):
         program = make_program("huber", "nuclear", intercept=True, weighted=True)
         other = program.with_alpha(2.5)
