@@ -1,6 +1,7 @@
 """Maps of data on a disk: the same products as in memory, in few passes, with little memory."""
 
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -133,6 +134,32 @@ def test_few_samples_are_read_by_themselves():
     few = streamed.rows(torch.tensor([0, 500, 999]))
     assert isinstance(few, DenseMap)
     assert streamed.traffic().read_bytes == 3 * 6 * 8
+
+
+@pytest.mark.parametrize(
+    ("places", "reads"),
+    [
+        ([2, 4, 6], [slice(2, 7)]),
+        ([2, 4, 9], [slice(2, 3), slice(4, 5), slice(9, 10)]),
+        ([0, 0, 7, 8, 20, 20], [slice(0, 1), slice(7, 9), slice(20, 21)]),
+    ],
+)
+def test_samples_are_taken_together_where_half_of_those_between_are_wanted(places, reads):
+    source = Rows(randn(N, 3, 2))
+    assert torch.equal(source.take(torch.tensor(places)), source.data[places])
+    assert source.reads == reads
+
+
+def test_integers_are_widened_by_fractions():
+    data, further = torch.arange(N * 6, dtype=torch.int8).reshape(N, 3, 2), randn(N, 2, dtype=torch.float32)
+    streamed, coef = StreamedMap(Rows(data), chunk=24).widened(further), randn(3, 4, 1)
+    torch.testing.assert_close(streamed.matvec(coef), DenseMap(data.float()).widened(further).matvec(coef))
+
+
+def test_seconds_of_reading_are_within_those_of_the_product():
+    streamed, began = StreamedMap(Rows(randn(N, 3, 2)), chunk=24), time.perf_counter()
+    streamed.rmatvec(randn(N, 1))
+    assert 0 < streamed.traffic().read_seconds <= time.perf_counter() - began
 
 
 @pytest.mark.parametrize("derived", [lambda streamed: streamed, SignedMap, PaddedMap])
