@@ -119,6 +119,14 @@ class TestValues:
         wanted = numpy_primal(program, torch.zeros(program.coef_shape), program.with_float64_targets().null_intercept)
         assert program.null_value == pytest.approx(wanted, rel=1e-12)
 
+    def test_null_value_of_a_rare_class_is_its_entropy_in_single_precision_too(self):
+        y = -torch.ones(200, 1)
+        y[0] = 1.0
+        program = Program(DenseMap(randn(200, 2, 1, dtype=torch.float32)), y, Logistic(), GroupL2(), 0.1, None, True)
+        share = 1 / 200
+        entropy = -share * math.log(share) - (1 - share) * math.log1p(-share)
+        assert program.null_value == pytest.approx(entropy, rel=1e-12)
+
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
     def test_null_value_that_is_rounding_is_a_share_of_the_terms_in_the_precision_of_the_data(self, dtype):
         data, y = DenseMap(randn(6, 2, 1, dtype=dtype)), torch.full((6, 1), 3.0, dtype=dtype)

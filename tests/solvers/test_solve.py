@@ -683,6 +683,17 @@ class TestNoWorseThanTheStart:
         assert result.certificate.primal == pytest.approx(program.null_value)
         assert result.history.primal[-1] == result.certificate.primal
 
+    @pytest.mark.parametrize("value", [math.nan, math.inf])
+    def test_steps_that_leave_the_range_of_the_precision_return_the_start(self, value, monkeypatch):
+        monkeypatch.setattr(
+            _AwayFromStart, "step", lambda self, program, state: state._replace(coef=state.coef + value)
+        )
+        program = hard_program()
+        with pytest.warns(ConvergenceWarning):
+            result = solve(program, _AwayFromStart(), tol=1e-8, max_iter=3)
+        assert not result.coef.any()
+        assert result.certificate.primal == pytest.approx(program.null_value)
+
     def test_of_a_start_worse_than_the_best_constant_model_that_model_is_returned(self):
         program = hard_program()
         start = torch.full(program.coef_shape, 1e6, dtype=torch.float64), program.null_intercept

@@ -114,3 +114,25 @@ def test_auto_is_sharp_with_cross_entropy_where_tokens_are_correlated_and_regula
     program = program.with_alpha(ratio * program.alpha_max)
     result = solve(program, Auto(), tol=1e-8, max_iter=99)
     assert result.certificate.relative_gap <= 1e-8
+
+
+@pytest.mark.parametrize("intercept_scale", [0.0, 0.7])
+@pytest.mark.parametrize("n_groups", [0, 1, 3])
+@pytest.mark.parametrize("d", [1, 2])
+def test_systems_of_few_groups_have_the_solution_of_their_matrix(d, n_groups, intercept_scale):
+    data, blocks = randn(9, 4, d), torch.tensor([0, 2, 3])[:n_groups]
+    units = torch.nn.functional.normalize(randn(n_groups, d, seed=1), dim=1)
+    shrinkage, curvature, target = (
+        torch.linspace(0.3, 1.0, 3).double()[:n_groups],
+        randn(9, seed=2).abs(),
+        randn(9, seed=3),
+    )
+    kernel = torch.full((9, 9), intercept_scale).double()
+    for block, scale, unit in zip(blocks, shrinkage, units, strict=True):
+        jacobian = scale * torch.eye(d) + (1 - scale) * torch.outer(unit, unit)
+        kernel += data[:, block] @ jacobian @ data[:, block].T
+    wanted = torch.linalg.solve(torch.eye(9) + 1.3 * kernel * curvature, target)
+    found = NewtonSystem(DenseMap(data), intercept_scale).solve(
+        ProxJacobian(blocks, shrinkage, units), 1.3, curvature, target
+    )
+    torch.testing.assert_close(found, wanted)
