@@ -103,6 +103,21 @@ def test_few_blocks_of_many_pass_the_check(gated, d):
     check_map(linear_map)
 
 
+@both_maps
+def test_products_of_few_blocks_in_another_precision(gated):
+    linear_map, blocks = make_map(gated, n=9, blocks=80, d=20, h=2, dtype=torch.float32), torch.tensor([3])
+    assert linear_map.few(1)
+    exact, coef, values = linear_map.to(torch.float64), randn(1, 20, 2), randn(9, 2)
+    torch.testing.assert_close(linear_map.matvec_blocks(blocks, coef), exact.matvec_blocks(blocks, coef))
+    torch.testing.assert_close(linear_map.rmatvec_blocks(blocks, values), exact.rmatvec_blocks(blocks, values))
+
+
+def test_weighted_gram_matrices_are_those_of_their_columns():
+    columns, weight = randn(9, 3), torch.arange(9.0).double()
+    wanted = columns.T @ torch.diag(weight) @ columns
+    torch.testing.assert_close(DenseMap(randn(9, 2)).weighted_gram(columns, weight), wanted)
+
+
 @pytest.mark.parametrize("d", [1, 4, 16, 64])
 def test_few_blocks_are_read_one_by_one(d):
     data = randn(9, 80, d)
