@@ -30,5 +30,5 @@ class FallingAlpha:
     def __call__(self, step: int) -> float:
         if self.first is None or step >= self.hold_steps + self.fall_steps:
             return self.last
-        share = max(0, step - self.hold_steps) / self.fall_steps if step > self.hold_steps else 0.0
+        share = (step - self.hold_steps) / self.fall_steps if step > self.hold_steps else 0.0
         return self.first * (self.last / self.first) ** share

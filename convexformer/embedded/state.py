@@ -93,7 +93,7 @@ class EmbeddedState:
         """
         double = self.problem.double()
         program = double.program(self.tables.double(), self.alpha if alpha is None else alpha)
-        start = (self.coef.double(), torch.zeros(self.coef.shape[-1], dtype=torch.float64, device=self.coef.device))
+        start = (self.coef, torch.zeros(self.coef.shape[-1]))
         return solve(program, get_solver(solver), tol=tol, max_iter=max_iter, start=start)
 
 

@@ -7,6 +7,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from sklearn.exceptions import ConvergenceWarning
 
 from convexformer.embedded import (
     EmbeddedProblem,
@@ -97,6 +98,12 @@ class TestProjection:
         result = state.certified_head(1e-8)
         assert result.certificate.relative_gap <= 1e-8
         assert result.certificate.dual <= state.objective() <= result.certificate.primal * (1 + 1e-3)
+
+    def test_the_certified_head_starts_from_the_block(self):
+        state = train_by_projection(make_problem(), alpha=0.01, n_steps=10, head_steps=100)
+        with pytest.warns(ConvergenceWarning):
+            head = state.certified_head(1e-12, max_iter=1)
+        assert head.certificate.primal <= state.objective() * (1 + 1e-12)
 
     def test_work_is_counted(self):
         states = []
@@ -256,6 +263,7 @@ class TestBoth:
         [
             ({"alpha": 0.0}, "alpha must be a positive finite number"),
             ({"alpha": 1.0, "first_alpha": 0.5}, "first_alpha must be at least alpha"),
+            ({"alpha": 1.0, "first_alpha": np.inf}, "first_alpha must be a positive finite number"),
             ({"alpha": 1.0, "n_steps": 0}, "n_steps must be a positive integer"),
             ({"alpha": 1.0, "lr": -1.0}, "lr must be a positive finite number"),
             ({"alpha": 1.0, "schedule": "linear"}, r"schedule must be one of \['constant', 'cosine'\], got 'linear'"),
@@ -292,6 +300,7 @@ def test_weight_without_a_first_one_is_constant():
     assert [alphas(step) for step in (0, 3, 100)] == [0.1, 0.1, 0.1]
     assert FallingAlpha(0.1, 1.0, 2, 0)(1) == 1.0
     assert FallingAlpha(0.1, 1.0, 2, 0)(2) == 0.1
+    assert FallingAlpha(0.1, 0.1, 2, 2)(3) == 0.1
 
 
 @pytest.mark.parametrize(
