@@ -459,6 +459,54 @@ def test_prediction_on_other_shapes_is_an_error():
             heads.predict(other)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"w1": [[1.0, 0.0], [0.5, 0.4]]}, "rows of w1 must be non-negative and sum to 1"),
+        ({"w1": np.ones(2) / 2}, r"w1, w2, w3 must be arrays of shapes \(m, n\), \(m, d\), \(m, c\), got \(2,\)"),
+        ({"w2": np.ones(2)}, r"w1, w2, w3 must be .* got \(2, 2\), \(2,\), \(2, 1\)"),
+        ({"w3": np.ones((2, 1, 1))}, r"w1, w2, w3 must be .* got \(2, 2\), \(2, 3\), \(2, 1, 1\)"),
+        ({"w2": np.ones((1, 3))}, r"w1, w2, w3 must be .* got \(2, 2\), \(1, 3\), \(2, 1\)"),
+        ({"w3": np.ones((1, 1))}, r"w1, w2, w3 must be .* got \(2, 2\), \(2, 3\), \(1, 1\)"),
+        ({"intercept": np.zeros(2)}, r"intercept must have shape \(1,\), got \(2,\)"),
+        ({"gates": Gates(np.eye(2), np.ones((2, 3))), "gate_index": [0, 2]}, "gate_index must hold positions of the 2"),
+        (
+            {"gates": Gates(np.eye(2), np.ones((2, 3))), "gate_index": [-1, 0]},
+            "gate_index must hold positions of the 2",
+        ),
+    ],
+)
+def test_parts_of_heads_fit_together(change, message):
+    parts = {"w1": np.eye(2), "w2": np.ones((2, 3)), "w3": np.ones((2, 1)), "intercept": np.zeros(1)} | change
+    with pytest.raises(ValueError, match=message):
+        Heads(**parts, loss="squared", penalty="nuclear", alpha=0.1)
+
+
+def test_parts_of_sequence_heads_fit_together():
+    w1, w2, w3 = np.eye(2)[None], np.ones((1, 3)), np.ones((1, 1))
+    options = {"alpha": 0.1, "form": "stochastic"}
+    for wrong in ((w1[0], w2, w3), (w1, w2[0], w3), (w1, w2, w3[0]), (w1, np.ones((2, 3)), w3), (w1, w2, w3[:0])):
+        with pytest.raises(ValueError, match=r"w1, w2, w3 must be arrays of shapes \(m, n_targets, n_tokens\)"):
+            SequenceHeads(*wrong, np.zeros((2, 1)), **options)
+    with pytest.raises(ValueError, match=r"w1 must be non-negative, got -0\.5"):
+        SequenceHeads([[[1.5, -0.5], [0.0, 1.0]]], w2, w3, np.zeros((2, 1)), **options)
+    one_row = np.array([[[1.0, 0.0], [0.0, 0.0]], [[1.0, 0.0], [0.0, 1.0]]])
+    for w1 in (one_row, one_row[::-1], 0.5 * one_row[:1]):
+        with pytest.raises(ValueError, match="w1 must have one row in the simplex per head"):
+            SequenceHeads(
+                w1, np.ones((len(w1), 3)), np.ones((len(w1), 1)), np.zeros((2, 1)), alpha=0.1, form="single_row"
+            )
+
+
+def test_an_alpha_in_single_precision_leaves_the_objective_in_double():
+    X, alpha = np.ones((1, 2, 3)), np.float32(0.1)
+    heads = Heads(np.eye(2), np.ones((2, 3)) / 3, np.ones((2, 1)), np.zeros(1), "squared", "nuclear", alpha)
+    w1, w2, w3 = np.eye(2)[None], np.ones((1, 3)) / 3, np.ones((1, 1))
+    sequences = SequenceHeads(w1, w2, w3, np.zeros((2, 1)), alpha=alpha, form="stochastic")
+    for part, y in ((heads, np.zeros(1)), (sequences, np.zeros((1, 2)))):
+        assert float(part.objective(X, y)) == part.replace(alpha=float(alpha)).objective(X, y)
+
+
 def test_gates_and_their_index_come_together():
     weights = (np.eye(2), np.ones((2, 3)), np.ones((2, 1)), np.zeros(1), "squared", "nuclear", 0.1)
     with pytest.raises(ValueError, match="gates and gate_index"):
