@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any, NamedTuple, TypeVar, cast
@@ -95,8 +96,8 @@ def across_ranks(method: _Method) -> _Method:
         call = signature.bind(self, *args, **kwargs)
         given = call.arguments
         X, share = own_samples(self, given["X"], reset=True)
-        local = _in_turn(group, lambda: _read(self, X, reset=True))
-        _check_alike(group.all(_described(self)))
+        local, described = _in_turn(group, lambda: (_read(self, X, reset=True), _described(self)))
+        _check_alike(group.all(described))
         arrays = _in_turn(group, lambda: _own([given.get(name) for name in _PER_SAMPLE], share))
         found = group.gather([len(local), *arrays])
         joined = _in_turn(group, lambda: _joined(found))
@@ -265,13 +266,19 @@ def _in_turn(group: Ranks, run: Callable[[], Any]) -> Any:
 
 
 # Parameters that each rank may have its own of.
-_OF_RANK = ("device", "memory_limit", "n_jobs", "resume", "verbose")
+_OF_RANK = ("callback", "device", "memory_limit", "n_jobs", "resume", "verbose")
 
 
 def _described(estimator: Any) -> dict[str, Any]:
-    """What must be the same on all ranks that have it, by name: text and numbers among the parameters, and of `X`."""
+    """What must be the same on all ranks that have it, by name: parameters, and what `X` is like.
+
+    Parameters other than text and numbers are compared by their ``repr``, in which an address says nothing.
+    """
     given = {name: value for name, value in estimator.get_params(deep=False).items() if name not in _OF_RANK}
-    described = {name: value for name, value in given.items() if isinstance(value, (str, int, float, type(None)))}
+    described = {
+        name: value if isinstance(value, (str, int, float, type(None))) else re.sub("0x[0-9a-fA-F]+", "", repr(value))
+        for name, value in given.items()
+    }
     described |= {"estimator": type(estimator).__name__, "dimensions of X": getattr(estimator, "_n_dims", None)}
     names = getattr(estimator, "feature_names_in_", None)
     return described if names is None else described | {"feature names of X": list(names)}
@@ -282,7 +289,7 @@ def _check_alike(of_ranks: list[dict[str, Any]]) -> None:
     for name, first in of_ranks[0].items():
         for rank, of_rank in enumerate(of_ranks):
             own = of_rank.get(name, first)
-            if own != first:
+            if own != first and repr(own) != repr(first):  # NaN is not equal to itself
                 raise ValueError(
                     f"{name} must be the same on all ranks, got {first!r} on rank 0, {own!r} on rank {rank}"
                 )

@@ -564,6 +564,9 @@ def failures(path):
             X[rows], [(lambda: 0) if last else 0 for _ in y[rows]]
         ),
         "other parameter": lambda: clone(model).set_params(alpha=0.1 if last else 0.2).fit(X[rows], y[rows]),
+        "other loss": lambda: clone(model).set_params(loss=Huber(0.1 if last else 0.2)).fit(X[rows], y[rows]),
+        "other alphas": lambda: clone(ESTIMATORS["cv"]).set_params(alphas=[0.1 if last else 0.2]).fit(X[rows], y[rows]),
+        "parameter that is not a number": lambda: clone(model).set_params(alpha=np.nan).fit(X[rows], y[rows]),
         "other names": lambda: model.fit(
             pd.DataFrame(X[rows][:, :2, 0], columns=list("ba" if last else "ab")), y[rows]
         ),
