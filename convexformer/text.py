@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from convexformer.validation import is_one_of
+
 from .datasets._activations import Site, fill
 from .datasets._sentences import read_sentences
 from .datasets._teacher import Teacher
@@ -111,7 +113,7 @@ class EncoderWithHeads(nn.Module):
     ) -> None:
         super().__init__()
         own_tokens, n_features = _sizes(heads)
-        if site not in ("attention", "layer"):
+        if not is_one_of(site, ("attention", "layer")):
             raise ValueError(f"site must be 'attention' or 'layer', got {site!r}")
         place = check_device(device, torch.device("cpu"))
         self._teacher = Teacher(model, layer, site, place)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sized
+from collections.abc import Collection, Iterator, Sized
 from contextlib import contextmanager
 from math import inf, isqrt
 from numbers import Integral, Real
@@ -18,7 +18,7 @@ from sklearn.utils.validation import assert_all_finite, validate_data
 from torch import Tensor
 
 from convexformer_solvers import LinearMap, Loss
-from convexformer_solvers.validation import PRECISIONS, is_real
+from convexformer_solvers.validation import PRECISIONS, check_counts, is_real
 
 FLOATS = (np.float64, np.float32, np.float16)  # that scikit-learn's checks leave as they are
 HALF = (torch.float16, torch.bfloat16)
@@ -506,6 +506,17 @@ def is_integer(value: Any, least: int | None = None) -> TypeGuard[int]:
     return whole and (least is None or int(value) >= least)
 
 
+def is_one_of(value: Any, choices: Collection[str]) -> TypeGuard[str]:
+    """Whether a value is one of some words; a list or an array is none, which ``in`` may not be asked.
+
+    Examples
+    --------
+    >>> is_one_of("mean", ("mean", "last")), is_one_of(np.array(["mean", "last"]), ("mean", "last"))
+    (True, False)
+    """
+    return isinstance(value, str) and value in choices
+
+
 def check_optional_counts(**counts: Any) -> None:
     """Raise ``ValueError`` naming the first argument that is neither a positive integer nor ``None``.
 
@@ -516,6 +527,8 @@ def check_optional_counts(**counts: Any) -> None:
     for name, value in counts.items():
         if value is not None and not is_integer(value, 1):
             raise ValueError(f"{name} must be a positive integer or None, got {value!r}")
+        if value is not None:
+            check_counts(**{name: value})
 
 
 def check_positive(**numbers: Any) -> None:

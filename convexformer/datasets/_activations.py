@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from convexformer.storage.manifest import read_array, read_manifest
-from convexformer.validation import check_device, check_optional_counts
+from convexformer.validation import check_device, check_optional_counts, is_one_of
 from convexformer_solvers.validation import check_counts
 
 from ._encoders import fill, run_batches
@@ -194,9 +194,9 @@ def load_attention_activations(
     if shards is not None:
         given = {"layer": layer, "n_tokens": n_tokens, "site": site, "short": short, "batch_size": batch_size}
         return _read_shards(shards, sentences, model, n_sentences, given | {"cache": cache, "device": device})
-    if site not in ("attention", "layer"):
+    if not is_one_of(site, ("attention", "layer")):
         raise ValueError(f"site must be 'attention' or 'layer', got {site!r}")
-    if short not in ("error", "drop", "pad"):
+    if not is_one_of(short, ("error", "drop", "pad")):
         raise ValueError(f"short must be 'error', 'drop' or 'pad', got {short!r}")
     check_counts(n_tokens=n_tokens, batch_size=batch_size)
     check_optional_counts(n_sentences=n_sentences)

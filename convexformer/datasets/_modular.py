@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from convexformer.validation import check_optional_counts, check_stream, is_integer, is_prime
+from convexformer.validation import check_optional_counts, check_stream, is_integer, is_one_of, is_prime
 from convexformer_solvers.validation import as_dtype, is_real
 
 Operation = Literal["+", "-", "x", "/"]
@@ -214,13 +214,13 @@ def _check(p: Any, operation: Any, fraction: Any, distinct: Any, encoding: Any) 
     """Refuse wrong arguments; modulus and fraction as Python numbers."""
     if not is_integer(p, 2):
         raise ValueError(f"p must be an integer of at least 2, got {p!r}")
-    if operation not in get_args(Operation):
+    if not is_one_of(operation, get_args(Operation)):
         raise ValueError(f"operation must be '+', '-', 'x' (for multiplication) or '/', got {operation!r}")
     if not (is_real(fraction) and 0 < float(fraction) < 1):
         raise ValueError(f"fraction must be a number between 0 and 1, both excluded, got {fraction!r}")
     if not isinstance(distinct, (bool, np.bool_)):
         raise ValueError(f"distinct must be True or False, got {distinct!r}")
-    if encoding not in get_args(Encoding):
+    if not is_one_of(encoding, get_args(Encoding)):
         raise ValueError(f"encoding must be 'index', 'one_hot' or 'fourier', got {encoding!r}")
     return int(p), float(fraction)
 

@@ -25,6 +25,7 @@ from convexformer.validation import (
     check_stream,
     check_weight,
     is_integer,
+    is_one_of,
     predictions,
     result_of,
 )
@@ -271,8 +272,7 @@ class ConvexAttentionBase(TargetEstimator, CertifiedEstimator):
         drawn = " and ".join(filter(None, ("" if is_integer(self.random_state) else self._drawn, other)))
         if resume is not None and drawn:
             raise ValueError(
-                f"resume={os.fspath(resume)!r} needs an int as random_state: without one a later call draws "
-                f"other {drawn}"
+                f"resume={str(resume)!r} needs an int as random_state: without one a later call draws other {drawn}"
             )
 
     # Building the program
@@ -326,10 +326,10 @@ class ConvexAttentionBase(TargetEstimator, CertifiedEstimator):
         return Problem(program, targets, gates, sample_weight, interruption)
 
     def _gate_source(self, is_grid: bool) -> GateSource | None:
-        if self.activation not in ACTIVATIONS:
+        if not is_one_of(self.activation, ACTIVATIONS):
             hint = (
                 " The theory does not cover a ReLU whose gates are trained; 'gated_relu' has fixed gates."
-                if self.activation == "relu"
+                if is_one_of(self.activation, ("relu",))
                 else ""
             )
             raise ValueError(f"activation must be one of {ACTIVATIONS}, got {self.activation!r}.{hint}")

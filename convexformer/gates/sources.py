@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from convexformer.validation import is_integer
+from convexformer.validation import is_integer, is_one_of
 from convexformer_solvers.validation import check_counts, check_kind
 
 from .base import Gates, GateSource, TrainingData
@@ -139,7 +139,7 @@ class FourierGates(GateSource):
         chosen = self.frequencies
         if chosen is not None and not (np.ndim(chosen) == 1 and len(chosen) and all(is_integer(f) for f in chosen)):
             raise ValueError(f"frequencies must be a sequence of integers with at least one, got {chosen!r}")
-        if self.token_weights not in ("one", "signs"):
+        if not is_one_of(self.token_weights, ("one", "signs")):
             raise ValueError(f"token_weights must be 'one' or 'signs', got {self.token_weights!r}")
 
     def make(self, data: TrainingData, random_state: np.random.RandomState) -> Gates:

@@ -25,7 +25,7 @@ from convexformer.nn.modules.token_weights import (
     QueryWeights,
     TokenWeights,
 )
-from convexformer.validation import Result, check_stream, check_weight, result_of
+from convexformer.validation import Result, check_stream, check_weight, is_one_of, result_of
 from convexformer_solvers.validation import check_counts
 
 from .checking import check_sequences
@@ -212,7 +212,7 @@ class TokenGates(TokenPooling):
         self, samples: TokenSequences, random_state: np.random.RandomState, sample_weight: NDArray | None = None
     ) -> GateWeights:
         check_counts(n_gates=self.n_gates)
-        if self.source not in ("random", "pairs"):
+        if not is_one_of(self.source, ("random", "pairs")):
             raise ValueError(f"source must be 'random' or 'pairs', got {self.source!r}")
         if self.source == "random":
             directions = random_state.standard_normal((self.n_gates, samples.n_features))
@@ -286,13 +286,13 @@ class QueryPooling(TokenPooling):
     def _queries(
         self, samples: TokenSequences, random_state: np.random.RandomState, sample_weight: NDArray | None
     ) -> ArrayLike | Tensor:
+        if not is_one_of(self.source, ("tokens", "prototypes", "random")):
+            raise ValueError(f"source must be 'tokens', 'prototypes' or 'random', got {self.source!r}")
         if self.source == "tokens":
             return draw_tokens(samples, self.n_queries, _seed(random_state), sample_weight)
         if self.source == "prototypes":
             return _prototypes(samples, self.n_queries, random_state, sample_weight)
-        if self.source == "random":
-            return random_state.standard_normal((self.n_queries, samples.n_features))
-        raise ValueError(f"source must be 'tokens', 'prototypes' or 'random', got {self.source!r}")
+        return random_state.standard_normal((self.n_queries, samples.n_features))
 
 
 class PrototypePooling(TokenPooling):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from convexformer.validation import check_flag, check_positive
+from convexformer.validation import check_flag, check_positive, is_one_of
 from convexformer_solvers.validation import check_tensor
 
 from .energies import Energy, InteractionEnergy, SquaredDistance
@@ -108,7 +108,7 @@ class EnergyAttention(nn.Module):
     ) -> None:
         super().__init__()
         self.rho = get_rho(rho)
-        if mode not in MODES:
+        if not is_one_of(mode, MODES):
             raise ValueError(f"attention mode must be one of {MODES}, got {mode!r}")
         check_positive(step=step, weight=weight)
         self.mode, self.step, self.weight = mode, step, weight

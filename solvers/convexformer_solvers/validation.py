@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from numbers import Integral, Real
 from typing import Any
 
@@ -40,6 +41,8 @@ def check_counts(**counts: Any) -> None:
     for name, value in counts.items():
         if isinstance(value, bool) or not (isinstance(value, Integral) and int(value) >= 1):
             raise ValueError(f"{name} must be a positive integer, got {value!r}")
+        if int(value) > sys.maxsize:  # of which numpy and torch would not say whose size it is
+            raise ValueError(f"{name} must be at most {sys.maxsize}, got {value!r}")
 
 
 def check_callback(callback: Any, argument: str) -> None:

@@ -26,6 +26,7 @@ from convexformer import (
     ConvexProbeClassifier,
     ConvexProbeRegressor,
     ConvexSequenceRegressor,
+    DescentConstrainedDenoiser,
     Gates,
     GaussianGates,
     Heads,
@@ -38,11 +39,12 @@ from convexformer import (
     optimality_gap,
     pad_sequences,
 )
-from convexformer.datasets import load_digit_tokens
+from convexformer.datasets import load_digit_tokens, make_word_vectors
 from convexformer.gates import TrainingData, generate_gates
 from convexformer.nn import train
 from convexformer.nn.modules.token_weights import PositionWeights
 from convexformer.plot import plot_attention_map, plot_convergence, plot_token_norms
+from convexformer.preprocessing import QueryPooling
 from convexformer.solvers import Fista, GroupL2, SolverUnavailableError, solve
 from convexformer.validation import as_tensor, check_program_tokens, refuse_dates
 from convexformer_solvers.penalties.base import Penalty
@@ -1167,3 +1169,42 @@ def test_offsets_of_positions_may_come_one_by_one():
     assert PositionWeights(offset for offset in [0, 1]).n_weightings == 2
     with pytest.raises(ValueError, match="offsets"):
         PositionWeights(iter([]))
+
+
+@pytest.mark.parametrize("value", [np.array(["linear", "gated_relu"]), ["linear"], {"linear": 1}])
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("activation", lambda value: ConvexAttentionRegressor(activation=value).fit(REAL, REAL[:, 0, 0])),
+        ("source", lambda value: ConvexProbeRegressor(dictionary=[QueryPooling(source=value)]).fit(REAL, np.ones(6))),
+        ("simplex", lambda value: ConvexAttention(2, 2, simplex=value)),
+        ("position", lambda value: SoftmaxAttention(2, position=value)),
+        ("decay_on", lambda value: SoftmaxAttention(2, decay_on=value)),
+        ("origin", lambda value: PositionWeights([0], value)),
+        ("objective", lambda value: DescentConstrainedDenoiser(objective=value).fit(REAL)),
+        ("model", lambda value: DescentConstrainedDenoiser(model=value).fit(REAL)),
+    ],
+)
+def test_a_choice_that_is_no_word_is_refused_by_name(name, make, value):
+    with pytest.raises(ValueError, match=rf"^{name} must be "):
+        make(value)
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("n_gates", lambda size: ConvexAttentionRegressor(activation="gated_relu", n_gates=size).fit(REAL, np.ones(6))),
+        ("n_alphas", lambda size: ConvexAttentionRegressor().path(REAL, REAL[:, 0, 0], n_alphas=size)),
+        ("n_heads", lambda size: ConvexAttention(2, 2, n_heads=size)),
+        ("n_tokens", lambda size: make_word_vectors(["a b"] * 9, 1).embed(["a"], size)),
+    ],
+)
+def test_sizes_beyond_any_memory_are_refused_by_name(name, call):
+    for size in (10**30, 2**63):
+        with pytest.raises(ValueError, match=rf"^{name} must be at most {sys.maxsize}, got {size}"):
+            call(size)
+
+
+def test_a_resume_that_is_no_path_is_refused_by_name():
+    with pytest.raises(ValueError, match=r"resume='3' needs an int as random_state"):
+        ConvexProbeRegressor().fit(REAL, REAL[:, 0, 0], resume=3)

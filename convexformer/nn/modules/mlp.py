@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from convexformer.validation import is_one_of
 from convexformer_solvers.validation import check_counts
 
 from .base import draw_seed, seeded
@@ -64,7 +65,7 @@ class EmbeddingMLP(SymbolNetwork):
     ) -> None:
         super().__init__()
         check_counts(n_outputs=n_outputs, n_hidden=n_hidden)
-        if activation not in _ACTIVATIONS:
+        if not is_one_of(activation, _ACTIVATIONS):
             raise ValueError(f"activation must be one of {tuple(_ACTIVATIONS)}, got {activation!r}")
         self.activation = activation
         with seeded(seed):

@@ -7,6 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from convexformer.validation import is_one_of
+
 Simplex = Literal["softmax", "projection"]
 
 
@@ -86,6 +88,6 @@ def first_free(logits: Tensor, simplex: Simplex) -> Tensor:
     >>> first_free(torch.zeros(2), "projection")
     tensor([0.5000, 0.5000])
     """
-    if simplex not in ("softmax", "projection"):
+    if not is_one_of(simplex, ("softmax", "projection")):
         raise ValueError(f"simplex must be 'softmax' or 'projection', got {simplex!r}")
     return logits if simplex == "softmax" else torch.softmax(logits, -1)

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from convexformer.validation import check_flag, check_positive, is_integer
+from convexformer.validation import check_flag, check_positive, is_integer, is_one_of
 from convexformer_solvers import Penalty
 from convexformer_solvers.validation import check_counts
 
@@ -84,7 +84,7 @@ class SoftmaxAttention(AttentionNetwork):
         check_counts(n_features=n_features, n_outputs=n_outputs, n_heads=n_heads)
         head_width = max(1, n_features // n_heads) if head_width is None else head_width
         check_counts(head_width=head_width)
-        if decay_on not in _DECAYED:
+        if not is_one_of(decay_on, _DECAYED):
             raise ValueError(f"decay_on must be one of {sorted(_DECAYED)}, got {decay_on!r}")
         check_position(position)
         check_flag(bias, "bias")
@@ -197,5 +197,5 @@ class SoftmaxAttention(AttentionNetwork):
 
 def check_position(position: Position) -> None:
     """Raise ``ValueError`` when ``position`` is no position, "mean" or None."""
-    if position is not None and position != "mean" and not is_integer(position):
+    if not (position is None or is_one_of(position, ("mean",)) or is_integer(position)):
         raise ValueError(f"position must be an integer, 'mean' or None, got {position!r}")

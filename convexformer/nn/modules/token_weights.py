@@ -11,7 +11,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
-from convexformer.validation import as_tensor, check_finite, check_positive, is_integer
+from convexformer.validation import as_tensor, check_finite, check_positive, is_integer, is_one_of
 
 from .base import as_arguments
 
@@ -256,7 +256,7 @@ class PositionWeights(TokenWeights):
         listed = list(offsets) if isinstance(offsets, Iterable) else []
         if not listed or not all(is_integer(offset) for offset in listed):
             raise ValueError(f"offsets must be a sequence of integers with at least one, got {offsets!r}")
-        if origin not in ORIGINS:
+        if not is_one_of(origin, ORIGINS):
             raise ValueError(f"origin must be one of {ORIGINS}, got {origin!r}")
         if (origin == "marked") != is_integer(mark, 0):
             raise ValueError(

@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from convexformer.validation import is_one_of
 from convexformer_solvers.validation import check_counts
 
 from .base import draw_seed, seeded
@@ -87,7 +88,7 @@ class SoftmaxTransformer(SymbolNetwork):
             ("activation", activation, ("relu", "gelu")),
             ("readout", readout, ("last", "mean")),
         ):
-            if value not in known:
+            if not is_one_of(value, known):
                 raise ValueError(f"{name} must be one of {known}, got {value!r}")
         self.readout = readout
         with seeded(seed):

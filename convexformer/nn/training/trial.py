@@ -15,7 +15,7 @@ from torch import Tensor
 from convexformer.nn.modules.base import AttentionNetwork, check_decay_weight, check_seed, sample_losses
 from convexformer.nn.training.learning_rates import SCHEDULES
 from convexformer.nn.training.stopwatch import Stopwatch
-from convexformer.validation import check_optional_counts
+from convexformer.validation import check_optional_counts, is_one_of
 from convexformer_solvers import Loss, Penalty
 from convexformer_solvers.validation import check_callback, check_counts, is_real
 
@@ -72,7 +72,7 @@ class Settings:
     def __post_init__(self) -> None:
         check_decay_weight(self.alpha)
         for name, known in (("optimizer", OPTIMIZERS), ("schedule", SCHEDULES)):
-            if getattr(self, name) not in known:
+            if not is_one_of(getattr(self, name), known):
                 raise ValueError(f"{name} must be one of {sorted(known)}, got {getattr(self, name)!r}")
         pair = np.asarray(self.betas)
         if pair.shape != (2,) or pair.dtype.kind not in "iuf" or not ((pair >= 0) & (pair < 1)).all():
