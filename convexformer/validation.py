@@ -44,8 +44,8 @@ def check_tokens(estimator: Any, X: Any, reset: bool) -> Tensor:
     Returns
     -------
     Tensor of shape (N, n_tokens, n_features)
-        In the floating dtype of ``X``, float32 for half precision and float64 for integers; shares the memory of ``X``
-        where possible.
+        In the floating dtype of ``X``, float32 for half precision, float64 for integers and for
+        ``numpy.longdouble``; shares the memory of ``X`` where possible.
 
     Raises
     ------

@@ -49,7 +49,7 @@ def check_sequences(estimator: Any, X: Any, reset: bool, part: slice | None = No
     Returns
     -------
     TokenSequences
-        Sharing the memory of ``X`` where possible.
+        Sharing the memory of ``X`` where possible; ``numpy.longdouble`` is converted to float64.
 
     Raises
     ------
@@ -153,7 +153,9 @@ def _single_tokens(estimator: Any, X: Any, reset: bool) -> Tensor:
 
 
 def _tensor(X: Any, name: str) -> Tensor:
-    """An array of real numbers as a tensor; half precision stays."""
+    """An array of real numbers as a tensor; half precision stays, and longdouble becomes float64 as in scikit-learn."""
+    if isinstance(X, np.ndarray) and X.dtype == np.longdouble:
+        X = X.astype(np.float64)
     tensor = as_tensor(X, name=name).detach()
     if tensor.is_complex():
         raise ValueError(f"{name} must hold real numbers, got {tensor.dtype}")

@@ -1208,3 +1208,13 @@ def test_sizes_beyond_any_memory_are_refused_by_name(name, call):
 def test_a_resume_that_is_no_path_is_refused_by_name():
     with pytest.raises(ValueError, match=r"resume='3' needs an int as random_state"):
         ConvexProbeRegressor().fit(REAL, REAL[:, 0, 0], resume=3)
+
+
+@pytest.mark.parametrize("form", [np.asarray, list, lambda X: (X, np.full(len(X), 2))])
+def test_estimators_read_longdouble_as_float64(form):
+    long, double = form(REAL.astype(np.longdouble)), form(REAL)
+    of_positions = [] if isinstance(long, tuple) else [ConvexAttentionRegressor()]  # lengths are for probes
+    for model in [ConvexProbeRegressor(random_state=0), *of_positions]:
+        found = model.fit(long, REAL[:, 0, 0]).predict(long)
+        assert found.dtype == np.float64
+        np.testing.assert_array_equal(found, model.fit(double, REAL[:, 0, 0]).predict(double))
