@@ -153,11 +153,13 @@ def load_word_vectors(path: str | os.PathLike[str], n_words: int | None = None) 
         return WordVectors(arrays["words"][:n_words].tolist(), arrays["vectors"][:n_words])
     words: list[str] = []
     rows: list[NDArray[np.float32]] = []
+    sizes: tuple[int, int] | None = None
     fault = f"{path} must be word vectors as text in UTF-8, or an .npz file with arrays words and vectors"
     for number, line in enumerate(text_lines(path, fault), start=1):
         word, *numbers = line.rstrip().split(" ")
         if number == 1 and len(numbers) == 1 and word.isdecimal() and numbers[0].isdecimal():
-            continue  # the sizes that word2vec writes first
+            sizes = int(word), int(numbers[0])  # which word2vec writes first
+            continue
         extra = len(numbers) - len(rows[0]) if rows else 0
         if extra > 0 and not _is_number(numbers[extra - 1]):  # a few words of GloVe contain spaces
             word, numbers = " ".join([word, *numbers[:extra]]), numbers[extra:]
@@ -174,6 +176,12 @@ def load_word_vectors(path: str | os.PathLike[str], n_words: int | None = None) 
             break
     if not words:
         raise ValueError(f"{path} must hold at least one word with its numbers, got none")
+    found = len(words), len(rows[0])
+    if sizes is not None and (found[1] != sizes[1] or (found[0] != sizes[0] and found[0] != n_words)):
+        raise ValueError(
+            f"{path} must hold {sizes[0]} words with {sizes[1]} numbers each by its first line, got {found[0]} with "
+            f"{found[1]}; is it truncated? Copy it again"
+        )
     return WordVectors(words, np.stack(rows))
 
 

@@ -128,3 +128,13 @@ def test_vectors_made_of_a_corpus_put_like_words_together():
     assert np.mean(np.square(made.vectors)) == pytest.approx(1, rel=1e-5)
     with pytest.raises(ValueError, match="must have more than n_features=50 words"):
         make_word_vectors(["few words"], 50)
+
+
+@pytest.mark.parametrize("text", ["3 2\na 1 2\nb 3 4\n", "2 3\na 1 2\nb 3 4\n", "1 2\na 1 2\nb 3 4\n"])
+def test_a_file_that_disagrees_with_its_first_line_is_refused(text, tmp_path):
+    path = tmp_path / "vectors.txt"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"vectors\.txt must hold \d words with \d numbers each by its first line"):
+        load_word_vectors(path)
+    if text.startswith("3 2"):
+        assert load_word_vectors(path, n_words=2).words == ["a", "b"]  # of which nothing is missing
