@@ -8,7 +8,7 @@ import os
 import re
 import sys
 import warnings
-from typing import Any
+from typing import Any, NoReturn
 
 from convexformer import __version__
 
@@ -28,6 +28,11 @@ class _Parser(argparse.ArgumentParser):
             near = difflib.get_close_matches(unknown[0].partition("=")[0], re.findall(r"--[\w-]+", self.format_usage()))
             self.error(f"unknown arguments: {' '.join(unknown)}" + (f"; is {near[0]} meant?" if near else ""))
         return found, unknown
+
+    def error(self, message: str) -> NoReturn:
+        if os.environ.get("RANK", "0") != "0":  # all processes that torchrun starts have the same options
+            self.exit(2)
+        super().error(message)
 
 
 def build_parser() -> argparse.ArgumentParser:
