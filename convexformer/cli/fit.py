@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .inputs import CommandError, check_target, load_data, samples_of, seed
+from .inputs import CommandError, check_target, load_data, memory, samples_of, seed
 from .output import GOES_ON, as_lines
 from .processes import n_processes, process_group
 
@@ -49,7 +49,7 @@ def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
     fit.add_argument("--targets", type=Path, metavar="FILE", help=".npy of y, or .npz of y and sample_weight")
     fit.add_argument(
         "--memory-limit",
-        type=int,
+        type=memory,
         metavar="BYTES",
         help="memory that data on a disk may take; default: a quarter of what is free",
     )

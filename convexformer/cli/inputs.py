@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import mmap
 import os
 import zipfile
 from pathlib import Path
@@ -33,6 +34,16 @@ def seed(text: str) -> int:
     value = int(text)
     if not 0 <= value < 2**32:
         raise argparse.ArgumentTypeError(f"must be an integer from 0 to {2**32 - 1}, got {value}")
+    return value
+
+
+def memory(text: str) -> int:
+    """A memory limit, of at least a page: a smaller number is meant in another unit than bytes."""
+    value = int(text)
+    if value < mmap.PAGESIZE:
+        raise argparse.ArgumentTypeError(
+            f"must be in bytes, such as 4000000000, and at least a page of memory, {mmap.PAGESIZE}, got {value}"
+        )
     return value
 
 
@@ -72,12 +83,13 @@ def check_folder(path: Path) -> None:
         raise CommandError(f"{there} cannot be written to; give another folder with --out")
 
 
-def load_arrays(path: Path, wanted: tuple[str, ...]) -> dict[str, Any]:
-    """All arrays of a file, among them those wanted."""
-    arrays = _read_arrays(path)
+def load_arrays(path: Path, wanted: tuple[str, ...], names: tuple[str, ...] | None = None) -> dict[str, Any]:
+    """The arrays of a file, among them those wanted; by default all."""
+    arrays = _read_arrays(path, names)
     missing = [name for name in wanted if name not in arrays]
     if missing:
-        raise CommandError(f"{path} must hold the arrays {list(wanted)}; missing: {missing}, found: {sorted(arrays)}")
+        found = sorted(_read_arrays(path))
+        raise CommandError(f"{path} must hold the arrays {list(wanted)}; missing: {missing}, found: {found}")
     return arrays
 
 
@@ -168,16 +180,18 @@ def load_samples(path: Path, targets: Path | None, in_memory: bool) -> dict[str,
 
     Samples of a path are read as they are needed, also those of an .npz file that may not be read into memory.
     """
-    file = file_of(path)
-    if targets is not None:
-        arrays = load_samples(path, None, in_memory)
-        own = {name: array for name, array in arrays.items() if name not in ("y", "sample_weight")}
-        return _load_targets(targets) | own
+    file, own = file_of(path), ("y", "sample_weight") if targets is None else ()
+    arrays = {} if targets is None else _load_targets(targets)
     if file.is_dir():
-        return {"X": os.fspath(path), **_shard_arrays(file, "y", "sample_weight")}
+        return arrays | {"X": os.fspath(path), **_shard_arrays(file, *own)}
     if file != path or (file.suffix == ".npz" and not in_memory):
-        return {"X": os.fspath(path), **(_read_arrays(file, _PER_SAMPLE) if file.suffix == ".npz" else {})}
-    return {"X": os.fspath(path)} if _is_of_samples(path) else load_arrays(path, ("X",))
+        return arrays | {
+            "X": os.fspath(path),
+            **(_read_arrays(file, (*own, "lengths")) if file.suffix == ".npz" else {}),
+        }
+    if _is_of_samples(path):
+        return arrays | {"X": os.fspath(path)}
+    return arrays | load_arrays(path, ("X",), None if targets is None else ("X", "lengths"))
 
 
 def _is_of_samples(path: Path) -> bool:

@@ -641,3 +641,33 @@ def test_what_is_no_file_is_not_replaced(regression_file, tmp_path, capsys):
     with pytest.raises(OSError, match="pipe' is a device or pipe"):
         save_model(load_model(model), pipe)
     assert pipe.is_fifo()
+
+
+def test_targets_of_another_file_are_read_in_place_of_the_own(regression_file, tmp_path, capsys):
+    X, y = (np.load(regression_file)[name] for name in ("X", "y"))
+    model, data, targets = tmp_path / "m.npz", tmp_path / "objects.npz", tmp_path / "y.npy"
+    run_json(capsys, "fit", regression_file, "--model", model)
+    np.savez(data, X=X, y=y.astype(object))  # which nothing reads
+    np.save(targets, y)
+    arguments = ["predict", data, "--targets", targets, "--model", model, "--out", tmp_path / "p.npz"]
+    assert run_json(capsys, *arguments)["score"] == pytest.approx(load_model(model).score(X, y), rel=1e-12)
+    np.savez(data, Z=X)
+    assert cli.main([*map(str, arguments)]) == 1
+    assert "missing: ['X'], found: ['Z']" in capsys.readouterr().err
+
+
+def test_a_memory_limit_in_other_units_than_bytes_is_refused(regression_file, capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["fit", str(regression_file), "--memory-limit", "5"])
+    assert "argument --memory-limit: must be in bytes, such as 4000000000" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_first_process_alone_tells_of_unknown_options(rank, capsys, monkeypatch):
+    monkeypatch.setenv("RANK", str(rank))
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["fit", "data.npz", "--alfa", "1"])
+    assert ("unknown arguments: --alfa 1; is --alpha meant?" in capsys.readouterr().err) == (rank == 0)
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["fit"])
+    assert ("DATA" in capsys.readouterr().err) == (rank == 0)
