@@ -35,6 +35,29 @@ class _Parser(argparse.ArgumentParser):
         super().error(message)
 
 
+# What messages of the library say, and what stands for it on the command line.
+_OPTIONS = {
+    r"use ConvexAttentionClassifier": "use --task classification",
+    r"use ConvexAttentionRegressor": "use --task regression",
+    r"\bshort='(\w+)'": r"--short \1",
+    r"\w+Path\(('[^']*')\)": r"\1",
+    r"(contains NaN)\.\n\w+ does not accept missing values(.|\n)*": r"\1",  # advice of scikit-learn on its estimators
+}
+
+
+def _in_options(message: str) -> str:
+    """A message of the library with options in place of estimators and parameters, and paths as they were given.
+
+    Examples
+    --------
+    >>> _in_options("leave them out with short='drop', got PosixPath('a.txt')")
+    "leave them out with --short drop, got 'a.txt'"
+    """
+    for pattern, option in _OPTIONS.items():
+        message = re.sub(pattern, option, message)
+    return message
+
+
 def build_parser() -> argparse.ArgumentParser:
     """Describe the command line.
 
@@ -103,7 +126,7 @@ def main(arguments: list[str] | None = None) -> int:
             warnings.showwarning = lambda message, *_, **__: print(f"warning: {message}", file=sys.stderr)
             report = options.run(options)
     except (CommandError, ValueError, TypeError, OSError, ModuleNotFoundError, RuntimeError) as error:
-        print(f"convexformer: {error}", file=sys.stderr)
+        print(f"convexformer: {_in_options(str(error))}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("convexformer: interrupted", file=sys.stderr)

@@ -671,3 +671,22 @@ def test_the_first_process_alone_tells_of_unknown_options(rank, capsys, monkeypa
     with pytest.raises(SystemExit, match="2"):
         cli.main(["fit"])
     assert ("DATA" in capsys.readouterr().err) == (rank == 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["fit", "labels.npz", "--loss", "huber"], "loss='huber' is for numbers, not labels; use --task regression"),
+        (["fit", "data.npz", "--loss", "logistic"], "loss=Logistic() needs class labels; use --task classification"),
+        (
+            ["fit", "data.npz", "--alpha", "cv", "--resume", "data.npz"],
+            "resume must be None or the path of a folder, got 'data.npz'",
+        ),
+        (["fit", "nan.npz"], "Input X contains NaN"),
+    ],
+)
+def test_messages_name_options(arguments, message, regression_file, class_file, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    np.savez("nan.npz", X=np.full((4, 2, 2), np.nan), y=np.arange(4.0))
+    assert cli.main([*arguments, "--quiet"]) == 1
+    assert capsys.readouterr().err == f"convexformer: {message}\n"
