@@ -64,7 +64,7 @@ class Heads:
     Raises
     ------
     TypeError
-        If `gates` are no ``Gates``.
+        If `gates` are no ``Gates``, or `targets` no ``Targets``.
     ValueError
         If shapes disagree, a row of ``w1`` is not in the simplex or ``alpha`` is not positive.
 
@@ -91,6 +91,7 @@ class Heads:
         object.__setattr__(self, "loss", get_loss(self.loss))
         object.__setattr__(self, "penalty", get_penalty(self.penalty))
         check_alpha(self.alpha)
+        check_kind("targets", self.targets, Targets, "RealTargets()")
         object.__setattr__(self, "alpha", float(self.alpha))
         parts = as_head_weights(w1=self.w1, w2=self.w2, w3=self.w3, intercept=self.intercept)
         for name, part in parts.items():

@@ -1218,3 +1218,14 @@ def test_estimators_read_longdouble_as_float64(form):
         found = model.fit(long, REAL[:, 0, 0]).predict(long)
         assert found.dtype == np.float64
         np.testing.assert_array_equal(found, model.fit(double, REAL[:, 0, 0]).predict(double))
+
+
+def test_heads_have_targets_that_read_y():
+    with pytest.raises(TypeError, match=r"targets must be a Targets, as RealTargets\(\) makes one, got 3"):
+        Heads(np.ones((1, 2)) / 2, np.ones((1, 2)), np.ones((1, 1)), np.zeros(1), "squared", "group_l2", 0.1, targets=3)
+
+
+@pytest.mark.parametrize("options", [{"simplex": "softmax"}, {"simplex": "projection", "bias": False}])
+def test_weights_are_given_to_networks_that_can_hold_them(options):
+    with pytest.raises(ValueError, match=f"set_weights needs .* got simplex='{options['simplex']}'"):
+        ConvexAttention(2, 2, n_heads=1, **options).set_weights(np.ones((1, 2)) / 2, np.ones((1, 2)), [[1.0]], [0.0])

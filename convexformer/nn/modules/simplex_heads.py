@@ -104,8 +104,9 @@ class SimplexHeads(AttentionNetwork):
 
     def set_weights(self, w1: Any, w2: Any, w3: Any, bias: Any) -> None:
         """Take these weights, arrays of the shapes of the parameters; for ``simplex="projection"`` and with a bias."""
-        assert self.simplex == "projection"
-        assert self.bias is not None
+        if self.simplex != "projection" or self.bias is None:
+            found = f"simplex={self.simplex!r}, bias={self.bias is not None}"
+            raise ValueError(f"set_weights needs a network of simplex='projection' and bias=True, got {found}")
         weights = {"w1": (self.w1_free, w1), "w2": (self.w2, w2), "w3": (self.w3, w3), "bias": (self.bias, bias)}
         with torch.no_grad():
             for name, (parameter, given) in weights.items():
