@@ -55,6 +55,8 @@ def attention_program(
 
     Raises
     ------
+    TypeError
+        If `gates` are no ``Gates``.
     ValueError
         If an argument is not as described; the message names it.
 
