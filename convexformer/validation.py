@@ -436,7 +436,7 @@ def naming(name: str, hint: str = "") -> Iterator[None]:
             raise
         raise ValueError(f"{name} must hold numbers{hint}: {text}") from error
     except TypeError as error:
-        if "float() argument" not in str(error):
+        if "float() argument" not in str(error) and "Cannot cast" not in str(error):  # the second of arrays of records
             raise
         raise TypeError(f"{name} must hold numbers{hint}: {error}") from error
 

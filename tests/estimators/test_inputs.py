@@ -1229,3 +1229,10 @@ def test_heads_have_targets_that_read_y():
 def test_weights_are_given_to_networks_that_can_hold_them(options):
     with pytest.raises(ValueError, match=f"set_weights needs .* got simplex='{options['simplex']}'"):
         ConvexAttention(2, 2, n_heads=1, **options).set_weights(np.ones((1, 2)) / 2, np.ones((1, 2)), [[1.0]], [0.0])
+
+
+def test_arrays_of_records_are_refused_by_name():
+    records = np.zeros(6, dtype=[("a", float), ("b", float)])
+    for model in (ConvexAttentionRegressor(), ConvexProbeRegressor()):
+        with pytest.raises(TypeError, match="^X must hold numbers: Cannot cast"):
+            model.fit(records, np.ones(6))
