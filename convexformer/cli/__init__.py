@@ -39,7 +39,6 @@ class _Parser(argparse.ArgumentParser):
 _OPTIONS = {
     r"use ConvexAttentionClassifier": "use --task classification",
     r"use ConvexAttentionRegressor": "use --task regression",
-    r"\bshort='(\w+)'": r"--short \1",
     r"\w+Path\(('[^']*')\)": r"\1",
     r"(contains NaN)\.\n\w+ does not accept missing values(.|\n)*": r"\1",  # advice of scikit-learn on its estimators
 }
@@ -50,8 +49,8 @@ def _in_options(message: str) -> str:
 
     Examples
     --------
-    >>> _in_options("leave them out with short='drop', got PosixPath('a.txt')")
-    "leave them out with --short drop, got 'a.txt'"
+    >>> _in_options("resume must be None or the path of a folder, got PosixPath('a.txt')")
+    "resume must be None or the path of a folder, got 'a.txt'"
     """
     for pattern, option in _OPTIONS.items():
         message = re.sub(pattern, option, message)
