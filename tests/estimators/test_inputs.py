@@ -1234,5 +1234,5 @@ def test_weights_are_given_to_networks_that_can_hold_them(options):
 def test_arrays_of_records_are_refused_by_name():
     records = np.zeros(6, dtype=[("a", float), ("b", float)])
     for model in (ConvexAttentionRegressor(), ConvexProbeRegressor()):
-        with pytest.raises(TypeError, match="^X must hold numbers: Cannot cast"):
+        with pytest.raises(TypeError, match=r"^X must hold numbers: Cannot cast"):
             model.fit(records, np.ones(6))
