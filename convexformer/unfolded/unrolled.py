@@ -551,9 +551,12 @@ class DUST(UnrolledNetwork):
         Returns
         -------
         Tensor of shape (n_layers,), or (1,) for a shared dictionary
-            With gradients.
+            With gradients; nan where a dictionary is not finite.
         """
-        return torch.linalg.eigvalsh(self.dictionary @ self.dictionary.mT)[:, -1]
+        gram = self.dictionary @ self.dictionary.mT
+        if not bool(gram.isfinite().all()):  # of a training that diverged; its eigenvalues would be an error
+            return torch.full_like(gram[:, 0, 0], torch.nan)
+        return torch.linalg.eigvalsh(gram)[:, -1]
 
     def layer_codes(self, tokens: Tensor, attention_mask: Any = None, *, max_layers: int | None = None) -> Tensor:
         """Codes after every layer.

@@ -162,6 +162,37 @@ def test_a_run_that_diverges_is_left_out_of_the_means(settings, tmp_path, monkey
     assert "2 runs diverged" in format_constrained_video(report)
 
 
+def test_runs_of_all_models_that_diverge_are_recorded(settings, tmp_path):
+    changed = replace(settings, noises=(0.11,), learning_rates=(1e30,))
+    report = run_constrained_video(tmp_path, changed, n_seeds=1, quiet=True)
+    assert len(report["runs"]) == 2 * len(METHODS)
+    assert all("infinite or nan" in row["diverged"] for row in [*report["runs"], *report["ablation"]])
+    assert "6 runs diverged" in format_constrained_video(report)
+
+
+def test_an_infinite_loss_of_an_epoch_that_was_not_chosen_is_left_out(settings, tmp_path, monkeypatch):
+    def worse_in_the_end(*arguments):
+        trained = search(*arguments)
+        trained.trainer.history_.validation[-1][-1] = float("inf")
+        return trained
+
+    search = video.search
+    monkeypatch.setattr(video, "search", worse_in_the_end)
+    changed = replace(settings, models=("UT",), noises=(0.11,), ablation_alphas=())
+    report = run_constrained_video(tmp_path, changed, n_seeds=1, quiet=True)
+    for row in report["runs"]:
+        first, last = row["training_curve"]
+        assert (row["diverged"], last) == (None, None)
+        assert first > 0
+
+
+def test_a_run_whose_test_error_is_infinite_has_diverged(settings, tmp_path, monkeypatch, without_figures):
+    changed = replace(settings, models=("UT",), noises=(0.11,))
+    monkeypatch.setattr(video, "_noisy", lambda clean, noise: clean * float("inf"))
+    report = run_constrained_video(tmp_path, changed, n_seeds=1, quiet=True)
+    assert all("test frames" in row["diverged"] for row in [*report["runs"], *report["ablation"]])
+
+
 def test_a_second_call_runs_nothing_again(report, settings, folder, monkeypatch, without_figures):
     def refuse(*arguments, **options):
         raise AssertionError("it was run again")

@@ -302,3 +302,10 @@ def test_on_another_device(make, accelerator):
     outputs = network.to(accelerator).layer_outputs(tokens.to(accelerator), MASK.to(accelerator))
     assert outputs.device.type == torch.device(accelerator).type
     torch.testing.assert_close(outputs.cpu(), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_dictionary_that_is_not_finite_gives_nan():
+    network = DUST(D, LAYERS, n_atoms=9)
+    with torch.no_grad():
+        network.dictionary[0, 0, 0] = torch.inf
+    assert network.layer_outputs(tokens_of().float()).isnan().all()

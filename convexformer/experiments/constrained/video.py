@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from collections.abc import Iterator
 from functools import partial
@@ -374,11 +375,12 @@ def _run(
             pair = (first["learning_rate"], first["tuned"])
             trainer = train_once(task, method, pair, seed)
             trained = Trained(trainer, pair, sum(trainer.history_.seconds))
+        row = _row(trained, settings, video, key["noise"])
     except NonFiniteLossError as error:
         return [key | {"diverged": str(error)}]
     if seed == 0:
         _save_example(trained.trainer, settings, video, folder / EXAMPLES / example_name(**key))
-    return [key | _row(trained, settings, video, key["noise"])]
+    return [key | row]
 
 
 def _row(trained: Trained, settings: ConstrainedVideoSettings, video: Video, noise: float) -> dict[str, Any]:
@@ -411,10 +413,10 @@ def _ablate(
         resilience = key["resilience"]
         changes = {"resilience": resilience, "reset_slacks": resilience is not None}
         trainer = train_once(task, _CONSTRAINED, pair, 0, **changes)
+        trained = Trained(trainer, pair, sum(trainer.history_.seconds))
+        return [key | _row(trained, settings, video, key["noise"])]
     except NonFiniteLossError as error:
         return [key | {"diverged": str(error)}]
-    trained = Trained(trainer, pair, sum(trainer.history_.seconds))
-    return [key | _row(trained, settings, video, key["noise"])]
 
 
 def _noisy(clean: Tensor, noise: float) -> Tensor:
@@ -435,6 +437,8 @@ def _measure(trainer: PrimalDual, settings: ConstrainedVideoSettings, video: Vid
         return (255 * torch.cat(parts, 1).mean(1).sqrt()).tolist()
 
     curves = [errors(test_noise) for test_noise in settings.test_noises]
+    if not np.isfinite(curves).all():
+        raise NonFiniteLossError("an error on test frames became infinite or nan")
     n_steps = -(-len(video.training) // settings.batch_size)
     losses = trainer.layer_losses_of([video.test])
     report = FeasibilityReport.of(losses, trainer.constraints)
@@ -445,7 +449,8 @@ def _measure(trainer: PrimalDual, settings: ConstrainedVideoSettings, video: Vid
         "test_descending_share": report.descending_share,
         "seconds_per_step": float(np.median(trainer.history_.seconds)) / n_steps,
         "n_parameters": sum(weight.numel() for weight in model.parameters()),
-        "training_curve": [layers[-1] for layers in trainer.history_.validation],
+        # JSON has no infinity, which the loss of an epoch that was not chosen may be
+        "training_curve": [loss if math.isfinite(loss) else None for *_, loss in trainer.history_.validation],
     }
 
 
