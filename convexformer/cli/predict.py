@@ -57,18 +57,21 @@ def _predict(options: argparse.Namespace, is_first: bool) -> dict[str, Any]:
     X = samples_of(arrays, options.file, hasattr(model, "pooler_"))
     if n_processes() > 1 and str(model.device).startswith("cuda"):
         model.device = own_device("cuda")  # that of the fit is of its first process
-    results = {"predictions": predictions_of_all(model, X, None, None)[2]}
+    y = arrays.get("y")
+    weight = None if y is None else arrays.get("sample_weight")
+    y, weight, predictions = predictions_of_all(model, X, y, weight)
+    results = {"predictions": predictions}
     if hasattr(model, "predict_proba"):
         *_, probabilities = predictions_of_all(model, X, None, None, "predict_proba")
         results |= {"probabilities": probabilities, "classes": model.classes_}
     report: dict[str, Any] = {
         "model": str(options.model),
         "predictions": str(options.out),
-        "n": len(results["predictions"]),
+        "n": len(predictions),
     }
-    if "y" in arrays:
+    if y is not None:
         try:
-            report["score"] = float(model.score(X, arrays["y"], sample_weight=arrays.get("sample_weight")))
+            report["score"] = model._score_of(y, weight, predictions)
         except (ValueError, TypeError) as error:
             place = options.targets or options.file
             raise CommandError(f"y of {place} gives no score; predictions do not need it: {error}") from error

@@ -36,7 +36,7 @@ def _check_loss_name(loss: Any, others: list[str], kinds: set[str]) -> None:
 class ScoreMixin:
     """Predictions and scores of samples that are spread over the ranks of a process group."""
 
-    def score(self: Any, X: Any, y: Any, sample_weight: ArrayLike | None = None) -> float:
+    def score(self, X: Any, y: Any, sample_weight: ArrayLike | None = None) -> float:
         """Score as scikit-learn has it: R2 of a regression, accuracy of a classification.
 
         Parameters
@@ -49,7 +49,10 @@ class ScoreMixin:
         float
         """
         y = y.detach() if keeps_tensors(y) else given(y)
-        target, weight, pred = predictions_of_all(self, X, y, sample_weight)
+        return self._score_of(*predictions_of_all(self, X, y, sample_weight))
+
+    def _score_of(self, target: Any, weight: Any, pred: Any) -> float:
+        """The score of predictions that have been made."""
         score = r2_score if isinstance(self, RegressorMixin) else accuracy_score
         return float(score(target, pred, sample_weight=weight))
 

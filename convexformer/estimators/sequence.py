@@ -310,7 +310,10 @@ class ConvexSequenceRegressor(RegressorMixin, CertifiedEstimator):
         -------
         float
         """
-        target, weight, pred = predictions_of_all(self, X, y, sample_weight)
+        return self._score_of(*predictions_of_all(self, X, y, sample_weight))
+
+    def _score_of(self, target: Any, weight: Any, pred: Any) -> float:
+        """The score of predictions that have been made."""
         pred = torch.as_tensor(pred).numpy(force=True)
         target = _check_sequences(target, len(pred))
         if target.shape != pred.shape:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sklearn.metrics import r2_score
 
 from convexformer import (
     ConvexAttentionClassifier,
@@ -357,6 +358,17 @@ def test_predictions_are_scored_by_targets_of_another_file(regression_file, tmp_
     assert f"y of {targets} gives no score" in capsys.readouterr().err
     assert cli.main(["predict", samples, "--targets", targets, "--model", model, "--out", targets]) == 1
     assert "is read here and would be replaced" in capsys.readouterr().err
+
+
+def test_a_score_is_of_the_predictions_that_are_saved(regression_file, tmp_path, capsys, monkeypatch):
+    model, calls = tmp_path / "m.npz", []
+    run_json(capsys, "fit", regression_file, "--model", model)
+    predict = ConvexAttentionRegressor.predict
+    monkeypatch.setattr(ConvexAttentionRegressor, "predict", lambda self, X: calls.append(X) or predict(self, X))
+    report = run_json(capsys, "predict", regression_file, "--model", model, "--out", tmp_path / "p.npz")
+    assert len(calls) == 1
+    y = np.load(regression_file)["y"]
+    assert report["score"] == pytest.approx(r2_score(y, np.load(tmp_path / "p.npz")["predictions"]), rel=1e-12)
 
 
 def test_targets_without_a_score_are_named(regression_file, tmp_path, capsys):
