@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from convexformer.nn.modules.base import seeded
+from convexformer.nn.modules.base import check_not_half, seeded
 from convexformer.validation import check_flag
 from convexformer_solvers.io.npz import replacing
 from convexformer_solvers.validation import check_callback, check_counts
@@ -52,7 +52,7 @@ class PrimalDual:
     Parameters
     ----------
     model : Module
-        Any torch module.
+        Any torch module; in float16 only with both optimisers "sgd".
     layer_losses : callable
         ``layer_losses(model, batch)`` returns the losses of every layer and sample, a tensor of shape
         ``(n_layers, n_samples_of_batch)`` with gradients. A batch is a tuple of tensors, or what a ``Dataset`` collates
@@ -170,6 +170,8 @@ class PrimalDual:
             raise ValueError(
                 "model must have weights to train, but has none or all are frozen by requires_grad_(False)"
             )
+        if {self.optimizer, self.dual_optimizer} != {"sgd"}:
+            check_not_half("model", trained)
         self._weights = OPTIMIZERS[self.optimizer](trained, lr=self.lr, weight_decay=self.weight_decay)
         self.history_ = ConstrainedHistory()
         self._step = 0

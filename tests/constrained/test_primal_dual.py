@@ -514,6 +514,13 @@ def test_bad_models_and_data():
         _ = trainer_of().duals_
 
 
+def test_half_precision_in_which_adam_divides_by_zero_is_refused():
+    for options in ({}, {"optimizer": "sgd"}, {"dual_optimizer": "sgd"}):
+        with pytest.raises(ValueError, match=r"model must have weights in float32.*got torch.float16"):
+            PrimalDual(nn.Linear(2, 2).half(), lambda model, batch: None, c_ref=1.0, **options)
+    PrimalDual(nn.Linear(2, 2).half(), lambda model, batch: None, c_ref=1.0, optimizer="sgd", dual_optimizer="sgd")
+
+
 @pytest.mark.parametrize("model", [nn.Linear(2, 2).requires_grad_(False), nn.ReLU()])
 def test_a_model_without_weights_to_train_is_named(model):
     with pytest.raises(ValueError, match="model must have weights to train"):

@@ -424,6 +424,15 @@ def test_divergence_everywhere_warns_and_gives_the_first_weights_back(batch_size
     assert history.final_objective == pytest.approx(network.objective(X, y, alpha=0.05).item(), rel=1e-12)
 
 
+@pytest.mark.parametrize("optimizer", ["adam", "adamw"])
+def test_half_precision_in_which_adam_divides_by_zero_is_refused(optimizer):
+    network, (X, y) = ConvexAttention(3, 2, 1, 6), data()
+    with pytest.raises(ValueError, match=r"network must have weights in float32.*got torch.float16.*network.float\(\)"):
+        train(network.half(), X.half(), y.half(), alpha=0.05, optimizer=optimizer, n_steps=2)
+    history = train(network.bfloat16(), X.bfloat16(), y.bfloat16(), alpha=0.05, optimizer=optimizer, n_steps=50)
+    assert history.final_objective < history.objective[0]
+
+
 # Devices
 
 

@@ -6,7 +6,7 @@ import copy
 import math
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -140,6 +140,15 @@ def check_like(parameter: Tensor, part: Tensor, name: str) -> None:
         raise ValueError(
             f"{name} must be {parameter.dtype} on {parameter.device} like the network, "
             f"got {part.dtype} on {part.device}"
+        )
+
+
+def check_not_half(name: str, weights: Iterable[Tensor]) -> None:
+    """Raise ``ValueError`` naming a network with weights in float16, in which the denominator of Adam is zero."""
+    if any(weight.dtype == torch.float16 for weight in weights):
+        raise ValueError(
+            f"{name} must have weights in float32, float64 or bfloat16, got torch.float16, in which Adam divides by "
+            f"zero; train {name}.float() and give the precision back by .half()"
         )
 
 

@@ -14,7 +14,13 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from convexformer.nn.modules.base import AttentionNetwork, check_like, check_target_shape, relative_weight
+from convexformer.nn.modules.base import (
+    AttentionNetwork,
+    check_like,
+    check_not_half,
+    check_target_shape,
+    relative_weight,
+)
 from convexformer.validation import check_finite, check_flag
 from convexformer_solvers import Loss, Penalty, get_loss, get_penalty
 
@@ -56,7 +62,7 @@ def train(
     Parameters
     ----------
     network : AttentionNetwork
-        Changed in place.
+        Changed in place; not in float16, in which Adam divides by zero.
     tokens : Tensor of shape (N, n, d) or (N, n)
         The samples, in the precision and on the device of the network; what ``network.check_samples`` allows. Networks
         of symbols take integers of shape ``(N, n)``.
@@ -146,6 +152,7 @@ def train(
         raise ValueError(
             "network must have weights to train, but all are frozen; network.requires_grad_(True) frees them"
         )
+    check_not_half("network", network.parameters())
     settings = Settings(
         loss=get_loss(loss),
         penalty=None if penalty is None else get_penalty(penalty),
