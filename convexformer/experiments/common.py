@@ -119,12 +119,25 @@ def run_units(path: Path, report: dict[str, Any], units: Sequence[Unit], *, quie
     quiet : bool
         Whether to hide the progress bar.
 
+    Raises
+    ------
+    ValueError
+        If two units have one key, so that the rows of the one would pass for those of the other.
+
     Examples
     --------
     >>> report = {"rows": [{"seed": 0}]}
     >>> unit = Unit("rows", "seed 0", {"seed": 0}, lambda: [])
     >>> run_units(Path("not_written.json"), report, [unit], quiet=True)
     """
+    seen: set[tuple[Any, ...]] = set()
+    for unit in units:
+        place = (unit.part, *unit.key.items())
+        if place in seen:
+            raise ValueError(
+                f"settings must give each value once, and files of different names; two runs have {unit.key}"
+            )
+        seen.add(place)
     with tqdm(total=len(units), initial=sum(unit.is_done(report) for unit in units), disable=quiet, unit="run") as bar:
         for unit in units:
             if not unit.is_done(report):

@@ -100,3 +100,11 @@ def test_medians_are_over_rows_of_the_same_keys():
     assert first == {"model": "a", "loss": 3.0, "test_r2": 0.2, "test_r2_range": [0.1, 0.5], "n_seeds": 3}
     assert (second["model"], second["loss"]) == ("b", None)
     assert "test_r2_range" not in medians(rows, ("model",))[0]
+
+
+def test_runs_that_could_not_be_told_apart_are_refused(path):
+    report = {"rows": []}
+    units = [Unit("rows", "", {"data": name}, lambda: [{"data": "train"}]) for name in ("train", "test", "train")]
+    with pytest.raises(ValueError, match=r"files of different names; two runs have \{'data': 'train'\}"):
+        run_units(path, report, units, quiet=True)
+    assert report["rows"] == []
