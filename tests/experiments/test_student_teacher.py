@@ -106,6 +106,17 @@ def test_curves_end_where_the_rows_say(report):
                 assert curve["seconds"][-1] == row["fit_seconds"]
 
 
+def test_networks_that_diverge_do_not_end_the_experiment(settings, tmp_path, monkeypatch):
+    monkeypatch.setattr(experiment, "CLASSES", CLASSES[:1])
+    monkeypatch.setattr(experiment, "draw_figures", lambda report, folder: [])
+    changed = dataclasses.replace(settings, learning_rates=(1e25,), n_steps=3)
+    with pytest.warns(RuntimeWarning, match="training diverged with every learning rate"):
+        report = run_student_teacher(tmp_path, changed, n_seeds=1, quiet=True)
+    (curve,) = (curve for curve in report["runs"][0]["curves"] if curve["method"] == "Adam")
+    assert len(curve["seconds"]) == len(curve["excess"]) >= 1
+    assert np.isfinite(curve["excess"]).all()
+
+
 def test_maps_are_stochastic_and_their_figures_finite(report):
     for run in report["runs"]:
         for weights in run["maps"].values():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -165,8 +166,12 @@ def train_class(
     n_steps = max(1, math.ceil(seconds / per_step))
     limited_network, limited = _train(kind, solved, split, settings, seed, n_steps=n_steps, seconds=seconds)
     rows = [tuned, _network_row(SAME_SECONDS, limited_network, limited, solved, split, settings)]
-    excess = [value - solved.model.certificate_.dual for value in history.objective]
-    curve = Curve(kind.name, TUNED, history.seconds, excess, *scores.curve(history, tuned.test_r2))
+    # the last objective of a run that diverged is infinite or nan, which JSON does not have
+    finite = [math.isfinite(value) for value in history.objective]
+    excess = [value - solved.model.certificate_.dual for value in compress(history.objective, finite)]
+    curve = Curve(
+        kind.name, TUNED, list(compress(history.seconds, finite)), excess, *scores.curve(history, tuned.test_r2)
+    )
     return rows, [curve]
 
 
