@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,12 +10,13 @@ import torch
 
 from convexformer import cli
 from convexformer.experiments import GrokkingSettings, format_grokking, run_grokking
-from convexformer.experiments.grokking import FILE, METHODS, experiment
+from convexformer.experiments.grokking import FILE, METHODS, experiment, learned
 from convexformer.experiments.grokking.data import describe_table, make_split
 from convexformer.experiments.grokking.figures import _on_one_grid, draw_figures
 from convexformer.experiments.grokking.methods import chosen_methods
 from convexformer.experiments.grokking.report import summarise
 from convexformer.experiments.grokking.watch import COURSE, Watch
+from convexformer_solvers import Certificate
 
 
 @pytest.fixture(scope="module")
@@ -330,3 +332,28 @@ def test_any_device_gives_the_same(settings, tmp_path, accelerator):
         assert there["method"] == here["method"]
         for value in ("final_train_accuracy", "final_test_accuracy", "final_test_loss"):
             assert there[value] == pytest.approx(here[value], rel=1e-2, abs=0.02), here["method"]
+
+
+def test_the_certified_gap_is_the_largest_of_all_seeds():
+    runs = [
+        {"p": 5, "method": "m", "seed": seed, "test_step": 1, "relative_gap": gap} for seed, gap in enumerate([1, 9])
+    ]
+    assert summarise(runs)["medians"][0]["relative_gap"] == 9
+
+
+def test_the_certified_gap_of_projection_is_the_largest_of_all_blocks(monkeypatch):
+    gaps = iter([0.5, 0.1])
+
+    class Certified:
+        n_iter, coef = 1, None
+        certificate = property(lambda self: Certificate(1.0 + next(gaps), 1.0, 1.0))
+
+    monkeypatch.setattr(learned, "_look", lambda state, watch: False)
+    monkeypatch.setattr(learned, "replace", lambda state, **changes: state)
+    settings = GrokkingSettings.small()
+    shown = learned._Shown(Watch(make_split(5, seed=0), n_steps=16, look_every=8), settings, alpha=0.1)
+    state = SimpleNamespace(certified_head=lambda *arguments, **options: Certified(), head_steps=0)
+    state.gradient_evaluations, state.problem, state.tables = 0, torch.zeros(1), torch.zeros(1)
+    for state.step in (8, 16):
+        shown(state)
+    assert shown.relative_gap == pytest.approx(0.5)

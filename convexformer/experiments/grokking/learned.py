@@ -57,7 +57,7 @@ class _Shown:
 
     def __init__(self, watch: Watch, settings: GrokkingSettings, alpha: float) -> None:
         self.watch, self.settings, self.alpha = watch, settings, alpha
-        self.n_iterations, self.relative_gap = 0, math.inf
+        self.n_iterations, self.relative_gap = 0, 0.0
 
     def __call__(self, state: EmbeddedState) -> None:
         between = state.step % self.settings.projection_look_every and state.step < self.watch.n_steps
@@ -65,7 +65,7 @@ class _Shown:
             return
         result = state.certified_head(self.settings.greedy_tol, self.alpha, max_iter=self.settings.max_iter)
         self.n_iterations += result.n_iter
-        self.relative_gap = result.certificate.relative_gap
+        self.relative_gap = max(self.relative_gap, result.certificate.relative_gap)
         _look(
             replace(
                 state,
