@@ -4,25 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from .inputs import check_folder
 from .output import GOES_ON
-
-
-def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
-    """Describe the command, and those of the experiments."""
-    reproduce = commands.add_parser("reproduce", help="experiments of the paper, several seeds, with tuned baselines")
-    experiments = reproduce.add_subparsers(dest="experiment", required=True, metavar="EXPERIMENT")
-    _add_student_teacher(experiments, common)
-    _add_grokking(experiments, common)
-    _add_unfolded(experiments, common)
-    _add_constrained_text(experiments, common)
-    _add_constrained_video(experiments, common)
-    _add_probes(experiments, common)
-
 
 # Options of an experiment that are settings by the same name: type and help. A list stands for one or more.
 _STUDENT_TEACHER_SETTINGS: dict[str, tuple[Any, str]] = {
@@ -114,44 +101,38 @@ _PROBES_SETTINGS: dict[str, tuple[Any, str]] = {
 }
 
 
-def _add_experiment(
-    experiments: Any, common: argparse.ArgumentParser, name: str, small: str, settings: dict[str, Any], **texts: str
-) -> argparse.ArgumentParser:
-    """A command with the options that every experiment has, and those of its settings."""
-    command: argparse.ArgumentParser = experiments.add_parser(name, parents=[common], **texts)
-    command.add_argument("--small", action="store_true", help=small)
-    command.add_argument(
-        "--out",
-        type=Path,
-        default=Path(f"convexformer-{name}"),
-        help=f"folder for {name.replace('-', '_')}.json and the figures (default: %(default)s)",
-    )
-    command.add_argument("--seeds", type=int, default=3, help="number of splits and initial weights (default: 3)")
-    for setting, (kind, text) in settings.items():
-        several = {"type": kind[0], "nargs": "+"} if isinstance(kind, list) else {"type": kind}
-        command.add_argument("--" + setting.replace("_", "-"), help=text, **several)
-    return command
+@dataclass(frozen=True)
+class _Experiment:
+    """A command, of whose name follow those of its settings and functions in ``convexformer.experiments``."""
+
+    name: str
+    small: str
+    settings: dict[str, tuple[Any, str]]
+    help: str
+    description: str
+    by_seed: bool = False  # whether what is finished is whole seeds
+    rows: tuple[str, ...] = ("runs",)  # entries of the report with a row for each run, which are not printed
+    own: dict[str, dict[str, Any]] = field(default_factory=dict)  # options that are arguments of its function
+    flags: dict[str, tuple[str, Any, str]] = field(default_factory=dict)  # options: a setting, its value, help
+
+    @property
+    def entry(self) -> str:
+        """End of the names of its functions, and name of its file."""
+        return self.name.replace("-", "_")
 
 
-def _add_student_teacher(experiments: Any, common: argparse.ArgumentParser) -> None:
-    command = _add_experiment(
-        experiments,
-        common,
+_EXPERIMENTS = (
+    _Experiment(
         "student-teacher",
         "about two minutes on two cores; else meant for a GPU",
         _STUDENT_TEACHER_SETTINGS,
         help="students of an attention layer of a pretrained encoder (paper, Figs 2 and 3)",
         description="Students of an attention layer of a pretrained encoder: certified convex programs, their networks "
         "under Adam, softmax attention and ridge. A call that was interrupted goes on after its last finished seed.",
-    )
-    command.add_argument("--cache", type=Path, help="folder for the teacher's activations (default: inside --out)")
-    command.set_defaults(run=_run_student_teacher)
-
-
-def _add_grokking(experiments: Any, common: argparse.ArgumentParser) -> None:
-    command = _add_experiment(
-        experiments,
-        common,
+        by_seed=True,
+        own={"cache": {"type": Path, "help": "folder for the teacher's activations (default: inside --out)"}},
+    ),
+    _Experiment(
         "grokking",
         "two minutes on two cores; else hours, or a GPU",
         _GROKKING_SETTINGS,
@@ -159,15 +140,9 @@ def _add_grokking(experiments: Any, common: argparse.ArgumentParser) -> None:
         description="Division modulo p from half of the table: certified convex programs, convex attention trained end "
         "to end, and transformers and MLPs tuned with equal budgets. A call that was interrupted goes on after the "
         "last finished seed of a method, or the last finished pair of its search.",
-    )
-    command.add_argument("--methods", nargs="+", metavar="NAME", help="beginnings of names of methods (default: all)")
-    command.set_defaults(run=_run_grokking)
-
-
-def _add_unfolded(experiments: Any, common: argparse.ArgumentParser) -> None:
-    command = _add_experiment(
-        experiments,
-        common,
+        own={"methods": {"nargs": "+", "metavar": "NAME", "help": "beginnings of names of methods (default: all)"}},
+    ),
+    _Experiment(
         "unfolded",
         "two minutes on two cores; else an hour or two",
         _UNFOLDED_SETTINGS,
@@ -175,14 +150,9 @@ def _add_unfolded(experiments: Any, common: argparse.ArgumentParser) -> None:
         description="Where alternating minimisation descends, energies of sentences layer by layer with and without an "
         "anchor, and text classification beside a standard transformer of equal size and search. A call that was "
         "interrupted goes on after what was finished.",
-    )
-    command.set_defaults(run=_run_unfolded)
-
-
-def _add_constrained_text(experiments: Any, common: argparse.ArgumentParser) -> None:
-    command = _add_experiment(
-        experiments,
-        common,
+        rows=("aim", "descent", "classification"),
+    ),
+    _Experiment(
         "constrained-text",
         "two minutes on two cores; else hours",
         _CONSTRAINED_TEXT_SETTINGS,
@@ -190,35 +160,20 @@ def _add_constrained_text(experiments: Any, common: argparse.ArgumentParser) -> 
         description="Unrolled transformers and a frozen encoder under descent constraints, beside usual training and "
         "deep supervision with an equal search: accuracy under noise, losses of layers, early exit. A call that was "
         "interrupted goes on after what was finished.",
-    )
-    command.set_defaults(run=_run_constrained_text)
-
-
-def _add_constrained_video(experiments: Any, common: argparse.ArgumentParser) -> None:
-    command = _add_experiment(
-        experiments,
-        common,
+    ),
+    _Experiment(
         "constrained-video",
         "a minute and a half on two cores; else many hours, or a GPU",
         _CONSTRAINED_VIDEO_SETTINGS,
         help="denoisers of video whose every layer must lower the loss (Porras-Valenzuela, Hadou and Ribeiro)",
         description="Denoisers of video frames trained under descent constraints, without them, and with deep "
         "supervision, each with an equal search. A call that was interrupted goes on after what was finished.",
-    )
-    command.add_argument(
-        "--search-once",
-        dest="search_every_seed",
-        action="store_const",
-        const=False,
-        help="search with seed 0 alone; the other seeds take what it found",
-    )
-    command.set_defaults(run=_run_constrained_video)
-
-
-def _add_probes(experiments: Any, common: argparse.ArgumentParser) -> None:
-    command = _add_experiment(
-        experiments,
-        common,
+        rows=("runs", "ablation"),
+        flags={
+            "search-once": ("search_every_seed", False, "search with seed 0 alone; the other seeds take what it found")
+        },
+    ),
+    _Experiment(
         "probes",
         "less than two minutes on two cores; else hours",
         _PROBES_SETTINGS,
@@ -226,108 +181,74 @@ def _add_probes(experiments: Any, common: argparse.ArgumentParser) -> None:
         description="Certified probes, logistic regression on pooled tokens, softmax attentive probes and attention "
         "pooling of multiple-instance learning on texts, time series, patches and stored embeddings, each with a "
         "search. A call that was interrupted goes on after what was finished.",
+        rows=("splits", "results"),
+    ),
+)
+
+
+def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Describe the command, and those of the experiments."""
+    reproduce = commands.add_parser("reproduce", help="experiments of the paper, several seeds, with tuned baselines")
+    experiments = reproduce.add_subparsers(dest="experiment", required=True, metavar="EXPERIMENT")
+    for experiment in _EXPERIMENTS:
+        _add_experiment(experiments, common, experiment)
+
+
+def _add_experiment(experiments: Any, common: argparse.ArgumentParser, experiment: _Experiment) -> None:
+    """A command with the options that every experiment has, those of its settings, and its own."""
+    command: argparse.ArgumentParser = experiments.add_parser(
+        experiment.name, parents=[common], help=experiment.help, description=experiment.description
     )
-    command.set_defaults(run=_run_probes)
+    command.add_argument("--small", action="store_true", help=experiment.small)
+    command.add_argument(
+        "--out",
+        type=Path,
+        default=Path(f"convexformer-{experiment.name}"),
+        help=f"folder for {experiment.entry}.json and the figures (default: %(default)s)",
+    )
+    command.add_argument("--seeds", type=int, default=3, help="number of splits and initial weights (default: 3)")
+    for setting, (kind, text) in experiment.settings.items():
+        several = {"type": kind[0], "nargs": "+"} if isinstance(kind, list) else {"type": kind}
+        command.add_argument("--" + setting.replace("_", "-"), help=text, **several)
+    for argument, how in experiment.own.items():
+        command.add_argument("--" + argument, **how)
+    for option, (setting, value, text) in experiment.flags.items():
+        command.add_argument("--" + option, dest=setting, action="store_const", const=value, help=text)
+    command.set_defaults(run=lambda options: _reproduce(options, experiment))
 
 
-def _experiment_settings(options: argparse.Namespace, kind: Any, names: Iterable[str]) -> Any:
+def _experiment_settings(options: argparse.Namespace, kind: Any, experiment: _Experiment) -> Any:
     """The small or the full setting of an experiment with what the user asked to be otherwise."""
+    names = [*experiment.settings, *(name for name, _, _ in experiment.flags.values())]
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     changes = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
     return kind.small(**changes) if options.small else kind(**changes)
 
 
-def _reproduce(
-    options: argparse.Namespace,
-    kind: Any,
-    names: Iterable[str],
-    run: Callable[..., dict[str, Any]],
-    as_text: Callable[[dict[str, Any]], str],
-    *,
-    left_out: Sequence[str] = ("runs",),
-    interrupted: Callable[[Path], str] = GOES_ON.format,
-    **arguments: Any,
-) -> dict[str, Any]:
+def _reproduce(options: argparse.Namespace, experiment: _Experiment) -> dict[str, Any]:
     """Run an experiment and show its report, without the entries that have a row for each run."""
+    from convexformer import experiments
+
     check_folder(options.out)
-    settings = _experiment_settings(options, kind, names)
-    quiet = options.quiet or options.json
+    kind = getattr(experiments, experiment.name.title().replace("-", "") + "Settings")
+    run, as_text = (getattr(experiments, f"{verb}_{experiment.entry}") for verb in ("run", "format"))
+    settings = _experiment_settings(options, kind, experiment)
+    arguments = {name: getattr(options, name) for name in experiment.own}
     try:
-        report = run(options.out, settings, n_seeds=options.seeds, quiet=quiet, **arguments)
+        report = run(options.out, settings, n_seeds=options.seeds, quiet=options.quiet or options.json, **arguments)
     except KeyboardInterrupt:
-        print(interrupted(options.out), file=sys.stderr)
+        print(_interrupted(options, experiment), file=sys.stderr)
         raise
-    return {name: value for name, value in report.items() if name not in left_out} | {"text": as_text(report)}
+    return {name: value for name, value in report.items() if name not in experiment.rows} | {"text": as_text(report)}
 
 
-def _run_student_teacher(options: argparse.Namespace) -> dict[str, Any]:
-    from convexformer.experiments import (
-        StudentTeacherSettings,
-        finished_seeds,
-        format_student_teacher,
-        run_student_teacher,
+def _interrupted(options: argparse.Namespace, experiment: _Experiment) -> str:
+    """What is finished after Ctrl-C."""
+    from convexformer.experiments import finished_seeds
+
+    if not experiment.by_seed:
+        return GOES_ON.format(options.out)
+    return (
+        f"interrupted; {len(finished_seeds(options.out / f'{experiment.entry}.json'))} of {options.seeds} seeds are "
+        f"finished in {options.out}, and the same command goes on from there"
     )
-    from convexformer.experiments.student_teacher import FILE
-
-    def interrupted(folder: Path) -> str:
-        return (
-            f"interrupted; {len(finished_seeds(folder / FILE))} of {options.seeds} seeds are finished in {folder}, and "
-            "the same command goes on from there"
-        )
-
-    return _reproduce(
-        options,
-        StudentTeacherSettings,
-        _STUDENT_TEACHER_SETTINGS,
-        run_student_teacher,
-        format_student_teacher,
-        interrupted=interrupted,
-        cache=options.cache,
-    )
-
-
-def _run_grokking(options: argparse.Namespace) -> dict[str, Any]:
-    from convexformer.experiments import GrokkingSettings, format_grokking, run_grokking
-
-    return _reproduce(
-        options, GrokkingSettings, _GROKKING_SETTINGS, run_grokking, format_grokking, methods=options.methods
-    )
-
-
-def _run_unfolded(options: argparse.Namespace) -> dict[str, Any]:
-    from convexformer.experiments import UnfoldedSettings, format_unfolded, run_unfolded
-
-    parts = ("aim", "descent", "classification")
-    return _reproduce(options, UnfoldedSettings, _UNFOLDED_SETTINGS, run_unfolded, format_unfolded, left_out=parts)
-
-
-def _run_constrained_text(options: argparse.Namespace) -> dict[str, Any]:
-    from convexformer.experiments import ConstrainedTextSettings, format_constrained_text, run_constrained_text
-
-    return _reproduce(
-        options,
-        ConstrainedTextSettings,
-        _CONSTRAINED_TEXT_SETTINGS,
-        run_constrained_text,
-        format_constrained_text,
-    )
-
-
-def _run_constrained_video(options: argparse.Namespace) -> dict[str, Any]:
-    from convexformer.experiments import ConstrainedVideoSettings, format_constrained_video, run_constrained_video
-
-    return _reproduce(
-        options,
-        ConstrainedVideoSettings,
-        [*_CONSTRAINED_VIDEO_SETTINGS, "search_every_seed"],
-        run_constrained_video,
-        format_constrained_video,
-        left_out=("runs", "ablation"),
-    )
-
-
-def _run_probes(options: argparse.Namespace) -> dict[str, Any]:
-    from convexformer.experiments import ProbesSettings, format_probes, run_probes
-
-    parts = ("splits", "results")
-    return _reproduce(options, ProbesSettings, _PROBES_SETTINGS, run_probes, format_probes, left_out=parts)
