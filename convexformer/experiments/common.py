@@ -280,15 +280,15 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" + "s" * (number != 1)
 
 
-def shown(name: str, form: str) -> Callable[[dict[str, Any]], str]:
-    """Function that shows an entry of a row in a format, and a dash where it does not apply.
+def shown(name: str, form: str, factor: float = 1) -> Callable[[dict[str, Any]], str]:
+    """Function that shows an entry of a row in a format, a number times a factor, and a dash where it does not apply.
 
     Examples
     --------
     >>> shown("ratio", ".2f")({"ratio": 1.0}), shown("ratio", ".2f")({"ratio": None})
     ('1.00', '-')
     """
-    return lambda row: "-" if row[name] is None else f"{row[name]:{form}}"
+    return lambda row: "-" if row[name] is None else f"{factor * row[name]:{form}}"
 
 
 def shown_with_error(

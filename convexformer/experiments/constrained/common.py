@@ -235,7 +235,8 @@ def paired_difference(first: Sequence[float], second: Sequence[float]) -> dict[s
     Returns
     -------
     dict
-        ``difference``, ``error`` and ``p``; the latter two are None with fewer than two seeds.
+        ``difference``, ``error`` and ``p``; the latter two are None with fewer than two seeds, and where all differ by
+        the same.
 
     Examples
     --------

@@ -91,10 +91,6 @@ def _wins(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return wins
 
 
-def _scaled(name: str, factor: float, form: str) -> Any:
-    return lambda row: "-" if row[name] is None else f"{factor * row[name]:{form}}"
-
-
 def _feasible(row: dict[str, Any]) -> str:
     return f"{row['n_feasible']}/{row['n_seeds']}" if row["method"] == METHODS[0].name else "-"
 
@@ -107,9 +103,9 @@ _COLUMNS: tuple[Column, ...] = (
     ("RMSE", ">", shown_with_error("mean_rmse", ".2f")),
     ("against unconstrained", ">", shown_with_error("difference", "+.2f", error="error")),
     ("p", ">", shown("p", ".3f")),
-    ("layers that descend, %", ">", _scaled("test_descending_share", 100, ".0f")),
+    ("layers that descend, %", ">", shown("test_descending_share", ".0f", 100)),
     ("feasible", ">", _feasible),
-    ("ms per step", ">", _scaled("seconds_per_step", 1000, ".1f")),
+    ("ms per step", ">", shown("seconds_per_step", ".1f", 1000)),
 )
 _WIN_COLUMNS: tuple[Column, ...] = (
     ("method", "<", shown("method", "")),
