@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -11,6 +12,12 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 _aten = torch.ops.aten
+
+
+def _named(names: str) -> set[Any]:
+    """Operations of torch by their names and overloads."""
+    return {attrgetter(name)(_aten) for name in names.split()}
+
 
 # Letters of the axes in products.
 _PRODUCTS = {
@@ -21,61 +28,30 @@ _PRODUCTS = {
     _aten.vdot.default: ("k", "k"),
 }
 # What the results of the ranks are combined by, where these are over the samples.
-_REDUCTIONS = dict.fromkeys((_aten.sum.default, _aten.sum.dim_IntList), "sum")
-_REDUCTIONS |= dict.fromkeys((_aten.max.default, _aten.amax.default, _aten.any.default, _aten.any.dim), "max")
-_REDUCTIONS |= dict.fromkeys((_aten.min.default, _aten.amin.default, _aten.all.default, _aten.all.dim), "min")
+_REDUCTIONS = dict.fromkeys(_named("sum.default sum.dim_IntList"), "sum")
+_REDUCTIONS |= dict.fromkeys(_named("max.default amax.default any.default any.dim"), "max")
+_REDUCTIONS |= dict.fromkeys(_named("min.default amin.default all.default all.dim"), "min")
 # Operations along axes, none of which may be that of the samples.
-_ALONG = {
-    _aten._log_softmax.default,
-    _aten._softmax.default,
-    _aten.cat.default,
-    _aten.cumsum.default,
-    _aten.diagonal.default,
-    _aten.gather.default,
-    _aten.index_select.default,
-    _aten.slice.Tensor,
-    _aten.sort.default,
-    _aten.split.Tensor,
-    _aten.split_with_sizes.default,
-    _aten.squeeze.dim,
-    _aten.squeeze_.dim,
-}
+_ALONG = _named(
+    """
+    _log_softmax.default _softmax.default cat.default cumsum.default diagonal.default gather.default
+    index_select.default slice.Tensor sort.default split.Tensor split_with_sizes.default squeeze.dim squeeze_.dim
+    """
+)
 # Tensors that take nothing but the precision and device of another.
-NEW = {_aten.new_empty.default, _aten.new_full.default, _aten.new_ones.default, _aten.new_zeros.default}
-_VIEWS_OF_SHAPES = {_aten.view.default, _aten._unsafe_view.default}
+NEW = _named("new_empty.default new_full.default new_ones.default new_zeros.default")
+_VIEWS_OF_SHAPES = _named("view.default _unsafe_view.default")
 # Operations whose second argument is a shape.
-_SHAPED = _VIEWS_OF_SHAPES | NEW | {_aten.expand.default}
+_SHAPED = _VIEWS_OF_SHAPES | NEW | _named("expand.default")
 # Operations that treat all rows alike, besides those of one element after the other.
-_ROWWISE = _SHAPED | {
-    *_ALONG,
-    *_REDUCTIONS,
-    _aten._to_copy.default,
-    _aten.alias.default,
-    _aten.argmax.default,
-    _aten.copy_.default,
-    _aten.detach.default,
-    _aten.diag_embed.default,
-    _aten.empty_like.default,
-    _aten.fill_.Scalar,
-    _aten.full_like.default,
-    _aten.linalg_vector_norm.default,
-    _aten.log_sigmoid_forward.default,
-    _aten.logsumexp.default,
-    _aten.masked_fill_.Scalar,
-    _aten.max.dim,
-    _aten.mean.dim,
-    _aten.min.dim,
-    _aten.ones_like.default,
-    _aten.permute.default,
-    _aten.select.int,
-    _aten.stack.default,
-    _aten.t.default,
-    _aten.transpose.int,
-    _aten.unbind.int,
-    _aten.unsqueeze.default,
-    _aten.zero_.default,
-    _aten.zeros_like.default,
-}
+_ROWWISE = {*_SHAPED, *_ALONG, *_REDUCTIONS} | _named(
+    """
+    _to_copy.default alias.default argmax.default copy_.default detach.default diag_embed.default empty_like.default
+    fill_.Scalar full_like.default linalg_vector_norm.default log_sigmoid_forward.default logsumexp.default
+    masked_fill_.Scalar max.dim mean.dim min.dim ones_like.default permute.default select.int stack.default t.default
+    transpose.int unbind.int unsqueeze.default zero_.default zeros_like.default
+    """
+)
 
 
 def _index(values: Tensor, indices: Sequence[Tensor | None]) -> Any:
@@ -205,8 +181,7 @@ class Operation(NamedTuple):
             return value.to(device) if isinstance(value, Tensor) and value.ndim else value
 
         kwargs = {name: local(value) for name, value in self.kwargs.items()}
-        _, packet, overload = self.function.split(".")
-        found = getattr(getattr(_aten, packet), overload)(*local(self.args), **kwargs)
+        found = attrgetter(self.function)(torch.ops)(*local(self.args), **kwargs)
         parts.update(zip(self.targets, tree_leaves(found), strict=False))
 
 
