@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from convexformer_solvers.losses.base import Loss
+from convexformer_solvers.losses.base import Loss, hessian_columns
 from convexformer_solvers.program import Program
 
 
@@ -29,17 +29,14 @@ class Curvature:
 
     def diagonal(self) -> Tensor:
         """Diagonal, shape ``(N, c)``."""
-        program = self._program
-        parts = program.loss.hessian_parts(self._pred, program.y)
-        if parts is None:
-            return torch.stack([column[:, output] for output, column in enumerate(self.columns())], dim=1)
-        diagonal = parts[0] if parts[1] is None else parts[0] - parts[1].square()
-        return program.weight[:, None] * diagonal
+        if self.diagonal_is_all:
+            return self.product(torch.ones_like(self._pred))
+        return self.matrices().diagonal(dim1=1, dim2=2)
 
     def columns(self) -> Iterator[Tensor]:
         """Columns of each sample's weighted Hessian, shape ``(N, c)``, one output after the other."""
-        for column in _hessian_columns(self._program.loss, self._pred, self._program.y):
-            yield self._program.weight[:, None] * column
+        columns = hessian_columns(self._program.loss, self._pred, self._program.y)
+        return (self._program.weight[:, None] * column for column in columns)
 
     def matrices(self) -> Tensor:
         """Weighted Hessian of each sample, shape ``(N, c, c)``."""
@@ -68,15 +65,10 @@ def curvature_bound(loss: Loss, pred: Tensor, y: Tensor) -> Tensor:
     """Gershgorin's bound of the largest eigenvalue of each sample's Hessian in predictions, shape ``(N,)``."""
     parts = loss.hessian_parts(pred, y)
     if parts is None:
-        return torch.stack([column.abs().sum(1) for column in _hessian_columns(loss, pred, y)]).amax(0)
+        return torch.stack([column.abs().sum(1) for column in hessian_columns(loss, pred, y)]).amax(0)
     diagonal, root = parts
     if root is None:
         return diagonal.abs().amax(1)
     size = root.abs()
     others = size * (size.sum(1, keepdim=True) - size)
     return ((diagonal - size.square()).abs() + others).amax(1)
-
-
-def _hessian_columns(loss: Loss, pred: Tensor, y: Tensor) -> Iterator[Tensor]:
-    for unit in torch.eye(pred.shape[1]).to(pred):
-        yield loss.hessian_product(pred, y, unit.expand_as(pred))

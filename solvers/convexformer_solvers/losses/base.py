@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -139,8 +140,7 @@ class Loss(ABC):
             diagonal, root = parts
             result = torch.diag(weight @ diagonal)
             return result if root is None else result - (weight[:, None] * root).T @ root
-        units = torch.eye(pred.shape[1], dtype=pred.dtype, device=pred.device)
-        return torch.stack([weight @ self.hessian_product(pred, y, unit.expand_as(pred)) for unit in units])
+        return torch.stack([weight @ column for column in hessian_columns(self, pred, y)])
 
     def tail_length(self, pred: Tensor, y: Tensor, weight: Tensor) -> float:
         """Factor, at least 1, by which a quadratic part is widened to hold half of the samples; with ``widened``."""
@@ -176,3 +176,9 @@ class Loss(ABC):
     def best_intercept(self, pred: Tensor, y: Tensor, weight: Tensor, start: Tensor | None = None) -> Tensor:
         """Minimiser over ``b``, shape (c,), of ``sum_i weight_i l(pred_i + b, y_i)``, from `start` on."""
         return best_intercept(LossAtIntercepts(self, pred, y, weight), start)
+
+
+def hessian_columns(loss: Loss, pred: Tensor, y: Tensor) -> Iterator[Tensor]:
+    """Columns of each sample's Hessian, shape ``(N, c)``, one output after the other."""
+    for unit in torch.eye(pred.shape[1]).to(pred):
+        yield loss.hessian_product(pred, y, unit.expand_as(pred))
