@@ -227,10 +227,14 @@ class Program:
         return result
 
     def with_penalty(self, penalty: Penalty) -> Program:
-        """The same program with another penalty; targets in float64 are those of the same exact program."""
-        result = dataclasses.replace(self, penalty=penalty)
+        """The same program with another penalty."""
+        return self._replaced(lambda y: y, penalty=penalty)
+
+    def _replaced(self, of_targets: Callable[[Tensor], Tensor], **changes: Any) -> Program:
+        """A checked copy with changes, with what becomes of the targets: those in float64, where known, keep digits."""
+        result = dataclasses.replace(self, y=of_targets(self.y), **changes)
         if "_exact" in self._known:
-            result.remembered("_exact", lambda: self._exact.with_penalty(penalty))
+            result.remembered("_exact", lambda: dataclasses.replace(result, y=of_targets(self._exact.y)))
         return result
 
     def remembered(self, name: str, compute: Callable[[], _T]) -> _T:
@@ -247,10 +251,7 @@ class Program:
     def rows(self, index: Tensor) -> Program:
         """The program on some samples, by position; ``ValueError`` where these make none, as counts of zero."""
         weight = None if self.sample_weight is None else self.sample_weight[index]
-        result = dataclasses.replace(self, map=self.map.rows(index), y=self.y[index], sample_weight=weight)
-        if "_exact" in self._known:  # its targets have digits that those in single precision have lost
-            result.remembered("_exact", lambda: dataclasses.replace(result, y=self._exact.y[index]))
-        return result
+        return self._replaced(lambda y: y[index], map=self.map.rows(index), sample_weight=weight)
 
     def drop_zero_weights(self) -> Program:
         """The same program without its samples of weight zero."""
