@@ -89,20 +89,20 @@ class _CurvatureSlopes(Slopes):
 
     def matrices(self) -> Tensor:
         """Second derivatives times the weights, ``(N, m, c)``: of m outputs apart where c is one, else between c."""
-        weighted, c = self.weight[:, None] * self.local, len(self.offset)
+        return self._as_matrices(self.weight[:, None] * self.local)
+
+    def total(self) -> Tensor:
+        """Sum of ``matrices`` over the samples, ``(m, c)``."""
+        return self._as_matrices((self.weight @ self.local)[None])[0]
+
+    def _as_matrices(self, weighted: Tensor) -> Tensor:
+        c = len(self.offset)
         if c == 1:
             return weighted[:, :, None]
         result = weighted.new_empty((len(weighted), c, c))
         for place, (i, j) in enumerate(combinations_with_replacement(range(c), 2)):
             result[:, i, j] = result[:, j, i] = weighted[:, place]
         return result
-
-    def total(self) -> Tensor:
-        """Sum of ``matrices`` over the samples, ``(m, c)``."""
-        alone = dataclasses.replace(
-            self, local=(self.weight @ self.local)[None], weight=torch.ones_like(self.local[0, :1])
-        )
-        return alone.matrices()[0]
 
     def products(self, pred: Tensor) -> tuple[Tensor, Tensor]:
         """``matrices`` and their products ``(N, m, r)`` with predictions ``(N, c r)``, in the precision of these."""
