@@ -51,10 +51,6 @@ class _OneBlasThread:
 _numpy_on_one_thread = _OneBlasThread()
 
 
-def _overflow_is_an_error() -> np.errstate:
-    return np.errstate(over="raise", invalid="raise")
-
-
 class GramPoint(NamedTuple):
     """Coefficients of the set and the gradient of its loss with the opposite sign, both of shape ``(p,)``."""
 
@@ -222,14 +218,14 @@ class BlockDescent(PrimalDualSolver):
             products = start.correlation.flatten().cpu().numpy() + gram @ behind
         square = float(program.mean(target.square().sum(1)))
         width, known = program.coef_shape[-2], None if previous is None else previous.inner
-        with _numpy_on_one_thread, _overflow_is_an_error():
+        with _numpy_on_one_thread, np.errstate(over="raise", invalid="raise"):
             inner = GramProgram(gram, products, square, width, program.alpha, known)
             point = inner.at(start.coef.to(program.y).flatten().cpu().numpy().copy())
         return State(inner, point, point, math.inf, point)
 
     def step(self, program: Program, state: State) -> State:
         inner = state.inner
-        with _numpy_on_one_thread, _overflow_is_an_error():
+        with _numpy_on_one_thread, np.errstate(over="raise", invalid="raise"):
             swept = inner.swept(state.sweeping, self.n_sweeps)
             sweeping, recent = swept[-1], (*state.recent, *swept)
             if state.recent:
