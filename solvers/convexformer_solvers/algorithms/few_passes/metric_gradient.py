@@ -149,11 +149,8 @@ class MetricGradient(Solver):
         if is_near:  # what is known of other points is of another loss
             state = state._replace(read=found, base=found, past=())
             return self._minimised(program, self._renewed(program, state, changed=True))
-        bounded = math.isfinite(program.loss.smoothness)
-        state = (
-            self._by_combined_slopes(program, state, found) if bounded else self._by_read_slopes(program, state, found)
-        )
-        return self._minimised(program, self._renewed(program, state))
+        based = self._by_combined_slopes if math.isfinite(program.loss.smoothness) else self._by_read_slopes
+        return self._minimised(program, self._renewed(program, based(program, state, found)))
 
     def _by_combined_slopes(self, program: Program, state: _State, found: Read) -> _State:
         """The state with the next base, whose slopes are combined."""
