@@ -170,8 +170,7 @@ class Program:
         if self.n_parts == 1:
             return self
         n_parts, penalty = self.penalty.of_part(self.y.shape[1])
-        width = self.y.shape[1] // n_parts
-        return self._changed({}, y=self.y[:, number * width : (number + 1) * width], penalty=penalty)
+        return self._changed({}, y=self.y.chunk(n_parts, dim=1)[number], penalty=penalty)
 
     @_WithoutAlpha
     def weight(self) -> Tensor:

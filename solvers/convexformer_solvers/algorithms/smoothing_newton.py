@@ -107,12 +107,10 @@ class SmoothingNewton(PrimalDualSolver):
         coef, pred = point.coef, point.pred
         assert pred is not None
         features = Features(program) if previous is None else previous.parts[0].features
-        length, width, parts = 1 / program.lipschitz(pred), program.y.shape[1] // program.n_parts, []
-        for number in range(program.n_parts):
-            outputs = slice(number * width, (number + 1) * width)
-            own = program.part(number)
-            parts.append(_first(own, features, coef[..., outputs], pred[:, outputs], length, self.config))
-        return _State(tuple(parts), length, _point(program, tuple(parts), length))
+        length, n_parts = 1 / program.lipschitz(pred), program.n_parts
+        starts = enumerate(zip(coef.chunk(n_parts, dim=-1), pred.chunk(n_parts, dim=1), strict=True))
+        parts = tuple(_first(program.part(k), features, *start, length, self.config) for k, start in starts)
+        return _State(parts, length, _point(program, parts, length))
 
     def step(self, program: Program, state: _State) -> _State:
         parts = tuple(part if part.finished else _newton_step(part, self.config) for part in state.parts)
