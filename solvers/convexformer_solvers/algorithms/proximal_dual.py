@@ -51,13 +51,10 @@ class ProximalDual(PrimalDualSolver):
     """
 
     requires_of_loss = ("widened",)
+    name = property(lambda self: f"proximal_dual({self.inner.algorithm.name})")
 
     def __init__(self, inner: Stage, config: ProximalDualConfig | None = None) -> None:
         self.inner, self.config = inner, config or ProximalDualConfig()
-
-    @property
-    def name(self) -> str:
-        return f"proximal_dual({self.inner.algorithm.name})"
 
     def unmet_requirement(self, program: Program) -> str | None:
         return super().unmet_requirement(program) or self.inner.algorithm.unmet_requirement(program)

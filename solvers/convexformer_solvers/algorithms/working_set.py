@@ -95,12 +95,10 @@ class WorkingSet(PrimalDualSolver):
     dual constraint by far, or its steps have been too many.
     """
 
+    name = property(lambda self: f"working_set({self.inner.algorithm.name})")
+
     def __init__(self, inner: Stage, config: WorkingSetConfig | None = None) -> None:
         self.inner, self.config = inner, config or WorkingSetConfig()
-
-    @property
-    def name(self) -> str:
-        return f"working_set({self.inner.algorithm.name})"
 
     def unmet_requirement(self, program: Program) -> str | None:
         return self.inner.algorithm.unmet_requirement(program)

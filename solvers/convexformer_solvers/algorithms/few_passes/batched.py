@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from convexformer_solvers.algorithms.base import Solver
 from convexformer_solvers.points import Point, gap_estimate, point_at
 from convexformer_solvers.program import Program
-from convexformer_solvers.reductions.base import Reduction
 from convexformer_solvers.rounding import SUM
 
 
@@ -49,16 +47,11 @@ class Batched(Solver):
     >>> check_solver(Batched(Fista()))
     """
 
+    reductions = property(lambda self: self.solver.reductions)
+    name = property(lambda self: f"batched({self.solver.name})")
+
     def __init__(self, solver: Solver, config: BatchConfig | None = None) -> None:
         self.solver, self.config = solver, config or BatchConfig()
-
-    @property
-    def reductions(self) -> Sequence[Reduction]:
-        return self.solver.reductions
-
-    @property
-    def name(self) -> str:
-        return f"batched({self.solver.name})"
 
     def unmet_requirement(self, program: Program) -> str | None:
         return self.solver.unmet_requirement(program)

@@ -34,10 +34,7 @@ class GramMetrics(Metrics):
 
     solver: Batched
     sample: int = 20
-
-    @property
-    def name(self) -> str:
-        return self.solver.solver.name
+    name = property(lambda self: self.solver.solver.name)
 
     def of(self, program: Program, local: Tensor, span: Tensor | None = None) -> Metric:
         linear_map, weight = program.map, program.weight[:, None] * local

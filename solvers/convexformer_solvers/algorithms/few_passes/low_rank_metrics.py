@@ -26,10 +26,7 @@ class LowRankMetrics(Metrics):
     """
 
     rank: int  # that of the Gram matrix where this is smaller
-
-    @property
-    def name(self) -> str:
-        return f"rank {self.rank}"
+    name = property(lambda self: f"rank {self.rank}")
 
     def of(self, program: Program, local: Tensor, span: Tensor | None = None) -> Metric:
         (*blocks, width), joint = program.map.feature_shape, joins_outputs(program, local)

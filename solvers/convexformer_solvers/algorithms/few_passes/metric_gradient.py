@@ -100,13 +100,10 @@ class MetricGradient(Solver):
     """
 
     reductions = (Targets(),)
+    name = property(lambda self: f"metric_gradient({self.metrics.name})")
 
     def __init__(self, metrics: Metrics, config: MetricConfig | None = None) -> None:
         self.metrics, self.config = metrics, config or MetricConfig()
-
-    @property
-    def name(self) -> str:
-        return f"metric_gradient({self.metrics.name})"
 
     def unmet_requirement(self, program: Program) -> str | None:
         if not (math.isfinite(program.loss.smoothness) or program.loss.smooth_curvature):
