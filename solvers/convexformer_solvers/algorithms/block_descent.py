@@ -206,10 +206,9 @@ class BlockDescent(PrimalDualSolver):
         return super().unmet_requirement(program)
 
     def init_again(self, program: Program, start: Point, previous: State | None) -> State:
-        blocks = torch.arange(math.prod(program.coef_shape[:-2]), device=program.y.device)
         target = program.y - program.null_intercept
         means = program.map.rmatvec(program.weight[:, None])[..., 0].flatten(0, -2) if program.fit_intercept else None
-        gram = program.map.gram(blocks, blocks, program.weight, means).cpu().numpy()
+        gram = program.map.full_gram(program.weight, means).cpu().numpy()
         products = program.weighted_adjoint(target).flatten().cpu().numpy()
         if previous is not None and start.correlation is not None:
             # Rounding of the Gram matrix then goes by the distance from the point whose correlation is known better.

@@ -152,10 +152,8 @@ class RidgeInFeatures(RidgeSystem):
     def _gram(self) -> Tensor:
         if self._weighted is None or not torch.equal(self._weighted[0], self.weight):
             self._weighted = None  # its memory is needed
-            blocks = torch.arange(math.prod(self.map.feature_shape[:-1]), device=self.weight.device)
             large = math.prod(self.map.feature_shape) > self.largest_double
-            weight = self.weight.float() if large else self.weight
-            matrix = self.map.gram(blocks, blocks, weight)
+            matrix = self.map.full_gram(self.weight.float() if large else self.weight)
             if self.fit_intercept:
                 total = self.map.rmatvec(self.weight[:, None]).flatten().to(matrix)
                 matrix.addr_(total, total, alpha=-1 / float(self.weight.sum()))

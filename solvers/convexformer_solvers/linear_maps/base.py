@@ -249,6 +249,11 @@ class LinearMap(InParts, ABC):
         self.add_gram(result, left, right, weight, center)
         return mirrored(result) if left is right else result
 
+    def full_gram(self, weight: Tensor, center: Tensor | None = None) -> Tensor:
+        """``gram`` of all blocks with themselves."""
+        blocks = torch.arange(self._n_blocks, device=self.device)
+        return self.gram(blocks, blocks, weight, center)
+
     def add_gram(
         self, result: Tensor, left: Tensor, right: Tensor, weight: Tensor, center: Tensor | None = None
     ) -> None:
@@ -293,13 +298,12 @@ class LinearMap(InParts, ABC):
         if weight.ndim == 2:
             each = [self.moments(own, right, single) for own in weight.T.contiguous()]
             return torch.stack([gram for gram, _ in each]), torch.stack([product for _, product in each])
-        blocks = torch.arange(self._n_blocks, device=self.device)
         product = self.rmatvec(weight[:, None] * right).flatten(0, -2)
         if not single:
-            return self.gram(blocks, blocks, weight), product
+            return self.full_gram(weight), product
         gram = weight.new_zeros((len(product), len(product)))
         for rows in tall_chunks(self.n_samples, len(gram), self.device):
-            gram += self.rows(rows).gram(blocks, blocks, weight[rows].float())
+            gram += self.rows(rows).full_gram(weight[rows].float())
         return gram, product
 
     def weighted_squares(self, weight: Tensor) -> Tensor:

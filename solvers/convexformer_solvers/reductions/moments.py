@@ -50,9 +50,7 @@ def _moments(program: Program, single: bool) -> MomentsOf:
     gram = gram.sub_(torch.outer(means, means))
     rounding = torch.finfo(torch.float32).eps if single else EPS
     if lost_to_means(raw, gram.diagonal(), rounding):
-        shape = program.map.feature_shape
-        blocks = torch.arange(math.prod(shape[:-1]), device=means.device)
-        gram = program.map.gram(blocks, blocks, weight, means.view(-1, shape[-1]))
+        gram = program.map.full_gram(weight, means.view(-1, program.map.feature_shape[-1]))
     lost = gram.diagonal() <= EPS * raw  # features that are constant but for rounding
     gram[lost], gram[:, lost] = 0.0, 0.0
     return MomentsOf(gram, target.masked_fill(lost[:, None], 0.0), means, mean)
