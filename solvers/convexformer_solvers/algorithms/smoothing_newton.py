@@ -11,7 +11,7 @@ from torch import Tensor
 from convexformer_solvers.linalg.hessian import Curvature
 from convexformer_solvers.linalg.line_search import backtracking
 from convexformer_solvers.linalg.newton_systems import Features, System, solved
-from convexformer_solvers.points import Point, as_start, gap_estimate, own_predictions, point_at
+from convexformer_solvers.points import Point, as_start, gap_estimate, objective, own_predictions, point_at
 from convexformer_solvers.program import Program
 from convexformer_solvers.reductions.center import Center
 from convexformer_solvers.reductions.weights import Targets
@@ -124,7 +124,7 @@ class SmoothingNewton(PrimalDualSolver):
 
 
 def _point(program: Program, parts: tuple[_Part, ...], length: float) -> Point:
-    """The point after a proximal step, whose length suits the active groups if there are any."""
+    """The point after a proximal step, whose length suits the active groups if there are any, or before, if better."""
     coefs = []
     for part in parts:
         total = float(part.program.penalty.value(part.coef))
@@ -134,7 +134,9 @@ def _point(program: Program, parts: tuple[_Part, ...], length: float) -> Point:
     coef = torch.cat(coefs, dim=-1)
     pred = torch.cat([part.smooth.loss.unsmoothed(part.pred, part.program.y) for part in parts], dim=1)
     correlation = torch.cat([part.correlation for part in parts], dim=-1)
-    return Point(coef, pred=pred, fitted=own_predictions(program, coef), correlation=correlation)
+    shrunk = Point(coef, pred=pred, fitted=own_predictions(program, coef), correlation=correlation)
+    coef, fitted = torch.cat([part.coef for part in parts], dim=-1), torch.cat([part.pred for part in parts], dim=1)
+    return min(shrunk, shrunk._replace(coef=coef, fitted=fitted), key=lambda point: objective(program, point))
 
 
 def _first(
@@ -170,39 +172,50 @@ def _downhill(program: Program, features: Features, pred: Tensor) -> tuple[Tenso
 
 def _newton_step(part: _Part, config: SmoothingConfig) -> _Part:
     """One Newton step, and a smaller width where the objective is solved."""
-    program = part.smooth
+    cost = part.width * part.unit_cost
+    near = config.near_enough * cost
     try:
-        move, image, squared_length = _direction(part)
+        found, squared_length = _search(part, damping=0.0)
+        if found is None and not 0 <= squared_length <= near:  # lengths far beyond the width have hardly any curvature
+            found, squared_length = _search(part, damping=1.0)
     except torch.linalg.LinAlgError:  # the system overflows
         return part._replace(finished=True)
-
-    def trial(step: float) -> tuple[Tensor, Tensor]:
-        return part.coef + step * move, part.pred + step * image
-
-    def objective(end: tuple[Tensor, Tensor]) -> float:
-        return float(program.loss_value(end[1]) + program.alpha * program.penalty.smoothed_value(end[0], part.width))
-
-    found = backtracking(trial, objective, objective((part.coef, part.pred)), -squared_length)
-    cost = part.width * part.unit_cost
     if found is not None:
-        coef, pred = found[1]
-        correlation, slopes = _downhill(program, part.features, pred)
+        coef, pred = found
+        correlation, slopes = _downhill(part.smooth, part.features, pred)
         part = part._replace(coef=coef, pred=pred, correlation=correlation, slopes=slopes)
-    if found is not None and squared_length > config.near_enough * cost:
-        return part
+        if squared_length > near:
+            return part
     if cost <= EPS * part.program.null_value:
         return part._replace(finished=True)
     return _smoothed(part, config.narrower * part.width)
 
 
-def _direction(part: _Part) -> tuple[Tensor, Tensor, float]:
-    """Moves of coefficients and predictions, and the squared length in the metric of the Hessian."""
+def _search(part: _Part, damping: float) -> tuple[tuple[Tensor, Tensor] | None, float]:
+    """Coefficients and predictions of a lower objective along a Newton direction, and its squared length."""
+    program = part.smooth
+    move, image, squared_length = _direction(part, damping)
+
+    def trial(step: float) -> tuple[Tensor, Tensor]:
+        return part.coef + step * move, part.pred + step * image
+
+    def value(end: tuple[Tensor, Tensor]) -> float:
+        return float(program.loss_value(end[1]) + program.alpha * program.penalty.smoothed_value(end[0], part.width))
+
+    found = backtracking(trial, value, value((part.coef, part.pred)), -squared_length)
+    return None if found is None else found[1], squared_length
+
+
+def _direction(part: _Part, damping: float) -> tuple[Tensor, Tensor, float]:
+    """Moves of coefficients and predictions, and the squared length in the metric of the damped Hessian."""
     program, coef = part.smooth, part.coef
     gradient, blocks = program.penalty.smoothed_derivatives(coef, part.width)
     sizes = torch.linalg.vector_norm(coef.reshape(len(blocks), -1), dim=1)
     scales = program.alpha / torch.hypot(sizes, sizes.new_tensor(part.width))
     downhill = part.correlation - program.alpha * gradient
-    system = System(Curvature(program, part.pred), program.alpha * blocks, scales, downhill, part.slopes)
+    blocks = program.alpha * blocks
+    blocks.diagonal(dim1=1, dim2=2).add_(damping * scales[:, None])
+    system = System(Curvature(program, part.pred), blocks, scales, downhill, part.slopes)
     move, intercept_move = solved(program, part.features, system)
     image = part.features.forward(move) + intercept_move
     return move, image, float((move * downhill).sum() + intercept_move @ part.slopes)

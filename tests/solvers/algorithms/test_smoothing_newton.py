@@ -166,6 +166,41 @@ def test_flat_starts_of_classes_are_left(size, seed):
     assert result.status is Status.CONVERGED
 
 
+@pytest.mark.parametrize(
+    ("loss", "penalty", "seed", "power"),
+    [
+        ("softmax", "group_l2", 2, 6),
+        ("softmax", "group_l2", 25, 20),
+        ("logistic", "group_l2", 35, 20),
+        ("logistic", "nuclear", 20, 20),
+    ],
+)
+def test_lengths_far_beyond_the_width_are_left(loss, penalty, seed, power):
+    """Rare samples with small tokens need large weights, at which the smoothed objective has hardly any curvature."""
+    draw = torch.Generator().manual_seed(seed)
+    data = torch.randn(8, 8, 2, generator=draw, dtype=torch.float64)
+    data *= torch.randn(8, 1, 1, generator=draw, dtype=torch.float64) ** 4
+    y = torch.eye(2).double()[torch.randint(0, 2, (8,), generator=draw)]
+    y = y if loss == "softmax" else 2 * y - 1
+    weight = torch.rand(8, generator=draw, dtype=torch.float64) ** power
+    program = Program(DenseMap(data), y, get_loss(loss), get_penalty(penalty), 1.0, weight)
+    result = solve(program.with_alpha(1e-4 * program.alpha_max), SmoothingNewton(), tol=1e-6, max_iter=200)
+    assert result.status is Status.CONVERGED
+
+
+@pytest.mark.parametrize("seed", [0, 2, 3])
+def test_first_points_improve_on_the_best_constant_model(seed):
+    draw = torch.Generator().manual_seed(seed)
+    data = torch.randn(60, 10, 2, generator=draw, dtype=torch.float64)
+    data *= torch.randn(60, 1, 1, generator=draw, dtype=torch.float64) ** 4
+    y = 100 * torch.randn(60, 2, generator=draw).double()
+    program = Program(DenseMap(data), y, Huber(0.02), GroupL2(), 1.0)
+    program = program.with_alpha(1e-3 * program.alpha_max)
+    with pytest.warns(ConvergenceWarning):
+        result = solve(program, SmoothingNewton(), max_iter=3)
+    assert result.certificate.primal <= 0.95 * program.null_value
+
+
 @pytest.mark.parametrize("n_outputs", [1, 3])
 def test_separated_samples_and_next_to_no_regularisation_are_solved_in_auto(n_outputs):
     program = Program(
