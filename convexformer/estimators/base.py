@@ -60,6 +60,9 @@ ACTIVATIONS = ("linear", "gated_relu")
 GATE_DEFAULTS: dict[str, Any] = {"gates": "gaussian", "n_gates": 32}
 
 
+Start = tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]  # as in ``solve``
+
+
 class ProgramParts(NamedTuple):
     """All that a program has besides its linear map, in the order in which ``build_program`` takes it."""
 
@@ -411,7 +414,7 @@ class ConvexAttentionBase(TargetEstimator, CertifiedEstimator):
             raise
         self._store(problem, result, like)
 
-    def _start(self, problem: Problem) -> tuple[Tensor, Tensor] | None:
+    def _start(self, problem: Problem) -> Start | None:
         if not self.warm_start or getattr(self, "_solution", None) is None:
             return None
         program, (coef, intercept) = problem.program, self._solution
@@ -419,7 +422,12 @@ class ConvexAttentionBase(TargetEstimator, CertifiedEstimator):
             coef = _on_gates(coef, self.gates_, problem.gates)
         if not program.fit_intercept:
             intercept = torch.zeros_like(intercept)  # the previous fit may have had one
-        return (coef, intercept) if tuple(coef.shape) == program.coef_shape else None
+        if tuple(coef.shape) != program.coef_shape:
+            return None
+        theta = self.certificate_.dual_point
+        if theta is None or theta.shape != program.y.shape or program.alpha != self.heads_.alpha:
+            return coef, intercept
+        return coef, intercept, theta  # the same data may be given again: then the start is certified as it was
 
     def _store(self, problem: Problem, result: SolverResult, like: Any) -> None:
         program = problem.program

@@ -34,7 +34,7 @@ def solve(
     *,
     tol: float = 1e-4,
     max_iter: int = 10_000,
-    start: tuple[Tensor, Tensor] | None = None,
+    start: tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor] | None = None,
     dtype: torch.dtype | str | None = None,
     device: torch.device | str | None = None,
     callback: Callback | None = None,
@@ -50,9 +50,10 @@ def solve(
         Bound on the relative gap, ``(primal - dual) / (objective of the best constant model)``.
     max_iter : int, default=10000
         Iterations at most.
-    start : (coef, intercept), optional
-        Starting point, returned as it is where its gap is within ``tol``. Default: the best constant model, which also
-        replaces a start that is worse.
+    start : (coef, intercept) or (coef, intercept, dual_point), optional
+        Starting point, returned as it is where its gap is within ``tol``. Its certificate takes the dual point as a
+        hint, as in ``certify``: with that of a certificate of the same program it is no worse. Default: the best
+        constant model, which also replaces a start that is worse.
     dtype, device : torch.dtype, type of numpy or {'float32', 'float64'}, torch.device or str, optional
         Precision in which the solver works, and device of solver and certificate. Default: those of the map.
     callback : callable, optional
@@ -180,7 +181,7 @@ class _Run:
         start = self.start
         if given and not self.best.certificate.primal <= self.reference.null_value:
             start = self.record(null_point(self.chain.original))
-        start = self.chain.restrict(start)
+        start = self.chain.restrict(start._replace(dual=None) if given else start)
         program, solver, known = self.chain.program, self.solver, previous is not None
         try:
             self.state = solver.init_again(program, start, previous) if known else solver.init(program, start)
@@ -292,26 +293,29 @@ class _Run:
 
 
 def starting_point(program: Program, start: Any) -> Point | None:
-    """The point of a start as users give it, a pair, in copies of its tensors; ``TypeError`` or ``ValueError``."""
+    """The point of a start as users give it, in copies of its tensors; ``TypeError`` or ``ValueError``."""
     if start is None:
         return None
     parts = start if isinstance(start, (tuple, list)) else ()
-    if len(parts) != 2 or not all(isinstance(part, Tensor) for part in parts):
+    if len(parts) not in (2, 3) or not all(isinstance(part, Tensor) for part in parts):
         found = " and ".join(type(part).__name__ for part in parts or (start,))
         wanted = "a pair of tensors, coefficients and intercept"
         raise TypeError(f"start must be {wanted}, got {found}; of a result that is (result.coef, result.intercept)")
     if any(part.is_complex() for part in parts):
         raise ValueError(f"start must hold real numbers, got {parts[0].dtype} and {parts[1].dtype}")
-    coef, intercept = (part.detach().to(program.y, copy=True) for part in parts)
-    shapes, given = (program.coef_shape, program.coef_shape[-1:]), (tuple(coef.shape), tuple(intercept.shape))
+    coef, intercept = (part.detach().to(program.y, copy=True) for part in parts[:2])
+    dual = parts[2].detach().to(program.map.device, torch.float64) if len(parts) == 3 else None
+    shapes = (program.coef_shape, program.coef_shape[-1:], tuple(program.y.shape))[: len(parts)]
+    given = tuple(tuple(part.shape) for part in parts)
     if given != shapes:
-        wanted = f"a coefficient array of shape {shapes[0]} and an intercept of shape {shapes[1]}"
-        raise ValueError(f"start must be {wanted}, got {given[0]} and {given[1]}")
+        names = ("a coefficient array", "an intercept", "a dual point")
+        wanted = ", ".join(f"{name} of shape {shape}" for name, shape in zip(names, shapes, strict=False))
+        raise ValueError(f"start must be {wanted}, got {', '.join(map(str, given))}")
     if not bool(torch.isfinite(coef).all() and torch.isfinite(intercept).all()):
         raise ValueError("start must be finite in the precision of the solve, got NaN or infinite values")
     if not program.fit_intercept and bool((intercept != 0).any()):
         raise ValueError(f"start must have an intercept of zeros, as the program has none; got {intercept.tolist()}")
-    return Point(coef, intercept)
+    return Point(coef, intercept, dual)
 
 
 def _warn_not_converged(result: SolverResult, options: Options, dtype: torch.dtype) -> None:

@@ -289,6 +289,17 @@ def test_a_round_of_generation_that_fails_leaves_the_model_of_the_fit_before():
     np.testing.assert_array_equal(model.predict(SAMPLES), before)
 
 
+@pytest.mark.parametrize("penalty", ["group_l2", "nuclear"])
+def test_a_warm_start_on_the_same_data_is_there_at_once(penalty):
+    model = classifier(penalty=penalty, warm_start=True).fit(SAMPLES, LABELS)
+    before, n_iter = model.certificate_, model.n_iter_
+    assert n_iter > 0
+    assert model.fit(SAMPLES, LABELS).n_iter_ == 0
+    assert model.certificate_.gap == pytest.approx(before.gap, abs=1e-12)
+    assert model.set_params(alpha=0.005).fit(SAMPLES, LABELS).certificate_.relative_gap <= 1e-6
+    assert model.fit(SAMPLES[:50], LABELS[:50]).certificate_.relative_gap <= 1e-6
+
+
 # Memory
 
 

@@ -281,6 +281,10 @@ class TestStopping:
         with pytest.raises(ValueError, match=r"start must be .*\(3, 2, 2\)"):
             solve(make_program(), Fista(), start=start)
 
+    def test_a_dual_point_of_another_program_is_told(self):
+        with pytest.raises(ValueError, match=r"a dual point of shape \(\d+, 2\), got .*, \(5, 2\)"):
+            solve(make_program(), Fista(), start=(randn(3, 2, 2), randn(2), randn(5, 2)))
+
     def test_start_that_is_not_finite(self):
         start = torch.full((3, 2, 2), math.nan, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
         with pytest.raises(ValueError, match="finite"):
@@ -386,6 +390,23 @@ class TestWarmStart:
         coef.zero_(), intercept.zero_()
         assert torch.equal(result.coef, cold.coef)
         assert torch.equal(result.intercept, cold.intercept)
+
+    @pytest.mark.parametrize(("loss", "penalty"), cases())
+    def test_a_start_with_the_dual_point_of_its_certificate_is_certified_as_it_was(self, loss, penalty):
+        program = hard_program(loss=loss, penalty=penalty)
+        cold = solve(program, get_solver("auto"), tol=1e-5)
+        start = (cold.coef, cold.intercept, cold.certificate.dual_point)
+        warm = solve(program, get_solver("auto"), tol=1e-5, start=start)
+        assert warm.n_iter == 0
+        assert warm.certificate.gap == pytest.approx(cold.certificate.gap, abs=1e-12 * program.null_value)
+
+    def test_any_dual_point_beside_a_start_leaves_the_certificate_true(self):
+        program = hard_program()
+        cold = fit(program, tol=1e-4)
+        for dual in (randn(*program.y.shape, scale=10.0), torch.full_like(program.y, math.nan)):
+            warm = fit(program, tol=1e-8, start=(0.5 * cold.coef, cold.intercept, dual))
+            assert warm.certificate.dual <= cold.certificate.primal
+            assert warm.certificate.relative_gap <= 1e-8
 
     def test_start_in_another_precision(self):
         program = hard_program()

@@ -12,7 +12,7 @@ from sklearn.base import is_classifier
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from convexformer.estimators.base import ConvexAttentionBase, Problem, ProgramParts
+from convexformer.estimators.base import ConvexAttentionBase, Problem, ProgramParts, Start
 from convexformer.estimators.tokens import SavedState
 from convexformer.memory import check_memory_limit
 from convexformer.nn.modules.base import copied_to
@@ -126,7 +126,7 @@ class ConvexProbeBase(ConvexAttentionBase):
 
     # Solving
 
-    def _start(self, problem: Problem) -> tuple[Tensor, Tensor] | None:
+    def _start(self, problem: Problem) -> Start | None:
         own = cast(ProbeProblem, problem).start
         return super()._start(problem) if own is None else own
 
