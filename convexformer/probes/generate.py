@@ -419,19 +419,21 @@ def _ascended_gates(point: DualPoint, config: Generation, random_state: np.rando
     through = _starts(point, config.n_restarts, random_state)  # each plane begins near a token
     normals = torch.as_tensor(random_state.standard_normal(tuple(through.shape))).to(through)
     normals = torch.nn.functional.normalize(normals)
-    thresholds = (normals * through).sum(1, keepdim=True)
     real = batch.mask[:, None].to(batch.tokens.dtype)
     shares = real / real.sum(-1, keepdim=True)
-    # Root mean square of the tokens' numbers, as that of standardised tokens is about 1.
-    unit = float((batch.weight @ (shares[:, 0] * batch.tokens.square().mean(2)).sum(1)).sqrt()) or 1.0
+    # From the mean of the tokens, in units of their spread: both are about those of standardised tokens.
+    mean = batch.weight @ (shares @ batch.tokens)[:, 0]
+    centred = batch.tokens - mean
+    unit = float((batch.weight @ (shares[:, 0] * centred.square().mean(2)).sum(1)).sqrt()) or 1.0
+    thresholds = (normals * (through - mean)).sum(1, keepdim=True)
     widths = unit * np.geomspace(*config.widths, config.n_steps)
 
     def norms(step: int, planes: Tensor) -> Tensor:
-        sides = (batch.tokens @ planes[:, :-1].mT - unit * planes[:, -1]).mT
+        sides = (centred @ planes[:, :-1].mT - unit * planes[:, -1]).mT
         return _norms_of(batch, point, torch.sigmoid(sides / widths[step]) * shares)
 
     def limit(planes: Tensor) -> tuple[Tensor]:
         return (planes / torch.linalg.vector_norm(planes[:, :-1], dim=1, keepdim=True),)
 
     (found,) = _ascend(limit(torch.cat([normals, thresholds / unit], 1)), norms, limit, config)
-    return GateWeights(found[:, :-1], unit * found[:, -1])
+    return GateWeights(found[:, :-1], unit * found[:, -1] + found[:, :-1] @ mean)

@@ -33,6 +33,14 @@ def test_the_ascent_raises_the_dual_norm(kind, unit, scaled):
     assert search(point, kind).violation > 1.05 * stays.violation
 
 
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("shift", [1e2, 1e4])
+def test_the_ascent_of_gates_goes_by_the_spread_of_tokens_that_are_far_from_zero(shift, scaled):
+    point = dual_point(shift=shift, scaled=scaled)
+    stays = search(point, "gates", step_lengths=(1e-12, 1e-12))
+    assert search(point, "gates").violation > 1.05 * stays.violation > 0
+
+
 def test_samples_that_are_drawn_by_their_dual_values_count_by_one_over_their_odds():
     point = dual_point(n_outputs=1)
     some = torch.arange(N)[:, None] % 2  # others are not drawn
