@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from convexformer_solvers import DenseMap
-from convexformer_solvers.linear_maps.base import row_chunks
+from convexformer_solvers.linear_maps.base import Slopes, row_chunks, tall_chunks
 
 
 def file_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -75,6 +75,14 @@ class StoredMap(DenseMap):
     def __init__(self, data: Tensor, memory_limit: int | None = None) -> None:
         super().__init__(data)
         self.memory_limit = memory_limit
+
+    def slopes_pass(self, coef: Tensor, slopes: Slopes) -> tuple[Tensor, Tensor]:
+        pred, back = coef.new_empty((self.n_samples, coef.shape[-1])), None
+        # Both products of some samples while these are in memory: the file is read once.
+        for rows in tall_chunks(self.n_samples, self._rows.shape[1], self.device):
+            pred[rows], product = DenseMap(self.data[rows]).slopes_pass(coef, slopes.rows(rows))
+            back = product if back is None else back.add_(product)
+        return pred, self.rmatvec(slopes.at(pred)) if back is None else back
 
     def rows(self, index: Tensor | slice) -> DenseMap:
         if isinstance(index, slice):

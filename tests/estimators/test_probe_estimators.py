@@ -31,7 +31,8 @@ from convexformer.preprocessing import (
     TokenPooling,
 )
 from convexformer.probes import Generation
-from convexformer.solvers import SolverInterrupted, certify
+from convexformer.programs.temporary_file import StoredMap, file_tensor
+from convexformer.solvers import DenseMap, Program, SolverInterrupted, certify, get_loss, get_penalty
 
 SAMPLES = ragged_samples(n_samples=60)
 Y = signal(SAMPLES)
@@ -313,6 +314,27 @@ def test_pooled_tokens_in_a_file_give_the_same_optimum(labels, dtype):
     assert stored.certificate_.primal == pytest.approx(held.certificate_.primal, abs=allowed)
     assert stored.certificate_.dual <= held.certificate_.primal
     assert stored.certificate_.relative_gap <= 1e-5
+
+
+def test_a_pass_over_pooled_tokens_in_a_file_reads_them_once(monkeypatch):
+    data, read = file_tensor((1100, 3, 700), torch.float32), []
+    data.copy_(torch.randn(data.shape, generator=torch.Generator().manual_seed(0)))
+    y, coef = data[:, 0, :2].double(), data[:2].permute(1, 2, 0).double()
+    slopes = Program(DenseMap(data), y, get_loss("squared"), get_penalty("nuclear"), 0.1).slopes(torch.ones(2).double())
+    wanted = DenseMap(data).slopes_pass(coef, slopes)
+    for name in ("matvec", "rmatvec"):
+        original = getattr(DenseMap, name)
+
+        def noted(self, columns, name=name, original=original):
+            read.append((name, self.data.data_ptr(), len(self)))
+            return original(self, columns)
+
+        monkeypatch.setattr(DenseMap, name, noted)
+    for got, same in zip(StoredMap(data).slopes_pass(coef, slopes), wanted, strict=True):
+        torch.testing.assert_close(got, same)
+    ahead, back = read[::2], read[1::2]
+    assert [part[1:] for part in ahead] == [part[1:] for part in back]  # while the samples are still in memory
+    assert sum(part[2] for part in ahead) == len(data) > max(part[2] for part in ahead)
 
 
 PEAK = """

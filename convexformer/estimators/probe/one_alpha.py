@@ -60,8 +60,9 @@ class ConvexProbeRegressor(RegressionMixin, ConvexProbeBase):
         Device to work on; that of ``X`` by default.
     memory_limit : int, default=None
         Bytes of pooled tokens to hold in memory at most. Where they take more they are in a temporary file, of which
-        ``solver="auto"`` makes no copy: it then takes gradient steps alone. Default: they are in memory, and it is an
-        error where they do not fit. Of each rank, under ``torchrun``.
+        ``solver="auto"`` makes no copy: it then takes steps of few passes over the file, with matrices of the features
+        within the limit. Default: they are in memory, and it is an error where they do not fit. Of each rank, under
+        ``torchrun``.
     random_state : int, RandomState or None, default=None
         Draws what poolings draw that have no `random_state` of their own, and the starting points of `generate`.
     verbose : bool, default=False
