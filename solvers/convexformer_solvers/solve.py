@@ -147,8 +147,8 @@ def solve_on(
             if status is None:
                 run.begin(given, previous)
                 status = run.until_stop()
-                if status is not Status.CONVERGED and not given:
-                    run.record(run.start, only_if_better=True)  # few steps may lead away from it
+                if status is not Status.CONVERGED:
+                    run.record_earlier(given, status)
                     if run.is_within_tol and status is not Status.STOPPED:  # which who stopped it expects
                         status = Status.CONVERGED
         except KeyboardInterrupt:
@@ -241,8 +241,7 @@ class _Run:
         """Certify the last point, unless that has been done, and the starting point, which has been if given."""
         try:
             self.record_latest()
-            if not given:
-                self.record(self.start, only_if_better=True)
+            self.record_earlier(given, Status.INTERRUPTED)
         except KeyboardInterrupt:  # again: what has been certified by now is the result
             if not self.history.iteration:
                 raise
@@ -252,6 +251,18 @@ class _Run:
         """Certify the last point, unless that has been done."""
         if not self.history.iteration or self.history.iteration[-1] < self.iteration:
             self.last = self.record(self.latest())
+
+    def record_earlier(self, given: bool, status: Status) -> None:
+        """Certify points that steps may have led away from: the start, unless given, and those of the solver.
+
+        The latter cost time, which a run that a callback or Ctrl-C has ended does not take.
+        """
+        points = [] if given else [self.start]
+        if status in (Status.MAX_ITER, Status.STALLED):
+            earlier = self.solver.earlier_points(self.state)
+            points += [completed(self.chain.original, self.chain.invert(point)) for point in earlier]
+        for point in points:
+            self.record(point, only_if_better=True)
 
     def check(self, point: Point) -> Status | None:
         """Certify a point and ask the callback; the status that ends the run, if it does."""
@@ -272,10 +283,10 @@ class _Run:
         self.last_gap, best = certificate.gap, self.best if self.history.iteration else None
         if best is not None:
             certificate = certificate.tighten(best.certificate)
-            if only_if_better and best.certificate.primal <= certificate.primal:
-                return point
             if best.certificate.primal < certificate.primal:
                 coef, intercept, certificate = best.coef, best.intercept, best.certificate.tighten(certificate)
+            if only_if_better and best.certificate.gap <= certificate.gap:
+                return point
         self.best = Progress(self.iteration, seconds, certificate, coef, intercept)
         self.history.append(self.iteration, seconds, certificate)
         shown = f"gap {certificate.relative_gap:.1e}, objective {certificate.primal:.6g}"

@@ -112,6 +112,10 @@ class Solver(ABC):
         """
         return None
 
+    def earlier_points(self, state: Any) -> Sequence[Point]:
+        """Points before the state's that may be better, for a solve that ends without a solution; by default none."""
+        return ()
+
     def activity(self, state: Any) -> str:
         """What the algorithm is doing, in a few words for the progress bar; by default its name."""
         return self.name

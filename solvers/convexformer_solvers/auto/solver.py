@@ -26,6 +26,7 @@ class _State(NamedTuple):
     later: tuple[Stage, ...]
     outgrown: bool = False  # whether a working set has been given up
     best: tuple[float, Point] | None = None  # the end of an earlier stage, by objective; None before there is one
+    ends: tuple[Point, ...] = ()  # of all earlier stages
 
 
 class Auto(Solver):
@@ -94,6 +95,9 @@ class Auto(Solver):
     def gap_estimate(self, program: Program, state: _State) -> float | None:
         return state.running.gap
 
+    def earlier_points(self, state: _State) -> tuple[Point, ...]:
+        return state.ends
+
     def activity(self, state: _State) -> str:
         return f"{self.name}: {state.running.activity()}"
 
@@ -126,6 +130,7 @@ def _begun(program: Program, stage: Stage, later: tuple[Stage, ...], state: _Sta
     lowest, best = state.best or (program.null_value, null_point(program))
     if value <= lowest:
         lowest, best = value, start
+    ends = (*state.ends, start)
     if not value <= program.null_value:  # an algorithm that is given up may have diverged
         start = best
-    return _State(begun(stage, program, start, before), later, outgrown, (lowest, best))
+    return _State(begun(stage, program, start, before), later, outgrown, (lowest, best), ends)

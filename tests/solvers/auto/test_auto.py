@@ -142,6 +142,17 @@ def test_a_stage_after_one_that_went_astray_starts_from_the_best_end_before_it()
     assert torch.equal(auto.point(program, state).coef, first.point(program, alone).coef)
 
 
+def test_ends_of_stages_count_where_a_later_one_goes_astray():
+    program = make_program("logistic", n=40, c=2, intercept=True)
+    good, astray = Stage(Admm(), "leads on", 9), Stage(_Astray(), "goes astray")
+    with pytest.warns(ConvergenceWarning):
+        alone = solve(program, with_stages(good), tol=1e-12, max_iter=9)
+    with pytest.warns(ConvergenceWarning):
+        result = solve(program, with_stages(good, astray), tol=1e-12, max_iter=12)
+    assert result.certificate.gap == pytest.approx(alone.certificate.gap, rel=1e-6)
+    assert torch.equal(result.coef, alone.coef)
+
+
 # Thresholds so small that the loss is that of absolute residuals.
 @pytest.mark.parametrize("n_outputs", [1, 2])
 @pytest.mark.parametrize(("n", "blocks", "d"), [(15, 4, 2), (300, 8, 4), (20, 30, 2)])
