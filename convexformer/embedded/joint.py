@@ -110,7 +110,7 @@ def train_jointly(
     if batch_size is not None and batch_size > n_samples:
         raise ValueError(f"batch_size must be at most the number of samples, {n_samples}, got {batch_size}")
     moving = MovingTables(problem, tables, seed, optimizer, lr, schedule, n_steps)
-    coef = (normal_draws(seed + 1)(*problem.coef_shape) / n_samples).to(moving.now)
+    coef = (normal_draws((check_seed(seed) + 1) % 2**64)(*problem.coef_shape) / n_samples).to(moving.now)
     start = EmbeddedState(problem, moving.now.clone(), coef, alphas(0), 0, 0, 0, 0.0)
     head = _ProximalAdam(coef, problem.penalty, head_lr)
     share = 1.0 if batch_size is None else batch_size / n_samples

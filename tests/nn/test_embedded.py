@@ -21,7 +21,7 @@ from convexformer.embedded.course import MovingTables
 from convexformer.embedded.problem import along_sphere
 from convexformer.embedded.schedule import FallingAlpha
 from convexformer.gates import Gates
-from convexformer.solvers import get_loss, get_penalty
+from convexformer.solvers import get_loss, get_penalty, get_solver, solve
 
 P = 5
 TRAINERS = pytest.mark.parametrize("train", [train_by_projection, train_jointly])
@@ -311,11 +311,33 @@ def test_weight_without_a_first_one_is_constant():
         ({"target": torch.zeros(3, P)}, "target must be floating and of shape"),
         ({"gates": Gates([[1.0]], [[1.0]])}, "gates: u1 must have n_tokens=2 columns"),
         ({"target": torch.full((P * P, P), torch.nan), "loss": "squared"}, "target must be finite"),
+        ({"symbols": torch.zeros(0, 2).long(), "target": torch.zeros(0, P)}, r"symbols must be int64 .* \(0, 2\)"),
+        ({"n_symbols": 5.5}, "n_symbols must be a positive integer, got 5.5"),
+        ({"target": torch.zeros(P * P), "loss": "squared"}, r"target must be floating .* of shape \(25,\)"),
+        ({"target": torch.zeros(P * P, P).long(), "loss": "squared"}, "target must be floating .* got torch.int64"),
     ],
 )
 def test_parts_that_do_not_fit_are_named(change, message):
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(make_problem(), **change)
+
+
+def test_loss_and_penalty_may_be_names():
+    problem = dataclasses.replace(make_problem(), loss="squared", penalty="group_l2")
+    assert (problem.loss, problem.penalty) == (get_loss("squared"), get_penalty("group_l2"))
+
+
+def test_a_head_is_certified_at_another_weight():
+    problem = make_problem()
+    state = train_by_projection(problem, alpha=0.1, n_steps=1)
+    for alpha in (1e-2, 2e-2):
+        primal = solve(problem.program(state.tables, alpha), get_solver("fista"), tol=1e-6).certificate.primal
+        assert state.certified_head(1e-6, alpha=alpha).certificate.primal == pytest.approx(primal, rel=1e-5)
+
+
+@TRAINERS
+def test_the_largest_seed_is_taken(train):
+    assert train(make_problem(), alpha=0.1, n_steps=1, seed=2**64 - 1).step == 1
 
 
 def test_a_batch_is_drawn_from_the_samples():
