@@ -155,6 +155,20 @@ def test_search_finds_the_mask_of_the_largest_dual_norm(penalty, problem, everyt
     assert not (again.gates.masks(torch.as_tensor(X)).numpy() == first[:, None]).all(0).any()
 
 
+def test_a_third_of_the_restarts_begins_near_the_gates_in_use(problem):
+    tokens = torch.as_tensor(problem[0])
+    point = DualPoint(tokens, torch.ones(14, 2).double(), get_penalty("nuclear"), 1.0, torch.ones(14).double())
+    used = problem[2].select(np.array([0]))
+    search, draws = GateSearch(perturbation=1e-6), np.random.RandomState
+    alone, near = (search._starting_directions(point, gates, 9, draws(0)) for gates in (None, used))
+    for directions, own in zip(near, (used.u1, used.u2), strict=True):
+        cosines = (directions @ torch.as_tensor(own[0] / np.linalg.norm(own[0]))).numpy()
+        assert (cosines > 1 - 1e-9).tolist() == 6 * [False] + 3 * [True]
+    assert [len(directions) for directions in (*alone, *near)] == 4 * [9]
+    for directions in (*alone, *near):
+        torch.testing.assert_close(directions.norm(dim=1), torch.ones(9).double())
+
+
 @pytest.mark.parametrize("seed", [2, 3])
 def test_search_with_weights_is_that_with_repeated_samples(seed):
     rng = np.random.default_rng(seed)

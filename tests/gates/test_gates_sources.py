@@ -87,9 +87,12 @@ def test_gates_on_one_frequency_make_waves_in_sums_and_differences(sign):
         ({}, 1, r"needs two features \(cos, sin\), got X with n_features=1"),
         ({"frequencies": (0, 3)}, 6, r"positions of the 3 pairs of features, got \[0, 3\]"),
         ({"frequencies": (-1,)}, 6, "positions of the 3 pairs"),
+        ({"frequencies": (-1, 0)}, 6, "positions of the 3 pairs"),
+        ({"frequencies": (2,)}, 5, r"positions of the 2 pairs of features, got \[2\]"),
         ({"frequencies": ()}, 6, "frequencies must be a sequence of integers with at least one"),
         ({"frequencies": 1}, 6, "frequencies must be a sequence of integers with at least one, got 1"),
         ({"frequencies": (0.5,)}, 6, "frequencies must be a sequence of integers"),
+        ({"frequencies": (0, 1.5)}, 6, "frequencies must be a sequence of integers"),
         ({"token_weights": "all"}, 6, "token_weights must be 'one' or 'signs', got 'all'"),
     ],
 )

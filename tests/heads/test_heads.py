@@ -568,6 +568,7 @@ def test_representation_says_what_it_is():
     [
         (np.zeros(5), None, "y must have a row for each of the 20 samples"),
         (np.zeros((20, 2)), None, "of 1 outputs"),
+        (np.full(20, np.nan), None, "y must be finite"),
         (np.zeros(20), -np.ones(20), "sample_weight"),
         (np.zeros(20), np.ones(3), "sample_weight"),
     ],
@@ -577,6 +578,29 @@ def test_objective_of_other_shapes_is_refused(y, weight, message):
     heads = ConvexAttentionRegressor(alpha=0.01).fit(X, X[:, 0, 0]).heads_
     with pytest.raises(ValueError, match=message):
         heads.objective(X, y, weight)
+
+
+@pytest.mark.parametrize("shape", [(4, 2, 2), (4, 3, 1), (4, 3)])
+def test_sequence_heads_want_samples_of_their_shape(shape):
+    w1 = np.full((1, 2, 3), 1 / 3)
+    heads = SequenceHeads(w1, np.ones((1, 2)), [[1.0]], np.zeros((2, 1)), alpha=0.1, form="stochastic")
+    with pytest.raises(ValueError, match=r"X must have shape .* with \(3, 2\)"):
+        heads.predict(np.zeros(shape))
+
+
+@pytest.mark.parametrize(
+    ("y", "message"),
+    [
+        (np.zeros((4, 3)), r"y must have shape \(4, 2, 1\), got \(4, 3, 1\)"),
+        (np.zeros((1, 2)), r"y must have shape \(4, 2, 1\), got \(1, 2, 1\)"),
+        (np.full((4, 2), np.nan), "y must be finite"),
+    ],
+)
+def test_objective_of_sequence_heads_wants_targets_of_their_shape(y, message):
+    w1 = np.full((1, 2, 3), 1 / 3)
+    heads = SequenceHeads(w1, np.ones((1, 2)), [[1.0]], np.zeros((2, 1)), alpha=0.1, form="stochastic")
+    with pytest.raises(ValueError, match=message):
+        heads.objective(np.zeros((4, 3, 2)), y)
 
 
 @pytest.mark.parametrize("tol", [-1.0, 1.0, np.nan, "a", None])

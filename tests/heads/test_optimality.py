@@ -19,6 +19,7 @@ from convexformer import (
 )
 from convexformer.gates import TrainingData
 from convexformer.nn import train
+from convexformer.solvers import get_penalty
 from convexformer_solvers import DenseMap
 
 ALPHA = 0.05
@@ -164,6 +165,20 @@ def test_softmax_attention_gets_no_bound():
     sequence = optimality_gap(SoftmaxAttention(2, 1, n_heads=2).double(), X, X[..., :1], ALPHA)
     assert not sequence.covered
     assert sequence.refit.form.name == "single_row"
+
+
+def test_softmax_attention_is_read_with_loss_penalty_weights_and_targets_as_given():
+    X, Y = data()
+    y, weight = Y[:, 0], np.random.default_rng(1).uniform(size=len(X))
+    network = SoftmaxAttention(2, 1, n_heads=2, position=0).double()
+    parts = {"loss": "huber", "penalty": "nuclear", "sample_weight": weight}
+    result = optimality_gap(network, X, y, ALPHA, **parts, tol=1e-8)
+    own = network.objective(X, y[:, None], loss="huber", alpha=ALPHA, sample_weight=torch.as_tensor(weight))
+    assert result.objective == pytest.approx(own.item(), rel=1e-12)
+    same = ConvexAttentionRegressor(ALPHA, loss="huber", penalty="nuclear", tol=1e-8)
+    same.fit(X.numpy(), y.numpy(), sample_weight=weight)
+    assert result.certificate.primal == pytest.approx(same.certificate_.primal, rel=1e-6)
+    assert result.refit.penalty == get_penalty("nuclear")
 
 
 def test_the_refit_starts_from_the_network():

@@ -261,6 +261,12 @@ def test_wrong_data_are_named():
         SequenceHeads(0.5 * eye, [[1.0]], [[1.0]], np.zeros((2, 1)), alpha=0.1, form="substochastic").to_torch()
 
 
+def test_a_substochastic_head_has_no_row_above_one():
+    w1 = [[[2.0, 0.0], [0.0, 0.5]]]
+    with pytest.raises(ValueError, match="rows of w1 must sum to at most 1"):
+        SequenceHeads(w1, [[1.0]], [[1.0]], np.zeros((2, 1)), alpha=0.1, form="substochastic")
+
+
 @pytest.mark.parametrize("ndim", [1, 2, 3])
 @pytest.mark.parametrize("form", FORMS)
 def test_saved_and_loaded(form, ndim, tmp_path):
