@@ -137,6 +137,12 @@ def test_explanations_draw_one_score():
     np.testing.assert_array_equal(explanation.plot_series(0, "dog").lines[0].get_ydata(), own)
     np.testing.assert_array_equal(explanation.plot_patches(0, (2, 2), "dog").images[0].get_array().ravel(), own)
     assert len(explanation.plot_text(0, list("abcd"), "dog", title="t").texts) == 4
+    for axes in (
+        explanation.plot_series(0, title="t"),
+        explanation.plot_patches(0, (2, 2), title="t"),
+        explanation.plot_text(0, list("abcd"), title="t"),
+    ):
+        assert axes.get_title() == "t"
 
 
 @pytest.mark.parametrize(
