@@ -70,7 +70,10 @@ class SmoothingNewton(PrimalDualSolver):
 
     with the lengths, or the singular values, :math:`s_j` of the penalty's groups. The smoothing costs
     :math:`\alpha \epsilon` at most for each, and so does its solution, which is dual feasible. Twenty to sixty steps
-    reach eight digits, also for correlated tokens and weak regularisation. A proximal step gives exact zeros.
+    reach eight digits, also for correlated tokens and weak regularisation. Where no step along a Newton direction
+    lowers an objective that is not solved, the system is damped, because the Hessian of a smoothed norm is almost zero
+    along a group much longer than the width. Points are those after a proximal step, which gives exact zeros, or those
+    before it where these are better.
 
     The loss :math:`l_\epsilon` is ``Loss.smoothed`` at the cost of the penalty's smoothing, :math:`l` itself for most:
     Huber's loss with a threshold far below the residuals has hardly any curvature of its own.

@@ -42,34 +42,38 @@ from .cost import (
 def plan(program: Program, warm: bool = False, config: AutoConfig | None = None) -> tuple[Stage, ...]:
     """The stages that ``Auto`` takes on a program, one after the other, until its gap is within the tolerance.
 
-    The decision list, from the top; the stages of all points that apply follow each other.
+    The decision list. The stages of all points that apply follow each other in this order.
 
-    1. ``alpha`` from ``alpha_max`` on: the best constant model, and nothing else is needed.
-    2. Data that are not held in memory: for the squared loss the plan of the program that one pass leads to
-       (``Moments``), for others steps in the metric of a Gram matrix (``MetricGradient``). Where there is no room for
-       Gram matrices, steps in a metric of low rank. Then gradient steps.
-    3. A loss of unbounded curvature (Poisson): gradient steps, each time before Newton steps on smoothed objectives and
-       before semismooth ones, where these apply, and at the end; before all of them, steps in a metric of low rank on
-       large data whose features are more than slightly dependent. A penalty that is no sum over blocks: gradient steps
-       alone.
-    4. Features that are nearly independent, for this ``alpha``: greedy gradient steps in single precision, on a working
-       set where there are many more features than samples, for as long as a Gram matrix would take.
-    5. Squared loss with one output and the group-l2 penalty, and as many samples as features or a very costly Gram
-       matrix: block descent on a working set, for as long as alternating directions would take. Other programs of the
-       squared loss with a costly Gram matrix: alternating directions on a working set. Another loss that does not
-       couple the outputs and a costly Gram matrix: steps in a metric of low rank, if there are at least as many samples
-       as features, these are more than slightly dependent, and ``alpha`` is strong enough for few steps. Along a path
-       every loss that does not couple the outputs takes a working set.
-    6. A Gram matrix too large to factorise: steps in a metric of low rank, unless features are slightly dependent, then
-       gradient steps, and no other point.
-    7. A loss whose targets lie far out on its linear parts (Huber), in place of points 4 and 5: Newton steps on
-       smoothed objectives, which smooth the loss, too, and then proximal steps in the dual. With fewer samples than
-       features such steps also come before, unless Newton steps take as little time as ``first_steps`` alternating
-       directions.
-    8. Alternating directions, in single and then in double precision, until they have taken a fifth of the time of
-       Newton steps; with the squared loss 400 steps at least.
-    9. Newton steps on smoothed objectives, unless point 8 would take too many steps. Then semismooth Newton steps,
-       where the loss is not quadratic, and gradient steps where it couples the outputs.
+    1. ``alpha`` from ``alpha_max`` on: the best constant model, which is the solution.
+    2. Data that are not held in memory: the stages of this point and no other. Where there is room for Gram matrices,
+       the squared loss takes the plan of the program that one pass leads to (``Moments``), and other losses take steps
+       in the metric of a Gram matrix (``MetricGradient``). Elsewhere all losses take steps in a metric of low rank.
+       Then gradient steps.
+    3. A loss of unbounded curvature (Poisson): the stages of this point and no other. Large data whose features are
+       more than slightly dependent take steps in a metric of low rank. Then gradient steps and Newton steps on smoothed
+       objectives, gradient steps and semismooth Newton steps, each pair where its Newton steps apply, and gradient
+       steps without end. A penalty that is no sum over blocks: gradient steps alone.
+    4. Features that are nearly independent, for this ``alpha``: greedy gradient steps in single precision, for as long
+       as a Gram matrix would take. They begin on a working set where samples are at most ``set_width`` times as many as
+       features.
+    5. Squared loss with one output and the group-l2 penalty: block descent on a working set, for as long as alternating
+       directions would take, if there are at least as many samples as features or the Gram matrix is very costly. Other
+       programs of the squared loss with a costly Gram matrix: alternating directions on a working set. Another loss
+       that does not couple the outputs and a costly Gram matrix: steps in a metric of low rank, if there are at least
+       as many samples as features, these are more than slightly dependent, and ``alpha`` is strong enough for few
+       steps. Along a path all programs of losses that do not couple the outputs take a working set.
+    6. A Gram matrix too large to factorise: steps in a metric of low rank, where the features are more than slightly
+       dependent, then gradient steps, and no later point.
+    7. A loss whose targets lie far out on its linear parts (Huber) and a Gram matrix that can be factorised, in place
+       of points 4 and 5: Newton steps on smoothed objectives, which smooth the loss, too, and then proximal steps in
+       the dual. With fewer samples than features proximal steps also come before Newton steps, unless these take as
+       little time as ``first_steps`` alternating directions.
+    8. Alternating directions, on large data in single and then in double precision, until they have taken a fifth of
+       the time of Newton steps: 80 steps at least, with the squared loss 400. Where there are no Newton steps, a loss
+       that couples the outputs takes 400, other losses take 80, and the squared loss takes none.
+    9. Newton steps on smoothed objectives, unless point 8 would take more than ``steps`` before them. Then gradient
+       steps where the loss couples the outputs, and semismooth Newton steps where they apply to another loss that is
+       not quadratic.
     10. Alternating directions at greater length, and gradient steps without end.
 
     Parameters
@@ -77,7 +81,7 @@ def plan(program: Program, warm: bool = False, config: AutoConfig | None = None)
     program : Program
         Samples of positive weight, targets in float64.
     warm : bool, default=False
-        Whether the start is the solution of another ``alpha``.
+        Whether the start is the solution at another ``alpha`` of a path.
     config : AutoConfig, optional
         Numbers that decide. Default: those of ``AutoConfig``.
 
