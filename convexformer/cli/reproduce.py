@@ -78,7 +78,7 @@ _CONSTRAINED_VIDEO_SETTINGS: dict[str, tuple[Any, str]] = {
     "batch_size": (int, "frames of a step (default: 1)"),
     "learning_rates": ([float], "search of every method (default: 1e-4 3e-4 1e-3, small: 1e-3)"),
     "alphas": ([float], "search of constrained training (default: .05 .2)"),
-    "weight_decays": ([float], "search of its rivals, as many values (default: 0 1e-4)"),
+    "weight_decays": ([float], "search of the other methods, as many values (default: 0 1e-4)"),
     "device": (str, "cpu or cuda (default: cpu)"),
 }
 _PROBES_SETTINGS: dict[str, tuple[Any, str]] = {
@@ -177,7 +177,7 @@ _EXPERIMENTS = (
         "probes",
         "less than two minutes on two cores; else hours",
         _PROBES_SETTINGS,
-        help="certified probes of frozen features beside those that people use, by numbers of labels",
+        help="certified probes of frozen features beside probes that are in use, by numbers of labels",
         description="Certified probes, logistic regression on pooled tokens, softmax attentive probes and attention "
         "pooling of multiple-instance learning on texts, time series, patches and stored embeddings, each with a "
         "search. A call that was interrupted goes on after what was finished.",

@@ -63,7 +63,7 @@ class PrimalDual:
         Loss that the first layer must come below.
     objective : {"constrained", "last", "sum"}, default="constrained"
         What the weights minimise: the Lagrangian; the loss of the last layer alone, as usual; or the sum of the losses
-        of all layers (deep supervision). The latter two have no multipliers and are the rivals of the first.
+        of all layers (deep supervision). The latter two have no multipliers and are baselines.
     resilience : float, optional
         Price ``b`` of slacks, positive; the smaller, the more violation is allowed. Default: none, hard constraints.
     slack_update : {"decay", "explicit"}, default="decay"

@@ -1,4 +1,4 @@
-"""Estimators with scikit-learn's manners: fit, path, cross-validation, saving and loading."""
+"""Estimators with the interface of scikit-learn: fit, path, cross-validation, saving and loading."""
 
 from .attention import ConvexAttentionClassifier, ConvexAttentionRegressor
 from .constrained import DescentConstrainedClassifier, DescentConstrainedDenoiser

@@ -229,10 +229,11 @@ class ConvexAttentionRegressor(RegressionMixin, ConvexAttentionBase):
         they lower the objective, see ``generate_gates``). The sources of ``convexformer.gates`` have more parameters.
         Gates closed for every training sample are dropped, duplicates merged.
     solver : str or Solver, default="auto"
-        ``"auto"`` picks among the next four; ``"admm"`` (alternating directions with a cached factorisation),
-        ``"smoothing_newton"`` (small and medium-sized data), ``"semismooth_newton"`` (group-l2 with a separable loss),
-        ``"fista"`` (first order: any loss and size), ``"column_generation"`` (one atom after the other, slow),
-        ``"exact"`` (cvxpy with CLARABEL, for small data), the name of any cvxpy solver, or an instance.
+        ``"auto"`` (stages of the next four and of others, see ``convexformer.solvers.plan``), ``"admm"`` (alternating
+        directions with a cached factorisation), ``"smoothing_newton"`` (small and medium-sized data),
+        ``"semismooth_newton"`` (group-l2 with a separable loss), ``"fista"`` (first order: any loss and size),
+        ``"column_generation"`` (one atom after the other, slow), ``"exact"`` (cvxpy with CLARABEL, for small data), the
+        name of any cvxpy solver, or an instance.
     tol : float, default=1e-4
         Bound on the certified relative gap, ``dual_gap_ / (objective of the best constant model)``. Where the model
         explains nearly everything the gap is a larger share of its own objective: take a smaller one there.
@@ -241,17 +242,17 @@ class ConvexAttentionRegressor(RegressionMixin, ConvexAttentionBase):
     fit_intercept : bool, default=True
         Whether the network has a bias per output, without decay.
     warm_start : bool, default=False
-        Whether to start from the previous solution where shapes agree. Gates are made anew for each fit, those that are
-        drawn from the same random numbers as long as `random_state` is the same; the coefficients of gates that come
-        out as before are kept.
+        Whether to start from the previous solution where shapes agree, and from its dual point where ``alpha`` is the
+        same, too. Gates are made anew for each fit. With an int as `random_state` random gates are the same again. The
+        coefficients of gates that were there before are kept.
     dtype : {None, "float32", "float64"}, default=None
         Precision in which the solver works; that of ``X`` by default, float32 for half precision. Certificates are
         always in float64.
     device : str or torch.device, default=None
         Device to work on; that of ``X`` by default.
     memory_limit : int, default=None
-        Bytes that a fit to data on a disk takes at most. Data of up to half of it are read into memory; of others each
-        pass reads a part after the other. Default: a quarter of what is free.
+        Bytes that a fit to data on a disk takes at most. Data of up to half of the limit are read into memory. Each
+        pass reads larger data in parts. Default: a quarter of the free memory.
     random_state : int, RandomState or None, default=None
         Draws the gates.
     verbose : bool, default=False
@@ -374,10 +375,11 @@ class ConvexAttentionClassifier(ClassificationMixin, ConvexAttentionBase):
         they lower the objective, see ``generate_gates``). The sources of ``convexformer.gates`` have more parameters.
         Gates closed for every training sample are dropped, duplicates merged.
     solver : str or Solver, default="auto"
-        ``"auto"`` picks among the next four; ``"admm"`` (alternating directions with a cached factorisation),
-        ``"smoothing_newton"`` (small and medium-sized data), ``"semismooth_newton"`` (group-l2 with a separable loss),
-        ``"fista"`` (first order: any loss and size), ``"column_generation"`` (one atom after the other, slow),
-        ``"exact"`` (cvxpy with CLARABEL, for small data), the name of any cvxpy solver, or an instance.
+        ``"auto"`` (stages of the next four and of others, see ``convexformer.solvers.plan``), ``"admm"`` (alternating
+        directions with a cached factorisation), ``"smoothing_newton"`` (small and medium-sized data),
+        ``"semismooth_newton"`` (group-l2 with a separable loss), ``"fista"`` (first order: any loss and size),
+        ``"column_generation"`` (one atom after the other, slow), ``"exact"`` (cvxpy with CLARABEL, for small data), the
+        name of any cvxpy solver, or an instance.
     tol : float, default=1e-4
         Bound on the certified relative gap, ``dual_gap_ / (objective of the best constant model)``. Where the model
         explains nearly everything the gap is a larger share of its own objective: take a smaller one there.
@@ -388,17 +390,17 @@ class ConvexAttentionClassifier(ClassificationMixin, ConvexAttentionBase):
     class_weight : dict, "balanced" or None, default=None
         Factors on the weights of classes, as in scikit-learn.
     warm_start : bool, default=False
-        Whether to start from the previous solution where shapes agree. Gates are made anew for each fit, those that are
-        drawn from the same random numbers as long as `random_state` is the same; the coefficients of gates that come
-        out as before are kept.
+        Whether to start from the previous solution where shapes agree, and from its dual point where ``alpha`` is the
+        same, too. Gates are made anew for each fit. With an int as `random_state` random gates are the same again. The
+        coefficients of gates that were there before are kept.
     dtype : {None, "float32", "float64"}, default=None
         Precision in which the solver works; that of ``X`` by default, float32 for half precision. Certificates are
         always in float64.
     device : str or torch.device, default=None
         Device to work on; that of ``X`` by default.
     memory_limit : int, default=None
-        Bytes that a fit to data on a disk takes at most. Data of up to half of it are read into memory; of others each
-        pass reads a part after the other. Default: a quarter of what is free.
+        Bytes that a fit to data on a disk takes at most. Data of up to half of the limit are read into memory. Each
+        pass reads larger data in parts. Default: a quarter of the free memory.
     random_state : int, RandomState or None, default=None
         Draws the gates.
     verbose : bool, default=False

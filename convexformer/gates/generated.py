@@ -217,7 +217,7 @@ def generate_gates(
         Targets as the loss wants them: numbers, -1 and 1, or one-hot rows.
     alpha : float
         Weight of the decay against the mean loss; positive.
-    loss, penalty : str or Loss, str or Penalty
+    loss, penalty : str or Loss, str or Penalty, default="squared" and "group_l2"
         By name or as instances.
     sample_weight : array-like or Tensor of shape (N,), optional
         Non-negative; only ratios matter.

@@ -1,4 +1,4 @@
-"""Torch modules: the non-convex networks, those that the convex programs solve and their rivals, and their training."""
+"""Torch modules of the networks that the convex programs solve, other networks to compare with, and their training."""
 
 from .cost import ModelCost, model_cost
 from .modules.attentive_probe import AttentiveProbe

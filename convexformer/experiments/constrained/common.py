@@ -53,7 +53,7 @@ class Search:
     learning_rates : tuple of float
         For all methods.
     alphas, weight_decays : tuple of float
-        For constrained training, and for its rivals; of one length.
+        For constrained training, and for the other methods; of one length.
 
     Raises
     ------

@@ -49,7 +49,7 @@ class ConstrainedTextSettings(ExperimentSettings):
     alphas : tuple of float, default=(0.05, 0.2)
         Shares by which layers must lower the loss, for constrained training.
     weight_decays : tuple of float, default=(0.0, 1e-3)
-        For its rivals.
+        For the other methods.
     c_ref_ratio : float, default=1.0
         ``c_ref`` as a share of the loss of the best constant prediction.
     dual_lr : float, default=1e-2

@@ -60,7 +60,7 @@ class ConstrainedVideoSettings(ExperimentSettings):
         Frames of a step.
     learning_rates, alphas, weight_decays : tuple of float
         What every method tries, see ``Search``: all learning rates with each `alpha` for constrained training, with
-        each weight decay for its rivals.
+        each weight decay for the other methods.
     search_every_seed : bool, default=True
         Whether each seed has its own search. Otherwise all take what was best for seed 0, which costs less.
     c_ref : float, default=1.0

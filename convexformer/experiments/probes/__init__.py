@@ -1,4 +1,4 @@
-"""Certified probes on frozen features beside the probes that people use, for several budgets of labels."""
+"""Certified probes on frozen features beside probes that are in use, for several budgets of labels."""
 
 from .experiment import FILE, run_probes
 from .report import format_probes

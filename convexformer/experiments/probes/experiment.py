@@ -35,7 +35,7 @@ def run_probes(
     n_seeds: int = 3,
     quiet: bool = False,
 ) -> dict[str, Any]:
-    """Compare certified probes with those that people use, for several splits and budgets of labels, and draw.
+    """Compare certified probes with probes that are in use, for several splits and budgets of labels, and draw.
 
     What is finished is on disk at once; a later call with the same settings goes on with what is missing.
 

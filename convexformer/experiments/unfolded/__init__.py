@@ -1,4 +1,4 @@
-"""Unfolded transformers on quadratics and on text ([U], Figs 1 to 6), and what they buy."""
+"""Unfolded transformers on quadratics and on text ([U], Figs 1 to 6), and the accuracy of their layers."""
 
 from .experiment import FILE, run_unfolded
 from .report import format_unfolded

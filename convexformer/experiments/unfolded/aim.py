@@ -242,7 +242,7 @@ def compare_steps(n: int = 500, d: int = 128, n_iterations: int = 100, seed: int
 
     Parameters
     ----------
-    n, d, n_iterations, seed : int
+    n, d, n_iterations, seed : int, default=500, 128, 100 and 0
         As :func:`run_aim` takes them, with the same defaults.
 
     Returns

@@ -1,4 +1,4 @@
-"""What unfolded layers buy: text classification beside a standard transformer of equal size and equal search."""
+"""Text classification by unfolded layers, beside a standard transformer of equal size and equal search."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The experiment on unfolded transformers: regions, energies layer by layer, what such layers buy ([U] Figs 1-6)."""
+"""The experiment on unfolded transformers: regions, energies layer by layer, accuracy ([U] Figs 1-6)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def run_unfolded(
     n_seeds: int = 3,
     quiet: bool = False,
 ) -> dict[str, Any]:
-    r"""Measure where unfolded transformers descend and what they buy, for several seeds, and draw.
+    r"""Measure where unfolded transformers descend and how accurate they are, for several seeds, and draw.
 
     Every seed draws a split, initial weights and minibatches. What is finished is on disk at once; a later call with
     the same settings goes on with what is missing.

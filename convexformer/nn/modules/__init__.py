@@ -1,1 +1,1 @@
-"""Torch modules of attention networks and their rivals."""
+"""Torch modules of attention networks and of networks to compare them with."""

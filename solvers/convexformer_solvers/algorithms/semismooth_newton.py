@@ -85,8 +85,8 @@ class SemismoothNewton(PrimalDualSolver):
 
     Parameters
     ----------
-    config : SemismoothConfig, default=SemismoothConfig()
-        Lengths and accuracy of proximal steps.
+    config : SemismoothConfig, optional
+        Lengths and accuracy of proximal steps. Default: ``SemismoothConfig()``.
 
     Examples
     --------

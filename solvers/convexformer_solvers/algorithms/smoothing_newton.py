@@ -83,8 +83,8 @@ class SmoothingNewton(PrimalDualSolver):
 
     Parameters
     ----------
-    config : SmoothingConfig, default=SmoothingConfig()
-        How the width shrinks.
+    config : SmoothingConfig, optional
+        How the width shrinks. Default: ``SmoothingConfig()``.
 
     Examples
     --------
