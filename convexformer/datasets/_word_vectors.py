@@ -115,10 +115,10 @@ def load_word_vectors(path: str | os.PathLike[str], n_words: int | None = None) 
     Parameters
     ----------
     path : path-like
-        Text in UTF-8 with a word and its numbers on each line, separated by spaces, as GloVe and word2vec have it; or an
-        ``.npz`` file with arrays ``words`` and ``vectors``. A first line of two integers, as word2vec writes it, must be
-        the number of words and the number of numbers for each. Words but the first may contain spaces, as a few of
-        GloVe do.
+        Text in UTF-8 with a word and its numbers on each line, separated by spaces, as GloVe and word2vec have it; or
+        an ``.npz`` file with arrays ``words`` and ``vectors``. A first line of two integers, as word2vec writes it,
+        must be the number of words and the number of numbers for each. Words but the first may contain spaces, as a few
+        of GloVe do.
     n_words : int, optional
         How many of the first words to read; files have the most frequent first. Default: all.
 
