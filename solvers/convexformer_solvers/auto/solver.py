@@ -41,8 +41,8 @@ class Auto(Solver):
     config : AutoConfig, optional
         Numbers that the plan goes by. Default: those of ``AutoConfig``.
     make_plan : callable, default=plan
-        Called with a program, whether the start is the solution of another ``alpha``, and `config`; returns the stages.
-        One of your own may put stages before or after those of ``plan``.
+        Called with a program, whether the start is the solution at another ``alpha`` of a path, and `config`; returns
+        the stages. One of your own may put stages before or after those of ``plan``.
 
     Examples
     --------
