@@ -144,7 +144,7 @@ _EXPERIMENTS = (
     ),
     _Experiment(
         "unfolded",
-        "two minutes on two cores; else an hour or two",
+        "about a minute on two cores; else an hour or two",
         _UNFOLDED_SETTINGS,
         help="transformers as unfolded energy minimisation (Yang, Huang and Wipf 2022, Figs 1 to 6)",
         description="Where alternating minimisation descends, energies of sentences layer by layer with and without an "

@@ -51,6 +51,7 @@ class Generation:
         Steps of the ascent.
     step_lengths : pair of float, default=(0.3, 0.02)
         Lengths of the first and the last step, in units of the radius of queries and of the normals of gates.
+        Thresholds of gates are in units of the spread of tokens.
     widths : pair of float, default=(1.0, 0.02)
         Widths of the sigmoid that stands for the step of a gate, first and last, in units of the spread of tokens.
     n_samples : int, default=2000
