@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -115,6 +116,22 @@ def test_networks_that_diverge_do_not_end_the_experiment(settings, tmp_path, mon
     (curve,) = (curve for curve in report["runs"][0]["curves"] if curve["method"] == "Adam")
     assert len(curve["seconds"]) == len(curve["excess"]) >= 1
     assert np.isfinite(curve["excess"]).all()
+
+
+def test_the_report_says_which_methods_diverged(settings, tmp_path):
+    changed = dataclasses.replace(settings, learning_rates=(1e25,), softmax_learning_rates=(1e25,), n_steps=3)
+    with pytest.warns(RuntimeWarning, match="training diverged with every learning rate"):
+        report = run_student_teacher(tmp_path, changed, n_seeds=1, quiet=True)
+    trained = [row for row in report["medians"] if row["method"].startswith("Adam")]
+    assert len(trained) == 2 * len(CLASSES) + 3
+    assert {row[name] for row in trained for name in ("objective", "ratio", "test_r2", "test_error", "heads")} == {None}
+    assert all(row["test_r2"] is not None for row in report["medians"] if row not in trained)
+    assert "softmax attention" not in {row["student"] for row in report["map_medians"]}
+    text = format_student_teacher(report)
+    for row in trained:
+        assert f"{row['model']} by {row['method']} (1 seed)" in text
+    assert "map of softmax attention (1 seed)" in text
+    assert all(Path(figure).stat().st_size > 10_000 for figure in report["figures"])
 
 
 def test_maps_are_stochastic_and_their_figures_finite(report):

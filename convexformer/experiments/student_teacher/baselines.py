@@ -39,7 +39,7 @@ class SoftmaxChoice(NamedTuple):
     alpha, learning_rate : float
         As chosen; the alpha per output.
     validation_r2 : float
-        What they reached.
+        What they reached; minus infinity where training diverged.
     """
 
     decay_on: DecayOn
@@ -106,13 +106,16 @@ def train_softmax(
         test_r2=test_r2,
         test_error=test_error,
     )
-    curve = Curve(row.model, row.method, [], [], *scores.curve(history, test_r2))
-    return row, curve, SoftmaxChoice(decay_on, alpha, history.lr, row.validation_r2)
+    if math.isinf(history.score):
+        row = row.of_diverged()
+    curve = Curve(row.model, row.method, [], [], *scores.curve(history, row.test_r2))
+    validation_r2 = -math.inf if row.validation_r2 is None else row.validation_r2
+    return row, curve, SoftmaxChoice(decay_on, alpha, history.lr, validation_r2)
 
 
 def train_softmax_sequence(
     choice: SoftmaxChoice, split: Split, settings: StudentTeacherSettings, seed: int
-) -> SoftmaxAttention:
+) -> SoftmaxAttention | None:
     """Train softmax attention for all positions with the settings that were chosen for one.
 
     Parameters
@@ -128,7 +131,8 @@ def train_softmax_sequence(
 
     Returns
     -------
-    SoftmaxAttention
+    SoftmaxAttention or None
+        None where training diverged.
     """
     n_outputs = split.train.y.shape[2]
     network = SoftmaxAttention(
@@ -139,8 +143,8 @@ def train_softmax_sequence(
         decay_on=choice.decay_on,
         seed=seed,
     ).to(settings.device)
-    _fit(network, split, settings, choice.alpha, (choice.learning_rate,))
-    return network
+    history = _fit(network, split, settings, choice.alpha, (choice.learning_rate,))
+    return None if math.isinf(history.score) else network
 
 
 def _fit(

@@ -280,7 +280,7 @@ def _network_row(
     objective = heads.objective(*split.train)
     test_r2, test_error = r2_and_error(outputs_of(network, split.test.tokens, settings.device), split.test.y)
     validation = outputs_of(network, split.validation.tokens, settings.device)
-    return Row(
+    row = Row(
         model=solved.row.model,
         method=method,
         seed=solved.row.seed,
@@ -299,3 +299,4 @@ def _network_row(
         test_r2=test_r2,
         test_error=test_error,
     )
+    return row.of_diverged() if math.isinf(history.score) else row

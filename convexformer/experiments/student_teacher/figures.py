@@ -103,14 +103,15 @@ def _draw_maps(report: dict[str, Any], path: Path) -> None:
         SOFTMAX_MAP: "softmax student:\nmean over heads and sentences",
     }
     runs = report["runs"]
-    means = {name: np.mean([run["maps"][name] for run in runs], axis=0) for name in titles}
-    figure, axes = plot.new_figure(2, len(titles), figsize=(5.2 * len(titles), 9.2))
+    maps = {name: [run["maps"][name] for run in runs if name in run["maps"]] for name in titles}
+    means = {name: np.mean(found, axis=0) for name, found in maps.items() if found}
+    figure, axes = plot.new_figure(2, len(means), figsize=(5.2 * len(means), 9.2))
     seeds = counted(len(runs), "seed")
     figure.suptitle(
         f"What the output at each position reads from each position, mean of {seeds}\n"
         "above: all positions; below: among all but the first ([CLS] in BERT), rows scaled to sum 1 again"
     )
-    for above, below, (name, title) in zip(axes[: len(titles)], axes[len(titles) :], titles.items(), strict=True):
-        plot.plot_attention_map(means[name], title=title, ax=above)
-        plot.plot_attention_map(without_first(means[name]), first=1, title=title, ax=below)
+    for above, below, (name, mean) in zip(axes[: len(means)], axes[len(means) :], means.items(), strict=True):
+        plot.plot_attention_map(mean, title=titles[name], ax=above)
+        plot.plot_attention_map(without_first(mean), first=1, title=titles[name], ax=below)
     plot.save_figure(figure, path)

@@ -48,7 +48,7 @@ def compare_maps(
         Similarity of each map to the teacher's, with the uniform map and that of each position to itself as
         baselines; each figure also without the first position, see ``without_first``.
     maps : dict
-        The maps by name, rows summing to 1.
+        The maps by name, rows summing to 1; none of a softmax student that diverged.
     """
     convex, alpha = _solve_sequence(split, settings)
     softmax = train_softmax_sequence(choice, split, settings, seed)
@@ -56,13 +56,12 @@ def compare_maps(
     maps = {
         TEACHER: normalise_rows(teacher.mean(axis=0)),
         CONVEX: normalise_rows(convex.attention_map_),
-        SOFTMAX: normalise_rows(_mean_attention(softmax, split.train.tokens, settings.device)),
     }
     baselines = {"uniform": np.full((n_tokens, n_tokens), 1 / n_tokens), "each position itself": np.eye(n_tokens)}
-    test_r2 = {
-        CONVEX: _r2(convex.predict(split.test.tokens), split.test),
-        SOFTMAX: _r2(outputs_of(softmax, split.test.tokens, settings.device), split.test),
-    }
+    test_r2 = {CONVEX: _r2(convex.predict(split.test.tokens), split.test)}
+    if softmax is not None:
+        maps[SOFTMAX] = normalise_rows(_mean_attention(softmax, split.train.tokens, settings.device))
+        test_r2[SOFTMAX] = _r2(outputs_of(softmax, split.test.tokens, settings.device), split.test)
     rows = [
         {
             "student": name,

@@ -9,7 +9,7 @@ from typing import Any
 from convexformer.experiments.common import Column, counted, medians, shown
 from convexformer.experiments.tables import format_rows
 
-from .maps import SMOOTHING
+from .maps import SMOOTHING, SOFTMAX
 from .settings import StudentTeacherSettings
 
 
@@ -92,8 +92,18 @@ def format_student_teacher(report: dict[str, Any]) -> str:
     parts = [f"medians over {counted(n_seeds, 'seed')}", format_rows(report["medians"], _COLUMNS)]
     if report["map_medians"]:
         parts += ["", "attention map against the teacher's", format_rows(report["map_medians"], _MAP_COLUMNS)]
+    diverged = _diverged(report["runs"])
+    if diverged:
+        parts += ["", f"diverged with every learning rate and left out of the medians: {', '.join(diverged)}"]
     parts += ["", *(f"skipped: {reason}" for reason in report["skipped"]), textwrap.fill(report["remark"], 120)]
     return "\n".join([*parts, "figures: " + ", ".join(report["figures"])])
+
+
+def _diverged(runs: Sequence[dict[str, Any]]) -> list[str]:
+    """What diverged, with the number of seeds."""
+    names = [f"{row['model']} by {row['method']}" for run in runs for row in run["rows"] if row["test_r2"] is None]
+    names += [f"map of {SOFTMAX}" for run in runs if run["maps"] and SOFTMAX not in run["maps"]]
+    return [f"{name} ({counted(names.count(name), 'seed')})" for name in dict.fromkeys(names)]
 
 
 def remark(settings: StudentTeacherSettings) -> str:

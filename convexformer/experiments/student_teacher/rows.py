@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 
@@ -30,15 +30,15 @@ class Row:
     heads, tokens : int
         Heads of the network, and token positions that it reads.
     validation_r2, test_r2, test_error : float
-        Variance-weighted R2 on held-out sentences, and relative squared error.
+        Variance-weighted R2 on held-out sentences, and relative squared error; None where training diverged.
     """
 
     model: str
     method: str
     seed: int
-    validation_r2: float
-    test_r2: float
-    test_error: float
+    validation_r2: float | None
+    test_r2: float | None
+    test_error: float | None
     choice_seconds: float
     fit_seconds: float
     alpha: float | None = None
@@ -50,6 +50,11 @@ class Row:
     steps: int | None = None
     heads: int | None = None
     tokens: int | None = None
+
+    def of_diverged(self) -> Row:
+        """The row of a training that diverged with every learning rate: what it left is no result of the method."""
+        names = ("validation_r2", "test_r2", "test_error", "learning_rate", "objective", "ratio", "excess", "steps")
+        return replace(self, **dict.fromkeys((*names, "heads", "tokens")))
 
     def as_json(self) -> dict[str, Any]:
         """The row as a plain dictionary."""

@@ -55,15 +55,15 @@ class TestScores:
 
         return look
 
-    def curve(self, history: TrainingHistory, final: float) -> tuple[list[float], list[float]]:
+    def curve(self, history: TrainingHistory, final: float | None) -> tuple[list[float], list[float]]:
         """Seconds and scores of the run that a search kept, with the score that it ended with.
 
         Parameters
         ----------
         history : TrainingHistory
             What ``train`` returned.
-        final : float
-            Test R2 of the network that it left.
+        final : float or None
+            Test R2 of the network that it left, None where it diverged.
 
         Returns
         -------
@@ -72,4 +72,5 @@ class TestScores:
         number = next(i for i, trial in enumerate(history.trials) if trial.seconds is history.seconds)
         run = self.runs[number - len(history.trials)]  # a later search of the same scores comes last
         seconds = dict(zip(history.steps, history.seconds, strict=True))
-        return [*(seconds[step] for step in run), history.seconds[-1]], [*run.values(), final]
+        last = [] if final is None else [(history.seconds[-1], final)]
+        return [*(seconds[step] for step in run), *(t for t, _ in last)], [*run.values(), *(r2 for _, r2 in last)]
