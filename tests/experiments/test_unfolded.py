@@ -1,6 +1,8 @@
 """The experiment on unfolded transformers, on few short sentences."""
 
+import dataclasses
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -97,6 +99,20 @@ def test_networks_are_of_about_equal_size_and_the_readouts_are_certified(report)
         assert row["n_parameters"] <= 1.35 * min(others)
         assert row["certified_bound"] <= row["certified_objective"] <= row["readout_objective"] * (1 + 1e-6)
         assert row["noise"][0] == row["accuracy"]
+
+
+def test_the_report_says_which_networks_diverged(settings, tmp_path):
+    changed = dataclasses.replace(settings, corpora=settings.corpora[:1], learning_rates=(1e25,))
+    with pytest.warns(RuntimeWarning, match="training diverged with every learning rate"):
+        report = run_unfolded(tmp_path, changed, n_seeds=1, quiet=True)
+    diverged = [row for row in report["classification"] if "diverged" in row]
+    assert len(diverged) == len(METHODS)
+    assert report["summaries"]["classification"] == []
+    assert {row["weights"] for row in report["descent"]} == {"Xavier"}
+    text = format_unfolded(report)
+    for name in (*(method.name for method in METHODS), "energies under trained weights"):
+        assert f"diverged and left out: {report['data']['corpora_read'][0]['name']}, {name} (1 seed)" in text
+    assert all(Path(figure).stat().st_size > 10_000 for figure in report["figures"])
 
 
 def test_a_second_call_runs_nothing_again(report, settings, folder, monkeypatch):

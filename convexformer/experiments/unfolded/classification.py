@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -130,7 +131,8 @@ def classify(corpus: Corpus, method: Method, settings: UnfoldedSettings, seed: i
     -------
     dict
         ``accuracy`` on test sentences, ``seconds`` of the search, ``n_parameters``, ``certified_accuracy`` with the
-        readout replaced by its certified optimum, and its figures, accuracies by ``depth`` and by ``noise``.
+        readout replaced by its certified optimum, and its figures, accuracies by ``depth`` and by ``noise``; of a
+        network that diverged with every learning rate, ``diverged`` in place of these.
     """
     training, validation, test = (part.to(settings.device) for part in corpus.split(seed))
     shape = (training.tokens.shape[1], training.tokens.shape[2], training.y.shape[1])
@@ -152,16 +154,19 @@ def classify(corpus: Corpus, method: Method, settings: UnfoldedSettings, seed: i
         patience=settings.n_steps,  # keeps the best weights by validation without ending early
         seed=seed,
     )
-    seconds = time.perf_counter() - begin
     row = {
         "corpus": corpus.name,
         "method": method.name,
         "seed": seed,
         "n_parameters": sum(weight.numel() for weight in network.parameters()),
+        "seconds": time.perf_counter() - begin,
+    }
+    if math.isinf(history.score):
+        return row | {"diverged": True}
+    row |= {
         "learning_rate": history.lr,
         "accuracy": _accuracy(network, test.tokens, test),
         "validation_loss": history.final_validation,
-        "seconds": seconds,
         "depth": _by_depth(network, test, settings) if method.deepens else None,
         "noise": _by_noise(network, test, settings, seed),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ def measure_descent(corpus: Corpus, settings: UnfoldedSettings, seed: int) -> li
     """Energies of test sentences in all kinds of layers, under initial and under trained weights.
 
     The weights are those of one network: its initial ones, drawn as by Xavier, and those after training it with layers
-    of eq. (20) to classify the sentences.
+    of eq. (20) to classify the sentences, which are left out where that diverged.
 
     Parameters
     ----------
@@ -66,14 +67,14 @@ def measure_descent(corpus: Corpus, settings: UnfoldedSettings, seed: int) -> li
 
 
 def _sources(training: Any, settings: UnfoldedSettings, seed: int) -> dict[str, UnfoldedTransformer]:
-    """Transformers with initial and with trained weights."""
+    """Transformers with initial weights and, unless training diverges, with trained ones."""
     _, n_tokens, n_features = training.tokens.shape
     network = UnfoldedNetwork(
         n_tokens, n_features, training.y.shape[1], n_layers=settings.n_layers, mode="aim", seed=seed
     )
     initial = UnfoldedTransformer(n_features, settings.n_layers, "aim")
     initial.load_state_dict(network.transformer.state_dict())
-    train(
+    history = train(
         network,
         training.tokens,
         training.y,
@@ -85,7 +86,8 @@ def _sources(training: Any, settings: UnfoldedSettings, seed: int) -> dict[str, 
         batch_size=min(settings.batch_size, len(training.y)),
         seed=seed,
     )
-    return dict(zip(WEIGHTS, (initial, network.transformer), strict=True))
+    found = dict(zip(WEIGHTS, (initial, network.transformer), strict=True))
+    return {WEIGHTS[0]: initial} if math.isinf(history.score) else found
 
 
 def _relative_quantiles(course: NDArray[np.float64]) -> list[list[float]]:

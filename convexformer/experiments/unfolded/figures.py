@@ -39,9 +39,10 @@ def draw_figures(report: dict[str, Any], folder: Path) -> list[Path]:
     corpora = [corpus["name"] for corpus in report["data"]["corpora_read"]]
     for number, corpus in enumerate(corpora, start=1):
         for weights in WEIGHTS:
-            paths.append(folder / f"energies_{number}_{weights.lower()}.png")
             rows = [row for row in report["descent"] if (row["corpus"], row["weights"]) == (corpus, weights)]
-            _draw_energies(rows, corpus, weights, paths[-1])
+            if rows:
+                paths.append(folder / f"energies_{number}_{weights.lower()}.png")
+                _draw_energies(rows, corpus, weights, paths[-1])
     paths.append(folder / "classification.png")
     _draw_classification(report, corpora, paths[-1])
     return paths
@@ -49,13 +50,13 @@ def draw_figures(report: dict[str, Any], folder: Path) -> list[Path]:
 
 def _draw_energies(rows: list[dict[str, Any]], corpus: str, weights: str, path: Path) -> None:
     """Box plots of energies by layer, of the first seed, above those of anchored energies."""
+    first = min(row["seed"] for row in rows)
     figure, axes = plot.new_figure(2, len(VARIANTS), figsize=(3.1 * len(VARIANTS), 7.6))
     figure.suptitle(
         f"Energy of sentences ({corpus}) after each layer, relative to that after the first: (E - E1) / |E1|. "
-        f"{weights.capitalize()} weights of the first seed.\nBoxes: quartiles, whiskers: 5 and 95%. Above: tokens are "
+        f"{weights.capitalize()} weights of seed {first}.\nBoxes: quartiles, whiskers: 5 and 95%. Above: tokens are "
         "free to become equal, which hides errors. Below: tokens are held near to the input, which shows them."
     )
-    first = min(row["seed"] for row in rows)
     for anchored in (False, True):
         for column, variant in enumerate(VARIANTS):
             ax = axes[anchored * len(VARIANTS) + column]

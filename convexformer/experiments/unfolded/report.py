@@ -12,7 +12,7 @@ from convexformer.experiments.common import Column, counted, grouped, mean_and_e
 from convexformer.experiments.tables import format_rows
 
 from .aim import PRINTED_STEP
-from .descent import summarise_descent
+from .descent import WEIGHTS, summarise_descent
 from .settings import UnfoldedSettings
 
 _NUMBERS = ("accuracy", "certified_accuracy", "seconds", "n_parameters")
@@ -57,7 +57,8 @@ def _summarise_aim(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _summarise_classification(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     summary = []
-    for (corpus, method), group in grouped(rows, ("corpus", "method")).items():
+    ended = [row for row in rows if "diverged" not in row]
+    for (corpus, method), group in grouped(ended, ("corpus", "method")).items():
         entry: dict[str, Any] = {"corpus": corpus, "method": method, "n_seeds": len(group)}
         for name in (*_NUMBERS, *_CURVES):
             if group[0][name] is not None:
@@ -116,7 +117,8 @@ def format_unfolded(report: dict[str, Any]) -> str:
     The text of a report that has no runs yet:
 
     >>> summaries = {"aim": [], "descent": [], "classification": []}
-    >>> report = {"aim": [], "summaries": summaries, "remark": "What it means.", "figures": []}
+    >>> report = {"aim": [], "descent": [], "classification": [], "summaries": summaries}
+    >>> report |= {"remark": "What it means.", "figures": []}
     >>> print(format_unfolded(report))
     0 seeds
     <BLANKLINE>
@@ -138,10 +140,20 @@ def format_unfolded(report: dict[str, Any]) -> str:
         "text classification: mean over seeds ± standard error",
         format_rows(summaries["classification"], _CLASSIFICATION_COLUMNS),
         "",
+        *(f"diverged and left out: {name}" for name in _diverged(report)),
         textwrap.fill(report["remark"], 120),
         "figures: " + ", ".join(report["figures"]),
     ]
     return "\n".join(parts)
+
+
+def _diverged(report: dict[str, Any]) -> list[str]:
+    """Trainings that diverged, with the number of seeds."""
+    names = [f"{row['corpus']}, {row['method']}" for row in report["classification"] if "diverged" in row]
+    for (corpus, _), rows in grouped(report["descent"], ("corpus", "seed")).items():
+        if WEIGHTS[1] not in {row["weights"] for row in rows}:
+            names.append(f"{corpus}, energies under {WEIGHTS[1]} weights")
+    return [f"{name} ({counted(names.count(name), 'seed')})" for name in dict.fromkeys(names)]
 
 
 def remark(settings: UnfoldedSettings) -> str:
