@@ -170,6 +170,16 @@ def test_runs_of_all_models_that_diverge_are_recorded(settings, tmp_path):
     assert "6 runs diverged" in format_constrained_video(report)
 
 
+def test_the_text_names_denoisers_that_are_no_better_than_their_input(tmp_path):
+    changed = ConstrainedVideoSettings.small(
+        size=8, patch_size=4, n_frames=10, models=("UT",), learning_rates=(1.0,), n_epochs=2, ablation_alphas=()
+    )
+    text = format_constrained_video(run_constrained_video(tmp_path, changed, n_seeds=1, quiet=True))
+    noisy = 255 * np.mean(changed.test_noises)
+    names = "; ".join(f"UT, 3 layers, noise 0.11, {name}" for name in NAMES)
+    assert f"RMSE of the noisy frames themselves: {noisy:.2f} in expectation; no less have {names}\n" in text
+
+
 def test_an_infinite_loss_of_an_epoch_that_was_not_chosen_is_left_out(settings, tmp_path, monkeypatch):
     def worse_in_the_end(*arguments):
         trained = search(*arguments)

@@ -131,7 +131,11 @@ def format_constrained_text(report: dict[str, Any]) -> str:
         format_rows(report["ablation"], _ABLATION),
         "",
         *(f"left out: {reason}" for reason in report["skipped"]),
-        *([f"{counted(n_diverged, 'run')} diverged and left out of the means"] if n_diverged else []),
+        *(
+            [f"{counted(n_diverged, 'run')} diverged and left out of the means and of what is feasible"]
+            if n_diverged
+            else []
+        ),
         textwrap.fill(report["remark"], 120),
         "figures: " + ", ".join(report["figures"]),
     ]

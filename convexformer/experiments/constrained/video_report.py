@@ -145,6 +145,7 @@ def format_constrained_video(report: dict[str, Any]) -> str:
     The text of a report that has no runs yet:
 
     >>> report = {"runs": [], "summaries": {"methods": [], "wins": []}, "ablation": [], "skipped": {}, "figures": []}
+    >>> report["settings"] = {"test_noises": [0.0, 0.2]}
     >>> print(format_constrained_video(report | {"remark": "What it means."}))
     0 seeds: mean over seeds ± standard error
     <BLANKLINE>
@@ -158,6 +159,7 @@ def format_constrained_video(report: dict[str, Any]) -> str:
         f"{counted(len({row['seed'] for row in report['runs']}), 'seed')}: mean over seeds ± standard error",
         "",
         format_rows(summaries["methods"], _COLUMNS),
+        _beside_input(summaries["methods"], report["settings"]["test_noises"]),
         "",
         format_rows(summaries["wins"], _WIN_COLUMNS),
         "",
@@ -171,8 +173,21 @@ def format_constrained_video(report: dict[str, Any]) -> str:
         ]
     parts += [f"{name} is left out: {reason}" for name, reason in report["skipped"].items()]
     if diverged:
-        parts.append(f"{counted(len(diverged), 'run')} diverged and left out of the means")
+        parts.append(f"{counted(len(diverged), 'run')} diverged and left out of the means and of what is feasible")
     return "\n".join([*parts, textwrap.fill(report["remark"], 120), "figures: " + ", ".join(report["figures"])])
+
+
+def _beside_input(rows: list[dict[str, Any]], test_noises: list[float]) -> str:
+    """The error that noise of these sizes has in expectation, and which denoisers have no less."""
+    noisy = 255 * float(np.mean(test_noises))
+    worse = [
+        f"{row['model']}, {row['depth']} layers, noise {row['noise']:g}, {row['method']}"
+        for row in rows
+        if row["mean_rmse"] is not None and row["mean_rmse"] >= noisy
+    ]
+    return f"RMSE of the noisy frames themselves: {noisy:.2f} in expectation; no less have " + (
+        "; ".join(worse) or "none"
+    )
 
 
 def remark(settings: ConstrainedVideoSettings) -> str:
