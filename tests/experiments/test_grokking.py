@@ -12,7 +12,7 @@ from convexformer import cli
 from convexformer.experiments import GrokkingSettings, format_grokking, run_grokking
 from convexformer.experiments.grokking import FILE, METHODS, experiment, learned
 from convexformer.experiments.grokking.data import describe_table, make_split
-from convexformer.experiments.grokking.figures import _on_one_grid, draw_figures
+from convexformer.experiments.grokking.figures import _draw_steps, _on_one_grid, draw_figures
 from convexformer.experiments.grokking.methods import chosen_methods
 from convexformer.experiments.grokking.report import summarise
 from convexformer.experiments.grokking.watch import COURSE, Watch
@@ -258,6 +258,24 @@ def test_a_loss_that_is_not_finite_ends_a_run():
     assert watch.look(lambda: outputs, step=0)
     assert watch.looks == []
     assert experiment.milestones(watch)["steps"] == 0
+
+
+def test_a_trial_that_needs_no_step_leaves_the_others_one(settings, tmp_path, monkeypatch):
+    monkeypatch.setattr(experiment, "draw_figures", lambda report, folder: [])
+    easy = dataclasses.replace(settings, threshold=1e-3)
+    report = run_grokking(tmp_path, easy, n_seeds=1, methods=["MLP, ReLU"], quiet=True)
+    assert [trial["test_step"] for trial in report["trials"]] == [0] * len(easy.grid)
+    assert report["medians"][0]["test_step"] == 0
+
+
+def test_the_median_delay_that_is_drawn_counts_seeds_without_one(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr("convexformer.plot.save_figure", lambda figure, path: drawn.append(figure))
+    run = {"method": "solved", "convex": True, "train_step": 10, "n_steps": 40}
+    ended, failed = run | {"seed": 0, "test_step": 30, "delay": 20}, run | {"seed": 1, "test_step": None, "delay": None}
+    for runs, n_bars in (([ended, ended | {"seed": 1}], 2), ([ended, failed], 0)):
+        _draw_steps(runs, {"threshold": 0.99}, 5, tmp_path / "steps.png")
+        assert sum(len(ax.collections) for ax in drawn.pop().axes) == n_bars
 
 
 def test_seeds_that_never_got_there_are_the_slowest():

@@ -161,7 +161,8 @@ def _trial(
     split = make_split(p, TUNING_SEED, settings.fraction, settings.device)
     earlier = trials_of(report, p, method.name)
     needed = [trial["test_step"] for trial in earlier if trial["test_step"] is not None]
-    watch = Watch(split, min([settings.tuning_steps, *needed]), settings.look_every, settings.threshold)
+    n_steps = max(1, min([settings.tuning_steps, *needed]))  # the best one may have needed none
+    watch = Watch(split, n_steps, settings.look_every, settings.threshold)
     method.train(split, settings, TUNING_SEED, pair, watch)
     last = watch.looks[-1] if watch.looks else None
     trial = {

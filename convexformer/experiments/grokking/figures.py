@@ -127,10 +127,10 @@ def _draw_steps(runs: list[dict[str, Any]], settings: dict[str, Any], p: int, pa
     )
     for place, group in enumerate(methods.values()):
         ends = [(run["test_step"], run["n_steps"]) for run in group]
-        _draw_seeds(left, place, ends, "C0")
+        _draw_seeds(left, place, ends, [run["test_step"] for run in group], "C0")
         fitted = [run for run in group if run["train_step"] is not None]
         gaps = [(run["delay"], run["n_steps"] - run["train_step"]) for run in fitted if _has_delay(run)]
-        _draw_seeds(right, place, gaps, "C1")
+        _draw_seeds(right, place, gaps, [run["delay"] for run in group], "C1")
     names = [method for (method,) in methods]
     left.set(xscale="log", xlabel=_LABELS["step"], title="steps to 99% test accuracy")
     right.set(xlabel=_LABELS["step"], title="delay: from 99% training to 99% test accuracy")
@@ -149,11 +149,9 @@ def _has_delay(run: dict[str, Any]) -> bool:
     return run["delay"] is not None or not run["convex"]
 
 
-def _draw_seeds(ax: Any, place: int, ends: list[tuple[int | None, int]], colour: str) -> None:
-    """A dot per seed, a triangle at the last step of one that never got there, and a bar at the median if it did."""
-    if not ends:
-        return
-    middle = median(math.inf if step is None else step for step, _ in ends)
+def _draw_seeds(ax: Any, place: int, ends: list[tuple[int | None, int]], of_all: list[int | None], colour: str) -> None:
+    """A dot per seed, a triangle at the last step of one that never got there, and a bar at the median of all seeds."""
+    middle = median(math.inf if step is None else step for step in of_all)
     if math.isfinite(middle):
         ax.vlines(middle, place - 0.36, place + 0.36, color=colour, alpha=0.4, linewidth=5)
     for number, (step, limit) in enumerate(ends):
