@@ -10,6 +10,7 @@ from convexformer import cli
 from convexformer.experiments import ProbesSettings, format_probes, run_probes
 from convexformer.experiments.probes import FILE, data, experiment, methods, series
 from convexformer.experiments.probes.data import load_data, stratified_order
+from convexformer.experiments.probes.figures import draw_figures
 from convexformer.experiments.probes.networks import GatedAttentionPooling, MaskedNetwork
 from convexformer.experiments.probes.report import paired_interval, remark, summarise
 from convexformer.nn import AttentiveProbe
@@ -116,6 +117,17 @@ def test_content_beats_the_mean_where_one_token_decides(report):
     )
     assert row["accuracy"] > 0.9 > 0.6 > majority["accuracy"]
     assert majority["auroc"] == 0.5
+
+
+def test_methods_of_equal_accuracy_do_not_hide_each_other_in_the_figure(report, tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr("convexformer.plot.save_figure", lambda figure, path: drawn.append(figure))
+    same = [row | {"accuracy": 0.5} for row in report["summaries"]]
+    draw_figures(report | {"summaries": same}, tmp_path)
+    for ax in drawn[0].axes:
+        points = [tuple(point) for line in ax.lines if line.get_marker() == "o" for point in line.get_xydata()]
+        assert len(points) == len(set(points)) > 2
+        assert all(abs(np.log(x / min(ax.get_xticks(), key=lambda tick: abs(tick - x)))) < 0.1 for x, _ in points)
 
 
 def test_a_second_call_runs_nothing_again(report, settings, folder, monkeypatch):
