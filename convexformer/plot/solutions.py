@@ -65,6 +65,7 @@ def plot_token_norms(
     if shape is None:
         axes.bar(np.arange(len(norms)), norms, color="tab:blue")
         axes.set(xlabel="token position", ylabel="penalty carried", title=title)
+        axes.set_ylim(bottom=0)  # also where all are zero
         return axes
     grid = norms.reshape(shape)
     image = axes.imshow(grid, cmap="Blues", vmin=0, vmax=largest(grid))
@@ -168,7 +169,8 @@ def _checked(label: str, curve: ArrayLike) -> NDArray[np.float64]:
             f"curves[{label!r}] must be seconds and as many objectives, at least one finite, got {curve!r:.80}; they "
             "are history.seconds and history.primal of a history_"
         )
-    return points
+    finite = np.isfinite(points).all(0)
+    return points[:, finite] if finite.sum() == 1 else points  # of one point among others no line would be seen
 
 
 def plot_attention_map(weights: ArrayLike, *, first: int = 0, title: str = "", ax: Axes | None = None) -> Axes:

@@ -46,6 +46,19 @@ def test_a_large_legend_leaves_room_for_the_curves(labels):
     assert axes.get_window_extent().width > 0.5 * axes.figure.bbox.width
 
 
+@pytest.mark.parametrize("objective", [[1.0, np.inf], [np.nan, 1.0, np.inf]])
+def test_the_only_finite_point_of_a_run_that_diverged_is_seen(objective):
+    axes = plot_convergence({"Adam": (np.arange(1.0, 1 + len(objective)), objective)}, bound=0.25)
+    (line,) = axes.lines
+    assert (line.get_ydata().tolist(), line.get_marker()) == ([0.75], "o")
+
+
+def test_bars_of_a_solution_that_reads_nothing_begin_at_zero():
+    axes = plot_token_norms(np.zeros(3))
+    low, high = axes.get_ylim()
+    assert low == 0 < high
+
+
 def test_signs_without_a_letter_are_written_as_python_does():
     axes = plot_token_text([0.1, 0.2], ["a\tb", "\x00"])
     assert [text.get_text() for text in axes.texts] == ["a\\tb", "\\x00"]
