@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from convexformer import cli
+from convexformer import cli, plot
 from convexformer.experiments import GrokkingSettings, format_grokking, run_grokking
 from convexformer.experiments.grokking import FILE, METHODS, experiment, learned
 from convexformer.experiments.grokking.data import describe_table, make_split
@@ -269,8 +269,8 @@ def test_a_trial_that_needs_no_step_leaves_the_others_one(settings, tmp_path, mo
 
 
 def test_the_median_delay_that_is_drawn_counts_seeds_without_one(tmp_path, monkeypatch):
-    drawn = []
-    monkeypatch.setattr("convexformer.plot.save_figure", lambda figure, path: drawn.append(figure))
+    drawn, close = [], plot.require_matplotlib().close
+    monkeypatch.setattr("convexformer.plot.save_figure", lambda figure, path: drawn.append(figure) or close(figure))
     run = {"method": "solved", "convex": True, "train_step": 10, "n_steps": 40}
     ended, failed = run | {"seed": 0, "test_step": 30, "delay": 20}, run | {"seed": 1, "test_step": None, "delay": None}
     for runs, n_bars in (([ended, ended | {"seed": 1}], 2), ([ended, failed], 0)):

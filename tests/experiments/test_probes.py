@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from convexformer import cli
+from convexformer import cli, plot
 from convexformer.experiments import ProbesSettings, format_probes, run_probes
 from convexformer.experiments.probes import FILE, data, experiment, methods, series
 from convexformer.experiments.probes.data import load_data, stratified_order
@@ -120,8 +120,8 @@ def test_content_beats_the_mean_where_one_token_decides(report):
 
 
 def test_methods_of_equal_accuracy_do_not_hide_each_other_in_the_figure(report, tmp_path, monkeypatch):
-    drawn = []
-    monkeypatch.setattr("convexformer.plot.save_figure", lambda figure, path: drawn.append(figure))
+    drawn, close = [], plot.require_matplotlib().close
+    monkeypatch.setattr("convexformer.plot.save_figure", lambda figure, path: drawn.append(figure) or close(figure))
     same = [row | {"accuracy": 0.5} for row in report["summaries"]]
     draw_figures(report | {"summaries": same}, tmp_path)
     for ax in drawn[0].axes:
