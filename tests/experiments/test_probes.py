@@ -1,6 +1,8 @@
 """The experiment on probes, on few samples whose labels the means of tokens do not tell."""
 
 import json
+from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -178,6 +180,19 @@ def test_the_text_says_where_it_helps_by_the_numbers(report):
     assert "It helps" not in found
     assert "-10.0 points on average" in found
     assert "Left out: aeon:X: it is absent." in found
+
+
+def test_the_report_says_which_probes_diverged(settings, tmp_path):
+    one = replace(settings, datasets=settings.datasets[:1], learning_rates=(1e30,))
+    with pytest.warns(RuntimeWarning, match="training diverged with every learning rate"):
+        report = run_probes(tmp_path, one, n_seeds=1, quiet=True)
+    text = " ".join(format_probes(report).split())
+    trained = ("attentive probe, 1 query", methods.ATTENTIVE, "gated attention pooling (ABMIL)")
+    n_labels = {row["n_labels"] for row in report["results"]}
+    for method, count in product(trained, n_labels):
+        assert f"{method} on bags with {count} labels, which diverged with every learning rate in 1 seed." in text
+    assert not {row["method"] for row in report["summaries"]} & set(trained)
+    assert all(row["to_attentive"] is None for row in report["summaries"])
 
 
 def test_splits_do_not_share_samples_and_budgets_are_nested(settings):

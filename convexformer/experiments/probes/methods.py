@@ -49,7 +49,7 @@ class Found(NamedTuple):
     numbers : dict
         What tables show besides: ``relative_gap``, ``n_heads``, ``n_weightings`` and ``n_dictionary``.
     chosen : dict
-        What was chosen.
+        What was chosen, or only that training ``diverged`` with all pairs.
     """
 
     predict: Callable[[Part], NDArray[np.floating]]
@@ -182,6 +182,8 @@ def _trained(make: Callable[[int, int, int], nn.Module], split: Split, settings:
         return torch.softmax(_in_chunks(network, part).double(), 1).numpy()
 
     chosen = {"learning_rate": history.lr, "weight_decay": history.weight_decay, "steps": history.kept_step}
+    if math.isinf(history.score):
+        chosen = {"diverged": True}
     return Found(predict, validation_loss(predict(validation), validation), {}, chosen)
 
 

@@ -89,14 +89,16 @@ def summarise(report: dict[str, Any]) -> list[dict[str, Any]]:
     Returns
     -------
     list of dict
-        One for each data set, budget and method, in the order in which they were run.
+        One for each data set, budget and method, in the order in which they were run; seeds in which a training
+        diverged with all pairs of learning rate and decay are left out.
     """
     sizes = {one["name"]: one["n_samples"] for one in report["data"]["datasets_read"]}
     tests = {
         (row["data"], row["seed"]): np.flatnonzero(unpacked(row["test"], sizes[row["data"]]))
         for row in report["splits"]
     }
-    groups = grouped(report["results"], ("data", "budget", "method"))
+    ended = [row for row in report["results"] if "diverged" not in row["chosen"]]
+    groups = grouped(ended, ("data", "budget", "method"))
     summary = []
     for (name, budget, method), rows in groups.items():
         entry = {"data": name, "budget": budget, "method": method, "n_seeds": len(rows)}
@@ -199,7 +201,7 @@ def remark(report: dict[str, Any]) -> str:
     Parameters
     ----------
     report : dict
-        With ``settings``, ``summaries`` and ``left_out``.
+        With ``settings``, ``summaries``, ``results`` and ``left_out``.
 
     Returns
     -------
@@ -212,9 +214,19 @@ def remark(report: dict[str, Any]) -> str:
         _where(summary),
         _verdict(summary, "attentive", "the softmax attentive probe of 8 queries"),
         _speed(summary),
-        *(f"Left out: {reason}." for reason in report["left_out"]),
+        *(f"Left out: {reason}." for reason in [*report["left_out"], *_diverged(report["results"])]),
     ]
     return " ".join(sentence for sentence in sentences if sentence)
+
+
+def _diverged(results: list[dict[str, Any]]) -> list[str]:
+    """Trainings that diverged, with the number of seeds."""
+    rows = [row for row in results if "diverged" in row["chosen"]]
+    return [
+        f"{method} on {data} with {n_labels} labels, which diverged with every learning rate in "
+        f"{counted(len(group), 'seed')}"
+        for (method, data, n_labels), group in grouped(rows, ("method", "data", "n_labels")).items()
+    ]
 
 
 def _rules(settings: dict[str, Any]) -> str:
