@@ -53,8 +53,19 @@ class Row:
 
     def of_diverged(self) -> Row:
         """The row of a training that diverged with every learning rate: what it left is no result of the method."""
-        names = ("validation_r2", "test_r2", "test_error", "learning_rate", "objective", "ratio", "excess", "steps")
-        return replace(self, **dict.fromkeys((*names, "heads", "tokens")))
+        return replace(
+            self,
+            validation_r2=None,
+            test_r2=None,
+            test_error=None,
+            learning_rate=None,
+            objective=None,
+            ratio=None,
+            excess=None,
+            steps=None,
+            heads=None,
+            tokens=None,
+        )
 
     def as_json(self) -> dict[str, Any]:
         """The row as a plain dictionary."""
