@@ -15,6 +15,7 @@ from convexformer import (
     GreedyConvexTransformerRegressor,
     attention_program,
 )
+from convexformer.estimators.greedy import HandOn
 from convexformer.gates import GateSource
 
 OPTIONS = {"n_gates": 5, "random_state": 0, "alpha": 0.03}
@@ -64,6 +65,18 @@ def test_predictions_are_those_of_the_last_layer_on_what_is_handed_on():
     np.testing.assert_allclose(model.layers_[-1].predict(inputs), model.predict(X), rtol=1e-9, atol=1e-12)
     # A sample's prediction does not depend on those beside it.
     np.testing.assert_allclose(model.predict(new[:3]), model.predict(new)[:3], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("unit", [1e-12, 1.0, 1e12])
+def test_what_is_handed_on_is_as_large_as_the_tokens_in_any_units(unit):
+    X, y, _ = data()
+    tokens, outputs = torch.as_tensor(X), torch.as_tensor(unit * y[:, None])
+    for weight in (None, np.linspace(0, 2, 60)):
+        found = HandOn.fitted(tokens, outputs, weight)(tokens, outputs)
+        np.testing.assert_allclose(found, handed_on(X, y[:, None], weight), rtol=1e-9)
+    rounded = -outputs[:1] * (1 + 1e-15 * tokens[:, 0, :1])
+    rounded[0] = torch.nan  # of a sample that does not count
+    assert HandOn.fitted(tokens, rounded, np.arange(60.0)).factor == 0.0
 
 
 @pytest.mark.parametrize("penalty", ["group_l2", "nuclear"])

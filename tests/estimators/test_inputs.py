@@ -45,7 +45,8 @@ from convexformer.nn import train
 from convexformer.nn.modules.token_weights import PositionWeights
 from convexformer.plot import plot_attention_map, plot_convergence, plot_token_norms
 from convexformer.preprocessing import QueryPooling
-from convexformer.solvers import Fista, GroupL2, SolverUnavailableError, solve
+from convexformer.solvers import Fista, GroupL2, SolverUnavailableError, get_loss, solve
+from convexformer.targets import class_targets
 from convexformer.validation import as_tensor, check_program_tokens, refuse_dates
 from convexformer_solvers.penalties.base import Penalty
 
@@ -310,6 +311,17 @@ def test_balanced_weights_are_those_of_the_samples_of_positive_weight():
     assert model.classes_.tolist() == [0, 1, 2]
     assert model.certificate_.primal == pytest.approx(alone.certificate_.primal, rel=1e-6)
     np.testing.assert_allclose(model.predict_proba(X)[:, [0, 2]], alone.predict_proba(X), atol=1e-3)
+
+
+def test_weights_of_classes_multiply_those_of_samples():
+    target, weight = np.arange(20) % 3, rng.uniform(0.5, 2, 20)
+    factor = {0: 1.0, 1: 2.0, 2: 4.0}
+    found = class_targets(target, get_loss("softmax"), factor, weight).weight(target, weight)
+    expected = np.array([factor[label] for label in target]) * weight
+    np.testing.assert_allclose(found / found[0], expected / expected[0], rtol=1e-15)
+    balanced = class_targets(target, get_loss("softmax"), "balanced", weight).weight(target, weight)
+    total = np.bincount(target, balanced)
+    np.testing.assert_allclose(total, total[0], rtol=1e-14)
 
 
 def test_labels_unknown_to_the_heads_are_named():

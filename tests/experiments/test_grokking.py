@@ -268,6 +268,19 @@ def test_a_trial_that_needs_no_step_leaves_the_others_one(settings, tmp_path, mo
     assert report["medians"][0]["test_step"] == 0
 
 
+def test_the_report_says_which_networks_diverged(settings, tmp_path, monkeypatch):
+    monkeypatch.setattr(experiment, "draw_figures", lambda report, folder: [])
+    changed = dataclasses.replace(settings, learning_rates=(1e30,))
+    names = ["MLP, ReLU", "transformer, L = 1", "fully"]
+    with pytest.warns(RuntimeWarning, match="training diverged with every learning rate"):
+        report = run_grokking(tmp_path, changed, n_seeds=2, methods=names, quiet=True)
+    counts = {row["method"]: row["n_diverged"] for row in report["medians"]}
+    assert counts == {"MLP, ReLU": 2, "transformer, L = 1": 2, "transformer, L = 1, untuned": 0, "fully convex": 0}
+    text = format_grokking(report)
+    assert text.count("diverged in 2 seeds") == 2
+    assert "diverged in 2 seeds: MLP, ReLU, p = 19" in text
+
+
 def test_the_median_delay_that_is_drawn_counts_seeds_without_one(tmp_path, monkeypatch):
     drawn, close = [], plot.require_matplotlib().close
     monkeypatch.setattr("convexformer.plot.save_figure", lambda figure, path: drawn.append(figure) or close(figure))

@@ -63,6 +63,7 @@ def _median_row(group: list[dict[str, Any]]) -> dict[str, Any]:
         name: group[0].get(name) for name in ("p", "method", "family", "n_layers", "convex", "structure")
     }
     row |= {"n_seeds": len(group), "n_reached": sum(run["test_step"] is not None for run in group)}
+    row["n_diverged"] = sum(map(_has_diverged, group))
     for name in _REACHED:
         middle = median(math.inf if run.get(name) is None else run[name] for run in group)
         row[name] = middle if math.isfinite(middle) else None
@@ -71,6 +72,11 @@ def _median_row(group: list[dict[str, Any]]) -> dict[str, Any]:
         row[name] = median(values) if values else None
     gaps = [run["relative_gap"] for run in group if run.get("relative_gap") is not None]
     return row | {"relative_gap": max(gaps, default=None)}
+
+
+def _has_diverged(run: dict[str, Any]) -> bool:
+    """Whether a loss that is not finite ended a run: what is trained by gradients ends early at its goal alone else."""
+    return run["test_step"] is None and not run.get("convex") and run.get("steps", math.inf) < run["n_steps"]
 
 
 def _or_more(name: str) -> Callable[[dict[str, Any]], str]:
@@ -139,6 +145,10 @@ def format_grokking(report: dict[str, Any]) -> str:
     parts = [f"medians over {counted(most, 'seed')}", format_rows(report["medians"], _COLUMNS), ""]
     parts += [_table(table) for table in report["tables"]]
     parts += [f"skipped: {reason}" for reason in report["skipped"]]
+    for row in report["medians"]:
+        if row["n_diverged"]:
+            seeds = counted(row["n_diverged"], "seed")
+            parts.append(f"diverged in {seeds}: {row['method']}, p = {row['p']}; last is what came before")
     for row in report["medians"]:
         if row["structure"] is not None:
             parts.append(_filled(f"given to '{row['method']}', p = {row['p']}: {row['structure']}"))
