@@ -313,7 +313,7 @@ def starting_point(program: Program, start: Any) -> Point | None:
         wanted = "a pair of tensors, coefficients and intercept"
         raise TypeError(f"start must be {wanted}, got {found}; of a result that is (result.coef, result.intercept)")
     if any(part.is_complex() for part in parts):
-        raise ValueError(f"start must hold real numbers, got {parts[0].dtype} and {parts[1].dtype}")
+        raise ValueError(f"start must hold real numbers, got {' and '.join(str(part.dtype) for part in parts)}")
     coef, intercept = (part.detach().to(program.y, copy=True) for part in parts[:2])
     dual = parts[2].detach().to(program.map.device, torch.float64) if len(parts) == 3 else None
     shapes = (program.coef_shape, program.coef_shape[-1:], tuple(program.y.shape))[: len(parts)]
@@ -322,7 +322,7 @@ def starting_point(program: Program, start: Any) -> Point | None:
         names = ("a coefficient array", "an intercept", "a dual point")
         wanted = ", ".join(f"{name} of shape {shape}" for name, shape in zip(names, shapes, strict=False))
         raise ValueError(f"start must be {wanted}, got {', '.join(map(str, given))}")
-    if not bool(torch.isfinite(coef).all() and torch.isfinite(intercept).all()):
+    if not all(bool(torch.isfinite(part).all()) for part in (coef, intercept, dual) if part is not None):
         raise ValueError("start must be finite in the precision of the solve, got NaN or infinite values")
     if not program.fit_intercept and bool((intercept != 0).any()):
         raise ValueError(f"start must have an intercept of zeros, as the program has none; got {intercept.tolist()}")
