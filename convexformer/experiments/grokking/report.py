@@ -75,8 +75,9 @@ def _median_row(group: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _has_diverged(run: dict[str, Any]) -> bool:
-    """Whether a loss that is not finite ended a run: what is trained by gradients ends early at its goal alone else."""
-    return run["test_step"] is None and not run.get("convex") and run.get("steps", math.inf) < run["n_steps"]
+    """Whether a loss that is not finite ended a run; otherwise gradients end early at their goal alone."""
+    ended_early = run.get("steps", math.inf) < run.get("n_steps", math.inf)
+    return run["test_step"] is None and not run.get("convex") and ended_early
 
 
 def _or_more(name: str) -> Callable[[dict[str, Any]], str]:
@@ -148,7 +149,7 @@ def format_grokking(report: dict[str, Any]) -> str:
     for row in report["medians"]:
         if row["n_diverged"]:
             seeds = counted(row["n_diverged"], "seed")
-            parts.append(f"diverged in {seeds}: {row['method']}, p = {row['p']}; last is what came before")
+            parts.append(f"diverged in {seeds}: {row['method']}, p = {row['p']}; shown is what came before")
     for row in report["medians"]:
         if row["structure"] is not None:
             parts.append(_filled(f"given to '{row['method']}', p = {row['p']}: {row['structure']}"))
