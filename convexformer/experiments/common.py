@@ -280,6 +280,17 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" + "s" * (number != 1)
 
 
+def with_seeds(names: Sequence[str]) -> list[str]:
+    """Names, each once, with the number of seeds that gave it.
+
+    Examples
+    --------
+    >>> with_seeds(["ridge", "softmax", "ridge"])
+    ['ridge (2 seeds)', 'softmax (1 seed)']
+    """
+    return [f"{name} ({counted(names.count(name), 'seed')})" for name in dict.fromkeys(names)]
+
+
 def shown(name: str, form: str, factor: float = 1) -> Callable[[dict[str, Any]], str]:
     """Function that shows an entry of a row in a format, a number times a factor, and a dash where it does not apply.
 

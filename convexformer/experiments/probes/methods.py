@@ -182,7 +182,7 @@ def _trained(make: Callable[[int, int, int], nn.Module], split: Split, settings:
         return torch.softmax(_in_chunks(network, part).double(), 1).numpy()
 
     chosen = {"learning_rate": history.lr, "weight_decay": history.weight_decay, "steps": history.kept_step}
-    if math.isinf(history.score):
+    if history.diverged:
         chosen = {"diverged": True}
     return Found(predict, validation_loss(predict(validation), validation), {}, chosen)
 

@@ -106,7 +106,7 @@ def train_softmax(
         test_r2=test_r2,
         test_error=test_error,
     )
-    if math.isinf(history.score):
+    if history.diverged:
         row = row.of_diverged()
     curve = Curve(row.model, row.method, [], [], *scores.curve(history, row.test_r2))
     validation_r2 = -math.inf if row.validation_r2 is None else row.validation_r2
@@ -144,7 +144,7 @@ def train_softmax_sequence(
         seed=seed,
     ).to(settings.device)
     history = _fit(network, split, settings, choice.alpha, (choice.learning_rate,))
-    return None if math.isinf(history.score) else network
+    return None if history.diverged else network
 
 
 def _fit(

@@ -299,4 +299,4 @@ def _network_row(
         test_r2=test_r2,
         test_error=test_error,
     )
-    return row.of_diverged() if math.isinf(history.score) else row
+    return row.of_diverged() if history.diverged else row

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from convexformer.experiments.common import Column, counted, medians, shown
+from convexformer.experiments.common import Column, counted, medians, shown, with_seeds
 from convexformer.experiments.tables import format_rows
 
 from .maps import SMOOTHING, SOFTMAX
@@ -103,7 +103,7 @@ def _diverged(runs: Sequence[dict[str, Any]]) -> list[str]:
     """What diverged, with the number of seeds."""
     names = [f"{row['model']} by {row['method']}" for run in runs for row in run["rows"] if row["test_r2"] is None]
     names += [f"map of {SOFTMAX}" for run in runs if run["maps"] and SOFTMAX not in run["maps"]]
-    return [f"{name} ({counted(names.count(name), 'seed')})" for name in dict.fromkeys(names)]
+    return with_seeds(names)
 
 
 def remark(settings: StudentTeacherSettings) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -161,7 +160,7 @@ def classify(corpus: Corpus, method: Method, settings: UnfoldedSettings, seed: i
         "n_parameters": sum(weight.numel() for weight in network.parameters()),
         "seconds": time.perf_counter() - begin,
     }
-    if math.isinf(history.score):
+    if history.diverged:
         return row | {"diverged": True}
     row |= {
         "learning_rate": history.lr,

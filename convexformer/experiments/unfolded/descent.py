@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -87,7 +86,7 @@ def _sources(training: Any, settings: UnfoldedSettings, seed: int) -> dict[str, 
         seed=seed,
     )
     found = dict(zip(WEIGHTS, (initial, network.transformer), strict=True))
-    return {WEIGHTS[0]: initial} if math.isinf(history.score) else found
+    return {WEIGHTS[0]: initial} if history.diverged else found
 
 
 def _relative_quantiles(course: NDArray[np.float64]) -> list[list[float]]:

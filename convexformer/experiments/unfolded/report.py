@@ -8,7 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from convexformer.experiments.common import Column, counted, grouped, mean_and_error, shown, shown_with_error
+from convexformer.experiments.common import (
+    Column,
+    counted,
+    grouped,
+    mean_and_error,
+    shown,
+    shown_with_error,
+    with_seeds,
+)
 from convexformer.experiments.tables import format_rows
 
 from .aim import PRINTED_STEP
@@ -153,7 +161,7 @@ def _diverged(report: dict[str, Any]) -> list[str]:
     for (corpus, _), rows in grouped(report["descent"], ("corpus", "seed")).items():
         if WEIGHTS[1] not in {row["weights"] for row in rows}:
             names.append(f"{corpus}, energies under {WEIGHTS[1]} weights")
-    return [f"{name} ({counted(names.count(name), 'seed')})" for name in dict.fromkeys(names)]
+    return with_seeds(names)
 
 
 def remark(settings: UnfoldedSettings) -> str:

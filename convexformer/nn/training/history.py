@@ -44,6 +44,8 @@ class TrainingHistory:
     >>> history = TrainingHistory(steps=[0, 1], objective=[2.0, 1.0], seconds=[0.0, 0.5], kept_step=1)
     >>> history.final_objective, history.total_seconds, history.stopped_early
     (1.0, 0.5, False)
+    >>> history.diverged
+    False
     >>> history
     TrainingHistory(1 steps, objective 2 to 1, lr=nan, weight_decay=0, ended_by='n_steps', 0 trials)
     """
@@ -95,6 +97,11 @@ class TrainingHistory:
         """What the best combination has the least of: final validation loss, else objective; inf if not finite."""
         value = self.final_validation if self.validation else self.final_objective
         return value if math.isfinite(value) and self.ended_by != "diverged" else math.inf
+
+    @property
+    def diverged(self) -> bool:
+        """Whether the run has no finite score; of what ``train`` returns: whether all combinations diverged."""
+        return math.isinf(self.score)
 
 
 class TrainingInterrupted(Interrupted):

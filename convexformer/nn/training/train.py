@@ -205,7 +205,7 @@ def _search(
             _best(trials)
             bar.update(number * settings.n_steps - bar.n)
         history = _load_best(network, trials)
-        if math.isinf(history.score):
+        if history.diverged:
             warnings.warn(
                 f"training diverged with every learning rate ({', '.join(str(rate) for rate, _ in grid)}); "
                 "the network was reset, try smaller ones",
