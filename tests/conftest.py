@@ -64,12 +64,11 @@ def make_problem():
 def run_python():
     """Function that runs code in a fresh interpreter and returns what it printed."""
 
-    def run(code, **environment):
+    def run(code, *arguments, **environment):
         paths = [str(ROOT), str(ROOT / "solvers"), os.environ.get("PYTHONPATH", "")]
         settings = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), **environment}
-        done = subprocess.run(
-            [sys.executable, "-c", code], env={**os.environ, **settings}, capture_output=True, text=True, check=False
-        )
+        command = [sys.executable, "-c", code, *arguments]
+        done = subprocess.run(command, env={**os.environ, **settings}, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 

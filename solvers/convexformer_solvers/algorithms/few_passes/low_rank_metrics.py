@@ -41,7 +41,7 @@ class LowRankMetrics(Metrics):
         slopes = _CurvatureSlopes(local, program.weight, offset)
         pred, back = _products(program.map, coef, slopes)
         core = slopes.total() * program.fit_intercept  # (m, k)
-        sums = slopes.products(pred)[1].sum(0, dtype=core.dtype)  # (m, r)
+        sums = slopes.sums(pred)  # (m, r)
         columns = back.to(local).reshape(-1, width, back.shape[-1]).split([sums.numel(), core.numel()], dim=-1)
 
         def part(rows: slice) -> Part:
@@ -101,12 +101,15 @@ class _CurvatureSlopes(Slopes):
             result[:, i, j] = result[:, j, i] = weighted[:, place]
         return result
 
-    def products(self, pred: Tensor) -> tuple[Tensor, Tensor]:
-        """``matrices`` and their products ``(N, m, r)`` with predictions ``(N, c r)``, in the precision of these."""
-        matrices = self.matrices().to(pred.dtype)
-        return matrices, matrices @ (pred.reshape(-1, *self.offset.shape) - self.offset.to(pred.dtype))
-
     def at(self, pred: Tensor) -> Tensor:
         """Values ``(N, m r + m c)`` of predictions ``(N, c r)``, in their precision."""
-        matrices, products = self.products(pred)
+        matrices = self.matrices().to(pred.dtype)
+        products = matrices @ (pred.reshape(-1, *self.offset.shape) - self.offset.to(pred.dtype))
         return torch.cat([products.flatten(1), matrices.flatten(1)], dim=1)
+
+    def sums(self, pred: Tensor) -> Tensor:
+        """Sums over the samples of the products with predictions ``(N, c r)``, ``(m, r)``."""
+        matrices, offset = self.matrices().to(pred.dtype), self.offset.to(pred.dtype)
+        few = math.isqrt(offset.shape[1])  # at a time, as products of all would take the memory of the predictions
+        parts = zip(pred.reshape(-1, *offset.shape).split(few, 2), offset.split(few, 1), strict=True)
+        return torch.cat([(matrices @ (part - mean)).sum(0, dtype=self.local.dtype) for part, mean in parts], dim=1)
