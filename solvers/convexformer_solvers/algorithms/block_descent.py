@@ -173,6 +173,12 @@ def _minimiser(spectrum: NDArray, slope: NDArray, alpha: float, size: float) -> 
     return slope * (size / (spectrum * size + alpha))
 
 
+def _gram(program: Program) -> NDArray:
+    """Weighted Gram matrix of all columns, centred where there is an intercept; only to read."""
+    means = program.map.rmatvec(program.weight[:, None])[..., 0].flatten(0, -2) if program.fit_intercept else None
+    return program.map.full_gram(program.weight, means).cpu().numpy()
+
+
 class State(NamedTuple):
     """What sweeps leave."""
 
@@ -206,16 +212,14 @@ class BlockDescent(PrimalDualSolver):
         return super().unmet_requirement(program)
 
     def init_again(self, program: Program, start: Point, previous: State | None) -> State:
-        target = program.y - program.null_intercept
-        means = program.map.rmatvec(program.weight[:, None])[..., 0].flatten(0, -2) if program.fit_intercept else None
-        gram = program.map.full_gram(program.weight, means).cpu().numpy()
-        products = program.weighted_adjoint(target).flatten().cpu().numpy()
+        gram = program.remembered("gram", lambda: _gram(program))
+        products = program.null_correlation.flatten().cpu().numpy()
         if previous is not None and start.correlation is not None:
             # Rounding of the Gram matrix then goes by the distance from the point whose correlation is known better.
             behind = np.zeros_like(products)
             behind[: len(previous.dual.coef)] = previous.dual.coef
             products = start.correlation.flatten().cpu().numpy() + gram @ behind
-        square = float(program.mean(target.square().sum(1)))
+        square = float(program.mean(program.null_dual_point.square().sum(1)))
         width, known = program.coef_shape[-2], None if previous is None else previous.inner
         with _numpy_on_one_thread, np.errstate(over="raise", invalid="raise"):
             inner = GramProgram(gram, products, square, width, program.alpha, known)

@@ -143,13 +143,17 @@ class WorkingSet(PrimalDualSolver):
         if blocks is None:
             # The first of many sets leaves a few blocks that are far too large, which misleads what goes by their size.
             return state._replace(inner=None, whole=state.first if state.n_sets == 1 else state.whole)
-        if inner is not None and state.checked_at and self.config.form != "gram" and torch.equal(blocks, state.blocks):
-            return state
-        stage = dataclasses.replace(self.inner, reductions=self._reductions(program, state, blocks))
+        if inner is not None and torch.equal(blocks, state.blocks):
+            if state.checked_at and self.config.form != "gram":
+                return state
+            reductions = inner.stage.reductions  # so that the program is kept, with all that is known of it
+        else:
+            reductions = self._reductions(program, state, blocks)
+        stage = dataclasses.replace(self.inner, reductions=reductions)
         known = inner.inner if inner is not None and stage.algorithm.takes_other_blocks else None
         # A check's own correlation is that of the inner algorithm's dual point; that of a path's next start is not.
         start = state.whole if known is None or state.checked_at else state.whole._replace(correlation=None)
-        inner = begun(stage, program, start, known=known)
+        inner = begun(stage, program, start, inner, known)
         return state._replace(blocks=blocks, inner=inner, n_sets=state.n_sets + 1)
 
     def _chosen(self, program: Program, state: _State) -> Tensor | None:

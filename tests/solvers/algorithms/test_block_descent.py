@@ -256,6 +256,21 @@ def test_a_path_goes_on_with_the_set_and_its_gram_matrix(monkeypatch, intercept,
         assert result.certificate.primal == pytest.approx(wanted.certificate.primal, rel=1e-7)
 
 
+@pytest.mark.parametrize("intercept", [False, True])
+def test_columns_of_a_set_are_copied_and_multiplied_anew_only_where_it_grows(monkeypatch, intercept):
+    copied, multiplied = [], []
+    restrict, multiply = LinearMap.restricted, block_descent._gram
+    monkeypatch.setattr(
+        LinearMap, "restricted", lambda self, blocks: copied.append(len(blocks)) or restrict(self, blocks)
+    )
+    monkeypatch.setattr(block_descent, "_gram", lambda program: multiplied.append(program) or multiply(program))
+    program = sparse_program(intercept=intercept)
+    path = solve_path(program, on_a_set(3), alpha_grid(program.alpha_max, n_alphas=20, eps=0.3), tol=1e-8, max_iter=50)
+    assert max(path.gaps) <= 1e-8
+    assert all(before < after for before, after in pairwise(copied))
+    assert 0 < len(multiplied) == len(copied) < 12
+
+
 def test_an_alpha_whose_support_is_wide_is_left_to_others():
     program, solver = sparse_program(), on_a_set()
     state = solver.step(program, solver.init(program, null_point(program)))
