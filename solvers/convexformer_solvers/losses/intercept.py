@@ -29,6 +29,7 @@ class LossAtIntercepts:
         """
         return max(2 * float((self.pred - self.y).abs().max()), 0.0 if self.loss.output_separable else 1.0)
 
+    @cached_property
     def unit(self) -> float:
         """Size of the slopes at predictions that are zero."""
         return float((self.weight @ self.loss.gradient(torch.zeros_like(self.pred), self.y).abs()).max())
@@ -72,6 +73,7 @@ class SoftmaxAtIntercepts(LossAtIntercepts):
         self._at: Tensor | None = None  # intercept of the sums that are known
         self._origin = torch.full_like(pred[0], math.inf)  # intercept that the exponentials contain
 
+    @cached_property
     def unit(self) -> float:
         return 1.0
 
@@ -106,7 +108,7 @@ class SoftmaxAtIntercepts(LossAtIntercepts):
 def best_intercept(at: LossAtIntercepts, start: Tensor | None = None) -> Tensor:
     """Minimiser of a mean loss over intercepts, shape ``(c,)``; a good `start` saves steps."""
     b, slope = _newton(at, start)
-    negligible = math.sqrt(torch.finfo(b.dtype).eps) * at.unit()
+    negligible = math.sqrt(torch.finfo(b.dtype).eps) * at.unit
     if at.loss.output_separable or not (float(slope.abs().max()) > negligible and at.reach < math.inf):
         return b
     # Predictions far apart leave no curvature where there is a slope; the minimiser of nearer ones leads to theirs.
@@ -123,7 +125,7 @@ def _newton(at: LossAtIntercepts, start: Tensor | None) -> tuple[Tensor, Tensor]
     guesses = [at.pred.new_zeros(at.pred.shape[1]) if start is None else start, -(at.weight @ at.pred)]
     b = min(guesses, key=at.value)
     slope, size = at.slope(b)
-    negligible, largest = 8 * eps * at.unit(), float(at.weight @ at.pred.abs().amax(1))
+    negligible, largest = 8 * eps * at.unit, float(at.weight @ at.pred.abs().amax(1))
     # A slope that falls by the factor e each step, as that of an absent class, is negligible after two thirds of these.
     for _ in range(math.ceil(-3 * math.log(eps))):
         if bool((slope.abs() <= 8 * eps * size.clamp(min=negligible)).all()):

@@ -783,3 +783,13 @@ def test_huber_intercepts_are_best_in_any_precision(dtype, size):
     assert value(best) <= value(loss.best_intercept(torch.zeros_like(y).double(), y.double(), weight.double())) * (
         1 + torch.finfo(dtype).eps * 10
     )
+
+
+def test_slopes_at_predictions_of_zero_are_computed_once_for_an_intercept(monkeypatch):
+    asked, gradient = [], SquaredHinge.gradient
+    monkeypatch.setattr(SquaredHinge, "gradient", lambda *args: asked.append(not args[1].any()) or gradient(*args))
+    y, weight = randn(30, 1).sign(), torch.full((30,), 1 / 30, dtype=torch.float64)
+    best = SquaredHinge().best_intercept(randn(30, 1, seed=1), y, weight)
+    assert sum(asked) == 1
+    slope = weight @ gradient(SquaredHinge(), randn(30, 1, seed=1) + best, y)
+    assert float(slope.abs().max()) < 1e-12
