@@ -237,16 +237,16 @@ class InteractionEnergy(Energy):
         self.attention_mask = _check_mask(attention_mask)
 
     def value(self, tokens: Tensor) -> Tensor:
-        pairs = neighbours(tokens, self.graph, self.attention_mask)
-        return _total(self.rho.value(half_squared_distances(tokens, self.attention_mask)) * pairs) / 2
+        values = self.rho.value(half_squared_distances(tokens, self.attention_mask))
+        return _total(values * neighbours(tokens, self.graph, self.attention_mask)) / 2
 
     def gradient(self, tokens: Tensor) -> Tensor:
         return laplacian_product(self.weights(tokens), without_padding(tokens, self.attention_mask))
 
     def weights(self, tokens: Tensor) -> Tensor:
         """Weights ``gamma_uv`` of the edges, ``(..., n, n)``, zero where there is none."""
-        pairs = neighbours(tokens, self.graph, self.attention_mask)
-        return self.rho.derivative(half_squared_distances(tokens, self.attention_mask)) * pairs
+        derivatives = self.rho.derivative(half_squared_distances(tokens, self.attention_mask))
+        return derivatives * neighbours(tokens, self.graph, self.attention_mask)
 
     def lipschitz(self, tokens: Tensor) -> Tensor:
         r"""Bound of the largest eigenvalue of the Laplacian of the weights, of shape ``(...)``.
