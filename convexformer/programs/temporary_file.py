@@ -21,7 +21,7 @@ def file_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     Parameters
     ----------
     shape : tuple of int
-        Shape, without a zero.
+        Shape.
     dtype : torch.dtype
         Precision.
 
@@ -48,6 +48,8 @@ def file_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
             f"a temporary file of {size / 1e9:.3g} GB is needed, and {free / 1e9:.3g} GB are free in {folder}; set the "
             "environment variable TMPDIR to a folder on a larger disk, raise memory_limit, or take a smaller dictionary"
         )
+    if size == 0:  # of a rank without samples
+        return torch.zeros(shape, dtype=dtype)
     kind = torch.empty(0, dtype=dtype).numpy().dtype
     with tempfile.TemporaryFile() as file:  # the map outlives the handle
         return torch.from_numpy(np.memmap(file, kind, "w+", shape=shape))
