@@ -257,12 +257,26 @@ class _Run:
 
         The latter cost time, which a run that a callback or Ctrl-C has ended does not take.
         """
-        points = [] if given else [self.start]
         if status in (Status.MAX_ITER, Status.STALLED):
-            earlier = self.solver.earlier_points(self.state)
-            points += [completed(self.chain.original, self.chain.invert(point)) for point in earlier]
-        for point in points:
-            self.record(point, only_if_better=True)
+            latest, earlier = self.solver.point(self.chain.program, self.state), self.solver.earlier_points(self.state)
+            for point in (latest, *reversed(earlier)):
+                if not self.is_within_tol:
+                    self.record(self.unrounded(point), only_if_better=True)
+        if not given:
+            self.record(self.start, only_if_better=True)
+
+    def unrounded(self, point: Point) -> Point:
+        """A point of the solver with the dual point of its coefficients before these are rounded to float32.
+
+        That of rounded ones is off by as much as the predictions are, the objective by the square of that alone.
+        """
+        exact, point = self.chain.in_double, self.chain.point_in_double(point)
+        rounded = point.coef.to(self.chain.original.y.dtype)
+        if point.pred is None and point.dual is None and bool((rounded != point.coef).any()):
+            pred = exact.program.map.matvec(point.coef)
+            intercept = exact.program.best_intercept(pred) if point.intercept is None else point.intercept
+            point = point._replace(pred=pred + intercept)
+        return completed(self.chain.original, exact.invert(point))
 
     def check(self, point: Point) -> Status | None:
         """Certify a point and ask the callback; the status that ends the run, if it does."""
