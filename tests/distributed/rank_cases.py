@@ -748,28 +748,45 @@ def interrupted():
     return None
 
 
-def interrupted_as_it_waits():
+def interrupted_as_it_waits(reading, interrupted):
     """Ctrl-C on rank 1 as it waits for rank 0, which reads; what each rank says of this fit and the next."""
     ranks(DistributedConfig(heartbeat=0.2))
     X, y, _, _ = problem()
-    rows, said = own_rows(len(X)), []
-    if dist.get_rank() == 1:
+    rows, timers, said = own_rows(len(X)), [], []
+    if dist.get_rank() == 0:
+        source = Slow(X[rows], Path(reading), Path(interrupted))
+    else:
+        source = Unreadable(X[rows], fails=False)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        Timer(0.2, signal.raise_signal, [signal.SIGINT]).start()
-    for seconds in (1.0, 0.0):
-        try:
-            ESTIMATORS["regressor"].fit(Slow(X[rows], seconds * (dist.get_rank() == 0)), y[rows])
-        except (KeyboardInterrupt, RankError) as error:
-            said.append(f"{type(error).__name__} {error}")
+
+    def ended(*arguments, given=ranks.__globals__["_ended"]):
+        if dist.get_rank() == 1 and not timers and Path(reading).exists():
+            timers.append(Timer(0.05, signal.raise_signal, [signal.SIGINT]))
+            timers[0].start()
+        return given(*arguments)
+
+    with patch.dict(ranks.__globals__, _ended=ended):
+        for _ in range(2):
+            try:
+                ESTIMATORS["regressor"].fit(source, y[rows])
+            except (KeyboardInterrupt, RankError) as error:
+                said.append(f"{type(error).__name__} {error}")
+                Path(interrupted).touch()
     print("said", said)
 
 
 class Slow(Unreadable):
-    """Samples that take so many seconds to read."""
+    """Samples that are read until one file is there; meanwhile another is."""
+
+    def __init__(self, X, reading, interrupted):
+        super().__init__(X, fails=False)
+        self.reading, self.interrupted = reading, interrupted
 
     def read(self, rows):
-        time.sleep(self.fails)
-        return self.X[rows]
+        self.reading.touch()
+        while not self.interrupted.exists():
+            time.sleep(0.01)
+        return super().read(rows)
 
 
 def command_line(path):

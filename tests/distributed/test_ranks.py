@@ -234,7 +234,8 @@ def test_ctrl_c_leaves_the_best_point_on_all_ranks(tmp_path):
 
 
 def test_ctrl_c_on_a_rank_that_waits_ends_the_common_work(tmp_path):
-    processes = launcher.start("interrupted_as_it_waits", 2, tmp_path)
+    moments = {name: str(tmp_path / name) for name in ("reading", "interrupted")}
+    processes = launcher.start("interrupted_as_it_waits", 2, tmp_path, **moments)
     try:
         of_last = processes[1].output(timeout=60)
         of_first = processes[0].output(timeout=60)

@@ -153,7 +153,7 @@ import sys, time, torch
 from convexformer.storage import write_shards
 X = torch.randn(40, 50, 60, generator=torch.Generator().manual_seed(0))
 def compute(rows):
-    time.sleep(0.01)
+    time.sleep(0.01 if sys.argv[3] == "ends" or rows.stop < 40 else 600)
     return {"X": X[rows]}
 print("ready", flush=True)
 sys.stdin.readline()
@@ -165,8 +165,8 @@ def test_killed_writers_leave_nothing_that_is_not_whole(tmp_path):
     chance = random.Random(0)
     folder, wanted = tmp_path / "killed", tmp_path / "wanted"
 
-    def start():
-        commands = [[sys.executable, "-c", SLOW, str(folder), str(worker)] for worker in range(2)]
+    def start(how):
+        commands = [[sys.executable, "-c", SLOW, str(folder), str(worker), how] for worker in range(2)]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         processes = [subprocess.Popen(command, **pipes) for command in commands]
         for process in processes:
@@ -177,14 +177,14 @@ def test_killed_writers_leave_nothing_that_is_not_whole(tmp_path):
         return processes
 
     for attempt in range(2):
-        processes = start()
+        processes = start("never ends")
         time.sleep(chance.uniform(0, 0.1))
         for process in processes[:: -1 if attempt else 1]:
             process.send_signal(signal.SIGKILL)
             process.communicate()
             time.sleep(chance.uniform(0, 0.03))
     assert "manifest.json" not in contents(folder)
-    for process in start():
+    for process in start("ends"):
         process.communicate()
         assert process.returncode == 0
     values = torch.randn(40, 50, 60, generator=torch.Generator().manual_seed(0))
