@@ -2,6 +2,7 @@
 
 import random
 import time
+from types import SimpleNamespace
 
 import launcher
 import numpy as np
@@ -13,6 +14,7 @@ from sklearn.base import clone
 
 from convexformer import ConvexAttentionClassifier, load_model, save_model
 from convexformer_solvers import DenseMap
+from convexformer_solvers.distributed import DistributedConfig, Ranks
 
 # Objectives agree to the gap of the solves, certificates to what rounding leaves.
 CLOSE = 1e-9
@@ -346,3 +348,24 @@ def test_a_rank_that_does_not_answer_is_named(tmp_path):
             assert "no sign of life for 8 s" in printed
     finally:
         launcher.close(processes)
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError("connection closed")])
+def test_an_operation_that_ends_as_a_wait_runs_out_has_ended(error):
+    class Work:
+        def wait(self, timeout=None):
+            if timeout is not None:
+                raise RuntimeError("Operation timed out!")
+            if error is not None:
+                raise error
+
+        def is_completed(self):
+            return True
+
+    heartbeats = SimpleNamespace(failed=False, broken=lambda error: error)
+    waiting = SimpleNamespace(config=DistributedConfig(), heartbeats=heartbeats)
+    if error is None:
+        Ranks.wait(waiting, Work)
+    else:
+        with pytest.raises(RuntimeError, match="connection closed"):
+            Ranks.wait(waiting, Work)

@@ -215,9 +215,9 @@ def _ended(work: Any, seconds: float) -> bool:
     try:
         work.wait(timedelta(seconds=seconds))
     except RuntimeError:
-        if work.is_completed():
-            raise
-        return False
+        if not work.is_completed():
+            return False
+        work.wait()  # raises its error; without one it has ended since the time ran out
     return True
 
 
