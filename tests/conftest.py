@@ -13,6 +13,9 @@ import numpy as np
 import pytest
 import stand_in_device
 import torch
+from solver_cases import STEADY_RATES
+
+from convexformer_solvers.linear_maps import base
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for processes that tests start
 torch.set_num_threads(1)
@@ -40,6 +43,12 @@ def python_takes_ctrl_c():
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def steady_rates(monkeypatch):
+    """Plans that do not go by the machine that runs the tests, nor by what else it does."""
+    monkeypatch.setattr(base, "machine_rates", lambda dtype=None, device=None: STEADY_RATES)
 
 
 @pytest.fixture(scope="session")

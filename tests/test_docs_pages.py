@@ -8,9 +8,6 @@ from pathlib import Path
 
 import pytest
 from alike import AlikeChecker
-from solver_cases import STEADY_RATES
-
-from convexformer_solvers.linear_maps import base
 
 DOCS = Path(__file__).parent.parent / "docs"
 FENCE = re.compile(r"^```(?P<info>.*)\n(?P<text>(?:.*\n)*?)^```$", re.MULTILINE)
@@ -50,10 +47,10 @@ PAGES = [page for folder in (".", "guide", "solvers", "experiments") for page in
 WITH_CODE = [page for page in PAGES if ">>>" in page.read_text()]
 
 
+@pytest.mark.usefixtures("steady_rates")  # one shows a plan, which goes by rates
 @pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: page.relative_to(DOCS).as_posix())
 def test_page_prints_what_it_shows(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(base, "machine_rates", lambda dtype=None, device=None: STEADY_RATES)  # plans go by these
     names, report = {}, []
     for number, text in enumerate(sessions(page)):
         test = doctest.DocTestParser().get_doctest(text, names, f"{page.name}, session {number}", str(page), 0)
