@@ -795,8 +795,8 @@ def command_line(path):
         patch("convexformer.cli.fit.process_group", lambda device: nullcontext((dist.get_rank(), device))),
         redirect_stdout(StringIO()) as printed,
     ):
-        model = f"{path}.{dist.get_rank()}"
-        assert cli.main(["fit", path, "--alpha", "cv", "--n-alphas", "4", "--model", model, "--json"]) == 0
+        options = ["--alpha", "cv", "--n-alphas", "4", "--tol", "1e-10", "--model", f"{path}.{dist.get_rank()}"]
+        assert cli.main(["fit", path, *options, "--json"]) == 0
     return json.loads(printed.getvalue() or "null")
 
 
