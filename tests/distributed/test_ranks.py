@@ -239,8 +239,8 @@ def test_ctrl_c_on_a_rank_that_waits_ends_the_common_work(tmp_path):
     moments = {name: str(tmp_path / name) for name in ("reading", "interrupted")}
     processes = launcher.start("interrupted_as_it_waits", 2, tmp_path, **moments)
     try:
-        of_last = processes[1].output(timeout=60)
-        of_first = processes[0].output(timeout=60)
+        of_last = processes[1].output(timeout=300)
+        of_first = processes[0].output(timeout=300)
     finally:
         launcher.close(processes)
     assert "said ['KeyboardInterrupt " in of_last
@@ -342,7 +342,7 @@ def test_a_rank_that_does_not_answer_is_named(tmp_path):
     processes = launcher.start("silent", 3, tmp_path)
     try:
         for rank in (0, 2):
-            printed = processes[rank].output(timeout=60)
+            printed = processes[rank].output(timeout=300)
             assert processes[rank].failed
             assert "rank 1 " in printed
             assert "no sign of life for 8 s" in printed
