@@ -84,9 +84,9 @@ class _CurvatureSlopes(Slopes):
     weight: Tensor  # (N,)
     offset: Tensor  # that is taken from the predictions, (c, r)
 
-    def matrices(self) -> Tensor:
+    def matrices(self, dtype: torch.dtype) -> Tensor:
         """Second derivatives times the weights, ``(N, m, c)``: of m outputs apart where c is one, else between c."""
-        return self._as_matrices(self.weight[:, None] * self.local)
+        return self._as_matrices((self.weight[:, None] * self.local).to(dtype))
 
     def total(self) -> Tensor:
         """Sum of ``matrices`` over the samples, ``(m, c)``."""
@@ -103,13 +103,13 @@ class _CurvatureSlopes(Slopes):
 
     def at(self, pred: Tensor) -> Tensor:
         """Values ``(N, m r + m c)`` of predictions ``(N, c r)``, in their precision."""
-        matrices = self.matrices().to(pred.dtype)
+        matrices = self.matrices(pred.dtype)
         products = matrices @ (pred.reshape(-1, *self.offset.shape) - self.offset.to(pred.dtype))
         return torch.cat([products.flatten(1), matrices.flatten(1)], dim=1)
 
     def sums(self, pred: Tensor) -> Tensor:
         """Sums over the samples of the products with predictions ``(N, c r)``, ``(m, r)``."""
-        matrices, offset = self.matrices().to(pred.dtype), self.offset.to(pred.dtype)
+        matrices, offset = self.matrices(pred.dtype), self.offset.to(pred.dtype)
         few = math.isqrt(offset.shape[1])  # at a time, as products of all would take the memory of the predictions
         parts = zip(pred.reshape(-1, *offset.shape).split(few, 2), offset.split(few, 1), strict=True)
         return torch.cat([(matrices @ (part - mean)).sum(0, dtype=self.local.dtype) for part, mean in parts], dim=1)

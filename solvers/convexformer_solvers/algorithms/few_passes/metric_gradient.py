@@ -241,8 +241,9 @@ class MetricGradient(Solver):
         if loss.output_separable:
             return loss.hessian_product(pred, program.y, torch.ones_like(pred)).clamp(least, largest)
         units = torch.eye(n_outputs).to(pred)
-        columns = [loss.hessian_product(pred, program.y, unit.expand_as(pred)) + least * unit for unit in units]
-        return torch.cat([column[:, place:] for place, column in enumerate(columns)], dim=1)
+        columns = (loss.hessian_product(pred, program.y, unit.expand_as(pred)) for unit in units)
+        # The sums are of what is kept alone: slices of whole columns would hold these in memory.
+        return torch.cat([column[:, i:] + least * units[i, i:] for i, column in enumerate(columns)], dim=1)
 
     def _alike(self, program: Program, found: Tensor, other: Tensor) -> bool:
         change = program.weight @ (found - other).abs()
