@@ -34,6 +34,7 @@ from convexformer_solvers.algorithms.few_passes import (
 from convexformer_solvers.auto import plan
 from convexformer_solvers.linalg.hessian import curvature_bound
 from convexformer_solvers.linear_maps.derived import DerivedMap
+from convexformer_solvers.points import Point
 
 PENALTIES = ("group_l2", "nuclear")
 
@@ -237,6 +238,18 @@ def test_optima_are_the_same_without_room_for_gram_matrices(name, norm, gated, f
         assert first.metrics == LowRankMetrics(2)
     one, other = solve(program, Auto(), tol=1e-7), solve(narrow, Auto(), tol=1e-7)
     assert_same(program, one, other, 1e-7)
+
+
+@pytest.mark.parametrize(("limit", "width"), [(10**7, 10 * 11 // 2), (10**5, 1)])
+def test_curvatures_of_pairs_of_classes_stay_below_the_limit(limit, width):
+    classes = torch.nn.functional.one_hot(randn(200, 10).argmax(1), 10).double()
+    program = Program(
+        CountedMap(DenseMap(randn(200, 5, 2))), classes, get_loss("softmax"), get_penalty("group_l2"), 0.01
+    )
+    program.map.memory_limit = limit
+    steps = MetricGradient(LowRankMetrics(2))
+    assert steps.init(program, Point(torch.zeros(program.coef_shape))).metric.local.shape == (200, width)
+    assert solve(program, steps, tol=1e-4).certificate.relative_gap <= 1e-4
 
 
 def dependent_blocks(name, n=1500, n_blocks=200):

@@ -12,6 +12,7 @@ from convexformer_solvers.algorithms.admm import Admm, AdmmConfig
 from convexformer_solvers.algorithms.block_descent import BlockDescent
 from convexformer_solvers.algorithms.constant import Constant
 from convexformer_solvers.algorithms.few_passes import Batched, GramMetrics, LowRankMetrics, MetricGradient, Metrics
+from convexformer_solvers.algorithms.few_passes.metric import outputs_apart
 from convexformer_solvers.algorithms.fista import Fista, GreedyFista
 from convexformer_solvers.algorithms.polish import PolishConfig
 from convexformer_solvers.algorithms.proximal_dual import ProximalDual
@@ -181,7 +182,7 @@ class _Planner:
 
     def _rank(self) -> int:
         """The rank of a metric that is formed in the time of a few steps, and for which there is room."""
-        program, config, k = self.program, self.config, self._outputs_apart()
+        program, config, k = self.program, self.config, outputs_apart(self.program)
         (n_samples, *shape), limit = program.map.shape, program.map.memory_limit or math.inf
         p = math.prod(shape)
         matrices, passed = config.gram_copies * p * program.y.element_size(), n_samples * program.map.dtype.itemsize
@@ -191,16 +192,11 @@ class _Planner:
         columns = 1 + k if program.loss.output_separable else 2 * k
         return int(min(room, n_steps * program.map.product_work(k) / (columns * n_samples * p), p))
 
-    def _outputs_apart(self) -> int:
-        """How many outputs have curvatures of their own in a metric."""
-        program = self.program
-        return program.y.shape[1] if program.penalty.output_separable and not program.loss.quadratic else 1
-
     def _room_for_gram(self) -> bool:
         """Whether Gram matrices of the features, of all outputs that the loss couples, are small enough."""
         program, config = self.program, self.config
         loss, limit = program.loss, program.map.memory_limit or math.inf
-        n_outputs = self._outputs_apart()
+        n_outputs = outputs_apart(program)
         side, n_parts = math.prod(program.map.feature_shape), n_outputs if loss.output_separable else 1
         side *= n_outputs // n_parts
         size = config.gram_copies * n_parts * program.y.element_size() * side**2

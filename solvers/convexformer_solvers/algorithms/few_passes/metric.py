@@ -96,6 +96,19 @@ class Metrics(ABC):
         """
 
 
+def outputs_apart(program: Program) -> int:
+    """How many outputs have curvatures of their own in a metric; one where all have the same bound.
+
+    That is so where the penalty couples them, and where the curvatures of all pairs take too much memory.
+    """
+    y, loss, n_outputs = program.y, program.loss, program.y.shape[1]
+    if not program.penalty.output_separable or loss.quadratic:
+        return 1
+    # Of half of all pairs, four copies at once: those before, new ones, these weighted and as matrices.
+    n_bytes = 0 if loss.output_separable else 2 * (n_outputs + 1) * y.numel() * y.element_size()
+    return n_outputs if n_bytes <= (program.map.memory_limit or math.inf) else 1
+
+
 def joins_outputs(program: Program, local: Tensor) -> bool:
     """Whether curvatures ``(N, n)`` are those between the outputs, which then are one part of a metric."""
     return local.shape[1] > 1 and not program.loss.output_separable

@@ -17,7 +17,7 @@ from convexformer_solvers.program import Program
 from convexformer_solvers.reductions.weights import Targets
 from convexformer_solvers.rounding import EPS, SINGLE, SUM
 
-from .metric import Metric, Metrics, Part
+from .metric import Metric, Metrics, Part, outputs_apart
 from .model import Model
 from .read import Linear, Read, best_combination, read
 
@@ -231,12 +231,12 @@ class MetricGradient(Solver):
     def _curvatures(self, program: Program, pred: Tensor) -> Tensor:
         """Second derivatives of each sample's loss that the metric takes, shape ``(N, n)``.
 
-        These are all of a coupled loss's, those of each output, or one bound for all outputs that the penalty couples.
+        These are all of a coupled loss's, those of each output, or one bound for all outputs (``outputs_apart``).
         """
         loss, n_outputs, largest = program.loss, pred.shape[1], program.loss.smoothness
         size = largest if math.isfinite(largest) else float(program.mean(curvature_bound(loss, pred, program.y)))
         least = self.config.least_curvature * size
-        if not program.penalty.output_separable or n_outputs == 1 or loss.quadratic:
+        if outputs_apart(program) == 1:
             return curvature_bound(loss, pred, program.y)[:, None].clamp(least, largest)
         if loss.output_separable:
             return loss.hessian_product(pred, program.y, torch.ones_like(pred)).clamp(least, largest)
