@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 import torch
 from sklearn.base import clone
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from convexformer import (
     ConvexAttentionClassifier,
@@ -20,7 +21,7 @@ from convexformer import (
     load_model,
     save_model,
 )
-from convexformer.storage import Chunks, write_shards
+from convexformer.storage import Chunks, Source, write_shards
 
 LIMIT = 180_000  # bytes, less than twice the data of 96 kB, and enough for Gram matrices of 40 features
 ESTIMATORS = {
@@ -354,3 +355,19 @@ def test_streams_to_a_device(name, data, places, accelerator):
     wanted = clone(ESTIMATORS[name]).set_params(tol=1e-6).fit(X, target, weight)
     model = clone(wanted).set_params(memory_limit=LIMIT, device=accelerator).fit(places["file"], target, weight)
     assert model.certificate_.primal == pytest.approx(wanted.certificate_.primal, rel=1e-6)
+
+
+def test_rows_taken_from_chunks_do_not_keep_the_chunks_in_memory():
+    held = []
+
+    class Views(Source):
+        shape, dtype = (100, 1, 1), torch.float32
+
+        def read(self, rows):
+            held[:] = [each for each in held if not each.expired()]
+            assert len(held) <= 1
+            chunk = torch.zeros(1000, 1, 1)
+            held.append(StorageWeakRef(chunk.untyped_storage()))
+            return chunk[rows]
+
+    assert Views().take(torch.arange(0, 100, 10)).shape == (10, 1, 1)

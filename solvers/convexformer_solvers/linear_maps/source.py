@@ -97,7 +97,8 @@ class Source(ABC):
             return self.read(slice(first, end))[places - first]
         distinct = places.unique_consecutive()
         edges = [0, *((distinct.diff() > 1).nonzero()[:, 0] + 1).tolist(), len(distinct)]
-        found = torch.cat([self.read(slice(int(distinct[a]), int(distinct[b - 1]) + 1)) for a, b in pairwise(edges)])
+        runs = (slice(int(distinct[a]), int(distinct[b - 1]) + 1) for a, b in pairwise(edges))
+        found = torch.cat([self.read(run).clone() for run in runs])  # views would keep all that was read in memory
         return found if len(distinct) == len(places) else found[torch.searchsorted(distinct, places)]
 
     def place(self, row: int) -> str:
