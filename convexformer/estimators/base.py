@@ -405,10 +405,13 @@ class ConvexAttentionBase(TargetEstimator, CertifiedEstimator):
             self._store(problem, replace(problem.interruption.solution, status=Status.INTERRUPTED), like)
             raise problem.interruption
         options = self._options(problem.program) | {"start": self._start(problem)}
-        if resume is not None:
-            options = _resuming(PathFile(resume, problem.program, [problem.program.alpha]), problem.program, options)
+        file = None if resume is None else PathFile(resume, problem.program, [problem.program.alpha])
+        if file is not None:
+            options = _resuming(file, problem.program, options)
         try:
             result = solve(problem.program, get_solver(self.solver), **options)
+            if file is not None:
+                file.save(0, result)  # with its dual point, which tells a later call that it is a solution
         except SolverInterrupted as interruption:
             self._store(problem, interruption.result, like)
             raise
@@ -512,7 +515,10 @@ def _resuming(file: PathFile, program: Program, options: dict[str, Any]) -> dict
         file.save_progress(0, progress)
         return callback is not None and bool(callback(progress))
 
-    start = options["start"] if stored is None else (stored.coef, stored.intercept)
+    start = options["start"]
+    if stored is not None:
+        theta = stored.certificate.dual_point
+        start = (stored.coef, stored.intercept, *([] if theta is None else [theta]))
     return options | {"start": start, "callback": saving}
 
 

@@ -11,6 +11,7 @@ import time
 
 import numpy as np
 import pytest
+from sklearn.base import clone
 from sklearn.model_selection import KFold
 
 from convexformer import ConvexAttentionClassifierCV, ConvexAttentionRegressor, ConvexAttentionRegressorCV, Gates
@@ -107,6 +108,18 @@ OPTIONS = {"alphas": 4, "cv": 3, "tol": 1e-7}
 @pytest.fixture(scope="module")
 def reference():
     return ConvexAttentionRegressorCV(**OPTIONS, **GATED).fit(X, Y)
+
+
+@pytest.mark.parametrize("options", [{"loss": "huber"}, {"penalty": "nuclear"}])
+def test_a_fit_that_is_done_is_not_done_again(options, tmp_path):
+    targets = np.column_stack([Y, X[:, 3, 0]])
+    model = ConvexAttentionRegressor(alpha=0.01, tol=1e-7, **options)
+    done = clone(model).fit(X, targets, resume=tmp_path / "fit.npz")
+    again = clone(model).fit(X, targets, resume=tmp_path / "fit.npz")
+    assert done.n_iter_ > 0
+    assert again.n_iter_ == 0
+    assert np.array_equal(again.coef_, done.coef_)
+    assert again.certificate_.relative_gap <= 1e-7
 
 
 class TestCrossValidation:
