@@ -223,7 +223,9 @@ def iterate_path(
                     stored = None if result is None else Point(result.coef, result.intercept)
                     first = stored or _extrapolated(solved, alpha) or point
                     try:
-                        result, end, state = solve_on(here, reduced_here, solver, of_each, first, state)
+                        # The point before costs less at a smaller alpha; where the others lead may cost more.
+                        known = [] if point is None or first is point else [point]
+                        result, end, state = solve_on(here, reduced_here, solver, of_each, first, state, known)
                     except SolverInterrupted as interruption:
                         result = interruption.result
                         raise

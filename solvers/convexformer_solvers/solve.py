@@ -7,7 +7,7 @@ import inspect
 import math
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -129,11 +129,18 @@ def reduced(
 
 
 def solve_on(
-    reference: Program, chain: Chain, solver: Solver, options: Options, start: Point | None, previous: Any = None
+    reference: Program,
+    chain: Chain,
+    solver: Solver,
+    options: Options,
+    start: Point | None,
+    previous: Any = None,
+    known: Sequence[Point] = (),
 ) -> tuple[SolverResult, Point, Any]:
     """``solve`` from a point and a state of a solve on the same data; also returns those that it ends with.
 
-    `reference` is the program of the certificates, `chain` that of the solver.
+    `reference` is the program of the certificates, `chain` that of the solver. A solve that does not get to ``tol`` is
+    no worse than the `known` points.
     """
     with (
         torch.no_grad(),  # data that require gradients have none of the solution's
@@ -148,7 +155,7 @@ def solve_on(
                 run.begin(given, previous)
                 status = run.until_stop()
                 if status is not Status.CONVERGED:
-                    run.record_earlier(given, status)
+                    run.record_earlier(given, status, known)
                     if run.is_within_tol and status is not Status.STOPPED:  # which who stopped it expects
                         status = Status.CONVERGED
         except KeyboardInterrupt:
@@ -252,16 +259,18 @@ class _Run:
         if not self.history.iteration or self.history.iteration[-1] < self.iteration:
             self.last = self.record(self.latest())
 
-    def record_earlier(self, given: bool, status: Status) -> None:
-        """Certify points that steps may have led away from: the start, unless given, and those of the solver.
+    def record_earlier(self, given: bool, status: Status, known: Sequence[Point] = ()) -> None:
+        """Certify points that steps may have led away from: the start, unless given, those of the solver, known ones.
 
-        The latter cost time, which a run that a callback or Ctrl-C has ended does not take.
+        All but the start cost time, which a run that a callback or Ctrl-C has ended does not take.
         """
         if status in (Status.MAX_ITER, Status.STALLED):
             latest, earlier = self.solver.point(self.chain.program, self.state), self.solver.earlier_points(self.state)
             for point in (latest, *reversed(earlier)):
                 if not self.is_within_tol:
                     self.record(self.unrounded(point), only_if_better=True)
+            for point in known:
+                self.record(point, only_if_better=True)
         if not given:
             self.record(self.start, only_if_better=True)
 

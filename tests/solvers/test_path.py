@@ -133,6 +133,17 @@ class TestPath:
         path = solve_path(program, Fista(), [program.alpha], tol=1e-6, start=(best.coef, best.intercept))
         assert path.results[0].n_iter == 0  # good enough as it is
 
+    @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+    @pytest.mark.parametrize("loss", ["huber", "squared"])
+    def test_points_that_are_not_solutions_are_no_worse_than_those_before(self, loss):
+        # At a smaller alpha the point before costs less; where its extrapolation leads may cost more.
+        program = make_program(loss, gated=True, intercept=True)
+        grid = alpha_grid(program.alpha_max, 8, 1e-3)
+        path = solve_path(program, get_solver("semismooth_newton"), grid, tol=1e-6, max_iter=1)
+        values = [result.certificate.primal for result in path.results]
+        assert max(path.gaps) > 1e-6
+        assert (np.diff(values) <= 1e-12 * program.null_value).all()
+
     def test_other_solvers(self):
         program = make_program("huber", intercept=True, n=10)
         grid = alpha_grid(program.alpha_max, 3, 0.1)
