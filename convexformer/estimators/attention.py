@@ -251,9 +251,9 @@ class ConvexAttentionRegressor(RegressionMixin, ConvexAttentionBase):
     device : str or torch.device, default=None
         Device to work on; that of ``X`` by default.
     memory_limit : int, default=None
-        Bytes that a fit to data on a disk takes at most, beside vectors with a number for each sample and output. Data
-        of up to half of the limit are read into memory. Each pass reads larger data in parts. Default: a quarter of
-        the free memory.
+        Bytes that a fit to data on a disk takes at most, beside vectors with a number for each output and each sample
+        or feature. Data of up to half of the limit are read into memory. Each pass reads larger data in parts.
+        Default: a quarter of the free memory.
     random_state : int, RandomState or None, default=None
         Draws the gates.
     verbose : bool, default=False
@@ -400,9 +400,9 @@ class ConvexAttentionClassifier(ClassificationMixin, ConvexAttentionBase):
     device : str or torch.device, default=None
         Device to work on; that of ``X`` by default.
     memory_limit : int, default=None
-        Bytes that a fit to data on a disk takes at most, beside vectors with a number for each sample and output. Data
-        of up to half of the limit are read into memory. Each pass reads larger data in parts. Default: a quarter of
-        the free memory.
+        Bytes that a fit to data on a disk takes at most, beside vectors with a number for each output and each sample
+        or feature. Data of up to half of the limit are read into memory. Each pass reads larger data in parts.
+        Default: a quarter of the free memory.
     random_state : int, RandomState or None, default=None
         Draws the gates.
     verbose : bool, default=False

@@ -78,9 +78,9 @@ class ConvexSequenceRegressor(RegressorMixin, CertifiedEstimator):
     device : str or torch.device, default=None
         Device to work on; that of ``X`` by default.
     memory_limit : int, default=None
-        Bytes that a fit to data on a disk takes at most, beside vectors with a number for each sample and output. Data
-        of up to half of it are read into memory; of others each pass reads a part after the other. Default: a quarter
-        of what is free.
+        Bytes that a fit to data on a disk takes at most, beside vectors with a number for each output and each sample
+        or feature. Data of up to half of the limit are read into memory. Each pass reads larger data in parts.
+        Default: a quarter of the free memory.
     verbose : bool, default=False
         Whether to show a progress bar with gap and objective.
     callback : callable, default=None

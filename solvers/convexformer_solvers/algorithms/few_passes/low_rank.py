@@ -67,11 +67,11 @@ class LowRank:
         # Minima of models in metrics that are closer to singular take thousands of steps.
         self.ridge = max(float(values[0]) - shift, math.sqrt(math.sqrt(EPS)) * float(values[-1]))
         self.values = (values - shift - self.ridge).clamp(min=0)
-        self.factor = root.T @ vectors * (self.values / values).sqrt()
+        self.factor = root.T @ (vectors * (self.values / values).sqrt())
 
     def product(self, flat: Tensor) -> Tensor:
         """Product of the matrix with ``(p, k)``."""
-        return self.factor @ (self.factor.T @ flat) + self.ridge * flat
+        return (self.factor @ (self.factor.T @ flat)).add_(flat, alpha=self.ridge)
 
     def goal(self, share: float, accuracy: float) -> float:
         """With the square of the program's gap: this is linear in the distance to the solution, a model's quadratic."""

@@ -34,6 +34,19 @@ class LowRankMetrics(Metrics):
         shape = (*blocks, k, width) if joint else (*blocks, width)
         span = _random(math.prod(shape), self.rank, local) if span is None else span
         directions = torch.linalg.qr(span).Q
+        parts = self._parts(program, local, directions, shape)
+        if len(directions) <= self.rank:
+            return Metric(local, parts)  # of all directions: there is none closer
+        # Products of Gram matrices themselves would lead to larger multiples of the identity, and so to shorter steps.
+        span = torch.zeros_like(directions)
+        for part in parts:
+            span += part.matrix.product(directions)
+        return Metric(local, parts, span)
+
+    def _parts(self, program: Program, local: Tensor, directions: Tensor, shape: tuple[int, ...]) -> tuple[Part, ...]:
+        """Matrices of the outputs, joint or apart, whose features have that shape, from products with directions."""
+        (*blocks, width), joint = program.map.feature_shape, joins_outputs(program, local)
+        k = program.y.shape[1] if joint else 1
         coef = directions.reshape(-1, k, width, directions.shape[1]).transpose(1, 2).reshape(*blocks, width, -1)
         # Large means of the features would take the digits of the products: most of them is subtracted in between.
         some = program.map.rows(even_rows(len(program.y), self.rank, coef.device))
@@ -52,12 +65,7 @@ class LowRankMetrics(Metrics):
             matrix = LowRank(product - cross @ inverse @ sums[rows], directions, rounding)
             return Part(rows, joint, shape, matrix, cross, core[rows], inverse)
 
-        parts = tuple(part(rows) for rows in one_by_one(1 if joint else len(core)))
-        if len(directions) <= self.rank:
-            return Metric(local, parts)  # of all directions: there is none closer
-        # Products of Gram matrices themselves would lead to larger multiples of the identity, and so to shorter steps.
-        span = sum((part.matrix.product(directions) for part in parts), torch.zeros_like(directions))
-        return Metric(local, parts, span)
+        return tuple(part(rows) for rows in one_by_one(1 if joint else len(core)))
 
 
 def _random(n_features: int, rank: int, like: Tensor) -> Tensor:
