@@ -74,7 +74,7 @@ def run_python():
     """Function that runs code in a fresh interpreter and returns what it printed."""
 
     def run(code, *arguments, **environment):
-        paths = [str(ROOT), str(ROOT / "solvers"), os.environ.get("PYTHONPATH", "")]
+        paths = [str(ROOT), str(ROOT / "solvers"), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
         settings = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), **environment}
         command = [sys.executable, "-c", code, *arguments]
         done = subprocess.run(command, env={**os.environ, **settings}, capture_output=True, text=True, check=False)

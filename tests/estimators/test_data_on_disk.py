@@ -290,20 +290,14 @@ def test_sequences_are_those_in_memory(loss, form, limit, place, data, places):
 
 # In its own process, and the allocator gives freed blocks back: what earlier work left would count, too.
 PEAK = """
-import ctypes, re, sys, threading
+import sys
 import numpy as np
 import torch
 from convexformer import *
 from convexformer_solvers.rates import machine_rates
+from peak_memory import PeakMemory
 
-library = ctypes.CDLL(None)
-if hasattr(library, "mallopt"):  # of glibc, which otherwise keeps freed blocks of up to 32 MiB
-    library.mallopt(-3, 2**20)
-library.prctl(41, 1, 0, 0, 0)  # no huge pages, which are resident as a whole where a part is used
-
-def held():
-    return 1024 * int(re.search(r"RssAnon:\\s+(\\d+)", open("/proc/self/status").read()).group(1))
-
+memory = PeakMemory()
 kind, limit, path = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 X = np.load(path, mmap_mode="r")
 y = X[:, 0, 0] - X[:, 1, 1] + np.random.default_rng(0).standard_normal(len(X))
@@ -316,21 +310,11 @@ estimator, target = {
 estimator.fit(X[:500], target[:500])  # what is loaded on first use
 for dtype in (torch.float32, torch.float64):  # measured once a process, on matrices of 33 MB
     machine_rates(dtype)
-before, peak, done = held(), 0, threading.Event()
-
-def watch():
-    global peak
-    while not done.wait(0.001):
-        peak = max(peak, held())
-
-thread = threading.Thread(target=watch)
-thread.start()
-estimator.set_params(memory_limit=limit).fit(path, target)
-done.set()
-thread.join()
+with memory:
+    estimator.set_params(memory_limit=limit).fit(path, target)
 certificates = getattr(estimator, "certificates_", None) or [estimator.certificate_]
 assert all(certificate.relative_gap <= 1e-4 for certificate in certificates)
-print(peak - before)
+print(memory.peak)
 """
 
 

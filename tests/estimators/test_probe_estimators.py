@@ -338,34 +338,21 @@ def test_a_pass_over_pooled_tokens_in_a_file_reads_them_once(monkeypatch):
 
 
 PEAK = """
-import re, threading, time
 import numpy as np
 from convexformer import ConvexProbeClassifier
 from convexformer.preprocessing import MeanPooling, QueryPooling
+from peak_memory import PeakMemory
 
-def held():
-    return 1024 * int(re.search(r"RssAnon:\\s+(\\d+)", open("/proc/self/status").read()).group(1))
-
+memory = PeakMemory()
 rng = np.random.default_rng(0)
 X = rng.normal(size=(6000, 4, 64)).astype(np.float16)
 y = X[:, :, 0].max(1) > 1
 options = {"dictionary": [MeanPooling(), QueryPooling(128, random_state=0)], "tol": 1e-2, "random_state": 0}
 ConvexProbeClassifier(0.05, **options).fit(X[:50], y[:50])  # what is loaded on first use
-before, peak, done = held(), 0, False
-
-def watch():
-    global peak
-    while not done:
-        peak = max(peak, held())
-        time.sleep(0.002)
-
-thread = threading.Thread(target=watch)
-thread.start()
-model = ConvexProbeClassifier(0.05, memory_limit=2**20, **options).fit(X, y)
-done = True
-thread.join()
+with memory:
+    model = ConvexProbeClassifier(0.05, memory_limit=2**20, **options).fit(X, y)
 assert model.certificate_.relative_gap <= 1e-2
-print(peak - before)
+print(memory.peak)
 """
 
 
