@@ -265,8 +265,10 @@ class _Run:
         All but the start cost time, which a run that a callback or Ctrl-C has ended does not take.
         """
         if status in (Status.MAX_ITER, Status.STALLED):
-            latest, earlier = self.solver.point(self.chain.program, self.state), self.solver.earlier_points(self.state)
-            for point in (latest, *reversed(earlier)):
+            points = self.solver.earlier_points(self.state)[::-1]
+            if self.chain.original.y.dtype == torch.float32 and self.last.dual is None:  # else all is known of the last
+                points = (self.solver.point(self.chain.program, self.state), *points)
+            for point in points:
                 if not self.is_within_tol:
                     self.record(self.unrounded(point), only_if_better=True)
             for point in known:
@@ -277,7 +279,8 @@ class _Run:
     def unrounded(self, point: Point) -> Point:
         """A point of the solver with the dual point of its coefficients before these are rounded to float32.
 
-        That of rounded ones is off by as much as the predictions are, the objective by the square of that alone.
+        The dual point of rounded coefficients is off by as much as their predictions are. Their objective is off by the
+        square of that alone.
         """
         exact, point = self.chain.in_double, self.chain.point_in_double(point)
         rounded = point.coef.to(self.chain.original.y.dtype)
