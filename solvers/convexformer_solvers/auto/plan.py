@@ -186,7 +186,7 @@ class _Planner:
         (n_samples, *shape), limit = program.map.shape, program.map.memory_limit or math.inf
         p = math.prod(shape)
         matrices, passed = config.gram_copies * p * program.y.element_size(), n_samples * program.map.dtype.itemsize
-        room = limit / (k * (matrices + 3 * passed))  # predictions, and those in float64 of which squares overflow
+        room = limit / (k * (matrices + 3 * passed))  # predictions, in float64 again where squares overflow
         # The more steps a metric takes to form, the fewer follow: least in all where both are as many.
         n_steps = math.sqrt(config.usual_steps * k)
         columns = 1 + k if program.loss.output_separable else 2 * k

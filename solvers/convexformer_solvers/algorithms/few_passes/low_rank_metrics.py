@@ -29,12 +29,11 @@ class LowRankMetrics(Metrics):
     name = property(lambda self: f"rank {self.rank}")
 
     def of(self, program: Program, local: Tensor, span: Tensor | None = None) -> Metric:
-        (*blocks, width), joint = program.map.feature_shape, joins_outputs(program, local)
-        k = program.y.shape[1] if joint else 1
-        shape = (*blocks, k, width) if joint else (*blocks, width)
-        span = _random(math.prod(shape), self.rank, local) if span is None else span
+        n_features = math.prod(program.map.feature_shape)
+        n_features *= program.y.shape[1] if joins_outputs(program, local) else 1
+        span = _random(n_features, self.rank, local) if span is None else span
         directions = torch.linalg.qr(span).Q
-        parts = self._parts(program, local, directions, shape)
+        parts = self._parts(program, local, directions)
         if len(directions) <= self.rank:
             return Metric(local, parts)  # of all directions: there is none closer
         # Products of Gram matrices themselves would lead to larger multiples of the identity, and so to shorter steps.
@@ -43,10 +42,11 @@ class LowRankMetrics(Metrics):
             span += part.matrix.product(directions)
         return Metric(local, parts, span)
 
-    def _parts(self, program: Program, local: Tensor, directions: Tensor, shape: tuple[int, ...]) -> tuple[Part, ...]:
-        """Matrices of the outputs, joint or apart, whose features have that shape, from products with directions."""
-        (*blocks, width), joint = program.map.feature_shape, joins_outputs(program, local)
-        k = program.y.shape[1] if joint else 1
+    def _parts(self, program: Program, local: Tensor, directions: Tensor) -> tuple[Part, ...]:
+        """Matrices of the outputs, apart or joint as the directions are, from products with these."""
+        *blocks, width = program.map.feature_shape
+        k = len(directions) // math.prod(program.map.feature_shape)
+        joint, shape = k > 1, (*blocks, k, width) if k > 1 else (*blocks, width)
         coef = directions.reshape(-1, k, width, directions.shape[1]).transpose(1, 2).reshape(*blocks, width, -1)
         # Large means of the features would take the digits of the products: most of them is subtracted in between.
         some = program.map.rows(even_rows(len(program.y), self.rank, coef.device))
