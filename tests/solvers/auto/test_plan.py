@@ -35,7 +35,7 @@ from convexformer_solvers.algorithms.semismooth_newton import SemismoothNewton
 from convexformer_solvers.algorithms.smoothing_newton import SmoothingNewton
 from convexformer_solvers.algorithms.working_set import WorkingSet
 from convexformer_solvers.auto import AutoConfig, plan
-from convexformer_solvers.auto.cost import admm_work
+from convexformer_solvers.auto.cost import admm_work, gradient_steps_of_admm
 from convexformer_solvers.linear_maps import base
 from convexformer_solvers.linear_maps.derived import DerivedMap
 from convexformer_solvers.points import null_point
@@ -277,13 +277,25 @@ class TestDecisionList:
             other = dataclasses.replace(few, gradient_steps=100.0)  # a weak alpha needs too many of them
             assert MetricGradient not in algorithms(program, other)
             assert MetricGradient not in algorithms(program, PLAIN)
-        for program in (
-            correlated_program("squared", n=700),
-            correlated_program("softmax", c=3, n=700),
-            correlated_program("logistic", n=500),  # fewer samples than features
-            independent_program("logistic", n=700),
-        ):
+        for program in (correlated_program("softmax", c=3, n=700), independent_program("logistic", n=700)):
             assert MetricGradient not in algorithms(program, few)
+
+    def test_5_steps_in_a_metric_of_low_rank_count_thrice_for_the_squared_loss_and_fewer_samples(self):
+        def config(program, share):
+            """One by which so many times the gradient steps of independent features take as long as a Gram matrix."""
+            n_steps, size = gradient_steps_of_admm(program, PLAIN), program.null_dual_norms.median() / program.alpha
+            return dataclasses.replace(PLAIN, costly_gram=1.0, gradient_steps=n_steps / (share * float(size.sqrt())))
+
+        usual = correlated_program("logistic", n=700)
+        assert MetricGradient in algorithms(usual, config(usual, 2.1))
+        for program in (correlated_program("squared", c=2, n=700), correlated_program("logistic", n=500)):
+            assert MetricGradient not in algorithms(program, config(program, 5.9))
+            found = algorithms(program, config(program, 6.1))
+            assert found.index(MetricGradient) < found.index(Admm)
+        # The squared loss has block descent first, which knows that few blocks are active.
+        program = correlated_program("squared", n=700)
+        found = algorithms(program, dataclasses.replace(config(program, 6.1), block_calls=1.0))
+        assert found.index(WorkingSet) < found.index(MetricGradient) < found.index(Admm)
 
     @pytest.mark.parametrize("loss", ["squared", "logistic", "huber"])
     def test_5_paths(self, loss):
