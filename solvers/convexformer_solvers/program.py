@@ -147,7 +147,7 @@ class Program:
             raise ValueError(f"sample_weight must have shape ({n},), got {tuple(weight.shape)}")
         if weight is not None and weight.is_complex():
             raise ValueError(f"sample_weight must hold real numbers, got {weight.dtype}")
-        if weight is not None and not bool(torch.isfinite(weight).all() and (weight >= 0).all() and weight.sum() > 0):
+        if weight is not None and not bool(torch.isfinite(weight).all() and (weight >= 0).all() and weight.any()):
             raise ValueError("sample_weight must be finite and non-negative, with a positive sum")
 
     @property

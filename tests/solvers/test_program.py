@@ -535,6 +535,10 @@ class TestErrors:
         with pytest.raises(ValueError, match=f"sample_weight must .*{message}"):
             self.build(sample_weight=weight)
 
+    def test_weights_whose_sum_is_no_integer_of_their_kind(self):
+        weights = self.build(sample_weight=torch.full((5,), 2**62)).weight  # the sum of the integers is negative
+        torch.testing.assert_close(weights, torch.full((5,), 0.2, dtype=torch.float64))
+
     def test_target_of_the_wrong_kind(self):
         with pytest.raises(ValueError, match="Logistic"):
             self.build(loss=Logistic())
