@@ -11,9 +11,7 @@ from torch import Tensor
 
 from convexformer_solvers.linalg.cholesky import CholeskySolver, cholesky
 from convexformer_solvers.linalg.gram import select_blocks
-from convexformer_solvers.linear_maps.base import LinearMap
 from convexformer_solvers.linear_maps.dense import DenseMap
-from convexformer_solvers.linear_maps.derived import DerivedMap
 from convexformer_solvers.points import Point
 from convexformer_solvers.program import Program
 
@@ -30,10 +28,10 @@ class Restrict(Reduction):
     gram: Tensor | None = None  # (m d, m d), weighted and, with an intercept, centred; only read
 
     def apply(self, program: Program) -> tuple[Program, tuple[int, ...]]:
-        restricted = program.map.restricted(self.blocks)
-        if self.gram is not None:
-            restricted = _KnownGramMap(restricted, self.gram, program.fit_intercept)
-        return program.with_map(restricted), program.coef_shape
+        reduced = program.with_map(program.map.restricted(self.blocks))
+        if (gram := self.gram) is not None:
+            reduced.remembered("gram", lambda: gram)
+        return reduced, program.coef_shape
 
     def restrict(self, point: Point, data: tuple[int, ...]) -> Point:
         return point.with_changed(_OF_BLOCKS, lambda coef: coef.reshape(-1, *coef.shape[-2:])[self.blocks])
@@ -114,22 +112,3 @@ class _RootMap(DenseMap):
         if center is not None or bool((weight != weight[0]).any()):
             return super().gram(left, right, weight, center)
         return select_blocks(self._known_gram, left, right, self.feature_shape[-1]).mul_(weight[0] * self.n_samples)
-
-
-class _KnownGramMap(DerivedMap[LinearMap]):
-    """Another map whose Gram matrix is known for the weights of its program, with columns centred or as they are."""
-
-    def __init__(self, base: LinearMap, gram: Tensor, centered: bool) -> None:
-        super().__init__(base)
-        self._known_gram, self._centered = gram, centered
-
-    def gram(self, left: Tensor, right: Tensor, weight: Tensor, center: Tensor | None = None) -> Tensor:
-        if (center is not None) != self._centered:
-            return self.base.gram(left, right, weight, center)
-        return self._known_gram.clone()
-
-    def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> LinearMap:
-        return self.base.to(dtype, device)
-
-    def rows(self, index: Tensor | slice) -> LinearMap:
-        return self.base.rows(index)

@@ -30,6 +30,7 @@ from convexformer_solvers.algorithms.block_descent import BlockDescent, GramProg
 from convexformer_solvers.algorithms.stage import Stage
 from convexformer_solvers.algorithms.working_set import WorkingSet, WorkingSetConfig
 from convexformer_solvers.auto import AutoConfig
+from convexformer_solvers.linalg.gram import SupportGram
 from convexformer_solvers.linear_maps.base import LinearMap
 from convexformer_solvers.points import completed, null_point
 from convexformer_solvers.reductions.center import Center
@@ -259,11 +260,15 @@ def test_a_path_goes_on_with_the_set_and_its_gram_matrix(monkeypatch, intercept,
 @pytest.mark.parametrize("intercept", [False, True])
 def test_columns_of_a_set_are_copied_and_multiplied_anew_only_where_it_grows(monkeypatch, intercept):
     copied, multiplied = [], []
-    restrict, multiply = LinearMap.restricted, block_descent._gram
+    restrict, multiply = LinearMap.restricted, SupportGram.of
     monkeypatch.setattr(
         LinearMap, "restricted", lambda self, blocks: copied.append(len(blocks)) or restrict(self, blocks)
     )
-    monkeypatch.setattr(block_descent, "_gram", lambda program: multiplied.append(program) or multiply(program))
+    monkeypatch.setattr(
+        SupportGram,
+        "of",
+        lambda self, blocks, *args, **how: multiplied.append(blocks) or multiply(self, blocks, *args, **how),
+    )
     program = sparse_program(intercept=intercept)
     path = solve_path(program, on_a_set(3), alpha_grid(program.alpha_max, n_alphas=20, eps=0.3), tol=1e-8, max_iter=50)
     assert max(path.gaps) <= 1e-8
