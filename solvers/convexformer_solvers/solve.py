@@ -220,7 +220,7 @@ class _Run:
             schedule.certified(self.iteration, estimate, self.last_gap)
             if status is not None:
                 return status
-            # The solver is there, and what it is rounded to is not.
+            # The estimate is within the tolerance, and the gap of the rounded point is not.
             if finished or (schedule.stands_still and self.chain.original.y.dtype == torch.float32):
                 return Status.STALLED
             if out_of_iterations:

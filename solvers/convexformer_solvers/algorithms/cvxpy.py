@@ -15,6 +15,7 @@ from convexformer_solvers.program import Program
 from convexformer_solvers.result import SolverUnavailableError
 
 from .base import Solver
+from .fista import Fista
 
 
 class Exact(Solver):
@@ -124,12 +125,7 @@ class Exact(Solver):
 
 def _polish(program: Program, coef: Tensor, start: Tensor | None) -> tuple[Tensor, Tensor]:
     """One proximal gradient step, taken only where it lowers the objective."""
-    pred = program.map.matvec(coef)
-    intercept = program.best_intercept(pred, start)
-    correlation = program.weighted_adjoint(-program.loss.gradient(pred + intercept, program.y))
-    lipschitz = program.lipschitz(pred + intercept)
-    new = program.penalty.prox(coef + correlation / lipschitz, program.alpha / lipschitz)
-    new_intercept = program.best_intercept(program.map.matvec(new), intercept)
-    if float(program.primal(new, new_intercept)) <= float(program.primal(coef, intercept)):
-        return new, new_intercept
-    return coef, intercept
+    before = Fista().init(program, Point(coef, start))
+    states = (Fista().step(program, before), before)
+    best = min(states, key=lambda state: float(program.objective(state.coef, state.pred + state.intercept)))
+    return best.coef, best.intercept

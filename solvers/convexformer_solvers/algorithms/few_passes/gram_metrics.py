@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations_with_replacement
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,7 +13,7 @@ from convexformer_solvers.program import Program
 from convexformer_solvers.reductions.moments import lost_to_means
 
 from .batched import Batched
-from .metric import Metric, Metrics, Part, in_single, joins_outputs, one_by_one
+from .metric import Metric, Metrics, Part, in_single, joins_outputs, one_by_one, pairs
 from .model import Gram
 
 
@@ -42,29 +39,22 @@ class GramMetrics(Metrics):
         if n_wanted < linear_map.n_samples:
             index = even_rows(linear_map.n_samples, n_wanted, local.device)
             linear_map, weight = linear_map.rows(index), weight[index] / program.weight[index].sum()
-        moments = _moments(linear_map, weight)
-        if joins_outputs(program, local):
-            return Metric(local, (_part(program, moments, program.y.shape[1], slice(None), self.solver),))
-        each = zip(moments, one_by_one(len(moments)), strict=True)
-        return Metric(local, tuple(_part(program, [of_part], 1, outputs, self.solver) for of_part, outputs in each))
+        gram, sums, totals = _moments(linear_map, weight)
+        joint = joins_outputs(program, local)
+        places = pairs(program.y.shape[1] if joint else 1, local.device)
+        parts = one_by_one(1 if joint else len(gram))
+        each = ((rows, gram[rows][places], sums[rows][places], totals[rows][places]) for rows in parts)
+        return Metric(local, tuple(_part(program, self.solver, *own) for own in each))
 
 
-class _Moments(NamedTuple):
-    """Moments of the features in some weights."""
-
-    gram: Tensor  # (p, p)
-    sums: Tensor  # (p,)
-    total: Tensor  # of the weights
-
-
-def _moments(linear_map: LinearMap, weight: Tensor) -> list[_Moments]:
-    """Those in each column of weights ``(N, m)``."""
+def _moments(linear_map: LinearMap, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Gram matrices ``(m, p, p)``, sums of the features ``(m, p)`` and of the weights in each column of ``(N, m)``."""
     ones, single, totals = torch.ones_like(weight[:, :1]), linear_map.dtype == torch.float32, weight.sum(0)
     gram, sums = linear_map.moments(weight, ones, single)
     found = zip(gram, sums[..., 0], totals, strict=True)
     if single and any(_loses_digits(each.diagonal().abs(), own, float(total.abs())) for each, own, total in found):
         gram, sums = linear_map.moments(weight, ones)
-    return [_Moments(*each) for each in zip(gram, sums[..., 0], totals, strict=True)]
+    return gram, sums[..., 0], totals
 
 
 def _loses_digits(squares: Tensor, sums: Tensor, total: float) -> bool:
@@ -74,16 +64,10 @@ def _loses_digits(squares: Tensor, sums: Tensor, total: float) -> bool:
     return lost_to_means(squares * total, squares * total - sums.square(), torch.finfo(torch.float32).eps)
 
 
-def _part(program: Program, moments: Sequence[_Moments], k: int, outputs: slice, solver: Batched) -> Part:
-    """The part of k outputs, of the moments of each pair of them."""
-    *blocks, width = program.map.feature_shape
-    n_blocks, first = math.prod(blocks), moments[0].gram
-    gram, cross = first.new_empty((k, k, *first.shape)), first.new_empty((k, k, len(first)))
-    core = first.new_empty((k, k))
-    for (i, j), of_pair in zip(combinations_with_replacement(range(k), 2), moments, strict=True):
-        gram[i, j] = gram[j, i] = of_pair.gram
-        cross[i, j] = cross[j, i] = of_pair.sums
-        core[i, j] = core[j, i] = of_pair.total * program.fit_intercept
+def _part(program: Program, solver: Batched, outputs: slice, gram: Tensor, cross: Tensor, core: Tensor) -> Part:
+    """The part of k outputs, of the moments of each pair of them: ``(k, k, p, p)``, ``(k, k, p)`` and ``(k, k)``."""
+    (*blocks, width), k, core = program.map.feature_shape, len(core), core * program.fit_intercept
+    n_blocks = math.prod(blocks)
     # The features of an output's block stand side by side.
     cross = torch.einsum("ijbd->bidj", cross.view(k, k, n_blocks, width)).reshape(-1, k)
     by_block = gram.view(k, k, n_blocks, width, n_blocks, width)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from itertools import combinations_with_replacement
 
 import torch
 from torch import Tensor
@@ -13,7 +12,7 @@ from convexformer_solvers.linear_maps.base import LinearMap, Slopes, even_rows
 from convexformer_solvers.program import Program
 
 from .low_rank import LowRank
-from .metric import Metric, Metrics, Part, in_single, joins_outputs, one_by_one
+from .metric import Metric, Metrics, Part, in_single, joins_outputs, one_by_one, pairs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,12 +101,7 @@ class _CurvatureSlopes(Slopes):
 
     def _as_matrices(self, weighted: Tensor) -> Tensor:
         c = len(self.offset)
-        if c == 1:
-            return weighted[:, :, None]
-        result = weighted.new_empty((len(weighted), c, c))
-        for place, (i, j) in enumerate(combinations_with_replacement(range(c), 2)):
-            result[:, i, j] = result[:, j, i] = weighted[:, place]
-        return result
+        return weighted[:, :, None] if c == 1 else weighted[:, pairs(c, weighted.device)]
 
     def at(self, pred: Tensor) -> Tensor:
         """Values ``(N, m r + m c)`` of predictions ``(N, c r)``, in their precision."""

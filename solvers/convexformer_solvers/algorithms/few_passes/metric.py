@@ -114,6 +114,13 @@ def joins_outputs(program: Program, local: Tensor) -> bool:
     return local.shape[1] > 1 and not program.loss.output_separable
 
 
+def pairs(k: int, device: torch.device) -> Tensor:
+    """Position, among those of two outputs in the order of rows, of each pair of k outputs, shape ``(k, k)``."""
+    result, (i, j) = torch.empty((k, k), dtype=torch.int64, device=device), torch.triu_indices(k, k, device=device)
+    result[i, j] = result[j, i] = torch.arange(len(i), device=device)
+    return result
+
+
 def one_by_one(n: int) -> list[slice]:
     """The outputs of each of n parts; all of them where there is one part."""
     return [slice(None)] if n == 1 else [slice(place, place + 1) for place in range(n)]

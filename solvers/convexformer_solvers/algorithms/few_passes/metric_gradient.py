@@ -12,6 +12,7 @@ from torch import Tensor
 from convexformer_solvers.algorithms.base import Solver
 from convexformer_solvers.algorithms.smoothing_newton import SmoothingConfig
 from convexformer_solvers.linalg.hessian import curvature_bound
+from convexformer_solvers.losses.base import hessian_columns
 from convexformer_solvers.points import Point, gap_estimate
 from convexformer_solvers.program import Program
 from convexformer_solvers.reductions.weights import Targets
@@ -240,8 +241,7 @@ class MetricGradient(Solver):
             return curvature_bound(loss, pred, program.y)[:, None].clamp(least, largest)
         if loss.output_separable:
             return loss.hessian_product(pred, program.y, torch.ones_like(pred)).clamp(least, largest)
-        units = torch.eye(n_outputs).to(pred)
-        columns = (loss.hessian_product(pred, program.y, unit.expand_as(pred)) for unit in units)
+        units, columns = torch.eye(n_outputs).to(pred), hessian_columns(loss, pred, program.y)
         # The sums are of what is kept alone: slices of whole columns would hold these in memory.
         return torch.cat([column[:, i:] + least * units[i, i:] for i, column in enumerate(columns)], dim=1)
 
