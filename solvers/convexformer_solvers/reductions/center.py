@@ -52,7 +52,7 @@ class Center(Reduction):
         return dataclasses.replace(centered, y=program.y - best), best  # which the intercept gives back
 
     def _copies(self, linear_map: LinearMap) -> bool:
-        if linear_map.n_stored > self.largest or not linear_map.rows_are_samples:
+        if linear_map.n_stored > self.largest:
             return False
         if linear_map.n_stored <= self.small:
             return True

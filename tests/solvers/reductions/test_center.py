@@ -6,10 +6,12 @@ import pytest
 import torch
 from solver_cases import LOSS_NAMES, make_program, randn
 
-from convexformer_solvers import Admm, Auto, DenseMap, GatedMap, alpha_grid, iterate_path, solve
+from convexformer_solvers import Admm, Auto, DenseMap, Fista, GatedMap, Point, alpha_grid, certify, iterate_path, solve
 from convexformer_solvers.algorithms.stage import Stage, begun, begun_again, stepped
-from convexformer_solvers.points import dual_of, null_point, objective
+from convexformer_solvers.points import completed, dual_of, null_point, objective
+from convexformer_solvers.reductions.base import Chain
 from convexformer_solvers.reductions.center import Center
+from convexformer_solvers.reductions.precision import SinglePrecision
 
 BOUNDED = [loss for loss in LOSS_NAMES if loss != "poisson"]
 CENTERED = Stage(Admm(), "on centred features", reductions=(Center(),))
@@ -40,6 +42,37 @@ def test_both_points_are_those_of_the_program(gated, intercept):
     assert objective(program, point) <= program.null_value
     correlation = program.weighted_adjoint(dual_of(program, point))
     torch.testing.assert_close(point.correlation, correlation, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("loss", ["squared", "logistic"])
+def test_a_solution_on_centred_features_is_one_of_the_program(loss):
+    program = make_program(loss, n=60, blocks=4, d=3, intercept=True)
+    far_off = program.y + 3.0 if loss == "squared" else program.y
+    program = dataclasses.replace(program, map=DenseMap(program.map.data + 3.0), y=far_off)
+    centered, data = Center().apply(program)
+    result = solve(centered, Fista(), tol=1e-9)
+    pred = centered.map.matvec(result.coef) + result.intercept
+    point = completed(program, Center().invert(Point(result.coef, result.intercept, pred=pred, fitted=pred), data))
+    assert certify(program, point.coef, point.intercept, point.dual).relative_gap <= 2e-9
+    torch.testing.assert_close(program.map.matvec(point.coef) + point.intercept, point.fitted)
+
+
+@pytest.mark.parametrize("loss", ["squared", "huber"])
+@pytest.mark.parametrize("gated", [False, True])
+def test_the_mean_of_targets_costs_single_precision_no_digits(gated, loss):
+    program = make_program(loss, n=60, blocks=4, d=3, gated=gated, intercept=True)
+    reductions = (Center(), SinglePrecision())
+    plain, far_off = (
+        Chain.of(dataclasses.replace(program, y=program.y + mean), reductions).program for mean in (0.0, 1e6)
+    )
+    assert far_off.y.dtype == torch.float32
+    torch.testing.assert_close(far_off.y, plain.y)
+
+
+def test_more_than_the_largest_data_are_not_copied():
+    program = make_program("squared", n=60, blocks=4, d=3, intercept=True)
+    assert Center(largest=719).apply(program)[0].map is program.map
+    assert Center(largest=720).apply(program)[0].map is not program.map
 
 
 @pytest.mark.parametrize("weighted", [False, True])
