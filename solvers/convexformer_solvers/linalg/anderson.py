@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -20,8 +18,6 @@ class Anderson:
 
     def __init__(self, memory: int, columns_apart: bool) -> None:
         self.memory, self.columns_apart = memory, columns_apart
-        # Bound of the error of the arrays that follow a point, over rounding; 1 where the caller computes them anew.
-        self.rounding_growth = 1.0
         self.forget()
 
     def forget(self) -> None:
@@ -34,13 +30,8 @@ class Anderson:
         self._last: tuple[Tensor, ...] | None = None  # residual and what F gave
         self.largest_weights = 0.0  # largest sum of a column's absolute coefficients in the last extrapolation
 
-    def is_rough(self, dtype: torch.dtype) -> bool:
-        """Whether the error may have grown to a hundredth of the root of a precision's rounding."""
-        return self.rounding_growth > 1e-2 / math.sqrt(torch.finfo(dtype).eps)
-
     def next(self, start: Tensor, end: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """The extrapolation, given ``x`` and in `end` ``F(x)`` and linear images of it, all with the same last axis."""
-        self.largest_weights = 0.0
         if self.memory == 0:
             return end
         ends = tuple(self._columns(part) for part in end)
@@ -85,14 +76,13 @@ class Anderson:
         inverse = torch.where(lengths > 0, 1 / lengths, 0.0)
         system = inverse[:, :, None] * self._products * inverse[:, None, :]
         system.diagonal(dim1=1, dim2=2).add_(1e-4)  # far less saves no iterations and lets rounding grow
-        factor, failed = torch.linalg.cholesky_ex(system)
+        factor = torch.linalg.cholesky_ex(system)[0]  # not finite where it fails
         right = inverse * self._against(residual)
         weights = inverse * torch.cholesky_solve(right[..., None], factor)[..., 0]
         size = weights.abs().sum(1)
-        usable = (failed == 0) & torch.isfinite(size)
+        usable = torch.isfinite(size)
         weights = torch.where(usable[:, None], weights, 0.0)
         self.largest_weights = float(torch.where(usable, size, 0.0).max())
-        self.rounding_growth *= 1 + self.largest_weights
         return [self._moved_back(part, kept, weights) for part, kept in zip(ends, self._ends, strict=True)]
 
     def _moved_back(self, end: Tensor, kept: Tensor, weights: Tensor) -> Tensor:

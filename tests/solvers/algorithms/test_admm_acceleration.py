@@ -57,11 +57,22 @@ class TestAnderson:
     def test_followers_stay_images(self):
         step, fixed = contraction(6, 0.95, seed=3)
         image = randn(9, 6, seed=4)
-        acceleration, x = Anderson(3, False), torch.zeros_like(fixed)
+        acceleration, x, growth = Anderson(3, False), torch.zeros_like(fixed), 1.0
         for _ in range(10):
             end = step(x)
             x, follower = acceleration.next(x, (end, image @ end))
-            torch.testing.assert_close(follower, image @ x, rtol=0, atol=1e-12 * acceleration.rounding_growth)
+            growth *= 1 + acceleration.largest_weights
+            torch.testing.assert_close(follower, image @ x, rtol=0, atol=1e-12 * growth)
+
+    def test_steps_beyond_the_range_of_numbers_are_not_extrapolated(self):
+        # Squares of differences overflow, or only their products with the residual; the last column is as any other.
+        residuals = torch.tensor([[1e25, 1e25, 3.0], [2e25, 1.000001e25, 2.0], [5e25, 1.000003e25, 1.5]])
+        acceleration, end = Anderson(4, True), torch.ones(1, 3)
+        for residual in residuals:
+            (found,) = acceleration.next(end - residual, (end,))
+            end = end - 0.5 * torch.isfinite(residual)
+        assert torch.equal(found[:, :2], end[:, :2] + 0.5)
+        assert bool((found[:, 2] < end[:, 2]).all())
 
     def test_a_map_that_is_not_smooth_still_converges(self):
         # Soft-thresholding steps of a lasso: nonexpansive, with kinks on the way.

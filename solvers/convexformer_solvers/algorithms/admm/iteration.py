@@ -142,9 +142,6 @@ class Admm(PrimalDualSolver):
         # Z and U are functions of their sum, and A of each: all follows from the acceleration of the sum.
         plain = (relaxed + state.multiplier, relaxed_fitted + state.fitted_multiplier, fitted)
         total, fitted_total, expansion = acceleration.next(state.coef + state.multiplier, plain)
-        if acceleration.is_rough(total.dtype):
-            fitted_total = program.map.matvec(total)
-            acceleration.rounding_growth = 1.0
         coef = program.penalty.prox(total, program.alpha / rho)
         fitted_coef = program.map.matvec(coef)
         if acceleration.largest_weights > self.config.bold:
