@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 from solver_cases import fit, make_program, randn
@@ -38,10 +39,17 @@ def test_estimates_are_below_the_optimum_and_add_up_over_parts(penalty, coef):
     point = point_at(program, coefs[coef])
     optimum = fit(program).certificate.primal
     assert dual_estimate(program, point) <= optimum * (1 + 1e-12)
-    n_parts = program.n_parts
-    parts = [point.with_changed(point._fields, lambda one, k=k: one.chunk(n_parts, -1)[k]) for k in range(n_parts)]
-    apart = sum(dual_estimate(program.part(k), part) for k, part in enumerate(parts))
-    assert dual_estimate(program, point) == pytest.approx(apart, rel=1e-12)
+    separate, expected = 0.0, 0.0
+    for k in range(program.n_parts):
+        part = program.part(k)
+        own = point.with_changed(point._fields, lambda one, k=k: one.chunk(program.n_parts, -1)[k])
+        separate += dual_estimate(part, own)
+        theta = dual_of(part, own)
+        sums = np.einsum("n,nkd,nc->kdc", part.weight, part.map.data, theta)
+        norms = np.linalg.norm(sums, axis=1) if penalty == "separate" else np.linalg.norm(sums, 2, axis=(1, 2))
+        expected += float(part.dual(min(1.0, part.alpha / norms.max()) * theta))
+    assert dual_estimate(program, point) == pytest.approx(separate, rel=1e-12)
+    assert dual_estimate(program, point) == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("penalty", PENALTIES)
