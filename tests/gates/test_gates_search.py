@@ -1,0 +1,58 @@
+"""The search for violated constraints: units, parts of the restarts, and what counts as a violation."""
+
+import numpy as np
+import pytest
+import torch
+
+from convexformer.gates.search import DualPoint, GateSearch, gate_norms
+from convexformer.solvers import get_penalty
+
+N = 40
+KNOWN = torch.ones(N, 1, dtype=torch.bool)
+
+
+def a_point(unit_of_tokens=1.0, unit_of_values=1.0):
+    rng = np.random.default_rng(0)
+    tokens, values = (torch.as_tensor(rng.normal(size=shape)) for shape in ((N, 3, 2), (N, 2)))
+    alpha = 8.0 * unit_of_tokens * unit_of_values
+    weight = torch.full((N,), 1 / N, dtype=torch.float64)
+    return DualPoint(unit_of_tokens * tokens, unit_of_values * values, get_penalty("nuclear"), alpha, weight)
+
+
+def search(point, tol=1e-3, **options):
+    counts = {"n_restarts": 12, "n_wanted": 6, "random_state": np.random.RandomState(0)}
+    return GateSearch(**options).violated(point, KNOWN, None, tol=tol, **counts)
+
+
+@pytest.mark.parametrize("units", [(2.0**20, 1.0), (2.0**-20, 1.0), (1.0, 2.0**20), (1.0, 2.0**-20)])
+def test_units_do_not_matter(units):
+    plain, other = search(a_point()), search(a_point(*units))
+    assert other.violation == pytest.approx(plain.violation, rel=1e-12)
+    tokens = a_point().tokens
+    assert torch.equal(other.gates.masks(tokens), plain.gates.masks(tokens))
+
+
+def test_restarts_that_ascend_in_parts_find_what_they_find_together():
+    together, apart = search(a_point()), search(a_point(), temporary=1)
+    assert apart.violation == pytest.approx(together.violation, rel=1e-9)
+    tokens = a_point().tokens
+    assert torch.equal(apart.gates.masks(tokens), together.gates.masks(tokens))
+
+
+@pytest.mark.parametrize("tol", [1e-3, 0.2])
+def test_violations_are_by_more_than_the_tolerance_and_the_largest_comes_first(tol):
+    point = a_point()
+    found = search(point, tol)
+    excess = gate_norms(point, found.gates.masks(point.tokens)) / point.alpha - 1
+    assert found.violation == pytest.approx(float(excess[0]), rel=1e-12)
+    assert bool((excess > tol).all())
+    assert excess.tolist() == sorted(excess.tolist(), reverse=True)
+    assert search(point, 1.01 * found.violation).gates is None
+
+
+@pytest.mark.parametrize("part", ["tokens", "values"])
+def test_where_all_is_zero_nothing_is_violated(part):
+    point = a_point()
+    found = search(point._replace(**{part: torch.zeros_like(getattr(point, part))}))
+    assert found.gates is None
+    assert found.violation == -1.0
