@@ -64,6 +64,21 @@ def test_no_network_of_a_covered_class_is_below_its_bound_however_far_it_is_trai
     assert gaps[1] < 0.02 < 0.2 < gaps[0]  # training closes the gap, as the class attains the bound
 
 
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.parametrize("kind", CLASSES)
+def test_a_refit_that_stops_early_bounds_the_optimum_all_the_same(kind):
+    make, penalty, ndim = CLASSES[kind]
+    X, Y = data()
+    Y = Y if ndim == 2 else Y[..., None]
+    rough, exact = (
+        optimality_gap(make(0).double(), X, Y, ALPHA, penalty=penalty, **options, solver="fista")
+        for options in ({"tol": 1e-2, "max_iter": 1}, {"tol": 1e-8})
+    )
+    assert rough.bound <= exact.certificate.primal
+    assert rough.certificate.primal > exact.certificate.primal * (1 + 1e-6)
+    assert rough.gap == rough.objective - rough.bound
+
+
 def test_the_map_of_samples_stands_for_them():
     X, Y = data()
     network = ConvexAttention(3, 2, 2, n_heads=4, seed=0, gates=gates()).double()
