@@ -58,3 +58,41 @@ def test_all_samples_together_give_the_norms_that_judge(scaled):
     batch = generate._batch(point, Generation(), np.random.RandomState(0))
     norms = generate._norms_of(batch, point, part(batch.tokens, batch.mask))
     torch.testing.assert_close(norms, generate._dual_norms(point.penalty, sums * factors[:, None, None]))
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("kind", ["queries", "gates"])
+def test_what_is_found_violates_by_more_than_the_tolerance_and_is_not_alike(kind, scaled):
+    point = dual_point(scaled=scaled)
+    between = 0.01
+    for similarity in (0.95, 0.5):
+        for tol in (0.01, between):
+            found = search(point, kind, tol=tol, similarity=similarity)
+            sums, factors = generate._correlations(found.weights, point)
+            excess = generate._dual_norms(point.penalty, sums * factors[:, None, None]) / point.alpha - 1
+            assert found.violation == pytest.approx(float(excess[0]), rel=1e-6)
+            assert excess.tolist() == sorted(excess.tolist(), reverse=True)
+            assert bool((excess > tol).all())
+            units = torch.nn.functional.normalize(sums.flatten(1))
+            assert bool(((units @ units.T).triu(1) <= similarity + 1e-9).all())
+            between = float(excess[0] + excess[-1]) / 2
+    assert search(point, kind, tol=1.01 * found.violation).weights is None
+
+
+def test_queries_stay_in_their_ball_and_reach_its_rim():
+    point = dual_point()
+    for radius in (0.1, 3.0):
+        queries = search(point, "queries", radius=radius, temperature=0.7).weights
+        lengths = queries.queries.norm(dim=1)
+        assert lengths.max().item() == pytest.approx(radius, rel=1e-6)
+        assert queries.temperature == 0.7
+    longest = max(float(torch.as_tensor(part).norm(dim=1).max()) for part in ragged_samples(N))
+    assert search(point, "queries").weights.queries.norm(dim=1).max().item() <= longest * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("kind", ["queries", "gates"])
+def test_where_tokens_or_dual_values_are_zero_nothing_is_violated(kind):
+    for point in (dual_point(unit=0.0), dual_point()):
+        found = search(point._replace(values=0 * point.values, alpha=1.0), kind, n_samples=20)
+        assert found.weights is None
+        assert found.violation == -1.0
