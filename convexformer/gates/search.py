@@ -158,10 +158,8 @@ class GateSearch:
         -------
         Found
         """
-        first = self._starting_directions(point, in_use, n_restarts, random_state)
-        ascended = self._ascended(point, *first)
-        climbed = self._climbed(point, *ascended, random_state)
-        candidates = _gates(*(torch.cat(parts) for parts in zip(first, ascended, climbed, strict=True)))
+        start = self._starting_directions(point, in_use, n_restarts, random_state)
+        candidates = _gates(*self._climbed(point, *self._ascended(point, *start), random_state))
         masks = candidates.masks(point.tokens)
         excess = gate_norms(point, masks) / point.alpha - 1
         chosen = self._most_violating(point, masks, known, excess, tol, n_wanted)
