@@ -419,7 +419,6 @@ def _ascended_gates(point: DualPoint, config: Generation, random_state: np.rando
     batch = _batch(point, config, random_state)
     through = _starts(point, config.n_restarts, random_state)  # each plane begins near a token
     normals = torch.as_tensor(random_state.standard_normal(tuple(through.shape))).to(through)
-    normals = torch.nn.functional.normalize(normals)
     real = batch.mask[:, None].to(batch.tokens.dtype)
     shares = real / real.sum(-1, keepdim=True)
     # From the mean of the tokens, in units of their spread: both are about those of standardised tokens.

@@ -96,3 +96,12 @@ def test_where_tokens_or_dual_values_are_zero_nothing_is_violated(kind):
         found = search(point._replace(values=0 * point.values, alpha=1.0), kind, n_samples=20)
         assert found.weights is None
         assert found.violation == -1.0
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_queries_ascend_the_norms_that_judge_them(monkeypatch, scaled):
+    point, seen = dual_point(scaled=scaled), []
+    monkeypatch.setattr(generate, "_ascend", lambda start, norms, *_: seen.append(norms(0, *start)) or start)
+    part = generate._ascended_queries(point, Generation(temperature=0.7, radius=2.0), np.random.RandomState(0))
+    sums, factors = generate._correlations(part, point)
+    torch.testing.assert_close(seen[0], generate._dual_norms(point.penalty, sums * factors[:, None, None]))
