@@ -19,7 +19,8 @@ from convexformer import (
     sequence_program,
 )
 from convexformer.nn import train
-from convexformer.solvers import ColumnGeneration, certify, solve
+from convexformer.programs.sequence import HeadWeights, get_form
+from convexformer.solvers import ColumnGeneration, certify, get_penalty, solve
 
 FORMS = ["single_row", "stochastic", "substochastic"]
 KINDS = [
@@ -345,3 +346,34 @@ def test_targets_without_rows_or_outputs_are_named(shape):
 def test_the_network_names_tokens_of_other_shapes(shape):
     with pytest.raises(ValueError, match=r"tokens must have shape \(n_samples, 4, 3\)"):
         SequenceAttention(4, 3, 2)(torch.zeros(shape))
+
+
+def single_precision_heads(form, excess=0.0):
+    """Heads of the class in float32, whose rows sum to `excess` more than they should at most."""
+    generator = torch.Generator().manual_seed(0)
+    w1 = torch.softmax(torch.randn(5, 3, 4, generator=generator), -1)
+    if form == "single_row":
+        w1 *= torch.nn.functional.one_hot(torch.arange(5) % 3)[..., None]
+    return HeadWeights(w1 * (1 + excess), torch.eye(5, 2), torch.eye(5, 2).flip(1) - 0.5 * torch.eye(5, 2))
+
+
+@pytest.mark.parametrize("form", ["stochastic", "substochastic"])
+@pytest.mark.parametrize("excess", [0.0, 5e-6, -5e-6])
+def test_coefficients_of_heads_in_single_precision_are_feasible_and_cost_no_more_than_their_decay(form, excess):
+    form, penalty, weights = get_form(form), get_penalty("group_l2"), single_precision_heads(form, excess)
+    form.check(weights.w1)
+    coef = form.coef(weights)
+    matrices = coef.unflatten(-1, (3, -1))  # (2, n, d, T, c)
+    assert float(coef.min()) >= 0
+    torch.testing.assert_close(matrices.sum(1), matrices.sum(1)[:, :, :1].expand(2, 2, 3, 2), rtol=1e-14, atol=0)
+    assert float(form.penalty(penalty, 3).value(coef)) <= float(form.decay(penalty, weights).sum()) * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_attention_weights_may_be_off_by_rounding_alone(form):
+    kind = get_form(form)
+    for excess in (0.0, 5e-6, -5e-6):
+        kind.check(single_precision_heads(form, excess).w1)
+    for excess in (1e-3, -1e-3)[: 1 if form == "substochastic" else 2]:
+        with pytest.raises(ValueError, match=form):
+            kind.check(single_precision_heads(form, excess).w1)
