@@ -282,3 +282,10 @@ def test_any_device_trains_to_the_same_predictions(accelerator):
     options = {**OPTIONS, "tol": 1e-7}
     models = [GreedyConvexTransformerRegressor(device=device, **options).fit(X, y) for device in ("cpu", accelerator)]
     np.testing.assert_allclose(models[0].predict(X), models[1].predict(X), atol=1e-3)
+
+
+def test_layers_draw_gates_of_their_own_and_their_iterations_add_up():
+    X, y, _ = data()
+    model = GreedyConvexTransformerRegressor(n_layers=3, **OPTIONS).fit(X, y)
+    assert len(np.unique(model.layers_[-1].gates_.u1, axis=0)) == 15
+    assert model.n_iter_ == sum(layer.n_iter_ for layer in model.layers_) > model.layers_[-1].n_iter_
