@@ -377,3 +377,12 @@ def test_attention_weights_may_be_off_by_rounding_alone(form):
     for excess in (1e-3, -1e-3)[: 1 if form == "substochastic" else 2]:
         with pytest.raises(ValueError, match=form):
             kind.check(single_precision_heads(form, excess).w1)
+
+
+def test_scores_of_weighted_samples_are_those_of_repeated_ones():
+    X, Y = data()
+    model = ConvexSequenceRegressor(0.05).fit(X, Y)
+    weight = np.arange(len(X)) % 3
+    repeated = np.repeat(np.arange(len(X)), weight)
+    assert model.score(X, Y, weight) == pytest.approx(model.score(X[repeated], Y[repeated]), rel=1e-12)
+    assert model.score(X, Y, weight) != pytest.approx(model.score(X, Y), rel=1e-3)
