@@ -536,3 +536,13 @@ def test_type_checkers_know_that_fit_returns_the_estimator(module):
     assert len(classes) >= 8
     for cls in classes:
         assert inspect.signature(cls.fit).return_annotation == "Self", cls
+
+
+@pytest.mark.parametrize("scoring", [None, "neg_mean_squared_error"])
+def test_held_out_samples_of_weight_zero_change_no_score_whatever_their_size(scoring):
+    X = np.random.default_rng(0).normal(size=(30, 3, 2))
+    y, weight = X[:, 0, 0] - X[:, 1, 1], np.arange(30) % 7 != 0
+    far_off = np.where(weight[:, None, None], X, 1e200)
+    model = convexformer.ConvexAttentionRegressorCV(alphas=3, cv=3, scoring=scoring)
+    plain, other = (clone(model).fit(samples, y, weight * 1.0).score_path_ for samples in (X, far_off))
+    np.testing.assert_array_equal(other, plain)
