@@ -195,3 +195,15 @@ def test_decay_is_least_for_balanced_weights():
 def test_a_bias_of_a_probe_is_true_or_false():
     with pytest.raises(ValueError, match="bias must be True or False, got 'no'"):
         AttentiveProbe(4, bias="no")
+
+
+def test_weights_of_samples_are_repetitions():
+    X = torch.randn(40, 4, 3, generator=torch.Generator().manual_seed(0))
+    y, weight = X[:, :, 0].amax(1), torch.arange(40) % 3
+    index = torch.arange(40).repeat_interleave(weight)
+    probe = AttentiveProbe(3, 1, n_queries=2)
+    weighted = refit_probe(probe, X, y, 0.01, sample_weight=weight, tol=1e-8)
+    repeated = refit_probe(probe, X[index], y[index], 0.01, tol=1e-8)
+    assert weighted.objective == pytest.approx(repeated.objective, rel=1e-5)
+    assert weighted.certificate.primal == pytest.approx(repeated.certificate.primal, rel=1e-5)
+    assert weighted.objective != pytest.approx(refit_probe(probe, X, y, 0.01).objective, rel=1e-3)
