@@ -76,11 +76,11 @@ class Anderson:
         inverse = torch.where(lengths > 0, 1 / lengths, 0.0)
         system = inverse[:, :, None] * self._products * inverse[:, None, :]
         system.diagonal(dim1=1, dim2=2).add_(1e-4)  # far less saves no iterations and lets rounding grow
-        factor = torch.linalg.cholesky_ex(system)[0]  # not finite where it fails
+        factor, failed = torch.linalg.cholesky_ex(system)
         right = inverse * self._against(residual)
         weights = inverse * torch.cholesky_solve(right[..., None], factor)[..., 0]
         size = weights.abs().sum(1)
-        usable = torch.isfinite(size)
+        usable = (failed == 0) & torch.isfinite(size)
         weights = torch.where(usable[:, None], weights, 0.0)
         self.largest_weights = float(torch.where(usable, size, 0.0).max())
         return [self._moved_back(part, kept, weights) for part, kept in zip(ends, self._ends, strict=True)]
