@@ -93,6 +93,12 @@ def test_one_sentence_is_not_taken_for_its_letters(use):
         use("the good")
 
 
+def test_what_is_no_file_is_named(tmp_path):
+    for path in (tmp_path, tmp_path / "nowhere.txt"):
+        with pytest.raises(FileNotFoundError, match=f"path='{path}' is no file of word vectors"):
+            load_word_vectors(path)
+
+
 def test_bad_vectors():
     with pytest.raises(ValueError, match="one row per word"):
         WordVectors(WORDS, VECTORS[:2])
