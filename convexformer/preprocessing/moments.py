@@ -46,7 +46,8 @@ class Moments(NamedTuple):
         total = float(weight.sum())
         if total == 0.0:
             return cls(0.0, torch.zeros(()), torch.zeros(()), 0)
-        mean = torch.tensordot(weight, values, 1) / total
+        first = values[0]  # from which means of equal values have no rounding
+        mean = first + torch.tensordot(weight, values - first, 1) / total
         return cls(total, mean, torch.tensordot(weight, (values - mean).square(), 1), len(weight))
 
     @classmethod

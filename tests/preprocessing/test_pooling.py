@@ -177,6 +177,12 @@ def test_features_that_are_zero_stay_zero():
     np.testing.assert_array_equal(standardizer.transform(X)[..., 1], 0.0)
 
 
+@pytest.mark.parametrize("value", [0.1, 3.3, -7.7])
+def test_features_that_are_constant_become_zero(value):
+    X = np.full((37, 5, 2), value)
+    np.testing.assert_array_equal(TokenStandardizer().fit_transform(X), 0.0)
+
+
 def test_features_whose_squares_are_too_large_are_not_taken_for_constant_ones():
     with pytest.raises(ValueError, match="squares of X are too large"):
         TokenStandardizer().fit(1e200 * np.random.default_rng(0).normal(size=(5, 3, 2)))
@@ -221,6 +227,7 @@ def test_results_keep_the_precision_and_half_gives_single():
         (RelativePositions([]), "offsets must be a sequence of integers"),
         (RelativePositions([0.5]), "offsets must be a sequence of integers"),
         (RelativePositions(3), "offsets must be a sequence of integers"),
+        (RelativePositions([0, 10**30]), "offsets must lie between"),
         (RelativePositions(None), "offsets must be a sequence of integers"),
         (RelativePositions(origin="middle"), "origin must be one of"),
         (RelativePositions(origin="marked"), "mark must be the position of a feature"),
