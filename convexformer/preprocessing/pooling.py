@@ -25,7 +25,7 @@ from convexformer.nn.modules.token_weights import (
     QueryWeights,
     TokenWeights,
 )
-from convexformer.validation import Result, check_stream, check_weight, is_one_of, result_of
+from convexformer.validation import Result, all_finite, check_stream, check_weight, is_one_of, result_of
 from convexformer_solvers.validation import check_counts
 
 from .checking import check_sequences
@@ -136,6 +136,8 @@ def pooled_chunks(pooler: TokenPooler, samples: TokenSequences) -> Iterator[tupl
     for rows, tokens, mask in samples.chunks(pooler.n_weightings):
         with torch.no_grad():
             part = pooler(tokens, mask)
+        if not all_finite(part):
+            raise ValueError("X is too large for its pooled tokens to be finite; scale the features to about one")
         yield rows, part
 
 

@@ -591,6 +591,14 @@ def test_wrong_generations_are_named(options):
         Generation(**options)
 
 
+@pytest.mark.parametrize("method", ["predict", "pool"])
+def test_samples_whose_pooled_tokens_overflow_are_refused(method):
+    X = np.random.default_rng(0).normal(size=(40, 5, 3))
+    probe = ConvexProbeRegressor().fit(X, X[:, 0, 0])
+    with pytest.raises(ValueError, match="X is too large for its pooled tokens to be finite"):
+        getattr(probe, method)(np.full((3, 5, 3), 1.7e308))
+
+
 def test_one_class_and_empty_samples_are_named():
     with pytest.raises(ValueError, match="at least two classes"):
         classifier().fit(SAMPLES, np.zeros(len(SAMPLES)))
