@@ -172,7 +172,7 @@ class CrossValidationMixin(ConvexAttentionBase):
         try:
             folder = Path(self.resume)
             folder.mkdir(parents=True, exist_ok=True)
-        except (TypeError, FileExistsError, NotADirectoryError) as error:
+        except (TypeError, ValueError, FileExistsError, NotADirectoryError) as error:
             raise ValueError(f"resume must be None or the path of a folder, got {self.resume!r}") from error
         return [folder / f"fold_{index}.npz" for index in range(n_folds)]
 

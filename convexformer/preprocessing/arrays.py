@@ -61,7 +61,10 @@ def pad_sequences(sequences: Sequence[ArrayLike], n_tokens: int | None = None) -
         raise ValueError(f"n_tokens={n_tokens} is less than the longest sequence, {longest}; cut or split it yourself")
     rows = np.concatenate(arrays)
     check_real("sequences", rows)
-    padded = np.zeros((len(arrays), n_tokens, widths.pop()), dtype=_float_type(rows))
+    try:
+        padded = np.zeros((len(arrays), n_tokens, widths.pop()), dtype=_float_type(rows))
+    except ValueError as error:
+        raise ValueError(f"n_tokens must be small enough for an array to hold so many, got {n_tokens}") from error
     padded[np.arange(n_tokens) < lengths[:, None]] = rows
     return padded
 

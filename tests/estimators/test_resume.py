@@ -228,7 +228,7 @@ class TestCrossValidation:
 
     def test_folder_that_cannot_be(self, tmp_path):
         (tmp_path / "file").touch()
-        for resume in (tmp_path / "file", tmp_path / "file" / "folder", 3):
+        for resume in (tmp_path / "file", tmp_path / "file" / "folder", 3, "folder\0"):
             with pytest.raises(ValueError, match="resume must be None or the path of a folder"):
                 ConvexAttentionRegressorCV(**OPTIONS, resume=resume).fit(X, Y)
 

@@ -57,6 +57,7 @@ def test_padding_does_not_share_memory_with_its_input():
         ([[[1.0]], [1.0]], None, r"sequences\[1\]"),
         ([np.ones((2, 2)), np.ones((2, 3))], None, r"sequences.*\[2, 3\]"),
         ([np.ones((4, 2))], 3, "n_tokens=3.*4"),
+        ([np.ones((4, 2))], 10**30, "n_tokens must be small enough"),
         ([np.ones((1, 2)), np.ma.masked_equal(np.eye(2), 1)], None, r"sequences\[1\] must have no masked values"),
     ],
 )

@@ -390,6 +390,10 @@ class TestRefused:
         with pytest.raises(ValueError, match="resume must be None or the path of a file"):
             solve_path(PROGRAM, Fista(), GRID, resume=resume)
 
+    def test_null_characters(self):
+        with pytest.raises(ValueError, match="resume must be a path without null characters"):
+            solve_path(PROGRAM, Fista(), GRID, resume="path\0.npz")
+
     def test_folders(self, tmp_path):
         with pytest.raises(ValueError, match=r"resume must be the path of a file .* got a folder: "):
             solve_path(PROGRAM, Fista(), GRID, resume=tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, cast
@@ -256,6 +257,8 @@ class PositionWeights(TokenWeights):
         listed = list(offsets) if isinstance(offsets, Iterable) else []
         if not listed or not all(is_integer(offset) for offset in listed):
             raise ValueError(f"offsets must be a sequence of integers with at least one, got {offsets!r}")
+        if max(map(abs, map(int, listed))) > sys.maxsize:
+            raise ValueError(f"offsets must lie between {-sys.maxsize} and {sys.maxsize}, got {offsets!r}")
         if not is_one_of(origin, ORIGINS):
             raise ValueError(f"origin must be one of {ORIGINS}, got {origin!r}")
         if (origin == "marked") != is_integer(mark, 0):

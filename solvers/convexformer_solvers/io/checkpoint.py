@@ -36,6 +36,8 @@ class PathFile:
             self.path = Path(resume)
         except TypeError as error:
             raise ValueError(f"resume must be None or the path of a file, got {resume!r}") from error
+        if "\0" in str(self.path):
+            raise ValueError(f"resume must be a path without null characters, got {resume!r}")
         if self.path.is_dir() or not self.path.parent.is_dir():
             found = "a folder" if self.path.is_dir() else "a folder that is not there"
             raise ValueError(f"resume must be the path of a file in an existing folder, got {found}: {str(resume)!r}")
