@@ -96,7 +96,7 @@ def across_ranks(method: _Method) -> _Method:
         call = signature.bind(self, *args, **kwargs)
         given = call.arguments
         X, share = own_samples(self, given["X"], reset=True)
-        local, described = _in_turn(group, lambda: (_read(self, X, reset=True), _described(self)))
+        local, described = _in_turn(group, lambda: (_read(self, X, reset=True), _described(self, method, given)))
         _check_alike(group.all(described))
         arrays = _in_turn(group, lambda: _own([given.get(name) for name in _PER_SAMPLE], share))
         found = group.gather([len(local), *arrays])
@@ -269,12 +269,15 @@ def _in_turn(group: Ranks, run: Callable[[], Any]) -> Any:
 _OF_RANK = ("callback", "device", "memory_limit", "n_jobs", "resume", "verbose")
 
 
-def _described(estimator: Any) -> dict[str, Any]:
-    """What must be the same on all ranks that have it, by name: parameters, and what `X` is like.
+def _described(estimator: Any, method: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:
+    """What must be the same on all ranks that have it, by name: parameters, the call, and what `X` is like.
 
-    Parameters other than text and numbers are compared by their ``repr``, in which an address says nothing.
+    Values other than text and numbers are compared by their ``repr``, in which an address says nothing.
     """
-    given = {name: value for name, value in estimator.get_params(deep=False).items() if name not in _OF_RANK}
+    call = {name: value for name, value in arguments.items() if name not in ("self", "X", *_PER_SAMPLE)}
+    call["method"] = method.__name__.removeprefix("_solve_")
+    of_call = estimator.get_params(deep=False) | call
+    given = {name: value for name, value in of_call.items() if name not in _OF_RANK}
     described = {
         name: value if isinstance(value, (str, int, float, type(None))) else re.sub("0x[0-9a-fA-F]+", "", repr(value))
         for name, value in given.items()

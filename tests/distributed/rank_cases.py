@@ -566,6 +566,8 @@ def failures(path):
         "other parameter": lambda: clone(model).set_params(alpha=0.1 if last else 0.2).fit(X[rows], y[rows]),
         "other loss": lambda: clone(model).set_params(loss=Huber(0.1 if last else 0.2)).fit(X[rows], y[rows]),
         "other alphas": lambda: clone(ESTIMATORS["cv"]).set_params(alphas=[0.1 if last else 0.2]).fit(X[rows], y[rows]),
+        "other method": lambda: model.fit(X[rows], y[rows]) if last else model.path(X[rows], y[rows]),
+        "other grid": lambda: model.path(X[rows], y[rows], n_alphas=2 if last else 3),
         "parameter that is not a number": lambda: clone(model).set_params(alpha=np.nan).fit(X[rows], y[rows]),
         "other names": lambda: model.fit(
             pd.DataFrame(X[rows][:, :2, 0], columns=list("ba" if last else "ab")), y[rows]

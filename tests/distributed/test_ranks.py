@@ -214,6 +214,8 @@ def test_mistakes_are_told_on_all_ranks_with_the_rank(tmp_path, path_of_data):
         assert "alpha must be the same on all ranks, got 0.2 on rank 0, 0.1 on rank 2" in said["other parameter"]
         assert "got 'Huber(delta=0.2)' on rank 0, 'Huber(delta=0.1)' on rank 2" in said["other loss"]
         assert "alphas must be the same on all ranks" in said["other alphas"]
+        assert "method must be the same on all ranks, got 'path' on rank 0, 'fit' on rank 2" in said["other method"]
+        assert "n_alphas must be the same on all ranks, got 3 on rank 0, 2 on rank 2" in said["other grid"]
         assert "alpha must be positive" in said["parameter that is not a number"]
         assert "got ['a', 'b'] on rank 0, ['b', 'a'] on rank 2" in said["other names"]
         assert "got 3 on rank 0, 2 on rank 2" in said["dimensions"]
