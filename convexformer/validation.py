@@ -355,6 +355,7 @@ def given(y: Any) -> Any:
 
 def check_label_target(y: Any, n_samples: int) -> NDArray:
     """Check targets of a classification: one label per sample."""
+    mixed = isinstance(y, (list, tuple)) and len({isinstance(label, str) for label in y}) > 1
     with naming("y"):
         y = column_or_1d(given(y), warn=True)
     if y.dtype.kind in "mM" and np.isnat(y).any():
@@ -366,7 +367,7 @@ def check_label_target(y: Any, n_samples: int) -> NDArray:
             assert_all_finite(y, input_name="y")
     except TypeError as error:  # NA of pandas is neither equal to itself nor not
         raise ValueError("y must have a label for each sample, got missing values (NA)") from error
-    if y.dtype.hasobject and len({isinstance(label, str) for label in y}) > 1:
+    if mixed or (y.dtype.hasobject and len({isinstance(label, str) for label in y}) > 1):
         raise ValueError("y must hold labels of one kind, got text and other labels together; make all of them text")
     check_classification_targets(y)
     check_rows(y, n_samples)
@@ -432,9 +433,13 @@ def naming(name: str, hint: str = "") -> Iterator[None]:
             raise ValueError(f"Complex data not supported: {name} must hold real numbers") from error
         if text.startswith("Input contains NaN"):
             raise ValueError(f"Input {name} contains NaN") from error
+        if text.startswith(("Found array with", "Expected 2D array")):
+            raise ValueError(f"{name}: {error}") from error
         if "could not convert" not in text:
             raise
         raise ValueError(f"{name} must hold numbers{hint}: {text}") from error
+    except OverflowError as error:
+        raise ValueError(f"{name} must hold numbers that float64 has: {error}") from error
     except TypeError as error:
         if "float() argument" not in str(error) and "Cannot cast" not in str(error):  # the second of arrays of records
             raise

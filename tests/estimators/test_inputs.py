@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 import torch
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
+from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GroupKFold, KFold, StratifiedKFold
 
 from convexformer import (
@@ -88,6 +89,12 @@ def ragged(samples):
         ((X, spoiled(y, np.nan)), "Input y contains NaN"),
         ((X, spoiled(y, np.inf)), "Input y contains infinity"),
         ((X[0, 0], y[:2]), "Expected 2D array, got 1D"),
+        ((X[0, 0], y[:2]), "X: Expected 2D array, got 1D"),
+        ((X, []), r"y: Found array with 0 sample\(s\)"),
+        ((X, y, []), r"sample_weight: Found array with 0 sample\(s\)"),
+        ((X, y, X), "sample_weight: Found array with dim 3"),
+        (([[10**400]], [1.0]), "X must hold numbers that float64 has: int too large"),
+        ((X, [10**400] * len(X)), "y must hold numbers that float64 has: int too large"),
         ((X[..., None], y), "X must have 2 or 3 dimensions"),
         (([[[1.0], [2.0]], [[3.0]]], [0.0, 1.0]), "X is ragged.*pad_sequences"),
         ((ragged([np.ones((2, 3)), np.ones((4, 3))]), [0.0, 1.0]), "X is ragged.*pad_sequences"),
@@ -275,6 +282,7 @@ def test_any_device_equals_the_cpu(penalty, activation, accelerator):
         (labels, {"class_weight": {0: "one", 1: 1.0}}, "class_weight=.* cannot be used"),
         (np.eye(20), {}, "y should be a 1d array"),
         (np.array(["a", 1] * 10, dtype=object), {}, "y must hold labels of one kind"),
+        (["a", 1] * 10, {}, "y must hold labels of one kind"),
     ],
 )
 def test_bad_labels_are_named(target, parameters, message):
@@ -350,6 +358,17 @@ def test_a_class_of_weight_zero_beside_two_others_does_not_count():
     # Weights of samples and classes may each leave two classes and together only one.
     with pytest.raises(ValueError, match="class_weight must leave at least two classes with positive weight"):
         model.fit(X, three, sample_weight=(three > 0).astype(float))
+
+
+@pytest.mark.parametrize("loss", ["softmax", "squared_hinge"])
+def test_a_class_whose_samples_have_no_weight_has_scores_as_in_logistic_regression(loss):
+    three = np.arange(20) % 3
+    weight = (three < 2).astype(float)
+    model = ConvexAttentionClassifier(loss=loss).fit(X, three, sample_weight=weight)
+    usual = LogisticRegression().fit(X.reshape(20, -1), three, sample_weight=weight)
+    np.testing.assert_array_equal(model.classes_, usual.classes_)
+    assert model.decision_function(X).shape == usual.decision_function(X.reshape(20, -1)).shape
+    assert 2 not in model.predict(X)
 
 
 BAD_GRIDS = [[], [0.1, -0.1], [0.0], [np.nan], [np.inf], [[0.1]], [True], ["much"], "much", None, {"a": 1}]
