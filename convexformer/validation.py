@@ -459,7 +459,7 @@ def check_device(device: Any, default: torch.device) -> torch.device:
         return default
     try:
         resolved = torch.device(device)
-    except (RuntimeError, TypeError) as error:
+    except (RuntimeError, TypeError, ValueError) as error:
         raise ValueError(
             f"device must be None or the name of a torch device such as 'cpu' or 'cuda', got {device!r}"
         ) from error

@@ -164,6 +164,7 @@ def test_bad_data_is_named(arguments, message):
         ({"memory_limit": "1GB"}, "memory_limit must be None or a positive number of bytes, got '1GB'"),
         ({"memory_limit": -1}, "memory_limit must be None or a positive number of bytes, got -1"),
         ({"device": "abacus"}, "device must be"),
+        ({"device": 10**30}, "device must be"),
         ({"device": "mps"}, "device must be one on which torch holds float64.*got 'mps'"),
         ({"device": "hpu"}, "device must be one on which torch holds float64.*got 'hpu'"),
         ({"device": "meta"}, "device must be one that holds numbers"),

@@ -232,6 +232,8 @@ def test_results_keep_the_precision_and_half_gives_single():
         (RelativePositions(origin="middle"), "origin must be one of"),
         (RelativePositions(origin="marked"), "mark must be the position of a feature"),
         (RelativePositions(mark=1), "mark must be the position of a feature"),
+        (RelativePositions(mark=0.5), "mark must be the position of a feature"),
+        (RelativePositions(mark="first"), "mark must be the position of a feature"),
         (RelativePositions(origin="marked", mark=4), "mark must be below the 4 features"),
     ],
 )

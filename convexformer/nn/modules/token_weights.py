@@ -261,7 +261,7 @@ class PositionWeights(TokenWeights):
             raise ValueError(f"offsets must lie between {-sys.maxsize} and {sys.maxsize}, got {offsets!r}")
         if not is_one_of(origin, ORIGINS):
             raise ValueError(f"origin must be one of {ORIGINS}, got {origin!r}")
-        if (origin == "marked") != is_integer(mark, 0):
+        if not (is_integer(mark, 0) if origin == "marked" else mark is None):
             raise ValueError(
                 f"mark must be the position of a feature with origin='marked' and None otherwise, got {mark!r} with "
                 f"origin={origin!r}"
