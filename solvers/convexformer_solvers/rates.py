@@ -20,7 +20,7 @@ class Rates:
     """Operations per second in one precision."""
 
     product: float  # floating-point operations of a product of large matrices
-    read: float  # numbers read in a product of a matrix, larger than the caches, with one column
+    read: float  # numbers read in a product of a matrix of 2,048 rows and columns with one column; large caches hold it
     calls: float  # calls of a small operation
     # Whether products of data with several columns take less time as those of contiguous rows with the transpose.
     turns_columns: bool = False

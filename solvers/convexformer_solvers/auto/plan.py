@@ -59,10 +59,10 @@ def plan(program: Program, warm: bool = False, config: AutoConfig | None = None)
        features.
     5. Squared loss with one output and the group-l2 penalty: block descent on a working set, for as long as alternating
        directions would take, if there are at least as many samples as features or the Gram matrix is very costly. Other
-       programs of the squared loss with a costly Gram matrix: alternating directions on a working set. A loss that does
-       not couple the outputs, features that are more than slightly dependent and a costly Gram matrix: steps in a
-       metric of low rank, if ``alpha`` is strong enough for few of them, after working sets if the loss is squared and
-       before them if not. Along a path all programs of losses that do not couple the outputs take a working set.
+       programs of the squared loss with a costly Gram matrix: alternating directions on a working set. Features that
+       are more than slightly dependent and a costly Gram matrix: steps in a metric of low rank, if ``alpha`` is strong
+       enough for few of them, after working sets if the loss is squared and before them if not. Along a path all
+       programs of losses that do not couple the outputs take a working set.
     6. A Gram matrix too large to factorise: steps in a metric of low rank, where the features are more than slightly
        dependent, then gradient steps, and no later point.
     7. A loss whose targets lie far out on its linear parts (Huber) and a Gram matrix that can be factorised, in place
@@ -220,12 +220,13 @@ class _Planner:
             looks = products_of_gram(self.program) > self.config.costly_gram / 3
         if looks and self._nearly_independent():
             yield self._greedy_steps()
+        quadratic = self.program.loss.quadratic
+        if not quadratic:
+            yield from self._soon_in_low_rank()
         if not coupled:
-            if not self.program.loss.quadratic:
-                yield from self._soon_in_low_rank()
             yield from self._working_set()
-            if self.program.loss.quadratic:
-                yield from self._soon_in_low_rank()
+        if quadratic:
+            yield from self._soon_in_low_rank()
 
     def _greedy_steps(self) -> Stage:
         """Greedy gradient steps, on a set of blocks where that is much smaller than all of them."""
@@ -257,8 +258,10 @@ class _Planner:
         """Steps in a metric of low rank, where they end before a costly Gram matrix of all features is formed."""
         program, config = self.program, self.config
         n_steps = gradient_steps_of_admm(program, config)
-        # With the squared loss or few samples they are more, and alternating directions fewer, than for other programs.
+        # The squared loss and few samples need few alternating directions; metrics of coupled outputs are of all pairs.
         factor = 3 if program.loss.quadratic or self.more_features else 1
+        if not program.loss.output_separable:
+            factor = 2 * program.y.shape[1]
         if products_of_gram(program) >= config.costly_gram and self._dependent() and self._few_steps(2 * factor):
             yield from self._low_rank("the Gram matrix of all features takes longer", n_steps)
 
