@@ -32,6 +32,7 @@ from convexformer_solvers import (
     get_solver,
     solve,
 )
+from convexformer_solvers.result import check_tol
 from convexformer_solvers.validation import check_callback, check_counts, check_kind
 
 from .base import Gates, GatesInterrupted, GateSource, TrainingData
@@ -281,6 +282,7 @@ def generate_gates(
     check_callback(callback, "a GenerationRound")
     verbose = check_flag(verbose, "verbose")
     check_counts(max_gates=max_gates, n_restarts=n_restarts, per_round=per_round)
+    check_tol(tol)
     search = GateSearch() if search is None else search
     check_kind("search", search, GateSearch, "GateSearch()")
     with tqdm(total=max_gates, disable=not verbose, desc="gates", unit="gate") as bar:

@@ -63,7 +63,8 @@ class Generation:
         Weightings whose correlations with the dual point have a larger cosine than this are not added together, as one
         of them does the work of both.
     temperature : float, optional
-        Temperature of queries. Default: ``query_temperature(n_features)``, as in ``QueryPooling``.
+        Temperature of queries. Default: ``query_temperature(n_features)``, as in ``QueryPooling``. That suits
+        standardised tokens; scores, and with them a suitable temperature, grow with the square of the tokens' spread.
     radius : float, optional
         Norm of queries at most. Default: the largest norm of a starting point.
 

@@ -368,6 +368,7 @@ def test_wrong_starts_and_callbacks_are_named_before_anything_is_solved(problem)
         ({"sample_weight": -np.ones(14)}, "sample_weight must be non-negative, got -1"),
         ({"fit_intercept": "no"}, "fit_intercept must be True or False, got 'no'"),
         ({"verbose": "no"}, "verbose must be True or False, got 'no'"),
+        ({"tol": None}, "tol must be a non-negative number"),
     ],
 )
 def test_errors_name_the_argument(problem, options, message):
