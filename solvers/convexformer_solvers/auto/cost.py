@@ -37,6 +37,15 @@ def gradient_steps_of_admm(program: Program, config: AutoConfig) -> float:
     return (start + iterations * (2 * product + program.map.rates.work_of_a_read * side**2)) / (2 * product)
 
 
+def metric_steps_of_admm(program: Program, config: AutoConfig) -> float:
+    """Steps in a metric in the time that alternating directions take, each with ``config.calls`` small calls."""
+    gradient_step = 2 * program.map.product_work(program.y.shape[1])
+    calls = config.calls * program.map.rates.work_of_a_call
+    iterations = config.usual_steps if program.loss.output_separable else config.first_steps
+    whole = gradient_steps_of_admm(program, config) * gradient_step + iterations * calls
+    return whole / (gradient_step + calls)
+
+
 def block_steps_of_admm(program: Program, config: AutoConfig) -> float:
     """Steps of block descent on one block in the time that alternating directions take, with Gram matrix and factor."""
     start = program.map.gram_work() + factor_work(program)

@@ -36,6 +36,7 @@ from .cost import (
     block_steps_of_admm,
     factor_work,
     gradient_steps_of_admm,
+    metric_steps_of_admm,
     products_of_gram,
 )
 
@@ -252,27 +253,30 @@ class _Planner:
         even = found <= config.independent
         if not program.loss.output_separable or (even and not program.loss.quadratic):
             return True
-        return self._few_steps(1 if even else 2) and (even or self._median_size() <= config.gradient_steps)
+        if self._steps_if_independent() * (1 if even else 2) > gradient_steps_of_admm(program, config):
+            return False
+        return even or self._median_size() <= config.gradient_steps
 
     def _soon_in_low_rank(self) -> Iterator[Stage]:
         """Steps in a metric of low rank, where they end before a costly Gram matrix of all features is formed."""
         program, config = self.program, self.config
-        n_steps = gradient_steps_of_admm(program, config)
+        if products_of_gram(program) < config.costly_gram:
+            return
+        n_steps = metric_steps_of_admm(program, config)
         # The squared loss and few samples need few alternating directions; metrics of coupled outputs are of all pairs.
         factor = 3 if program.loss.quadratic or self.more_features else 1
         if not program.loss.output_separable:
             factor = 2 * program.y.shape[1]
-        if products_of_gram(program) >= config.costly_gram and self._dependent() and self._few_steps(2 * factor):
+        if 2 * factor * self._steps_if_independent() <= n_steps and self._dependent():
             yield from self._low_rank("the Gram matrix of all features takes longer", n_steps)
 
     def _dependent(self) -> bool:
         """Whether the features are more than slightly dependent."""
         return eigenvalue_ratio(self.program) > AdmmConfig.independent
 
-    def _few_steps(self, factor: int) -> bool:
-        """Whether so many times the gradient steps of independent features take less time than a Gram matrix."""
-        n_steps = factor * self.config.gradient_steps * math.sqrt(self._median_size())
-        return n_steps <= gradient_steps_of_admm(self.program, self.config)
+    def _steps_if_independent(self) -> float:
+        """Gradient steps that independent features take."""
+        return self.config.gradient_steps * math.sqrt(self._median_size())
 
     def _median_size(self) -> float:
         """Median dual norm of the groups at zero, over ``alpha``."""
