@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sized
+from collections.abc import Collection, Iterable, Iterator, Sized
 from contextlib import contextmanager
 from math import inf, isqrt
 from numbers import Integral, Real
@@ -353,9 +353,13 @@ def given(y: Any) -> Any:
     return without_tensor(y, "y")
 
 
+def _mixes_text(labels: Iterable[Any]) -> bool:
+    return len({isinstance(label, str) for label in labels}) > 1
+
+
 def check_label_target(y: Any, n_samples: int) -> NDArray:
     """Check targets of a classification: one label per sample."""
-    mixed = isinstance(y, (list, tuple)) and len({isinstance(label, str) for label in y}) > 1
+    mixed = isinstance(y, (list, tuple)) and _mixes_text(y)  # an array of these makes all of them text
     with naming("y"):
         y = column_or_1d(given(y), warn=True)
     if y.dtype.kind in "mM" and np.isnat(y).any():
@@ -367,7 +371,7 @@ def check_label_target(y: Any, n_samples: int) -> NDArray:
             assert_all_finite(y, input_name="y")
     except TypeError as error:  # NA of pandas is neither equal to itself nor not
         raise ValueError("y must have a label for each sample, got missing values (NA)") from error
-    if mixed or (y.dtype.hasobject and len({isinstance(label, str) for label in y}) > 1):
+    if mixed or (y.dtype.hasobject and _mixes_text(y)):
         raise ValueError("y must hold labels of one kind, got text and other labels together; make all of them text")
     check_classification_targets(y)
     check_rows(y, n_samples)

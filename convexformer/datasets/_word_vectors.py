@@ -144,7 +144,7 @@ def load_word_vectors(path: str | os.PathLike[str], n_words: int | None = None) 
     (2, 2)
     """
     check_optional_counts(n_words=n_words)
-    if not os.path.exists(path) or os.path.isdir(path):
+    if not os.path.isfile(path):
         raise FileNotFoundError(f"path={os.fspath(path)!r} is no file of word vectors")
     if zipfile.is_zipfile(path):
         try:

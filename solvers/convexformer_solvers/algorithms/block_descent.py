@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
-from torch import Tensor
 
 from convexformer_solvers.points import Point
 from convexformer_solvers.program import Program
@@ -174,10 +173,10 @@ def _minimiser(spectrum: NDArray, slope: NDArray, alpha: float, size: float) -> 
     return slope * (size / (spectrum * size + alpha))
 
 
-def _gram(program: Program) -> Tensor:
+def _gram(program: Program) -> NDArray:
     """Weighted Gram matrix of all columns, centred where there is an intercept; only to read."""
     means = program.map.rmatvec(program.weight[:, None])[..., 0].flatten(0, -2) if program.fit_intercept else None
-    return program.map.full_gram(program.weight, means)
+    return program.map.full_gram(program.weight, means).cpu().numpy()
 
 
 class State(NamedTuple):
@@ -213,7 +212,7 @@ class BlockDescent(PrimalDualSolver):
         return super().unmet_requirement(program)
 
     def init_again(self, program: Program, start: Point, previous: State | None) -> State:
-        gram = program.remembered("gram", lambda: _gram(program)).cpu().numpy()
+        gram = program.remembered("gram", lambda: _gram(program))
         products = program.null_correlation.flatten().cpu().numpy()
         if previous is not None and start.correlation is not None:
             # Rounding of the Gram matrix then goes by the distance from the point whose correlation is known better.

@@ -26,24 +26,16 @@ def factor_work(program: Program) -> float:
     return program.map.smaller_side**3 / 3
 
 
-def gradient_steps_of_admm(program: Program, config: AutoConfig) -> float:
+def gradient_steps_of_admm(program: Program, config: AutoConfig, n_calls: int = 0) -> float:
     """Gradient steps, of two products each, in the time that alternating directions take, with Gram matrix and factor.
 
-    These take more iterations where the loss couples the outputs.
+    These take more iterations where the loss couples the outputs. Each step of either makes `n_calls` small calls.
     """
-    side, product = program.map.smaller_side, program.map.product_work(program.y.shape[1])
+    side, rates = program.map.smaller_side, program.map.rates
     iterations = config.usual_steps if program.loss.output_separable else config.first_steps
     start = program.map.gram_work() + factor_work(program)
-    return (start + iterations * (2 * product + program.map.rates.work_of_a_read * side**2)) / (2 * product)
-
-
-def metric_steps_of_admm(program: Program, config: AutoConfig) -> float:
-    """Steps in a metric in the time that alternating directions take, each with ``config.calls`` small calls."""
-    gradient_step = 2 * program.map.product_work(program.y.shape[1])
-    calls = config.calls * program.map.rates.work_of_a_call
-    iterations = config.usual_steps if program.loss.output_separable else config.first_steps
-    whole = gradient_steps_of_admm(program, config) * gradient_step + iterations * calls
-    return whole / (gradient_step + calls)
+    step = 2 * program.map.product_work(program.y.shape[1]) + n_calls * rates.work_of_a_call
+    return (start + iterations * (step + rates.work_of_a_read * side**2)) / step
 
 
 def block_steps_of_admm(program: Program, config: AutoConfig) -> float:

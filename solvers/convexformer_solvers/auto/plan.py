@@ -36,7 +36,6 @@ from .cost import (
     block_steps_of_admm,
     factor_work,
     gradient_steps_of_admm,
-    metric_steps_of_admm,
     products_of_gram,
 )
 
@@ -262,7 +261,7 @@ class _Planner:
         program, config = self.program, self.config
         if products_of_gram(program) < config.costly_gram:
             return
-        n_steps = metric_steps_of_admm(program, config)
+        n_steps = gradient_steps_of_admm(program, config, config.calls)
         # The squared loss and few samples need few alternating directions; metrics of coupled outputs are of all pairs.
         factor = 3 if program.loss.quadratic or self.more_features else 1
         if not program.loss.output_separable:

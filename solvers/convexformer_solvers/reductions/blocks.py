@@ -30,7 +30,7 @@ class Restrict(Reduction):
     def apply(self, program: Program) -> tuple[Program, tuple[int, ...]]:
         reduced = program.with_map(program.map.restricted(self.blocks))
         if (gram := self.gram) is not None:
-            reduced.remembered("gram", lambda: gram)
+            reduced.remembered("gram", lambda: gram.cpu().numpy())  # as block descent takes it
         return reduced, program.coef_shape
 
     def restrict(self, point: Point, data: tuple[int, ...]) -> Point:

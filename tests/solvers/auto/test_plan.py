@@ -35,7 +35,7 @@ from convexformer_solvers.algorithms.semismooth_newton import SemismoothNewton
 from convexformer_solvers.algorithms.smoothing_newton import SmoothingNewton
 from convexformer_solvers.algorithms.working_set import WorkingSet
 from convexformer_solvers.auto import AutoConfig, plan
-from convexformer_solvers.auto.cost import admm_work, metric_steps_of_admm
+from convexformer_solvers.auto.cost import admm_work, gradient_steps_of_admm
 from convexformer_solvers.linear_maps import base
 from convexformer_solvers.linear_maps.derived import DerivedMap
 from convexformer_solvers.points import null_point
@@ -282,7 +282,8 @@ class TestDecisionList:
     def test_5_steps_in_a_metric_of_low_rank_count_more_than_once_for_other_programs(self):
         def config(program, share):
             """One by which so many times the gradient steps of independent features take as long as a Gram matrix."""
-            n_steps, size = metric_steps_of_admm(program, PLAIN), program.null_dual_norms.median() / program.alpha
+            n_steps = gradient_steps_of_admm(program, PLAIN, PLAIN.calls)
+            size = program.null_dual_norms.median() / program.alpha
             return dataclasses.replace(PLAIN, costly_gram=1.0, gradient_steps=n_steps / (share * float(size.sqrt())))
 
         usual = correlated_program("logistic", n=700)
