@@ -74,7 +74,7 @@ class GramProgram:
         self._blocks = [slice(first, first + width) for first in range(0, len(target), width)]
         self._eigen: list[tuple[NDArray, NDArray]] = []
         with _numpy_on_one_thread:
-            for place, block in enumerate(self._blocks):
+            for place, block in enumerate(self._blocks if width > 1 else []):
                 own = gram[block, block]
                 old = known is not None and place < len(known._blocks) and np.array_equal(known.gram[block, block], own)
                 self._eigen.append(known._eigen[place] if known is not None and old else np.linalg.eigh(own))
@@ -97,8 +97,9 @@ class GramProgram:
 
     def swept(self, point: GramPoint, n_sweeps: int) -> list[GramPoint]:
         coef, correlation, result = point.coef.copy(), point.correlation.copy(), []
+        sweep = self._soft_thresholds if self.width == 1 else self._sweep
         for _ in range(n_sweeps):
-            self._sweep(GramPoint(coef, correlation))
+            sweep(GramPoint(coef, correlation))
             result.append(GramPoint(coef.copy(), correlation.copy()))
         return result
 
@@ -113,6 +114,16 @@ class GramProgram:
             move = new - old
             point.coef[block] = new
             point.correlation[:] -= move @ self.gram[block]
+
+    def _soft_thresholds(self, point: GramPoint) -> None:
+        """The same where each block is one column."""
+        coef, correlation = point
+        for j, row in enumerate(self.gram):
+            old, slope = coef[j], correlation[j] + row[j] * coef[j]
+            excess = abs(slope) - self.alpha
+            if excess > 0 or old != 0:
+                coef[j] = math.copysign(excess, slope) / row[j] if excess > 0 < row[j] else 0.0
+                correlation -= (coef[j] - old) * row
 
     def extrapolated(self, point: GramPoint, recent: Sequence[GramPoint]) -> GramPoint:
         """Anderson's combination of recent points, where it lowers the objective."""

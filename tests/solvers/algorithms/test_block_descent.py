@@ -9,6 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from sklearn.linear_model import Lasso
 from solver_cases import make_program, randn
 from threadpoolctl import threadpool_info, threadpool_limits
 
@@ -138,6 +139,34 @@ def test_all_parts_of_a_point_belong_together(intercept):
     point = completed(program, solver.point(program, state))
     torch.testing.assert_close(point.fitted, program.map.matvec(point.coef) + point.intercept)
     torch.testing.assert_close(point.correlation, program.weighted_adjoint(point.dual), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("n_columns", range(1, 7))
+def test_a_sweep_leaves_its_last_column_at_a_minimum(n_columns):
+    program, _, _ = gram_program(n_blocks=n_columns, width=1, alpha=0.05)
+    last = program.swept(program.at(randn(n_columns, seed=4).numpy()), 1)[0]
+    coef, correlation = last.coef[-1], program.at(last.coef).correlation[-1]
+    assert abs(correlation) <= 0.05 + 1e-12
+    assert coef == 0 or correlation == pytest.approx(0.05 * np.sign(coef), abs=1e-12)
+
+
+@pytest.mark.parametrize("constant", [0.0, 3.0])
+def test_blocks_of_one_column_are_those_of_the_lasso(constant):
+    columns, y = randn(60, 8, seed=1), randn(60, 1, seed=2)
+    columns[:, 2] = constant
+    program = Program(DenseMap(columns[:, :, None]), y, Squared(), GroupL2(), alpha=0.05, fit_intercept=True)
+    solver, state = BlockDescent(), BlockDescent().init(program, null_point(program))
+    for _ in range(20):
+        state = solver.step(program, state)
+    lasso = Lasso(alpha=0.05, tol=1e-12).fit(columns.numpy(), y.numpy().ravel())
+    np.testing.assert_allclose(state.primal.coef, lasso.coef_, atol=1e-8)
+    assert 0 < np.count_nonzero(state.primal.coef) < 7
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_a_block_that_carries_nothing_but_rounding_stays_at_zero(width):
+    program = GramProgram(np.zeros((width, width)), np.full(width, 1e-9), 1.0, width, 1e-10)
+    assert not program.swept(program.at(np.zeros(width)), 1)[0].coef.any()
 
 
 def test_the_eigenvectors_that_are_known_change_nothing():
