@@ -138,7 +138,8 @@ class ConvexAttentionBase(TargetEstimator, CertifiedEstimator):
         resume : str or path-like, optional
             An ``.npz`` file that is brought up to date at each certificate. A later call with the same file and data,
             also on another number of ranks or with another `solver`, `tol` or `max_iter`, goes on from there. Costs
-            one product with the data, to tell them from others. Random gates need an int as `random_state`.
+            one product with the data, to tell them from others. Random gates need an int as `random_state`. A probe
+            that generates weightings goes on from its last round; generated gates are generated anew.
 
         Returns
         -------
@@ -161,7 +162,10 @@ class ConvexAttentionBase(TargetEstimator, CertifiedEstimator):
         check_alpha(self.alpha)  # None would mean a grid
         problem = self._problem(X, y, sample_weight, self.alpha)
         self._check_can_resume(resume)
-        self._fit_problem(problem, X, resume)
+        file = None
+        if resume is not None and problem.interruption is None:
+            file = PathFile(resume, problem.program, [problem.program.alpha])
+        self._fit_problem(problem, X, file)
         return self
 
     def path(
@@ -399,13 +403,12 @@ class ConvexAttentionBase(TargetEstimator, CertifiedEstimator):
 
     # Solving
 
-    def _fit_problem(self, problem: Problem, like: Any, resume: Any = None) -> None:
+    def _fit_problem(self, problem: Problem, like: Any, file: PathFile | None = None) -> None:
         if problem.interruption is not None:
             # It may have converged with the gates that there are; the fit has not.
             self._store(problem, replace(problem.interruption.solution, status=Status.INTERRUPTED), like)
             raise problem.interruption
         options = self._options(problem.program) | {"start": self._start(problem)}
-        file = None if resume is None else PathFile(resume, problem.program, [problem.program.alpha])
         if file is not None:
             options = _resuming(file, problem.program, options)
         try:

@@ -34,10 +34,12 @@ from convexformer.probes.generate import (
     find_weightings,
     get_generation,
 )
+from convexformer.probes.growth import Growth
 from convexformer.programs.build import program_of
 from convexformer.targets import Targets
 from convexformer.validation import Result, check_device, check_flag, check_stream, result_of
 from convexformer_solvers import LinearMap, SolverResult
+from convexformer_solvers.io.checkpoint import PathFile
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,13 +52,17 @@ class ProbeProblem(Problem):
         The dictionary.
     samples : TokenSequences
         The training samples.
-    start : pair of Tensor or None
-        Coefficients and intercept to start from.
+    start : tuple of Tensor or None
+        Coefficients and intercept to start from, and a dual point where there is one.
     """
 
     pooler: TokenPooler
     samples: TokenSequences
-    start: tuple[Tensor, Tensor] | None = None
+    start: Start | None = None
+
+    def with_pooler(self, pooler: TokenPooler, linear_map: LinearMap, start: Start) -> ProbeProblem:
+        """The problem of another dictionary."""
+        return replace(self, program=self.program.with_map(linear_map), pooler=pooler, start=start)
 
 
 class ConvexProbeBase(ConvexAttentionBase):
@@ -130,20 +136,32 @@ class ConvexProbeBase(ConvexAttentionBase):
         own = cast(ProbeProblem, problem).start
         return super()._start(problem) if own is None else own
 
-    def _fit_problem(self, problem: Problem, like: Any, resume: Any = None) -> None:
+    def _fit_problem(self, problem: Problem, like: Any, file: PathFile | None = None) -> None:
         self.generation_ = None
-        super()._fit_problem(problem, like, resume)
-        generation = get_generation(self.generate)
+        own, generation = cast(ProbeProblem, problem), get_generation(self.generate)
+        growth = None if generation is None or file is None else _growth_of(file, generation.max_new)
+        if growth is None:
+            super()._fit_problem(own, like, file)
         if generation is not None:
-            self._grow(cast(ProbeProblem, problem), generation, like)
+            self._grow(own, generation, like, growth, file)
 
-    def _grow(self, problem: ProbeProblem, generation: Generation, like: Any) -> None:
+    def _grow(
+        self, first: ProbeProblem, generation: Generation, like: Any, growth: Growth | None, file: PathFile | None
+    ) -> None:
         """Add weightings while they lower the objective; after each round the estimator has the solution so far."""
         rounds: list[WeightingRound] = []
         self.generation_ = GenerationReport(rounds, generation.said(GenerationStop.INTERRUPTED))  # until it has ended
-        stream = check_stream(self.random_state)
-        left, end = generation.max_new, GenerationStop.BUDGET
-        while left:
+        stream, problem = check_stream(self.random_state), first
+        if growth is not None:
+            rounds += growth.rounds
+            stream.set_state(growth.stream)
+            pooler = first.pooler.extended(growth.added.weightings, growth.added.factors)
+            coef, intercept, dual = (part.to(first.program.y.device) for part in growth.solution)
+            start = (coef.to(first.program.map.dtype), intercept.to(first.program.map.dtype), dual)
+            problem = first.with_pooler(pooler, self._map(pooler, first.samples), start)
+            super()._fit_problem(problem, like)
+        end = GenerationStop.BUDGET
+        while left := generation.max_new - sum(found.n_added for found in rounds):
             n_before, certificate = problem.pooler.n_weightings, self.certificate_
             problem, violation = self._extended(problem, generation, left, stream)
             n_added = problem.pooler.n_weightings - n_before
@@ -151,8 +169,10 @@ class ConvexProbeBase(ConvexAttentionBase):
             if n_added == 0:
                 end = GenerationStop.NONE_FOUND
                 break
-            left -= n_added
             super()._fit_problem(problem, like)
+            if file is not None:
+                solution = (*self._solution, cast(Tensor, self.certificate_.dual_point))
+                file.keep(*Growth.of(problem.pooler, first.pooler, solution, rounds, stream).saved())
         self.generation_ = GenerationReport(rounds, generation.said(end))
 
     def _extended(
@@ -168,16 +188,14 @@ class ConvexProbeBase(ConvexAttentionBase):
             found = find_weightings(point, kind, generation, n_wanted, stream)
             violation = max(violation, found.violation)
             if found.weights is not None:
-                pooler = pooler.extended(found.weights, found.factors)
+                pooler = pooler.extended([found.weights], found.factors)
                 n_new = pooler.n_weightings - problem.pooler.n_weightings
         if n_new == 0:
             return problem, violation
         linear_map = self._map(pooler, samples)
         coef, intercept = self._solution
         coef = torch.cat([coef, coef.new_zeros((n_new, *coef.shape[1:]))]).to(program.y.device)
-        start = (coef, intercept.to(coef.device))
-        program = problem.program.with_map(linear_map)
-        return replace(problem, program=program, pooler=pooler, start=start), violation
+        return problem.with_pooler(pooler, linear_map, (coef, intercept.to(coef.device))), violation
 
     def _store(self, problem: Problem, result: SolverResult, like: Any) -> None:
         own = cast(ProbeProblem, problem)
@@ -278,3 +296,14 @@ class ConvexProbeBase(ConvexAttentionBase):
     def _shown(self, outputs: Tensor) -> Tensor:
         """Outputs as ``decision_function`` has them, for a classifier."""
         return cast(Any, self)._scores(outputs) if is_classifier(self) else outputs
+
+
+def _growth_of(file: PathFile, max_new: int) -> Growth | None:
+    """What an earlier call has added and left in a file, unless that is more than is asked for."""
+    if file.kept is None:
+        return None
+    try:
+        growth = Growth.loaded(*file.kept)
+    except (KeyError, TypeError, ValueError) as error:
+        raise file.refused(f"its weightings cannot be used ({error!r})") from error
+    return growth if growth.added.n_weightings <= max_new else None

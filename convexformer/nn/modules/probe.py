@@ -126,11 +126,11 @@ class TokenPooler(nn.Module):
         check_mask(mask)
         return self.standardized(tokens).masked_fill(~mask[..., None], 0.0), mask
 
-    def extended(self, part: TokenWeights, factors: Tensor | None) -> TokenPooler:
+    def extended(self, parts: Sequence[TokenWeights], factors: Tensor | None) -> TokenPooler:
         """The dictionary with further weightings, behind those that there are, and their factors."""
         if self.factors is not None and factors is not None:
             factors = torch.cat([self.factors, factors.to(self.factors)])
-        return TokenPooler([*self.weightings, part], self.mean, self.scale, factors)
+        return TokenPooler([*self.weightings, *parts], self.mean, self.scale, factors)
 
     def described(self) -> list[dict[str, Any]]:
         """Kinds and settings of the parts, as JSON holds them; ``state_dict`` has their arrays.

@@ -21,6 +21,7 @@ from convexformer_solvers.result import History, Progress, SolverResult, Status
 from .npz import read_archive, write_archive
 
 _FORMAT = 1
+_KEPT = "kept."
 _RUN: dict[str, tuple[type, ...]] = {"n_iter": (int,), "seconds": (int, float), "solver": (str,)}
 
 
@@ -29,7 +30,14 @@ class PathFile:
 
     The file `resume` is read where it exists, with ``ValueError`` unless it is of the same program, whatever its
     ``alpha``, and grid of alphas. Certificates of its points are computed again.
+
+    Attributes
+    ----------
+    kept : pair of dict, or None
+        Entries for JSON and arrays that ``keep`` has stored besides.
     """
+
+    kept: tuple[dict[str, Any], dict[str, NDArray]] | None = None
 
     def __init__(self, resume: str | os.PathLike[str], program: Program, grid: Sequence[float]) -> None:
         try:
@@ -61,7 +69,7 @@ class PathFile:
             coef, intercept = parts["coef"].to(dtype), parts["intercept"].to(dtype)
             certificate = certify(program, coef, intercept, parts.get("dual"))
         except (ValueError, KeyError, TypeError) as error:
-            raise self._refused(f"its point for alpha={program.alpha} cannot be used ({error})") from error
+            raise self.refused(f"its point for alpha={program.alpha} cannot be used ({error})") from error
         history.append(n_iter, seconds, certificate)
         return SolverResult(coef, intercept, certificate, Status.CONVERGED, n_iter, seconds, history, solver)
 
@@ -75,11 +83,22 @@ class PathFile:
         parts: dict[str, Tensor | None] = {"coef": progress.coef, "intercept": progress.intercept}
         self._put(index, parts, {"n_iter": progress.iteration, "seconds": progress.seconds, "solver": "unfinished"})
 
+    def keep(self, entries: dict[str, Any], arrays: dict[str, NDArray]) -> None:
+        """Store entries for JSON and arrays besides, in place of those that were."""
+        self.kept = entries, arrays
+        self._write()
+
     def _put(self, index: int, parts: dict[str, Tensor | None], run: dict[str, Any]) -> None:
         self._points[index] = {name: part.numpy(force=True) for name, part in parts.items() if part is not None}
         self._runs[index] = run
+        self._write()
+
+    def _write(self) -> None:
         header = {"format": _FORMAT, "program": self._fingerprint, "runs": self._runs}
         arrays = {f"{name}_{i}": part for i, parts in self._points.items() for name, part in parts.items()}
+        if self.kept is not None:
+            header["kept"] = self.kept[0]
+            arrays |= {f"{_KEPT}{name}": array for name, array in self.kept[1].items()}
         write_archive(self.path, "path", header, arrays)
 
     def _read(self) -> None:
@@ -89,25 +108,29 @@ class PathFile:
             message = f"resume: {error}. Give what an earlier call wrote, or a path where there is nothing yet"
             raise ValueError(message) from error
         if header.get("format") != _FORMAT:
-            raise self._refused("it was saved by another version")
+            raise self.refused("it was saved by another version")
         saved, runs = header.get("program"), header.get("runs")
         if not (isinstance(saved, dict) and isinstance(runs, dict)):
-            raise self._refused("it is damaged; its header says nothing of a program and its points")
+            raise self.refused("it is damaged; its header says nothing of a program and its points")
         differences = [
             f"{name} ({saved.get(name)} in the file, {value} now)" if isinstance(value, (str, int)) else name
             for name, value in self._fingerprint.items()
             if not _same(saved.get(name), value)
         ]
         if differences:
-            raise self._refused(f"it was saved for another program; these differ: {', '.join(differences)}")
+            raise self.refused(f"it was saved for another program; these differ: {', '.join(differences)}")
         for key, run in runs.items():
             of_solve = isinstance(run, dict) and all(isinstance(run.get(name), kinds) for name, kinds in _RUN.items())
             if not of_solve or key not in self._keys:
-                raise self._refused(f"it is damaged; its header has an entry of no point of the grid, {key}: {run}")
+                raise self.refused(f"it is damaged; its header has an entry of no point of the grid, {key}: {run}")
             self._runs[int(key)], names = run, ("coef", "intercept", "dual")
             self._points[int(key)] = {name: arrays[f"{name}_{key}"] for name in names if f"{name}_{key}" in arrays}
+        if "kept" in header:
+            kept = {name.removeprefix(_KEPT): part for name, part in arrays.items() if name.startswith(_KEPT)}
+            self.kept = header["kept"], kept
 
-    def _refused(self, reason: str) -> ValueError:
+    def refused(self, reason: str) -> ValueError:
+        """The error that a call cannot go on from the file."""
         remedy = "Repeat the call that wrote it, or give a path where there is nothing yet"
         return ValueError(f"resume={str(self.path)!r} cannot be continued: {reason}. {remedy}")
 
