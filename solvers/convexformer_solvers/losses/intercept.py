@@ -56,6 +56,8 @@ class LossAtIntercepts:
         if not 100 * size <= self._size:  # as long as each step gains two digits the last Hessian serves
             self._inverse = _pseudoinverse(self.hessian(b, slope), min(self.loss.smoothness, 1.0))
         self._size = size
+        if self.loss.shift_invariant:  # rounding over rounding would be a long step of all outputs alike
+            slope = slope - slope.mean()
         step = -(self._inverse @ slope)
         longest = float(step.abs().max())
         return step * min(1.0, self.reach / longest) if longest > 1 else step

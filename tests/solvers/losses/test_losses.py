@@ -687,6 +687,16 @@ class TestBestIntercept:
             slope, _ = LossAtIntercepts(Softmax(), pred, y, weight).slope(best)
             assert float(slope.abs().max()) <= 1e-8
 
+    def test_softmax_intercepts_do_not_drift_along_the_shift_of_all_classes(self):
+        n = 20_000
+        pred = 2 * randn(n, 3)
+        y = torch.nn.functional.one_hot((pred + randn(n, 3, seed=1)).argmax(1), 3).double()
+        pred, y, weight = (part.float() for part in (pred, y, torch.full((n,), 1 / n)))
+        first = b = Softmax().best_intercept(pred, y, weight)
+        for _ in range(20):
+            b = Softmax().best_intercept(pred, y, weight, b)
+        torch.testing.assert_close(b, first, rtol=0, atol=1e-5)
+
     @pytest.mark.parametrize(
         ("dtype", "size"), [(torch.float32, 1e30), (torch.float64, 1e300), (torch.float64, 1.7e308)]
     )
