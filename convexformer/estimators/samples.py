@@ -74,7 +74,8 @@ def read_samples(estimator: Any, X: Any, reset: bool, part: slice | None = None)
     streamed = StreamedMap(source, device=device, part=part, chunk=chunk, memory_limit=limit)
     if estimator._n_copies * streamed.n_stored * streamed.dtype.itemsize > limit:
         return streamed
-    if is_array and part is None:  # of which the system keeps in memory what it can
+    # The system keeps in memory what it can of a memory map. Integers are converted as those of other files.
+    if is_array and part is None and X.dtype.kind == "f":
         return check_tokens(estimator, np.asarray(X), reset)
     return streamed.tensor()
 

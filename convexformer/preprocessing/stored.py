@@ -105,7 +105,9 @@ def stored_sequences(X: Any, part: slice | None = None) -> StoredSequences | Non
     """
     pair = isinstance(X, tuple) and len(X) == 2
     given = X[0] if pair else X
-    source = None if isinstance(given, np.ndarray) else open_source(given)  # a memory map is an array as it is
+    # A memory map is an array as it is, but for integers, all of which would be converted at once.
+    is_array = isinstance(given, np.ndarray) and not (given.dtype.kind in "iu" and given.ndim == 3)
+    source = None if is_array else open_source(given)
     if source is None:
         return None
     if n_dims(source) != 3:

@@ -15,6 +15,7 @@ from convexformer import (
     ConvexAttentionClassifierCV,
     ConvexAttentionRegressor,
     ConvexAttentionRegressorCV,
+    ConvexProbeRegressor,
     ConvexSequenceRegressor,
     GreedyConvexTransformerClassifier,
     GreedyConvexTransformerRegressor,
@@ -86,6 +87,20 @@ def test_passes_are_told(data, places):
     assert 0 < model.traffic_.waited_seconds < time.perf_counter() - began
     model = clone(ESTIMATORS["classifier"]).set_params(memory_limit=LIMIT).fit(places["file"], labels)
     assert model.traffic_.passes > 4
+
+
+@pytest.mark.parametrize("kind", ["int16", "uint16", "int32"])
+@pytest.mark.parametrize(
+    "model", [ConvexAttentionRegressor(alpha=0.05), ConvexProbeRegressor(alpha=0.5, random_state=0)]
+)
+def test_precision_of_integers_on_a_disk_is_that_of_their_width_within_any_limit(model, kind, tmp_path):
+    X = np.random.default_rng(0).integers(0, 9, (60, 3, 2)).astype(kind)
+    np.save(tmp_path / "X.npy", X)
+    wanted = np.float32 if X.itemsize == 2 else np.float64
+    for place in (tmp_path / "X.npy", np.load(tmp_path / "X.npy", mmap_mode="r")):
+        for limit in (None, LIMIT // 100):
+            assert clone(model).set_params(memory_limit=limit).fit(place, X[:, 0, 0]).coef_.dtype == wanted
+    assert clone(model).fit(X, X[:, 0, 0]).coef_.dtype == np.float64  # in memory
 
 
 def test_paths_and_cross_validation(data, places):

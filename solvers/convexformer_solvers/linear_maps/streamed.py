@@ -24,7 +24,7 @@ from .source import Source, Traffic
 Places = Tensor | slice  # positions of samples of a map
 
 # Integers up to two bytes and all numbers of two bytes are exact in float32.
-_SINGLE = (torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.uint8, torch.int16)
+_SINGLE = (torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.uint8, torch.int16, torch.uint16)
 
 
 class _Part(NamedTuple):
