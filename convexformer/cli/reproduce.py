@@ -124,7 +124,7 @@ class _Experiment:
 _EXPERIMENTS = (
     _Experiment(
         "student-teacher",
-        "about two minutes on two cores; else meant for a GPU",
+        "about a minute on two cores; else meant for a GPU",
         _STUDENT_TEACHER_SETTINGS,
         help="students of an attention layer of a pretrained encoder (paper, Figs 2 and 3)",
         description="Students of an attention layer of a pretrained encoder: certified convex programs, their networks "
@@ -134,7 +134,7 @@ _EXPERIMENTS = (
     ),
     _Experiment(
         "grokking",
-        "two minutes on two cores; else hours, or a GPU",
+        "a minute and a half on two cores; else hours, or a GPU",
         _GROKKING_SETTINGS,
         help="steps to learn division modulo p, and the grokking delay (paper, Figs 4 to 7)",
         description="Division modulo p from half of the table: certified convex programs, convex attention trained end "
@@ -154,7 +154,7 @@ _EXPERIMENTS = (
     ),
     _Experiment(
         "constrained-text",
-        "two minutes on two cores; else hours",
+        "less than a minute on two cores; else hours",
         _CONSTRAINED_TEXT_SETTINGS,
         help="transformers whose layers must each lower the loss, on text (Porras-Valenzuela et al. 2026)",
         description="Unrolled transformers and a frozen encoder under descent constraints, beside usual training and "

@@ -210,7 +210,8 @@ class PrimalDual:
 
         With validation data the model ends with the weights, at the end of an epoch, of least loss of the last layer
         among those that were feasible; where none was, of least total violation. With resilience it ends with those of
-        the least :math:`\ell_L + \tfrac b2 |\max(g, 0)|^2`. Without validation data it ends with the last ones.
+        the least :math:`\ell_L + \tfrac b2 |\max(g, 0)|^2`, feasible or not. The objectives ``"last"`` and ``"sum"``
+        take those of least :math:`\ell_L`. Without validation data it ends with the last ones.
 
         Parameters
         ----------

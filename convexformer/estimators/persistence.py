@@ -68,8 +68,8 @@ def save_model(model: _Model, path: str | Path) -> None:
     ----------
     model : estimator
         A fitted estimator of this package. Kept are its parameters, network, names of features, certified figures or
-        the report on its constraints, and the scores of a cross-validation; not kept are the training history and the
-        dual point.
+        the report on its constraints, and the scores of a cross-validation; not kept are the training history, the dual
+        point and ``optimality_gap_``.
     path : str or Path
         File to write; replaced only when everything has been written.
 

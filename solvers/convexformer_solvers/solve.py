@@ -45,7 +45,7 @@ def solve(
     Parameters
     ----------
     program, solver : Program, Solver
-        The program, in whose own precision the certificate is, and the algorithm.
+        The program and the algorithm. The certificate is for the data of the program in their own precision.
     tol : float, default=1e-4
         Bound on the relative gap, ``(primal - dual) / (objective of the best constant model)``.
     max_iter : int, default=10000

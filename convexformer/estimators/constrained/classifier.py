@@ -61,8 +61,9 @@ class DescentConstrainedClassifier(ClassificationMixin, TargetEstimator, Descent
     n_epochs : int, default=50
         Epochs.
     validation_fraction : float, default=0.2
-        Share of the samples that is held out, never the last of a class: feasibility is judged on it, and the best
-        feasible epoch by it is kept. 0: all samples are for training, and the last epoch is kept.
+        Share of the samples that is held out, never the last of a class. Feasibility is judged on it, and the epoch
+        that is kept is the best by it, as in ``PrimalDual.fit``. 0: all samples are for training, feasibility is judged
+        on these, and the last epoch is kept.
     class_weight : dict, "balanced" or None, default=None
         Factors on the weights of classes, as in scikit-learn.
     dtype : {None, "float32", "float64"}, default=None
@@ -83,7 +84,7 @@ class DescentConstrainedClassifier(ClassificationMixin, TargetEstimator, Descent
     duals_ : ndarray of shape (n_layers,)
         Multipliers at the end.
     feasible_ : bool
-        Whether the constraints hold on the held-out samples, within a standard error.
+        Whether the constraints, less the slacks of `resilience`, hold on the held-out samples within a standard error.
     layer_losses_ : ndarray of shape (n_layers,)
         Mean losses of the layers there.
     report_ : FeasibilityReport

@@ -19,7 +19,7 @@ from .common import Search
 class ConstrainedTextSettings(ExperimentSettings):
     """Everything that the numbers of the experiment on text depend on, besides versions and machine.
 
-    The defaults are the full setting, hours on two cores; ``small`` takes two minutes.
+    The defaults are the full setting, hours on two cores; ``small`` takes less than a minute.
 
     Parameters
     ----------
@@ -120,7 +120,7 @@ class ConstrainedTextSettings(ExperimentSettings):
 
     @classmethod
     def small(cls, **changes: Any) -> ConstrainedTextSettings:
-        """The setting that takes about two minutes on two cores.
+        """The setting that takes less than a minute on two cores.
 
         Parameters
         ----------

@@ -18,7 +18,7 @@ MODELS = ("UT", "DUST", "ViT")
 class ConstrainedVideoSettings(ExperimentSettings):
     r"""Everything that the numbers of constrained denoising of video depend on, besides versions and machine.
 
-    The defaults are the full setting, many hours on one core; ``small`` takes about a minute.
+    The defaults are the full setting, many hours on one core; ``small`` takes a minute and a half.
 
     The loss of a layer is the squared error of its reconstruction of the clean frame: the mean over all pixels of the
     frame, divided by :math:`\max(\gamma, \texttt{least\_noise})^2` for training noise :math:`\gamma`. The noisy input
@@ -155,7 +155,7 @@ class ConstrainedVideoSettings(ExperimentSettings):
 
     @classmethod
     def small(cls, **changes: Any) -> ConstrainedVideoSettings:
-        """The setting that takes about a minute on one core.
+        """The setting that takes a minute and a half on one core.
 
         Parameters
         ----------

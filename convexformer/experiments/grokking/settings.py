@@ -145,7 +145,7 @@ class GrokkingSettings(ExperimentSettings):
 
     @classmethod
     def small(cls, **changes: Any) -> GrokkingSettings:
-        """The setting that takes about two minutes on two cores.
+        """The setting that takes a minute and a half on two cores.
 
         Parameters
         ----------

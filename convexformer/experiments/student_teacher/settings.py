@@ -112,7 +112,7 @@ class StudentTeacherSettings(ExperimentSettings):
 
     @classmethod
     def small(cls, **changes: Any) -> StudentTeacherSettings:
-        """The setting that takes about two minutes on two cores.
+        """The setting that takes about a minute on two cores.
 
         Parameters
         ----------

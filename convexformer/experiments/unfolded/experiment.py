@@ -44,7 +44,7 @@ def run_unfolded(
     folder : path-like
         Where ``unfolded.json`` and the figures go; made when absent.
     settings : UnfoldedSettings, optional
-        Default: the full setting, hours on two cores.
+        Default: the full setting, an hour or two on two cores.
     n_seeds : int, default=3
         Seeds 0, 1, ...
     quiet : bool, default=False

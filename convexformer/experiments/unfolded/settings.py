@@ -15,7 +15,7 @@ from convexformer_solvers.validation import check_counts
 class UnfoldedSettings(ExperimentSettings):
     """Everything that the numbers of the experiment on unfolded transformers depend on, besides versions and machine.
 
-    The defaults are the full setting, hours on two cores; ``small`` takes two minutes.
+    The defaults are the full setting, an hour or two on two cores; ``small`` takes about a minute.
 
     Parameters
     ----------
@@ -109,7 +109,7 @@ class UnfoldedSettings(ExperimentSettings):
 
     @classmethod
     def small(cls, **changes: Any) -> UnfoldedSettings:
-        """The setting that takes about two minutes on two cores.
+        """The setting that takes about a minute on two cores.
 
         Parameters
         ----------

@@ -12,7 +12,7 @@ class DistributedConfig:
     Parameters
     ----------
     timeout : float, default=60
-        Seconds without a sign of life after which a rank counts as dead. A closed connection is noticed at once.
+        Seconds without a sign of life after which a rank counts as dead. A closed connection is noticed within seconds.
     heartbeat : float, default=1
         Seconds between two signs of life of a rank, and between two looks at those of the others.
     least_samples : int, optional
