@@ -35,8 +35,7 @@ class ConvexProbeRegressor(RegressionMixin, ConvexProbeBase):
         Draws depend neither on the order of samples and tokens nor on weights, other than those of zero.
     generate : int or Generation, default=None
         Queries and gates to add at most by column generation: those whose dual constraint the solution violates most.
-        They are found by local search, so that none found does not prove that none is left. The file of ``resume``
-        keeps the solution before the first of them.
+        They are found by local search, so that none found does not prove that none is left.
     standardize : bool, default=True
         Whether tokens are standardised, and the pooled tokens of each weighting scaled to variance one.
     loss : {"squared", "huber", "poisson"} or Loss, default="squared"
