@@ -51,7 +51,8 @@ def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
         "--memory-limit",
         type=memory,
         metavar="BYTES",
-        help="memory that data on a disk may take; default: a quarter of what is free",
+        help="memory that data on a disk, or pooled tokens, may take; default: a quarter of what is free, with --probe "
+        "no limit",
     )
     fit.add_argument("--model", type=Path, default=Path("model.npz"), help=".npz file to save the model in")
     fit.add_argument(

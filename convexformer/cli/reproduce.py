@@ -86,7 +86,7 @@ _PROBES_SETTINGS: dict[str, tuple[Any, str]] = {
         [str],
         "'digits', 'aeon:NAME', 'documentation:PACKAGE,PACKAGE', text files 'PATH,PATH' of one sentence a line and one "
         "file a label, a .tsv file of label, text and perhaps second text, or embeddings in .npz, .safetensors or "
-        ".parquet (default: digits, three of aeon and documentation)",
+        ".parquet (default: digits, three of aeon and documentation, small: one of aeon)",
     ),
     "label_entry": (str, "entry of labels in files of embeddings (default: y)"),
     "encoder": (str, "frozen encoder of texts: folder or name (default: all-MiniLM-L6-v2)"),
