@@ -109,6 +109,8 @@ class Fista(Solver):
         """Proximal step from ``coef`` whose quadratic model holds: end, its predictions and intercept, inverse step."""
         intercept = program.best_intercept(pred, state.intercept)
         theta = -program.loss.gradient(pred + intercept, program.y)
+        if program.fit_intercept:  # rounding of the intercept would be multiplied by the means of the features
+            theta -= program.weight @ program.of_counted(theta)
         correlation = program.weighted_adjoint(theta)
         lipschitz = state.lipschitz
         while True:
