@@ -18,6 +18,7 @@ from convexformer.embedded import (
     train_jointly,
 )
 from convexformer.embedded.course import MovingTables
+from convexformer.embedded.joint import _ProximalAdam
 from convexformer.embedded.problem import along_sphere
 from convexformer.embedded.schedule import FallingAlpha
 from convexformer.gates import Gates
@@ -112,6 +113,12 @@ class TestProjection:
         assert [state.head_steps for state in states] == [7, 14, 21, 28, 35]
         assert [state.gradient_evaluations for state in states] == [7, 15, 23, 31, 39]
 
+    def test_steps_on_the_block_go_on_from_those_before(self):
+        problem = make_problem()
+        alpha = 0.1 * problem.program(random_tables(problem), 1.0).alpha_max
+        state = train_by_projection(problem, alpha=alpha, n_steps=40, lr=1e-12, head_steps=5)
+        assert state.objective() <= state.certified_head(1e-3).certificate.primal * (1 + 1e-2)
+
     def test_more_steps_on_the_block_lead_further_in_as_many_of_the_embedding(self):
         problem = make_problem()
         alpha = 0.05 * problem.program(random_tables(problem), 1.0).alpha_max
@@ -149,6 +156,53 @@ class TestJoint:
             scale = float(size[gate, token])
             wanted[gate, token] = problem.penalty.prox(moved[gate, token][None], scale * 0.1)[0]
         torch.testing.assert_close(second.coef, wanted)
+
+    def test_steps_on_the_block_are_those_of_adam_where_each_block_is_a_number(self):
+        coef = randn(4, 2, 1, 1, seed=6)
+        head, theirs = _ProximalAdam(coef, get_penalty("nuclear"), 0.05), torch.nn.Parameter(coef.clone())
+        optimizer = torch.optim.Adam([theirs], lr=0.05, eps=1e-12)
+        for seed in range(5):
+            theirs.grad = randn(4, 2, 1, 1, seed=seed)
+            optimizer.step()
+            coef = head.step(coef, theirs.grad, 0.0)
+            torch.testing.assert_close(coef, theirs.detach())
+
+    def test_a_step_on_the_block_has_the_weight_of_its_own_step(self):
+        problem, tables = make_problem(), random_tables(make_problem(), seed=1)
+        falling, held, low = (
+            train_jointly(problem, tables, alpha=alpha, first_alpha=first, fall_steps=1, n_steps=1)
+            for alpha, first in ((0.1, 1.0), (1.0, None), (0.1, None))
+        )
+        assert torch.equal(falling.coef, held.coef)
+        assert not torch.equal(falling.coef, low.coef)
+
+    def test_where_all_samples_are_alike_batches_lead_where_all_do(self):
+        problem = make_problem().rows(torch.full((12,), 7))
+        whole, part = (train_jointly(problem, alpha=0.1, n_steps=3, head_lr=0.1, batch_size=size) for size in (None, 3))
+        torch.testing.assert_close(part.coef, whole.coef)
+
+    def test_a_step_on_a_batch_moves_the_rows_of_its_symbols_alone(self):
+        problem, tables, drawn = make_problem(), random_tables(make_problem()), set()
+        for seed in range(8):
+            state = train_jointly(problem, tables, alpha=1e-3, n_steps=1, batch_size=1, seed=seed)
+            moved = ((state.tables - tables).abs() > 1e-6).any(-1)
+            assert moved.sum(1).max() <= 1
+            if bool(moved.any(1).all()):  # gates may keep a token from moving
+                drawn.add(tuple(moved.long().argmax(1).tolist()))
+        assert len(drawn) > 2  # the seed draws which
+
+    def test_the_last_state_is_seen_too(self):
+        states = []
+        train_jointly(make_problem(), alpha=0.1, n_steps=5, look_every=3, callback=states.append)
+        assert [state.step for state in states] == [0, 3, 5]
+
+    def test_the_seed_draws_the_coefficients_to_begin_with(self):
+        problem, tables, states = make_problem(), random_tables(make_problem()), []
+        for seed in (0, 0, 1):
+            train_jointly(problem, tables, alpha=0.1, n_steps=1, seed=seed, callback=states.append)
+        first, again, other = (state.coef for state in states[::2])
+        assert torch.equal(first, again)
+        assert not torch.equal(first, other)
 
     def test_where_it_stops_the_block_is_optimal(self):
         problem = make_problem()
@@ -290,6 +344,11 @@ def test_outputs_are_those_of_the_gated_heads_on_looked_up_tokens():
     torch.testing.assert_close(problem.outputs(tables, coef, other), wanted)
 
 
+def test_some_of_the_samples_keep_their_own_targets():
+    some = make_problem().rows(torch.tensor([7, 3, 20]))
+    assert some.target.argmax(1).tolist() == (some.symbols.sum(1) % P).tolist() == [3, 3, 4]
+
+
 def test_gradients_along_the_sphere_do_not_change_lengths():
     tables, gradient = random_tables(make_problem()), randn(2, P, 3)
     assert (along_sphere(tables, gradient) * tables).sum(-1).abs().max() < 1e-14
@@ -351,6 +410,22 @@ def test_a_batch_is_drawn_from_the_samples():
 def test_gradients_of_a_batch_count_as_its_share_of_the_samples():
     state = train_jointly(make_problem(), alpha=0.1, n_steps=10, batch_size=5)
     assert state.gradient_evaluations == pytest.approx(10 * 2 * 5 / 25)
+
+
+def test_steps_and_rates_of_the_block_are_positive():
+    for options, message in (
+        ({"head_lr": 0.0}, "head_lr must be a positive finite number, got 0.0"),
+        ({"batch_size": 0}, "batch_size must be a positive integer or None, got 0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            train_jointly(make_problem(), alpha=0.1, **options)
+    with pytest.raises(ValueError, match="head_steps must be a positive integer, got 0"):
+        train_by_projection(make_problem(), alpha=0.1, head_steps=0)
+
+
+def test_an_optimal_value_that_is_not_reached_in_time_is_warned_of():
+    with pytest.warns(ConvergenceWarning):
+        optimal_value(make_problem(), random_tables(make_problem()), 1e-3, max_iter=1)
 
 
 def test_steps_between_calls_are_a_positive_integer():
