@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from sklearn.base import BaseEstimator
-from torch import Tensor
 
 from convexformer.heads.attention import Heads
 from convexformer.nn.modules.attentive_probe import AttentiveProbe, attentive_reading
@@ -25,6 +24,7 @@ from convexformer_solvers import (
     Penalty,
     Program,
     Solver,
+    SolverResult,
     certify,
     get_loss,
     get_penalty,
@@ -180,10 +180,7 @@ def refit_probe(
     start = certify(program, coef, bias)
     own_decay = copy.deepcopy(probe).double().decay(program.penalty).item()
     result = solve(program, get_solver(solver), tol=tol, max_iter=max_iter, start=(coef, bias), verbose=verbose)
-    best = (result.coef, result.intercept, result.certificate)
-    if start.primal < result.certificate.primal:  # the trained probe is within tol of the optimum
-        best = (coef, bias, start)
-    return _refit(probe, program, start.primal, own_decay, best)
+    return _refit(probe, program, start.primal, own_decay, result)  # which is no worse than its start
 
 
 def _read(probe: AttentiveProbe, X: Any, device: Any) -> TokenSequences:
@@ -200,14 +197,12 @@ def _refit(
     program: Program,
     start_objective: float,
     own_decay: float,
-    best: tuple[Tensor, Tensor, Certificate],
+    result: SolverResult,
 ) -> ProbeRefit:
-    coef, intercept, certificate = best
-    exact = program.with_float64_targets()
     own_coef = probe.coef().detach().to(program.y.device).double()
-    objective = start_objective + program.alpha * (own_decay - float(exact.penalty.value(own_coef)))
-    arrays = (part.numpy(force=True) for part in (coef, intercept))
+    objective = start_objective + program.alpha * (own_decay - float(program.penalty.value(own_coef)))
+    arrays = (part.numpy(force=True) for part in (result.coef, result.intercept))
     heads = Heads.from_coef(*arrays, alpha=program.alpha, loss=program.loss, penalty=program.penalty)
-    bias = intercept if program.fit_intercept else None
-    module = AttentiveProbe.from_coef(probe.queries, coef, bias, probe.temperature, program.penalty)
-    return ProbeRefit(objective, start_objective, certificate, heads, module)
+    bias = result.intercept if program.fit_intercept else None
+    module = AttentiveProbe.from_coef(probe.queries, result.coef, bias, probe.temperature, program.penalty)
+    return ProbeRefit(objective, start_objective, result.certificate, heads, module)

@@ -1,11 +1,13 @@
 """Re-fits of trained attentive probes: never worse, certified, and with the same queries."""
 
+import copy
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from probe_cases import padded, ragged_samples, signal
+from sklearn.exceptions import ConvergenceWarning
 from torch import nn
 
 from convexformer.nn import AttentiveProbe, MeanWeights, ProbeNetwork, TokenPooler, train
@@ -120,6 +122,33 @@ def test_cross_attention_with_a_linear_readout_is_an_attentive_probe():
         expected = readout((out if batch_first else out.transpose(0, 1)).mean(1))
         found = AttentiveProbe.from_multihead(attention, query, readout)
         torch.testing.assert_close(found(tokens, mask), expected, atol=1e-10, rtol=0)
+
+
+def test_what_unbalanced_weights_cost_is_computed_in_double():
+    module = probe(3).float()
+    refit = refit_probe(module, [sample.astype(np.float32) for sample in SAMPLES], ONE_HOT, 0.02, loss="softmax")
+    norms = torch.linalg.matrix_norm(module.coef().detach().double(), "nuc").sum()
+    excess = 0.02 * (copy.deepcopy(module).double().decay() - norms).item()
+    assert refit.objective - refit.start_objective == pytest.approx(excess, abs=1e-13)
+
+
+def test_a_probe_without_bias_is_refitted_without_unless_one_is_asked_for():
+    module = probe(bias=False)
+    without, with_bias = (refit_probe(module, SAMPLES, Y + 5, 0.02, fit_intercept=flag) for flag in (None, True))
+    assert without.module.bias is None
+    assert not without.heads.intercept.any()
+    assert with_bias.module.bias.item() > 1
+    assert with_bias.certificate.primal < without.certificate.dual  # the larger class reaches lower
+
+
+def test_the_solve_is_the_one_that_was_asked_for(capsys):
+    with pytest.warns(ConvergenceWarning, match="'fista'"):
+        refit_probe(probe(), SAMPLES, Y, 1e-4, solver="fista", max_iter=1, verbose=True)
+    assert "1/1" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="device must be"):
+        refit_probe(probe(), SAMPLES, Y, 0.1, device="nowhere")
+    with pytest.raises(ValueError, match="fit_intercept must be True or False, got 'no'"):
+        refit_probe(probe(bias=False), SAMPLES, Y, 0.1, fit_intercept="no")
 
 
 def test_modules_of_other_classes_say_what_they_are():
