@@ -457,6 +457,7 @@ def test_parts_of_another_kind_are_named(change, message):
     ("symbols", "message"),
     [
         ([[0, P]], "symbols must be from 0 to below n_symbols=5"),
+        ([[0, -1]], "symbols must be from 0 to below n_symbols=5"),
         ([[0, 1, 2]], r"symbols must be int64 of shape \(n_samples, 2\), got torch.int64 of shape \(1, 3\)"),
         ([[0.0, 1.0]], r"symbols must be int64 of shape \(n_samples, 2\), got torch.float32"),
     ],
