@@ -161,3 +161,49 @@ def test_constraints_of_later_layers_may_bind(with_reference):
     assert tight.losses[-1] == pytest.approx(limit, rel=1e-5)
     assert tight.constraints[-1] == pytest.approx(0.0, abs=1e-5)
     assert tight.gap == pytest.approx(0.0, abs=1e-5)
+
+
+def test_the_bound_is_what_strong_convexity_proves_and_attained_without_a_loss():
+    """Where the losses do not depend on the readout, the decay alone is minimised, and the bound is its minimum."""
+    problem = _Readout(
+        np.zeros((2, 60, 3)), Y[:, None], DescentConstraints(alpha=0.1, c_ref=0.5), DECAY, get_loss("squared"), None
+    )
+    duals, loss = np.array([0.3, 2.0]), np.square(Y).mean() / 2
+    found = problem.certified(np.ones((3, 1)), duals)
+    assert found.objective == pytest.approx(loss + 3 * DECAY / 2)
+    assert found.bound == pytest.approx(loss + duals @ [loss - 0.5, 0.1 * loss])
+
+
+def test_constraints_are_on_reference_losses_of_the_layer_before():
+    constraints, reference = DescentConstraints(alpha=0.05, c_ref=0.24), [0.2, 1e-9]  # the last counts nowhere
+    exact = exact_readout(MIXED, Y, constraints, decay=DECAY, reference=reference)
+    np.testing.assert_allclose(exact.constraints, exact.losses - [0.24, 0.95 * 0.2])
+    squares = np.square(MIXED @ exact.weight - Y[:, None]).mean((1, 2)) / 2
+    np.testing.assert_allclose(exact.losses, squares)
+
+
+def test_the_bound_of_the_first_layer_may_have_the_factor():
+    with_factor, plain = (
+        exact_readout(NESTED, Y, DescentConstraints(alpha=0.1, **options), decay=DECAY)
+        for options in ({"c_ref": 0.5, "first_factor": True}, {"c_ref": 0.45})
+    )
+    assert plain.duals[0] > 1e-3
+    np.testing.assert_allclose(with_factor.weight, plain.weight, atol=1e-6)
+    np.testing.assert_allclose(with_factor.constraints, plain.constraints, atol=1e-6)
+
+
+def test_curvature_is_judged_up_to_rounding_and_the_layers_are_named():
+    constraints = DescentConstraints(alpha=0.1, c_ref=10.0)
+    for copies in range(1, 4):  # of features, which leave directions without any curvature
+        alike = np.concatenate([NESTED, NESTED[..., :copies]], 2)
+        assert exact_readout(alike, Y, constraints, decay=DECAY).gap <= 1e-6
+    orthogonal = np.linalg.qr(FIRST)[0]
+    almost = np.stack([orthogonal, 2 * orthogonal, 3 * orthogonal])
+    almost[2, :, 0] = (0.9 * 4 - 1e-6) ** 0.5 * orthogonal[:, 0]
+    with pytest.raises(ValueError, match=r"loss of layer 3 less 0\.9 times that of layer 2 has curvature -1\.67e-08"):
+        exact_readout(almost, Y, constraints, decay=DECAY)
+
+
+def test_one_layer_is_no_descent():
+    with pytest.raises(ValueError, match=r"two layers or more, .* got \(1, 60, 3\)"):
+        exact_readout(FIRST[None], Y, DescentConstraints(c_ref=1.0), decay=DECAY)
