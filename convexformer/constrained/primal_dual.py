@@ -295,7 +295,8 @@ class PrimalDual:
     def _take_step(self, batch: Any, *, ascends: bool) -> Tensor:
         """A step of the weights, and of the multipliers if these ascend; the mean losses of the layers before it."""
         self.model.train()
-        with seeded((self.seed << 32) + self._step):
+        # Torch's generator of the CPU reads 32 bits of a seed.
+        with seeded(int(np.random.SeedSequence((self.seed, self._step)).generate_state(1)[0])):
             losses = self.layer_losses(self.model, batch)
         check_layer_losses(losses, None if self._multipliers is None else len(self._multipliers.values), self._step)
         if not losses.requires_grad:

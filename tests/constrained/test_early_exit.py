@@ -80,11 +80,19 @@ def test_tensors_stay_tensors():
     assert results[1].dtype == results[2].dtype == torch.int64
 
 
+def test_shares_and_means_are_in_double():
+    tradeoff = exit_tradeoff(torch.tensor(problem()[0]).float(), problem()[1], [0.7])
+    assert tradeoff.layers.dtype == tradeoff.accuracy.dtype == torch.float64
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda z, y: exit_curve(z[0], y), "layer_outputs must have shape"),
         (lambda z, y: exit_curve(z[:, :, :1], y), "two or more classes"),
+        (lambda z, y: exit_curve(z[:, :0], y[:0]), r"layer_outputs must have shape .* got \(4, 0, 3\)"),
+        (lambda z, y: exit_curve(z[:0], y), r"layer_outputs must have shape .* got \(0, 30, 3\)"),
+        (lambda z, y: exit_curve(z, torch.tensor(y + 0j)), "y must hold classes as integers, got torch.complex128"),
         (lambda z, y: exit_curve(z * np.nan, y), "layer_outputs must not hold NaN"),
         (lambda z, y: exit_curve(np.where(z == z.max(), np.nan, z), y), "layer_outputs must not hold NaN"),
         (lambda z, y: exit_curve(z, y[1:]), "y must have shape"),

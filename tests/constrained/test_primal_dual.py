@@ -375,6 +375,106 @@ def test_a_callback_ends_training():
     assert len(trainer.history_.losses) == 2
 
 
+# Records
+
+
+def held_losses(model, batch):
+    """Losses that no weight changes: those of the samples, and half of them."""
+    (first,) = batch
+    return torch.stack([first, 0.5 * first]) + 0 * model.at
+
+
+def held_trainer(layer_losses=held_losses, **options):
+    return PrimalDual(Point(1.0), layer_losses, **{"alpha": 0.2, "c_ref": 1.0, "batch_size": 2} | PLAIN | options)
+
+
+FIRST = torch.tensor([1.0, 2.0, 3.0, 4.0, 10.0], dtype=torch.float64)  # the last batch of two has one
+
+
+def test_records_are_means_over_samples_whatever_the_batches():
+    trainer = held_trainer(resilience=2.0)
+    history = trainer.fit([FIRST], n_epochs=2, validation=[2 * FIRST])
+    assert history.losses == [[4.0, 2.0]] * 2
+    assert history.constraints[0] == pytest.approx([3.0, 2.0 - 0.8 * 4.0])
+    assert history.validation == [[8.0, 4.0]] * 2
+    np.testing.assert_allclose(history.slacks, np.array(history.duals) / 2)
+    np.testing.assert_allclose(history.violations, [[7.0, -2.4]] - np.array(history.slacks))
+    np.testing.assert_allclose(
+        history.standard_errors[0], np.array([2.0, -0.6]) * FIRST.std().item() / 5**0.5 * [1, -1]
+    )
+
+
+def test_multipliers_of_an_epoch_move_by_its_mean_constraints():
+    trainer = held_trainer(dual_update="epoch", warmup_epochs=1)
+    history = trainer.fit([FIRST], n_epochs=2)
+    assert history.duals == [[0.0, 0.0], pytest.approx([0.05 * 3.0, 0.0])]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"objective": "last"}, lambda duals: [0, 1]),
+        ({"objective": "sum"}, lambda duals: [1, 1]),
+        ({"stop_gradient": True}, lambda duals: [duals[0], duals[1] + 1]),
+        ({}, lambda duals: [duals[0] - 0.8 * duals[1], duals[1] + 1]),
+    ],
+)
+def test_recorded_weights_are_those_of_what_is_minimised(options, expected):
+    """The second loss violates its constraint, so that its multiplier is not zero."""
+
+    def layer_losses(model, batch):
+        return torch.stack([batch[0], 2 * batch[0]]) + 0 * model.at
+
+    trainer = held_trainer(layer_losses, **options)
+    history = trainer.fit([FIRST], n_epochs=1)
+    assert history.net_weights[0] == pytest.approx(expected(trainer.duals_.tolist()))
+    assert ("objective" in options) == (not trainer.duals_.all())
+
+
+def test_more_standard_errors_are_forgiven_where_asked():
+    """The first constraint is violated by 3, of which the standard error is 1.58."""
+    for n_errors, feasible in ((1.0, False), (2.0, True)):
+        trainer = held_trainer(n_errors=n_errors)
+        trainer.fit([FIRST], n_epochs=1)
+        assert trainer.feasible_ is trainer.evaluate([FIRST]).feasible is feasible
+
+
+def test_weights_decay_as_asked():
+    trainer = held_trainer(objective="last", lr=0.1, weight_decay=0.5)
+    trainer.fit([FIRST], n_epochs=1)
+    assert trainer.model.at.item() == pytest.approx((1 - 0.1 * 0.5) ** 3)
+
+
+def test_orders_and_random_numbers_change_with_the_seed_and_from_step_to_step():
+    def course(seed):
+        seen = []
+
+        def layer_losses(model, batch):
+            seen.append((model.training, batch[0].tolist(), torch.rand(()).item()))
+            return held_losses(model, batch)
+
+        trainer = held_trainer(layer_losses, seed=seed)
+        trainer.model.eval()
+        trainer.fit([FIRST], n_epochs=2)
+        return seen
+
+    first, again, other = (course(seed) for seed in (0, 0, 1))
+    assert first == again
+    assert [training for training, _, _ in first] == [True] * 6 + [False] * 3
+    assert [batch for _, batch, _ in first[:3]] != [batch for _, batch, _ in first[3:6]]  # of the next epoch
+    assert [batch for _, batch, _ in first[:3]] != [batch for _, batch, _ in other[:3]]
+    drawn = {number for seen in (first, other) for _, _, number in seen}
+    assert len(drawn) == 18
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_look_leaves_the_mode_of_the_model(training):
+    trainer = held_trainer()
+    trainer.model.train(training)
+    trainer.layer_losses_of([FIRST])
+    assert trainer.model.training is training
+
+
 # Reports
 
 
