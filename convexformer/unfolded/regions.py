@@ -123,7 +123,7 @@ class DescentRegion:
         check_tensor("y", y)
         shape = self.optimum_f.shape
         n_batch = y.ndim - len(shape)
-        if n_batch < 0 or y.shape[n_batch:] != shape:
+        if y.shape[n_batch:] != shape:  # shorter than it where there are too few dimensions
             raise ValueError(f"y must have the shape {tuple(shape)} of the minimisers at its end, got {tuple(y.shape)}")
         to_f, to_h = (
             torch.linalg.vector_norm((y - point).reshape(*y.shape[:n_batch], -1), dim=-1)

@@ -493,6 +493,23 @@ def test_the_report_has_standard_errors_over_samples():
     assert "layer 3: loss" in str(report)
 
 
+def test_samples_without_a_loss_before_have_no_ratio_and_reports_are_in_double():
+    report = FeasibilityReport.of(torch.tensor([[0.0, 3.0], [0.0, 1.0]]), DescentConstraints(alpha=0.0, c_ref=1.0))
+    assert (report.mean_ratio, report.median_ratio, report.descending_share) == pytest.approx((1 / 3, 1 / 3, 1.0))
+    assert report.losses.dtype == report.violations.dtype == report.standard_errors.dtype == np.float64
+
+
+def test_the_warning_names_the_largest_violation_where_no_errors_are_forgiven():
+    """That of the first layer is .5, less than its standard error; that of the second .1, without one."""
+
+    def layer_losses(model, batch):
+        return torch.stack([batch[0], 0.5 * batch[0] + 0.1]) + 0 * model.at
+
+    trainer = held_trainer(layer_losses, n_errors=0.0, alpha=0.5)
+    with pytest.warns(InfeasibleWarning, match=r"layer 1 is violated by 0\.5 \(standard error 1\.5\)"):
+        trainer.fit([torch.tensor([0.0, 3.0], dtype=torch.float64)], n_epochs=1)
+
+
 # Errors
 
 

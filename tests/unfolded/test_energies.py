@@ -168,12 +168,61 @@ def test_kernels_called_positive_definite_are():
             assert torch.linalg.eigvalsh(kernel)[0] > -1e-12 * kernel.trace()
 
 
+class _Own(Rho):
+    def value(self, z):
+        return torch.log(z + 1)
+
+    def derivative(self, z):
+        return 1 / (z + 1)
+
+
+def test_the_smaller_bound_is_for_functions_that_promise_a_positive_definite_kernel():
+    tokens = torch.zeros(5, 2, dtype=torch.float64)  # of degree 4, where the least bound is the number of tokens
+    assert InteractionEnergy("log1").lipschitz(tokens) == 5
+    assert InteractionEnergy("log1", ~torch.eye(5, dtype=torch.bool)).lipschitz(tokens) == 8
+    assert InteractionEnergy(_Own()).lipschitz(tokens) == 8
+
+
 class _Convex(Rho):
     def value(self, z):
         return z.square()
 
     def derivative(self, z):
         return 2 * z
+
+
+class _SlightlyConvex(Rho):
+    def value(self, z):
+        return 1.001 * z - 0.001 * torch.log(z + 1)
+
+    def derivative(self, z):
+        return 1.001 - 0.001 / (z + 1)
+
+
+class _InfiniteSlope(_SlightlyConvex):
+    def derivative(self, z):
+        return z.new_full(z.shape, torch.inf)
+
+
+class _LaterDecreasing(Rho):
+    def value(self, z):
+        return z - z.square() / 2000
+
+    def derivative(self, z):
+        return 1 - z / 1000
+
+
+class _InfiniteValue(Rho):
+    def value(self, z):
+        return z + torch.inf
+
+    def derivative(self, z):
+        return torch.ones_like(z)
+
+
+class _AlmostDerivative(_Own):
+    def derivative(self, z):
+        return 0.99 / (z + 1)
 
 
 class _Decreasing(Rho):
@@ -204,7 +253,12 @@ class _InfiniteAtZero(Rho):
     ("rho", "message"),
     [
         (_Convex(), "must be concave"),
+        (_SlightlyConvex(), "must be concave"),
+        (_InfiniteSlope(), "and its derivative must be finite"),
         (_Decreasing(), "must not decrease"),
+        (_LaterDecreasing(), "must not decrease"),
+        (_InfiniteValue(), "must be finite"),
+        (_AlmostDerivative(), "autograd finds"),
         (_WrongDerivative(), "autograd finds"),
         (_InfiniteAtZero(), "must be finite"),
         ("cosh", "must be one of"),
@@ -213,6 +267,11 @@ class _InfiniteAtZero(Rho):
 def test_functions_without_a_majoriser_are_refused(rho, message):
     with pytest.raises(ValueError, match=message):
         InteractionEnergy(rho)
+
+
+def test_functions_are_checked_where_gradients_are_switched_off():
+    with torch.no_grad():
+        assert isinstance(get_rho(_Own()), _Own)
 
 
 def test_what_is_no_function_is_refused():

@@ -119,6 +119,13 @@ class TestDescentRegion:
             region.contains(torch.zeros(2, 3))
         with pytest.raises(TypeError, match="y must be a torch tensor"):
             region.contains([0.0, 0.0])
+        for shape in ((), (3,), (1, 1)):
+            with pytest.raises(ValueError, match="of the minimisers at its end"):
+                DescentRegion(torch.zeros(2, 3), torch.ones(2, 3), 0.5).contains(torch.zeros(shape))
+        constants = {"bound": 1.0, "convexity_h": 1.0, "lipschitz_f": 1.0}
+        for name in constants:
+            with pytest.raises(ValueError, match=f"{name} must be a positive finite number, got -1.0"):
+                descent_region(torch.zeros(2), torch.ones(2), **constants | {name: -1.0})
         with pytest.raises(ValueError, match="convexity_h must be a positive finite number, got 0"):
             descent_region(torch.zeros(2), torch.ones(2), 1.0, convexity_h=0, lipschitz_f=1.0)
 
