@@ -107,6 +107,62 @@ def test_an_unbalanced_split_is_seen_as_distance_of_the_heads_and_not_of_the_poi
     assert result.start_objective == pytest.approx(heads.objective(X, Y), rel=1e-9)
 
 
+@pytest.mark.parametrize("kind", CLASSES)
+def test_the_refit_has_the_certified_objective(kind):
+    make, penalty, ndim = CLASSES[kind]
+    X, Y = data()
+    Y = 1 + (Y if ndim == 2 else Y[..., None])
+    result = optimality_gap(make(0).double(), X, Y, ALPHA, penalty=penalty)
+    assert result.refit.objective(X, Y) == pytest.approx(result.certificate.primal, rel=1e-9)
+    assert bool(result.refit.intercept.any()) == (kind != "no bias")
+
+
+def test_heads_are_measured_by_the_objective_that_is_named():
+    X, Y = data()
+    heads = ConvexAttentionRegressor(ALPHA, tol=1e-6).fit(X.numpy(), Y.numpy()).heads_
+    for name, value in (("alpha", 3 * ALPHA), ("loss", "huber"), ("penalty", "nuclear")):
+        result = optimality_gap(heads, X, Y, **{name: value})
+        other = heads.replace(**{name: value})
+        assert result.objective == pytest.approx(other.objective(X, Y), rel=1e-12)
+        assert (result.refit.alpha, result.refit.loss, result.refit.penalty) == (other.alpha, other.loss, other.penalty)
+
+
+def test_networks_are_measured_by_the_loss_that_is_named():
+    X, Y = data()
+    network, Y = ConvexAttention(3, 2, 2, n_heads=3).double(), 3 * Y
+    with torch.no_grad():
+        expected = network.objective(X, Y, loss="huber", alpha=ALPHA).item()
+    assert optimality_gap(network, X, Y, ALPHA, loss="huber").objective == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda **options: ConvexAttention(3, 2, 2, n_heads=3, **options),
+        lambda **options: SequenceAttention(3, 2, 2, n_heads=3, n_targets=1, **options),
+        lambda **options: SoftmaxAttention(2, 2, n_heads=3, position=0, **options),
+    ],
+    ids=["convex", "sequence", "softmax"],
+)
+def test_networks_without_bias_are_compared_with_such_networks(make):
+    X, Y = data()
+    network = make(bias=False).double()
+    Y = 1 + (Y[:, None] if isinstance(network, SequenceAttention) else Y)
+    result, without, with_bias = (
+        optimality_gap(network, X, Y, ALPHA, fit_intercept=flag) for flag in (None, False, True)
+    )
+    assert result.certificate.primal == without.certificate.primal
+    assert with_bias.certificate.primal < without.certificate.dual
+    assert result.n_heads == 3
+
+
+def test_weights_that_are_no_numbers_are_named():
+    network = ConvexAttention(3, 2, 2, n_heads=3)
+    torch.nn.init.constant_(network.w2, torch.nan)
+    with pytest.raises(ValueError, match="w2 of the network must be finite"):
+        optimality_gap(network, *data(), ALPHA)
+
+
 def test_labels_and_weights_are_read_as_in_fit():
     X, Y = data()
     labels, weight = np.where(Y[:, 0] > 0, "up", "down"), np.arange(len(X)) % 3 + 1.0
@@ -164,6 +220,9 @@ def test_heads_may_be_too_few_behind_some_gates_alone():
     assert result.n_heads > result.n_heads_sufficient
     assert not result.exact
     assert "fewer heads behind some of its gates" in str(result)
+    index = np.zeros(result.n_heads_sufficient, dtype=int)
+    network = ConvexAttention(5, 3, 1, n_heads=len(index), gates=gates, gate_index=index)
+    assert "fewer heads behind some of its gates" in str(optimality_gap(network, X, y, 0.05))
 
 
 def test_softmax_attention_gets_no_bound():
