@@ -6,11 +6,13 @@ import torch
 from probe_cases import ragged_samples
 from sklearn.base import BaseEstimator
 
-from convexformer.nn import QueryWeights
+from convexformer.nn import QueryWeights, TokenPooler
 from convexformer.preprocessing.checking import check_sequences
+from convexformer.preprocessing.pooling import pooled
 from convexformer.probes import generate
 from convexformer.probes.generate import DualPoint, Generation, find_weightings
-from convexformer.solvers import get_penalty
+from convexformer.programs.build import build_program
+from convexformer.solvers import get_loss, get_penalty
 
 N = 60
 
@@ -105,3 +107,75 @@ def test_queries_ascend_the_norms_that_judge_them(monkeypatch, scaled):
     part = generate._ascended_queries(point, Generation(temperature=0.7, radius=2.0), np.random.RandomState(0))
     sums, factors = generate._correlations(part, point)
     torch.testing.assert_close(seen[0], generate._dual_norms(point.penalty, sums * factors[:, None, None]))
+
+
+def weighted(point, weight):
+    """The point with weights of samples, whose dual values are the same."""
+    weight = torch.as_tensor(weight).double()
+    share = weight / weight.sum()
+    return point._replace(sample_weight=share, values=share[:, None] * N * point.values)
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_weights_of_samples_are_repetitions_of_them(scaled):
+    point, counts = dual_point(scaled=scaled), np.arange(N) % 3
+    index = torch.as_tensor(np.repeat(np.arange(N), counts))
+    repeated = point._replace(
+        samples=point.samples.rows(index),
+        values=N * point.values[index] / len(index),
+        sample_weight=torch.full((len(index),), 1 / len(index)).double(),
+    )
+    part = QueryWeights(np.random.default_rng(2).normal(size=(5, 4)), 1.0)
+    here, there = (generate._correlations(part, each) for each in (weighted(point, counts), repeated))
+    torch.testing.assert_close(here, there)
+    starts = [generate._starts(each, 9, np.random.RandomState(0)) for each in (weighted(point, counts), repeated)]
+    torch.testing.assert_close(*starts)
+    assert not torch.equal(starts[0], generate._starts(repeated, 9, np.random.RandomState(1)))
+
+
+def test_samples_without_weight_may_be_of_any_size_and_are_not_drawn():
+    point, weight = dual_point(scaled=True), np.ones(N)
+    weight[:50] = 0
+    far = [part * (3e307 if number < 50 else 1) for number, part in enumerate(ragged_samples(N))]
+    spoiled = point._replace(samples=check_sequences(BaseEstimator(), far, reset=True))
+    part = QueryWeights(np.random.default_rng(2).normal(size=(5, 4)), 1.0)
+    torch.testing.assert_close(*(generate._correlations(part, weighted(each, weight)) for each in (spoiled, point)))
+    for n_samples in (N, 10, 5):  # all that count, and some of them
+        batch = generate._batch(weighted(spoiled, weight), Generation(n_samples=n_samples), np.random.RandomState(0))
+        assert batch.tokens.abs().max() < 100
+        assert len(batch.weight) == min(n_samples, 10)
+
+
+def test_drawn_samples_weigh_by_their_weights_over_their_odds():
+    point, weight = dual_point(n_outputs=1), torch.arange(N)[:, None] % 2 + 1.0
+    point = weighted(point._replace(values=3 / weight / N / N), weight[:, 0])  # of odds that are all equal
+    odds = torch.where(torch.arange(N)[:, None] < N // 2, 1.0, 4.0)
+    point = point._replace(values=point.values * odds)
+    batch = generate._batch(point, Generation(n_samples=59), np.random.RandomState(0))
+    ratios = batch.weight / batch.weight.max()
+    assert set(ratios.round(decimals=6).tolist()) == {1.0, 0.5, 0.25, 0.125}
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("kind", ["queries", "gates"])
+def test_as_many_are_found_as_are_wanted_with_their_factors(kind, scaled):
+    point = dual_point(scaled=scaled)
+    found = search(point, kind, similarity=1.0)
+    assert found.weights.n_weightings == 4
+    factors = generate._correlations(found.weights, point)[1]
+    assert found.factors is None if not scaled else torch.allclose(found.factors, factors)
+    none = search(point._replace(alpha=1e3), kind)
+    assert none.weights is None
+    assert 1e3 * (none.violation + 1) == pytest.approx(point.alpha * (found.violation + 1), rel=1e-9)
+
+
+def test_the_point_of_a_program_gives_the_sums_that_its_dual_norms_are_of():
+    samples, theta = dual_point().samples, torch.as_tensor(np.random.default_rng(3).normal(size=(N, 2)))
+    part = QueryWeights(np.random.default_rng(2).normal(size=(5, 4)), 1.0)
+    pooler, parts = TokenPooler([part]), (get_loss("squared"), get_penalty("nuclear"))
+    program = build_program(
+        pooled(pooler, samples), torch.ones_like(theta), *parts, 0.1, torch.arange(N).double(), False
+    )
+    point = DualPoint.of(program, theta, pooler, samples)
+    torch.testing.assert_close(generate._correlations(part, point)[0], program.weighted_adjoint(theta).reshape(5, 4, 2))
+    assert (point.alpha, point.scaled) == (0.1, False)
