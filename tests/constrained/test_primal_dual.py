@@ -1,5 +1,6 @@
 """Primal-dual training: known solutions, resilience, infeasibility, resuming bit for bit, errors."""
 
+import contextlib
 import copy
 import warnings
 
@@ -405,9 +406,79 @@ def test_records_are_means_over_samples_whatever_the_batches():
 
 
 def test_multipliers_of_an_epoch_move_by_its_mean_constraints():
-    trainer = held_trainer(dual_update="epoch", warmup_epochs=1)
+    trainer = held_trainer(dual_update="epoch", warmup_epochs=1, dual_lr=0.1)
     history = trainer.fit([FIRST], n_epochs=2)
-    assert history.duals == [[0.0, 0.0], pytest.approx([0.05 * 3.0, 0.0])]
+    assert history.duals == [[0.0, 0.0], pytest.approx([0.1 * 3.0, 0.0])]
+
+
+def test_multipliers_of_a_step_move_by_the_means_of_its_batch():
+    means = []
+
+    def layer_losses(model, batch):
+        if model.training:
+            means.append(batch[0].mean().item())
+        return held_losses(model, batch)
+
+    trainer = held_trainer(layer_losses, first_factor=True, dual_lr=0.1)
+    history = trainer.fit([FIRST], n_epochs=1)
+    assert history.duals[0] == pytest.approx([0.1 * sum(mean - 0.8 for mean in means), 0.0])
+    assert history.constraints[0][0] == pytest.approx(4.0 - 0.8)
+
+
+def test_slacks_that_are_reset_begin_each_epoch_at_zero():
+    explicit = {"resilience": 2.0, "slack_update": "explicit", "batch_size": 5}
+    for reset in (True, False):
+        history = held_trainer(reset_slacks=reset, **explicit).fit([FIRST], n_epochs=4)
+        slacks, duals = np.array(history.slacks), np.array(history.duals)
+        assert np.allclose(slacks[1:], 0.05 * duals[:-1]) == reset
+
+
+@pytest.mark.parametrize(("objective", "after"), [("sum", [0.9, 0.9]), ("last", [1.0, 0.9])])
+def test_the_rivals_lower_the_losses_of_all_layers_or_of_the_last(objective, after):
+    model = Point(1.0, 1.0)
+    trainer = PrimalDual(
+        model, point_losses(lambda a, b: a**2, lambda a, b: b**2), c_ref=0.1, objective=objective, **PLAIN
+    )
+    with warnings.catch_warnings(action="error"):  # what is not asked for is not warned of
+        trainer.fit(ONE, n_epochs=1)
+    assert model.at.tolist() == pytest.approx(after)
+    assert not trainer.feasible_
+
+
+def moving_losses(target):
+    """Each step adds the rate to the weight; held-out losses are least where it is the target."""
+
+    def layer_losses(model, batch):
+        value = -model.at if model.training else (model.at - target) ** 2 if target else 0 * model.at
+        return torch.stack([value, value])
+
+    return layer_losses
+
+
+@pytest.mark.parametrize(("target", "best"), [(0.21, 0.2), (None, 0.1)], ids=["least", "first of equals"])
+@pytest.mark.parametrize("is_interrupted", [False, True])
+def test_the_weights_of_the_best_epoch_are_put_back(target, best, is_interrupted):
+    def callback(trainer):
+        if is_interrupted and len(trainer.history_.losses) == 5:
+            raise KeyboardInterrupt
+
+    options = {"objective": "last", "c_ref": 1.0, **PLAIN, "lr": 0.1}
+    trainer = PrimalDual(Point(0.0), moving_losses(target), **options)
+    with pytest.raises(ConstrainedTrainingInterrupted) if is_interrupted else contextlib.nullcontext():
+        trainer.fit(ONE, n_epochs=5, validation=ONE, callback=callback)
+    assert trainer.model.at.item() == pytest.approx(best)
+    assert trainer.report_.losses[-1] == pytest.approx((best - target) ** 2 if target else 0.0)
+
+
+def test_a_state_is_left_as_it_is_and_serves_reports_of_other_errors():
+    trainer = held_trainer()
+    trainer.fit([FIRST], n_epochs=2)
+    state = trainer.state_dict()
+    other = held_trainer(n_errors=3.0)
+    other.load_state_dict(state)
+    other.fit([FIRST], n_epochs=4)
+    assert len(other.history_.losses) == 4
+    assert len(state["history"]["losses"]) == 2
 
 
 @pytest.mark.parametrize(
