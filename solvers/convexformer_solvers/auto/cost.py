@@ -38,6 +38,12 @@ def gradient_steps_of_admm(program: Program, config: AutoConfig, n_calls: int = 
     return (start + iterations * (step + rates.work_of_a_read * side**2)) / step
 
 
+def gradient_steps_of_gram(program: Program) -> float:
+    """Gradient steps, of two products each, in the time of a Gram matrix for each output, and its factor."""
+    n_outputs = program.y.shape[1]
+    return n_outputs * (program.map.gram_work() + factor_work(program)) / (2 * program.map.product_work(n_outputs))
+
+
 def block_steps_of_admm(program: Program, config: AutoConfig) -> float:
     """Steps of block descent on one block in the time that alternating directions take, with Gram matrix and factor."""
     start = program.map.gram_work() + factor_work(program)

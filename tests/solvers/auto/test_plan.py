@@ -198,6 +198,22 @@ class TestDecisionList:
             assert MetricGradient in algorithms(smooth, large)
             assert MetricGradient not in algorithms(dataclasses.replace(smooth, loss=Jumping()), large)
 
+    def test_2_gradient_steps_have_a_share_of_the_time_of_newton_steps(self):
+        program = make_program("poisson", n=40)
+        dependent = dataclasses.replace(program, map=DenseMap(program.map.data + 10 * randn(40, 1, 1)))
+
+        def gradient_steps(share, program=dependent, **options):
+            config = AutoConfig(newton_share=share, steps=10**9, **options)
+            return [stage.max_steps for stage in plan(program, config=config) if isinstance(stage.algorithm, Fista)]
+
+        many, twice = gradient_steps(1e5), gradient_steps(2e5)
+        assert many[0] > AutoConfig.first_steps < many[1]
+        assert twice == [2 * many[0], 2 * many[1], math.inf]
+        # Steps in a metric count, and take the place of all where these are few.
+        assert gradient_steps(1e5, least_single=0) == [many[0] - AutoConfig.first_steps, *many[1:]]
+        assert gradient_steps(0.0) == [AutoConfig.first_steps, AutoConfig.first_steps, math.inf]
+        assert gradient_steps(0.0, least_single=0) == [AutoConfig.first_steps, math.inf]
+
     def test_2_nearly_independent_features_take_no_metric(self):
         program, large = independent_program("poisson", 1), dataclasses.replace(PLAIN, least_single=0)
         assert MetricGradient not in algorithms(program, large)
