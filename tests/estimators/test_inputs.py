@@ -1045,7 +1045,7 @@ def test_networks_that_are_not_finite_have_no_gap():
 def test_a_stalled_solve_says_what_helps():
     helps = "raise tol, scale and centre the features, solve in float64 (dtype='float64'), take solver='auto'."
     with pytest.warns(ConvergenceWarning, match=re.escape(helps)):
-        ConvexAttentionRegressor(solver="fista", tol=1e-14, max_iter=300, dtype="float32").fit(X, y)
+        ConvexAttentionRegressor(alpha=1e-3, solver="fista", tol=1e-14, max_iter=300, dtype="float32").fit(X, y)
 
 
 def test_data_frames_of_dates_or_vectors_are_named():
