@@ -29,14 +29,14 @@ class Growth:
         Coefficients, intercept and dual point.
     rounds : list of WeightingRound
         The rounds so far.
-    stream : dict
-        State of the random numbers of the search.
+    stream : RandomState
+        Random numbers of the search.
     """
 
     added: TokenPooler
     solution: tuple[Tensor, Tensor, Tensor]
     rounds: list[WeightingRound]
-    stream: dict[str, Any]
+    stream: np.random.RandomState
 
     @classmethod
     def of(
@@ -50,11 +50,12 @@ class Growth:
         """That of a dictionary that was `first`."""
         factors = None if pooler.factors is None else pooler.factors[first.n_weightings :]
         added = TokenPooler(pooler.weightings[len(first.weightings) :], factors=factors)
-        return cls(added, solution, rounds, dict(stream.get_state(legacy=False)))
+        return cls(added, solution, rounds, stream)
 
     def saved(self) -> tuple[dict[str, Any], dict[str, NDArray]]:
         """Entries for JSON and arrays."""
-        entries = {"parts": self.added.described(), "rounds": self.rounds, "stream": self.stream}
+        state = self.stream.get_state(legacy=False)
+        entries = {"parts": self.added.described(), "rounds": self.rounds, "stream": state}
         solution = dict(zip(_SOLUTION, self.solution, strict=True))
         arrays = self.added.state_dict() | solution
         return entries, {name: tensor.numpy(force=True) for name, tensor in arrays.items()}
@@ -71,5 +72,6 @@ class Growth:
         added = TokenPooler.rebuilt(entries["parts"], arrays)
         coef, intercept, dual = (torch.as_tensor(arrays[name]) for name in _SOLUTION)
         rounds = [WeightingRound(*found) for found in entries["rounds"]]
-        np.random.RandomState().set_state(entries["stream"])
-        return cls(added, (coef, intercept, dual), rounds, entries["stream"])
+        stream = np.random.RandomState()
+        stream.set_state(entries["stream"])
+        return cls(added, (coef, intercept, dual), rounds, stream)

@@ -74,6 +74,19 @@ def test_no_more_weightings_are_taken_from_a_file_than_are_asked_for(tmp_path):
     assert len(alone.weighting_norms_) == 1
 
 
+@pytest.mark.parametrize("of_numpy", [False, True])
+def test_random_numbers_of_the_caller_are_not_set_back(of_numpy, tmp_path):
+    own, options = np.random.RandomState(3), {"random_state": None}
+    if not of_numpy:
+        options["random_state"] = own
+    fitted(tmp_path / "fit.npz", max_new=2, **options)
+    before = [stream.get_state()[1:3] for stream in (own, np.random.mtrand._rand)]
+    fitted(tmp_path / "fit.npz", max_new=4, **options)
+    for (numbers, place), stream in zip(before, (own, np.random.mtrand._rand), strict=True):
+        np.testing.assert_array_equal(stream.get_state()[1], numbers)
+        assert stream.get_state()[2] == place
+
+
 def test_a_first_dictionary_that_cannot_be_saved_does_not_matter(tmp_path):
     class Own(MeanWeights):
         """A weighting that ``TOKEN_WEIGHTS`` does not know."""

@@ -151,10 +151,12 @@ class ConvexProbeBase(ConvexAttentionBase):
         """Add weightings while they lower the objective; after each round the estimator has the solution so far."""
         rounds: list[WeightingRound] = []
         self.generation_ = GenerationReport(rounds, generation.said(GenerationStop.INTERRUPTED))  # until it has ended
-        stream, problem = check_stream(self.random_state), first
-        if growth is not None:
+        problem = first
+        if growth is None:
+            stream = check_stream(self.random_state)
+        else:
+            stream = growth.stream
             rounds += growth.rounds
-            stream.set_state(growth.stream)
             pooler = first.pooler.extended(growth.added.weightings, growth.added.factors)
             coef, intercept, dual = (part.to(first.program.y.device) for part in growth.solution)
             start = (coef.to(first.program.map.dtype), intercept.to(first.program.map.dtype), dual)
