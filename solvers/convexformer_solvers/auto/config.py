@@ -34,7 +34,7 @@ class AutoConfig:
         First-order steps before Newton steps, as a share of those in the time of which Newton steps would be done.
     steps : int, default=2000
         Steps of alternating directions at most, after Newton steps or in their place; also of proximal steps in the
-        dual, and of steps in a metric where no other limit is named.
+        dual, of gradient steps before semismooth Newton steps, and of steps in a metric where no other limit is named.
     few_steps : int, default=400
         The same where others follow that may be better, as for losses that couple the outputs; at least before Newton
         steps with the squared loss; Newton steps at most, of which about 25 are taken.

@@ -54,8 +54,8 @@ def plan(program: Program, warm: bool = False, config: AutoConfig | None = None)
     3. A loss of unbounded curvature (Poisson): the stages of this point and no other. Large data whose features are
        more than slightly dependent take steps in a metric of low rank. Then gradient steps and Newton steps on smoothed
        objectives, gradient steps and semismooth Newton steps, each pair where its Newton steps apply, and gradient
-       steps without end. Gradient steps before Newton steps have a fifth of the time of these, the first less the steps
-       in the metric. A penalty that is no sum over blocks: gradient steps alone.
+       steps without end. Gradient steps before Newton steps take a fifth of the time of these. Steps in the metric
+       count as the first of them. A penalty that is no sum over blocks: gradient steps alone.
     4. Features that are nearly independent, for this ``alpha``: greedy gradient steps in single precision, for as long
        as a Gram matrix would take. They begin on a working set where samples are at most ``set_width`` times as many as
        features.
