@@ -116,10 +116,8 @@ class _Planner:
         self.more_features = program.map.smaller_side < math.prod(program.map.feature_shape)  # than samples
         # On all features a polish costs more than on a working set.
         self.seldom = PolishConfig(wait=2 * PolishConfig.wait)
-        # First-order steps before Newton steps have their turn; with the squared loss they end by themselves as a rule.
-        at_least = config.few_steps if program.loss.quadratic else config.first_steps
         self.newton_time = self._newton_time()
-        self.n_before_newton = max(at_least, config.newton_share * self.newton_time)
+        self.n_before_newton = self._steps_before(self.newton_time)
         self.takes_newton = self.n_before_newton <= config.steps
 
     def stages(self) -> Iterator[Stage]:
@@ -353,8 +351,7 @@ class _Planner:
             yield from self._newton(config.few_steps)
         for newton in self._outputs_apart_newton():
             of_newton = config.usual_steps * gradient_steps_of_gram(self.program)
-            n_steps = min(max(config.first_steps, config.newton_share * of_newton), config.steps)
-            yield self._gradient_steps(why, n_steps)
+            yield self._gradient_steps(why, min(self._steps_before(of_newton), config.steps))
             yield newton
         yield self._gradient_steps(f"{why}, and nothing else has ended before")
 
@@ -373,6 +370,13 @@ class _Planner:
         if self.takes_newton:
             why = "Newton steps on smoothed objectives: few of them end where others are slow"
             yield Stage(SmoothingNewton(), why, n_steps, (Center(),))
+
+    def _steps_before(self, newton_time: float) -> float:
+        """First-order steps before Newton steps that take the time of so many."""
+        config = self.config
+        # With the squared loss they end by themselves as a rule.
+        at_least = config.few_steps if self.program.loss.quadratic else config.first_steps
+        return max(at_least, config.newton_share * newton_time)
 
     def _newton_time(self) -> float:
         """First-order steps in the time of Newton steps on smoothed objectives; inf where none apply."""
