@@ -140,7 +140,7 @@ class MetricGradient(Solver):
         program = state.smooth
         found = read(program, state.coef, state.intercept, state.single, state.metric)
         state = state._replace(iteration=state.iteration + 1)
-        if state.single and _says_too_little(state, found):
+        if state.single and self._says_too_little(state, found):
             state = state._replace(single=False)
             best = _read_again(program, state, min(found, state.read, key=lambda each: each.value))
             return self._minimised(program, state._replace(read=best, base=best, past=()))
@@ -249,6 +249,16 @@ class MetricGradient(Solver):
         change = program.weight @ (found - other).abs()
         return float(change.sum()) <= self.config.alike * float((program.weight @ other.abs()).sum())
 
+    def _says_too_little(self, state: _State, found: Read) -> bool:
+        """Whether what a pass in single precision says of a point may be rounding."""
+        rise = (found.value - state.base.value) / found.size
+        rounding = torch.finfo(torch.float32).eps / math.sqrt(len(found.at.pred))  # of a mean of so many
+        if abs(found.gap) <= SINGLE * found.size or -rounding <= rise <= rounding:
+            return True
+        # Slopes of combinations may lead too far, the minimum of a model does not but for rounding and its curvature.
+        met = self._curvature_met(state.metric, state.base.at, found.at)
+        return not state.past and 0 < rise <= SINGLE and met <= state.curvature
+
     @staticmethod
     def _curvature_met(metric: Metric, before: Linear, after: Linear) -> float:
         """Curvature of the loss between two points, in units of the metric; zero where these are the same."""
@@ -283,11 +293,3 @@ class MetricGradient(Solver):
 def _read_again(program: Program, state: _State, point: Read) -> Read:
     """A pass over the data at a point that a pass in another precision or a combination has told of."""
     return read(program, point.at.coef, point.at.intercept, state.single, state.metric)
-
-
-def _says_too_little(state: _State, found: Read) -> bool:
-    """Whether what a pass in single precision says of a point may be rounding."""
-    rise = (found.value - state.base.value) / found.size
-    rounding = torch.finfo(torch.float32).eps / math.sqrt(len(found.at.pred))  # of a mean of so many
-    # Slopes of combinations may lead too far, the minimum of a model does not but for rounding and a model's curvature.
-    return abs(found.gap) <= SINGLE * found.size or -rounding <= rise <= (rounding if state.past else SINGLE)
