@@ -247,9 +247,10 @@ def test_curvatures_of_pairs_of_classes_stay_below_the_limit(limit, width):
         CountedMap(DenseMap(randn(200, 5, 2))), classes, get_loss("softmax"), get_penalty("group_l2"), 0.01
     )
     program.map.memory_limit = limit
-    steps = MetricGradient(LowRankMetrics(2))
-    assert steps.init(program, Point(torch.zeros(program.coef_shape))).metric.local.shape == (200, width)
-    assert solve(program, steps, tol=1e-4).certificate.relative_gap <= 1e-4
+    for metrics, own in ((GramMetrics(Batched(Auto())), width), (LowRankMetrics(2), 10)):
+        steps = MetricGradient(metrics)
+        assert steps.init(program, Point(torch.zeros(program.coef_shape))).metric.local.shape == (200, own)
+        assert solve(program, steps, tol=1e-4).certificate.relative_gap <= 1e-4
 
 
 def dependent_blocks(name, n=1500, n_blocks=200):

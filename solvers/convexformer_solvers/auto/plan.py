@@ -182,21 +182,20 @@ class _Planner:
 
     def _rank(self) -> int:
         """The rank of a metric that is formed in the time of a few steps, and for which there is room."""
-        program, config, k = self.program, self.config, outputs_apart(self.program)
+        program, config, k = self.program, self.config, outputs_apart(self.program, joined=False)
         (n_samples, *shape), limit = program.map.shape, program.map.memory_limit or math.inf
         p = math.prod(shape)
         matrices, passed = config.gram_copies * p * program.y.element_size(), n_samples * program.map.dtype.itemsize
         room = limit / (k * (matrices + 3 * passed))  # predictions, in float64 again where squares overflow
         # The more steps a metric takes to form, the fewer follow: least in all where both are as many.
         n_steps = math.sqrt(config.usual_steps * k)
-        columns = 1 + k if program.loss.output_separable else 2 * k
-        return int(min(room, n_steps * program.map.product_work(k) / (columns * n_samples * p), p))
+        return int(min(room, n_steps * program.map.product_work(k) / ((1 + k) * n_samples * p), p))
 
     def _room_for_gram(self) -> bool:
         """Whether Gram matrices of the features, of all outputs that the loss couples, are small enough."""
         program, config = self.program, self.config
         loss, limit = program.loss, program.map.memory_limit or math.inf
-        n_outputs = outputs_apart(program)
+        n_outputs = outputs_apart(program, joined=True)
         side, n_parts = math.prod(program.map.feature_shape), n_outputs if loss.output_separable else 1
         side *= n_outputs // n_parts
         size = config.gram_copies * n_parts * program.y.element_size() * side**2
@@ -262,10 +261,10 @@ class _Planner:
         if products_of_gram(program) < config.costly_gram:
             return
         n_steps = gradient_steps_of_admm(program, config, config.calls)
-        # The squared loss and few samples need few alternating directions; metrics of coupled outputs are of all pairs.
+        # The squared loss and few samples need few alternating directions, and coupled outputs many metric steps.
         factor = 3 if program.loss.quadratic or self.more_features else 1
         if not program.loss.output_separable:
-            factor = 2 * program.y.shape[1]
+            factor = 3 * (factor + 1)
         if 2 * factor * self._steps_if_independent() <= n_steps and self._dependent():
             yield from self._low_rank("the Gram matrix of all features takes longer", n_steps)
 

@@ -61,14 +61,19 @@ class Curvature:
         return result
 
 
-def curvature_bound(loss: Loss, pred: Tensor, y: Tensor) -> Tensor:
-    """Gershgorin's bound of the largest eigenvalue of each sample's Hessian in predictions, shape ``(N,)``."""
+def curvature_bounds(loss: Loss, pred: Tensor, y: Tensor) -> Tensor:
+    """Diagonal matrix above each sample's Hessian in predictions, shape ``(N, c)``: sums of its rows (Gershgorin)."""
     parts = loss.hessian_parts(pred, y)
     if parts is None:
-        return torch.stack([column.abs().sum(1) for column in hessian_columns(loss, pred, y)]).amax(0)
+        return torch.stack([column.abs().sum(1) for column in hessian_columns(loss, pred, y)], dim=1)
     diagonal, root = parts
     if root is None:
-        return diagonal.abs().amax(1)
+        return diagonal.abs()
     size = root.abs()
     others = size * (size.sum(1, keepdim=True) - size)
-    return ((diagonal - size.square()).abs() + others).amax(1)
+    return (diagonal - size.square()).abs() + others
+
+
+def curvature_bound(loss: Loss, pred: Tensor, y: Tensor) -> Tensor:
+    """Gershgorin's bound of the largest eigenvalue of each sample's Hessian in predictions, shape ``(N,)``."""
+    return curvature_bounds(loss, pred, y).amax(1)

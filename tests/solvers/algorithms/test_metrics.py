@@ -1,5 +1,6 @@
 """Metrics of variable-metric steps: Gram matrices, their low-rank approximations, and minima of models."""
 
+import dataclasses
 import math
 
 import pytest
@@ -138,9 +139,10 @@ def test_low_rank_metrics_of_full_rank_are_those_of_gram_matrices(name, penalty,
     linear_map = SignedMap(linear_map) if signed else linear_map
     y = valid_target(loss, n, c, torch.Generator().manual_seed(0))
     program = Program(linear_map, y, loss, penalty, 0.1, random_weight(n), intercept)
-    local = MetricGradient(GRAM)._curvatures(program, randn(n, c, seed=3))
-    full = math.prod(linear_map.feature_shape) * (c if local.shape[1] > 1 else 1)
-    exact, approximate = GRAM.of(program, local), LowRankMetrics(full).of(program, local)
+    full = math.prod(linear_map.feature_shape)
+    local = MetricGradient(LowRankMetrics(full))._curvatures(program, randn(n, c, seed=3))
+    uncoupled = dataclasses.replace(program, loss=get_loss("squared"))  # whose Gram matrices are of each output, too
+    exact, approximate = GRAM.of(uncoupled, local), LowRankMetrics(full).of(program, local)
     largest = max(float(part.matrix.values.max()) for part in approximate.parts)
     for one, other in zip(exact.parts, approximate.parts, strict=True):
         unit = torch.eye(len(other.matrix.factor), dtype=torch.float64)
@@ -150,10 +152,29 @@ def test_low_rank_metrics_of_full_rank_are_those_of_gram_matrices(name, penalty,
     for seed in range(3):
         move, shift = randn(*program.coef_shape, seed=seed), randn(c, seed=seed + 10)
         # Nearly singular matrices are given a multiple of the identity.
-        identity = 1.3e-4 * largest * float(move.square().sum()) if signed or name == "softmax" else 0.0
+        identity = 1.3e-4 * largest * float(move.square().sum()) if signed else 0.0
         square = exact.square(move, shift)
         assert -1e-6 * square <= approximate.square(move, shift) - square <= identity + 1e-6 * square
         torch.testing.assert_close(approximate.reduced(move, shift), exact.reduced(move, shift))
+
+
+@pytest.mark.parametrize("penalty", [GroupL2(), GroupNuclear()])
+def test_low_rank_metrics_of_coupled_outputs_are_above_the_gram_matrix_of_all(penalty):
+    n, c, p, loss = 100, 3, 8, get_loss("softmax")
+    y = valid_target(loss, n, c, torch.Generator().manual_seed(0))
+    program = Program(DenseMap(randn(n, 4, 2) + 1), y, loss, penalty, 0.1, random_weight(n), True)
+    pred = 3 * randn(n, c, seed=3)
+    metric = LowRankMetrics(p).of(program, MetricGradient(LowRankMetrics(p))._curvatures(program, pred))
+    assert len(metric.parts) == (c if penalty.output_separable else 1)
+    probability, ways = torch.softmax(pred, 1), [(randn(4, 2, c, seed=k), randn(c, seed=k + 30)) for k in range(20)]
+    shares = []
+    for move, shift in ways:
+        change = program.map.matvec(move) + shift
+        mean = (probability * change).sum(1)
+        square = float(program.mean((probability * change.square()).sum(1) - mean.square()))
+        shares.append(square / metric.square(move, shift))
+    assert max(shares) <= 1 + 1e-9
+    assert max(shares) >= 0.2
 
 
 @pytest.mark.parametrize("name", ["squared", "softmax"])
@@ -162,8 +183,8 @@ def test_metrics_of_low_rank_that_follow_each_other_find_the_largest_eigenvalues
     y = valid_target(loss, n, c, torch.Generator().manual_seed(0))
     data = (randn(n, 20) @ decaying(20)[0]).view(n, 10, 2)
     program = Program(DenseMap(data), y, loss, GroupL2(), 0.1, random_weight(n), True)
-    local = MetricGradient(GRAM)._curvatures(program, randn(n, c, seed=3))
-    unit = torch.eye(20 * (c if local.shape[1] > 1 else 1), dtype=torch.float64)
+    local = MetricGradient(LowRankMetrics(rank))._curvatures(program, randn(n, c, seed=3))
+    unit = torch.eye(20, dtype=torch.float64)
     whole = LowRankMetrics(len(unit)).of(program, local)
     assert whole.span is None
     gram = whole.parts[0].matrix.product(unit)

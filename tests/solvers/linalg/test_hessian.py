@@ -6,7 +6,7 @@ import pytest
 import torch
 from solver_cases import LOSS_NAMES, make_program, randn
 
-from convexformer_solvers.linalg.hessian import Curvature, curvature_bound
+from convexformer_solvers.linalg.hessian import Curvature, curvature_bound, curvature_bounds
 
 
 def at_a_point(loss, in_parts=True):
@@ -54,3 +54,5 @@ def test_bounds_are_above_eigenvalues_and_no_more_than_row_sums(loss, in_parts):
     bound = curvature_bound(program.loss, pred, program.y)
     assert bool((bound >= torch.linalg.eigvalsh(matrices)[:, -1] - 1e-12).all())
     torch.testing.assert_close(bound, matrices.abs().sum(2).amax(1))
+    rest = torch.diag_embed(curvature_bounds(program.loss, pred, program.y)) - matrices
+    assert bool((torch.linalg.eigvalsh(rest) >= -1e-12).all())

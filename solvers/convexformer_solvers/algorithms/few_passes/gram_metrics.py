@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from convexformer_solvers.program import Program
 from convexformer_solvers.reductions.moments import lost_to_means
 
 from .batched import Batched
-from .metric import Metric, Metrics, Part, in_single, joins_outputs, one_by_one, pairs
+from .metric import Metric, Metrics, Part, in_single, one_by_one
 from .model import Gram
 
 
@@ -29,6 +30,7 @@ class GramMetrics(Metrics):
         Samples of which the Gram matrix is formed, over the number of features; of all, if these are fewer.
     """
 
+    joins_outputs: ClassVar[bool] = True
     solver: Batched
     sample: int = 20
     name = property(lambda self: self.solver.solver.name)
@@ -40,11 +42,18 @@ class GramMetrics(Metrics):
             index = even_rows(linear_map.n_samples, n_wanted, local.device)
             linear_map, weight = linear_map.rows(index), weight[index] / program.weight[index].sum()
         gram, sums, totals = _moments(linear_map, weight)
-        joint = joins_outputs(program, local)
-        places = pairs(program.y.shape[1] if joint else 1, local.device)
+        joint = len(gram) > 1 and not program.loss.output_separable
+        places = _pairs(program.y.shape[1] if joint else 1, local.device)
         parts = one_by_one(1 if joint else len(gram))
         each = ((rows, gram[rows][places], sums[rows][places], totals[rows][places]) for rows in parts)
         return Metric(local, tuple(_part(program, self.solver, *own) for own in each))
+
+
+def _pairs(k: int, device: torch.device) -> Tensor:
+    """Position, among those of two outputs in the order of rows, of each pair of k outputs, shape ``(k, k)``."""
+    result, (i, j) = torch.empty((k, k), dtype=torch.int64, device=device), torch.triu_indices(k, k, device=device)
+    result[i, j] = result[j, i] = torch.arange(len(i), device=device)
+    return result
 
 
 def _moments(linear_map: LinearMap, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:

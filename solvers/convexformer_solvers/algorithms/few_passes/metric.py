@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -83,6 +83,8 @@ class Metric(NamedTuple):
 class Metrics(ABC):
     """One way to form metrics."""
 
+    joins_outputs: ClassVar[bool]  # whether metrics are of all outputs that the loss couples together
+
     @property
     @abstractmethod
     def name(self) -> str:
@@ -96,29 +98,19 @@ class Metrics(ABC):
         """
 
 
-def outputs_apart(program: Program) -> int:
+def outputs_apart(program: Program, joined: bool) -> int:
     """How many outputs have curvatures of their own in a metric; one where all have the same bound.
 
-    That is so where the penalty couples them, and where the curvatures of all pairs take too much memory.
+    That is so where the penalty couples them, and where curvatures of all pairs, which metrics of `joined` outputs
+    take, need too much memory.
     """
     y, loss, n_outputs = program.y, program.loss, program.y.shape[1]
     if not program.penalty.output_separable or loss.quadratic:
         return 1
     # Of half of all pairs, four copies at once: those before, new ones, these weighted and as matrices.
-    n_bytes = 0 if loss.output_separable else 2 * (n_outputs + 1) * y.numel() * y.element_size()
+    coupled = joined and not loss.output_separable
+    n_bytes = 2 * (n_outputs + 1) * y.numel() * y.element_size() if coupled else 0
     return n_outputs if n_bytes <= (program.map.memory_limit or math.inf) else 1
-
-
-def joins_outputs(program: Program, local: Tensor) -> bool:
-    """Whether curvatures ``(N, n)`` are those between the outputs, which then are one part of a metric."""
-    return local.shape[1] > 1 and not program.loss.output_separable
-
-
-def pairs(k: int, device: torch.device) -> Tensor:
-    """Position, among those of two outputs in the order of rows, of each pair of k outputs, shape ``(k, k)``."""
-    result, (i, j) = torch.empty((k, k), dtype=torch.int64, device=device), torch.triu_indices(k, k, device=device)
-    result[i, j] = result[j, i] = torch.arange(len(i), device=device)
-    return result
 
 
 def one_by_one(n: int) -> list[slice]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from convexformer_solvers.algorithms.base import Solver
 from convexformer_solvers.algorithms.smoothing_newton import SmoothingConfig
-from convexformer_solvers.linalg.hessian import curvature_bound
+from convexformer_solvers.linalg.hessian import curvature_bounds
 from convexformer_solvers.losses.base import hessian_columns
 from convexformer_solvers.points import Point, gap_estimate
 from convexformer_solvers.program import Program
@@ -232,15 +232,17 @@ class MetricGradient(Solver):
     def _curvatures(self, program: Program, pred: Tensor) -> Tensor:
         """Second derivatives of each sample's loss that the metric takes, shape ``(N, n)``.
 
-        These are all of a coupled loss's, those of each output, or one bound for all outputs (``outputs_apart``).
+        These are all of a coupled loss's, a bound for each output, or one for all outputs (``outputs_apart``).
         """
         loss, n_outputs, largest = program.loss, pred.shape[1], program.loss.smoothness
-        size = largest if math.isfinite(largest) else float(program.mean(curvature_bound(loss, pred, program.y)))
+        joined = self.metrics.joins_outputs
+        bounds = curvature_bounds(loss, pred, program.y)
+        size = largest if math.isfinite(largest) else float(program.mean(bounds.amax(1)))
         least = self.config.least_curvature * size
-        if outputs_apart(program) == 1:
-            return curvature_bound(loss, pred, program.y)[:, None].clamp(least, largest)
-        if loss.output_separable:
-            return loss.hessian_product(pred, program.y, torch.ones_like(pred)).clamp(least, largest)
+        if outputs_apart(program, joined) == 1:
+            return bounds.amax(1, keepdim=True).clamp(least, largest)
+        if loss.output_separable or not joined:
+            return bounds.clamp(least, largest)
         units, columns = torch.eye(n_outputs).to(pred), hessian_columns(loss, pred, program.y)
         # The sums are of what is kept alone: slices of whole columns would hold these in memory.
         return torch.cat([column[:, i:] + least * units[i, i:] for i, column in enumerate(columns)], dim=1)
