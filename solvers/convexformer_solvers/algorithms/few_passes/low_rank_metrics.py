@@ -22,8 +22,8 @@ class LowRankMetrics(Metrics):
 
     Each takes a pass over the data, with as many columns of coefficients as the rank. Its directions are random at
     first, then products with the metric before, as in an iteration of subspaces. Outputs have matrices of their own, of
-    the same directions. Where the loss couples them curvatures are bounds of each: those of pairs, in a matrix of all
-    outputs, take twice to three times as many steps in the same time, as so many outputs leave a low rank for each.
+    the same directions. Where the loss couples outputs, the curvature of each is a bound. A matrix of all outputs would
+    have the curvatures of pairs, and a lower rank in the same time.
     """
 
     joins_outputs: ClassVar[bool] = False

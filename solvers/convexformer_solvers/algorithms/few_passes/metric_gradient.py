@@ -257,9 +257,10 @@ class MetricGradient(Solver):
         rounding = torch.finfo(torch.float32).eps / math.sqrt(len(found.at.pred))  # of a mean of so many
         if abs(found.gap) <= SINGLE * found.size or -rounding <= rise <= rounding:
             return True
-        # Slopes of combinations may lead too far, the minimum of a model does not but for rounding and its curvature.
-        met = self._curvature_met(state.metric, state.base.at, found.at)
-        return not state.past and 0 < rise <= SINGLE and met <= state.curvature
+        if state.past or not 0 < rise <= SINGLE:  # slopes of combinations may lead too far
+            return False
+        # The minimum of a model leads too far for rounding alone, or for more curvature than that of the model.
+        return self._curvature_met(state.metric, state.base.at, found.at) <= state.curvature
 
     @staticmethod
     def _curvature_met(metric: Metric, before: Linear, after: Linear) -> float:
