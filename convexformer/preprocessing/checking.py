@@ -37,10 +37,10 @@ def check_sequences(estimator: Any, X: Any, reset: bool, part: slice | None = No
         Its ``n_features_in_`` is set when `reset`, and compared otherwise.
     X : array-like or pair
         One of: an array of shape (N, n, d); a list of arrays of shapes (length, d); a pair of an array of shape
-        (N, n, d) and the `lengths` of the samples, integers of shape (N,), or a `mask` of shape (N, n) that is True
-        where a token is real; a masked array of numpy; a nested tensor of torch. An array of shape (N, d) is samples
-        of one token each. What ``open_source`` takes, as a path, stands for an array of shape (N, n, d); it is read in
-        chunks. ``TokenSequences`` have been checked and are taken as they are.
+        (N, n, d) and the `lengths` of the samples, integers of shape (N,), or a `mask` of shape (N, n) that is True,
+        or 1, where a token is real; a masked array of numpy; a nested tensor of torch. An array of shape (N, d) is
+        samples of one token each. What ``open_source`` takes, as a path, stands for an array of shape (N, n, d); it is
+        read in chunks. ``TokenSequences`` have been checked and are taken as they are.
     reset : bool
         Whether this is a fit.
     part : slice, optional

@@ -232,16 +232,17 @@ def working_precision(dtype: torch.dtype) -> torch.dtype:
 
 def mask_of(real: Any, n_samples: int, n_tokens: int, device: torch.device) -> Tensor:
     """The mask ``(N, n)`` of samples in one array, from their lengths or a mask."""
-    marks = as_tensor(real, device, name="X[1]")
-    if marks.dtype == torch.bool and marks.shape == (n_samples, n_tokens):
-        return marks
-    integers = not marks.is_floating_point() and not marks.is_complex() and marks.dtype != torch.bool
-    if not integers or marks.shape != (n_samples,):
+    given = as_tensor(real, device, name="X[1]")
+    integers = not given.is_floating_point() and not given.is_complex() and given.dtype != torch.bool
+    marks = given.long() if integers else given  # torch compares no unsigned integers of more than 8 bits
+    of_tokens = given.shape == (n_samples, n_tokens)
+    if of_tokens and (given.dtype == torch.bool or (integers and bool((marks == marks.bool()).all()))):
+        return marks.bool()
+    if not integers or given.shape != (n_samples,):
         raise ValueError(
             f"X[1] must be lengths, integers of shape ({n_samples},), or a mask of bool of shape "
-            f"{(n_samples, n_tokens)}, got {marks.dtype} of shape {tuple(marks.shape)}"
+            f"{(n_samples, n_tokens)} or of integers 0 and 1, got {given.dtype} of shape {tuple(given.shape)}"
         )
-    marks = marks.long()  # torch compares no unsigned integers of more than 8 bits
     wrong = marks[(marks < 0) | (marks > n_tokens)]
     if len(wrong):
         raise ValueError(f"X[1] must hold lengths from 1 to {n_tokens}, the tokens of X[0], got {int(wrong[0])}")

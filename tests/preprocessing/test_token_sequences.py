@@ -53,6 +53,17 @@ def test_padding_is_zero_and_marked_as_none_whatever_it_holds():
         assert bool(real.any(1).all())
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.uint32])
+def test_a_mask_of_zeros_and_ones_is_that_of_booleans(dtype):
+    array, _, mask = padded(SAMPLES, fill=np.nan)
+    mask[0] = np.arange(mask.shape[1]) == 1  # which no length says
+    found = contents(read((array, torch.as_tensor(mask).to(dtype))))
+    for tokens, expected in zip(found, [SAMPLES[0][1:2], *SAMPLES[1:]], strict=True):
+        np.testing.assert_array_equal(tokens, expected)
+    with pytest.raises(ValueError, match=r"or of integers 0 and 1, got torch\.int32"):
+        read((array, 2 * torch.as_tensor(mask).int()))
+
+
 def test_two_dimensional_data_are_samples_of_one_token():
     X = np.random.default_rng(0).normal(size=(6, 3))
     samples = read(X)
