@@ -100,7 +100,7 @@ def _has_probabilities(estimator: Any) -> bool:
     if loss is None:
         loss = get_loss("softmax" if estimator.loss == "auto" else estimator.loss)
     if not loss.probabilistic:
-        raise AttributeError(f"predict_proba is not available with loss={estimator.loss!r}")
+        raise AttributeError(f"probabilities are not available with loss={estimator.loss!r}")
     return True
 
 
@@ -194,6 +194,23 @@ class ClassificationMixin(ScoreMixin, ClassifierMixin):
         # Where all of a row underflow, their logarithms are the outputs.
         small = total < torch.finfo(total.dtype).tiny
         return result_of(torch.where(small, outputs.softmax(1), probability / total), X)
+
+    @available_if(_has_probabilities)
+    def predict_log_proba(self: Any, X: ArrayLike) -> Result:
+        """Predict logarithms of class probabilities; there for the logistic and softmax losses.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_tokens, n_features) or (n_samples, n_tokens)
+            As in ``predict_proba``.
+
+        Returns
+        -------
+        ndarray of shape (n_samples, n_classes)
+            Minus infinity where a probability is zero in its precision.
+        """
+        probability = self.predict_proba(X)
+        return result_of(torch.as_tensor(probability).log(), X)
 
 
 class ConvexAttentionRegressor(RegressionMixin, ConvexAttentionBase):

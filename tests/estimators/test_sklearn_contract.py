@@ -301,6 +301,13 @@ def test_probabilities_are_those_of_the_scores():
     assert not hasattr(ConvexAttentionClassifier(loss="squared_hinge"), "predict_proba")
 
 
+def test_logarithms_of_probabilities_are_theirs_also_where_one_is_zero():
+    model = ConvexAttentionClassifier().fit(X, Y["three"])
+    np.testing.assert_allclose(np.exp(model.predict_log_proba(X)), model.predict_proba(X), rtol=1e-14)
+    assert (model.predict_log_proba(1e9 * X) == -np.inf).any()  # and numpy warns of no division by zero
+    assert not hasattr(ConvexAttentionClassifier(loss="squared_hinge"), "predict_log_proba")
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_probabilities_far_from_all_classes_are_in_the_ratio_of_their_limits(dtype):
     model = ConvexAttentionClassifier(loss="logistic").fit(X, Y["three"])
