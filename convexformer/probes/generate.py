@@ -370,15 +370,38 @@ def _starts(point: DualPoint, count: int, random_state: np.random.RandomState) -
     return draw_tokens(point.samples, count, seed, point.sample_weight.numpy(force=True))
 
 
+class _PooledMoments(torch.autograd.Function):
+    """Sums ``(h, d, c)`` of pooled tokens times dual values, and variances ``(h,)``, of weights ``(B, h, n)``.
+
+    Pooled tokens are by far the largest array of a search, which each operation of autograd would read and write anew.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, weights: Tensor, tokens: Tensor, values: Tensor, sample_weight: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        pooled = weights @ tokens
+        rows = torch.cat([values, sample_weight[:, None]], 1)
+        sums = (rows.mT @ pooled.flatten(1)).unflatten(1, pooled.shape[1:])
+        centred = pooled.sub_(sums[-1])
+        spread = sample_weight @ torch.linalg.vector_norm(centred, dim=2).square() / centred.shape[2]
+        ctx.save_for_backward(centred, tokens, values, sample_weight)
+        return sums[:-1].permute(1, 2, 0).contiguous(), spread
+
+    @staticmethod
+    def backward(ctx: Any, of_sums: Tensor, of_spread: Tensor) -> tuple[Tensor | None, ...]:
+        centred, tokens, values, sample_weight = ctx.saved_tensors
+        slope = (values @ of_sums.permute(2, 0, 1).flatten(1)).view_as(centred)
+        # The mean does not count: the deviations from it have the weighted sum zero.
+        slope.addcmul_(centred, (2 / centred.shape[2] * sample_weight[:, None] * of_spread)[..., None])
+        return slope @ tokens.mT, None, None, None
+
+
 def _norms_of(batch: _Batch, point: DualPoint, weights: Tensor) -> Tensor:
     """Dual norms, times factors where pooled tokens have them, of weights ``(B, h, n)`` of the samples of an ascent."""
-    pooled = weights @ batch.tokens
-    norms = _dual_norms(point.penalty, torch.einsum("ihd,ic->hdc", pooled, batch.values))
-    if not point.scaled:
-        return norms
-    centred = pooled - torch.einsum("i,ihd->hd", batch.weight, pooled)
-    spread = torch.einsum("i,ihd->h", batch.weight, centred.square()) / pooled.shape[2]
-    return norms * (spread + torch.finfo(spread.dtype).eps).rsqrt()
+    sums, spread = _PooledMoments.apply(weights, batch.tokens, batch.values, batch.weight)
+    norms = _dual_norms(point.penalty, sums)
+    return norms * (spread + torch.finfo(spread.dtype).eps).rsqrt() if point.scaled else norms
 
 
 def _ascend(

@@ -179,3 +179,18 @@ def test_the_point_of_a_program_gives_the_sums_that_its_dual_norms_are_of():
     point = DualPoint.of(program, theta, pooler, samples)
     torch.testing.assert_close(generate._correlations(part, point)[0], program.weighted_adjoint(theta).reshape(5, 4, 2))
     assert (point.alpha, point.scaled) == (0.1, False)
+
+
+def test_sums_and_variances_of_pooled_tokens_and_their_slopes_are_those_of_their_definition():
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    weights, tokens, values = draw(7, 3, 4).requires_grad_(), 5 + draw(7, 4, 2), draw(7, 2)
+    share = torch.softmax(draw(7), 0)
+    sums, variances = generate._PooledMoments.apply(weights, tokens, values, share)
+    deviations = weights @ tokens - torch.einsum("i,ihd->hd", share, weights @ tokens)
+    torch.testing.assert_close(sums, torch.einsum("ihd,ic->hdc", weights @ tokens, values))
+    torch.testing.assert_close(variances, torch.einsum("i,ihd->h", share, deviations.square()) / 2)
+    assert torch.autograd.gradcheck(generate._PooledMoments.apply, (weights, tokens, values, share))
