@@ -98,6 +98,8 @@ class Program:
     >>> from convexformer_solvers import DenseMap, GroupL2, Program, Squared
     >>> A = DenseMap(torch.eye(3, dtype=torch.float64)[:, :, None])
     >>> program = Program(A, torch.tensor([[3.0], [0.0], [0.0]], dtype=torch.float64), Squared(), GroupL2(), alpha=0.5)
+    >>> program
+    Program(DenseMap of 3 samples, coefficients (3, 1, 1), Squared(), GroupL2(), alpha=0.5, fit_intercept=False)
     >>> program.alpha_max
     1.0
     """
@@ -127,6 +129,14 @@ class Program:
             object.__setattr__(self, "sample_weight", self.map.placed(self.sample_weight))
             # Samples of positive weight must make a program by themselves: zero counts alone have no best constant.
             self.loss.check_target(self.y[self.sample_weight > 0])
+
+    def __repr__(self) -> str:
+        """Sizes in place of the data, which may fill pages."""
+        kind, weighted = type(self.map).__name__, "" if self.sample_weight is None else "weighted "
+        return (
+            f"Program({kind} of {self.map.n_samples} {weighted}samples, coefficients {self.coef_shape}, {self.loss!r}, "
+            f"{self.penalty!r}, alpha={self.alpha:.6g}, fit_intercept={self.fit_intercept})"
+        )
 
     def _check_arrays(self) -> None:
         y, weight, n = self.y, self.sample_weight, self.map.n_samples

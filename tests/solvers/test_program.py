@@ -133,6 +133,14 @@ class TestValues:
         program = Program(data, y, Squared(), GroupL2(), 0.1, fit_intercept=True)
         assert program.null_value == pytest.approx(1e6 * torch.finfo(dtype).eps * 4.5)
 
+    def test_reads_as_its_sizes_and_holds_no_numbers_of_the_data(self):
+        y = torch.full((40, 2), 0.125, dtype=torch.float64)
+        program = Program(DenseMap(randn(40, 3, 2)), y, Squared(), GroupL2(), 0.1, torch.ones(40), fit_intercept=True)
+        assert repr(program) == (
+            "Program(DenseMap of 40 weighted samples, coefficients (3, 2, 2), Squared(), GroupL2(), alpha=0.1, "
+            "fit_intercept=True)"
+        )
+
     def test_with_alpha_changes_nothing_else(self):
         program = make_program("huber", "nuclear", intercept=True, weighted=True)
         other = program.with_alpha(2.5)
