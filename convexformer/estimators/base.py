@@ -267,8 +267,8 @@ class ConvexAttentionBase(TargetEstimator, CertifiedEstimator):
             np.array(path.gaps),
             (intercepts[:, 0] if problem.targets.single else intercepts).numpy(force=True),
             problem.gates,
-            {"loss": program.loss, "penalty": program.penalty, "targets": problem.targets},
-            program.coef_shape,
+            _program={"loss": program.loss, "penalty": program.penalty, "targets": problem.targets},
+            _coef_shape=program.coef_shape,
         )
 
     def _check_can_resume(self, resume: Any, other: str = "") -> None:

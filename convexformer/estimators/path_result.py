@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +30,8 @@ class PathResult:
         Biases.
     gates : Gates or None
         Gates of all points.
+    pool : callable or None
+        Of a probe: pooled tokens of samples, as ``pool`` of a fit, which its networks take.
 
     Examples
     --------
@@ -49,6 +51,7 @@ class PathResult:
     gaps: NDArray[np.float64]
     intercepts: NDArray[np.floating]
     gates: Gates | None = None
+    pool: Callable[[Any], Any] | None = None
     _program: dict[str, Any] = field(default_factory=dict)
     _coef_shape: tuple[int, ...] = ()
 
@@ -72,8 +75,7 @@ class PathResult:
     def heads(self, position: int) -> Heads:
         """The network at one alpha, as ``heads_`` of a fit: ``predict`` gives its outputs, scores for a classifier.
 
-        That of a probe takes pooled tokens: ``probe.pool(X)`` of a probe with the same parameters, an int as
-        `random_state` among them, that was fitted to the same samples with any `alpha`.
+        That of a probe takes pooled tokens: ``path.heads(position).predict(path.pool(X))``.
 
         Parameters
         ----------

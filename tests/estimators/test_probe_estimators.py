@@ -1,6 +1,7 @@
 """Certified probes: invariances, certificates, explanations, generation, memory, saving and export."""
 
 import io
+import pickle
 import sys
 import tracemalloc
 from pathlib import Path
@@ -415,6 +416,15 @@ def test_path_is_that_of_single_fits():
         single = regressor(alpha).fit(SAMPLES, Y)
         predicted = path.heads(position).predict(single.pool(SAMPLES))[:, 0]
         np.testing.assert_allclose(predicted, single.predict(SAMPLES), atol=1e-3)
+
+
+def test_a_path_pools_by_the_weightings_that_it_drew():
+    path = pickle.loads(pickle.dumps(regressor(random_state=None).path(SAMPLES, Y, n_alphas=4)))
+    program = path.heads(1).program(path.pool(SAMPLES), Y)
+    assert program.alpha_max == pytest.approx(path.alphas[0], rel=1e-9)
+    assert path.heads(1).objective(path.pool(SAMPLES), Y) < program.null_value
+    with pytest.raises(ValueError, match="X has 2 features"):
+        path.pool([sample[:, :2] for sample in SAMPLES])
 
 
 def test_paths_of_generated_weightings_are_refused():

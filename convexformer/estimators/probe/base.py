@@ -13,6 +13,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from convexformer.estimators.base import ConvexAttentionBase, Problem, ProgramParts, Start
+from convexformer.estimators.path_result import PathResult
 from convexformer.estimators.tokens import SavedState
 from convexformer.memory import check_memory_limit
 from convexformer.nn.modules.base import copied_to
@@ -38,7 +39,7 @@ from convexformer.probes.growth import Growth
 from convexformer.programs.build import program_of
 from convexformer.targets import Targets
 from convexformer.validation import Result, check_device, check_flag, check_stream, result_of
-from convexformer_solvers import LinearMap, SolverResult
+from convexformer_solvers import LinearMap, Path, SolverResult
 from convexformer_solvers.io.checkpoint import PathFile
 
 
@@ -131,6 +132,10 @@ class ConvexProbeBase(ConvexAttentionBase):
         return samples.map_made(pooled_map, pooler=pooler, memory_limit=self.memory_limit)
 
     # Solving
+
+    def _path_result(self, problem: Problem, path: Path) -> PathResult:
+        self.pooler_ = cast(ProbeProblem, problem).pooler  # of an estimator of the path's own
+        return replace(super()._path_result(problem, path), pool=self.pool)
 
     def _start(self, problem: Problem) -> Start | None:
         own = cast(ProbeProblem, problem).start
