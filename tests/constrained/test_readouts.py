@@ -467,3 +467,59 @@ def test_on_another_device(kind, accelerator):
     outputs = layer_readouts(make(kind).to(accelerator), 2, readout="mean").layer_outputs(**there)
     assert outputs.device.type == torch.device(accelerator).type
     torch.testing.assert_close(outputs.cpu(), expected, rtol=1e-3, atol=1e-3)
+
+
+@each_causal_model
+def test_padding_on_the_left_is_neither_predicted_nor_predicts(kind):
+    model, inputs = causal(kind), batch()
+    inputs = {name: part.flip(1) for name, part in inputs.items()}
+    inputs["position_ids"] = (inputs["attention_mask"].cumsum(1) - 1).clamp(min=0)
+    network, counts = layer_readouts(model, readout="vocabulary"), inputs["attention_mask"].sum(1)
+    logits = torch.stack([model.get_output_embeddings()(state) for state in layers_of(model, kind, **inputs)])
+    torch.testing.assert_close(network.layer_outputs(**inputs), logits[:, :, -1])
+    losses = network.layer_losses(**inputs)
+    for sample, count in enumerate(counts):
+        ids = inputs["input_ids"][sample, -count:]
+        expected = [F.cross_entropy(each[sample, -count:-1], ids[1:]) for each in logits]
+        torch.testing.assert_close(losses[:, sample], torch.stack(expected), rtol=1e-5, atol=1e-5)
+
+
+def test_a_frozen_model_leaves_training_mode_at_once():
+    model = make("bert").train()
+    layer_readouts(model, 2, freeze=True)
+    assert not any(module.training for module in model.modules())
+
+
+def test_a_single_sample_without_a_next_token_is_refused():
+    mask = torch.tensor([[1, 1, 1], [1, 0, 0]])
+    with pytest.raises(ValueError, match="at least two tokens of every sample"):
+        language().layer_losses(IDS, mask)
+
+
+def test_the_check_of_the_vocabulary_is_made_without_dropout_and_leaves_each_mode():
+    model = causal("gpt2").train()
+    model.get_output_embeddings().eval()
+    before = [module.training for module in model.modules()]
+    layer_readouts(model, readout="vocabulary")
+    assert [module.training for module in model.modules()] == before
+
+
+class Patches(Silent):
+    """A model of images that returns some number of tokens, without one before the patches."""
+
+    def __init__(self, n_tokens):
+        super().__init__(LAYERS + 1)
+        self.config, self.n_tokens = CONFIGS["vit"](), n_tokens
+        self.config.num_channels = 3
+
+    def forward(self, pixel_values, **options):
+        states = (torch.ones(len(pixel_values), self.n_tokens, WIDTH),) * self.n_states
+        return transformers.modeling_outputs.BaseModelOutput(states[-1], states)
+
+
+def test_reconstruction_reads_every_channel_of_as_many_patches_as_there_are():
+    pixels = torch.rand(N, 3, 8, 8)
+    network = layer_readouts(Patches(4), readout="reconstruction")
+    assert network.layer_outputs(pixel_values=pixels).shape == (LAYERS, N, 4, 3 * 4 * 4)
+    with pytest.raises(ValueError, match="a token for each of 4 patches, got one with 3 tokens"):
+        layer_readouts(Patches(3), readout="reconstruction").layer_outputs(pixel_values=pixels)
