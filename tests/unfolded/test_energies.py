@@ -127,6 +127,30 @@ def test_padding_changes_nothing():
     assert not with_padding.gradient(padded)[0, 4:].any()
 
 
+@pytest.mark.parametrize("energy", [InteractionEnergy("exp", attention_mask=MASK), SquaredDistance(attention_mask=MASK)])
+def test_padding_may_hold_what_is_no_number(energy):
+    def answers(tokens, at):
+        of_both = [part for each in (energy, energy.majorizer(at)) for part in each.gradient_and_lipschitz(tokens)]
+        return [*of_both, energy.value(tokens), energy.gradient(tokens), energy.majorizer(at).value(tokens)]
+
+    given = draw(6, 2, N, D), draw(7, 2, N, D)
+    holes = [tokens.masked_fill(MASK[..., None] == 0, torch.nan) for tokens in given]
+    torch.testing.assert_close(answers(*holes), answers(*given))
+
+
+def test_bounds_are_of_each_sample_also_where_the_energy_is_one_for_all():
+    at, tokens = draw(5, N, D), draw(6, 2, N, D)
+    for bound in (InteractionEnergy("exp").majorizer(at), Energy.majorizer(CenteringEnergy(), at)):
+        assert bound.lipschitz(tokens).shape == (2,)
+
+
+def test_the_bound_of_weak_edges_is_that_of_their_degrees():
+    tokens, energy = torch.tensor([[0.0], [3.0]], dtype=torch.float64), InteractionEnergy("exp")
+    weight = energy.weights(tokens)[0, 1]
+    assert weight < 0.5
+    assert energy.lipschitz(tokens) == 2 * weight  # the largest eigenvalue of the Laplacian
+
+
 @pytest.mark.parametrize("mask", [None, MASK])
 def test_a_common_shift_costs_no_digits(mask):
     tokens, energy = draw(8, 2, N, D), InteractionEnergy("exp", attention_mask=mask)
