@@ -67,6 +67,17 @@ def test_predictions_are_those_of_the_last_layer_on_what_is_handed_on():
     np.testing.assert_allclose(model.predict(new[:3]), model.predict(new)[:3], rtol=1e-9, atol=1e-12)
 
 
+def test_every_layer_is_trained_on_what_is_handed_on_of_several_outputs():
+    X, y, _ = data()
+    Y = np.column_stack([y, np.abs(X[:, 0, 1])])
+    model, inputs = GreedyConvexTransformerRegressor(n_layers=3, **OPTIONS).fit(X, Y), X
+    for layer in model.layers_:
+        assert layer.heads_.objective(inputs, Y) == pytest.approx(layer.certificate_.primal, rel=1e-9)
+        outputs = layer.predict(inputs)
+        inputs = handed_on(inputs, outputs)
+    np.testing.assert_allclose(model.predict(X), outputs, rtol=1e-9, atol=1e-12)
+
+
 @pytest.mark.parametrize("unit", [1e-12, 1.0, 1e12])
 def test_what_is_handed_on_is_as_large_as_the_tokens_in_any_units(unit):
     X, y, _ = data()
@@ -205,6 +216,9 @@ def test_balanced_classes_take_weights_whose_sum_is_no_number():
     options = {"class_weight": "balanced", **OPTIONS}
     huge = GreedyConvexTransformerClassifier(**options).fit(X, signs, np.full(60, 1e308))
     alone = GreedyConvexTransformerClassifier(**options).fit(X, signs)
+    np.testing.assert_allclose(huge.predict_proba(X), alone.predict_proba(X), atol=1e-12)
+    huge = GreedyConvexTransformerClassifier(class_weight=dict.fromkeys(signs, 1e308), **OPTIONS).fit(X, signs)
+    alone = GreedyConvexTransformerClassifier(**OPTIONS).fit(X, signs)
     np.testing.assert_allclose(huge.predict_proba(X), alone.predict_proba(X), atol=1e-12)
 
 

@@ -190,6 +190,12 @@ def test_between_combinations(monkeypatch, call):
     assert history.trials[-1].steps == ([0] if call < 3 else list(range(21)))
 
 
+def test_a_combination_that_has_not_begun_has_the_first_weights(monkeypatch):
+    monkeypatch.setattr(trial_module, "load_weights", ctrl_c(trial_module.load_weights, 2))
+    first, second = interrupted(make_network(), lr=[1e-2, 1e-6]).history.trials
+    assert second.objective == first.objective[:1]
+
+
 # Evaluations of ``data`` and of what is held out: two at each look, of which there are three before step 13.
 @pytest.mark.parametrize(("call", "steps", "kept"), [(1, [0], 0), (2, [0], 0), (3, [0, 5], 5), (6, [0, 5, 10], 10)])
 def test_in_an_evaluation_it_is_made_again(monkeypatch, call, steps, kept):
@@ -220,12 +226,13 @@ def test_twice_in_a_later_combination_before_its_first_look_leaves_the_others(mo
     assert [(trial.lr, trial.ended_by) for trial in history.trials] == [(1e-2, "n_steps")]
 
 
-def test_twice_before_anything_is_recorded_the_network_is_as_it_was(monkeypatch):
+@pytest.mark.parametrize(("validation", "calls"), [(None, (1, 2)), (data(seed=1), (2, 3))])
+def test_twice_before_anything_is_recorded_the_network_is_as_it_was(monkeypatch, validation, calls):
     network = make_network()
     first = weights(network)
-    monkeypatch.setattr(Trial, "_mean_loss_of_all", ctrl_c(Trial._mean_loss_of_all, 1, 2))
+    monkeypatch.setattr(Trial, "_mean_loss_of_all", ctrl_c(Trial._mean_loss_of_all, *calls))
     with pytest.raises(KeyboardInterrupt) as caught:
-        train(network, *data(), alpha=ALPHA, batch_size=10)
+        train(network, *data(), alpha=ALPHA, batch_size=10, validation=validation)
     assert not isinstance(caught.value, TrainingInterrupted)
     assert torch.equal(weights(network), first)
 

@@ -235,6 +235,16 @@ def test_weights_may_be_beyond_the_numbers_of_the_network(size):
     assert run(size * weight) == pytest.approx(run(weight), rel=1e-5)
 
 
+@pytest.mark.parametrize("flat", [False, True])
+def test_classes_of_each_token_are_targets(flat):
+    X, _ = data()
+    y = torch.nn.functional.one_hot((X[:, :, 0] > 0).long(), 2).double()
+    history = train(
+        SequenceAttention(3, 2, 2, n_heads=6).double(), X, y.flatten(1) if flat else y, loss="softmax", alpha=0.0, lr=0.05
+    )
+    assert history.final_objective < 0.9 * history.objective[0]
+
+
 def test_gated_networks_train_on_minibatches_with_their_masks():
     rng = np.random.default_rng(0)
     gates = Gates(rng.normal(size=(4, 3)), rng.normal(size=(4, 2)))
@@ -356,6 +366,12 @@ def test_patience_that_is_never_exhausted_still_keeps_the_best_weights():
     assert network.objective(*held_out, alpha=0.0).item() == pytest.approx(min(history.validation), rel=1e-12)
 
 
+def test_a_validation_loss_that_stays_the_same_is_no_progress():
+    options = {"lr": 1e-30, "n_steps": 50, "look_every": 1, "validation": data(seed=1), "patience": 3}
+    history = train(NETWORKS["convex"](), *data(), alpha=0.05, **options)
+    assert (history.ended_by, history.validation_steps, history.kept_step) == ("patience", [0, 1, 2, 3], 0)
+
+
 def test_a_spent_budget_of_seconds_ends_every_combination():
     network, (X, y) = NETWORKS["convex"](), data()
     history = train(network, X, y, alpha=0.05, lr=[1e-2, 1e-3], n_steps=1000, seconds=1e-9)
@@ -397,7 +413,21 @@ def test_a_progress_bar_counts_the_steps_of_all_combinations(capsys):
     assert "60/60" in capsys.readouterr().err
 
 
+def test_a_progress_bar_is_full_though_combinations_ended_early(capsys):
+    options = {"lr": [1e-2, 1e-3], "n_steps": 30, "verbose": True, "callback": lambda step, _: step == 5}
+    train(NETWORKS["convex"](), *data(), alpha=0.05, **options)
+    assert "60/60" in capsys.readouterr().err
+
+
 # Divergence
+
+
+def test_what_diverged_has_no_further_look_and_the_warning_is_of_the_call():
+    with pytest.warns(RuntimeWarning, match="diverged") as caught:
+        options = {"lr": 1e200, "look_every": 1, "validation": data(seed=1)}
+        history = train(ConvexAttention(3, 2, 1, 6).double(), *data(), alpha=0.05, **options)
+    assert [warning.filename for warning in caught] == [__file__]
+    assert history.validation_steps == history.steps[:-1]
 
 
 @pytest.mark.parametrize("simplex", ["softmax", "projection"])
@@ -459,11 +489,14 @@ def test_any_device_trains_to_the_same_weights(make, batch_size, accelerator):
         ({"schedule": "linear"}, "schedule must be one of"),
         ({"betas": (0.9, 1.0)}, "betas must be two numbers"),
         ({"betas": 0.9}, "betas must be two numbers"),
+        ({"betas": (-0.1, 0.9)}, "betas must be two numbers"),
         ({"look_every": 0}, "look_every must be a positive integer"),
         ({"seed": "x"}, "seed must be an integer, got 'x'"),
         ({"lr": []}, "lr must be"),
         ({"lr": -0.1}, "lr must be"),
         ({"lr": 0.0}, "lr must be positive"),
+        ({"lr": [0.0, 0.1]}, "lr must be positive"),
+        ({"lr": True}, "lr must be"),
         ({"lr": [0.1, float("nan")]}, "lr must be"),
         ({"lr": [[0.1]]}, "lr must be"),
         ({"weight_decay": 0.1}, "the decay of the objective is alpha"),
@@ -480,6 +513,8 @@ def test_any_device_trains_to_the_same_weights(make, batch_size, accelerator):
         ({"validation": data()[0]}, "validation must be a pair"),
         ({"validation": (data()[0], data(20)[1])}, "validation y must have one row per sample"),
         ({"validation": (data()[0].float(), data()[1])}, r"validation tokens must be torch.float64"),
+        ({"validation": (data()[0], data()[1].repeat(1, 2))}, r"validation y must have shape \(40, 1\)"),
+        ({"validation": (data()[0], data()[1] / 0)}, "validation y must be finite"),
         ({"seconds": 0}, "seconds must be positive"),
         ({"seconds": True}, "seconds must be positive"),
         ({"alpha": True}, "alpha must be"),
@@ -507,6 +542,9 @@ def test_bad_arguments_are_named_and_change_nothing(options, message):
         (torch.zeros(4, 3, 2).double(), torch.zeros(3, 1).double(), "y must have one row per sample, 4, got 3"),
         (torch.zeros(4, 3, 2).double(), torch.zeros(4).double(), r"y must have shape \(4, 1\), .* got \(4,\)"),
         (torch.zeros(4, 3, 2).double(), torch.zeros(4, 2).double(), "y must have shape"),
+        (torch.zeros(4, 3, 2).double(), torch.zeros(4, 1), "y must be torch.float64"),
+        (torch.full((4, 3, 2), torch.inf).double(), torch.zeros(4, 1).double(), "tokens must be finite"),
+        (torch.zeros(4, 3, 2).double(), torch.full((4, 1), torch.nan).double(), "y must be finite"),
     ],
 )
 def test_bad_data_are_named(tokens, y, message):

@@ -217,15 +217,14 @@ def _search(
         if trials:
             trials[-1].break_off()
         ended = [trial for trial in trials if trial.ended_by is not None]
-        if not ended:
-            load_weights(network, start)
+        if not ended:  # no step was taken, so that the network has its first weights
             raise
         raise TrainingInterrupted(_load_best(network, ended), len(grid)) from interruption
 
 
 def _best(trials: list[Trial]) -> Trial:
     """The trial of least score; the weights of the others, which may take much memory, are let go."""
-    best = min((trial for trial in trials if trial.weights), key=lambda trial: trial.history.score)
+    best = min(trials, key=lambda trial: trial.history.score)
     for trial in trials:
         if trial is not best:
             trial.let_weights_go()
