@@ -35,7 +35,7 @@ class HandOn:
 
     @classmethod
     def fitted(cls, tokens: Tensor | LinearMap, outputs: Tensor, sample_weight: NDArray[np.float64] | None) -> HandOn:
-        weight = np.ones(len(tokens)) if sample_weight is None else sample_weight / sample_weight.max()
+        weight = np.ones(len(tokens)) if sample_weight is None else sample_weight
         share = as_tensor(weight / weight.sum(), tokens.device)
         outputs = outputs.double().masked_fill((share == 0.0)[:, None], 0.0)
         centre = share @ outputs
@@ -46,7 +46,7 @@ class HandOn:
         return cls(centre.cpu(), 0.0 if constant else size / spread)
 
     def __call__(self, tokens: Tensor | LinearMap, outputs: Tensor) -> Tensor | LinearMap:
-        features = self.factor * (outputs.double() - self.centre.to(outputs.device))
+        features = self.factor * (outputs - self.centre.to(outputs.device))
         return tokens.widened(features) if isinstance(tokens, LinearMap) else widened(tokens, features)
 
 

@@ -286,6 +286,15 @@ def test_layers_of_a_file_of_two_dimensions(limit, data, tmp_path):
     np.testing.assert_allclose(again.predict(str(tmp_path / "X.npy")), model.predict(X), rtol=1e-9, atol=1e-9)
 
 
+def test_gates_of_later_layers_are_generated_as_in_memory(data, places):
+    X, y, _, _ = data
+    wanted = GreedyConvexTransformerRegressor(alpha=0.1, gates="generated", **DEEP).fit(X, y)
+    model = clone(wanted).set_params(memory_limit=LIMIT).fit(places["file"], y)
+    assert model.traffic_ is not None
+    for layer, other in zip(model.layers_, wanted.layers_, strict=True):
+        assert layer.certificate_.primal == pytest.approx(other.certificate_.primal, rel=1e-6)
+
+
 @pytest.mark.parametrize("place", ["file", "shards", "chunks"])
 @pytest.mark.parametrize("limit", [None, LIMIT], ids=["held", "streamed"])
 @pytest.mark.parametrize("form", ["single_row", "stochastic", "substochastic"])

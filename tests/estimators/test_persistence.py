@@ -20,6 +20,7 @@ from convexformer import (
     ConvexAttentionRegressor,
     ConvexAttentionRegressorCV,
     ConvexSequenceRegressor,
+    Gates,
     GaussianGates,
     GreedyConvexTransformerClassifier,
     GreedyConvexTransformerRegressor,
@@ -264,6 +265,20 @@ def test_round_trip_of_layers(case, tmp_path):
     np.testing.assert_allclose(again.fit(X, y).layers_[-1].coef_, model.layers_[-1].coef_, atol=1e-6)
     with pytest.raises(ValueError, match="X"):
         again.predict(X[:, :3])
+
+
+def test_given_gates_of_layers_are_saved(tmp_path):
+    model = GreedyConvexTransformerRegressor(0.05, gates=Gates(*GATES)).fit(X3, X3[:, 0, 0])
+    save_model(model, tmp_path / "m.npz")
+    again = load_model(tmp_path / "m.npz")
+    np.testing.assert_array_equal(again.gates.u1, GATES[0])
+    np.testing.assert_array_equal(again.gates.u2, GATES[1])
+
+
+def test_layers_of_another_device_are_saved(accelerator, tmp_path):
+    model = GreedyConvexTransformerRegressor(0.05, n_gates=3, random_state=0, device=accelerator)
+    save_model(model.fit(X3, X3[:, 0, 0]), tmp_path / "m.npz")
+    np.testing.assert_allclose(load_model(tmp_path / "m.npz").predict(X3), model.predict(X3), atol=1e-6)
 
 
 def test_a_gate_source_of_layers_cannot_be_saved(tmp_path):

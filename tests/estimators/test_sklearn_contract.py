@@ -366,6 +366,27 @@ class TestScoresThatAreNotNumbers:
             self.fit([np.nan] * 3 + [0.1, 0.2, 0.3])
 
 
+def test_the_best_alpha_is_that_of_the_best_mean():
+    found = iter([0.5, 0.2, 0.5, 0.2, -3.0, 0.2])  # of two alphas on the first fold, the second and the third
+    model = ConvexAttentionRegressorCV(alphas=2, cv=3, scoring=lambda *given: next(found)).fit(X, Y["real"])
+    assert model.alpha_ == model.alphas_[1]
+
+
+def test_grids_fall_from_the_largest_alpha_to_the_share_asked_for():
+    options = {"cv": 2, "scoring": lambda *given: 0.0}
+    model = ConvexAttentionRegressorCV(alphas=3, eps=0.25, **options).fit(X, Y["real"])
+    np.testing.assert_allclose(model.alphas_, model.alpha_max_ * np.array([1, 0.5, 0.25]), rtol=1e-12)
+    assert ConvexAttentionRegressorCV(alphas=1, **options).fit(X, Y["real"]).alpha_ == model.alpha_max_
+    model = ConvexAttentionRegressorCV(alphas=[0.01, 0.1], **options).fit(X, Y["real"])
+    assert model.alphas_.tolist() == [0.1, 0.01]
+
+
+def test_scores_are_in_double_precision():
+    options = {"alphas": [0.1, 0.01], "cv": 3, "tol": 1e-10}
+    near, far = (ConvexAttentionRegressorCV(**options).fit(X, Y["real"] + shift).score_path_ for shift in (0, 1e6))
+    np.testing.assert_allclose(far, near, rtol=1e-4)
+
+
 def test_scorers_meet_the_model_of_each_alpha():
     seen = []
 
@@ -427,6 +448,16 @@ def test_a_fold_without_a_class_to_train_on_is_named():
     with pytest.warns(UserWarning, match=r"sample of \['a'\] in fold 0, \['b'\] in fold 1, \['c'\] in fold 2, so"):
         model.set_params(cv=KFold(3)).fit(X, three)
     model.set_params(cv=3).fit(X, three)  # stratified: no warning
+
+
+def test_classes_are_those_of_samples_with_weight():
+    labels, split = np.repeat(["no", "yes", "none"], 20), [(np.arange(0, 60, 2), np.arange(1, 60, 2))]
+    weight = np.repeat([1.0, 1.0, 0.0], 20)
+    model = ConvexAttentionClassifierCV(alphas=2, cv=split)
+    model.fit(X, labels, weight)  # the class without any weight is not missing: no warning
+    weight[20:40:2] = 0.0
+    with pytest.raises(ValueError, match=r"no training sample of \['yes'\] in fold 0, so that there is nothing"):
+        model.fit(X, labels, weight)
 
 
 def test_groups_of_samples_stay_in_one_fold():
