@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from convexformer_solvers.result import Interrupted
+from convexformer_solvers.validation import warn_caller
 
 from .constraints import DescentConstraints
 
@@ -23,6 +23,7 @@ class InfeasibleWarning(UserWarning):
     --------
     Losses of at least 1 cannot come below 0.5:
 
+    >>> import warnings
     >>> from convexformer.constrained import PrimalDual
     >>> model = torch.nn.ParameterList([torch.ones(1)])
     >>> trainer = PrimalDual(model, lambda model, batch: 1 + torch.stack([model[0] ** 2, model[0] ** 2]), c_ref=0.5)
@@ -221,13 +222,12 @@ class FeasibilityReport:
 
 
 def warn_infeasible(report: FeasibilityReport, constraints: DescentConstraints, n_errors: float) -> None:
-    """Warn the caller of the caller that the constraints do not hold, and name one that does not."""
+    """Warn that the constraints do not hold, and name one that does not."""
     layer = int(np.argmax(report.violations - n_errors * report.standard_errors))
-    warnings.warn(
+    warn_caller(
         f"the constraints do not hold: that of layer {layer + 1} is violated by {report.violations[layer]:.3g} "
         f"(standard error {report.standard_errors[layer]:.2g}), with alpha={constraints.alpha} and "
         f"c_ref={constraints.c_ref}; train for more epochs, ask for less by a smaller alpha or a larger c_ref, or "
         "allow slacks by resilience",
         InfeasibleWarning,
-        stacklevel=3,
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -33,6 +32,7 @@ from convexformer_solvers import (
     iterate_path,
 )
 from convexformer_solvers.path import check_grid
+from convexformer_solvers.validation import warn_caller
 
 from .attention import ClassificationMixin, RegressionMixin
 from .base import ConvexAttentionBase, Problem
@@ -247,7 +247,7 @@ def _best(scores: NDArray[np.float64], scoring: Any) -> int:
         remedy = "give a score that is defined on every fold, or larger folds"
         if missing.all():
             raise ValueError(f"{found}; {remedy}")
-        warnings.warn(f"{found}; these alphas are not chosen. To choose among all {remedy}.", UserWarning, stacklevel=3)
+        warn_caller(f"{found}; these alphas are not chosen. To choose among all {remedy}.", UserWarning)
     return int(np.where(missing, -np.inf, means).argmax())
 
 
@@ -311,7 +311,7 @@ def _check_classes(
             )
     if lacking:
         found = f"cv: there is no training sample of {', '.join(lacking)}, so these folds cannot select alpha well"
-        warnings.warn(f"{found}; {remedy}", UserWarning, stacklevel=4)
+        warn_caller(f"{found}; {remedy}", UserWarning)
 
 
 class ConvexAttentionRegressorCV(RegressionMixin, CrossValidationMixin):

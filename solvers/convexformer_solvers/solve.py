@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import math
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,7 +21,7 @@ from .program import Program, out_of_range
 from .reductions.base import Chain
 from .reductions.weights import DropZeroWeights, SimplePenalty
 from .result import History, Progress, SolverInterrupted, SolverResult, Status, check_tol
-from .validation import as_dtype, check_callback, check_counts, check_kind
+from .validation import as_dtype, check_callback, check_counts, check_kind, warn_caller
 
 Callback = Callable[[Progress], "bool | None"]
 
@@ -372,8 +370,4 @@ def _warn_not_converged(result: SolverResult, options: Options, dtype: torch.dty
             f"did not converge in {result.n_iter} iterations: certified relative gap {gap:.3e} > tol "
             f"{options.tol:.3e}. The result is usable and its certificate is true. What helps: {remedies}."
         )
-    frame, level = inspect.currentframe(), 1  # the line outside this package that led here
-    own = ("convexformer", "convexformer_solvers")
-    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in own:
-        frame, level = frame.f_back, level + 1
-    warnings.warn(f"Solver {result.solver!r} {told}", ConvergenceWarning, stacklevel=level)
+    warn_caller(f"Solver {result.solver!r} {told}", ConvergenceWarning)

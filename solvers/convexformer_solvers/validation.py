@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
+import warnings
 from numbers import Integral, Real
 from typing import Any
 
@@ -69,3 +71,12 @@ def take_former_names(cls: type, **names: str) -> None:
     for former, present in names.items():
         if former in vars(cls):
             setattr(cls, present, vars(cls)[former])
+
+
+def warn_caller(message: str, category: type[Warning]) -> None:
+    """Warn at the line outside of these packages that led here, through decorators and other estimators as well."""
+    frame, level = inspect.currentframe(), 1
+    own = ("convexformer", "convexformer_solvers")
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in own:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, category, stacklevel=level)

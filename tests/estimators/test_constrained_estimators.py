@@ -38,9 +38,10 @@ def test_the_constraints_hold_and_every_layer_lowers_the_loss():
 
 
 def test_an_infeasible_fit_says_so():
-    with pytest.warns(InfeasibleWarning, match="do not hold"):
+    with pytest.warns(InfeasibleWarning, match="do not hold") as caught:
         model = DescentConstrainedClassifier(alpha=0.9, **QUICK).fit(X, LABELS)
     assert not model.feasible_
+    assert [warning.filename for warning in caught] == [__file__]
 
 
 @pytest.mark.parametrize("interrupted", [False, True])

@@ -787,6 +787,7 @@ class TestFolds:
         [
             ([(np.arange(9), [])], r"cv: both parts of fold 0 must hold positions of samples, or a mask of all 20"),
             ([(np.arange(9), [10.0])], r"cv: both parts of fold 0 must hold positions"),
+            ([(np.arange(9), np.zeros(20, dtype=bool))], r"cv: both parts of fold 0 must hold positions"),
             ([(np.arange(9), [10]), ([0, 20], [3])], r"cv: fold 1 must hold positions of the 20 samples, got 0 to 20"),
             ([([0, 1], [2], [3])], r"cv=.* gives no folds of 20 samples"),
             (1, "cv=1 gives no folds of 20 samples: .*n_splits"),
@@ -812,6 +813,9 @@ class TestFolds:
         counts[:4] = 3.0
         with pytest.raises(ValueError, match=r"cv: the training part of fold 0 is no data .*Poisson.*shuffle"):
             ConvexAttentionRegressorCV(alphas=2, loss="poisson", cv=5).fit(X, counts)
+        counts[8] = 3.0  # of a sample that does not count
+        with pytest.raises(ValueError, match=r"cv: the training part of fold 0 is no data .*Poisson.*shuffle"):
+            ConvexAttentionRegressorCV(alphas=2, loss="poisson", cv=5).fit(X, counts, np.arange(20) != 8)
 
     def test_a_score_that_is_not_there(self):
         with pytest.raises(ValueError, match="scoring='foo' is none of scikit-learn's"):

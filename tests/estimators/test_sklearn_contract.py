@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.special import softmax
+from sklearn import config_context, get_config
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.metrics import make_scorer, mean_poisson_deviance
@@ -460,6 +461,12 @@ def test_classes_are_those_of_samples_with_weight():
         model.fit(X, labels, weight)
 
 
+def test_folds_in_threads_have_the_configuration_of_the_call():
+    model = ConvexAttentionRegressorCV(alphas=2, cv=2, n_jobs=2, scoring=lambda *_: get_config()["working_memory"])
+    with config_context(working_memory=77):
+        assert (model.fit(X, Y["real"]).score_path_ == 77).all()
+
+
 def test_groups_of_samples_stay_in_one_fold():
     groups = np.arange(len(X)) % 7
     splits = list(GroupKFold(3).split(X, Y["real"], groups))
@@ -544,6 +551,13 @@ def test_warnings_point_at_the_line_that_fits():
     X = np.random.default_rng(0).normal(size=(30, 4, 3))
     with pytest.warns(ConvergenceWarning) as caught:
         ConvexAttentionRegressor(alpha=1e-3, solver="fista", tol=1e-12, max_iter=1).fit(X, X[:, 0, 0])
+    assert caught[0].filename == __file__
+    found = iter([0.5, 0.3, np.nan, 0.3])
+    with pytest.warns(UserWarning, match="gives NaN") as caught:
+        ConvexAttentionRegressorCV(alphas=2, cv=2, scoring=lambda *given: next(found)).fit(X, X[:, 0, 0])
+    assert caught[0].filename == __file__
+    with pytest.warns(UserWarning, match="no training sample of") as caught:
+        ConvexAttentionClassifierCV(alphas=2, cv=KFold(3)).fit(X, np.repeat(["a", "b", "c"], 10))
     assert caught[0].filename == __file__
 
 

@@ -240,7 +240,12 @@ def test_classes_of_each_token_are_targets(flat):
     X, _ = data()
     y = torch.nn.functional.one_hot((X[:, :, 0] > 0).long(), 2).double()
     history = train(
-        SequenceAttention(3, 2, 2, n_heads=6).double(), X, y.flatten(1) if flat else y, loss="softmax", alpha=0.0, lr=0.05
+        SequenceAttention(3, 2, 2, n_heads=6).double(),
+        X,
+        y.flatten(1) if flat else y,
+        loss="softmax",
+        alpha=0.0,
+        lr=0.05,
     )
     assert history.final_objective < 0.9 * history.objective[0]
 
@@ -423,8 +428,8 @@ def test_a_progress_bar_is_full_though_combinations_ended_early(capsys):
 
 
 def test_what_diverged_has_no_further_look_and_the_warning_is_of_the_call():
+    options = {"lr": 1e200, "look_every": 1, "validation": data(seed=1)}
     with pytest.warns(RuntimeWarning, match="diverged") as caught:
-        options = {"lr": 1e200, "look_every": 1, "validation": data(seed=1)}
         history = train(ConvexAttention(3, 2, 1, 6).double(), *data(), alpha=0.05, **options)
     assert [warning.filename for warning in caught] == [__file__]
     assert history.validation_steps == history.steps[:-1]

@@ -127,7 +127,9 @@ def test_padding_changes_nothing():
     assert not with_padding.gradient(padded)[0, 4:].any()
 
 
-@pytest.mark.parametrize("energy", [InteractionEnergy("exp", attention_mask=MASK), SquaredDistance(attention_mask=MASK)])
+@pytest.mark.parametrize(
+    "energy", [InteractionEnergy("exp", attention_mask=MASK), SquaredDistance(attention_mask=MASK)]
+)
 def test_padding_may_hold_what_is_no_number(energy):
     def answers(tokens, at):
         of_both = [part for each in (energy, energy.majorizer(at)) for part in each.gradient_and_lipschitz(tokens)]

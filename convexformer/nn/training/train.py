@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-import warnings
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -23,6 +22,7 @@ from convexformer.nn.modules.base import (
 )
 from convexformer.validation import check_finite, check_flag
 from convexformer_solvers import Loss, Penalty, get_loss, get_penalty
+from convexformer_solvers.validation import warn_caller
 
 from .history import TrainingHistory, TrainingInterrupted
 from .trial import Data, Settings, Trial, load_weights, weights_of
@@ -206,11 +206,10 @@ def _search(
             bar.update(number * settings.n_steps - bar.n)
         history = _load_best(network, trials)
         if history.diverged:
-            warnings.warn(
+            warn_caller(
                 f"training diverged with every learning rate ({', '.join(str(rate) for rate, _ in grid)}); "
                 "the network was reset, try smaller ones",
                 RuntimeWarning,
-                stacklevel=3,
             )
         return history
     except KeyboardInterrupt as interruption:
