@@ -469,11 +469,13 @@ def test_on_another_device(kind, accelerator):
     torch.testing.assert_close(outputs.cpu(), expected, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("with_positions", [False, True])
 @each_causal_model
-def test_padding_on_the_left_is_neither_predicted_nor_predicts(kind):
+def test_padding_on_the_left_is_neither_predicted_nor_predicts(kind, with_positions):
     model, inputs = causal(kind), batch()
     inputs = {name: part.flip(1) for name, part in inputs.items()}
-    inputs["position_ids"] = (inputs["attention_mask"].cumsum(1) - 1).clamp(min=0)
+    if with_positions:
+        inputs["position_ids"] = (inputs["attention_mask"].cumsum(1) - 1).clamp(min=0)
     network, counts = layer_readouts(model, readout="vocabulary"), inputs["attention_mask"].sum(1)
     logits = torch.stack([model.get_output_embeddings()(state) for state in layers_of(model, kind, **inputs)])
     torch.testing.assert_close(network.layer_outputs(**inputs), logits[:, :, -1])
