@@ -1,6 +1,7 @@
 """The optimality meter: bounds of trained networks."""
 
 import copy
+import re
 
 import numpy as np
 import pytest
@@ -391,3 +392,17 @@ def test_heads_in_single_precision_have_the_objective_that_they_say():
     heads = Heads(*parts, "squared", "group_l2", ALPHA)
     report = optimality_gap(heads, X, Y, fit_intercept=True)
     assert report.objective == pytest.approx(heads.objective(X, Y), rel=1e-13)
+
+
+def test_the_figures_are_printed_by_their_names():
+    X, Y = data()
+    result = optimality_gap(ConvexAttention(3, 2, 2, n_heads=9).double(), X, Y, ALPHA, tol=1e-3)
+    rows = dict(re.split(" {2,}", line) for line in str(result).splitlines()[:-1])
+    assert float(rows["objective of the network"]) == pytest.approx(result.objective, rel=1e-8)
+    assert float(rows["certified lower bound"]) == pytest.approx(result.bound, rel=1e-8)
+    assert float(rows["objective of the re-fit"]) == pytest.approx(result.certificate.primal, rel=1e-8)
+    assert result.bound < result.certificate.primal < result.objective
+    gap, relative_gap = map(float, rows["gap, relative"].split(", "))
+    assert gap == pytest.approx(result.objective - result.bound, rel=1e-2)
+    assert relative_gap == pytest.approx(result.relative_gap, rel=1e-2)
+    assert rows["heads of the network, of the re-fit"] == f"9, {len(result.refit)}"

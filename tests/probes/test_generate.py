@@ -194,3 +194,34 @@ def test_sums_and_variances_of_pooled_tokens_and_their_slopes_are_those_of_their
     torch.testing.assert_close(sums, torch.einsum("ihd,ic->hdc", weights @ tokens, values))
     torch.testing.assert_close(variances, torch.einsum("i,ihd->h", share, deviations.square()) / 2)
     assert torch.autograd.gradcheck(generate._PooledMoments.apply, (weights, tokens, values, share))
+
+
+def test_points_of_scaled_tokens_are_scaled():
+    samples, theta = dual_point().samples, torch.zeros(N, 1, dtype=torch.float64)
+    part = QueryWeights(np.random.default_rng(2).normal(size=(5, 4)), 1.0)
+    for factors in (None, torch.ones(5).double()):
+        pooler = TokenPooler([part], factors=factors)
+        program = build_program(
+            pooled(pooler, samples), theta, get_loss("squared"), get_penalty("nuclear"), 0.1, None, False
+        )
+        assert DualPoint.of(program, theta, pooler, samples).scaled == (factors is not None)
+
+
+def test_sums_of_samples_in_single_precision_are_in_double():
+    token = torch.tensor([[1.0, 3.0]])
+    samples = check_sequences(BaseEstimator(), [token] * 3, reset=True)
+    values = torch.tensor([[2.0**30], [1.0], [-(2.0**30)]], dtype=torch.float64)
+    point = dual_point()._replace(samples=samples, values=values, sample_weight=torch.full((3,), 1 / 3).double())
+    sums, _ = generate._correlations(QueryWeights(np.ones((1, 2), dtype=np.float32), 1.0), point)
+    assert sums.flatten().tolist() == [1.0, 3.0]
+
+
+def test_as_many_samples_as_the_ascent_may_see_are_seen_once_each():
+    point = dual_point()
+    batch = generate._batch(point, Generation(n_samples=N), np.random.RandomState(0))
+    torch.testing.assert_close(batch.values, point.values)
+
+
+def test_weightings_of_opposite_correlations_are_not_alike():
+    sums = torch.tensor([1.0, 1.0, -1.0]).double()[:, None, None].expand(3, 2, 1)
+    assert generate._most_violating(sums, torch.tensor([3.0, 2.0, 1.0]), Generation(), 3) == [0, 2]

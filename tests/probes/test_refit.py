@@ -1,6 +1,7 @@
 """Re-fits of trained attentive probes: never worse, certified, and with the same queries."""
 
 import copy
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -236,3 +237,19 @@ def test_weights_of_samples_are_repetitions():
     assert weighted.objective == pytest.approx(repeated.objective, rel=1e-5)
     assert weighted.certificate.primal == pytest.approx(repeated.certificate.primal, rel=1e-5)
     assert weighted.objective != pytest.approx(refit_probe(probe, X, y, 0.01).objective, rel=1e-3)
+
+
+def test_the_figures_are_printed_by_their_names():
+    refit = refit_probe(probe(3), SAMPLES, ONE_HOT, 0.02, loss="softmax", tol=1e-3)
+    rows = dict(re.split(" {2,}", line) for line in str(refit).splitlines())
+    gap, relative_gap = map(float, rows.pop("gap of the trained probe, relative").split(", "))
+    assert gap == pytest.approx(refit.objective - refit.certificate.dual, rel=1e-2)
+    assert relative_gap == pytest.approx(refit.relative_gap, rel=1e-2)
+    names = {
+        "objective of the trained probe": refit.objective,
+        "with balanced values and outputs": refit.start_objective,
+        "objective of the re-fit": refit.certificate.primal,
+        "certified lower bound, for these queries": refit.certificate.dual,
+    }
+    assert {name: float(row) for name, row in rows.items()} == pytest.approx(names, rel=1e-8)
+    assert len(set(rows.values())) == 4
