@@ -276,6 +276,11 @@ class TestCondition:
         assert self.condition().holds
         assert self.condition(nonnegative=True).holds
 
+    def test_holds_where_the_ratio_is_the_bound(self):
+        condition = self.condition(y=1.0, at=3.0)
+        assert condition.ratio == condition.bound == 2
+        assert condition.holds
+
     def test_a_step_of_f_that_is_too_long_leaves_no_bound(self):
         condition = self.condition(step_f=0.5, step_g=0.4)
         assert math.isnan(condition.bound)
@@ -349,6 +354,10 @@ class TestExperiment:
         assert spectral(hessian) == pytest.approx(pair.lipschitz_h)
         of_g = torch.autograd.functional.jacobian(pair.gradient_g, y).reshape(28, 28)
         assert spectral(of_g) == pytest.approx(pair.lipschitz_g)
+
+    def test_it_starts_from_points_between_zero_and_two(self):
+        _, start = QuadraticPair.random(n=40, d=10, seed=0)
+        assert 0 <= float(start.min()) < 0.1 < 1.9 < float(start.max()) <= 2
 
     def test_its_minimum_is_that_of_the_normal_equations(self):
         pair, y = QuadraticPair.random(n=7, d=4, seed=0)

@@ -17,9 +17,11 @@ from convexformer_solvers import (
     GroupNuclear,
     Huber,
     PerTarget,
+    Point,
     Program,
     RowStochastic,
     SignedMap,
+    certify,
     check_map,
     get_loss,
     get_solver,
@@ -186,6 +188,28 @@ def test_column_generation_goes_on_from_the_solution_of_a_smaller_alpha():
     found = solve(program, solver, tol=1e-7, start=(smaller.coef, smaller.intercept))
     assert found.n_iter > 1
     assert found.certificate.relative_gap <= 1e-7
+
+
+def test_the_dual_point_of_column_generation_is_that_of_its_predictions():
+    program, solver = sequence_program(ratio=0.1, intercept=True), ColumnGeneration()
+    other = solve(program.with_alpha(0.5 * program.alpha), solver, tol=1e-2)
+    state = solver.init(program, Point(other.coef, other.intercept))
+    for at in (other, solver.point(program, solver.step(program, state))):
+        pred = program.map.matvec(at.coef) + at.intercept
+        torch.testing.assert_close(solver.point(program, state).dual, -program.loss.gradient(pred, program.y))
+        state = solver.step(program, state)
+
+
+def test_column_generation_ends_by_itself_where_no_atom_is_new_and_rounds_by_little_in_single_precision():
+    program, solver = sequence_program(ratio=0.1), ColumnGeneration()
+    state, steps = solver.init(program, null_point(program)), 0
+    while not solver.finished(state):
+        state, steps = solver.step(program, state), steps + 1
+        assert steps < 100
+    exact, single = (solver.point(each, state) for each in (program, program.to(torch.float32)))
+    assert certify(program, exact.coef, exact.intercept).relative_gap < 1e-9
+    rounding = len(state.weights) * torch.finfo(torch.float32).eps * state.weights.sum()
+    assert (single.coef.double() - exact.coef).abs().max() <= rounding
 
 
 def test_column_generation_serves_any_penalty_with_atoms():
