@@ -200,6 +200,17 @@ def test_the_dual_point_of_column_generation_is_that_of_its_predictions():
         state = solver.step(program, state)
 
 
+def test_gaps_of_column_generation_are_about_those_of_certificates():
+    program, solver = sequence_program(intercept=True, ratio=0.02), ColumnGeneration()
+    state = solver.init(program, null_point(program))
+    assert solver.gap_estimate(program, state) is None  # of no atoms
+    for _ in range(5):
+        state = solver.step(program, state)
+        point = solver.point(program, state)
+        gap = certify(program, point.coef, point.intercept, point.dual).gap
+        assert 0.25 * gap <= solver.gap_estimate(program, state) <= 4 * gap
+
+
 def test_column_generation_ends_by_itself_where_no_atom_is_new_and_rounds_by_little_in_single_precision():
     program, solver = sequence_program(ratio=0.1), ColumnGeneration()
     state, steps = solver.init(program, null_point(program)), 0
