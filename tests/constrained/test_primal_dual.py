@@ -2,6 +2,8 @@
 
 import contextlib
 import copy
+import dataclasses
+import itertools
 import warnings
 
 import numpy as np
@@ -19,6 +21,7 @@ from convexformer.constrained import (
     NonFiniteLossError,
     PrimalDual,
 )
+from convexformer.constrained.selection import rank
 
 ONE = [torch.zeros(1)]
 PLAIN = {"optimizer": "sgd", "dual_optimizer": "sgd", "lr": 0.05, "dual_lr": 0.05, "warmup_epochs": 0}
@@ -468,6 +471,20 @@ def test_the_weights_of_the_best_epoch_are_put_back(target, best, is_interrupted
         trainer.fit(ONE, n_epochs=5, validation=ONE, callback=callback)
     assert trainer.model.at.item() == pytest.approx(best)
     assert trainer.report_.losses[-1] == pytest.approx((best - target) ** 2 if target else 0.0)
+
+
+def test_an_epoch_is_ranked_by_its_loss_and_violations():
+    violations, slacks = np.array([0.5, -0.4, 0.1]), torch.tensor([0.1, 0.3, 0.2])
+    report = FeasibilityReport(np.array([3.0, 2.0, 1.0]), violations, np.zeros(3), False, 0.5, 0.5, 1.0)
+    assert rank(report, slacks, objective="constrained", resilience=None) == (True, pytest.approx(0.6))
+    price = 4 / 2 * (0.6**2 + 0.3**2)  # of what the constraints exceed zero by, slacks included
+    assert rank(report, slacks, objective="constrained", resilience=4.0) == (False, pytest.approx(1 + price))
+    for objective, resilience in itertools.product(("last", "sum"), (None, 4.0)):
+        assert rank(report, slacks, objective=objective, resilience=resilience) == (False, 1.0)
+    feasible = dataclasses.replace(report, feasible=True)
+    assert rank(feasible, slacks, objective="constrained", resilience=None) == (False, 1.0)
+    broken = dataclasses.replace(report, losses=np.array([3.0, 2.0, np.nan]))
+    assert rank(broken, slacks, objective="last", resilience=None) == (False, np.inf)
 
 
 def test_a_state_is_left_as_it_is_and_serves_reports_of_other_errors():
