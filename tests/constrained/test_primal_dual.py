@@ -165,6 +165,14 @@ def test_net_weights_are_the_factors_of_the_lagrangian():
     assert with_factor.values(losses)[0].item() == pytest.approx(3 - 0.7 * 1.5)
 
 
+def test_constraints_are_of_two_layers_or_more_and_leave_multipliers_as_they_are():
+    constraints, duals = DescentConstraints(c_ref=1.0), torch.tensor([0.5, 2.0])
+    constraints.net_weights(duals)
+    assert duals.tolist() == [0.5, 2.0]
+    with pytest.raises(ValueError, match="losses must be those of two layers or more"):
+        constraints.values(torch.ones(1))
+
+
 def test_the_reference_must_be_given_by_name():
     """No loss is a reference for every problem, and two numbers without names would be mistaken for each other."""
     with pytest.raises(TypeError, match="c_ref"):
