@@ -21,6 +21,7 @@ from convexformer.constrained import (
     NonFiniteLossError,
     PrimalDual,
 )
+from convexformer.constrained.multipliers import Multipliers
 from convexformer.constrained.selection import rank
 
 ONE = [torch.zeros(1)]
@@ -442,6 +443,20 @@ def test_slacks_that_are_reset_begin_each_epoch_at_zero():
         history = held_trainer(reset_slacks=reset, **explicit).fit([FIRST], n_epochs=4)
         slacks, duals = np.array(history.slacks), np.array(history.duals)
         assert np.allclose(slacks[1:], 0.05 * duals[:-1]) == reset
+
+
+def test_explicit_slacks_are_copies_never_negative_and_part_of_the_state():
+    multipliers, other = (Multipliers(torch.zeros(2, 1), 1.5, "explicit", "sgd", 1.0) for _ in range(2))
+    multipliers.ascend(torch.tensor([1.0, 0.0]))
+    multipliers.ascend(torch.tensor([-5.0, 0.0]))
+    held = multipliers.slacks
+    other.load_state_dict(copy.deepcopy(multipliers.state_dict()))
+    multipliers.ascend(torch.zeros(2))  # a step of the slack from 1 to -0.5, were it not for its bound
+    assert multipliers.slacks.tolist() == [0.0, 0.0]
+    assert held.tolist() == other.slacks.tolist() == [1.0, 0.0]
+    hard = Multipliers(torch.zeros(2, 1), None, "explicit", "sgd", 1.0)
+    hard.ascend(torch.ones(2))
+    assert hard.slacks.tolist() == [0.0, 0.0]
 
 
 @pytest.mark.parametrize(("objective", "after"), [("sum", [0.9, 0.9]), ("last", [1.0, 0.9])])
