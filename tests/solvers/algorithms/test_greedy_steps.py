@@ -130,6 +130,13 @@ def test_they_lead_near_the_optimum_of_independent_features(loss, intercept):
     assert float((shift - shift.mean()).abs().max()) < 1e-4
 
 
+def test_a_step_goes_on_by_all_of_the_last_move():
+    program, solver = wide_program("logistic"), GreedyFista()
+    state = solver.step(program, solver.init(program, null_point(program)))
+    assert solver._next_momentum(state.momentum) == (2.0, 1.0)
+    assert solver._next_momentum(1.0) == (2.0, 0.0)  # after a restart
+
+
 def test_more_momentum_needs_fewer_steps():
     n_steps = {True: 0, False: 0}
     for loss in ("squared", "logistic", "huber"):
