@@ -1,4 +1,4 @@
-"""From users' targets to what losses take: numbers, or classes as signs or one-hot rows."""
+"""From users' targets to what losses take: numbers, or classes and labels as signs or one-hot rows."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.utils.class_weight import compute_class_weight
+from torch import Tensor
 
-from convexformer.validation import as_tensor, without_tensor
+from convexformer.validation import as_tensor, check_indicators, without_tensor
 from convexformer_solvers import Loss
 
 # A header, of what JSON holds and numpy numbers, and arrays without objects.
@@ -36,6 +37,9 @@ class Targets(ABC):
     @abstractmethod
     def weight(self, y: ArrayLike, sample_weight: ArrayLike | None) -> NDArray[np.float64] | None:
         """Weights of the samples with those of the classes multiplied in; None when all are equal."""
+
+    def check_part(self, encoded: NDArray[np.float64]) -> None:  # noqa: B027 - most need no check besides the loss's
+        """Raise ``ValueError`` when some rows of encoded targets are not enough to fit by themselves."""
 
     def _saved_state(self) -> SavedState:
         """What a file must hold of them, besides the loss."""
@@ -71,9 +75,36 @@ class RealTargets(Targets):
         return cls(header["single"])
 
 
+class LabelTargets(Targets):
+    """Targets of a classification, which say what the outputs mean as well.
+
+    Attributes
+    ----------
+    classes : ndarray of shape (n_classes,)
+        Classes, or numbers of labels.
+    loss : Loss
+        Loss of the outputs.
+    """
+
+    classes: NDArray
+    loss: Loss
+
+    @abstractmethod
+    def scores(self, outputs: Tensor) -> Tensor:
+        """Outputs with one column per class or label, or of two classes with a single column of margins."""
+
+    @abstractmethod
+    def labels(self, outputs: Tensor) -> NDArray[Any]:
+        """What to predict of outputs."""
+
+    @abstractmethod
+    def probabilities(self, outputs: Tensor) -> Tensor:
+        """Probabilities of each class or label."""
+
+
 @dataclass(frozen=True, eq=False)
-class ClassTargets(Targets):
-    """Class labels.
+class ClassTargets(LabelTargets):
+    """Classes, one per sample.
 
     Parameters
     ----------
@@ -121,6 +152,25 @@ class ClassTargets(Targets):
         factor = self.class_weight[self.index(y)]
         return factor if sample_weight is None else factor * np.asarray(sample_weight, dtype=np.float64)
 
+    def scores(self, outputs: Tensor) -> Tensor:
+        if len(self.classes) == 2 and not self.single:
+            return outputs[:, 1:] - outputs[:, :1]
+        return outputs
+
+    def labels(self, outputs: Tensor) -> NDArray[Any]:
+        scores = self.scores(outputs)
+        index = (scores[:, 0] > 0).long() if scores.shape[1] == 1 else scores.argmax(1)
+        return self.classes[index.numpy(force=True)]
+
+    def probabilities(self, outputs: Tensor) -> Tensor:
+        probability = self.loss.mean(outputs)
+        if self.single:
+            probability = torch.cat([self.loss.mean(-outputs), probability], 1)
+        total = probability.sum(1, keepdim=True)
+        # Where all of a row underflow, their logarithms are the outputs.
+        small = total < torch.finfo(total.dtype).tiny
+        return torch.where(small, outputs.softmax(1), probability / total)
+
     def _saved_state(self) -> SavedState:
         weight = {} if self.class_weight is None else {"class_weight": self.class_weight}
         return {"single": self.single}, {"classes": _plain_labels(self.classes), **weight}
@@ -128,6 +178,78 @@ class ClassTargets(Targets):
     @classmethod
     def _restored(cls, arrays: dict[str, NDArray], loss: Loss) -> ClassTargets:
         return cls(arrays["classes"], loss, arrays.get("class_weight"))
+
+
+@dataclass(frozen=True, eq=False)
+class MultilabelTargets(LabelTargets):
+    """Any of several labels per sample, as a matrix of 0 and 1: one binary problem per label.
+
+    Parameters
+    ----------
+    n_labels : int
+        Columns of the matrix, two or more.
+    loss : Loss
+        A loss of margins.
+    """
+
+    n_labels: int
+    loss: Loss
+    single = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "classes", np.arange(self.n_labels))
+
+    def encode(self, y: ArrayLike) -> NDArray[np.float64]:
+        return 2.0 * check_indicators(y) - 1.0
+
+    def weight(self, y: ArrayLike, sample_weight: ArrayLike | None) -> NDArray[np.float64] | None:
+        return None if sample_weight is None else np.asarray(sample_weight, dtype=np.float64)
+
+    def check_part(self, encoded: NDArray[np.float64]) -> None:
+        # As with a single class: an intercept would go to infinity with the logistic loss.
+        constant = np.flatnonzero((encoded == encoded[0]).all(0))
+        if constant.size:
+            raise ValueError(
+                "y must have both 0 and 1 in the column of each label, among samples of positive weight, got one of "
+                f"them alone in the columns {constant[:5].tolist()}; leave such labels out"
+            )
+
+    def scores(self, outputs: Tensor) -> Tensor:
+        return outputs
+
+    def labels(self, outputs: Tensor) -> NDArray[Any]:
+        return (outputs > 0).long().numpy(force=True)
+
+    def probabilities(self, outputs: Tensor) -> Tensor:
+        return self.loss.mean(outputs)
+
+    def _saved_state(self) -> SavedState:
+        return {"single": False, "n_labels": self.n_labels}, {}
+
+
+def multilabel_targets(
+    y: NDArray[np.float64], loss: Loss, class_weight: Any, sample_weight: NDArray[np.float64] | None
+) -> MultilabelTargets:
+    """Targets of a checked matrix of labels.
+
+    Raises
+    ------
+    ValueError
+        If the loss is for classes that exclude each other, there are class weights, or a label is that of all or none
+        of the samples of positive weight.
+    """
+    if loss.targets != "sign":
+        raise ValueError(
+            f"loss={loss!r} is for classes of which each sample has one; y with several labels per sample needs a loss "
+            "of margins, such as 'logistic', which is that of 'auto'"
+        )
+    if class_weight is not None:
+        raise ValueError(
+            f"class_weight must be None for y with several labels per sample, got {class_weight!r}; give sample_weight"
+        )
+    targets = MultilabelTargets(y.shape[1], loss)
+    targets.check_part(targets.encode(y if sample_weight is None else y[sample_weight > 0]))
+    return targets
 
 
 def _plain_labels(classes: NDArray) -> NDArray:

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias, TypeGuard
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.sparse import issparse
 from sklearn import get_config
 from sklearn.utils import check_array, check_random_state, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
@@ -357,7 +358,7 @@ def _mixes_text(labels: Iterable[Any]) -> bool:
     return len({isinstance(label, str) for label in labels}) > 1
 
 
-def check_label_target(y: Any, n_samples: int) -> NDArray:
+def check_label_target(y: Any) -> NDArray:
     """Check targets of a classification: one label per sample."""
     mixed = isinstance(y, (list, tuple)) and _mixes_text(y)  # an array of these makes all of them text
     with naming("y"):
@@ -374,7 +375,30 @@ def check_label_target(y: Any, n_samples: int) -> NDArray:
     if mixed or (y.dtype.hasobject and _mixes_text(y)):
         raise ValueError("y must hold labels of one kind, got text and other labels together; make all of them text")
     check_classification_targets(y)
-    check_rows(y, n_samples)
+    return y
+
+
+def has_columns(y: Any) -> bool:
+    """Whether targets are a matrix of two or more columns."""
+    try:
+        shape = np.shape(y)
+    except (TypeError, ValueError, RuntimeError):  # of lists of several lengths
+        return False
+    return len(shape) == 2 and shape[1] > 1
+
+
+def check_indicators(y: Any) -> NDArray[np.float64]:
+    """Check several labels per sample: a matrix of 0 and 1."""
+    y = given(y)
+    if issparse(y):
+        raise ValueError("y must be a dense matrix, got a sparse one; give y.toarray()")
+    refuse_dates(y, "y")
+    several = "several labels per sample are a matrix of 0 and 1, and one label has shape (n_samples,)"
+    with naming("y", f"; {several}"):
+        y = check_array(y, dtype=np.float64, input_name="y")
+    others = y[(y != 0) & (y != 1)]
+    if others.size:
+        raise ValueError(f"y of shape {y.shape} must hold 0 and 1 alone, got {np.unique(others)[:5]}; {several}")
     return y
 
 

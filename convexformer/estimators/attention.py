@@ -9,14 +9,26 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.metrics import accuracy_score, r2_score
+from sklearn.utils import get_tags
 from sklearn.utils.metaestimators import available_if
 
-from convexformer.targets import ClassTargets, RealTargets, Targets, class_targets
+from convexformer.targets import (
+    ClassTargets,
+    LabelTargets,
+    MultilabelTargets,
+    RealTargets,
+    Targets,
+    class_targets,
+    multilabel_targets,
+)
 from convexformer.validation import (
     Result,
+    check_indicators,
     check_label_target,
     check_real_target,
+    check_rows,
     given,
+    has_columns,
     keeps_tensors,
     result_of,
 )
@@ -107,41 +119,38 @@ def _has_probabilities(estimator: Any) -> bool:
 class ClassificationMixin(ScoreMixin, ClassifierMixin):
     """Targets and predictions of classification."""
 
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.multi_label = True
+        return tags
+
     def _read_targets(
         self: Any, y: Any, n_samples: int, sample_weight: NDArray[np.float64] | None
     ) -> tuple[Targets, Loss, NDArray]:
-        y = check_label_target(y, n_samples)
+        y = given(y)
+        several = has_columns(y) and get_tags(self).classifier_tags.multi_label
+        y = check_indicators(y) if several else check_label_target(y)
+        check_rows(y, n_samples)
         name = self.loss
         _check_loss_name(name, ["auto"], {"sign", "simplex"})
         if isinstance(name, str) and name == "auto":
-            name = "logistic" if len(np.unique(y)) <= 2 else "softmax"
+            name = "logistic" if several or len(np.unique(y)) <= 2 else "softmax"
         loss = get_loss(name)
         if loss.targets == "real":
             raise ValueError(f"loss={self.loss!r} is for numbers, not labels; use ConvexAttentionRegressor")
-        targets = class_targets(y, loss, self.class_weight, sample_weight)
+        read = multilabel_targets if several else class_targets
+        targets: LabelTargets = read(y, loss, self.class_weight, sample_weight)
         self.classes_ = targets.classes
         return targets, loss, y
 
     def _restored_targets(self, header: dict[str, Any], arrays: dict[str, NDArray], loss: Loss) -> Targets:
-        targets = ClassTargets._restored(arrays, loss)
+        several = "n_labels" in header
+        targets = MultilabelTargets(header["n_labels"], loss) if several else ClassTargets._restored(arrays, loss)
         self.classes_ = targets.classes
         return targets
 
-    def _scores(self: Any, outputs: torch.Tensor) -> torch.Tensor:
-        """Outputs with one column per class, or of two classes with a single column of margins."""
-        targets: ClassTargets = self._targets
-        if len(targets.classes) == 2 and not targets.single:
-            return outputs[:, 1:] - outputs[:, :1]
-        return outputs
-
-    def _labels(self: Any, outputs: torch.Tensor) -> NDArray[Any]:
-        """Labels of outputs."""
-        scores = self._scores(outputs)
-        index = (scores[:, 0] > 0).long() if scores.shape[1] == 1 else scores.argmax(1)
-        return self.classes_[index.numpy(force=True)]
-
     def decision_function(self: Any, X: ArrayLike) -> Result:
-        """Scores of the classes; for two classes the score of the second against the first.
+        """Scores of the classes, or of several labels; for two classes the score of the second against the first.
 
         Parameters
         ----------
@@ -151,9 +160,9 @@ class ClassificationMixin(ScoreMixin, ClassifierMixin):
 
         Returns
         -------
-        ndarray of shape (n_samples,) or (n_samples, n_classes)
+        ndarray of shape (n_samples,), (n_samples, n_classes) or (n_samples, n_labels)
         """
-        scores = self._scores(self._outputs(X))
+        scores = self._targets.scores(self._outputs(X))
         return result_of(scores[:, 0] if scores.shape[1] == 1 else scores, X)
 
     def predict(self: Any, X: ArrayLike) -> NDArray[Any]:
@@ -167,9 +176,10 @@ class ClassificationMixin(ScoreMixin, ClassifierMixin):
 
         Returns
         -------
-        ndarray of shape (n_samples,)
+        ndarray of shape (n_samples,) or (n_samples, n_labels)
+            Several labels per sample are zeros and ones.
         """
-        return self._labels(self._outputs(X))
+        return self._targets.labels(self._outputs(X))
 
     @available_if(_has_probabilities)
     def predict_proba(self: Any, X: ArrayLike) -> Result:
@@ -184,16 +194,10 @@ class ClassificationMixin(ScoreMixin, ClassifierMixin):
         Returns
         -------
         ndarray of shape (n_samples, n_classes)
-            Rows sum to 1. With one output per class against the rest, their probabilities are normalised.
+            Rows sum to 1. With one output per class against the rest, their probabilities are normalised. Where
+            samples have several labels, shape (n_samples, n_labels): the probability that a sample has the label.
         """
-        outputs = self._outputs(X)
-        probability = self.loss_.mean(outputs)
-        if self._targets.single:
-            probability = torch.cat([self.loss_.mean(-outputs), probability], 1)
-        total = probability.sum(1, keepdim=True)
-        # Where all of a row underflow, their logarithms are the outputs.
-        small = total < torch.finfo(total.dtype).tiny
-        return result_of(torch.where(small, outputs.softmax(1), probability / total), X)
+        return result_of(self._targets.probabilities(self._outputs(X)), X)
 
     @available_if(_has_probabilities)
     def predict_log_proba(self: Any, X: ArrayLike) -> Result:
@@ -206,7 +210,7 @@ class ClassificationMixin(ScoreMixin, ClassifierMixin):
 
         Returns
         -------
-        ndarray of shape (n_samples, n_classes)
+        ndarray of shape (n_samples, n_classes) or (n_samples, n_labels)
             Minus infinity where a probability is zero in its precision.
         """
         probability = self.predict_proba(X)
@@ -370,18 +374,20 @@ class ConvexAttentionRegressor(RegressionMixin, ConvexAttentionBase):
 class ConvexAttentionClassifier(ClassificationMixin, ConvexAttentionBase):
     r"""Attention network for classification, trained to a certified global optimum.
 
-    The objective is that of ``ConvexAttentionRegressor`` with a loss of labels.
+    The objective is that of ``ConvexAttentionRegressor`` with a loss of labels. Where a sample may have several labels,
+    ``y`` is a matrix of 0 and 1 with a column for each: binary problems with a penalty in common, one output each.
 
     Parameters
     ----------
     alpha : float, default=0.01
         Weight of the decay against the **mean** loss; positive. At ``alpha_max_`` the solution becomes zero.
     loss : {"auto", "logistic", "softmax", "squared_hinge"} or Loss, default="auto"
-        ``"auto"`` is logistic for two classes and softmax cross-entropy for more. A loss of margins with more than two
-        classes trains one output per class against the rest.
+        ``"auto"`` is logistic for two classes and for several labels per sample, and softmax cross-entropy for more
+        classes. A loss of margins with more than two classes trains one output per class against the rest.
     penalty : {"group_l2", "nuclear"} or Penalty, default="group_l2"
         Convex form of the decay: ``"group_l2"`` for the l1 norm of ``w3`` (Thms 1 and 2), ``"nuclear"`` for the l2
-        norm, the standard weight decay, which lets outputs share features. Equal for one output.
+        norm, the standard weight decay, which lets outputs share features, as those of several labels. Equal for one
+        output. With ``"group_l2"`` the labels of a sample are problems apart.
     activation : {"linear", "gated_relu"}, default="linear"
         ``"gated_relu"`` adds fixed gates :math:`g(X) = 1[u_1^\top X u_2 \ge 0]` (Thm 3).
     n_gates : int, default=32
@@ -406,7 +412,7 @@ class ConvexAttentionClassifier(ClassificationMixin, ConvexAttentionBase):
     fit_intercept : bool, default=True
         Whether the network has a bias per output, without decay.
     class_weight : dict, "balanced" or None, default=None
-        Factors on the weights of classes, as in scikit-learn.
+        Factors on the weights of classes, as in scikit-learn. Not for several labels per sample.
     warm_start : bool, default=False
         Whether to start from the previous solution where shapes agree, and from its dual point where ``alpha`` is the
         same, too. Gates are made anew for each fit. With an int as `random_state` random gates are the same again. The
@@ -431,7 +437,7 @@ class ConvexAttentionClassifier(ClassificationMixin, ConvexAttentionBase):
     Attributes
     ----------
     classes_ : ndarray of shape (n_classes,)
-        Sorted labels.
+        Sorted labels; numbers of the columns of ``y`` for several labels per sample.
     coef_ : ndarray of shape ([n_gates,] n_tokens[, n_features][, n_outputs])
         Coefficients; axes in brackets are there with gates, three-dimensional ``X`` and more than one output.
     intercept_ : float or ndarray of shape (n_outputs,)

@@ -132,7 +132,8 @@ class ConvexAttentionBase(TargetEstimator, CertifiedEstimator):
             the path of a file or a folder of shards, is read from the disk where it is large for `memory_limit`. Under
             ``torchrun`` each rank gives its own samples, or all give one path, of which each reads its part.
         y : array-like of shape (n_samples,) or (n_samples, n_outputs)
-            Targets; labels of shape (n_samples,) for a classifier.
+            Targets. For a classifier: labels of shape (n_samples,), or a matrix of 0 and 1 with a column for each of
+            several labels that a sample may have.
         sample_weight : array-like of shape (n_samples,), optional
             Non-negative weights; only ratios matter.
         resume : str or path-like, optional

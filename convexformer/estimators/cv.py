@@ -19,6 +19,7 @@ from sklearn.metrics import check_scoring
 from sklearn.model_selection import check_cv
 from tqdm.auto import tqdm
 
+from convexformer.targets import ClassTargets
 from convexformer.validation import is_integer, predictions, without_tensor
 from convexformer_solvers import (
     Callback,
@@ -76,7 +77,8 @@ class CrossValidationMixin(ConvexAttentionBase):
             the path of a file or a folder of shards, is read from the disk where it is large for `memory_limit`. Under
             ``torchrun`` each rank gives its own samples, or all give one path, of which each reads its part.
         y : array-like of shape (n_samples,) or (n_samples, n_outputs)
-            Targets; labels of shape (n_samples,) for a classifier.
+            Targets. For a classifier: labels of shape (n_samples,), or a matrix of 0 and 1 with a column for each of
+            several labels that a sample may have.
         sample_weight : array-like of shape (n_samples,), optional
             Non-negative weights, used in training and in scoring; only ratios matter.
         groups : array-like of shape (n_samples,), optional
@@ -90,8 +92,8 @@ class CrossValidationMixin(ConvexAttentionBase):
         ------
         ValueError
             If an argument or a parameter is not as described, the gates depend on ``alpha``, the folder of ``resume``
-            is of other data, the training part of a fold has less than two classes, or no alpha has a score; the
-            message names it.
+            is of other data, the training part of a fold has less than two classes or one value alone of a label, or
+            no alpha has a score; the message names it.
         KeyboardInterrupt
             On Ctrl-C, when no fold is running any more. With ``resume`` the folder then holds what is finished.
 
@@ -105,9 +107,9 @@ class CrossValidationMixin(ConvexAttentionBase):
         labels = y.numpy(force=True) if torch.is_tensor(y) else np.asarray(y)
         splits = self._splits(labels, groups)
         _check_splits(splits, problem.program.sample_weight)
-        if is_classifier(self):
+        if isinstance(problem.targets, ClassTargets):
             _check_classes(splits, np.ravel(labels), problem.program.sample_weight)
-        _check_targets(splits, problem.program)
+        _check_targets(splits, problem)
         self._check_can_resume(self.resume, "folds" if self._draws_folds() else "")
         files = self._resume_files(len(splits))
         total = len(splits) * len(self.alphas_)
@@ -277,13 +279,15 @@ def _check_splits(splits: list[tuple[NDArray[np.int64], NDArray[np.int64]]], wei
                 )
 
 
-def _check_targets(splits: list[tuple[NDArray[np.int64], NDArray[np.int64]]], program: Program) -> None:
-    """Raise ``ValueError`` when the targets of a training part are not enough for the loss, as counts all zero."""
+def _check_targets(splits: list[tuple[NDArray[np.int64], NDArray[np.int64]]], problem: Problem) -> None:
+    """Raise ``ValueError`` when the targets of a training part are not enough to fit, as counts all zero."""
+    program = problem.program
     for index, (rows, _) in enumerate(splits):
         training = torch.as_tensor(rows, device=program.y.device)
         training = training[program.weight[training] > 0]
         try:
             program.loss.check_target(program.y[training])
+            problem.targets.check_part(program.y[training].numpy(force=True))
         except ValueError as error:
             raise ValueError(
                 f"cv: the training part of fold {index} is no data to fit by itself, as {error}; shuffle the folds, or "
@@ -420,8 +424,9 @@ class ConvexAttentionClassifierCV(ClassificationMixin, CrossValidationMixin):
     eps : float, default=1e-2
         Ratio of the last to the first alpha of an automatic grid.
     cv : int, splitter, iterable or None, default=None
-        Folds, as in scikit-learn; five stratified ones by default. Where samples come in groups that no fold may split:
-        ``StratifiedGroupKFold()``, with ``fit(X, y, groups=groups)``.
+        Folds, as in scikit-learn; five stratified ones by default, or for several labels per sample not stratified.
+        Where samples come in groups that no fold may split: ``StratifiedGroupKFold()``, with
+        ``fit(X, y, groups=groups)``.
     scoring : str or callable, default=None
         Score to maximise, as in scikit-learn. Default: minus the mean loss on the held-out samples.
     n_jobs : int, default=None

@@ -281,7 +281,7 @@ def test_any_device_equals_the_cpu(penalty, activation, accelerator):
         (labels, {"class_weight": {0: 0.0, 1: 1.0}}, "class_weight must leave at least two classes"),
         (labels, {"class_weight": {0: 1e308, 1: 1e-308}}, "class_weight must have ratios that float64 can represent"),
         (labels, {"class_weight": {0: "one", 1: 1.0}}, "class_weight=.* cannot be used"),
-        (np.eye(20), {}, "y should be a 1d array"),
+        (np.eye(20) + 1, {}, r"y of shape \(20, 20\) must hold 0 and 1 alone"),
         (np.array(["a", 1] * 10, dtype=object), {}, "y must hold labels of one kind"),
         (["a", 1] * 10, {}, "y must hold labels of one kind"),
     ],

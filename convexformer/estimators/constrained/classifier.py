@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 from numpy.typing import ArrayLike, NDArray
@@ -13,6 +13,7 @@ from convexformer.estimators.attention import ClassificationMixin
 from convexformer.estimators.samples import across_ranks
 from convexformer.estimators.tokens import TargetEstimator, unchanged_on_failure
 from convexformer.nn import sample_losses
+from convexformer.targets import LabelTargets
 from convexformer.validation import Result, as_tensor, result_of
 from convexformer_solvers import Loss
 
@@ -150,6 +151,11 @@ class DescentConstrainedClassifier(ClassificationMixin, TargetEstimator, Descent
         self.random_state = random_state
         self.verbose = verbose
 
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.multi_label = False  # samples are held out by class
+        return tags
+
     @unchanged_on_failure
     @across_ranks
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
@@ -245,7 +251,7 @@ class DescentConstrainedClassifier(ClassificationMixin, TargetEstimator, Descent
         -------
         ndarray of shape (n_samples,)
         """
-        return self._labels(self._layer_outputs(X, max_layers)[-1])
+        return cast(LabelTargets, self._targets).labels(self._layer_outputs(X, max_layers)[-1])
 
     def layer_outputs(self, X: ArrayLike) -> Result:
         """Outputs of every layer, for ``exit_curve``, ``early_exit`` and ``exit_tradeoff``.

@@ -37,7 +37,7 @@ from convexformer.probes.generate import (
 )
 from convexformer.probes.growth import Growth
 from convexformer.programs.build import program_of
-from convexformer.targets import Targets
+from convexformer.targets import LabelTargets, Targets
 from convexformer.validation import Result, check_device, check_flag, check_stream, result_of
 from convexformer_solvers import LinearMap, Path, SolverResult
 from convexformer_solvers.io.checkpoint import PathFile
@@ -302,7 +302,7 @@ class ConvexProbeBase(ConvexAttentionBase):
 
     def _shown(self, outputs: Tensor) -> Tensor:
         """Outputs as ``decision_function`` has them, for a classifier."""
-        return cast(Any, self)._scores(outputs) if is_classifier(self) else outputs
+        return cast(LabelTargets, self._targets).scores(outputs) if is_classifier(self) else outputs
 
 
 def _growth_of(file: PathFile, max_new: int) -> Growth | None:

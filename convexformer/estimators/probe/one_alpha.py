@@ -164,7 +164,8 @@ class ConvexProbeRegressor(RegressionMixin, ConvexProbeBase):
 class ConvexProbeClassifier(ClassificationMixin, ConvexProbeBase):
     r"""Certified probe for classification: content-dependent pooling of tokens, trained to a certified global optimum.
 
-    The objective is that of ``ConvexProbeRegressor`` with a loss of labels.
+    The objective is that of ``ConvexProbeRegressor`` with a loss of labels. Where a sample may have several labels,
+    ``y`` is a matrix of 0 and 1 with a column for each: binary problems with a penalty in common, one output each.
 
     Parameters
     ----------
@@ -173,21 +174,22 @@ class ConvexProbeClassifier(ClassificationMixin, ConvexProbeBase):
     dictionary, generate, standardize
         As in ``ConvexProbeRegressor``.
     loss : {"auto", "logistic", "softmax", "squared_hinge"} or Loss, default="auto"
-        ``"auto"`` is logistic for two classes and softmax cross-entropy for more. A loss of margins with more than two
-        classes trains one output per class against the rest.
+        ``"auto"`` is logistic for two classes and for several labels per sample, and softmax cross-entropy for more
+        classes. A loss of margins with more than two classes trains one output per class against the rest.
     penalty : {"group_l2", "nuclear"} or Penalty, default="group_l2"
-        As in ``ConvexProbeRegressor``.
+        As in ``ConvexProbeRegressor``. With ``"group_l2"`` the labels of a sample are problems apart; with
+        ``"nuclear"`` they share features.
     solver, tol, max_iter, fit_intercept
         As in ``ConvexProbeRegressor``.
     class_weight : dict, "balanced" or None, default=None
-        Factors on the weights of classes, as in scikit-learn.
+        Factors on the weights of classes, as in scikit-learn. Not for several labels per sample.
     warm_start, dtype, device, memory_limit, random_state, verbose, callback
         As in ``ConvexProbeRegressor``.
 
     Attributes
     ----------
     classes_ : ndarray of shape (n_classes,)
-        Sorted labels.
+        Sorted labels; numbers of the columns of ``y`` for several labels per sample.
     coef_, intercept_, certificate_, heads_, weighting_norms_, pooler_, generation_ and others
         As in ``ConvexProbeRegressor``.
 
