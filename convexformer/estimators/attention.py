@@ -49,7 +49,7 @@ class ScoreMixin:
     """Predictions and scores of samples that are spread over the ranks of a process group."""
 
     def score(self, X: Any, y: Any, sample_weight: ArrayLike | None = None) -> float:
-        """Score as scikit-learn has it: R2 of a regression, accuracy of a classification.
+        """Score as scikit-learn has it: R2 of a regression, accuracy of a classification (of all labels of a sample).
 
         Parameters
         ----------

@@ -414,7 +414,7 @@ class GreedyConvexTransformerClassifier(ClassificationMixin, GreedyConvexTransfo
     Attributes
     ----------
     classes_ : ndarray of shape (n_classes,)
-        Sorted labels.
+        Sorted labels; numbers of the columns of ``y`` for several labels per sample.
     layers_ : list of ConvexAttentionClassifier
         The fitted layers, all on tokens.
     certificates_ : list of Certificate

@@ -427,7 +427,7 @@ class UnfoldedTransformerClassifier(ClassificationMixin, UnfoldedTransformerBase
     Attributes
     ----------
     classes_ : ndarray of shape (n_classes,)
-        Sorted labels.
+        Sorted labels; numbers of the columns of ``y`` for several labels per sample.
     network_, history_, n_iter_, certificate_, optimality_gap_, descent_, energies_, loss_, penalty_
         As in ``UnfoldedTransformerRegressor``.
     n_features_in_, n_tokens_in_ : int
