@@ -155,16 +155,17 @@ def test_tools_of_scikit_learn_take_several_labels():
 
 
 def test_cross_validation_scores_whole_rows_on_folds_in_order():
-    alphas = [0.1, 0.02]
+    alphas, weight = [0.1, 0.02], np.random.default_rng(0).integers(1, 4, 60)
     options = {"alphas": alphas, "cv": 3, "tol": 1e-8}
-    by_scores = ConvexAttentionClassifierCV(scoring="average_precision", **options).fit(X, Y)
-    by_loss = ConvexAttentionClassifierCV(**options).fit(X, Y)
+    by_scores = ConvexAttentionClassifierCV(scoring="average_precision", **options).fit(X, Y, weight)
+    by_loss = ConvexAttentionClassifierCV(**options).fit(X, Y, weight)
     for row, alpha in enumerate(alphas):
         for column, (training, test) in enumerate(KFold(3).split(X)):
-            one = ConvexAttentionClassifier(alpha, tol=1e-8).fit(X[training], Y[training])
+            one = ConvexAttentionClassifier(alpha, tol=1e-8).fit(X[training], Y[training], weight[training])
             scores = one.decision_function(X[test])
-            assert by_scores.score_path_[row, column] == pytest.approx(average_precision_score(Y[test], scores))
-            loss = np.logaddexp(0, (1 - 2 * Y[test]) * scores).sum(1).mean()
+            expected = average_precision_score(Y[test], scores, sample_weight=weight[test])
+            assert by_scores.score_path_[row, column] == pytest.approx(expected)
+            loss = np.average(np.logaddexp(0, (1 - 2 * Y[test]) * scores).sum(1), weights=weight[test])
             assert by_loss.score_path_[row, column] == pytest.approx(-loss, rel=1e-4)
 
 
