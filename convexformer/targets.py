@@ -241,7 +241,7 @@ def multilabel_targets(
     if loss.targets != "sign":
         raise ValueError(
             f"loss={loss!r} is for classes of which each sample has one; y with several labels per sample needs a loss "
-            "of margins, such as 'logistic', which is that of 'auto'"
+            "of margins, such as 'logistic', which is that of 'auto'; of one-hot rows give the classes, y.argmax(1)"
         )
     if class_weight is not None:
         raise ValueError(

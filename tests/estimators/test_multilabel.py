@@ -223,7 +223,11 @@ EMPTY = np.column_stack([Y, np.zeros(60, dtype=int)])
         (Y[:50], {}, "y must have one row per sample, 60 as X, got 50"),
         (EMPTY, {}, r"y must have both 0 and 1 in the column of each label.*in the columns \[3\]"),
         (1 - EMPTY, {}, r"in the columns \[3\]"),
-        (Y, {"loss": "softmax"}, r"loss=Softmax\(\) is for classes of which each sample has one.*'logistic'"),
+        (
+            Y,
+            {"loss": "softmax"},
+            r"loss=Softmax\(\) is for classes of which each sample has one.*'logistic'.*y.argmax\(1\)",
+        ),
         (Y, {"loss": "squared"}, "loss='squared' is for numbers"),
         (Y, {"class_weight": "balanced"}, "class_weight must be None for y with several labels.*give sample_weight"),
     ],
