@@ -266,6 +266,27 @@ def check_real(name: str, array: NDArray) -> None:
         raise ValueError(f"{name} must hold real numbers, got {array.dtype}")
 
 
+def mask_of(real: Any, n_samples: int, n_tokens: int, device: torch.device, name: str = "X") -> Tensor:
+    """The mask ``(N, n)`` of samples in one array, from their lengths or a mask."""
+    given = as_tensor(real, device, name=f"{name}[1]")
+    integers = not given.is_floating_point() and not given.is_complex() and given.dtype != torch.bool
+    marks = given.long() if integers else given  # torch compares no unsigned integers of more than 8 bits
+    of_tokens = given.shape == (n_samples, n_tokens)
+    if of_tokens and (given.dtype == torch.bool or (integers and bool((marks == marks.bool()).all()))):
+        return marks.bool()
+    if not integers or given.shape != (n_samples,):
+        raise ValueError(
+            f"{name}[1] must be lengths, integers of shape ({n_samples},), or a mask of bool of shape "
+            f"{(n_samples, n_tokens)} or of integers 0 and 1, got {given.dtype} of shape {tuple(given.shape)}"
+        )
+    wrong = marks[(marks < 0) | (marks > n_tokens)]
+    if len(wrong):
+        raise ValueError(
+            f"{name}[1] must hold lengths from 1 to {n_tokens}, the tokens of {name}[0], got {int(wrong[0])}"
+        )
+    return torch.arange(n_tokens, device=device) < marks[:, None]
+
+
 def as_tokens(X: Any) -> Tensor:
     """Samples as a tensor; two-dimensional ones are tokens of width 1."""
     tokens = as_tensor(_unpacked(X), name="X")

@@ -19,12 +19,13 @@ from convexformer.validation import (
     as_floats,
     as_tensor,
     forget_names,
+    mask_of,
     naming,
     refuse_dates,
     refuse_masked,
 )
 
-from .sequences import PaddedSequences, RaggedSequences, TokenSequences, mask_of
+from .sequences import PaddedSequences, RaggedSequences, TokenSequences
 from .stored import stored_sequences
 
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from convexformer.validation import as_tensor
 from convexformer_solvers import Traffic
 from convexformer_solvers.linear_maps.parts import InParts
 
@@ -228,25 +226,6 @@ class _MappedSequences(TokenSequences):
 def working_precision(dtype: torch.dtype) -> torch.dtype:
     """Precision to compute in with tokens of another one: float32 for what is exact in it, as half precision."""
     return torch.float32 if dtype.itemsize < 4 or dtype == torch.float32 else torch.float64
-
-
-def mask_of(real: Any, n_samples: int, n_tokens: int, device: torch.device) -> Tensor:
-    """The mask ``(N, n)`` of samples in one array, from their lengths or a mask."""
-    given = as_tensor(real, device, name="X[1]")
-    integers = not given.is_floating_point() and not given.is_complex() and given.dtype != torch.bool
-    marks = given.long() if integers else given  # torch compares no unsigned integers of more than 8 bits
-    of_tokens = given.shape == (n_samples, n_tokens)
-    if of_tokens and (given.dtype == torch.bool or (integers and bool((marks == marks.bool()).all()))):
-        return marks.bool()
-    if not integers or given.shape != (n_samples,):
-        raise ValueError(
-            f"X[1] must be lengths, integers of shape ({n_samples},), or a mask of bool of shape "
-            f"{(n_samples, n_tokens)} or of integers 0 and 1, got {given.dtype} of shape {tuple(given.shape)}"
-        )
-    wrong = marks[(marks < 0) | (marks > n_tokens)]
-    if len(wrong):
-        raise ValueError(f"X[1] must hold lengths from 1 to {n_tokens}, the tokens of X[0], got {int(wrong[0])}")
-    return torch.arange(n_tokens, device=device) < marks[:, None]
 
 
 def draw_tokens(

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from convexformer.storage import open_source
 from convexformer.storage.sources import n_dims
-from convexformer.validation import as_tensor
+from convexformer.validation import as_tensor, mask_of
 from convexformer_solvers import Source, Traffic
 
-from .sequences import PaddedSequences, TokenSequences, mask_of, working_precision
+from .sequences import PaddedSequences, TokenSequences, working_precision
 
 
 class StoredSequences(TokenSequences):

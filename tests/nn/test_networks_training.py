@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from convexformer import ConvexAttention, Gates
-from convexformer.nn import SequenceAttention, SoftmaxAttention, TrainingHistory, train
+from convexformer.nn import AttentiveProbe, SequenceAttention, SoftmaxAttention, TrainingHistory, train
 from convexformer.nn.modules.base import seeded
 from convexformer.nn.training.trial import Data
+from convexformer.unfolded import UnfoldedNetwork
 
 NETWORKS = {
     "convex": lambda: ConvexAttention(3, 2, 1, 6).double(),
@@ -262,6 +263,110 @@ def test_gated_networks_train_on_minibatches_with_their_masks():
     history = train(network, X, y, alpha=0.01, n_steps=100, batch_size=10, lr=0.1, validation=data(seed=1))
     assert history.final_objective == pytest.approx(network.objective(X, y, alpha=0.01).item(), rel=1e-12)
     assert history.final_objective < 0.5 * history.objective[0]
+
+
+# Samples of differing lengths
+
+LENGTHS = torch.arange(40) % 4 + 1
+MASKED = {
+    "probe": lambda: AttentiveProbe(2, 1, n_queries=3).double(),
+    "unfolded": lambda: UnfoldedNetwork(6, 2, 1, n_layers=2, n_heads=6).double(),
+}
+either_masked = pytest.mark.parametrize("make", MASKED.values(), ids=MASKED)
+
+
+def padded(n=40, seed=0, fill=math.nan):
+    """Samples of 1 to 4 tokens, with 2 to 5 places that hold `fill`."""
+    generator = torch.Generator().manual_seed(seed)
+    mask = torch.arange(6) < LENGTHS[:n, None]
+    tokens = torch.randn(n, 6, 2, generator=generator, dtype=torch.float64)
+    y = (tokens[..., :1] * mask[..., None]).sum(1)
+    return tokens.masked_fill(~mask[..., None], fill), mask, y
+
+
+@either_masked
+@pytest.mark.parametrize("real", [torch.Tensor.bool, torch.Tensor.int, lambda mask: mask.sum(1), torch.Tensor.tolist])
+@pytest.mark.parametrize("batch_size", [None, 16])
+def test_what_padding_holds_changes_no_training(make, real, batch_size):
+    options = {"alpha": 0.01, "lr": 0.05, "n_steps": 20, "batch_size": batch_size}
+    ends = []
+    for fill in (0.0, 7.0, math.nan):
+        (tokens, mask, y), (held_out, its_mask, its_y), network = padded(fill=fill), padded(20, 1, fill), make()
+        history = train(network, (tokens, real(mask)), y, validation=((held_out, real(its_mask)), its_y), **options)
+        ends.append((weights(network), history.objective, history.validation))
+        objective = network.objective((tokens, real(mask)), y, alpha=0.01).item()
+        assert history.final_objective == pytest.approx(objective, rel=1e-12)
+    for end in ends[1:]:
+        assert torch.equal(end[0], ends[0][0])
+        assert end[1:] == ends[0][1:]
+
+
+@either_masked
+def test_steps_are_those_of_samples_without_their_padding(make):
+    tokens, mask, y = padded(fill=0.0)
+    tokens[2, 1], mask[2, 1] = 0.0, False  # padding need not come last
+    network, other = make(), make()
+    train(network, (tokens, mask), y, alpha=0.01, lr=0.05, schedule="constant", n_steps=10)
+    steps = torch.optim.Adam(other.parameters(), lr=0.05)
+    for _ in range(10):
+        rows = [part[real][None] for part, real in zip(tokens, mask, strict=True)]
+        predictions = torch.cat([other(row) for row in rows])
+        steps.zero_grad()
+        ((predictions - y).square().sum() / 2 / len(y) + 0.01 * other.decay()).backward()
+        steps.step()
+    torch.testing.assert_close(weights(network), weights(other), rtol=1e-8, atol=1e-10)
+
+
+def test_samples_of_weight_zero_take_their_mask_with_them():
+    tokens, mask, y = padded()
+    weight = torch.linspace(1, 2, 40, dtype=torch.float64)
+    weight[::3] = 0
+    counted = weight > 0
+    every, some = MASKED["probe"](), MASKED["probe"]()
+    options = {"alpha": 0.01, "n_steps": 5, "batch_size": 10}
+    train(every, (tokens, mask), y, sample_weight=weight, **options)
+    train(some, (tokens[counted], mask[counted]), y[counted], sample_weight=weight[counted], **options)
+    assert torch.equal(weights(every), weights(some))
+    wanted = some.objective((tokens[counted], mask[counted]), y[counted], alpha=0.01, sample_weight=weight[counted])
+    assert torch.equal(every.objective((tokens, LENGTHS), y, alpha=0.01, sample_weight=weight), wanted)
+
+
+@any_network
+def test_networks_that_take_no_mask_refuse_one(make):
+    X, y = data()
+    pair = (X, torch.ones(40, 3, dtype=torch.bool))
+    message = r"^{}tokens must be one tensor for \w+Attention, whose forward takes no mask of tokens, got a pair"
+    with pytest.raises(ValueError, match=message.format("")):
+        train(make(), pair, y, alpha=0.05)
+    with pytest.raises(ValueError, match=message.format("validation ")):
+        train(make(), X, y, alpha=0.05, validation=(pair, y))
+    with pytest.raises(ValueError, match=message.format("")):
+        make().objective(pair, y, alpha=0.05)
+
+
+@pytest.mark.parametrize(
+    ("real", "message"),
+    [
+        (torch.full((40,), 7), r"tokens\[1\] must hold lengths from 1 to 6, the tokens of .*tokens\[0\], got 7"),
+        (torch.ones(40, 6), r"tokens\[1\] must be lengths, integers of shape \(40,\), or a mask .*got torch.float32"),
+        (torch.ones(40, 5).bool(), r"tokens\[1\] must be lengths, .* got torch.bool of shape \(40, 5\)"),
+        (LENGTHS - 1, r"tokens\[1\] must leave each sample at least one token that is real, got none of sample 0"),
+    ],
+)
+def test_bad_masks_are_named(real, message):
+    tokens, mask, y = padded()
+    with pytest.raises(ValueError, match="^" + message):
+        train(MASKED["probe"](), (tokens, real), y, alpha=0.05)
+    with pytest.raises(ValueError, match="^validation " + message):
+        train(MASKED["probe"](), (tokens, mask), y, alpha=0.05, validation=((tokens, real), y))
+
+
+def test_tokens_of_a_pair_are_checked_where_they_are_real():
+    tokens, mask, y = padded()
+    with pytest.raises(ValueError, match=r"tokens\[0\] must be torch.float64 on cpu"):
+        train(MASKED["probe"](), (tokens.float(), mask), y, alpha=0.05)
+    with pytest.raises(ValueError, match="tokens must be finite"):
+        train(MASKED["probe"](), (tokens, torch.ones_like(mask)), y, alpha=0.05)
 
 
 # Optimisers, schedules and looks

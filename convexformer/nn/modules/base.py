@@ -8,18 +8,20 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from inspect import signature
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from convexformer.gates import Gates
-from convexformer.validation import as_tensor, is_integer
+from convexformer.validation import as_tensor, is_integer, mask_of
 from convexformer_solvers import Loss, Penalty, get_loss
 from convexformer_solvers.validation import check_tensor, is_real
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
+Samples: TypeAlias = Tensor | tuple[Tensor, ArrayLike | Tensor]  # tokens, alone or with a mask or lengths
 _ONE_THREAD = threading.RLock()  # of ``seeded``, which may stand inside another
 
 
@@ -201,11 +203,32 @@ class GatedModule(nn.Module):
         self.gates = Gates(*(state[name].numpy(force=True) for name in ("u1", "u2"))) if "u1" in state else None
 
 
+def inputs_of(network: AttentionNetwork, samples: Samples, name: str = "tokens") -> tuple[Tensor, ...]:
+    """Tokens alone or, of a pair, checked tokens, zero where none is real, and their mask."""
+    if not (isinstance(samples, (tuple, list)) and len(samples) == 2):
+        return (samples,)
+    if not {"mask", "attention_mask"}.intersection(list(signature(network.forward).parameters)[1:2]):
+        raise ValueError(
+            f"{name} must be one tensor for {type(network).__name__}, whose forward takes no mask of tokens, got a pair"
+        )
+    tokens, real = samples
+    network.check_samples(tokens, f"{name}[0]")
+    mask = mask_of(real, len(tokens), tokens.shape[1], tokens.device, name)
+    empty = (~mask.any(1)).nonzero()
+    if len(empty):
+        raise ValueError(
+            f"{name}[1] must leave each sample at least one token that is real, got none of sample {int(empty[0])}"
+        )
+    return tokens.masked_fill(~mask.reshape(*mask.shape, *[1] * (tokens.ndim - 2)), 0), mask
+
+
 class AttentionNetwork(nn.Module, ABC):
     """A network of attention heads with its own weight decay; what ``train`` trains.
 
     A subclass gives ``forward`` and ``decay``, ``prepared`` where something about the samples never changes during
-    training, and ``check_samples`` where samples are something else than tokens.
+    training, and ``check_samples`` where samples are something else than tokens. Where the second parameter of
+    ``forward`` is called ``mask`` or ``attention_mask``, it takes which tokens are real, a tensor of bool of shape
+    ``(N, n)``.
 
     Examples
     --------
@@ -269,7 +292,7 @@ class AttentionNetwork(nn.Module, ABC):
 
     def objective(
         self,
-        tokens: Tensor,
+        tokens: Samples,
         y: Tensor,
         *,
         loss: str | Loss = "squared",
@@ -283,8 +306,8 @@ class AttentionNetwork(nn.Module, ABC):
 
         Parameters
         ----------
-        tokens : Tensor of shape (N, n, d)
-            The samples.
+        tokens : Tensor of shape (N, n, d), or pair
+            The samples; alone or, as in ``train``, in a pair with a mask or lengths.
         y : Tensor of the shape of the predictions, or (N, T * c) for predictions of shape (N, T, c)
             Targets of the loss; that of a sequence is summed over its positions.
         loss : str or Loss, default="squared"
@@ -304,13 +327,14 @@ class AttentionNetwork(nn.Module, ABC):
         Raises
         ------
         ValueError
-            If ``y`` does not fit the predictions, or ``alpha`` or ``sample_weight`` is not as described.
+            If ``y`` does not fit the predictions, or another argument is not as described.
         """
         check_decay_weight(alpha)
+        inputs = inputs_of(self, tokens)
         check_tensor("y", y)
         if sample_weight is None:
-            return sample_losses(self(tokens), y, loss).mean() + alpha * self.decay(penalty)
+            return sample_losses(self(*inputs), y, loss).mean() + alpha * self.decay(penalty)
         share = relative_weight(sample_weight, y)
         counted = share > 0  # the loss of others may be infinite
-        losses = sample_losses(self(tokens[counted]), y[counted], loss)
+        losses = sample_losses(self(*(part[counted] for part in inputs)), y[counted], loss)
         return (losses * share[counted]).mean() + alpha * self.decay(penalty)

@@ -15,9 +15,11 @@ from tqdm.auto import tqdm
 
 from convexformer.nn.modules.base import (
     AttentionNetwork,
+    Samples,
     check_like,
     check_not_half,
     check_target_shape,
+    inputs_of,
     relative_weight,
 )
 from convexformer.validation import check_finite, check_flag
@@ -30,7 +32,7 @@ from .trial import Data, Settings, Trial, load_weights, weights_of
 
 def train(
     network: AttentionNetwork,
-    tokens: Tensor,
+    tokens: Samples,
     y: Tensor,
     *,
     loss: str | Loss = "squared",
@@ -45,7 +47,7 @@ def train(
     n_steps: int = 1000,
     look_every: int | None = None,
     batch_size: int | None = None,
-    validation: tuple[Tensor, Tensor] | None = None,
+    validation: tuple[Samples, Tensor] | None = None,
     patience: int | None = None,
     seconds: float | None = None,
     seed: int = 0,
@@ -63,9 +65,11 @@ def train(
     ----------
     network : AttentionNetwork
         Changed in place; not in float16, in which Adam divides by zero.
-    tokens : Tensor of shape (N, n, d) or (N, n)
+    tokens : Tensor of shape (N, n, d) or (N, n), or pair
         The samples, in the precision and on the device of the network; what ``network.check_samples`` allows. Networks
-        of symbols take integers of shape ``(N, n)``.
+        of symbols take integers of shape ``(N, n)``. A network whose ``forward`` takes a mask, as ``AttentiveProbe``,
+        also trains on pairs of such a tensor and a mask of shape ``(N, n)``, True or 1 where a token is real, or
+        lengths, integers of shape ``(N,)``. What is not real counts as zero, whatever it holds.
     y : Tensor of the shape of the predictions, or (N, T * c) for predictions of shape (N, T, c)
         Targets of the loss, in the precision and on the device of the network.
     loss : str or Loss, default="squared"
@@ -98,8 +102,9 @@ def train(
         Samples of a minibatch, drawn without replacement in passes over the samples that drop what does not fill a
         batch. Default: all samples in every step. With minibatches the objective on all samples is recorded only
         at looks.
-    validation : pair of Tensor, optional
-        Held-out ``(tokens, y)``, whose unweighted mean loss without decay is recorded at looks.
+    validation : pair, optional
+        Held-out ``(tokens, y)``, whose unweighted mean loss without decay is recorded at looks; ``tokens`` may be a
+        pair as well.
     patience : int, optional
         Number of looks in a row without progress in the validation loss after which training stops. The
         best weights by validation are then kept, whether or not it stopped. Default: train on, and keep the last.
@@ -256,9 +261,11 @@ def _grid(name: str, values: float | Sequence[float]) -> list[float]:
 
 
 def _data(
-    kind: str, network: AttentionNetwork, tokens: Tensor, y: Tensor, weight: ArrayLike | Tensor | None = None
+    kind: str, network: AttentionNetwork, samples: Samples, y: Tensor, weight: ArrayLike | Tensor | None = None
 ) -> tuple[Data, int]:
     """Checked samples, which `kind` names in messages, and how many outputs the network has."""
+    inputs = inputs_of(network, samples, f"{kind}tokens")
+    tokens = inputs[0]
     network.check_samples(tokens, f"{kind}tokens")
     check_like(next(network.parameters()), y, f"{kind}y")
     if len(y) != len(tokens):
@@ -268,8 +275,8 @@ def _data(
     share = None if weight is None else relative_weight(weight, y)
     if share is not None and not bool(share.all()):  # the loss of what has no weight may be infinite
         counted = share > 0
-        tokens, y, share = tokens[counted], y[counted], share[counted]
-    data = Data(network.prepared(tokens), y, share)
+        inputs, y, share = tuple(part[counted] for part in inputs), y[counted], share[counted]
+    data = Data(inputs if len(inputs) == 2 else network.prepared(*inputs), y, share)
     first = data.rows(torch.arange(1, device=y.device))
     with torch.no_grad():
         prediction = network(*first.inputs)
