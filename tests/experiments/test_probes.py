@@ -13,7 +13,7 @@ from convexformer.experiments import ProbesSettings, format_probes, run_probes
 from convexformer.experiments.probes import FILE, data, experiment, methods, series
 from convexformer.experiments.probes.data import load_data, stratified_order
 from convexformer.experiments.probes.figures import draw_figures
-from convexformer.experiments.probes.networks import GatedAttentionPooling, MaskedNetwork
+from convexformer.experiments.probes.networks import GatedAttentionPooling
 from convexformer.experiments.probes.report import paired_interval, remark, summarise
 from convexformer.nn import AttentiveProbe
 
@@ -235,16 +235,15 @@ def test_a_method_that_only_some_seeds_have_is_compared_on_those(report):
         assert (row["to_mean"] is None) == (row["method"] == methods.MEAN)
 
 
-@pytest.mark.parametrize("core", [GatedAttentionPooling(3, 2), AttentiveProbe(3, 2, 4)])
-def test_padding_and_order_change_no_trained_probe(core):
-    network = MaskedNetwork(core)
+@pytest.mark.parametrize("network", [GatedAttentionPooling(3, 2), AttentiveProbe(3, 2, 4)])
+def test_padding_and_order_change_no_trained_probe(network):
     tokens = torch.randn(4, 5, 3, generator=torch.Generator().manual_seed(0))
     mask = torch.arange(5) < torch.tensor([[2], [3], [5], [4]])
     padded = torch.cat([tokens, torch.full((4, 2, 3), 9.0)], 1)
     longer = torch.cat([mask, torch.zeros(4, 2, dtype=torch.bool)], 1)
     with torch.no_grad():
-        expected = network(*network.prepared(network.joined(tokens, mask)))
-        torch.testing.assert_close(network(*network.prepared(network.joined(padded, longer))), expected)
+        expected = network(tokens, mask)
+        torch.testing.assert_close(network(padded, longer), expected)
         order = [1, 0, 2, 3, 4]
         torch.testing.assert_close(network(tokens[:, order], mask[:, order]), expected)
 

@@ -18,13 +18,13 @@ from sklearn.metrics import log_loss
 from torch import Tensor, nn
 
 from convexformer import ConvexProbeClassifier
-from convexformer.nn import AttentiveProbe, ProbeNetwork, train
+from convexformer.nn import AttentionNetwork, AttentiveProbe, ProbeNetwork, train
 from convexformer.preprocessing import MeanPooling, QueryPooling
 from convexformer.probes import Generation
 from convexformer_solvers import alpha_grid, get_solver, iterate_path
 
 from .data import Part, ProbeData, Split
-from .networks import GatedAttentionPooling, MaskedNetwork
+from .networks import GatedAttentionPooling
 from .settings import ProbesSettings
 
 MAJORITY = "majority class"
@@ -154,16 +154,18 @@ def _regression(pool: Callable[[Part], Tensor], split: Split, settings: ProbesSe
 # Trained by gradients
 
 
-def _trained(make: Callable[[int, int, int], nn.Module], split: Split, settings: ProbesSettings, seed: int) -> Found:
+def _trained(
+    make: Callable[[int, int, int], AttentionNetwork], split: Split, settings: ProbesSettings, seed: int
+) -> Found:
     """A network by AdamW, with the weights of least validation loss of all pairs of learning rate and decay."""
     fit, validation = split.fit, split.validation
-    network = MaskedNetwork(make(fit.tokens.shape[2], split.n_classes, seed))
+    network = make(fit.tokens.shape[2], split.n_classes, seed)
     batch = min(settings.batch_size, len(fit.labels))
     n_steps = max(settings.least_steps, settings.n_epochs * math.ceil(len(fit.labels) / batch))
     one_hot = torch.eye(split.n_classes)
     history = train(
         network,
-        network.joined(*fit.samples),
+        fit.samples,
         one_hot[fit.labels],
         loss="softmax",
         alpha=0.0,
@@ -173,7 +175,7 @@ def _trained(make: Callable[[int, int, int], nn.Module], split: Split, settings:
         n_steps=n_steps,
         look_every=max(1, n_steps // settings.n_looks),
         batch_size=batch,
-        validation=(network.joined(*validation.samples), one_hot[validation.labels]),
+        validation=(validation.samples, one_hot[validation.labels]),
         patience=settings.patience,
         seed=seed,
     )
@@ -194,14 +196,14 @@ def _in_chunks(network: nn.Module, part: Part) -> Tensor:
     return torch.cat([network(*(array[i : i + _CHUNK] for array in part.samples)) for i in starts])
 
 
-def _attentive(n_queries: int, n_features: int, n_outputs: int, seed: int) -> nn.Module:
+def _attentive(n_queries: int, n_features: int, n_outputs: int, seed: int) -> AttentionNetwork:
     """With readouts that begin at zero: random ones make the first scores noise, which few labels do not unlearn."""
     probe = AttentiveProbe(n_features, n_outputs, n_queries, seed=seed)
     nn.init.zeros_(probe.outputs)
     return probe
 
 
-def _gated(n_features: int, n_outputs: int, seed: int) -> nn.Module:
+def _gated(n_features: int, n_outputs: int, seed: int) -> AttentionNetwork:
     pooling = GatedAttentionPooling(n_features, n_outputs, seed=seed)
     nn.init.zeros_(pooling.readout.weight)
     return pooling
