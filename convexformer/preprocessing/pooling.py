@@ -130,12 +130,14 @@ class TokenPooling(_OfTokens):
         return result_of(pooled(TokenPooler([self.weights_]), samples), X)
 
 
-def pooled_chunks(pooler: TokenPooler, samples: TokenSequences) -> Iterator[tuple[slice, Tensor]]:
-    """Pooled tokens ``(B, h, d)`` of a few samples at a time, and which samples these are."""
+def pooled_chunks(
+    pooler: TokenPooler, samples: TokenSequences, weights: bool = False
+) -> Iterator[tuple[slice, Tensor]]:
+    """Pooled tokens ``(B, h, d)``, or weights ``(B, h, n)``, of a few samples at a time, and which samples they are."""
     pooler = copied_to(pooler, samples.device)
     for rows, tokens, mask in samples.chunks(pooler.n_weightings):
         with torch.no_grad():
-            part = pooler(tokens, mask)
+            part = pooler.joined(*pooler.prepared(tokens, mask)) if weights else pooler(tokens, mask)
         if not all_finite(part):
             raise ValueError("X is too large for its pooled tokens to be finite; scale the features to about one")
         yield rows, part
@@ -149,6 +151,15 @@ def pooled(pooler: TokenPooler, samples: TokenSequences, out: Tensor | None = No
     for rows, part in pooled_chunks(pooler, samples):
         out[rows] = part
     return out
+
+
+def weights_of(pooler: TokenPooler, samples: TokenSequences) -> Tensor:
+    """Weights ``(N, h, n)`` of the tokens of samples, the factors left out, computed in chunks."""
+    shape = (len(samples), pooler.n_weightings, samples.n_columns)
+    found = torch.zeros(shape, dtype=samples.dtype, device=samples.device)
+    for rows, part in pooled_chunks(pooler, samples, weights=True):
+        found[rows, :, : part.shape[2]] = part  # columns without a real token may have been left out
+    return found
 
 
 class MeanPooling(TokenPooling):

@@ -111,6 +111,11 @@ class TokenSequences(InParts, ABC):
         """Tokens of a sample at most, real or not, that ``padded`` reads."""
         return int(self.lengths.max()) if len(self) else 0
 
+    @property
+    def n_columns(self) -> int:
+        """Tokens of each sample, real or not, in the array that was given; of a list, those of the longest sample."""
+        return self.longest
+
     def place(self, sample: int) -> str:
         """Where a sample is, for messages."""
         return f"X[{sample}]"
@@ -144,6 +149,10 @@ class PaddedSequences(TokenSequences):
         whole = torch.full((len(tokens),), tokens.shape[1], dtype=torch.int64, device=tokens.device)
         self.lengths = whole if mask is None else mask.sum(1)
         self.n_features, self.dtype, self.device = tokens.shape[2], working_precision(tokens.dtype), tokens.device
+
+    @property
+    def n_columns(self) -> int:
+        return self._tokens.shape[1]
 
     def padded(self, rows: slice) -> tuple[Tensor, Tensor]:
         tokens = self._tokens[rows].to(self.dtype)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from probe_cases import forms, padded, ragged_samples, signal
+from sklearn.exceptions import NotFittedError
 
 from convexformer import (
     ConvexAttentionClassifier,
@@ -31,6 +32,7 @@ from convexformer.preprocessing import (
     TokenGates,
     TokenPooling,
 )
+from convexformer.preprocessing.sequences import PoolingConfig
 from convexformer.probes import Generation
 from convexformer.programs.temporary_file import StoredMap, file_tensor
 from convexformer.solvers import DenseMap, Program, SolverInterrupted, certify, get_loss, get_penalty
@@ -151,6 +153,80 @@ def test_the_default_dictionary_is_that_of_the_samples_that_count():
     model = regressor(dictionary="auto").fit([np.ones((5, 4)), *single[1:]], Y, weight)
     alone = regressor(dictionary="auto").fit(single[1:], Y[1:])
     np.testing.assert_allclose(model.coef_, alone.coef_, atol=1e-6)
+
+
+# Weights of tokens
+
+KINDS = {"mean": slice(0, 1), "queries": slice(1, 7), "gates": slice(7, 13), "prototypes": slice(13, 17)}  # of SMALL
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["standardised", "as they are"])
+def looking(request):
+    dictionary = [*SMALL, RelativePositions([0, -1], origin="end")]
+    return regressor(dictionary=dictionary, standardize=request.param).fit(SAMPLES, Y)
+
+
+@pytest.mark.parametrize("form", forms(SAMPLES).items(), ids=lambda form: form[0])
+def test_weights_of_tokens_are_those_of_each_sample_alone(looking, form):
+    name, X = form
+    found = looking.token_weights(X)
+    padding = 0 if name in ("list", "objects", "tensors", "nested") else 2
+    assert found.shape == (len(SAMPLES), len(looking.coef_), max(map(len, SAMPLES)) + padding)
+    assert found.dtype == np.float64
+    for weights, sample in zip(found, SAMPLES, strict=True):
+        np.testing.assert_allclose(weights[:, : len(sample)], looking.token_weights(sample[None])[0], atol=1e-12)
+        assert not weights[:, len(sample) :].any()
+
+
+def test_weights_of_tokens_pool_them_up_to_factors(looking):
+    X, lengths, _ = padded(SAMPLES)
+    tokens = looking.pooler_.standardized(torch.as_tensor(X)).numpy()
+    pooled_by_them = looking.token_weights((X, lengths)) @ tokens
+    factors = looking.pooler_.factors
+    assert (factors is None) == (not looking.standardize)
+    scale = 1.0 if factors is None else factors.numpy()[:, None]
+    np.testing.assert_allclose(pooled_by_them * scale, looking.pool((X, lengths)), atol=1e-12)
+
+
+def test_sums_of_weights_are_what_each_kind_says(looking):
+    weights = looking.token_weights(SAMPLES)
+    assert (weights >= 0).all()
+    sums, lengths = weights.sum(2), np.array([len(sample) for sample in SAMPLES])
+    np.testing.assert_allclose(sums[:, KINDS["mean"]], 1.0, atol=1e-12)
+    np.testing.assert_allclose(sums[:, KINDS["queries"]], 1.0, atol=1e-12)
+    np.testing.assert_array_equal(sums[:, -2:], np.stack([lengths > 0, lengths > 1], 1))
+    gates = sums[:, KINDS["gates"]] * lengths[:, None]
+    np.testing.assert_allclose(gates, gates.round(), atol=1e-12)  # so many tokens are on its side
+    assert (gates <= lengths[:, None] + 1e-12).all()
+    np.testing.assert_allclose(sums[:, KINDS["prototypes"]].sum(1), 1.0, atol=1e-12)
+
+
+def test_weights_stand_where_the_mask_has_their_tokens(looking):
+    X, _, mask = padded(SAMPLES)
+    order = np.random.default_rng(0).permutation(X.shape[1] - 1)
+    order = np.append(order, X.shape[1] - 1)  # no token is in the last place
+    found = looking.token_weights((X[:, order], mask[:, order]))
+    inner = slice(0, KINDS["prototypes"].stop)  # positions count real tokens
+    expected = looking.token_weights((X, mask))[:, inner][..., order]
+    np.testing.assert_allclose(found[:, inner], expected, atol=1e-12)
+    assert not found.swapaxes(1, 2)[~mask[:, order]].any()
+
+
+def test_weights_of_tokens_are_the_same_of_one_sample_at_a_time(looking, monkeypatch):
+    every = {name: looking.token_weights(X) for name, X in forms(SAMPLES).items()}
+    monkeypatch.setattr("convexformer.preprocessing.sequences.CONFIG", PoolingConfig(temporary=1))
+    for name, X in forms(SAMPLES).items():
+        np.testing.assert_allclose(looking.token_weights(X), every[name], atol=1e-12)
+
+
+def test_weights_are_in_the_precision_of_the_samples_and_finite(looking):
+    assert looking.token_weights([sample.astype(np.float32) for sample in SAMPLES]).dtype == np.float32
+    with pytest.raises(ValueError, match="X is too large"):
+        looking.token_weights([np.full((2, 4), 1e308)])
+    with pytest.raises(ValueError, match="X has 3 features"):
+        looking.token_weights([sample[:, :3] for sample in SAMPLES])
+    with pytest.raises(NotFittedError):
+        regressor().token_weights(SAMPLES)
 
 
 # Explanations

@@ -102,6 +102,10 @@ def test_masks_explanations_and_refits(data, places):
     same(model, wanted, (X, lengths), (places["shards"], lengths))
     got, there = model.explain((places["file"], lengths)), wanted.explain((X, lengths))
     np.testing.assert_array_equal(np.concatenate(got.contributions), np.concatenate(there.contributions))
+    for real in (mask, lengths):
+        weights = model.token_weights((places["shards"], real))
+        np.testing.assert_array_equal(weights, wanted.token_weights((X, lengths)))
+        assert weights.shape[2] == LONGEST
     torch.manual_seed(0)
     trained = AttentiveProbe(WIDTH, 1, n_queries=2)
     found = refit_probe(trained, places["file"], y, alpha=0.05)

@@ -22,7 +22,7 @@ from convexformer.preprocessing.checking import check_sequences, choose_samples
 from convexformer.preprocessing.dictionary import factors_of, get_dictionary, make_pooler
 from convexformer.preprocessing.moments import Moments
 from convexformer.preprocessing.pooled import block_moments, pooled_map, pooled_predictions, scale_blocks
-from convexformer.preprocessing.pooling import pooled
+from convexformer.preprocessing.pooling import pooled, weights_of
 from convexformer.preprocessing.sequences import TokenSequences
 from convexformer.preprocessing.sharded import ShardedSequences
 from convexformer.probes.explanation import Explanation
@@ -254,6 +254,39 @@ class ConvexProbeBase(ConvexAttentionBase):
         """
         check_is_fitted(self)
         return result_of(pooled(self.pooler_, self._read_samples(X, reset=False)), X)
+
+    def token_weights(self, X: Any) -> Result:
+        r"""Where each weighting looks: the weights :math:`a_j(X)_k` of tokens, without the factors :math:`f_j`.
+
+        Parameters
+        ----------
+        X : array-like or pair
+            As in ``fit``.
+
+        Returns
+        -------
+        ndarray of shape (n_samples, n_weightings, n_tokens)
+            Weightings in the order of ``coef_``, tokens in that of ``X``; of a list there are as many as the longest
+            sample has. Zero for tokens that are not real, and nowhere negative. The weights of the mean and of queries
+            sum to one over the tokens of a sample. So do those of a position, but to zero in samples without it. The
+            sums of a gate and of a prototype are the share of tokens that are its own, at most one. Those of a
+            ``TokenWeights`` of one's own are what it gives.
+
+        Examples
+        --------
+        >>> from convexformer import ConvexProbeRegressor
+        >>> from convexformer.preprocessing import MeanPooling, RelativePositions
+        >>> X = [[[1.0], [3.0]], [[2.0]]]
+        >>> probe = ConvexProbeRegressor(alpha=0.1, dictionary=[MeanPooling(), RelativePositions([1])])
+        >>> probe.fit(X, [1.0, 0.0]).token_weights(X)
+        array([[[0.5, 0.5],
+                [0. , 1. ]],
+        <BLANKLINE>
+               [[1. , 0. ],
+                [0. , 0. ]]])
+        """
+        check_is_fitted(self)
+        return result_of(weights_of(self.pooler_, self._read_samples(X, reset=False)), X)
 
     def to_torch(self) -> ProbeNetwork:
         """The probe as a torch module, from tokens and a mask to outputs.
