@@ -12,6 +12,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from convexformer import ConvexAttentionRegressor
+from convexformer.plot import plot_path
 
 # %%
 # Sequences of 12 tokens with 5 features each. The target depends on two positions only: token 3 and token 8.
@@ -54,4 +55,8 @@ for ax in (left, right):
 figure, axes = plt.subplots(figsize=(6, 3), layout="constrained")
 axes.bar(np.arange(12), model.token_norms_)
 axes.set(xlabel="token position", ylabel="penalty carried", title="Tokens used by the certified network")
+
+# %%
+# A path shows which tokens enter as ``alpha`` falls. The dashed line is the ``alpha`` above.
+plot_path(ConvexAttentionRegressor().path(X, y), alpha=model.alpha, title="Penalty carried by each token")
 plt.show()

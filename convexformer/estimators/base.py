@@ -51,7 +51,7 @@ from convexformer_solvers.io.checkpoint import PathFile
 from convexformer_solvers.path import check_grid
 from convexformer_solvers.program import check_alpha
 
-from .path_result import PathResult
+from .path_result import PathResult, norms_of_tokens
 from .samples import across_ranks
 from .tokens import CertifiedEstimator, SavedState, TargetEstimator, described, rebuilt, unchanged_on_failure
 
@@ -203,8 +203,8 @@ class ConvexAttentionBase(TargetEstimator, CertifiedEstimator):
         Returns
         -------
         PathResult
-            Unpacks as ``alphas, coefs, gaps``; has ``intercepts`` and, with ``heads(position)``, the network at each
-            alpha, whose ``predict`` gives its outputs.
+            Unpacks as ``alphas, coefs, gaps``; has ``intercepts``, ``token_norms`` (of a probe ``weighting_norms``)
+            and, with ``heads(position)``, the network at each alpha, whose ``predict`` gives its outputs.
 
         Raises
         ------
@@ -466,10 +466,7 @@ class ConvexAttentionBase(TargetEstimator, CertifiedEstimator):
         self._targets, self.gates_, self.loss_, self.penalty_ = targets, gates, loss, penalty
         self.coef_ = result_of(self._public(coef, targets), like)
         self.intercept_ = float(intercept[0]) if targets.single else result_of(intercept, like)
-        groups = penalty.group_values_in_any_units(coef)
-        # Tokens are the first axis, or the second behind that of the gates.
-        by_token = groups if gates is None else groups.sum(0)
-        self.token_norms_ = result_of(by_token.reshape(by_token.shape[0], -1).sum(1), like)
+        self.token_norms_ = result_of(norms_of_tokens(coef, penalty, gates), like)
         arrays = (part.numpy() for part in self._solution)
         self.heads_ = Heads.from_coef(*arrays, alpha=alpha, loss=loss, penalty=penalty, gates=gates, targets=targets)
 

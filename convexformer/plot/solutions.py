@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from convexformer.estimators.path_result import PathResult
 from convexformer.validation import is_integer, refuse_masked
 from convexformer_solvers.validation import is_real
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _WRITTEN = 10  # rows and columns at most, beyond which numbers in the patches would cover each other
+_COLOURS = [f"C{number}" for number in range(10) if number != 7]  # which is grey, as lines without a name
 _SLENDER = 4  # ratio of the sides of a map above which its cells are no squares, to be seen
 
 
@@ -77,6 +79,71 @@ def plot_token_norms(
     axes.set(xlabel="patch column", ylabel="patch row", title=title)
     axes.locator_params(integer=True, min_n_ticks=1)
     axes.figure.colorbar(image, ax=axes, label="penalty carried", shrink=0.8)
+    return axes
+
+
+def plot_path(path: PathResult, *, alpha: float | None = None, title: str = "", ax: Axes | None = None) -> Axes:
+    """Draw how much of the penalty each token, or weighting, carries along a path, from large to small ``alpha``.
+
+    Parameters
+    ----------
+    path : PathResult
+        What ``path`` of an estimator returns.
+    alpha : float, optional
+        Where to draw a vertical line, for example ``alpha_`` of a cross-validated estimator.
+    title : str, optional
+        Title of the axes.
+    ax : matplotlib axes, optional
+        Where to draw. Default: a new figure.
+
+    Returns
+    -------
+    matplotlib axes
+        One line for each token in its order. The nine tokens that carry most at any ``alpha`` have colours and are in
+        the legend; others are grey.
+
+    Raises
+    ------
+    TypeError
+        If `path` is no ``PathResult``.
+    ValueError
+        If `path` has no alphas, or `alpha` is no positive finite number.
+    ModuleNotFoundError
+        If matplotlib is not installed.
+
+    Examples
+    --------
+    >>> from convexformer import ConvexAttentionRegressor
+    >>> X = np.random.default_rng(0).normal(size=(50, 6, 3))
+    >>> path = ConvexAttentionRegressor().path(X, X[:, 2, 0] - 0.5 * X[:, 4, 1], n_alphas=4)
+    >>> axes = plot_path(path, alpha=0.1)
+    >>> [text.get_text() for text in axes.get_legend().texts][:2], len(axes.lines)
+    (['token 2', 'token 4'], 7)
+    """
+    if not isinstance(path, PathResult):
+        raise TypeError(f"path must be what path(X, y) of an estimator returns, got {type(path).__name__}")
+    if len(path.alphas) == 0:
+        raise ValueError("path must hold at least one alpha, got none")
+    if alpha is not None and not (is_real(alpha) and 0 < alpha < math.inf):
+        raise ValueError(f"alpha must be a positive finite number, got {alpha!r}")
+    kind, norms = ("token", path.token_norms) if path.pool is None else ("weighting", path.weighting_norms)
+    axes = require_matplotlib().subplots(layout="constrained")[1] if ax is None else ax
+    marker = "o" if len(path.alphas) == 1 else None  # a line of one point is nothing to see
+    lines = axes.plot(path.alphas, norms, color="0.8", linewidth=0.8, marker=marker)
+    most = norms.max(0)
+    handles = {}
+    for token, color in zip(np.argsort(-most, kind="stable"), _COLOURS, strict=False):
+        if most[token] > 0:
+            lines[token].set(color=color, linewidth=1.5, zorder=2.1)
+            handles[f"{kind} {token}"] = lines[token]
+    if alpha is not None:
+        handles[f"alpha = {alpha:.3g}"] = axes.axvline(alpha, color="black", linestyle="--", linewidth=1.0)
+    axes.set(xscale="log", xlabel="alpha", ylabel="penalty carried", title=title)
+    axes.set_ylim(bottom=0)
+    axes.xaxis.set_inverted(True)
+    axes.grid(alpha=0.3)
+    if handles:
+        axes.legend(handles.values(), handles, loc="upper left", bbox_to_anchor=(1, 1))  # beside the lines
     return axes
 
 

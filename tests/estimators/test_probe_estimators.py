@@ -494,6 +494,12 @@ def test_path_is_that_of_single_fits():
         np.testing.assert_allclose(predicted, single.predict(SAMPLES), atol=1e-3)
 
 
+def test_norms_of_a_path_are_those_of_its_weightings():
+    path = regressor().path(SAMPLES, Y, n_alphas=4)
+    np.testing.assert_allclose(path.weighting_norms, np.linalg.norm(path.coefs, axis=2))
+    assert not hasattr(path, "token_norms")
+
+
 def test_a_path_pools_by_the_weightings_that_it_drew():
     path = pickle.loads(pickle.dumps(regressor(random_state=None).path(SAMPLES, Y, n_alphas=4)))
     program = path.heads(1).program(path.pool(SAMPLES), Y)

@@ -16,6 +16,7 @@ from sklearn.model_selection import KFold
 
 from convexformer import ConvexAttentionClassifierCV, ConvexAttentionRegressor, ConvexAttentionRegressorCV, Gates
 from convexformer.estimators.path_result import PathResult
+from convexformer.plot import plot_path
 from convexformer.solvers import Fista, PathInterrupted
 
 GATED = {"activation": "gated_relu", "n_gates": 6, "random_state": 0}
@@ -85,6 +86,9 @@ class TestPath:
         path = caught.value.path
         assert (path.coefs.shape, path.intercepts.shape) == ((0, *X.shape[1:]), (0,))
         assert repr(path) == "PathResult(no alphas)"
+        assert path.token_norms.shape == (0, X.shape[1])
+        with pytest.raises(ValueError, match="path must hold at least one alpha, got none"):
+            plot_path(path)
 
     def test_file_of_other_data(self, tmp_path):
         file = tmp_path / "path.npz"

@@ -280,6 +280,24 @@ def test_a_point_of_a_path_predicts_what_a_fit_at_its_alpha_does(model, kind, nd
     assert path.heads(2).objective(tokens, target) == pytest.approx(fitted.certificate_.primal, rel=1e-6)
 
 
+@pytest.mark.parametrize(("model", "kind"), CASES)
+@pytest.mark.parametrize("ndim", [2, 3])
+def test_norms_of_a_path_are_what_each_network_costs_and_those_of_fits(model, kind, ndim):
+    tokens = X[:, :, 0] if ndim == 2 else X
+    path = clone(model).path(tokens, Y[kind], n_alphas=4)
+    assert path.token_norms.shape == (4, tokens.shape[1])
+    costs = [path.heads(position).decay() for position in range(4)]
+    np.testing.assert_allclose(path.token_norms.sum(1), costs, rtol=1e-12)
+    for position in range(4):
+        used = path.heads(position).w1.any(axis=0)
+        np.testing.assert_array_equal(path.token_norms[position] > 0, used)
+    tight = clone(model).set_params(tol=1e-9, max_iter=100_000)
+    fitted = clone(tight).set_params(alpha=path.alphas[2]).fit(tokens, Y[kind])
+    again = tight.path(tokens, Y[kind], alphas=path.alphas[:3])
+    np.testing.assert_allclose(again.token_norms[2], fitted.token_norms_, atol=1e-3)
+    assert not hasattr(path, "weighting_norms")
+
+
 def test_a_path_is_short_to_read_pickles_and_names_positions_that_are_not_there():
     path = ConvexAttentionRegressor().path(X, Y["real"], n_alphas=3)
     assert len(repr(path)) < 120

@@ -8,7 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from convexformer.plot import plot_attention_map, plot_convergence, plot_patch_map, plot_token_norms, plot_token_text
+from convexformer import ConvexAttentionRegressor, ConvexProbeRegressor
+from convexformer.plot import (
+    plot_attention_map,
+    plot_convergence,
+    plot_patch_map,
+    plot_path,
+    plot_token_norms,
+    plot_token_text,
+)
+from convexformer.preprocessing import MeanPooling, TokenGates
 
 rng = np.random.default_rng(0)
 
@@ -69,3 +78,53 @@ def test_tensors_with_gradients_are_drawn():
     values = torch.rand(4, requires_grad=True)
     np.testing.assert_array_equal(plot_patch_map(values, (2, 2)).images[0].get_array().ravel(), values.detach())
     assert [bar.get_height() for bar in plot_token_norms(values).patches] == values.tolist()
+
+
+# Paths
+
+X = rng.normal(size=(60, 5, 3))
+Y = X[:, 2, 0] - 0.5 * X[:, 4, 1]
+
+
+def test_lines_of_a_path_are_the_norms_of_its_coefficients():
+    path = ConvexAttentionRegressor().path(X, Y, n_alphas=6)
+    axes = plot_path(path, alpha=0.05)
+    *lines, chosen = axes.lines
+    np.testing.assert_array_equal([line.get_xdata() for line in lines], [path.alphas] * 5)
+    np.testing.assert_allclose(np.transpose([line.get_ydata() for line in lines]), np.linalg.norm(path.coefs, axis=2))
+    assert list(chosen.get_xdata()) == [0.05, 0.05]
+    left, right = axes.get_xlim()
+    assert (left > right, axes.get_xscale()) == (True, "log")
+    names = [text.get_text() for text in axes.get_legend().texts]
+    assert (names[:2], names[-1]) == (["token 2", "token 4"], "alpha = 0.05")
+    assert plot_path(path, ax=axes) is axes  # the axis still runs to the right
+    assert axes.get_xlim()[0] > axes.get_xlim()[1]
+
+
+def test_many_weightings_have_the_largest_named_beside_the_lines():
+    path = ConvexProbeRegressor(dictionary=[MeanPooling(), TokenGates(160)], random_state=0).path(X, abs(Y), n_alphas=6)
+    axes = plot_path(path)
+    assert len(axes.lines) == 161
+    axes.figure.draw_without_rendering()
+    most = path.weighting_norms.max(0)
+    named = [f"weighting {j}" for j in np.argsort(-most)[:9]]
+    assert [text.get_text() for text in axes.get_legend().texts] == named
+    colors = [line.get_color() for line in axes.get_legend().get_lines()]
+    assert len({*colors, "0.8"}) == 10
+    assert colors == [axes.lines[int(name.split()[1])].get_color() for name in named]
+    assert axes.get_legend().get_window_extent().x0 >= axes.get_window_extent().x1
+    assert axes.get_window_extent().width > 0.5 * axes.figure.bbox.width
+
+
+def test_a_path_of_one_alpha_or_without_a_token_in_use_is_drawn():
+    model = ConvexAttentionRegressor()
+    (line, *_) = plot_path(model.path(X, Y, alphas=[0.1])).lines
+    assert line.get_marker() == "o"
+    axes = plot_path(model.path(X, Y, alphas=[1e3, 1e4]))
+    assert axes.get_legend() is None
+    assert axes.get_ylim()[0] == 0 < axes.get_ylim()[1]
+    with pytest.raises(TypeError, match=r"path must be what path\(X, y\) of an estimator returns, got ndarray"):
+        plot_path(np.ones((3, 3)))
+    for alpha in (0.0, np.inf, "0.1"):
+        with pytest.raises(ValueError, match=rf"alpha must be a positive finite number, got '?{alpha}"):
+            plot_path(model.path(X, Y, alphas=[0.1]), alpha=alpha)
