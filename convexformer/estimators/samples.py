@@ -16,6 +16,7 @@ from torch import Tensor
 from convexformer.memory import check_memory_limit, limit_of
 from convexformer.programs.build import attention_map
 from convexformer.storage import Source, open_source
+from convexformer.storage.opening import array_of
 from convexformer.validation import (
     check_device,
     check_shape,
@@ -91,11 +92,11 @@ def across_ranks(method: _Method) -> _Method:
 
     @wraps(method)
     def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
-        group = ranks()
-        if group is None:
-            return method(self, *args, **kwargs)
-        call = signature.bind(self, *args, **kwargs)
+        group, call = ranks(), signature.bind(self, *args, **kwargs)
         given = call.arguments
+        if group is None:
+            given.update({name: array_of(given[name], name) for name in _PER_SAMPLE if name in given})
+            return method(*call.args, **call.kwargs)
         X, share = own_samples(self, given["X"], reset=True)
         local, described = _in_turn(group, lambda: (_read(self, X, reset=True), _described(self, method, given)))
         _check_alike(group.all(described))
@@ -136,6 +137,7 @@ def predictions_of_all(
     """
     group, predict = ranks(), getattr(estimator, method)
     if group is None:
+        y, sample_weight = array_of(y, "y"), array_of(sample_weight, "sample_weight")
         weight = sample_weight if keeps_tensors(sample_weight) else without_tensor(sample_weight, "sample_weight")
         return y, weight, predict(X)
     X, share = own_samples(estimator, X)
@@ -243,7 +245,7 @@ def _concatenated(name: str, counts: list[int], parts: Sequence[Any]) -> Any:
 
 
 def _as_array(name: str, values: Any) -> Any:
-    array = np.asarray(without_tensor(values, name))
+    array = np.asarray(without_tensor(array_of(values, name), name))
     if array.ndim == 0:
         raise ValueError(f"{name} must have one entry for each sample, got the single value {values!r}")
     if array.dtype.hasobject:  # an error in a message would leave the other ranks waiting

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from convexformer.storage import open_source
+from convexformer.storage.opening import array_of
 from convexformer.storage.sources import n_dims
 from convexformer.validation import as_tensor, mask_of
 from convexformer_solvers import Source, Traffic
@@ -118,7 +119,7 @@ def stored_sequences(X: Any, part: slice | None = None) -> StoredSequences | Non
     index = torch.arange(source.shape[0])[part or slice(None)]
     if not pair:
         return StoredSequences(source, index=index)
-    real = as_tensor(X[1], name="X[1]")
+    real = as_tensor(array_of(X[1], "X[1]", "lengths"), name="X[1]")
     if real.ndim > 0 and len(real) == source.shape[0]:
         real = real[index]
     return StoredSequences(source, mask_of(real, len(index), source.shape[1], torch.device("cpu")), index)

@@ -14,10 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from convexformer.optional import required
+from convexformer.validation import without_tensor
+from convexformer_solvers.io.npz import read_array as read_npy
+from convexformer_solvers.io.npz import read_arrays
 from convexformer_solvers.linear_maps.source import Source
 
 from .files import RESERVED, SUFFIXES, FileArray, choose, find_array, read_header, stored, torch_dtype
-from .manifest import MANIFEST, shard_arrays
+from .manifest import MANIFEST, read_array, shard_arrays
 from .sources import ArraySource, ColumnSource, FileSource, ShardSource, hash_of
 
 _HDF5 = (".h5", ".hdf5")
@@ -98,10 +101,14 @@ def open_source(X: Any) -> Source | None:
     return None
 
 
+def _without_name(path: str) -> tuple[str, str | None]:
+    """A path, and the name of an array behind it after a colon."""
+    file, _, name = path.rpartition(":")
+    return (file, name) if not os.path.exists(path) and os.path.exists(file) else (path, None)
+
+
 def _open_path(path: str) -> Source:
-    name = None
-    if not os.path.exists(path) and os.path.exists(path.rpartition(":")[0]):
-        path, _, name = path.rpartition(":")
+    path, name = _without_name(path)
     place = f"X={path!r}"
     kind = Path(path).suffix
     if not os.path.exists(path):
@@ -160,13 +167,36 @@ def _open_memmap(X: np.memmap) -> Source | None:
     return FileSource(FileArray(os.fspath(X.filename), place, offset, X.shape, torch_dtype(X.dtype, "X"), is_writable))
 
 
+def array_of(values: Any, argument: str, name: str | None = None) -> Any:
+    """The whole array that a path names after a colon, by default `name` or `argument`; anything else as it is."""
+    if not isinstance(values, (str, os.PathLike)):
+        return values
+    path, after_colon = _without_name(os.fspath(values))
+    place, name, kind = f"{argument}={os.fspath(values)!r}", after_colon or name or argument, Path(path).suffix
+    if not os.path.exists(path):
+        of = f"{argument} must hold a number per sample, or a label, or be the path of an array"
+        raise ValueError(f"{of}; there is no file and no folder {os.fspath(values)!r}")
+    try:
+        if kind == ".npy":
+            return read_npy(path)
+        if os.path.isdir(path) and kind != ".zarr":
+            return without_tensor(read_array(path, name), argument)
+        found = read_arrays(path, [name]).get(name) if kind == ".npz" else named_array(path, name)
+    except ValueError as error:  # numpy's advice to trust the pickles of a file is not ours
+        reason = "it holds Python objects" if "allow_pickle" in str(error) else error
+        raise ValueError(f"{place} cannot be read: {reason}") from error
+    if found is None:
+        raise ValueError(f"{place} holds no array {name!r} that can be read from there")
+    return found
+
+
 def named_array(path: str, name: str) -> NDArray | None:
     """An array of a ``.safetensors``, HDF5 or zarr file, whole; None where there is none of that name."""
     kind, place = Path(path).suffix, repr(path)
     if kind == ".safetensors":
         header, begin = read_header(path, place)
         found = stored(path, header, begin, name, place) if name in header else None
-        return None if found is None else found.read(0, found.shape[0]).numpy()
+        return None if found is None else without_tensor(found.read(0, found.shape[0]), name)
     if kind != ".zarr" and kind not in _HDF5:
         return None
     file = _need("zarr").open(path, mode="r") if kind == ".zarr" else _open_hdf5(path, place)

@@ -531,6 +531,9 @@ def estimators(path):
         if name in ("regressor", "classifier"):
             narrow = clone(estimator).set_params(memory_limit=NARROW).fit(path, target, weight)
             found[name, "narrow"] = figures(narrow, path, target, weight)
+    stored = path.replace("X.npy", "targets.npz")
+    of_paths = clone(ESTIMATORS["regressor"]).fit(path, stored, f"{stored}:sample_weight")
+    found["regressor", "paths"] = figures(of_paths, path, stored, f"{stored}:sample_weight")
     result = ESTIMATORS["regressor"].path(X[rows], y[rows], n_alphas=3)
     return found, (result.alphas, result.coefs, result.gaps)
 
@@ -552,6 +555,7 @@ def failures(path):
         "targets of all": lambda: model.fit(path, np.append(y, 0.0)),
         "shapes": lambda: model.fit(X[rows], y[rows, None] if last else y[rows]),
         "single": lambda: model.fit(X[rows], 1.0 if last else y[rows]),
+        "no such path": lambda: model.fit(X[rows], "nowhere.npy" if last else y[rows]),
         "precision of targets": lambda: model.fit(X[rows], torch.as_tensor(y[rows]).bfloat16()),
         "parameter": lambda: clone(model).set_params(alpha=-1.0).fit(X[rows], y[rows]),
         "source": lambda: model.fit(Unreadable(X[rows], last), y[rows]),

@@ -108,7 +108,9 @@ def test_maps_keep_the_identities_of_maps(n_ranks, least, tmp_path):
 @pytest.fixture(scope="module")
 def path_of_data(tmp_path_factory):
     path = tmp_path_factory.mktemp("data") / "X.npy"
-    np.save(path, rank_cases.problem()[0])
+    X, y, _, weight = rank_cases.problem()
+    np.save(path, X)
+    np.savez(path.with_name("targets.npz"), y=y, sample_weight=weight)
     return str(path)
 
 
@@ -205,6 +207,7 @@ def test_mistakes_are_told_on_all_ranks_with_the_rank(tmp_path, path_of_data):
         assert "y must have one entry for each sample of its rank, got 451" in said["targets of all"]
         assert "y must have entries of the same shape" in said["shapes"]
         assert "rank 2: y must have one entry for each sample" in said["single"]
+        assert said["no such path"].startswith("rank 2: y must hold a number per sample, or a label, or be the path")
         assert "y must not be bfloat16" in said["precision of targets"]
         assert "alpha must be positive" in said["parameter"]
         assert said["source"] == said["Ctrl-C as it reads"] == "rank 2: the disk has gone"

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 import torch
 from sklearn.base import clone
+from sklearn.model_selection import GroupKFold
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from convexformer import (
@@ -114,6 +115,65 @@ def test_paths_and_cross_validation(data, places):
         got = cv.set_params(memory_limit=LIMIT).fit(places["shards"], labels)
         np.testing.assert_allclose(got.score_path_, wanted.score_path_, atol=1e-3)
         assert got.alpha_ == pytest.approx(wanted.alpha_)
+
+
+@pytest.mark.parametrize("kind", ["shards", "npz", "npy", "safetensors", "h5", "zarr"])
+@pytest.mark.parametrize("name", ["regressor", "classifier"])
+def test_targets_and_weights_may_be_paths(name, kind, data, tmp_path):
+    X, y, labels, weight = data
+    folder, arrays = tmp_path / f"data.{kind}", {"X": X, "y": y.copy(), "w": weight}
+    if name == "classifier":
+        arrays["y"] = labels if kind[:2] == "np" else (y > 0).astype(np.int64)
+    target, weights = arrays["y"], f"{folder}:w"
+    if kind == "shards":
+        write_shards(
+            folder, lambda rows: {key: torch.as_tensor(a[rows]) for key, a in arrays.items()}, 600, shard_rows=70
+        )
+    elif kind == "npz":
+        np.savez(folder, **arrays)
+    elif kind == "npy":
+        np.save(folder, target)
+        np.save(tmp_path / "w.npy", weight)
+        weights = tmp_path / "w.npy"
+    elif kind == "safetensors":
+        pytest.importorskip("safetensors.numpy").save_file(arrays, folder)
+    elif kind == "h5":
+        with pytest.importorskip("h5py").File(folder, "w") as file:
+            for key, a in arrays.items():
+                file[key] = a
+    else:
+        group = pytest.importorskip("zarr").open_group(str(folder), mode="w")
+        for key, a in arrays.items():
+            group[key] = a
+    wanted = clone(ESTIMATORS[name]).fit(X, target, weight)
+    model = clone(wanted).fit(X if kind == "npy" else folder, folder, weights)  # the array called y
+    np.testing.assert_array_equal(model.coef_, wanted.coef_)
+    assert model.score(X, folder, weights) == wanted.score(X, target, weight)
+    if kind != "npy":
+        np.testing.assert_array_equal(clone(wanted).fit(X, f"{folder}:y", weight).coef_, wanted.coef_)
+        with pytest.raises(ValueError, match=rf"y='.*data\.{kind}:labels' .*no array 'labels'"):
+            model.fit(X, f"{folder}:labels")
+
+
+def test_targets_at_paths_in_paths_and_cross_validation(data, tmp_path):
+    X, y, _, _ = data
+    np.savez(tmp_path / "data.npz", X=X, y=y, which=np.arange(600) % 3)
+    place = str(tmp_path / "data.npz")
+    model = ConvexAttentionRegressor()
+    np.testing.assert_array_equal(model.path(place, place, n_alphas=3).coefs, model.path(X, y, n_alphas=3).coefs)
+    cv = ConvexAttentionRegressorCV(alphas=3, cv=GroupKFold(3))
+    wanted = clone(cv).fit(X, y, groups=np.arange(600) % 3)
+    np.testing.assert_array_equal(cv.fit(X, place, groups=f"{place}:which").score_path_, wanted.score_path_)
+
+
+def test_targets_at_paths_that_cannot_be_read_are_named(data, tmp_path):
+    X, _, labels, _ = data
+    np.save(tmp_path / "objects.npy", labels.astype(object))
+    for model in (ConvexAttentionClassifier(), GreedyConvexTransformerClassifier()):
+        with pytest.raises(ValueError, match=r"y must hold .* or be the path .* no folder '.*nowhere\.npy'"):
+            model.fit(X, tmp_path / "nowhere.npy")
+        with pytest.raises(ValueError, match=r"y='.*objects\.npy' cannot be read: it holds Python objects"):
+            model.fit(X, tmp_path / "objects.npy")
 
 
 @pytest.mark.parametrize("flat", [False, True], ids=["tokens", "columns"])

@@ -71,6 +71,19 @@ def same(got, wanted, X, where):
     np.testing.assert_array_equal(got.pool(where), wanted.pool(X))
 
 
+def test_tokens_lengths_and_targets_may_all_be_in_one_folder(data, tmp_path, in_memory):
+    X, lengths, y = data
+    write_shards(
+        tmp_path / "shards", lambda rows: {"X": X[rows], "y": y[rows], "lengths": lengths[rows]}, N, shard_rows=20
+    )
+    place = str(tmp_path / "shards")
+    wanted, _ = in_memory("regressor", True)
+    for pair in ((place, f"{place}:lengths"), (place, place)):
+        model = clone(PROBES["regressor"]).fit(pair, place)
+        same(model, wanted, (X, lengths), pair)
+        assert model.score(pair, f"{place}:y") == wanted.score((X, lengths), y)
+
+
 @pytest.mark.parametrize("pair", [False, True], ids=["whole", "lengths"])
 @pytest.mark.parametrize("place", ["file", "shards", "chunks"])
 @pytest.mark.parametrize("name", PROBES)
