@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -48,7 +48,7 @@ class ExactReadout:
     ([True, False], [True, True])
     """
 
-    weight: NDArray[np.float64]
+    weight: NDArray[np.float64] = field(repr=False)
     duals: NDArray[np.float64]
     losses: NDArray[np.float64]
     constraints: NDArray[np.float64]

@@ -65,6 +65,9 @@ class WordVectors:
     def __len__(self) -> int:
         return len(self.words)
 
+    def __repr__(self) -> str:
+        return f"WordVectors({len(self)} words, {self.vectors.shape[1]} features)"
+
     def embed(self, sentences: Iterable[str], n_tokens: int | None = None) -> NDArray[np.floating]:
         """Vectors of the words of sentences, as samples of tokens.
 

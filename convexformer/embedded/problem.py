@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -57,8 +57,8 @@ class EmbeddedProblem:
     (1, 2, 3, 2)
     """
 
-    symbols: Tensor
-    target: Tensor
+    symbols: Tensor = field(repr=False)
+    target: Tensor = field(repr=False)
     gates: Gates
     loss: Loss
     penalty: Penalty

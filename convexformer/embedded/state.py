@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -52,9 +52,9 @@ class EmbeddedState:
     (True, True)
     """
 
-    problem: EmbeddedProblem
-    tables: Tensor
-    coef: Tensor
+    problem: EmbeddedProblem = field(repr=False)
+    tables: Tensor = field(repr=False)
+    coef: Tensor = field(repr=False)
     alpha: float
     step: int
     head_steps: int

@@ -203,6 +203,10 @@ class GenerationReport(NamedTuple):
     rounds: list[WeightingRound]
     end: str
 
+    def __repr__(self) -> str:
+        added = sum(each.n_added for each in self.rounds)
+        return f"GenerationReport({len(self.rounds)} rounds, {added} weightings added, end={self.end!r})"
+
 
 class DualPoint(NamedTuple):
     """What the search sees of a solved program.

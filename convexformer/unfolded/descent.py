@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -41,8 +41,8 @@ class DescentReport:
     1 of 2 samples rise in some of 1 layers, first in layer 0; theory does not promise descent: no theorem
     """
 
-    energies: NDArray[np.float64]
-    rose: NDArray[np.bool_]
+    energies: NDArray[np.float64] = field(repr=False)
+    rose: NDArray[np.bool_] = field(repr=False)
     guaranteed: bool
     reason: str
 

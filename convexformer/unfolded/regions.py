@@ -6,7 +6,7 @@ sections 4 and 5.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -71,8 +71,8 @@ class DescentRegion:
     tensor([ True, False, True])
     """
 
-    optimum_f: Tensor
-    optimum_h: Tensor
+    optimum_f: Tensor = field(repr=False)
+    optimum_h: Tensor = field(repr=False)
     ratio: float
 
     def __post_init__(self) -> None:

@@ -38,6 +38,12 @@ class Path:
     results: list[SolverResult] = field(repr=False)
     no_coefs: Tensor = field(default_factory=lambda: torch.empty(0), repr=False)
 
+    def __repr__(self) -> str:
+        if not self.alphas:
+            return "Path(no alphas)"
+        grid = f"{len(self.alphas)} alphas from {self.alphas[0]:.3g} to {self.alphas[-1]:.3g}"
+        return f"Path({grid}, gaps at most {max(self.gaps):.1e})"
+
     @property
     def coefs(self) -> Tensor:
         """Coefficients, shape ``(n_alphas, *coef_shape)``; the first axis is empty where nothing was finished."""

@@ -89,6 +89,12 @@ class History:
         for numbers, number in zip(vars(self).values(), entry, strict=True):
             numbers.append(number)
 
+    def __repr__(self) -> str:
+        if not self.iteration:
+            return "History(no certificates)"
+        gaps = f"relative gap {self.relative_gap[0]:.2g} to {self.relative_gap[-1]:.2g}"
+        return f"History({len(self.iteration)} certificates, {self.iteration[-1]} iterations, {gaps})"
+
 
 @dataclass(frozen=True, eq=False)  # tensors have no single truth value
 class Progress:
