@@ -185,8 +185,8 @@ def array_of(values: Any, argument: str, name: str | None = None) -> Any:
     except ValueError as error:  # numpy's advice to trust the pickles of a file is not ours
         reason = "it holds Python objects" if "allow_pickle" in str(error) else error
         raise ValueError(f"{place} cannot be read: {reason}") from error
-    if found is None:
-        raise ValueError(f"{place} holds no array {name!r} that can be read from there")
+    if found is None or found.dtype.hasobject:  # text of HDF5 would be bytes
+        raise ValueError(f"{place} holds no array {name!r} that can be read from there; give the array itself")
     return found
 
 

@@ -174,6 +174,10 @@ def test_targets_at_paths_that_cannot_be_read_are_named(data, tmp_path):
             model.fit(X, tmp_path / "nowhere.npy")
         with pytest.raises(ValueError, match=r"y='.*objects\.npy' cannot be read: it holds Python objects"):
             model.fit(X, tmp_path / "objects.npy")
+    with pytest.importorskip("h5py").File(tmp_path / "labels.h5", "w") as file:
+        file["y"] = labels.tolist()  # would be labels of bytes, other than those in memory
+    with pytest.raises(ValueError, match=r"labels\.h5' holds no array 'y' that can be read .*give the array itself"):
+        model.fit(X, tmp_path / "labels.h5")
 
 
 @pytest.mark.parametrize("flat", [False, True], ids=["tokens", "columns"])
