@@ -162,7 +162,8 @@ class ClassificationMixin(ScoreMixin, ClassifierMixin):
         -------
         ndarray of shape (n_samples,), (n_samples, n_classes) or (n_samples, n_labels)
         """
-        scores = self._targets.scores(self._outputs(X))
+        outputs = self._outputs(X)  # first of all, as without a fit there are no targets
+        scores = self._targets.scores(outputs)
         return result_of(scores[:, 0] if scores.shape[1] == 1 else scores, X)
 
     def predict(self: Any, X: ArrayLike) -> NDArray[Any]:
@@ -179,7 +180,8 @@ class ClassificationMixin(ScoreMixin, ClassifierMixin):
         ndarray of shape (n_samples,) or (n_samples, n_labels)
             Several labels per sample are zeros and ones.
         """
-        return self._targets.labels(self._outputs(X))
+        outputs = self._outputs(X)
+        return self._targets.labels(outputs)
 
     @available_if(_has_probabilities)
     def predict_proba(self: Any, X: ArrayLike) -> Result:
@@ -197,7 +199,8 @@ class ClassificationMixin(ScoreMixin, ClassifierMixin):
             Rows sum to 1. With one output per class against the rest, their probabilities are normalised. Where
             samples have several labels, shape (n_samples, n_labels): the probability that a sample has the label.
         """
-        return result_of(self._targets.probabilities(self._outputs(X)), X)
+        outputs = self._outputs(X)
+        return result_of(self._targets.probabilities(outputs), X)
 
     @available_if(_has_probabilities)
     def predict_log_proba(self: Any, X: ArrayLike) -> Result:

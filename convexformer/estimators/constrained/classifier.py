@@ -251,7 +251,8 @@ class DescentConstrainedClassifier(ClassificationMixin, TargetEstimator, Descent
         -------
         ndarray of shape (n_samples,)
         """
-        return cast(LabelTargets, self._targets).labels(self._layer_outputs(X, max_layers)[-1])
+        outputs = self._layer_outputs(X, max_layers)[-1]
+        return cast(LabelTargets, self._targets).labels(outputs)
 
     def layer_outputs(self, X: ArrayLike) -> Result:
         """Outputs of every layer, for ``exit_curve``, ``early_exit`` and ``exit_tradeoff``.
