@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from convexformer.estimators.path_result import PathResult
 from convexformer.validation import is_integer, refuse_masked
 from convexformer_solvers.validation import is_real
 
@@ -82,7 +81,7 @@ def plot_token_norms(
     return axes
 
 
-def plot_path(path: PathResult, *, alpha: float | None = None, title: str = "", ax: Axes | None = None) -> Axes:
+def plot_path(path: Any, *, alpha: float | None = None, title: str = "", ax: Axes | None = None) -> Axes:
     """Draw how much of the penalty each token, or weighting, carries along a path, from large to small ``alpha``.
 
     Parameters
@@ -120,13 +119,14 @@ def plot_path(path: PathResult, *, alpha: float | None = None, title: str = "", 
     >>> [text.get_text() for text in axes.get_legend().texts][:2], len(axes.lines)
     (['token 2', 'token 4'], 7)
     """
-    if not isinstance(path, PathResult):
-        raise TypeError(f"path must be what path(X, y) of an estimator returns, got {type(path).__name__}")
+    try:
+        kind, norms = ("token", path.token_norms) if path.pool is None else ("weighting", path.weighting_norms)
+    except AttributeError:
+        raise TypeError(f"path must be what path(X, y) of an estimator returns, got {type(path).__name__}") from None
     if len(path.alphas) == 0:
         raise ValueError("path must hold at least one alpha, got none")
     if alpha is not None and not (is_real(alpha) and 0 < alpha < math.inf):
         raise ValueError(f"alpha must be a positive finite number, got {alpha!r}")
-    kind, norms = ("token", path.token_norms) if path.pool is None else ("weighting", path.weighting_norms)
     axes = require_matplotlib().subplots(layout="constrained")[1] if ax is None else ax
     marker = "o" if len(path.alphas) == 1 else None  # a line of one point is nothing to see
     lines = axes.plot(path.alphas, norms, color="0.8", linewidth=0.8, marker=marker)
