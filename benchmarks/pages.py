@@ -56,9 +56,9 @@ def groups(records: list[dict[str, Any]]) -> dict[tuple[str, str, str], list[dic
     return found
 
 
-def side_by_side() -> str:
+def side_by_side(name: str, processor: str) -> str:
     """Two commits, program by program."""
-    data = load("side_by_side")
+    data = load(name)
     records = data["records"]
     rows = [["cell", "ratio", "design", "old, s", "new, s", "new / old by seed", "MB new - old"]]
     for (cell, share, design), own in groups(records).items():
@@ -93,7 +93,7 @@ def side_by_side() -> str:
         worst.append([name, *(f"{value:.3f}" for value in times), f"{ratio(record):.2f}", *iterations])
     return "\n\n".join(
         [
-            f"# This version beside {data['other']}",
+            f"# This version beside {data['other']}, on {processor}",
             f"Seconds to a certified relative gap of 1e-6, medians of {data['repeats']} runs that take turns in one "
             "process each. Cells are those of `benchmarks/README.md`, over three seeds; the other families are the "
             "random programs of `benchmarks/benchmark_utils/sweep.py`. The last column of the first table is the "
@@ -539,7 +539,8 @@ def constrained_steps() -> str:
 PAGES = {
     "packages": packages,
     "paths": paths,
-    "side_by_side": side_by_side,
+    "side_by_side": lambda: side_by_side("side_by_side", "Intel"),
+    "side_by_side_amd": lambda: side_by_side("side_by_side_amd", "AMD"),
     "leave_one_out": lambda: leave_one_out(
         "leave_one_out",
         "# What each piece of the default solver brings",
