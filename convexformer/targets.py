@@ -34,9 +34,9 @@ class Targets(ABC):
     def encode(self, y: ArrayLike) -> NDArray[np.float64]:
         """Targets of the loss, shape ``(N, c)``."""
 
-    @abstractmethod
     def weight(self, y: ArrayLike, sample_weight: ArrayLike | None) -> NDArray[np.float64] | None:
-        """Weights of the samples with those of the classes multiplied in; None when all are equal."""
+        """Weights of the samples, with those of their classes multiplied in; None when all are equal."""
+        return None if sample_weight is None else np.asarray(sample_weight, dtype=np.float64)
 
     def check_part(self, encoded: NDArray[np.float64]) -> None:  # noqa: B027 - most need no check besides the loss's
         """Raise ``ValueError`` when some rows of encoded targets are not enough to fit by themselves."""
@@ -63,9 +63,6 @@ class RealTargets(Targets):
         if array.ndim == 0:
             raise ValueError(f"y must have one row per sample, got the single value {y!r}")
         return array.reshape(len(array), -1)
-
-    def weight(self, y: ArrayLike, sample_weight: ArrayLike | None) -> NDArray[np.float64] | None:
-        return None if sample_weight is None else np.asarray(sample_weight, dtype=np.float64)
 
     def _saved_state(self) -> SavedState:
         return {"single": self.single}, {}
@@ -147,10 +144,11 @@ class ClassTargets(LabelTargets):
         return signs[:, 1:] if self.single else signs
 
     def weight(self, y: ArrayLike, sample_weight: ArrayLike | None) -> NDArray[np.float64] | None:
+        weight = super().weight(y, sample_weight)
         if self.class_weight is None:
-            return None if sample_weight is None else np.asarray(sample_weight, dtype=np.float64)
+            return weight
         factor = self.class_weight[self.index(y)]
-        return factor if sample_weight is None else factor * np.asarray(sample_weight, dtype=np.float64)
+        return factor if weight is None else factor * weight
 
     def scores(self, outputs: Tensor) -> Tensor:
         if len(self.classes) == 2 and not self.single:
@@ -201,9 +199,6 @@ class MultilabelTargets(LabelTargets):
 
     def encode(self, y: ArrayLike) -> NDArray[np.float64]:
         return 2.0 * check_indicators(y) - 1.0
-
-    def weight(self, y: ArrayLike, sample_weight: ArrayLike | None) -> NDArray[np.float64] | None:
-        return None if sample_weight is None else np.asarray(sample_weight, dtype=np.float64)
 
     def check_part(self, encoded: NDArray[np.float64]) -> None:
         # As with a single class: an intercept would go to infinity with the logistic loss.

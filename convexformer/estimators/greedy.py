@@ -98,10 +98,10 @@ class GreedyConvexTransformerBase(TokenEstimator):
             Token sequences; each column of two-dimensional data is a token of width 1. What ``open_source`` takes, as
             the path of a file or a folder of shards, is read from the disk where it is large for `memory_limit`. Under
             ``torchrun`` each rank gives its own samples, or all give one path, of which each reads its part.
-        y : array-like of shape (n_samples,) or (n_samples, n_outputs)
+        y : array-like of shape (n_samples,) or (n_samples, n_outputs), or path
             Targets. For a classifier: labels of shape (n_samples,), or a matrix of 0 and 1 with a column for each of
-            several labels that a sample may have.
-        sample_weight : array-like of shape (n_samples,), optional
+            several labels that a sample may have. A path, as ``"shards"`` or ``"data.npz:y"``, is read into memory.
+        sample_weight : array-like of shape (n_samples,), or path, optional
             Non-negative weights; only ratios matter.
 
         Returns

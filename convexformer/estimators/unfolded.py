@@ -68,10 +68,10 @@ class UnfoldedTransformerBase(TargetEstimator, NetworkEstimator):
             of two-dimensional data is a token of width 1, and nothing is padding. What ``open_source`` takes, as the
             path of a file or a folder of shards, is read into memory. Under ``torchrun`` each rank gives its own
             samples, or all give one path, of which each reads its part.
-        y : array-like of shape (n_samples,) or (n_samples, n_outputs)
+        y : array-like of shape (n_samples,) or (n_samples, n_outputs), or path
             Targets. For a classifier: labels of shape (n_samples,), or a matrix of 0 and 1 with a column for each of
-            several labels that a sample may have.
-        sample_weight : array-like of shape (n_samples,), optional
+            several labels that a sample may have. A path, as ``"shards"`` or ``"data.npz:y"``, is read into memory.
+        sample_weight : array-like of shape (n_samples,), or path, optional
             Non-negative weights; only ratios matter.
 
         Returns

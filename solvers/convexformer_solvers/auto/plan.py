@@ -261,7 +261,8 @@ class _Planner:
         if products_of_gram(program) < config.costly_gram:
             return
         n_steps = gradient_steps_of_admm(program, config, config.calls)
-        # The squared loss and few samples need few alternating directions, and coupled outputs many metric steps.
+        # The squared loss and few samples need few alternating directions, and coupled outputs many metric steps: these
+        # count 6 times, and 12 times with few samples.
         factor = 3 if program.loss.quadratic or self.more_features else 1
         if not program.loss.output_separable:
             factor = 3 * (factor + 1)

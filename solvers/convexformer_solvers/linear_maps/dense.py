@@ -73,15 +73,15 @@ class DenseMap(LinearMap):
             small = self._rows.numel() < CONFIG.temporary
             turns = few or (n_columns > 1 and not small and self.rates.turns_columns)
             return as_rows(as_rows(columns) @ self._rows.T) if turns else self._rows @ columns
-        result = coef.new_empty((n_columns, self.n_samples) if few else (self.n_samples, n_columns))
-        turned = as_rows(columns)
+        if few:
+            turned, result = as_rows(columns), coef.new_empty((n_columns, self.n_samples))
+            for rows in self._chunks(coef.dtype):
+                torch.mm(turned, self._rows[rows].to(coef.dtype).T, out=result[:, rows])
+            return as_rows(result)
+        result = coef.new_empty((self.n_samples, n_columns))
         for rows in self._chunks(coef.dtype):
-            part = self._rows[rows].to(coef.dtype)
-            if few:
-                torch.mm(turned, part.T, out=result[:, rows])
-            else:
-                torch.mm(part, columns, out=result[rows])
-        return as_rows(result) if few else result
+            torch.mm(self._rows[rows].to(coef.dtype), columns, out=result[rows])
+        return result
 
     def rmatvec(self, values: Tensor) -> Tensor:
         columns = as_rows(values)

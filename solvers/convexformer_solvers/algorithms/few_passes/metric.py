@@ -83,7 +83,7 @@ class Metric(NamedTuple):
 class Metrics(ABC):
     """One way to form metrics."""
 
-    joins_outputs: ClassVar[bool]  # whether metrics are of all outputs that the loss couples together
+    joins_outputs: ClassVar[bool]  # whether one matrix is of all outputs that the loss couples
 
     @property
     @abstractmethod

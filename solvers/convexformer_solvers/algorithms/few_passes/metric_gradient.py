@@ -259,7 +259,7 @@ class MetricGradient(Solver):
             return True
         if state.past or not 0 < rise <= SINGLE:  # slopes of combinations may lead too far
             return False
-        # The minimum of a model leads too far for rounding alone, or for more curvature than that of the model.
+        # Unless the loss has more curvature than its model, whose minimum then is too far, it is rounding.
         return self._curvature_met(state.metric, state.base.at, found.at) <= state.curvature
 
     @staticmethod
