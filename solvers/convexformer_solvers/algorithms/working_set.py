@@ -47,7 +47,9 @@ class WorkingSetConfig:
     single : bool, default=False
         Whether Gram matrices are computed in single precision, and corrected at each check.
     far : float, default=4
-        Dual norm, in units of ``alpha``, of blocks that will be active, after the first check.
+        Factor by which dual norms fall and sets grow, after the first check. Blocks whose dual norm is above this times
+        ``alpha`` will be active. In sets of which this times the width is too much, so will all blocks of the set and
+        all that violate the dual constraint, unless these have become fewer, by `decrease` since the first check.
     form : {"samples", "root", "gram"}, default="gram"
         What the inner algorithm sees with the squared loss: the samples, a root of the Gram matrix in their place where
         there are fewer columns than samples, or the samples with a Gram matrix, which may be in single precision.
@@ -82,6 +84,7 @@ class _State(NamedTuple):
     block_steps: int = 0  # blocks of the sets, summed over the steps
     checked_at: int = 0  # step of the last check; 0 before the first
     n_sets: int = 0
+    n_wanted: int = 0  # blocks of the set and that violate the dual constraint, at the first check; 0 before
     to_change: bool = False
 
 
@@ -91,8 +94,8 @@ class WorkingSet(PrimalDualSolver):
     The set starts with the blocks of the largest dual norm. The stage `inner` works on it until the gap of the set is
     well below that of all blocks. Then half as many others as are active join it, those of the largest dual norm. With
     the squared loss the algorithm may see the Gram matrix of the set in place of the samples, which is only extended,
-    along a path, too. The algorithm is finished once the set would be too wide, or as many blocks as that violate the
-    dual constraint by far, or its steps have been too many.
+    along a path, too. The algorithm is finished once the set would be too wide, or that many blocks will be active, or
+    its steps have been too many.
     """
 
     name = property(lambda self: f"working_set({self.inner.algorithm.name})")
@@ -138,8 +141,10 @@ class WorkingSet(PrimalDualSolver):
 
     def _changed(self, program: Program, state: _State, inner: Running | None) -> _State:
         """The state on the set that the last check asks for."""
-        blocks = self._chosen(program, state)
+        blocks, n_wanted = self._chosen(program, state)
         state = state._replace(to_change=False)
+        if state.checked_at and not state.n_wanted:
+            state = state._replace(n_wanted=n_wanted)
         if blocks is None:
             # The first of many sets leaves a few blocks that are far too large, which misleads what goes by their size.
             return state._replace(inner=None, whole=state.first if state.n_sets == 1 else state.whole)
@@ -156,8 +161,8 @@ class WorkingSet(PrimalDualSolver):
         inner = begun(stage, program, start, inner, known)
         return state._replace(blocks=blocks, inner=inner, n_sets=state.n_sets + 1)
 
-    def _chosen(self, program: Program, state: _State) -> Tensor | None:
-        """The set with the blocks that violate the dual constraint most; None where there are too many."""
+    def _chosen(self, program: Program, state: _State) -> tuple[Tensor | None, int]:
+        """The set with the blocks that violate the dual constraint most, or None; how many are of it or violate."""
         config, width = self.config, program.coef_shape[-2]
         assert state.whole.correlation is not None
         norms = program.penalty.group_dual_norms(_by_block(state.whole.correlation))
@@ -166,14 +171,17 @@ class WorkingSet(PrimalDualSolver):
         # A Gram matrix is only extended; else blocks leave that are neither active nor about to be.
         stay = blocks if config.form == "gram" else blocks[active[blocks] | (norms[blocks] > 1 - config.decrease)]
         norms[blocks] = 0.0
-        n_violating, n_far = int((norms > 1).sum()), int((norms > config.far).sum())
+        n_violating = int((norms > 1).sum())
+        n_wanted = len(stay) + n_violating
         widest = min(config.widest * min(program.map.n_samples, n_blocks * width), config.largest_width) / width
         limit = config.widest * n_blocks if config.ends_in_all else widest
         room = math.ceil(config.growth * int(active.sum())) if state.checked_at else config.columns // width
         size = max(min(max(room, 1), n_violating), 1 - len(stay))
-        if len(stay) + size <= limit and not (state.checked_at and n_far > limit):
-            return torch.cat([stay, norms.topk(size).indices])
-        return torch.arange(n_blocks, device=norms.device) if config.ends_in_all else None
+        is_settled = config.far * len(stay) > limit and n_wanted > (1 - config.decrease) * state.n_wanted > 0
+        n_expected = n_wanted if is_settled else int((norms > config.far).sum())
+        if len(stay) + size <= limit and not (state.checked_at and n_expected > limit):
+            return torch.cat([stay, norms.topk(size).indices]), n_wanted
+        return torch.arange(n_blocks, device=norms.device) if config.ends_in_all else None, n_wanted
 
     def _reductions(self, program: Program, state: _State, blocks: Tensor) -> tuple[Reduction, ...]:
         """What makes the program that of some blocks."""

@@ -134,6 +134,21 @@ def test_a_set_that_its_first_look_shows_to_be_one_of_many_hands_over_where_it_b
     torch.testing.assert_close(state.result().coef, first if misleads else on_set[-1])
 
 
+@pytest.mark.parametrize(("ratio", "outgrown"), [(0.3, True), (0.8, False)])
+def test_a_set_of_some_width_ends_where_more_blocks_violate_than_fit(ratio, outgrown):
+    program = Program(DenseMap(randn(300, 80, 10, seed=1)), randn(300, 1, seed=2), Squared(), GroupL2(), 1.0)
+    program = program.with_alpha(ratio * program.alpha_max)  # at .3 all dual norms are below far * alpha
+    solver, widths = working_set(BlockDescent(), 10, "gram", widest=1.0), []
+    state = solver.init(program, null_point(program))
+    while not solver.finished(state):
+        widths.append(len(state.blocks))
+        state = solver.step(program, state)
+    assert (state.inner is None) == outgrown
+    active = (solve(program, Admm(), tol=1e-8).coef.norm(dim=(1, 2)) > 0).sum()
+    assert (active > 30) == outgrown  # which is the widest set
+    assert max(widths) <= 12  # of which a quarter, and a half as many more, have been tried
+
+
 @pytest.mark.parametrize("most", [1, 10, 30, 100])
 def test_ends_after_so_many_steps_on_blocks(most):
     program = make_program("squared", n=100, blocks=12, d=3, c=1)
