@@ -2,6 +2,7 @@
 
 from .arrays import image_patches, pad_sequences
 from .pooling import (
+    MaxPooling,
     MeanPooling,
     PoolingUnion,
     PrototypePooling,
@@ -13,6 +14,7 @@ from .pooling import (
 )
 
 __all__ = [
+    "MaxPooling",
     "MeanPooling",
     "PoolingUnion",
     "PrototypePooling",

@@ -19,6 +19,7 @@ from convexformer.nn.modules.probe import TokenPooler
 from convexformer.nn.modules.token_weights import (
     GateWeights,
     JoinedWeights,
+    MaxWeights,
     MeanWeights,
     PositionWeights,
     PrototypeWeights,
@@ -175,6 +176,29 @@ class MeanPooling(TokenPooling):
         self, samples: TokenSequences, random_state: np.random.RandomState, sample_weight: NDArray | None = None
     ) -> MeanWeights:
         return MeanWeights()
+
+
+class MaxPooling(TokenPooling):
+    r"""The largest value of each feature over the tokens: :math:`T(X)_l = \max_k x_{kl}`.
+
+    Attributes
+    ----------
+    weights_ : MaxWeights
+        The weighting.
+    n_features_in_ : int
+        Features per token.
+
+    Examples
+    --------
+    >>> MaxPooling().fit_transform([[[1.0, 5.0], [3.0, 4.0]], [[2.0, 0.0]]])[:, 0]
+    array([[3., 5.],
+           [2., 0.]])
+    """
+
+    def make_weights(
+        self, samples: TokenSequences, random_state: np.random.RandomState, sample_weight: NDArray | None = None
+    ) -> MaxWeights:
+        return MaxWeights()
 
 
 class TokenGates(TokenPooling):

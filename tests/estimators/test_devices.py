@@ -19,7 +19,14 @@ from convexformer import (
 )
 from convexformer.gates import generate_gates
 from convexformer.nn import AttentiveProbe, ConvexAttention, SoftmaxAttention, train
-from convexformer.preprocessing import MeanPooling, PrototypePooling, QueryPooling, RelativePositions, TokenGates
+from convexformer.preprocessing import (
+    MaxPooling,
+    MeanPooling,
+    PrototypePooling,
+    QueryPooling,
+    RelativePositions,
+    TokenGates,
+)
 from convexformer.probes import refit_probe
 from convexformer.solvers import Status, get_solver, solve
 
@@ -69,7 +76,8 @@ def test_cross_validation(estimator, accelerator):
 def test_probes(generate, accelerator):
     X, y = data()
     lengths = np.random.default_rng(1).integers(1, 5, size=len(X))
-    dictionary = [MeanPooling(), QueryPooling(5), TokenGates(5), PrototypePooling(3), RelativePositions([0])]
+    dictionary = [MeanPooling(), QueryPooling(5), TokenGates(5), PrototypePooling(3), MaxPooling()]
+    dictionary.append(RelativePositions([0]))
     options = {"dictionary": dictionary, "generate": generate, "random_state": 0, "tol": 1e-7}
     here, there = (
         ConvexProbeRegressor(0.01, device=device, **options).fit((X, lengths), y[:, 0])

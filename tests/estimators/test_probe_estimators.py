@@ -24,6 +24,7 @@ from convexformer import (
 )
 from convexformer.nn import AttentiveProbe, ProbeNetwork
 from convexformer.preprocessing import (
+    MaxPooling,
     MeanPooling,
     PoolingUnion,
     PrototypePooling,
@@ -258,6 +259,24 @@ def test_contributions_are_what_the_formula_says():
     weights = network.pooler.weights(torch.as_tensor(tokens)[None], mask)[0].numpy()
     expected = np.einsum("hn,nd,hd->n", weights, tokens, model.coef_)
     np.testing.assert_allclose(model.explain(SAMPLES).contributions[3], expected, atol=1e-12)
+
+
+def test_the_maximum_adds_to_the_token_that_has_it(tmp_path):
+    model = regressor(dictionary=[MeanPooling(), MaxPooling()]).fit(SAMPLES, Y)
+    mean, scale, factors = (part.numpy() for part in (model.pooler_.mean, model.pooler_.scale, model.pooler_.factors))
+    tokens = [(sample - mean) / scale for sample in SAMPLES]
+    pooled = np.stack([factors[:, None] * [sample.mean(0), sample.max(0)] for sample in tokens])
+    np.testing.assert_allclose(model.pool(SAMPLES), pooled, atol=1e-12)
+    explanation = model.explain(SAMPLES)
+    np.testing.assert_allclose(explanation.scores, model.predict(SAMPLES), atol=1e-10)
+    for sample, found in zip(tokens, explanation.contributions, strict=True):
+        is_largest = np.arange(len(sample))[:, None] == sample.argmax(0)
+        of_mean, of_maximum = factors[0] * sample / len(sample), factors[1] * is_largest * sample
+        np.testing.assert_allclose(found, of_mean @ model.coef_[0] + of_maximum @ model.coef_[1], atol=1e-12)
+    model.to_torch().save_pretrained(tmp_path)
+    array, _, mask = (torch.as_tensor(values) for values in padded(SAMPLES))
+    again = ProbeNetwork.from_pretrained(tmp_path)(array, mask)[:, 0]
+    np.testing.assert_allclose(again.detach().numpy(), model.predict(SAMPLES), atol=1e-12)
 
 
 def test_explanations_name_their_scores():
@@ -531,6 +550,7 @@ def test_module_gives_the_scores():
         QueryPooling(3),
         TokenGates(3),
         PrototypePooling(3),
+        MaxPooling(),
         RelativePositions([0, 1]),
         RelativePositions([0, -1], "end"),
         RelativePositions([0], "marked", mark=1),

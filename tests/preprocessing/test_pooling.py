@@ -10,7 +10,9 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
+from convexformer.nn import MeanWeights, TokenPooler
 from convexformer.preprocessing import (
+    MaxPooling,
     MeanPooling,
     PoolingUnion,
     PrototypePooling,
@@ -25,6 +27,7 @@ from convexformer.preprocessing.sequences import CONFIG
 SAMPLES = ragged_samples()
 POOLINGS = [
     MeanPooling(),
+    MaxPooling(),
     TokenGates(6, random_state=0),
     TokenGates(6, source="pairs", random_state=0),
     QueryPooling(6, random_state=0),
@@ -32,6 +35,11 @@ POOLINGS = [
     QueryPooling(6, source="random", random_state=0),
     PrototypePooling(6, random_state=0),
 ]
+
+
+def expected_tokens(pooling, sample):
+    """Pooled tokens (h, d) of one sample by numpy."""
+    return sample.max(0)[None] if isinstance(pooling, MaxPooling) else weightings(pooling, sample) @ sample
 
 
 def weightings(pooling, sample):
@@ -57,8 +65,18 @@ def test_scikit_learn_contract(estimator, check):
 @pytest.mark.parametrize("pooling", POOLINGS, ids=repr)
 def test_pooled_tokens_are_weighted_sums(pooling):
     found = pooling.fit(SAMPLES).transform(SAMPLES)
-    expected = np.stack([weightings(pooling, sample) @ sample for sample in SAMPLES])
+    expected = np.stack([expected_tokens(pooling, sample) for sample in SAMPLES])
     np.testing.assert_allclose(found, expected, atol=1e-12)
+
+
+def test_a_maximum_counts_once_and_its_weights_are_shares_of_features():
+    sample = torch.tensor([[[3.0, 1.0, 0.0], [3.0, 2.0, -1.0], [9.0, 9.0, 9.0]]], dtype=torch.float64)
+    mask, weights = torch.tensor([[True, True, False]]), MaxPooling().fit(SAMPLES).weights_
+    torch.testing.assert_close(weights(sample, mask)[0, 0].tolist(), [2 / 3, 1 / 3, 0.0])
+    pooler = TokenPooler([weights, MeanWeights()], factors=[2.0, 1.0])
+    torch.testing.assert_close(pooler(sample, mask)[0].tolist(), [[6.0, 4.0, 0.0], [3.0, 1.5, -0.5]])
+    below = torch.full((1, 3, 2), -5.0)
+    torch.testing.assert_close(TokenPooler([weights])(below, mask)[0, 0].tolist(), [-5.0, -5.0])  # not that of padding
 
 
 @pytest.mark.parametrize("pooling", POOLINGS, ids=repr)

@@ -268,9 +268,10 @@ class ConvexProbeBase(ConvexAttentionBase):
         ndarray of shape (n_samples, n_weightings, n_tokens)
             Weightings in the order of ``coef_``, tokens in that of ``X``; of a list there are as many as the longest
             sample has. Zero for tokens that are not real, and nowhere negative. The weights of the mean and of queries
-            sum to one over the tokens of a sample. So do those of a position, but to zero in samples without it. The
-            sums of a gate and of a prototype are the share of tokens that are its own, at most one. Those of a
-            ``TokenWeights`` of one's own are what it gives.
+            sum to one over the tokens of a sample. So do those of the maximum, which are shares of features: those that
+            are largest in the token. So do those of a position, but to zero in samples without it. The sums of a gate
+            and of a prototype are the share of tokens that are its own, at most one. Those of a ``TokenWeights`` of
+            one's own are what it gives.
 
         Examples
         --------

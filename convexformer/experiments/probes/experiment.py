@@ -83,7 +83,7 @@ def run_probes(
     ...     report = run_probes(folder, settings, n_seeds=1, quiet=True)
     >>> gaps = [row["relative_gap"] for row in report["results"] if row["relative_gap"] is not None]
     >>> len(gaps), max(gaps) <= settings.tol
-    (7, True)
+    (9, True)
     """
     plot.require_matplotlib()
     settings = ProbesSettings() if settings is None else settings

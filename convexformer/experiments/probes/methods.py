@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from convexformer import ConvexProbeClassifier
 from convexformer.nn import AttentionNetwork, AttentiveProbe, ProbeNetwork, train
-from convexformer.preprocessing import MeanPooling, QueryPooling
+from convexformer.preprocessing import MaxPooling, MeanPooling, QueryPooling
+from convexformer.preprocessing.dictionary import default_dictionary
 from convexformer.probes import Generation
 from convexformer_solvers import alpha_grid, get_solver, iterate_path
 
@@ -332,6 +333,7 @@ _METHODS = (
     Method("gated attention pooling (ABMIL)", partial(_trained, _gated)),
     Method(CERTIFIED_MEAN, partial(_certified, [MeanPooling()], "group_l2")),
     Method(CERTIFIED, partial(_certified, "auto", "group_l2")),
+    Method(f"{CERTIFIED} and maximum", partial(_certified, [default_dictionary(longest=2), MaxPooling()], "group_l2")),
     Method(f"{CERTIFIED}, nuclear", partial(_certified, "auto", "nuclear"), lambda data, size: len(data.classes) > 2),
     Method("certified, mean and generated", partial(_generated, [MeanPooling()])),
 )

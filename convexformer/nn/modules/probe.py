@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,8 @@ class TokenPooler(nn.Module):
     r"""Standardised tokens, pooled by each weighting of a dictionary.
 
     .. math:: T_j(X) = f_j \sum_k a_j(\tilde X)_k \, \tilde x_k, \qquad \tilde x = (x - m) / s
+
+    Weightings may weight each feature by itself, as ``MaxWeights``.
 
     Parameters
     ----------
@@ -102,6 +104,11 @@ class TokenPooler(nn.Module):
         weights: Tensor = self.joined(tokens, mask)
         return weights if self.factors is None else weights * self.factors.to(weights.dtype)[:, None]
 
+    def by_feature(self, tokens: Tensor, mask: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """Weightings that weight each feature by itself: which they are, and their weights ``(B, ., n, d)``."""
+        for rows, weights in self.joined.each_by_feature(tokens, mask):
+            yield rows, weights if self.factors is None else weights * self.factors.to(weights)[rows, None, None]
+
     def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         """Pooled tokens.
 
@@ -117,7 +124,10 @@ class TokenPooler(nn.Module):
         Tensor of shape (B, h, d)
         """
         tokens, mask = self.prepared(tokens, mask)
-        return self.weights(tokens, mask) @ tokens
+        pooled = self.weights(tokens, mask) @ tokens
+        for rows, weights in self.by_feature(tokens, mask):
+            pooled[:, rows] = (weights * tokens[:, None]).sum(2)
+        return pooled
 
     def prepared(self, tokens: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """Standardised tokens, zero where none is, and their mask."""
@@ -247,7 +257,11 @@ class ProbeNetwork(nn.Module):
         weights = self.pooler.weights(tokens, mask)
         h, d, c = self.coef.shape
         values = (tokens @ self.coef.transpose(0, 1).reshape(d, h * c)).unflatten(2, (h, c))
-        return torch.einsum("bhn,bnhc->bnc", weights, values)
+        found = torch.einsum("bhn,bnhc->bnc", weights, values)
+        for rows, own in self.pooler.by_feature(tokens, mask):
+            # In place of the same weights for all features.
+            found = found + torch.einsum("bhnd,bnd,hdc->bnc", own - weights[:, rows, :, None], tokens, self.coef[rows])
+        return found
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
         """Write ``model.safetensors`` and ``config.json``, which hold no code.

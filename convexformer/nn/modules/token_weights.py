@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, ClassVar, cast
 
 import torch
@@ -23,8 +23,9 @@ class TokenWeights(nn.Module, ABC):
     r"""A dictionary of :math:`h` fixed weightings :math:`a_j(X) \in R^n` of the tokens of a sample.
 
     A weighting turns the tokens :math:`x_1, \dots, x_n` of a sample into one, :math:`T_j(X) = \sum_k a_j(X)_k x_k`.
-    A new kind is a subclass with the two methods below, its arrays being buffers that are named as its arguments, and
-    one line of ``TOKEN_WEIGHTS`` where it is to be saved.
+    A new kind is a subclass with `n_weightings` and ``forward``, its arrays being buffers that are named as its
+    arguments, and one line of ``TOKEN_WEIGHTS`` where it is to be saved. One whose weights differ between the features
+    has the method ``by_feature``, too.
 
     Examples
     --------
@@ -57,6 +58,22 @@ class TokenWeights(nn.Module, ABC):
         Tensor of shape (B, h, n)
             Zero for tokens that are not real.
         """
+
+    def by_feature(self, tokens: Tensor, mask: Tensor) -> Tensor | None:
+        r"""Weights :math:`a_j(X)_{kl}` of each feature by itself, where :math:`T_j(X)_l = \sum_k a_j(X)_{kl} x_{kl}`.
+
+        Parameters
+        ----------
+        tokens, mask
+            As of ``forward``.
+
+        Returns
+        -------
+        Tensor of shape (B, h, n, d) or None
+            None, the default, where all features have the weights of ``forward``. Otherwise ``forward`` gives their
+            means over the features.
+        """
+        return None
 
     def settings(self) -> dict[str, Any]:
         """Arguments that are no arrays, as JSON holds them."""
@@ -94,6 +111,29 @@ class MeanWeights(TokenWeights):
 
     def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
         return (_shares(tokens, mask)[:, None] * mask[:, None]).to(tokens.dtype)
+
+
+class MaxWeights(TokenWeights):
+    r"""The largest value of each feature: :math:`a(X)_{kl} = 1[k = \mathrm{argmax}_m \, x_{ml}]`.
+
+    The pooled token is :math:`T(X)_l = \max_k x_{kl}`. The first of equal values counts.
+    ``forward`` gives the share of features whose largest value a token has.
+
+    Examples
+    --------
+    >>> tokens = torch.tensor([[[3.0, 0.0, 1.0], [1.0, 2.0, 4.0]]])
+    >>> MaxWeights()(tokens, torch.ones(1, 2, dtype=torch.bool))
+    tensor([[[0.3333, 0.6667]]])
+    """
+
+    n_weightings = 1
+
+    def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
+        return self.by_feature(tokens, mask).mean(-1)
+
+    def by_feature(self, tokens: Tensor, mask: Tensor) -> Tensor:
+        largest = tokens.masked_fill(~mask[..., None], -math.inf).argmax(1, keepdim=True)
+        return torch.zeros_like(tokens).scatter(1, largest, 1.0)[:, None]
 
 
 class GateWeights(TokenWeights):
@@ -321,6 +361,14 @@ class JoinedWeights(TokenWeights):
     def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
         return torch.cat([part(tokens, mask) for part in self.parts], 1)
 
+    def each_by_feature(self, tokens: Tensor, mask: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """The weights of each feature by itself, of parts that have such, and which weightings they are of."""
+        first = 0
+        for part in self.flattened():
+            if (weights := part.by_feature(tokens, mask)) is not None:
+                yield slice(first, first + part.n_weightings), weights
+            first += part.n_weightings
+
 
 def _shares(tokens: Tensor, mask: Tensor) -> Tensor:
     """One over the number of real tokens of each sample, shape ``(B, 1)``."""
@@ -335,5 +383,5 @@ def _checked_rows(name: str, rows: Tensor) -> int:
 
 
 TOKEN_WEIGHTS: dict[str, type[TokenWeights]] = {
-    cls.__name__: cls for cls in (MeanWeights, GateWeights, QueryWeights, PrototypeWeights, PositionWeights)
+    cls.__name__: cls for cls in (MeanWeights, MaxWeights, GateWeights, QueryWeights, PrototypeWeights, PositionWeights)
 }
