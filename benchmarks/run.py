@@ -35,7 +35,15 @@ CONTENDERS: dict[str, tuple[str, dict[str, str]]] = {
     "scs": ("cvxpy", {"solver": "SCS"}),
     "adam": ("adam", {}),
 }
-REAL = ("digits", "japanese_vowels", "bert")
+# Name in the tables, file under datasets/, parameters.
+REAL: dict[str, tuple[str, dict[str, str]]] = {
+    "digits": ("digits", {}),
+    "japanese_vowels": ("japanese_vowels", {}),
+    "bert": ("bert", {}),
+    "sentences": ("sentences", {}),
+    "sentences_logistic": ("sentences", {"loss": "logistic"}),
+    "sentences_softmax": ("sentences", {"loss": "softmax"}),
+}
 EVERYONE = ["auto", "fista", *CONTENDERS]
 # The peers that are best somewhere; the others never are within a quick limit.
 QUICK_SOLVERS = ["auto", "adelie", "skglm", "celer", "fista"]
@@ -59,7 +67,7 @@ class Data(NamedTuple):
 def datasets(options: argparse.Namespace, scratch: Path) -> Iterator[Data]:
     """Each chosen data set in turn, generated once and saved for the processes of the contenders."""
     for name in options.cells:
-        file = name if name in REAL else "cells"
+        file, fixed = REAL.get(name, ("cells", {}))
         dataset_class = load(HERE / "datasets" / f"{file}.py").Dataset
         designs = options.designs if name in CELLS else ["real"]
         for design in designs:
@@ -68,7 +76,7 @@ def datasets(options: argparse.Namespace, scratch: Path) -> Iterator[Data]:
                 parameters = {"cell": name, "design": design, "seed": seed, "scale": scale}
                 folder = scratch / f"{name}-{design}-{seed}"
                 try:
-                    data = dataset_class.get_instance(**(parameters if name in CELLS else {})).get_data()
+                    data = dataset_class.get_instance(**(parameters if name in CELLS else fixed)).get_data()
                 except (ImportError, OSError) as error:
                     print(f"{name} skipped: {str(error).splitlines()[0]}", file=sys.stderr)
                     continue
