@@ -20,6 +20,7 @@ from torch import Tensor
 
 from convexformer_solvers import LinearMap, Loss
 from convexformer_solvers.validation import PRECISIONS, check_counts, is_real
+from convexformer_solvers.validation import check_device as check_device
 
 FLOATS = (np.float64, np.float32, np.float16)  # that scikit-learn's checks leave as they are
 HALF = (torch.float16, torch.bfloat16)
@@ -500,37 +501,6 @@ def check_flag(value: Any, name: str) -> bool:
     if isinstance(value, (bool, np.bool_)) or (isinstance(value, (int, np.integer)) and value in (0, 1)):
         return bool(value)
     raise ValueError(f"{name} must be True or False, got {value!r}")
-
-
-def check_device(device: Any, default: torch.device) -> torch.device:
-    """The device that the parameter ``device`` means; asking for an absent one is an error."""
-    if device is None:
-        return default
-    try:
-        resolved = torch.device(device)
-    except (RuntimeError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"device must be None or the name of a torch device such as 'cpu' or 'cuda', got {device!r}"
-        ) from error
-    if resolved.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(
-            f"device={device!r} was asked for, but this torch finds no CUDA device. Use device='cpu', or install "
-            "a CUDA build of torch on a machine with an NVIDIA GPU."
-        )
-    if resolved.type == "cuda" and (resolved.index or 0) >= torch.cuda.device_count():
-        found = ", ".join(f"'cuda:{index}'" for index in range(torch.cuda.device_count()))
-        raise ValueError(f"device={device!r} was asked for, but the CUDA devices here are {found}")
-    if resolved.type == "meta":
-        raise ValueError(f"device must be one that holds numbers, such as 'cpu' or 'cuda', got {device!r}")
-    try:
-        torch.empty(0, dtype=torch.float64, device=resolved)
-    except (RuntimeError, TypeError, AssertionError, ImportError) as error:
-        reason = str(error).partition("\n")[0].partition(". ")[0]  # the rest of it may be pages
-        raise ValueError(
-            "device must be one on which torch holds float64, which certificates need, such as 'cpu' or 'cuda', "
-            f"got {device!r}: {reason}"
-        ) from error
-    return resolved
 
 
 # An array, or a tensor under array-API dispatch, for which Any stands so that callers need not tell them apart.

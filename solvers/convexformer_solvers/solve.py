@@ -21,7 +21,7 @@ from .program import Program, out_of_range
 from .reductions.base import Chain
 from .reductions.weights import DropZeroWeights, SimplePenalty
 from .result import History, Progress, SolverInterrupted, SolverResult, Status, check_tol
-from .validation import as_dtype, check_callback, check_counts, check_kind, warn_caller
+from .validation import as_dtype, check_callback, check_counts, check_device, check_kind, warn_caller
 
 Callback = Callable[[Progress], "bool | None"]
 
@@ -117,7 +117,7 @@ def reduced(
         if y.requires_grad or (weight is not None and weight.requires_grad):
             weight = None if weight is None else weight.detach()
             program = dataclasses.replace(program, y=y.detach(), sample_weight=weight)
-        reference = program.to(device=device)
+        reference = program.to(device=check_device(device, program.map.device))
         working = reference.to(dtype=precision)
         simplest = Chain.of(working, (SimplePenalty(),)).program
         simplest.penalty.check_shape(working.coef_shape)

@@ -26,6 +26,37 @@ def as_dtype(dtype: Any, default: torch.dtype | None = None) -> torch.dtype:
         raise ValueError(f"dtype must be {none}'float32' or 'float64', as a name or a type, got {dtype!r}") from error
 
 
+def check_device(device: Any, default: torch.device) -> torch.device:
+    """The device that the parameter ``device`` means; asking for an absent one is an error."""
+    if device is None:
+        return default
+    try:
+        resolved = torch.device(device)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"device must be None or the name of a torch device such as 'cpu' or 'cuda', got {device!r}"
+        ) from error
+    if resolved.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(
+            f"device={device!r} was asked for, but this torch finds no CUDA device. Use device='cpu', or install "
+            "a CUDA build of torch on a machine with an NVIDIA GPU."
+        )
+    if resolved.type == "cuda" and (resolved.index or 0) >= torch.cuda.device_count():
+        found = ", ".join(f"'cuda:{index}'" for index in range(torch.cuda.device_count()))
+        raise ValueError(f"device={device!r} was asked for, but the CUDA devices here are {found}")
+    if resolved.type == "meta":
+        raise ValueError(f"device must be one that holds numbers, such as 'cpu' or 'cuda', got {device!r}")
+    try:
+        torch.empty(0, dtype=torch.float64, device=resolved)
+    except (RuntimeError, TypeError, AssertionError, ImportError) as error:
+        reason = str(error).partition("\n")[0].partition(". ")[0]  # the rest of it may be pages
+        raise ValueError(
+            "device must be one on which torch holds float64, which certificates need, such as 'cpu' or 'cuda', "
+            f"got {device!r}: {reason}"
+        ) from error
+    return resolved
+
+
 def dtype_name(dtype: Any) -> str:
     """Name of a precision given as text or as a type of torch or numpy; ``TypeError`` where it is none of them."""
     if dtype is None:

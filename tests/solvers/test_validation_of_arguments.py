@@ -75,6 +75,13 @@ def test_the_largest_alpha_of_a_grid(largest):
         alpha_grid(largest)
 
 
+@every_follow
+@pytest.mark.parametrize("device", ["gpu", 1.5, [], "meta"], ids=repr)
+def test_a_device_that_is_none(follow, device):
+    with pytest.raises(ValueError, match=r"device must be .* such as 'cpu' or 'cuda', got"):
+        follow(make_program("squared", "group_l2"), Fista(), device=device)
+
+
 @pytest.mark.parametrize("name", ["coef", "intercept", "dual_hint"])
 def test_parts_of_a_point_to_certify(name):
     program = make_program("squared", "group_l2", intercept=True)
