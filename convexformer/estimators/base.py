@@ -64,7 +64,7 @@ Start = tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]  # as in ``solve``
 
 
 class ProgramParts(NamedTuple):
-    """All that a program has besides its linear map, in the order in which ``build_program`` takes it."""
+    """All that a program has besides its linear map, in the order in which ``Program`` takes it."""
 
     target: Tensor
     loss: Loss
@@ -72,6 +72,11 @@ class ProgramParts(NamedTuple):
     alpha: float | None
     sample_weight: Tensor | None
     fit_intercept: bool
+
+    @property
+    def of_program(self) -> ProgramParts:
+        """The parts with an ``alpha``; where a grid is to follow, that of the program means nothing."""
+        return self._replace(alpha=1.0) if self.alpha is None else self
 
 
 @dataclass(frozen=True)
@@ -330,7 +335,7 @@ class ConvexAttentionBase(TargetEstimator, CertifiedEstimator):
         """The problem of checked samples."""
         tokens = samples.to(device=parts.target.device)
         gates, masks, interruption = self._gates(TrainingData(tokens, *parts), self._gate_source(parts.alpha is None))
-        program = build_program(tokens, *parts, masks=masks)
+        program = build_program(tokens, *parts.of_program, masks=masks)
         return Problem(program, targets, gates, sample_weight, interruption)
 
     def _gate_source(self, is_grid: bool) -> GateSource | None:

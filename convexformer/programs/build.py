@@ -61,7 +61,7 @@ def build_program(
     target: Tensor,
     loss: Loss,
     penalty: Penalty,
-    alpha: float | None,
+    alpha: float,
     sample_weight: Tensor | None,
     fit_intercept: bool,
     masks: Tensor | None = None,
@@ -76,8 +76,8 @@ def build_program(
         Targets as the loss wants them.
     loss, penalty : Loss, Penalty
         The parts.
-    alpha : float or None
-        Weight of the penalty; None where a grid is to follow, and then that of the program means nothing.
+    alpha : float
+        Weight of the penalty.
     sample_weight : Tensor of shape (N,) or None
         Weights.
     fit_intercept : bool
@@ -90,17 +90,4 @@ def build_program(
     Program
     """
     linear_map = attention_map(tokens, masks=masks, n_outputs=target.shape[-1])
-    return program_of(linear_map, target, loss, penalty, alpha, sample_weight, fit_intercept)
-
-
-def program_of(
-    linear_map: LinearMap,
-    target: Tensor,
-    loss: Loss,
-    penalty: Penalty,
-    alpha: float | None,
-    sample_weight: Tensor | None,
-    fit_intercept: bool,
-) -> Program:
-    """The program of a linear map; the other parameters are those of ``build_program``."""
-    return Program(linear_map, target, loss, penalty, 1.0 if alpha is None else alpha, sample_weight, fit_intercept)
+    return Program(linear_map, target, loss, penalty, alpha, sample_weight, fit_intercept)

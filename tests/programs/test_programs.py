@@ -8,8 +8,8 @@ from scipy.optimize import minimize
 from scipy.special import xlogy
 
 from convexformer import ConvexAttentionClassifier, ConvexAttentionRegressor
-from convexformer.gates import Gates
-from convexformer.programs import attention_map
+from convexformer.gates import Gates, generate_gates
+from convexformer.programs import attention_map, attention_program
 
 # One case per loss, with a Huber threshold that both sides of it are met at.
 REGRESSION = ("squared", "huber", "poisson")
@@ -227,3 +227,10 @@ def test_a_map_takes_gates_or_their_masks():
     torch.testing.assert_close(
         attention_map(tokens, gates).matvec(coef), attention_map(tokens, masks=gates.masks(tokens)).matvec(coef)
     )
+
+
+@pytest.mark.parametrize("build", [attention_program, generate_gates])
+def test_none_is_no_alpha(make_problem, build):
+    X, y = make_problem()
+    with pytest.raises(ValueError, match="alpha must be a positive finite number, got None"):
+        build(X, y, alpha=None)

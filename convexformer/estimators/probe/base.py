@@ -36,10 +36,9 @@ from convexformer.probes.generate import (
     get_generation,
 )
 from convexformer.probes.growth import Growth
-from convexformer.programs.build import program_of
 from convexformer.targets import LabelTargets, Targets
 from convexformer.validation import Result, check_device, check_flag, check_stream, result_of
-from convexformer_solvers import LinearMap, Path, SolverResult
+from convexformer_solvers import LinearMap, Path, Program, SolverResult
 from convexformer_solvers.io.checkpoint import PathFile
 
 
@@ -112,7 +111,7 @@ class ConvexProbeBase(ConvexAttentionBase):
         self._drawn = "" if all(map(np.array_equal, before, stream.get_state())) else "weightings"
         samples = samples.to(parts.target.device)
         pooler, linear_map = self._scaled(pooler, samples, parts.sample_weight)
-        program = program_of(linear_map, *parts)
+        program = Program(linear_map, *parts.of_program)
         return ProbeProblem(program, targets, None, sample_weight, pooler=pooler, samples=samples)
 
     def _scaled(
