@@ -10,10 +10,17 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from convexformer.validation import check_flag, check_positive, is_one_of
-from convexformer_solvers.validation import check_tensor
 
 from .energies import Energy, InteractionEnergy, SquaredDistance
-from .graphs import centred, check_attention_mask, check_graph, half_squared_distances, neighbours, without_padding
+from .graphs import (
+    centred,
+    check_attention_mask,
+    check_graph,
+    check_last_sizes,
+    half_squared_distances,
+    neighbours,
+    without_padding,
+)
 from .rho import Exponential, Rho, get_rho
 
 Mode = Literal["softmax", "jacobi"]
@@ -185,14 +192,20 @@ class EnergyAttention(nn.Module):
 
         Raises
         ------
+        TypeError
+            If an argument is no tensor.
         ValueError
             If a shape is another one, or an anchor is given in mode ``"softmax"``, whose energy has none.
         """
-        check_tensor("tokens", tokens)
+        check_last_sizes("tokens", tokens)
+        if projected is not None:
+            check_last_sizes("projected", projected, tokens.shape[-2])
         if anchor is not None and self.mode == "softmax":
             raise ValueError(
                 "anchor must be None in mode='softmax', whose energy has no regulariser; use mode='jacobi'"
             )
+        if anchor is not None:
+            check_last_sizes("anchor", anchor, *tokens.shape[-2:])
         present = check_attention_mask(attention_mask, tuple(tokens.shape))
         values, keys = (without_padding(part, present) for part in (tokens, tokens if projected is None else projected))
         fused = self.fused and self.mode == "softmax" and self.graph is None and isinstance(self.rho, Exponential)

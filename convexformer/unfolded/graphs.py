@@ -57,6 +57,25 @@ def check_floats(name: str, values: Any) -> None:
         raise ValueError(f"{name} must hold floating-point numbers, such as float64, got {values.dtype}")
 
 
+def check_last_sizes(name: str, values: Any, n_tokens: int | None = None, n_features: int | None = None) -> None:
+    """Raise an error unless the argument of that name holds tokens of such sizes; those that are None may be any.
+
+    Examples
+    --------
+    >>> check_last_sizes("anchor", torch.zeros(2, 5, 4), 5, 4)
+    >>> check_last_sizes("anchor", torch.zeros(2, 5, 4), n_features=3)
+    Traceback (most recent call last):
+        ...
+    ValueError: anchor must have shape (..., n_tokens, 3), got (2, 5, 4)
+    """
+    check_floats(name, values)
+    sizes = {"n_tokens": n_tokens, "n_features": n_features}
+    fits = (size in (None, found) for size, found in zip(sizes.values(), values.shape[-2:], strict=False))
+    if values.ndim < 2 or not all(fits):
+        wanted = ", ".join(size if known is None else str(known) for size, known in sizes.items())
+        raise ValueError(f"{name} must have shape (..., {wanted}), got {tuple(values.shape)}")
+
+
 def check_attention_mask(mask: Any, shape: tuple[int, ...]) -> Tensor | None:
     """A padding mask as a boolean tensor, or None where no sample is padded.
 

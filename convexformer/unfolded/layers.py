@@ -17,7 +17,7 @@ from convexformer_solvers.validation import check_counts
 from .attention import DescentWarning, EnergyAttention
 from .attention import Mode as AttentionMode
 from .energies import Energy, FeedForwardEnergy, NonNegative
-from .graphs import check_attention_mask, check_floats, without_padding
+from .graphs import check_attention_mask, check_last_sizes, without_padding
 from .parametrizations import SymmetricEigenvalues, computed_once
 from .rho import Rho
 
@@ -217,8 +217,17 @@ class UnfoldedLayer(nn.Module):
         -------
         Tensor of shape (..., n, d)
             Without negative entries.
+
+        Raises
+        ------
+        TypeError
+            If an argument is no tensor.
+        ValueError
+            If a shape is not as described.
         """
-        check_floats("tokens", tokens)
+        check_last_sizes("tokens", tokens, n_features=len(self.attention_weight))
+        if anchor is not None:
+            check_last_sizes("anchor", anchor, *tokens.shape[-2:])
         present = check_attention_mask(attention_mask, tuple(tokens.shape))
         tokens = without_padding(tokens, present)
         moved = self._alternate(tokens, anchor, present) if self.mode == "aim" else self._step(tokens, anchor, present)
@@ -257,6 +266,8 @@ class UnfoldedLayer(nn.Module):
         -------
         Energy
         """
+        if anchor is not None:
+            check_last_sizes("anchor", anchor, n_features=len(self.attention_weight))
         projected = None if anchor is None else anchor @ self.attention_weight
         interaction = self.attention.energy(projected, attention_mask).of(self.attention_weight)
         return interaction + FeedForwardEnergy(self.feedforward_weight, anchor)
@@ -427,8 +438,7 @@ class UnfoldedTransformer(nn.Module):
         """
         weight = next(self.parameters())
         check_like(weight, tokens, "tokens")
-        if tokens.ndim < 2 or tokens.shape[-1] != len(weight):
-            raise ValueError(f"tokens must have shape (..., n_tokens, {len(weight)}), got {tuple(tokens.shape)}")
+        check_last_sizes("tokens", tokens, n_features=len(weight))
         present = check_attention_mask(attention_mask, tuple(tokens.shape))
         tokens = without_padding(tokens, present)
         anchor = tokens if self.anchored else None

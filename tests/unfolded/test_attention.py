@@ -236,6 +236,20 @@ def test_bad_tokens_and_masks():
             call(tokens.numpy())
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"tokens": draw(0, D)}, r"tokens must have shape \(\.\.\., n_tokens, n_features\), got \(4,\)"),
+        ({"projected": draw(0, 2, N - 1, K)}, r"projected must have shape \(\.\.\., 6, n_features\), got \(2, 5, 3\)"),
+        ({"anchor": draw(0, 2, N - 1, D)}, r"anchor must have shape \(\.\.\., 6, 4\), got \(2, 5, 4\)"),
+        ({"anchor": draw(0, 2, N, K)}, r"anchor must have shape \(\.\.\., 6, 4\), got \(2, 6, 3\)"),
+    ],
+)
+def test_shapes_that_do_not_fit_are_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        EnergyAttention("exp", "jacobi")(**{"tokens": draw(0, 2, N, D)} | arguments)
+
+
 def test_steps_beyond_the_bound_warn():
     with pytest.warns(DescentWarning, match="Theorem 3.1"):
         EnergyAttention("exp", "jacobi", step=1.2)

@@ -5,6 +5,7 @@ import pickle
 import threading
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.utils import parametrize
@@ -291,6 +292,20 @@ def test_bad_arguments(arguments, message):
 def test_bad_tokens():
     with pytest.raises(ValueError, match=r"tokens must have shape \(\.\.\., n_tokens, 4\)"):
         UnfoldedTransformer(D)(torch.zeros(2, 3, 5))
+
+
+@pytest.mark.parametrize("mode", ["aim", "joint"])
+def test_tokens_and_anchors_of_other_shapes_are_named(mode):
+    layer, tokens = UnfoldedLayer(4, mode), torch.rand(2, 5, 4)
+    with pytest.raises(ValueError, match=r"tokens must have shape \(\.\.\., n_tokens, 4\), got \(2, 5, 3\)"):
+        layer(torch.rand(2, 5, 3))
+    for shape in ((2, 6, 4), (2, 5, 3)):
+        with pytest.raises(ValueError, match=r"anchor must have shape \(\.\.\., 5, 4\), got"):
+            layer(tokens, anchor=torch.rand(shape))
+    with pytest.raises(ValueError, match=r"anchor must have shape \(\.\.\., n_tokens, 4\), got \(2, 5, 3\)"):
+        layer.energy(torch.rand(2, 5, 3))
+    with pytest.raises(TypeError, match="anchor must be a torch tensor, got ndarray"):
+        layer(tokens, anchor=np.zeros((2, 5, 4)))
 
 
 @pytest.mark.parametrize("frozen", ["all", "attention", "none"])
