@@ -18,6 +18,7 @@ from convexformer.validation import check_flag, check_positive, is_one_of
 from convexformer_solvers.validation import check_counts, check_tensor
 
 from .graphs import check_attention_mask, without_padding
+from .parametrizations import decomposable
 
 Dictionary = Literal["dct", "random"]
 DICTIONARIES = ("dct", "random")
@@ -553,10 +554,11 @@ class DUST(UnrolledNetwork):
         Tensor of shape (n_layers,), or (1,) for a shared dictionary
             With gradients; nan where a dictionary is not finite.
         """
-        gram = self.dictionary @ self.dictionary.mT
+        atoms = decomposable(self.dictionary)
+        gram = atoms @ atoms.mT
         if not bool(gram.isfinite().all()):  # of a training that diverged; its eigenvalues would be an error
-            return torch.full_like(gram[:, 0, 0], torch.nan)
-        return torch.linalg.eigvalsh(gram)[:, -1]
+            return torch.full_like(self.dictionary[:, 0, 0], torch.nan)
+        return torch.linalg.eigvalsh(gram)[:, -1].to(self.dictionary)
 
     def layer_codes(self, tokens: Tensor, attention_mask: Any = None, *, max_layers: int | None = None) -> Tensor:
         """Codes after every layer.

@@ -168,6 +168,17 @@ def test_shapes_and_precision(make, shared, dtype):
         assert torch.equal(network.layer_outputs(tokens, max_layers=count), outputs[:count])
 
 
+@each_sharing
+@each_network
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_float32_up_to_rounding(make, shared, dtype):
+    network, tokens = make(shared=shared), tokens_of().float()
+    outputs = copy.deepcopy(network).to(dtype).layer_outputs(tokens.to(dtype))
+    assert outputs.dtype == dtype
+    expected = network.layer_outputs(tokens)
+    assert (outputs.float() - expected).norm() < 10 * torch.finfo(dtype).eps * expected.norm()
+
+
 @each_network
 def test_later_layers_are_not_computed(make, monkeypatch):
     calls = []
