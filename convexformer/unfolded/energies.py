@@ -438,7 +438,8 @@ class ScalingEnergy(Energy):
 
     def gradient(self, tokens: Tensor) -> Tensor:
         length = torch.linalg.vector_norm(tokens, dim=-1, keepdim=True)
-        return tokens - math.sqrt(tokens.shape[-1]) * torch.where(length > 0, tokens / length, 0)
+        unit = tokens / torch.where(length > 0, length, 1)  # of a zero token 0, with a derivative
+        return tokens - math.sqrt(tokens.shape[-1]) * unit * (length > 0)
 
     def lipschitz(self, tokens: Tensor) -> Tensor:
         return tokens.new_ones(tokens.shape[:-2])
