@@ -126,7 +126,8 @@ def get_rho(rho: str | Rho) -> Rho:
     ValueError
         If the name is unknown, or on a grid from 0 to 1e4 the function decreases or is not concave, its derivative is
         another one than that of its values, or it is not finite. There is then no majoriser, and the attention that
-        follows from the function promises no descent ([U] Theorem 3.1).
+        follows from the function promises no descent ([U] Theorem 3.1). Also if the function is constant, or it and its
+        derivative do not return tensors of the shape of ``z``, its values with gradients.
 
     Examples
     --------
@@ -138,7 +139,7 @@ def get_rho(rho: str | Rho) -> Rho:
             raise ValueError(f"rho must be one of {sorted(RHOS)} or a Rho, got {rho!r}")
         return RHOS[rho]
     if not isinstance(rho, Rho):
-        raise TypeError(f"rho must be one of {sorted(RHOS)} or a Rho, got {type(rho).__name__}")
+        raise TypeError(f"rho must be one of {sorted(RHOS)} or a Rho, got {rho!r}")
     if rho not in RHOS.values():
         _check(rho)
     return rho
@@ -150,8 +151,13 @@ def _check(rho: Rho) -> None:
     z = torch.cat([positive.new_zeros(1), positive]).requires_grad_()
     with torch.enable_grad():
         values = rho.value(z)
+        derivative = rho.derivative(z)
+        if not all(torch.is_tensor(numbers) and numbers.shape == z.shape for numbers in (values, derivative)):
+            raise ValueError(f"rho={rho!r} must return tensors of the shape of z from value and derivative")
+        if not values.requires_grad:
+            raise ValueError(f"rho={rho!r} must have a value that autograd can differentiate, without detach()")
         (slopes,) = torch.autograd.grad(values.sum(), z)
-    derivative = rho.derivative(z).detach()
+    derivative = derivative.detach()
     needs = "; attention descends its energy for concave non-decreasing functions only ([U] Theorem 3.1)"
     if not bool(torch.isfinite(torch.cat([values.detach(), derivative])).all()):
         raise ValueError(f"rho={rho!r} and its derivative must be finite for all z >= 0, 0 included")
@@ -161,3 +167,5 @@ def _check(rho: Rho) -> None:
         raise ValueError(f"rho={rho!r} must not decrease, but has a negative derivative{needs}")
     if bool((derivative.diff() > 1e-12 * derivative[0].abs()).any()):
         raise ValueError(f"rho={rho!r} must be concave, but has a derivative that increases{needs}")
+    if not bool(derivative[0] > 0):
+        raise ValueError(f"rho={rho!r} must increase at 0, but is constant: its attention has no weights")

@@ -176,6 +176,12 @@ def test_a_zero_token_stays_where_it_is_scaled():
     assert not ScalingEnergy().gradient(torch.zeros(1, 3)).any()
 
 
+def test_a_step_that_scales_a_zero_token_has_finite_derivatives():
+    tokens = torch.tensor([[0.0, 0.0], [3.0, 4.0]], requires_grad=True)
+    (tokens - ScalingEnergy().gradient(tokens)).sum().backward()
+    assert tokens.grad.isfinite().all()
+
+
 def test_the_relu_is_the_proximal_operator_of_the_indicator():
     tokens, indicator = draw(10, N, D), NonNegative()
     nearest = indicator.prox(tokens)
@@ -275,10 +281,34 @@ class _InfiniteAtZero(Rho):
         return 0.5 / z.sqrt()
 
 
+class _Constant(Rho):
+    def value(self, z):
+        return 0 * z
+
+    def derivative(self, z):
+        return 0 * z
+
+
+class _DetachedValue(_Own):
+    def value(self, z):
+        return super().value(z.detach())
+
+
+class _NumberAsDerivative(Rho):
+    def value(self, z):
+        return z
+
+    def derivative(self, z):
+        return 1.0
+
+
 @pytest.mark.parametrize(
     ("rho", "message"),
     [
         (_Convex(), "must be concave"),
+        (_Constant(), "must increase at 0, but is constant"),
+        (_DetachedValue(), "must have a value that autograd can differentiate"),
+        (_NumberAsDerivative(), "must return tensors of the shape of z"),
         (_SlightlyConvex(), "must be concave"),
         (_InfiniteSlope(), "and its derivative must be finite"),
         (_Decreasing(), "must not decrease"),
@@ -303,6 +333,8 @@ def test_functions_are_checked_where_gradients_are_switched_off():
 def test_what_is_no_function_is_refused():
     with pytest.raises(TypeError, match="must be one of"):
         get_rho(3)
+    with pytest.raises(TypeError, match=r"or a Rho, got <class .*Logarithm'>"):
+        get_rho(Logarithm)
     with pytest.raises(ValueError, match="shift must be a positive"):
         Logarithm(-1.0)
 
