@@ -56,12 +56,17 @@ def batch_of(dataset: Samples, index: Tensor) -> Any:
     return default_collate([dataset[i] for i in index.tolist()])
 
 
-def check_layer_losses(losses: Any, n_layers: int | None, step: int) -> None:
-    """Raise unless losses are finite and of shape ``(n_layers, n_samples)``, where ``n_layers`` is known already."""
+def check_layer_losses(losses: Any, n_layers: int | None, n_samples: int, step: int) -> None:
+    """Raise unless losses are finite and of shape ``(n_layers, n_samples)``; ``n_layers`` may not be known yet."""
     if not torch.is_tensor(losses) or losses.ndim != 2 or len(losses) < 2:
         found = f"shape {tuple(losses.shape)}" if torch.is_tensor(losses) else type(losses).__name__
         raise ValueError(
             f"layer_losses must return a tensor of shape (n_layers, n_samples) with two layers or more, got {found}"
+        )
+    if losses.shape[1] != n_samples:
+        raise ValueError(
+            f"layer_losses must return one loss of each layer for each of the {n_samples} samples of a batch, of shape "
+            f"(n_layers, {n_samples}), got {tuple(losses.shape)}"
         )
     if n_layers is not None and len(losses) != n_layers:
         raise ValueError(f"layer_losses must return the losses of {n_layers} layers as before, got {len(losses)}")

@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 import os
 import time
+import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import KW_ONLY, dataclass, fields
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, Literal
 
 import numpy as np
@@ -237,7 +239,9 @@ class PrimalDual:
         ------
         ValueError
             If an argument is not as described, losses are not of shape ``(n_layers, n_samples)`` with two layers or
-            more, their number changes, or the checkpoint is one of other options.
+            more, their number changes, or the checkpoint is one of other options or none.
+        FileNotFoundError
+            If the folder of the checkpoint is not there.
         NonFiniteLossError
             If a training loss is infinite or nan. The model has the weights chosen so far, and a further ``fit`` goes
             on after the last finished epoch.
@@ -282,7 +286,7 @@ class PrimalDual:
             self._multipliers.reset_slacks()
         total: Any = 0
         for index in batches(len(training), self.batch_size, (self.seed, epoch)):
-            losses = self._take_step(batch_of(training, index), ascends=ascent == "step")
+            losses = self._take_step(batch_of(training, index), len(index), ascends=ascent == "step")
             total = total + len(index) * losses
         mean = total / len(training)
         if ascent == "epoch":
@@ -292,13 +296,14 @@ class PrimalDual:
             self._validate(held_out)
 
     @torch.enable_grad()
-    def _take_step(self, batch: Any, *, ascends: bool) -> Tensor:
+    def _take_step(self, batch: Any, n_samples: int, *, ascends: bool) -> Tensor:
         """A step of the weights, and of the multipliers if these ascend; the mean losses of the layers before it."""
         self.model.train()
         # Torch's generator of the CPU reads 32 bits of a seed.
         with seeded(int(np.random.SeedSequence((self.seed, self._step)).generate_state(1)[0])):
             losses = self.layer_losses(self.model, batch)
-        check_layer_losses(losses, None if self._multipliers is None else len(self._multipliers.values), self._step)
+        n_layers = None if self._multipliers is None else len(self._multipliers.values)
+        check_layer_losses(losses, n_layers, n_samples, self._step)
         if not losses.requires_grad:
             raise ValueError(
                 "layer_losses must return losses with gradients in the weights, got none; compute them by the model, "
@@ -470,8 +475,10 @@ class PrimalDual:
 
     def _resume(self, path: Path | None) -> None:
         """Start from the checkpoint where there is one, or else from the last finished epoch."""
+        if path is not None and not path.parent.is_dir():
+            raise FileNotFoundError(f"checkpoint must be in a folder that exists, got {str(path)!r}")
         if path is not None and path.exists():
-            self.load_state_dict(torch.load(path, weights_only=True, map_location="cpu"))
+            self.load_state_dict(_read_state(path))
         elif self._snapshot is not None:
             self.load_state_dict(self._snapshot)
         self._snapshot = self.state_dict()
@@ -494,3 +501,14 @@ class PrimalDual:
         assert self._snapshot is not None
         self.load_state_dict(self._snapshot)
         self._load_best()
+
+
+def _read_state(path: Path) -> dict[str, Any]:
+    """The state of a checkpoint."""
+    state: Any = None
+    if zipfile.is_zipfile(path):  # of other files torch says what is wrong with a pickle
+        with suppress(RuntimeError, UnpicklingError):
+            state = torch.load(path, weights_only=True, map_location="cpu")
+    if not isinstance(state, dict) or "options" not in state:
+        raise ValueError(f"checkpoint must be a file that fit wrote, and {str(path)!r} is none; give another name")
+    return state

@@ -5,6 +5,7 @@ import copy
 import dataclasses
 import itertools
 import warnings
+import zipfile
 
 import numpy as np
 import pytest
@@ -675,6 +676,28 @@ def test_a_checkpoint_of_other_options_is_refused(tmp_path):
         trainer_of(alpha=0.2).fit(samples(), n_epochs=2, checkpoint=tmp_path / "state.pt")
 
 
+@pytest.mark.parametrize("damage", ["text", "archive", "other state"])
+def test_a_file_that_is_no_checkpoint_is_named(damage, tmp_path):
+    path = tmp_path / "state.pt"
+    write = {
+        "text": lambda: path.write_text("hello"),
+        "archive": lambda: zipfile.ZipFile(path, "w").close(),
+        "other state": lambda: torch.save(Layers().state_dict(), path),
+    }
+    write[damage]()
+    with pytest.raises(ValueError, match=r"checkpoint must be a file that fit wrote, .*state\.pt' is none"):
+        trainer_of().fit(samples(), n_epochs=1, checkpoint=path)
+
+
+def test_a_checkpoint_in_a_folder_that_is_not_there_is_named_before_training(tmp_path):
+    trainer = trainer_of()
+    with pytest.raises(
+        FileNotFoundError, match=r"checkpoint must be in a folder that exists, got '.*absent.*state\.pt'"
+    ):
+        trainer.fit(samples(), n_epochs=1, checkpoint=tmp_path / "absent" / "state.pt")
+    assert not trainer.history_.losses
+
+
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
@@ -686,6 +709,15 @@ def test_a_checkpoint_of_other_options_is_refused(tmp_path):
 def test_losses_of_another_shape(returned, message):
     trainer = PrimalDual(Layers(), lambda model, batch: returned, c_ref=1.0)
     with pytest.raises(ValueError, match=message):
+        trainer.fit(samples(), n_epochs=1)
+
+
+@pytest.mark.parametrize("change", [lambda losses: losses.T, lambda losses: losses.mean(1, keepdim=True)])
+def test_losses_that_are_not_one_for_each_sample(change):
+    trainer = PrimalDual(
+        Layers(), lambda model, batch: change(denoising_losses(model, batch)), c_ref=0.5, batch_size=16
+    )
+    with pytest.raises(ValueError, match=r"each of the 16 samples of a batch, of shape \(n_layers, 16\), got"):
         trainer.fit(samples(), n_epochs=1)
 
 
