@@ -556,9 +556,10 @@ class DUST(UnrolledNetwork):
         """
         atoms = decomposable(self.dictionary)
         gram = atoms @ atoms.mT
-        if not bool(gram.isfinite().all()):  # of a training that diverged; its eigenvalues would be an error
-            return torch.full_like(self.dictionary[:, 0, 0], torch.nan)
-        return torch.linalg.eigvalsh(gram)[:, -1].to(self.dictionary)
+        # Eigenvalues of what is not finite, of a training that diverged, would be an error.
+        is_finite = gram.isfinite().all(-1).all(-1)
+        largest = torch.linalg.eigvalsh(gram.where(is_finite[:, None, None], 0))[:, -1]
+        return largest.where(is_finite, torch.nan).to(self.dictionary)
 
     def layer_codes(self, tokens: Tensor, attention_mask: Any = None, *, max_layers: int | None = None) -> Tensor:
         """Codes after every layer.

@@ -295,6 +295,14 @@ def test_bad_tokens():
 
 
 @pytest.mark.parametrize("mode", ["aim", "joint"])
+def test_a_graph_of_torch_takes_tokens_and_a_mask(mode):
+    network, tokens = UnfoldedTransformer(D, 2, mode, anchored=True), torch.rand(2, 5, D)
+    mask = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
+    program = torch.export.export(network, (tokens, torch.ones_like(mask))).module()
+    torch.testing.assert_close(program(tokens, mask), network(tokens, mask))
+
+
+@pytest.mark.parametrize("mode", ["aim", "joint"])
 def test_tokens_and_anchors_of_other_shapes_are_named(mode):
     layer, tokens = UnfoldedLayer(4, mode), torch.rand(2, 5, 4)
     with pytest.raises(ValueError, match=r"tokens must have shape \(\.\.\., n_tokens, 4\), got \(2, 5, 3\)"):

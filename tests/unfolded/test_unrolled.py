@@ -206,6 +206,13 @@ def test_padding_changes_nothing(make):
 
 
 @each_network
+def test_a_graph_of_torch_takes_tokens_and_a_mask(make):
+    network, tokens = make(), tokens_of().float()
+    program = torch.export.export(network, (tokens, torch.ones_like(MASK))).module()
+    torch.testing.assert_close(program(tokens, MASK), network(tokens, MASK))
+
+
+@each_network
 def test_seed_makes_the_network(make):
     before = torch.random.get_rng_state()
     first, same, other = make(seed=1), make(seed=1), make(seed=2)
