@@ -42,7 +42,7 @@ def measure(model: str, size: tuple[int, int, int, int], repeats: int) -> dict[s
     steps = {}
     for objective, losses in OBJECTIVES.items():
         trainer = PrimalDual(MODELS[model](width, n_layers), losses, c_ref=1.0, objective=objective)
-        steps[objective] = partial(trainer._take_step, batch, ascends=objective == "constrained")
+        steps[objective] = partial(trainer._take_step, batch, n_samples, ascends=objective == "constrained")
     return median_seconds(steps, repeats)
 
 
