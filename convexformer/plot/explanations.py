@@ -266,14 +266,14 @@ def _as_shown(words: Sequence[str]) -> list[tuple[str, bool]]:
     """Text of each token, and whether it goes on with the one before."""
     marks_beginning = any(word.startswith(_BEGINNING) for word in words)
     shown = []
-    for number, word in enumerate(words):
+    for word in words:
         if marks_beginning:
             joined, text = not word.startswith(_BEGINNING), word.lstrip("".join(_BEGINNING))
         else:
             joined = word.startswith(_CONTINUED) and word != _CONTINUED
             text = word.removeprefix(_CONTINUED) if joined else word
         written = "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in text)  # fonts have no line feed
-        shown.append((written or "\u2423", joined and number > 0))
+        shown.append((written or "\u2423", joined))
     return shown
 
 
@@ -296,7 +296,7 @@ def _flow(pieces: Sequence[tuple[str, bool]], width: float, size: int) -> _Text:
     right, line = 0.0, 0
     for text, joined in pieces:
         own = text_to_path.get_text_width_height_descent(text, font, ismath=False)[0] + 2 * _PAD * size
-        left = max(right + (_JOINT if joined else _GAP) * size, 0.0) if right else 0.0
+        left = right + (_JOINT if joined else _GAP) * size if right else 0.0
         if left + own > width and right:
             left, line = 0.0, line + 1
         places.append((left + _PAD * size, -(line * _LEADING + 1.5) * size))

@@ -7,12 +7,14 @@ import matplotlib
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+from matplotlib.colors import to_rgb
 
 from convexformer.plot import plot_patch_map, plot_token_curve, plot_token_text
 from convexformer.probes import Explanation
 
 rng = np.random.default_rng(0)
 VALUES = np.array([0.2, -0.5, 0.0, 0.3])
+BRIGHTNESS = (0.299, 0.587, 0.114)
 
 
 @pytest.fixture(autouse=True)
@@ -24,6 +26,10 @@ def no_display():
 
 def texts(axes):
     return [text.get_text() for text in axes.texts]
+
+
+def box_color(text):
+    return text.get_bbox_patch().get_facecolor()
 
 
 def boxes(axes):
@@ -43,6 +49,17 @@ class TestText:
         scale = plt.get_cmap("RdBu_r")
         for text, value in zip(axes.texts, VALUES, strict=True):
             assert text.get_bbox_patch().get_facecolor() == scale(value + 0.5)
+
+    def test_words_stand_out_from_their_colours(self):
+        axes = plot_token_text(np.linspace(-1, 1, 21), ["word"] * 21)
+        for text in axes.texts:
+            ink, ground = (np.dot(to_rgb(color), BRIGHTNESS) for color in (text.get_color(), box_color(text)))
+            assert abs(ink - ground) >= 0.5
+
+    def test_a_word_that_is_wider_than_the_axes_has_no_empty_line_before_it(self):
+        long, short = (plot_token_text([0.1, 0.2], [word, "end"]) for word in ("long" * 50, "end"))
+        assert long.texts[0].xyann == short.texts[0].xyann
+        assert long.texts[1].xyann[1] < short.texts[1].xyann[1]
 
     def test_zeros_have_a_symmetric_scale(self):
         axes = plot_token_text([0.0, 0.0], ["a", "b"])
@@ -98,6 +115,13 @@ class TestPatches:
         np.testing.assert_array_equal(picture.get_array(), np.eye(8))
         np.testing.assert_allclose(shown.get_alpha(), 0.8 * np.array([[0.4, 1.0], [0.0, 0.6]]))
 
+    @pytest.mark.parametrize("image", [np.eye(8), np.full((8, 8), 3.0)])
+    def test_the_image_is_pale(self, image):
+        picture = plot_patch_map(VALUES, (2, 2), image=image).images[0]
+        shades = picture.norm(image)
+        assert shades.min() >= 0.5
+        assert (shades.max() > shades.min()) == (np.ptp(image) > 0)
+
     def test_all_zero(self):
         axes = plot_patch_map(np.zeros(4), (2, 2), image=np.zeros((4, 4)))
         assert axes.images[1].get_clim() == (-1.0, 1.0)
@@ -109,7 +133,16 @@ class TestCurve:
         axes = plot_token_curve(VALUES, times=[1, 3, 5, 9])
         np.testing.assert_array_equal(axes.lines[0].get_xydata(), np.column_stack([[1, 3, 5, 9], VALUES]))
         assert axes.get_ylim()[0] == -axes.get_ylim()[1]
+        assert axes.get_ylim()[1] > abs(VALUES).max()
         assert axes.figure.axes == [axes]
+
+    def test_what_adds_is_filled_in_red_and_what_takes_in_blue(self):
+        red, blue = plot_token_curve(VALUES).collections
+        for filled, sign, name in ((red, 1, "red"), (blue, -1, "blue")):
+            np.testing.assert_array_equal(filled.get_facecolor()[0, :3], to_rgb(f"tab:{name}"))
+            heights = sign * np.concatenate([path.vertices[:, 1] for path in filled.get_paths()])
+            assert heights.min() == pytest.approx(0, abs=1e-12)
+            assert heights.max() == (sign * VALUES).max()
 
     def test_times_may_be_dates_of_python(self):
         days = [datetime.date(2020, 1, 1), *(datetime.datetime(2020, 1, day, 6) for day in (2, 4, 7))]

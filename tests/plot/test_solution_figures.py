@@ -7,15 +7,18 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
+from matplotlib.colors import to_rgb
 
 from convexformer import ConvexAttentionRegressor, ConvexProbeRegressor
 from convexformer.plot import (
+    new_figure,
     plot_attention_map,
     plot_convergence,
     plot_patch_map,
     plot_path,
     plot_token_norms,
     plot_token_text,
+    save_figure,
 )
 from convexformer.preprocessing import MeanPooling, TokenGates
 
@@ -40,6 +43,21 @@ def test_numbers_and_ticks_of_patches_do_not_cover_each_other(side, n_written):
         assert all(left.x1 < right.x0 for left, right in pairwise(row))
 
 
+def test_numbers_are_written_in_their_patches_and_stand_out():
+    norms = np.arange(6.0)
+    axes = plot_token_norms(norms, shape=(2, 3))
+    assert [text.get_position() for text in axes.texts] == [(0, 0), (1, 0), (2, 0), (0, 1), (1, 1), (2, 1)]
+    (image,) = axes.images
+    for text, color in zip(axes.texts, image.to_rgba(norms), strict=True):
+        assert abs(np.dot(np.subtract(to_rgb(text.get_color()), color[:3]), (0.299, 0.587, 0.114))) > 0.4
+    assert not plot_token_norms(np.ones(40), shape=(2, 20)).texts
+
+
+def test_maps_begin_at_the_first_position():
+    (image,) = plot_attention_map(rng.uniform(size=(2, 3)), first=1).images
+    assert image.get_extent() == [0.5, 3.5, 2.5, 0.5]
+
+
 @pytest.mark.parametrize("shape", [(1, 300), (300, 2), (3, 4)])
 def test_maps_are_wide_enough_to_be_seen(shape):
     axes = plot_attention_map(rng.uniform(size=shape))
@@ -60,6 +78,27 @@ def test_the_only_finite_point_of_a_run_that_diverged_is_seen(objective):
     axes = plot_convergence({"Adam": (np.arange(1.0, 1 + len(objective)), objective)}, bound=0.25)
     (line,) = axes.lines
     assert (line.get_ydata().tolist(), line.get_marker()) == ([0.75], "o")
+
+
+def test_curves_of_a_family_share_a_colour_and_points_at_the_bound_or_at_once_have_logarithms():
+    curves = {name: ([0.0, 1.0], [2.0, 0.25]) for name in ("Adam: 0.1", "Adam: 0.01", "ours")}
+    axes = plot_convergence(curves, bound=0.25)
+    one, same, other = (line.get_color() for line in axes.lines)
+    assert one == same != other
+    for line in axes.lines:
+        assert np.isfinite(np.log(line.get_xydata())).all()
+
+
+def test_a_curve_without_a_finite_point_is_refused():
+    with pytest.raises(ValueError, match="at least one finite"):
+        plot_convergence({"Adam": ([1.0, np.nan], [np.inf, 1.0])}, bound=0.25)
+
+
+def test_figures_are_closed_once_they_are_on_disk(tmp_path):
+    figure, _ = new_figure(1, 1, figsize=(2.0, 2.0))
+    assert plt.fignum_exists(figure.number)
+    save_figure(figure, tmp_path / "figure.png")
+    assert not plt.fignum_exists(figure.number)
 
 
 def test_bars_of_a_solution_that_reads_nothing_begin_at_zero():
