@@ -61,8 +61,7 @@ class Moments(NamedTuple):
         variance, eps = self.square / self.total, torch.finfo(torch.float64).eps
         if not bool(torch.isfinite(variance).all()):
             raise ValueError("squares of X are too large for torch.float64; scale the features to about one")
-        rounding = self.n_values * eps * variance + (self.n_values * eps * self.mean).square()
-        return torch.where(variance > rounding, variance, 1.0).sqrt()
+        return torch.where(variance > (self.n_values * eps * self.mean).square(), variance, 1.0).sqrt()
 
 
 def _both(first: Moments, second: Moments) -> Moments:

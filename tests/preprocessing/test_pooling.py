@@ -21,6 +21,7 @@ from convexformer.preprocessing import (
     TokenGates,
     TokenStandardizer,
 )
+from convexformer.preprocessing.dictionary import factors_of
 from convexformer.preprocessing.moments import Moments
 from convexformer.preprocessing.sequences import CONFIG
 
@@ -153,6 +154,36 @@ def test_union_joins_poolings():
     np.testing.assert_array_equal(PoolingUnion(parts).fit_transform(SAMPLES), expected)
 
 
+def test_parts_of_a_union_draw_in_their_order_unless_they_have_numbers_of_their_own():
+    stream = np.random.RandomState(3)
+    expected = [
+        part.set_params(random_state=state).fit_transform(SAMPLES)
+        for part, state in ((TokenGates(4), stream), (TokenGates(4), 0), (QueryPooling(3), stream))
+    ]
+    union = PoolingUnion([TokenGates(4), TokenGates(4, random_state=0), QueryPooling(3)], random_state=3)
+    np.testing.assert_array_equal(union.fit_transform(SAMPLES), np.concatenate(expected, axis=1))
+
+
+@pytest.mark.parametrize("pooling", [PrototypePooling(5), QueryPooling(5, source="prototypes")], ids=repr)
+def test_there_are_no_more_clusters_than_different_tokens(pooling):
+    X = np.array([[[0.0, 1.0], [4.0, 5.0]], [[4.0, 5.0], [0.0, 1.0]]])
+    assert pooling.fit_transform(X).shape == (2, 2, 2)
+
+
+def test_distances_from_prototypes_are_in_units_of_twice_the_root_of_the_width():
+    own, given = (
+        PrototypePooling(6, temperature, random_state=0) for temperature in (None, 2 * SAMPLES[0].shape[1] ** 0.5)
+    )
+    np.testing.assert_array_equal(own.fit_transform(SAMPLES), given.fit_transform(SAMPLES))
+
+
+def test_planes_between_tokens_in_single_precision_are_those_in_double():
+    samples = [(100 + sample).astype(np.float32) for sample in SAMPLES]
+    pooling = TokenGates(6, source="pairs", random_state=0)
+    single, double = (pooling.fit([part.astype(kind) for part in samples]).weights_ for kind in (np.float32, float))
+    np.testing.assert_array_equal(single.thresholds, double.thresholds)
+
+
 def test_standardizer_is_that_of_all_tokens():
     tokens = np.concatenate(SAMPLES)
     weight = np.random.default_rng(0).integers(0, 4, size=len(SAMPLES))
@@ -178,6 +209,23 @@ def test_moments_of_parts_are_those_of_all(n_parts):
     np.testing.assert_allclose(found.mean, expected.mean_, rtol=1e-12)
     np.testing.assert_allclose(found.square / found.total, expected.var_, rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(found.scale, expected.scale_, rtol=1e-12)
+
+
+def test_values_without_weight_may_be_of_any_size():
+    values = torch.tensor([[1.0], [3.0], [torch.inf]], dtype=torch.float64)
+    found, expected = Moments.of(values, torch.tensor([1.0, 1.0, 0.0])), Moments.of(values[:2])
+    assert found == expected
+    none, large = Moments.of(values, torch.zeros(3)), Moments.of(torch.full((3, 1), 1e200, dtype=torch.float64))
+    for parts in ([none, large], [large, none]):
+        assert Moments.joined(parts) == large
+
+
+def test_values_that_are_equal_but_for_rounding_are_constant():
+    is_first = np.random.default_rng(0).random((37, 5, 2)) < 0.5
+    X = np.where(is_first, 0.1, np.nextafter(0.1, 1))
+    np.testing.assert_array_equal(TokenStandardizer().fit(X).scale_, 1.0)
+    pooled = torch.as_tensor(np.where(is_first, np.float32(0.1), np.nextafter(np.float32(0.1), np.float32(1))))
+    torch.testing.assert_close(factors_of(Moments.of(pooled)), torch.ones(5, dtype=torch.float64), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("size", [1e-15, 1.0, 1e15])

@@ -46,11 +46,31 @@ def test_some_samples_of_each_form_are_those_at_the_positions(name):
         np.testing.assert_array_equal(found, SAMPLES[position])
 
 
+@pytest.mark.parametrize("name", FORMS)
+def test_some_of_some_samples_are_those_at_the_positions_on_any_device(name):
+    first, second = torch.tensor([4, 1, 3, 0]), torch.tensor([2, 0])
+    rows = read(FORMS[name]).rows(first).rows(second).to(torch.device("cpu"))
+    assert rows.lengths.tolist() == [len(SAMPLES[3]), len(SAMPLES[4])]
+    for found, position in zip(contents(rows), (3, 4), strict=True):
+        np.testing.assert_array_equal(found, SAMPLES[position])
+
+
 def test_padding_is_zero_and_marked_as_none_whatever_it_holds():
     array, _, mask = padded(SAMPLES, fill=np.inf)
     for _, tokens, real in read((array, mask)).chunks():
         assert bool((tokens[~real] == 0).all())
         assert bool(real.any(1).all())
+
+
+def test_changes_of_tokens_follow_one_another_and_leave_padding_zero():
+    array, _, mask = padded(SAMPLES, fill=np.inf)
+    samples = read((array, mask))
+    changed = samples.mapped(lambda tokens: tokens + 1).mapped(lambda tokens: 3 * tokens)
+    for found, sample in zip(contents(changed), SAMPLES, strict=True):
+        np.testing.assert_allclose(found, 3 * (sample + 1))
+    for _, tokens, real in changed.chunks():
+        assert bool((tokens[~real] == 0).all())
+    torch.testing.assert_close(draw_tokens(changed, 5, seed=0), 3 * (draw_tokens(samples, 5, seed=0) + 1))
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.uint32])
@@ -191,6 +211,15 @@ def test_draws_leave_out_samples_of_weight_zero_and_differ_by_seed():
     expected = np.concatenate(SAMPLES[:5])
     assert sorted(drawn.tolist()) == sorted(expected.tolist())
     assert not torch.equal(draw_tokens(read(SAMPLES), 20, 0), draw_tokens(read(SAMPLES), 20, 1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_zero_has_one_sign_and_is_drawn_by_some_seeds_alone(dtype):
+    tokens = torch.arange(20, dtype=dtype)[:, None, None]
+    samples = PaddedSequences(torch.cat([tokens, -tokens[:1]]))
+    assert len(draw_tokens(samples, 100, seed=0)) == 20
+    first = [draw_tokens(samples, 1, seed).item() for seed in range(100)]
+    assert 0 < first.count(0.0) < 50
 
 
 def test_each_token_is_as_likely_to_be_drawn():
