@@ -120,6 +120,15 @@ def test_half_precision_is_computed_in_single_precision_and_integers_in_double(d
     np.testing.assert_array_equal(np.stack(contents(samples)), X)
 
 
+@pytest.mark.parametrize("dtype", [np.int8, np.uint16, np.int64])
+@pytest.mark.parametrize("shape", [(6, 4), (6, 1, 4)])
+def test_integers_of_any_size_are_computed_in_double(shape, dtype):
+    X = np.arange(24).reshape(shape).astype(dtype)
+    samples = read(X)
+    assert samples.dtype == torch.float64
+    np.testing.assert_array_equal(np.stack(contents(samples)), X.reshape(6, 1, 4))
+
+
 def test_an_array_in_half_precision_is_not_copied_as_a_whole():
     X = np.zeros((3, 4, 2), dtype=np.float16)
     samples = read(X)
