@@ -20,6 +20,7 @@ from convexformer.experiments.common import mean_and_error
 from convexformer.experiments.constrained import common, text
 from convexformer.experiments.constrained.common import METHODS, Search, paired_difference
 from convexformer.experiments.constrained.text_models import constant_loss
+from convexformer.experiments.constrained.text_report import summarise
 from convexformer.experiments.corpora import load_corpus, with_noise
 
 
@@ -179,6 +180,30 @@ def test_comparisons_over_seeds():
     compared = paired_difference([1.0, 2.0, 4.0], [0.0, 0.0, 0.0])
     assert compared["error"] == pytest.approx(np.std([1, 2, 4], ddof=1) / 3**0.5)
     assert mean_and_error([2.0]) == (2.0, None)
+
+
+def test_areas_are_compared_over_the_seeds_that_both_methods_ended_in():
+    def run(method, seed, area, diverged=None):
+        place = {"corpus": "a", "model": "UT", "noise": 0.1, "method": method, "seed": seed, "diverged": diverged}
+        curves = {name: [area, area] for name in ("by_layer", "layer_losses", "exit_layers", "exit_accuracies")}
+        shares = dict.fromkeys(("seconds", "mean_ratio", "median_ratio", "descending_share"), area)
+        return {**place, **curves, **shares, "area": area, "accuracies": [area / 2, 0.0], "feasible": area > 0.5}
+
+    runs = [run("constrained", seed, area) for seed, area in ((2, 0.9), (0, 0.4), (1, 0.6))]
+    runs += [run("unconstrained", seed, area) for seed, area in ((2, 0.6), (1, 0.5), (3, 0.1))]
+    runs += [run("unconstrained", 0, 0.0, diverged="training"), run("deep supervision", 7, 0.2)]
+    found = summarise(runs)
+    constrained, unconstrained, deep = found["summaries"]
+    assert [row["n_seeds"] for row in found["summaries"]] == [3, 3, 1]
+    assert [row["feasible"] for row in found["summaries"]] == [2, 1, 0]
+    assert constrained["area"] == pytest.approx(1.9 / 3)
+    assert constrained["clean"] == pytest.approx(constrained["accuracies"][0]) == pytest.approx(0.95 / 3)
+    assert unconstrained["by_layer"] == pytest.approx([0.4, 0.4])
+    assert (deep["area"], deep["area_error"]) == (pytest.approx(0.2), None)
+    (compared,) = found["differences"]  # neither with itself nor where no seed is that of both
+    assert compared["method"] == "constrained"
+    expected = paired_difference([0.6, 0.9], [0.5, 0.6])
+    assert {name: compared[name] for name in expected} == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(

@@ -238,12 +238,13 @@ def test_other_settings_are_refused(report, settings, folder):
         run_constrained_video(folder, replace(settings, n_epochs=3), quiet=True)
 
 
-def test_differences_are_taken_seed_by_seed():
-    def row(seed, method, error):
-        cell = {"seed": seed, "noise": 0.1, "model": "UT", "depth": 3, "method": method, "diverged": None}
-        numbers = {"mean_rmse": error, "rmse": [error], "layer_rmse": [2 * error, error], "seconds_per_step": error}
-        return {**cell, **numbers, "test_descending_share": 1.0, "feasible": True}
+def row(seed, method, error, **changes):
+    cell = {"seed": seed, "noise": 0.1, "model": "UT", "depth": 3, "method": method, "diverged": None}
+    numbers = {"mean_rmse": error, "rmse": [error], "layer_rmse": [2 * error, error], "seconds_per_step": error}
+    return {**cell, **numbers, "test_descending_share": 1.0, "feasible": True, **changes}
 
+
+def test_differences_are_taken_seed_by_seed():
     runs = [row(seed, "constrained", error) for seed, error in enumerate((1.0, 2.0, 3.5))]
     runs += [row(seed, "unconstrained", error) for seed, error in enumerate((2.0, 3.0, 4.0))]
     constrained, unconstrained = summarise({"runs": runs})["methods"]
@@ -255,6 +256,25 @@ def test_differences_are_taken_seed_by_seed():
     first, second = summarise({"runs": runs})["wins"]
     assert (first["n_compared"], first["n_better"], first["n_certainly_better"]) == (1, 1, 1)
     assert (second["n_compared"], second["overhead"]) == (0, None)
+
+
+def test_comparisons_are_counted_over_models_by_their_sign_and_their_certainty():
+    better, worse, unsure, unsure_too = (1.0, 2.0, 3.5), (3.5, 4.0, 5.5), (1.0, 3.5, 3.0), (3.0, 2.5, 5.5)
+    runs = []
+    for depth, errors in enumerate((better, worse, worse, unsure, unsure_too)):
+        runs += [row(seed, "constrained", error, depth=depth) for seed, error in enumerate(errors)]
+        runs += [row(seed, "unconstrained", error, depth=depth) for seed, error in enumerate((2.0, 3.0, 4.0))]
+        runs += [
+            row(3, "constrained", 9.0, depth=depth),
+            row(3, "unconstrained", 1.0, depth=depth, diverged="training"),
+        ]
+        runs += [row(4, "deep supervision", 1.0, depth=depth)]
+    found = summarise({"runs": runs})
+    constrained, deep = found["wins"]
+    assert [part["n_seeds"] for part in found["methods"][:3]] == [4, 3, 1]
+    assert (constrained["n_compared"], constrained["n_better"]) == (5, 2)
+    assert (constrained["n_certainly_better"], constrained["n_certainly_worse"]) == (1, 2)
+    assert deep["n_compared"] == 0  # no seed is that of both
 
 
 def test_the_text_has_a_row_for_each_method(report):

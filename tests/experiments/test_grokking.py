@@ -300,6 +300,22 @@ def test_seeds_that_never_got_there_are_the_slowest():
     assert row["test_step"] == 20  # of 10, 10, 10, 30 and two that are above all
 
 
+def test_the_text_says_how_far_runs_went_that_never_got_there():
+    run = {"p": 5, "seed": 0, "train_step": 10, "test_step": None, "delay": None, "n_steps": 50, "steps": 50}
+    runs = [run | {"method": "network", "convex": False}, run | {"method": "program", "convex": True}]
+    runs += [run | {"method": "untrained", "convex": False, "train_step": None}]
+    runs += [run | {"method": "there", "convex": False, "test_step": 30, "delay": 20}]
+    text = format_grokking(summarise(runs) | {"tables": [], "skipped": [], "remark": "", "figures": []})
+    cells = {words[1]: words[2:6] for words in (line.split() for line in text.splitlines()) if words[:1] == ["5"]}
+    assert cells == {
+        "network": ["10", ">50", ">40", "0/1"],
+        "program": ["10", "never", "-", "0/1"],
+        "untrained": [">50", ">50", "-", "0/1"],
+        "there": ["10", "30", "20", "1/1"],
+    }
+    assert "diverged" not in text
+
+
 def test_bands_are_drawn_on_one_grid_and_ended_runs_keep_their_value():
     curves = [{"step": [1, 10], "value": [0.0, 1.0]}, {"step": [1, 100], "value": [0.0, 2.0]}]
     where, values = _on_one_grid(curves, "step", "value")

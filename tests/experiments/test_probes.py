@@ -228,6 +228,45 @@ def test_intervals_are_those_of_a_mean_for_one_seed_and_wider_where_seeds_differ
     assert apart["high"] - apart["low"] > 2 * (alike["high"] - alike["low"])
 
 
+def test_intervals_are_clustered_by_sample_and_by_seed():
+    stream = np.random.default_rng(0)
+    samples = [np.sort(stream.permutation(30)[:20]) for _ in range(4)]
+    values = [stream.normal(seed, size=20) + which / 10 for seed, which in enumerate(samples)]
+    found = paired_interval(values, samples)
+    residuals = np.zeros((30, 4))
+    for seed, which in enumerate(samples):
+        residuals[which, seed] = values[seed] - np.mean(values)
+    by_sample, by_seed, each = (np.square(part).sum() for part in (residuals.sum(1), residuals.sum(0), residuals))
+    half = 1.96 * np.sqrt(by_sample + by_seed - each) / 80
+    assert by_seed > each
+    assert list(found.values()) == pytest.approx([np.mean(values), np.mean(values) - half, np.mean(values) + half])
+
+
+def test_the_text_counts_intervals_without_zero_and_compares_seconds(report):
+    summary = [dict(row) for row in report["summaries"]]
+    cells = [row for row in summary if row["method"] == methods.CERTIFIED]
+    places = [f"{row['data']} with {row['n_labels']} labels" for row in cells]
+    assert len(cells) == 4
+    for row, low, seconds in zip(cells, (0.1, -0.1, -0.3, -0.18), (1.0, 2.0, 4.0, 8.0), strict=True):
+        row |= {"to_mean": {"difference": low + 0.15, "low": low, "high": low + 0.2}, "seconds": seconds}
+    for row in summary:
+        if row["method"] == methods.ATTENTIVE:
+            row["seconds"] = 2.0
+    found = remark(report | {"summaries": summary})
+    assert "+3.0 points on average over 4 pairs of data set and budget: better in 1 and worse in 1 of them" in found
+    assert f"It helps on {places[0]}." in found
+    assert f"The mean suffices, by intervals that hold zero, on {places[1]}, {places[3]}." in found
+    assert f"It hurts on {places[2]}." in found
+    assert "takes 1.5 times the seconds of that probe's in the median, from 0.5 to 4." in found
+
+
+def test_the_gap_of_a_summary_is_the_largest_of_its_seeds(report):
+    for row in report["summaries"]:
+        own = [r for r in report["results"] if all(r[k] == row[k] for k in ("data", "budget", "method"))]
+        gaps = [r["relative_gap"] for r in own if r["relative_gap"] is not None]
+        assert row["relative_gap"] == max(gaps, default=None)
+
+
 def test_a_method_that_only_some_seeds_have_is_compared_on_those(report):
     rows = [row for row in report["results"] if row["seed"] == 0 or row["method"] == methods.MEAN]
     for row in summarise(report | {"results": rows}):

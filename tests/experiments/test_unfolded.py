@@ -13,6 +13,7 @@ from convexformer.experiments import UnfoldedSettings, format_unfolded, run_unfo
 from convexformer.experiments.corpora import load_corpus, read_labelled_sentences
 from convexformer.experiments.unfolded import FILE, experiment
 from convexformer.experiments.unfolded.classification import METHODS
+from convexformer.experiments.unfolded.report import summarise
 from convexformer.experiments.unfolded.variants import VARIANTS
 
 GUARANTEED = "joint step (guaranteed)"
@@ -91,6 +92,24 @@ def test_the_guaranteed_layer_never_rises_and_theory_says_so(report):
 def test_the_anchored_energies_show_the_error_of_equation_69(report):
     rows = [row for row in report["descent"] if "(69)" in row["variant"] and row["anchored"]]
     assert all(row["share"] > 0 for row in rows)
+
+
+def test_iterations_are_counted_over_seeds_and_steps_are_allowed_where_all_are():
+    def row(step, lipschitz, **changes):
+        counts = {"n_iterations": 10, "n_outside": 3, "n_rises_inside": 2, "n_rises_outside": 1}
+        return {"nonnegative": False, "step": step, "lipschitz_h": lipschitz, **counts, **changes}
+
+    printed = [row(0.05, 10.0), row(0.05, 30.0)]
+    own = [row(1 / 3, 3.0), row(0.1, 10.0), row(0.2, 5.0, n_outside=0)]
+    first, second, third = summarise(
+        {"aim": [*printed, *own, row(0.1, 1.0, nonnegative=True)], "descent": [], "classification": []}
+    )["aim"]
+    assert [part["printed"] for part in (first, second, third)] == [True, False, False]
+    assert [part["nonnegative"] for part in (first, second, third)] == [False, False, True]
+    assert [part["allowed"] for part in (first, second, third)] == [False, True, True]
+    assert [part["step"] for part in (first, second, third)] == [0.05, 0.2, 0.1]
+    names = ("n_iterations", "n_outside", "n_rises_inside", "n_rises_outside")
+    assert [second[name] for name in names] == [30, 6, 6, 3]
 
 
 def test_networks_are_of_about_equal_size_and_the_readouts_are_certified(report):
