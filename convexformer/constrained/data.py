@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, TensorDataset, default_collate
+from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
 
 from .reports import NonFiniteLossError
 
@@ -27,12 +27,15 @@ LayerLosses = Callable[[nn.Module, Any], Tensor]
 def as_dataset(data: Any, name: str) -> Samples:
     """Samples as a dataset."""
     dataset: Any
-    if isinstance(data, Dataset):
+    if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
         dataset = data
     else:
         tensors = tuple(data) if isinstance(data, (tuple, list)) else ()
         if not tensors or not all(torch.is_tensor(part) and part.ndim > 0 for part in tensors):
-            raise ValueError(f"{name} must be a Dataset or a sequence of tensors with samples along the first axis")
+            raise ValueError(
+                f"{name} must be a Dataset or a sequence of tensors with samples along the first axis, got "
+                f"{type(data).__name__}; a Dataset must be one of known length"
+            )
         lengths = {len(part) for part in tensors}
         if len(lengths) != 1:
             raise ValueError(f"{name} must hold tensors of as many samples each, got {sorted(lengths)}")

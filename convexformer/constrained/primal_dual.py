@@ -401,6 +401,11 @@ class PrimalDual:
         Returns
         -------
         FeasibilityReport
+
+        Raises
+        ------
+        TypeError, ValueError
+            If an argument is not as described.
         """
         if slacks is None and self._multipliers is not None:
             slacks = self.slacks_

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from convexformer_solvers.result import Interrupted
-from convexformer_solvers.validation import warn_caller
+from convexformer_solvers.validation import check_tensor, warn_caller
 
 from .constraints import DescentConstraints
 
@@ -193,7 +193,18 @@ class FeasibilityReport:
         Returns
         -------
         FeasibilityReport
+
+        Raises
+        ------
+        TypeError
+            If `slacks` is no tensor.
+        ValueError
+            If `slacks` is of another shape, or there are not two layers or more.
         """
+        if slacks is not None:
+            check_tensor("slacks", slacks)
+            if slacks.shape != losses.shape[:1]:
+                raise ValueError(f"slacks must have shape ({len(losses)},), one a layer, got {tuple(slacks.shape)}")
         losses = losses.detach().double().cpu()
         values = constraints.values(losses)
         violations = values.mean(1) - (0 if slacks is None else slacks.detach().double().cpu())

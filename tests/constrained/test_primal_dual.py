@@ -766,12 +766,21 @@ def test_bad_models_and_data():
     for data, message in (
         ([torch.zeros(3), torch.zeros(4)], "as many samples each"),
         ([], "must be a Dataset or a sequence of tensors"),
+        (torch.utils.data.ChainDataset([]), "got ChainDataset; a Dataset must be one of known length"),
         ([torch.zeros(0, 4), torch.zeros(0, 4)], "at least one sample"),
     ):
         with pytest.raises(ValueError, match=message):
             trainer_of().fit(data, n_epochs=1)
     with pytest.raises(AttributeError, match="before the first step"):
         _ = trainer_of().duals_
+
+
+def test_slacks_to_evaluate_under_are_one_a_layer():
+    trainer = trainer_of()
+    with pytest.raises(TypeError, match="slacks must be a torch tensor, got list"):
+        trainer.evaluate(samples(), slacks=[0.0] * 3)
+    with pytest.raises(ValueError, match=r"slacks must have shape \(3,\), one a layer, got \(1,\)"):
+        trainer.evaluate(samples(), slacks=torch.ones(1))
 
 
 def test_half_precision_in_which_adam_divides_by_zero_is_refused():
