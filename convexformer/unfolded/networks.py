@@ -10,7 +10,7 @@ from convexformer.nn import AttentionNetwork, ConvexAttention
 from convexformer.nn.modules.base import draw_seed, seeded
 from convexformer.validation import is_one_of
 from convexformer_solvers import Penalty
-from convexformer_solvers.validation import check_counts
+from convexformer_solvers.validation import check_counts, check_tensor
 
 from .layers import UnfoldedTransformer
 
@@ -30,12 +30,22 @@ def padding_mask(tokens: Tensor) -> Tensor:
     -------
     Tensor of bool of shape (N, n)
 
+    Raises
+    ------
+    TypeError
+        If `tokens` is no tensor.
+    ValueError
+        If it has another number of dimensions.
+
     Examples
     --------
     >>> import torch
     >>> padding_mask(torch.tensor([[[1.0], [0.0], [2.0], [0.0]]]))
     tensor([[ True,  True,  True, False]])
     """
+    check_tensor("tokens", tokens)
+    if tokens.ndim != 3:
+        raise ValueError(f"tokens must have shape (n_samples, n_tokens, n_features), got {tuple(tokens.shape)}")
     nonzero = (tokens != 0).any(-1)
     present = nonzero.flip(1).cummax(1).values.flip(1)
     present[:, 0] = True

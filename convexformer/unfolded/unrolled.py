@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any, Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -98,8 +99,8 @@ def frames_from_patches(patches: Tensor, shape: Sequence[int], patch_size: int) 
     True
     """
     check_tensor("patches", patches)
-    if len(shape) != 2:
-        raise ValueError(f"shape must be (height, width), got {tuple(shape)}")
+    if np.shape(shape) != (2,):
+        raise ValueError(f"shape must be (height, width), got {shape!r}")
     height, width = shape
     check_counts(height=height, width=width)
     rows, columns = _patch_grid(height, width, patch_size)

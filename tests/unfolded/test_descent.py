@@ -94,6 +94,8 @@ def test_bad_arguments(change, error, message):
 def test_padding_is_found_after_the_last_nonzero_token():
     tokens = torch.as_tensor(pad_sequences([np.ones((3, 2)), np.ones((1, 2)), np.zeros((2, 2))]))
     assert padding_mask(tokens).tolist() == [[True] * 3, [True, False, False], [True, False, False]]
+    with pytest.raises(ValueError, match=r"tokens must have shape \(n_samples, n_tokens, n_features\), got \(3, 2\)"):
+        padding_mask(tokens[0])
 
 
 @pytest.mark.parametrize("width", [None, 3])

@@ -299,6 +299,7 @@ def test_parts():
         (lambda: frame_patches(torch.ones(4, 6), 0), "patch_size must be a positive integer"),
         (lambda: frames_from_patches(torch.ones(4, 4), (4, 6), 2), r"patches must have shape \(..., 6, 4\)"),
         (lambda: frames_from_patches(torch.ones(4, 4), (4,), 2), "shape must be"),
+        (lambda: frames_from_patches(torch.ones(4, 4), 4, 2), r"shape must be \(height, width\), got 4"),
     ],
 )
 def test_errors(make, message):
