@@ -177,7 +177,7 @@ def array_of(values: Any, argument: str, name: str | None = None) -> Any:
         of = f"{argument} must hold a number per sample, or a label, or be the path of an array"
         raise ValueError(f"{of}; there is no file and no folder {os.fspath(values)!r}")
     try:
-        if kind == ".npy":
+        if kind == ".npy" and after_colon is None:
             return read_npy(path)
         if os.path.isdir(path) and kind != ".zarr":
             return without_tensor(read_array(path, name), argument)

@@ -174,6 +174,9 @@ def test_targets_at_paths_that_cannot_be_read_are_named(data, tmp_path):
             model.fit(X, tmp_path / "nowhere.npy")
         with pytest.raises(ValueError, match=r"y='.*objects\.npy' cannot be read: it holds Python objects"):
             model.fit(X, tmp_path / "objects.npy")
+    np.save(tmp_path / "labels.npy", labels)
+    with pytest.raises(ValueError, match=r"labels\.npy:half' holds no array 'half'"):
+        model.fit(X, f"{tmp_path}/labels.npy:half")
     with pytest.importorskip("h5py").File(tmp_path / "labels.h5", "w") as file:
         file["y"] = labels.tolist()  # would be labels of bytes, other than those in memory
     with pytest.raises(ValueError, match=r"labels\.h5' holds no array 'y' that can be read .*give the array itself"):
