@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .inputs import CommandError, check_target, load_data, memory, samples_of, seed
+from .inputs import TARGETS, CommandError, check_target, load_data, memory, samples_of, seed
 from .output import GOES_ON, as_lines
 from .processes import n_processes, process_group
 
@@ -46,7 +46,7 @@ def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
         help=".npz with X (samples, tokens[, features]), y and maybe sample_weight; or data on a disk: a folder of "
         "shards with X and y, or a file of --targets; FILE:NAME is one of several arrays",
     )
-    fit.add_argument("--targets", type=Path, metavar="FILE", help=".npy of y, or .npz of y and sample_weight")
+    fit.add_argument("--targets", type=Path, metavar="FILE", help=TARGETS)
     fit.add_argument(
         "--memory-limit",
         type=memory,
@@ -105,7 +105,7 @@ def _fit(options: argparse.Namespace, is_first: bool) -> dict[str, Any]:
     X, arrays = load_data(options.file, options.targets, options.memory_limit is None and n_processes() == 1)
     y, weight, task = arrays["y"], arrays.get("sample_weight"), _task(options, arrays["y"])
     model = _new_model(task, options)
-    X = samples_of({**arrays, "X": X}, options.file, options.probe)
+    X = samples_of({**arrays, "X": X}, options.file, options.targets, options.probe)
     check_target(options.model, options.file, options.targets, options.resume)  # before the minutes that a fit may take
     from convexformer.estimators.persistence import save_model
 

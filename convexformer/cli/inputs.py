@@ -105,45 +105,56 @@ def _read_arrays(path: Path, names: tuple[str, ...] | None = None) -> dict[str, 
         raise CommandError(_why_unreadable(path, str(error), names)) from error
 
 
-_PER_SAMPLE = ("y", "sample_weight", "lengths")  # arrays of a file besides the samples
+TARGETS = (
+    ".npy of y; or .npz or another file or folder with y, and maybe sample_weight and, for --probe, lengths, which "
+    "DATA may hold, too; FILE:NAME is y of another name"
+)
+_OWN = ("y", "sample_weight")  # of a file or folder besides the samples
+_PER_SAMPLE = (*_OWN, "lengths")  # of the file of --targets
 
 
 def load_data(path: Path, targets: Path | None, in_memory: bool) -> tuple[Any, dict[str, Any]]:
     """The samples of a file or folder, and the other arrays: ``y``, and ``sample_weight`` where there is one.
 
     A file with both is read into memory if it may be. Samples of all else are the path, from which they are read as
-    they are needed; their targets are in a file, or in a folder of shards as the array ``y``.
+    they are needed; their targets are in a file, or beside the samples as the array ``y``.
     """
     file = file_of(path)
-    if targets is None and in_memory and file == path and not path.is_dir():
+    if targets is None and in_memory and file == path and not path.is_dir() and not _has_names(path):
         try:
             arrays = load_arrays(path, ("X", "y"))
         except CommandError as error:
-            if not _is_of_samples(path):
+            if not (path.suffix == ".npy" and path.is_file()):
                 raise
             raise CommandError(f"{error}; to read X from {path}, give a file with y: --targets y.npy") from error
         return arrays.pop("X"), arrays
     if not file.exists():
         raise CommandError(f"no file or folder at {file}")
-    if targets is not None:
-        return os.fspath(path), _load_targets(targets)
+    arrays = _arrays_in(file, *_OWN) if targets is None else _load_targets(targets)
+    if "y" in arrays:
+        return os.fspath(path), arrays
+    remedy = "give a file with them: --targets y.npy"
     if file.is_dir():
-        return os.fspath(path), _load_shard_targets(file)
-    if file.suffix == ".npz":
-        arrays = _read_arrays(file, _PER_SAMPLE)
-        if "y" in arrays:
-            return os.fspath(path), arrays
-    raise CommandError(f"{path} holds no targets; give a file with them: --targets y.npy")
+        remedy += ", or write the shards with write_shards(folder, lambda rows: {'X': ..., 'y': ...}, ...)"
+    raise CommandError(f"{path} holds no targets y; {remedy}")
 
 
 def _load_targets(path: Path) -> dict[str, Any]:
-    if path.suffix != ".npy":
-        if path.is_file() and path.suffix != ".npz" and not zipfile.is_zipfile(path):
-            makes_one = f"np.save({path.with_suffix('.npy').name!r}, y)"
-            raise CommandError(f"--targets must be an .npy or .npz file, got {path}; {makes_one} makes one")
-        return load_arrays(path, ("y",))
-    if not path.exists():
+    """The targets that a path names, and what its file or folder holds besides of each sample."""
+    file = file_of(path)
+    if not file.exists():
         raise CommandError(f"no file at {path}")
+    from convexformer.storage.opening import array_of
+
+    if file != path or path.is_dir() or _has_names(path):
+        return _arrays_in(file, *_PER_SAMPLE) | {"y": array_of(path, "--targets", "y")}
+    if path.suffix != ".npy":
+        if path.suffix != ".npz" and not zipfile.is_zipfile(path):
+            makes_one = f"np.save({path.with_suffix('.npy').name!r}, y)"
+            raise CommandError(
+                f"--targets must be an .npy or .npz file, or another kind of DATA, got {path}; {makes_one} makes one"
+            )
+        return load_arrays(path, ("y",), _PER_SAMPLE)
     from convexformer_solvers.io.npz import read_array
 
     try:
@@ -155,24 +166,6 @@ def _load_targets(path: Path) -> dict[str, Any]:
         raise CommandError(f"{path} is not an .npy file of numbers or text: {reason}") from error
 
 
-def _load_shard_targets(folder: Path) -> dict[str, Any]:
-    arrays = _shard_arrays(folder, "y", "sample_weight")
-    if "y" not in arrays:
-        raise CommandError(
-            f"{folder} holds no array y; give a file with the targets: --targets y.npy, or write the shards with "
-            "write_shards(folder, lambda rows: {'X': ..., 'y': ...}, ...)"
-        )
-    return arrays
-
-
-def _shard_arrays(folder: Path, *wanted: str) -> dict[str, Any]:
-    """Those of the wanted arrays that a folder of shards holds."""
-    from convexformer.storage import read_array, read_manifest
-
-    names = read_manifest(folder)["arrays"] if (folder / "manifest.json").exists() else {}
-    return {name: read_array(folder, name).numpy() for name in wanted if name in names}
-
-
 def load_samples(path: Path, targets: Path | None, in_memory: bool) -> dict[str, Any]:
     """The arrays of an .npz file; of all else the path, as the samples ``X``, with the targets of a folder of shards.
 
@@ -180,32 +173,29 @@ def load_samples(path: Path, targets: Path | None, in_memory: bool) -> dict[str,
 
     Samples of a path are read as they are needed, also those of an .npz file that may not be read into memory.
     """
-    file, own = file_of(path), ("y", "sample_weight") if targets is None else ()
+    file, own = file_of(path), _OWN if targets is None else ()
     arrays = {} if targets is None else _load_targets(targets)
-    if file.is_dir():
-        return arrays | {"X": os.fspath(path), **_shard_arrays(file, *own)}
-    if file != path or (file.suffix == ".npz" and not in_memory):
-        return arrays | {
-            "X": os.fspath(path),
-            **(_read_arrays(file, (*own, "lengths")) if file.suffix == ".npz" else {}),
-        }
-    if _is_of_samples(path):
+    if file.is_dir() or (file.suffix == ".npz" and (file != path or not in_memory)):
+        return arrays | {"X": os.fspath(path), **_arrays_in(file, *own)}
+    if file != path or _has_names(path) or (path.suffix == ".npy" and path.is_file()):
         return arrays | {"X": os.fspath(path)}
     return arrays | load_arrays(path, ("X",), None if targets is None else ("X", "lengths"))
 
 
-def _is_of_samples(path: Path) -> bool:
-    """Whether there is a file of which samples alone are read."""
+def _has_names(path: Path) -> bool:
+    """Whether there is a file of safetensors or HDF5, whose arrays have names."""
     from convexformer.storage.opening import FILE_SUFFIXES
 
-    return path.is_file() and path.suffix in FILE_SUFFIXES and path.suffix != ".npz"
+    return path.is_file() and path.suffix in FILE_SUFFIXES and path.suffix not in (".npy", ".npz")
 
 
-def samples_of(arrays: dict[str, Any], path: Path, is_probe: bool) -> Any:
+def samples_of(arrays: dict[str, Any], path: Path, targets: Path | None, is_probe: bool) -> Any:
     """The samples of a file or folder: ``X``, with the lengths of the samples for a probe where there are any."""
-    path, lengths = file_of(path), arrays.get("lengths")
-    if lengths is None and (is_probe or not _holds_activations(path)):  # which are zero beyond their lengths
-        lengths = _lengths_in(path)
+    path, lengths = file_of(path), None
+    if is_probe or not _holds_activations(path):  # which are zero beyond their lengths
+        lengths = _array_in(path, "lengths")
+    if lengths is None and (lengths := arrays.get("lengths")) is not None:
+        path = file_of(targets or path)
     if lengths is None:
         return arrays["X"]
     if not is_probe:
@@ -221,19 +211,26 @@ def _holds_activations(path: Path) -> bool:
     return (path / "manifest.json").exists() and read_manifest(path)["info"].get("kind") == KIND
 
 
-def _lengths_in(path: Path) -> Any:
-    """The lengths of samples that a file or folder holds; None where it holds none."""
+def _arrays_in(path: Path, *names: str) -> dict[str, Any]:
+    """Those of some arrays that a file or folder holds."""
+    return {name: found for name in names if (found := _array_in(path, name)) is not None}
+
+
+def _array_in(path: Path, name: str) -> Any:
+    """An array of numbers, or of an .npz file also of text, that a file or folder holds; None where it holds none."""
+    from convexformer.storage import read_array, read_manifest
     from convexformer.storage.files import SUFFIXES
     from convexformer.storage.opening import named_array
 
     if path.suffix == ".npz":
-        return _read_arrays(path, ("lengths",)).get("lengths")
+        return _read_arrays(path, (name,)).get(name)
     if not path.is_dir() or path.suffix == ".zarr":
-        return named_array(os.fspath(path), "lengths")
+        found = named_array(os.fspath(path), name)
+        return None if found is None or found.dtype.hasobject else found  # text of HDF5 would be bytes
     if (path / "manifest.json").exists():
-        return _shard_arrays(path, "lengths").get("lengths")
-    shards = [_lengths_in(file) for file in sorted(path.iterdir()) if file.suffix in SUFFIXES]
-    present = [lengths for lengths in shards if lengths is not None]
+        return read_array(path, name).numpy() if name in read_manifest(path)["arrays"] else None
+    shards = [_array_in(file, name) for file in sorted(path.iterdir()) if file.suffix in SUFFIXES]
+    present = [array for array in shards if array is not None]
     return np.concatenate(present) if present else None
 
 

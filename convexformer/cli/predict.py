@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .inputs import CommandError, check_target, load_samples, samples_of
+from .inputs import TARGETS, CommandError, check_target, load_samples, samples_of
 from .output import as_lines
 from .processes import n_processes, own_device, process_group
 
@@ -25,9 +25,7 @@ def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
     predict.add_argument(
         "file", type=Path, help=".npz or folder of shards with X, and y when a score is wanted; or another file of X"
     )
-    predict.add_argument(
-        "--targets", type=Path, metavar="FILE", help=".npy of y, or .npz of y and sample_weight, when a score is wanted"
-    )
+    predict.add_argument("--targets", type=Path, metavar="FILE", help=f"{TARGETS}; when a score is wanted")
     predict.add_argument("--model", type=Path, default=Path("model.npz"), help="model saved by fit")
     predict.add_argument(
         "--out", type=Path, default=Path("predictions.npz"), help=".npz file to save predictions (and probabilities) in"
@@ -54,7 +52,7 @@ def _predict(options: argparse.Namespace, is_first: bool) -> dict[str, Any]:
     model: Any = load_model(options.model)
     if not hasattr(model, "predict"):
         raise CommandError(f"{options.model} holds a {type(model).__name__}, which has no targets to predict")
-    X = samples_of(arrays, options.file, hasattr(model, "pooler_"))
+    X = samples_of(arrays, options.file, options.targets, hasattr(model, "pooler_"))
     if n_processes() > 1 and str(model.device).startswith("cuda"):
         model.device = own_device("cuda")  # that of the fit is of its first process
     y = arrays.get("y")

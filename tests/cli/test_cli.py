@@ -155,6 +155,63 @@ def test_lengths_are_read_beside_targets_of_another_file(name, tmp_path, capsys)
     assert f"{name} holds lengths, which probes read" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["data.npz", "data.safetensors", "data.h5", "data.zarr", "shards"])
+def test_targets_are_an_array_of_any_file(name, tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    X, weight = rng.normal(size=(60, 5, 3)), rng.uniform(0.5, 2, size=60)
+    arrays = {"y": X[:, 0, 0].copy(), "half": X[:, 1, 1] / 2, "sample_weight": weight}
+    np.save(tmp_path / "X.npy", X)
+    if name == "shards":
+        write_shards(
+            tmp_path / name,
+            lambda rows: {key: array[rows] for key, array in arrays.items()},
+            60,
+            shard_rows=25,
+            default="y",
+        )
+    else:
+        write_samples(tmp_path / name, arrays)
+    model = tmp_path / "m.npz"
+    for targets, key in ((tmp_path / name, "y"), (f"{tmp_path / name}:half", "half")):
+        report = run_json(capsys, "fit", tmp_path / "X.npy", "--targets", targets, "--model", model, "--tol", 1e-8)
+        expected = ConvexAttentionRegressor(alpha=0.01, tol=1e-8, random_state=0)
+        expected.fit(X, arrays[key], sample_weight=weight)
+        assert report["objective"] == pytest.approx(expected.certificate_.primal, abs=1e-9)
+        out = ("--model", model, "--out", tmp_path / "p.npz")
+        found = run_json(capsys, "predict", tmp_path / "X.npy", "--targets", targets, *out)
+        assert found["score"] == pytest.approx(report["train_score"], rel=1e-9)
+    assert cli.main(["fit", str(tmp_path / "X.npy"), "--targets", f"{tmp_path / name}:third"]) == 1
+    assert re.search(f"--targets='.*{name}:third' .* no array 'third'", capsys.readouterr().err)
+    before = {file: file.read_bytes() for file in tmp_path.iterdir() if file.is_file()}
+    for target in (tmp_path / name, f"{tmp_path / name}:half"):
+        assert (
+            cli.main(["fit", str(tmp_path / "X.npy"), "--targets", str(target), "--model", str(tmp_path / name)]) == 1
+        )
+    assert {file: file.read_bytes() for file in tmp_path.iterdir() if file.is_file()} == before
+
+
+@pytest.mark.parametrize("name", ["data.safetensors", "data.h5", "data.zarr", "data"])
+def test_targets_are_read_beside_the_samples(name, regression_file, tmp_path, capsys):
+    data = np.load(regression_file)
+    write_samples(tmp_path / name, {"X": data["X"], "y": data["y"]})
+    report = run_json(capsys, "fit", tmp_path / name, "--model", tmp_path / "m.npz", "--tol", 1e-8)
+    wanted = run_json(capsys, "fit", regression_file, "--model", tmp_path / "m.npz", "--tol", 1e-8)
+    assert report["objective"] == pytest.approx(wanted["objective"], abs=1e-9)
+
+
+def test_lengths_in_the_file_of_the_targets_are_those_of_the_samples(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    X, lengths = rng.normal(size=(60, 5, 3)), rng.integers(1, 6, size=60)
+    np.save(tmp_path / "X.npy", X)
+    np.savez(tmp_path / "targets.npz", y=X[:, 0, 0], lengths=lengths)
+    arguments = ["fit", tmp_path / "X.npy", "--targets", tmp_path / "targets.npz", "--model", tmp_path / "m.npz"]
+    report = run_json(capsys, *arguments, "--probe")
+    expected = ConvexProbeRegressor(random_state=0).fit((X, lengths), X[:, 0, 0])
+    assert report["objective"] == pytest.approx(expected.certificate_.primal, abs=1e-9)
+    assert cli.main([*map(str, arguments)]) == 1
+    assert "targets.npz holds lengths, which probes read" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
