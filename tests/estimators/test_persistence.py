@@ -6,6 +6,7 @@ import signal
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -419,6 +420,23 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monke
         write_archive(tmp_path / "m.npz", "example", {}, {"x": np.arange(5)})
     assert [path.name for path in tmp_path.iterdir()] == ["m.npz"]
     assert read_archive(tmp_path / "m.npz", "example")[1]["x"].tolist() == [0, 1, 2]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_is_an_error_that_names_the_file(tmp_path, monkeypatch):
+    write_archive(tmp_path / "m.npz", "example", {}, {"x": np.arange(3)})
+    before = (tmp_path / "m.npz").read_bytes()
+    savez = np.savez
+
+    def save_on_full_disk(file, **arrays):
+        with open("/dev/full", "wb") as full:
+            savez(full, **arrays)
+
+    monkeypatch.setattr(np, "savez", save_on_full_disk)
+    with pytest.raises(OSError, match=r"m\.npz' cannot be written, what was there is unchanged: .*No space left"):
+        write_archive(tmp_path / "m.npz", "example", {}, {"x": np.arange(30_000)})
+    assert (tmp_path / "m.npz").read_bytes() == before
+    assert [file.name for file in tmp_path.iterdir()] == ["m.npz"]
 
 
 @pytest.mark.usefixtures("python_takes_ctrl_c")

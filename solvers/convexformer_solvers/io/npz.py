@@ -52,9 +52,13 @@ def replacing(path: Path) -> Iterator[Path]:
     try:
         yield partial
         os.replace(partial, path)
-    except BaseException:
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        # that of a full disk names no file
+        raise OSError(f"{str(path)!r} cannot be written, what was there is unchanged: {error}") from error
+    finally:
         partial.unlink(missing_ok=True)
-        raise
 
 
 def read_archive(path: str | os.PathLike[str], content: str) -> tuple[dict[str, Any], dict[str, NDArray]]:
