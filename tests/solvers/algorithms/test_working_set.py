@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from solver_cases import LOSS_NAMES, PENALTY_NAMES, accepts, make_program, randn
@@ -117,6 +119,47 @@ def test_a_set_that_gets_too_large_hands_over_its_point():
     assert certify(program, point.coef, point.intercept).primal < program.null_value
 
 
+@pytest.mark.parametrize(
+    ("n", "bounds"), [(100, {"widest": 0.5}), (30, {"widest": 0.8}), (100, {"largest_width": 24})], ids=str
+)
+def test_sets_are_no_wider_than_asked(n, bounds):
+    # Of the 48 columns no more than 24, which are half of them, 0.8 of 30 samples, or what is asked.
+    program = sparse_program("squared", "group_l2", n=n, ratio=0.005)
+    solver = working_set(Admm(), 8, "gram", far=math.inf, **bounds)
+    state, widths = solver.init(program, null_point(program)), []
+    while not solver.finished(state):
+        widths.append(2 * len(state.blocks))
+        state = solver.step(program, state)
+        assert len(widths) < 1000
+    assert state.inner is None
+    assert 8 < max(widths) <= 24
+
+
+@pytest.mark.parametrize("form", ["root", "gram"])
+def test_losses_that_are_not_squares_see_the_samples_in_any_form(form):
+    program = sparse_program("logistic", "group_l2", ratio=0.5)
+    points = []
+    for solver in (working_set(Admm(), 8, each, wait=5) for each in ("samples", form)):
+        state = solver.init(program, null_point(program))
+        for _ in range(12):
+            state = solver.step(program, state)
+        points.append(solver.point(program, state).coef)
+    assert bool(points[0].any())
+    torch.testing.assert_close(*points)
+
+
+def test_a_set_without_an_active_block_grows_all_the_same():
+    program = sparse_program("squared", "group_l2", ratio=0.95)
+    solver = working_set(Admm(), 1, "gram")
+    inactive = (~solve(program, solver, tol=1e-8).coef.any(-1).any(-1)).nonzero()[:1, 0]
+    state = solver.init(program, null_point(program))._replace(blocks=inactive, inner=None)
+    state = solver.init_again(program, null_point(program), state)
+    while not solver.finished(state):
+        state = solver.step(program, state)
+        assert state.n_steps < 300
+    assert state.inner is not None
+
+
 @pytest.mark.parametrize(("ratio", "misleads"), [(0.01, True), (0.4, False)])
 def test_a_set_that_its_first_look_shows_to_be_one_of_many_hands_over_where_it_began(ratio, misleads):
     data, y = randn(600, 100, 32, seed=1), randn(600, 1, seed=2)
@@ -147,6 +190,40 @@ def test_a_set_of_some_width_ends_where_more_blocks_violate_than_fit(ratio, outg
     active = (solve(program, Admm(), tol=1e-8).coef.norm(dim=(1, 2)) > 0).sum()
     assert (active > 30) == outgrown  # which is the widest set
     assert max(widths) <= 12  # of which a quarter, and a half as many more, have been tried
+
+
+@pytest.mark.parametrize("form", ["samples", "root", "gram"])
+def test_a_set_begins_again_with_its_blocks_and_the_active_ones_of_the_start_each_once(form):
+    program = sparse_program("squared", "group_l2", ratio=0.5)
+    solver = working_set(Admm(), 8, form)
+    state = solver.init(program, null_point(program))
+    others = [block for block in range(24) if block not in state.blocks][:10]
+    coef = torch.zeros(program.coef_shape, dtype=torch.float64)
+    coef[[int(state.blocks[0]), *others]] = 1e-6  # the dual norms of some are small
+    again = solver.init_again(program, Point(coef, program.null_intercept), state).blocks.tolist()
+    assert {*state.blocks.tolist(), *others} < set(again)
+    assert len(again) == len(set(again))
+
+
+@pytest.mark.parametrize("form", ["samples", "root", "gram"])
+def test_a_solve_that_begins_again_where_it_ended_goes_on_on_its_set(form):
+    program = sparse_program("squared", "group_l2", ratio=0.5)
+    solver = working_set(Admm(), 8, form)
+    state = solver.init(program, null_point(program))
+    while not solver.finished(state):
+        state = solver.step(program, state)
+    ended = solver.point(program, state)
+    again = solver.init_again(program, ended, state)
+    assert again.inner is not None
+    assert torch.equal(again.blocks, state.blocks)
+    point = completed(program, solver.point(program, solver.step(program, again)))
+    assert certify(program, point.coef, point.intercept, point.dual).relative_gap < 1e-8
+
+
+def test_gram_matrices_in_single_precision_are_corrected_at_each_look():
+    program = make_program("squared", n=300, blocks=24, d=4, c=1, ratio=0.05)
+    solver = working_set(BlockDescent(), 400, "gram", single=True, wait=5)
+    assert solve(program, solver, tol=1e-11, max_iter=50).certificate.relative_gap <= 1e-11
 
 
 @pytest.mark.parametrize("most", [1, 10, 30, 100])
