@@ -43,8 +43,8 @@ def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
         "file",
         type=Path,
         metavar="DATA",
-        help=".npz with X (samples, tokens[, features]), y and maybe sample_weight; or data on a disk: a folder of "
-        "shards with X and y, or a file of --targets; FILE:NAME is one of several arrays",
+        help=".npz, another file or a folder of shards, with X (samples, tokens[, features]), y or else a file of "
+        "--targets, and maybe sample_weight; FILE:NAME is one of several arrays",
     )
     fit.add_argument("--targets", type=Path, metavar="FILE", help=TARGETS)
     fit.add_argument(

@@ -106,11 +106,12 @@ def _read_arrays(path: Path, names: tuple[str, ...] | None = None) -> dict[str, 
 
 
 TARGETS = (
-    ".npy of y; or .npz or another file or folder with y, and maybe sample_weight and, for --probe, lengths, which "
-    "DATA may hold, too; FILE:NAME is y of another name"
+    ".npy of y; or .npz or another file or folder with y, and maybe sample_weight and, for --probe, lengths or "
+    "mask, which DATA may hold, too; FILE:NAME is y of another name"
 )
 _OWN = ("y", "sample_weight")  # of a file or folder besides the samples
-_PER_SAMPLE = (*_OWN, "lengths")  # of the file of --targets
+_REAL = ("lengths", "mask")  # say which tokens are real
+_PER_SAMPLE = (*_OWN, *_REAL)  # of the file of --targets
 
 
 def load_data(path: Path, targets: Path | None, in_memory: bool) -> tuple[Any, dict[str, Any]]:
@@ -179,7 +180,7 @@ def load_samples(path: Path, targets: Path | None, in_memory: bool) -> dict[str,
         return arrays | {"X": os.fspath(path), **_arrays_in(file, *own)}
     if file != path or _has_names(path) or (path.suffix == ".npy" and path.is_file()):
         return arrays | {"X": os.fspath(path)}
-    return arrays | load_arrays(path, ("X",), None if targets is None else ("X", "lengths"))
+    return arrays | load_arrays(path, ("X",), None if targets is None else ("X", *_REAL))
 
 
 def _has_names(path: Path) -> bool:
@@ -190,17 +191,20 @@ def _has_names(path: Path) -> bool:
 
 
 def samples_of(arrays: dict[str, Any], path: Path, targets: Path | None, is_probe: bool) -> Any:
-    """The samples of a file or folder: ``X``, with the lengths of the samples for a probe where there are any."""
-    path, lengths = file_of(path), None
-    if is_probe or not _holds_activations(path):  # which are zero beyond their lengths
-        lengths = _array_in(path, "lengths")
-    if lengths is None and (lengths := arrays.get("lengths")) is not None:
-        path = file_of(targets or path)
-    if lengths is None:
-        return arrays["X"]
-    if not is_probe:
-        raise CommandError(f"{path} holds lengths, which probes read (fit --probe); for others fill X up with zeros")
-    return arrays["X"], lengths
+    """The samples of a file or folder: ``X``, with their lengths or their mask for a probe where there is one."""
+    for name in _REAL:
+        place, found = file_of(path), None
+        if is_probe or not _holds_activations(place):  # which are zero beyond their lengths
+            found = _array_in(place, name)
+        if found is None and (found := arrays.get(name)) is not None:
+            place = file_of(targets or path)
+        if found is not None:
+            if is_probe:
+                return arrays["X"], found
+            raise CommandError(
+                f"{place} holds {name}, which probes read (fit --probe); for others fill X up with zeros"
+            )
+    return arrays["X"]
 
 
 def _holds_activations(path: Path) -> bool:

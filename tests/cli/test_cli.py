@@ -155,6 +155,28 @@ def test_lengths_are_read_beside_targets_of_another_file(name, tmp_path, capsys)
     assert f"{name} holds lengths, which probes read" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("beside", ["the samples", "the targets"])
+@pytest.mark.parametrize("name", ["data.npz", "data.safetensors", "data.h5", "data.zarr", "data"])
+def test_a_mask_says_which_tokens_are_real(name, beside, tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    X, mask = rng.normal(size=(60, 5, 3)), (rng.random((60, 5)) < 0.5).astype(np.int64)
+    mask[:, 2] = 1
+    arrays = {"X": X, "y": X[:, 2, 0].copy()}
+    if beside == "the samples":
+        arrays["mask"] = mask
+    write_samples(tmp_path / name, arrays)
+    np.savez(tmp_path / "targets.npz", y=arrays["y"], mask=mask)
+    model, out = tmp_path / "model.npz", tmp_path / "out.npz"
+    targets = [] if beside == "the samples" else ["--targets", tmp_path / "targets.npz"]
+    report = run_json(capsys, "fit", tmp_path / name, *targets, "--model", model, "--probe")
+    expected = ConvexProbeRegressor(random_state=0).fit((X, mask), arrays["y"])
+    assert report["objective"] == pytest.approx(expected.certificate_.primal, abs=1e-9)
+    run_json(capsys, "predict", tmp_path / name, *targets, "--model", model, "--out", out)
+    np.testing.assert_allclose(np.load(out)["predictions"], expected.predict((X, mask)), atol=1e-9)
+    assert cli.main(["fit", *map(str, (tmp_path / name, *targets))]) == 1
+    assert "holds mask, which probes read (fit --probe)" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", ["data.npz", "data.safetensors", "data.h5", "data.zarr", "shards"])
 def test_targets_are_an_array_of_any_file(name, tmp_path, capsys):
     rng = np.random.default_rng(0)
