@@ -111,6 +111,11 @@ def refuse_masked(values: Any, name: str) -> None:
         raise ValueError(f"{name} must have no masked values; leave them out, or fill them in first")
 
 
+def _refuse_sparse(values: Any, name: str) -> None:
+    if issparse(values):
+        raise ValueError(f"{name} must be a dense matrix, got a sparse one; give {name}.toarray()")
+
+
 def without_tensor(values: Any, name: str) -> Any:
     """A tensor as an array; anything else as it is, unless it has a mask that numpy would drop."""
     if not torch.is_tensor(values):
@@ -217,6 +222,7 @@ def as_tensor(
         _check_strided(array, name)
     else:
         refuse_masked(array, name)
+        _refuse_sparse(array, name)
         try:
             array = np.asarray(array)
         except ValueError as error:  # of sequences of several lengths
@@ -412,8 +418,7 @@ def has_columns(y: Any) -> bool:
 def check_indicators(y: Any) -> NDArray[np.float64]:
     """Check several labels per sample: a matrix of 0 and 1."""
     y = given(y)
-    if issparse(y):
-        raise ValueError("y must be a dense matrix, got a sparse one; give y.toarray()")
+    _refuse_sparse(y, "y")
     refuse_dates(y, "y")
     several = "several labels per sample are a matrix of 0 and 1, and one label has shape (n_samples,)"
     with naming("y", f"; {several}"):

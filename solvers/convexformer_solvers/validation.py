@@ -94,7 +94,9 @@ def check_tensor(name: str, value: Any) -> None:
 def check_kind(name: str, value: Any, kind: type, example: str) -> None:
     """Raise ``TypeError`` unless the argument of that name is an object of that class."""
     if not isinstance(value, kind):
-        raise TypeError(f"{name} must be a {kind.__name__}, as {example} makes one, got {value!r}")
+        shown = repr(value)
+        got = type(value).__name__ if "\n" in shown else shown  # as that of a tensor, which may fill pages
+        raise TypeError(f"{name} must be a {kind.__name__}, as {example} makes one, got {got}")
 
 
 def take_former_names(cls: type, **names: str) -> None:

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.optimize import minimize
+from scipy.sparse import csr_array
 from scipy.special import xlogy
 
 from convexformer import ConvexAttentionClassifier, ConvexAttentionRegressor
@@ -234,3 +235,11 @@ def test_none_is_no_alpha(make_problem, build):
     X, y = make_problem()
     with pytest.raises(ValueError, match="alpha must be a positive finite number, got None"):
         build(X, y, alpha=None)
+
+
+@pytest.mark.parametrize("name", ["X", "y", "sample_weight"])
+def test_sparse_matrices(make_problem, name):
+    X, y = make_problem(ndim=2)
+    given = {"X": X, "y": y, "sample_weight": np.ones(len(X))} | {name: csr_array(X)}
+    with pytest.raises(ValueError, match=rf"{name} must be a dense matrix.*give {name}\.toarray\(\)"):
+        attention_program(**given, alpha=0.1)

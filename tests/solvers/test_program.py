@@ -624,6 +624,7 @@ def test_targets_without_outputs_are_refused():
     ("change", "message"),
     [
         ({"map": randn(5, 3, 2)}, "map must be a LinearMap, as DenseMap"),
+        ({"map": randn(5, 3, 2)}, "makes one, got Tensor$"),
         ({"y": np.ones((5, 1))}, "y must be a torch tensor, got ndarray"),
         ({"loss": "squared"}, "loss must be a Loss, as get_loss.* makes one, got 'squared'"),
         ({"loss": Squared}, "loss must be a Loss"),
