@@ -215,3 +215,19 @@ class TestRange:
         for follow in (solve, solve_path):
             with pytest.raises(ValueError, match=r"solver 'fista' failed in torch\.float64 .*scale the features"):
                 follow(make_program(), Factorises())
+
+    @pytest.mark.parametrize("loss", ["huber", "logistic", "poisson"])
+    def test_curvatures_out_of_range_are_told_in_terms_of_the_data(self, loss):
+        program = make_program(loss, c=1)
+        wide = DenseMap(program.map.data * torch.tensor([1e160, 1.0], dtype=torch.float64))
+        program = Program(wide, program.y, program.loss, program.penalty, 1e159)
+        with pytest.raises(ValueError, match=r"solver 'semismooth_newton' failed .*scale the features"):
+            solve(program, get_solver("semismooth_newton"))
+
+    @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+    def test_a_stage_whose_curvature_is_out_of_range_is_left_out(self):
+        program = make_program("poisson", c=1)
+        wide = DenseMap(program.map.data * torch.tensor([1e160, 1.0], dtype=torch.float64))
+        program = Program(wide, program.y, program.loss, program.penalty, 1e159)
+        certificate = solve(program, Auto()).certificate
+        assert certificate.dual <= certificate.primal <= program.null_value * (1 + 1e-12)

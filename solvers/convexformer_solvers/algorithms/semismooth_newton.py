@@ -135,7 +135,10 @@ def _first_iterate(
     theta = -program.loss.gradient(pred, program.y)
     around = (program, config, system, center, intercept, 1.0)
     iterate = _Iterate(*around, pred, theta, program.weighted_adjoint(theta), center, intercept, 0.0, pred - fitted)
-    return _with_residual(_proximal(iterate._replace(sigma=_sensible_sigma(iterate))))
+    sigma = _sensible_sigma(iterate)
+    if not 0 < sigma < math.inf:  # of squares that are too large or too small
+        raise torch.linalg.LinAlgError(f"its first system has sigma {sigma}")
+    return _with_residual(_proximal(iterate._replace(sigma=sigma)))
 
 
 def _intercept_scale(program: Program) -> float:
