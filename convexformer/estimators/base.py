@@ -74,9 +74,10 @@ class ProgramParts(NamedTuple):
     fit_intercept: bool
 
     @property
-    def of_program(self) -> ProgramParts:
+    def of_program(self) -> tuple[Tensor, Loss, Penalty, float, Tensor | None, bool]:
         """The parts with an ``alpha``; where a grid is to follow, that of the program means nothing."""
-        return self._replace(alpha=1.0) if self.alpha is None else self
+        alpha = 1.0 if self.alpha is None else self.alpha
+        return self.target, self.loss, self.penalty, alpha, self.sample_weight, self.fit_intercept
 
 
 @dataclass(frozen=True)
