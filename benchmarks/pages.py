@@ -109,21 +109,21 @@ def side_by_side(name: str, processor: str) -> str:
 
 def packages() -> str:
     """Single solves beside other packages."""
-    stored = [load(f"packages_{processor}") for processor in ("amd", "intel")]
-    settings = stored[0]["settings"]
     parts = [
         "# Beside other packages",
-        f"Seconds of complete runs to certified relative gaps, medians of {settings['repeats']} runs, limit "
-        f"{settings['limit']:g} s; `x (g)` stopped at gap g. `ratio` is alpha over `alpha_max`. A peer is another "
-        "package. A rung is the tolerance or the number of iterations of one run. `benchmarks/README.md` lists the "
-        "problems (cells), the rules and what each package can express.",
+        "Seconds of complete runs to certified relative gaps, medians; `x (g)` stopped at gap g. `ratio` is alpha over "
+        "`alpha_max`. A peer is another package. A rung is the tolerance or the number of iterations of one run. "
+        "`benchmarks/README.md` lists the problems (cells), the rules and what each package can express.",
     ]
-    for data in stored:
+    titles = {"amd": "Simulated cells", "intel": "Simulated cells", "sentences": "Activations of a text encoder"}
+    for name, title in titles.items():
+        data = load(f"packages_{name}")
+        settings = data["settings"]
         records = [Record(**{**record, "problem": Problem(**record["problem"])}) for record in data["records"]]
         table = scores(records, settings["limit"])
         parts += [
-            f"## {data['processor']}",
-            "Against the best of the others:",
+            f"## {title}, {data['processor']}",
+            f"{settings['repeats']} runs of each, limit {settings['limit']:g} s. Against the best of the others:",
             summary(table, "auto", settings["limit"]),
         ]
         parts += ["All contenders:", details(table), measured(data)]
