@@ -21,7 +21,7 @@ class _SignLoss(Loss):
 
     def check_target(self, y: Tensor) -> None:
         if not bool((y.abs() == 1).all()):
-            found = f"values in [{float(y.min())}, {float(y.max())}]"
+            found = f"values in [{float(y.min())}, {float(y.max())}]; 2 * y - 1 makes them of 0 and 1"
             raise ValueError(f"targets of the {type(self).__name__} loss must be -1 or 1, got {found}")
 
     def example_target(self, n_samples: int, n_outputs: int, generator: torch.Generator) -> Tensor:
