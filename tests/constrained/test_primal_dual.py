@@ -12,9 +12,10 @@ import pytest
 import torch
 from scipy.optimize import brentq
 from torch import nn
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, TensorDataset
 
 from convexformer.constrained import (
+    ConstrainedHistory,
     ConstrainedTrainingInterrupted,
     DescentConstraints,
     FeasibilityReport,
@@ -611,6 +612,20 @@ def test_samples_without_a_loss_before_have_no_ratio_and_reports_are_in_double()
     assert report.losses.dtype == report.violations.dtype == report.standard_errors.dtype == np.float64
 
 
+def test_one_sample_at_the_bounds_is_feasible_without_errors_and_does_not_descend():
+    report = FeasibilityReport.of(torch.ones(2, 1), DescentConstraints(alpha=0.0, c_ref=1.0))
+    assert report.feasible
+    assert report.standard_errors.tolist() == report.violations.tolist() == [0, 0]
+    assert (report.mean_ratio, report.descending_share) == (1, 0)
+
+
+def test_a_course_as_lists_is_a_copy():
+    history = ConstrainedHistory(losses=[[2.0, 1.0]])
+    before = history.as_dict()
+    history.losses.append([1.0, 0.5])
+    assert before["losses"] == [[2.0, 1.0]]
+
+
 def test_the_warning_names_the_largest_violation_where_no_errors_are_forgiven():
     """That of the first layer is .5, less than its standard error; that of the second .1, without one."""
 
@@ -781,6 +796,46 @@ def test_slacks_to_evaluate_under_are_one_a_layer():
         trainer.evaluate(samples(), slacks=[0.0] * 3)
     with pytest.raises(ValueError, match=r"slacks must have shape \(3,\), one a layer, got \(1,\)"):
         trainer.evaluate(samples(), slacks=torch.ones(1))
+
+
+def test_single_numbers_are_neither_samples_nor_losses_of_layers():
+    with pytest.raises(ValueError, match="tensors with samples along the first axis"):
+        trainer_of().fit([torch.tensor(1.0)], n_epochs=1)
+    with pytest.raises(ValueError, match=r"two layers or more, got shape \(\)"):
+        DescentConstraints(c_ref=1.0).values(torch.tensor(1.0))
+
+
+@pytest.mark.parametrize("name", ["c_ref", "resilience", "weight_decay", "n_errors", "lr", "dual_lr"])
+@pytest.mark.parametrize("value", [np.inf, np.nan])
+def test_options_that_are_not_finite_are_named(name, value):
+    with pytest.raises(ValueError, match=f"{name} must be a (positive )?finite number"):
+        trainer_of(**{name: value})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"reset_slacks": True, "resilience": 1.0}, {"reset_slacks": True, "slack_update": "explicit"}, {"seed": 2**31}],
+    ids=str,
+)
+def test_options_that_do_not_go_together_or_are_too_large_are_named(options):
+    with pytest.raises(ValueError, match=f"{next(iter(options))} must be"):
+        trainer_of(**options)
+
+
+def test_slacks_at_their_best_have_any_price_and_seeds_are_below_their_bound():
+    trainer = trainer_of(resilience=1e3, dual_lr=1.0, seed=2**31 - 1)
+    assert (trainer.resilience, trainer.slack_update) == (1e3, "decay")
+
+
+@pytest.mark.parametrize("wrapped", [list, lambda parts: TensorDataset(*parts)])
+def test_batches_of_tensors_are_tuples_of_them(wrapped):
+    seen = []
+    trainer = trainer_of()
+    trainer.layer_losses = lambda model, batch: seen.append(batch) or denoising_losses(model, batch)
+    trainer.fit(wrapped(samples()), n_epochs=1)
+    assert all(type(batch) is tuple for batch in seen)
+    for part, whole in zip(zip(*seen[:3], strict=True), samples(), strict=True):  # of training, then of the report
+        torch.testing.assert_close(torch.cat(part).sort(0).values, whole.sort(0).values)
 
 
 def test_half_precision_in_which_adam_divides_by_zero_is_refused():
