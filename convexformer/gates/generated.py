@@ -33,6 +33,7 @@ from convexformer_solvers import (
     solve,
 )
 from convexformer_solvers.result import check_tol
+from convexformer_solvers.rounding import SUM
 from convexformer_solvers.validation import check_callback, check_counts, check_kind
 
 from .base import Gates, GatesInterrupted, GateSource, TrainingData
@@ -354,7 +355,8 @@ class _Generation:
             if stop:
                 return GenerationEnd.STOPPED
             extended = self._extended(self.solved, found.gates)
-            if extended.solution.certificate.primal < self.solved.solution.certificate.primal:
+            before, after = (solved.solution.certificate.primal for solved in (self.solved, extended))
+            if before - after > SUM * abs(before):
                 self.solved = extended
             elif self.gap < self.search.least_gap * self.tol:
                 return GenerationEnd.NONE_FOUND
