@@ -473,10 +473,13 @@ def test_rounded_coefficients_have_the_certificates_of_those_in_double():
 
 @pytest.mark.parametrize(
     ("offset", "intercept", "tol", "most"),
-    [(0.0, True, 1e-10, 20), (1.0, True, 1e-9, 20), (30.0, True, 1e-8, 20), (30.0, False, 1e-6, 40)],
+    [(0.0, True, 1e-10, 20), (1.0, True, 1e-9, 20), (30.0, True, 1e-8, 25), (30.0, False, 1e-6, 40)],
 )
 def test_rounded_coefficients_of_the_squared_loss_have_a_dual_point_of_their_own(offset, intercept, tol, most):
-    """Predictions of rounded ones are off by 1e-7 times the features, and a gap of their dual point by as much."""
+    """Predictions of rounded ones are off by 1e-7 times the features, and a gap of their dual point by as much.
+
+    The number of passes near the precision of the coefficients depends on the processor's rounding.
+    """
     data = randn(2000, 3, 3).float()
     y = data[..., 0].double() @ randn(3, 3, seed=1) + randn(2000, 3, seed=2)
     program = Program(DenseMap(data + offset), y, get_loss("squared"), get_penalty("group_l2"), 1.0, None, intercept)

@@ -184,7 +184,8 @@ def test_lengths_far_beyond_the_width_are_left(loss, penalty, seed, power):
     y = y if loss == "softmax" else 2 * y - 1
     weight = torch.rand(8, generator=draw, dtype=torch.float64) ** power
     program = Program(DenseMap(data), y, get_loss(loss), get_penalty(penalty), 1.0, weight)
-    result = solve(program.with_alpha(1e-4 * program.alpha_max), SmoothingNewton(), tol=1e-6, max_iter=200)
+    # By the rounding of the data 164 to 720 steps.
+    result = solve(program.with_alpha(1e-4 * program.alpha_max), SmoothingNewton(), tol=1e-6, max_iter=2000)
     assert result.status is Status.CONVERGED
 
 
