@@ -76,9 +76,8 @@ def test_cross_validation(estimator, accelerator):
 def test_probes(generate, accelerator):
     X, y = data()
     lengths = np.random.default_rng(1).integers(1, 5, size=len(X))
-    dictionary = [MeanPooling(), QueryPooling(5), TokenGates(5), PrototypePooling(3), MaxPooling()]
-    dictionary.append(RelativePositions([0]))
-    options = {"dictionary": dictionary, "generate": generate, "random_state": 0, "tol": 1e-7}
+    dictionary = [MeanPooling(), QueryPooling(5), TokenGates(5), PrototypePooling(3), RelativePositions([0])]
+    options = {"dictionary": [*dictionary, MaxPooling()], "generate": generate, "random_state": 0, "tol": 1e-7}
     here, there = (
         ConvexProbeRegressor(0.01, device=device, **options).fit((X, lengths), y[:, 0])
         for device in ("cpu", accelerator)
