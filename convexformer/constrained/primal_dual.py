@@ -95,7 +95,7 @@ class PrimalDual:
         Samples of a batch; the last of an epoch may have fewer.
     n_errors : float, default=1.0
         Standard errors by which the mean of a constraint may lie above zero on validation data and still count as
-        feasible.
+        feasible. Where the standard error is 0, as of a single sample, the constraint must hold exactly.
     seed : int, default=0
         Of the order of the samples and of random numbers in the steps.
 
@@ -210,6 +210,9 @@ class PrimalDual:
     ) -> ConstrainedHistory:
         r"""Train up to a number of epochs, those of earlier calls and of the checkpoint included.
 
+        A further call goes on from the weights, multipliers and optimisers of the last finished epoch, also where the
+        weights of the model were changed since. A new ``PrimalDual`` starts from the weights that the model has.
+
         With validation data the model ends with the weights, at the end of an epoch, of least loss of the last layer
         among those that were feasible; where none was, of least total violation. With resilience it ends with those of
         the least :math:`\ell_L + \tfrac b2 |\max(g, 0)|^2`, feasible or not. The objectives ``"last"`` and ``"sum"``
@@ -226,6 +229,7 @@ class PrimalDual:
         checkpoint : path-like, optional
             File to which the whole state goes after each epoch, and from which it comes first where it exists. A run
             that was broken off and goes on gives, on the CPU, bit for bit what it would have given without the break.
+            The data are not part of it: give the same.
         callback : callable, optional
             Called with the trainer after each epoch; returning True ends training.
         verbose : bool, default=False

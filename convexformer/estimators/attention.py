@@ -106,7 +106,7 @@ class RegressionMixin(ScoreMixin, RegressorMixin):
         return result_of(means[:, 0] if self._targets.single else means, X)
 
 
-def _has_probabilities(estimator: Any) -> bool:
+def has_probabilities(estimator: Any) -> bool:
     """Whether the loss is that of a probability model."""
     loss = getattr(estimator, "loss_", None)
     if loss is None:
@@ -183,7 +183,7 @@ class ClassificationMixin(ScoreMixin, ClassifierMixin):
         outputs = self._outputs(X)
         return self._targets.labels(outputs)
 
-    @available_if(_has_probabilities)
+    @available_if(has_probabilities)
     def predict_proba(self: Any, X: ArrayLike) -> Result:
         """Predict class probabilities; there for the logistic and softmax losses.
 
@@ -202,7 +202,7 @@ class ClassificationMixin(ScoreMixin, ClassifierMixin):
         outputs = self._outputs(X)
         return result_of(self._targets.probabilities(outputs), X)
 
-    @available_if(_has_probabilities)
+    @available_if(has_probabilities)
     def predict_log_proba(self: Any, X: ArrayLike) -> Result:
         """Predict logarithms of class probabilities; there for the logistic and softmax losses.
 

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from convexformer.validation import check_finite
 from convexformer_solvers.validation import check_counts, check_tensor, is_real
 
 from .graphs import check_attention_mask
@@ -113,7 +114,7 @@ def descent_report(
     TypeError
         If the model is no ``UnfoldedTransformer``.
     ValueError
-        If an argument is not as described.
+        If an argument is not as described, or a token outside the padding holds NaN or an infinite number.
 
     Examples
     --------
@@ -134,6 +135,7 @@ def descent_report(
     check_counts(batch_size=batch_size)
     batch_size = int(batch_size)
     present = check_attention_mask(attention_mask, tuple(tokens.shape))
+    check_finite("tokens", tokens if present is None else tokens[present.to(tokens.device)])
     exact = copy.deepcopy(model).double()
     masks = [None] * len(tokens) if present is None else present.split(batch_size)
     parts = [

@@ -79,7 +79,11 @@ def test_layers_predict_and_samples_may_leave_early():
     curve = exit_curve(logits, index)
     for k in (1, 2, 3):
         assert np.mean(model.predict(X, max_layers=k) == LABELS) == pytest.approx(curve[k - 1])
+        probability = model.predict_proba(X, max_layers=k)
+        expected = 1 / (1 + np.exp(logits[k - 1, :, 0] - logits[k - 1, :, 1]))
+        np.testing.assert_allclose(probability[:, 1], expected, rtol=1e-5)
     np.testing.assert_array_equal(model.predict(X, max_layers=3), model.predict(X))
+    np.testing.assert_array_equal(model.predict_proba(X, max_layers=3), model.predict_proba(X))
     predictions, layers = leave_early(logits, 0.0)
     assert (layers == 1).all()
     np.testing.assert_array_equal(model.classes_[predictions], model.predict(X, max_layers=1))

@@ -82,6 +82,7 @@ def test_parts_of_a_network_draw_different_weights():
             ValueError,
             r"tokens must have shape .* at least one of each, got \(2, 0, 4\)",
         ),
+        ({"tokens": torch.full((2, N, D), torch.nan)}, ValueError, "tokens must be finite"),
         ({"rtol": -1.0}, ValueError, "rtol must be"),
         ({"batch_size": 0}, ValueError, "batch_size must be"),
     ],
@@ -89,6 +90,16 @@ def test_parts_of_a_network_draw_different_weights():
 def test_bad_arguments(change, error, message):
     with pytest.raises(error, match=message):
         descent_report(**{"model": UnfoldedTransformer(D), "tokens": draw(0, 2, N, D)} | change)
+
+
+def test_padding_may_hold_anything():
+    tokens, mask = draw(0, 2, N, D), torch.ones(2, N)
+    mask[0, 4:] = 0
+    marked = tokens.masked_fill(mask[..., None] == 0, torch.nan)
+    model = UnfoldedTransformer(D, 3, "joint", anchored=True)
+    np.testing.assert_array_equal(
+        descent_report(model, marked, mask).energies, descent_report(model, tokens, mask).energies
+    )
 
 
 def test_padding_is_found_after_the_last_nonzero_token():

@@ -6,10 +6,11 @@ from typing import Any, Self, cast
 
 import torch
 from numpy.typing import ArrayLike, NDArray
+from sklearn.utils.metaestimators import available_if
 from torch import Tensor, nn
 
 from convexformer.constrained.classifier import LayeredClassifier
-from convexformer.estimators.attention import ClassificationMixin
+from convexformer.estimators.attention import ClassificationMixin, has_probabilities
 from convexformer.estimators.samples import across_ranks
 from convexformer.estimators.tokens import TargetEstimator, unchanged_on_failure
 from convexformer.nn import sample_losses
@@ -253,6 +254,25 @@ class DescentConstrainedClassifier(ClassificationMixin, TargetEstimator, Descent
         """
         outputs = self._layer_outputs(X, max_layers)[-1]
         return cast(LabelTargets, self._targets).labels(outputs)
+
+    @available_if(has_probabilities)
+    def predict_proba(self, X: ArrayLike, max_layers: int | None = None) -> Result:
+        """Predict class probabilities, by the first layers alone where so many are asked for.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_tokens, n_features) or (n_samples, n_tokens)
+            As in ``fit``.
+        max_layers : int, optional
+            Layers to run. Default: all.
+
+        Returns
+        -------
+        ndarray of shape (n_samples, n_classes)
+            Rows sum to 1.
+        """
+        outputs = self._layer_outputs(X, max_layers)[-1]
+        return result_of(cast(LabelTargets, self._targets).probabilities(outputs), X)
 
     def layer_outputs(self, X: ArrayLike) -> Result:
         """Outputs of every layer, for ``exit_curve``, ``early_exit`` and ``exit_tradeoff``.
