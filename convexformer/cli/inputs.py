@@ -168,7 +168,7 @@ def _load_targets(path: Path) -> dict[str, Any]:
 
 
 def load_samples(path: Path, targets: Path | None, in_memory: bool) -> dict[str, Any]:
-    """The arrays of an .npz file; of all else the path, as the samples ``X``, with the targets of a folder of shards.
+    """The arrays of an .npz file; of all else the path, as the samples ``X``, with the targets beside them.
 
     Targets and weights are those of the file `targets` where it is given.
 
@@ -176,9 +176,9 @@ def load_samples(path: Path, targets: Path | None, in_memory: bool) -> dict[str,
     """
     file, own = file_of(path), _OWN if targets is None else ()
     arrays = {} if targets is None else _load_targets(targets)
-    if file.is_dir() or (file.suffix == ".npz" and (file != path or not in_memory)):
+    if file.is_dir() or _has_names(file) or (file.suffix == ".npz" and (file != path or not in_memory)):
         return arrays | {"X": os.fspath(path), **_arrays_in(file, *own)}
-    if file != path or _has_names(path) or (path.suffix == ".npy" and path.is_file()):
+    if file != path or (path.suffix == ".npy" and path.is_file()):
         return arrays | {"X": os.fspath(path)}
     return arrays | load_arrays(path, ("X",), None if targets is None else ("X", *_REAL))
 
