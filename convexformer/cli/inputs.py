@@ -221,21 +221,13 @@ def _arrays_in(path: Path, *names: str) -> dict[str, Any]:
 
 
 def _array_in(path: Path, name: str) -> Any:
-    """An array of numbers, or of an .npz file also of text, that a file or folder holds; None where it holds none."""
-    from convexformer.storage import read_array, read_manifest
-    from convexformer.storage.files import SUFFIXES
+    """An array of numbers or text that a file or folder holds; None where it holds none."""
     from convexformer.storage.opening import named_array
 
-    if path.suffix == ".npz":
+    if path.suffix == ".npz" and path.is_file():
         return _read_arrays(path, (name,)).get(name)
-    if not path.is_dir() or path.suffix == ".zarr":
-        found = named_array(os.fspath(path), name)
-        return None if found is None or found.dtype.hasobject else found  # text of HDF5 would be bytes
-    if (path / "manifest.json").exists():
-        return read_array(path, name).numpy() if name in read_manifest(path)["arrays"] else None
-    shards = [_array_in(file, name) for file in sorted(path.iterdir()) if file.suffix in SUFFIXES]
-    present = [array for array in shards if array is not None]
-    return np.concatenate(present) if present else None
+    found = named_array(os.fspath(path), name)
+    return None if found is None or found.dtype.hasobject else found  # text of HDF5 would be bytes
 
 
 def _why_unreadable(path: Path, reason: str, names: tuple[str, ...] | None) -> str:

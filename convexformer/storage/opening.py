@@ -20,7 +20,7 @@ from convexformer_solvers.io.npz import read_arrays
 from convexformer_solvers.linear_maps.source import Source
 
 from .files import RESERVED, SUFFIXES, FileArray, choose, find_array, read_header, stored, torch_dtype
-from .manifest import MANIFEST, read_array, shard_arrays
+from .manifest import MANIFEST, read_array, read_manifest, shard_arrays
 from .sources import ArraySource, ColumnSource, FileSource, ShardSource, hash_of
 
 _HDF5 = (".h5", ".hdf5")
@@ -38,6 +38,7 @@ def open_source(X: Any) -> Source | None:
         - the path of a ``.npy``, ``.npz``, ``.safetensors``, ``.h5`` or ``.hdf5`` file, or of a ``.zarr`` folder;
         - the path of a folder of shards, written by `write_shards`, or of ``.npy``, ``.npz`` and ``.safetensors`` files
           that are read one after the other in the order of their names;
+        - the path of a folder that ``datasets.Dataset.save_to_disk`` wrote, whose columns are its arrays;
         - an ``np.memmap``, an array of zarr, a data set of h5py;
         - a column of a ``datasets.Dataset``, or a data set with one column;
         - a `Source`, such as `Chunks`.
@@ -127,25 +128,40 @@ def _open_path(path: str) -> Source:
 
 
 def _open_folder(folder: str, name: str | None, place: str) -> Source:
+    if (table := _saved_table(folder, place)) is not None:
+        return ColumnSource(table, choose(table.column_names, name, place))
     manifest = Path(folder) / MANIFEST
     if manifest.exists():
         arrays = shard_arrays(folder, name, place)
         fingerprint: str | None = hashlib.sha256(manifest.read_bytes() + repr(name).encode()).hexdigest()
     else:
-        files = sorted(file for file in os.listdir(folder) if file.endswith(SUFFIXES))
+        files = _shard_files(folder)
         if not files:
             raise ValueError(f"{place} must hold {', '.join(SUFFIXES)} files, or be a .zarr folder; it has none")
+        _refuse_unfinished(folder, files, place)
         arrays = [find_array(os.path.join(folder, file), name, f"shard {file!r} of {place}") for file in files]
-        _refuse_unfinished(arrays, place)
         fingerprint = None
     names = [os.path.basename(array.path) for array in arrays]
     return ShardSource([FileSource(array) for array in arrays], names, fingerprint)
 
 
-def _refuse_unfinished(arrays: list[FileArray], place: str) -> None:
-    for array in arrays:
-        if array.path.endswith(".safetensors"):
-            header, _ = read_header(array.path, array.place)
+def _shard_files(folder: str) -> list[str]:
+    """Names of the files of a folder without a manifest, in their order."""
+    return sorted(file for file in os.listdir(folder) if file.endswith(SUFFIXES))
+
+
+def _saved_table(folder: str, place: str) -> Any:
+    """What ``datasets.Dataset.save_to_disk`` wrote to a folder; None where it wrote nothing."""
+    if (Path(folder) / "dataset_dict.json").exists():
+        parts = sorted(part.name for part in os.scandir(folder) if part.is_dir())
+        raise ValueError(f"{place} must hold one data set, got {parts}; give the folder of one, such as {parts[0]!r}")
+    return _need("datasets").load_from_disk(folder) if (Path(folder) / "dataset_info.json").exists() else None
+
+
+def _refuse_unfinished(folder: str, files: list[str], place: str) -> None:
+    for file in files:
+        if file.endswith(".safetensors"):
+            header, _ = read_header(os.path.join(folder, file), f"shard {file!r} of {place}")
             if "convexformer" in (header.get(RESERVED) or {}):
                 raise ValueError(
                     f"{place} has shards but no {MANIFEST}, so not all are written; the call that writes them goes on"
@@ -179,9 +195,7 @@ def array_of(values: Any, argument: str, name: str | None = None) -> Any:
     try:
         if kind == ".npy" and after_colon is None:
             return read_npy(path)
-        if os.path.isdir(path) and kind != ".zarr":
-            return without_tensor(read_array(path, name), argument)
-        found = read_arrays(path, [name]).get(name) if kind == ".npz" else named_array(path, name)
+        found = named_array(path, name)
     except ValueError as error:  # numpy's advice to trust the pickles of a file is not ours
         reason = "it holds Python objects" if "allow_pickle" in str(error) else error
         raise ValueError(f"{place} cannot be read: {reason}") from error
@@ -191,8 +205,12 @@ def array_of(values: Any, argument: str, name: str | None = None) -> Any:
 
 
 def named_array(path: str, name: str) -> NDArray | None:
-    """An array of a ``.safetensors``, HDF5 or zarr file, whole; None where there is none of that name."""
+    """An array of a file or folder, whole; None where there is none of that name."""
     kind, place = Path(path).suffix, repr(path)
+    if kind == ".npz":
+        return read_arrays(path, [name]).get(name)
+    if os.path.isdir(path) and kind != ".zarr":
+        return _named_in_folder(path, name, place)
     if kind == ".safetensors":
         header, begin = read_header(path, place)
         found = stored(path, header, begin, name, place) if name in header else None
@@ -201,6 +219,18 @@ def named_array(path: str, name: str) -> NDArray | None:
         return None
     file = _need("zarr").open(path, mode="r") if kind == ".zarr" else _open_hdf5(path, place)
     return None if hasattr(file, "dtype") or name not in file else np.asarray(file[name])
+
+
+def _named_in_folder(folder: str, name: str, place: str) -> NDArray | None:
+    if (table := _saved_table(folder, place)) is not None:
+        return np.asarray(table.with_format(None)[name][:]) if name in table.column_names else None
+    if (Path(folder) / MANIFEST).exists():
+        return without_tensor(read_array(folder, name), name) if name in read_manifest(folder)["arrays"] else None
+    files = _shard_files(folder)
+    _refuse_unfinished(folder, files, place)
+    found = [named_array(os.path.join(folder, file), name) for file in files]
+    parts = [part for part in found if part is not None]
+    return np.concatenate(parts) if parts else None
 
 
 def _find_zarr(path: str, name: str | None, place: str) -> Any:

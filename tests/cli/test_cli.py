@@ -1,5 +1,7 @@
 """The command line, called in process."""
 
+import contextlib
+import io
 import json
 import os
 import re
@@ -131,13 +133,19 @@ def write_samples(path, arrays):
         group = pytest.importorskip("zarr").open_group(path, mode="w")
         for name, array in arrays.items():
             group.create_array(name, data=array)
+    elif path.name == "table":
+        table = pytest.importorskip("datasets").Dataset.from_dict(
+            {name: array.tolist() for name, array in arrays.items()}
+        )
+        with contextlib.redirect_stderr(io.StringIO()):  # its progress
+            table.save_to_disk(path)
     else:
         path.mkdir()
         for number, rows in enumerate((slice(0, 40), slice(40, None))):
             np.savez(path / f"{number}.npz", **{name: array[rows] for name, array in arrays.items()})
 
 
-@pytest.mark.parametrize("name", ["data.npz", "data.safetensors", "data.h5", "data.zarr", "data"])
+@pytest.mark.parametrize("name", ["data.npz", "data.safetensors", "data.h5", "data.zarr", "data", "table"])
 def test_lengths_are_read_beside_targets_of_another_file(name, tmp_path, capsys):
     rng = np.random.default_rng(0)
     X, lengths = rng.normal(size=(60, 5, 3)), rng.integers(1, 6, size=60)
@@ -156,7 +164,7 @@ def test_lengths_are_read_beside_targets_of_another_file(name, tmp_path, capsys)
 
 
 @pytest.mark.parametrize("beside", ["the samples", "the targets"])
-@pytest.mark.parametrize("name", ["data.npz", "data.safetensors", "data.h5", "data.zarr", "data"])
+@pytest.mark.parametrize("name", ["data.npz", "data.safetensors", "data.h5", "data.zarr", "data", "table"])
 def test_a_mask_says_which_tokens_are_real(name, beside, tmp_path, capsys):
     rng = np.random.default_rng(0)
     X, mask = rng.normal(size=(60, 5, 3)), (rng.random((60, 5)) < 0.5).astype(np.int64)
@@ -177,7 +185,7 @@ def test_a_mask_says_which_tokens_are_real(name, beside, tmp_path, capsys):
     assert "holds mask, which probes read (fit --probe)" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["data.npz", "data.safetensors", "data.h5", "data.zarr", "shards"])
+@pytest.mark.parametrize("name", ["data.npz", "data.safetensors", "data.h5", "data.zarr", "data", "table", "shards"])
 def test_targets_are_an_array_of_any_file(name, tmp_path, capsys):
     rng = np.random.default_rng(0)
     X, weight = rng.normal(size=(60, 5, 3)), rng.uniform(0.5, 2, size=60)
@@ -212,7 +220,7 @@ def test_targets_are_an_array_of_any_file(name, tmp_path, capsys):
     assert {file: file.read_bytes() for file in tmp_path.iterdir() if file.is_file()} == before
 
 
-@pytest.mark.parametrize("name", ["data.safetensors", "data.h5", "data.zarr", "data"])
+@pytest.mark.parametrize("name", ["data.safetensors", "data.h5", "data.zarr", "data", "table"])
 def test_targets_are_read_beside_the_samples(name, regression_file, tmp_path, capsys):
     data = np.load(regression_file)
     write_samples(tmp_path / name, {"X": data["X"], "y": data["y"]})

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 
 from convexformer import ConvexAttentionRegressor
 from convexformer.storage import Chunks, ShardSource, Source, open_source
+from convexformer.storage.opening import array_of
 from convexformer.validation import as_tensor
 
 N, SHAPE = 23, (4, 3)
@@ -118,6 +119,11 @@ def data_set_of_arrays(folder, X):
     return datasets.Dataset.from_dict({"X": list(X)}, features=features)
 
 
+def saved_data_set(folder, X):
+    column(folder, X).source.save_to_disk(folder / "table")
+    return folder / "table"
+
+
 def chunks(folder, X):
     return Chunks(lambda: iter(np.split(X, [3, 3, 10, 19])))
 
@@ -146,6 +152,7 @@ KINDS = [
     hdf5_dataset,
     column,
     data_set_of_arrays,
+    saved_data_set,
     chunks,
     chunks_of_known_number,
     joined,
@@ -491,6 +498,27 @@ def test_columns_that_differ_are_named():
     missing = datasets.Dataset.from_dict({"X": [[1, 2], [1, None]]})
     with pytest.raises(ValueError, match=r"column 'X' of X must have one shape and no missing values: there are"):
         open_source(missing).read(slice(0, 2))
+
+
+def test_one_of_several_data_sets_is_asked_for(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    table = datasets.Dataset.from_dict({"X": [[1.0, 2.0]] * 3, "y": ["a", "b", "b"]})
+    datasets.DatasetDict(train=table, test=table).save_to_disk(tmp_path / "both")
+    refused(tmp_path / "both", r"X='.*both' must hold one data set, got \['test', 'train'\]; give the folder of one")
+    assert open_source(f"{tmp_path / 'both' / 'train'}:X").shape == (3, 2, 1)
+    refused(f"{tmp_path / 'both' / 'train'}:Z", r"has no array 'Z', but \['X', 'y'\]")
+    assert list(array_of(str(tmp_path / "both" / "train"), "y")) == ["a", "b", "b"]
+
+
+def test_targets_are_joined_from_the_files_of_a_folder(tmp_path):
+    rng = np.random.default_rng(0)
+    parts = [rng.normal(size=count) for count in (3, 1, 2)]
+    for number, part in enumerate(parts):
+        np.savez(tmp_path / f"{number}.npz", X=rng.normal(size=(len(part), 2)), y=part)
+    np.testing.assert_array_equal(array_of(str(tmp_path), "y"), np.concatenate(parts))
+    np.testing.assert_array_equal(array_of(f"{tmp_path}:y", "sample_weight"), np.concatenate(parts))
+    with pytest.raises(ValueError, match="holds no array 'groups' that can be read from there"):
+        array_of(str(tmp_path), "groups")
 
 
 def test_optional_packages_are_asked_for(tmp_path, monkeypatch):
