@@ -72,6 +72,28 @@ class RealTargets(Targets):
         return cls(header["single"])
 
 
+@dataclass(frozen=True)
+class ProbabilityTargets(Targets):
+    """Probabilities of classes, a row per sample, as a teacher network gives them.
+
+    Rows of less than double precision miss a sum of 1 by their rounding, and are taken over their sums.
+    """
+
+    single = False
+
+    def encode(self, y: ArrayLike) -> NDArray[np.float64]:
+        given = as_tensor(y, name="y")
+        rows = given.double().numpy(force=True)
+        if not given.is_floating_point() or given.dtype == torch.float64:
+            return rows  # which the loss checks
+        total = rows.sum(1, keepdims=True)
+        rounding = rows.shape[1] * torch.finfo(given.dtype).eps
+        return np.divide(rows, total, where=np.abs(total - 1) <= rounding, out=rows)
+
+    def _saved_state(self) -> SavedState:
+        return {"single": False}, {}
+
+
 class LabelTargets(Targets):
     """Targets of a classification, which say what the outputs mean as well.
 

@@ -353,8 +353,9 @@ def check_real_target(y: Any, loss: Loss, n_samples: int) -> NDArray[np.float64]
         hint = "; ConvexSequenceRegressor fits sequences of targets" if y.ndim == 3 else ""
         raise ValueError(f"y must have shape (n_samples,) or (n_samples, n_outputs), got {y.shape}{hint}")
     check_rows(y, n_samples)
-    if loss.targets != "real":
-        raise ValueError(f"loss={loss!r} needs class labels; use ConvexAttentionClassifier")
+    if loss.targets != "real" and not (loss.targets == "simplex" and y.ndim == 2):
+        of_rows = ", or rows of class probabilities" if loss.targets == "simplex" else ""
+        raise ValueError(f"loss={loss!r} needs class labels; use ConvexAttentionClassifier{of_rows}")
     return y
 
 

@@ -16,6 +16,7 @@ from convexformer.targets import (
     ClassTargets,
     LabelTargets,
     MultilabelTargets,
+    ProbabilityTargets,
     RealTargets,
     Targets,
     class_targets,
@@ -80,16 +81,21 @@ class RegressionMixin(ScoreMixin, RegressorMixin):
     def _read_targets(
         self: Any, y: Any, n_samples: int, sample_weight: NDArray[np.float64] | None
     ) -> tuple[Targets, Loss, NDArray]:
-        _check_loss_name(self.loss, [], {"real"})
+        _check_loss_name(self.loss, [], {"real", "simplex"})
         loss = get_loss(self.loss)
-        y = check_real_target(y, loss, n_samples)
-        return RealTargets(single=y.ndim == 1), loss, y
+        numbers = check_real_target(y, loss, n_samples)
+        if loss.targets != "simplex":
+            return RealTargets(single=numbers.ndim == 1), loss, numbers
+        targets = ProbabilityTargets()
+        return targets, loss, targets.encode(given(y))  # as given, since its precision says what rounding is
 
     def _restored_targets(self, header: dict[str, Any], arrays: dict[str, NDArray], loss: Loss) -> Targets:
-        return RealTargets._restored(header)
+        return ProbabilityTargets() if loss.targets == "simplex" else RealTargets._restored(header)
 
     def predict(self: Any, X: ArrayLike) -> Result:
-        """Predict the mean of the targets: outputs of the network (their exponential for the Poisson loss).
+        """Predict the mean of the targets: outputs of the network.
+
+        Their exponential for the Poisson loss, and class probabilities for the softmax loss.
 
         Parameters
         ----------
@@ -237,8 +243,9 @@ class ConvexAttentionRegressor(RegressionMixin, ConvexAttentionBase):
     ----------
     alpha : float, default=0.01
         Weight of the decay against the **mean** loss; positive. At ``alpha_max_`` the solution becomes zero.
-    loss : {"squared", "huber", "poisson"} or Loss, default="squared"
-        Loss of the outputs; an instance, for example ``Huber(delta=0.5)``, sets its parameters.
+    loss : {"squared", "huber", "poisson", "softmax"} or Loss, default="squared"
+        Loss of the outputs; an instance, for example ``Huber(delta=0.5)``, sets its parameters. With ``"softmax"`` the
+        rows of ``y`` are probabilities of classes, as another network gives them, and so are predictions.
     penalty : {"group_l2", "nuclear"} or Penalty, default="group_l2"
         Convex form of the decay: ``"group_l2"`` for the l1 norm of ``w3`` (Thms 1 and 2), ``"nuclear"`` for the l2
         norm, the standard weight decay, which lets outputs share features. Equal for one output.

@@ -283,7 +283,7 @@ class GreedyConvexTransformerRegressor(RegressionMixin, GreedyConvexTransformerB
         Layers ``L``. Layer ``l`` has ``l`` times the gates and ``(l - 1) n_outputs`` more features than the first, so
         its time and memory grow with the square of ``l`` and faster where there are many outputs. With 1 this is
         ``ConvexAttentionRegressor(activation="gated_relu")``.
-    loss : {"squared", "huber", "poisson"} or Loss, default="squared"
+    loss : {"squared", "huber", "poisson", "softmax"} or Loss, default="squared"
         Loss of the outputs of every layer.
     penalty : {"group_l2", "nuclear"} or Penalty, default="group_l2"
         Convex form of the decay, as in ``ConvexAttentionRegressor``.

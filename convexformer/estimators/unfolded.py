@@ -291,7 +291,7 @@ class UnfoldedTransformerRegressor(RegressionMixin, UnfoldedTransformerBase):
         Heads of the readout while it is trained; the certified one has as many as it needs.
     refit_readout : bool, default=True
         Whether to replace the trained readout by its certified optimum.
-    loss : {"squared", "huber", "poisson"} or Loss, default="squared"
+    loss : {"squared", "huber", "poisson", "softmax"} or Loss, default="squared"
         As in ``ConvexAttentionRegressor``.
     penalty : {"group_l2", "nuclear"} or Penalty, default="group_l2"
         Convex form of the decay of the readout.

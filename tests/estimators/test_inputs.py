@@ -1079,7 +1079,7 @@ def test_data_of_probes_that_hold_no_numbers_are_named(bad, message):
 
 
 def test_unknown_losses_are_answered_by_those_that_suit():
-    with pytest.raises(ValueError, match=r"loss must be one of \['huber', 'poisson', 'squared'\] or a Loss"):
+    with pytest.raises(ValueError, match=r"loss must be one of \['huber', 'poisson', 'softmax', 'squared'\] or a Loss"):
         ConvexAttentionRegressor(loss="mse").fit(X, y)
     known = r"\['auto', 'logistic', 'softmax', 'squared_hinge'\]"
     with pytest.raises(ValueError, match=f"loss must be one of {known} or a Loss"):

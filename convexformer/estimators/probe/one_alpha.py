@@ -38,8 +38,8 @@ class ConvexProbeRegressor(RegressionMixin, ConvexProbeBase):
         They are found by local search, so that none found does not prove that none is left.
     standardize : bool, default=True
         Whether tokens are standardised, and the pooled tokens of each weighting scaled to variance one.
-    loss : {"squared", "huber", "poisson"} or Loss, default="squared"
-        Loss of the outputs.
+    loss : {"squared", "huber", "poisson", "softmax"} or Loss, default="squared"
+        Loss of the outputs. With ``"softmax"`` the rows of ``y`` and of predictions are probabilities of classes.
     penalty : {"group_l2", "nuclear"} or Penalty, default="group_l2"
         Convex form of the decay: ``"group_l2"`` for the l1 norm of ``w3``, ``"nuclear"`` for the l2 norm, the standard
         weight decay, which lets outputs share features. Equal for one output.
