@@ -157,8 +157,11 @@ class Program:
             raise ValueError(f"sample_weight must have shape ({n},), got {tuple(weight.shape)}")
         if weight is not None and weight.is_complex():
             raise ValueError(f"sample_weight must hold real numbers, got {weight.dtype}")
-        if weight is not None and not bool(torch.isfinite(weight).all() and (weight >= 0).all() and weight.any()):
-            raise ValueError("sample_weight must be finite and non-negative, with a positive sum")
+        least, most = (1.0, 1.0) if weight is None else map(float, weight.double().aminmax())
+        if not (least >= 0 and 0 < most < math.inf):
+            raise ValueError(
+                f"sample_weight must be finite and non-negative, with a positive sum, got numbers from {least} to {most}"
+            )
 
     @property
     def coef_shape(self) -> tuple[int, ...]:

@@ -531,9 +531,9 @@ class TestErrors:
         [
             (torch.ones(4), r"shape \(5,\)"),
             (torch.ones(5, 1), r"shape \(5,\)"),
-            (torch.tensor([1.0, 1, 1, 1, -1]), "non-negative"),
-            (torch.tensor([1.0, 1, 1, 1, math.nan]), "finite"),
-            (torch.tensor([1.0, 1, 1, 1, math.inf]), "finite"),
+            (torch.tensor([1.0, 1, 1, 1, -1]), "non-negative.* got numbers from -1.0 to 1.0"),
+            (torch.tensor([1.0, 1, 1, 1, math.nan]), "finite.* from nan to nan"),
+            (torch.tensor([1.0, 1, 1, 1, math.inf]), "finite.* from 1.0 to inf"),
             (torch.zeros(5), "positive sum"),
             (torch.ones(5, dtype=torch.complex64), "real numbers, got torch.complex64"),
         ],
