@@ -159,9 +159,8 @@ class Program:
             raise ValueError(f"sample_weight must hold real numbers, got {weight.dtype}")
         least, most = (1.0, 1.0) if weight is None else map(float, weight.double().aminmax())
         if not (least >= 0 and 0 < most < math.inf):
-            raise ValueError(
-                f"sample_weight must be finite and non-negative, with a positive sum, got numbers from {least} to {most}"
-            )
+            found = f"numbers from {least} to {most}"
+            raise ValueError(f"sample_weight must be finite and non-negative, with a positive sum, got {found}")
 
     @property
     def coef_shape(self) -> tuple[int, ...]:

@@ -25,7 +25,7 @@ from convexformer_solvers.linalg.newton_systems import newton_work
 from convexformer_solvers.program import Program
 from convexformer_solvers.reductions.center import Center
 from convexformer_solvers.reductions.moments import Moments, moments_of
-from convexformer_solvers.reductions.precision import SinglePrecision
+from convexformer_solvers.reductions.precision import BothPrecisions, SinglePrecision
 from convexformer_solvers.reductions.weights import Targets
 from convexformer_solvers.rounding import EPS, SINGLE
 
@@ -178,7 +178,7 @@ class _Planner:
     def _metric_steps(self, metrics: Metrics, why: str, n_steps: float) -> Iterator[Stage]:
         steps = MetricGradient(metrics)
         if steps.unmet_requirement(self.program) is None:
-            yield Stage(steps, why, n_steps)
+            yield Stage(steps, why, n_steps, (BothPrecisions(),))
 
     def _rank(self) -> int:
         """The rank of a metric that is formed in the time of a few steps, and for which there is room."""

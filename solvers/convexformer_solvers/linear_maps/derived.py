@@ -84,6 +84,28 @@ class RoundedMap(DerivedMap[LinearMap]):
         return self.base.kernel(blocks, scale.to(self.dtype), units.to(self.dtype)).to(scale.dtype)
 
 
+class MixedMap(DerivedMap[LinearMap]):
+    """Another map in float64 beside a copy in float32, which has the products of arguments in that precision."""
+
+    dtype = torch.float32
+
+    def __init__(self, base: LinearMap) -> None:
+        super().__init__(base)
+        self._of = {torch.float64: base, torch.float32: base.to(torch.float32)}
+
+    def matvec(self, coef: Tensor) -> Tensor:
+        return self._of[coef.dtype].matvec(coef)
+
+    def rmatvec(self, values: Tensor) -> Tensor:
+        return self._of[values.dtype].rmatvec(values)
+
+    def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> LinearMap:
+        return self._of[dtype or self.dtype].to(device=device)
+
+    def rows(self, index: Tensor | slice) -> LinearMap:
+        return self.base.rows(index)
+
+
 class SignedMap(DerivedMap[LinearMap]):
     """The map ``coef -> A coef[0] - A coef[1]`` of another map ``A``: non-negative coefficients stand for any.
 

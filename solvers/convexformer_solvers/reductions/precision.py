@@ -7,6 +7,7 @@ import math
 
 import torch
 
+from convexformer_solvers.linear_maps.derived import MixedMap
 from convexformer_solvers.points import Point
 from convexformer_solvers.program import Program
 
@@ -67,6 +68,19 @@ class SinglePrecision(Reduction):
 
     def invert(self, point: Point, data: None) -> Point:
         return point._replace(intercept=None).in_precision(torch.float64)
+
+
+@dataclasses.dataclass(frozen=True)
+class BothPrecisions(Reduction):
+    """The program with a copy of the data in float32 beside those in float64, for algorithms that begin with it."""
+
+    def accepts(self, program: Program) -> bool:
+        linear_map = program.map
+        is_copied = linear_map.dtype == torch.float64 and linear_map.n_stored <= Center.largest
+        return is_copied and linear_map.in_memory and squares_fit_single(program)
+
+    def apply(self, program: Program) -> tuple[Program, None]:
+        return dataclasses.replace(program, map=MixedMap(program.map)), None
 
 
 def squares_fit_single(program: Program) -> bool:

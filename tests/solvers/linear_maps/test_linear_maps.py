@@ -9,7 +9,7 @@ from solver_cases import PROPERTY, randn
 from convexformer_solvers import DenseMap, GatedMap, SignedMap, TableMap, check_loss, check_map, check_penalty
 from convexformer_solvers.linear_maps import base as operators
 from convexformer_solvers.linear_maps.config import MapConfig
-from convexformer_solvers.linear_maps.derived import PaddedMap, RoundedMap
+from convexformer_solvers.linear_maps.derived import MixedMap, PaddedMap, RoundedMap
 
 
 def random_masks(n, h, seed=0):
@@ -471,6 +471,20 @@ class TestErrors:
     def test_masks_must_be_bool_of_one_row_per_sample(self, masks):
         with pytest.raises(ValueError, match=r"bool array of shape \(5, n_gates\)"):
             GatedMap(torch.ones(5, 3, 2), masks)
+
+
+@both_maps
+def test_products_of_a_map_in_both_precisions_are_those_of_their_argument(gated):
+    exact = make_map(gated, n=30, blocks=8, d=3)
+    mixed, single = MixedMap(exact), exact.to(torch.float32)
+    check_map(mixed)
+    coef, values = randn(*exact.feature_shape, 2, seed=1), randn(30, 2, seed=2)
+    for dtype, base in ((torch.float64, exact), (torch.float32, single)):
+        some = mixed.rows(slice(3, 9)).matvec(coef.to(dtype))
+        torch.testing.assert_close(some, base.matvec(coef.to(dtype))[3:9], rtol=1e-5, atol=1e-5)
+        for name, argument in (("matvec", coef), ("rmatvec", values)):
+            found, wanted = (getattr(each, name)(argument.to(dtype)) for each in (mixed, base))
+            torch.testing.assert_close(found, wanted, rtol=0, atol=0)
 
 
 @both_maps

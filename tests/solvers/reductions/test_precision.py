@@ -9,12 +9,15 @@ from sklearn.exceptions import ConvergenceWarning
 from solver_cases import LOSS_NAMES, make_program, randn
 
 from convexformer_solvers import Admm, Auto, DenseMap, GatedMap, GroupL2, Program, Squared, Status, get_loss, solve
+from convexformer_solvers.algorithms.few_passes import LowRankMetrics, MetricGradient
 from convexformer_solvers.algorithms.polish import PolishConfig
 from convexformer_solvers.algorithms.stage import Patience, Stage, begun, begun_again, carried, stepped
 from convexformer_solvers.auto import AutoConfig, plan
+from convexformer_solvers.linear_maps.base import LinearMap
+from convexformer_solvers.linear_maps.derived import MixedMap
 from convexformer_solvers.points import gap_estimate, null_point
 from convexformer_solvers.reductions.center import Center
-from convexformer_solvers.reductions.precision import SinglePrecision
+from convexformer_solvers.reductions.precision import BothPrecisions, SinglePrecision
 
 # Alternating directions, polished, in single precision and then in double precision, whatever the size of the data.
 ALTERNATING = AutoConfig(least_single=1, costly_gram=math.inf, newton_share=math.inf)
@@ -58,6 +61,34 @@ def test_iterations_alone_end_in_double_precision_what_they_began_in_single(loss
     for _ in range(300):
         state = stepped(state)
     assert abs(gap_estimate(program, state.result())) <= 1e-11 * program.null_value
+
+
+@pytest.mark.parametrize("loss", LOSS_NAMES)
+@pytest.mark.parametrize("intercept", [False, True])
+def test_steps_in_a_metric_begin_in_single_precision_and_end_in_double(loss, intercept, monkeypatch):
+    program = make_program(loss, n=60, blocks=8, d=3, intercept=intercept, weighted=True, ratio=0.3)
+    stage = Stage(MetricGradient(LowRankMetrics(8)), "of rank 8", reductions=(BothPrecisions(),))
+    solver, products = Auto(make_plan=lambda program, warm, config: (stage,)), []
+
+    def counted(self, coef, slopes):
+        products.append(coef.dtype)
+        return LinearMap.slopes_pass(self, coef, slopes)
+
+    monkeypatch.setattr(MixedMap, "slopes_pass", counted)
+    assert solve(program, solver, tol=1e-4, max_iter=500).certificate.relative_gap <= 1e-4
+    assert set(products) == {torch.float32}
+    result = solve(program, solver, tol=1e-11, max_iter=2000)
+    assert result.certificate.relative_gap <= 1e-11
+    assert products[-1] == torch.float64
+    exact = solve(program, MetricGradient(LowRankMetrics(8)), tol=1e-11, max_iter=2000)
+    assert result.certificate.primal == pytest.approx(exact.certificate.primal, rel=1e-10)
+
+
+def test_both_precisions_are_for_data_in_double_that_single_can_hold():
+    program = make_program("squared", n=30, blocks=4, d=3)
+    assert BothPrecisions().accepts(program)
+    for other in (program.map.to(torch.float32), DenseMap(1e30 * program.map.data)):
+        assert not BothPrecisions().accepts(dataclasses.replace(program, map=other))
 
 
 @pytest.mark.parametrize("loss", BOUNDED)
