@@ -221,6 +221,9 @@ def _norm(penalty: Penalty, coef: Tensor, other: Tensor) -> _Identities:
     value, dual_norm, blocks = penalty.value(coef), penalty.dual_norm(other), coef.shape[:-2]
     has_blocks = penalty.group_values(coef).shape[: len(blocks)] == blocks
     yield "group_values must have the axes of the blocks first", has_blocks or not penalty.block_separable
+    if penalty.block_separable:  # solvers leave blocks out
+        some, own = (part.flatten(0, len(blocks) - 1)[1:] for part in (coef, penalty.group_values(coef)))
+        yield "block_separable is True but a block's norm depends on its place", penalty.group_values(some), own
     yield "the penalty is not homogeneous", penalty.value(-3 * coef), 3 * value
     yield "the triangle inequality fails", penalty.value(coef + other) <= value + penalty.value(other) + CANCELLED
     if penalty.euclidean:

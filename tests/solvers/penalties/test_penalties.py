@@ -52,6 +52,35 @@ def test_check_rejects_a_penalty_that_does_not_separate_as_it_claims_to():
         check_penalty(Nuclear())
 
 
+def test_check_rejects_weights_of_places_in_a_penalty_whose_blocks_solvers_may_leave_out():
+    class Weighted(GroupNuclear):
+        def weights(self, coef):
+            n_blocks = coef[..., 0, 0].numel()
+            return torch.arange(1, n_blocks + 1, dtype=coef.dtype).view(coef.shape[:-2])
+
+        def group_values(self, coef):
+            return self.weights(coef) * super().group_values(coef)
+
+        def group_dual_norms(self, coef):
+            return super().group_dual_norms(coef) / self.weights(coef)
+
+        def prox(self, coef, step):
+            places = zip(coef.flatten(0, -3), self.weights(coef).flatten(), strict=True)
+            return torch.stack([GroupNuclear().prox(z[None], float(w) * step)[0] for z, w in places]).view_as(coef)
+
+        factorize = Penalty.factorize  # the decay of heads is the same at all places
+        smoothed_value, smoothed_derivatives = Penalty.smoothed_value, Penalty.smoothed_derivatives
+        violating_atoms, active_groups = Penalty.violating_atoms, Penalty.active_groups
+        for_outputs = Penalty.for_outputs
+
+    class Whole(Weighted):
+        block_separable = False
+
+    check_penalty(Whole())
+    with pytest.raises(AssertionError, match="block_separable is True"):
+        check_penalty(Weighted())
+
+
 @pytest.mark.parametrize("c", [1, 3])
 def test_a_group_of_zeros_has_a_gradient_of_zero(c):
     coef = torch.zeros(2, 3, c, dtype=torch.float64, requires_grad=True)
