@@ -20,6 +20,11 @@ def data(n=30, tokens=3, features=2, outputs=2, seed=0):
     return torch.as_tensor(X), torch.as_tensor(y)
 
 
+def gated_network():
+    draw = np.random.default_rng(1)
+    return ConvexAttention(3, 2, 2, 6, gates=Gates(draw.normal(size=(4, 3)), draw.normal(size=(4, 2))))
+
+
 def weights(network):
     return torch.cat([parameter.detach().flatten() for parameter in network.parameters()])
 
@@ -163,6 +168,20 @@ def test_masks_of_tokens_are_not_taken_for_masks_of_gates():
 def test_seeds_and_flags_are_checked(options, message):
     with pytest.raises(ValueError, match=message):
         DeepConvexTransformer(4, 2, **options)
+
+
+@pytest.mark.parametrize("network", [DeepConvexTransformer(3, 2, 2, n_layers=2), gated_network()], ids=["deep", "one"])
+def test_graphs_of_gated_networks_are_for_any_number_of_samples(network):
+    network, (X, _) = network.double().requires_grad_(False), data()
+    wanted = network(X)
+    example, shapes = (X[:5],), ({0: torch.export.Dim("batch")},)
+    saved = io.BytesIO()
+    torch.export.save(torch.export.export(network, example, dynamic_shapes=shapes), saved)
+    saved.seek(0)
+    torch.testing.assert_close(torch.export.load(saved).module()(X), wanted)
+    torch.testing.assert_close(torch.compile(network, backend="eager", fullgraph=True)(X), wanted)
+    with pytest.raises(Exception, match="gates would be left out of a graph of strict=True; export with strict=False"):
+        torch.export.export(network, example, strict=True)
 
 
 def test_gates_pass_no_gradient():
