@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -165,7 +166,8 @@ class Heads:
         Raises
         ------
         ValueError
-            If `coef` has another number of dimensions or holds no finite floating-point numbers.
+            If `coef` has another number of dimensions or holds no finite floating-point numbers, or the penalty
+            factorizes it into heads of another decay than its value.
         """
         array = np.asarray(without_tensor(coef, "coef"))
         if not np.issubdtype(array.dtype, np.floating):
@@ -178,7 +180,7 @@ class Heads:
         block, left, right = (part.numpy() for part in penalty.factorize(values))
         w1 = np.eye(array.shape[-3], dtype=array.dtype)[block[:, -1]]
         bias: Any = np.zeros(array.shape[-1], array.dtype) if intercept is None else intercept
-        return cls(
+        heads = cls(
             w1=w1,
             w2=left,
             w3=right,
@@ -190,6 +192,13 @@ class Heads:
             gate_index=None if gates is None else block[:, 0],
             targets=targets or RealTargets(),
         )
+        decay, value, rounding = heads.decay(), float(penalty.value(values.double())), torch.finfo(values.dtype)
+        if abs(decay - value) > math.sqrt(rounding.eps) * value + rounding.tiny:
+            raise ValueError(
+                f"penalty={penalty!r} must factorize coefficients into heads whose decay is its value, {value:.6g}, "
+                f"got {decay:.6g}; only penalties that are the decay of some heads have any, as check_penalty tests"
+            )
+        return heads
 
     def to_coef(self) -> NDArray[np.floating]:
         """The convex program's coefficients of this network, shape ``(n, d, c)`` or ``(h, n, d, c)``.

@@ -172,7 +172,11 @@ class SolverInterrupted(Interrupted):
     """Raised on Ctrl-C during a solve; `result` holds the best point so far and its certificate."""
 
     def __init__(self, result: SolverResult) -> None:
-        super().__init__(result.status.value)
+        super().__init__(
+            f"{result.status.value} after {result.n_iter} iterations, at a relative gap of "
+            f"{result.certificate.relative_gap:.2g}; .result, or the estimator in whose fit this was, holds the best "
+            "point and its certificate"
+        )
         self.result = result
 
 

@@ -18,7 +18,7 @@ from convexformer import (
     attention_program,
 )
 from convexformer.nn import ConvexAttention, ReluAttention, network_from_heads, sequence_network_from_heads
-from convexformer.solvers import get_loss, get_penalty
+from convexformer.solvers import GroupL2, get_loss, get_penalty
 
 PENALTIES = ("group_l2", "nuclear")
 ACTIVATIONS = ("linear", "gated_relu")
@@ -242,6 +242,29 @@ def test_printed_unbalanced_split_costs_more(make_problem, penalty):
 
 
 # Merging
+
+
+def test_heads_of_another_decay_than_the_penalty_are_refused(make_problem):
+    class Unbalanced(GroupL2):
+        def factorize(self, coef):
+            block, left, right = super().factorize(coef)
+            return block, 2 * left, right / 2
+
+    X, y = make_problem("squared")
+    with pytest.raises(ValueError, match="must factorize coefficients into heads whose decay is its value"):
+        ConvexAttentionRegressor(0.01, penalty=Unbalanced()).fit(X, y)
+
+
+@pytest.mark.parametrize("penalty", ["group_l2", "nuclear"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("size", [1e-300, 1e-30, 1.0, 1e30, 1e150])
+def test_heads_of_any_size_have_the_decay_of_the_penalty(penalty, dtype, size):
+    if dtype == np.float32 and not 1e-30 <= size <= 1e30:
+        pytest.skip("out of the range of float32")
+    coef = (size * np.random.default_rng(0).normal(size=(3, 4, 2))).astype(dtype)
+    heads = Heads.from_coef(coef, alpha=0.1, penalty=penalty)
+    value = float(get_penalty(penalty).value(torch.as_tensor(coef).double()))
+    assert heads.decay() == pytest.approx(value, rel=1e-6 if dtype == np.float32 else 1e-13)
 
 
 def test_parallel_groups_of_several_tokens_merge_into_one_soft_head(make_problem):

@@ -607,6 +607,7 @@ class TestInterrupts:
         result = interruption.result
         assert result.status is Status.INTERRUPTED
         assert "keyboard" in str(interruption)
+        assert f"after {n_iter} iterations" in str(interruption)
         assert result.n_iter == n_iter
         again = certify(program, result.coef, result.intercept)
         assert again.primal == result.certificate.primal
