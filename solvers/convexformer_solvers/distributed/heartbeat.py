@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import itertools
 import os
 import socket
 import sys
@@ -41,15 +42,11 @@ class Heartbeats:
         atexit.register(self.leave)
 
     def _beat(self) -> None:
-        count = 0
-        while True:
-            try:
-                self._store.set(str(self.rank), str(count))
-            except RuntimeError:  # the store has gone with rank 0, which those who wait notice
-                return
-            if self._stopped.wait(self.config.heartbeat):
-                return
-            count += 1
+        with suppress(RuntimeError):  # the store has gone with rank 0, which those who wait notice
+            for beat in itertools.count():
+                self._store.set(str(self.rank), str(beat))
+                if self._stopped.wait(self.config.heartbeat):
+                    return
 
     def leave(self) -> None:
         """Tell the others that this rank ends without a fault; after a fault, end without waiting for them."""
@@ -75,11 +72,10 @@ class Heartbeats:
             if self._store.check(["failure"]):
                 raise RankError(self._store.get("failure").decode())
             counts = self._counts()
-        except RankError:
-            self.failed = True
-            raise
         except RuntimeError as error:
             self.failed = True
+            if isinstance(error, RankError):
+                raise
             raise RankError(f"{self.names[0]} has ended or does not answer: {_first_line(error)}") from error
         for rank, count in counts.items():
             if count != self._seen.get(rank, (b"", 0.0))[0]:
