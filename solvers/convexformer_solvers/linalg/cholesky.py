@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from convexformer_solvers.linear_maps.base import as_rows
+from convexformer_solvers.linear_maps.base import as_rows, slices
 
 
 def cholesky(matrix: Tensor) -> Tensor:
@@ -109,7 +109,7 @@ def _inverses_of_factor(matrix: Tensor, entries: Callable[[slice], Tensor], rais
 
 def diagonal_blocks(size: int, width: int = 256) -> list[slice]:
     """Rows of the diagonal blocks whose inverses are kept: wide ones take long to invert, narrow ones many calls."""
-    return [slice(start, min(start + width, size)) for start in range(0, size, width)]
+    return list(slices(size, width))
 
 
 def _inverse_of_lower(lower: Tensor) -> Tensor:

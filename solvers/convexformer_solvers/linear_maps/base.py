@@ -358,12 +358,12 @@ def as_rows(columns: Tensor) -> Tensor:
 
 def row_chunks(n_rows: int, n_columns: int, device: torch.device) -> Iterator[slice]:
     """Chunks of the rows for a product with few columns."""
-    return _slices(n_rows, max(1, CONFIG.limit(device) // max(1, n_columns)))
+    return slices(n_rows, max(1, CONFIG.limit(device) // max(1, n_columns)))
 
 
 def tall_chunks(n_rows: int, n_columns: int, device: torch.device) -> Iterator[slice]:
     """Chunks tall enough for full speed of products along the rows."""
-    return _slices(n_rows, _tall(n_columns, device))
+    return slices(n_rows, _tall(n_columns, device))
 
 
 def _tall(n_columns: int, device: torch.device) -> int:
@@ -371,14 +371,15 @@ def _tall(n_columns: int, device: torch.device) -> int:
     return max(math.isqrt(limit), 4 * limit // max(1, n_columns))
 
 
-def _slices(n_rows: int, height: int) -> Iterator[slice]:
+def slices(n_rows: int, height: int) -> Iterator[slice]:
+    """Rows in chunks of a height."""
     return (slice(start, min(start + height, n_rows)) for start in range(0, n_rows, height))
 
 
 def bands(size: int, device: torch.device) -> Iterator[slice]:
     """Low chunks of the rows of a triangle, which leave out most of what is above the diagonal."""
     tallest = math.isqrt(CONFIG.limit(device)) // 2  # lower ones take up to twice the time with some instruction sets
-    return _slices(size, max(1, min(max(size // 4, tallest // 4), tallest)))
+    return slices(size, max(1, min(max(size // 4, tallest // 4), tallest)))
 
 
 def even_rows(n_rows: int, at_most: int, device: torch.device) -> Tensor:

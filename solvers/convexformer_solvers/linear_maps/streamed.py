@@ -8,30 +8,23 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from convexformer_solvers.validation import check_kind
 
-from .base import LinearMap, Slopes, widened
+from .base import LinearMap, Slopes, slices, widened
 from .config import CONFIG
 from .dense import DenseMap
 from .gated import GatedMap, checked_masks
 from .source import Source, Traffic
 
-Places = Tensor | slice  # positions of samples of a map
+Places = Tensor | slice  # positions of samples
 
 # Integers up to two bytes and all numbers of two bytes are exact in float32.
 _SINGLE = (torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.uint8, torch.int16, torch.uint16)
-
-
-class _Part(NamedTuple):
-    """Some samples of a map: their positions in it, and in the source."""
-
-    places: Places
-    rows: slice | Tensor
 
 
 class StreamedMap(LinearMap):
@@ -163,49 +156,48 @@ class StreamedMap(LinearMap):
     def traffic(self) -> Traffic:
         return replace(self._traffic)
 
-    def _plan(self, height: int) -> Iterator[_Part]:
-        """The samples in parts of so many at most, as they are read."""
-        for start in range(0, self.n_samples, height):
-            stop = min(start + height, self.n_samples)
-            places: Places = slice(start, stop) if self._order is None else self._order[start:stop]
-            index = self._index[start:stop]
-            yield _Part(places, slice(index.start, index.stop) if isinstance(index, range) else index)
+    def _plan(self, height: int) -> Iterator[tuple[Places, Places]]:
+        """The samples in parts of so many at most, as they are read: their positions in the map and in the source."""
+        for part in slices(self.n_samples, height):
+            index = self._index[part]
+            rows = slice(index.start, index.stop) if isinstance(index, range) else index
+            yield part if self._order is None else self._order[part], rows
 
-    def _read(self, part: _Part) -> Tensor:
-        """The samples of a part in the precision of the map, on the device if it has streams."""
+    def _read(self, rows: Places) -> Tensor:
+        """Samples of the source in the precision of the map, on the device if it has streams."""
         began = time.perf_counter()
-        values = self.source.read(part.rows) if isinstance(part.rows, slice) else self.source.take(part.rows)
+        values = self.source.read(rows) if isinstance(rows, slice) else self.source.take(rows)
         self._traffic.read_bytes += values.numel() * values.element_size()
         if self._device.type == "cuda":
             values = values.pin_memory().to(self._device, non_blocking=True)
         values = values.to(self._dtype)
         if not self._traffic.is_finite and not math.isfinite(float(values.sum())):  # a sum is fast, and may overflow
-            self._check_chunk(part, values)
+            self._check_chunk(rows, values)
         self._traffic.read_seconds += time.perf_counter() - began
         return values
 
-    def _check_chunk(self, part: _Part, values: Tensor) -> None:
+    def _check_chunk(self, rows: Places, values: Tensor) -> None:
         """Raise ``ValueError`` that says where an entry is not finite, if one is."""
         bad = (~torch.isfinite(values.flatten(1)).all(1)).nonzero()[:, 0]
         if len(bad):
             first = int(bad[0])
-            row = part.rows.start + first if isinstance(part.rows, slice) else int(part.rows[first])
+            row = rows.start + first if isinstance(rows, slice) else int(rows[first])
             raise ValueError(f"the data must be finite, got NaN or infinite values in {self.source.place(row)}")
 
     def _parts(self) -> Iterator[tuple[Places, LinearMap]]:
         """One pass: positions of samples with their map, of which the next is read meanwhile."""
         masks, stream = self.masks, torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
 
-        def read(part: _Part) -> Tensor:
+        def read(rows: Places) -> Tensor:
             with torch.no_grad(), torch.cuda.stream(stream):
-                return self._read(part)
+                return self._read(rows)
 
         plan = list(self._plan(max(1, self.chunk // self._width)))
         if not plan:  # of some samples, another rank may have all
             return
         with ThreadPoolExecutor(1, "reader") as pool:
-            ahead = pool.submit(read, plan[0])
-            for part, following in zip(plan, [*plan[1:], None], strict=True):
+            ahead = pool.submit(read, plan[0][1])
+            for (places, _), following in zip(plan, [*plan[1:], None], strict=True):
                 began = time.perf_counter()
                 values = ahead.result()
                 self._traffic.waited_seconds += time.perf_counter() - began
@@ -213,10 +205,10 @@ class StreamedMap(LinearMap):
                     torch.cuda.current_stream(self._device).wait_stream(stream)
                     values.record_stream(torch.cuda.current_stream(self._device))
                 if following is not None:
-                    ahead = pool.submit(read, following)
+                    ahead = pool.submit(read, following[1])
                 values = values.to(self._device)  # of a device without streams, as a thread may not know it
-                values = values if self.features is None else widened(values, self.features[part.places])
-                yield part.places, DenseMap(values) if masks is None else GatedMap(values, masks[part.places])
+                values = values if self.features is None else widened(values, self.features[places])
+                yield places, DenseMap(values) if masks is None else GatedMap(values, masks[places])
         if isinstance(self._index, range) and self._n_bytes == self._traffic.total_bytes:
             self._traffic.is_finite = True
 
