@@ -74,7 +74,10 @@ class LowRank:
         return (self.factor @ (self.factor.T @ flat)).add_(flat, alpha=self.ridge)
 
     def goal(self, share: float, accuracy: float) -> float:
-        """With the square of the program's gap: this is linear in the distance to the solution, a model's quadratic."""
+        """Gap of a model's minimum for a gap of the program, both over its value at zero.
+
+        With the square: the program's gap is linear in the distance to the solution, a model's is quadratic.
+        """
         return accuracy * share**2
 
     def minimum(self, model: Model) -> Tensor:

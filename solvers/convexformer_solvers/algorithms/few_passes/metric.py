@@ -4,27 +4,15 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import ClassVar, NamedTuple, Protocol
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from convexformer_solvers.program import Program
 
-from .model import Model
-
-
-class Matrix(Protocol):
-    """A positive semidefinite matrix, of all features or of those of all outputs."""
-
-    def product(self, flat: Tensor) -> Tensor:
-        """Product with ``(p, k)``."""
-
-    def goal(self, share: float, accuracy: float) -> float:
-        """Gap of a model's minimum for a gap of the program, both over its value at zero."""
-
-    def minimum(self, model: Model) -> Tensor:
-        """Coefficients ``(p, k)`` that minimise a model."""
+from .low_rank import LowRank
+from .model import Gram
 
 
 class Part(NamedTuple):
@@ -36,7 +24,7 @@ class Part(NamedTuple):
     outputs: slice
     joint: bool  # whether the outputs are coupled
     feature_shape: tuple[int, ...]  # of a column of coefficients: (*block_shape, d), or (*block_shape, c, d)
-    matrix: Matrix  # (p, p) or (c p, c p)
+    matrix: Gram | LowRank  # of all features (p, p), or of those of all outputs (c p, c p)
     cross: Tensor  # of the features with the intercepts, (p, 1) or (c p, c)
     core: Tensor  # of the intercepts, (1, 1) or (c, c); zeros without an intercept
     inverse: Tensor  # its pseudo-inverse

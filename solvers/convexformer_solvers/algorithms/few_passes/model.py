@@ -57,7 +57,10 @@ class Gram:
         return self._gram @ flat
 
     def goal(self, share: float, accuracy: float) -> float:
-        """In proportion to the program's gap, as each step of the solver costs; gaps are rounded differences."""
+        """Gap of a model's minimum for a gap of the program, both over its value at zero.
+
+        In proportion, as each step of the solver costs; gaps are rounded differences.
+        """
         return max(accuracy * share, EPS)
 
     def minimum(self, model: Model) -> Tensor:
