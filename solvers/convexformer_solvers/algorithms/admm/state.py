@@ -84,9 +84,7 @@ class State(NamedTuple):
     rho: float
     rule: GroupSizeStepRule  # for rho by the size of groups
     local: Tensor  # curvature of each sample's loss when it was last looked at, (N,)
-    margin: float  # curvature of the quadratic that stands for the loss, in units of the local one
-    observed_mean: float  # largest mean curvature observed along moves since then, in the same units
-    observed_curvature: Tensor  # largest one of each sample along those moves, (N,)
+    observed_curvature: Tensor  # largest one of each sample observed along moves since then, (N,)
     smooth: Tensor  # W, which carries the loss
     correlation: Tensor  # A' diag(p) theta of the dual point that W gives
     fitted: Tensor  # A W + b, (N, c)
@@ -95,6 +93,8 @@ class State(NamedTuple):
     fitted_coef: Tensor  # A Z
     multiplier: Tensor  # scaled dual U of W = Z
     fitted_multiplier: Tensor  # A U
+    margin: float = 1.0  # curvature of the quadratic that stands for the loss, in units of the local one
+    observed_mean: float = 0.0  # largest mean curvature observed along those moves, in the same units
     iteration: int = 0
     mark: Sides | None = None  # a few iterations before rho is set anew
     before: End | None = None  # of the alpha before on a path
@@ -111,8 +111,6 @@ class State(NamedTuple):
             rho=rho,
             rule=rule,
             local=local,
-            margin=1.0,
-            observed_mean=0.0,
             observed_curvature=torch.zeros_like(local),
             smooth=coef,
             correlation=start.correlation,
