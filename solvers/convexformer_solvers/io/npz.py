@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,8 +79,7 @@ def read_archive(path: str | os.PathLike[str], content: str) -> tuple[dict[str, 
 
 def read_arrays(path: str | os.PathLike[str], names: Collection[str] | None = None) -> dict[str, NDArray]:
     """Plain arrays of an ``.npz`` file, by default all; ``ValueError`` where it is damaged or of another kind."""
-    with _opened(path) as raw:
-        loaded = np.load(raw, allow_pickle=False)
+    with _loaded(path) as loaded:
         if not isinstance(loaded, np.lib.npyio.NpzFile):
             raise ValueError("it holds a single array")
         return {name: loaded[name] for name in loaded.files if names is None or name in names}
@@ -88,19 +87,18 @@ def read_arrays(path: str | os.PathLike[str], names: Collection[str] | None = No
 
 def read_array(path: str | os.PathLike[str]) -> NDArray:
     """The plain array of an ``.npy`` file; ``ValueError`` where it is damaged or of another kind."""
-    with _opened(path) as raw:
-        loaded = np.load(raw, allow_pickle=False)
+    with _loaded(path) as loaded:
         if not isinstance(loaded, np.ndarray):
             raise ValueError("it is an archive of arrays")
         return loaded
 
 
 @contextmanager
-def _opened(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """A file for numpy, whose errors about what the file holds become ``ValueError``."""
+def _loaded(path: str | os.PathLike[str]) -> Iterator[Any]:
+    """What numpy finds in a file; its errors about what the file holds become ``ValueError``."""
     with open(path, "rb") as raw:  # numpy leaves a damaged file open
         try:
-            yield raw
+            yield np.load(raw, allow_pickle=False)
         except OSError as error:
             # A damaged offset is invalid; what looks like damaged data of bzip2 has no number.
             if error.errno not in (errno.EINVAL, None):
