@@ -316,16 +316,15 @@ class _Planner:
 
     def _alternating(self) -> Iterator[Stage]:
         """Alternating directions, and Newton steps on smoothed objectives where they cost little enough."""
-        coupled, config = not self.program.loss.output_separable, self.config
-        if self.takes_newton or coupled:
-            n_steps = self.n_before_newton if self.takes_newton else config.few_steps
+        loss, config = self.program.loss, self.config
+        if self.takes_newton or not loss.quadratic:
+            without_newton = config.first_steps if loss.output_separable else config.few_steps
+            n_steps = self.n_before_newton if self.takes_newton else without_newton
             yield from self._in_both_precisions("first of all", n_steps)
-        elif not self.program.loss.quadratic:
-            yield from self._in_both_precisions("first of all", config.first_steps)
         yield from self._newton(config.few_steps)
-        if coupled:
+        if not loss.output_separable:
             yield self._gradient_steps("the loss couples the outputs: these do not mind", config.few_steps)
-        elif not self.program.loss.quadratic:
+        elif not loss.quadratic:
             yield from self._outputs_apart_newton()
         yield from self._in_both_precisions("at greater length", self.config.steps)
 
