@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from convexformer_solvers.linear_maps.config import CONFIG
-from convexformer_solvers.validation import check_counts
+from convexformer_solvers.validation import check_counts, check_kind
 
 from .base import Atoms, Factors, Penalty
 
@@ -174,8 +174,7 @@ class PerTarget(Penalty):
     n_targets: int
 
     def __post_init__(self) -> None:
-        if not isinstance(self.penalty, Penalty):
-            raise TypeError(f"penalty must be a Penalty, as GroupL2() is one, got {self.penalty!r}")
+        check_kind("penalty", self.penalty, Penalty, "GroupL2()")
         if not self.penalty.block_separable:
             raise ValueError(f"penalty must be a sum over blocks, got {self.penalty!r}")
         check_counts(n_targets=self.n_targets)
