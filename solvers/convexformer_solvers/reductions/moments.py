@@ -27,7 +27,7 @@ class MomentsOf(NamedTuple):
 
 
 def moments_of(program: Program, single: bool = False) -> MomentsOf:
-    """Moments of a program with float64 targets, computed once for all ``alpha``; the data are read once.
+    """Moments of a program of the squared loss with float64 targets, once for all ``alpha``; the data are read once.
 
     They are read again, about their means, where these are so large that squares lose more than half of their digits.
     With `single` products of the Gram matrix are in single precision.
@@ -43,9 +43,8 @@ def _moments(program: Program, single: bool) -> MomentsOf:
     if single and not bool(torch.isfinite(gram).all()):  # squares overflow
         return _moments(program, single=False)
     target, means = product[:, :-1], product[:, -1] * free
-    if program.loss.quadratic:
-        # The best constant model's dual point is the centred target.
-        program.remembered("null_correlation", lambda: target.reshape(program.coef_shape).clone())
+    # The best constant model's dual point is the centred target.
+    program.remembered("null_correlation", lambda: target.reshape(program.coef_shape).clone())
     raw = gram.diagonal().clone()
     gram = gram.sub_(torch.outer(means, means))
     rounding = torch.finfo(torch.float32).eps if single else EPS
