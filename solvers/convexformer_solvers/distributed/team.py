@@ -90,10 +90,6 @@ class Team:
         if ranks.least_samples is None:
             ranks.least_samples = int(ranks.command_seconds * ranks.rate / torch.float64.itemsize)
 
-    def keeps(self, n_samples: int) -> bool:
-        """Whether ranks work on values of so many samples by themselves."""
-        return n_samples >= cast(int, self.ranks.least_samples)
-
     def lead(self, command: Command, own: Sequence[dict[str, Any]] | None = None) -> Any:
         """Carry out a command and return what has been combined."""
         with self.ranks.lock, interrupts_held():

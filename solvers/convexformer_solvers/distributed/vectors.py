@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
-from typing import Any
+from itertools import accumulate, pairwise
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ class Layout:
     def __init__(self, team: Team, places: list[Places], n_samples: int, device: torch.device) -> None:
         self.team, self.places, self.n_samples, self.device = team, places, n_samples, device
         self.heights = tuple(p.stop - p.start if isinstance(p, slice) else len(p) for p in places)
-        self.keeps = team.keeps(n_samples)  # whether values stay on their ranks
+        self.keeps = n_samples >= cast(int, team.ranks.least_samples)  # whether values stay on their ranks
 
     def kept(self, name: int, part: Tensor) -> SampleTensor:
         """Values, one row a sample, that the ranks hold under a name; `part` is that of rank 0."""
@@ -299,5 +299,4 @@ def _changed(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list
 
 def places_of(counts: Sequence[int]) -> list[Places]:
     """Positions of ranks' samples that follow each other by rank."""
-    ends = torch.tensor([0, *counts]).cumsum(0).tolist()
-    return [slice(*pair) for pair in pairwise(ends)]
+    return [slice(*pair) for pair in pairwise(accumulate(counts, initial=0))]
