@@ -66,6 +66,8 @@ class LossAtIntercepts:
 class SoftmaxAtIntercepts(LossAtIntercepts):
     """The same for the softmax cross-entropy, whose exponentials of the predictions serve all intercepts."""
 
+    unit = 1.0
+
     def __init__(self, loss: Loss, pred: Tensor, y: Tensor, weight: Tensor) -> None:
         super().__init__(loss, pred, y, weight)
         self.mean_target = weight @ y
@@ -74,10 +76,6 @@ class SoftmaxAtIntercepts(LossAtIntercepts):
         self._farthest = math.log(torch.finfo(pred.dtype).max) / 4
         self._at: Tensor | None = None  # intercept of the sums that are known
         self._origin = torch.full_like(pred[0], math.inf)  # intercept that the exponentials contain
-
-    @cached_property
-    def unit(self) -> float:
-        return 1.0
 
     def _sums(self, b: Tensor) -> tuple[Tensor, Tensor]:
         """Factors of the exponentials, and their sums over the classes, at an intercept."""
