@@ -144,20 +144,18 @@ def solve_on(
         torch.no_grad(),  # data that require gradients have none of the solution's
         tqdm(total=options.max_iter, disable=not options.verbose, desc=solver.name, unit="it", leave=True) as bar,
     ):
-        run = _Run(reference, chain, solver, options, bar, start or null_point(chain.original))
-        # Predictions come with points on the way to somewhere; one without may be good enough as it is.
-        given = start is not None and start.pred is None
+        run = _Run(reference, chain, solver, options, bar, start)
         try:
-            status = run.check(run.start) if given else None
+            status = run.check(run.start) if run.is_given else None
             if status is None:
-                run.begin(given, previous)
+                run.begin(previous)
                 status = run.until_stop()
                 if status is not Status.CONVERGED:
-                    run.record_earlier(given, status, known)
+                    run.record_earlier(status, known)
                     if run.is_within_tol and status is not Status.STOPPED:  # which who stopped it expects
                         status = Status.CONVERGED
         except KeyboardInterrupt:
-            status = run.interrupted(given)
+            status = run.interrupted()
     result = run.result(status)
     if status is Status.INTERRUPTED:
         raise SolverInterrupted(result)
@@ -174,19 +172,21 @@ class _Run:
     last_gap: float
 
     def __init__(
-        self, reference: Program, chain: Chain, solver: Solver, options: Options, bar: tqdm, start: Point
+        self, reference: Program, chain: Chain, solver: Solver, options: Options, bar: tqdm, start: Point | None
     ) -> None:
         self.reference, self.chain, self.solver = reference, chain, solver
-        self.options, self.bar, self.start = options, bar, start
+        self.options, self.bar, self.start = options, bar, start or null_point(chain.original)
+        # Predictions come with points on the way to somewhere; one without may be good enough as it is.
+        self.is_given = start is not None and start.pred is None
         self.history, self.began = History(), time.perf_counter()
         self.iteration, self.state = 0, None
 
-    def begin(self, given: bool, previous: Any) -> None:
+    def begin(self, previous: Any) -> None:
         """Set the first state: at the best constant model where a given start is worse, and so the result at worst."""
         start = self.start
-        if given and not self.best.certificate.primal <= self.reference.null_value:
+        if self.is_given and not self.best.certificate.primal <= self.reference.null_value:
             start = self.record(null_point(self.chain.original))
-        start = self.chain.restrict(start._replace(dual=None) if given else start)
+        start = self.chain.restrict(start._replace(dual=None) if self.is_given else start)
         program, solver, known = self.chain.program, self.solver, previous is not None
         try:
             self.state = solver.init_again(program, start, previous) if known else solver.init(program, start)
@@ -242,11 +242,11 @@ class _Run:
         """Whether the gap of the best point is."""
         return self.best.certificate.relative_gap <= self.options.tol
 
-    def interrupted(self, given: bool) -> Status:
+    def interrupted(self) -> Status:
         """Certify the last point, unless that has been done, and the starting point, which has been if given."""
         try:
             self.record_latest()
-            self.record_earlier(given, Status.INTERRUPTED)
+            self.record_earlier(Status.INTERRUPTED)
         except KeyboardInterrupt:  # again: what has been certified by now is the result
             if not self.history.iteration:
                 raise
@@ -257,7 +257,7 @@ class _Run:
         if not self.history.iteration or self.history.iteration[-1] < self.iteration:
             self.last = self.record(self.latest())
 
-    def record_earlier(self, given: bool, status: Status, known: Sequence[Point] = ()) -> None:
+    def record_earlier(self, status: Status, known: Sequence[Point] = ()) -> None:
         """Certify points that steps may have led away from: the start, unless given, those of the solver, known ones.
 
         All but the start cost time, which a run that a callback or Ctrl-C has ended does not take.
@@ -271,7 +271,7 @@ class _Run:
                     self.record(self.unrounded(point), only_if_better=True)
             for point in known:
                 self.record(point, only_if_better=True)
-        if not given:
+        if not self.is_given:
             self.record(self.start, only_if_better=True)
 
     def unrounded(self, point: Point) -> Point:
