@@ -132,11 +132,10 @@ class StreamedMap(LinearMap):
             chosen: range | Tensor = self._index[index]
             order = None
         else:
-            index = torch.arange(self.n_samples)[index] if isinstance(index, slice) else index.cpu()
             rows = torch.as_tensor(self._index)
             if self._order is not None:  # samples stand elsewhere than they are read
                 rows = rows[self._order.argsort()]
-            chosen, order = rows[index].sort(stable=True)
+            chosen, order = rows[index if isinstance(index, slice) else index.cpu()].sort(stable=True)
             order = order if bool((order.diff() < 0).any()) else None
         result = self._like(_index=chosen, _order=order, masks=masks, features=features)
         return result.held() if result.n_stored <= self.chunk else result
