@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import itertools
 import os
-import socket
 import sys
 import threading
 import time
@@ -119,13 +118,3 @@ class Heartbeats:
 def _first_line(error: Exception) -> str:
     """What an error says, without the addresses that follow."""
     return str(error).partition("\n")[0]
-
-
-def name_of(rank: int) -> str:
-    """What messages call a rank: number, host and process."""
-    return f"rank {rank} (process {os.getpid()} on {socket.gethostname()})"
-
-
-def host_of_store() -> str:
-    """Where other hosts reach this one: the address that ``torchrun`` gave, of rank 0."""
-    return os.environ.get("MASTER_ADDR") or socket.gethostname()

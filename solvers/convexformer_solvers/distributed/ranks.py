@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import io
 import mmap
+import os
 import pickle
 import signal
 import socket
@@ -25,7 +26,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from .config import DistributedConfig
-from .heartbeat import Heartbeats, RankError, host_of_store, name_of
+from .heartbeat import Heartbeats, RankError
 
 _current: Ranks | None = None
 
@@ -74,7 +75,10 @@ class Ranks:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.lock = threading.RLock()
         described: list[Any] = [None] * self.size
-        dist.all_gather_object(described, (name_of(self.rank), socket.gethostname(), host_of_store()))
+        here = socket.gethostname()
+        # Other hosts reach rank 0 at the address that ``torchrun`` gave.
+        store = os.environ.get("MASTER_ADDR") or here
+        dist.all_gather_object(described, (f"rank {self.rank} (process {os.getpid()} on {here})", here, store))
         self.names, hosts, stores = (list(part) for part in zip(*described, strict=True))
         host = "127.0.0.1" if len(set(hosts)) == 1 else stores[0]
         address: list[Any] = [None]
