@@ -73,6 +73,14 @@ def test_changes_of_tokens_follow_one_another_and_leave_padding_zero():
     torch.testing.assert_close(draw_tokens(changed, 5, seed=0), 3 * (draw_tokens(samples, 5, seed=0) + 1))
 
 
+def test_some_changed_samples_are_those_at_the_positions():
+    index = torch.tensor([5, 0, 17])
+    changed = read(SAMPLES).mapped(lambda tokens: tokens + 1).rows(index).to(torch.device("cpu"))
+    assert changed.lengths.tolist() == [len(SAMPLES[position]) for position in index]
+    for found, position in zip(contents(changed), index, strict=True):
+        np.testing.assert_array_equal(found, SAMPLES[position] + 1)
+
+
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.uint32])
 def test_a_mask_of_zeros_and_ones_is_that_of_booleans(dtype):
     array, _, mask = padded(SAMPLES, fill=np.nan)
@@ -104,6 +112,21 @@ def test_two_dimensional_tensors_are_read_whatever_their_kind():
 def test_lengths_are_integers_of_any_size(dtype):
     samples = read((np.ones((2, 3, 1)), np.array([3, 1], dtype)))
     assert [len(tokens) for tokens in contents(samples)] == [3, 1]
+
+
+def test_samples_of_several_precisions_have_the_finest_of_them():
+    single, double = np.array([[0.1, 0.2]], np.float32), np.array([[0.1, 0.3]])
+    for X in ([single, double], [double, single], [single.astype(np.float16), single, double]):
+        samples = read(X)
+        assert samples.dtype == torch.float64
+        for found, expected in zip(contents(samples), X, strict=True):
+            np.testing.assert_array_equal(found, expected)
+
+
+def test_the_sample_that_is_not_finite_is_named_whichever_chunk_it_is_in(monkeypatch):
+    monkeypatch.setattr("convexformer.preprocessing.sequences.CONFIG", type(CONFIG)(temporary=1))
+    with pytest.raises(ValueError, match=r"NaN or infinity, in a token of X\[17\]"):
+        read([*SAMPLES[:17], np.full((2, 4), np.nan), *SAMPLES[18:]])
 
 
 def test_a_series_of_arrays_is_ragged():
@@ -220,6 +243,13 @@ def test_draws_leave_out_samples_of_weight_zero_and_differ_by_seed():
     expected = np.concatenate(SAMPLES[:5])
     assert sorted(drawn.tolist()) == sorted(expected.tolist())
     assert not torch.equal(draw_tokens(read(SAMPLES), 20, 0), draw_tokens(read(SAMPLES), 20, 1))
+
+
+def test_draws_leave_out_samples_of_weight_zero_whichever_chunk_they_are_in(monkeypatch):
+    weight = (np.arange(len(SAMPLES)) % 3).astype(float)
+    expected = draw_tokens(read([sample for sample, own in zip(SAMPLES, weight, strict=True) if own]), 1000, 0)
+    monkeypatch.setattr("convexformer.preprocessing.sequences.CONFIG", type(CONFIG)(temporary=1))
+    torch.testing.assert_close(draw_tokens(read(SAMPLES), 1000, 0, weight), expected, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
