@@ -5,12 +5,13 @@ import pytest
 import torch
 from probe_cases import forms, padded, ragged_samples
 from scipy.special import softmax
+from sklearn.base import BaseEstimator
 from sklearn.exceptions import NotFittedError
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from convexformer.nn import MeanWeights, TokenPooler
+from convexformer.nn import MaxWeights, MeanWeights, TokenPooler
 from convexformer.preprocessing import (
     MaxPooling,
     MeanPooling,
@@ -21,9 +22,14 @@ from convexformer.preprocessing import (
     TokenGates,
     TokenStandardizer,
 )
+from convexformer.preprocessing.checking import check_sequences
 from convexformer.preprocessing.dictionary import factors_of
 from convexformer.preprocessing.moments import Moments
+from convexformer.preprocessing.pooled import pooled_map
+from convexformer.preprocessing.pooling import pooled
 from convexformer.preprocessing.sequences import CONFIG
+from convexformer.programs.temporary_file import StoredMap
+from convexformer.solvers import DenseMap
 
 SAMPLES = ragged_samples()
 POOLINGS = [
@@ -228,6 +234,16 @@ def test_values_that_are_equal_but_for_rounding_are_constant():
     torch.testing.assert_close(factors_of(Moments.of(pooled)), torch.ones(5, dtype=torch.float64), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("size", [1e-3, 1.0, 1e3])
+@pytest.mark.parametrize("n_parts", [1, 2])
+def test_spreads_of_as_many_roundings_as_there_are_values_are_none(n_parts, size):
+    eps, sign = np.finfo(float).eps, torch.arange(100).double()[:, None] % 2 * 2 - 1
+    for spread, scale in ((80 * eps, 1.0), (300 * eps, 300 * eps)):
+        parts = (1 + spread * sign).tensor_split(n_parts)
+        found = Moments.joined(Moments.of(part, torch.full((len(part),), size)) for part in parts)
+        assert found.scale.item() == pytest.approx(scale, rel=1e-2)
+
+
 @pytest.mark.parametrize("size", [1e-15, 1.0, 1e15])
 def test_weights_of_any_scale_find_the_same_constant_features(size):
     X = np.random.default_rng(0).normal(3, 2, size=(30, 2, 3))
@@ -306,3 +322,23 @@ def test_results_keep_the_precision_and_half_gives_single():
 def test_wrong_parameters_are_named(pooling, message):
     with pytest.raises(ValueError, match=message):
         pooling.fit(SAMPLES)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_pooled_tokens_of_as_many_bytes_as_the_limit_are_in_memory_and_of_more_in_a_file(dtype):
+    samples = check_sequences(BaseEstimator(), [sample.astype(dtype) for sample in SAMPLES], reset=True)
+    pooler = TokenPooler([MeanWeights(), MaxWeights()])
+    expected = pooled(pooler, samples)
+    for limit, kind in ((expected.nbytes, DenseMap), (expected.nbytes - 1, StoredMap)):
+        found = pooled_map(samples, pooler, limit)
+        assert type(found) is kind
+        torch.testing.assert_close(found.data[:], expected, rtol=0, atol=0)
+
+
+def test_factors_give_the_pooled_tokens_of_each_weighting_variance_one():
+    weight = np.random.default_rng(0).uniform(0.5, 2, size=len(SAMPLES))
+    tokens = PoolingUnion([MeanPooling(), QueryPooling(3), TokenGates(3)], random_state=0).fit_transform(SAMPLES)
+    factors = factors_of(Moments.of(torch.as_tensor(tokens), torch.as_tensor(weight))).numpy()
+    scaled = factors[:, None] * tokens
+    variance = np.average((scaled - np.average(scaled, axis=0, weights=weight)) ** 2, axis=0, weights=weight)
+    np.testing.assert_allclose(variance.mean(1), 1.0, rtol=1e-9)
