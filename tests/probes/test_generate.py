@@ -9,6 +9,7 @@ from sklearn.base import BaseEstimator
 from convexformer.nn import QueryWeights, TokenPooler
 from convexformer.preprocessing.checking import check_sequences
 from convexformer.preprocessing.pooling import pooled
+from convexformer.preprocessing.sequences import PoolingConfig
 from convexformer.probes import generate
 from convexformer.probes.generate import DualPoint, Generation, find_weightings
 from convexformer.programs.build import build_program
@@ -144,6 +145,23 @@ def test_samples_without_weight_may_be_of_any_size_and_are_not_drawn():
         batch = generate._batch(weighted(spoiled, weight), Generation(n_samples=n_samples), np.random.RandomState(0))
         assert batch.tokens.abs().max() < 100
         assert len(batch.weight) == min(n_samples, 10)
+
+
+def test_sums_over_samples_are_the_same_where_they_are_read_one_at_a_time(monkeypatch):
+    samples, weight = ragged_samples(N), np.arange(N) % 3 + 1.0
+    weight[20:30] = 0
+    far = [part if own else np.full_like(part, 1e308) for part, own in zip(samples, weight, strict=True)]
+    point = weighted(dual_point(scaled=True), weight)
+    part = QueryWeights(np.random.default_rng(2).normal(size=(5, 4)), 1.0)
+    monkeypatch.setattr("convexformer.preprocessing.sequences.CONFIG", PoolingConfig(temporary=1))
+    found, expected = (
+        generate._correlations(part, point._replace(samples=each.mapped(lambda tokens: 10 * tokens)))
+        for each in (check_sequences(BaseEstimator(), far, reset=True), point.samples)
+    )
+    monkeypatch.undo()
+    torch.testing.assert_close(found, expected)
+    whole = generate._correlations(part, point._replace(samples=point.samples.mapped(lambda tokens: 10 * tokens)))
+    torch.testing.assert_close(expected, whole)
 
 
 def test_drawn_samples_weigh_by_their_weights_over_their_odds():

@@ -6,7 +6,7 @@ from probe_cases import ragged_samples, signal
 
 from convexformer import ConvexProbeRegressor
 from convexformer.nn import MeanWeights
-from convexformer.preprocessing import MeanPooling
+from convexformer.preprocessing import MeanPooling, TokenGates
 from convexformer.probes import Generation
 from convexformer.solvers import SolverInterrupted
 from convexformer_solvers.io.npz import read_archive, write_archive
@@ -62,6 +62,18 @@ def test_more_weightings_are_added_to_those_that_there_are(tmp_path):
     assert len(more.weighting_norms_) == 7
     assert more.certificate_.primal < few.certificate_.dual
     np.testing.assert_array_equal(more.pool(SAMPLES)[:, :5], few.pool(SAMPLES))
+
+
+def test_weightings_are_added_behind_those_of_a_dictionary_of_several_parts(tmp_path):
+    options = {"dictionary": [MeanPooling(), TokenGates(3, random_state=0)]}
+    few, more = (fitted(tmp_path / "fit.npz", max_new=max_new, **options) for max_new in (2, 4))
+    wanted = fitted(max_new=4, **options)
+    assert len(more.weighting_norms_) == 4 + 4
+    assert more.certificate_.primal == pytest.approx(wanted.certificate_.primal, rel=1e-7)
+    np.testing.assert_array_equal(more.pool(SAMPLES)[:, :6], few.pool(SAMPLES))
+    theirs = arrays_of(wanted)
+    for name, array in arrays_of(more).items():
+        np.testing.assert_allclose(array, theirs[name], rtol=1e-4, atol=1e-6)
 
 
 def test_no_more_weightings_are_taken_from_a_file_than_are_asked_for(tmp_path):
