@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from probe_cases import forms, padded, ragged_samples, signal
@@ -154,6 +155,29 @@ def test_the_default_dictionary_is_that_of_the_samples_that_count():
     model = regressor(dictionary="auto").fit([np.ones((5, 4)), *single[1:]], Y, weight)
     alone = regressor(dictionary="auto").fit(single[1:], Y[1:])
     np.testing.assert_allclose(model.coef_, alone.coef_, atol=1e-6)
+
+
+def test_the_default_dictionary_of_single_tokens_is_their_mean_alone():
+    for length, n_weightings in ((1, 1), (2, 1 + 128 + 32)):
+        X = np.random.default_rng(0).normal(size=(100, length, 4))
+        assert len(regressor(1.0, dictionary="auto", tol=1e-2).fit(X, X[:, 0, 0]).coef_) == n_weightings
+
+
+def test_a_pooling_with_random_numbers_of_its_own_draws_by_them_alone():
+    directions = [
+        regressor(dictionary=TokenGates(4, random_state=7), random_state=seed).fit(SAMPLES, Y).pooler_.weightings[0]
+        for seed in (0, 1)
+    ]
+    expected = np.random.RandomState(7).standard_normal((4, 4))
+    for gates in directions:
+        np.testing.assert_array_equal(gates.directions, expected)
+
+
+def test_a_refit_on_samples_of_tokens_forgets_the_names_of_columns():
+    frame = pd.DataFrame(np.stack([sample[0] for sample in SAMPLES]), columns=list("abcd"))
+    model = regressor(dictionary=MeanPooling(), tol=1e-2).fit(frame, Y)
+    assert list(model.feature_names_in_) == list("abcd")
+    assert not hasattr(model.fit(SAMPLES, Y), "feature_names_in_")
 
 
 # Weights of tokens
@@ -304,6 +328,26 @@ def test_samples_without_weight_change_nothing_and_huge_weights_are_as_ones(size
         model = classifier(**options).fit(far, LABELS, weight)
         alone = classifier(**options).fit(SAMPLES[1:], LABELS[1:])
         np.testing.assert_allclose(model.predict_proba(SAMPLES), alone.predict_proba(SAMPLES), atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["queries", "gates"])
+def test_weights_of_samples_count_the_same_where_samples_are_read_one_at_a_time(kind, monkeypatch):
+    weight = np.random.default_rng(0).uniform(0.2, 2, size=len(SAMPLES))
+    weight[7:9] = 0.0
+    X = [sample.astype(np.float32) for sample in SAMPLES]
+    X[7] = np.full_like(X[7], 9e36)  # whose products with queries are no numbers
+    generation = Generation(max_new=2, kinds=[kind], tol=1e-6)
+    options = {"dictionary": [MeanPooling(), TokenGates(3, source="pairs")], "generate": generation}
+    whole = regressor(0.003, **options).fit(X, Y, weight)
+    monkeypatch.setattr("convexformer.preprocessing.sequences.CONFIG", PoolingConfig(temporary=1))
+    monkeypatch.setattr("convexformer.preprocessing.pooled.CONFIG", PoolingConfig(temporary=1))
+    parts = regressor(0.003, **options).fit(X, Y, weight)
+    assert len(whole.weighting_norms_) == 6
+    theirs = whole.pooler_.state_dict()
+    for name, array in parts.pooler_.state_dict().items():
+        np.testing.assert_allclose(array, theirs[name], rtol=1e-3, atol=1e-4, err_msg=name)
+    np.testing.assert_allclose(parts.generation_.rounds, whole.generation_.rounds, rtol=1e-4)
+    np.testing.assert_allclose(parts.predict(SAMPLES), whole.predict(SAMPLES), rtol=1e-3, atol=1e-4)
 
 
 # Generated weightings
