@@ -168,6 +168,32 @@ def test_chunks_are_small_and_folds_are_read_in_order():
     assert source.reads == [slice(7, 10), slice(1200, 1201), slice(2500, 2501)]
 
 
+def test_a_part_of_a_source_has_its_own_lengths_places_and_bytes():
+    tokens = torch.arange(30 * 4 * 2.0).view(30, 4, 2)
+    lengths = np.arange(30) % 4 + 1
+
+    class Stored(Source):
+        shape, dtype = tokens.shape, torch.float32
+
+        def read(self, rows):
+            return tokens[rows]
+
+    source = Stored()
+    for given in (lengths, lengths[5:12]):
+        samples = stored_sequences((source, given), slice(5, 12))
+        before = samples.traffic()
+        assert before.total_bytes == tokens[5:12].nbytes
+        assert samples.lengths.tolist() == lengths[5:12].tolist()
+        some = samples.rows(torch.tensor([6, 0, 3]))
+        assert [some.place(number) for number in range(3)] == [source.place(row) for row in (11, 5, 8)]
+        assert some.lengths.tolist() == lengths[[11, 5, 8]].tolist()
+        found, real = some.padded(slice(0, 3))
+        for number, row in enumerate((11, 5, 8)):
+            assert torch.equal(found[number][real[number]], tokens[row, : lengths[row]])
+        assert (before.read_bytes, samples.traffic().read_bytes) == (0, tokens[:3].nbytes)
+    np.testing.assert_array_equal(stored_sequences(source, slice(5, 12)).padded(slice(0, 7))[0], tokens[5:12])
+
+
 def test_sources_of_two_dimensions_are_told():
     class Flat(Source):
         shape, dtype = (30, 4), torch.float32
