@@ -78,6 +78,15 @@ def test_the_objective_of_the_module_is_that_of_the_certificate(penalty, n_outpu
     assert objective.item() == pytest.approx(refit.certificate.primal, rel=1e-9)
 
 
+def test_the_temperature_of_the_queries_is_kept():
+    module = probe(temperature=0.3)
+    refit = refit_probe(module, SAMPLES, Y, 0.02)
+    assert refit.module.temperature == 0.3
+    for trained, stated in ((module, refit.objective), (refit.module, refit.certificate.primal)):
+        loss = (trained(TOKENS, REAL)[:, 0] - torch.as_tensor(Y)).square().mean() / 2
+        assert (loss + 0.02 * trained.decay()).item() == pytest.approx(stated, rel=1e-9)
+
+
 @pytest.mark.parametrize("penalty", ["nuclear", "group_l2"])
 def test_the_heads_of_pooled_tokens_have_the_certified_objective(penalty):
     module = probe(3)
