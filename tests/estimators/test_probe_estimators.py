@@ -376,6 +376,15 @@ def test_generated_weightings_lower_the_optimum_below_that_of_the_dictionary():
     assert grown.heads_.objective(grown.pool(SAMPLES), Y) == pytest.approx(grown.certificate_.primal, abs=1e-12)
 
 
+@pytest.mark.parametrize("kinds", [("queries", "gates"), ("gates", "queries")])
+def test_kinds_have_even_shares_of_a_round_and_the_first_what_is_odd(kinds):
+    generation = Generation(max_new=3, kinds=kinds, per_round=3)
+    model = regressor(0.003, dictionary=MeanPooling(), generate=generation).fit(SAMPLES, Y)
+    names = {"queries": "QueryWeights", "gates": "GateWeights"}
+    added = [(type(part).__name__, part.n_weightings) for part in model.pooler_.weightings[1:]]
+    assert added == [(names[kinds[0]], 2), (names[kinds[1]], 1)]
+
+
 @pytest.mark.parametrize("kind", ["queries", "gates"])
 def test_generated_ones_are_worth_more_than_as_many_random_ones(kind):
     drawn = {"queries": QueryPooling(8), "gates": TokenGates(8)}[kind]
