@@ -64,7 +64,8 @@ class ConvexProbeRegressor(RegressionMixin, ConvexProbeBase):
         within the limit. Default: they are in memory, and it is an error where they do not fit. Of each rank, under
         ``torchrun``.
     random_state : int, RandomState or None, default=None
-        Draws what poolings draw that have no `random_state` of their own, and the starting points of `generate`.
+        Draws what poolings draw that have no `random_state` of their own, and the starting points of `generate`. A seed
+        draws the same tokens in any order of the samples, and others where tokens are rounded otherwise.
     verbose : bool, default=False
         Whether to show a progress bar with gap and objective.
     callback : callable, default=None
