@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
@@ -226,6 +227,7 @@ class ClassificationMixin(ScoreMixin, ClassifierMixin):
         return result_of(torch.as_tensor(probability).log(), X)
 
 
+@dataclass(eq=False, repr=False)
 class ConvexAttentionRegressor(RegressionMixin, ConvexAttentionBase):
     r"""Attention network for regression, trained to a certified global optimum.
 
@@ -341,46 +343,27 @@ class ConvexAttentionRegressor(RegressionMixin, ConvexAttentionBase):
     (True, array([2]), 1)
     """
 
-    def __init__(
-        self,
-        alpha: float = 0.01,
-        *,
-        loss: str | Loss = "squared",
-        penalty: str | Penalty = "group_l2",
-        activation: str = "linear",
-        n_gates: int = 32,
-        gates: Any = "gaussian",
-        solver: str | Solver = "auto",
-        tol: float = 1e-4,
-        max_iter: int = 10_000,
-        fit_intercept: bool = True,
-        warm_start: bool = False,
-        dtype: Any = None,
-        device: Any = None,
-        memory_limit: int | None = None,
-        random_state: Any = None,
-        verbose: bool = False,
-        callback: Callback | None = None,
-    ) -> None:
-        self.alpha = alpha
-        self.loss = loss
-        self.penalty = penalty
-        self.activation = activation
-        self.n_gates = n_gates
-        self.gates = gates
-        self.solver = solver
-        self.tol = tol
-        self.max_iter = max_iter
-        self.fit_intercept = fit_intercept
-        self.warm_start = warm_start
-        self.dtype = dtype
-        self.device = device
-        self.memory_limit = memory_limit
-        self.random_state = random_state
-        self.verbose = verbose
-        self.callback = callback
+    alpha: float = 0.01
+    _: KW_ONLY
+    loss: str | Loss = "squared"
+    penalty: str | Penalty = "group_l2"
+    activation: str = "linear"
+    n_gates: int = 32
+    gates: Any = "gaussian"
+    solver: str | Solver = "auto"
+    tol: float = 1e-4
+    max_iter: int = 10_000
+    fit_intercept: bool = True
+    warm_start: bool = False
+    dtype: Any = None
+    device: Any = None
+    memory_limit: int | None = None
+    random_state: Any = None
+    verbose: bool = False
+    callback: Callback | None = None
 
 
+@dataclass(eq=False, repr=False)
 class ConvexAttentionClassifier(ClassificationMixin, ConvexAttentionBase):
     r"""Attention network for classification, trained to a certified global optimum.
 
@@ -494,43 +477,22 @@ class ConvexAttentionClassifier(ClassificationMixin, ConvexAttentionBase):
     (True, array([2]))
     """
 
-    def __init__(
-        self,
-        alpha: float = 0.01,
-        *,
-        loss: str | Loss = "auto",
-        penalty: str | Penalty = "group_l2",
-        activation: str = "linear",
-        n_gates: int = 32,
-        gates: Any = "gaussian",
-        solver: str | Solver = "auto",
-        tol: float = 1e-4,
-        max_iter: int = 10_000,
-        fit_intercept: bool = True,
-        class_weight: dict | str | None = None,
-        warm_start: bool = False,
-        dtype: Any = None,
-        device: Any = None,
-        memory_limit: int | None = None,
-        random_state: Any = None,
-        verbose: bool = False,
-        callback: Callback | None = None,
-    ) -> None:
-        self.alpha = alpha
-        self.loss = loss
-        self.penalty = penalty
-        self.activation = activation
-        self.n_gates = n_gates
-        self.gates = gates
-        self.solver = solver
-        self.tol = tol
-        self.max_iter = max_iter
-        self.fit_intercept = fit_intercept
-        self.class_weight = class_weight
-        self.warm_start = warm_start
-        self.dtype = dtype
-        self.device = device
-        self.memory_limit = memory_limit
-        self.random_state = random_state
-        self.verbose = verbose
-        self.callback = callback
+    alpha: float = 0.01
+    _: KW_ONLY
+    loss: str | Loss = "auto"
+    penalty: str | Penalty = "group_l2"
+    activation: str = "linear"
+    n_gates: int = 32
+    gates: Any = "gaussian"
+    solver: str | Solver = "auto"
+    tol: float = 1e-4
+    max_iter: int = 10_000
+    fit_intercept: bool = True
+    class_weight: dict | str | None = None
+    warm_start: bool = False
+    dtype: Any = None
+    device: Any = None
+    memory_limit: int | None = None
+    random_state: Any = None
+    verbose: bool = False
+    callback: Callback | None = None

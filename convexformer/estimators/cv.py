@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -318,6 +318,7 @@ def _check_classes(
         warn_caller(f"{found}; {remedy}", UserWarning)
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class ConvexAttentionRegressorCV(RegressionMixin, CrossValidationMixin):
     """``ConvexAttentionRegressor`` with ``alpha`` chosen by cross-validation.
 
@@ -364,56 +365,31 @@ memory_limit, random_state, verbose, callback
     True
     """
 
-    def __init__(
-        self,
-        *,
-        alphas: int | ArrayLike = 30,
-        eps: float = 1e-2,
-        cv: Any = None,
-        scoring: Any = None,
-        n_jobs: int | None = None,
-        resume: str | os.PathLike[str] | None = None,
-        loss: str | Loss = "squared",
-        penalty: str | Penalty = "group_l2",
-        activation: str = "linear",
-        n_gates: int = 32,
-        gates: Any = "gaussian",
-        solver: str | Solver = "auto",
-        tol: float = 1e-4,
-        max_iter: int = 10_000,
-        fit_intercept: bool = True,
-        warm_start: bool = False,
-        dtype: Any = None,
-        device: Any = None,
-        memory_limit: int | None = None,
-        random_state: Any = None,
-        verbose: bool = False,
-        callback: Callback | None = None,
-    ) -> None:
-        self.alphas = alphas
-        self.eps = eps
-        self.cv = cv
-        self.scoring = scoring
-        self.n_jobs = n_jobs
-        self.resume = resume
-        self.loss = loss
-        self.penalty = penalty
-        self.activation = activation
-        self.n_gates = n_gates
-        self.gates = gates
-        self.solver = solver
-        self.tol = tol
-        self.max_iter = max_iter
-        self.fit_intercept = fit_intercept
-        self.warm_start = warm_start
-        self.dtype = dtype
-        self.device = device
-        self.memory_limit = memory_limit
-        self.random_state = random_state
-        self.verbose = verbose
-        self.callback = callback
+    alphas: int | ArrayLike = 30
+    eps: float = 1e-2
+    cv: Any = None
+    scoring: Any = None
+    n_jobs: int | None = None
+    resume: str | os.PathLike[str] | None = None
+    loss: str | Loss = "squared"
+    penalty: str | Penalty = "group_l2"
+    activation: str = "linear"
+    n_gates: int = 32
+    gates: Any = "gaussian"
+    solver: str | Solver = "auto"
+    tol: float = 1e-4
+    max_iter: int = 10_000
+    fit_intercept: bool = True
+    warm_start: bool = False
+    dtype: Any = None
+    device: Any = None
+    memory_limit: int | None = None
+    random_state: Any = None
+    verbose: bool = False
+    callback: Callback | None = None
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class ConvexAttentionClassifierCV(ClassificationMixin, CrossValidationMixin):
     """``ConvexAttentionClassifier`` with ``alpha`` chosen by cross-validation.
 
@@ -461,53 +437,26 @@ device, memory_limit, random_state, verbose, callback
     (5, 3)
     """
 
-    def __init__(
-        self,
-        *,
-        alphas: int | ArrayLike = 30,
-        eps: float = 1e-2,
-        cv: Any = None,
-        scoring: Any = None,
-        n_jobs: int | None = None,
-        resume: str | os.PathLike[str] | None = None,
-        loss: str | Loss = "auto",
-        penalty: str | Penalty = "group_l2",
-        activation: str = "linear",
-        n_gates: int = 32,
-        gates: Any = "gaussian",
-        solver: str | Solver = "auto",
-        tol: float = 1e-4,
-        max_iter: int = 10_000,
-        fit_intercept: bool = True,
-        class_weight: dict | str | None = None,
-        warm_start: bool = False,
-        dtype: Any = None,
-        device: Any = None,
-        memory_limit: int | None = None,
-        random_state: Any = None,
-        verbose: bool = False,
-        callback: Callback | None = None,
-    ) -> None:
-        self.alphas = alphas
-        self.eps = eps
-        self.cv = cv
-        self.scoring = scoring
-        self.n_jobs = n_jobs
-        self.resume = resume
-        self.loss = loss
-        self.penalty = penalty
-        self.activation = activation
-        self.n_gates = n_gates
-        self.gates = gates
-        self.solver = solver
-        self.tol = tol
-        self.max_iter = max_iter
-        self.fit_intercept = fit_intercept
-        self.class_weight = class_weight
-        self.warm_start = warm_start
-        self.dtype = dtype
-        self.device = device
-        self.memory_limit = memory_limit
-        self.random_state = random_state
-        self.verbose = verbose
-        self.callback = callback
+    alphas: int | ArrayLike = 30
+    eps: float = 1e-2
+    cv: Any = None
+    scoring: Any = None
+    n_jobs: int | None = None
+    resume: str | os.PathLike[str] | None = None
+    loss: str | Loss = "auto"
+    penalty: str | Penalty = "group_l2"
+    activation: str = "linear"
+    n_gates: int = 32
+    gates: Any = "gaussian"
+    solver: str | Solver = "auto"
+    tol: float = 1e-4
+    max_iter: int = 10_000
+    fit_intercept: bool = True
+    class_weight: dict | str | None = None
+    warm_start: bool = False
+    dtype: Any = None
+    device: Any = None
+    memory_limit: int | None = None
+    random_state: Any = None
+    verbose: bool = False
+    callback: Callback | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -248,6 +248,7 @@ class GreedyConvexTransformerBase(TokenEstimator):
             yield self.first_layers(n_layers).predict(X)
 
 
+@dataclass(eq=False, repr=False)
 class GreedyConvexTransformerRegressor(RegressionMixin, GreedyConvexTransformerBase):
     r"""Layers of gated convex attention for regression, trained one after another, each with a certificate.
 
@@ -340,44 +341,26 @@ class GreedyConvexTransformerRegressor(RegressionMixin, GreedyConvexTransformerB
 
     _layer = ConvexAttentionRegressor
 
-    def __init__(
-        self,
-        alpha: float = 0.01,
-        *,
-        n_layers: int = 2,
-        loss: str | Loss = "squared",
-        penalty: str | Penalty = "group_l2",
-        n_gates: int = 32,
-        gates: Any = "gaussian",
-        solver: str | Solver = "auto",
-        tol: float = 1e-4,
-        max_iter: int = 10_000,
-        fit_intercept: bool = True,
-        dtype: Any = None,
-        device: Any = None,
-        memory_limit: int | None = None,
-        random_state: Any = None,
-        verbose: bool = False,
-        callback: Callback | None = None,
-    ) -> None:
-        self.alpha = alpha
-        self.n_layers = n_layers
-        self.loss = loss
-        self.penalty = penalty
-        self.n_gates = n_gates
-        self.gates = gates
-        self.solver = solver
-        self.tol = tol
-        self.max_iter = max_iter
-        self.fit_intercept = fit_intercept
-        self.dtype = dtype
-        self.device = device
-        self.memory_limit = memory_limit
-        self.random_state = random_state
-        self.verbose = verbose
-        self.callback = callback
+    alpha: float = 0.01
+    _: KW_ONLY
+    n_layers: int = 2
+    loss: str | Loss = "squared"
+    penalty: str | Penalty = "group_l2"
+    n_gates: int = 32
+    gates: Any = "gaussian"
+    solver: str | Solver = "auto"
+    tol: float = 1e-4
+    max_iter: int = 10_000
+    fit_intercept: bool = True
+    dtype: Any = None
+    device: Any = None
+    memory_limit: int | None = None
+    random_state: Any = None
+    verbose: bool = False
+    callback: Callback | None = None
 
 
+@dataclass(eq=False, repr=False)
 class GreedyConvexTransformerClassifier(ClassificationMixin, GreedyConvexTransformerBase):
     r"""Layers of gated convex attention for classification, trained one after another, each with a certificate.
 
@@ -447,41 +430,21 @@ class GreedyConvexTransformerClassifier(ClassificationMixin, GreedyConvexTransfo
 
     _layer = ConvexAttentionClassifier
 
-    def __init__(
-        self,
-        alpha: float = 0.01,
-        *,
-        n_layers: int = 2,
-        loss: str | Loss = "auto",
-        penalty: str | Penalty = "group_l2",
-        n_gates: int = 32,
-        gates: Any = "gaussian",
-        solver: str | Solver = "auto",
-        tol: float = 1e-4,
-        max_iter: int = 10_000,
-        fit_intercept: bool = True,
-        class_weight: Any = None,
-        dtype: Any = None,
-        device: Any = None,
-        memory_limit: int | None = None,
-        random_state: Any = None,
-        verbose: bool = False,
-        callback: Callback | None = None,
-    ) -> None:
-        self.alpha = alpha
-        self.n_layers = n_layers
-        self.loss = loss
-        self.penalty = penalty
-        self.n_gates = n_gates
-        self.gates = gates
-        self.solver = solver
-        self.tol = tol
-        self.max_iter = max_iter
-        self.fit_intercept = fit_intercept
-        self.class_weight = class_weight
-        self.dtype = dtype
-        self.device = device
-        self.memory_limit = memory_limit
-        self.random_state = random_state
-        self.verbose = verbose
-        self.callback = callback
+    alpha: float = 0.01
+    _: KW_ONLY
+    n_layers: int = 2
+    loss: str | Loss = "auto"
+    penalty: str | Penalty = "group_l2"
+    n_gates: int = 32
+    gates: Any = "gaussian"
+    solver: str | Solver = "auto"
+    tol: float = 1e-4
+    max_iter: int = 10_000
+    fit_intercept: bool = True
+    class_weight: Any = None
+    dtype: Any = None
+    device: Any = None
+    memory_limit: int | None = None
+    random_state: Any = None
+    verbose: bool = False
+    callback: Callback | None = None

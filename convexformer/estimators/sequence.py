@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -41,6 +42,7 @@ from convexformer_solvers import (
 )
 
 
+@dataclass(eq=False, repr=False)
 class ConvexSequenceRegressor(RegressorMixin, CertifiedEstimator):
     r"""Attention network for sequence targets, trained to a certified global optimum.
 
@@ -129,36 +131,20 @@ class ConvexSequenceRegressor(RegressorMixin, CertifiedEstimator):
     (array([3, 2, 1, 0]), 4)
     """
 
-    def __init__(
-        self,
-        alpha: float = 0.01,
-        *,
-        form: str | SequenceForm = "single_row",
-        penalty: str | Penalty = "group_l2",
-        loss: str | Loss = "squared",
-        solver: str | Solver = "auto",
-        tol: float = 1e-4,
-        max_iter: int = 10_000,
-        fit_intercept: bool = True,
-        dtype: Any = None,
-        device: Any = None,
-        memory_limit: int | None = None,
-        verbose: bool = False,
-        callback: Callback | None = None,
-    ) -> None:
-        self.alpha = alpha
-        self.form = form
-        self.penalty = penalty
-        self.loss = loss
-        self.solver = solver
-        self.tol = tol
-        self.max_iter = max_iter
-        self.fit_intercept = fit_intercept
-        self.dtype = dtype
-        self.device = device
-        self.memory_limit = memory_limit
-        self.verbose = verbose
-        self.callback = callback
+    alpha: float = 0.01
+    _: KW_ONLY
+    form: str | SequenceForm = "single_row"
+    penalty: str | Penalty = "group_l2"
+    loss: str | Loss = "squared"
+    solver: str | Solver = "auto"
+    tol: float = 1e-4
+    max_iter: int = 10_000
+    fit_intercept: bool = True
+    dtype: Any = None
+    device: Any = None
+    memory_limit: int | None = None
+    verbose: bool = False
+    callback: Callback | None = None
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -251,6 +251,7 @@ def _descent(samples: NetworkSamples, network: UnfoldedNetwork) -> DescentReport
     return descent_report(network.transformer, network.embedded(tokens), present)
 
 
+@dataclass(eq=False, repr=False)
 class UnfoldedTransformerRegressor(RegressionMixin, UnfoldedTransformerBase):
     r"""Regression by a transformer whose layers lower an energy, with a certified readout.
 
@@ -352,60 +353,34 @@ class UnfoldedTransformerRegressor(RegressionMixin, UnfoldedTransformerBase):
     True
     """
 
-    def __init__(
-        self,
-        alpha: float = 1e-3,
-        *,
-        n_layers: int = 6,
-        mode: str = "joint",
-        shared: bool = True,
-        anchored: bool = True,
-        rho: Any = "exp",
-        attention: str = "softmax",
-        eigenvalue_limit: float | None = 0.95,
-        width: int | None = None,
-        pooling: str = "auto",
-        n_heads: int = 32,
-        refit_readout: bool = True,
-        loss: str | Loss = "squared",
-        penalty: str | Penalty = "group_l2",
-        lr: Any = 1e-2,
-        n_steps: int = 300,
-        batch_size: int | None = None,
-        tol: float = 1e-4,
-        max_iter: int = 10_000,
-        dtype: Any = None,
-        device: Any = None,
-        random_state: Any = None,
-        verbose: bool = False,
-        callback: Any = None,
-    ) -> None:
-        self.alpha = alpha
-        self.n_layers = n_layers
-        self.mode = mode
-        self.shared = shared
-        self.anchored = anchored
-        self.rho = rho
-        self.attention = attention
-        self.eigenvalue_limit = eigenvalue_limit
-        self.width = width
-        self.pooling = pooling
-        self.n_heads = n_heads
-        self.refit_readout = refit_readout
-        self.loss = loss
-        self.penalty = penalty
-        self.lr = lr
-        self.n_steps = n_steps
-        self.batch_size = batch_size
-        self.tol = tol
-        self.max_iter = max_iter
-        self.dtype = dtype
-        self.device = device
-        self.random_state = random_state
-        self.verbose = verbose
-        self.callback = callback
+    alpha: float = 1e-3
+    _: KW_ONLY
+    n_layers: int = 6
+    mode: str = "joint"
+    shared: bool = True
+    anchored: bool = True
+    rho: Any = "exp"
+    attention: str = "softmax"
+    eigenvalue_limit: float | None = 0.95
+    width: int | None = None
+    pooling: str = "auto"
+    n_heads: int = 32
+    refit_readout: bool = True
+    loss: str | Loss = "squared"
+    penalty: str | Penalty = "group_l2"
+    lr: Any = 1e-2
+    n_steps: int = 300
+    batch_size: int | None = None
+    tol: float = 1e-4
+    max_iter: int = 10_000
+    dtype: Any = None
+    device: Any = None
+    random_state: Any = None
+    verbose: bool = False
+    callback: Any = None
 
 
+@dataclass(eq=False, repr=False)
 class UnfoldedTransformerClassifier(ClassificationMixin, UnfoldedTransformerBase):
     r"""Classification by a transformer whose layers lower an energy, with a certified readout.
 
@@ -444,57 +419,29 @@ class UnfoldedTransformerClassifier(ClassificationMixin, UnfoldedTransformerBase
     (True, 0.0)
     """
 
-    def __init__(
-        self,
-        alpha: float = 1e-3,
-        *,
-        n_layers: int = 6,
-        mode: str = "joint",
-        shared: bool = True,
-        anchored: bool = True,
-        rho: Any = "exp",
-        attention: str = "softmax",
-        eigenvalue_limit: float | None = 0.95,
-        width: int | None = None,
-        pooling: str = "auto",
-        n_heads: int = 32,
-        refit_readout: bool = True,
-        loss: str | Loss = "auto",
-        penalty: str | Penalty = "group_l2",
-        lr: Any = 1e-2,
-        n_steps: int = 300,
-        batch_size: int | None = None,
-        tol: float = 1e-4,
-        max_iter: int = 10_000,
-        class_weight: Any = None,
-        dtype: Any = None,
-        device: Any = None,
-        random_state: Any = None,
-        verbose: bool = False,
-        callback: Any = None,
-    ) -> None:
-        self.alpha = alpha
-        self.n_layers = n_layers
-        self.mode = mode
-        self.shared = shared
-        self.anchored = anchored
-        self.rho = rho
-        self.attention = attention
-        self.eigenvalue_limit = eigenvalue_limit
-        self.width = width
-        self.pooling = pooling
-        self.n_heads = n_heads
-        self.refit_readout = refit_readout
-        self.loss = loss
-        self.penalty = penalty
-        self.lr = lr
-        self.n_steps = n_steps
-        self.batch_size = batch_size
-        self.tol = tol
-        self.max_iter = max_iter
-        self.class_weight = class_weight
-        self.dtype = dtype
-        self.device = device
-        self.random_state = random_state
-        self.verbose = verbose
-        self.callback = callback
+    alpha: float = 1e-3
+    _: KW_ONLY
+    n_layers: int = 6
+    mode: str = "joint"
+    shared: bool = True
+    anchored: bool = True
+    rho: Any = "exp"
+    attention: str = "softmax"
+    eigenvalue_limit: float | None = 0.95
+    width: int | None = None
+    pooling: str = "auto"
+    n_heads: int = 32
+    refit_readout: bool = True
+    loss: str | Loss = "auto"
+    penalty: str | Penalty = "group_l2"
+    lr: Any = 1e-2
+    n_steps: int = 300
+    batch_size: int | None = None
+    tol: float = 1e-4
+    max_iter: int = 10_000
+    class_weight: Any = None
+    dtype: Any = None
+    device: Any = None
+    random_state: Any = None
+    verbose: bool = False
+    callback: Any = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Self, cast
 
 import torch
@@ -21,6 +22,7 @@ from convexformer_solvers import Loss
 from .base import DescentConstrainedBase
 
 
+@dataclass(eq=False, repr=False)
 class DescentConstrainedClassifier(ClassificationMixin, TargetEstimator, DescentConstrainedBase):
     r"""Classification by an unrolled transformer each of whose layers must lower the loss.
 
@@ -109,48 +111,26 @@ class DescentConstrainedClassifier(ClassificationMixin, TargetEstimator, Descent
     (True, True, (200,))
     """
 
-    def __init__(
-        self,
-        alpha: float = 0.1,
-        *,
-        c_ref: float | None = None,
-        n_layers: int = 3,
-        shared: bool = False,
-        objective: str = "constrained",
-        resilience: float | None = None,
-        loss: str | Loss = "auto",
-        dual_lr: float = 1e-2,
-        stop_gradient: bool = False,
-        lr: float = 1e-3,
-        weight_decay: float = 0.0,
-        batch_size: int = 32,
-        n_epochs: int = 50,
-        validation_fraction: float = 0.2,
-        class_weight: Any = None,
-        dtype: Any = None,
-        device: Any = None,
-        random_state: Any = None,
-        verbose: bool = False,
-    ) -> None:
-        self.alpha = alpha
-        self.c_ref = c_ref
-        self.n_layers = n_layers
-        self.shared = shared
-        self.objective = objective
-        self.resilience = resilience
-        self.loss = loss
-        self.dual_lr = dual_lr
-        self.stop_gradient = stop_gradient
-        self.lr = lr
-        self.weight_decay = weight_decay
-        self.batch_size = batch_size
-        self.n_epochs = n_epochs
-        self.validation_fraction = validation_fraction
-        self.class_weight = class_weight
-        self.dtype = dtype
-        self.device = device
-        self.random_state = random_state
-        self.verbose = verbose
+    alpha: float = 0.1
+    _: KW_ONLY
+    c_ref: float | None = None
+    n_layers: int = 3
+    shared: bool = False
+    objective: str = "constrained"
+    resilience: float | None = None
+    loss: str | Loss = "auto"
+    dual_lr: float = 1e-2
+    stop_gradient: bool = False
+    lr: float = 1e-3
+    weight_decay: float = 0.0
+    batch_size: int = 32
+    n_epochs: int = 50
+    validation_fraction: float = 0.2
+    class_weight: Any = None
+    dtype: Any = None
+    device: Any = None
+    random_state: Any = None
+    verbose: bool = False
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

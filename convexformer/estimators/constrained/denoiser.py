@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -21,6 +22,7 @@ from .base import DescentConstrainedBase
 _MODELS: dict[str, Any] = {"ut": UnrolledTransformer, "dust": DUST}
 
 
+@dataclass(eq=False, repr=False)
 class DescentConstrainedDenoiser(TransformerMixin, DescentConstrainedBase):
     r"""Denoising of tokens by an unrolled network each of whose layers must lower the error ([K]).
 
@@ -62,48 +64,26 @@ class DescentConstrainedDenoiser(TransformerMixin, DescentConstrainedBase):
     True
     """
 
-    def __init__(
-        self,
-        alpha: float = 0.1,
-        *,
-        c_ref: float | None = None,
-        noise: float = 0.1,
-        model: str = "ut",
-        n_layers: int = 3,
-        shared: bool = False,
-        objective: str = "constrained",
-        resilience: float | None = None,
-        dual_lr: float = 1e-2,
-        stop_gradient: bool = False,
-        lr: float = 1e-3,
-        weight_decay: float = 0.0,
-        batch_size: int = 32,
-        n_epochs: int = 50,
-        validation_fraction: float = 0.2,
-        dtype: Any = None,
-        device: Any = None,
-        random_state: Any = None,
-        verbose: bool = False,
-    ) -> None:
-        self.alpha = alpha
-        self.c_ref = c_ref
-        self.noise = noise
-        self.model = model
-        self.n_layers = n_layers
-        self.shared = shared
-        self.objective = objective
-        self.resilience = resilience
-        self.dual_lr = dual_lr
-        self.stop_gradient = stop_gradient
-        self.lr = lr
-        self.weight_decay = weight_decay
-        self.batch_size = batch_size
-        self.n_epochs = n_epochs
-        self.validation_fraction = validation_fraction
-        self.dtype = dtype
-        self.device = device
-        self.random_state = random_state
-        self.verbose = verbose
+    alpha: float = 0.1
+    _: KW_ONLY
+    c_ref: float | None = None
+    noise: float = 0.1
+    model: str = "ut"
+    n_layers: int = 3
+    shared: bool = False
+    objective: str = "constrained"
+    resilience: float | None = None
+    dual_lr: float = 1e-2
+    stop_gradient: bool = False
+    lr: float = 1e-3
+    weight_decay: float = 0.0
+    batch_size: int = 32
+    n_epochs: int = 50
+    validation_fraction: float = 0.2
+    dtype: Any = None
+    device: Any = None
+    random_state: Any = None
+    verbose: bool = False
 
     @unchanged_on_failure
     @across_ranks

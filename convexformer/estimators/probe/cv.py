@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from typing import Any
 
 from numpy.typing import ArrayLike
@@ -15,6 +16,7 @@ from convexformer_solvers import Callback, Loss, Penalty, Solver
 from .base import ConvexProbeBase
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class ConvexProbeRegressorCV(RegressionMixin, CrossValidationMixin, ConvexProbeBase):
     """``ConvexProbeRegressor`` with ``alpha`` chosen by cross-validation.
 
@@ -58,56 +60,31 @@ memory_limit, random_state, verbose, callback
 
     _generates_after_a_grid = True
 
-    def __init__(
-        self,
-        *,
-        alphas: int | ArrayLike = 30,
-        eps: float = 1e-2,
-        cv: Any = None,
-        scoring: Any = None,
-        n_jobs: int | None = None,
-        resume: str | os.PathLike[str] | None = None,
-        dictionary: Any = "auto",
-        generate: int | Generation | None = None,
-        standardize: bool = True,
-        loss: str | Loss = "squared",
-        penalty: str | Penalty = "group_l2",
-        solver: str | Solver = "auto",
-        tol: float = 1e-4,
-        max_iter: int = 10_000,
-        fit_intercept: bool = True,
-        warm_start: bool = False,
-        dtype: Any = None,
-        device: Any = None,
-        memory_limit: int | None = None,
-        random_state: Any = None,
-        verbose: bool = False,
-        callback: Callback | None = None,
-    ) -> None:
-        self.alphas = alphas
-        self.eps = eps
-        self.cv = cv
-        self.scoring = scoring
-        self.n_jobs = n_jobs
-        self.resume = resume
-        self.dictionary = dictionary
-        self.generate = generate
-        self.standardize = standardize
-        self.loss = loss
-        self.penalty = penalty
-        self.solver = solver
-        self.tol = tol
-        self.max_iter = max_iter
-        self.fit_intercept = fit_intercept
-        self.warm_start = warm_start
-        self.dtype = dtype
-        self.device = device
-        self.memory_limit = memory_limit
-        self.random_state = random_state
-        self.verbose = verbose
-        self.callback = callback
+    alphas: int | ArrayLike = 30
+    eps: float = 1e-2
+    cv: Any = None
+    scoring: Any = None
+    n_jobs: int | None = None
+    resume: str | os.PathLike[str] | None = None
+    dictionary: Any = "auto"
+    generate: int | Generation | None = None
+    standardize: bool = True
+    loss: str | Loss = "squared"
+    penalty: str | Penalty = "group_l2"
+    solver: str | Solver = "auto"
+    tol: float = 1e-4
+    max_iter: int = 10_000
+    fit_intercept: bool = True
+    warm_start: bool = False
+    dtype: Any = None
+    device: Any = None
+    memory_limit: int | None = None
+    random_state: Any = None
+    verbose: bool = False
+    callback: Callback | None = None
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class ConvexProbeClassifierCV(ClassificationMixin, CrossValidationMixin, ConvexProbeBase):
     """``ConvexProbeClassifier`` with ``alpha`` chosen by cross-validation.
 
@@ -151,53 +128,26 @@ memory_limit, random_state, verbose, callback
 
     _generates_after_a_grid = True
 
-    def __init__(
-        self,
-        *,
-        alphas: int | ArrayLike = 30,
-        eps: float = 1e-2,
-        cv: Any = None,
-        scoring: Any = None,
-        n_jobs: int | None = None,
-        resume: str | os.PathLike[str] | None = None,
-        dictionary: Any = "auto",
-        generate: int | Generation | None = None,
-        standardize: bool = True,
-        loss: str | Loss = "auto",
-        penalty: str | Penalty = "group_l2",
-        solver: str | Solver = "auto",
-        tol: float = 1e-4,
-        max_iter: int = 10_000,
-        fit_intercept: bool = True,
-        class_weight: dict | str | None = None,
-        warm_start: bool = False,
-        dtype: Any = None,
-        device: Any = None,
-        memory_limit: int | None = None,
-        random_state: Any = None,
-        verbose: bool = False,
-        callback: Callback | None = None,
-    ) -> None:
-        self.alphas = alphas
-        self.eps = eps
-        self.cv = cv
-        self.scoring = scoring
-        self.n_jobs = n_jobs
-        self.resume = resume
-        self.dictionary = dictionary
-        self.generate = generate
-        self.standardize = standardize
-        self.loss = loss
-        self.penalty = penalty
-        self.solver = solver
-        self.tol = tol
-        self.max_iter = max_iter
-        self.fit_intercept = fit_intercept
-        self.class_weight = class_weight
-        self.warm_start = warm_start
-        self.dtype = dtype
-        self.device = device
-        self.memory_limit = memory_limit
-        self.random_state = random_state
-        self.verbose = verbose
-        self.callback = callback
+    alphas: int | ArrayLike = 30
+    eps: float = 1e-2
+    cv: Any = None
+    scoring: Any = None
+    n_jobs: int | None = None
+    resume: str | os.PathLike[str] | None = None
+    dictionary: Any = "auto"
+    generate: int | Generation | None = None
+    standardize: bool = True
+    loss: str | Loss = "auto"
+    penalty: str | Penalty = "group_l2"
+    solver: str | Solver = "auto"
+    tol: float = 1e-4
+    max_iter: int = 10_000
+    fit_intercept: bool = True
+    class_weight: dict | str | None = None
+    warm_start: bool = False
+    dtype: Any = None
+    device: Any = None
+    memory_limit: int | None = None
+    random_state: Any = None
+    verbose: bool = False
+    callback: Callback | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from convexformer.estimators.attention import ClassificationMixin, RegressionMixin
@@ -11,6 +12,7 @@ from convexformer_solvers import Callback, Loss, Penalty, Solver
 from .base import ConvexProbeBase
 
 
+@dataclass(eq=False, repr=False)
 class ConvexProbeRegressor(RegressionMixin, ConvexProbeBase):
     r"""Certified probe for regression: content-dependent pooling of tokens, trained to a certified global optimum.
 
@@ -122,46 +124,27 @@ class ConvexProbeRegressor(RegressionMixin, ConvexProbeBase):
     (True, True)
     """
 
-    def __init__(
-        self,
-        alpha: float = 0.01,
-        *,
-        dictionary: Any = "auto",
-        generate: int | Generation | None = None,
-        standardize: bool = True,
-        loss: str | Loss = "squared",
-        penalty: str | Penalty = "group_l2",
-        solver: str | Solver = "auto",
-        tol: float = 1e-4,
-        max_iter: int = 10_000,
-        fit_intercept: bool = True,
-        warm_start: bool = False,
-        dtype: Any = None,
-        device: Any = None,
-        memory_limit: int | None = None,
-        random_state: Any = None,
-        verbose: bool = False,
-        callback: Callback | None = None,
-    ) -> None:
-        self.alpha = alpha
-        self.dictionary = dictionary
-        self.generate = generate
-        self.standardize = standardize
-        self.loss = loss
-        self.penalty = penalty
-        self.solver = solver
-        self.tol = tol
-        self.max_iter = max_iter
-        self.fit_intercept = fit_intercept
-        self.warm_start = warm_start
-        self.dtype = dtype
-        self.device = device
-        self.memory_limit = memory_limit
-        self.random_state = random_state
-        self.verbose = verbose
-        self.callback = callback
+    alpha: float = 0.01
+    _: KW_ONLY
+    dictionary: Any = "auto"
+    generate: int | Generation | None = None
+    standardize: bool = True
+    loss: str | Loss = "squared"
+    penalty: str | Penalty = "group_l2"
+    solver: str | Solver = "auto"
+    tol: float = 1e-4
+    max_iter: int = 10_000
+    fit_intercept: bool = True
+    warm_start: bool = False
+    dtype: Any = None
+    device: Any = None
+    memory_limit: int | None = None
+    random_state: Any = None
+    verbose: bool = False
+    callback: Callback | None = None
 
 
+@dataclass(eq=False, repr=False)
 class ConvexProbeClassifier(ClassificationMixin, ConvexProbeBase):
     r"""Certified probe for classification: content-dependent pooling of tokens, trained to a certified global optimum.
 
@@ -213,43 +196,22 @@ class ConvexProbeClassifier(ClassificationMixin, ConvexProbeBase):
     True
     """
 
-    def __init__(
-        self,
-        alpha: float = 0.01,
-        *,
-        dictionary: Any = "auto",
-        generate: int | Generation | None = None,
-        standardize: bool = True,
-        loss: str | Loss = "auto",
-        penalty: str | Penalty = "group_l2",
-        solver: str | Solver = "auto",
-        tol: float = 1e-4,
-        max_iter: int = 10_000,
-        fit_intercept: bool = True,
-        class_weight: dict | str | None = None,
-        warm_start: bool = False,
-        dtype: Any = None,
-        device: Any = None,
-        memory_limit: int | None = None,
-        random_state: Any = None,
-        verbose: bool = False,
-        callback: Callback | None = None,
-    ) -> None:
-        self.alpha = alpha
-        self.dictionary = dictionary
-        self.generate = generate
-        self.standardize = standardize
-        self.loss = loss
-        self.penalty = penalty
-        self.solver = solver
-        self.tol = tol
-        self.max_iter = max_iter
-        self.fit_intercept = fit_intercept
-        self.class_weight = class_weight
-        self.warm_start = warm_start
-        self.dtype = dtype
-        self.device = device
-        self.memory_limit = memory_limit
-        self.random_state = random_state
-        self.verbose = verbose
-        self.callback = callback
+    alpha: float = 0.01
+    _: KW_ONLY
+    dictionary: Any = "auto"
+    generate: int | Generation | None = None
+    standardize: bool = True
+    loss: str | Loss = "auto"
+    penalty: str | Penalty = "group_l2"
+    solver: str | Solver = "auto"
+    tol: float = 1e-4
+    max_iter: int = 10_000
+    fit_intercept: bool = True
+    class_weight: dict | str | None = None
+    warm_start: bool = False
+    dtype: Any = None
+    device: Any = None
+    memory_limit: int | None = None
+    random_state: Any = None
+    verbose: bool = False
+    callback: Callback | None = None
