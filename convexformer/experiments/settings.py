@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, ClassVar, Self
 
 
 @dataclass(frozen=True)
@@ -16,9 +16,28 @@ class ExperimentSettings:
     >>> @dataclass(frozen=True)
     ... class Mine(ExperimentSettings):
     ...     noises: tuple[float, ...] = (0.0, 0.5)
-    >>> Mine().as_json()
-    {'noises': [0.0, 0.5]}
+    ...     _SMALL = {"noises": (0.0,)}
+    >>> Mine().as_json(), Mine.small().noises
+    ({'noises': [0.0, 0.5]}, (0.0,))
     """
+
+    _SMALL: ClassVar[dict[str, Any]] = {}  # what is other than by default in the setting for a laptop
+
+    @classmethod
+    def small(cls, **changes: Any) -> Self:
+        """The setting for a laptop, which takes a minute or two.
+
+        Parameters
+        ----------
+        **changes
+            Settings that are to be others.
+
+        Returns
+        -------
+        ExperimentSettings
+            Of the same class.
+        """
+        return cls(**cls._SMALL | changes)
 
     def as_json(self) -> dict[str, Any]:
         """Settings as they read back from a JSON file."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -98,6 +98,20 @@ class ConstrainedTextSettings(ExperimentSettings):
     thresholds: tuple[float, ...] = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
     device: str | None = None
 
+    _SMALL: ClassVar[dict[str, Any]] = {
+        "n_features": 20,
+        "n_sentences": 400,
+        "n_tokens": 12,
+        "encoder": "none",
+        "depths": (3,),
+        "train_noises": (0.0, 0.6),
+        "test_noises": (0.0, 0.5, 1.0, 2.0),
+        "n_epochs": 10,
+        "learning_rates": (5e-3,),
+        "ablation_alphas": (0.0, 0.1, 0.4),
+        "ablation_prices": (None, 0.1),
+    }
+
     def __post_init__(self) -> None:
         check_corpus_settings(self)
         names = ("noise_copies", "n_epochs", "encoder_epochs", "batch_size")
@@ -117,31 +131,3 @@ class ConstrainedTextSettings(ExperimentSettings):
     def search(self) -> Search:
         """What every method tries."""
         return Search(self.learning_rates, self.alphas, self.weight_decays)
-
-    @classmethod
-    def small(cls, **changes: Any) -> ConstrainedTextSettings:
-        """The setting that takes less than a minute on two cores.
-
-        Parameters
-        ----------
-        **changes
-            Settings that are to be others.
-
-        Returns
-        -------
-        ConstrainedTextSettings
-        """
-        sizes: dict[str, Any] = {
-            "n_features": 20,
-            "n_sentences": 400,
-            "n_tokens": 12,
-            "encoder": "none",
-            "depths": (3,),
-            "train_noises": (0.0, 0.6),
-            "test_noises": (0.0, 0.5, 1.0, 2.0),
-            "n_epochs": 10,
-            "learning_rates": (5e-3,),
-            "ablation_alphas": (0.0, 0.1, 0.4),
-            "ablation_prices": (None, 0.1),
-        }
-        return cls(**sizes | changes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from convexformer.experiments.settings import ExperimentSettings, check_each, is_nonnegative
 from convexformer.validation import check_flag, check_positive, is_integer
@@ -118,6 +118,23 @@ class ConstrainedVideoSettings(ExperimentSettings):
     ablation_resiliences: tuple[float | None, ...] = (None, 16.0, 4.0, 1.0)
     device: str | None = None
 
+    _SMALL: ClassVar[dict[str, Any]] = {
+        "source": "synthetic",
+        "size": 64,
+        "patch_size": 8,
+        "n_frames": 40,
+        "noises": (0.11,),
+        "test_noises": (0.0, 0.05, 0.1, 0.15, 0.2),
+        "depths": (3,),
+        "n_atoms": 144,
+        "n_hidden": 64,
+        "n_epochs": 20,
+        "learning_rates": (1e-3,),
+        "search_every_seed": False,
+        "ablation_alphas": (0.0, 0.2),
+        "ablation_resiliences": (None, 4.0),
+    }
+
     def __post_init__(self) -> None:
         names = ("size", "patch_size", "n_atoms", "n_hidden", "n_heads", "n_epochs", "batch_size")
         check_counts(**{name: getattr(self, name) for name in names})
@@ -152,37 +169,6 @@ class ConstrainedVideoSettings(ExperimentSettings):
             raise ValueError("ablation_resiliences must hold one or more prices of slacks or None, got ()")
         check_flag(self.search_every_seed, "search_every_seed")
         _ = self.search  # as many values for each method
-
-    @classmethod
-    def small(cls, **changes: Any) -> ConstrainedVideoSettings:
-        """The setting that takes a minute and a half on one core.
-
-        Parameters
-        ----------
-        **changes
-            Settings that are to be others.
-
-        Returns
-        -------
-        ConstrainedVideoSettings
-        """
-        sizes: dict[str, Any] = {
-            "source": "synthetic",
-            "size": 64,
-            "patch_size": 8,
-            "n_frames": 40,
-            "noises": (0.11,),
-            "test_noises": (0.0, 0.05, 0.1, 0.15, 0.2),
-            "depths": (3,),
-            "n_atoms": 144,
-            "n_hidden": 64,
-            "n_epochs": 20,
-            "learning_rates": (1e-3,),
-            "search_every_seed": False,
-            "ablation_alphas": (0.0, 0.2),
-            "ablation_resiliences": (None, 4.0),
-        }
-        return cls(**sizes | changes)
 
     @property
     def search(self) -> Search:

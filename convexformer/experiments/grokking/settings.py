@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from convexformer.experiments.settings import ExperimentSettings, check_each, is_nonnegative, is_positive
 from convexformer.validation import is_integer
@@ -18,7 +18,7 @@ _CHOICES = ("moduli", "layers", "transformer_layers")
 class GrokkingSettings(ExperimentSettings):
     """Everything that the numbers of the experiment on grokking depend on, besides versions and machine.
 
-    The defaults are the full setting: hours on a CPU; ``small`` is the one for a laptop.
+    The defaults are the full setting: hours on a CPU; ``small`` takes a minute and a half on two cores.
 
     Parameters
     ----------
@@ -130,6 +130,23 @@ class GrokkingSettings(ExperimentSettings):
     max_iter: int = 10_000
     device: str | None = None
 
+    _SMALL: ClassVar[dict[str, Any]] = {
+        "moduli": (31,),
+        "layers": (1, 2),
+        "transformer_layers": (1,),
+        "n_steps": 500,
+        "untuned_steps": 200,
+        "tuning_steps": 200,
+        "learning_rates": (1e-2,),
+        "decays": (0.0, 1.0, 3.0),
+        "look_every": 10,
+        "transformer_width": 32,
+        "n_heads": 32,
+        "learned_width": 12,
+        "learned_gates": 60,
+        "projection_steps": 60,
+    }
+
     def __post_init__(self) -> None:
         check_counts(**{name: n for name, n in asdict(self).items() if isinstance(getattr(type(self), name), int)})
         for name, least in (("moduli", 3), ("layers", 1), ("transformer_layers", 1)):
@@ -142,37 +159,6 @@ class GrokkingSettings(ExperimentSettings):
             raise ValueError(f"run_on must be a number of at least 1, got {self.run_on!r}")
         check_each(is_positive, "positive numbers", learning_rates=self.learning_rates)
         check_each(is_nonnegative, "numbers of at least 0", decays=self.decays)
-
-    @classmethod
-    def small(cls, **changes: Any) -> GrokkingSettings:
-        """The setting that takes a minute and a half on two cores.
-
-        Parameters
-        ----------
-        **changes
-            Settings that are to be others.
-
-        Returns
-        -------
-        GrokkingSettings
-        """
-        sizes: dict[str, Any] = {
-            "moduli": (31,),
-            "layers": (1, 2),
-            "transformer_layers": (1,),
-            "n_steps": 500,
-            "untuned_steps": 200,
-            "tuning_steps": 200,
-            "learning_rates": (1e-2,),
-            "decays": (0.0, 1.0, 3.0),
-            "look_every": 10,
-            "transformer_width": 32,
-            "n_heads": 32,
-            "learned_width": 12,
-            "learned_gates": 60,
-            "projection_steps": 60,
-        }
-        return cls(**sizes | changes)
 
     @property
     def grid(self) -> list[tuple[float, float]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from convexformer.experiments.settings import ExperimentSettings, check_each, is_nonnegative, is_positive
 from convexformer.validation import check_positive, is_integer
@@ -130,6 +130,25 @@ class ProbesSettings(ExperimentSettings):
     generation_factors: tuple[float, ...] = (1.0, 3.0)
     queries: tuple[int, ...] = (16, 64, 128)
 
+    _SMALL: ClassVar[dict[str, Any]] = {
+        "datasets": SMALL_DATASETS,
+        "n_tokens": 24,
+        "n_samples": 300,
+        "budgets": (50,),
+        "inverse_decays": (1e-4, 1e-2, 1.0, 1e2),
+        "learning_rates": (3e-3, 3e-2),
+        "weight_decays": (0.01,),
+        "least_steps": 150,
+        "n_looks": 15,
+        "n_alphas": 8,
+        "eps": 1e-2,
+        "path_patience": 2,
+        "tol": 1e-2,
+        "generated": 8,
+        "generation_factors": (2.0,),
+        "queries": (16,),
+    }
+
     def __post_init__(self) -> None:
         check_each(lambda name: isinstance(name, str) and bool(name), "names or paths", datasets=self.datasets)
         names = [
@@ -149,38 +168,3 @@ class ProbesSettings(ExperimentSettings):
         check_each(is_nonnegative, "numbers from 0", weight_decays=self.weight_decays)
         for name in ("inverse_decays", "learning_rates", "generation_factors"):
             check_each(is_positive, "positive numbers", **{name: getattr(self, name)})
-
-    @classmethod
-    def small(cls, **changes: Any) -> ProbesSettings:
-        """The setting that takes less than two minutes on two cores.
-
-        Parameters
-        ----------
-        **changes
-            Settings that are to be others.
-
-        Returns
-        -------
-        ProbesSettings
-        """
-        sizes: dict[str, Any] = {
-            "datasets": SMALL_DATASETS,
-            "n_tokens": 24,
-            "n_samples": 300,
-            "budgets": (50,),
-            "inverse_decays": (1e-4, 1e-2, 1.0, 1e2),
-            "learning_rates": (3e-3, 3e-2),
-            "weight_decays": (0.01,),
-            "n_epochs": 20,
-            "least_steps": 150,
-            "n_looks": 15,
-            "patience": 4,
-            "n_alphas": 8,
-            "eps": 1e-2,
-            "path_patience": 2,
-            "tol": 1e-2,
-            "generated": 8,
-            "generation_factors": (2.0,),
-            "queries": (16,),
-        }
-        return cls(**sizes | changes)

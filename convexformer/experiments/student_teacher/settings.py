@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from convexformer.experiments.settings import ExperimentSettings, check_each, is_positive
 from convexformer.validation import check_optional_counts, is_integer
@@ -14,7 +14,7 @@ from convexformer_solvers.validation import check_counts
 class StudentTeacherSettings(ExperimentSettings):
     """Everything that the numbers of the student-teacher experiment depend on, besides versions and machine.
 
-    The defaults are the full setting, meant for a GPU; ``small`` is the one for a laptop.
+    The defaults are the full setting, meant for a GPU; ``small`` takes about a minute on two cores.
 
     Parameters
     ----------
@@ -94,6 +94,21 @@ class StudentTeacherSettings(ExperimentSettings):
     search_tol: float = 1e-3
     device: str | None = None
 
+    _SMALL: ClassVar[dict[str, Any]] = {
+        "n_sentences": 300,
+        "n_tokens": 10,
+        "n_outputs": 8,
+        "map_outputs": 4,
+        "n_gates": 8,
+        "n_alphas": 8,
+        "alpha_ratio": 0.02,
+        "map_alpha_ratios": (0.3, 0.1, 0.03),
+        "n_steps": 100,
+        "softmax_alphas": (1e-2, 3e-2),
+        "softmax_heads": 4,
+        "softmax_head_width": 16,
+    }
+
     def __post_init__(self) -> None:
         check_counts(n_tokens=self.n_tokens, n_gates=self.n_gates, n_alphas=self.n_alphas, n_steps=self.n_steps)
         check_optional_counts(n_outputs=self.n_outputs, map_outputs=self.map_outputs)
@@ -109,36 +124,6 @@ class StudentTeacherSettings(ExperimentSettings):
             raise ValueError(f"alpha_ratio must be between 0 and 1, got {self.alpha_ratio!r}")
         names = ("map_alpha_ratios", "learning_rates", "softmax_learning_rates", "softmax_alphas", "ridge_alphas")
         check_each(is_positive, "positive numbers", **{name: getattr(self, name) for name in names})
-
-    @classmethod
-    def small(cls, **changes: Any) -> StudentTeacherSettings:
-        """The setting that takes about a minute on two cores.
-
-        Parameters
-        ----------
-        **changes
-            Settings that are to be others.
-
-        Returns
-        -------
-        StudentTeacherSettings
-        """
-        sizes: dict[str, Any] = {
-            "n_sentences": 300,
-            "n_tokens": 10,
-            "n_outputs": 8,
-            "map_outputs": 4,
-            "n_gates": 8,
-            "n_alphas": 8,
-            "alpha_ratio": 0.02,
-            "map_alpha_ratios": (0.3, 0.1, 0.03),
-            "n_steps": 100,
-            "softmax_learning_rates": (1e-3, 3e-3, 1e-2),
-            "softmax_alphas": (1e-2, 3e-2),
-            "softmax_heads": 4,
-            "softmax_head_width": 16,
-        }
-        return cls(**sizes | changes)
 
     @property
     def target_position(self) -> int:

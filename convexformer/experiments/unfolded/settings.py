@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from convexformer.experiments.corpora import check_corpus_settings
 from convexformer.experiments.settings import ExperimentSettings, check_each, is_nonnegative, is_positive
@@ -97,6 +97,24 @@ class UnfoldedSettings(ExperimentSettings):
     aim_iterations: int = 100
     device: str | None = None
 
+    _SMALL: ClassVar[dict[str, Any]] = {
+        "n_features": 20,
+        "n_sentences": 600,
+        "n_tokens": 16,
+        "n_shown": 60,
+        "train_layers": 3,
+        "n_steps": 60,
+        "n_looks": 6,
+        "batch_size": 64,
+        "learning_rates": (3e-3, 1e-2),
+        "alphas": (1e-3, 1e-2),
+        "depths": (1, 2, 3, 6, 12),
+        "noises": (0.0, 0.5, 1.0),
+        "aim_tokens": 200,
+        "aim_features": 64,
+        "aim_iterations": 60,
+    }
+
     def __post_init__(self) -> None:
         check_corpus_settings(self)
         names = ("n_layers", "n_shown", "train_layers", "n_steps", "n_looks", "batch_size")
@@ -106,38 +124,6 @@ class UnfoldedSettings(ExperimentSettings):
         check_each(is_positive, "positive numbers", learning_rates=self.learning_rates, alphas=self.alphas)
         check_each(lambda depth: is_integer(depth, 1), "positive integers", depths=self.depths)
         check_each(is_nonnegative, "numbers from 0", noises=self.noises)
-
-    @classmethod
-    def small(cls, **changes: Any) -> UnfoldedSettings:
-        """The setting that takes about a minute on two cores.
-
-        Parameters
-        ----------
-        **changes
-            Settings that are to be others.
-
-        Returns
-        -------
-        UnfoldedSettings
-        """
-        sizes: dict[str, Any] = {
-            "n_features": 20,
-            "n_sentences": 600,
-            "n_tokens": 16,
-            "n_shown": 60,
-            "train_layers": 3,
-            "n_steps": 60,
-            "n_looks": 6,
-            "batch_size": 64,
-            "learning_rates": (3e-3, 1e-2),
-            "alphas": (1e-3, 1e-2),
-            "depths": (1, 2, 3, 6, 12),
-            "noises": (0.0, 0.5, 1.0),
-            "aim_tokens": 200,
-            "aim_features": 64,
-            "aim_iterations": 60,
-        }
-        return cls(**sizes | changes)
 
     @property
     def look_every(self) -> int:
