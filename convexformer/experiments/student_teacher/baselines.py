@@ -18,7 +18,7 @@ from convexformer.heads.attention import Heads
 from convexformer.nn import SoftmaxAttention, TrainingHistory, train
 from convexformer.nn.modules.softmax_attention import DecayOn
 
-from .convex_students import Solved
+from .convex_students import Solved, row_of_heads
 from .data import Part, Split, r2_and_error
 from .rows import Curve, Row
 from .settings import StudentTeacherSettings
@@ -239,31 +239,21 @@ def fit_group_lasso(solved: Solved, split: Split, settings: StudentTeacherSettin
     -------
     Row
     """
-    model, certificate = solved.model, solved.model.certificate_
+    model = solved.model
     shape = split.train.tokens.shape[1:]
     began = time.perf_counter()
     flat = split.train.tokens.reshape(len(split.train.tokens), -1).astype(np.float64)
     coef, intercept = _celer(flat, split.train.y, shape[1], model.alpha, settings.tol)
     seconds = time.perf_counter() - began
     heads = Heads.from_coef(coef.reshape(*shape, -1), intercept, alpha=model.alpha, penalty=model.penalty_)
-    objective = heads.objective(*split.train)
-    test_r2, test_error = r2_and_error(heads.predict(split.test.tokens), split.test.y)
-    return Row(
-        model=solved.row.model,
+    return row_of_heads(
+        heads,
+        lambda part: heads.predict(part.tokens),
+        solved,
+        split,
         method=f"{_GROUP_LASSO}, per output",
-        seed=solved.row.seed,
-        alpha=model.alpha,
-        objective=objective,
-        dual_bound=certificate.dual,
-        ratio=objective / certificate.primal,
-        excess=objective - certificate.dual,
         choice_seconds=0.0,
         fit_seconds=seconds,
-        heads=len(heads),
-        tokens=int(heads.w1.any(axis=0).sum()),
-        validation_r2=r2_and_error(heads.predict(split.validation.tokens), split.validation.y)[0],
-        test_r2=test_r2,
-        test_error=test_error,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import compress
 from typing import Any
@@ -275,28 +276,55 @@ def _network_row(
     split: Split,
     settings: StudentTeacherSettings,
 ) -> Row:
-    model, certificate = solved.model, solved.model.certificate_
-    heads = Heads.from_torch(network, alpha=model.alpha, loss=model.loss_, penalty=model.penalty_)
-    objective = heads.objective(*split.train)
-    test_r2, test_error = r2_and_error(outputs_of(network, split.test.tokens, settings.device), split.test.y)
-    validation = outputs_of(network, split.validation.tokens, settings.device)
-    row = Row(
-        model=solved.row.model,
+    model = solved.model
+    row = row_of_heads(
+        Heads.from_torch(network, alpha=model.alpha, loss=model.loss_, penalty=model.penalty_),
+        lambda part: outputs_of(network, part.tokens, settings.device),
+        solved,
+        split,
         method=method,
-        seed=solved.row.seed,
-        alpha=model.alpha,
         learning_rate=history.lr,
+        choice_seconds=history.total_seconds - history.seconds[-1],
+        fit_seconds=history.seconds[-1],
+        steps=history.steps[-1],
+    )
+    return row.of_diverged() if history.diverged else row
+
+
+def row_of_heads(heads: Heads, predict: Callable[[Part], NDArray], solved: Solved, split: Split, **own: Any) -> Row:
+    """Row of a network of the class of a certified student, with what else is known of it.
+
+    Parameters
+    ----------
+    heads : Heads
+        The network, of which the objective is taken.
+    predict : callable
+        Gives its outputs on a part of the split.
+    solved : Solved
+        The certified student.
+    split : Split
+        The data.
+    **own
+        Method, seconds and other entries of the row.
+
+    Returns
+    -------
+    Row
+    """
+    certificate, objective = solved.model.certificate_, heads.objective(*split.train)
+    test_r2, test_error = r2_and_error(predict(split.test), split.test.y)
+    return Row(
+        model=solved.row.model,
+        seed=solved.row.seed,
+        alpha=solved.model.alpha,
         objective=objective,
         dual_bound=certificate.dual,
         ratio=objective / certificate.primal,
         excess=objective - certificate.dual,
-        choice_seconds=history.total_seconds - history.seconds[-1],
-        fit_seconds=history.seconds[-1],
-        steps=history.steps[-1],
         heads=len(heads),
         tokens=int(heads.w1.any(axis=0).sum()),
-        validation_r2=r2_and_error(validation, split.validation.y)[0],
+        validation_r2=r2_and_error(predict(split.validation), split.validation.y)[0],
         test_r2=test_r2,
         test_error=test_error,
+        **own,
     )
-    return row.of_diverged() if history.diverged else row

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -188,8 +189,8 @@ def _run_seed(data: Activations, settings: StudentTeacherSettings, bar: Any, see
         "versions": versions(),
         "threads": torch.get_num_threads(),
         "variance_kept": split.variance_kept,
-        "rows": [row.as_json() for row in rows],
-        "curves": [thinned(curve.as_json(), ("seconds", "excess")) for curve in curves],
+        "rows": [asdict(row) for row in rows],
+        "curves": [thinned(asdict(curve), ("seconds", "excess")) for curve in curves],
         "map_rows": [],
         "maps": {},
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 
@@ -53,23 +53,9 @@ class Row:
 
     def of_diverged(self) -> Row:
         """The row of a training that diverged with every learning rate: what it left is no result of the method."""
-        return replace(
-            self,
-            validation_r2=None,
-            test_r2=None,
-            test_error=None,
-            learning_rate=None,
-            objective=None,
-            ratio=None,
-            excess=None,
-            steps=None,
-            heads=None,
-            tokens=None,
-        )
-
-    def as_json(self) -> dict[str, Any]:
-        """The row as a plain dictionary."""
-        return asdict(self)
+        scores, training = ("validation_r2", "test_r2", "test_error"), ("learning_rate", "objective", "ratio", "excess")
+        nothing: dict[str, Any] = dict.fromkeys((*scores, *training, "steps", "heads", "tokens"))
+        return replace(self, **nothing)
 
 
 @dataclass(frozen=True)
@@ -92,7 +78,3 @@ class Curve:
     excess: list[float] = field(default_factory=list)
     test_seconds: list[float] = field(default_factory=list)
     test_r2: list[float] = field(default_factory=list)
-
-    def as_json(self) -> dict[str, Any]:
-        """The curve as a plain dictionary."""
-        return asdict(self)
