@@ -333,3 +333,39 @@ def shown_with_error(
         return mean if row[error] is None else f"{mean} ± {factor * row[error]:{form.removeprefix('+')}}"
 
     return show
+
+
+def draw_means(ax: Any, x: Any, row: dict[str, Any], name: str, colour: str, marker: str = "o") -> None:
+    """Draw the means over seeds of a method with their standard errors.
+
+    Parameters
+    ----------
+    ax : matplotlib Axes
+        Where.
+    x : array-like
+        Positions.
+    row : dict
+        Of a summary: its entry `name` and ``name_error``, and ``method``, which is the label.
+    name : str
+        Entry with a mean for each position.
+    colour, marker : str
+        Of the line.
+    """
+    look: dict[str, Any] = {"color": colour, "marker": marker, "markersize": 4, "capsize": 3}
+    ax.errorbar(x, row[name], yerr=row[f"{name}_error"], label=row["method"], **look)
+
+
+def legend_below(figure: Any, axes: Iterable[Any], **options: Any) -> None:
+    """Draw one legend of several axes below a figure, with each label once.
+
+    Parameters
+    ----------
+    figure : matplotlib Figure
+        The figure.
+    axes : iterable of matplotlib Axes
+        Those whose lines are named.
+    **options
+        Of ``figure.legend``; by default all entries stand beside one another.
+    """
+    entries = {label: handle for ax in axes for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
+    figure.legend(entries.values(), entries.keys(), loc="outside lower center", **{"ncols": len(entries)} | options)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from convexformer import plot
+from convexformer.experiments.common import draw_means
 
 from .common import METHODS
 from .text_report import has_diverged
@@ -57,52 +59,37 @@ def _add_legend(axes: Any) -> None:
             return
 
 
-def _line(ax: Any, x: Any, row: dict[str, Any], name: str) -> None:
-    ax.errorbar(
-        x,
-        row[name],
-        yerr=row[f"{name}_error"],
-        color=COLOURS[row["method"]],
-        marker="o",
-        markersize=4,
-        capsize=3,
-        label=row["method"],
-    )
-
-
-def _grid(report: dict[str, Any], title: str) -> tuple[Any, Any, list[tuple[str, str]], list[float]]:
-    """Axes by corpus and model (rows) and training noise (columns)."""
+def _grid(report: dict[str, Any], title: str) -> tuple[Any, list[tuple[Any, list[dict[str, Any]]]]]:
+    """Axes by corpus and model (rows) and training noise (columns), each with the summaries of its place."""
     places, noises = _places(report), report["settings"]["train_noises"]
     figure, axes = plot.new_figure(len(places), len(noises), figsize=(4.6 * len(noises), 3.2 * len(places)))
-    figure.suptitle(title)
-    return figure, np.array(axes, dtype=object).reshape(len(places), len(noises)), places, noises
+    figure.suptitle(f"{title}: mean over seeds, standard error")
+    panels = []
+    for ax, ((corpus, model), noise) in zip(axes, product(places, noises), strict=True):
+        ax.set_title(f"{corpus}\n{model}, trained with noise {noise:g}")
+        ax.grid(alpha=0.3)
+        panels.append((ax, _rows(report, corpus, model, noise)))
+    return figure, panels
 
 
 def _draw_noise(report: dict[str, Any], path: Path) -> None:
-    figure, axes, places, noises = _grid(report, "Accuracy under noise on embeddings: mean over seeds, standard error")
-    for i, (corpus, model) in enumerate(places):
-        for j, noise in enumerate(noises):
-            ax = axes[i, j]
-            for row in _rows(report, corpus, model, noise):
-                _line(ax, report["settings"]["test_noises"], row, "accuracies")
-            ax.set(title=f"{corpus}\n{model}, trained with noise {noise:g}", xlabel="noise at test time")
-            ax.set_ylabel("accuracy")
-            ax.grid(alpha=0.3)
-    _add_legend(axes.flat)
+    figure, panels = _grid(report, "Accuracy under noise on embeddings")
+    for ax, rows in panels:
+        for row in rows:
+            draw_means(ax, report["settings"]["test_noises"], row, "accuracies", COLOURS[row["method"]])
+        ax.set(xlabel="noise at test time", ylabel="accuracy")
+    _add_legend(ax for ax, _ in panels)
     plot.save_figure(figure, path)
 
 
 def _draw_layers(report: dict[str, Any], path: Path) -> None:
-    figure, axes, places, noises = _grid(report, "Mean validation loss of each layer: mean over seeds, standard error")
-    for i, (corpus, model) in enumerate(places):
-        for j, noise in enumerate(noises):
-            ax = axes[i, j]
-            for row in _rows(report, corpus, model, noise):
-                _line(ax, 1 + np.arange(len(row["layer_losses"])), row, "layer_losses")
-            ax.set(title=f"{corpus}\n{model}, trained with noise {noise:g}", xlabel="layer", ylabel="loss")
-            ax.locator_params(axis="x", integer=True)
-            ax.grid(alpha=0.3)
-    _add_legend(axes.flat)
+    figure, panels = _grid(report, "Mean validation loss of each layer")
+    for ax, rows in panels:
+        for row in rows:
+            draw_means(ax, 1 + np.arange(len(row["layer_losses"])), row, "layer_losses", COLOURS[row["method"]])
+        ax.set(xlabel="layer", ylabel="loss")
+        ax.locator_params(axis="x", integer=True)
+    _add_legend(ax for ax, _ in panels)
     plot.save_figure(figure, path)
 
 
@@ -116,10 +103,9 @@ def _draw_early_exit(report: dict[str, Any], path: Path) -> None:
     for i, (corpus, model) in enumerate(places):
         left, right = axes[2 * i], axes[2 * i + 1]
         for row in _rows(report, corpus, model, noise):
-            _line(left, 1 + np.arange(len(row["by_layer"])), row, "by_layer")
-            right.plot(
-                row["exit_layers"], row["exit_accuracies"], "o-", color=COLOURS[row["method"]], label=row["method"]
-            )
+            colour = COLOURS[row["method"]]
+            draw_means(left, 1 + np.arange(len(row["by_layer"])), row, "by_layer", colour)
+            right.plot(row["exit_layers"], row["exit_accuracies"], "o-", color=colour, label=row["method"])
         left.set(title=f"{corpus}, {model}", xlabel="layers run", ylabel="accuracy")
         left.locator_params(axis="x", integer=True)
         right.set(title=f"{corpus}, {model}", xlabel="mean number of layers run", ylabel="accuracy")

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from convexformer import plot
+from convexformer.experiments.common import draw_means, legend_below
 
 from .common import METHODS
 
@@ -68,15 +69,12 @@ def _wrapped(title: str, width: float) -> str:
 
 def _finish(figure: Any, places: list[tuple[Any, Any]], path: Path) -> None:
     """One legend for all axes, and the file."""
-    entries = {label: handle for ax, _ in places for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
-    figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=len(entries))
+    legend_below(figure, [ax for ax, _ in places])
     plot.save_figure(figure, path)
 
 
 def _curve(ax: Any, x: Any, row: dict[str, Any], name: str) -> None:
-    method = row["method"]
-    look = {"color": _COLOURS[method], "marker": _MARKERS[method], "markersize": 4, "capsize": 3, "label": method}
-    ax.errorbar(x, row[name], yerr=row[f"{name}_error"], **look)
+    draw_means(ax, x, row, name, _COLOURS[row["method"]], _MARKERS[row["method"]])
 
 
 def _draw_noise(report: dict[str, Any], path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from convexformer import plot
+from convexformer.experiments.common import draw_means, legend_below
 
 from .aim import draw_aim, draw_regions
 from .classification import METHODS
@@ -102,9 +103,10 @@ def _draw_classification(report: dict[str, Any], corpora: list[str], path: Path)
     for row, corpus in enumerate(corpora):
         by_depth, by_noise = axes[2 * row], axes[2 * row + 1]
         for entry in (entry for entry in summary if entry["corpus"] == corpus):
+            colour = _COLOURS[entry["method"]]
             if "depth" in entry:
-                _draw_curve(by_depth, settings["depths"], entry, "depth")
-            _draw_curve(by_noise, settings["noises"], entry, "noise")
+                draw_means(by_depth, settings["depths"], entry, "depth", colour)
+            draw_means(by_noise, settings["noises"], entry, "noise", colour)
         by_depth.axvline(settings["train_layers"], color="gray", linestyle=":", label="layers in training")
         by_depth.set(xscale="log", xlabel="layers at test time", ylabel="accuracy", title=corpus)
         by_depth.set_xticks(settings["depths"], labels=settings["depths"], minor=False)
@@ -114,19 +116,5 @@ def _draw_classification(report: dict[str, Any], corpora: list[str], path: Path)
         )
         for ax in (by_depth, by_noise):
             ax.grid(alpha=0.3)
-    handles = {label: handle for ax in axes[:2] for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=3, fontsize=9)
+    legend_below(figure, axes[:2], ncols=3, fontsize=9)
     plot.save_figure(figure, path)
-
-
-def _draw_curve(ax: Any, x: list[float], entry: dict[str, Any], name: str) -> None:
-    ax.errorbar(
-        x,
-        entry[name],
-        yerr=entry[f"{name}_error"],
-        color=_COLOURS[entry["method"]],
-        marker="o",
-        markersize=4,
-        capsize=3,
-        label=entry["method"],
-    )
