@@ -15,16 +15,6 @@ from convexformer.nn.training.stopwatch import finish_work
 
 from .data import Split
 
-COURSE = (
-    "step",
-    "seconds",
-    "head_steps",
-    "gradient_evaluations",
-    "train_loss",
-    "test_loss",
-    "train_accuracy",
-    "test_accuracy",
-)
 _AT_ONCE = 2048
 
 
@@ -53,6 +43,9 @@ class Look(NamedTuple):
     test_loss: float
     train_accuracy: float
     test_accuracy: float
+
+
+COURSE = Look._fields
 
 
 class Watch:
