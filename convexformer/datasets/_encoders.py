@@ -22,6 +22,7 @@ from tqdm.auto import tqdm
 
 from convexformer.optional import required
 from convexformer.validation import is_integer
+from convexformer_solvers.io.npz import replacing
 
 Arrays = dict[str, NDArray[np.float32]]
 
@@ -160,9 +161,8 @@ class BatchCache:
                 raise ValueError(f"{path} in the cache is damaged ({error}); delete it and call again") from error
         # safetensors writes the memory of an array, in which views may skip numbers.
         arrays = {name: np.ascontiguousarray(array) for name, array in run(*batch).items()}
-        partial = path.with_suffix(f".{os.getpid()}.partial")
-        partial.write_bytes(save(arrays))
-        os.replace(partial, path)
+        with replacing(path) as partial:
+            partial.write_bytes(save(arrays))
         return arrays
 
 
@@ -284,6 +284,5 @@ def _hash_files(folder: Path) -> str:
         if path.suffix in _MODEL_FILES and path.is_file():
             digest.update(path.name.encode() + b"\0" + str(path.stat().st_size).encode() + b"\0")
             with open(path, "rb") as file:
-                while part := file.read(1 << 22):
-                    digest.update(part)
+                hashlib.file_digest(file, lambda: digest)  # goes on with it
     return digest.hexdigest()

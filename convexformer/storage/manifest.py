@@ -153,12 +153,10 @@ def verify_shards(folder: str | os.PathLike[str]) -> None:
         for shard in read_manifest(folder)["shards"]:
             path = os.path.join(folder, shard["name"])
             _, begin = read_header(path, place)
-            digest = hashlib.sha256()
             with open(path, "rb") as file:
                 file.seek(begin)
-                while part := file.read(1 << 22):
-                    digest.update(part)
-            if (found := digest.hexdigest()) != shard["sha256"]:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+            if found != shard["sha256"]:
                 raise ValueError(
                     f"shard {shard['name']!r} of {place} is damaged: its numbers have the SHA-256 {found}, not "
                     f"{shard['sha256']} as in {MANIFEST}"
