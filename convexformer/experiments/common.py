@@ -16,7 +16,9 @@ from scipy import stats
 from tqdm.auto import tqdm
 
 import convexformer
+from convexformer import plot
 from convexformer_solvers.io.npz import replacing
+from convexformer_solvers.validation import check_counts
 
 Column = tuple[str, str, Callable[[dict[str, Any]], str]]
 
@@ -38,6 +40,36 @@ def write_json(path: Path, report: Mapping[str, Any]) -> None:
     """
     with replacing(path) as partial:
         partial.write_text(json.dumps(report, indent=1, allow_nan=False) + "\n")
+
+
+def report_path(folder: str | os.PathLike[str], name: str, n_seeds: int) -> Path:
+    """Path of a report in its folder, which is made when absent.
+
+    Parameters
+    ----------
+    folder : path-like
+        The folder.
+    name : str
+        Name of the file.
+    n_seeds : int
+        Number of seeds, which is checked.
+
+    Returns
+    -------
+    Path
+
+    Raises
+    ------
+    ValueError
+        If `n_seeds` is not a positive integer.
+    ModuleNotFoundError
+        If matplotlib is not installed, which would show only when all is done.
+    """
+    plot.require_matplotlib()
+    check_counts(n_seeds=n_seeds)
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / name
 
 
 def begin_report(path: Path, fresh: dict[str, Any], kept: Sequence[str] = ("runs",)) -> dict[str, Any]:
@@ -145,6 +177,29 @@ def run_units(path: Path, report: dict[str, Any], units: Sequence[Unit], *, quie
                 report[unit.part] += unit.run()
                 write_json(path, report)
                 bar.update()
+
+
+def finish_report(
+    path: Path, report: dict[str, Any], draw_figures: Callable[[dict[str, Any], Path], list[Path]]
+) -> dict[str, Any]:
+    """Draw the figures of a report beside it and write it, with their paths as ``figures``; returns it.
+
+    Parameters
+    ----------
+    path : Path
+        File of the report.
+    report : dict
+        All but the figures; changed in place.
+    draw_figures : callable
+        From the report and a folder to the paths of the figures that it has drawn there.
+
+    Returns
+    -------
+    dict
+    """
+    report["figures"] = [str(figure) for figure in draw_figures(report, path.parent)]
+    write_json(path, report)
+    return report
 
 
 def finished_seeds(path: str | os.PathLike[str]) -> list[int]:

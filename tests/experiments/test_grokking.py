@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -164,7 +165,7 @@ def test_everything_is_on_disk_and_in_the_text(report, folder):
         "steps_p19.png",
     ]
     for figure in report["figures"]:
-        assert experiment.Path(figure).read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+        assert Path(figure).read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     text = format_grokking(report)
     for row in report["medians"]:
         (line,) = (line for line in text.splitlines() if f" {row['method']}  " in line)

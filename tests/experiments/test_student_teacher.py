@@ -167,13 +167,13 @@ def test_medians_are_those_of_the_seeds(report):
 
 
 def test_everything_is_on_disk_and_in_the_text(report, settings):
-    folder = experiment.Path(report["figures"][0]).parent
+    folder = Path(report["figures"][0]).parent
     stored = json.loads((folder / "student_teacher.json").read_text())
     assert stored == report
     assert stored["settings"]["n_steps"] == settings.n_steps
     assert stored["settings"]["position"] == 1
     for figure in report["figures"]:
-        assert experiment.Path(figure).read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+        assert Path(figure).read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     assert len(report["figures"]) == 3
     lines = format_student_teacher(report).splitlines()
     for row in report["medians"]:
@@ -220,7 +220,7 @@ def test_an_interrupted_run_goes_on_with_the_seeds_that_are_missing(report, sett
 
 
 def test_results_of_other_settings_or_files_are_not_mixed(settings, report, tmp_path):
-    folder = experiment.Path(report["figures"][0]).parent
+    folder = Path(report["figures"][0]).parent
     with pytest.raises(ValueError, match=r"holds results with n_steps=15, not 16; choose another folder"):
         run_student_teacher(folder, dataclasses.replace(settings, n_steps=16), quiet=True)
     (tmp_path / "student_teacher.json").write_text('{"rows": []}')
@@ -229,12 +229,12 @@ def test_results_of_other_settings_or_files_are_not_mixed(settings, report, tmp_
 
 
 def test_results_of_another_teacher_in_the_same_folder_are_not_mixed(settings, report):
-    weights = experiment.Path(settings.model) / "model.safetensors"
+    weights = Path(settings.model) / "model.safetensors"
     before = weights.read_bytes()
     weights.write_bytes(before[:-4] + b"\0" * 4)
     try:
         with pytest.raises(ValueError, match="holds results with model_fingerprint="):
-            run_student_teacher(experiment.Path(report["figures"][0]).parent, settings, quiet=True)
+            run_student_teacher(Path(report["figures"][0]).parent, settings, quiet=True)
     finally:
         weights.write_bytes(before)
 

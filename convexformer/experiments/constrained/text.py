@@ -5,20 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from scipy.integrate import trapezoid
 from torch import Tensor
 
-from convexformer import plot
 from convexformer.constrained import NonFiniteLossError, exit_curve, exit_tradeoff
-from convexformer.experiments.common import Unit, begin_report, run_units, versions, write_json
+from convexformer.experiments.common import Unit, begin_report, finish_report, report_path, run_units, versions
 from convexformer.experiments.corpora import Corpus, deviation_of, load_corpus, with_noise
 from convexformer.unfolded import padding_mask
 from convexformer.validation import check_device
-from convexformer_solvers.validation import check_counts
 
 from .common import METHODS, Method, Task, search, train_once
 from .text_figures import draw_figures
@@ -93,6 +90,7 @@ def run_constrained_text(
     Few short sentences for one epoch:
 
     >>> import tempfile
+    >>> from pathlib import Path
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     rows = [f"{label}\t{label} is a short sentence {i}" for i in range(10) for label in ("this", "that")]
     ...     _ = Path(folder, "sentences.tsv").write_text("\n".join(rows))
@@ -104,22 +102,16 @@ def run_constrained_text(
     >>> [row["method"] for row in report["runs"]]
     ['constrained', 'unconstrained', 'deep supervision']
     """
-    plot.require_matplotlib()
     settings = ConstrainedTextSettings() if settings is None else settings
-    check_counts(n_seeds=n_seeds)
     check_device(settings.device, torch.device("cpu"))
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / FILE
+    path = report_path(folder, FILE, n_seeds)
     corpora = [load_corpus(source, settings) for source in settings.corpora]
     encoder, missing = find_encoder(settings)
     report = begin_report(path, _fresh(settings, corpora, encoder, missing), ("runs", "ablation"))
     units = list(_units(settings, corpora, encoder, n_seeds))
     run_units(path, report, units, quiet=quiet)
     report |= summarise(report["runs"])
-    report["figures"] = [str(figure) for figure in draw_figures(report, folder)]
-    write_json(path, report)
-    return report
+    return finish_report(path, report, draw_figures)
 
 
 def _fresh(

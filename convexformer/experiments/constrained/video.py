@@ -15,15 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from convexformer import plot
 from convexformer.constrained import FeasibilityReport, LayerReadouts, NonFiniteLossError, PrimalDual
 from convexformer.constrained.data import LayerLosses
 from convexformer.datasets import load_video_frames
-from convexformer.experiments.common import Unit, begin_report, run_units, versions, write_json
+from convexformer.experiments.common import Unit, begin_report, finish_report, report_path, run_units, versions
 from convexformer.nn.modules.base import seeded
 from convexformer.unfolded.unrolled import DUST, UnrolledTransformer, frame_patches, frames_from_patches
 from convexformer.validation import check_device
-from convexformer_solvers.validation import check_counts
 
 from .common import METHODS, Method, Task, Trained, search, train_once
 from .video_figures import draw_figures
@@ -273,25 +271,21 @@ def run_constrained_video(
     >>> [row["method"] for row in report["runs"]]
     ['constrained', 'unconstrained', 'deep supervision']
     """
-    plot.require_matplotlib()
     settings = ConstrainedVideoSettings() if settings is None else settings
-    check_counts(n_seeds=n_seeds)
     skipped = missing_models(settings)
     models = [name for name in settings.models if name not in skipped]
     if not models:
         raise ValueError(f"models must hold one that can be made here: {'; '.join(skipped.values())}")
+    path = report_path(folder, FILE, n_seeds)
     video = Video.load(settings)
-    folder = Path(folder)
-    (folder / EXAMPLES).mkdir(parents=True, exist_ok=True)
-    path = folder / FILE
+    examples = path.parent / EXAMPLES
+    examples.mkdir(exist_ok=True)
     report = begin_report(path, _fresh(settings, video, skipped), _PARTS)
     # run_units adds rows to this very list, so that later units see the runs before them
-    units = list(_units(settings, models, video, n_seeds, folder, report["runs"]))
+    units = list(_units(settings, models, video, n_seeds, examples, report["runs"]))
     run_units(path, report, units, quiet=quiet)
     report["summaries"] = summarise(report)
-    report["figures"] = [str(figure) for figure in draw_figures(report, folder)]
-    write_json(path, report)
-    return report
+    return finish_report(path, report, draw_figures)
 
 
 def _fresh(settings: ConstrainedVideoSettings, video: Video, skipped: dict[str, str]) -> dict[str, Any]:
@@ -313,7 +307,7 @@ def _units(
     models: list[str],
     video: Video,
     n_seeds: int,
-    folder: Path,
+    examples: Path,
     runs: list[dict[str, Any]],
 ) -> Iterator[Unit]:
     """All that is to be run: seeds one after the other, and the ablation once the runs hold its learning rate."""
@@ -326,7 +320,9 @@ def _units(
                     for method in METHODS:
                         key = {"seed": seed, **cell, "method": method.name}
                         title = f"seed {seed}, noise {noise}, {model} {depth}: {method.name}"
-                        yield Unit("runs", title, key, partial(_run, task, method, settings, video, key, folder, runs))
+                        yield Unit(
+                            "runs", title, key, partial(_run, task, method, settings, video, key, examples, runs)
+                        )
     noise, model, depth = max(settings.noises), models[0], min(settings.depths)
     task, cell = _task(settings, video, noise, model, depth), {"noise": noise, "model": model, "depth": depth}
     for alpha in settings.ablation_alphas:
@@ -362,7 +358,7 @@ def _run(
     settings: ConstrainedVideoSettings,
     video: Video,
     key: dict[str, Any],
-    folder: Path,
+    examples: Path,
     runs: list[dict[str, Any]],
 ) -> list[dict[str, Any]]:
     """The row of a method: its search, or the pair that was best for seed 0, and errors on test frames."""
@@ -379,7 +375,7 @@ def _run(
     except NonFiniteLossError as error:
         return [key | {"diverged": str(error)}]
     if seed == 0:
-        _save_example(trained.trainer, settings, video, folder / EXAMPLES / example_name(**key))
+        _save_example(trained.trainer, settings, video, examples / example_name(**key))
     return [key | row]
 
 

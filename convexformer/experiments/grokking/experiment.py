@@ -5,15 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from convexformer import plot
-from convexformer.experiments.common import Unit, begin_report, run_units, thinned, versions, write_json
+from convexformer.experiments.common import Unit, begin_report, finish_report, report_path, run_units, thinned, versions
 from convexformer.validation import check_device
-from convexformer_solvers.validation import check_counts
 
 from .data import describe_table, make_split
 from .figures import draw_figures
@@ -80,20 +77,14 @@ def run_grokking(
     >>> row["method"], row["n_seeds"], row["relative_gap"] <= settings.tol
     ('fully convex', 1, True)
     """
-    plot.require_matplotlib()
     settings = GrokkingSettings() if settings is None else settings
-    check_counts(n_seeds=n_seeds)
     check_device(settings.device, torch.device("cpu"))
     chosen = chosen_methods(settings, None if methods is None else list(methods))
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / FILE
+    path = report_path(folder, FILE, n_seeds)
     report = begin_report(path, _fresh(settings, chosen), ("trials", "runs"))
     run_units(path, report, list(_units(settings, chosen, n_seeds, report)), quiet=quiet)
     report |= summarise(report["runs"])
-    report["figures"] = [str(figure) for figure in draw_figures(report, folder)]
-    write_json(path, report)
-    return report
+    return finish_report(path, report, draw_figures)
 
 
 def _fresh(settings: GrokkingSettings, methods: Sequence[Method]) -> dict[str, Any]:

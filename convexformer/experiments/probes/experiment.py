@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,9 +13,7 @@ import torch
 from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 
-from convexformer import plot
-from convexformer.experiments.common import Unit, begin_report, run_units, versions, write_json
-from convexformer_solvers.validation import check_counts
+from convexformer.experiments.common import Unit, begin_report, finish_report, report_path, run_units, versions
 
 from .data import ProbeData, Split, load_all
 from .figures import draw_figures
@@ -85,21 +82,15 @@ def run_probes(
     >>> len(gaps), max(gaps) <= settings.tol
     (9, True)
     """
-    plot.require_matplotlib()
     settings = ProbesSettings() if settings is None else settings
-    check_counts(n_seeds=n_seeds)
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / FILE
-    data, left_out = load_all(settings, folder / "activations")
+    path = report_path(folder, FILE, n_seeds)
+    data, left_out = load_all(settings, path.parent / "activations")
     report = begin_report(path, _fresh(settings, data), _PARTS)
     report["left_out"] = left_out
     run_units(path, report, list(_units(settings, data, n_seeds)), quiet=quiet)
     report["summaries"] = summarise(report)
     report["remark"] = remark(report)
-    report["figures"] = [str(figure) for figure in draw_figures(report, folder)]
-    write_json(path, report)
-    return report
+    return finish_report(path, report, draw_figures)
 
 
 def _fresh(settings: ProbesSettings, data: list[ProbeData]) -> dict[str, Any]:

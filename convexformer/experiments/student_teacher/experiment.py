@@ -8,17 +8,14 @@ import os
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from tqdm.auto import tqdm
 
-from convexformer import plot
 from convexformer.datasets import Activations, load_attention_activations
 from convexformer.datasets._teacher import Teacher
-from convexformer.experiments.common import Unit, begin_report, run_units, thinned, versions, write_json
-from convexformer_solvers.validation import check_counts
+from convexformer.experiments.common import Unit, begin_report, finish_report, report_path, run_units, thinned, versions
 
 from .baselines import DECAYS, fit_group_lasso, fit_ridge, missing_group_lasso, train_softmax
 from .convex_students import CLASSES, Solved, solve_class, train_class
@@ -78,6 +75,7 @@ def run_student_teacher(
     A tiny random encoder as the teacher:
 
     >>> import tempfile
+    >>> from pathlib import Path
     >>> import transformers
     >>> _ = torch.manual_seed(0)
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -95,13 +93,9 @@ def run_student_teacher(
     >>> min(gaps) > -1e-9  # above the certified bound of their class
     True
     """
-    plot.require_matplotlib()
     settings = StudentTeacherSettings() if settings is None else settings
-    check_counts(n_seeds=n_seeds)
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / FILE
-    data = _load(settings, folder / "activations" if cache is None else cache, quiet)
+    path = report_path(folder, FILE, n_seeds)
+    data = _load(settings, path.parent / "activations" if cache is None else cache, quiet)
     report = begin_report(path, _fresh(settings, data))
     stages = len(CLASSES) * 2 + len(DECAYS) + 2
     done = stages * sum(run["seed"] < n_seeds for run in report["runs"])
@@ -113,9 +107,7 @@ def run_student_teacher(
         run_units(path, report, units, quiet=True)  # the bar counts models
     report["runs"].sort(key=lambda run: run["seed"])
     report |= summarise(report["runs"])
-    report["figures"] = [str(figure) for figure in draw_figures(report, folder)]
-    write_json(path, report)
-    return report
+    return finish_report(path, report, draw_figures)
 
 
 def _load(settings: StudentTeacherSettings, cache: str | os.PathLike[str], quiet: bool) -> Activations:

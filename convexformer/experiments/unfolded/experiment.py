@@ -5,16 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from convexformer import plot
-from convexformer.experiments.common import Unit, begin_report, run_units, versions, write_json
+from convexformer.experiments.common import Unit, begin_report, finish_report, report_path, run_units, versions
 from convexformer.experiments.corpora import Corpus, load_corpus
 from convexformer.validation import check_device
-from convexformer_solvers.validation import check_counts
 
 from .aim import compare_steps
 from .classification import METHODS, Method, classify
@@ -72,6 +69,7 @@ def run_unfolded(
     Few short sentences for one step:
 
     >>> import tempfile
+    >>> from pathlib import Path
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     rows = [f"{label}\t{label} is a short sentence {i}" for i in range(10) for label in ("this", "that")]
     ...     _ = Path(folder, "sentences.tsv").write_text("\n".join(rows))
@@ -83,21 +81,15 @@ def run_unfolded(
     >>> max(row["share"] for row in report["descent"] if row["guaranteed"])  # sentences whose energy rose
     0.0
     """
-    plot.require_matplotlib()
     settings = UnfoldedSettings() if settings is None else settings
-    check_counts(n_seeds=n_seeds)
     check_device(settings.device, torch.device("cpu"))
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / FILE
+    path = report_path(folder, FILE, n_seeds)
     corpora = [load_corpus(source, settings) for source in settings.corpora]
     report = begin_report(path, _fresh(settings, corpora), _PARTS)
     units = list(_units(settings, corpora, n_seeds))
     run_units(path, report, units, quiet=quiet)
     report["summaries"] = summarise(report)
-    report["figures"] = [str(figure) for figure in draw_figures(report, folder)]
-    write_json(path, report)
-    return report
+    return finish_report(path, report, draw_figures)
 
 
 def _fresh(settings: UnfoldedSettings, corpora: list[Corpus]) -> dict[str, Any]:
