@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -36,10 +37,13 @@ class _Cell(NamedTuple):
     """What is trained by all methods: a model on a corpus with a noise, for a seed."""
 
     corpus: Corpus
-    model: str
     depth: int | None  # None: the encoder
     noise: float
     seed: int
+
+    @property
+    def model(self) -> str:
+        return ENCODER if self.depth is None else f"UT, {self.depth} layers"
 
     @property
     def key(self) -> dict[str, Any]:
@@ -146,27 +150,18 @@ def _units(
         return _prepared(cell, settings, encoder)
 
     middle = settings.train_noises[len(settings.train_noises) // 2]
-    first = _Cell(corpora[0], _unrolled(min(settings.depths)), min(settings.depths), middle, 0)
-    for alpha in settings.ablation_alphas:
-        for price in settings.ablation_prices:
-            key = {"alpha": alpha, "price": price}
-            title = f"ablation, alpha {alpha:g}, " + ("no slacks" if price is None else f"price of slacks {price:g}")
-            yield Unit("ablation", title, key, partial(_ablate, first, settings, prepared, alpha, price))
-    for seed in range(n_seeds):
-        for corpus in corpora:
-            models: list[tuple[str, int | None]] = [(_unrolled(depth), depth) for depth in settings.depths]
-            models += [] if encoder is None else [(ENCODER, None)]
-            for model, depth in models:
-                for noise in settings.train_noises:
-                    cell = _Cell(corpus, model, depth, noise, seed)
-                    for method in METHODS:
-                        key = cell.key | {"method": method.name}
-                        title = f"seed {seed}, {corpus.name}, {model}, noise {noise:g}: {method.name}"
-                        yield Unit("runs", title, key, partial(_run, cell, method, settings, prepared))
-
-
-def _unrolled(depth: int) -> str:
-    return f"UT, {depth} layers"
+    first = _Cell(corpora[0], min(settings.depths), middle, 0)
+    for alpha, price in product(settings.ablation_alphas, settings.ablation_prices):
+        key = {"alpha": alpha, "price": price}
+        title = f"ablation, alpha {alpha:g}, " + ("no slacks" if price is None else f"price of slacks {price:g}")
+        yield Unit("ablation", title, key, partial(_ablate, first, settings, prepared, alpha, price))
+    depths = [*settings.depths, *([] if encoder is None else [None])]
+    for seed, corpus, depth, noise in product(range(n_seeds), corpora, depths, settings.train_noises):
+        cell = _Cell(corpus, depth, noise, seed)
+        for method in METHODS:
+            key = cell.key | {"method": method.name}
+            title = f"seed {seed}, {corpus.name}, {cell.model}, noise {noise:g}: {method.name}"
+            yield Unit("runs", title, key, partial(_run, cell, method, settings, prepared))
 
 
 def _run(

@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 from functools import partial
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -311,25 +312,18 @@ def _units(
     runs: list[dict[str, Any]],
 ) -> Iterator[Unit]:
     """All that is to be run: seeds one after the other, and the ablation once the runs hold its learning rate."""
-    for seed in range(n_seeds):
-        for noise in settings.noises:
-            for model in models:
-                for depth in settings.depths:
-                    task = _task(settings, video, noise, model, depth)
-                    cell = {"noise": noise, "model": model, "depth": depth}
-                    for method in METHODS:
-                        key = {"seed": seed, **cell, "method": method.name}
-                        title = f"seed {seed}, noise {noise}, {model} {depth}: {method.name}"
-                        yield Unit(
-                            "runs", title, key, partial(_run, task, method, settings, video, key, examples, runs)
-                        )
+    for seed, noise, model, depth in product(range(n_seeds), settings.noises, models, settings.depths):
+        task = _task(settings, video, noise, model, depth)
+        for method in METHODS:
+            key = {"seed": seed, "noise": noise, "model": model, "depth": depth, "method": method.name}
+            title = f"seed {seed}, noise {noise}, {model} {depth}: {method.name}"
+            yield Unit("runs", title, key, partial(_run, task, method, settings, video, key, examples, runs))
     noise, model, depth = max(settings.noises), models[0], min(settings.depths)
     task, cell = _task(settings, video, noise, model, depth), {"noise": noise, "model": model, "depth": depth}
-    for alpha in settings.ablation_alphas:
-        for resilience in settings.ablation_resiliences:
-            key = {**cell, "alpha": alpha, "resilience": resilience}
-            title = f"ablation: alpha {alpha}, resilience {resilience}"
-            yield Unit("ablation", title, key, partial(_ablate, task, settings, video, key, runs))
+    for alpha, resilience in product(settings.ablation_alphas, settings.ablation_resiliences):
+        key = {**cell, "alpha": alpha, "resilience": resilience}
+        title = f"ablation: alpha {alpha}, resilience {resilience}"
+        yield Unit("ablation", title, key, partial(_ablate, task, settings, video, key, runs))
 
 
 def _task(settings: ConstrainedVideoSettings, video: Video, noise: float, model: str, depth: int) -> Task:
