@@ -76,14 +76,27 @@ class _EarlierGates(GateSource):
         return Gates(np.concatenate([self.earlier.u1, new.u1]), np.concatenate([blind, new.u2]))
 
 
+@dataclass(eq=False, repr=False)
 class GreedyConvexTransformerBase(TokenEstimator):
     """What regression and classification share: training one layer after another."""
 
-    n_layers: int
-    n_gates: int
-    gates: Any
-    memory_limit: int | None
-    random_state: Any
+    alpha: float = 0.01
+    _: KW_ONLY
+    n_layers: int = 2
+    loss: str | Loss = "squared"
+    penalty: str | Penalty = "group_l2"
+    n_gates: int = 32
+    gates: Any = "gaussian"
+    solver: str | Solver = "auto"
+    tol: float = 1e-4
+    max_iter: int = 10_000
+    fit_intercept: bool = True
+    dtype: Any = None
+    device: Any = None
+    memory_limit: int | None = None
+    random_state: Any = None
+    verbose: bool = False
+    callback: Callback | None = None
     _layer: ClassVar[type[ConvexAttentionBase]]
     _n_copies = 4  # the samples, those of two layers while one hands on, and those of a solver
 
@@ -248,7 +261,6 @@ class GreedyConvexTransformerBase(TokenEstimator):
             yield self.first_layers(n_layers).predict(X)
 
 
-@dataclass(eq=False, repr=False)
 class GreedyConvexTransformerRegressor(RegressionMixin, GreedyConvexTransformerBase):
     r"""Layers of gated convex attention for regression, trained one after another, each with a certificate.
 
@@ -341,24 +353,6 @@ class GreedyConvexTransformerRegressor(RegressionMixin, GreedyConvexTransformerB
 
     _layer = ConvexAttentionRegressor
 
-    alpha: float = 0.01
-    _: KW_ONLY
-    n_layers: int = 2
-    loss: str | Loss = "squared"
-    penalty: str | Penalty = "group_l2"
-    n_gates: int = 32
-    gates: Any = "gaussian"
-    solver: str | Solver = "auto"
-    tol: float = 1e-4
-    max_iter: int = 10_000
-    fit_intercept: bool = True
-    dtype: Any = None
-    device: Any = None
-    memory_limit: int | None = None
-    random_state: Any = None
-    verbose: bool = False
-    callback: Callback | None = None
-
 
 @dataclass(eq=False, repr=False)
 class GreedyConvexTransformerClassifier(ClassificationMixin, GreedyConvexTransformerBase):
@@ -430,21 +424,6 @@ class GreedyConvexTransformerClassifier(ClassificationMixin, GreedyConvexTransfo
 
     _layer = ConvexAttentionClassifier
 
-    alpha: float = 0.01
     _: KW_ONLY
-    n_layers: int = 2
     loss: str | Loss = "auto"
-    penalty: str | Penalty = "group_l2"
-    n_gates: int = 32
-    gates: Any = "gaussian"
-    solver: str | Solver = "auto"
-    tol: float = 1e-4
-    max_iter: int = 10_000
-    fit_intercept: bool = True
     class_weight: Any = None
-    dtype: Any = None
-    device: Any = None
-    memory_limit: int | None = None
-    random_state: Any = None
-    verbose: bool = False
-    callback: Callback | None = None

@@ -37,24 +37,35 @@ from .tokens import (
 _LAYER_OPTIONS = ("n_layers", "mode", "shared", "anchored", "rho", "attention", "eigenvalue_limit")
 
 
+@dataclass(eq=False, repr=False)
 class UnfoldedTransformerBase(TargetEstimator, NetworkEstimator):
     """What regression and classification share: training the layers, certifying the readout, measuring descent."""
 
-    alpha: float
-    loss: str | Loss
-    penalty: str | Penalty
-    width: int | None
-    pooling: str
-    n_heads: int
-    refit_readout: bool
-    lr: Any
-    n_steps: int
-    batch_size: int | None
-    tol: float
-    max_iter: int
-    random_state: Any
-    verbose: bool
-    callback: Any
+    alpha: float = 1e-3
+    _: KW_ONLY
+    n_layers: int = 6
+    mode: str = "joint"
+    shared: bool = True
+    anchored: bool = True
+    rho: Any = "exp"
+    attention: str = "softmax"
+    eigenvalue_limit: float | None = 0.95
+    width: int | None = None
+    pooling: str = "auto"
+    n_heads: int = 32
+    refit_readout: bool = True
+    loss: str | Loss = "squared"
+    penalty: str | Penalty = "group_l2"
+    lr: Any = 1e-2
+    n_steps: int = 300
+    batch_size: int | None = None
+    tol: float = 1e-4
+    max_iter: int = 10_000
+    dtype: Any = None
+    device: Any = None
+    random_state: Any = None
+    verbose: bool = False
+    callback: Any = None
 
     @unchanged_on_failure
     @across_ranks
@@ -251,7 +262,6 @@ def _descent(samples: NetworkSamples, network: UnfoldedNetwork) -> DescentReport
     return descent_report(network.transformer, network.embedded(tokens), present)
 
 
-@dataclass(eq=False, repr=False)
 class UnfoldedTransformerRegressor(RegressionMixin, UnfoldedTransformerBase):
     r"""Regression by a transformer whose layers lower an energy, with a certified readout.
 
@@ -353,32 +363,6 @@ class UnfoldedTransformerRegressor(RegressionMixin, UnfoldedTransformerBase):
     True
     """
 
-    alpha: float = 1e-3
-    _: KW_ONLY
-    n_layers: int = 6
-    mode: str = "joint"
-    shared: bool = True
-    anchored: bool = True
-    rho: Any = "exp"
-    attention: str = "softmax"
-    eigenvalue_limit: float | None = 0.95
-    width: int | None = None
-    pooling: str = "auto"
-    n_heads: int = 32
-    refit_readout: bool = True
-    loss: str | Loss = "squared"
-    penalty: str | Penalty = "group_l2"
-    lr: Any = 1e-2
-    n_steps: int = 300
-    batch_size: int | None = None
-    tol: float = 1e-4
-    max_iter: int = 10_000
-    dtype: Any = None
-    device: Any = None
-    random_state: Any = None
-    verbose: bool = False
-    callback: Any = None
-
 
 @dataclass(eq=False, repr=False)
 class UnfoldedTransformerClassifier(ClassificationMixin, UnfoldedTransformerBase):
@@ -419,29 +403,6 @@ class UnfoldedTransformerClassifier(ClassificationMixin, UnfoldedTransformerBase
     (True, 0.0)
     """
 
-    alpha: float = 1e-3
     _: KW_ONLY
-    n_layers: int = 6
-    mode: str = "joint"
-    shared: bool = True
-    anchored: bool = True
-    rho: Any = "exp"
-    attention: str = "softmax"
-    eigenvalue_limit: float | None = 0.95
-    width: int | None = None
-    pooling: str = "auto"
-    n_heads: int = 32
-    refit_readout: bool = True
     loss: str | Loss = "auto"
-    penalty: str | Penalty = "group_l2"
-    lr: Any = 1e-2
-    n_steps: int = 300
-    batch_size: int | None = None
-    tol: float = 1e-4
-    max_iter: int = 10_000
     class_weight: Any = None
-    dtype: Any = None
-    device: Any = None
-    random_state: Any = None
-    verbose: bool = False
-    callback: Any = None

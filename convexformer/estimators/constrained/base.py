@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import KW_ONLY, dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -19,16 +19,28 @@ from convexformer_solvers.validation import is_real
 _TRAINER_OPTIONS = ("alpha", "objective", "resilience", "dual_lr", "stop_gradient", "lr", "weight_decay", "batch_size")
 
 
+@dataclass(eq=False, repr=False)
 class DescentConstrainedBase(NetworkEstimator):
     """What the classifier and the denoiser share: training under the constraints and what is left of it."""
 
-    alpha: float
-    c_ref: float | None
-    n_layers: int
-    n_epochs: int
-    validation_fraction: float
-    random_state: Any
-    verbose: bool
+    alpha: float = 0.1
+    _: KW_ONLY
+    c_ref: float | None = None
+    n_layers: int = 3
+    shared: bool = False
+    objective: str = "constrained"
+    resilience: float | None = None
+    dual_lr: float = 1e-2
+    stop_gradient: bool = False
+    lr: float = 1e-3
+    weight_decay: float = 0.0
+    batch_size: int = 32
+    n_epochs: int = 50
+    validation_fraction: float = 0.2
+    dtype: Any = None
+    device: Any = None
+    random_state: Any = None
+    verbose: bool = False
 
     def _train(
         self, network: nn.Module, layer_losses: Any, data: list[Tensor], groups: NDArray, c_ref: float, seed: int

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from typing import Any, Self, cast
 
 import torch
@@ -22,7 +22,7 @@ from convexformer_solvers import Loss
 from .base import DescentConstrainedBase
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False, repr=False, kw_only=True)
 class DescentConstrainedClassifier(ClassificationMixin, TargetEstimator, DescentConstrainedBase):
     r"""Classification by an unrolled transformer each of whose layers must lower the loss.
 
@@ -111,26 +111,8 @@ class DescentConstrainedClassifier(ClassificationMixin, TargetEstimator, Descent
     (True, True, (200,))
     """
 
-    alpha: float = 0.1
-    _: KW_ONLY
-    c_ref: float | None = None
-    n_layers: int = 3
-    shared: bool = False
-    objective: str = "constrained"
-    resilience: float | None = None
     loss: str | Loss = "auto"
-    dual_lr: float = 1e-2
-    stop_gradient: bool = False
-    lr: float = 1e-3
-    weight_decay: float = 0.0
-    batch_size: int = 32
-    n_epochs: int = 50
-    validation_fraction: float = 0.2
     class_weight: Any = None
-    dtype: Any = None
-    device: Any = None
-    random_state: Any = None
-    verbose: bool = False
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

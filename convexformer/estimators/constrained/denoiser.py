@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -22,7 +22,7 @@ from .base import DescentConstrainedBase
 _MODELS: dict[str, Any] = {"ut": UnrolledTransformer, "dust": DUST}
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False, repr=False, kw_only=True)
 class DescentConstrainedDenoiser(TransformerMixin, DescentConstrainedBase):
     r"""Denoising of tokens by an unrolled network each of whose layers must lower the error ([K]).
 
@@ -64,26 +64,8 @@ class DescentConstrainedDenoiser(TransformerMixin, DescentConstrainedBase):
     True
     """
 
-    alpha: float = 0.1
-    _: KW_ONLY
-    c_ref: float | None = None
     noise: float = 0.1
     model: str = "ut"
-    n_layers: int = 3
-    shared: bool = False
-    objective: str = "constrained"
-    resilience: float | None = None
-    dual_lr: float = 1e-2
-    stop_gradient: bool = False
-    lr: float = 1e-3
-    weight_decay: float = 0.0
-    batch_size: int = 32
-    n_epochs: int = 50
-    validation_fraction: float = 0.2
-    dtype: Any = None
-    device: Any = None
-    random_state: Any = None
-    verbose: bool = False
 
     @unchanged_on_failure
     @across_ranks
