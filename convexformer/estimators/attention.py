@@ -34,9 +34,9 @@ from convexformer.validation import (
     keeps_tensors,
     result_of,
 )
-from convexformer_solvers import LOSSES, Callback, Loss, Penalty, Solver, get_loss
+from convexformer_solvers import LOSSES, Loss, get_loss
 
-from .base import ConvexAttentionBase
+from .base import ConvexAttentionBase, GateParameters
 from .samples import predictions_of_all
 
 
@@ -228,7 +228,7 @@ class ClassificationMixin(ScoreMixin, ClassifierMixin):
 
 
 @dataclass(eq=False, repr=False)
-class ConvexAttentionRegressor(RegressionMixin, ConvexAttentionBase):
+class ConvexAttentionRegressor(RegressionMixin, GateParameters, ConvexAttentionBase):
     r"""Attention network for regression, trained to a certified global optimum.
 
     Minimises over any number of convex-attention heads (paper [C], Thms 1 to 3)
@@ -344,27 +344,10 @@ class ConvexAttentionRegressor(RegressionMixin, ConvexAttentionBase):
     """
 
     alpha: float = 0.01
-    _: KW_ONLY
-    loss: str | Loss = "squared"
-    penalty: str | Penalty = "group_l2"
-    activation: str = "linear"
-    n_gates: int = 32
-    gates: Any = "gaussian"
-    solver: str | Solver = "auto"
-    tol: float = 1e-4
-    max_iter: int = 10_000
-    fit_intercept: bool = True
-    warm_start: bool = False
-    dtype: Any = None
-    device: Any = None
-    memory_limit: int | None = None
-    random_state: Any = None
-    verbose: bool = False
-    callback: Callback | None = None
 
 
 @dataclass(eq=False, repr=False)
-class ConvexAttentionClassifier(ClassificationMixin, ConvexAttentionBase):
+class ConvexAttentionClassifier(ClassificationMixin, GateParameters, ConvexAttentionBase):
     r"""Attention network for classification, trained to a certified global optimum.
 
     The objective is that of ``ConvexAttentionRegressor`` with a loss of labels. Where a sample may have several labels,
@@ -480,19 +463,4 @@ class ConvexAttentionClassifier(ClassificationMixin, ConvexAttentionBase):
     alpha: float = 0.01
     _: KW_ONLY
     loss: str | Loss = "auto"
-    penalty: str | Penalty = "group_l2"
-    activation: str = "linear"
-    n_gates: int = 32
-    gates: Any = "gaussian"
-    solver: str | Solver = "auto"
-    tol: float = 1e-4
-    max_iter: int = 10_000
-    fit_intercept: bool = True
     class_weight: dict | str | None = None
-    warm_start: bool = False
-    dtype: Any = None
-    device: Any = None
-    memory_limit: int | None = None
-    random_state: Any = None
-    verbose: bool = False
-    callback: Callback | None = None

@@ -31,6 +31,7 @@ from convexformer.validation import (
 )
 from convexformer_solvers import (
     PENALTIES,
+    Callback,
     LinearMap,
     Loss,
     Path,
@@ -38,6 +39,7 @@ from convexformer_solvers import (
     Penalty,
     Program,
     Progress,
+    Solver,
     SolverInterrupted,
     SolverResult,
     Status,
@@ -105,19 +107,41 @@ class Problem:
     interruption: GatesInterrupted | None = None
 
 
-class ConvexAttentionBase(TargetEstimator, CertifiedEstimator):
+@dataclass(eq=False, repr=False, kw_only=True)
+class ProgramParameters:
+    """Parameters of all estimators of one output, with and without gates, for one ``alpha`` and for a grid."""
+
+    loss: str | Loss = "squared"
+    penalty: str | Penalty = "group_l2"
+    solver: str | Solver = "auto"
+    tol: float = 1e-4
+    max_iter: int = 10_000
+    fit_intercept: bool = True
+    warm_start: bool = False
+    dtype: Any = None
+    device: Any = None
+    memory_limit: int | None = None
+    random_state: Any = None
+    verbose: bool = False
+    callback: Callback | None = None
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class GateParameters:
+    """Parameters of those that may have gates."""
+
+    activation: str = "linear"
+    n_gates: int = 32
+    gates: Any = "gaussian"
+
+
+class ConvexAttentionBase(ProgramParameters, TargetEstimator, CertifiedEstimator):
     """All that regression and classification share: building the program, solving, reading off the network."""
 
     alpha: float
-    loss: str | Loss
-    penalty: str | Penalty
     activation: str
     n_gates: int
     gates: Any
-    fit_intercept: bool
-    warm_start: bool
-    device: Any
-    random_state: Any
 
     @unchanged_on_failure
     @across_ranks

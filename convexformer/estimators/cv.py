@@ -22,11 +22,8 @@ from tqdm.auto import tqdm
 from convexformer.targets import ClassTargets
 from convexformer.validation import is_integer, predictions, without_tensor
 from convexformer_solvers import (
-    Callback,
     Loss,
-    Penalty,
     Program,
-    Solver,
     SolverResult,
     alpha_grid,
     get_solver,
@@ -36,7 +33,7 @@ from convexformer_solvers.path import check_grid
 from convexformer_solvers.validation import warn_caller
 
 from .attention import ClassificationMixin, RegressionMixin
-from .base import ConvexAttentionBase, Problem
+from .base import ConvexAttentionBase, GateParameters, Problem
 from .folds import Watch, checked_split, run_folds
 from .samples import across_ranks
 from .tokens import SavedState, unchanged_on_failure
@@ -45,18 +42,16 @@ _STRATIFY = "stratify the folds, with cv=StratifiedKFold(...) or a number of fol
 _SINGLE = "a class of one sample is missing wherever that is held out: leave it out, or get more samples of it"
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class CrossValidationMixin(ConvexAttentionBase):
     """Choice of ``alpha``: paths on the training parts of all folds, then a fit of everything at the best alpha."""
 
-    alphas: int | ArrayLike
-    eps: float
-    cv: Any
-    scoring: Any
-    n_jobs: int | None
-    resume: str | os.PathLike[str] | None
-    alpha_: float
-    alphas_: NDArray[np.float64]
-    score_path_: NDArray[np.float64]
+    alphas: int | ArrayLike = 30
+    eps: float = 1e-2
+    cv: Any = None
+    scoring: Any = None
+    n_jobs: int | None = None
+    resume: str | os.PathLike[str] | None = None
 
     @unchanged_on_failure
     @across_ranks
@@ -319,7 +314,7 @@ def _check_classes(
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class ConvexAttentionRegressorCV(RegressionMixin, CrossValidationMixin):
+class ConvexAttentionRegressorCV(RegressionMixin, GateParameters, CrossValidationMixin):
     """``ConvexAttentionRegressor`` with ``alpha`` chosen by cross-validation.
 
     Parameters
@@ -365,32 +360,9 @@ memory_limit, random_state, verbose, callback
     True
     """
 
-    alphas: int | ArrayLike = 30
-    eps: float = 1e-2
-    cv: Any = None
-    scoring: Any = None
-    n_jobs: int | None = None
-    resume: str | os.PathLike[str] | None = None
-    loss: str | Loss = "squared"
-    penalty: str | Penalty = "group_l2"
-    activation: str = "linear"
-    n_gates: int = 32
-    gates: Any = "gaussian"
-    solver: str | Solver = "auto"
-    tol: float = 1e-4
-    max_iter: int = 10_000
-    fit_intercept: bool = True
-    warm_start: bool = False
-    dtype: Any = None
-    device: Any = None
-    memory_limit: int | None = None
-    random_state: Any = None
-    verbose: bool = False
-    callback: Callback | None = None
-
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class ConvexAttentionClassifierCV(ClassificationMixin, CrossValidationMixin):
+class ConvexAttentionClassifierCV(ClassificationMixin, GateParameters, CrossValidationMixin):
     """``ConvexAttentionClassifier`` with ``alpha`` chosen by cross-validation.
 
     Parameters
@@ -437,26 +409,5 @@ device, memory_limit, random_state, verbose, callback
     (5, 3)
     """
 
-    alphas: int | ArrayLike = 30
-    eps: float = 1e-2
-    cv: Any = None
-    scoring: Any = None
-    n_jobs: int | None = None
-    resume: str | os.PathLike[str] | None = None
     loss: str | Loss = "auto"
-    penalty: str | Penalty = "group_l2"
-    activation: str = "linear"
-    n_gates: int = 32
-    gates: Any = "gaussian"
-    solver: str | Solver = "auto"
-    tol: float = 1e-4
-    max_iter: int = 10_000
-    fit_intercept: bool = True
     class_weight: dict | str | None = None
-    warm_start: bool = False
-    dtype: Any = None
-    device: Any = None
-    memory_limit: int | None = None
-    random_state: Any = None
-    verbose: bool = False
-    callback: Callback | None = None

@@ -21,7 +21,6 @@ from convexformer_solvers.linear_maps.base import widened
 from convexformer_solvers.validation import check_counts
 
 from .attention import ClassificationMixin, ConvexAttentionClassifier, ConvexAttentionRegressor, RegressionMixin
-from .base import ConvexAttentionBase
 from .samples import across_ranks, read_samples
 from .tokens import SavedState, TokenEstimator, unchanged_on_failure
 
@@ -97,7 +96,7 @@ class GreedyConvexTransformerBase(TokenEstimator):
     random_state: Any = None
     verbose: bool = False
     callback: Callback | None = None
-    _layer: ClassVar[type[ConvexAttentionBase]]
+    _layer: ClassVar[type[ConvexAttentionRegressor | ConvexAttentionClassifier]]
     _n_copies = 4  # the samples, those of two layers while one hands on, and those of a solver
 
     @unchanged_on_failure

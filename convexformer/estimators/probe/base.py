@@ -65,18 +65,17 @@ class ProbeProblem(Problem):
         return replace(self, program=self.program.with_map(linear_map), pooler=pooler, start=start)
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class ConvexProbeBase(ConvexAttentionBase):
     """What probes share: the dictionary, the program on pooled tokens, and explanations."""
 
     _of_all_ranks = ShardedSequences
 
-    dictionary: Any
-    generate: int | Generation | None
-    standardize: bool
-    memory_limit: int | None
+    dictionary: Any = "auto"
+    generate: int | Generation | None = None
+    standardize: bool = True
     activation = "linear"
     _generates_after_a_grid = False
-    generation_: GenerationReport | None
 
     # Building the program
 
@@ -141,7 +140,7 @@ class ConvexProbeBase(ConvexAttentionBase):
         return super()._start(problem) if own is None else own
 
     def _fit_problem(self, problem: Problem, like: Any, file: PathFile | None = None) -> None:
-        self.generation_ = None
+        self.generation_: GenerationReport | None = None
         own, generation = cast(ProbeProblem, problem), get_generation(self.generate)
         growth = None if generation is None or file is None else _growth_of(file, generation.max_new)
         if growth is None:

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
-from typing import Any
-
-from numpy.typing import ArrayLike
 
 from convexformer.estimators.attention import ClassificationMixin, RegressionMixin
 from convexformer.estimators.cv import CrossValidationMixin
-from convexformer.probes.generate import Generation
-from convexformer_solvers import Callback, Loss, Penalty, Solver
+from convexformer_solvers import Loss
 
 from .base import ConvexProbeBase
 
@@ -60,29 +55,6 @@ memory_limit, random_state, verbose, callback
 
     _generates_after_a_grid = True
 
-    alphas: int | ArrayLike = 30
-    eps: float = 1e-2
-    cv: Any = None
-    scoring: Any = None
-    n_jobs: int | None = None
-    resume: str | os.PathLike[str] | None = None
-    dictionary: Any = "auto"
-    generate: int | Generation | None = None
-    standardize: bool = True
-    loss: str | Loss = "squared"
-    penalty: str | Penalty = "group_l2"
-    solver: str | Solver = "auto"
-    tol: float = 1e-4
-    max_iter: int = 10_000
-    fit_intercept: bool = True
-    warm_start: bool = False
-    dtype: Any = None
-    device: Any = None
-    memory_limit: int | None = None
-    random_state: Any = None
-    verbose: bool = False
-    callback: Callback | None = None
-
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class ConvexProbeClassifierCV(ClassificationMixin, CrossValidationMixin, ConvexProbeBase):
@@ -128,26 +100,5 @@ memory_limit, random_state, verbose, callback
 
     _generates_after_a_grid = True
 
-    alphas: int | ArrayLike = 30
-    eps: float = 1e-2
-    cv: Any = None
-    scoring: Any = None
-    n_jobs: int | None = None
-    resume: str | os.PathLike[str] | None = None
-    dictionary: Any = "auto"
-    generate: int | Generation | None = None
-    standardize: bool = True
     loss: str | Loss = "auto"
-    penalty: str | Penalty = "group_l2"
-    solver: str | Solver = "auto"
-    tol: float = 1e-4
-    max_iter: int = 10_000
-    fit_intercept: bool = True
     class_weight: dict | str | None = None
-    warm_start: bool = False
-    dtype: Any = None
-    device: Any = None
-    memory_limit: int | None = None
-    random_state: Any = None
-    verbose: bool = False
-    callback: Callback | None = None

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from typing import Any
 
 from convexformer.estimators.attention import ClassificationMixin, RegressionMixin
-from convexformer.probes.generate import Generation
-from convexformer_solvers import Callback, Loss, Penalty, Solver
+from convexformer_solvers import Loss
 
 from .base import ConvexProbeBase
 
@@ -125,23 +123,6 @@ class ConvexProbeRegressor(RegressionMixin, ConvexProbeBase):
     """
 
     alpha: float = 0.01
-    _: KW_ONLY
-    dictionary: Any = "auto"
-    generate: int | Generation | None = None
-    standardize: bool = True
-    loss: str | Loss = "squared"
-    penalty: str | Penalty = "group_l2"
-    solver: str | Solver = "auto"
-    tol: float = 1e-4
-    max_iter: int = 10_000
-    fit_intercept: bool = True
-    warm_start: bool = False
-    dtype: Any = None
-    device: Any = None
-    memory_limit: int | None = None
-    random_state: Any = None
-    verbose: bool = False
-    callback: Callback | None = None
 
 
 @dataclass(eq=False, repr=False)
@@ -198,20 +179,5 @@ class ConvexProbeClassifier(ClassificationMixin, ConvexProbeBase):
 
     alpha: float = 0.01
     _: KW_ONLY
-    dictionary: Any = "auto"
-    generate: int | Generation | None = None
-    standardize: bool = True
     loss: str | Loss = "auto"
-    penalty: str | Penalty = "group_l2"
-    solver: str | Solver = "auto"
-    tol: float = 1e-4
-    max_iter: int = 10_000
-    fit_intercept: bool = True
     class_weight: dict | str | None = None
-    warm_start: bool = False
-    dtype: Any = None
-    device: Any = None
-    memory_limit: int | None = None
-    random_state: Any = None
-    verbose: bool = False
-    callback: Callback | None = None
