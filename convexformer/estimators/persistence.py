@@ -14,11 +14,9 @@ from convexformer.validation import is_integer
 from convexformer_solvers.io.npz import read_archive, write_archive
 
 from .attention import ConvexAttentionClassifier, ConvexAttentionRegressor
-from .base import ConvexAttentionBase
 from .constrained import DescentConstrainedClassifier, DescentConstrainedDenoiser
-from .constrained.base import DescentConstrainedBase
 from .cv import ConvexAttentionClassifierCV, ConvexAttentionRegressorCV
-from .greedy import GreedyConvexTransformerBase, GreedyConvexTransformerClassifier, GreedyConvexTransformerRegressor
+from .greedy import GreedyConvexTransformerClassifier, GreedyConvexTransformerRegressor
 from .parameters import decode_parameters, encode_parameters
 from .probe import (
     ConvexProbeClassifier,
@@ -27,7 +25,8 @@ from .probe import (
     ConvexProbeRegressorCV,
 )
 from .sequence import ConvexSequenceRegressor
-from .unfolded import UnfoldedTransformerBase, UnfoldedTransformerClassifier, UnfoldedTransformerRegressor
+from .tokens import TokenEstimator
+from .unfolded import UnfoldedTransformerClassifier, UnfoldedTransformerRegressor
 
 # A further one is one line: a class that says what a file must hold of its fit, as ``TokenEstimator`` has it.
 _ESTIMATORS: dict[str, type[Any]] = {
@@ -50,18 +49,11 @@ _ESTIMATORS: dict[str, type[Any]] = {
         UnfoldedTransformerRegressor,
     )
 }
-_Model = (
-    ConvexAttentionBase
-    | ConvexSequenceRegressor
-    | DescentConstrainedBase
-    | GreedyConvexTransformerBase
-    | UnfoldedTransformerBase
-)
 _FORMAT = 1
 _CONTENT = "convexformer model"
 
 
-def save_model(model: _Model, path: str | Path) -> None:
+def save_model(model: TokenEstimator, path: str | Path) -> None:
     """Save a fitted estimator; the file holds no code and is safe to share.
 
     Parameters
@@ -131,7 +123,7 @@ def save_model(model: _Model, path: str | Path) -> None:
         )
 
 
-def load_model(path: str | Path) -> _Model:
+def load_model(path: str | Path) -> TokenEstimator:
     """Load an estimator that ``save_model`` wrote.
 
     Parameters
