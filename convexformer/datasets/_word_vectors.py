@@ -157,6 +157,11 @@ def load_word_vectors(path: str | os.PathLike[str], n_words: int | None = None) 
         if not {"words", "vectors"} <= set(arrays):
             raise ValueError(f"{path} must hold the arrays words and vectors, got {sorted(arrays)}")
         return WordVectors(arrays["words"][:n_words].tolist(), arrays["vectors"][:n_words])
+    return _read_text(path, n_words)
+
+
+def _read_text(path: str | os.PathLike[str], n_words: int | None) -> WordVectors:
+    """Word vectors of lines that begin with the word, as of GloVe, and maybe their sizes first, as of word2vec."""
     words: list[str] = []
     rows: list[NDArray[np.float32]] = []
     sizes: tuple[int, int] | None = None
