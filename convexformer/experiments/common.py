@@ -17,6 +17,7 @@ from tqdm.auto import tqdm
 
 import convexformer
 from convexformer import plot
+from convexformer.experiments.settings import ExperimentSettings
 from convexformer_solvers.io.npz import replacing
 from convexformer_solvers.validation import check_counts
 
@@ -70,6 +71,36 @@ def report_path(folder: str | os.PathLike[str], name: str, n_seeds: int) -> Path
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     return folder / name
+
+
+def new_report(
+    settings: ExperimentSettings, data: dict[str, Any], parts: Sequence[str], **others: Any
+) -> dict[str, Any]:
+    """The report of no run, on this machine.
+
+    Parameters
+    ----------
+    settings : ExperimentSettings
+        What it is run with.
+    data : dict
+        What tells its data from others.
+    parts : sequence of str
+        Entries to which runs add their rows.
+    **others
+        What else it says before there are runs.
+
+    Returns
+    -------
+    dict
+    """
+    return {
+        "settings": settings.as_json(),
+        "data": data,
+        **others,
+        "versions": versions(),
+        "threads": torch.get_num_threads(),
+        **{part: [] for part in parts},
+    }
 
 
 def begin_report(path: Path, fresh: dict[str, Any], kept: Sequence[str] = ("runs",)) -> dict[str, Any]:

@@ -44,6 +44,9 @@ METHODS = (
 )
 
 
+PARTS = ("runs", "ablation")  # of the reports
+
+
 @dataclass(frozen=True)
 class Search:
     """Values that every method tries: all pairs of a learning rate and one of as many values of its second option.

@@ -13,12 +13,12 @@ from scipy.integrate import trapezoid
 from torch import Tensor
 
 from convexformer.constrained import NonFiniteLossError, exit_curve, exit_tradeoff
-from convexformer.experiments.common import Unit, begin_report, finish_report, report_path, run_units, versions
+from convexformer.experiments.common import Unit, begin_report, finish_report, new_report, report_path, run_units
 from convexformer.experiments.corpora import Corpus, deviation_of, load_corpus, with_noise
 from convexformer.unfolded import padding_mask
 from convexformer.validation import check_device
 
-from .common import METHODS, Method, Task, search, train_once
+from .common import METHODS, PARTS, Method, Task, search, train_once
 from .text_figures import draw_figures
 from .text_models import Encoder, encoder_task, find_encoder, states_of, unrolled_task
 from .text_report import remark, summarise
@@ -111,7 +111,7 @@ def run_constrained_text(
     path = report_path(folder, FILE, n_seeds)
     corpora = [load_corpus(source, settings) for source in settings.corpora]
     encoder, missing = find_encoder(settings)
-    report = begin_report(path, _fresh(settings, corpora, encoder, missing), ("runs", "ablation"))
+    report = begin_report(path, _fresh(settings, corpora, encoder, missing), PARTS)
     units = list(_units(settings, corpora, encoder, n_seeds))
     run_units(path, report, units, quiet=quiet)
     report |= summarise(report["runs"])
@@ -128,16 +128,8 @@ def _fresh(
         {"name": corpus.name, "classes": corpus.classes, "n_sentences": len(corpus.labels), "sha256": corpus.sha256}
         for corpus in corpora
     ]
-    return {
-        "settings": settings.as_json(),
-        "data": {"corpora_read": data, **chosen},
-        "remark": remark(settings),
-        "skipped": [] if missing is None else [missing],
-        "versions": versions(),
-        "threads": torch.get_num_threads(),
-        "runs": [],
-        "ablation": [],
-    }
+    skipped = [] if missing is None else [missing]
+    return new_report(settings, {"corpora_read": data, **chosen}, PARTS, remark=remark(settings), skipped=skipped)
 
 
 def _units(

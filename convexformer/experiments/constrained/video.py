@@ -19,19 +19,18 @@ from torch import Tensor, nn
 from convexformer.constrained import FeasibilityReport, LayerReadouts, NonFiniteLossError, PrimalDual
 from convexformer.constrained.data import LayerLosses
 from convexformer.datasets import load_video_frames
-from convexformer.experiments.common import Unit, begin_report, finish_report, report_path, run_units, versions
+from convexformer.experiments.common import Unit, begin_report, finish_report, new_report, report_path, run_units
 from convexformer.nn.modules.base import seeded
 from convexformer.unfolded.unrolled import DUST, UnrolledTransformer, frame_patches, frames_from_patches
 from convexformer.validation import check_device
 
-from .common import METHODS, Method, Task, Trained, search, train_once
+from .common import METHODS, PARTS, Method, Task, Trained, search, train_once
 from .video_figures import draw_figures
 from .video_report import remark, summarise
 from .video_settings import ConstrainedVideoSettings
 
 FILE = "constrained_video.json"
 EXAMPLES = "examples"
-_PARTS = ("runs", "ablation")
 _CONSTRAINED = METHODS[0]
 _TEST_SEED = 2**31
 
@@ -281,7 +280,7 @@ def run_constrained_video(
     video = Video.load(settings)
     examples = path.parent / EXAMPLES
     examples.mkdir(exist_ok=True)
-    report = begin_report(path, _fresh(settings, video, skipped), _PARTS)
+    report = begin_report(path, _fresh(settings, video, skipped), PARTS)
     # run_units adds rows to this very list, so that later units see the runs before them
     units = list(_units(settings, models, video, n_seeds, examples, report["runs"]))
     run_units(path, report, units, quiet=quiet)
@@ -292,15 +291,8 @@ def run_constrained_video(
 def _fresh(settings: ConstrainedVideoSettings, video: Video, skipped: dict[str, str]) -> dict[str, Any]:
     """The report of no run."""
     parts = {name: len(getattr(video, name)) for name in ("training", "validation", "test")}
-    return {
-        "settings": settings.as_json(),
-        "data": {"frames_read": {**parts, "n_patches": video.test.shape[1], "sha256": video.sha256}},
-        "remark": remark(settings),
-        "skipped": skipped,
-        "versions": versions(),
-        "threads": torch.get_num_threads(),
-        **{part: [] for part in _PARTS},
-    }
+    data = {"frames_read": {**parts, "n_patches": video.test.shape[1], "sha256": video.sha256}}
+    return new_report(settings, data, PARTS, remark=remark(settings), skipped=skipped)
 
 
 def _units(

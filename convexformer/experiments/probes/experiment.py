@@ -9,11 +9,10 @@ from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 
-from convexformer.experiments.common import Unit, begin_report, finish_report, report_path, run_units, versions
+from convexformer.experiments.common import Unit, begin_report, finish_report, new_report, report_path, run_units
 
 from .data import ProbeData, Split, load_all
 from .figures import draw_figures
@@ -106,13 +105,7 @@ def _fresh(settings: ProbesSettings, data: list[ProbeData]) -> dict[str, Any]:
         }
         for one in data
     ]
-    return {
-        "settings": settings.as_json(),
-        "data": {"datasets_read": found},
-        "versions": versions(),
-        "threads": torch.get_num_threads(),
-        **{part: [] for part in _PARTS},
-    }
+    return new_report(settings, {"datasets_read": found}, _PARTS)
 
 
 def _units(settings: ProbesSettings, data: list[ProbeData], n_seeds: int) -> Iterator[Unit]:

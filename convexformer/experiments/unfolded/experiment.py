@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from convexformer.experiments.common import Unit, begin_report, finish_report, report_path, run_units, versions
+from convexformer.experiments.common import Unit, begin_report, finish_report, new_report, report_path, run_units
 from convexformer.experiments.corpora import Corpus, load_corpus
 from convexformer.validation import check_device
 
@@ -104,14 +104,7 @@ def _fresh(settings: UnfoldedSettings, corpora: list[Corpus]) -> dict[str, Any]:
         }
         for corpus in corpora
     ]
-    return {
-        "settings": settings.as_json(),
-        "data": {"corpora_read": data},
-        "remark": remark(settings),
-        "versions": versions(),
-        "threads": torch.get_num_threads(),
-        **{part: [] for part in _PARTS},
-    }
+    return new_report(settings, {"corpora_read": data}, _PARTS, remark=remark(settings))
 
 
 def _units(settings: UnfoldedSettings, corpora: list[Corpus], n_seeds: int) -> Iterator[Unit]:
