@@ -74,15 +74,7 @@ def train_softmax(
     seconds = 0.0
     for alpha in (0.0,) if decay_on == "none" else settings.softmax_alphas:
         scores = TestScores(split.test, settings.device, settings.n_steps)
-        network = SoftmaxAttention(
-            split.train.tokens.shape[2],
-            split.train.y.shape[1],
-            n_heads=settings.softmax_heads,
-            head_width=settings.softmax_head_width,
-            position=settings.target_position,
-            decay_on=decay_on,
-            seed=seed,
-        ).to(settings.device)
+        network = _new_network(split, settings, decay_on, seed, position=settings.target_position)
         history = _fit(network, split, settings, alpha, settings.softmax_learning_rates, scores)
         seconds += history.total_seconds
         if best is None or history.score < best[1].score:
@@ -134,17 +126,23 @@ def train_softmax_sequence(
     SoftmaxAttention or None
         None where training diverged.
     """
-    n_outputs = split.train.y.shape[2]
-    network = SoftmaxAttention(
-        split.train.tokens.shape[2],
-        n_outputs,
-        n_heads=settings.softmax_heads,
-        head_width=settings.softmax_head_width,
-        decay_on=choice.decay_on,
-        seed=seed,
-    ).to(settings.device)
+    network = _new_network(split, settings, choice.decay_on, seed, position=None)
     history = _fit(network, split, settings, choice.alpha, (choice.learning_rate,))
     return None if history.diverged else network
+
+
+def _new_network(
+    split: Split, settings: StudentTeacherSettings, decay_on: DecayOn, seed: int, position: int | None
+) -> SoftmaxAttention:
+    return SoftmaxAttention(
+        split.train.tokens.shape[2],
+        split.train.y.shape[-1],
+        n_heads=settings.softmax_heads,
+        head_width=settings.softmax_head_width,
+        position=position,
+        decay_on=decay_on,
+        seed=seed,
+    ).to(settings.device)
 
 
 def _fit(
