@@ -356,9 +356,9 @@ def as_rows(columns: Tensor) -> Tensor:
     return columns.T.contiguous()
 
 
-def row_chunks(n_rows: int, n_columns: int, device: torch.device) -> Iterator[slice]:
-    """Chunks of the rows for a product with few columns."""
-    return slices(n_rows, max(1, CONFIG.limit(device) // max(1, n_columns)))
+def row_chunks(n_rows: int, n_columns: int, device: torch.device, least: int = 1) -> Iterator[slice]:
+    """Chunks of the rows, of so many at least, for a product with few columns."""
+    return slices(n_rows, max(least, CONFIG.limit(device) // max(1, n_columns)))
 
 
 def tall_chunks(n_rows: int, n_columns: int, device: torch.device) -> Iterator[slice]:

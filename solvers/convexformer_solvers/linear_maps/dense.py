@@ -60,9 +60,11 @@ class DenseMap(LinearMap):
             total += torch.where(weight[rows] > 0, weight[rows] * squares, 0.0).sum()
         return total
 
-    def _chunks(self, dtype: torch.dtype) -> Iterator[slice]:
-        # A quarter of the bytes of a temporary in float64: rows that are read twice stay in the cache of one core.
-        return row_chunks(self.n_samples, self._rows.shape[1] * dtype.itemsize // 2, self.device)
+    def _chunks(self, dtype: torch.dtype, n_columns: int = 1) -> Iterator[slice]:
+        # A quarter of the bytes of a temporary in float64: rows that are read twice stay in the cache of one core. With
+        # fewer than twice as many rows as columns the sums would be read and written more often than the rows.
+        width, least = self._rows.shape[1] * dtype.itemsize // 2, 2 * n_columns
+        return row_chunks(self.n_samples, width, self.device, least)
 
     def matvec(self, coef: Tensor) -> Tensor:
         columns = coef.reshape(-1, coef.shape[-1])
@@ -75,11 +77,11 @@ class DenseMap(LinearMap):
             return as_rows(as_rows(columns) @ self._rows.T) if turns else self._rows @ columns
         if few:
             turned, result = as_rows(columns), coef.new_empty((n_columns, self.n_samples))
-            for rows in self._chunks(coef.dtype):
+            for rows in self._chunks(coef.dtype, n_columns):
                 torch.mm(turned, self._rows[rows].to(coef.dtype).T, out=result[:, rows])
             return as_rows(result)
         result = coef.new_empty((self.n_samples, n_columns))
-        for rows in self._chunks(coef.dtype):
+        for rows in self._chunks(coef.dtype, n_columns):
             torch.mm(self._rows[rows].to(coef.dtype), columns, out=result[rows])
         return result
 
@@ -90,7 +92,7 @@ class DenseMap(LinearMap):
         if whole and values.dtype == self.dtype:
             return as_rows(columns @ self._rows).reshape(*self.feature_shape, -1)
         result = values.new_zeros((len(columns), self._rows.shape[1]))
-        for rows in self._chunks(values.dtype):
+        for rows in self._chunks(values.dtype, len(columns)):
             result.addmm_(columns[:, rows], self._rows[rows].to(values.dtype))
         return as_rows(result).reshape(*self.feature_shape, -1)
 

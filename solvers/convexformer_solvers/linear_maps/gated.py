@@ -56,7 +56,9 @@ class GatedMap(DerivedMap[DenseMap]):
         """
         rows_matrix, n_gates, narrow = self.base.as_matrix(), self.masks.shape[1], self._width < n_outputs
         tall = tall_chunks(self.n_samples, n_gates * self._width, self.device)
-        low = row_chunks(self.n_samples, max(self._width, n_gates * n_outputs), self.device)
+        width, n_sums = self._width, n_gates * n_outputs
+        least = 2 * n_sums * width // (n_sums + width)  # or sums would be read and written more often than all else
+        low = row_chunks(self.n_samples, max(width, n_sums), self.device, max(1, least))
         for rows in tall if narrow else low:
             data, mask = rows_matrix[rows].to(dtype), self.masks[rows].to(dtype)  # bool times number takes longer
             yield rows, data, mask, (mask[:, :, None] * data[:, None, :]).flatten(1) if narrow else None
