@@ -87,7 +87,7 @@ html_theme_options = {
 html_show_sourcelink = False
 
 
-_METADATA_ROUTING = re.compile(r"get_metadata_routing|set_output|set_(fit|score|predict|transform)_request")
+_METADATA_ROUTING = re.compile(r"get_metadata_routing|set_output|set_\w+_request")
 _NAMES_AND_TYPE = re.compile(r"[\w, ]+ : ")
 _MARKS = re.compile(r"(`[^`]*`)|\*|_(?=\W|$)")
 
