@@ -84,8 +84,8 @@ class ProbabilityTargets(Targets):
     def encode(self, y: ArrayLike) -> NDArray[np.float64]:
         given = as_tensor(y, name="y")
         rows = given.double().numpy(force=True)
-        if not given.is_floating_point() or given.dtype == torch.float64:
-            return rows  # which the loss checks
+        if rows.ndim != 2 or not given.is_floating_point() or given.dtype == torch.float64:
+            return rows  # which are checked later
         total = rows.sum(1, keepdims=True)
         rounding = rows.shape[1] * torch.finfo(given.dtype).eps
         return np.divide(rows, total, where=np.abs(total - 1) <= rounding, out=rows)

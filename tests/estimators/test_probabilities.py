@@ -97,6 +97,13 @@ def test_what_is_no_probability_is_named(y, message):
         soft().fit(X, y)
 
 
+def test_one_number_a_sample_is_named_in_single_precision_too():
+    heads = soft().fit(X, P).heads_
+    for y in (P[:, 0], P[:, 0].astype(np.float32)):
+        with pytest.raises(ValueError, match=r"y must have a row for each of the 60 samples, of 3 outputs"):
+            heads.objective(X, y)
+
+
 def test_folds_paths_files_and_other_estimators(tmp_path):
     model = ConvexAttentionRegressorCV(loss="softmax", alphas=6).fit(X, P.astype(np.float32))
     save_model(model, tmp_path / "model.npz")
