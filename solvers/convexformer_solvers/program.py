@@ -157,7 +157,7 @@ class Program:
             raise ValueError(f"sample_weight must have shape ({n},), got {tuple(weight.shape)}")
         if weight is not None and weight.is_complex():
             raise ValueError(f"sample_weight must hold real numbers, got {weight.dtype}")
-        least, most = (1.0, 1.0) if weight is None else (float(weight.double().min()), float(weight.double().max()))
+        least, most = (1.0, 1.0) if weight is None else (float(weight.min()), float(weight.max()))
         if not (least >= 0 and 0 < most < math.inf):
             found = f"numbers from {least} to {most}"
             raise ValueError(f"sample_weight must be finite and non-negative, with a positive sum, got {found}")
