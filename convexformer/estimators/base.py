@@ -109,7 +109,7 @@ class Problem:
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class ProgramParameters:
-    """Parameters of all estimators of one output, with and without gates, for one ``alpha`` and for a grid."""
+    """Parameters of attention and probe estimators, for one ``alpha`` and for a grid."""
 
     loss: str | Loss = "squared"
     penalty: str | Penalty = "group_l2"
@@ -128,7 +128,7 @@ class ProgramParameters:
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class GateParameters:
-    """Parameters of those that may have gates."""
+    """Parameters of estimators that may have gates."""
 
     activation: str = "linear"
     n_gates: int = 32
