@@ -260,6 +260,7 @@ def problem(n_samples=450):
 # Bytes that hold Gram matrices of 15 features and less than a rank's samples.
 STREAMED = 30_000
 NARROW = 13_000  # has no room for them
+LAYERED_STREAMED = 50_000  # holds those of a layer of two gates
 ESTIMATORS = {
     "regressor": ConvexAttentionRegressor(alpha=0.05, tol=1e-10),
     "classifier": ConvexAttentionClassifier(alpha=0.02, tol=1e-10, class_weight="balanced"),
@@ -319,7 +320,7 @@ def layered(path):
         shared = clone(estimator).fit(path, target, weight)
         found[name, "shared"] = layered_figures(shared, path, target, weight)
         if name != "greedy difference":
-            streamed = clone(estimator).set_params(memory_limit=STREAMED).fit(path, target, weight)
+            streamed = clone(estimator).set_params(memory_limit=LAYERED_STREAMED).fit(path, target, weight)
             found[name, "streamed"] = layered_figures(streamed, path, target, weight)
     return found
 

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.utils._mode_utils import no_dispatch
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
-from .operations import IN_TERMS_OF_OTHERS, NEW, Height, Here, Operation, Part, Plan, Rows, contiguous_rows, plan
+from .operations import (
+    IN_TERMS_OF_OTHERS,
+    NEW,
+    Height,
+    Here,
+    Operation,
+    Part,
+    Plan,
+    Rows,
+    contiguous_rows,
+    flatten,
+    plan,
+    unflatten,
+)
 from .team import Command, Team
 
 _aten = torch.ops.aten
@@ -181,13 +193,19 @@ def _copies_read(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
             "some samples' values cannot be changed in place by a view where ranks have them; write "
             "values[index] = ... with a tensor of positions, or change a clone"
         )
-    return tree_map_only(_ViewOfCopy, _ViewOfCopy.whole, (args, kwargs))
+    return _replaced(_ViewOfCopy, _ViewOfCopy.whole, (args, kwargs))
+
+
+def _replaced(kind: type, new: Callable[[Any], Any], tree: Any) -> Any:
+    """The tree with other leaves in place of those of a kind."""
+    leaves, spec = flatten(tree)
+    return unflatten([new(leaf) if isinstance(leaf, kind) else leaf for leaf in leaves], spec)
 
 
 def _of_copies(function: Any, arguments: Any, source: tuple[_Changes, int] | None) -> Any:
     """The result of an operation on copies; of a view of them, as such."""
     result = function(*arguments[0], **arguments[1])
-    return result if source is None else tree_map_only(Tensor, lambda values: _ViewOfCopy(values, source), result)
+    return result if source is None else _replaced(Tensor, lambda values: _ViewOfCopy(values, source), result)
 
 
 def _makes_views(function: Any) -> bool:
@@ -210,7 +228,7 @@ def _carried_out(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         result = IN_TERMS_OF_OTHERS[function](*args, **kwargs)
         if result is not NotImplemented:
             return result
-    leaves, spec = tree_flatten((args, kwargs))
+    leaves, spec = flatten((args, kwargs))
     layouts = {leaf.sample_layout for leaf in leaves if isinstance(leaf, SampleTensor)}
     changed = _changed(function, args, kwargs)
     how = None
@@ -243,7 +261,7 @@ def _on_ranks(function: Any, leaves: list[Any], spec: Any, changed: list[Any], h
         layout.team.note(operation)
         if torch.Tag.inplace_view in function.tags:  # which changes the shape
             changed[0].rows = how.outputs[0]
-            args, kwargs = tree_unflatten(leaves, spec)
+            args, kwargs = unflatten(leaves, spec)
             with no_dispatch():
                 function(*args, **kwargs)
         return changed[0]
@@ -251,7 +269,7 @@ def _on_ranks(function: Any, leaves: list[Any], spec: Any, changed: list[Any], h
     layout.team.note(operation._replace(targets=names))
     changes = leaves[0].changes if _makes_views(function) else None
     results = [SampleTensor(layout, name, output, changes) for name, output in zip(names, how.outputs, strict=True)]
-    return tree_unflatten(results, how.spec)
+    return unflatten(results, how.spec)
 
 
 def _message(function: Any, leaves: list[Any], spec: Any, how: Plan, layout: Layout) -> Operation:
@@ -267,7 +285,7 @@ def _message(function: Any, leaves: list[Any], spec: Any, how: Plan, layout: Lay
         # A copy, as it may change before it is sent, with strides that a message keeps.
         return leaf.detach().clone(memory_format=torch.contiguous_format) if isinstance(leaf, Tensor) else leaf
 
-    args, kwargs = tree_unflatten([sent(*pair) for pair in enumerate(leaves)], spec)
+    args, kwargs = unflatten([sent(*pair) for pair in enumerate(leaves)], spec)
     return Operation(str(function), args, kwargs, [])
 
 
@@ -281,11 +299,11 @@ def _on_rank_0(function: Any, leaves: list[Any], spec: Any, changed: list[Any]) 
     copies = {id(leaf): leaf.whole().clone() for leaf in of_ranks}
     plain = [copies.get(id(leaf), whole(leaf) if isinstance(leaf, Tensor) else leaf) for leaf in leaves]
     source = (leaves[0].changes, leaves[0].changes.number) if _makes_views(function) else None
-    result = _of_copies(function, tree_unflatten(plain, spec), source)
+    result = _of_copies(function, unflatten(plain, spec), source)
     for leaf in of_ranks:
         leaf.copy_(copies[id(leaf)])
     changed_copies = {id(copies[id(leaf)]): leaf for leaf in of_ranks}
-    return tree_map_only(Tensor, lambda values: changed_copies.get(id(values), values), result)
+    return _replaced(Tensor, lambda values: changed_copies.get(id(values), values), result)
 
 
 def _changed(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
@@ -294,7 +312,7 @@ def _changed(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list
         return []
     given = dict(zip((argument.name for argument in function._schema.arguments), args, strict=False)) | kwargs
     written = [a.name for a in function._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
-    return tree_leaves([given[name] for name in written if name in given])
+    return flatten([given[name] for name in written if name in given])[0]
 
 
 def places_of(counts: Sequence[int]) -> list[Places]:
