@@ -19,6 +19,7 @@ from convexformer_solvers import (
     Huber,
     PathInterrupted,
     SolverInterrupted,
+    Squared,
     Status,
     alpha_grid,
     certify,
@@ -247,7 +248,35 @@ OTHERS = {
 }
 
 
+class Factors(GroupNuclear):
+    """A penalty with factors, of which its representation says nothing."""
+
+    def __init__(self, last):
+        object.__setattr__(self, "last", last)
+
+    def value(self, coef):
+        return super().value(coef) + self.last * super().value(coef.flatten(0, -3)[-1:])
+
+
+class Shares(Squared):
+    """A loss with a number, of which its representation says nothing; the best constant model is that of another."""
+
+    def __init__(self, share):
+        object.__setattr__(self, "share", share)
+
+    def value(self, pred, y):
+        return super().value(pred, y) * self.share
+
+
 class TestRefused:
+    @pytest.mark.parametrize(("part", "kind"), [("penalty", Factors), ("loss", Shares)])
+    def test_numbers_that_no_representation_shows(self, part, kind, tmp_path):
+        file = tmp_path / "path.npz"
+        PathFile(file, changed(**{part: kind(2.0)}), GRID).keep({}, {})
+        PathFile(file, changed(**{part: kind(2.0)}), GRID)
+        with pytest.raises(ValueError, match=f"these differ: value of the {part}. Repeat"):
+            PathFile(file, changed(**{part: kind(3.0)}), GRID)
+
     @pytest.mark.parametrize("name", OTHERS)
     def test_file_of_another_program(self, name, tmp_path):
         file = tmp_path / "path.npz"

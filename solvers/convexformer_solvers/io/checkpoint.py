@@ -22,6 +22,7 @@ from .npz import read_archive, write_archive
 
 _FORMAT = 1
 _KEPT = "kept."
+_ADDED = ("value of the loss", "value of the penalty")  # which files of former versions have not
 _RUN: dict[str, tuple[type, ...]] = {"n_iter": (int,), "seconds": (int, float), "solver": (str,)}
 
 
@@ -115,7 +116,7 @@ class PathFile:
         differences = [
             f"{name} ({saved.get(name)} in the file, {value} now)" if isinstance(value, (str, int)) else name
             for name, value in self._fingerprint.items()
-            if not _same(saved.get(name), value)
+            if not _same(saved.get(name, value if name in _ADDED else None), value)
         ]
         if differences:
             raise self.refused(f"it was saved for another program; these differ: {', '.join(differences)}")
@@ -143,6 +144,9 @@ def fingerprint(program: Program, grid: Sequence[float]) -> dict[str, Any]:
     def described(part: Any) -> str:
         return repr(part) if dataclasses.is_dataclass(part) else type(part).__qualname__
 
+    scores = program.map.matvec(vector.to(program.map.device))
+    coef = torch.randn(program.coef_shape, generator=generator, dtype=torch.float64).to(scores.device)
+    pred = scores / scores.abs().amax().clamp(min=1) * coef.reshape(-1, coef.shape[-1])[0]  # where losses are finite
     return {
         "coef_shape": list(program.coef_shape),
         "n_samples": program.map.n_samples,
@@ -151,9 +155,11 @@ def fingerprint(program: Program, grid: Sequence[float]) -> dict[str, Any]:
         "fit_intercept": program.fit_intercept,
         "y": _checksum(program.y),
         "sample_weight": _checksum(program.weight),
-        "X": _checksum(program.map.matvec(vector.to(program.map.device))),
+        "X": _checksum(scores),
         "alpha_max": program.alpha_max,
         "alphas": list(grid),
+        "value of the loss": [float(program.loss_value(pred))],
+        "value of the penalty": [float(program.penalty.value(coef))],
     }
 
 
