@@ -271,7 +271,7 @@ def read_network(
     """Read a network; classes of networks are registered here."""
     raise TypeError(
         "model must be a ConvexAttention, SequenceAttention, SoftmaxAttention, Heads or SequenceHeads, "
-        f"got {type(model).__name__}"
+        f"got {type(model).__name__}; of an estimator give its heads_, of a compiled module the one within"
     )
 
 

@@ -290,7 +290,9 @@ def test_wrong_arguments_are_named():
     X, Y = data()
     with pytest.raises(ValueError, match="fit_intercept must be True or False"):
         optimality_gap(ConvexAttention(3, 2, 2), X, Y, ALPHA, fit_intercept="no")
-    with pytest.raises(TypeError, match=r"model must be a ConvexAttention, .* got Linear"):
+    with pytest.raises(
+        TypeError, match=r"model must be a ConvexAttention, .* got Linear; of an estimator give its heads_"
+    ):
         optimality_gap(torch.nn.Linear(2, 2), X, Y, ALPHA)
     with pytest.raises(ValueError, match="alpha must be given for a module"):
         optimality_gap(ConvexAttention(3, 2, 2), X, Y)

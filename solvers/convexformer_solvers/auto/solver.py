@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -58,9 +58,10 @@ class Auto(Solver):
         check_kind("config", self.config, AutoConfig, "AutoConfig()")
 
     def _plan(self, program: Program, warm: bool) -> tuple[Stage, ...]:
-        stages = tuple(self.make_plan(program, warm, self.config))
+        made = self.make_plan(program, warm, self.config)
+        stages = tuple(made) if isinstance(made, Iterable) else ()
         if not stages or not all(isinstance(stage, Stage) for stage in stages):
-            raise TypeError(f"make_plan must return at least one Stage, and nothing else, got {stages!r}")
+            raise TypeError(f"make_plan must return at least one Stage, and nothing else, got {stages or made!r}")
         return stages
 
     def init(self, program: Program, start: Point) -> _State:

@@ -274,7 +274,7 @@ def test_the_nuclear_penalty_of_one_output_takes_the_steps_of_the_group_one(loss
 
 
 class TestPlansOfOnesOwn:
-    @pytest.mark.parametrize("stages", [[], [Fista()], ["fista"]])
+    @pytest.mark.parametrize("stages", [[], [Fista()], ["fista"], None, Stage(Fista(), "alone")])
     def test_of_anything_but_stages_is_refused(self, stages):
         program = make_program()
         with pytest.raises(TypeError, match="make_plan must return at least one Stage"):
