@@ -23,7 +23,7 @@ train, test = slice(0, 1000), slice(1000, None)
 
 # %%
 # ``fit`` trains layers and readout by Adam, then solves the readout to a certificate.
-model = UnfoldedTransformerClassifier(alpha=1e-3, n_layers=6, n_steps=150, lr=3e-3, batch_size=100, random_state=0)
+model = UnfoldedTransformerClassifier(alpha=1e-3, n_layers=6, n_steps=100, lr=3e-3, batch_size=100, random_state=0)
 model.fit(X[train], y[train])
 gap = model.optimality_gap_
 print(f"objective: Adam {gap.objective:.4f}, certified readout {gap.certificate.primal:.4f}, bound {gap.bound:.4f}")
