@@ -181,7 +181,9 @@ def _smoothed_loss(loss: Loss, pred: Tensor, move: Tensor, y: Tensor) -> _Identi
             yield from _conjugate(smooth, point, move, y)
 
 
-def check_penalty(penalty: Penalty, seed: int = 0, n_outputs: int | None = None) -> None:
+def check_penalty(
+    penalty: Penalty, seed: int = 0, n_outputs: int | None = None, shape: tuple[int, ...] | None = None
+) -> None:
     """Test a penalty: norm axioms, prox (Moreau identity, optimality, zeros), dual norm, atoms, balanced factors.
 
     Parameters
@@ -192,6 +194,9 @@ def check_penalty(penalty: Penalty, seed: int = 0, n_outputs: int | None = None)
         Seed of the coefficients.
     n_outputs : int, optional
         Outputs of the coefficients, for a penalty that is one for so many only. Default: one, two and four.
+    shape : tuple of int, optional
+        Shape of the coefficients, outputs last, for a penalty of one shape only. Default: three of one and two axes of
+        blocks.
 
     Raises
     ------
@@ -205,16 +210,19 @@ def check_penalty(penalty: Penalty, seed: int = 0, n_outputs: int | None = None)
     """
     check_kind("penalty", penalty, Penalty, "get_penalty('group_l2')")
     generator = Generator().manual_seed(seed)
-    for *size, c in ((4, 3, 2), (2, 3, 2, 4), (5, 1, 1)):
-        shape = (*size, n_outputs or c)
-        penalty.check_shape(shape)
-        coef, other = _normal(generator, *shape), _normal(generator, *shape)
+
+    def shapes(*usual: tuple[int, ...]) -> list[tuple[int, ...]]:
+        return [shape] if shape else [(*size, n_outputs or c) for *size, c in usual]
+
+    for one in shapes((4, 3, 2), (2, 3, 2, 4), (5, 1, 1)):
+        penalty.check_shape(one)
+        coef, other = _normal(generator, *one), _normal(generator, *one)
         coef[0] = 0.0
         for identities in (_norm, _prox, _factors, _active_groups, _smoothed):
             _assert_all(identities(penalty, coef, other))
     if penalty.defines("violating_atoms"):
-        for *size, c in ((4, 3, 2), (2, 3, 2, 4), (3, 2)):
-            _assert_all(_atoms(penalty, _normal(generator, *size, n_outputs or c)))
+        for one in shapes((4, 3, 2), (2, 3, 2, 4), (3, 2)):
+            _assert_all(_atoms(penalty, _normal(generator, *one)))
 
 
 def _norm(penalty: Penalty, coef: Tensor, other: Tensor) -> _Identities:

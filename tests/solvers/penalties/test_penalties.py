@@ -509,8 +509,8 @@ class Ranked(Penalty):
         return GroupL2().group_values(coef) / self.weight.to(coef)
 
     def prox(self, coef, step):
-        norms, steps = GroupL2().group_values(coef)[..., None, :], step * self.weight.to(coef)
-        return coef * torch.where(norms > steps, 1 - steps / norms, 0.0)
+        norms, steps = GroupL2().group_values(coef), step * self.weight.to(coef)
+        return coef * torch.where(norms > steps, 1 - steps / norms, 0.0)[..., None, :]
 
     def right_norm(self, right):
         return right.abs() @ self.weight.to(right)
@@ -520,6 +520,30 @@ def test_a_penalty_for_two_outputs_is_checked_with_two():
     check_penalty(Ranked(), n_outputs=2)
     with pytest.raises(ValueError, match="two outputs, got 4"):
         check_penalty(Ranked())
+
+
+class OfFourBlocks(Ranked):
+    """The same with a weight for each of four blocks."""
+
+    weight = torch.tensor([1.0, 2.0, 0.5, 3.0], dtype=torch.float64)[:, None]
+    block_separable = False
+
+    def check_shape(self, shape):
+        if shape[:-2] != (4,):
+            raise ValueError(f"four blocks, got {shape[:-2]}")
+
+
+def test_a_penalty_of_one_shape_is_checked_at_that():
+    check_penalty(OfFourBlocks(), shape=(4, 3, 2))
+    with pytest.raises(ValueError, match="four blocks, got"):
+        check_penalty(OfFourBlocks())
+
+    class Wrong(OfFourBlocks):
+        def group_dual_norms(self, coef):
+            return super().group_dual_norms(coef) / 2
+
+    with pytest.raises(AssertionError, match="prox must give exact zeros"):
+        check_penalty(Wrong(), shape=(4, 3, 2))
 
 
 def test_check_wants_the_blocks_first():
