@@ -320,7 +320,8 @@ def layered(path):
         shared = clone(estimator).fit(path, target, weight)
         found[name, "shared"] = layered_figures(shared, path, target, weight)
         if name != "greedy difference":
-            streamed = clone(estimator).set_params(memory_limit=LAYERED_STREAMED).fit(path, target, weight)
+            limit = LAYERED_STREAMED if name.startswith("greedy") else STREAMED
+            streamed = clone(estimator).set_params(memory_limit=limit).fit(path, target, weight)
             found[name, "streamed"] = layered_figures(streamed, path, target, weight)
     return found
 
