@@ -12,7 +12,6 @@ from copy import deepcopy
 from datetime import timedelta
 from functools import partial
 from io import StringIO
-from itertools import product
 from pathlib import Path
 from threading import Timer
 from unittest.mock import patch
@@ -50,7 +49,6 @@ from convexformer.preprocessing import MeanPooling, PrototypePooling, QueryPooli
 from convexformer.probes import Generation
 from convexformer.storage import Source
 from convexformer_solvers import (
-    LOSSES,
     DenseMap,
     GatedMap,
     Huber,
@@ -66,6 +64,7 @@ from convexformer_solvers.distributed.operations import Plan
 from convexformer_solvers.distributed.vectors import whole
 
 N_SAMPLES = 90
+LOSSES = ("squared", "huber", "logistic", "poisson", "softmax", "squared_hinge")
 
 
 def data():
@@ -96,28 +95,19 @@ def program_of(linear_map, masks, weight, case):
     return program.with_alpha(0.2 * program.alpha_max)
 
 
-def cases(every=1, first=0):
-    """Losses, penalties, gates, intercept and weights in all combinations, or every so many of them from one on."""
-    names = sorted(name for name in LOSSES if name in KNOWN)
-    return list(product(names, ("group_l2", "nuclear"), *3 * [(False, True)]))[first::every]
-
-
-KNOWN = ("squared", "huber", "logistic", "poisson", "softmax", "squared_hinge")
-
-
 def solved(linear_map, masks, weight, case, tol=1e-10):
     """Objective, bound and gap of a case."""
     result = solve(program_of(linear_map, masks, weight, case), get_solver("auto"), tol=tol)
     return result.certificate.primal, result.certificate.dual, result.certificate.relative_gap
 
 
-def all_programs(every, first, least_samples):
+def all_programs(cases, least_samples):
     """Certificates of cases; from so many samples on the ranks work on vectors of samples by themselves."""
     tokens, masks, weight = data()
     group = ranks(DistributedConfig(least_samples=least_samples))
 
     def work(linear_map):
-        return {case: solved(linear_map, masks, weight, case) for case in cases(every, first)}
+        return {case: solved(linear_map, masks, weight, case) for case in cases}
 
     return on_all_ranks(DenseMap(tokens[own_rows()]), work, group)
 
@@ -370,18 +360,21 @@ def network_figures(model, arguments):
     return figures, frozen and all(isinstance(weight, torch.nn.Parameter) for weight in model.network_.parameters())
 
 
-def networks(paths):
+# From how many samples on their values are on the ranks.
+WAYS = {"rank 0": 10**6, "ranks": 1, "path": 10**6}
+
+
+def networks(paths, fits):
     """Training of networks on the rank's own samples, with their values on rank 0 or on the ranks, and on a path."""
     warnings.simplefilter("ignore", InfeasibleWarning)
     group, found = ranks(), {}
-    for name, estimator in NETWORKS.items():
-        for way, least in (("rank 0", 10**6), ("ranks", 1), ("path", 10**6)):
-            group.least_samples = least
-            arguments = network_arguments(name, own_rows(80))
-            if way == "path":
-                _, *per_sample = network_arguments(name)
-                arguments = (f"{paths}/{name}.npy", *per_sample)
-            found[name, way] = network_figures(clone(estimator).fit(*arguments), arguments)
+    for name, way in fits:
+        group.least_samples = WAYS[way]
+        arguments = network_arguments(name, own_rows(80))
+        if way == "path":
+            _, *per_sample = network_arguments(name)
+            arguments = (f"{paths}/{name}.npy", *per_sample)
+        found[name, way] = network_figures(clone(NETWORKS[name]).fit(*arguments), arguments)
     again = clone(NETWORKS["unfolded"]).fit(*network_arguments("unfolded", own_rows(80)))
     again.set_params(refit_readout=False).fit(*network_arguments("unfolded", own_rows(80)))
     return found, sorted(vars(again))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import rank_cases
 import torch
+from covering import covering
 from sklearn.base import clone
 
 pytestmark = pytest.mark.filterwarnings("ignore::convexformer.constrained.InfeasibleWarning")
@@ -23,12 +24,18 @@ def plain():
     return found
 
 
-@pytest.mark.parametrize("n_ranks", [2, 3])
+N_RANKS = [2, 3]
+FITS = covering(N_RANKS, rank_cases.NETWORKS, rank_cases.WAYS)
+
+
+@pytest.mark.parametrize("n_ranks", N_RANKS)
 def test_networks_are_those_of_one_process(n_ranks, tmp_path, plain):
     for name in rank_cases.NETWORKS:
         np.save(tmp_path / f"{name}.npy", rank_cases.network_arguments(name)[0])
-    results = launcher.run("networks", n_ranks, tmp_path, paths=str(tmp_path))
+    fits = [fit[1:] for fit in FITS if fit[0] == n_ranks]
+    results = launcher.run("networks", n_ranks, tmp_path, paths=str(tmp_path), fits=fits)
     for found, attributes in results:
+        assert list(found) == fits
         assert attributes == results[0][1]
         assert "certificate_" not in attributes  # that of an earlier fit
         for (name, way), (figures, frozen) in found.items():

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import rank_cases
 import torch
+from covering import covering
 from sample_operations import CHANGED_ON_RANK_0, CHANGES, GATHERED, OPERATIONS
 from sklearn.base import clone
 
@@ -34,16 +35,18 @@ def in_one_process():
     return of
 
 
-# Two and three processes share all combinations with one, with vectors of samples on rank 0, as `least` is more than
-# there are. Two, three and eight have some of them again with these on their ranks, each value of each in several.
-@pytest.mark.parametrize(
-    ("n_ranks", "every", "first", "least"),
-    [(1, 3, 2, 1), (2, 3, 0, 10**6), (3, 3, 1, 10**6), (2, 7, 1, 1), (3, 7, 4, 1), (8, 11, 0, 1)],
-)
-def test_programs_have_the_objective_of_one_process(n_ranks, every, first, least, tmp_path, in_one_process):
-    results = launcher.run("all_programs", n_ranks, tmp_path, every=every, first=first, least_samples=least)
+# Numbers of ranks, and from how many samples on vectors of samples are on their ranks: always, or never.
+RANKS = [(1, 1), (2, 10**6), (3, 10**6), (2, 1), (3, 1), (8, 1)]
+FLAG = [False, True]  # gates, intercept and weights
+PROGRAMS = covering(RANKS, rank_cases.LOSSES, ["group_l2", "nuclear"], FLAG, FLAG, FLAG)
+
+
+@pytest.mark.parametrize(("n_ranks", "least"), RANKS)
+def test_programs_have_the_objective_of_one_process(n_ranks, least, tmp_path, in_one_process):
+    cases = [case[1:] for case in PROGRAMS if case[0] == (n_ranks, least)]
+    results = launcher.run("all_programs", n_ranks, tmp_path, cases=cases, least_samples=least)
     assert all(result == results[0] for result in results)  # bit for bit
-    assert set(results[0]) == set(rank_cases.cases(every, first))
+    assert list(results[0]) == cases
     for case, (primal, dual, _) in results[0].items():
         wanted, bound, _ = in_one_process(case)
         assert primal == pytest.approx(wanted, rel=CLOSE), case

@@ -5,6 +5,7 @@ import functools
 import numpy as np
 import pytest
 import torch
+from covering import covering
 from sklearn.base import clone
 
 from convexformer import (
@@ -84,9 +85,8 @@ def test_tokens_lengths_and_targets_may_all_be_in_one_folder(data, tmp_path, in_
         assert model.score(pair, f"{place}:y") == wanted.score((X, lengths), y)
 
 
-@pytest.mark.parametrize("pair", [False, True], ids=["whole", "lengths"])
-@pytest.mark.parametrize("place", ["file", "shards", "chunks"])
-@pytest.mark.parametrize("name", PROBES)
+# Of all tokens, or of those within the lengths.
+@pytest.mark.parametrize(("name", "place", "pair"), covering(PROBES, ["file", "shards", "chunks"], [False, True]))
 def test_probes_are_those_of_tokens_in_memory(name, place, pair, data, places, in_memory):
     X, lengths, _ = data
     given, where = ((X, lengths), (places[place], lengths)) if pair else (X, places[place])

@@ -7,6 +7,7 @@ import re
 import numpy as np
 import pytest
 import torch
+from covering import covering
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -224,9 +225,7 @@ def test_training_uses_the_weights_of_the_samples(make_problem):
 # The bound
 
 
-@pytest.mark.parametrize("gated", [False, True], ids=["linear", "gated"])
-@pytest.mark.parametrize("penalty", PENALTIES)
-@pytest.mark.parametrize("loss", sorted(LOSSES))
+@pytest.mark.parametrize(("loss", "penalty", "gated"), covering(sorted(LOSSES), PENALTIES, [False, True]))
 def test_no_trained_network_is_below_the_certified_bound(make_problem, loss, penalty, gated):
     weight = np.random.default_rng(0).uniform(0.5, 2, 40)
     shape = {"n_outputs": 2, "n_classes": 3}
