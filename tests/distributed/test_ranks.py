@@ -293,22 +293,22 @@ def test_predictions_of_the_command_line_are_computed_in_parts(suffix, tmp_path)
 
 @pytest.fixture(scope="module")
 def long_run(tmp_path_factory):
-    """A folder with data on which ``long_fit`` takes a while, and the solution from one process."""
+    """A folder with data on which ``long_fit`` takes a while, and from one process another model and the solution."""
     folder = tmp_path_factory.mktemp("long")
     X = np.random.default_rng(0).normal(size=(3000, 4, 16))
     np.save(folder / "X.npy", X)
     y = X[:, 0, 0] - X[:, 1, 1] > 0
+    other = ConvexAttentionClassifier(alpha=0.1).fit(X, y)
     wanted = ConvexAttentionClassifier(alpha=1e-4, tol=1e-9).fit(X, y)
-    return folder, X, y, wanted.certificate_
+    return folder, X, y, other, wanted.certificate_
 
 
 @pytest.mark.parametrize("moment", range(10))
 def test_kill_of_a_rank_ends_the_others_and_damages_nothing(moment, tmp_path, long_run):
-    folder, X, y, wanted = long_run
+    folder, X, y, before, wanted = long_run
     draw = random.Random(moment)
     paths = {"resume": str(tmp_path / "resume.npz"), "model": str(tmp_path / "model.npz")}
     paths |= {"started": str(tmp_path / "started"), "path": str(folder / "X.npy")}
-    before = ConvexAttentionClassifier(alpha=0.1).fit(X, y)
     save_model(before, paths["model"])
     processes = launcher.start("long_fit", 2, tmp_path, **paths)
     try:
