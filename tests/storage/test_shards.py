@@ -4,15 +4,13 @@ import hashlib
 import json
 import os
 import random
-import signal
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import torch
+from forks import Fork
 from safetensors.torch import load_file
 
 from convexformer.storage import ShardWriter, open_source, read_array, read_manifest, verify_shards, write_shards
@@ -148,46 +146,49 @@ def test_threads_at_the_same_shards_do_no_damage(written, tmp_path):
     assert contents(tmp_path / "shared") == contents(written)
 
 
-SLOW = """
-import sys, time, torch
-from convexformer.storage import write_shards
-X = torch.randn(40, 50, 60, generator=torch.Generator().manual_seed(0))
-def compute(rows):
-    time.sleep(0.01 if sys.argv[3] == "ends" or rows.stop < 40 else 600)
-    return {"X": X[rows]}
-print("ready", flush=True)
-sys.stdin.readline()
-write_shards(sys.argv[1], compute, 40, shard_rows=1, worker=int(sys.argv[2]), workers=2)
-"""
+def write_slowly(folder, worker, last, started):
+    """Write a worker's share of the shards; the last takes so many seconds."""
+    values = slow_values()
+
+    def compute(rows):
+        time.sleep(0.01 if rows.stop < 40 else last)
+        return {"X": values[rows]}
+
+    started.touch()
+    write_shards(folder, compute, 40, shard_rows=1, worker=worker, workers=2)
+
+
+def slow_values():
+    return torch.randn(40, 50, 60, generator=torch.Generator().manual_seed(0))
 
 
 def test_killed_writers_leave_nothing_that_is_not_whole(tmp_path):
     chance = random.Random(0)
     folder, wanted = tmp_path / "killed", tmp_path / "wanted"
 
-    def start(how):
-        commands = [[sys.executable, "-c", SLOW, str(folder), str(worker), how] for worker in range(2)]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        processes = [subprocess.Popen(command, **pipes) for command in commands]
-        for process in processes:
-            assert process.stdout.readline() == "ready\n"
-        for process in processes:
-            process.stdin.write("go\n")
-            process.stdin.flush()
+    def start(attempt, last):
+        started = [tmp_path / f"started_{attempt}_{worker}" for worker in range(2)]
+        processes = [
+            Fork(tmp_path / f"printed_{worker}", write_slowly, folder, worker, last, started[worker])
+            for worker in range(2)
+        ]
+        end = time.monotonic() + 120
+        while not all(path.exists() for path in started):
+            assert time.monotonic() < end
+            time.sleep(0.001)
         return processes
 
     for attempt in range(2):
-        processes = start("never ends")
+        processes = start(attempt, last=60)
         time.sleep(chance.uniform(0, 0.1))
         for process in processes[:: -1 if attempt else 1]:
-            process.send_signal(signal.SIGKILL)
-            process.communicate()
+            process.kill()
             time.sleep(chance.uniform(0, 0.03))
     assert "manifest.json" not in contents(folder)
-    for process in start("ends"):
-        process.communicate()
-        assert process.returncode == 0
-    values = torch.randn(40, 50, 60, generator=torch.Generator().manual_seed(0))
+    for process in start("last", last=0):
+        printed = process.output(timeout=120)
+        assert not process.failed, printed
+    values = slow_values()
     write_shards(wanted, lambda rows: {"X": values[rows]}, 40, shard_rows=1)
     assert contents(folder) == contents(wanted)
     verify_shards(folder)
