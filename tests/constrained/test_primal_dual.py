@@ -65,7 +65,7 @@ def test_a_descent_constraint_has_its_known_solution(options):
     model = Point(0.0)
     losses = point_losses(lambda x: 1 + 0 * x, lambda x: x**2, lambda x: (x - 2) ** 2 / 8)
     trainer = PrimalDual(model, losses, alpha=0.5, c_ref=2.0, **PLAIN | options)
-    trainer.fit(ONE, n_epochs=1500)
+    trainer.fit(ONE, n_epochs=1000)
     best = 0.5**0.5
     assert model.at.item() == pytest.approx(best, abs=1e-3)
     assert trainer.duals_.tolist() == pytest.approx([0, (2 - best) / (8 * best), 0], abs=1e-3)
@@ -78,9 +78,9 @@ def test_resilience_has_its_fixed_point(slack_update, price):
     model = Point(0.0)
     losses = point_losses(lambda x: x**2, lambda x: (x - 2) ** 2 / 4)
     trainer = PrimalDual(
-        model, losses, alpha=0.1, c_ref=1.0, resilience=price, slack_update=slack_update, **PLAIN | {"lr": 0.02}
+        model, losses, alpha=0.1, c_ref=1.0, resilience=price, slack_update=slack_update, **PLAIN | {"lr": 0.1}
     )
-    trainer.fit(ONE, n_epochs=3000)
+    trainer.fit(ONE, n_epochs=800)
     best = brentq(lambda x: (2 - x) / (4 * x) / price - (x**2 - 1), 1, 2)
     assert model.at.item() == pytest.approx(best, abs=1e-3)
     assert trainer.duals_[0].item() == pytest.approx((2 - best) / (4 * best), abs=1e-3)
