@@ -26,7 +26,7 @@ from convexformer import (
 GATED = {"activation": "gated_relu", "n_gates": 8, "random_state": 0}
 DEEP = {"alpha": 0.05, "n_gates": 4, "random_state": 0}
 # A short grid that stays away from tiny alphas keeps the hundreds of fits of the checks quick.
-SHALLOW = {"n_layers": 2, "width": 4, "n_steps": 20, "random_state": 0}
+SHALLOW = {"n_layers": 2, "width": 4, "n_steps": 5, "random_state": 0}
 QUICK = {"alphas": 3, "cv": 2, "eps": 0.3}
 
 ESTIMATORS = [
@@ -53,7 +53,7 @@ ESTIMATORS = [
     GreedyConvexTransformerClassifier(**DEEP),
     UnfoldedTransformerRegressor(**SHALLOW),
     UnfoldedTransformerClassifier(**SHALLOW),
-    DescentConstrainedClassifier(objective="last", lr=0.02, n_epochs=40, n_layers=2, random_state=0),
+    DescentConstrainedClassifier(objective="last", lr=0.02, n_epochs=20, n_layers=2, random_state=0),
     DescentConstrainedDenoiser(objective="last", n_epochs=5, n_layers=2, random_state=0),
 ]
 
