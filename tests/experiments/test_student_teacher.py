@@ -333,7 +333,8 @@ def test_a_device_that_is_absent_is_named(settings, tmp_path):
         run_student_teacher(tmp_path, dataclasses.replace(settings, device="cuda"), quiet=True)
 
 
-def test_any_device_gives_the_same(settings, tmp_path, accelerator):
+def test_any_device_gives_the_same(settings, tmp_path, accelerator, monkeypatch):
+    monkeypatch.setattr(experiment, "draw_figures", lambda report, folder: [])  # those of the fixture are checked
     fewer = {"n_gates": 2, "n_alphas": 3, "map_outputs": 1, "map_alpha_ratios": (0.1,), "n_steps": 5}
     settings = dataclasses.replace(settings, learning_rates=(1e-2,), softmax_learning_rates=(1e-2,), **fewer)
     rows = []
