@@ -33,6 +33,7 @@ PROPERTY = settings(deadline=None, derandomize=True, max_examples=25, database=N
 
 LOSS_NAMES = sorted(LOSSES)
 PENALTY_NAMES = sorted(PENALTIES)
+BOTH = (False, True)
 
 
 def accepts(loss: Loss, n_outputs: int) -> bool:
@@ -117,6 +118,21 @@ def cases(*flags):
         names = [flag for flag, value in zip(flags, values, strict=True) if value]
         params.append(pytest.param(loss, penalty, *values, id="-".join([loss, penalty, *names])))
     return params
+
+
+def pairs(*choices):
+    """Combinations of one value of each parameter in which every two values of two parameters occur together.
+
+    Each is the one of all combinations with the most pairs that none before it has.
+    """
+    combinations = list(itertools.product(*(range(len(values)) for values in choices)))
+    pairs_of = {places: set(itertools.combinations(enumerate(places), 2)) for places in combinations}
+    missing, chosen = set().union(*pairs_of.values()), []
+    while missing:
+        best = max(combinations, key=lambda places: len(pairs_of[places] & missing))
+        missing -= pairs_of[best]
+        chosen.append(tuple(values[place] for values, place in zip(choices, best, strict=True)))
+    return chosen
 
 
 def fit(program, tol=1e-9, max_iter=10_000, **options) -> SolverResult:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.exceptions import ConvergenceWarning
 from solver_cases import (
+    BOTH,
     LOSS_NAMES,
     PENALTY_NAMES,
     PROPERTY,
@@ -20,6 +21,7 @@ from solver_cases import (
     fit,
     make_program,
     numpy_primal,
+    pairs,
     probabilities,
     randn,
     random_weight,
@@ -107,7 +109,7 @@ class TestWeakDuality:
             assert certificate.primal == pytest.approx(numpy_primal(program, coef, shift), rel=1e-10)
             assert_feasible(program, certificate)
 
-    @pytest.mark.parametrize(("loss", "penalty", "gated", "intercept"), cases("gated", "intercept"))
+    @pytest.mark.parametrize(("loss", "penalty", "gated", "intercept"), pairs(LOSS_NAMES, PENALTY_NAMES, BOTH, BOTH))
     def test_wrong_points_get_large_gaps(self, loss, penalty, gated, intercept):
         program = make_program(loss, penalty, gated=gated, intercept=intercept, weighted=True, ratio=0.2)
         best = fit(program)
@@ -389,7 +391,7 @@ class TestDegenerate:
         assert result.certificate.primal == pytest.approx(fit(program).certificate.primal, abs=2e-6)
 
     @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
-    @pytest.mark.parametrize(("loss", "penalty", "intercept"), cases("intercept"))
+    @pytest.mark.parametrize(("loss", "penalty", "intercept"), pairs(LOSS_NAMES, PENALTY_NAMES, BOTH))
     def test_badly_scaled_columns(self, loss, penalty, intercept):
         program = make_program(loss, penalty, intercept=intercept, blocks=4, d=2)
         scales = torch.logspace(-3, 3, 4, dtype=torch.float64)[:, None]

@@ -13,7 +13,18 @@ import numpy as np
 import pytest
 import torch
 from sklearn.exceptions import ConvergenceWarning
-from solver_cases import LOSS_NAMES, PENALTY_NAMES, cases, cvxpy_value, fit, make_program, numpy_primal, randn
+from solver_cases import (
+    BOTH,
+    LOSS_NAMES,
+    PENALTY_NAMES,
+    cases,
+    cvxpy_value,
+    fit,
+    make_program,
+    numpy_primal,
+    pairs,
+    randn,
+)
 
 from convexformer_solvers import (
     SOLVERS,
@@ -617,7 +628,7 @@ class TestInterrupts:
 
 
 class TestPrecision:
-    @pytest.mark.parametrize(("loss", "penalty", "gated"), cases("gated"))
+    @pytest.mark.parametrize(("loss", "penalty", "gated"), pairs(LOSS_NAMES, PENALTY_NAMES, BOTH))
     def test_float32_reaches_1e_4_and_is_certified_in_float64(self, loss, penalty, gated):
         program = make_program(loss, penalty, gated=gated, intercept=True, weighted=True, ratio=0.1)
         result = solve(program, Fista(), tol=1e-4, dtype=torch.float32)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from solver_cases import randn
+from solver_cases import BOTH, pairs, randn
 
 from convexformer_solvers import (
     Auto,
@@ -42,21 +42,18 @@ class TestSemismoothNewton:
         gaps = [solve(one, SemismoothNewton(), tol=1e-5, max_iter=150).certificate.gap for one in programs]
         assert sum(gap < 1e-4 for gap in gaps) >= 37
 
-    @pytest.mark.parametrize("c", [1, 2])
-    @pytest.mark.parametrize("gated", [False, True])
-    @pytest.mark.parametrize("ratio", [1e-3, 1e-4])
-    def test_squared_hinge_at_weak_regularisation(self, ratio, gated, c):
+    @pytest.mark.parametrize(("ratio", "gated", "c", "seed"), pairs([1e-3, 1e-4], BOTH, [1, 2], range(2)))
+    def test_squared_hinge_at_weak_regularisation(self, ratio, gated, c, seed):
         # Samples whose loss is flat came into the way of each other's steps: gaps of .15 to 1 after 500.
-        for seed in range(2):
-            data = randn(80, 10, 4, seed=seed)
-            scores = torch.einsum("nkd,kdc->nc", data, randn(10, 4, c, seed=seed + 10))
-            y = (scores / scores.std() + 0.3 * randn(80, c, seed=seed + 20)).sign()
-            masks = torch.einsum("ind,dh->ih", data, randn(4, 8, seed=seed + 30)) > 0
-            linear_map = GatedMap(data, masks) if gated else DenseMap(data)
-            program = Program(linear_map, y, SquaredHinge(), GroupL2(), 1.0)
-            program = program.with_alpha(ratio * program.alpha_max)
-            assert solve(program, SemismoothNewton(), tol=1e-6, max_iter=200).certificate.relative_gap <= 1e-6
-            assert solve(program, Auto(), tol=1e-6, max_iter=3000).certificate.relative_gap <= 1e-6
+        data = randn(80, 10, 4, seed=seed)
+        scores = torch.einsum("nkd,kdc->nc", data, randn(10, 4, c, seed=seed + 10))
+        y = (scores / scores.std() + 0.3 * randn(80, c, seed=seed + 20)).sign()
+        masks = torch.einsum("ind,dh->ih", data, randn(4, 8, seed=seed + 30)) > 0
+        linear_map = GatedMap(data, masks) if gated else DenseMap(data)
+        program = Program(linear_map, y, SquaredHinge(), GroupL2(), 1.0)
+        program = program.with_alpha(ratio * program.alpha_max)
+        assert solve(program, SemismoothNewton(), tol=1e-6, max_iter=200).certificate.relative_gap <= 1e-6
+        assert solve(program, Auto(), tol=1e-6, max_iter=3000).certificate.relative_gap <= 1e-6
 
     @pytest.mark.parametrize("offset", [1e3, 1e6])
     def test_the_mean_of_the_targets_does_not_matter(self, offset):

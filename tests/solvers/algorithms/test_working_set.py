@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from solver_cases import LOSS_NAMES, PENALTY_NAMES, accepts, make_program, randn
+from solver_cases import BOTH, LOSS_NAMES, PENALTY_NAMES, accepts, make_program, pairs, randn
 
 from convexformer_solvers import (
     Admm,
@@ -45,14 +45,12 @@ def sparse_program(loss, penalty, *, n=60, gated=False, intercept=False, ratio=0
     return program.drop_zero_weights()
 
 
-@pytest.mark.parametrize(
-    ("loss", "form"),
-    [(loss, "samples") for loss in LOSS_NAMES if loss != "poisson"] + [("squared", "root"), ("squared", "gram")],
-)
-@pytest.mark.parametrize("penalty", PENALTY_NAMES)
-@pytest.mark.parametrize("gated", [False, True])
-@pytest.mark.parametrize("intercept", [False, True])
-def test_working_sets_reach_the_optimum_of_all_blocks(loss, form, penalty, gated, intercept):
+FORMS = [(loss, "samples") for loss in LOSS_NAMES if loss != "poisson"] + [("squared", "root"), ("squared", "gram")]
+
+
+@pytest.mark.parametrize(("loss_and_form", "penalty", "gated", "intercept"), pairs(FORMS, PENALTY_NAMES, BOTH, BOTH))
+def test_working_sets_reach_the_optimum_of_all_blocks(loss_and_form, penalty, gated, intercept):
+    loss, form = loss_and_form
     program = sparse_program(loss, penalty, n=100, gated=gated, intercept=intercept)
     wanted = solve(program, Fista(), tol=1e-9, max_iter=50_000)
     result = solve(program, working_set(Admm(), 2, form), tol=1e-8, max_iter=3000)

@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 from sklearn.exceptions import ConvergenceWarning
-from solver_cases import make_program, randn
+from solver_cases import make_program, pairs, randn
 
 from convexformer_solvers import (
     Auto,
@@ -154,11 +154,12 @@ def test_ends_of_stages_count_where_a_later_one_goes_astray():
 
 
 # Thresholds so small that the loss is that of absolute residuals.
-@pytest.mark.parametrize("n_outputs", [1, 2])
-@pytest.mark.parametrize(("n", "blocks", "d"), [(15, 4, 2), (300, 8, 4), (20, 30, 2)])
-@pytest.mark.parametrize("threshold", [1e-6, 1e-5, 1e-4])
-@pytest.mark.parametrize("seed", [3, 4, 5, 6])
-def test_median_regression_takes_few_steps(seed, threshold, n, blocks, d, n_outputs):
+@pytest.mark.parametrize(
+    ("seed", "threshold", "shape", "n_outputs"),
+    pairs([3, 4, 5, 6], [1e-6, 1e-5, 1e-4], [(15, 4, 2), (300, 8, 4), (20, 30, 2)], [1, 2]),
+)
+def test_median_regression_takes_few_steps(seed, threshold, shape, n_outputs):
+    n, blocks, d = shape
     data, y, loss = randn(n, blocks, d, seed=seed), randn(n, n_outputs, seed=seed + 10), Huber(threshold)
     program = Program(DenseMap(data), y, loss, get_penalty("group_l2"), 1.0, fit_intercept=True)
     program = program.with_alpha(0.2 * program.alpha_max)

@@ -6,7 +6,7 @@ import cvxpy as cp
 import numpy as np
 import pytest
 import torch
-from solver_cases import cvxpy_value, fit, make_program, randn
+from solver_cases import BOTH, cvxpy_value, fit, make_program, pairs, randn
 
 from convexformer_solvers import (
     ColumnGeneration,
@@ -122,11 +122,16 @@ class TestRowStochastic:
         assert self.penalty.prox(torch.full(self.shape, torch.nan), 0.1).shape == self.shape
 
 
-@pytest.mark.parametrize("intercept", [False, True])
-@pytest.mark.parametrize("shape", [(4, 3, 3, 4), (3, 2, 2, 3), (2, 3, 1, 4), (4, 1, 2, 2)])
-@pytest.mark.parametrize(("loss", "ratio"), [("squared", 0.3), ("squared", 0.02), ("huber", 0.1), ("poisson", 0.2)])
-def test_column_generation_agrees_with_cvxpy_and_its_certificate_brackets(loss, ratio, shape, intercept):
-    n, d, c, n_targets = shape
+@pytest.mark.parametrize(
+    ("loss_and_ratio", "shape", "intercept"),
+    pairs(
+        [("squared", 0.3), ("squared", 0.02), ("huber", 0.1), ("poisson", 0.2)],
+        [(4, 3, 3, 4), (3, 2, 2, 3), (2, 3, 1, 4), (4, 1, 2, 2)],
+        BOTH,
+    ),
+)
+def test_column_generation_agrees_with_cvxpy_and_its_certificate_brackets(loss_and_ratio, shape, intercept):
+    (loss, ratio), (n, d, c, n_targets) = loss_and_ratio, shape
     program = sequence_program(n, d, c, n_targets, loss=loss, ratio=ratio, intercept=intercept, seed=sum(shape))
     exact = solve(program, Exact(), tol=1e-6).certificate
     mine = solve(program, ColumnGeneration(), tol=1e-7).certificate
@@ -140,15 +145,15 @@ def test_the_program_is_that_of_the_specification():
     # Written down independently of the penalty: two matrices of equal row sums for each feature and output.
     program = sequence_program(intercept=True, ratio=0.1)
     X, y = program.map.base.data.numpy(), program.y.numpy().reshape(10, 3, 2)
-    pairs = list(itertools.product(range(2), range(2)))
-    plus, minus = ([cp.Variable((3, 3), nonneg=True) for _ in pairs] for _ in range(2))
+    places = list(itertools.product(range(2), range(2)))
+    plus, minus = ([cp.Variable((3, 3), nonneg=True) for _ in places] for _ in range(2))
     sums = cp.Variable((2, 4), nonneg=True)
     sides = zip([*plus, *minus], [*sums[0], *sums[1]], strict=True)
     rows = [cp.sum(C, axis=1) == total for C, total in sides]
     bias = cp.Variable((3, 2))
     fit_value = 0
     for i, output in itertools.product(range(10), range(2)):
-        read = sum((plus[j] - minus[j]) @ X[i, :, q] for j, (q, column) in enumerate(pairs) if column == output)
+        read = sum((plus[j] - minus[j]) @ X[i, :, q] for j, (q, column) in enumerate(places) if column == output)
         fit_value += 0.5 * cp.sum_squares(read + bias[:, output] - y[i, :, output]) / 10
     value = cp.Problem(cp.Minimize(fit_value + program.alpha * cp.sum(sums)), rows).solve(solver="CLARABEL")
     assert fit(program, tol=1e-8).certificate.primal == pytest.approx(value, rel=1e-6)
