@@ -1,6 +1,7 @@
 """The solve loop and the solvers behind it: stopping, warnings, interrupts, precision."""
 
 import copy
+import functools
 import itertools
 import math
 import pickle
@@ -61,6 +62,12 @@ def hard_program(**options):
     return make_program(**{"ratio": 0.01, "gated": True, "n": 12, "intercept": True, **options})
 
 
+@functools.cache  # the same for every solver
+def small_program_and_optimum(loss, penalty):
+    program = make_program(loss, penalty, intercept=True, weighted=True, ratio=0.4, n=12)
+    return program, fit(program, tol=1e-8).certificate
+
+
 class TestAgreement:
     @pytest.mark.parametrize(("loss", "penalty"), cases())
     def test_certificate_brackets_the_value_of_an_independent_model(self, loss, penalty):
@@ -76,7 +83,7 @@ class TestAgreement:
     def test_every_solver_reaches_the_optimum_of_what_it_accepts(self, name):
         solver, accepted = get_solver(name), 0
         for loss, penalty in itertools.product(LOSS_NAMES, PENALTY_NAMES):
-            program = make_program(loss, penalty, intercept=True, weighted=True, ratio=0.2, n=12)
+            program, best = small_program_and_optimum(loss, penalty)
             try:
                 certificate = solve(program, solver, tol=1e-6).certificate
             except TypeError as refusal:
@@ -84,7 +91,6 @@ class TestAgreement:
                     raise
                 continue
             accepted += 1
-            best = fit(program, tol=1e-8).certificate
             assert certificate.primal == pytest.approx(best.primal, abs=1e-5 * program.null_value)
             assert certificate.dual <= best.primal + 1e-9 * program.null_value
         assert accepted > 0
