@@ -140,12 +140,10 @@ def fit(program, tol=1e-9, max_iter=10_000, **options) -> SolverResult:
 
 
 def design(program):
-    """Matrix of the map, one unit vector at a time."""
+    """Matrix of the map, whose columns are its products with unit vectors."""
     shape = program.map.feature_shape
     size = int(np.prod(shape))
-    return np.stack(
-        [program.map.matvec(unit.reshape(*shape, 1))[:, 0].numpy() for unit in torch.eye(size, dtype=torch.float64)], 1
-    )
+    return program.map.matvec(torch.eye(size, dtype=torch.float64).reshape(*shape, size)).numpy()
 
 
 def probabilities(program):
