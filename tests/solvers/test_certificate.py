@@ -1,6 +1,7 @@
 """Certificates: true at every point, however bad, and sharp at the optimum."""
 
 import dataclasses
+import functools
 import math
 import warnings
 
@@ -52,6 +53,13 @@ from convexformer_solvers.points import dual_estimate, point_at
 
 every_loss = pytest.mark.parametrize("loss", LOSS_NAMES)
 every_penalty = pytest.mark.parametrize("penalty", PENALTY_NAMES)
+
+
+@functools.cache  # several tests look at the same solutions
+def solved(loss, penalty, **flags):
+    """A small program and its solution."""
+    program = make_program(loss, penalty, **flags)
+    return program, fit(program)
 
 
 @st.composite
@@ -134,8 +142,7 @@ class TestWeakDuality:
     @every_loss
     @every_penalty
     def test_wrong_intercept_costs_what_it_costs(self, loss, penalty):
-        program = make_program(loss, penalty, intercept=True)
-        best = fit(program)
+        program, best = solved(loss, penalty, intercept=True)
         certificate = certify(program, best.coef, best.intercept + 0.5)
         excess = numpy_primal(program, best.coef, best.intercept + 0.5) - best.certificate.primal
         if loss == "softmax":
@@ -159,8 +166,7 @@ class TestHints:
     @every_loss
     @every_penalty
     def test_good_hint_improves_a_poor_point(self, loss, penalty):
-        program = make_program(loss, penalty, intercept=True, weighted=True)
-        best = fit(program)
+        program, best = solved(loss, penalty, intercept=True, weighted=True)
         poor = randn(*program.coef_shape)
         alone = certify(program, poor)
         helped = certify(program, poor, dual_hint=best.certificate.dual_point)
@@ -172,12 +178,12 @@ class TestHints:
     @every_penalty
     @pytest.mark.parametrize("intercept", [False, True])
     def test_bad_hint_costs_nothing(self, loss, penalty, intercept):
-        program = make_program(loss, penalty, intercept=intercept, weighted=True)
-        best = fit(program)
+        program, best = solved(loss, penalty, intercept=intercept, weighted=True)
+        without = certify(program, best.coef, best.intercept)
         for seed, scale in enumerate((0.0, 1e-3, 1.0, 1e6)):
             hint = randn(16, 2, seed=seed, scale=scale)
             certificate = certify(program, best.coef, best.intercept, hint)
-            assert certificate.dual >= certify(program, best.coef, best.intercept).dual
+            assert certificate.dual >= without.dual
             assert_feasible(program, certificate)
 
     @every_penalty
@@ -218,8 +224,8 @@ class TestFeasibility:
     @every_loss
     @every_penalty
     def test_constraint_is_active_below_alpha_max(self, loss, penalty):
-        program = make_program(loss, penalty, intercept=True)
-        theta = fit(program).certificate.dual_point
+        program, best = solved(loss, penalty, intercept=True)
+        theta = best.certificate.dual_point
         assert float(program.penalty.dual_norm(program.weighted_adjoint(theta))) == pytest.approx(
             program.alpha, rel=1e-6
         )
@@ -380,7 +386,7 @@ class TestDegenerate:
 
     @pytest.mark.parametrize(("loss", "penalty", "intercept"), cases("intercept"))
     def test_duplicated_columns_and_blocks(self, loss, penalty, intercept):
-        program = make_program(loss, penalty, intercept=intercept)
+        program, best = solved(loss, penalty, intercept=intercept)
         data = program.map.data
         doubled = torch.cat([data, data], 1)
         twice = Program(
@@ -388,7 +394,7 @@ class TestDegenerate:
         )
         result = self.assert_honest(twice)
         # A second copy of a block costs the same and gives nothing.
-        assert result.certificate.primal == pytest.approx(fit(program).certificate.primal, abs=2e-6)
+        assert result.certificate.primal == pytest.approx(best.certificate.primal, abs=2e-6)
 
     @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
     @pytest.mark.parametrize(("loss", "penalty", "intercept"), pairs(LOSS_NAMES, PENALTY_NAMES, BOTH))
