@@ -176,7 +176,7 @@ def test_few_passes(name, most, share):
 
 @pytest.mark.parametrize(("delta", "share", "most"), [(0.03, 0.1, 65), (0.03, 0.01, 130), (0.003, 0.1, 125)])
 def test_far_targets_of_the_huber_loss_take_few_passes(delta, share, most):
-    data = randn(2000, 16, 4)
+    data = randn(1000, 16, 4)
     signal = data[:, :4].sum((1, 2))[:, None]
     y = signal / signal.std() + randn(len(data), 1, seed=3)
     program = Program(DenseMap(data), y, Huber(delta), get_penalty("group_l2"), 1.0, None, True)
@@ -282,7 +282,7 @@ def assert_takes_more_than(n_passes, program, solver, tol=1e-4):
 @pytest.mark.parametrize("share", [0.3, 0.1])
 @pytest.mark.parametrize("name", ["squared", "huber", "logistic", "softmax"])
 def test_few_passes_without_room_for_gram_matrices(name, share):
-    program = dependent_blocks(name)
+    program = dependent_blocks(name, n=800, n_blocks=100)
     program = program.with_alpha(share * program.alpha_max)
     passes = passes_of(program, LOW_RANK)
     assert passes <= 55

@@ -362,7 +362,7 @@ class TestResultsAreNobodyElses:
 class TestHistory:
     @pytest.mark.parametrize(("loss", "penalty"), cases())
     def test_only_improves(self, loss, penalty):
-        result = fit(hard_program(loss=loss, penalty=penalty), tol=1e-5)
+        result = fit(hard_program(loss=loss, penalty=penalty), tol=1e-4)
         history = result.history
         assert (np.diff(history.iteration) > 0).all()
         assert (np.diff(history.seconds) >= 0).all()
@@ -683,7 +683,7 @@ class TestPrecision:
 
     @pytest.mark.parametrize(("loss", "penalty"), cases())
     def test_any_device_equals_the_cpu(self, loss, penalty, accelerator):
-        program = make_program(loss, penalty, gated=True, intercept=True, weighted=True)
+        program = make_program(loss, penalty, gated=True, intercept=True, weighted=True, ratio=0.5)
         cpu, other = fit(program), fit(program, device=accelerator)
         assert other.coef.device.type == accelerator
         assert other.certificate.primal == pytest.approx(cpu.certificate.primal, rel=1e-8)

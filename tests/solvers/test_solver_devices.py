@@ -8,7 +8,16 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 from solver_cases import make_program, many_blocks, randn
 
-from convexformer_solvers import Admm, GroupNuclear, LinearMap, alpha_grid, get_solver, solve, solve_path
+from convexformer_solvers import (
+    Admm,
+    ColumnGeneration,
+    GroupNuclear,
+    LinearMap,
+    alpha_grid,
+    get_solver,
+    solve,
+    solve_path,
+)
 from convexformer_solvers.algorithms.block_descent import BlockDescent
 from convexformer_solvers.algorithms.fista import GreedyFista
 from convexformer_solvers.algorithms.registry import SOLVERS
@@ -32,7 +41,8 @@ pytestmark = pytest.mark.usefixtures("steady_rates")
 def test_every_solver_takes_the_same_steps(loss, solver, accelerator):
     solver = EVERY[solver]
     c = 1 if isinstance(solver, BlockDescent) else 2
-    program = make_program(loss, n=60, blocks=6, d=2, c=c, gated=True, intercept=True, weighted=True)
+    ratio = 0.5 if isinstance(solver, ColumnGeneration) else 0.3  # as a smaller one takes many searches for columns
+    program = make_program(loss, n=60, blocks=6, d=2, c=c, gated=True, intercept=True, weighted=True, ratio=ratio)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # some are made to be given up for others
         here = solve(program, solver, tol=1e-5, max_iter=200)
@@ -46,7 +56,7 @@ def test_every_solver_takes_the_same_steps(loss, solver, accelerator):
 @pytest.mark.parametrize(("loss", "c"), [("squared", 1), ("logistic", 1), ("squared", 3)])
 def test_paths(loss, c, dtype, accelerator):
     program = make_program(loss, n=60, blocks=12, d=3, c=c, intercept=True)
-    grid = alpha_grid(program.alpha_max, n_alphas=6, eps=0.05)
+    grid = alpha_grid(program.alpha_max, n_alphas=4, eps=0.05)
     here, there = (
         solve_path(program, get_solver("auto"), grid, tol=1e-4, dtype=dtype, device=device)
         for device in ("cpu", accelerator)

@@ -333,10 +333,10 @@ class TestDecisionList:
 
     @pytest.mark.parametrize("loss", ["squared", "huber", "logistic", "softmax"])
     def test_6_takes_fewer_steps_than_gradient_steps_alone(self, loss):
-        data = randn(1500, 60, 3) + 2 * randn(1500, 1, 3, seed=1)
-        for block in range(1, 60):
+        data = randn(400, 45, 3) + 2 * randn(400, 1, 3, seed=1)
+        for block in range(1, 45):
             data[:, block] = 0.5 * data[:, block - 1] + data[:, block]
-        y = get_loss(loss).example_target(1500, 3, torch.Generator().manual_seed(2))
+        y = get_loss(loss).example_target(400, 3, torch.Generator().manual_seed(2))
         program = Program(DenseMap(data), y, get_loss(loss), get_penalty("group_l2"), 1.0, fit_intercept=True)
         program, config = program.with_alpha(0.1 * program.alpha_max), dataclasses.replace(PLAIN, largest_side=119)
         steps, gradient_steps = solve(program, Auto(config), tol=1e-6), solve(program, Fista(), tol=1e-6)

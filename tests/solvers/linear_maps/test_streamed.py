@@ -42,7 +42,7 @@ def maps(dtype=torch.float64):
     """A streamed map of each kind with the same map in memory."""
     data, masks = randn(N, 3, 2).to(dtype), masks_of()
     plain, gated = DenseMap(data), GatedMap(data, masks)
-    streamed = StreamedMap(Rows(data), chunk=24)
+    streamed = StreamedMap(Rows(data), chunk=48)
     some = torch.tensor([20, 3, 4, 5, 11, 0, 3])
     sorted_rows = torch.arange(1, N, 7)
     further = randn(N, 2, seed=5).to(dtype)

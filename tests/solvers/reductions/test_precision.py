@@ -58,7 +58,7 @@ def test_iterations_alone_end_in_double_precision_what_they_began_in_single(loss
         state = stepped(state)
     assert precision(state) == torch.float32
     state = carried(DOUBLE, program, state)
-    for _ in range(300):
+    for _ in range(100):
         state = stepped(state)
     assert abs(gap_estimate(program, state.result())) <= 1e-11 * program.null_value
 
