@@ -120,21 +120,6 @@ def cases(*flags):
     return params
 
 
-def pairs(*choices):
-    """Combinations of one value of each parameter in which every two values of two parameters occur together.
-
-    Each is the one of all combinations with the most pairs that none before it has.
-    """
-    combinations = list(itertools.product(*(range(len(values)) for values in choices)))
-    pairs_of = {places: set(itertools.combinations(enumerate(places), 2)) for places in combinations}
-    missing, chosen = set().union(*pairs_of.values()), []
-    while missing:
-        best = max(combinations, key=lambda places: len(pairs_of[places] & missing))
-        missing -= pairs_of[best]
-        chosen.append(tuple(values[place] for values, place in zip(choices, best, strict=True)))
-    return chosen
-
-
 def fit(program, tol=1e-9, max_iter=10_000, **options) -> SolverResult:
     return solve(program, Fista(), tol=tol, max_iter=max_iter, **options)
 

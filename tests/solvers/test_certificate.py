@@ -8,6 +8,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from covering import covering
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.exceptions import ConvergenceWarning
@@ -22,7 +23,6 @@ from solver_cases import (
     fit,
     make_program,
     numpy_primal,
-    pairs,
     probabilities,
     randn,
     random_weight,
@@ -117,7 +117,7 @@ class TestWeakDuality:
             assert certificate.primal == pytest.approx(numpy_primal(program, coef, shift), rel=1e-10)
             assert_feasible(program, certificate)
 
-    @pytest.mark.parametrize(("loss", "penalty", "gated", "intercept"), pairs(LOSS_NAMES, PENALTY_NAMES, BOTH, BOTH))
+    @pytest.mark.parametrize(("loss", "penalty", "gated", "intercept"), covering(LOSS_NAMES, PENALTY_NAMES, BOTH, BOTH))
     def test_wrong_points_get_large_gaps(self, loss, penalty, gated, intercept):
         program = make_program(loss, penalty, gated=gated, intercept=intercept, weighted=True, ratio=0.2)
         best = fit(program)
@@ -397,7 +397,7 @@ class TestDegenerate:
         assert result.certificate.primal == pytest.approx(best.certificate.primal, abs=2e-6)
 
     @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
-    @pytest.mark.parametrize(("loss", "penalty", "intercept"), pairs(LOSS_NAMES, PENALTY_NAMES, BOTH))
+    @pytest.mark.parametrize(("loss", "penalty", "intercept"), covering(LOSS_NAMES, PENALTY_NAMES, BOTH))
     def test_badly_scaled_columns(self, loss, penalty, intercept):
         program = make_program(loss, penalty, intercept=intercept, blocks=4, d=2)
         scales = torch.logspace(-3, 3, 4, dtype=torch.float64)[:, None]

@@ -7,8 +7,9 @@ import math
 
 import pytest
 import torch
+from covering import covering
 from sklearn.exceptions import ConvergenceWarning
-from solver_cases import BOTH, LOSS_NAMES, pairs, randn, random_weight, valid_target
+from solver_cases import BOTH, LOSS_NAMES, randn, random_weight, valid_target
 
 from convexformer_solvers import (
     Auto,
@@ -120,7 +121,7 @@ def assert_same(program, one, other, tol):
 
 
 @pytest.mark.parametrize(
-    ("name", "norm", "gated", "intercept", "weighted"), pairs(LOSS_NAMES, PENALTIES, BOTH, BOTH, BOTH)
+    ("name", "norm", "gated", "intercept", "weighted"), covering(LOSS_NAMES, PENALTIES, BOTH, BOTH, BOTH)
 )
 def test_optima_are_those_in_memory(name, norm, gated, intercept, weighted):
     tol = 1e-10 if get_loss(name).quadratic else 1e-8
@@ -222,7 +223,7 @@ def limited(program, rank):
     return there
 
 
-@pytest.mark.parametrize(("name", "norm", "gated", "full"), pairs(LOSS_NAMES, PENALTIES, BOTH, BOTH))
+@pytest.mark.parametrize(("name", "norm", "gated", "full"), covering(LOSS_NAMES, PENALTIES, BOTH, BOTH))
 def test_optima_are_the_same_without_room_for_gram_matrices(name, norm, gated, full):
     program = program_of(name, norm, gated, intercept=full, weighted=full, data=randn(60, 5, 2))
     program = program.with_alpha(0.1 * program.alpha_max)
@@ -291,7 +292,7 @@ def test_few_passes_without_room_for_gram_matrices(name, share):
 
 @pytest.mark.parametrize(
     ("scale", "outlier", "metrics"),
-    pairs([0.3, 1.0], [0, 10**6], [LowRankMetrics(16), GramMetrics(Batched(Auto()))]),
+    covering([0.3, 1.0], [0, 10**6], [LowRankMetrics(16), GramMetrics(Batched(Auto()))]),
 )
 def test_few_passes_where_curvatures_have_no_bound(scale, outlier, metrics):
     program = dependent_blocks("squared", n=800, n_blocks=40)

@@ -13,6 +13,7 @@ import cvxpy as cp
 import numpy as np
 import pytest
 import torch
+from covering import covering
 from sklearn.exceptions import ConvergenceWarning
 from solver_cases import (
     BOTH,
@@ -23,7 +24,6 @@ from solver_cases import (
     fit,
     make_program,
     numpy_primal,
-    pairs,
     randn,
 )
 
@@ -634,7 +634,7 @@ class TestInterrupts:
 
 
 class TestPrecision:
-    @pytest.mark.parametrize(("loss", "penalty", "gated"), pairs(LOSS_NAMES, PENALTY_NAMES, BOTH))
+    @pytest.mark.parametrize(("loss", "penalty", "gated"), covering(LOSS_NAMES, PENALTY_NAMES, BOTH))
     def test_float32_reaches_1e_4_and_is_certified_in_float64(self, loss, penalty, gated):
         program = make_program(loss, penalty, gated=gated, intercept=True, weighted=True, ratio=0.1)
         result = solve(program, Fista(), tol=1e-4, dtype=torch.float32)

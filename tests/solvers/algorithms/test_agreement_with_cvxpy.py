@@ -7,8 +7,9 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from covering import covering
 from sklearn.exceptions import ConvergenceWarning
-from solver_cases import BOTH, LOSS_NAMES, PENALTY_NAMES, make_program, pairs, randn, random_weight
+from solver_cases import BOTH, LOSS_NAMES, PENALTY_NAMES, make_program, randn, random_weight
 
 from convexformer_solvers import (
     LOSSES,
@@ -50,7 +51,7 @@ from convexformer_solvers.algorithms.working_set import WorkingSet, WorkingSetCo
 from convexformer_solvers.reductions.center import Center
 
 
-@pytest.mark.parametrize(("loss", "penalty", "gated", "intercept"), pairs(LOSS_NAMES, PENALTY_NAMES, BOTH, BOTH))
+@pytest.mark.parametrize(("loss", "penalty", "gated", "intercept"), covering(LOSS_NAMES, PENALTY_NAMES, BOTH, BOTH))
 def test_fista_agrees_with_cvxpy(loss, penalty, gated, intercept):
     program = make_program(loss, penalty, gated=gated, intercept=intercept, weighted=intercept, ratio=0.1, n=24)
     with warnings.catch_warnings():
@@ -83,7 +84,7 @@ def test_semismooth_newton_agrees_with_fista(loss, gated, intercept, n):
 
 @pytest.mark.parametrize(
     ("loss", "penalty", "gated", "size"),
-    pairs(LOSS_NAMES, PENALTY_NAMES, BOTH, [(12, True), (60, False), (60, True)]),  # both sides of the ridge system
+    covering(LOSS_NAMES, PENALTY_NAMES, BOTH, [(12, True), (60, False), (60, True)]),  # both sides of the ridge system
 )
 def test_admm_and_auto_agree_with_fista(loss, penalty, gated, size):
     n, intercept = size

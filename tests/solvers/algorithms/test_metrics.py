@@ -5,7 +5,8 @@ import math
 
 import pytest
 import torch
-from solver_cases import pairs, randn, random_weight, valid_target
+from covering import covering
+from solver_cases import randn, random_weight, valid_target
 
 from convexformer_solvers import (
     Auto,
@@ -66,7 +67,7 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize(("name", "rank", "share", "goal"), pairs(list(MODELS), [2, 8], [0.5, 0.05], [1e-4, 1e-10]))
+@pytest.mark.parametrize(("name", "rank", "share", "goal"), covering(list(MODELS), [2, 8], [0.5, 0.05], [1e-4, 1e-10]))
 def test_models_are_minimised_to_their_goal(name, rank, share, goal):
     penalty, shape = MODELS[name]
     p, k = randn(*shape).flatten(0, -2).shape

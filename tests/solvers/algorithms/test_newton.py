@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from solver_cases import BOTH, pairs, randn
+from covering import covering
+from solver_cases import BOTH, randn
 
 from convexformer_solvers import (
     Auto,
@@ -42,7 +43,7 @@ class TestSemismoothNewton:
         gaps = [solve(one, SemismoothNewton(), tol=1e-5, max_iter=150).certificate.gap for one in programs]
         assert sum(gap < 1e-4 for gap in gaps) >= 37
 
-    @pytest.mark.parametrize(("ratio", "gated", "c", "seed"), pairs([1e-3, 1e-4], BOTH, [1, 2], range(2)))
+    @pytest.mark.parametrize(("ratio", "gated", "c", "seed"), covering([1e-3, 1e-4], BOTH, [1, 2], range(2)))
     def test_squared_hinge_at_weak_regularisation(self, ratio, gated, c, seed):
         # Samples whose loss is flat came into the way of each other's steps: gaps of .15 to 1 after 500.
         data = randn(80, 10, 4, seed=seed)

@@ -5,8 +5,9 @@ import math
 
 import pytest
 import torch
+from covering import covering
 from sklearn.exceptions import ConvergenceWarning
-from solver_cases import LOSS_NAMES, PENALTY_NAMES, cases, make_program, pairs, randn
+from solver_cases import LOSS_NAMES, PENALTY_NAMES, cases, make_program, randn
 
 from convexformer_solvers import (
     Auto,
@@ -361,7 +362,7 @@ def turns(program, config=None):
 class TestInAuto:
     # Without these steps half of all combinations take 500 to 7800 iterations, and some do not end at all.
     @pytest.mark.parametrize(
-        ("loss", "penalty", "ratio", "seed"), pairs(LOSS_NAMES, PENALTY_NAMES, [1e-3, 1e-4], [0, 10])
+        ("loss", "penalty", "ratio", "seed"), covering(LOSS_NAMES, PENALTY_NAMES, [1e-3, 1e-4], [0, 10])
     )
     def test_weak_regularisation_takes_hundreds_of_iterations_at_most(self, loss, penalty, ratio, seed):
         result = solve(correlated(loss, penalty, ratio, seed=seed), Auto(), tol=1e-6, max_iter=300)

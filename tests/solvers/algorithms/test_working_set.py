@@ -6,7 +6,8 @@ import math
 
 import pytest
 import torch
-from solver_cases import BOTH, LOSS_NAMES, PENALTY_NAMES, accepts, make_program, pairs, randn
+from covering import covering
+from solver_cases import BOTH, LOSS_NAMES, PENALTY_NAMES, accepts, make_program, randn
 
 from convexformer_solvers import (
     Admm,
@@ -48,7 +49,7 @@ def sparse_program(loss, penalty, *, n=60, gated=False, intercept=False, ratio=0
 FORMS = [(loss, "samples") for loss in LOSS_NAMES if loss != "poisson"] + [("squared", "root"), ("squared", "gram")]
 
 
-@pytest.mark.parametrize(("loss_and_form", "penalty", "gated", "intercept"), pairs(FORMS, PENALTY_NAMES, BOTH, BOTH))
+@pytest.mark.parametrize(("loss_and_form", "penalty", "gated", "intercept"), covering(FORMS, PENALTY_NAMES, BOTH, BOTH))
 def test_working_sets_reach_the_optimum_of_all_blocks(loss_and_form, penalty, gated, intercept):
     loss, form = loss_and_form
     program = sparse_program(loss, penalty, n=100, gated=gated, intercept=intercept)

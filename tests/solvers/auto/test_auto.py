@@ -7,8 +7,9 @@ import math
 
 import pytest
 import torch
+from covering import covering
 from sklearn.exceptions import ConvergenceWarning
-from solver_cases import make_program, pairs, randn
+from solver_cases import make_program, randn
 
 from convexformer_solvers import (
     Auto,
@@ -156,7 +157,7 @@ def test_ends_of_stages_count_where_a_later_one_goes_astray():
 # Thresholds so small that the loss is that of absolute residuals.
 @pytest.mark.parametrize(
     ("seed", "threshold", "shape", "n_outputs"),
-    pairs([3, 4, 5, 6], [1e-6, 1e-5, 1e-4], [(15, 4, 2), (300, 8, 4), (20, 30, 2)], [1, 2]),
+    covering([3, 4, 5, 6], [1e-6, 1e-5, 1e-4], [(15, 4, 2), (300, 8, 4), (20, 30, 2)], [1, 2]),
 )
 def test_median_regression_takes_few_steps(seed, threshold, shape, n_outputs):
     n, blocks, d = shape

@@ -6,7 +6,8 @@ import cvxpy as cp
 import numpy as np
 import pytest
 import torch
-from solver_cases import BOTH, cvxpy_value, fit, make_program, pairs, randn
+from covering import covering
+from solver_cases import BOTH, cvxpy_value, fit, make_program, randn
 
 from convexformer_solvers import (
     ColumnGeneration,
@@ -124,7 +125,7 @@ class TestRowStochastic:
 
 @pytest.mark.parametrize(
     ("loss_and_ratio", "shape", "intercept"),
-    pairs(
+    covering(
         [("squared", 0.3), ("squared", 0.02), ("huber", 0.1), ("poisson", 0.2)],
         [(4, 3, 3, 4), (3, 2, 2, 3), (2, 3, 1, 4), (4, 1, 2, 2)],
         BOTH,
