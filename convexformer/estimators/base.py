@@ -108,8 +108,8 @@ class Problem:
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class ProgramParameters:
-    """Parameters of attention and probe estimators, for one ``alpha`` and for a grid."""
+class SolveParameters:
+    """Parameters of estimators that solve a program."""
 
     loss: str | Loss = "squared"
     penalty: str | Penalty = "group_l2"
@@ -117,13 +117,19 @@ class ProgramParameters:
     tol: float = 1e-4
     max_iter: int = 10_000
     fit_intercept: bool = True
-    warm_start: bool = False
     dtype: Any = None
     device: Any = None
     memory_limit: int | None = None
-    random_state: Any = None
     verbose: bool = False
     callback: Callback | None = None
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class ProgramParameters(SolveParameters):
+    """Parameters of attention and probe estimators, for one ``alpha`` and for a grid."""
+
+    warm_start: bool = False
+    random_state: Any = None
 
 
 @dataclass(eq=False, repr=False, kw_only=True)

@@ -16,11 +16,12 @@ from torch import Tensor
 from convexformer.gates import Gates, GateSource, GivenGates, TrainingData, get_gate_source
 from convexformer.programs.build import attention_map
 from convexformer.validation import as_tensor, check_shape, check_stream, check_weight
-from convexformer_solvers import Callback, LinearMap, Loss, Penalty, Solver
+from convexformer_solvers import LinearMap, Loss
 from convexformer_solvers.linear_maps.base import widened
 from convexformer_solvers.validation import check_counts
 
 from .attention import ClassificationMixin, ConvexAttentionClassifier, ConvexAttentionRegressor, RegressionMixin
+from .base import SolveParameters
 from .samples import across_ranks, read_samples
 from .tokens import SavedState, TokenEstimator, unchanged_on_failure
 
@@ -76,26 +77,15 @@ class _EarlierGates(GateSource):
 
 
 @dataclass(eq=False, repr=False)
-class GreedyConvexTransformerBase(TokenEstimator):
+class GreedyConvexTransformerBase(SolveParameters, TokenEstimator):
     """What regression and classification share: training one layer after another."""
 
     alpha: float = 0.01
     _: KW_ONLY
     n_layers: int = 2
-    loss: str | Loss = "squared"
-    penalty: str | Penalty = "group_l2"
     n_gates: int = 32
     gates: Any = "gaussian"
-    solver: str | Solver = "auto"
-    tol: float = 1e-4
-    max_iter: int = 10_000
-    fit_intercept: bool = True
-    dtype: Any = None
-    device: Any = None
-    memory_limit: int | None = None
     random_state: Any = None
-    verbose: bool = False
-    callback: Callback | None = None
     _layer: ClassVar[type[ConvexAttentionRegressor | ConvexAttentionClassifier]]
     _n_copies = 4  # the samples, those of two layers while one hands on, and those of a solver
 

@@ -13,6 +13,7 @@ from sklearn.metrics import r2_score
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
+from convexformer.estimators.base import SolveParameters
 from convexformer.estimators.samples import across_ranks, predictions_of_all, read_samples
 from convexformer.estimators.tokens import CertifiedEstimator, SavedState, described, rebuilt, unchanged_on_failure
 from convexformer.heads.sequence import SequenceHeads
@@ -30,11 +31,7 @@ from convexformer.validation import (
 from convexformer_solvers import (
     LOSSES,
     PENALTIES,
-    Callback,
-    Loss,
-    Penalty,
     Program,
-    Solver,
     SolverInterrupted,
     SolverResult,
     get_solver,
@@ -43,7 +40,7 @@ from convexformer_solvers import (
 
 
 @dataclass(eq=False, repr=False)
-class ConvexSequenceRegressor(RegressorMixin, CertifiedEstimator):
+class ConvexSequenceRegressor(SolveParameters, RegressorMixin, CertifiedEstimator):
     r"""Attention network for sequence targets, trained to a certified global optimum.
 
     Minimises over any number of heads, with a bias :math:`b \in R^{T \times c}` without decay,
@@ -134,17 +131,6 @@ class ConvexSequenceRegressor(RegressorMixin, CertifiedEstimator):
     alpha: float = 0.01
     _: KW_ONLY
     form: str | SequenceForm = "single_row"
-    penalty: str | Penalty = "group_l2"
-    loss: str | Loss = "squared"
-    solver: str | Solver = "auto"
-    tol: float = 1e-4
-    max_iter: int = 10_000
-    fit_intercept: bool = True
-    dtype: Any = None
-    device: Any = None
-    memory_limit: int | None = None
-    verbose: bool = False
-    callback: Callback | None = None
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
