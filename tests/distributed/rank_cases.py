@@ -64,6 +64,7 @@ from convexformer_solvers.distributed.operations import Plan
 from convexformer_solvers.distributed.vectors import whole
 
 N_SAMPLES = 90
+QUICK = DistributedConfig(heartbeat=0.2)  # ranks wait for several beats before they say who has ended
 LOSSES = ("squared", "huber", "logistic", "poisson", "softmax", "squared_hinge")
 
 
@@ -448,7 +449,7 @@ def network_failures():
 
 def long_training(started):
     """Training that takes a while."""
-    ranks(DistributedConfig(heartbeat=0.2))  # several of which the others wait before they say who has ended
+    ranks(QUICK)
 
     def running(step, objective):
         Path(started).touch()
@@ -719,7 +720,7 @@ def different_arrays():
 
 def long_fit(path, resume, model, started, tol=1e-13):
     """A fit that takes a while, saves its progress, and is saved."""
-    ranks(DistributedConfig(heartbeat=0.2))  # several of which the others wait before they say who has ended
+    ranks(QUICK)
     X = np.load(path, mmap_mode="r")
     y = X[:, 0, 0] - X[:, 1, 1] > 0
     estimator = ConvexAttentionClassifier(alpha=1e-4, tol=tol, solver="fista", memory_limit=700_000, max_iter=10**6)
@@ -753,7 +754,7 @@ def interrupted():
 
 def interrupted_as_it_waits(reading, interrupted):
     """Ctrl-C on rank 1 as it waits for rank 0, which reads; what each rank says of this fit and the next."""
-    ranks(DistributedConfig(heartbeat=0.2))  # several of which the others wait before they say who has ended
+    ranks(QUICK)
     X, y, _, _ = problem()
     rows, timers, said = own_rows(len(X)), [], []
     if dist.get_rank() == 0:

@@ -2,6 +2,7 @@
 
 import random
 import time
+from itertools import product
 from types import SimpleNamespace
 
 import launcher
@@ -12,6 +13,7 @@ import torch
 from covering import covering
 from sample_operations import CHANGED_ON_RANK_0, CHANGES, GATHERED, OPERATIONS
 from sklearn.base import clone
+from solver_cases import BOTH
 
 from convexformer import ConvexAttentionClassifier, load_model, save_model
 from convexformer_solvers import DenseMap
@@ -35,15 +37,18 @@ def in_one_process():
     return of
 
 
+OF_PROGRAMS = (rank_cases.LOSSES, ["group_l2", "nuclear"], BOTH, BOTH, BOTH)  # gates, intercept and weights
 # Numbers of ranks, and from how many samples on vectors of samples are on their ranks: always, or never.
-RANKS = [(1, 1), (2, 10**6), (3, 10**6), (2, 1), (3, 1), (8, 1)]
-FLAG = [False, True]  # gates, intercept and weights
-PROGRAMS = covering(RANKS, rank_cases.LOSSES, ["group_l2", "nuclear"], FLAG, FLAG, FLAG)
+ON_RANK_0, ON_RANKS = [(1, 1), (2, 10**6), (3, 10**6)], [(2, 1), (3, 1), (8, 1)]
+ALL = list(product(*OF_PROGRAMS))
+PROGRAMS = {ranks: ALL[first :: len(ON_RANK_0)] for first, ranks in enumerate(ON_RANK_0)}  # each combination once
+PAIRS = covering(ON_RANKS, *OF_PROGRAMS)
+PROGRAMS |= {ranks: [case for one, *case in PAIRS if one == ranks] for ranks in ON_RANKS}
 
 
-@pytest.mark.parametrize(("n_ranks", "least"), RANKS)
+@pytest.mark.parametrize(("n_ranks", "least"), PROGRAMS)
 def test_programs_have_the_objective_of_one_process(n_ranks, least, tmp_path, in_one_process):
-    cases = [case[1:] for case in PROGRAMS if case[0] == (n_ranks, least)]
+    cases = [tuple(case) for case in PROGRAMS[n_ranks, least]]
     results = launcher.run("all_programs", n_ranks, tmp_path, cases=cases, least_samples=least)
     assert all(result == results[0] for result in results)  # bit for bit
     assert list(results[0]) == cases

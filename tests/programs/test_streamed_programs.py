@@ -3,20 +3,18 @@
 import numpy as np
 import pytest
 import torch
-from covering import covering
-from solver_cases import randn
+from solver_cases import BOTH, randn
 
 from convexformer.storage import open_source
 from convexformer_solvers import DenseMap, Program, get_loss, get_penalty, get_solver, solve
 from convexformer_solvers.linear_maps.streamed import StreamedMap
 
-FLAG = [False, True]
-CASES = covering(
-    ["squared", "huber", "logistic", "poisson", "softmax", "squared_hinge"], ["group_l2", "nuclear"], FLAG, FLAG, FLAG
-)
 
-
-@pytest.mark.parametrize(("loss", "penalty", "gated", "intercept", "weighted"), CASES)
+@pytest.mark.parametrize("loss", ["squared", "huber", "logistic", "poisson", "softmax", "squared_hinge"])
+@pytest.mark.parametrize("penalty", ["group_l2", "nuclear"])
+@pytest.mark.parametrize("gated", BOTH, ids=["plain", "gated"])
+@pytest.mark.parametrize("intercept", BOTH, ids=["", "intercept"])
+@pytest.mark.parametrize("weighted", BOTH, ids=["", "weights"])
 def test_programs_have_the_objective_of_memory(loss, penalty, gated, intercept, weighted, tmp_path):
     n = 60
     data, masks = randn(n, 4, 3), torch.rand((n, 3), generator=torch.Generator().manual_seed(1)) > 0.4

@@ -523,7 +523,7 @@ def test_a_penalty_for_two_outputs_is_checked_with_two():
 
 
 class OfFourBlocks(Ranked):
-    """The same with a weight for each of four blocks."""
+    """Groups of each output in four blocks, each block with a weight of its own."""
 
     weight = torch.tensor([1.0, 2.0, 0.5, 3.0], dtype=torch.float64)[:, None]
     block_separable = False
