@@ -141,8 +141,14 @@ def test_minibatches_reach_the_objective_of_the_full_batch(make):
         ends[size] = history.final_objective
         assert history.final_objective == pytest.approx(network.objective(X, y, alpha=0.05).item(), rel=1e-12)
     assert ends[15] == pytest.approx(ends[None], rel=0.02)
-    # On all samples, though only at times.
-    assert history.steps == list(range(0, 201, 2))
+    # On all samples, though only after each pass over them.
+    assert history.steps == list(range(0, 201, 4))
+
+
+@pytest.mark.parametrize(("n_steps", "looks"), [(200, [*range(0, 200, 7), 200]), (2000, [*range(0, 2001, 20)])])
+def test_looks_are_a_pass_apart_at_least_and_a_hundred_at_most(n_steps, looks):
+    history = train(NETWORKS["convex"](), *data(60), alpha=0.05, n_steps=n_steps, batch_size=8)
+    assert history.steps == looks
 
 
 def test_minibatches_depend_on_the_seed_alone():
@@ -459,6 +465,7 @@ def test_patience_stops_and_restores_the_best_weights(batch_size):
 def test_progress_gives_patience_back():
     # Single samples make the validation loss rise and fall on its way down.
     options = {"lr": 0.02, "n_steps": 190, "validation": data(seed=1), "patience": 6, "batch_size": 1}
+    options["look_every"] = 2
     history = train(NETWORKS["convex"](), *data(noise=0.5), alpha=0.0, **options)
     values = np.array(history.validation)
     best = int(values.argmin())

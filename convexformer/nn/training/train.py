@@ -97,7 +97,8 @@ def train(
         Steps of each combination.
     look_every : int, optional
         Steps between looks: what is recorded only at times is recorded before the first step, each so many steps and
-        at the end. Default: ``ceil(n_steps / 100)``.
+        at the end. Default: ``ceil(n_steps / 100)``, and with minibatches at least as many as a pass over the samples
+        has, as a look takes all of them.
     batch_size : int, optional
         Samples of a minibatch, drawn without replacement in passes over the samples that drop what does not fill a
         batch. Default: all samples in every step. With minibatches the objective on all samples is recorded only

@@ -85,11 +85,6 @@ class Settings:
             raise ValueError(f"seconds must be positive or None, got {self.seconds!r}")
         check_callback(self.callback, "the steps done and the objective")
 
-    @property
-    def interval(self) -> int:
-        """Steps between evaluations; by default there are at most 100 of them and the last."""
-        return math.ceil(self.n_steps / 100) if self.look_every is None else self.look_every
-
 
 def weights_of(network: AttentionNetwork) -> list[Tensor]:
     """Copy of the parameters."""
@@ -135,6 +130,10 @@ class Trial:
     ) -> None:
         self.network, self.data, self.held_out, self.settings, self.bar = network, data, held_out, settings, bar
         self.start, self.lr, self.weight_decay = start, lr, weight_decay
+        # Samples of weight zero have been left out of the data.
+        self.batch_size = min(len(data) if settings.batch_size is None else settings.batch_size, len(data))
+        # A look takes all samples: without minibatches as many as a step.
+        self.look_every = settings.look_every or max(math.ceil(settings.n_steps / 100), len(data) // self.batch_size)
         self.stopwatch = Stopwatch(data.y.device)
         self.step = 0
         self.records: list[Record] = []
@@ -202,8 +201,7 @@ class Trial:
         optimizer = kind(self.network.parameters(), lr=self.lr, betas=settings.betas, weight_decay=self.weight_decay)
         schedule = SCHEDULES[settings.schedule](optimizer, settings.n_steps)
         full = settings.batch_size is None
-        size = min(settings.batch_size or 1, len(self.data))  # samples of weight zero have been left out
-        batches = itertools.repeat(self.data) if full else self.data.batches(size, settings.seed)
+        batches = itertools.repeat(self.data) if full else self.data.batches(self.batch_size, settings.seed)
         while self.step < settings.n_steps:
             if self.stopwatch.seconds >= settings.seconds:
                 return "seconds"
@@ -247,7 +245,7 @@ class Trial:
 
     def _look(self, objective: float | None) -> End | None:
         """Record what is due before a step; what ends training, if anything does."""
-        due = self.step % self.settings.interval == 0
+        due = self.step % self.look_every == 0
         if objective is None and due:
             objective = self._objective_of_all()
         if objective is not None:
