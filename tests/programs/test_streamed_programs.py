@@ -22,13 +22,12 @@ def test_programs_have_the_objective_of_memory(loss, penalty, gated, intercept, 
     np.save(tmp_path / "X.npy", data.numpy())
     of_loss = get_loss(loss)
     y = of_loss.example_target(n, 2, torch.Generator().manual_seed(1))
-    tight = 1e-10 if loss != "poisson" else 1e-9
-    results = []
+    results = []  # whose gaps are relative to the best constant model's objective: at most 1.4 times theirs
     for linear_map in (DenseMap(data), StreamedMap(open_source(tmp_path / "X.npy"), chunk=240)):
         linear_map = linear_map.gated(masks) if gated else linear_map
         program = Program(linear_map, y, of_loss, get_penalty(penalty), 1.0, weight, intercept)
         program = program.with_alpha(0.2 * program.alpha_max)
-        results.append(solve(program, get_solver("auto"), tol=tight).certificate)
+        results.append(solve(program, get_solver("auto"), tol=3e-10).certificate)
     held, streamed = results
     assert streamed.primal == pytest.approx(held.primal, rel=1e-9)
     assert max(held.dual, streamed.dual) <= min(held.primal, streamed.primal) * (1 + 1e-13)
