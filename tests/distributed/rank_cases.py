@@ -96,7 +96,7 @@ def program_of(linear_map, masks, weight, case):
     return program.with_alpha(0.2 * program.alpha_max)
 
 
-def solved(linear_map, masks, weight, case, tol=1e-10):
+def solved(linear_map, masks, weight, case, tol=3e-10):
     """Objective, bound and gap of a case."""
     result = solve(program_of(linear_map, masks, weight, case), get_solver("auto"), tol=tol)
     return result.certificate.primal, result.certificate.dual, result.certificate.relative_gap
