@@ -61,20 +61,37 @@ def shards(samples, tmp_path):
     return write
 
 
-@pytest.mark.parametrize("name", ["own_samples", "shared_path"])
-def test_script_gives_the_fit_of_one_process(name, samples, shards, tmp_path):
-    shards()
-    (tmp_path / f"{name}.py").write_text(SCRIPTS[name])
-    run(tmp_path, *TORCHRUN, f"{name}.py")
+# Starting processes takes far longer than what a script does, and torch makes one process group in each.
+ONE_AFTER_THE_OTHER = """
+import runpy, sys
+from unittest import mock
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+with mock.patch.object(dist, "init_process_group"), mock.patch.object(dist, "destroy_process_group"):
+    for script in sys.argv[1:]:
+        runpy.run_path(script, run_name="__main__")
+dist.destroy_process_group()
+"""
+
+
+def test_scripts_give_the_fits_of_one_process(samples, shards, tmp_path):
+    shards(lengths=LENGTHS)
+    scripts = {name: SCRIPTS[name] for name in ("own_samples", "shared_path", "shared_probe", "own_denoiser")}
+    # More of them amplify rounding.
+    scripts["own_denoiser"] = scripts["own_denoiser"].replace("n_epochs=40", "n_epochs=5")
+    for name, script in scripts.items():
+        (tmp_path / f"{name}.py").write_text(script)
+    (tmp_path / "all.py").write_text(ONE_AFTER_THE_OTHER)
+    run(tmp_path, *TORCHRUN, "all.py", *(f"{name}.py" for name in scripts))
+
     alone = ConvexAttentionRegressor(alpha=0.01, tol=1e-10).fit(*samples)
-    objective = load_model(tmp_path / f"{name}.npz").certificate_.primal
-    assert objective == pytest.approx(alone.certificate_.primal, rel=1e-9)
+    for name in ("own_samples", "shared_path"):
+        objective = load_model(tmp_path / f"{name}.npz").certificate_.primal
+        assert objective == pytest.approx(alone.certificate_.primal, rel=1e-9)
 
+    check_probe(tmp_path / "shared_probe.npz", *samples)
 
-def test_script_trains_the_network_of_one_process(tmp_path):
-    script = SCRIPTS["own_denoiser"].replace("n_epochs=40", "n_epochs=5")  # more of them amplify rounding
-    (tmp_path / "own_denoiser.py").write_text(script)
-    run(tmp_path, *TORCHRUN, "own_denoiser.py")
     parts = [np.random.default_rng(rank).uniform(size=(200, 1, 4)).repeat(6, axis=1) for rank in range(2)]
     model = load_model(tmp_path / "own_denoiser.npz")
     assert model.n_epochs == 5
@@ -83,6 +100,14 @@ def test_script_trains_the_network_of_one_process(tmp_path):
         warnings.simplefilter("ignore", InfeasibleWarning)
         alone = model.fit(np.concatenate(parts))
     np.testing.assert_allclose(alone.transform(parts[0]), found, rtol=1e-6)
+
+
+def check_probe(path, X, y):
+    """Check a saved probe against that of one process."""
+    alone = ConvexProbeRegressor(alpha=0.01, tol=1e-10, random_state=0).fit((X, LENGTHS), y)
+    model = load_model(path)
+    assert model.certificate_.primal == pytest.approx(alone.certificate_.primal, rel=1e-9)
+    np.testing.assert_allclose(model.predict((X, LENGTHS)), alone.predict((X, LENGTHS)), atol=1e-4)
 
 
 SCRIPT_THAT_COUNTS = """
@@ -115,18 +140,11 @@ def test_no_thread_of_gloo_outlives_the_interpreter(tmp_path):
         assert after == 0
 
 
-def test_probe_of_script_and_command_is_that_of_one_process(samples, shards, tmp_path):
+def test_probe_of_the_command_is_that_of_one_process(samples, shards, tmp_path):
     shards(lengths=LENGTHS)
-    (tmp_path / "shared_probe.py").write_text(SCRIPTS["shared_probe"])
-    run(tmp_path, *TORCHRUN, "shared_probe.py")
     options = ["--probe", "--tol", 1e-10, "--model", "command.npz", "--quiet"]
     run(tmp_path, *TORCHRUN, "-m", "convexformer", "fit", "shards", *options)
-    X, y = samples
-    alone = ConvexProbeRegressor(alpha=0.01, tol=1e-10, random_state=0).fit((X, LENGTHS), y)
-    for name in ("shared_probe", "command"):
-        model = load_model(tmp_path / f"{name}.npz")
-        assert model.certificate_.primal == pytest.approx(alone.certificate_.primal, rel=1e-9)
-        np.testing.assert_allclose(model.predict((X, LENGTHS)), alone.predict((X, LENGTHS)), atol=1e-4)
+    check_probe(tmp_path / "command.npz", *samples)
 
 
 def test_page_shows_the_files():
