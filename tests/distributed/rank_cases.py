@@ -251,7 +251,7 @@ def problem(n_samples=450):
 # Bytes that hold Gram matrices of 15 features and less than a rank's samples.
 STREAMED = 30_000
 NARROW = 13_000  # has no room for them
-LAYERED_STREAMED = 50_000  # holds those of a layer of two gates
+LAYERED_STREAMED = 70_000  # holds those of a layer of two gates
 ESTIMATORS = {
     "regressor": ConvexAttentionRegressor(alpha=0.05, tol=1e-10),
     "classifier": ConvexAttentionClassifier(alpha=0.02, tol=1e-10, class_weight="balanced"),
@@ -260,8 +260,8 @@ ESTIMATORS = {
     "difference": ConvexAttentionRegressor(
         alpha=0.05, tol=1e-10, activation="gated_relu", n_gates=6, gates="difference", random_state=0
     ),
-    "cv": ConvexAttentionClassifierCV(alphas=3, cv=3, tol=1e-6, scoring="accuracy", n_jobs=2),
-    "cv_loss": ConvexAttentionClassifierCV(alphas=3, cv=3, tol=1e-6),
+    "cv": ConvexAttentionClassifierCV(alphas=2, cv=2, tol=1e-6, scoring="accuracy", n_jobs=2),
+    "cv_loss": ConvexAttentionClassifierCV(alphas=2, cv=2, tol=1e-6),
 }
 
 
@@ -645,8 +645,8 @@ PROBES = {
     "own": ConvexProbeRegressor(alpha=0.05, tol=1e-10, dictionary=[Longest(), MeanPooling()], standardize=False),
     "limited": ConvexProbeRegressor(alpha=0.05, tol=1e-9, memory_limit=14 * 4 * 8 * 40, **OPTIONS),
     "generated": ConvexProbeRegressor(alpha=0.02, tol=1e-10, generate=FOUND, **OPTIONS),
-    "cv": ConvexProbeClassifierCV(alphas=3, cv=3, tol=1e-6, scoring="accuracy", n_jobs=2, **OPTIONS),
-    "cv_loss": ConvexProbeRegressorCV(alphas=3, cv=3, tol=1e-9, generate=FOUND, **OPTIONS),
+    "cv": ConvexProbeClassifierCV(alphas=2, cv=2, tol=1e-6, scoring="accuracy", n_jobs=2, **OPTIONS),
+    "cv_loss": ConvexProbeRegressorCV(alphas=2, cv=2, tol=1e-9, generate=FOUND, **OPTIONS),
 }
 
 

@@ -106,7 +106,7 @@ def test_spec_check_of_standard_decay_needs_enough_heads():
 
     def best_of(n_heads):
         networks = (ConvexAttention(3, 2, 2, n_heads, seed=seed, bias=False).double() for seed in range(3))
-        options = {"alpha": 0.1, "penalty": get_penalty("nuclear"), "lr": 0.05, "n_steps": 1500}
+        options = {"alpha": 0.1, "penalty": get_penalty("nuclear"), "lr": 0.1, "n_steps": 400}
         return min(train(network, tokens, targets, **options).objective[-1] for network in networks)
 
     assert bound.dual <= best_of(12) <= bound.primal * (1 + 1e-3)
