@@ -19,6 +19,7 @@ _HINT = f"can't convert a tensor of device type {NAME} to numpy; use Tensor.cpu(
 _ops = torch.ops.aten
 # What copies from device to device, and what takes indices from the CPU.
 _COPIES = (_ops._to_copy.default, _ops.copy_.default)
+_PLAIN = frozenset((bool, int, float, type(None), torch.dtype, torch.device, torch.layout))
 _INDEXING = (_ops.index.Tensor, _ops.index_put.default, _ops.index_put_.default, _ops._index_put_impl_.default)
 
 
@@ -69,6 +70,10 @@ class StandIn(torch.Tensor):
 
 
 class _Mode(TorchDispatchMode):
+    @classmethod
+    def _should_skip_dynamo(cls):
+        return False  # nothing is compiled here, and to say so for each operation takes as long as the operation
+
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
         return _run(operation, args, kwargs or {})
 
@@ -107,7 +112,8 @@ def _run_kernel(operation, args, kwargs):
             here.append(tensor)
         return tensor
 
-    inner_args, inner_kwargs = _mapped(inner, args), _mapped(inner, kwargs)
+    inner_args = [_mapped(inner, value) for value in args]
+    inner_kwargs = _mapped(inner, kwargs) if kwargs else {}
     on_device = bool(there)
     if operation in _INDEXING:
         on_device = isinstance(args[0], StandIn)
@@ -134,6 +140,8 @@ def _as_index(part):
 
 def _mapped(function, value):
     """The function on all tensors within lists, tuples and dictionaries."""
+    if type(value) in _PLAIN:
+        return value
     if isinstance(value, torch.Tensor):
         return function(value)
     if isinstance(value, (list, tuple)):
