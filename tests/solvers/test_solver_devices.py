@@ -41,8 +41,8 @@ pytestmark = pytest.mark.usefixtures("steady_rates")
 def test_every_solver_takes_the_same_steps(loss, solver, accelerator):
     solver = EVERY[solver]
     c = 1 if isinstance(solver, BlockDescent) else 2
-    ratio = 0.5 if isinstance(solver, ColumnGeneration) else 0.3  # as a smaller one takes many searches for columns
-    program = make_program(loss, n=60, blocks=6, d=2, c=c, gated=True, intercept=True, weighted=True, ratio=ratio)
+    ratio = 0.7 if isinstance(solver, ColumnGeneration) else 0.5  # as a smaller one takes many searches for columns
+    program = make_program(loss, n=40, blocks=4, d=2, c=c, gated=True, intercept=True, weighted=True, ratio=ratio)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # some are made to be given up for others
         here = solve(program, solver, tol=1e-5, max_iter=200)
@@ -55,8 +55,8 @@ def test_every_solver_takes_the_same_steps(loss, solver, accelerator):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("loss", "c"), [("squared", 1), ("logistic", 1), ("squared", 3)])
 def test_paths(loss, c, dtype, accelerator):
-    program = make_program(loss, n=60, blocks=12, d=3, c=c, intercept=True)
-    grid = alpha_grid(program.alpha_max, n_alphas=4, eps=0.05)
+    program = make_program(loss, n=40, blocks=6, d=3, c=c, intercept=True)
+    grid = alpha_grid(program.alpha_max, n_alphas=3, eps=0.1)
     here, there = (
         solve_path(program, get_solver("auto"), grid, tol=1e-4, dtype=dtype, device=device)
         for device in ("cpu", accelerator)
