@@ -1,30 +1,31 @@
 """The default solver on random programs of odd shapes and with the faults that data have."""
 
+import itertools
 import warnings
 
 import pytest
 import torch
 from benchmark_utils.sweep import FAULTS, SHAPES, large_shapes, random_program
+from covering import covering
 
 from convexformer_solvers import LOSSES, PENALTIES, Auto, DenseMap, Program, get_loss, get_penalty, solve
 
 PARTS = (get_loss("squared"), get_penalty("group_l2"))
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("penalty", list(PENALTIES))
-def test_auto_reaches_1e_6_or_says_why_not(fault, shape, penalty):
-    for seed, loss in enumerate(LOSSES):
-        if (seed + FAULTS.index(fault) + SHAPES.index(shape)) % 3:  # each loss with each fault and shape in turn
-            continue
-        ratio, intercept = (0.1, 0.01)[seed % 2], bool(seed % 3)
-        program = random_program(shape, loss, penalty, fault, ratio, intercept, seed)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            result = solve(program, Auto(), tol=1e-6, max_iter=20_000)
-        assert result.certificate.relative_gap <= 1e-6
-        assert bool(torch.isfinite(result.coef).all())
+# Every fault on every shape with every penalty; every loss with every fault, and on every shape with every penalty.
+@pytest.mark.parametrize(
+    ("fault", "loss", "shape_and_penalty"), covering(FAULTS, LOSSES, itertools.product(SHAPES, PENALTIES))
+)
+def test_auto_reaches_1e_6_or_says_why_not(fault, loss, shape_and_penalty):
+    (shape, penalty), seed = shape_and_penalty, list(LOSSES).index(loss)
+    ratio, intercept = (0.1, 0.01)[seed % 2], bool(seed % 3)
+    program = random_program(shape, loss, penalty, fault, ratio, intercept, seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = solve(program, Auto(), tol=1e-6, max_iter=20_000)
+    assert result.certificate.relative_gap <= 1e-6
+    assert bool(torch.isfinite(result.coef).all())
 
 
 def pytest_generate_tests(metafunc):
