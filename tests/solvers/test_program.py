@@ -1,16 +1,19 @@
 """The program: objective, dual, alpha_max, best constants, agreement with scikit-learn, invariances, errors."""
 
 import dataclasses
+import functools
 import math
 
 import numpy as np
 import pytest
 import sklearn
 import torch
+from covering import covering
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.linear_model import Lasso, LogisticRegression, MultiTaskLasso
 from solver_cases import (
+    BOTH,
     LOSS_NAMES,
     PENALTY_NAMES,
     PROPERTY,
@@ -254,7 +257,7 @@ class TestAlphaMax:
         centred = Program(DenseMap(data - data.mean(0)), 1e4 * y, get_loss("squared"), GroupL2(), 1.0)
         assert program.alpha_max == pytest.approx(centred.alpha_max, rel=1e-5)
 
-    @every_case
+    @pytest.mark.parametrize(("loss", "penalty", "gated", "intercept"), covering(LOSS_NAMES, PENALTY_NAMES, BOTH, BOTH))
     def test_zero_above_and_nonzero_just_below(self, loss, penalty, gated, intercept):
         program = make_program(loss, penalty, gated=gated, intercept=intercept, weighted=True)
         for ratio in (1 + 1e-9, 1.5):
@@ -343,6 +346,7 @@ class TestAgainstScikitLearn:
         assert ours.certificate.primal <= their_value * (1 + 1e-9)
 
 
+@functools.cache  # programs compare by identity; that of `parts` is the same for several tests
 def optimum(program):
     result = fit(program, tol=1e-9)
     assert result.certificate.relative_gap <= 1e-9
@@ -355,6 +359,7 @@ def assert_same_program(one, other):
     assert other.null_value == pytest.approx(one.null_value, rel=1e-9)
 
 
+@functools.cache
 def parts(loss, penalty, weighted=False, **options):
     """A program with an intercept, its data and its targets."""
     program = make_program(loss, penalty, intercept=True, weighted=weighted, **options)
