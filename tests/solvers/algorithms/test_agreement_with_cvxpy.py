@@ -70,10 +70,11 @@ def assert_brackets_agree(one, other):
     assert other.dual <= one.primal * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("loss", [loss for loss in LOSSES if LOSSES[loss].output_separable])
-@pytest.mark.parametrize("gated", [False, True])
-@pytest.mark.parametrize("intercept", [False, True])
-@pytest.mark.parametrize("n", [12, 60])  # fewer and more samples than columns: both forms of the Newton system
+@pytest.mark.parametrize(
+    ("loss", "gated", "intercept", "n"),
+    # Fewer and more samples than columns: both forms of the Newton system.
+    covering([loss for loss in LOSSES if LOSSES[loss].output_separable], BOTH, BOTH, [12, 60]),
+)
 def test_semismooth_newton_agrees_with_fista(loss, gated, intercept, n):
     program = make_program(loss, "group_l2", gated=gated, intercept=intercept, weighted=True, ratio=0.1, n=n)
     newton = solve(program, SemismoothNewton(), tol=1e-9)

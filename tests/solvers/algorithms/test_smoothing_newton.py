@@ -91,9 +91,7 @@ def test_systems_are_solved_on_either_side(loss, penalty, gated, intercept, solv
 
 
 # The hardest takes 49 steps; where curvatures jump alternating directions and gradient steps take thousands.
-@pytest.mark.parametrize("ratio", [0.1, 1e-2, 1e-3, 1e-4])
-@pytest.mark.parametrize("penalty", PENALTY_NAMES)
-@pytest.mark.parametrize("loss", LOSS_NAMES)
+@pytest.mark.parametrize(("loss", "penalty", "ratio"), covering(LOSS_NAMES, PENALTY_NAMES, [0.1, 1e-2, 1e-3, 1e-4]))
 def test_few_steps_reach_many_digits_be_the_regularisation_weak_or_curvatures_jump(loss, penalty, ratio):
     result = solve(correlated(loss, penalty, ratio), SmoothingNewton(), tol=1e-8, max_iter=80)
     assert result.certificate.relative_gap <= 1e-8
@@ -290,9 +288,7 @@ def far_away(spread, seed):
     return program.with_alpha(0.03 * program.alpha_max)
 
 
-@pytest.mark.parametrize("tol", [1e-4, 1e-8])
-@pytest.mark.parametrize("spread", [1e1, 1e3, 1e6])
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize(("seed", "spread", "tol"), covering([0, 1], [1e1, 1e3, 1e6], [1e-4, 1e-8]))
 def test_long_linear_parts_of_a_loss_take_few_steps(seed, spread, tol):
     assert solve(far_away(spread, seed), SmoothingNewton(), tol=tol, max_iter=100).certificate.relative_gap <= tol
 
