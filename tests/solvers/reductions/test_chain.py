@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from solver_cases import LOSS_NAMES, PENALTY_NAMES, PROPERTY, accepts, make_program, randn
 
@@ -54,6 +54,7 @@ CHAINS = {
     "on_a_set": (*FIRST, Center(), Restrict(BLOCKS), Center(), SinglePrecision()),
 }
 NAMES = [*SINGLE, *CHAINS]
+FEWER = settings(PROPERTY, max_examples=14)  # for each of as many chains
 ON_BLOCKS = ("restrict", "compress", "on_a_set")
 
 
@@ -163,7 +164,7 @@ def assert_is_of(program, point, rounding):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@PROPERTY
+@FEWER
 @given(data=st.data(), seed=st.integers(0, 100))
 def test_values_of_a_point_are_those_of_its_inverse(name, data, seed):
     chain = data.draw(chains(name))
@@ -193,7 +194,7 @@ def assert_same_points(found, wanted, counts, blocks, program, rounding):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@PROPERTY
+@FEWER
 @given(data=st.data(), seed=st.integers(0, 100))
 def test_points_come_back(name, data, seed):
     chain = data.draw(chains(name))
@@ -206,7 +207,7 @@ def test_points_come_back(name, data, seed):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@PROPERTY
+@FEWER
 @given(data=st.data(), seed=st.integers(0, 100))
 def test_points_of_the_easier_program_come_back(name, data, seed):
     chain = data.draw(chains(name))
@@ -229,7 +230,7 @@ def products(program):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@PROPERTY
+@FEWER
 @given(data=st.data(), factor=st.sampled_from([0.1, 0.5, 2.0]))
 def test_a_chain_at_another_alpha_is_a_fresh_one(name, data, factor):
     chain = data.draw(chains(name))
@@ -260,7 +261,7 @@ def test_a_chain_at_another_alpha_is_a_fresh_one(name, data, factor):
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ON_BLOCKS])
-@PROPERTY
+@FEWER
 @given(data=st.data())
 def test_programs_are_equivalent(name, data):
     chain = data.draw(chains(name))
@@ -287,7 +288,7 @@ def test_certificates_of_both_programs_bracket_one_optimum(name, loss):
 
 
 @pytest.mark.parametrize("name", list(CHAINS))
-@PROPERTY
+@FEWER
 @given(data=st.data(), seed=st.integers(0, 100))
 def test_the_part_of_a_chain_in_double_precision(name, data, seed):
     chain = data.draw(chains(name))

@@ -5,8 +5,9 @@ import math
 
 import pytest
 import torch
+from covering import covering
 from sklearn.exceptions import ConvergenceWarning
-from solver_cases import LOSS_NAMES, make_program, randn
+from solver_cases import BOTH, LOSS_NAMES, make_program, randn
 
 from convexformer_solvers import Admm, Auto, DenseMap, GatedMap, GroupL2, Program, Squared, Status, get_loss, solve
 from convexformer_solvers.algorithms.few_passes import LowRankMetrics, MetricGradient
@@ -40,9 +41,7 @@ def precision(state):
     return state.chain.program.map.dtype
 
 
-@pytest.mark.parametrize("loss", BOUNDED)
-@pytest.mark.parametrize("gated", [False, True])
-@pytest.mark.parametrize("intercept", [False, True])
+@pytest.mark.parametrize(("loss", "gated", "intercept"), covering(BOUNDED, BOTH, BOTH))
 def test_what_single_precision_cannot_reach_double_does(loss, gated, intercept):
     program = make_program(loss, n=60, blocks=4, d=3, c=2, ratio=0.3, gated=gated, intercept=intercept, weighted=True)
     result = solve(program, MIXED, tol=1e-11, max_iter=3000)
