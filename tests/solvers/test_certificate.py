@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from covering import covering
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.exceptions import ConvergenceWarning
 from solver_cases import (
@@ -101,7 +101,7 @@ def assert_feasible(program, certificate):
 
 class TestWeakDuality:
     @every_loss
-    @PROPERTY
+    @settings(PROPERTY, max_examples=16)  # of which each has six hints
     @given(data=st.data())
     def test_bound_is_below_the_optimum_from_any_point_and_hint(self, loss, data):
         program, coef, shift, hints = data.draw(points(loss))
@@ -483,9 +483,10 @@ class TestDegenerate:
         assert certificate.dual <= fit(program, tol=1e-10).certificate.primal + 1e-15 * offset * program.null_value
         assert float((program.weight @ certificate.dual_point).abs().max()) <= 1e-13
 
-    @every_penalty
-    @pytest.mark.parametrize("loss", ["huber", "logistic", "softmax", "squared_hinge", "poisson"])
-    @pytest.mark.parametrize("intercept", [False, True])
+    @pytest.mark.parametrize(
+        ("loss", "penalty", "intercept"),
+        covering(["huber", "logistic", "softmax", "squared_hinge", "poisson"], PENALTY_NAMES, BOTH),
+    )
     def test_a_hint_that_rounding_put_out_of_the_domain_is_as_good(self, loss, penalty, intercept):
         program = make_program(loss, penalty, intercept=intercept)
         if loss == "huber":  # residuals on the linear parts, whose slopes are at the edge of the domain
