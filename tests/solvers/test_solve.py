@@ -59,7 +59,7 @@ may_warn = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWar
 
 def hard_program(**options):
     """A program on which accelerated proximal steps need dozens of iterations."""
-    return make_program(**{"ratio": 0.01, "gated": True, "n": 12, "intercept": True, **options})
+    return make_program(**{"ratio": 0.03, "gated": True, "n": 12, "intercept": True, **options})
 
 
 @functools.cache  # the same for every solver
@@ -683,7 +683,7 @@ class TestPrecision:
 
     @pytest.mark.parametrize(("loss", "penalty"), cases())
     def test_any_device_equals_the_cpu(self, loss, penalty, accelerator):
-        program = make_program(loss, penalty, gated=True, intercept=True, weighted=True, ratio=0.5)
+        program = make_program(loss, penalty, gated=True, intercept=True, weighted=True, ratio=0.7)
         cpu, other = fit(program), fit(program, device=accelerator)
         assert other.coef.device.type == accelerator
         assert other.certificate.primal == pytest.approx(cpu.certificate.primal, rel=1e-8)
