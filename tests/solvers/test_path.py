@@ -66,7 +66,7 @@ class TestPath:
     @pytest.mark.parametrize(("loss", "penalty"), cases())
     def test_agrees_with_cold_solves(self, loss, penalty):
         program = make_program(loss, penalty, gated=True, intercept=True, weighted=True, n=40)
-        path = solve_path(program, Fista(), alpha_grid(program.alpha_max, 4, 0.2), tol=1e-7)
+        path = solve_path(program, Fista(), alpha_grid(program.alpha_max, 3, 0.3), tol=1e-7)
         assert max(path.gaps) <= 1e-7
         for alpha, warm in zip(path.alphas, path.results, strict=True):
             cold = fit(program.with_alpha(alpha), tol=1e-7).certificate

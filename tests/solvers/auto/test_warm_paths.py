@@ -60,7 +60,7 @@ def test_starts_are_linear_in_alpha():
 @pytest.mark.parametrize("gated", [False, True])
 def test_a_path_takes_fewer_iterations_than_separate_solves(loss, gated):
     program = make_program(loss, n=60, blocks=8, d=3, c=2, gated=gated, intercept=True, weighted=True)
-    grid = alpha_grid(program.alpha_max, n_alphas=8, eps=0.05)
+    grid = alpha_grid(program.alpha_max, n_alphas=6, eps=0.05)
     path = solve_path(program, Auto(), grid, tol=1e-6)
     alone = [solve(program.with_alpha(alpha), Auto(), tol=1e-6) for alpha in grid]
     assert max(path.gaps) <= 1e-6
