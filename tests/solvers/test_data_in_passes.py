@@ -479,7 +479,7 @@ def test_rounded_coefficients_of_the_squared_loss_have_a_dual_point_of_their_own
     The number of passes near the precision of the coefficients depends on the processor's rounding.
     """
     data = randn(2000, 3, 3).float()
-    y = data[..., 0].double() @ randn(3, 3, seed=1) + randn(2000, 3, seed=2)
+    y = data[..., 0].double() @ randn(3, 2, seed=1) + randn(2000, 2, seed=2)
     program = Program(DenseMap(data + offset), y, get_loss("squared"), get_penalty("group_l2"), 1.0, None, intercept)
     one, other, counted = both(program, tol)
     assert other.coef.dtype == torch.float32
