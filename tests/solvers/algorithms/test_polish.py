@@ -164,7 +164,7 @@ def test_error_is_of_second_order_where_a_group_is_not_known_to_be_active(loss, 
     program = make_program(loss, n=60, blocks=12, d=3, c=2, seed=seed).drop_zero_weights()
     high, low = 0.7 * program.alpha_max, 0.5 * program.alpha_max  # between them another group enters
     before = optimum_and_active(program, high)[1]
-    for _ in range(20):
+    for _ in range(15):
         middle = 0.5 * (high + low)
         entered = int(optimum_and_active(program, middle)[1].sum()) > int(before.sum())
         high, low = (high, middle) if entered else (middle, low)
