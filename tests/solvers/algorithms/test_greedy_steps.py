@@ -114,7 +114,7 @@ class TestNearlyIndependent:
 @pytest.mark.parametrize("loss", BOUNDED)
 @pytest.mark.parametrize("intercept", [False, True])
 def test_they_lead_near_the_optimum_of_independent_features(loss, intercept):
-    program = wide_program(loss, ratio=0.3, intercept=intercept)
+    program = wide_program(loss, randn(150, 10, 40), ratio=0.3, intercept=intercept)
     state = begun(greedy_stage(program), program, null_point(program))
     gaps = []
     while not state.is_over and len(gaps) < 100:
