@@ -120,6 +120,11 @@ def cases(*flags):
     return params
 
 
+def in_turn(first=0):
+    """Parameters of every loss with one of the penalties, which take turns; the turns begin with that number."""
+    return [(loss, PENALTY_NAMES[place % len(PENALTY_NAMES)]) for place, loss in enumerate(LOSS_NAMES, first)]
+
+
 def fit(program, tol=1e-9, max_iter=10_000, **options) -> SolverResult:
     return solve(program, Fista(), tol=tol, max_iter=max_iter, **options)
 

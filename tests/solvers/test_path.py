@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.exceptions import ConvergenceWarning
-from solver_cases import LOSS_NAMES, PENALTY_NAMES, PROPERTY, cases, fit, make_program, randn
+from solver_cases import PROPERTY, fit, in_turn, make_program, randn
 
 from convexformer_solvers import (
     Exact,
@@ -63,7 +63,7 @@ class TestGrid:
 
 
 class TestPath:
-    @pytest.mark.parametrize(("loss", "penalty"), cases())
+    @pytest.mark.parametrize(("loss", "penalty"), in_turn(0))
     def test_agrees_with_cold_solves(self, loss, penalty):
         program = make_program(loss, penalty, gated=True, intercept=True, weighted=True, n=40)
         path = solve_path(program, Fista(), alpha_grid(program.alpha_max, 3, 0.3), tol=1e-7)
@@ -73,8 +73,7 @@ class TestPath:
             assert warm.certificate.primal == pytest.approx(cold.primal, abs=2e-7 * program.null_value)
             assert warm.certificate.dual <= cold.primal * (1 + 1e-12)
 
-    @pytest.mark.parametrize("loss", LOSS_NAMES)
-    @pytest.mark.parametrize("penalty", PENALTY_NAMES)
+    @pytest.mark.parametrize(("loss", "penalty"), in_turn(1))
     def test_objective_falls_and_is_concave_in_alpha(self, loss, penalty):
         # The optimal value is a minimum of functions that are affine and increasing in alpha.
         program = make_program(loss, penalty, intercept=True)

@@ -20,6 +20,7 @@ from solver_cases import (
     cases,
     design,
     fit,
+    in_turn,
     make_program,
     numpy_loss,
     numpy_primal,
@@ -372,9 +373,13 @@ def rebuild(program, data=None, y=None, weight=None):
     return Program(linear_map, y, program.loss, program.penalty, program.alpha, weight, program.fit_intercept)
 
 
-@every_loss
-@every_penalty
+first_turns, second_turns = (pytest.mark.parametrize(("loss", "penalty"), in_turn(first)) for first in (0, 1))
+
+
 class TestInvariances:
+    """Each with every loss and with every penalty; every loss with every penalty in half of them."""
+
+    @first_turns
     def test_duplicated_row_is_weight_two(self, loss, penalty):
         program, data, y = parts(loss, penalty)
         weight = torch.ones(16, dtype=torch.float64)
@@ -382,6 +387,7 @@ class TestInvariances:
         doubled = rebuild(program, torch.cat([data, data[[5]]]), torch.cat([y, y[[5]]]))
         assert_same_program(rebuild(program, weight=weight), doubled)
 
+    @second_turns
     def test_weight_zero_is_a_removed_row(self, loss, penalty):
         program, data, y = parts(loss, penalty)
         weight = random_weight(16, zeros=False)
@@ -389,6 +395,7 @@ class TestInvariances:
         kept = weight > 0
         assert_same_program(rebuild(program, weight=weight), rebuild(program, data[kept], y[kept], weight[kept]))
 
+    @first_turns
     def test_features_of_a_sample_without_weight_do_not_matter(self, loss, penalty):
         program, data, _ = parts(loss, penalty)
         weight = random_weight(16)
@@ -400,17 +407,20 @@ class TestInvariances:
         assert not other.weighted_adjoint(theta).isnan().any()
         assert_same_program(one, other)
 
+    @second_turns
     def test_only_ratios_of_weights_matter(self, loss, penalty):
         program, _, _ = parts(loss, penalty)
         weight = random_weight(16)
         assert_same_program(rebuild(program, weight=weight), rebuild(program, weight=1e-7 * weight))
         assert_same_program(rebuild(program), rebuild(program, weight=torch.full((16,), 42)))
 
+    @first_turns
     def test_order_of_samples(self, loss, penalty):
         program, data, y = parts(loss, penalty)
         order = torch.randperm(16, generator=torch.Generator().manual_seed(0))
         assert_same_program(program, rebuild(program, data[order], y[order]))
 
+    @second_turns
     def test_order_of_blocks_permutes_the_solution(self, loss, penalty):
         program, data, _ = parts(loss, penalty)
         permuted = rebuild(program, data[:, [2, 0, 1]])
@@ -419,26 +429,31 @@ class TestInvariances:
             fit(permuted, tol=1e-11).coef, fit(program, tol=1e-11).coef[[2, 0, 1]], atol=1e-4, rtol=0
         )
 
+    @first_turns
     def test_order_of_outputs(self, loss, penalty):
         program, _, y = parts(loss, penalty, c=3)
         assert_same_program(program, rebuild(program, y=y[:, [2, 0, 1]]))
 
+    @second_turns
     def test_rotation_of_features_within_blocks(self, loss, penalty):
         program, data, _ = parts(loss, penalty, d=3)
         rotations = torch.linalg.qr(randn(3, 3, 3, seed=1))[0]  # one per block
         assert_same_program(program, rebuild(program, torch.einsum("nbd,bde->nbe", data, rotations)))
 
+    @first_turns
     def test_zero_block_and_zero_feature_change_nothing(self, loss, penalty):
         # Padding: a token of zeros is no token.
         program, data, _ = parts(loss, penalty)
         assert_same_program(program, rebuild(program, torch.nn.functional.pad(data, (0, 1, 0, 2))))
 
+    @second_turns
     def test_one_open_gate_is_the_dense_program(self, loss, penalty):
         program, data, y = parts(loss, penalty)
         gates = GatedMap(data, torch.ones(16, 1, dtype=torch.bool))
         gated = Program(gates, y, program.loss, program.penalty, program.alpha, None, True)
         assert_same_program(program, gated)
 
+    @first_turns
     def test_duplicated_gate_changes_nothing(self, loss, penalty):
         # A norm summed over two equal gates is the norm of one: splitting a block costs no less.
         program = make_program(loss, penalty, gated=True)
@@ -446,6 +461,7 @@ class TestInvariances:
         twice = GatedMap(data, torch.cat([masks, masks[:, :1]], 1))
         assert_same_program(program, Program(twice, program.y, program.loss, program.penalty, program.alpha))
 
+    @second_turns
     def test_scaling_data_and_alpha(self, loss, penalty):
         # P is unchanged under X -> s X, Z -> Z / s, alpha -> s alpha.
         program, data, _ = parts(loss, penalty)

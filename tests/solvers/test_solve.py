@@ -22,6 +22,7 @@ from solver_cases import (
     cases,
     cvxpy_value,
     fit,
+    in_turn,
     make_program,
     numpy_primal,
     randn,
@@ -360,7 +361,7 @@ class TestResultsAreNobodyElses:
 
 
 class TestHistory:
-    @pytest.mark.parametrize(("loss", "penalty"), cases())
+    @pytest.mark.parametrize(("loss", "penalty"), in_turn(0))
     def test_only_improves(self, loss, penalty):
         result = fit(hard_program(loss=loss, penalty=penalty), tol=1e-4)
         history = result.history
@@ -375,7 +376,7 @@ class TestHistory:
         assert len({len(column) for column in vars(history).values()}) == 1
         assert isinstance(history, History)
 
-    @pytest.mark.parametrize(("loss", "penalty"), cases())
+    @pytest.mark.parametrize(("loss", "penalty"), in_turn(1))
     def test_certificate_is_that_of_the_returned_point(self, loss, penalty):
         program = hard_program(loss=loss, penalty=penalty)
         with warnings.catch_warnings():
@@ -389,7 +390,7 @@ class TestHistory:
 
 
 class TestWarmStart:
-    @pytest.mark.parametrize(("loss", "penalty"), cases())
+    @pytest.mark.parametrize(("loss", "penalty"), in_turn(1))
     def test_start_from_the_solution_is_quicker(self, loss, penalty):
         program = hard_program(loss=loss, penalty=penalty, intercept=False)
         cold = fit(program, tol=1e-5)
@@ -416,7 +417,7 @@ class TestWarmStart:
         assert torch.equal(result.coef, cold.coef)
         assert torch.equal(result.intercept, cold.intercept)
 
-    @pytest.mark.parametrize(("loss", "penalty"), cases())
+    @pytest.mark.parametrize(("loss", "penalty"), in_turn(0))
     def test_a_start_with_the_dual_point_of_its_certificate_is_certified_as_it_was(self, loss, penalty):
         program = hard_program(loss=loss, penalty=penalty)
         cold = solve(program, get_solver("auto"), tol=1e-5)
@@ -681,7 +682,7 @@ class TestPrecision:
             with pytest.raises(ValueError, match="dtype must be None, 'float32' or 'float64'"):
                 follow(program, Fista(), dtype=dtype)
 
-    @pytest.mark.parametrize(("loss", "penalty"), cases())
+    @pytest.mark.parametrize(("loss", "penalty"), in_turn(1))
     def test_any_device_equals_the_cpu(self, loss, penalty, accelerator):
         program = make_program(loss, penalty, gated=True, intercept=True, weighted=True, ratio=0.7)
         cpu, other = fit(program), fit(program, device=accelerator)
