@@ -22,12 +22,14 @@ from convexformer import (
     UnfoldedTransformerClassifier,
     UnfoldedTransformerRegressor,
 )
+from convexformer.probes import Generation
 
 GATED = {"activation": "gated_relu", "n_gates": 8, "random_state": 0}
-DEEP = {"alpha": 0.05, "n_gates": 4, "random_state": 0}
+DEEP = {"alpha": 0.05, "n_gates": 2, "random_state": 0}
 # A short grid that stays away from tiny alphas keeps the hundreds of fits of the checks quick.
 SHALLOW = {"n_layers": 2, "width": 4, "n_steps": 5, "random_state": 0}
-QUICK = {"alphas": 3, "cv": 2, "eps": 0.3}
+QUICK = {"alphas": 2, "cv": 2, "eps": 0.3}
+FEW = Generation(max_new=2, n_restarts=4, n_steps=5)
 
 ESTIMATORS = [
     ConvexAttentionRegressor(),
@@ -42,10 +44,10 @@ ESTIMATORS = [
     ConvexAttentionClassifier(loss="squared_hinge"),
     ConvexAttentionClassifierCV(**QUICK),
     ConvexProbeRegressor(random_state=0),
-    ConvexProbeRegressor(generate=2, random_state=0),
+    ConvexProbeRegressor(generate=FEW, random_state=0),
     ConvexProbeRegressorCV(random_state=0, **QUICK),
     ConvexProbeClassifier(random_state=0),
-    ConvexProbeClassifier(generate=2, penalty="nuclear", random_state=0),
+    ConvexProbeClassifier(generate=FEW, penalty="nuclear", random_state=0),
     ConvexProbeClassifierCV(random_state=0, **QUICK),
     ConvexSequenceRegressor(),
     ConvexSequenceRegressor(form="stochastic"),

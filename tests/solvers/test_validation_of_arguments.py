@@ -196,7 +196,7 @@ class TestRange:
         data = (1e20 * randn(20, 3, 2)).float()
         program = Program(DenseMap(data), y, loss, penalty, 0.1, fit_intercept=True)
         program = program.with_alpha(0.1 if ratio is None else ratio * program.alpha_max)
-        certificate = solve(program, get_solver(name), max_iter=100).certificate
+        certificate = solve(program, get_solver(name), max_iter=300).certificate
         assert certificate.primal <= program.null_value * (1 + 1e-6)
         assert certificate.dual <= certificate.primal
 

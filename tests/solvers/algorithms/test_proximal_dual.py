@@ -28,7 +28,6 @@ def in_units(scale, ratio, n=200, blocks=8, d=8, c=1, seed=0, penalty="group_l2"
 @pytest.mark.parametrize("ratio", [0.3, 0.1, 0.01])
 @pytest.mark.parametrize("scale", [1e1, 1e3, 1e5, 1e7])
 def test_targets_in_any_units(scale, ratio):
-    # Without proximal steps those from 1e3 on are at gaps of 1e-3 to .1 after 3000 iterations.
     program = in_units(scale, ratio, n=100, blocks=5, d=4, c=2)
     assert solve(program, Auto(), tol=1e-4, max_iter=1000).status is Status.CONVERGED
 
