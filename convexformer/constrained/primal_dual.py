@@ -439,10 +439,13 @@ class PrimalDual:
             "weights": self._weights.state_dict(),
             "step": self._step,
             "duals": None if self._multipliers is None else self._multipliers.state_dict(),
-            "options": self._options,
-            "best": None if self._best is None else self._best._asdict(),
         }
-        return copy.deepcopy(state) | {"history": self.history_.as_dict()}  # entries of the past are never changed
+        unchanging = {  # entries of the past, and the weights that were the best
+            "options": dict(self._options),
+            "best": None if self._best is None else self._best._asdict(),
+            "history": self.history_.as_dict(),
+        }
+        return copy.deepcopy(state) | unchanging
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a state of a trainer of the same model and options.
