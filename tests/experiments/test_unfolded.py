@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,8 @@ from convexformer import cli
 from convexformer.datasets._sentences import read_sentences
 from convexformer.experiments import UnfoldedSettings, format_unfolded, run_unfolded
 from convexformer.experiments.corpora import load_corpus, read_labelled_sentences
-from convexformer.experiments.unfolded import FILE, experiment
+from convexformer.experiments.unfolded import FILE, experiment, figures
+from convexformer.experiments.unfolded.aim import draw_regions
 from convexformer.experiments.unfolded.classification import METHODS
 from convexformer.experiments.unfolded.report import summarise
 from convexformer.experiments.unfolded.variants import VARIANTS
@@ -68,9 +70,31 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("out") / "new"
 
 
+@pytest.fixture(scope="module", autouse=True)
+def regions_drawn_once(tmp_path_factory):
+    """The figure of regions is the same whatever was run, and takes seconds."""
+    path = tmp_path_factory.mktemp("regions") / "regions.png"
+
+    def draw_or_copy(wanted):
+        if not path.exists():
+            draw_regions(path)
+        shutil.copy(path, wanted)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(figures, "draw_regions", draw_or_copy)
+        yield
+
+
 @pytest.fixture(scope="module")
 def report(settings, folder):
-    return run_unfolded(folder, settings, n_seeds=2, quiet=True)
+    def draw_some(report, folder):
+        drawn = [row for row in report["descent"] if (row["corpus"] == "rows.tsv") == (row["weights"] == "Xavier")]
+        assert len({row["corpus"] for row in drawn}) == len({row["weights"] for row in drawn}) == 2
+        return figures.draw_figures(report | {"descent": drawn}, folder)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(experiment, "draw_figures", draw_some)  # the other energies take seconds and are drawn alike
+        return run_unfolded(folder, settings, n_seeds=2, quiet=True)
 
 
 def test_every_seed_corpus_and_layer_is_there(report):
