@@ -40,7 +40,7 @@ def settings(tmp_path_factory):
         n_outputs=3,
         map_outputs=2,
         n_gates=3,
-        n_alphas=4,
+        n_alphas=3,
         map_alpha_ratios=(0.3, 0.1),
         n_steps=15,
         learning_rates=(1e-2, 3e-2),
@@ -335,8 +335,9 @@ def test_a_device_that_is_absent_is_named(settings, tmp_path):
 
 def test_any_device_gives_the_same(settings, tmp_path, accelerator, monkeypatch):
     monkeypatch.setattr(experiment, "draw_figures", lambda report, folder: [])  # those of the fixture are checked
-    fewer = {"n_gates": 2, "n_alphas": 3, "map_outputs": 1, "map_alpha_ratios": (0.1,), "n_steps": 5}
-    settings = dataclasses.replace(settings, learning_rates=(1e-2,), softmax_learning_rates=(1e-2,), **fewer)
+    fewer = {"n_outputs": 2, "n_gates": 2, "n_alphas": 2, "map_outputs": 1, "map_alpha_ratios": (0.1,), "n_steps": 3}
+    rates = {"learning_rates": (1e-2,), "softmax_learning_rates": (1e-2,), "softmax_alphas": (1e-2,)}
+    settings = dataclasses.replace(settings, **fewer, **rates)
     rows = []
     for device in ("cpu", accelerator):
         report = run_student_teacher(
