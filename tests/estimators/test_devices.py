@@ -90,7 +90,7 @@ def test_probes(generate, accelerator):
 
 def test_cross_validated_probes(accelerator):
     X, y = data()
-    options = {"alphas": 3, "cv": 2, "random_state": 0}
+    options = {"alphas": 2, "cv": 2, "random_state": 0, "dictionary": [QueryPooling(5), PrototypePooling(3)]}
     here, there = (
         ConvexProbeClassifierCV(device=device, **options).fit(X, y[:, 0] > 0) for device in ("cpu", accelerator)
     )
@@ -190,7 +190,7 @@ def test_ragged_samples_there(accelerator):
 def test_generated_gates(accelerator):
     X, y = data(c=2)
     here, there = (
-        generate_gates(*(torch.as_tensor(part).to(device) for part in (X, y)), alpha=0.005, max_gates=6, random_state=0)
+        generate_gates(*(torch.as_tensor(part).to(device) for part in (X, y)), alpha=0.005, max_gates=3, random_state=0)
         for device in ("cpu", accelerator)
     )
     assert len(there.gates) == len(here.gates) > 1
