@@ -3,6 +3,7 @@
 import atexit
 import multiprocessing
 import os
+import signal
 import sys
 import traceback
 import warnings
@@ -44,6 +45,10 @@ class Fork:
         printed = self._printed.read_text() if self._printed.exists() else "no output"
         assert self._process.exitcode is not None, f"no end within {timeout} s: {printed}"
         return printed
+
+    def interrupt(self):
+        """Send what the keys Ctrl-C send."""
+        os.kill(self._process.pid, signal.SIGINT)
 
     def kill(self):
         """End it at once, as ``kill -9`` does."""

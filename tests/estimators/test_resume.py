@@ -3,14 +3,13 @@
 import os
 import re
 import signal
-import subprocess
 import sys
-import textwrap
 import threading
 import time
 
 import numpy as np
 import pytest
+from forks import Fork
 from sklearn.base import clone
 from sklearn.model_selection import KFold
 
@@ -251,53 +250,45 @@ class TestCrossValidation:
         assert shown.out == shown.err == ""
 
 
+class Endless(Fista):
+    """Only an interrupt ends this solver."""
+
+    def finished(self, state):
+        return False
+
+
+def fit_until_interrupted(n_jobs, folder):
+    """Fit without end, and print the threads that are left after an interrupt."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # processes in the background may ignore it
+    model = ConvexAttentionRegressorCV(
+        alphas=3, cv=2, tol=0.0, max_iter=10**9, n_jobs=n_jobs, resume=folder, solver=Endless()
+    )
+    # Whole lines, whichever thread writes.
+    model.set_params(callback=lambda progress: os.write(1, b"working\n") and None)
+    try:
+        model.fit(X, Y)
+    except KeyboardInterrupt as interruption:
+        print()  # the interrupt may have come within a line
+        print(*(thread.name for thread in threading.enumerate() if thread.name != "tqdm_monitor"), interruption)
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="sends SIGINT")
 @pytest.mark.parametrize("n_jobs", [1, 2])
 def test_ctrl_c_in_a_process_of_its_own(n_jobs, tmp_path):
-    code = f"""
-        import os, signal, threading
-        import numpy as np
-        from convexformer import ConvexAttentionRegressorCV
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # processes in the background may ignore it
-        X = np.random.default_rng(0).normal(size=(60, 4, 2))
-        y = X[:, 1, 0] + 0.1 * X[:, 0, 0] ** 2
-        def callback(progress):
-            os.write(1, b"working\\n")  # whole lines, whichever thread writes
-        model = ConvexAttentionRegressorCV(
-            alphas=3, cv=2, tol=0.0, max_iter=10**9, n_jobs={n_jobs}, resume={str(tmp_path)!r}, callback=callback
-        )
-        # Only an interrupt ends this solver.
-        from convexformer.solvers import Fista
-        class Endless(Fista):
-            def finished(self, state):
-                return False
-        try:
-            model.set_params(solver=Endless()).fit(X, y)
-        except KeyboardInterrupt as interruption:
-            print()  # the interrupt may have come within a line
-            print(*(thread.name for thread in threading.enumerate() if thread.name != "tqdm_monitor"), interruption)
-        """
-    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    paths = os.pathsep.join(filter(None, [root, os.path.join(root, "solvers"), os.environ.get("PYTHONPATH")]))
-    process = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        env={**os.environ, "PYTHONPATH": paths},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    printed, folder = tmp_path / "printed", tmp_path / "folds"
+    process = Fork(printed, fit_until_interrupted, n_jobs, str(folder))
     try:
-        line = process.stdout.readline()
-        if line != "working\n":
-            process.kill()
-        assert line == "working\n", process.stderr.read()
+        deadline = time.monotonic() + 60
+        while not (printed.exists() and printed.read_text()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert printed.read_text().startswith("working\n"), printed.read_text()
         time.sleep(0.5)
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        process.interrupt()
+        lines = process.output(timeout=60).splitlines()
     finally:
         process.kill()
-    assert err == ""
-    assert out.splitlines()[-1].startswith("MainThread interrupted; what is finished is in resume=")
-    assert (tmp_path / "fold_0.npz").exists()
-    model = ConvexAttentionRegressorCV(alphas=3, cv=2, resume=tmp_path)
-    assert model.fit(X, X[:, 1, 0] + 0.1 * X[:, 0, 0] ** 2).certificate_.relative_gap <= 1e-4
+    assert all("working".startswith(line) for line in lines[:-1])  # and nothing went to stderr
+    assert lines[-1].startswith("MainThread interrupted; what is finished is in resume=")
+    assert (folder / "fold_0.npz").exists()
+    model = ConvexAttentionRegressorCV(alphas=3, cv=2, resume=folder)
+    assert model.fit(X, Y).certificate_.relative_gap <= 1e-4
