@@ -543,7 +543,7 @@ def test_cross_validation_takes_ragged_samples_and_refits_at_the_best_alpha():
     assert again.certificate_.primal == pytest.approx(model.certificate_.primal, rel=1e-5)
 
 
-ACCURACY_CV = ConvexProbeClassifierCV(alphas=3, cv=3, dictionary=SMALL, random_state=0, scoring="accuracy")
+ACCURACY_CV = ConvexProbeClassifierCV(alphas=2, cv=2, dictionary=SMALL, random_state=0, scoring="accuracy")
 
 
 @pytest.fixture(scope="module")
