@@ -1,5 +1,6 @@
 """Estimators behave as scikit-learn's do."""
 
+import functools
 import inspect
 import pickle
 import textwrap
@@ -269,7 +270,7 @@ def test_path_is_what_separate_fits_give(model, kind):
 def test_a_point_of_a_path_predicts_what_a_fit_at_its_alpha_does(model, kind, ndim):
     tokens, target = X[:, :, 0] if ndim == 2 else X, Y[kind]
     target = target + 3.0 if kind == "real" else target
-    path = clone(model).set_params(tol=1e-9).path(tokens, target, n_alphas=4)
+    path = clone(model).set_params(tol=1e-9).path(tokens, target, n_alphas=4, eps=0.03)
     fitted = clone(model).set_params(tol=1e-9, alpha=path.alphas[2]).fit(tokens, target)
     assert path.intercepts.shape == (4, *np.shape(fitted.intercept_))
     np.testing.assert_allclose(path.intercepts[2], fitted.intercept_, atol=1e-3)
@@ -284,7 +285,7 @@ def test_a_point_of_a_path_predicts_what_a_fit_at_its_alpha_does(model, kind, nd
 @pytest.mark.parametrize("ndim", [2, 3])
 def test_norms_of_a_path_are_what_each_network_costs_and_those_of_fits(model, kind, ndim):
     tokens = X[:, :, 0] if ndim == 2 else X
-    path = clone(model).path(tokens, Y[kind], n_alphas=4)
+    path = clone(model).path(tokens, Y[kind], n_alphas=4, eps=0.03)
     assert path.token_norms.shape == (4, tokens.shape[1])
     costs = [path.heads(position).decay() for position in range(4)]
     np.testing.assert_allclose(path.token_norms.sum(1), costs, rtol=1e-12)
@@ -346,16 +347,26 @@ def test_poisson_predicts_means():
     assert model.predict(X).mean() == pytest.approx(counts.mean(), rel=1e-6)
 
 
+FOLDS = KFold(2, shuffle=True, random_state=0)
+WEIGHT = np.random.default_rng(0).uniform(0.5, 2, len(X))
+
+
+@functools.cache
+def fitted_to_a_fold(alpha, fold):
+    """A classifier of the three classes, fitted once for all ways of scoring."""
+    train, _ = list(FOLDS.split(X))[fold]
+    model = ConvexAttentionClassifier(alpha=alpha, tol=1e-8)
+    return model.fit(X[train], Y["three"][train], sample_weight=WEIGHT[train])
+
+
 @pytest.mark.parametrize("scoring", [None, "accuracy"])
 def test_cross_validation_is_the_loop_over_folds(scoring):
-    folds = KFold(3, shuffle=True, random_state=0)
-    weight = np.random.default_rng(0).uniform(0.5, 2, len(X))
+    folds, weight = FOLDS, WEIGHT
     options = {"alphas": [0.1, 0.01], "cv": folds, "tol": 1e-8, "scoring": scoring}
     model = ConvexAttentionClassifierCV(**options).fit(X, Y["three"], sample_weight=weight)
     for row, alpha in enumerate(model.alphas_):
-        for column, (train, test) in enumerate(folds.split(X)):
-            single = ConvexAttentionClassifier(alpha=alpha, tol=1e-8)
-            single.fit(X[train], Y["three"][train], sample_weight=weight[train])
+        for column, (_, test) in enumerate(folds.split(X)):
+            single = fitted_to_a_fold(alpha, column)
             if scoring == "accuracy":
                 wanted = single.score(X[test], Y["three"][test], sample_weight=weight[test])
             else:
