@@ -39,7 +39,7 @@ def settings():
         alpha_ratio=0.05,
         greedy_gates=10,
         tol=1e-3,
-        greedy_tol=4e-2,
+        greedy_tol=1e-2,
         learned_width=4,
         learned_gates=8,
         projection_steps=25,
