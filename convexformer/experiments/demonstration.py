@@ -25,7 +25,7 @@ from convexformer_solvers import Certificate
 from .tables import format_rows
 
 ADAM_SEEDS = (0, 1, 2)
-ADAM_STEPS = 2000
+ADAM_STEPS = 1000
 ADAM_LEARNING_RATE = 0.05
 
 
