@@ -172,7 +172,7 @@ def layered_plain():
 
 
 def test_layers_and_sequences_are_those_of_one_process(tmp_path, path_of_data, layered_plain):
-    results = launcher.run("layered", 3, tmp_path, path=path_of_data)
+    results = launcher.run("layered", 2, tmp_path, path=path_of_data)
     assert all(result == results[0] for result in results)  # the model bit for bit
     for (name, way), got in results[0].items():
         wanted = layered_plain[name]
