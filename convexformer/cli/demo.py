@@ -26,7 +26,13 @@ def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
 
 
 def _run_demo(options: argparse.Namespace) -> dict[str, Any]:
-    from convexformer.experiments.demonstration import ADAM_STEPS, format_table, rows_as_json, run_demo
+    from convexformer.experiments.demonstration import (
+        ADAM_LEARNING_RATE,
+        ADAM_STEPS,
+        format_table,
+        rows_as_json,
+        run_demo,
+    )
 
     check_folder(options.out)
     rows = run_demo(options.out, seed=options.seed, quiet=options.quiet or options.json)
@@ -37,7 +43,7 @@ def _run_demo(options: argparse.Namespace) -> dict[str, Any]:
         "relative gap = (objective - dual bound) / objective of the best constant model; the dual bound is certified: "
         "no network of the class, however trained, gets below it. heads = those of the certified solution; the same "
         f"number (and their gates) were given to Adam, with {ADAM_STEPS} full-batch steps and one learning rate "
-        "throughout, 0.05 falling to zero along a cosine. Scores: accuracy, or R2 for the regression."
+        f"throughout, {ADAM_LEARNING_RATE} falling to zero along a cosine. Scores: accuracy, or R2 for the regression."
     )
     report["text"] = "\n".join([format_table(rows), "", remark, "figures: " + ", ".join(figures)])
     return report

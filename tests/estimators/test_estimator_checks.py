@@ -26,8 +26,8 @@ from convexformer.probes import Generation
 
 GATED = {"activation": "gated_relu", "n_gates": 8, "random_state": 0}
 DEEP = {"alpha": 0.05, "n_gates": 2, "random_state": 0}
-# A short grid that stays away from tiny alphas keeps the hundreds of fits of the checks quick.
 SHALLOW = {"n_layers": 2, "width": 4, "n_steps": 5, "random_state": 0}
+# A short grid that stays away from tiny alphas keeps the hundreds of fits of the checks quick.
 QUICK = {"alphas": 2, "cv": 2, "eps": 0.3}
 FEW = Generation(max_new=2, n_restarts=4, n_steps=5)
 

@@ -361,22 +361,21 @@ def fitted_to_a_fold(alpha, fold):
 
 @pytest.mark.parametrize("scoring", [None, "accuracy"])
 def test_cross_validation_is_the_loop_over_folds(scoring):
-    folds, weight = FOLDS, WEIGHT
-    options = {"alphas": [0.1, 0.01], "cv": folds, "tol": 1e-8, "scoring": scoring}
-    model = ConvexAttentionClassifierCV(**options).fit(X, Y["three"], sample_weight=weight)
+    options = {"alphas": [0.1, 0.01], "cv": FOLDS, "tol": 1e-8, "scoring": scoring}
+    model = ConvexAttentionClassifierCV(**options).fit(X, Y["three"], sample_weight=WEIGHT)
     for row, alpha in enumerate(model.alphas_):
-        for column, (_, test) in enumerate(folds.split(X)):
+        for column, (_, test) in enumerate(FOLDS.split(X)):
             single = fitted_to_a_fold(alpha, column)
             if scoring == "accuracy":
-                wanted = single.score(X[test], Y["three"][test], sample_weight=weight[test])
+                wanted = single.score(X[test], Y["three"][test], sample_weight=WEIGHT[test])
             else:
                 chosen = single.predict_proba(X[test])[np.arange(len(test)), Y["three"][test]]
-                wanted = np.average(np.log(chosen), weights=weight[test])
+                wanted = np.average(np.log(chosen), weights=WEIGHT[test])
             assert model.score_path_[row, column] == pytest.approx(wanted, abs=1e-3)
     assert model.alpha_ == model.alphas_[model.score_path_.mean(1).argmax()]
-    threaded = ConvexAttentionClassifierCV(n_jobs=2, **options).fit(X, Y["three"], sample_weight=weight)
+    threaded = ConvexAttentionClassifierCV(n_jobs=2, **options).fit(X, Y["three"], sample_weight=WEIGHT)
     np.testing.assert_allclose(threaded.score_path_, model.score_path_, atol=1e-9)
-    direct = ConvexAttentionClassifier(alpha=model.alpha_, tol=1e-8).fit(X, Y["three"], sample_weight=weight)
+    direct = ConvexAttentionClassifier(alpha=model.alpha_, tol=1e-8).fit(X, Y["three"], sample_weight=WEIGHT)
     np.testing.assert_allclose(model.coef_, direct.coef_, atol=1e-10)
 
 

@@ -464,9 +464,8 @@ def test_patience_stops_and_restores_the_best_weights(batch_size):
 
 def test_progress_gives_patience_back():
     # Single samples make the validation loss rise and fall on its way down.
-    options = {"lr": 0.02, "n_steps": 190, "validation": data(seed=1), "patience": 6, "batch_size": 1}
-    options["look_every"] = 2
-    history = train(NETWORKS["convex"](), *data(noise=0.5), alpha=0.0, **options)
+    options = {"lr": 0.02, "n_steps": 190, "look_every": 2, "patience": 6, "batch_size": 1}
+    history = train(NETWORKS["convex"](), *data(noise=0.5), alpha=0.0, validation=data(seed=1), **options)
     values = np.array(history.validation)
     best = int(values.argmin())
     rises = values[1 : best + 1] >= np.minimum.accumulate(values)[:best]

@@ -131,7 +131,7 @@ class Trial:
         self.network, self.data, self.held_out, self.settings, self.bar = network, data, held_out, settings, bar
         self.start, self.lr, self.weight_decay = start, lr, weight_decay
         # Samples of weight zero have been left out of the data.
-        self.batch_size = min(len(data) if settings.batch_size is None else settings.batch_size, len(data))
+        self.batch_size = len(data) if settings.batch_size is None else min(settings.batch_size, len(data))
         # A look takes all samples: without minibatches as many as a step.
         self.look_every = settings.look_every or max(math.ceil(settings.n_steps / 100), len(data) // self.batch_size)
         self.stopwatch = Stopwatch(data.y.device)
@@ -233,10 +233,11 @@ class Trial:
     @torch.no_grad()
     def _mean_loss_of_all(self, data: Data) -> Tensor:
         """Mean loss, taken over parts no larger than what a step takes."""
-        at_once = self.settings.batch_size or len(self.data)
-        if len(data) <= at_once:
+        if len(data) <= self.batch_size:
             return self._mean_loss(data)
-        parts = [data.rows(index) for index in torch.arange(len(data), device=data.y.device).split(int(at_once))]
+        parts = [
+            data.rows(index) for index in torch.arange(len(data), device=data.y.device).split(int(self.batch_size))
+        ]
         return torch.stack([self._mean_loss(part) * len(part) for part in parts]).sum() / len(data)
 
     @torch.no_grad()
