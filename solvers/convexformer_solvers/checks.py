@@ -110,6 +110,7 @@ def _properties(loss: Loss, pred: Tensor, move: Tensor, y: Tensor) -> _Identitie
     yield "the loss is not convex", excess >= -CANCELLED
     bound = loss.smoothness * move.square().sum(1) / 2 + CANCELLED
     yield "the curvature exceeds smoothness", (excess <= bound) | (bound == math.inf)
+    yield "the gradient jumps: the loss must be differentiable, as one with the kink smoothed is", _has_no_jump(loss, y)
     weight = torch.full_like(value, 1 / len(value))
     slope = weight @ loss.gradient(pred + loss.best_intercept(pred, y, weight), y)
     yield "best_intercept does not minimise the loss", slope.abs() <= 1e-8
@@ -123,6 +124,21 @@ def _properties(loss: Loss, pred: Tensor, move: Tensor, y: Tensor) -> _Identitie
         yield "of_residual is True but the value depends on more than the residual", shifted, value
     if loss.quadratic:
         yield "quadratic is True but the value is not half the square", value, 0.5 * (pred - y).square().sum(1)
+
+
+def _has_no_jump(loss: Loss, y: Tensor) -> Tensor:
+    """Whether each sample's gradient is continuous where it changes most on a line through 0: halving finds a jump."""
+    low, high = (torch.full_like(y[:, :1], bound) for bound in (-8.0, 8.0))
+    direction = torch.linspace(1.0, 0.5, y.shape[1]).to(y)
+    slopes = [loss.gradient(point * direction, y) for point in (low, high)]
+    whole = (slopes[1] - slopes[0]).norm(dim=1)
+    for _ in range(48):
+        middle = (low + high) / 2
+        slope = loss.gradient(middle * direction, y)
+        left = ((slope - slopes[0]).norm(dim=1) > (slopes[1] - slope).norm(dim=1))[:, None]
+        low, high = torch.where(left, low, middle), torch.where(left, middle, high)
+        slopes = [torch.where(left, slopes[0], slope), torch.where(left, slope, slopes[1])]
+    return (slopes[1] - slopes[0]).norm(dim=1) <= 1e-6 * (1 + whole)
 
 
 def _conjugate(loss: Loss, pred: Tensor, move: Tensor, y: Tensor) -> _Identities:

@@ -208,6 +208,32 @@ class LogisticOfNanOutside(Logistic):
         return (torch.xlogy(t, t) + torch.xlogy(1 - t, 1 - t)).sum(1)
 
 
+class Pinball(Loss):
+    smoothness = math.inf
+    of_residual = True
+
+    def value(self, pred, y):
+        residual = y - pred
+        return torch.maximum(0.3 * residual, -0.7 * residual).sum(1)
+
+    def gradient(self, pred, y):
+        return torch.where(y > pred, -torch.full_like(pred, 0.3), torch.full_like(pred, 0.7))
+
+    def hessian_product(self, pred, y, direction):
+        return torch.zeros_like(direction)
+
+    def conjugate(self, u, y):
+        inside = ((u >= -0.3) & (u <= 0.7)).all(1)
+        return torch.where(inside, (u * y).sum(1), math.inf)
+
+
+def test_check_names_the_jump_of_a_loss_that_is_not_differentiable():
+    # Solvers stall on it: their slopes do not tend to zero at an optimum.
+    for seed in range(5):
+        with pytest.raises(AssertionError, match="gradient jumps"):
+            check_loss(Pinball(), seed=seed)
+
+
 @pytest.mark.parametrize("kind", [LogisticOfNanOutside, HuberWithoutDomain])
 def test_check_says_what_a_conjugate_is_outside_its_domain(kind):
     with pytest.raises(AssertionError, match="outside its domain the conjugate must be inf"):
