@@ -86,7 +86,7 @@ def run_python():
 
 def pytest_addoption(parser):
     parser.addoption("--large-shapes", type=int, default=12, help="how many random large shapes the sweep takes")
-    parser.addoption("--large-size", type=float, default=1e6, help="numbers in the largest array of each")
+    parser.addoption("--large-size", type=float, default=3e5, help="numbers in the largest array of each")
 
 
 @pytest.fixture(params=[stand_in_device.NAME, "cuda"])
