@@ -112,7 +112,7 @@ class AttentiveProbe(AttentionNetwork):
         tokens : Tensor of shape (N, n, d)
             The samples.
         mask : Tensor of bool of shape (N, n), optional
-            Which tokens are real. Default: all.
+            Which tokens are real, at least one of each sample, as one without may give nan. Default: all.
 
         Returns
         -------

@@ -117,7 +117,7 @@ class TokenPooler(nn.Module):
         tokens : Tensor of shape (B, n, d)
             Samples, in float32 or float64.
         mask : Tensor of bool of shape (B, n), optional
-            Which tokens are real. Default: all.
+            Which tokens are real, at least one of each sample, as one without may give nan. Default: all.
 
         Returns
         -------
@@ -222,7 +222,7 @@ class ProbeNetwork(nn.Module):
         tokens : Tensor of shape (B, n, d)
             Samples, in the precision of ``coef``.
         mask : Tensor of bool of shape (B, n), optional
-            Which tokens are real. Default: all.
+            Which tokens are real, at least one of each sample, as one without may give nan. Default: all.
 
         Returns
         -------

@@ -20,7 +20,7 @@ from .intercept import LossAtIntercepts, best_intercept
 
 
 class Loss(ABC):
-    """A convex loss ``l(f, y)`` of the predictions ``f`` of one sample.
+    """A convex, differentiable loss ``l(f, y)`` of the predictions ``f`` of one sample.
 
     A new loss defines ``smoothness``, ``value``, ``gradient`` and ``hessian_product``, and ``conjugate`` to have
     certificates; the rest has defaults. ``check_loss`` tests it. In all methods ``pred`` (predictions), ``y``
