@@ -346,8 +346,8 @@ def as_head_weights(**parts: Any) -> dict[str, NDArray[np.floating]]:
     return {name: array.astype(dtype, order="C") for name, array in arrays.items()}
 
 
-def check_real_target(y: Any, loss: Loss, n_samples: int) -> NDArray[np.float64]:
-    """Check targets of a regression: finite numbers of shape (N,) or (N, c)."""
+def check_real_target(y: Any, loss: Loss, n_samples: int, classifier: str) -> NDArray[np.float64]:
+    """Check targets of a regression: finite numbers of shape (N,) or (N, c); `classifier` is for labels."""
     y = check_number_target(y)
     if y.ndim not in (1, 2):
         hint = "; ConvexSequenceRegressor fits sequences of targets" if y.ndim == 3 else ""
@@ -355,7 +355,7 @@ def check_real_target(y: Any, loss: Loss, n_samples: int) -> NDArray[np.float64]
     check_rows(y, n_samples)
     if loss.targets != "real" and not (loss.targets == "simplex" and y.ndim == 2):
         of_rows = ", or rows of class probabilities" if loss.targets == "simplex" else ""
-        raise ValueError(f"loss={loss!r} needs class labels; use ConvexAttentionClassifier{of_rows}")
+        raise ValueError(f"loss={loss!r} needs class labels; use {classifier}{of_rows}")
     return y
 
 

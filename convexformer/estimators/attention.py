@@ -84,7 +84,7 @@ class RegressionMixin(ScoreMixin, RegressorMixin):
     ) -> tuple[Targets, Loss, NDArray]:
         _check_loss_name(self.loss, [], {"real", "simplex"})
         loss = get_loss(self.loss)
-        numbers = check_real_target(y, loss, n_samples)
+        numbers = check_real_target(y, loss, n_samples, _counterpart(self, "Regressor", "Classifier"))
         if loss.targets != "simplex":
             return RealTargets(single=numbers.ndim == 1), loss, numbers
         targets = ProbabilityTargets()
@@ -111,6 +111,14 @@ class RegressionMixin(ScoreMixin, RegressorMixin):
         outputs = self._outputs(X)
         means = self.loss_.mean(outputs)
         return result_of(means[:, 0] if self._targets.single else means, X)
+
+
+def _counterpart(estimator: Any, own: str, other: str) -> str:
+    """Name of the estimator of this package for the other kind of targets; of a subclass that of its parent."""
+    from convexformer import __all__ as public  # the package itself loads this module
+
+    names = [base.__name__.replace(own, other) for base in type(estimator).__mro__ if own in base.__name__]
+    return next((name for name in names if name in public), f"ConvexAttention{other}")
 
 
 def has_probabilities(estimator: Any) -> bool:
@@ -144,7 +152,8 @@ class ClassificationMixin(ScoreMixin, ClassifierMixin):
             name = "logistic" if several or len(np.unique(y)) <= 2 else "softmax"
         loss = get_loss(name)
         if loss.targets == "real":
-            raise ValueError(f"loss={self.loss!r} is for numbers, not labels; use ConvexAttentionRegressor")
+            instead = _counterpart(self, "Classifier", "Regressor")
+            raise ValueError(f"loss={self.loss!r} is for numbers, not labels; use {instead}")
         read = multilabel_targets if several else class_targets
         targets: LabelTargets = read(y, loss, self.class_weight, sample_weight)
         self.classes_ = targets.classes

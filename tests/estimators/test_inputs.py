@@ -18,6 +18,7 @@ from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GroupKFold, KFold, StratifiedKFold
 
+import convexformer
 from convexformer import (
     ConvexAttention,
     ConvexAttentionClassifier,
@@ -46,7 +47,7 @@ from convexformer.nn import train
 from convexformer.nn.modules.token_weights import PositionWeights
 from convexformer.plot import plot_attention_map, plot_convergence, plot_token_norms
 from convexformer.preprocessing import QueryPooling
-from convexformer.solvers import Fista, GroupL2, SolverUnavailableError, get_loss, solve
+from convexformer.solvers import Fista, GroupL2, SolverUnavailableError, Squared, get_loss, solve
 from convexformer.targets import class_targets
 from convexformer.validation import as_tensor, check_program_tokens, refuse_dates
 from convexformer_solvers.penalties.base import Penalty
@@ -289,6 +290,25 @@ def test_any_device_equals_the_cpu(penalty, activation, accelerator):
 def test_bad_labels_are_named(target, parameters, message):
     with pytest.raises(ValueError, match=message):
         ConvexAttentionClassifier(**parameters).fit(X, target)
+
+
+@pytest.mark.parametrize(
+    "name", ["ConvexAttention{}", "ConvexAttention{}CV", "ConvexProbe{}", "ConvexProbe{}CV", "UnfoldedTransformer{}"]
+)
+def test_a_loss_of_other_targets_names_the_estimator_of_the_same_kind_for_them(name):
+    regressor, classifier = (name.format(kind) for kind in ("Regressor", "Classifier"))
+    with pytest.raises(ValueError, match=f"needs class labels; use {classifier}$"):
+        getattr(convexformer, regressor)(loss="logistic").fit(X, y)
+    with pytest.raises(ValueError, match=f"is for numbers, not labels; use {regressor}$"):
+        getattr(convexformer, classifier)(loss=Squared()).fit(X, labels)
+    own = type("Own", (getattr(convexformer, regressor),), {})
+    with pytest.raises(ValueError, match=f"use {classifier}$"):
+        own(loss="logistic").fit(X, y)
+
+
+def test_without_such_an_estimator_the_one_of_heads_is_named():
+    with pytest.raises(ValueError, match=r"is for numbers, not labels; use ConvexAttentionRegressor$"):
+        convexformer.DescentConstrainedClassifier(loss=Squared()).fit(X, labels)
 
 
 @pytest.mark.parametrize("kind", [ConvexAttentionClassifier, ConvexProbeClassifier])
