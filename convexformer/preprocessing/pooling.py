@@ -298,6 +298,12 @@ class QueryPooling(TokenPooling):
     ValueError
         If a parameter is not as described.
 
+    Notes
+    -----
+    Which tokens are drawn follows from `random_state` and from their numbers as they were given. The order of the
+    samples does not change the draw, nor does single in place of double precision. Other units do: the same data in
+    other units have other queries.
+
     Examples
     --------
     >>> X = [np.ones((3, 2)), np.zeros((5, 2))]  # samples of 3 and of 5 tokens
