@@ -79,17 +79,17 @@ class Explanation:
         if output is None:
             return found[:, (found.sum(0) + self.baseline).argmax()]
         names = list(range(found.shape[1])) if self.classes is None else self.classes.tolist()
-        if output not in names:
+        if _is_array(output) or output not in names:
             raise ValueError(f"output must be one of {names}, got {output!r}")
         return found[:, names.index(output)]
 
     def _of_single(self, found: NDArray[np.floating], output: Any) -> NDArray[np.floating]:
         """The only score, which of two classes is minus that of the first."""
         names = [0] if self.classes is None else self.classes.tolist()
-        if output is None or output == names[-1]:
+        if output is None:
             return found
-        if output in names:
-            return -found
+        if not _is_array(output) and output in names:
+            return found if output == names[-1] else -found
         raise ValueError(f"output must be one of {names}, got {output!r}")
 
     def plot_text(self, sample: int, words: Sequence[str], output: Any = None, **options: Any) -> Any:
@@ -109,3 +109,8 @@ class Explanation:
         from convexformer.plot import plot_token_curve
 
         return plot_token_curve(self.of(sample, output), **options)
+
+
+def _is_array(value: Any) -> bool:
+    """Whether a value is an array, which has no single truth when it is compared."""
+    return getattr(value, "ndim", 0) > 0

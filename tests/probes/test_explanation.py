@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 
 from convexformer.probes import Explanation
 
@@ -37,3 +38,13 @@ def test_samples_go_by_position_from_either_end():
     for sample in (2, -3, 0.0, "a"):
         with pytest.raises(IndexError, match=f"sample must be the position of one of the 2 samples, got {sample!r}"):
             explanation.of(sample)
+
+
+@pytest.mark.parametrize("baseline", [0.25, np.array([0.0, 2.0])])
+def test_an_array_is_no_score(baseline):
+    contributions = FIRST if np.ndim(baseline) == 0 else np.stack([FIRST, FIRST], axis=1)
+    explanation = Explanation([contributions], baseline, np.array([0, 1]))
+    for output in (np.arange(2), np.array([1]), torch.arange(2)):
+        for draw in (explanation.of, explanation.plot_series):  # of which the second takes no times or values
+            with pytest.raises(ValueError, match=r"output must be one of \[0, 1\], got (array|tensor)"):
+                draw(0, output)
