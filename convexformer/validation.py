@@ -489,6 +489,10 @@ def naming(name: str, hint: str = "") -> Iterator[None]:
             raise ValueError(f"Complex data not supported: {name} must hold real numbers") from error
         if text.startswith("Input contains NaN"):
             raise ValueError(f"Input {name} contains NaN") from error
+        if text.startswith("Expected 2D array, got scalar"):  # of None, too; there is nothing to reshape
+            raise ValueError(f"{name} must be an array or a list of samples, got a single value or None") from error
+        if text.startswith("Expected 2D array") and "array=[]" in str(error):
+            raise ValueError(f"{name} must have at least one sample, got none") from error
         if text.startswith(("Found array with", "Expected 2D array")):
             raise ValueError(f"{name}: {error}") from error
         if "could not convert" not in text:

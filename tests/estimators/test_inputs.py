@@ -129,6 +129,17 @@ def test_bad_data_is_named(arguments, message):
         ConvexAttentionRegressor().fit(*arguments)
 
 
+@pytest.mark.parametrize("kind", [ConvexAttentionRegressor, ConvexProbeRegressor, ConvexSequenceRegressor])
+def test_no_samples_and_no_array_at_all_are_named(kind):
+    model = kind()
+    for none in ([], (), np.array([]), torch.zeros(0)):
+        with pytest.raises(ValueError, match=r"^X must have at least one sample"):
+            model.fit(none, [])
+    for single in (None, 3.0):
+        with pytest.raises(ValueError, match=r"^X must be an array or a list of samples, got a single value or None$"):
+            model.fit(single, y)
+
+
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
