@@ -166,7 +166,12 @@ def refit_probe(
         bias = coef.new_zeros(coef.shape[2]) if probe.bias is None else probe.bias.detach().to(coef)
     target = as_targets(y, samples.device)
     if target.shape[1] != coef.shape[2]:
-        raise ValueError(f"y must have the {coef.shape[2]} outputs of the module, got shape {tuple(target.shape)}")
+        remedy = (
+            "; of labels 0, 1, ... y = np.eye(n_classes)[labels] makes one-hot rows" if target.shape[1] == 1 else ""
+        )
+        raise ValueError(
+            f"y must have the {coef.shape[2]} outputs of the module, got shape {tuple(target.shape)}{remedy}"
+        )
     pooler = TokenPooler([QueryWeights(probe.queries.detach().cpu(), probe.temperature)])
     program = build_program(
         pooled(pooler, samples),

@@ -217,8 +217,12 @@ def test_attention_that_no_probe_is_is_refused():
 def test_arguments_that_do_not_fit_are_named():
     with pytest.raises(ValueError, match="tokens of width 4, but the queries of the probe have 5"):
         refit_probe(AttentiveProbe(5), SAMPLES, Y, 0.1)
-    with pytest.raises(ValueError, match=r"y must have the 2 outputs of the module, got shape \(\d+, 1\)"):
+    with pytest.raises(
+        ValueError, match=r"y must have the 2 outputs of the module, got shape \(\d+, 1\); of labels .*np.eye"
+    ):
         refit_probe(AttentiveProbe(4, 2), SAMPLES, Y, 0.1)
+    with pytest.raises(ValueError, match=r"y must have the 2 outputs of the module, got shape \(\d+, 3\)$"):
+        refit_probe(AttentiveProbe(4, 2), SAMPLES, ONE_HOT, 0.1)
     with pytest.raises(ValueError, match="fit_intercept=False is for a probe without bias"):
         refit_probe(probe(), SAMPLES, Y, 0.1, fit_intercept=False)
 
