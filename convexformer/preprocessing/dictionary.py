@@ -14,7 +14,7 @@ from convexformer.nn.modules.token_weights import MeanWeights
 from convexformer.validation import check_stream
 
 from .moments import Moments
-from .pooling import MeanPooling, PoolingUnion, QueryPooling, TokenGates, TokenPooling, moments
+from .pooling import MeanPooling, PoolingUnion, QueryPooling, TokenGates, TokenPooling, moments, scale_of
 from .sequences import TokenSequences
 
 
@@ -106,7 +106,7 @@ def make_pooler(
     mean = scale = None
     if standardize:
         found = moments(samples, sample_weight)
-        mean, scale = found.mean, found.scale
+        mean, scale = found.mean, scale_of(samples, found, sample_weight)
         samples = samples.mapped(TokenPooler([MeanWeights()], mean, scale).standardized)
     own = getattr(dictionary, "random_state", None)
     weights = dictionary.make_weights(samples, random_state if own is None else check_stream(own), sample_weight)

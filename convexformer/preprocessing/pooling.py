@@ -515,8 +515,9 @@ class TokenStandardizer(_OfTokens):
         self
         """
         samples = check_sequences(self, X, reset=True)
-        found = moments(samples, check_weight(sample_weight, len(samples)))
-        self.mean_, self.scale_ = found.mean.numpy(force=True), found.scale.numpy(force=True)
+        weight = check_weight(sample_weight, len(samples))
+        found = moments(samples, weight)
+        self.mean_, self.scale_ = found.mean.numpy(force=True), scale_of(samples, found, weight).numpy(force=True)
         return self
 
     def transform(self, X: Any) -> Result | list[Result]:
@@ -548,6 +549,19 @@ def moments(samples: TokenSequences, sample_weight: NDArray | None = None) -> Mo
     """Moments of the features of all tokens, each with the weight of its sample."""
     own = None if sample_weight is None else {"weight": torch.as_tensor(sample_weight, device=samples.device)}
     return Moments.joined(samples.each_part(_moments_of_part, own))
+
+
+def scale_of(samples: TokenSequences, found: Moments, sample_weight: NDArray | None = None) -> Tensor:
+    """Standard deviations of the features; 1 for constant ones, but an error where all squares round to zero."""
+    is_zero = samples.dtype == torch.float64 and not bool(found.square.any()) and bool(found.mean.abs().max() < 1.0)
+    if is_zero and bool(moments(samples.mapped(_enlarged), sample_weight).square.any()):
+        raise ValueError("squares of X are too small for torch.float64; scale the features to about one")
+    return found.scale
+
+
+def _enlarged(tokens: Tensor) -> Tensor:
+    """Tokens in a unit in which the smallest numbers of float64 have squares."""
+    return tokens / math.sqrt(torch.finfo(torch.float64).tiny)
 
 
 def _moments_of_part(samples: TokenSequences, weight: Tensor | None = None) -> Moments:

@@ -11,6 +11,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
+from convexformer import ConvexProbeRegressor
 from convexformer.nn import MaxWeights, MeanWeights, TokenPooler
 from convexformer.preprocessing import (
     MaxPooling,
@@ -268,6 +269,30 @@ def test_features_that_are_constant_become_zero(value):
 def test_features_whose_squares_are_too_large_are_not_taken_for_constant_ones():
     with pytest.raises(ValueError, match="squares of X are too large"):
         TokenStandardizer().fit(1e200 * np.random.default_rng(0).normal(size=(5, 3, 2)))
+
+
+@pytest.mark.parametrize("unit", [1e-170, 1e-200, 1e-300])
+@pytest.mark.parametrize("estimator", [TokenStandardizer(), ConvexProbeRegressor()])
+def test_features_whose_squares_are_too_small_are_not_taken_for_constant_ones(unit, estimator):
+    X = unit * np.random.default_rng(0).normal(size=(5, 3, 2))
+    with pytest.raises(ValueError, match="squares of X are too small"):
+        estimator.fit(X, np.arange(5.0))
+
+
+@pytest.mark.parametrize("value", [0.0, 1e-200, 5e-324, 1.0, 1e200])
+def test_samples_that_are_all_equal_stay_allowed_in_every_unit(value):
+    X = np.full((5, 3, 2), value)
+    np.testing.assert_array_equal(TokenStandardizer().fit_transform(X), 0.0)
+    X[4] = 7.0  # which does not count
+    np.testing.assert_array_equal(TokenStandardizer().fit(X, sample_weight=[1, 1, 1, 1, 0]).transform(X[:4]), 0.0)
+
+
+@pytest.mark.parametrize("unit", [0.0, 1e-200])
+def test_features_without_squares_beside_one_that_varies_become_zero_but_for_rounding(unit):
+    X = np.random.default_rng(0).normal(size=(5, 3, 2)) * [unit, 1.0]
+    standardizer = TokenStandardizer().fit(X)
+    assert standardizer.scale_ == pytest.approx([1.0, X[..., 1].std()])
+    np.testing.assert_allclose(standardizer.transform(X)[..., 0], 0.0, atol=1e-190)
 
 
 @pytest.mark.parametrize("transformer", [MeanPooling(), TokenStandardizer()])
