@@ -192,6 +192,7 @@ def _has_names(path: Path) -> bool:
 
 def samples_of(arrays: dict[str, Any], path: Path, targets: Path | None, is_probe: bool) -> Any:
     """The samples of a file or folder: ``X``, with their lengths or their mask for a probe where there is one."""
+    real: dict[str, Any] = {}
     for name in _REAL:
         place, found = file_of(path), None
         if is_probe or not _holds_activations(place):  # which are zero beyond their lengths
@@ -199,12 +200,20 @@ def samples_of(arrays: dict[str, Any], path: Path, targets: Path | None, is_prob
         if found is None and (found := arrays.get(name)) is not None:
             place = file_of(targets or path)
         if found is not None:
-            if is_probe:
-                return arrays["X"], found
-            raise CommandError(
-                f"{place} holds {name}, which probes read (fit --probe); for others fill X up with zeros"
-            )
-    return arrays["X"]
+            if not is_probe:
+                raise CommandError(
+                    f"{place} holds {name}, which probes read (fit --probe); for others fill X up with zeros"
+                )
+            real[name] = found
+    if len(real) == len(_REAL) and not _is_mask_of(**real):
+        raise CommandError(f"lengths and mask of {path} say that other tokens are real; leave one of the two out")
+    return (arrays["X"], next(iter(real.values()))) if real else arrays["X"]
+
+
+def _is_mask_of(lengths: Any, mask: Any) -> bool:
+    """Whether a mask is that of the first tokens, as many as the lengths."""
+    lengths, mask = np.asarray(lengths), np.asarray(mask)
+    return mask.ndim == 2 and np.array_equal(np.arange(mask.shape[1]) < lengths.reshape(-1, 1), mask)
 
 
 def _holds_activations(path: Path) -> bool:

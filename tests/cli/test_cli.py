@@ -244,6 +244,27 @@ def test_lengths_in_the_file_of_the_targets_are_those_of_the_samples(tmp_path, c
     assert "targets.npz holds lengths, which probes read" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("beside", ["the samples", "the targets"])
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_lengths_beside_a_mask_must_be_those_of_the_mask(side, beside, tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    X, lengths = rng.normal(size=(40, 5, 3)), rng.integers(1, 5, 40)
+    mask = np.arange(5) < lengths[:, None]
+    mask = (mask if side == "right" else mask[:, ::-1]).astype(np.int64)
+    arrays = {"y": X[:, 0, 0], "mask": mask, "lengths": lengths}
+    np.savez(tmp_path / "data.npz", X=X, **(arrays if beside == "the samples" else {}))
+    np.savez(tmp_path / "targets.npz", **arrays)
+    arguments = ["fit", tmp_path / "data.npz", "--probe", "--model", tmp_path / "model.npz"]
+    if beside == "the targets":
+        arguments += ["--targets", tmp_path / "targets.npz"]
+    if side == "left":
+        assert cli.main([*map(str, arguments)]) == 1
+        assert "data.npz say that other tokens are real; leave one of the two out" in capsys.readouterr().err
+        return
+    expected = ConvexProbeRegressor(random_state=0).fit((X, mask), X[:, 0, 0])
+    assert run_json(capsys, *arguments)["objective"] == pytest.approx(expected.certificate_.primal, abs=1e-9)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
