@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import mmap
 import os
+import warnings
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -123,7 +124,7 @@ def load_data(path: Path, targets: Path | None, in_memory: bool) -> tuple[Any, d
     file = file_of(path)
     if targets is None and in_memory and file == path and not path.is_dir() and not _has_names(path):
         try:
-            arrays = load_arrays(path, ("X", "y"))
+            arrays = _known(load_arrays(path, ("X", "y")), path)
         except CommandError as error:
             if not (path.suffix == ".npy" and path.is_file()):
                 raise
@@ -180,7 +181,15 @@ def load_samples(path: Path, targets: Path | None, in_memory: bool) -> dict[str,
         return arrays | {"X": os.fspath(path), **_arrays_in(file, *own)}
     if file != path or (path.suffix == ".npy" and path.is_file()):
         return arrays | {"X": os.fspath(path)}
-    return arrays | load_arrays(path, ("X",), None if targets is None else ("X", *_REAL))
+    return arrays | _known(load_arrays(path, ("X",), None if targets is None else ("X", *_REAL)), path)
+
+
+def _known(arrays: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Those arrays whose names say what they are for, with a warning of others, as of a mask of another name."""
+    known = ("X", *_PER_SAMPLE)
+    if others := sorted(set(arrays) - set(known)):
+        warnings.warn(f"the arrays {others} of {path} are not used; those used are {list(known)}", stacklevel=2)
+    return {name: array for name, array in arrays.items() if name in known}
 
 
 def _has_names(path: Path) -> bool:

@@ -244,6 +244,21 @@ def test_lengths_in_the_file_of_the_targets_are_those_of_the_samples(tmp_path, c
     assert "targets.npz holds lengths, which probes read" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["attention_mask", "groups"])
+@pytest.mark.filterwarnings("always:the arrays")
+def test_arrays_that_are_not_used_are_named(name, tmp_path, capsys):
+    X, others = np.random.default_rng(0).normal(size=(20, 5, 3)), {name: np.ones((20, 5))}
+    np.savez(tmp_path / "data.npz", X=X, y=X[:, 0, 0], **others)
+    np.savez(tmp_path / "new.npz", X=X, **others)
+    model = ["--model", tmp_path / "model.npz"]
+    fit = ["fit", tmp_path / "data.npz", "--probe", "--quiet", *model]
+    predict = ["predict", tmp_path / "new.npz", "--out", tmp_path / "y.npz", *model]
+    for call in (fit, predict):
+        assert cli.main([*map(str, call)]) == 0
+        told = f"warning: the arrays ['{name}'] of {call[1]} are not used; those used are ['X', 'y', "
+        assert capsys.readouterr().err.startswith(told)
+
+
 @pytest.mark.parametrize("beside", ["the samples", "the targets"])
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_lengths_beside_a_mask_must_be_those_of_the_mask(side, beside, tmp_path, capsys):
