@@ -115,10 +115,9 @@ class RegressionMixin(ScoreMixin, RegressorMixin):
 
 def _counterpart(estimator: Any, own: str, other: str) -> str:
     """Name of the estimator of this package for the other kind of targets; of a subclass that of its parent."""
-    from convexformer import __all__ as public  # the package itself loads this module
-
-    names = [base.__name__.replace(own, other) for base in type(estimator).__mro__ if own in base.__name__]
-    return next((name for name in names if name in public), f"ConvexAttention{other}")
+    ours = (base.__name__ for base in type(estimator).__mro__ if base.__module__.startswith("convexformer."))
+    name = next((name for name in ours if own in name), f"ConvexAttention{own}")
+    return getattr(estimator, "_counterpart", name.replace(own, other))
 
 
 def has_probabilities(estimator: Any) -> bool:

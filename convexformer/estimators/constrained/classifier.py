@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Self, cast
+from typing import Any, ClassVar, Self, cast
 
 import torch
 from numpy.typing import ArrayLike, NDArray
@@ -110,6 +110,8 @@ class DescentConstrainedClassifier(ClassificationMixin, TargetEstimator, Descent
     >>> model.feasible_, model.score(X, y) > 0.9, model.predict(X, max_layers=1).shape
     (True, True, (200,))
     """
+
+    _counterpart: ClassVar[str] = "ConvexAttentionRegressor"  # there is none of its own kind
 
     loss: str | Loss = "auto"
     class_weight: Any = None
