@@ -23,6 +23,7 @@ from convexformer_solvers import Penalty, Program
 from convexformer_solvers.validation import check_counts
 
 KINDS = ("queries", "gates")
+_TINY = 1e-30  # lengths below it are those of zero: targets may be in any units
 
 
 class GenerationStop(Enum):
@@ -324,7 +325,7 @@ def _sums_of_part(
 
 def _most_violating(sums: Tensor, excess: Tensor, config: Generation, n_wanted: int) -> list[int]:
     """Positions of the weightings that violate most and are not alike."""
-    units = torch.nn.functional.normalize(sums.flatten(1))
+    units = torch.nn.functional.normalize(sums.flatten(1), eps=_TINY)
     chosen: list[int] = []
     for index in excess.argsort(descending=True).tolist():
         if excess[index] <= config.tol or len(chosen) == n_wanted:
@@ -418,7 +419,7 @@ def _ascend(
             active = [variable.detach().requires_grad_() for variable in variables]
             slopes = torch.autograd.grad(norms(step, *active).sum(), active)
         moved = (
-            variable.detach() + float(length) * torch.nn.functional.normalize(slope, dim=-1, eps=1e-30)
+            variable.detach() + float(length) * torch.nn.functional.normalize(slope, dim=-1, eps=_TINY)
             for variable, slope in zip(active, slopes, strict=True)
         )
         variables = limit(*moved)

@@ -44,6 +44,15 @@ def test_the_ascent_of_gates_goes_by_the_spread_of_tokens_that_are_far_from_zero
     assert search(point, "gates").violation > 1.05 * stays.violation > 0
 
 
+@pytest.mark.parametrize("kind", ["queries", "gates"])
+def test_units_of_targets_change_nothing_that_is_found(kind):
+    point, unit = dual_point(), 2.0**-60
+    small = point._replace(values=unit * point.values, alpha=unit * point.alpha)
+    found, expected = (search(each, kind) for each in (small, point))
+    assert found.violation == pytest.approx(expected.violation, rel=1e-9)
+    torch.testing.assert_close(found.weights.state_dict(), expected.weights.state_dict())
+
+
 def test_samples_that_are_drawn_by_their_dual_values_count_by_one_over_their_odds():
     point = dual_point(n_outputs=1)
     some = torch.arange(N)[:, None] % 2  # others are not drawn
