@@ -8,7 +8,7 @@ from sklearn.base import BaseEstimator
 
 from convexformer.nn import QueryWeights, TokenPooler
 from convexformer.preprocessing.checking import check_sequences
-from convexformer.preprocessing.pooling import pooled
+from convexformer.preprocessing.pooling import pooled, query_temperature
 from convexformer.preprocessing.sequences import PoolingConfig
 from convexformer.probes import generate
 from convexformer.probes.generate import DualPoint, Generation, find_weightings
@@ -126,21 +126,25 @@ def weighted(point, weight):
     return point._replace(sample_weight=share, values=share[:, None] * N * point.values)
 
 
-@pytest.mark.parametrize("scaled", [False, True])
-def test_weights_of_samples_are_repetitions_of_them(scaled):
-    point, counts = dual_point(scaled=scaled), np.arange(N) % 3
+def repeated(point, counts):
+    """The point with samples repeated."""
     index = torch.as_tensor(np.repeat(np.arange(N), counts))
-    repeated = point._replace(
+    return point._replace(
         samples=point.samples.rows(index),
         values=N * point.values[index] / len(index),
         sample_weight=torch.full((len(index),), 1 / len(index)).double(),
     )
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_weights_of_samples_are_repetitions_of_them(scaled):
+    point, counts = dual_point(scaled=scaled), np.arange(N) % 3
+    both = weighted(point, counts), repeated(point, counts)
     part = QueryWeights(np.random.default_rng(2).normal(size=(5, 4)), 1.0)
-    here, there = (generate._correlations(part, each) for each in (weighted(point, counts), repeated))
-    torch.testing.assert_close(here, there)
-    starts = [generate._starts(each, 9, np.random.RandomState(0)) for each in (weighted(point, counts), repeated)]
+    torch.testing.assert_close(*(generate._correlations(part, each) for each in both))
+    starts = [generate._starts(each, 9, np.random.RandomState(0)) for each in both]
     torch.testing.assert_close(*starts)
-    assert not torch.equal(starts[0], generate._starts(repeated, 9, np.random.RandomState(1)))
+    assert not torch.equal(starts[0], generate._starts(both[1], 9, np.random.RandomState(1)))
 
 
 def test_samples_without_weight_may_be_of_any_size_and_are_not_drawn():
@@ -252,3 +256,59 @@ def test_as_many_samples_as_the_ascent_may_see_are_seen_once_each():
 def test_weightings_of_opposite_correlations_are_not_alike():
     sums = torch.tensor([1.0, 1.0, -1.0]).double()[:, None, None].expand(3, 2, 1)
     assert generate._most_violating(sums, torch.tensor([3.0, 2.0, 1.0]), Generation(), 3) == [0, 2]
+
+
+@pytest.mark.parametrize("kind", ["queries", "gates"])
+def test_the_search_starts_at_tokens(kind):
+    ascended = {"queries": generate._ascended_queries, "gates": generate._ascended_gates}[kind]
+    found = ascended(dual_point(shift=1.0), Generation(step_lengths=(1e-12, 1e-12)), np.random.RandomState(0))
+    tokens = torch.as_tensor(np.concatenate([part + 1.0 for part in ragged_samples(N)]))
+    if kind == "queries":  # none is shortened, as no token is longer than the default radius
+        distances = (found.queries[:, None] - tokens).norm(dim=2)
+    else:  # planes through tokens, in all directions
+        distances = (found.directions @ tokens.T - found.thresholds[:, None]).abs()
+        torch.testing.assert_close(found.directions.norm(dim=1), torch.ones(32).double())
+        assert bool((found.directions.amin(0) < 0).all() and (found.directions.amax(0) > 0).all())
+    assert distances.amin(1).max().item() < 1e-9
+
+
+def test_the_default_temperature_of_queries_is_that_of_their_width():
+    assert search(dual_point(), "queries").weights.temperature == query_temperature(4)
+
+
+@pytest.mark.parametrize("width", [1.0, 1e-9])
+def test_gates_ascend_the_norms_of_sigmoids_whose_width_is_in_units_of_the_spread_of_tokens(monkeypatch, width):
+    def noted(start, norms, limit, config):
+        found = (start + torch.tensor([0.0, 0.0, 0.0, 0.0, 1e-3]),)  # off the tokens that planes go through
+        seen.append(norms(config.n_steps - 1, *found))
+        return found
+
+    point, seen = dual_point(shift=1.0, unit=3.0), []
+    monkeypatch.setattr(generate, "_ascend", lambda start, *rest: noted(start[0], *rest))
+    part = generate._ascended_gates(point, Generation(widths=(0.5, width)), np.random.RandomState(0))
+    tokens = [3 * torch.as_tensor(sample + 1.0) for sample in ragged_samples(N)]
+    mean = torch.stack([sample.mean(0) for sample in tokens]).mean(0)
+    spread = torch.stack([(sample - mean).square().mean() for sample in tokens]).mean().sqrt()
+    pooled_tokens = [
+        torch.sigmoid((part.directions @ sample.T - part.thresholds[:, None]) / (width * spread)) @ sample / len(sample)
+        for sample in tokens
+    ]
+    sums = torch.einsum("ihd,ic->hdc", torch.stack(pooled_tokens), point.values)
+    torch.testing.assert_close(seen[0], torch.linalg.matrix_norm(sums, 2))
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("kind", ["queries", "gates"])
+def test_weights_of_samples_are_repetitions_in_the_ascent(kind, scaled):
+    point, counts = dual_point(shift=1.0, scaled=scaled), np.arange(N) % 3
+    found, expected = (search(each, kind, n_steps=5) for each in (weighted(point, counts), repeated(point, counts)))
+    assert found.violation == pytest.approx(expected.violation, rel=1e-6)
+    torch.testing.assert_close(found.weights.state_dict(), expected.weights.state_dict(), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("name", "norm"), [("nuclear", 2), ("group_l2", None)])
+def test_norms_of_several_outputs_are_those_of_the_penalty(name, norm):
+    sums = torch.as_tensor(np.random.default_rng(0).normal(size=(5, 4, 3)))
+    found = generate._dual_norms(get_penalty(name), sums)
+    largest = torch.linalg.vector_norm(sums, dim=1).amax(1) if norm is None else torch.linalg.matrix_norm(sums, norm)
+    torch.testing.assert_close(found, largest)
