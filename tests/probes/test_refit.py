@@ -142,6 +142,15 @@ def test_what_unbalanced_weights_cost_is_computed_in_double():
     assert refit.objective - refit.start_objective == pytest.approx(excess, abs=1e-13)
 
 
+def test_the_module_that_is_given_stays_as_it_is():
+    module = probe(3).float()
+    before = copy.deepcopy(module.state_dict())
+    refit = refit_probe(module, SAMPLES, ONE_HOT, 0.02, loss="softmax")
+    with torch.no_grad():
+        refit.module.queries.zero_()  # it shares nothing with the one that was given
+    torch.testing.assert_close(dict(module.state_dict()), dict(before), rtol=0, atol=0)
+
+
 def test_a_probe_without_bias_is_refitted_without_unless_one_is_asked_for():
     module = probe(bias=False)
     without, with_bias = (refit_probe(module, SAMPLES, Y + 5, 0.02, fit_intercept=flag) for flag in (None, True))
@@ -217,6 +226,8 @@ def test_attention_that_no_probe_is_is_refused():
 def test_arguments_that_do_not_fit_are_named():
     with pytest.raises(ValueError, match="tokens of width 4, but the queries of the probe have 5"):
         refit_probe(AttentiveProbe(5), SAMPLES, Y, 0.1)
+    with pytest.raises(ValueError, match="tokens of width 4, but the queries of the probe have 3"):
+        refit_probe(AttentiveProbe(3), SAMPLES, Y, 0.1)
     with pytest.raises(
         ValueError, match=r"y must have the 2 outputs of the module, got shape \(\d+, 1\); of labels .*np.eye"
     ):
