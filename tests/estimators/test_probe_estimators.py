@@ -415,6 +415,15 @@ def test_violations_are_dual_norms_of_the_program_with_the_weighting():
     assert norm / 0.003 - 1 == pytest.approx(model.generation_.rounds[0].violation, rel=1e-6)
 
 
+def test_the_violation_of_a_round_is_the_largest_of_all_kinds():
+    def violation(*kinds):
+        generation = Generation(2, kinds=kinds)
+        return regressor(0.003, dictionary=MeanPooling(), generate=generation).fit(SAMPLES, Y).generation_.rounds[0][3]
+
+    for kinds in (("queries", "gates"), ("gates", "queries")):
+        assert violation(*kinds) >= violation(kinds[0]) * (1 - 1e-9)  # the first search is the same
+
+
 def test_an_interrupt_during_generation_keeps_the_certified_model():
     def interrupt(progress):
         if hasattr(model, "certificate_"):  # the solve with the dictionary alone is over
