@@ -16,7 +16,7 @@ import pytest
 import torch
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from sklearn.linear_model import LogisticRegression
-from sklearn.model_selection import GroupKFold, KFold, StratifiedKFold
+from sklearn.model_selection import GroupKFold, KFold, ShuffleSplit, StratifiedKFold
 
 import convexformer
 from convexformer import (
@@ -1025,8 +1025,9 @@ def test_a_folder_of_another_call_is_named_with_what_can_be_done(tmp_path):
     model = ConvexAttentionRegressorCV(alphas=2, cv=KFold(3), resume=tmp_path).fit(X, y)
     with pytest.raises(ValueError, match=r"Repeat the call that wrote it, or give a path where there is nothing yet$"):
         model.fit(X, 2 * y)
-    for stream in (None, np.random.RandomState(0)):
-        model.set_params(cv=KFold(3, shuffle=True, random_state=stream))
+    drawn = [KFold(3, shuffle=True, random_state=stream) for stream in (None, np.random.RandomState(0))]
+    for cv in (*drawn, ShuffleSplit(3)):
+        model.set_params(cv=cv)
         with pytest.raises(
             ValueError, match="needs an int as random_state: without one a later call draws other folds"
         ):

@@ -206,6 +206,19 @@ class TestCrossValidation:
         np.testing.assert_allclose(two.score_path_, one.score_path_, rtol=1e-9)
         assert two.alpha_ == one.alpha_
 
+    def test_scores_in_threads_are_of_models_of_their_own(self):
+        barrier = threading.Barrier(2, timeout=20)  # the models of both folds are there before one of them is scored
+
+        def together(model, X, y):
+            barrier.wait()
+            return model.score(X, y)
+
+        one, two = (
+            ConvexAttentionRegressorCV(alphas=[0.1], cv=2, scoring=scoring, n_jobs=n_jobs).fit(X, Y).score_path_
+            for scoring, n_jobs in (("r2", None), (together, 2))
+        )
+        np.testing.assert_allclose(two, one, rtol=1e-9)
+
     def test_threads_run_side_by_side(self):
         # Each fold waits for the other one: run one after the other they would wait in vain.
         barrier = threading.Barrier(2, timeout=20)
