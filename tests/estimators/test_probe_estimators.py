@@ -269,12 +269,29 @@ def test_contributions_sum_to_the_prediction(y):
     np.testing.assert_allclose(explanation.scores, model.predict(SAMPLES), atol=1e-10)
 
 
+@pytest.mark.parametrize(("fitted", "given"), [(np.float64, np.float32), (np.float32, np.float64)])
+def test_contributions_are_in_the_wider_precision_of_the_fit_and_the_samples(fitted, given):
+    model = regressor(tol=1e-4).fit([sample.astype(fitted) for sample in SAMPLES], Y)
+    X = [sample.astype(given) for sample in SAMPLES]
+    array, _, mask = padded(X)
+    exact = model.to_torch().double()(torch.as_tensor(array, dtype=torch.float64), torch.as_tensor(mask))
+    np.testing.assert_allclose(model.explain(X).scores, exact[:, 0].detach(), atol=1e-12)
+
+
 @pytest.mark.parametrize("loss", ["logistic", "softmax"])
 @pytest.mark.parametrize("labels", [LABELS, LABELS == "low"], ids=["three", "two"])
 def test_contributions_sum_to_the_decision_function(loss, labels):
     model = classifier(loss=loss).fit(SAMPLES, labels)
     for X in (SAMPLES, padded(SAMPLES)[:2]):
         np.testing.assert_allclose(model.explain(X).scores, model.decision_function(X), atol=1e-10)
+
+
+def test_contributions_are_of_the_tokens_that_the_mask_names():
+    model = regressor().fit(SAMPLES, Y)
+    X, _, mask = padded(SAMPLES)
+    found = model.explain((X[:, ::-1], mask[:, ::-1])).contributions  # padding comes first
+    for part, expected in zip(found, model.explain(SAMPLES).contributions, strict=True):
+        np.testing.assert_allclose(part[::-1], expected, atol=1e-12)
 
 
 def test_contributions_are_what_the_formula_says():
@@ -413,6 +430,11 @@ def test_violations_are_dual_norms_of_the_program_with_the_weighting():
     theta = start.certificate_.dual_point
     norm = float(torch.linalg.vector_norm(torch.einsum("id,ic->dc", pooled, theta) / len(SAMPLES)))
     assert norm / 0.003 - 1 == pytest.approx(model.generation_.rounds[0].violation, rel=1e-6)
+
+
+def test_a_solve_with_more_weightings_starts_at_the_solution_with_fewer():
+    model = regressor(0.003, dictionary=MeanPooling(), generate=Generation(4, per_round=2)).fit(SAMPLES, Y)
+    assert model.history_.primal[0] == pytest.approx(model.generation_.rounds[-1].objective, rel=1e-9)
 
 
 def test_the_violation_of_a_round_is_the_largest_of_all_kinds():
@@ -708,6 +730,15 @@ def test_a_pooling_of_ones_own_is_fitted_and_is_not_saved_unregistered(tmp_path)
         save_model(model, tmp_path / "model.npz")
 
 
+def test_what_becomes_of_a_module_does_not_change_the_estimator():
+    model = regressor().fit(SAMPLES, Y)
+    before, network = model.predict(SAMPLES), model.to_torch().float()
+    with torch.no_grad():
+        for array in (*network.parameters(), *network.buffers()):
+            array.zero_()
+    np.testing.assert_array_equal(model.predict(SAMPLES), before)
+
+
 def test_the_bias_and_coefficients_of_a_module_train_on_and_its_dictionary_does_not():
     network = regressor().fit(SAMPLES, Y).to_torch()
     assert {name for name, _ in network.named_parameters()} == {"coef", "bias"}
@@ -729,6 +760,7 @@ def test_saved_models_predict_the_same(tmp_path, dictionary):
     np.testing.assert_array_equal(again.explain(SAMPLES).scores, model.explain(SAMPLES).scores)
     assert again.certificate_.primal == model.certificate_.primal
     assert again.n_features_in_ == 4
+    assert again.generation_ is None  # rounds are not in the file
 
 
 # Errors
