@@ -743,6 +743,11 @@ UNNAMED = {
         ValueError,
         "n_jobs must be None or an integer other than 0, got '2'",
     ),
+    "no jobs": (
+        lambda: ConvexAttentionRegressorCV(alphas=2, cv=2, n_jobs=0).fit(X, y),
+        ValueError,
+        "n_jobs must be None or an integer other than 0, got 0",
+    ),
     "flat attention map": (
         lambda: plot_attention_map([1, 2]),
         ValueError,
@@ -820,6 +825,7 @@ class TestFolds:
             ([(np.arange(9), [10.0])], r"cv: both parts of fold 0 must hold positions"),
             ([(np.arange(9), np.zeros(20, dtype=bool))], r"cv: both parts of fold 0 must hold positions"),
             ([(np.arange(9), [10]), ([0, 20], [3])], r"cv: fold 1 must hold positions of the 20 samples, got 0 to 20"),
+            ([(np.arange(9), [10, -21])], r"cv: fold 0 must hold positions of the 20 samples, got -21 to 10"),
             ([([0, 1], [2], [3])], r"cv=.* gives no folds of 20 samples"),
             (1, "cv=1 gives no folds of 20 samples: .*n_splits"),
             (100, "cv=100 gives no folds of 20 samples"),
@@ -831,13 +837,18 @@ class TestFolds:
         with pytest.raises(ValueError, match=message):
             ConvexAttentionRegressorCV(alphas=2, cv=cv).fit(X, y)
 
-    def test_masks_are_positions(self):
+    def test_masks_and_unsigned_integers_are_positions(self):
         first = np.arange(20) < 12
         scores = [
             ConvexAttentionRegressorCV(alphas=3, cv=[split]).fit(X, y).score_path_
-            for split in ((first, ~first), (np.arange(12), np.arange(12, 20)))
+            for split in (
+                (np.arange(12), np.arange(12, 20)),
+                (first, ~first),
+                (np.arange(12, dtype=np.uint8), np.arange(12, 20, dtype=np.uint8)),
+            )
         ]
-        np.testing.assert_array_equal(*scores)
+        for found in scores[1:]:
+            np.testing.assert_array_equal(found, scores[0])
 
     def test_counts_that_are_all_zero_in_one(self):
         counts = np.zeros(20)

@@ -516,6 +516,10 @@ def test_groups_may_be_given_to_fit():
         model.fit(X, Y["real"])
     with pytest.raises(ValueError, match=rf"groups must have one entry per sample, {len(X)}, got shape"):
         model.fit(X, Y["real"], groups=groups[1:])
+    with pytest.raises(
+        ValueError, match=rf"gives no folds of {len(X)} samples: .*greater than the number of groups: 2"
+    ):
+        model.fit(X, Y["real"], groups=groups > 3)
 
 
 def test_cross_validation_reads_weights_no_oftener_than_one_fit():
