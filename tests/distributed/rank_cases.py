@@ -576,6 +576,8 @@ def failures(path):
         "dimensions": lambda: model.fit(X[rows][:, :, 0] if last else X[rows][:, :, :1], y[rows]),
         "file": lambda: model.fit("nothing.npy" if last else path, y[rows]),
         "probe": lambda: PROBES["regressor"].fit(X[rows][:, :, : 2 if last else 3], y[rows]),
+        "precision": lambda: model.fit(X[rows].astype("f4" if last else "f8"), y[rows]),
+        "probe, precision": lambda: PROBES["regressor"].fit(X[rows].astype("f4" if last else "f8"), y[rows]),
         "probe, nan": lambda: PROBES["regressor"].fit(bad if last else X[rows], y[rows]),
         "probe, empty": lambda: PROBES["regressor"].fit([] if last else list(X[rows]), y[rows][: 0 if last else None]),
         "probe, no token": lambda: PROBES["regressor"].fit((X[rows], [0 if last else 5] * len(y[rows])), y[rows]),

@@ -217,6 +217,11 @@ def test_mistakes_are_told_on_all_ranks_with_the_rank(tmp_path, path_of_data):
         assert "rank 2: y must have one entry for each sample" in said["single"]
         assert said["no such path"].startswith("rank 2: y must hold a number per sample, or a label, or be the path")
         assert "y must not be bfloat16" in said["precision of targets"]
+        for name in ("precision", "probe, precision"):
+            wanted = (
+                "the precision must be the same on all ranks, got torch.float64 on rank 0 and torch.float32 on rank 2"
+            )
+            assert said[name] == wanted
         assert "alpha must be positive" in said["parameter"]
         assert said["source"] == said["Ctrl-C as it reads"] == "rank 2: the disk has gone"
         assert said["own kind of error"] == "rank 2: _Gone: the disk has gone"
