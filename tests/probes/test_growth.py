@@ -49,8 +49,9 @@ def test_a_fit_that_was_interrupted_finds_what_it_would_have_found(standardize, 
         np.testing.assert_allclose(array, theirs[name], rtol=1e-4, atol=1e-6)
 
 
-def test_a_fit_that_is_done_is_not_done_again(tmp_path):
-    first, again = fitted(tmp_path / "fit.npz"), fitted(tmp_path / "fit.npz")
+@pytest.mark.parametrize("loss", ["squared", "huber"])
+def test_a_fit_that_is_done_is_not_done_again(loss, tmp_path):
+    first, again = (fitted(tmp_path / "fit.npz", loss=loss) for _ in range(2))
     assert again.n_iter_ == 0
     np.testing.assert_array_equal(again.coef_, first.coef_)
     assert again.generation_ == first.generation_
