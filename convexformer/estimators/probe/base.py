@@ -184,7 +184,7 @@ class ConvexProbeBase(ConvexAttentionBase):
         self, problem: ProbeProblem, generation: Generation, left: int, stream: np.random.RandomState
     ) -> tuple[ProbeProblem, float]:
         """The problem with weightings that violate the dual constraint of its solution, and the largest violation."""
-        program, samples = problem.program.with_float64_targets(), problem.samples
+        program, samples = problem.program, problem.samples
         theta = cast(Tensor, self.certificate_.dual_point).to(program.y.device)
         point = DualPoint.of(program, theta, problem.pooler, samples)
         pooler, violation, n_new = problem.pooler, -np.inf, 0
