@@ -294,6 +294,8 @@ class ConvexProbeBase(ConvexAttentionBase):
         -------
         ProbeNetwork
             In the precision of the fit. It exports by ``torch.export`` and saves itself by ``save_pretrained``.
+            A cast to half precision leaves one or two digits of the scores: keep the module in float32 behind an
+            encoder in half precision.
         """
         check_is_fitted(self)
         return ProbeNetwork(copied_to(self.pooler_, "cpu"), *self._solution)
