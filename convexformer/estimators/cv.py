@@ -67,16 +67,8 @@ class CrossValidationMixin(ConvexAttentionBase):
 
         Parameters
         ----------
-        X : array-like of shape (n_samples, n_tokens, n_features) or (n_samples, n_tokens), path or source
-            Token sequences; each column of two-dimensional data is a token of width 1. A probe takes samples of any
-            number of tokens, as ``TokenPooling.fit`` does: a list of arrays of shapes (length, n_features), or a pair
-            of an array and `lengths` or a `mask`; two-dimensional data are samples of one token to it. What
-            ``open_source`` takes, as the path of a file or a folder of shards, is read from the disk where it is large
-            for `memory_limit`. Under ``torchrun`` each rank gives its own samples, or all give one path, of which each
-            reads its part.
-        y : array-like of shape (n_samples,) or (n_samples, n_outputs), or path
-            Targets. For a classifier: labels of shape (n_samples,), or a matrix of 0 and 1 with a column for each of
-            several labels that a sample may have. A path, as ``"shards"`` or ``"data.npz:y"``, is read into memory.
+        X, y
+            As in ``fit`` of the estimator of one ``alpha``, such as ``ConvexAttentionRegressor``.
         sample_weight : array-like of shape (n_samples,), or path, optional
             Non-negative weights, used in training and in scoring; only ratios matter.
         groups : array-like of shape (n_samples,), or path, optional
