@@ -301,10 +301,12 @@ class LinearMap(InParts, ABC):
         product = self.rmatvec(weight[:, None] * right).flatten(0, -2)
         if not single:
             return self.full_gram(weight), product
-        gram = weight.new_zeros((len(product), len(product)))
+        gram, blocks = weight.new_zeros((len(product), len(product))), torch.arange(self._n_blocks, device=self.device)
         for rows in tall_chunks(self.n_samples, len(gram), self.device):
-            gram += self.rows(rows).full_gram(weight[rows].float())
-        return gram, product
+            of_rows = torch.zeros_like(gram, dtype=torch.float32)
+            self.rows(rows).add_gram(of_rows, blocks, blocks, weight[rows].float())
+            gram += of_rows
+        return mirrored(gram), product
 
     def weighted_squares(self, weight: Tensor) -> Tensor:
         """Sum of the squared entries, each times the weight of its sample, as a tensor without dimensions.
