@@ -76,6 +76,17 @@ def with_own_correlation(program: Program, point: Point) -> Point:
     return point._replace(correlation=program.weighted_adjoint(dual_of(program, point)))
 
 
+def with_own_predictions(program: Program, point: Point) -> Point:
+    """The point with its own predictions and their correlation, of one pass where its intercept is known."""
+    intercept = point.intercept
+    if intercept is None and program.fit_intercept:
+        return point_at(program, point.coef)
+    intercept = program.null_intercept if intercept is None else intercept
+    fitted, correlation = program.map.slopes_pass(point.coef, program.slopes(intercept))
+    fitted = fitted + intercept
+    return point._replace(pred=fitted, fitted=fitted, correlation=correlation)
+
+
 def objective(program: Program, point: Point) -> float:
     """Objective of the coefficients."""
     assert point.fitted is not None

@@ -369,7 +369,20 @@ class Program:
         exact = self.with_float64_targets()
         if math.prod(self.coef_shape) > self.map.n_stored:
             return exact.weighted_adjoint(exact.null_dual_point)
-        return exact.remembered("null_correlation", lambda: exact.weighted_adjoint(exact.null_dual_point))
+        return exact.remembered("null_correlation", exact._null_correlation)
+
+    def _null_correlation(self) -> Tensor:
+        theta = self.null_dual_point
+        if self.map.in_memory or not (self.fit_intercept and self.loss.quadratic):
+            return self.weighted_adjoint(theta)
+        products = self.weighted_adjoint(torch.cat([theta, torch.ones_like(theta[:, :1])], dim=1))
+        self.remembered("feature_means", lambda: products[..., -1])  # in the same pass
+        return products[..., :-1]
+
+    @_WithoutAlpha
+    def feature_means(self) -> Tensor:
+        """Weighted means of the features, of shape ``feature_shape``, in the precision of ``y``."""
+        return self.map.rmatvec(self.weight[:, None])[..., 0]
 
     @_WithoutAlpha
     def null_dual_norms(self) -> Tensor:

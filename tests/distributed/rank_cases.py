@@ -49,6 +49,8 @@ from convexformer.preprocessing import MeanPooling, PrototypePooling, QueryPooli
 from convexformer.probes import Generation
 from convexformer.storage import Source
 from convexformer_solvers import (
+    Auto,
+    AutoConfig,
     DenseMap,
     GatedMap,
     Huber,
@@ -254,6 +256,8 @@ NARROW = 13_000  # has no room for them
 LAYERED_STREAMED = 70_000  # holds those of a layer of two gates
 ESTIMATORS = {
     "regressor": ConvexAttentionRegressor(alpha=0.05, tol=1e-10),
+    # On a disk with a working set before the Gram matrix of all features, which is small here.
+    "few tokens": ConvexAttentionRegressor(alpha=0.2, tol=1e-10, solver=Auto(AutoConfig(costly_gram=0.0))),
     "classifier": ConvexAttentionClassifier(alpha=0.02, tol=1e-10, class_weight="balanced"),
     "far targets": ConvexAttentionRegressor(alpha=0.0005, tol=1e-10, loss=Huber(0.01)),
     "gated": ConvexAttentionRegressor(alpha=0.05, tol=1e-10, activation="gated_relu", n_gates=6, random_state=0),

@@ -32,6 +32,8 @@ from convexformer_solvers.algorithms.few_passes import (
     MetricConfig,
     MetricGradient,
 )
+from convexformer_solvers.algorithms.stage import Stage
+from convexformer_solvers.algorithms.working_set import WorkingSet, WorkingSetConfig
 from convexformer_solvers.auto import plan
 from convexformer_solvers.linalg.hessian import curvature_bound
 from convexformer_solvers.linear_maps.derived import DerivedMap
@@ -367,6 +369,62 @@ def test_gram_matrices_in_single_precision_lose_nothing(tol, scale, offset, most
     assert counted.passes[0] <= most  # once more about means that are large, or where squares overflow
     wanted = solve(dataclasses.replace(program, map=DenseMap(data.double())), Auto(), tol=1e-10).certificate
     assert found.primal == pytest.approx(wanted.primal, rel=10 * tol)
+
+
+SOON = AutoConfig(costly_gram=0.0)  # whose plan takes a working set however small the Gram matrix of all features is
+
+
+def few_active(offset=0.0, n=400, n_blocks=12, c=1):
+    data = randn(n, n_blocks, 3) + offset
+    return data, (data - offset)[:, :2].sum(2) @ randn(2, c, seed=5) + 0.1 * randn(n, c, seed=6)
+
+
+@pytest.mark.parametrize(("dtype", "tol", "most"), [(torch.float64, 1e-9, 5), (torch.float32, 1e-5, 4)])
+@pytest.mark.parametrize(
+    ("norm", "intercept", "weighted", "c", "offset"), covering(PENALTIES, BOTH, BOTH, (1, 3), (0.0, 1e3))
+)
+def test_a_working_set_of_the_squared_loss_takes_four_passes(norm, intercept, weighted, c, offset, dtype, tol, most):
+    data, y = few_active(offset if intercept else 0.0, c=c)
+    weight = 0.1 + random_weight(len(y)) if weighted else None
+    program = Program(DenseMap(data.to(dtype)), y, get_loss("squared"), get_penalty(norm), 1.0, weight, intercept)
+    program = program.with_alpha(0.5 * program.alpha_max)
+    there = on_disk(program)
+    assert plan(on_disk(program), config=SOON)[0].algorithm.name == "working_set(batched(auto))"
+    one, other = solve(program, Auto(), tol=tol), solve(there, Auto(SOON), tol=tol)
+    assert_same(program, one, other, tol)
+    # The best constant model with the means, the Gram matrix, a look at all blocks, and the certificate.
+    assert there.map.passes[0] <= most + 0.1  # some rows, of which alpha_max looks at the size
+
+
+class SlowMap(CountedMap):
+    """Data of which one pass takes longer than the Gram matrix."""
+
+    def reading_work(self):
+        return math.inf
+
+
+@pytest.mark.parametrize(("share", "widest", "stays"), [(0.1, math.inf, True), (0.001, 0.6, False)])
+def test_a_working_set_in_passes_grows_or_is_given_up(share, widest, stays):
+    data, y = few_active(c=2)
+    data = data + 2 * randn(len(data), 1, 1, seed=7)  # so that blocks depend on each other
+    program = Program(DenseMap(data), y, get_loss("squared"), get_penalty("group_l2"), 1.0, None, True)
+    program, tol = program.with_alpha(share * program.alpha_max), 1e-9
+    sets = WorkingSetConfig(3, widest=widest, growth=1.0, decrease=1e-3, form="root")
+    first = Stage(WorkingSet(Stage(Batched(Auto()), "solves the set"), sets), "few blocks at first")
+    later = () if stays else (Stage(Fista(), "ends it"),)
+    solver = Auto(make_plan=lambda *arguments: (first, *later))
+    one, other = solve(program, Auto(), tol=tol), solve(on_disk(program), solver, tol=tol)
+    assert_same(program, one, other, tol)
+
+
+def test_no_working_set_where_one_gram_matrix_serves_or_many_blocks_may_be_active():
+    data, y = few_active()
+    program = Program(CountedMap(DenseMap(data)), y, get_loss("squared"), get_penalty("group_l2"), 1.0)
+    many = program.with_alpha(float(program.null_dual_norms.min()) / 2)
+    few = program.with_alpha(0.5 * program.alpha_max)
+    slow = dataclasses.replace(few, map=SlowMap(program.map.base))
+    for other, warm, config in ((few, True, SOON), (many, False, SOON), (slow, False, AutoConfig(costly_gram=1e-9))):
+        assert plan(other, warm, config)[0].algorithm.name == "batched(auto)"
 
 
 METRICS = {"gram": Auto(), "low rank": MetricGradient(LowRankMetrics(4))}

@@ -12,7 +12,15 @@ from torch import Tensor
 
 from convexformer_solvers.linalg.gram import SupportGram
 from convexformer_solvers.linear_maps.base import nonzero_blocks
-from convexformer_solvers.points import Point, as_start, gap_estimate, own_predictions, point_at, with_own_correlation
+from convexformer_solvers.points import (
+    Point,
+    as_start,
+    gap_estimate,
+    own_predictions,
+    point_at,
+    with_own_correlation,
+    with_own_predictions,
+)
 from convexformer_solvers.program import Program
 from convexformer_solvers.reductions.base import Reduction
 from convexformer_solvers.reductions.blocks import Compress, Restrict
@@ -111,7 +119,7 @@ class WorkingSet(PrimalDualSolver):
         blocks, known = nonzero_blocks(whole.coef).nonzero()[:, 0], None
         if previous is None:
             is_single = self.config.single and squares_fit_single(program)
-            means = _by_block(program.map.rmatvec(program.weight[:, None]))[..., 0] if program.fit_intercept else None
+            means = _by_block(program.feature_means[..., None])[..., 0] if program.fit_intercept else None
             gram = SupportGram(program.map, means, single=is_single)
         else:
             gram, known = previous.gram, previous.inner
@@ -200,11 +208,17 @@ class WorkingSet(PrimalDualSolver):
 
     def point(self, program: Program, state: _State) -> Point:
         if state.inner is None or state.n_steps == state.checked_at:
-            return state.whole
-        return _of_all_blocks(program, state.inner)
+            point = state.whole
+        else:
+            point = _of_all_blocks(program, state.inner)
+        # Of data that are not in memory a certificate finds predictions and dual point in one pass.
+        return point if program.map.in_memory else Point(point.coef, point.intercept)
 
     def knows_gap(self, state: _State) -> bool:
         return state.n_steps == state.checked_at
+
+    def gap_estimate(self, program: Program, state: _State) -> float:
+        return state.gap if self.knows_gap(state) else math.inf
 
     def activity(self, state: _State) -> str:
         if state.inner is None:
@@ -227,6 +241,8 @@ def _by_block(coef: Tensor) -> Tensor:
 def _of_all_blocks(program: Program, inner: Running) -> Point:
     """The inner algorithm's point, with its own predictions where it has no dual point, and the correlation of all."""
     point = inner.result()
+    if point.pred is None and not program.map.in_memory:
+        return with_own_predictions(program, point)
     if point.pred is None or point.fitted is None:
         fitted = point.fitted if point.fitted is not None else own_predictions(program, point.coef)
         point = point._replace(pred=fitted, fitted=fitted)

@@ -11,7 +11,14 @@ import torch
 from convexformer_solvers.algorithms.admm import Admm, AdmmConfig
 from convexformer_solvers.algorithms.block_descent import BlockDescent
 from convexformer_solvers.algorithms.constant import Constant
-from convexformer_solvers.algorithms.few_passes import Batched, GramMetrics, LowRankMetrics, MetricGradient, Metrics
+from convexformer_solvers.algorithms.few_passes import (
+    BatchConfig,
+    Batched,
+    GramMetrics,
+    LowRankMetrics,
+    MetricGradient,
+    Metrics,
+)
 from convexformer_solvers.algorithms.few_passes.metric import outputs_apart
 from convexformer_solvers.algorithms.fista import Fista, GreedyFista
 from convexformer_solvers.algorithms.polish import PolishConfig
@@ -37,6 +44,7 @@ from .cost import (
     factor_work,
     gradient_steps_of_admm,
     gradient_steps_of_gram,
+    passes_of_gram,
     products_of_gram,
 )
 
@@ -49,8 +57,10 @@ def plan(program: Program, warm: bool = False, config: AutoConfig | None = None)
     1. ``alpha`` from ``alpha_max`` on: the best constant model, which is the solution.
     2. Data that are not held in memory: the stages of this point and no other. Where there is room for Gram matrices,
        the squared loss takes the plan of the program that one pass leads to (``Moments``), and other losses take steps
-       in the metric of a Gram matrix (``MetricGradient``). Elsewhere all losses take steps in a metric of low rank.
-       Then gradient steps.
+       in the metric of a Gram matrix (``MetricGradient``). A working set comes before ``Moments`` where the Gram matrix
+       of all features takes as long as many passes, and few blocks violate the dual constraint at zero; not along a
+       path, of which that matrix serves every ``alpha``. Elsewhere all losses take steps in a metric of low rank. Then
+       gradient steps.
     3. A loss of unbounded curvature (Poisson): the stages of this point and no other. Large data whose features are
        more than slightly dependent take steps in a metric of low rank. Then gradient steps and Newton steps on smoothed
        objectives, gradient steps and semismooth Newton steps, each pair where its Newton steps apply, and gradient
@@ -123,11 +133,13 @@ class _Planner:
     def stages(self) -> Iterator[Stage]:
         """The stages of all points of the list that apply."""
         program = self.program
-        if self.takes_gram and program.loss.quadratic:
+        set_before_gram = list(self._set_before_gram())
+        if self.takes_gram and program.loss.quadratic and not set_before_gram:
             moments_of(program, self.single_moments)  # gives alpha_max, too
         if program.alpha >= (1 - 8 * EPS) * program.alpha_max:
             yield Stage(Constant(), "alpha is at least alpha_max: the solution is zero")
         if not program.map.in_memory:
+            yield from set_before_gram
             yield from self._few_passes()
             yield self._gradient_steps("the data are not held in memory: these make no copy")
             return
@@ -148,9 +160,28 @@ class _Planner:
             yield from self._low_rank(why, self.config.steps)
         yield self._gradient_steps("nothing else has ended before")
 
+    def _set_before_gram(self) -> Iterator[Stage]:
+        """A working set, where its Gram matrix takes a pass and that of all features the time of many."""
+        from .solver import Auto  # which goes by this plan
+
+        program, config = self.program, self.config
+        if not (self.takes_gram and program.loss.quadratic and program.penalty.block_separable):
+            return
+        if self.warm or passes_of_gram(program) < config.costly_gram / 2:  # one matrix serves a whole path
+            return
+        *blocks, width, n_outputs = program.coef_shape
+        norms = program.null_dual_norms.reshape(math.prod(blocks), -1).amax(1)
+        if int((norms > program.alpha).sum()) * width > config.set_width * program.map.smaller_side:
+            return
+        of_a_pass = math.sqrt(program.map.product_work(n_outputs) / program.map.n_samples)
+        sets = WorkingSetConfig(int(of_a_pass), growth=1.0, decrease=SINGLE, widest=config.set_width, form="root")
+        inner = Stage(Batched(Auto(config), BatchConfig(factor=sets.decrease)), "solves the set")
+        why = "few blocks can be active: one pass for their Gram matrix, one to look at all blocks"
+        yield Stage(WorkingSet(inner, sets), why, patience=Patience(steps=3))
+
     def _few_passes(self) -> Iterator[Stage]:
         """What needs few passes over data that are not held in memory."""
-        from .solver import Auto  # which goes by this plan
+        from .solver import Auto
 
         inner = Batched(Auto(self.config))
         if self.takes_gram and self.program.loss.quadratic:

@@ -60,10 +60,14 @@ class SupportGram:
                 store = self._store.new_empty((max(size, old + old // 4),) * 2)
                 store[:old, :old] = self._store[:old, :old]
                 self._store = store
-            self._store[:old, old:size] = self._products(self._known, new)
+            known = torch.cat([self._known, new])
+            if self.map.in_memory:
+                self._store[:old, old:size] = self._products(self._known, new)
+                self._store[old:size, old:size] = self._products(new, new)
+            else:
+                self._store[:size, old:size] = self._products(known, new)  # in one pass
             self._store[old:size, :old] = self._store[:old, old:size].T
-            self._store[old:size, old:size] = self._products(new, new)
-            self._known = torch.cat([self._known, new])
+            self._known = known
         return self._store[:size, :size]
 
     def _products(self, left: Tensor, right: Tensor) -> Tensor:

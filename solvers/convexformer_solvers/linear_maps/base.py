@@ -235,6 +235,10 @@ class LinearMap(InParts, ABC):
         """Work of one product with so many outputs, in the unit of ``gram_work``; of few it is that of reading."""
         return self.n_samples * math.prod(self.feature_shape) * max(2.0 * n_outputs, self.rates.work_of_a_read)
 
+    def reading_work(self) -> float:
+        """Work in the time of reading all samples, in the unit of ``gram_work``; zero for data in memory."""
+        return 0.0
+
     def gram_work(self) -> float:
         """Floating-point operations of half of the Gram matrix of all features, on the smaller side, roughly."""
         return float(self.n_samples * math.prod(self.feature_shape) * self.smaller_side)

@@ -50,6 +50,9 @@ class DerivedMap(LinearMap, Generic[_Base]):
     def product_work(self, n_outputs: int) -> float:
         return self.base.product_work(n_outputs)
 
+    def reading_work(self) -> float:
+        return self.base.reading_work()
+
     def traffic(self) -> Traffic | None:
         return self.base.traffic()
 

@@ -277,6 +277,15 @@ class StreamedMap(LinearMap):
     def weighted_squares(self, weight: Tensor) -> Tensor:
         return sum((part.weighted_squares(weight[places]) for places, part in self._parts()), weight.new_zeros(()))
 
+    def reading_work(self) -> float:
+        # Two parts in the middle tell whether the disk is slow or the system holds the file: the first opens it.
+        parts, seconds = list(self._plan(max(1, self.chunk // self._width))), 0.0
+        for _, rows in parts[len(parts) // 2 :][:2]:
+            began = time.perf_counter()
+            self._read(rows)
+            seconds = time.perf_counter() - began
+        return self.rates.product * seconds * len(parts)
+
     def product_work(self, n_outputs: int) -> float:
         # A number from the disk is read, converted and written before it is read again.
         return 2 * self.n_stored * max(2.0 * n_outputs, 2 * self.rates.work_of_a_read)

@@ -88,7 +88,10 @@ class Compress(Reduction):
 
     def invert(self, point: Point, data: _Root) -> Point:
         program = data.program
-        assert point.pred is not None
+        if point.pred is None or not program.map.in_memory:  # one pass then gives predictions and their correlation
+            on_all = Restrict(self.blocks).invert(Point(point.coef), program.coef_shape)
+            moved = 0.0 if self.means is None else self.means @ point.coef.flatten(0, 1)
+            return on_all._replace(intercept=data.mean - moved)
         behind = data.solver.solve_upper(point.pred[:-1] / data.scale)
         both = torch.cat([point.coef, behind.view_as(point.coef)], dim=-1)
         pred = program.map.matvec_blocks(self.blocks, both) + data.mean.repeat(2)
