@@ -31,7 +31,7 @@ class EmbeddedState:
         Steps of the embedding so far.
     head_steps : int
         Steps of the coefficients so far.
-    gradient_evaluations : int
+    gradient_evaluations : float
         Gradients taken so far over all samples, with respect to coefficients or embedding; one over a part of the
         samples counts as that part.
     seconds : float

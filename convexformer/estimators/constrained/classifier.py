@@ -97,6 +97,8 @@ class DescentConstrainedClassifier(ClassificationMixin, TargetEstimator, Descent
         Of training.
     n_iter_ : int
         Epochs.
+    loss_ : Loss
+        The instance used.
     n_features_in_, n_tokens_in_ : int
         Shape of a sample.
 

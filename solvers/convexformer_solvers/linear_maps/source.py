@@ -24,6 +24,8 @@ class Traffic:
     passes, bytes_per_second : float
         Bytes read over those of the source, and over the seconds of reading. Seconds of ranks are added, so that theirs
         is the mean rate of a rank.
+    is_finite : bool
+        Whether a whole pass has found no number that is not finite.
 
     Examples
     --------
@@ -36,7 +38,7 @@ class Traffic:
     read_bytes: int = 0
     read_seconds: float = 0.0
     waited_seconds: float = 0.0
-    is_finite: bool = dataclasses.field(default=False, repr=False)  # whether a whole pass has found no NaN
+    is_finite: bool = dataclasses.field(default=False, repr=False)
 
     @property
     def passes(self) -> float:

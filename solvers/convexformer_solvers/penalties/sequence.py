@@ -113,6 +113,7 @@ class RowStochastic(Penalty):
         return result * torch.where(sums > 0, size[..., None, None] / sums, 0.0)
 
     def factor_cost(self, left: Tensor, right: Tensor) -> Tensor:
+        """Weight decay ``(|left|_1^2 + |right|_1^2) / 2`` of each pair; the penalty of balanced ones."""
         return 0.5 * (left.abs().sum(1).square() + right.abs().sum(1).square())
 
     def right_norm(self, right: Tensor) -> Tensor:
