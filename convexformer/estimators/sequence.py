@@ -47,8 +47,9 @@ class ConvexSequenceRegressor(SolveParameters, RegressorMixin, CertifiedEstimato
 
     .. math:: \sum_i p_i \, L\Big(b + \sum_j W_{1j} X_i w_{2j} w_{3j}^\top, \; Y_i\Big) + \alpha \sum_j \text{decay}_j
 
-    by solving the equivalent convex program (``sequence_program``; paper [C], Theorem A.1, corrected). ``W1`` is shared
-    by all samples, so the network shows one attention map, ``attention_map_``.
+    by solving the equivalent convex program (``sequence_program``; paper [C], Theorem A.1, corrected). The :math:`p_i`
+    are the weights of the samples over their sum. ``W1`` is shared by all samples, so the network shows one attention
+    map, ``attention_map_``.
 
     Parameters
     ----------

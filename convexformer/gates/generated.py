@@ -201,12 +201,13 @@ def generate_gates(
 
     The gated program with **all** gates has one dual constraint per mask :math:`m \in \{0, 1\}^N` that a gate can have,
 
-    .. math:: \max_k \; \Omega^\circ\Big(\sum_i m_i \, p_i \, x_{ik} \theta_i^\top\Big) \le \alpha.
+    .. math:: \max_k \; \Omega^\circ\Big(\sum_i m_i \, p_i \, x_{ik} \theta_i^\top\Big) \le \alpha,
 
-    Each round solves the program with the gates so far, searches for gates whose constraint its dual point
-    :math:`\theta` violates most, adds the best few and solves again from the solution so far. So the objective falls
-    with every round. Found gates that do not lower it are dropped, and the program is solved to a hundredth of the gap:
-    a dual norm is off by the root of the gap. When that has been done twice, the generation ends.
+    with the weights :math:`p_i` of the samples over their sum. Each round solves the program with the gates so far,
+    searches for gates whose constraint its dual point :math:`\theta` violates most, adds the best few and solves again
+    from the solution so far. So the objective falls with every round. Found gates that do not lower it are dropped,
+    and the program is solved to a hundredth of the gap: a dual norm is off by the root of the gap. When that has been
+    done twice, the generation ends.
 
     The search is local, with restarts, so not finding a gate does not prove that there is none. The certificate of each
     round is exact **for the gates of that round**.

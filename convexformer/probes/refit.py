@@ -112,8 +112,9 @@ def refit_probe(
     .. math:: \min_{Z, b} \; \sum_i p_i \, L\Big(b + \sum_j T_j(X_i)^\top Z_j, \; y_i\Big) + \alpha \sum_j \|Z_j\|_*,
               \qquad T_j(X) = \sum_k \mathrm{softmax}_k(q_j^\top x_k / \tau) \, x_k
 
-    of which its values and outputs are one feasible point, as :math:`\|V O\|_* \le (\|V\|_F^2 + \|O\|_F^2) / 2`. So the
-    optimum is never larger than the objective of the probe.
+    with the weights :math:`p_i` of the samples over their sum. The values and outputs of the probe are one feasible
+    point, as :math:`\|V O\|_* \le (\|V\|_F^2 + \|O\|_F^2) / 2`. So the optimum is never larger than the objective of
+    the probe.
 
     Parameters
     ----------

@@ -27,7 +27,8 @@ def attention_program(
     .. math:: \min_{Z, b} \; \sum_i p_i \, L\Big(b + \sum_{g, k} 1[u_{1g}^\top X_i u_{2g} \ge 0] \, Z_{gk}^\top x_{ik},
               \; y_i\Big) + \alpha \sum_{g, k} \Omega(Z_{gk})
 
-    with :math:`\Omega(Z) = \sum_l \|z_l\|_2` for ``"group_l2"`` and :math:`\Omega(Z) = \|Z\|_*` for ``"nuclear"``.
+    with :math:`\Omega(Z) = \sum_l \|z_l\|_2` for ``"group_l2"`` and :math:`\Omega(Z) = \|Z\|_*` for ``"nuclear"``. The
+    :math:`p_i` are the weights of the samples over their sum.
     Its optimum is that of the non-convex network with enough heads; with too few, the network's can only be larger.
 
     Parameters

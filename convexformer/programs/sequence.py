@@ -316,7 +316,8 @@ def sequence_program(
     .. math:: \min_{Z, b} \; \sum_i p_i \sum_{t, l} L\Big(b_{tl} + \sum_{k} Z_{tk, \cdot l}^\top x_{ik}, \; y_{itl}\Big)
               + \alpha \, \Omega(Z)
 
-    with one of three :math:`\Omega`, that is three classes of networks :math:`\sum_j W_{1j} X w_{2j} w_{3j}^\top`:
+    with the weights :math:`p_i` of the samples over their sum and one of three :math:`\Omega`, that is three classes of
+    networks :math:`\sum_j W_{1j} X w_{2j} w_{3j}^\top`:
 
     - ``"single_row"``: :math:`W_1 = e_t a^\top`; separates into a program per target row that share the data;
     - ``"stochastic"``: row-stochastic :math:`W_1`, shared by all samples (Theorem A.1, corrected): ``2 d c`` heads
