@@ -400,7 +400,7 @@ class PrimalDual:
         data : sequence of Tensor, or Dataset
             The samples.
         slacks : Tensor of shape (n_layers,), optional
-            By how much each constraint may be violated. Default: the slacks of now.
+            By how much each constraint may be violated. Default: the current slacks.
 
         Returns
         -------

@@ -227,7 +227,7 @@ class TokenGates(TokenPooling):
     Raises
     ------
     ValueError
-        If a parameter is not as described, or ``"pairs"`` finds fewer than two different tokens.
+        In ``fit``, if a parameter is not as described, or ``"pairs"`` finds fewer than two different tokens.
 
     Notes
     -----
@@ -296,7 +296,7 @@ class QueryPooling(TokenPooling):
     Raises
     ------
     ValueError
-        If a parameter is not as described.
+        In ``fit``, if a parameter is not as described.
 
     Notes
     -----
@@ -365,7 +365,7 @@ class PrototypePooling(TokenPooling):
     Raises
     ------
     ValueError
-        If a parameter is not as described.
+        In ``fit``, if a parameter is not as described.
 
     Examples
     --------
@@ -412,7 +412,7 @@ class RelativePositions(TokenPooling):
     Raises
     ------
     ValueError
-        If a parameter is not as described.
+        In ``fit``, if a parameter is not as described.
 
     Examples
     --------
@@ -455,7 +455,7 @@ class PoolingUnion(TokenPooling):
     Raises
     ------
     ValueError
-        If ``parts`` is no sequence of poolings.
+        In ``fit``, if ``parts`` is no sequence of poolings.
 
     Examples
     --------

@@ -277,7 +277,7 @@ class UnfoldedLayer(nn.Module):
         return LayerEnergy(self.smooth_energy(anchor, attention_mask))
 
     def guarantee(self) -> Guarantee:
-        """Whether theory promises that this layer, with its weights of now, never raises its energy.
+        """Whether theory promises that this layer, with its current weights, never raises its energy.
 
         Returns
         -------
