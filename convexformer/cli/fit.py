@@ -74,7 +74,9 @@ def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
         about = {"dest": parameter, "metavar": "N" if kind is int else "RATIO", "default": argparse.SUPPRESS}
         fit.add_argument(option, type=kind, help=f"with --alpha cv: {description}", **about)
     fit.add_argument(
-        "--probe", action="store_true", help="pool tokens by content with a certified probe; the file may hold lengths"
+        "--probe",
+        action="store_true",
+        help="pool tokens by content with a certified probe; DATA may hold lengths or mask",
     )
     fit.add_argument("--generate", type=int, metavar="N", help="with --probe: weightings to generate at most")
     fit.add_argument("--loss", help="loss by name; default: squared, or logistic / softmax for labels")

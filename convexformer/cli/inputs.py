@@ -107,7 +107,7 @@ def _read_arrays(path: Path, names: tuple[str, ...] | None = None) -> dict[str, 
 
 
 TARGETS = (
-    ".npy of y; or .npz or another file or folder with y, and maybe sample_weight and, for --probe, lengths or "
+    ".npy of y; or .npz or another file or folder with y, and maybe sample_weight and, for a probe, lengths or "
     "mask, which DATA may hold, too; FILE:NAME is y of another name"
 )
 _OWN = ("y", "sample_weight")  # of a file or folder besides the samples

@@ -23,7 +23,10 @@ def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     predict.add_argument(
-        "file", type=Path, help=".npz, another file or a folder of shards with X, and y when a score is wanted"
+        "file",
+        type=Path,
+        metavar="DATA",
+        help=".npz, another file or a folder of shards with X, and y when a score is wanted",
     )
     predict.add_argument("--targets", type=Path, metavar="FILE", help=f"{TARGETS}; when a score is wanted")
     predict.add_argument("--model", type=Path, default=Path("model.npz"), help="model saved by fit")

@@ -1,4 +1,4 @@
-"""``convexformer reproduce``: the experiments of the paper."""
+"""``convexformer reproduce``: the experiments."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ _EXPERIMENTS = (
         "student-teacher",
         "about a minute on two cores; else meant for a GPU",
         _STUDENT_TEACHER_SETTINGS,
-        help="students of an attention layer of a pretrained encoder (paper, Figs 2 and 3)",
+        help="students of an attention layer of a pretrained encoder (Ergen et al. 2022, Figs 2 and 3)",
         description="Students of an attention layer of a pretrained encoder: certified convex programs, their networks "
         "under Adam, softmax attention and ridge. A call that was interrupted goes on after its last finished seed.",
         by_seed=True,
@@ -136,7 +136,7 @@ _EXPERIMENTS = (
         "grokking",
         "a minute and a half on two cores; else hours, or a GPU",
         _GROKKING_SETTINGS,
-        help="steps to learn division modulo p, and the grokking delay (paper, Figs 4 to 7)",
+        help="steps to learn division modulo p, and the grokking delay (Ergen et al. 2022, Figs 4 to 7)",
         description="Division modulo p from half of the table: certified convex programs, convex attention trained end "
         "to end, and transformers and MLPs tuned with equal budgets. A call that was interrupted goes on after the "
         "last finished seed of a method, or the last finished pair of its search.",
@@ -188,7 +188,7 @@ _EXPERIMENTS = (
 
 def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
     """Describe the command, and those of the experiments."""
-    reproduce = commands.add_parser("reproduce", help="experiments of the paper, several seeds, with tuned baselines")
+    reproduce = commands.add_parser("reproduce", help="experiments over several seeds, with tuned baselines")
     experiments = reproduce.add_subparsers(dest="experiment", required=True, metavar="EXPERIMENT")
     for experiment in _EXPERIMENTS:
         _add_experiment(experiments, common, experiment)
