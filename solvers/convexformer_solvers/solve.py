@@ -21,6 +21,7 @@ from .program import Program, out_of_range
 from .reductions.base import Chain
 from .reductions.weights import DropZeroWeights, SimplePenalty
 from .result import History, Progress, SolverInterrupted, SolverResult, Status, check_tol
+from .rounding import SINGLE
 from .validation import as_dtype, check_callback, check_counts, check_device, check_kind, warn_caller
 
 Callback = Callable[[Progress], "bool | None"]
@@ -76,7 +77,8 @@ def solve(
     Warns
     -----
     ConvergenceWarning
-        If ``max_iter`` or the precision ended the run with a larger gap than ``tol``.
+        If ``max_iter`` or the precision ended the run with a larger gap than ``tol``, or if the lower bound is above
+        the objective by more than rounding, as of a loss whose conjugate is too small.
 
     Examples
     --------
@@ -161,6 +163,8 @@ def solve_on(
         raise SolverInterrupted(result)
     if status in (Status.MAX_ITER, Status.STALLED):
         _warn_not_converged(result, options, chain.original.map.dtype)
+    if result.certificate.relative_gap < -SINGLE:  # more than rounding
+        _warn_contradiction(result, reference)
     return result, run.last, run.state
 
 
@@ -371,3 +375,14 @@ def _warn_not_converged(result: SolverResult, options: Options, dtype: torch.dty
             f"{options.tol:.3e}. The result is usable and its certificate is true. What helps: {remedies}."
         )
     warn_caller(f"Solver {result.solver!r} {told}", ConvergenceWarning)
+
+
+def _warn_contradiction(result: SolverResult, program: Program) -> None:
+    """Warn of a lower bound above the objective of a point, which methods or data that are not consistent lead to."""
+    warn_caller(
+        f"The certificate of solver {result.solver!r} contradicts itself: the bound {result.certificate.dual:.6g} is "
+        f"above the objective {result.certificate.primal:.6g}. As a rule the conjugate of the loss or the dual norm of "
+        f"the penalty is too small, or the solver changes the data. What helps: test {program.loss!r} with check_loss, "
+        f"{program.penalty!r} with check_penalty, a solver of your own with check_solver.",
+        ConvergenceWarning,
+    )

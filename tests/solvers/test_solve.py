@@ -1,6 +1,7 @@
 """The solve loop and the solvers behind it: stopping, warnings, interrupts, precision."""
 
 import copy
+import dataclasses
 import functools
 import itertools
 import math
@@ -42,6 +43,7 @@ from convexformer_solvers import (
     Progress,
     Softmax,
     SolverInterrupted,
+    Squared,
     Status,
     certify,
     check_solver,
@@ -170,6 +172,25 @@ class IgnoresTheStart(Fista):
 def test_check_rejects_a_wrong_solver(kind):
     with pytest.raises(AssertionError):
         check_solver(kind())
+
+
+class HalfConjugate(Squared):
+    def conjugate(self, u, y):
+        return 0.25 * u.square().sum(1) + (u * y).sum(1)
+
+
+class HalfDualNorm(GroupL2):
+    def group_dual_norms(self, coef):
+        return 0.5 * super().group_dual_norms(coef)
+
+
+@pytest.mark.parametrize("wrong", [{"loss": HalfConjugate()}, {"penalty": HalfDualNorm()}])
+def test_a_bound_above_an_objective_is_warned_of(wrong):
+    program = dataclasses.replace(make_program("squared", "group_l2"), **wrong)
+    with pytest.warns(ConvergenceWarning, match=r"contradicts itself.*check_loss.*check_penalty") as caught:
+        certificate = solve(program, Fista()).certificate
+    assert certificate.dual > certificate.primal
+    assert caught[0].filename == __file__
 
 
 class FailsToFactorise(Fista):
