@@ -82,14 +82,20 @@ def check_loss(loss: Loss, n_outputs: int = 3, seed: int = 0) -> None:
 
 
 def _derivatives(loss: Loss, pred: Tensor, move: Tensor, y: Tensor) -> _Identities:
+    given = pred.clone(), y.clone()
     value, gradient = loss.value(pred, y), loss.gradient(pred, y)
+    unchanged = torch.equal(pred, given[0]) and torch.equal(y, given[1])
+    yield "value or gradient changes its arguments", unchanged
     yield "value must have shape (n_samples,)", value.shape == pred.shape[:1]
+    yield "value is nan at the targets of example_target: define it for the targets of the loss", ~value.isnan()
     yield "value must not be negative: gaps are measured by that of the best constant", value >= 0
     yield "gradient must have the shape of the predictions", gradient.shape == pred.shape
     single = loss.gradient(pred.float(), loss.target_in(y, torch.float32))
     yield "gradient must have the precision of its arguments", single.dtype == torch.float32
     tracked = pred.clone().requires_grad_()
-    (automatic,) = torch.autograd.grad(loss.value(tracked, y).sum(), tracked)
+    total = loss.value(tracked, y).sum()
+    yield "value must be made of operations on pred that torch differentiates", total.requires_grad
+    (automatic,) = torch.autograd.grad(total, tracked)
     yield "gradient is not the derivative of value", gradient, automatic
     numeric = (loss.gradient(pred + 1e-6 * move, y) - loss.gradient(pred - 1e-6 * move, y)) / 2e-6
     product = loss.hessian_product(pred, y, move)
@@ -247,11 +253,20 @@ def _norm(penalty: Penalty, coef: Tensor, other: Tensor) -> _Identities:
     yield "group_values must have the axes of the blocks first", has_blocks or not penalty.block_separable
     if penalty.block_separable:  # solvers leave blocks out
         some, own = (part.flatten(0, len(blocks) - 1)[1:] for part in (coef, penalty.group_values(coef)))
-        yield "block_separable is True but a block's norm depends on its place", penalty.group_values(some), own
+        message = "block_separable is True but a block's norm depends on its place"
+        try:
+            found = penalty.group_values(some)
+        except (RuntimeError, ValueError, IndexError) as error:  # one weight for each block, as a rule
+            raise AssertionError(f"{message}: coefficients without the first block raise {error!r}") from error
+        yield message, found, own
     yield "the penalty is not homogeneous", penalty.value(-3 * coef), 3 * value
     yield "the triangle inequality fails", penalty.value(coef + other) <= value + penalty.value(other) + CANCELLED
     if penalty.euclidean:
         yield "euclidean is True but the penalty is not the sum of the norms", value, coef.norm(dim=-2).sum()
+    units = torch.eye(coef.numel()).to(coef).view(-1, *coef.shape)
+    positive = [penalty.value(unit) > 0 for unit in units]
+    yield "the penalty is no norm: it is zero at coefficients that are not", torch.stack(positive)
+    yield "the dual norm is not finite", dual_norm.isfinite()
     for_outputs = penalty.for_outputs(coef.shape[-1])
     yield "for_outputs gives another norm", for_outputs.value(coef), value
     yield "for_outputs gives another dual norm", for_outputs.dual_norm(other), dual_norm
@@ -266,8 +281,9 @@ def _norm(penalty: Penalty, coef: Tensor, other: Tensor) -> _Identities:
 
 def _prox(penalty: Penalty, coef: Tensor, other: Tensor) -> _Identities:
     yield "prox must have the precision of its argument", penalty.prox(coef.float(), 0.3).dtype == torch.float32
-    largest = float(penalty.dual_norm(coef))
-    step, new = 0.3 * largest, penalty.prox(coef, 0.3 * largest)
+    largest, given = float(penalty.dual_norm(coef)), coef.clone()
+    step, new = 0.3 * largest, penalty.prox(given, 0.3 * largest)
+    yield "prox changes its argument", torch.equal(given, coef)
     dual_part = coef - new  # Moreau: the projection of coef on the dual ball of radius step
     yield "Moreau: coef - prox leaves the dual ball", penalty.dual_norm(dual_part) <= step * (1 + 1e-9)
     product = (dual_part * new).sum()

@@ -290,6 +290,38 @@ def test_check_rejects_what_solvers_and_gaps_rest_on(kind, message):
         check_loss(kind())
 
 
+class PositiveTargets(Squared):
+    """Squared distance of logarithms, with the targets of real numbers."""
+
+    quadratic = of_residual = False
+
+    def value(self, pred, y):
+        return super().value(pred, y.log())
+
+
+class SquaredInPlace(Squared):
+    def gradient(self, pred, y):
+        return pred.sub_(y)
+
+
+class SquaredWithoutGraph(Squared):
+    def value(self, pred, y):
+        return super().value(pred.detach(), y)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (PositiveTargets, "nan at the targets of example_target"),
+        (SquaredInPlace, "changes its arguments"),
+        (SquaredWithoutGraph, "operations on pred that torch differentiates"),
+    ],
+)
+def test_check_names_what_keeps_a_loss_from_being_tested(kind, message):
+    with pytest.raises(AssertionError, match=message):
+        check_loss(kind())
+
+
 @pytest.mark.parametrize("kind", [HuberOfWrongWidth, HuberOfWrongTargets])
 def test_check_rejects_what_is_no_proximal_step(kind):
     with pytest.raises(AssertionError, match="proximal step in the dual"):

@@ -546,6 +546,46 @@ def test_a_penalty_of_one_shape_is_checked_at_that():
         check_penalty(Wrong(), shape=(4, 3, 2))
 
 
+def test_check_names_a_weight_of_each_block_as_the_reason_why_blocks_cannot_be_left_out():
+    class Separable(OfFourBlocks):
+        block_separable = True
+
+    with pytest.raises(AssertionError, match=r"block_separable is True but .* without the first block"):
+        check_penalty(Separable(), shape=(4, 3, 2))
+
+
+class WithoutFirstFeature(GroupL2):
+    """The first feature of each block is not penalised."""
+
+    euclidean = False
+
+    def group_values(self, coef):
+        return super().group_values(coef[..., 1:, :])
+
+
+class InfiniteDualNorm(GroupL2):
+    def group_dual_norms(self, coef):
+        return torch.full_like(super().group_dual_norms(coef), torch.inf)
+
+
+class ProxInPlace(GroupL2):
+    def prox(self, coef, step):
+        return coef.copy_(super().prox(coef, step))
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (WithoutFirstFeature, "no norm: it is zero at coefficients that are not"),
+        (InfiniteDualNorm, "the dual norm is not finite"),
+        (ProxInPlace, "prox changes its argument"),
+    ],
+)
+def test_check_names_what_is_no_norm_and_a_changed_argument(kind, message):
+    with pytest.raises(AssertionError, match=message):
+        check_penalty(kind())
+
+
 def test_check_wants_the_blocks_first():
     class Flat(GroupL2):
         def group_values(self, coef):
