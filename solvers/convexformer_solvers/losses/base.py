@@ -30,7 +30,7 @@ class Loss(ABC):
     Attributes
     ----------
     output_separable : bool
-        Whether the loss is a sum over outputs.
+        Whether the loss is a sum over outputs, of the same function for each of them.
     targets : {"real", "sign", "simplex"}
         What a row of ``y`` is: real numbers (or counts), -1 and 1 per output, or class probabilities.
     probabilistic : bool
