@@ -162,7 +162,7 @@ def solve_on(
     if status is Status.INTERRUPTED:
         raise SolverInterrupted(result)
     if status in (Status.MAX_ITER, Status.STALLED):
-        _warn_not_converged(result, options, chain.original.map.dtype)
+        _warn_not_converged(result, options, chain.original.map.dtype, run.first_not_finite)
     if result.certificate.relative_gap < -SINGLE:  # more than rounding
         _warn_contradiction(result, reference)
     return result, run.last, run.state
@@ -184,6 +184,7 @@ class _Run:
         self.is_given = start is not None and start.pred is None
         self.history, self.began = History(), time.perf_counter()
         self.iteration, self.state = 0, None
+        self.first_not_finite: int | None = None  # iteration of the first point that has left the range
 
     def begin(self, previous: Any) -> None:
         """Set the first state: at the best constant model where a given start is worse, and so the result at worst."""
@@ -304,7 +305,7 @@ class _Run:
     def record(self, point: Point, only_if_better: bool = False) -> Point:
         """Certify a point, or the start where it has left the range of its precision, and keep the best one so far."""
         if not all(bool(torch.isfinite(part).all()) for part in point[:2] if part is not None):
-            point = self.start
+            point, self.first_not_finite = self.start, self.first_not_finite or self.iteration
         coef, intercept, dual = point[:3]
         assert intercept is not None
         certificate, seconds = certify(self.reference, coef, intercept, dual), time.perf_counter() - self.began
@@ -357,7 +358,9 @@ def starting_point(program: Program, start: Any) -> Point | None:
     return Point(coef, intercept, dual)
 
 
-def _warn_not_converged(result: SolverResult, options: Options, dtype: torch.dtype) -> None:
+def _warn_not_converged(
+    result: SolverResult, options: Options, dtype: torch.dtype, first_not_finite: int | None
+) -> None:
     gap = result.certificate.relative_gap
     if math.isnan(gap):
         told = (
@@ -370,9 +373,10 @@ def _warn_not_converged(result: SolverResult, options: Options, dtype: torch.dty
         remedies = raised if result.status is Status.MAX_ITER else "raise tol, scale and centre the features"
         remedies += "" if dtype == torch.float64 else ", solve in float64 (dtype='float64')"
         remedies += "" if result.solver == "auto" else ", take solver='auto'"
+        lost = "" if first_not_finite is None else f" Its point of iteration {first_not_finite} was NaN or infinite."
         told = (
             f"did not converge in {result.n_iter} iterations: certified relative gap {gap:.3e} > tol "
-            f"{options.tol:.3e}. The result is usable and its certificate is true. What helps: {remedies}."
+            f"{options.tol:.3e}.{lost} The result is usable and its certificate is true. What helps: {remedies}."
         )
     warn_caller(f"Solver {result.solver!r} {told}", ConvergenceWarning)
 

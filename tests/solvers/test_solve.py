@@ -202,7 +202,22 @@ class FailsToFactorise(Fista):
         return super().step(program, state)
 
 
+class NanFromTheFirst(Fista):
+    def point(self, program, state):
+        return Point(super().point(program, state).coef * math.nan)
+
+
 class TestStopping:
+    def test_points_that_are_not_finite_are_told_and_finite_ones_are_not(self):
+        program = hard_program()
+        with pytest.warns(ConvergenceWarning, match=r"point of iteration [1-9]\d* was NaN or infinite") as caught:
+            result = solve(program, NanFromTheFirst(), max_iter=7)
+        assert result.certificate.primal == pytest.approx(program.null_value, rel=1e-12)
+        with pytest.warns(ConvergenceWarning) as finite:
+            solve(program, Fista(), tol=1e-9, max_iter=7)
+        assert "NaN" not in str(finite[0].message)
+        assert len(caught) == len(finite) == 1
+
     def test_a_factorisation_that_fails_on_the_way_keeps_the_point_before(self):
         program = hard_program()
         with pytest.warns(ConvergenceWarning, match="certified relative gap"):
