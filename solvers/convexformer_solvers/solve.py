@@ -240,6 +240,7 @@ class _Run:
         if self.iteration == 0:
             return self.start
         point = self.solver.point(self.chain.program, self.state)
+        check_kind(f"what point of solver {self.solver.name!r} returns", point, Point, "Point(coef)")
         return completed(self.chain.original, self.chain.invert(point))
 
     @property

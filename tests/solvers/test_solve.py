@@ -193,6 +193,16 @@ def test_a_bound_above_an_objective_is_warned_of(wrong):
     assert caught[0].filename == __file__
 
 
+@pytest.mark.parametrize("wrong", [lambda coef: coef, lambda coef: (coef, None), lambda coef: None])
+def test_a_point_that_is_none_is_named(wrong):
+    class ReturnsNoPoint(Fista):
+        def point(self, program, state):
+            return wrong(super().point(program, state).coef)
+
+    with pytest.raises(TypeError, match=r"what point of solver 'fista' returns must be a Point, as Point\(coef\)"):
+        solve(make_program(), ReturnsNoPoint())
+
+
 class FailsToFactorise(Fista):
     """Fista whose third step meets a matrix without a factor."""
 
