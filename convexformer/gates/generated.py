@@ -404,12 +404,12 @@ class _Generation:
 
     def _search(self, solved: _Solved) -> Found:
         """Search for violated gates and record the round."""
-        program, solution = solved.program.with_float64_targets(), solved.solution
+        program, solution = solved.program, solved.solution
         theta = solution.certificate.dual_point
         assert theta is not None
         counted = program.weight > 0
         values = (program.weight[:, None] * theta)[counted]
-        tokens, weight = self.data.held_tokens()[counted], program.weight[counted].double()
+        tokens, weight = self.data.held_tokens()[counted], program.weight[counted]
         point = DualPoint(tokens, values, program.penalty, program.alpha, weight)
         sizes = program.penalty.group_values_in_any_units(solution.coef).flatten(1).sum(1)
         used = sizes.nonzero()[:, 0].numpy(force=True)
@@ -422,9 +422,8 @@ class _Generation:
             tol=self.tol,
             random_state=self.random_state,
         )
-        scale = program.y.new_tensor(1 / (1 + max(found.violation, 0.0)))
-        scale = program.loss.best_dual_scale(theta, program.y, program.weight, scale)
-        bound = min(float(program.dual(scale * theta)), solution.certificate.dual)
+        feasible = theta / (1 + max(found.violation, 0.0))
+        bound = min(float(program.dual(feasible)), solution.certificate.dual)
         self._record(solved, found.violation, bound)
         return found
 

@@ -271,6 +271,13 @@ def test_where_no_gate_could_help_none_is_found(problem):
     assert result.rounds[0].estimated_bound == result.certificate.dual
 
 
+def test_targets_that_a_constant_meets_leave_nothing_to_violate(problem):
+    result = generate_gates(problem[0][:8], np.full(8, 2.0), **{**QUICK, "fit_intercept": True})
+    assert result.end is GenerationEnd.NONE_FOUND
+    (only,) = result.rounds
+    assert (only.violation, only.estimated_bound, only.objective) == (-1.0, 0.0, 0.0)
+
+
 def test_found_gates_that_do_not_lower_the_objective_are_dropped_and_the_gap_is_made_smaller_twice(problem):
     class FindsWhatThereIs(GateSearch):
         def violated(self, point, known, in_use, **options):
