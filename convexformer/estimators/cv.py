@@ -246,8 +246,7 @@ def _best(scores: NDArray[np.float64], scoring: Any) -> int:
 def _loss_score(program: Program, test: torch.Tensor) -> Callable[[float, SolverResult], float]:
     """Function that gives minus the mean loss of some samples, which by themselves need be no program."""
     test = test[program.weight[test] > 0]  # what does not count may have a loss that is infinite
-    held_out, weight = program.map.rows(test), program.weight[test].double()
-    target = program.loss.target_in(program.y[test], torch.float64)
+    held_out, weight, target = program.map.rows(test), program.weight[test], program.y[test]
 
     def score(alpha: float, result: SolverResult) -> float:
         pred = predictions(held_out, result.coef, result.intercept, torch.float64)
