@@ -219,6 +219,14 @@ def test_samples_of_a_relative_path_are_read_from_another_working_directory(stor
     assert_reads(pickle.loads(pickle.dumps(source)), X)
 
 
+@pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
+def test_headers_of_numpy_of_all_versions_are_read(version, tmp_path):
+    X = numbers()
+    with open(tmp_path / "X.npy", "wb") as file:
+        np.lib.format.write_array(file, X, version)
+    assert_reads(open_source(tmp_path / "X.npy"), X)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.int8])
 def test_narrow_numbers_are_read_as_they_are_stored(dtype, tmp_path):
     X = as_tensor(numbers()).to(dtype)
@@ -287,6 +295,12 @@ def test_fingerprints_change_with_the_data(store, tmp_path):
     assert open_source(path).fingerprint != open_source(store(second, X[:-1])).fingerprint
 
 
+def test_samples_of_which_some_are_made_anew_have_no_fingerprint(tmp_path):
+    parts = [open_source(save_npy(tmp_path, numbers())), chunks(tmp_path, numbers())]
+    assert ShardSource(parts[:1] * 2, ["a", "b"]).fingerprint is not None
+    assert ShardSource(parts, ["a", "b"]).fingerprint is None
+
+
 def test_a_name_with_a_colon_is_a_path_where_there_is_one(tmp_path):
     X = numbers()
     np.save(tmp_path / "a:b.npy", X)
@@ -345,10 +359,11 @@ def test_a_truncated_shard_is_named(tmp_path):
     refused(folder, "shard '2.npy' of X=.* is truncated")
 
 
-def test_a_file_that_shrinks_is_noticed(tmp_path):
-    path = save_npy(tmp_path, numbers())
-    source = open_source(path)
-    path.write_bytes(path.read_bytes()[:-100])
+@pytest.mark.parametrize("store", [save_npy, save_raw_memmap])
+def test_a_file_that_shrinks_is_noticed(store, tmp_path):
+    source = open_source(store(tmp_path, numbers()))
+    (path,) = tmp_path.iterdir()
+    os.truncate(path, path.stat().st_size - 100)
     with pytest.raises(OSError, match="has become shorter since it was opened"):
         source.read(slice(0, N))
 
@@ -576,6 +591,12 @@ def test_chunks_must_have_as_many_samples_as_is_said(n_samples):
     source.read(slice(0, 20))
     with pytest.raises(ValueError, match=f"make must give {n_samples} samples .*, got 23"):
         source.read(slice(20, n_samples))
+
+
+def test_chunks_after_the_last_sample_are_noticed():
+    source = Chunks(lambda: [numbers()[:20], numbers()[20:]], n_samples=20)
+    with pytest.raises(ValueError, match=r"make must give 20 samples .*, got 23 or more"):
+        source.read(slice(0, 20))
 
 
 def test_chunks_that_differ_are_named():
