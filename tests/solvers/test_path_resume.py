@@ -277,6 +277,17 @@ class TestRefused:
         with pytest.raises(ValueError, match=f"these differ: value of the {part}. Repeat"):
             PathFile(file, changed(**{part: kind(3.0)}), GRID)
 
+    @pytest.mark.parametrize("unit", [1.0, 2.0**-40, 2.0**40])
+    def test_other_numbers_are_told_from_rounding_in_any_unit(self, unit, tmp_path):
+        def file_of(factor):
+            own = changed(map=GatedMap(factor * unit * DATA, MAP.masks), y=factor * unit * PROGRAM.y)
+            return PathFile(tmp_path / "path.npz", own, GRID)
+
+        file_of(1.0).keep({}, {})
+        file_of(1 + 1e-12)
+        with pytest.raises(ValueError, match=r"these differ: y, X, alpha_max\b"):
+            file_of(1 + 1e-6)
+
     @pytest.mark.parametrize("name", OTHERS)
     def test_file_of_another_program(self, name, tmp_path):
         file = tmp_path / "path.npz"
