@@ -62,6 +62,14 @@ def test_padding_is_zero_and_marked_as_none_whatever_it_holds():
         assert bool(real.any(1).all())
 
 
+def test_tokens_that_are_real_may_be_the_last():
+    array, _, mask = padded(SAMPLES)
+    short = np.flatnonzero(~mask.all(1))
+    found = contents(read((array[short, ::-1].copy(), mask[short, ::-1].copy())))
+    for got, position in zip(found, short, strict=True):
+        np.testing.assert_array_equal(got, SAMPLES[position][::-1])
+
+
 def test_changes_of_tokens_follow_one_another_and_leave_padding_zero():
     array, _, mask = padded(SAMPLES, fill=np.inf)
     samples = read((array, mask))
