@@ -107,6 +107,31 @@ def test_outputs_that_the_loss_does_not_couple_have_their_own_metrics():
         torch.testing.assert_close(part.cross, other.cross)
 
 
+@pytest.mark.parametrize("intercept", [False, True])
+@pytest.mark.parametrize("loss", ["squared", "logistic", "softmax"])
+def test_a_metric_is_that_of_predictions_and_their_curvatures(loss, intercept):
+    n, c, loss = 60, 3, get_loss(loss)
+    y = valid_target(loss, n, c, torch.Generator().manual_seed(0))
+    program = Program(DenseMap(randn(n, 3, 2) + 1), y, loss, GroupL2(), 0.1, random_weight(n), intercept)
+    local = MetricGradient(GRAM)._curvatures(program, randn(n, c, seed=3))
+    metric = GRAM.of(program, local)
+    if loss.output_separable:
+        curvature = torch.diag_embed(local.expand(n, c))
+    else:
+        curvature, (i, j) = torch.empty(n, c, c, dtype=torch.float64), torch.triu_indices(c, c)
+        curvature[:, i, j] = curvature[:, j, i] = local
+    curvature = program.weight[:, None, None] * curvature
+    move, shift = randn(3, 2, c, seed=4), randn(c, seed=5) * intercept
+    change = program.map.matvec(move) + shift
+    expected = torch.einsum("ic,icd,id->", change, curvature, change)
+    assert metric.square(move, shift) == pytest.approx(float(expected), rel=1e-9)
+    if intercept:
+        theta = program.weight[:, None] * randn(n, c, seed=6)
+        centred = theta - curvature @ torch.linalg.solve(curvature.sum(0), theta.sum(0))
+        reduced = metric.reduced(program.map.rmatvec(theta), theta.sum(0))
+        torch.testing.assert_close(reduced, program.map.rmatvec(centred))
+
+
 @pytest.mark.parametrize("metrics", [GRAM, LowRankMetrics(3)], ids=["gram", "low rank"])
 def test_data_and_targets_of_zeros(metrics):
     for data, y in ((randn(80, 5, 2), torch.zeros(80, 2).double()), (torch.zeros(80, 5, 2).double(), randn(80, 2))):
