@@ -22,6 +22,7 @@ from convexformer_solvers import (
 from convexformer_solvers.algorithms.few_passes import Batched, GramMetrics, LowRankMetrics, MetricGradient
 from convexformer_solvers.algorithms.few_passes.low_rank import LowRank
 from convexformer_solvers.algorithms.few_passes.model import Gram, Model
+from convexformer_solvers.linear_maps.base import even_rows
 
 SOLVER = Batched(Auto())
 GRAM = GramMetrics(SOLVER)
@@ -130,6 +131,16 @@ def test_a_metric_is_that_of_predictions_and_their_curvatures(loss, intercept):
         centred = theta - curvature @ torch.linalg.solve(curvature.sum(0), theta.sum(0))
         reduced = metric.reduced(program.map.rmatvec(theta), theta.sum(0))
         torch.testing.assert_close(reduced, program.map.rmatvec(centred))
+
+
+def test_a_gram_matrix_of_some_samples_is_that_of_their_own_program():
+    n, loss = 60, get_loss("logistic")
+    y = valid_target(loss, n, 1, torch.Generator().manual_seed(0))
+    program = Program(DenseMap(randn(n, 3, 2) + 1), y, loss, GroupL2(), 0.1, random_weight(n), True)
+    local, index = MetricGradient(GRAM)._curvatures(program, randn(n, 1, seed=3)), even_rows(n, 6, y.device)
+    of_some, alone = GramMetrics(SOLVER, sample=1).of(program, local), GRAM.of(program.rows(index), local[index])
+    move, shift = randn(3, 2, 1, seed=4), randn(1, seed=5)
+    assert of_some.square(move, shift) == pytest.approx(alone.square(move, shift), rel=1e-9)
 
 
 @pytest.mark.parametrize("metrics", [GRAM, LowRankMetrics(3)], ids=["gram", "low rank"])
