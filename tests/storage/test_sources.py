@@ -273,6 +273,16 @@ def test_a_result_computed_from_a_memory_map_is_in_memory(tmp_path):
     assert open_source(save_memmap(tmp_path, numbers()) * 2) is None
 
 
+@pytest.mark.parametrize("mode", ["c", "r+"])
+def test_what_is_written_to_a_memory_map_is_read(mode, tmp_path):
+    X = np.load(save_npy(tmp_path, numbers()), mmap_mode=mode)
+    source = open_source(X)
+    X[3:] *= 2
+    X.flush()
+    os.utime(X.filename, ns=(0, 1))  # clocks of file systems are slow
+    assert_reads(source, numbers() * np.where(np.arange(N) < 3, 1, 2).astype(np.float32)[:, None, None])
+
+
 def test_places_name_shard_and_row(tmp_path):
     source = open_source(save_folder(tmp_path, numbers()))
     assert source.place(2) == "row 2 of shard '0.npy'"
