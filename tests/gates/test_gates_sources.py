@@ -132,6 +132,14 @@ def test_pairs_that_no_gate_can_part_get_the_plain_direction():
     torch.testing.assert_close(side, -torch.linalg.matrix_norm(matrix, ord=2))
 
 
+def test_pairs_that_are_nearly_multiples_lie_at_equal_distance_as_well():
+    first, other = torch.as_tensor(np.random.default_rng(0).normal(size=(2, 20, 4, 3)))
+    second = 2 * first + 1e-6 * other
+    u1, u2 = separating_directions(first, second)
+    sides = [torch.einsum("mk,mkd,md->m", u1, part, u2) for part in (first, second)]
+    torch.testing.assert_close(sides[0], -sides[1], rtol=1e-6, atol=0)
+
+
 @pytest.mark.parametrize("unit", [2.0**-80, 2.0**80])
 def test_difference_gates_are_the_same_in_any_units(unit):
     X = np.random.default_rng(0).normal(size=(30, 3, 2)) + 2
