@@ -145,8 +145,9 @@ def test_mistakes_are_told(data, places, tmp_path):
     write_shards(tmp_path / "bad", lambda rows: {"X": bad[rows]}, N, shard_rows=20)
     with pytest.raises(ValueError, match=r"NaN or infinity, in a token of row 13 of shard 'part-00001"):
         model.fit(tmp_path / "bad", y)
-    with pytest.raises(ValueError, match=r"lengths, integers of shape \(90,\)"):
-        model.fit((places["file"], lengths[:5]), y)
+    for wrong in (lengths[:5], np.append(lengths, 1)):
+        with pytest.raises(ValueError, match=r"lengths, integers of shape \(90,\)"):
+            model.fit((places["file"], wrong), y)
     empty = lengths.copy()
     empty[47] = 0
     with pytest.raises(ValueError, match=r"row 7 of shard 'part-00002.*no token that is real"):
