@@ -837,6 +837,16 @@ class TestFolds:
         with pytest.raises(ValueError, match=message):
             ConvexAttentionRegressorCV(alphas=2, cv=cv).fit(X, y)
 
+    @pytest.mark.parametrize("weighted", [False, True])
+    def test_whose_training_counts_are_all_zero_are_named(self, weighted):
+        counts, rows = np.r_[np.zeros(10), np.arange(10.0)], np.arange(15 if weighted else 10)
+        weight = np.r_[np.ones(10), np.zeros(5), np.ones(5)] if weighted else None
+        model = ConvexAttentionRegressorCV(loss="poisson", alphas=2, cv=[(rows, np.arange(15, 20))])
+        with pytest.raises(
+            ValueError, match="training part of fold 0 is no data to fit by itself, as targets of the P"
+        ):
+            model.fit(X, counts, weight)
+
     def test_masks_and_unsigned_integers_are_positions(self):
         first = np.arange(20) < 12
         scores = [
