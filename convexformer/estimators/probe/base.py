@@ -161,9 +161,7 @@ class ConvexProbeBase(ConvexAttentionBase):
             stream = growth.stream
             rounds += growth.rounds
             pooler = first.pooler.extended(growth.added.weightings, growth.added.factors)
-            coef, intercept, dual = (part.to(first.program.y.device) for part in growth.solution)
-            start = (coef.to(first.program.map.dtype), intercept.to(first.program.map.dtype), dual)
-            problem = first.with_pooler(pooler, self._map(pooler, first.samples), start)
+            problem = first.with_pooler(pooler, self._map(pooler, first.samples), growth.solution)
             super()._fit_problem(problem, like)
         end = GenerationStop.BUDGET
         while left := generation.max_new - sum(found.n_added for found in rounds):
