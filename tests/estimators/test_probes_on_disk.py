@@ -218,13 +218,16 @@ def test_sources_of_two_dimensions_are_told():
         PROBES["regressor"].fit(Flat(), np.zeros(30))
 
 
-@pytest.mark.parametrize("dtype", [np.float16, np.int8])
-def test_stored_precisions(dtype, data, tmp_path):
+@pytest.mark.parametrize(
+    ("dtype", "working"), [(np.float16, np.float32), (np.int8, np.float32), (np.int32, np.float64)]
+)
+def test_stored_precisions(dtype, working, data, tmp_path):
     X, _, y = data
     stored = np.round(10 * X).astype(dtype)
     np.save(tmp_path / "X.npy", stored)
     got = clone(PROBES["regressor"]).fit(str(tmp_path / "X.npy"), y)
-    wanted = clone(PROBES["regressor"]).fit(stored.astype(np.float32), y)
+    wanted = clone(PROBES["regressor"]).fit(stored.astype(working), y)
+    assert got.coef_.dtype == wanted.coef_.dtype
     assert got.certificate_.primal == pytest.approx(wanted.certificate_.primal, rel=1e-9)
     np.testing.assert_allclose(got.coef_, wanted.coef_, atol=1e-5)
 
