@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 
 from convexformer.validation import as_tensor, is_integer
+from convexformer_solvers.io.npz import replacing
 from convexformer_solvers.validation import check_counts
 
 from .files import RESERVED, checked, encode_header, layout, read_header, torch_dtype
@@ -213,21 +213,16 @@ class ShardWriter:
     def _put(self, name: str, parts: list[Any]) -> None:
         """Write a file under a name of its own, then give it its name."""
         path = self.folder / name
-        partial = self.folder / f"{name}.{uuid.uuid4().hex}.partial"
         try:
-            with open(partial, "xb") as file:
+            with replacing(path) as partial, open(partial, "xb") as file:
                 for part in parts:
                     file.write(part)
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(partial, path)
         except FileNotFoundError:
             # Another process found the shard finished, and removed what seemed to be left over.
             if not path.exists():
                 raise
-        except BaseException:
-            partial.unlink(missing_ok=True)
-            raise
 
 
 def write_shards(
