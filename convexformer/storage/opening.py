@@ -19,7 +19,7 @@ from convexformer_solvers.io.npz import read_array as read_npy
 from convexformer_solvers.io.npz import read_arrays
 from convexformer_solvers.linear_maps.source import Source
 
-from .files import RESERVED, SUFFIXES, FileArray, choose, find_array, read_header, stored, torch_dtype
+from .files import RESERVED, SUFFIXES, FileArray, choose, find_array, read_header, state_of, stored, torch_dtype
 from .manifest import MANIFEST, read_array, read_manifest, shard_arrays
 from .sources import ArraySource, ColumnSource, FileSource, ShardSource, hash_of
 
@@ -267,12 +267,9 @@ def _need(package: str) -> Any:
 
 
 def _of_file(path: str, name: str | None) -> str:
-    status = os.stat(path)
-    return hash_of([os.path.basename(path), status.st_size, status.st_mtime_ns, name])
+    return hash_of([os.path.basename(path), *state_of(os.stat(path)), name])
 
 
 def _of_folder(path: str, name: str | None) -> str:
-    files = [(file, file.stat()) for file in sorted(Path(path).rglob("*")) if file.is_file()]
-    return hash_of(
-        [name, *([str(file.relative_to(path)), status.st_size, status.st_mtime_ns] for file, status in files)]
-    )
+    files = [file for file in sorted(Path(path).rglob("*")) if file.is_file()]
+    return hash_of([name, *([str(file.relative_to(path)), *state_of(file.stat())] for file in files)])

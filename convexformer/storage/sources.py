@@ -32,14 +32,8 @@ class _Described(Source):
     n_dims: int
     _shape: tuple[int, ...]
     _dtype: torch.dtype
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self._shape
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._dtype
+    shape = property(lambda self: self._shape)
+    dtype = property(lambda self: self._dtype)
 
 
 class FileSource(_Described):
