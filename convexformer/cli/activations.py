@@ -11,8 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from .inputs import CommandError, check_folder
-from .output import GOES_ON, as_lines
+from .output import GOES_ON, HelpFormatter, as_lines
 from .processes import own_device
+
+# Options that are arguments of ``ActivationShards`` by the same name.
+_SETTINGS = ("model", "layer", "n_tokens", "site", "short", "dtype", "shard_rows", "batch_size", "attention")
 
 
 def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -23,12 +26,12 @@ def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
         help="run texts through a pretrained encoder and store activations of a layer in shards",
         description="Store what enters and leaves a layer of a pretrained encoder. A call that was interrupted goes "
         "on. Under torchrun each process writes a part of the shards.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=HelpFormatter,
     )
     command.add_argument("texts", help="text file in UTF-8 with one text a line, or 'documentation'")
-    command.add_argument("--model", default=argparse.SUPPRESS, help="folder or name; default: all-MiniLM-L6-v2")
+    command.add_argument("--model", help="folder or name; default: all-MiniLM-L6-v2")
     command.add_argument("--layer", type=int, default=2, help="layer of the encoder, from 0")
-    command.add_argument("--out", type=Path, required=True, default=argparse.SUPPRESS, help="folder for the shards")
+    command.add_argument("--out", type=Path, required=True, help="folder for the shards")
     command.add_argument("--n-tokens", type=int, default=32, help="tokens of a text; the first ones are used")
     command.add_argument("--site", choices=("attention", "layer"), default="attention", help="where outputs are taken")
     command.add_argument("--attention", action="store_true", help="store the attention maps too")
@@ -42,7 +45,7 @@ def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
         default="error",
         help="what to do with texts of fewer tokens: fill them up, leave them out or stop",
     )
-    command.add_argument("--device", default=argparse.SUPPRESS, help="cpu or cuda; default: cpu")
+    command.add_argument("--device", help="cpu or cuda; default: cpu")
     command.set_defaults(run=_run)
 
 
@@ -54,16 +57,8 @@ def _run(options: argparse.Namespace) -> dict[str, Any]:
         raise CommandError("--workers is not for torchrun, which starts the processes itself; leave it out")
     from convexformer.datasets._activation_shards import ActivationShards
 
-    settings = {
-        "folder": options.out,
-        "sentences": options.texts,
-        "model": getattr(options, "model", None),
-        "device": own_device(getattr(options, "device", None)),
-        **{
-            name: getattr(options, name)
-            for name in ("layer", "n_tokens", "site", "short", "dtype", "shard_rows", "batch_size", "attention")
-        },
-    }
+    settings = {name: getattr(options, name) for name in _SETTINGS}
+    settings |= {"folder": options.out, "sentences": options.texts, "device": own_device(options.device)}
     job = ActivationShards(**settings)
     verbose = not (options.quiet or options.json)
     try:

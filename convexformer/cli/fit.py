@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from .inputs import TARGETS, CommandError, check_target, load_data, memory, samples_of, seed
-from .output import GOES_ON, as_lines
+from .output import GOES_ON, HelpFormatter, as_lines
 from .processes import n_processes, process_group
 
 # Parameters of cross-validated estimators: option, type and help.
@@ -22,11 +22,8 @@ _CROSS_VALIDATION: dict[str, tuple[str, Any, str]] = {
 }
 
 
-class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
-    """Shows defaults except None, for which the help has words."""
-
-    def _get_help_string(self, action: argparse.Action) -> str | None:
-        return action.help if action.default is None else super()._get_help_string(action)
+# Options that are parameters of the estimators by the same name.
+_PARAMETERS = ("penalty", "solver", "tol", "max_iter", "dtype", "device", "memory_limit")
 
 
 def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -37,7 +34,7 @@ def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
         help="fit arrays X and y of an .npz file and save the model",
         description="Fit a model and save it with its certificate. Under torchrun each process reads a part of the "
         "samples.",
-        formatter_class=_HelpFormatter,
+        formatter_class=HelpFormatter,
     )
     fit.add_argument(
         "file",
@@ -213,17 +210,8 @@ def _new_model(task: str, options: argparse.Namespace) -> Any:
     import convexformer
 
     beginning, own = _of_networks(options)
-    parameters = own | {
-        "penalty": options.penalty,
-        "solver": options.solver,
-        "tol": options.tol,
-        "max_iter": options.max_iter,
-        "dtype": options.dtype,
-        "device": options.device,
-        "memory_limit": options.memory_limit,
-        "random_state": options.seed,
-        "verbose": not (options.quiet or options.json),
-    }
+    parameters = own | {name: getattr(options, name) for name in _PARAMETERS}
+    parameters |= {"random_state": options.seed, "verbose": not (options.quiet or options.json)}
     if options.loss is not None:
         parameters["loss"] = options.loss
     name = beginning + ("Regressor" if task == "regression" else "Classifier")

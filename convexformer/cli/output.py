@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 from typing import Any
 
 GOES_ON = "interrupted; what is finished is in {}, and the same command goes on"
+
+
+class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
+    """Shows defaults except None, for which the help has words."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        return action.help if action.default is None else super()._get_help_string(action)
 
 
 def as_lines(report: dict[str, Any]) -> str:

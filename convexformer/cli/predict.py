@@ -65,11 +65,7 @@ def _predict(options: argparse.Namespace, is_first: bool) -> dict[str, Any]:
     if hasattr(model, "predict_proba"):
         *_, probabilities = predictions_of_all(model, X, None, None, "predict_proba")
         results |= {"probabilities": probabilities, "classes": model.classes_}
-    report: dict[str, Any] = {
-        "model": str(options.model),
-        "predictions": str(options.out),
-        "n": len(predictions),
-    }
+    report: dict[str, Any] = {"model": str(options.model), "predictions": str(options.out), "n": len(predictions)}
     if y is not None:
         try:
             report["score"] = model._score_of(y, weight, predictions)
