@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -70,7 +71,7 @@ def check_sequences(estimator: Any, X: Any, reset: bool, part: slice | None = No
         )
     if reset:
         estimator.n_features_in_ = samples.n_features
-        if not _is_table(X):
+        if not hasattr(X, "columns"):  # as a data frame has, with their names
             forget_names(estimator)
     elif samples.n_features != estimator.n_features_in_:
         raise ValueError(
@@ -173,11 +174,8 @@ def _numpy_masked(X: np.ma.MaskedArray) -> PaddedSequences:
 
 
 def _n_dims(sample: Any) -> int:
-    own = getattr(sample, "ndim", None)
-    if own is not None:
-        return int(own)
     try:
-        return np.ndim(sample)
+        return int(np.ndim(sample))
     except ValueError as error:
         raise ValueError(f"X must hold samples of shape (length, n_features): {error}") from error
 
@@ -196,15 +194,8 @@ def _ragged(X: Sequence[ArrayLike | Tensor]) -> RaggedSequences:
             raise ValueError(
                 f"X must hold samples on one device, got X[{i}] on {sample.device} and X[0] on {samples[0].device}"
             )
-    common = samples[0].dtype
-    for sample in samples:
-        common = torch.promote_types(common, sample.dtype)
+    common = reduce(torch.promote_types, {sample.dtype for sample in samples})
     return RaggedSequences([sample.to(common) for sample in samples])
-
-
-def _is_table(X: Any) -> bool:
-    """Whether ``X`` is a data frame, whose columns have names."""
-    return hasattr(X, "columns")
 
 
 def _check_finite(samples: TokenSequences) -> None:

@@ -12,6 +12,7 @@ from convexformer.nn.modules.probe import TokenPooler
 from convexformer.programs.temporary_file import StoredMap, file_tensor
 from convexformer.validation import predictions
 from convexformer_solvers import DenseMap
+from convexformer_solvers.linear_maps.base import slices
 
 from .moments import Moments
 from .pooling import pooled, pooled_chunks
@@ -77,5 +78,4 @@ def pooled_predictions(samples: TokenSequences, pooler: TokenPooler, coef: Tenso
 def _slices(tokens: Tensor) -> Iterator[slice]:
     """A few samples at a time, which bounds several copies in float64."""
     size = max(1, CONFIG.limit(tokens.device) // (8 * tokens[0].numel()))
-    for start in range(0, len(tokens), size):
-        yield slice(start, start + size)
+    return slices(len(tokens), size)

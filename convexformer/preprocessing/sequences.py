@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from convexformer_solvers import Traffic
+from convexformer_solvers.linear_maps.base import slices
 from convexformer_solvers.linear_maps.parts import InParts
 
 
@@ -97,8 +98,7 @@ class TokenSequences(InParts, ABC):
         """
         per_sample = self.longest * (self.n_features + n_weightings) + n_weightings * self.n_features
         size = max(1, CONFIG.limit(self.device) // per_sample)
-        for start in range(0, len(self), size):
-            rows = slice(start, min(start + size, len(self)))
+        for rows in slices(len(self), size):
             yield rows, *self.padded(rows)
 
     @property
