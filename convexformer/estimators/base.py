@@ -477,37 +477,21 @@ class ConvexAttentionBase(ProgramParameters, TargetEstimator, CertifiedEstimator
 
     def _store(self, problem: Problem, result: SolverResult, like: Any) -> None:
         program = problem.program
-        self._store_network(
-            (result.coef, result.intercept),
-            loss=program.loss,
-            penalty=program.penalty,
-            alpha=program.alpha,
-            targets=problem.targets,
-            gates=problem.gates,
-            like=like,
-        )
+        trained_for: dict[str, Any] = {"alpha": program.alpha, "loss": program.loss, "penalty": program.penalty}
+        trained_for |= {"targets": problem.targets, "gates": problem.gates}
+        self._store_network((result.coef, result.intercept), trained_for, like)
         self._store_certificate(program, result)
 
-    def _store_network(
-        self,
-        solution: tuple[Tensor, Tensor],
-        *,
-        loss: Loss,
-        penalty: Penalty,
-        alpha: float,
-        targets: Targets,
-        gates: Gates | None,
-        like: Any,
-    ) -> None:
+    def _store_network(self, solution: tuple[Tensor, Tensor], trained_for: dict[str, Any], like: Any) -> None:
         """Set every attribute that follows from the solution alone; results are of the kind of `like`."""
         coef, intercept = solution
         self._solution = (coef.cpu(), intercept.cpu())
-        self._targets, self.gates_, self.loss_, self.penalty_ = targets, gates, loss, penalty
-        self.coef_ = result_of(self._public(coef, targets), like)
-        self.intercept_ = float(intercept[0]) if targets.single else result_of(intercept, like)
-        self.token_norms_ = result_of(norms_of_tokens(coef, penalty, gates), like)
-        arrays = (part.numpy() for part in self._solution)
-        self.heads_ = Heads.from_coef(*arrays, alpha=alpha, loss=loss, penalty=penalty, gates=gates, targets=targets)
+        self.loss_, self.penalty_ = trained_for["loss"], trained_for["penalty"]
+        self._targets, self.gates_ = trained_for["targets"], trained_for["gates"]
+        self.coef_ = result_of(self._public(coef, self._targets), like)
+        self.intercept_ = float(intercept[0]) if self._targets.single else result_of(intercept, like)
+        self.token_norms_ = result_of(norms_of_tokens(coef, self.penalty_, self.gates_), like)
+        self.heads_ = Heads.from_coef(*(part.numpy() for part in self._solution), **trained_for)
 
     def _public(self, coef: Tensor, targets: Targets) -> Tensor:
         """Coefficients ``(..., n, d, c)`` without the axes that the user's data do not have."""
@@ -525,15 +509,11 @@ class ConvexAttentionBase(ProgramParameters, TargetEstimator, CertifiedEstimator
 
     def _restore_state(self, header: dict[str, Any], arrays: dict[str, NDArray]) -> None:
         super()._restore_state(header, arrays)
-        self._store_network(
-            self._solution,
-            loss=self.loss_,
-            penalty=rebuilt(header["penalty"], PENALTIES),
-            alpha=header["alpha"],
-            targets=self._targets,
-            gates=Gates(arrays["u1"], arrays["u2"]) if "u1" in arrays else None,
-            like=None,
-        )
+        penalty = rebuilt(header["penalty"], PENALTIES)
+        gates = Gates(arrays["u1"], arrays["u2"]) if "u1" in arrays else None
+        trained_for: dict[str, Any] = {"alpha": header["alpha"], "loss": self.loss_, "penalty": penalty}
+        trained_for |= {"targets": self._targets, "gates": gates}
+        self._store_network(self._solution, trained_for, like=None)
 
     # Predicting
 

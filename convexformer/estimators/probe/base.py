@@ -206,8 +206,8 @@ class ConvexProbeBase(ConvexAttentionBase):
         super()._store(problem, result, like)
         self.traffic_ = own.samples.traffic()
 
-    def _store_network(self, solution: tuple[Tensor, Tensor], *, like: Any, **parts: Any) -> None:
-        super()._store_network(solution, like=like, **parts)
+    def _store_network(self, solution: tuple[Tensor, Tensor], trained_for: dict[str, Any], like: Any) -> None:
+        super()._store_network(solution, trained_for, like)
         self.weighting_norms_ = self.token_norms_
         del self.token_norms_
 
