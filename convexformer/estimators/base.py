@@ -31,7 +31,6 @@ from convexformer.validation import (
 )
 from convexformer_solvers import (
     PENALTIES,
-    Callback,
     LinearMap,
     Loss,
     Path,
@@ -39,7 +38,6 @@ from convexformer_solvers import (
     Penalty,
     Program,
     Progress,
-    Solver,
     SolverInterrupted,
     SolverResult,
     Status,
@@ -55,7 +53,15 @@ from convexformer_solvers.program import check_alpha
 
 from .path_result import PathResult, norms_of_tokens
 from .samples import across_ranks
-from .tokens import CertifiedEstimator, SavedState, TargetEstimator, described, rebuilt, unchanged_on_failure
+from .tokens import (
+    CertifiedEstimator,
+    SavedState,
+    SolveParameters,
+    TargetEstimator,
+    described,
+    rebuilt,
+    unchanged_on_failure,
+)
 
 ACTIVATIONS = ("linear", "gated_relu")
 # Where gates are unused these parameters must be what they are by default.
@@ -105,23 +111,6 @@ class Problem:
     gates: Gates | None
     sample_weight: NDArray[np.float64] | None
     interruption: GatesInterrupted | None = None
-
-
-@dataclass(eq=False, repr=False, kw_only=True)
-class SolveParameters:
-    """Parameters of estimators that solve a program."""
-
-    loss: str | Loss = "squared"
-    penalty: str | Penalty = "group_l2"
-    solver: str | Solver = "auto"
-    tol: float = 1e-4
-    max_iter: int = 10_000
-    fit_intercept: bool = True
-    dtype: Any = None
-    device: Any = None
-    memory_limit: int | None = None
-    verbose: bool = False
-    callback: Callback | None = None
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -520,8 +509,7 @@ class ConvexAttentionBase(ProgramParameters, TargetEstimator, CertifiedEstimator
     def _outputs(self, X: ArrayLike) -> Tensor:
         """Raw outputs, shape ``(N, c)``."""
         check_is_fitted(self)
-        tokens = self._read_samples(X, reset=False)
-        tokens = tokens.to(device=check_device(self.device, tokens.device))
+        tokens = self._placed_samples(X)
         coef, intercept = (part.to(tokens.device) for part in self._solution)
         linear_map = attention_map(tokens, self.gates_, n_outputs=coef.shape[-1])
         return predictions(linear_map, coef, intercept, tokens.dtype)

@@ -21,9 +21,8 @@ from convexformer_solvers.linear_maps.base import widened
 from convexformer_solvers.validation import check_counts
 
 from .attention import ClassificationMixin, ConvexAttentionClassifier, ConvexAttentionRegressor, RegressionMixin
-from .base import SolveParameters
 from .samples import across_ranks, read_samples
-from .tokens import SavedState, TokenEstimator, unchanged_on_failure
+from .tokens import SavedState, SolveParameters, TokenEstimator, unchanged_on_failure
 
 
 @dataclass(frozen=True)

@@ -13,14 +13,13 @@ from sklearn.metrics import r2_score
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from convexformer.estimators.base import SolveParameters
-from convexformer.estimators.samples import across_ranks, predictions_of_all, read_samples
+from convexformer.estimators.attention import ScoreMixin
+from convexformer.estimators.samples import across_ranks
 from convexformer.estimators.tokens import CertifiedEstimator, SavedState, described, rebuilt, unchanged_on_failure
 from convexformer.heads.sequence import SequenceHeads
 from convexformer.programs.sequence import SequenceForm, get_form, sequence_program, signed_coef
 from convexformer.validation import (
     Result,
-    check_device,
     check_flag,
     check_number_target,
     check_rows,
@@ -40,7 +39,7 @@ from convexformer_solvers import (
 
 
 @dataclass(eq=False, repr=False)
-class ConvexSequenceRegressor(SolveParameters, RegressorMixin, CertifiedEstimator):
+class ConvexSequenceRegressor(ScoreMixin, RegressorMixin, CertifiedEstimator):
     r"""Attention network for sequence targets, trained to a certified global optimum.
 
     Minimises over any number of heads, with a bias :math:`b \in R^{T \times c}` without decay,
@@ -173,8 +172,7 @@ class ConvexSequenceRegressor(SolveParameters, RegressorMixin, CertifiedEstimato
             If the certified relative gap did not come within ``tol``.
         """
         form = get_form(self.form)
-        tokens = read_samples(self, X, reset=True)
-        tokens = tokens.to(device=check_device(self.device, tokens.device))
+        tokens = self._placed_samples(X, reset=True)
         weight = check_weight(sample_weight, len(tokens))
         y = _check_sequences(y, len(tokens))
         target = y.reshape(len(y), y.shape[1] if y.ndim > 1 else 1, -1)
@@ -264,30 +262,15 @@ class ConvexSequenceRegressor(SolveParameters, RegressorMixin, CertifiedEstimato
             As ``y`` in ``fit``.
         """
         check_is_fitted(self)
-        tokens = read_samples(self, X, reset=False)
-        tokens = tokens.to(device=check_device(self.device, tokens.device))
+        tokens = self._placed_samples(X)
         coef, intercept = (part.to(tokens.device) for part in self._solution)
         outputs = predictions(self._trained_for["form"].linear_map(tokens), coef, intercept, tokens.dtype)
         means: Tensor = self._trained_for["loss"].mean(outputs)
         shapes: dict[int, tuple[int, ...]] = {1: (), 2: (self._target_shape[0],), 3: tuple(self._target_shape)}
         return result_of(means.reshape(len(means), *shapes[self._y_ndim]), X)
 
-    def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
-        """Mean over target rows and outputs of the coefficient of determination R2.
-
-        Parameters
-        ----------
-        X, y, sample_weight
-            As in ``fit``. Under ``torchrun`` the score is that of the samples of all ranks, and all get it.
-
-        Returns
-        -------
-        float
-        """
-        return self._score_of(*predictions_of_all(self, X, y, sample_weight))
-
     def _score_of(self, target: Any, weight: Any, pred: Any) -> float:
-        """The score of predictions that have been made."""
+        """Mean over target rows and outputs of the coefficient of determination R2."""
         pred = torch.as_tensor(pred).numpy(force=True)
         target = _check_sequences(target, len(pred))
         if target.shape != pred.shape:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import wraps
 from typing import Any, TypeVar, cast
 
@@ -18,10 +18,9 @@ from torch import Tensor, nn
 from convexformer.nn.training.samples import NetworkSamples, ShardedNetworkSamples
 from convexformer.targets import SavedState, Targets
 from convexformer.validation import check_device, check_flag
-from convexformer_solvers import LOSSES, Callback, Certificate, Loss, Program, Solver, SolverResult, Status
+from convexformer_solvers import LOSSES, Callback, Certificate, Loss, Penalty, Program, Solver, SolverResult, Status
 from convexformer_solvers.distributed import Sharded, ShardedMap
 from convexformer_solvers.linear_maps.parts import InParts
-from convexformer_solvers.result import check_tol
 from convexformer_solvers.validation import as_dtype, check_callback
 
 from .samples import read_samples
@@ -199,30 +198,39 @@ def unchanged_on_failure(fit: _Fit) -> _Fit:
     return cast(_Fit, wrapped)
 
 
-class CertifiedEstimator(TokenEstimator):
+@dataclass(eq=False, repr=False, kw_only=True)
+class SolveParameters:
+    """Parameters of estimators that solve a program."""
+
+    loss: str | Loss = "squared"
+    penalty: str | Penalty = "group_l2"
+    solver: str | Solver = "auto"
+    tol: float = 1e-4
+    max_iter: int = 10_000
+    fit_intercept: bool = True
+    dtype: Any = None
+    device: Any = None
+    memory_limit: int | None = None
+    verbose: bool = False
+    callback: Callback | None = None
+
+
+class CertifiedEstimator(SolveParameters, TokenEstimator):
     """What every estimator asks of ``solve``, and what it keeps of the answer besides the network."""
 
-    solver: str | Solver
-    tol: float
-    max_iter: int
-    dtype: Any
-    verbose: bool
-    callback: Callback | None
     _solution: tuple[Tensor, Tensor]  # coefficients and intercept of the program
+
+    def _placed_samples(self, X: Any, reset: bool = False) -> Any:
+        """Checked samples on the device of the estimator."""
+        samples = self._read_samples(X, reset)
+        return samples.to(device=check_device(self.device, samples.device))
 
     def _options(self, program: Program) -> dict[str, Any]:
         """Keyword arguments of ``solve``."""
-        dtype = as_dtype(self.dtype, program.map.dtype)
-        check_tol(self.tol)
-        verbose = check_flag(self.verbose, "verbose")
-        check_callback(self.callback, "a Progress")
-        return {
-            "tol": self.tol,
-            "max_iter": self.max_iter,
-            "dtype": dtype,
-            "callback": self.callback,
-            "verbose": verbose,
-        }
+        check_callback(self.callback, "a Progress")  # which may be called by one of ours
+        options = {name: getattr(self, name) for name in ("tol", "max_iter", "callback")}
+        dtype, verbose = as_dtype(self.dtype, program.map.dtype), check_flag(self.verbose, "verbose")
+        return options | {"dtype": dtype, "verbose": verbose}
 
     def _store_certificate(self, program: Program, result: SolverResult) -> None:
         dual_point = result.certificate.dual_point

@@ -37,7 +37,7 @@ from convexformer.probes.generate import (
 )
 from convexformer.probes.growth import Growth
 from convexformer.targets import LabelTargets, Targets
-from convexformer.validation import Result, check_device, check_flag, check_stream, result_of
+from convexformer.validation import Result, check_flag, check_stream, result_of
 from convexformer_solvers import LinearMap, Path, Program, SolverResult
 from convexformer_solvers.io.checkpoint import PathFile
 
@@ -228,8 +228,7 @@ class ConvexProbeBase(ConvexAttentionBase):
 
     def _outputs(self, X: Any) -> Tensor:
         check_is_fitted(self)
-        samples = self._read_samples(X, reset=False)
-        samples = samples.to(check_device(self.device, samples.device))
+        samples = self._placed_samples(X)
         coef, intercept = self._solution
         return samples.rows_made(pooled_predictions, pooler=self.pooler_, coef=coef, intercept=intercept)
 
@@ -315,8 +314,7 @@ class ConvexProbeBase(ConvexAttentionBase):
             regressor: the predictions, or their logarithm for the Poisson loss.
         """
         check_is_fitted(self)
-        samples = self._read_samples(X, reset=False)
-        samples = samples.to(check_device(self.device, samples.device))
+        samples = self._placed_samples(X)
         network = self.to_torch().to(samples.device)
         dtype = torch.promote_types(samples.dtype, network.coef.dtype)
         network.coef.data, network.bias.data = network.coef.data.to(dtype), network.bias.data.to(dtype)
