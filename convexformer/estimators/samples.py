@@ -97,17 +97,14 @@ def across_ranks(method: _Method) -> _Method:
         if group is None:
             given.update({name: array_of(given[name], name) for name in _PER_SAMPLE if name in given})
             return method(*call.args, **call.kwargs)
-        X, share = own_samples(self, given["X"], reset=True)
+        X, share = _own_samples(group, self, given["X"], reset=True)
         local, described = _in_turn(group, lambda: (_read(self, X, reset=True), _described(self, method, given)))
         _check_alike(group.all(described))
-        arrays = _in_turn(group, lambda: _own([given.get(name) for name in _PER_SAMPLE], share))
-        found = group.gather([len(local), *arrays])
-        joined = _in_turn(group, lambda: _joined(found))
-
+        joined = _joined_samples(group, [given.get(name) for name in _PER_SAMPLE], share, len(local))
         interrupts: list[KeyboardInterrupt] = []  # what rank 0 has of it, with the solution
 
         def work(samples: Any) -> tuple[Any, dict[str, Any], set[str]]:
-            whole = dict(zip(_PER_SAMPLE, joined, strict=True), X=samples)
+            whole = dict(zip(_PER_SAMPLE, cast(list[Any], joined), strict=True), X=samples)
             given.update({name: values for name, values in whole.items() if name in given})
             before = dict(vars(self))
             try:
@@ -140,9 +137,9 @@ def predictions_of_all(
         y, sample_weight = array_of(y, "y"), array_of(sample_weight, "sample_weight")
         weight = sample_weight if keeps_tensors(sample_weight) else without_tensor(sample_weight, "sample_weight")
         return y, weight, predict(X)
-    X, share = own_samples(estimator, X)
+    X, share = _own_samples(group, estimator, X)
     pred = _in_turn(group, lambda: predict(X))
-    target, weight, pred = joined_samples([y, sample_weight, pred], share, len(pred))
+    target, weight, pred = group.broadcast(_joined_samples(group, [y, sample_weight, pred], share, len(pred)))
     return target, weight, pred
 
 
@@ -153,22 +150,18 @@ class Share(NamedTuple):
     n_samples: int
 
 
-def own_samples(estimator: Any, X: Any, reset: bool = False) -> tuple[Any, Share | None]:
+def _own_samples(group: Ranks, estimator: Any, X: Any, reset: bool = False) -> tuple[Any, Share | None]:
     """This rank's samples, and which of all they are where all ranks were given the same path."""
-    group = ranks()
-    assert group is not None
     if not _is_shared(group, X):
         return X, None
     return _in_turn(group, lambda: _part_of(estimator, X, group, reset))
 
 
-def joined_samples(per_sample: Sequence[Any], share: Share | None, n_local: int) -> list[Any]:
-    """Arrays of all ranks' samples, on all ranks; arrays of a part of them may be given whole."""
-    group = ranks()
-    assert group is not None
+def _joined_samples(group: Ranks, per_sample: Sequence[Any], share: Share | None, n_local: int) -> list[Any] | None:
+    """Arrays of all ranks' samples, on rank 0; arrays of a part of them may be given whole."""
     arrays = _in_turn(group, lambda: _own(per_sample, share))
     found = group.gather([n_local, *arrays])
-    return group.broadcast(_in_turn(group, lambda: _joined(found)))
+    return _in_turn(group, lambda: _joined(found))
 
 
 def _path_of(X: Any) -> str | None:
