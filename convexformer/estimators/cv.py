@@ -34,7 +34,7 @@ from convexformer_solvers.validation import warn_caller
 
 from .attention import ClassificationMixin, RegressionMixin
 from .base import ConvexAttentionBase, GateParameters, Problem
-from .folds import Watch, checked_split, run_folds
+from .folds import Split, Watch, checked_split, run_folds
 from .samples import across_ranks
 from .tokens import SavedState, unchanged_on_failure
 
@@ -130,7 +130,7 @@ class CrossValidationMixin(ConvexAttentionBase):
         super()._restore_state(header, arrays)
         self.alpha_, self.alphas_, self.score_path_ = header["alpha"], arrays["alphas"], arrays["score_path"]
 
-    def _splits(self, labels: NDArray, groups: ArrayLike | None) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    def _splits(self, labels: NDArray, groups: ArrayLike | None) -> list[Split]:
         """Training and held-out rows of each fold."""
         groups = without_tensor(groups, "groups")
         if groups is not None and np.shape(groups) != (len(labels),):
@@ -169,13 +169,7 @@ class CrossValidationMixin(ConvexAttentionBase):
         return [folder / f"fold_{index}.npz" for index in range(n_folds)]
 
     def _fold_scores(
-        self,
-        problem: Problem,
-        X: Any,
-        y: NDArray,
-        split: tuple[NDArray[np.int64], NDArray[np.int64]],
-        file: Path | None,
-        watch: Watch,
+        self, problem: Problem, X: Any, y: NDArray, split: Split, file: Path | None, watch: Watch
     ) -> NDArray[np.float64]:
         """Score on the held-out part for every alpha of the grid."""
         train, test = (torch.as_tensor(rows, device=problem.program.map.device) for rows in split)
@@ -255,7 +249,7 @@ def _loss_score(program: Program, test: torch.Tensor) -> Callable[[float, Solver
     return score
 
 
-def _check_splits(splits: list[tuple[NDArray[np.int64], NDArray[np.int64]]], weight: torch.Tensor | None) -> None:
+def _check_splits(splits: list[Split], weight: torch.Tensor | None) -> None:
     """Raise ``ValueError`` when all samples on one side of a split have weight zero."""
     if weight is None:
         return
@@ -268,7 +262,7 @@ def _check_splits(splits: list[tuple[NDArray[np.int64], NDArray[np.int64]]], wei
                 )
 
 
-def _check_targets(splits: list[tuple[NDArray[np.int64], NDArray[np.int64]]], problem: Problem) -> None:
+def _check_targets(splits: list[Split], problem: Problem) -> None:
     """Raise ``ValueError`` when the targets of a training part are not enough to fit, as counts all zero."""
     program = problem.program
     for index, (rows, _) in enumerate(splits):
@@ -284,9 +278,7 @@ def _check_targets(splits: list[tuple[NDArray[np.int64], NDArray[np.int64]]], pr
             ) from error
 
 
-def _check_classes(
-    splits: list[tuple[NDArray[np.int64], NDArray[np.int64]]], labels: NDArray, weight: torch.Tensor | None
-) -> None:
+def _check_classes(splits: list[Split], labels: NDArray, weight: torch.Tensor | None) -> None:
     """Raise ``ValueError`` when a training part has less than two classes; warn of those that lack some classes."""
     counted = np.ones(len(labels), dtype=bool) if weight is None else weight.numpy(force=True) > 0
     classes, sizes = np.unique(labels[counted], return_counts=True)

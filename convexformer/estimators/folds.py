@@ -17,28 +17,13 @@ from convexformer.validation import is_integer
 from convexformer_solvers import Callback, Progress, SolverResult
 
 T = TypeVar("T")
+Split = tuple[NDArray[np.int64], NDArray[np.int64]]  # positions of training and of held-out samples
 
 
-def checked_split(split: Any, index: int, n_samples: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Training and held-out rows of a fold as positions; masks become positions.
+def checked_split(split: Any, index: int, n_samples: int) -> Split:
+    """What a splitter gave as positions; `index` is that of the fold, for messages.
 
-    Parameters
-    ----------
-    split : pair of array-like
-        What a splitter gave.
-    index : int
-        Which fold it is, for messages.
-    n_samples : int
-        Number of samples.
-
-    Returns
-    -------
-    training, held_out : ndarray of int
-
-    Raises
-    ------
-    ValueError
-        If it is no pair, or a part is empty or holds anything but positions of samples or a mask of them.
+    ``ValueError`` if it is no pair, or a part is empty or holds anything but positions of samples or a mask of them.
     """
     if not isinstance(split, (tuple, list)) or len(split) != 2:
         raise ValueError(f"cv: fold {index} must be a pair of training and held-out rows, got {split!r}")
@@ -63,13 +48,7 @@ def _rows(part: Any, index: int, n_samples: int) -> NDArray[np.int64]:
 
 
 class Watch:
-    """What the folds have in common: the progress bar over folds and alphas, and whether they are to stop.
-
-    Parameters
-    ----------
-    bar : tqdm
-        Moves on by one for each alpha of each fold.
-    """
+    """What the folds have in common: the progress bar over folds and alphas, and whether they are to stop."""
 
     def __init__(self, bar: tqdm) -> None:
         self.stopped = Event()
@@ -93,23 +72,9 @@ class Watch:
 
 
 def run_folds(folds: Sequence[Callable[[], T]], n_jobs: int | None, watch: Watch) -> list[T]:
-    """Results of all folds, at most `n_jobs` of them running at once.
+    """Results of all folds in their order, at most `n_jobs` of them running at once, as in joblib.
 
     When one raises, Ctrl-C included, the others are told to stop, and nothing runs any more when the error is raised.
-
-    Parameters
-    ----------
-    folds : sequence of callable
-        Each is called once, without arguments.
-    n_jobs : int or None
-        As in joblib, whose ``parallel_config`` is heeded.
-    watch : Watch
-        Its ``stopped`` is set when a fold raises.
-
-    Returns
-    -------
-    list
-        In the order of `folds`.
     """
     if not (n_jobs is None or (is_integer(n_jobs) and n_jobs != 0)):
         raise ValueError(f"n_jobs must be None or an integer other than 0, got {n_jobs!r}")
