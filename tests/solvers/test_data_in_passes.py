@@ -35,7 +35,7 @@ from convexformer_solvers.algorithms.few_passes import (
 from convexformer_solvers.algorithms.stage import Stage
 from convexformer_solvers.algorithms.working_set import WorkingSet, WorkingSetConfig
 from convexformer_solvers.auto import plan
-from convexformer_solvers.linalg.hessian import curvature_bound
+from convexformer_solvers.linalg.hessian import curvature_bounds
 from convexformer_solvers.linear_maps.derived import DerivedMap
 from convexformer_solvers.points import Point
 
@@ -453,7 +453,7 @@ def test_metrics_of_single_precision_with_large_means(name, metric):
 def test_metrics_of_low_rank_of_single_precision_are_those_of_double(name, offset):
     data = (0.3 * randn(500, 1, 1, seed=5) + randn(500, 4, 3) + offset).float()
     program = program_of(name, "group_l2", n=500, data=data, weighted=True)
-    local = curvature_bound(program.loss, torch.zeros_like(program.y), program.y)[:, None].clamp(1e-3)
+    local = curvature_bounds(program.loss, torch.zeros_like(program.y), program.y).amax(1, keepdim=True).clamp(1e-3)
     single, double = (
         LowRankMetrics(5).of(dataclasses.replace(program, map=DenseMap(each)), local).parts[0].matrix
         for each in (data, data.double())

@@ -72,8 +72,3 @@ def curvature_bounds(loss: Loss, pred: Tensor, y: Tensor) -> Tensor:
     size = root.abs()
     others = size * (size.sum(1, keepdim=True) - size)
     return (diagonal - size.square()).abs() + others
-
-
-def curvature_bound(loss: Loss, pred: Tensor, y: Tensor) -> Tensor:
-    """Gershgorin's bound of the largest eigenvalue of each sample's Hessian in predictions, shape ``(N,)``."""
-    return curvature_bounds(loss, pred, y).amax(1)

@@ -11,7 +11,7 @@ from torch import Tensor
 from convexformer_solvers.algorithms.base import PrimalDualSolver
 from convexformer_solvers.linalg.anderson import Anderson
 from convexformer_solvers.linalg.eigenvalue_ratio import eigenvalue_ratio, some_samples_tell
-from convexformer_solvers.linalg.hessian import curvature_bound
+from convexformer_solvers.linalg.hessian import curvature_bounds
 from convexformer_solvers.linalg.ridge import ridge_system
 from convexformer_solvers.points import Point, as_start
 from convexformer_solvers.program import Program
@@ -292,7 +292,7 @@ def _without_common_shift(program: Program, move: Tensor) -> Tensor:
 def _local_curvature(program: Program, pred: Tensor, config: AdmmConfig) -> Tensor:
     """Bound of the curvature of each sample's loss at its prediction, kept away from zero, shape ``(N,)``."""
     largest = program.loss.smoothness
-    return curvature_bound(program.loss, pred, program.y).clamp(config.least_curvature * largest, largest)
+    return curvature_bounds(program.loss, pred, program.y).amax(1).clamp(config.least_curvature * largest, largest)
 
 
 def _with_observed_curvature(program: Program, state: State, move: Tensor, change: Tensor) -> State:
