@@ -138,12 +138,9 @@ class StreamedMap(LinearMap):
             chosen, order = rows[index if isinstance(index, slice) else index.cpu()].sort(stable=True)
             order = order if bool((order.diff() < 0).any()) else None
         result = self._like(_index=chosen, _order=order, masks=masks, features=features)
-        return result.held() if result.n_stored <= self.chunk else result
-
-    def held(self) -> LinearMap:
-        """The same map with its data in memory."""
-        data = self.tensor()
-        return DenseMap(data) if self.masks is None else GatedMap(data, self.masks)
+        if result.n_stored > self.chunk:
+            return result
+        return DenseMap(result.tensor()) if masks is None else GatedMap(result.tensor(), masks)
 
     def tensor(self) -> Tensor:
         """The samples in memory, shape ``(N, *block_shape, d)``."""
