@@ -165,11 +165,8 @@ def _conjugate(loss: Loss, pred: Tensor, move: Tensor, y: Tensor) -> _Identities
         bound = loss.conjugate(slope, y)
         for point in (size * step for step in steps for size in (-1000.0, -10.0, 10.0, 1000.0)):
             product = (slope * point).sum(1)
-            slack = loss.value(point, y) + bound - product
-            yield (
-                "outside its domain the conjugate must be inf, not a smaller number or nan",
-                slack >= -1e-9 * (1 + product.abs()),
-            )
+            no_smaller = loss.value(point, y) + bound - product >= -1e-9 * (1 + product.abs())
+            yield "outside its domain the conjugate must be inf, not a smaller number or nan", no_smaller
 
 
 def _scaled_and_widened(loss: Loss, pred: Tensor, move: Tensor, y: Tensor) -> _Identities:

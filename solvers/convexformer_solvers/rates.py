@@ -64,10 +64,8 @@ def _measured(dtype: torch.dtype, device: str, n_threads: int) -> Rates:
 
 def _longer_than_calls(run: Callable[[Tensor], Tensor], ones: Tensor, call: float) -> tuple[Tensor, float]:
     """A square of ones, doubled until a run with it takes longer than several calls, and seconds of the run."""
-    seconds = _seconds(functools.partial(run, ones))
-    while seconds < 8 * call:  # as on an accelerator
+    while (seconds := _seconds(functools.partial(run, ones))) < 8 * call:  # as on an accelerator
         ones = ones.new_ones((2 * len(ones),) * 2)
-        seconds = _seconds(functools.partial(run, ones))
     return ones, seconds
 
 

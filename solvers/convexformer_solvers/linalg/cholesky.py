@@ -107,9 +107,9 @@ def _inverses_of_factor(matrix: Tensor, entries: Callable[[slice], Tensor], rais
     return inverses
 
 
-def diagonal_blocks(size: int, width: int = 256) -> list[slice]:
+def diagonal_blocks(size: int) -> list[slice]:
     """Rows of the diagonal blocks whose inverses are kept: wide ones take long to invert, narrow ones many calls."""
-    return list(slices(size, width))
+    return list(slices(size, 256))
 
 
 def _inverse_of_lower(lower: Tensor) -> Tensor:

@@ -12,10 +12,7 @@ _Trial = TypeVar("_Trial")
 
 
 def backtracking(
-    trial: Callable[[float], _Trial],
-    value: Callable[[_Trial], float],
-    before: float,
-    slope: float,
+    trial: Callable[[float], _Trial], value: Callable[[_Trial], float], before: float, slope: float
 ) -> tuple[float, _Trial] | None:
     """First of the steps 1, 1/2, 1/4, ... that lowers an objective by a ten thousandth of what the slope promises.
 
