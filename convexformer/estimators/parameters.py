@@ -25,26 +25,10 @@ _NOT_NEEDED = {"solver", "callback", "cv", "dictionary", "generate", "scoring", 
 
 
 def encode_parameters(parameters: Mapping[str, Any], arrays: Mapping[str, NDArray]) -> tuple[dict[str, Any], list[str]]:
-    """Parameters as a header holds them.
+    """Parameters as a header holds them: what JSON holds, numpy numbers and paths; `arrays` are those of the file.
 
-    Parameters
-    ----------
-    parameters : mapping
-        Those of ``get_params(deep=False)``.
-    arrays : mapping of str to ndarray
-        What the file holds of the fit.
-
-    Returns
-    -------
-    encoded : dict
-        What JSON holds, numpy numbers and paths.
-    left_out : list of str
-        Names of those that are objects and that only a further fit would need, sorted.
-
-    Raises
-    ------
-    ValueError
-        If another parameter is an object for which JSON has nothing.
+    Also the names, sorted, of those left out: objects that only a further fit would need. ``ValueError`` if another
+    parameter is an object for which JSON has nothing.
 
     Examples
     --------
@@ -61,23 +45,7 @@ def encode_parameters(parameters: Mapping[str, Any], arrays: Mapping[str, NDArra
 
 
 def decode_parameters(encoded: Mapping[str, Any], arrays: Mapping[str, NDArray]) -> dict[str, Any]:
-    """The parameters that ``encode_parameters`` had.
-
-    Parameters
-    ----------
-    encoded : mapping
-        As it returned them.
-    arrays : mapping of str to ndarray
-        What the file holds of the fit.
-
-    Returns
-    -------
-    dict
-
-    Raises
-    ------
-    ValueError
-        If a loss or penalty is not registered here.
+    """The parameters that ``encode_parameters`` had; ``ValueError`` if a loss or penalty is not registered here.
 
     Examples
     --------

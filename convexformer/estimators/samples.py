@@ -39,21 +39,8 @@ _CHUNKS = 128  # bytes of the limit for each number of a chunk: three chunks, co
 def read_samples(estimator: Any, X: Any, reset: bool, part: slice | None = None) -> Tensor | LinearMap:
     """Checked samples: a tensor, or a map of data on a disk for whose copies the memory limit has no room.
 
-    Parameters
-    ----------
-    estimator : estimator
-        As in ``check_tokens``; with a ``memory_limit``.
-    X : array-like, path, source or LinearMap
-        What ``fit`` or ``predict`` was given, or a map that has been made of it.
-    reset : bool
-        Whether this is a fit.
-    part : slice, optional
-        Which of the samples at a path to take. Default: all.
-
-    Raises
-    ------
-    ValueError
-        As in ``check_tokens`` and ``open_source``.
+    They are what ``fit``, with `reset`, or ``predict`` was given, a map that has been made of it, or a `part` of what
+    is at a path. Errors are those of ``check_tokens`` and ``open_source``.
     """
     if isinstance(X, LinearMap):  # read before, by this fit
         return X

@@ -31,34 +31,18 @@ from .stored import stored_sequences
 
 
 def check_sequences(estimator: Any, X: Any, reset: bool, part: slice | None = None) -> TokenSequences:
-    """Check samples of any number of tokens.
+    """Check samples of any number of tokens; the result shares the memory of ``X`` where possible.
 
-    Parameters
-    ----------
-    estimator : estimator
-        Its ``n_features_in_`` is set when `reset`, and compared otherwise.
-    X : array-like or pair
-        One of: an array of shape (N, n, d); a list of arrays of shapes (length, d); a pair of an array of shape
-        (N, n, d) and the `lengths` of the samples, integers of shape (N,), or a `mask` of shape (N, n) that is True,
-        or 1, where a token is real; a masked array of numpy; a nested tensor of torch. An array of shape (N, d) is
-        samples of one token each. What ``open_source`` takes, as a path, stands for an array of shape (N, n, d); it is
-        read in chunks. ``TokenSequences`` have been checked and are taken as they are.
-    reset : bool
-        Whether this is a fit.
-    part : slice, optional
-        Which of the samples on a disk to take. Default: all.
+    ``X`` is one of: an array of shape (N, n, d); a list of arrays of shapes (length, d); a pair of an array of shape
+    (N, n, d) and the `lengths` of the samples, integers of shape (N,), or a `mask` of shape (N, n) that is True, or 1,
+    where a token is real; a masked array of numpy; a nested tensor of torch. An array of shape (N, d) is samples of one
+    token each. What ``open_source`` takes, as a path, stands for an array of shape (N, n, d), or a `part` of it; it is
+    read in chunks. ``TokenSequences`` have been checked and are taken as they are. ``numpy.longdouble`` is converted to
+    float64.
 
-    Returns
-    -------
-    TokenSequences
-        Sharing the memory of ``X`` where possible; ``numpy.longdouble`` is converted to float64.
-
-    Raises
-    ------
-    ValueError
-        If ``X`` is none of these, a sample has no token, widths differ, or a token that is real is not finite.
-    FileNotFoundError, ModuleNotFoundError
-        As of ``open_source``.
+    ``n_features_in_`` of the estimator is set when `reset`, as in a fit, and compared otherwise. ``ValueError`` if
+    ``X`` is none of these, a sample has no token, widths differ, or a token that is real is not finite; other errors
+    are those of ``open_source``.
     """
     if isinstance(X, TokenSequences):
         return X

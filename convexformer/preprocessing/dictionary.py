@@ -21,16 +21,8 @@ from .sequences import TokenSequences
 def default_dictionary(longest: int) -> PoolingUnion:
     """What ``dictionary="auto"`` is: the mean, 128 queries and 32 gates.
 
-    Of samples of one token each it is the mean alone, as there is nothing to pool: the probe is a linear model.
-
-    Parameters
-    ----------
-    longest : int
-        Tokens of the longest sample.
-
-    Returns
-    -------
-    PoolingUnion
+    Where the `longest` sample has one token it is the mean alone, as there is nothing to pool: the probe is a linear
+    model.
 
     Examples
     --------
@@ -41,23 +33,10 @@ def default_dictionary(longest: int) -> PoolingUnion:
 
 
 def get_dictionary(dictionary: Any, longest: int) -> TokenPooling:
-    """The pooling that a parameter ``dictionary`` means.
+    """The pooling that a parameter ``dictionary`` means, for samples of which the `longest` has so many tokens.
 
-    Parameters
-    ----------
-    dictionary : "auto", TokenPooling or list of them
-        The parameter; a list is the ``PoolingUnion`` of its entries.
-    longest : int
-        Tokens of the longest sample.
-
-    Returns
-    -------
-    TokenPooling
-
-    Raises
-    ------
-    ValueError
-        If it is none of these.
+    That is ``"auto"``, a pooling, or a list that stands for the ``PoolingUnion`` of its entries; ``ValueError`` if it
+    is none of these.
 
     Examples
     --------
@@ -86,22 +65,7 @@ def make_pooler(
 ) -> TokenPooler:
     """A dictionary for training samples, its factors still left out.
 
-    Parameters
-    ----------
-    dictionary : TokenPooling
-        What makes the weightings.
-    samples : TokenSequences
-        The samples.
-    standardize : bool
-        Whether tokens are standardised first.
-    random_state : RandomState
-        What draws come from, without a `random_state` of the dictionary's own.
-    sample_weight : ndarray of shape (N,), optional
-        Non-negative.
-
-    Returns
-    -------
-    TokenPooler
+    With `standardize` tokens are standardised first. Draws come from `random_state`, unless the dictionary has its own.
     """
     mean = scale = None
     if standardize:
@@ -118,15 +82,7 @@ def factors_of(moments: Moments) -> Tensor:
 
     .. math:: f_j = \Big( \frac{1}{d} \sum_l \mathrm{Var}_i \, T_j(X_i)_l \Big)^{-1/2}
 
-    Parameters
-    ----------
-    moments : Moments
-        Of the pooled tokens, shape (h, d).
-
-    Returns
-    -------
-    Tensor of shape (h,)
-        In float64; 1 where the pooled tokens are constant.
+    Of the moments of pooled tokens ``(h, d)`` they have shape (h,), in float64; 1 where the pooled tokens are constant.
 
     Examples
     --------

@@ -20,25 +20,9 @@ from .sequences import CONFIG, TokenSequences
 
 
 def pooled_map(samples: TokenSequences, pooler: TokenPooler, memory_limit: int | None) -> DenseMap:
-    """The map of pooled tokens, in memory or, where they take more than the limit, in a file.
+    """The map of pooled tokens, in memory or, where they take more bytes than the limit, in a file.
 
-    Parameters
-    ----------
-    samples : TokenSequences
-        The samples.
-    pooler : TokenPooler
-        The dictionary.
-    memory_limit : int or None
-        Bytes of pooled tokens to hold in memory at most.
-
-    Returns
-    -------
-    DenseMap
-
-    Raises
-    ------
-    ValueError
-        If there is no room for them.
+    ``ValueError`` if there is no room for them.
     """
     shape = (len(samples), pooler.n_weightings, samples.n_features)
     size = torch.Size(shape).numel() * samples.dtype.itemsize

@@ -82,19 +82,9 @@ class TokenSequences(InParts, ABC):
         """The samples on a device; themselves where they are there."""
 
     def chunks(self, n_weightings: int = 1) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """Samples a few at a time, so that tokens and weights make small temporaries.
+        """Samples a few at a time, and what ``padded`` gives of them.
 
-        Parameters
-        ----------
-        n_weightings : int, default=1
-            Weights per token that the caller makes.
-
-        Yields
-        ------
-        rows : slice
-            Which samples.
-        tokens, mask : Tensor
-            As of ``padded``.
+        They are so few that their tokens, and so many weights per token as the caller makes, are small temporaries.
         """
         per_sample = self.longest * (self.n_features + n_weightings) + n_weightings * self.n_features
         size = max(1, CONFIG.limit(self.device) // per_sample)
@@ -244,23 +234,8 @@ def draw_tokens(
 
     Neither the order of samples and tokens nor repeats nor the sizes of weights change the draw: those tokens are taken
     whose hash, which the seed chooses, is smallest. Samples of weight zero are left out. Hashes are those of tokens as
-    they were given, so that standardising, whose moments depend on weights, changes no draw either.
-
-    Parameters
-    ----------
-    samples : TokenSequences
-        The samples.
-    count : int
-        Tokens to draw; fewer where there are not so many that differ.
-    seed : int
-        Chooses the hash.
-    sample_weight : ndarray of shape (N,), optional
-        Non-negative.
-
-    Returns
-    -------
-    Tensor of shape (at most count, d)
-        In the order of their hashes, which is random.
+    they were given, so that standardising, whose moments depend on weights, changes no draw either. There are fewer
+    than `count` where not so many differ, in the order of their hashes, which is random.
 
     Examples
     --------

@@ -15,14 +15,9 @@ from .sequences import RaggedSequences, TokenSequences
 
 
 class ShardedSequences(Sharded, TokenSequences):
-    """Samples of which each rank has its own.
+    """Samples of which each rank has its own, as ``TokenSequences``.
 
     Tokens stay on their ranks; those that are asked for by ``padded`` come to rank 0.
-
-    Parameters
-    ----------
-    layout, name, local
-        As in ``Sharded``; the parts are ``TokenSequences``.
     """
 
     def __init__(self, layout: Any, name: int, local: TokenSequences) -> None:

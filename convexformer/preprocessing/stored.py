@@ -93,16 +93,7 @@ class StoredSequences(TokenSequences):
 def stored_sequences(X: Any, part: slice | None = None) -> StoredSequences | None:
     """Samples that ``X``, or the first entry of a pair, names on a disk, with lengths or a mask; None of others.
 
-    Parameters
-    ----------
-    X : object
-        As in ``check_sequences``.
-    part : slice, optional
-        Which of the samples to take; the lengths or the mask may then be those of all samples. Default: all.
-
-    Returns
-    -------
-    StoredSequences or None
+    Those of a `part` may have the lengths or the mask of all samples.
     """
     pair = isinstance(X, tuple) and len(X) == 2
     given = X[0] if pair else X
