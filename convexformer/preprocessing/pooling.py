@@ -323,19 +323,17 @@ class QueryPooling(TokenPooling):
         self, samples: TokenSequences, random_state: np.random.RandomState, sample_weight: NDArray | None = None
     ) -> QueryWeights:
         check_counts(n_queries=self.n_queries)
-        temperature = query_temperature(samples.n_features) if self.temperature is None else self.temperature
-        return QueryWeights(self._queries(samples, random_state, sample_weight), temperature)
-
-    def _queries(
-        self, samples: TokenSequences, random_state: np.random.RandomState, sample_weight: NDArray | None
-    ) -> ArrayLike | Tensor:
         if not is_one_of(self.source, ("tokens", "prototypes", "random")):
             raise ValueError(f"source must be 'tokens', 'prototypes' or 'random', got {self.source!r}")
+        queries: NDArray | Tensor
         if self.source == "tokens":
-            return draw_tokens(samples, self.n_queries, _seed(random_state), sample_weight)
-        if self.source == "prototypes":
-            return _prototypes(samples, self.n_queries, random_state, sample_weight)
-        return random_state.standard_normal((self.n_queries, samples.n_features))
+            queries = draw_tokens(samples, self.n_queries, _seed(random_state), sample_weight)
+        elif self.source == "prototypes":
+            queries = _prototypes(samples, self.n_queries, random_state, sample_weight)
+        else:
+            queries = random_state.standard_normal((self.n_queries, samples.n_features))
+        default = query_temperature(samples.n_features)
+        return QueryWeights(queries, default if self.temperature is None else self.temperature)
 
 
 class PrototypePooling(TokenPooling):
