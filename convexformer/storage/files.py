@@ -52,29 +52,14 @@ class FileArray:
     """An array that lies in a file as one run of numbers.
 
     Rows that are read are mapped to memory until they are no longer used: a copy would take as long as a product.
-
-    Parameters
-    ----------
-    path : str
-        The file.
-    place : str
-        What messages call it.
-    offset : int
-        Bytes before the first number.
-    shape : tuple of int
-        Rows first.
-    dtype : torch.dtype
-        Precision of the numbers.
-    writable : bool, default=False
-        Whether a map to memory, which the system may still write to the file, lets its numbers change.
     """
 
     path: str
-    place: str
-    offset: int
-    shape: tuple[int, ...]
+    place: str  # what messages call it
+    offset: int  # bytes before the first number
+    shape: tuple[int, ...]  # rows first
     dtype: torch.dtype
-    writable: bool = False
+    writable: bool = False  # whether a map to memory, which the system may still write, lets the numbers change
     _opened: list[int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -21,15 +21,9 @@ from .files import FileArray, changed, token_shape, torch_dtype
 
 
 class _Described(Source):
-    """A source whose shape and precision are known from the start.
+    """A source whose shape and precision are known from the start."""
 
-    Attributes
-    ----------
-    n_dims : int
-        Dimensions of what is stored: 2 where its columns are tokens of width 1.
-    """
-
-    n_dims: int
+    n_dims: int  # of what is stored: 2 where its columns are tokens of width 1
     _shape: tuple[int, ...]
     _dtype: torch.dtype
     shape = property(lambda self: self._shape)
@@ -37,13 +31,7 @@ class _Described(Source):
 
 
 class FileSource(_Described):
-    """Samples in one file, of which rows are read by their position in it.
-
-    Parameters
-    ----------
-    array : FileArray
-        Where they are.
-    """
+    """Samples in one file, of which rows are read by their position in it."""
 
     def __init__(self, array: FileArray) -> None:
         self._array, self.n_dims = array, len(array.shape)
@@ -63,18 +51,10 @@ class FileSource(_Described):
 
 
 class ArraySource(_Described):
-    """Samples in an array of another package, of which slices can be taken.
+    """Samples in an array of another package, of which slices can be taken; messages call it by its `place`.
 
-    Parameters
-    ----------
-    find : callable
-        Returns the array. It is called again after unpickling.
-    place : str
-        What messages call it.
-    identify : callable, optional
-        Returns what changes when the samples do.
-    is_watched : bool, default=False
-        Whether reading compares that with what it was at first.
+    `find` returns the array, and is called again after unpickling; `identify` returns what changes when the samples do.
+    Of an array that `is_watched` each read compares that with what it was at first.
     """
 
     def __init__(
@@ -108,15 +88,7 @@ class ArraySource(_Described):
 
 
 class ColumnSource(_Described):
-    """Samples in a column of a ``datasets.Dataset``.
-
-    Parameters
-    ----------
-    table : datasets.Dataset
-        The data set.
-    column : str
-        The column, whose cells are lists or lists of lists of numbers, or arrays.
-    """
+    """Samples in a column of a ``datasets.Dataset``, whose cells are lists or lists of lists of numbers, or arrays."""
 
     def __init__(self, table: Any, column: str) -> None:
         self._column, place = column, f"column {column!r} of X"

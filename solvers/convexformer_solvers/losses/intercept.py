@@ -23,10 +23,7 @@ class LossAtIntercepts:
 
     @cached_property
     def reach(self) -> float:
-        """Length of a step at most: twice the largest residual, or 1 if that is more and the loss couples the outputs.
-
-        It is computed where it is asked for, as few steps are long.
-        """
+        """Length of a step at most: twice the largest residual, or 1 if more where the loss couples the outputs."""
         return max(2 * float((self.pred - self.y).abs().max()), 0.0 if self.loss.output_separable else 1.0)
 
     @cached_property

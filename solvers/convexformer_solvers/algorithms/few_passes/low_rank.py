@@ -31,21 +31,15 @@ class _At(NamedTuple):
 
 
 class LowRank:
-    r"""The matrix ``V V' + t I``: the approximation of a positive semidefinite one by its products with directions.
+    r"""The matrix ``V V' + t I``: the approximation of a positive semidefinite one by its product with directions.
+
+    Both have shape (p, r), and the directions are orthonormal; `rounding` is the size of the product's, if it is more
+    than that of float64.
 
     It has the largest eigenvalues of the Nystrom approximation (Tropp et al. 2017, algorithm 3), and the smallest of
     these for all others. A model is minimised in its dual, which has one variable for each column of ``V`` and output
     (Becker, Fadili and Ochs 2019). With :math:`z(w) = \mathrm{prox}_{\alpha \Omega / t}((q - V w) / t)` that is the
     root of ``V' z(w) - w``, half of whose square is the model's duality gap.
-
-    Parameters
-    ----------
-    product : Tensor of shape (p, r)
-        Product of the matrix with the directions.
-    directions : Tensor of shape (p, r)
-        Orthonormal.
-    rounding : float, default=0
-        Size of the rounding of the product, if it is more than that of float64.
 
     Examples
     --------
