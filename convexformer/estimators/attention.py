@@ -170,8 +170,7 @@ class ClassificationMixin(ScoreMixin, ClassifierMixin):
         Parameters
         ----------
         X : array-like of shape (n_samples, n_tokens, n_features) or (n_samples, n_tokens)
-            Samples, in all forms that ``fit`` takes: paths and sources among them for estimators that read data on a
-            disk. Under ``torchrun`` each rank predicts the samples that it is given.
+            As in ``predict``.
 
         Returns
         -------
@@ -205,8 +204,7 @@ class ClassificationMixin(ScoreMixin, ClassifierMixin):
         Parameters
         ----------
         X : array-like of shape (n_samples, n_tokens, n_features) or (n_samples, n_tokens)
-            Samples, in all forms that ``fit`` takes: paths and sources among them for estimators that read data on a
-            disk. Under ``torchrun`` each rank predicts the samples that it is given.
+            As in ``predict``.
 
         Returns
         -------
