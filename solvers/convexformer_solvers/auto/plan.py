@@ -243,19 +243,15 @@ class _Planner:
 
     def _first_stages(self) -> Iterator[Stage]:
         """What may end before a Gram matrix of all features is formed and factorised."""
-        coupled = not self.program.loss.output_separable
-        if coupled:
-            looks = some_samples_tell(self.program)
-        else:
-            looks = products_of_gram(self.program) > self.config.costly_gram / 3
+        program, coupled = self.program, not self.program.loss.output_separable
+        looks = some_samples_tell(program) if coupled else products_of_gram(program) > self.config.costly_gram / 3
         if looks and self._nearly_independent():
             yield self._greedy_steps()
-        quadratic = self.program.loss.quadratic
-        if not quadratic:
+        if not program.loss.quadratic:
             yield from self._soon_in_low_rank()
         if not coupled:
             yield from self._working_set()
-        if quadratic:
+        if program.loss.quadratic:
             yield from self._soon_in_low_rank()
 
     def _greedy_steps(self) -> Stage:
@@ -263,8 +259,9 @@ class _Planner:
         n_samples, (*blocks, width, _), config = self.program.map.n_samples, self.program.coef_shape, self.config
         n_features = math.prod(blocks) * width
         columns = n_samples + width if n_samples <= config.set_width * n_features else n_features
-        wait, widest = self.seldom.wait, config.set_width
-        sets = WorkingSetConfig(columns, wait=wait, widest=widest, form="samples", ends_in_all=True)
+        sets = WorkingSetConfig(
+            columns, wait=self.seldom.wait, widest=config.set_width, form="samples", ends_in_all=True
+        )
         return Stage(
             WorkingSet(Stage(GreedyFista(power_steps=2), "takes the steps"), sets),
             "the features are nearly independent: gradient steps end before a Gram matrix is factorised",
