@@ -196,10 +196,8 @@ class DescentConstrainedClassifier(ClassificationMixin, TargetEstimator, Descent
     def _layer_outputs(self, X: ArrayLike, max_layers: int | None = None) -> Tensor:
         tokens = self._new_tokens(X)
         count = self._check_max_layers(max_layers)
-        network: Any = self.network_
         with torch.no_grad():
-            outputs: Tensor = network.layer_outputs(tokens, max_layers=count)
-        return outputs
+            return self.network_.layer_outputs(tokens, max_layers=count)
 
     def _outputs(self, X: ArrayLike) -> Tensor:
         return self._layer_outputs(X)[-1]
@@ -260,5 +258,4 @@ class DescentConstrainedClassifier(ClassificationMixin, TargetEstimator, Descent
 
 def _outputs_by_sample(network: Any, tokens: Tensor, rows: Any) -> Tensor:
     """Outputs of every layer, shape ``(N, n_layers, n_outputs)``."""
-    outputs: Tensor = network.layer_outputs(tokens).transpose(0, 1)
-    return outputs
+    return network.layer_outputs(tokens).transpose(0, 1)

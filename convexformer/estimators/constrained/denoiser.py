@@ -111,8 +111,7 @@ class DescentConstrainedDenoiser(TransformerMixin, DescentConstrainedBase):
         def layer_losses(network: Any, batch: tuple[Tensor]) -> Tensor:
             (index,) = batch
             options = {"noise": noise, "n_samples": len(index), "seed": draw_seed()}
-            losses: Tensor = samples.outputs(_noisy_losses, network, index, **options).T
-            return losses
+            return samples.outputs(_noisy_losses, network, index, **options).T
 
         c_ref = noise**2 / 2 if self.c_ref is None else self.c_ref
         positions = torch.arange(len(samples), device=samples.device)
@@ -147,5 +146,4 @@ def _noisy_losses(network: Any, clean: Tensor, rows: Any, *, noise: float, n_sam
     """Losses of every layer, shape ``(N, n_layers)``, of samples that are some rows of a batch."""
     with seeded(seed):  # the noise of the whole batch, so that a sample gets the same on any number of ranks
         drawn = torch.randn((n_samples, *clean.shape[1:]), dtype=clean.dtype)[rows].to(clean.device)
-    losses: Tensor = (network.layer_outputs(clean + noise * drawn) - clean).square().mean((2, 3)).T / 2
-    return losses
+    return (network.layer_outputs(clean + noise * drawn) - clean).square().mean((2, 3)).T / 2
