@@ -77,8 +77,7 @@ class LayeredClassifier(nn.Module):
             attention_mask = padding_mask(tokens)
         outputs = self.layers.layer_outputs(tokens, attention_mask, max_layers=max_layers)
         count = tokens.shape[1] if attention_mask is None else attention_mask.sum(1)[:, None]
-        predictions: Tensor = self.readout(outputs.sum(2) / count)
-        return predictions
+        return self.readout(outputs.sum(2) / count)
 
     def forward(self, tokens: Tensor, attention_mask: Tensor | None = None, *, max_layers: int | None = None) -> Tensor:
         """Predictions of the last layer; arguments as of ``layer_outputs``."""

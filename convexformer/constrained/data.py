@@ -42,8 +42,7 @@ def as_dataset(data: Any, name: str) -> Samples:
         dataset = TensorDataset(*tensors)
     if len(dataset) == 0:
         raise ValueError(f"{name} must hold at least one sample, got none")
-    samples: Samples = dataset
-    return samples
+    return dataset
 
 
 def batches(count: int, batch_size: int, seeds: tuple[int, int]) -> tuple[Tensor, ...]:

@@ -183,8 +183,7 @@ class UnfoldedNetwork(AttentionNetwork):
         -------
         Tensor of shape (N, c)
         """
-        predictions: Tensor = self.readout(self.features(tokens, attention_mask))
-        return predictions
+        return self.readout(self.features(tokens, attention_mask))
 
     def decay(self, penalty: str | Penalty | None = None) -> Tensor:
         """Weight decay of the readout, as of ``ConvexAttention``; the layers have none."""

@@ -129,8 +129,7 @@ class DescentRegion:
             torch.linalg.vector_norm((y - point).reshape(*y.shape[:n_batch], -1), dim=-1)
             for point in (self.optimum_f, self.optimum_h)
         )
-        inside: Tensor = to_f <= self.ratio * to_h
-        return inside
+        return to_f <= self.ratio * to_h
 
 
 def descent_region(

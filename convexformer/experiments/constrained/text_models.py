@@ -47,8 +47,7 @@ class Readout(nn.Module):
 
     def layer_outputs(self, states: Tensor) -> Tensor:
         """Predictions of all layers, from states of shape ``(N, n_layers, width)``."""
-        outputs: Tensor = self.linear(states.transpose(0, 1))
-        return outputs
+        return self.linear(states.transpose(0, 1))
 
 
 def unrolled_task(parts: Sequence[Part], depth: int, noise: float, settings: ConstrainedTextSettings) -> Task:

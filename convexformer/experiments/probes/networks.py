@@ -43,8 +43,7 @@ class GatedAttentionPooling(AttentionNetwork):
         """Scores ``(N, c)`` of samples; padding has no weight."""
         scores = self.score(torch.tanh(self.signal(tokens)) * torch.sigmoid(self.gate(tokens)))[..., 0]
         weights = torch.softmax(scores.masked_fill(~mask, -torch.inf), 1)
-        scores_of_samples: Tensor = self.readout((weights[:, None] @ tokens)[:, 0])
-        return scores_of_samples
+        return self.readout((weights[:, None] @ tokens)[:, 0])
 
     def decay(self, penalty: str | Penalty | None = None) -> Tensor:
         """Nothing: the decay is that of AdamW."""

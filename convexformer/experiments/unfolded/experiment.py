@@ -131,8 +131,7 @@ def _units(settings: UnfoldedSettings, corpora: list[Corpus], n_seeds: int) -> I
 
 def _quadratics(settings: UnfoldedSettings, seed: int) -> list[dict[str, Any]]:
     report = compare_steps(settings.aim_tokens, settings.aim_features, settings.aim_iterations, seed)
-    rows: list[dict[str, Any]] = report["runs"]
-    return rows
+    return report["runs"]
 
 
 def _classification(corpus: Corpus, method: Method, settings: UnfoldedSettings, seed: int) -> list[dict[str, Any]]:

@@ -117,8 +117,7 @@ class ShardedNetworkSamples(Sharded):
     def outputs(self, function: NetworkFunction, network: nn.Module, index: Tensor, **options: Any) -> Tensor:
         """As of ``NetworkSamples``; the function must be one that can be pickled."""
         weights = parameters_to_vector(network.parameters())
-        found: Tensor = _Outputs.apply(weights, self.rows(index), function, options)
-        return found
+        return _Outputs.apply(weights, self.rows(index), function, options)
 
     def for_training(self, network: AttentionNetwork) -> tuple[AttentionNetwork, Tensor]:
         """A network that takes positions of samples, and those of all."""
@@ -139,8 +138,7 @@ class ShardedNetworkSamples(Sharded):
 
     def gradient(self, slopes: Tensor) -> Tensor:
         """Gradient in the weights of the last outputs times `slopes`, summed over all samples."""
-        total: Tensor = self._all("gradient", "sum", per_sample={"slopes": slopes})
-        return total
+        return self._all("gradient", "sum", per_sample={"slopes": slopes})
 
 
 class _Outputs(torch.autograd.Function):
@@ -149,8 +147,7 @@ class _Outputs(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, weights: Tensor, samples: Any, function: NetworkFunction, options: dict[str, Any]) -> Tensor:
         ctx.samples = samples
-        found: Tensor = samples.computed(function, weights, options)
-        return found
+        return samples.computed(function, weights, options)
 
     @staticmethod
     @once_differentiable
@@ -178,5 +175,4 @@ class _OfPositions(AttentionNetwork):
 
 def predictions(network: nn.Module, tokens: Tensor, rows: Any) -> Tensor:
     """Predictions of a network."""
-    found: Tensor = network(tokens)
-    return found
+    return network(tokens)
