@@ -151,8 +151,7 @@ class NetworkEstimator(TokenEstimator):
     def _new_tokens(self, X: Any) -> Tensor:
         """Checked tokens, in the precision and on the device of the network."""
         check_is_fitted(self)
-        tokens: Tensor = self._read_samples(X, reset=False).tokens
-        return tokens.to(next(self.network_.parameters()))
+        return self._read_samples(X, reset=False).tokens.to(next(self.network_.parameters()))
 
     def _placed(self, tokens: Tensor) -> Tensor:
         """Checked tokens as the network takes them."""
