@@ -49,6 +49,8 @@ class Chunks(Source):
 
     fingerprint = None
     n_dims = 3  # of the chunks: 2 where their columns are tokens of width 1
+    shape = property(lambda self: (self._n_samples, *self._sample[0]))
+    dtype = property(lambda self: self._sample[1])
 
     def __init__(self, make: Callable[[], Iterable[Any]] | Sequence[Any], n_samples: int | None = None) -> None:
         if not callable(make) and (not isinstance(make, Sequence) or isinstance(make, (str, bytes))):
@@ -65,16 +67,6 @@ class Chunks(Source):
         if not self._end:
             raise ValueError("make must give at least one sample, got none")
         self._n_samples = self._end if n_samples is None else int(n_samples)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        assert self._sample is not None
-        return self._n_samples, *self._sample[0]
-
-    @property
-    def dtype(self) -> torch.dtype:
-        assert self._sample is not None
-        return self._sample[1]
 
     def read(self, rows: slice) -> Tensor:
         start, stop, _ = rows.indices(self._n_samples)

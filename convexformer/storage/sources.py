@@ -176,6 +176,9 @@ class ShardSource(Source):
     (tensor([0., 1., 1.], dtype=torch.float64), "row 1 of shard 'ones'")
     """
 
+    shape = property(lambda self: (self._starts[-1], *self._sources[0].shape[1:]))
+    dtype = property(lambda self: self._sources[0].dtype)
+
     def __init__(self, sources: Sequence[Source], names: Sequence[str], fingerprint: str | None = None) -> None:
         if not sources:
             raise ValueError("sources must hold at least one source, got none")
@@ -190,14 +193,6 @@ class ShardSource(Source):
         self.n_dims = min(map(n_dims, sources))
         self._starts = [0, *accumulate(source.shape[0] for source in sources)]
         self._fingerprint = fingerprint
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self._starts[-1], *self._sources[0].shape[1:]
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._sources[0].dtype
 
     @property
     def fingerprint(self) -> str | None:
