@@ -134,15 +134,13 @@ class PaddedSequences(TokenSequences):
         Which of them are real. Default: all.
     """
 
+    n_columns = property(lambda self: self._tokens.shape[1])
+
     def __init__(self, tokens: Tensor, mask: Tensor | None = None) -> None:
         self._tokens, self._mask = tokens, mask
         whole = torch.full((len(tokens),), tokens.shape[1], dtype=torch.int64, device=tokens.device)
         self.lengths = whole if mask is None else mask.sum(1)
         self.n_features, self.dtype, self.device = tokens.shape[2], working_precision(tokens.dtype), tokens.device
-
-    @property
-    def n_columns(self) -> int:
-        return self._tokens.shape[1]
 
     def padded(self, rows: slice) -> tuple[Tensor, Tensor]:
         tokens = self._tokens[rows].to(self.dtype)
@@ -196,14 +194,12 @@ class RaggedSequences(TokenSequences):
 class _MappedSequences(TokenSequences):
     """Samples whose tokens go through a function when they are read."""
 
+    source = property(lambda self: self._inner.source)
+
     def __init__(self, source: TokenSequences, change: Callable[[Tensor], Tensor]) -> None:
         self._inner, self._change = source, change
         self.lengths, self.n_features = source.lengths, source.n_features
         self.dtype, self.device = source.dtype, source.device
-
-    @property
-    def source(self) -> TokenSequences:
-        return self._inner.source
 
     def changed(self, tokens: Tensor) -> Tensor:
         return self._change(self._inner.changed(tokens))

@@ -37,6 +37,8 @@ class StoredSequences(TokenSequences):
         What has been read of the source, which is brought up to date. Default: nothing yet.
     """
 
+    longest = property(lambda self: self._stored.shape[1])  # which is read, whether real or not
+
     def __init__(
         self,
         source: Source,
@@ -68,10 +70,6 @@ class StoredSequences(TokenSequences):
         self._traffic.read_seconds += seconds
         self._traffic.waited_seconds += seconds  # nothing is read ahead
         return found
-
-    @property
-    def longest(self) -> int:
-        return self._stored.shape[1]  # which is read, whether real or not
 
     def rows(self, index: Tensor) -> StoredSequences:
         mask = None if self._mask is None else self._mask[index]
