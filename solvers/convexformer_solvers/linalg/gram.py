@@ -52,7 +52,7 @@ class SupportGram:
         d = self.map.feature_shape[-1]
         if self._weight is None or not torch.equal(self._weight, weight):
             self._weight, self._known = weight, blocks
-            self._store = self._products(blocks, blocks).to(weight)
+            self._store = self._products(blocks, blocks, weight).to(weight)
         new = blocks[~torch.isin(blocks, self._known)]
         old, size = len(self._known) * d, (len(self._known) + len(new)) * d
         if len(new):
@@ -62,15 +62,13 @@ class SupportGram:
                 self._store = store
             known = torch.cat([self._known, new])
             if self.map.in_memory:
-                self._store[:old, old:size] = self._products(self._known, new)
-                self._store[old:size, old:size] = self._products(new, new)
+                self._store[:old, old:size] = self._products(self._known, new, weight)
+                self._store[old:size, old:size] = self._products(new, new, weight)
             else:
-                self._store[:size, old:size] = self._products(known, new)  # in one pass
+                self._store[:size, old:size] = self._products(known, new, weight)  # in one pass
             self._store[old:size, :old] = self._store[:old, old:size].T
             self._known = known
         return self._store[:size, :size]
 
-    def _products(self, left: Tensor, right: Tensor) -> Tensor:
-        assert self._weight is not None
-        weight = self._weight.float() if self.single else self._weight
-        return self.map.gram(left, right, weight, self.center)
+    def _products(self, left: Tensor, right: Tensor, weight: Tensor) -> Tensor:
+        return self.map.gram(left, right, weight.float() if self.single else weight, self.center)
