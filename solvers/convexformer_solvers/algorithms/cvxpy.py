@@ -45,6 +45,7 @@ class Exact(Solver):
 
     requires_of_loss = ("expression",)
     requires_of_penalty = ("expression",)
+    name = property(lambda self: "exact" if self.cvxpy_solver == "CLARABEL" else self.cvxpy_solver.lower())
 
     def __init__(self, cvxpy_solver: str = "CLARABEL", **options: Any) -> None:
         if not isinstance(cvxpy_solver, str):
@@ -55,10 +56,6 @@ class Exact(Solver):
     def __repr__(self) -> str:
         options = "".join(f", {key}={value!r}" for key, value in self.options.items())
         return f"Exact({self.cvxpy_solver!r}{options})"
-
-    @property
-    def name(self) -> str:
-        return "exact" if self.cvxpy_solver == "CLARABEL" else self.cvxpy_solver.lower()
 
     def init(self, program: Program, start: Point) -> Point:
         import cvxpy as cp

@@ -126,6 +126,8 @@ class ShardedMap(Sharded, LinearMap):
     dtype = property(lambda self: self.local.dtype)
     feature_shape = property(lambda self: self.local.feature_shape)
     n_samples = property(lambda self: self.layout.n_samples)
+    # As many numbers of a sample on each rank.
+    n_stored = property(lambda self: int(self.n_samples / max(1, self.local.n_samples) * self.local.n_stored))
 
     def __init__(self, layout: Layout, name: int, local: LinearMap) -> None:
         super().__init__(layout, name, local)
@@ -223,10 +225,6 @@ class ShardedMap(Sharded, LinearMap):
         return self._derived("shifted", mean=mean, dtype=dtype)
 
     # Costs
-
-    @property
-    def n_stored(self) -> int:
-        return int(self.n_samples / max(1, self.local.n_samples) * self.local.n_stored)  # as many a sample on each rank
 
     def _work_of_messages(self, n_numbers: int) -> float:
         """Work of one command that sends so many numbers."""

@@ -23,9 +23,7 @@ class SmoothedHuber(Loss):
     delta: float  # that of the Huber loss
     width: float  # distance from a kink at which the slope is still off, in units of ``y``
 
-    @property
-    def smoothness(self) -> float:
-        return self.delta / math.hypot(self.delta, self.width)
+    smoothness = property(lambda self: self.delta / math.hypot(self.delta, self.width))
 
     # Differences of squares, of roots and of logarithms are written as quotients: they would cancel far from the kinks.
 
