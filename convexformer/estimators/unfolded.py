@@ -35,6 +35,8 @@ from .tokens import (
 
 # What of the parameters makes the layers of the network.
 _LAYER_OPTIONS = ("n_layers", "mode", "shared", "anchored", "rho", "attention", "eigenvalue_limit")
+# Parameters of the estimators that are options of ``train`` by the same name.
+_TRAINING_OPTIONS = ("alpha", "lr", "n_steps", "callback", "verbose")
 
 
 @dataclass(eq=False, repr=False)
@@ -116,21 +118,10 @@ class UnfoldedTransformerBase(TargetEstimator, NetworkEstimator):
         seed = int(check_stream(self.random_state).randint(2**31))
         network = UnfoldedNetwork(n_outputs=encoded.shape[1], seed=seed, **self._options).to(encoded)
         trained, inputs = samples.for_training(network)
+        options = {name: getattr(self, name) for name in _TRAINING_OPTIONS}
+        options["batch_size"] = None if self.batch_size is None else min(self.batch_size, len(samples))
         try:
-            self.history_ = train(
-                trained,
-                inputs,
-                encoded,
-                loss=loss,
-                penalty=penalty,
-                alpha=self.alpha,
-                sample_weight=total,
-                lr=self.lr,
-                n_steps=self.n_steps,
-                batch_size=None if self.batch_size is None else min(self.batch_size, len(samples)),
-                callback=self.callback,
-                verbose=self.verbose,
-            )
+            self.history_ = train(trained, inputs, encoded, loss=loss, penalty=penalty, sample_weight=total, **options)
         except TrainingInterrupted as interruption:
             self.history_ = interruption.history
             self._store(network, targets, loss, penalty, samples)
