@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import torch
 
 from convexformer.validation import is_integer
+from convexformer_solvers.rates import free_memory
 
 _UNKNOWN = 2**33  # bytes that count as free where the system does not say
 
@@ -21,30 +21,6 @@ def check_memory_limit(memory_limit: Any) -> None:
     """
     if memory_limit is not None and not is_integer(memory_limit, 1):
         raise ValueError(f"memory_limit must be None or a positive number of bytes, got {memory_limit!r}")
-
-
-def free_memory(device: torch.device) -> int | None:
-    """Bytes that are free on a device; None where the system does not say.
-
-    Examples
-    --------
-    >>> free = free_memory(torch.device("cpu"))
-    >>> free is None or free > 0
-    True
-    """
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            for line in file:
-                if line.startswith("MemAvailable:"):
-                    return 1024 * int(line.split()[1])
-    except OSError:
-        pass
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):
-        return None
 
 
 def limit_of(memory_limit: int | None, device: torch.device) -> int:

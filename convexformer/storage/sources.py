@@ -33,6 +33,8 @@ class _Described(Source):
 class FileSource(_Described):
     """Samples in one file, of which rows are read by their position in it."""
 
+    is_mapped = property(lambda self: True)
+
     def __init__(self, array: FileArray) -> None:
         self._array, self.n_dims = array, len(array.shape)
         self._shape, self._dtype = token_shape(array.shape, array.place), array.dtype
@@ -176,6 +178,7 @@ class ShardSource(Source):
     (tensor([0., 1., 1.], dtype=torch.float64), "row 1 of shard 'ones'")
     """
 
+    is_mapped = property(lambda self: all(source.is_mapped for source in self._sources))
     shape = property(lambda self: (self._starts[-1], *self._sources[0].shape[1:]))
     dtype = property(lambda self: self._sources[0].dtype)
 

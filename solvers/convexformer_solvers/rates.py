@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -42,6 +43,30 @@ def machine_rates(dtype: torch.dtype = torch.float64, device: torch.device | str
     Each is rounded to a power of the root of two, so that two runs on one machine decide alike as a rule.
     """
     return _measured(dtype, str(device), torch.get_num_threads())
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Bytes that are free on a device; None where the system does not say.
+
+    Examples
+    --------
+    >>> free = free_memory(torch.device("cpu"))
+    >>> free is None or free > 0
+    True
+    """
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            for line in file:
+                if line.startswith("MemAvailable:"):
+                    return 1024 * int(line.split()[1])
+    except OSError:
+        pass
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return None
 
 
 @functools.cache

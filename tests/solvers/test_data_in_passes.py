@@ -399,8 +399,8 @@ def test_a_working_set_of_the_squared_loss_takes_four_passes(norm, intercept, we
 class SlowMap(CountedMap):
     """Data of which one pass takes longer than the Gram matrix."""
 
-    def reading_work(self):
-        return math.inf
+    def passes_of_gram(self, n_outputs):
+        return 0.5
 
 
 @pytest.mark.parametrize(("share", "widest", "stays"), [(0.1, math.inf, True), (0.001, 0.6, False)])
@@ -423,7 +423,7 @@ def test_no_working_set_where_one_gram_matrix_serves_or_many_blocks_may_be_activ
     many = program.with_alpha(float(program.null_dual_norms.min()) / 2)
     few = program.with_alpha(0.5 * program.alpha_max)
     slow = dataclasses.replace(few, map=SlowMap(program.map.base))
-    for other, warm, config in ((few, True, SOON), (many, False, SOON), (slow, False, AutoConfig(costly_gram=1e-9))):
+    for other, warm, config in ((few, True, SOON), (many, False, SOON), (slow, False, AutoConfig(costly_gram=4.0))):
         assert plan(other, warm, config)[0].algorithm.name == "batched(auto)"
 
 

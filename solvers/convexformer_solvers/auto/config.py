@@ -25,8 +25,8 @@ class AutoConfig:
         twice as many slightly dependent ones, and steps in a metric of low rank.
     costly_gram : float, default=16
         Products with the data in the time of which the Gram matrix of all features is formed, from which on a working
-        set pays, or steps in a metric of low rank; twice that for block descent with fewer samples than features, half
-        of it for data that are not in memory, where the time of reading counts.
+        set pays, or steps in a metric of low rank; twice that for block descent with fewer samples than features, a
+        third of it for data that are not in memory, of which some samples are timed.
     long_tails : float, default=60
         ``Loss.tail_length`` from which on Newton steps on smoothed losses, or proximal steps in the dual, come first.
     first_steps : int, default=80

@@ -14,12 +14,6 @@ def products_of_gram(program: Program) -> float:
     return program.map.gram_work() / program.map.product_work(program.y.shape[1])
 
 
-def passes_of_gram(program: Program) -> float:
-    """``products_of_gram`` of data that are not in memory, whose products may wait for the disk."""
-    product = program.map.product_work(program.y.shape[1])
-    return program.map.gram_work() / max(product, program.map.reading_work())
-
-
 def admm_work(program: Program, config: AutoConfig) -> float:
     """Work of one step of alternating directions, with its small calls."""
     n_outputs, rates = program.y.shape[1], program.map.rates

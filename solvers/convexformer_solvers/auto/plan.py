@@ -44,7 +44,6 @@ from .cost import (
     factor_work,
     gradient_steps_of_admm,
     gradient_steps_of_gram,
-    passes_of_gram,
     products_of_gram,
 )
 
@@ -167,9 +166,9 @@ class _Planner:
         program, config = self.program, self.config
         if not (self.takes_gram and program.loss.quadratic and program.penalty.block_separable):
             return
-        if self.warm or passes_of_gram(program) < config.costly_gram / 2:  # one matrix serves a whole path
-            return
         *blocks, width, n_outputs = program.coef_shape
+        if self.warm or program.map.passes_of_gram(n_outputs) < config.costly_gram / 3:  # one matrix serves a path
+            return
         norms = program.null_dual_norms.reshape(math.prod(blocks), -1).amax(1)
         if int((norms > program.alpha).sum()) * width > config.set_width * program.map.smaller_side:
             return

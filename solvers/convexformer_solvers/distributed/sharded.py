@@ -231,8 +231,8 @@ class ShardedMap(Sharded, LinearMap):
         ranks = self._team.ranks
         return self.rates.product * (ranks.command_seconds + 8 * n_numbers / ranks.rate)
 
-    def reading_work(self) -> float:
-        return self.local.reading_work()
+    def passes_of_gram(self, n_outputs: int) -> float:
+        return self.local.passes_of_gram(n_outputs)
 
     def product_work(self, n_outputs: int) -> float:
         n_numbers = n_outputs * (math.prod(self.feature_shape) + (0 if self.layout.keeps else self.n_samples))

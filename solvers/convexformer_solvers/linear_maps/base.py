@@ -235,9 +235,9 @@ class LinearMap(InParts, ABC):
         """Work of one product with so many outputs, in the unit of ``gram_work``; of few it is that of reading."""
         return self.n_samples * math.prod(self.feature_shape) * max(2.0 * n_outputs, self.rates.work_of_a_read)
 
-    def reading_work(self) -> float:
-        """Work in the time of reading all samples, in the unit of ``gram_work``; zero for data in memory."""
-        return 0.0
+    def passes_of_gram(self, n_outputs: int) -> float:
+        """Passes over data that are not in memory in the time of which the Gram matrix of all features is formed."""
+        return self.gram_work() / self.product_work(n_outputs)
 
     def gram_work(self) -> float:
         """Floating-point operations of half of the Gram matrix of all features, on the smaller side, roughly."""

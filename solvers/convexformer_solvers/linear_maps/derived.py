@@ -50,8 +50,8 @@ class DerivedMap(LinearMap, Generic[_Base]):
     def product_work(self, n_outputs: int) -> float:
         return self.base.product_work(n_outputs)
 
-    def reading_work(self) -> float:
-        return self.base.reading_work()
+    def passes_of_gram(self, n_outputs: int) -> float:
+        return self.base.passes_of_gram(n_outputs)
 
     def traffic(self) -> Traffic | None:
         return self.base.traffic()

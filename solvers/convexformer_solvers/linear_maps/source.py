@@ -103,6 +103,11 @@ class Source(ABC):
         found = torch.cat([self.read(run).clone() for run in runs])  # views would keep all that was read in memory
         return found if len(distinct) == len(places) else found[torch.searchsorted(distinct, places)]
 
+    @property
+    def is_mapped(self) -> bool:
+        """Whether samples are mapped from files to memory, in which the system may keep them; by default not."""
+        return False
+
     def place(self, row: int) -> str:
         """Where a sample is, for messages: by default its position, of a shard the name and the row in it."""
         return f"sample {row}"

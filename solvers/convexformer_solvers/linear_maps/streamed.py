@@ -8,11 +8,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from convexformer_solvers.rates import free_memory
 from convexformer_solvers.validation import check_kind
 
 from .base import LinearMap, Slopes, slices, widened
@@ -182,7 +184,7 @@ class StreamedMap(LinearMap):
 
     def _parts(self) -> Iterator[tuple[Places, LinearMap]]:
         """One pass: positions of samples with their map, of which the next is read meanwhile."""
-        masks, stream = self.masks, torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
+        stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
 
         def read(rows: Places) -> Tensor:
             with torch.no_grad(), torch.cuda.stream(stream):
@@ -203,10 +205,14 @@ class StreamedMap(LinearMap):
                 if following is not None:
                     ahead = pool.submit(read, following[1])
                 values = values.to(self._device)  # of a device without streams, as a thread may not know it
-                values = values if self.features is None else widened(values, self.features[places])
-                yield places, DenseMap(values) if masks is None else GatedMap(values, masks[places])
+                yield places, self._map_of(places, values)
         if isinstance(self._index, range) and self._n_bytes == self._traffic.total_bytes:
             self._traffic.is_finite = True
+
+    def _map_of(self, places: Places, values: Tensor) -> LinearMap:
+        """The map of some samples that have been read."""
+        values = values if self.features is None else widened(values, self.features[places])
+        return DenseMap(values) if self.masks is None else GatedMap(values, self.masks[places])
 
     # Products
 
@@ -274,14 +280,27 @@ class StreamedMap(LinearMap):
     def weighted_squares(self, weight: Tensor) -> Tensor:
         return sum((part.weighted_squares(weight[places]) for places, part in self._parts()), weight.new_zeros(()))
 
-    def reading_work(self) -> float:
-        # Two parts in the middle tell whether the disk is slow or the system holds the file: the first opens it.
-        parts, seconds = list(self._plan(max(1, self.chunk // self._width))), 0.0
-        for _, rows in parts[len(parts) // 2 :][:2]:
-            began = time.perf_counter()
-            self._read(rows)
-            seconds = time.perf_counter() - began
-        return self.rates.product * seconds * len(parts)
+    def passes_of_gram(self, n_outputs: int) -> float:
+        if not self.source.is_mapped:  # what makes samples anew may take any time
+            return 0.0
+        parts = list(self._plan(max(1, self.chunk // self._width)))
+        chosen = parts[len(parts) // 2 :][:2]
+        if len(chosen) < 2:
+            return super().passes_of_gram(n_outputs)
+        coef = torch.ones((*self.feature_shape, n_outputs), dtype=torch.float64, device=self._device)
+        part = self._map_of(chosen[0][0], self._read(chosen[0][1]).to(self._device))  # which opens the file
+        part.rmatvec(part.matvec(coef))
+        times = [time.perf_counter()]
+        pred = part.matvec(coef)
+        part.rmatvec(pred)
+        times.append(time.perf_counter())
+        part.moments(torch.ones_like(pred[:, 0]), pred, single=self._dtype == torch.float32)
+        times.append(time.perf_counter())
+        # Where there is room for the file the system holds what it has read.
+        self._read(chosen[0 if self._n_bytes <= (free_memory(torch.device("cpu")) or 0) else 1][1])
+        times.append(time.perf_counter())
+        of_products, of_gram, of_reading = (end - start for start, end in pairwise(times))
+        return of_gram / max(of_products, of_reading)  # which go on at the same time
 
     def product_work(self, n_outputs: int) -> float:
         # A number from the disk is read, converted and written before it is read again.

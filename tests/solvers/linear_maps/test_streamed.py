@@ -252,3 +252,26 @@ def test_no_samples_have_no_slopes():
     pred, back = streamed.slopes_pass(randn(3, 2, 2), slopes)
     assert pred.shape == (0, 2)
     assert torch.equal(back, torch.zeros(3, 2, 3, dtype=torch.float64))
+
+
+class SlowFile(Rows):
+    """Samples in a file of which each read takes longer than anything else here."""
+
+    is_mapped = True
+
+    def read(self, rows):
+        time.sleep(0.2)
+        return super().read(rows)
+
+
+def test_passes_of_a_gram_matrix_are_timed_on_two_parts_of_a_file():
+    data = randn(60, 4, 5)
+    one_part, made_anew = StreamedMap(SlowFile(data)), StreamedMap(Rows(data), chunk=200)
+    slow = StreamedMap(SlowFile(data), chunk=200)  # parts of ten samples
+    assert slow.gated(masks_of(60)).passes_of_gram(2) < 0.5
+    assert slow.passes_of_gram(1) < 0.5
+    assert one_part.passes_of_gram(1) == DenseMap(data).gram_work() / one_part.product_work(1)
+    assert made_anew.passes_of_gram(1) == 0.0
+    assert not one_part.source.reads
+    assert not made_anew.source.reads
+    assert len(slow.source.reads) == 4  # two parts of each map
