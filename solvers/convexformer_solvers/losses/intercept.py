@@ -19,7 +19,8 @@ class LossAtIntercepts:
     def __init__(self, loss: Loss, pred: Tensor, y: Tensor, weight: Tensor) -> None:
         self.loss, self.pred, self.y, self.weight = loss, pred, y, weight
         self._size = 0.0  # of the last slope
-        self._inverse: Tensor  # of the last Hessian
+        self._hessian: Tensor  # the last one that was inverted
+        self._inverse: Tensor
 
     @cached_property
     def reach(self) -> float:
@@ -45,17 +46,22 @@ class LossAtIntercepts:
         return self.loss.mean_hessian(self.pred + b, self.y, self.weight)
 
     def direction(self, b: Tensor, slope: Tensor) -> Tensor:
-        """Newton direction, bounded where the loss of an output is linear; zero where it is flat but for rounding."""
+        """Newton direction, bounded where the loss is linear; zero where it is flat but for rounding."""
         if self.loss.output_separable:
             step = -slope / self.hessian(b, slope).diagonal()
             return step.nan_to_num(0.0, self.reach, -self.reach).clamp(-self.reach, self.reach)
         size = float(slope.abs().max())
         if not 100 * size <= self._size:  # as long as each step gains two digits the last Hessian serves
-            self._inverse = _pseudoinverse(self.hessian(b, slope), min(self.loss.smoothness, 1.0))
+            self._hessian = self.hessian(b, slope)
+            self._inverse = _pseudoinverse(self._hessian, min(self.loss.smoothness, 1.0))
         self._size = size
         if self.loss.shift_invariant:  # rounding over rounding would be a long step of all outputs alike
-            slope = slope - slope.mean()
-        step = -(self._inverse @ slope)
+            step = -(self._inverse @ (slope - slope.mean()))
+        else:
+            step = -(self._inverse @ slope)
+            linear = slope + self._hessian @ step  # the part in directions without curvature
+            if float(linear.abs().max()) > math.sqrt(torch.finfo(b.dtype).eps) * size:
+                step = step - linear * (self.reach / linear.abs().max())
         longest = float(step.abs().max())
         return step * min(1.0, self.reach / longest) if longest > 1 else step
 

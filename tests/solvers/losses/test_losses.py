@@ -627,6 +627,19 @@ class TestBestIntercept:
         best = Huber().best_intercept(torch.zeros_like(pred), y, weight)
         torch.testing.assert_close(best, weight @ y, rtol=1e-9, atol=0.0)
 
+    @pytest.mark.parametrize("scale", [1.0, 10.0, 100.0])
+    @pytest.mark.parametrize("delta", [1e-3, 0.1, 1.0])
+    def test_outputs_that_are_searched_together_cross_linear_parts(self, delta, scale):
+        class Together(Huber):
+            output_separable = False
+            best_intercept = Loss.best_intercept
+
+        pred, y, weight = randn(40, 3), scale * randn(40, 3, seed=1), random_weight(40)
+        weight = weight / weight.sum()
+        best, wanted = (loss.best_intercept(pred, y, weight) for loss in (Together(delta), Huber(delta)))
+        values = [float(weight @ Huber(delta).value(pred + b, y)) for b in (best, wanted)]
+        assert values[0] == pytest.approx(values[1], rel=1e-12)
+
     def test_huber_crosses_a_gap_without_curvature(self):
         # The weight sits in the far cluster, the unweighted median in the near one, nothing in between.
         y = torch.cat([torch.zeros(10, 1), torch.full((9, 1), 100.0)]).double()
