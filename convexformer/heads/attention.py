@@ -279,6 +279,11 @@ class Heads:
         -------
         ndarray of shape (N, n_outputs)
             Raw outputs (scores for classifiers) in float64.
+
+        Raises
+        ------
+        ValueError
+            If ``X`` does not hold finite numbers, or has other tokens or features than the heads.
         """
         tokens = check_program_tokens(X).cpu()
         if tokens.shape[1:] != (self.w1.shape[1], self.w2.shape[1]):
@@ -425,6 +430,13 @@ class Heads:
         -------
         Heads
             ``objective(X, y) - certificate.dual`` then bounds how far the network is from its global optimum.
+
+        Raises
+        ------
+        TypeError
+            If ``network`` is of another class.
+        ValueError
+            If another argument is not as described.
         """
         if not isinstance(network, ConvexAttention):
             raise TypeError(f"network must be a ConvexAttention, got {type(network).__name__}")

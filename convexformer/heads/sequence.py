@@ -181,6 +181,13 @@ class SequenceHeads:
         Returns
         -------
         SequenceHeads
+
+        Raises
+        ------
+        TypeError
+            If ``network`` is of another class.
+        ValueError
+            If another argument is not as described.
         """
         if not isinstance(network, SequenceAttention):
             raise TypeError(f"network must be a SequenceAttention, got {type(network).__name__}")
@@ -188,7 +195,7 @@ class SequenceHeads:
         return cls(w1, w2, w3, bias, alpha=alpha, form=form, penalty=penalty, loss=loss)
 
     def to_torch(self) -> SequenceAttention:
-        """The network as a torch module with exactly these weights; only ``"stochastic"`` heads are such modules."""
+        """The network as a torch module with exactly these weights; ``ValueError`` unless they are ``"stochastic"``."""
         if self.form.name != "stochastic":
             raise ValueError(f"SequenceAttention has row-stochastic attention; these heads are {self.form!r}")
         return sequence_network_from_heads(self.w1, self.w2, self.w3, self.intercept)
@@ -256,6 +263,11 @@ class SequenceHeads:
         -------
         ndarray of shape (N, n_targets, n_outputs)
             In float64.
+
+        Raises
+        ------
+        ValueError
+            If ``X`` does not hold finite numbers, or has other tokens or features than the heads.
         """
         tokens = check_program_tokens(X).cpu().double()
         if tokens.ndim != 3 or tuple(tokens.shape[1:]) != (self.w1.shape[2], self.w2.shape[1]):
