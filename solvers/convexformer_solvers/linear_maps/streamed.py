@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -287,20 +286,20 @@ class StreamedMap(LinearMap):
         chosen = parts[len(parts) // 2 :][:2]
         if len(chosen) < 2:
             return super().passes_of_gram(n_outputs)
-        coef = torch.ones((*self.feature_shape, n_outputs), dtype=torch.float64, device=self._device)
-        part = self._map_of(chosen[0][0], self._read(chosen[0][1]).to(self._device))  # which opens the file
-        part.rmatvec(part.matvec(coef))
-        times = [time.perf_counter()]
-        pred = part.matvec(coef)
-        part.rmatvec(pred)
-        times.append(time.perf_counter())
-        part.moments(torch.ones_like(pred[:, 0]), pred, single=self._dtype == torch.float32)
-        times.append(time.perf_counter())
         # Where there is room for the file the system holds what it has read.
-        self._read(chosen[0 if self._n_bytes <= (free_memory(torch.device("cpu")) or 0) else 1][1])
-        times.append(time.perf_counter())
-        of_products, of_gram, of_reading = (end - start for start, end in pairwise(times))
-        return of_gram / max(of_products, of_reading)  # which go on at the same time
+        again = chosen[0 if self._n_bytes <= (free_memory(torch.device("cpu")) or 0) else 1][1]
+        part = self._map_of(chosen[0][0], self._read(chosen[0][1]).to(self._device))
+        ones = torch.ones((part.n_samples, n_outputs), dtype=torch.float64, device=self._device)
+        coef = part.rmatvec(ones)
+
+        def seconds(run: Callable[[], Tensor]) -> float:
+            began = time.perf_counter()
+            run().flatten()[0].item()  # which waits for a device
+            return time.perf_counter() - began
+
+        of_products = min(seconds(lambda: part.rmatvec(part.matvec(coef))) for _ in range(2))
+        of_gram = seconds(lambda: part.moments(ones[:, 0], ones, single=self._dtype == torch.float32)[0])
+        return of_gram / max(of_products, seconds(lambda: self._read(again)))  # these two go on at the same time
 
     def product_work(self, n_outputs: int) -> float:
         # A number from the disk is read, converted and written before it is read again.
