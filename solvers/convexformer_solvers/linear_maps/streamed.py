@@ -283,9 +283,9 @@ class StreamedMap(LinearMap):
         if not self.source.is_mapped:  # what makes samples anew may take any time
             return 0.0
         parts = list(self._plan(max(1, self.chunk // self._width)))
-        chosen = parts[len(parts) // 2 :][:2]
-        if len(chosen) < 2:
-            return super().passes_of_gram(n_outputs)
+        chosen, predicted = parts[len(parts) // 2 :][:2], super().passes_of_gram(n_outputs)
+        if predicted < 1 or len(chosen) < 2:  # not worth a trial
+            return predicted
         # Where there is room for the file the system holds what it has read.
         again = chosen[0 if self._n_bytes <= (free_memory(torch.device("cpu")) or 0) else 1][1]
         part = self._map_of(chosen[0][0], self._read(chosen[0][1]).to(self._device))
