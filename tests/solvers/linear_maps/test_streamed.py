@@ -267,13 +267,11 @@ class SlowFile(Rows):
 def test_passes_of_a_gram_matrix_are_timed_on_two_parts_of_a_file():
     data = randn(900, 8, 100)
     slow = StreamedMap(SlowFile(data), chunk=80_000)  # parts of a hundred samples
-    assert slow.passes_of_gram(1) < 0.5
-    assert slow.gated(masks_of(900)).passes_of_gram(2) < 0.5
+    assert 0 < slow.passes_of_gram(1) < 0.5
+    assert 0 < slow.gated(masks_of(900, 1)).passes_of_gram(2) < 0.5
     assert len(slow.source.reads) == 4  # two parts for each map
-    one_part, few_features = StreamedMap(SlowFile(data)), StreamedMap(SlowFile(data[:, :1, :5]), chunk=500)
-    for untimed in (one_part, few_features):
-        assert untimed.passes_of_gram(1) == untimed.gram_work() / untimed.product_work(1)
-    made_anew = StreamedMap(Rows(data), chunk=80_000)
-    assert made_anew.passes_of_gram(1) == 0.0
-    for unread in (one_part, few_features, made_anew):
-        assert not unread.source.reads
+    one_part, few_features = StreamedMap(SlowFile(data)), StreamedMap(SlowFile(data[:, :1, :1]), chunk=100)
+    for untimed in (one_part, few_features, StreamedMap(Rows(data), chunk=80_000), DenseMap(data)):
+        assert untimed.passes_of_gram(1) == 0.0
+    assert not one_part.source.reads
+    assert not few_features.source.reads
