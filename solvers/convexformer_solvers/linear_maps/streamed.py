@@ -280,13 +280,14 @@ class StreamedMap(LinearMap):
         return sum((part.weighted_squares(weight[places]) for places, part in self._parts()), weight.new_zeros(()))
 
     def passes_of_gram(self, n_outputs: int) -> float:
-        parts = list(self._plan(max(1, self.chunk // self._width)))
-        chosen, predicted = parts[len(parts) // 2 :][:2], self.gram_work() / self.product_work(n_outputs)
-        # What makes samples anew may take any time, and the others are not worth a trial.
-        if not self.source.is_mapped or predicted < 1 or len(chosen) < 2:
+        # What makes samples anew may take any time, and small data or few features are not worth a trial.
+        is_large = self.n_stored >= 4 * CONFIG.chunk and self.gram_work() > self.product_work(n_outputs)
+        if not (is_large and self.source.is_mapped):
             return 0.0
+        parts = list(self._plan(max(1, self.chunk // self._width)))
+        chosen = parts[len(parts) // 2 :][:2]
         # Where there is room for the file the system holds what it has read.
-        again = chosen[0 if self._n_bytes <= (free_memory(torch.device("cpu")) or 0) else 1][1]
+        again = chosen[0 if self._n_bytes <= (free_memory(torch.device("cpu")) or 0) else -1][1]
         part = self._map_of(chosen[0][0], self._read(chosen[0][1]).to(self._device))
         ones = torch.ones((part.n_samples, n_outputs), dtype=torch.float64, device=self._device)
         coef = part.rmatvec(ones)
