@@ -186,7 +186,7 @@ def _minimiser(spectrum: NDArray, slope: NDArray, alpha: float, size: float) -> 
 
 def _gram(program: Program) -> NDArray:
     """Weighted Gram matrix of all columns, centred where there is an intercept; only to read."""
-    means = program.map.rmatvec(program.weight[:, None])[..., 0].flatten(0, -2) if program.fit_intercept else None
+    means = program.feature_means.flatten(0, -2) if program.fit_intercept else None
     return program.map.full_gram(program.weight, means).cpu().numpy()
 
 

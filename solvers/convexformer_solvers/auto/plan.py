@@ -161,8 +161,6 @@ class _Planner:
 
     def _set_before_gram(self) -> Iterator[Stage]:
         """A working set, where its Gram matrix takes a pass and that of all features the time of many."""
-        from .solver import Auto  # which goes by this plan
-
         program, config = self.program, self.config
         if not (self.takes_gram and program.loss.quadratic and program.penalty.block_separable):
             return
@@ -174,15 +172,13 @@ class _Planner:
             return
         of_a_pass = math.sqrt(program.map.product_work(n_outputs) / program.map.n_samples)
         sets = WorkingSetConfig(int(of_a_pass), growth=1.0, decrease=SINGLE, widest=config.set_width, form="root")
-        inner = Stage(Batched(Auto(config), BatchConfig(factor=sets.decrease)), "solves the set")
+        inner = Stage(self._batched(config, sets.decrease), "solves the set")
         why = "few blocks can be active: one pass for their Gram matrix, one to look at all blocks"
         yield Stage(WorkingSet(inner, sets), why, patience=Patience(steps=3))
 
     def _few_passes(self) -> Iterator[Stage]:
         """What needs few passes over data that are not held in memory."""
-        from .solver import Auto
-
-        inner = Batched(Auto(self.config))
+        inner = self._batched(self.config)
         if self.takes_gram and self.program.loss.quadratic:
             why = "one pass for the Gram matrix, which has all that the data say"
             if self.single_moments:
@@ -191,9 +187,15 @@ class _Planner:
             yield Stage(inner, why, reductions=(Moments(),))
         elif self.takes_gram:
             why = "one pass for each step in the metric of a Gram matrix"
-            yield from self._metric_steps(GramMetrics(Batched(Auto(self._of_models()))), why, self.config.steps)
+            yield from self._metric_steps(GramMetrics(self._batched(self._of_models())), why, self.config.steps)
         else:
             yield from self._low_rank("there is no room for Gram matrices", self.config.steps)
+
+    def _batched(self, config: AutoConfig, factor: float = BatchConfig.factor) -> Batched:
+        """The default solver on programs without data, in steps that each lower the gap by a factor."""
+        from .solver import Auto  # which goes by this plan
+
+        return Batched(Auto(config), BatchConfig(factor))
 
     def _of_models(self) -> AutoConfig:
         """Numbers for the minima of models: no block descent, which is less exact, for cheap factors."""

@@ -114,7 +114,7 @@ class Features:
         self._blocks = torch.arange(math.prod(self._shape[:-1]), device=program.y.device)
         self.means: Tensor | None = None  # (n_blocks, d)
         if program.fit_intercept:
-            self.means = program.map.rmatvec(program.weight[:, None]).reshape(-1, self._shape[-1])
+            self.means = program.feature_means.reshape(-1, self._shape[-1])
         self._gram = SupportGram(program.map, self.means)
 
     def forward(self, coef: Tensor) -> Tensor:

@@ -88,8 +88,8 @@ class Compress(Reduction):
 
     def invert(self, point: Point, data: _Root) -> Point:
         program = data.program
+        on_all = Restrict(self.blocks).invert(Point(point.coef, correlation=point.correlation), program.coef_shape)
         if point.pred is None or not program.map.in_memory:  # one pass then gives predictions and their correlation
-            on_all = Restrict(self.blocks).invert(Point(point.coef), program.coef_shape)
             moved = 0.0 if self.means is None else self.means @ point.coef.flatten(0, 1)
             return on_all._replace(intercept=data.mean - moved)
         behind = data.solver.solve_upper(point.pred[:-1] / data.scale)
@@ -98,7 +98,6 @@ class Compress(Reduction):
         if self.means is not None:
             pred = pred - self.means @ both.flatten(0, 1)
         fitted, pred = pred.tensor_split(2, dim=1)
-        on_all = Restrict(self.blocks).invert(Point(point.coef, correlation=point.correlation), program.coef_shape)
         return on_all._replace(pred=pred, fitted=fitted)
 
 
