@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .program import Program
 from .result import Certificate
-from .rounding import CANCELLED, SUM
+from .rounding import CANCELLED, SINGLE, SUM
 from .validation import check_tensor
 
 
@@ -41,7 +41,8 @@ def certify(
     TypeError
         If one of its parts is no tensor.
     ValueError
-        If the point does not have the shape of the program or is not finite, or the data of the map are not.
+        If the point does not have the shape of the program or is not finite, or the data of the map are not; if
+        ``rmatvec`` of the map is not the adjoint of ``matvec`` at the point and a dual point, as then nothing is known.
 
     Notes
     -----
@@ -91,7 +92,7 @@ def _of_two_reads(
     candidates = [program.of_counted(theta) for theta in candidates]
     # Where the loss overflows at the point, the best constant model gives a bound.
     usable = [theta for theta in candidates if bool(torch.isfinite(theta).all())] or [program.null_dual_point]
-    return pred, _feasible_dual_points(program, usable)
+    return pred, _feasible_dual_points(program, usable, coef, pred)
 
 
 def _of_one_read(program: Program, coef: Tensor, intercept: Tensor) -> tuple[Tensor, list[Tensor]]:
@@ -105,13 +106,14 @@ def _of_one_read(program: Program, coef: Tensor, intercept: Tensor) -> tuple[Ten
     pred, correlation = program.map.slopes_pass(coef, program.slopes(intercept, with_weight=fit_intercept))
     theta = torch.where(program.weight[:, None] > 0, -program.loss.gradient(pred + intercept, program.y), 0.0)
     if not bool(torch.isfinite(theta).all()):
-        return pred, _feasible_dual_points(program, [program.null_dual_point])
+        return pred, _feasible_dual_points(program, [program.null_dual_point], coef, pred)
+    correlation, of_weight = correlation[..., : theta.shape[1]], correlation[..., theta.shape[1] :]
+    _check_adjoint(program, coef, pred, theta, correlation)
     if not fit_intercept:
         return pred, [_scaled(program, theta, correlation)]
-    correlation, of_weight = correlation[..., :-1], correlation[..., -1:]
     centred = _centred(program, theta)
     if bool(((program.weight @ theta).abs() > program.weight @ centred.abs()).any()):
-        return pred, _feasible_dual_points(program, [theta])
+        return pred, _feasible_dual_points(program, [theta], coef, pred)
 
     def after_centring(point: Tensor, centred: Tensor, correlation: Tensor) -> Tensor:
         return torch.where((centred != 0).any(0), correlation - of_weight * (program.weight @ point), 0.0)
@@ -143,16 +145,32 @@ def _check_point(program: Program, coef: Tensor, intercept: Tensor | None, dual_
         raise ValueError("intercept must be zero: the program has none")
 
 
-def _feasible_dual_points(program: Program, candidates: list[Tensor]) -> list[Tensor]:
+def _feasible_dual_points(program: Program, candidates: list[Tensor], coef: Tensor, pred: Tensor) -> list[Tensor]:
     centred = [_centred(program, theta) for theta in candidates]
     moved = [_into_domain(program, theta) for theta in centred]
     # Scaling alone may move a point into the domain, too, and less far.
     candidates = centred + [point for point, share in moved if share > 0]
     if math.prod(program.coef_shape) > program.map.n_stored:  # one by one, to save memory
-        return [_scaled(program, theta, program.weighted_adjoint(theta)) for theta in candidates]
-    # One product for all: the data are read once.
-    correlations = program.weighted_adjoint(torch.cat(candidates, dim=1)).split(program.y.shape[1], dim=-1)
-    return [_scaled(program, *pair) for pair in zip(candidates, correlations, strict=True)]
+        correlations = map(program.weighted_adjoint, candidates)
+    else:  # one product for all: the data are read once
+        together = program.weighted_adjoint(torch.cat(candidates, dim=1))
+        correlations = iter(together.split(program.y.shape[1], dim=-1))
+    points = []
+    for theta, correlation in zip(candidates, correlations, strict=True):
+        _check_adjoint(program, coef, pred, theta, correlation)
+        points.append(_scaled(program, theta, correlation))
+    return points
+
+
+def _check_adjoint(program: Program, coef: Tensor, pred: Tensor, theta: Tensor, correlation: Tensor) -> None:
+    """Raise ``ValueError`` unless ``<A coef, diag(p) theta>`` and ``<coef, A' diag(p) theta>`` are the same."""
+    products = program.of_counted(program.weight[:, None] * theta * pred), coef * correlation
+    of_samples, of_features = (float(product.sum()) for product in products)
+    if abs(of_samples - of_features) > math.sqrt(SINGLE) * sum(float(product.abs().sum()) for product in products):
+        raise ValueError(
+            f"map must have an rmatvec that is the adjoint of its matvec, got {type(program.map).__name__} with "
+            f"<A coef, theta> = {of_samples:.6g} and <coef, A' theta> = {of_features:.6g}; test it with check_map"
+        )
 
 
 def _scaled(program: Program, theta: Tensor, correlation: Tensor) -> Tensor:

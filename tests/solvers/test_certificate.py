@@ -697,3 +697,26 @@ class TestCertificate:
         )
         coef = randn(*program.coef_shape)
         assert abs(certify(weighted, coef).primal - certify(program, coef).primal) > 1e-3
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+@pytest.mark.parametrize("change", [lambda back: 1.1 * back, lambda back: -back, lambda back: back.flip(0)])
+@pytest.mark.parametrize("fit_intercept", [True, False])
+def test_no_certificate_of_a_map_with_a_wrong_adjoint(in_memory, change, fit_intercept):
+    """A bound from a wrong adjoint bounds nothing, and a solver that is led astray by it ends with that error too."""
+
+    class Wrong(DenseMap):
+        def rmatvec(self, values):
+            return change(super().rmatvec(values))
+
+    program = make_program("squared", "group_l2", intercept=fit_intercept)
+    coef = randn(*program.coef_shape)
+    linear_map = Wrong(program.map.data)
+    linear_map.in_memory = in_memory
+    wrong = dataclasses.replace(program, map=linear_map)
+    assert certify(program, coef).gap >= 0
+    with pytest.raises(ValueError, match="map must have an rmatvec that is the adjoint"):
+        certify(wrong, coef)
+    certify(wrong, 0 * coef)  # where nothing tells
+    with pytest.raises(ValueError, match="map must have an rmatvec"):
+        solve(wrong, Fista(), tol=1e-6, max_iter=100)
