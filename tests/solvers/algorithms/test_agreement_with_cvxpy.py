@@ -165,6 +165,16 @@ def test_check_solver_needs_a_program_that_the_solver_applies_to():
         check_solver(NeedsMore())
 
 
+@pytest.mark.parametrize("fit_intercept", [True, False])
+def test_check_solver_has_squared_programs_with_and_without_an_intercept(fit_intercept):
+    class OfOneKind(Fista):
+        def unmet_requirement(self, program):
+            is_of_kind = program.loss.quadratic and program.fit_intercept == fit_intercept
+            return None if is_of_kind else "another program"
+
+    check_solver(OfOneKind())
+
+
 @pytest.mark.parametrize("kind", list(LOSSES.values()))
 @pytest.mark.parametrize("seed", range(3))
 def test_registered_losses_keep_the_contract(kind, seed):
