@@ -241,6 +241,7 @@ class _Run:
             return self.start
         point = self.solver.point(self.chain.program, self.state)
         check_kind(f"what point of solver {self.solver.name!r} returns", point, Point, "Point(coef)")
+        check_kind(f"coef of the point of solver {self.solver.name!r}", point.coef, Tensor, "torch.as_tensor(coef)")
         return completed(self.chain.original, self.chain.invert(point))
 
     @property

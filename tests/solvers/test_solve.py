@@ -203,6 +203,15 @@ def test_a_point_that_is_none_is_named(wrong):
         solve(make_program(), ReturnsNoPoint())
 
 
+def test_coefficients_that_are_no_tensor_are_named():
+    class ReturnsArrays(Fista):
+        def point(self, program, state):
+            return Point(super().point(program, state).coef.numpy())
+
+    with pytest.raises(TypeError, match="coef of the point of solver 'fista' must be a Tensor"):
+        solve(make_program(), ReturnsArrays())
+
+
 class FailsToFactorise(Fista):
     """Fista whose third step meets a matrix without a factor."""
 
