@@ -15,7 +15,7 @@ from convexformer_solvers.points import Point, as_start, gap_estimate, objective
 from convexformer_solvers.program import Program
 from convexformer_solvers.reductions.center import Center
 from convexformer_solvers.reductions.weights import Targets
-from convexformer_solvers.rounding import EPS
+from convexformer_solvers.rounding import EPS, SUM
 
 from .base import PrimalDualSolver
 
@@ -139,7 +139,10 @@ def _point(program: Program, parts: tuple[_Part, ...], length: float) -> Point:
     correlation = torch.cat([part.correlation for part in parts], dim=-1)
     shrunk = Point(coef, pred=pred, fitted=own_predictions(program, coef), correlation=correlation)
     coef, fitted = torch.cat([part.coef for part in parts], dim=-1), torch.cat([part.pred for part in parts], dim=1)
-    return min(shrunk, shrunk._replace(coef=coef, fitted=fitted), key=lambda point: objective(program, point))
+    plain = shrunk._replace(coef=coef, fitted=fitted)
+    # By rounding alone, coefficients near zero may have the lower objective.
+    is_better = objective(program, plain) < objective(program, shrunk) - SUM * program.null_value
+    return plain if is_better else shrunk
 
 
 def _first(
