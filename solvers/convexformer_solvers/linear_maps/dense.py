@@ -61,9 +61,10 @@ class DenseMap(LinearMap):
         return total
 
     def _chunks(self, dtype: torch.dtype, n_columns: int = 1) -> Iterator[slice]:
-        # A quarter of the bytes of a temporary in float64: rows that are read twice stay in the cache of one core. With
-        # fewer than twice as many rows as columns the sums would be read and written more often than the rows.
-        width, least = self._rows.shape[1] * dtype.itemsize // 2, 2 * n_columns
+        # A quarter of the bytes of a temporary in float64 for each thread: rows that are read twice stay in its cache.
+        # With fewer than twice as many rows as columns the sums would be read and written more often than the rows.
+        n_threads = torch.get_num_threads() if self.device.type == "cpu" else 1
+        width, least = self._rows.shape[1] * dtype.itemsize // (2 * n_threads), 2 * n_columns
         return row_chunks(self.n_samples, width, self.device, least)
 
     def matvec(self, coef: Tensor) -> Tensor:
