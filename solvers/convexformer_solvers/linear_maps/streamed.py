@@ -133,7 +133,8 @@ class StreamedMap(LinearMap):
             chosen: range | Tensor = self._index[index]
             order = None
         else:
-            rows = torch.as_tensor(self._index)
+            own = self._index  # of a range torch would read one number after the other
+            rows = torch.arange(own.start, own.start + len(own)) if isinstance(own, range) else own
             if self._order is not None:  # samples stand elsewhere than they are read
                 rows = rows[self._order.argsort()]
             chosen, order = rows[index if isinstance(index, slice) else index.cpu()].sort(stable=True)
