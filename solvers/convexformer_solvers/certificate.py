@@ -164,12 +164,14 @@ def _feasible_dual_points(program: Program, candidates: list[Tensor], coef: Tens
 
 def _check_adjoint(program: Program, coef: Tensor, pred: Tensor, theta: Tensor, correlation: Tensor) -> None:
     """Raise ``ValueError`` unless ``<A coef, diag(p) theta>`` and ``<coef, A' diag(p) theta>`` are the same."""
-    products = program.of_counted(program.weight[:, None] * theta * pred), coef * correlation
-    of_samples, of_features = (float(product.sum()) for product in products)
-    if abs(of_samples - of_features) > math.sqrt(SINGLE) * sum(float(product.abs().sum()) for product in products):
+    of_samples, of_features = program.of_counted(program.weight[:, None] * theta * pred), coef * correlation
+    of_samples = torch.cat([of_samples, of_samples.abs()], dim=1).sum(0)  # in one sum, which is a message to ranks
+    left, size = (float(part.sum()) for part in of_samples.tensor_split(2))
+    right = float(of_features.sum())
+    if abs(left - right) > math.sqrt(SINGLE) * (size + float(of_features.abs().sum())):
         raise ValueError(
             f"map must have an rmatvec that is the adjoint of its matvec, got {type(program.map).__name__} with "
-            f"<A coef, theta> = {of_samples:.6g} and <coef, A' theta> = {of_features:.6g}; test it with check_map"
+            f"<A coef, theta> = {left:.6g} and <coef, A' theta> = {right:.6g}; test it with check_map"
         )
 
 
