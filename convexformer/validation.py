@@ -430,6 +430,20 @@ def check_indicators(y: Any) -> NDArray[np.float64]:
     return y
 
 
+def without_objects(y: Any) -> Any:
+    """Several labels per sample of which numpy makes objects, as those of a data frame of mixed columns, as integers.
+
+    scikit-learn's scores take no such matrix. Anything else is as it is.
+
+    Examples
+    --------
+    >>> without_objects(np.array([[True, 0], [False, 1]], dtype=object))
+    array([[1, 0],
+           [0, 1]])
+    """
+    return check_indicators(y).astype(int) if has_columns(y) and np.asarray(y).dtype.hasobject else y
+
+
 def check_rows(y: NDArray, n_samples: int) -> None:
     """Raise ``ValueError`` unless there is a row of targets, with something in it, for each sample."""
     if len(y) != n_samples:

@@ -33,6 +33,7 @@ from convexformer.validation import (
     has_columns,
     keeps_tensors,
     result_of,
+    without_objects,
 )
 from convexformer_solvers import LOSSES, Loss, get_loss
 
@@ -163,6 +164,10 @@ class ClassificationMixin(ScoreMixin, ClassifierMixin):
         targets = MultilabelTargets(header["n_labels"], loss) if several else ClassTargets._restored(arrays, loss)
         self.classes_ = targets.classes
         return targets
+
+    def _score_of(self: Any, target: Any, weight: Any, pred: Any) -> float:
+        several = isinstance(self._targets, MultilabelTargets)
+        return super()._score_of(without_objects(target) if several else target, weight, pred)
 
     def decision_function(self: Any, X: ArrayLike) -> Result:
         """Scores of the classes, or of several labels; for two classes the score of the second against the first.

@@ -19,8 +19,8 @@ from sklearn.metrics import check_scoring
 from sklearn.model_selection import check_cv
 from tqdm.auto import tqdm
 
-from convexformer.targets import ClassTargets
-from convexformer.validation import is_integer, predictions, without_tensor
+from convexformer.targets import ClassTargets, MultilabelTargets
+from convexformer.validation import is_integer, predictions, without_objects, without_tensor
 from convexformer_solvers import (
     Loss,
     Program,
@@ -95,6 +95,8 @@ class CrossValidationMixin(ConvexAttentionBase):
         problem = self._problem(X, y, sample_weight, alpha=None)
         self.alphas_ = np.array(self._grid(problem.program.alpha_max))
         labels = y.numpy(force=True) if torch.is_tensor(y) else np.asarray(y)
+        if isinstance(problem.targets, MultilabelTargets):
+            labels = without_objects(labels)
         splits = self._splits(labels, groups)
         _check_splits(splits, problem.program.sample_weight)
         if isinstance(problem.targets, ClassTargets):

@@ -266,3 +266,14 @@ def test_a_descent_constrained_classifier_takes_one_label_per_sample():
 def test_tags_tell_scikit_learn_of_several_labels(model):
     assert is_classifier(model)
     assert get_tags(model).classifier_tags.multi_label
+
+
+@pytest.mark.parametrize("dtypes", ["boolean", "Int64", {0: bool}, {0: float, 1: "boolean"}], ids=str)
+def test_columns_of_a_data_frame_of_any_kind_are_scored(dtypes):
+    frame = pd.DataFrame(Y).astype(dtypes)
+    model = ConvexAttentionClassifierCV(alphas=3, eps=0.1, cv=3, scoring="f1_macro")
+    expected, found = clone(model).fit(X, Y), model.fit(X, frame)
+    np.testing.assert_array_equal(found.score_path_, expected.score_path_)
+    assert found.score(X, frame) == accuracy_score(Y, expected.predict(X))
+    one = ConvexAttentionClassifier(alpha=expected.alpha_)
+    np.testing.assert_array_equal(cross_val_score(one, X, frame, cv=3), cross_val_score(one, X, Y, cv=3))
