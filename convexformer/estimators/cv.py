@@ -216,7 +216,7 @@ class CrossValidationMixin(ConvexAttentionBase):
             try:
                 with config_context(array_api_dispatch=False):  # predictions are arrays, as the labels are
                     return float(scorer(fitted, held_out_X, y[test], **options))
-            except (TypeError, ValueError) as error:
+            except (AttributeError, TypeError, ValueError) as error:  # the first of probabilities that a loss has not
                 fault = f"gives no score of these predictions: {error}"
                 if isinstance(error, TypeError) and "sample_weight" in str(error):
                     fault = "takes no sample_weight, which fit was given; give a score that counts weights, or none"

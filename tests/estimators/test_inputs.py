@@ -1074,6 +1074,12 @@ def test_scores_that_cannot_be_are_named(scoring):
         ConvexAttentionRegressorCV(alphas=2, cv=3, scoring=scoring).fit(X, y)
 
 
+def test_scores_of_probabilities_that_the_loss_does_not_have_are_named():
+    model = ConvexAttentionClassifierCV(alphas=2, cv=3, loss="squared_hinge", scoring="neg_log_loss")
+    with pytest.raises(ValueError, match=r"scoring='neg_log_loss' gives no score of .*predict_proba"):
+        model.fit(X, y > 0)
+
+
 @pytest.mark.parametrize("part", ["tokens", "y"])
 @pytest.mark.parametrize("kind", [np.asarray, np.ndarray.tolist])
 def test_training_wants_tensors(part, kind):
