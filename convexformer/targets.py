@@ -152,7 +152,10 @@ class ClassTargets(LabelTargets):
             labels = labels[:, 0]
         if labels.ndim != 1:
             raise ValueError(f"y must have shape (n_samples,), a label for each sample, got {labels.shape}")
-        position = np.searchsorted(self.classes, labels).clip(max=len(self.classes) - 1)
+        try:
+            position = np.searchsorted(self.classes, labels).clip(max=len(self.classes) - 1)
+        except TypeError as error:  # of objects, as None, that have no order
+            raise ValueError(f"y must hold labels of the kind of those in fit, {self.classes[:5]}: {error}") from error
         unknown = self.classes[position] != labels
         if unknown.any():
             raise ValueError(f"y has labels that were not seen in fit: {np.unique(labels[unknown])[:5]}")

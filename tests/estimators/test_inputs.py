@@ -370,6 +370,13 @@ def test_labels_unknown_to_the_heads_are_named():
         heads.objective(X, np.where(labels == 1, 7, 0))
 
 
+@pytest.mark.parametrize("other", [None, 1])
+def test_labels_of_another_kind_than_those_of_the_heads_are_named(other):
+    heads = ConvexAttentionClassifier().fit(X, np.where(labels == 1, "a", "b").astype(object)).heads_
+    with pytest.raises(ValueError, match=r"y must hold labels of the kind of those in fit, \['a' 'b'\]"):
+        heads.objective(X, np.full(len(X), other, dtype=object))
+
+
 @pytest.mark.parametrize("other", [X[:, :2], X[:, :, :1], X[:, :, 0], X[0]])
 def test_other_shapes_at_prediction(other):
     model = ConvexAttentionRegressor().fit(X, y)
