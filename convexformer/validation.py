@@ -392,6 +392,8 @@ def check_label_target(y: Any) -> NDArray:
     mixed = isinstance(y, (list, tuple)) and _mixes_text(y)  # an array of these makes all of them text
     with naming("y"):
         y = column_or_1d(given(y), warn=True)
+    if y.dtype.kind == "T":
+        raise ValueError(f"y must hold text of a dtype that scikit-learn has, got {y.dtype}; give y.astype(object)")
     if y.dtype.kind in "mM" and np.isnat(y).any():
         raise ValueError("y must have a label for each sample, got missing dates (NaT)")
     if y.dtype.hasobject and any(label is None for label in y):

@@ -999,6 +999,14 @@ def test_an_exact_solver_that_calls_a_program_infeasible_is_contradicted(loss):
         ConvexAttentionRegressor(loss=loss, alpha=0.01, solver="exact").fit(X, 1e7 * y)
 
 
+def test_labels_of_a_dtype_that_scikit_learn_does_not_have_are_not_called_missing():
+    pytest.importorskip("numpy", "2.0")  # which brought the dtype
+    labels = np.where(y > 0, "up", "down").astype(np.dtypes.StringDType())
+    with pytest.raises(ValueError, match=r"y must hold text of a dtype .*give y\.astype\(object\)"):
+        ConvexAttentionClassifier().fit(X, labels)
+    assert set(ConvexAttentionClassifier().fit(X, labels.astype(object)).classes_) == {"down", "up"}
+
+
 def test_labels_that_are_missing_dates_are_named():
     with pytest.raises(ValueError, match=r"y must have a label for each sample, got missing dates \(NaT\)"):
         ConvexAttentionClassifier().fit(X, dates())
