@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.base import clone
-from sklearn.exceptions import NotFittedError
+from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from sklearn.linear_model import Lasso
 
 from convexformer import (
@@ -20,7 +20,7 @@ from convexformer import (
 )
 from convexformer.nn import train
 from convexformer.programs.sequence import HeadWeights, get_form
-from convexformer.solvers import ColumnGeneration, certify, get_penalty, solve
+from convexformer.solvers import ColumnGeneration, Status, certify, get_penalty, solve
 
 FORMS = ["single_row", "stochastic", "substochastic"]
 KINDS = [
@@ -298,6 +298,19 @@ def test_an_interrupt_leaves_a_usable_estimator():
         model.fit(X, Y)
     assert model.status_.name == "INTERRUPTED"
     assert model.predict(X).shape == Y.shape
+
+
+@pytest.mark.parametrize("seed", [1, 6, 8])
+def test_column_generation_ends_where_rounding_leaves_the_weights_alone(seed):
+    # An atom violates its constraint by more than rounding and gets no weight: it came back until max_iter.
+    rng = np.random.default_rng(seed)
+    X, Y = rng.normal(size=(6, 3, 1)), 2 * rng.normal(size=(6, 2, 2))
+    form, loss = ["substochastic", "stochastic"][seed % 2], ["huber", "squared"][seed // 2 % 2]
+    program = sequence_program(X, Y, alpha=0.02, form=form, loss=loss)
+    with pytest.warns(ConvergenceWarning, match="relative gap"):
+        result = solve(program, ColumnGeneration(), tol=1e-13, max_iter=60)
+    assert result.status is Status.STALLED
+    assert result.certificate.relative_gap < 1e-5
 
 
 def test_column_generation_refuses_a_penalty_without_atoms():

@@ -58,7 +58,9 @@ class ColumnGeneration(Solver):
         more = _with_atoms(exact, solved)
         # Atoms that violate their constraint by rounding do not count: they come and go for ever. The first ones do.
         counts = state.atoms.shape[1] == 0 or more.gap > 8 * EPS * exact.null_value
-        is_new = more.atoms.shape[1] > solved.atoms.shape[1] and counts
+        # Neither do those of predictions that stay: where rounding ends the minimisation at once, they get no weight.
+        moved = state.atoms.shape[1] == 0 or not torch.equal(solved.pred, state.pred)
+        is_new = more.atoms.shape[1] > solved.atoms.shape[1] and counts and moved
         return more._replace(ended=not is_new and more.gap >= state.gap)
 
     def point(self, program: Program, state: _State) -> Point:
