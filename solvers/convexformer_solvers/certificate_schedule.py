@@ -58,7 +58,7 @@ class Schedule:
         """Learn from the gap of a certificate."""
         waited, before = iteration - self._last, self._gap
         self._last, self._gap = iteration, gap
-        if estimate is None or not math.isfinite(estimate):
+        if estimate is None:
             return
         missed, size = gap > self._goal, abs(estimate)
         too_small = missed and size <= self._goal

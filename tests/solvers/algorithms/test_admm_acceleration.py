@@ -191,9 +191,29 @@ class TestSchedule:
         gaps = [1.0, 1.0, *[0.9e-4] * 10]
         assert self.iterations_due(estimates, gaps)[:2] == [2, 4]
 
+    def test_waits_are_as_long_as_misses_in_a_row(self):
+        estimates = [0.5e-4] * 7 + [1.0] * 50 + [0.9e-4]
+        gaps = [1.0] * 7 + [3.0] * 50 + [0.9e-4]
+        assert self.iterations_due(estimates, gaps) == [1, 3, 7, 57, 58]
+
+    def test_gaps_above_the_goal_stand_still_after_a_long_wait_in_which_they_did_not_shrink(self):
+        schedule, found = Schedule(1e-4), []
+        for iteration, estimate, gap in [
+            (1, 0.5e-4, 1.0),
+            (60, 0.5e-4, 0.9),  # it has shrunk
+            (70, 0.5e-4, 0.9),  # soon after
+            (130, 2e-4, 0.9),  # as estimated, above the goal
+            (190, 0.5e-4, 0.9),
+            (250, 0.5e-4, 0.8),
+        ]:
+            schedule.certified(iteration, estimate, gap)
+            found.append(schedule.stands_still)
+        assert found == [False, False, False, False, True, False]
+
     def test_what_is_zero_but_for_rounding_is_reached(self):
         assert self.iterations_due([1.0, -1e-6]) == [2]
         assert self.iterations_due([1.0, 0.0]) == [2]
+        assert self.iterations_due([1.0, 0.0], goal=0.0) == [2]
 
     @pytest.mark.parametrize("estimate", [0.0, -1e-6, 1e-6])
     def test_where_that_is_not_so_looks_become_rare(self, estimate):
