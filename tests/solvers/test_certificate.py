@@ -501,6 +501,17 @@ class TestDegenerate:
         assert helped.dual <= result.certificate.primal
         assert helped.dual >= result.certificate.dual - 1e-5 * program.null_value
 
+    @pytest.mark.parametrize("in_memory", [True, False])
+    @pytest.mark.parametrize("loss", ["logistic", "softmax"])
+    def test_a_hint_that_scaling_brings_into_the_domain_is_as_good(self, loss, in_memory):
+        program = make_program(loss, intercept=True, ratio=0.05)
+        program.map.in_memory = in_memory
+        best = fit(program).certificate
+        hint = 10 * best.dual_point
+        assert float(program.dual(hint)) == -math.inf
+        found = certify(program, torch.zeros(program.coef_shape), program.null_intercept, hint)
+        assert found.dual == pytest.approx(best.dual, rel=1e-9)
+
     @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
     @pytest.mark.parametrize("solver", ["auto", "fista", "admm"])
     @pytest.mark.parametrize(("penalty", "c"), [(GroupL2(), 1), (GroupNuclear(), 2)], ids=["group_l2", "nuclear"])
@@ -689,6 +700,14 @@ class TestCertificate:
             estimate = sum(dual_estimate(row, point_at(row, p)) for row, p in zip(rows, coef.chunk(2, -1), strict=True))
             simple = dataclasses.replace(whole, penalty=whole.penalty.for_outputs(6))
             assert dual_estimate(simple, own) == pytest.approx(estimate, rel=1e-12)
+
+    @pytest.mark.parametrize("loss", ["squared", "huber", "logistic"])
+    def test_bound_of_separate_outputs_is_the_sum_of_theirs(self, loss):
+        program = make_program(loss, "group_l2", c=3, intercept=True, weighted=True)
+        coef = randn(*program.coef_shape) * torch.tensor([0.1, 1.0, 4.0])
+        each = [dataclasses.replace(program, y=program.y[:, [output]]) for output in range(3)]
+        bounds = [certify(one, part).dual for one, part in zip(each, coef.split(1, dim=-1), strict=True)]
+        assert certify(program, coef).dual == pytest.approx(sum(bounds), rel=1e-12)
 
     def test_weights_reach_the_certificate(self):
         program = make_program("logistic")

@@ -14,6 +14,7 @@ from convexformer_solvers import (
     GroupNuclear,
     LinearMap,
     alpha_grid,
+    certify,
     get_solver,
     solve,
     solve_path,
@@ -73,6 +74,14 @@ def test_sets_of_blocks(gated, accelerator):
     assert there.certificate.relative_gap <= 1e-4
     assert there.n_iter == pytest.approx(here.n_iter, abs=10)
     torch.testing.assert_close(there.coef.cpu(), here.coef, atol=1e-2, rtol=1e-2)
+
+
+def test_certificates_are_computed_where_the_point_is(accelerator):
+    program = make_program("softmax", gated=True, intercept=True, weighted=True)
+    coef, shift, hint = 0.1 * randn(*program.coef_shape), program.null_intercept, randn(*program.y.shape)
+    here, there = (certify(program, coef.to(d), shift.to(d), hint) for d in ("cpu", accelerator))
+    assert there.dual_point.device.type == accelerator
+    assert (there.primal, there.dual) == pytest.approx((here.primal, here.dual), rel=1e-12)
 
 
 def test_a_map_on_the_device_wants_targets_there_and_finds_its_largest_entry(accelerator):
