@@ -56,3 +56,15 @@ def test_where_all_is_zero_nothing_is_violated(part):
     found = search(point._replace(**{part: torch.zeros_like(getattr(point, part))}))
     assert found.gates is None
     assert found.violation == -1.0
+
+
+def test_gates_that_differ_on_exactly_the_share_are_apart():
+    point = a_point()
+    for n in range(10, 60):
+        for k in (2, 3, 7):
+            masks = torch.zeros(n, 2, dtype=torch.bool)
+            masks[:, 0], masks[k:, 1] = True, True
+            alike = point._replace(weight=torch.full((n,), 1 / n, dtype=torch.float64))
+            arguments = alike, masks, torch.zeros(n, 1, dtype=torch.bool), torch.tensor([1.0, 2.0]), 0.5, 2
+            assert GateSearch(apart=k / n)._most_violating(*arguments) == [1, 0]
+            assert GateSearch(apart=(k + 0.1) / n)._most_violating(*arguments) == [1]
