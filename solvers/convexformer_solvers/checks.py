@@ -422,6 +422,10 @@ def _of_blocks(linear_map: LinearMap, matrix: Tensor, generator: Generator) -> _
     weight = torch.rand(n, generator=generator, dtype=torch.float64)
     wanted = columns.flatten(1).T @ (weight[:, None] * matrix[:, few].flatten(1))
     yield "gram is not A' diag(weight) A of the matrix", linear_map.gram(blocks, few, weight), wanted
+    center = _normal(generator, n_blocks, d)
+    moved = matrix - center
+    wanted = moved[:, blocks].flatten(1).T @ (weight[:, None] * moved[:, few].flatten(1))
+    yield "gram with a center is not that of columns less it", linear_map.gram(blocks, few, weight, center), wanted
     for chosen in (blocks, few, blocks[:0]):
         part = matrix[:, chosen].flatten(1)
         coef, values = _normal(generator, len(chosen), d, 2), _normal(generator, n, 2)

@@ -450,8 +450,13 @@ class WrongNorm(DenseMap):
         return 1.01 * super().squared_norm(weight, center, n_steps)
 
 
+class WithoutCenter(DenseMap):
+    def add_gram(self, result, left, right, weight, center=None):
+        super().add_gram(result, left, right, weight)
+
+
 @pytest.mark.parametrize(
-    "kind", [WrongScale, WrongOrder, AlwaysSingle, RoundedProducts, WrongShape, WrongRows, WrongNorm]
+    "kind", [WrongScale, WrongOrder, AlwaysSingle, RoundedProducts, WrongShape, WrongRows, WrongNorm, WithoutCenter]
 )
 def test_check_rejects_a_wrong_map(kind):
     data = randn(8, 3, 2)

@@ -60,6 +60,10 @@ def maps(dtype=torch.float64):
         "signed": (SignedMap(streamed), SignedMap(plain)),
         "padded": (SignedMap(PaddedMap(streamed)), SignedMap(PaddedMap(plain))),
         "other precision": (streamed.to(torch.float32), plain.to(torch.float32)),
+        "wider, other precision": (
+            streamed.widened(further).to(torch.float32),
+            plain.widened(further).to(torch.float32),
+        ),
     }
 
 
@@ -79,6 +83,7 @@ def test_maps_keep_the_identities_and_agree_with_memory(name):
             torch.testing.assert_close(got[number], wanted)
     assert torch.equal(streamed.nonnegative(coef), held.nonnegative(coef))
     assert streamed.largest() == held.largest()
+    assert streamed.columns(torch.tensor([1])).dtype == streamed.dtype == held.dtype
 
 
 @pytest.mark.parametrize(
@@ -214,11 +219,12 @@ def test_what_is_no_source():
         StreamedMap(randn(N, 3, 2))
 
 
-def test_repeated_rows_are_no_whole_pass():
+@pytest.mark.parametrize("rows", [torch.zeros(N, dtype=torch.int64), slice(12)], ids=["repeated", "first"])
+def test_some_rows_are_no_whole_pass(rows):
     data = randn(N, 3, 2)
     data[15, 1, 0] = torch.nan
     streamed = StreamedMap(Rows(data), chunk=24)
-    streamed.rows(torch.zeros(N, dtype=torch.int64)).matvec(randn(3, 2, 1))
+    streamed.rows(rows).matvec(randn(3, 2, 1))
     with pytest.raises(ValueError, match="sample 15"):
         streamed.matvec(randn(3, 2, 1))
 
@@ -252,6 +258,7 @@ def test_no_samples_have_no_slopes():
     pred, back = streamed.slopes_pass(randn(3, 2, 2), slopes)
     assert pred.shape == (0, 2)
     assert torch.equal(back, torch.zeros(3, 2, 3, dtype=torch.float64))
+    assert streamed.largest() == 0.0
 
 
 class SlowFile(Rows):
