@@ -204,8 +204,14 @@ def commands():
     return said, *results, on_all_ranks(mine, len, group)
 
 
-def plans():
-    """How many plans of operations there are within common work, and after it."""
+def _made_but_on_rank_1(part):
+    if dist.get_rank() == 1:
+        raise ValueError("own")
+    return part
+
+
+def left_overs():
+    """How many plans of operations there are within common work and after it, and names of what is no longer used."""
     tokens = data()[0]
 
     def count():
@@ -213,8 +219,14 @@ def plans():
         return sum(type(found) is Plan for found in gc.get_objects())
 
     def work(linear_map):
-        assert bool(linear_map.placed(tokens[:, 0]).exp().sum() > 0)
-        return count()
+        parts = linear_map.layout.team.parts
+        before, values, some = set(parts), linear_map.placed(tokens[:, 0]), linear_map.rows(slice(5, 40))
+        assert bool(values.exp().sum() > 0)
+        n_plans, n_used = count(), len(parts)
+        assert "rank 1: own" in said_of(linear_map.map_made, _made_but_on_rank_1)  # the others have kept theirs
+        del values, some
+        linear_map.largest()  # a command, before which the ranks drop what is no longer used
+        return n_plans, n_used - len(before), set(parts) - before
 
     return on_all_ranks(DenseMap(tokens[own_rows()]), work, ranks(DistributedConfig(least_samples=1))), count()
 

@@ -80,10 +80,12 @@ def test_operations_on_values_of_the_ranks_are_those_on_one_tensor(tmp_path):
     assert gathered == set(GATHERED) | CHANGED_ON_RANK_0
 
 
-def test_plans_of_operations_go_with_the_common_work(tmp_path):
-    (during, after), _ = launcher.run("plans", 2, tmp_path)
+def test_plans_of_operations_go_with_the_common_work_and_values_with_their_last_use(tmp_path):
+    ((during, n_used, unused), after), _ = launcher.run("left_overs", 2, tmp_path)
     assert during > 0
     assert after == 0
+    assert n_used >= 2
+    assert not unused
 
 
 def test_commands_fail_on_rank_0_with_the_error_of_the_rank(tmp_path):
