@@ -32,6 +32,11 @@ def measured(data: dict[str, Any]) -> str:
     return "\n\n".join([where, *data.get("notes", []), *(f"`{command}`" for command in data["command"])])
 
 
+def section(title: str, text: str, rows: list[list[str]], data: dict[str, Any]) -> str:
+    """A page or a section of one: a table with what it says and where it was measured."""
+    return "\n\n".join([title, text, markdown(rows), measured(data)])
+
+
 def geometric(values: Iterable[float]) -> float:
     """Geometric mean."""
     return statistics.geometric_mean(list(values))
@@ -74,16 +79,9 @@ def side_by_side(name: str, processor: str) -> str:
         totals = [sum(min(seconds(record[side], "1e-06"), 60.0) for record in own) for side in ("old", "new")]
         unsolved = [sum(math.isinf(seconds(record[side], "1e-06")) for record in own) for side in ("old", "new")]
         ratios = [ratio(record) for record in own]
-        families.append(
-            [
-                family,
-                str(len(own)),
-                *(f"{total:.1f}" for total in totals),
-                f"{statistics.median(ratios):.2f}",
-                str(sum(value > 1.15 for value in ratios)),
-                *map(str, unsolved),
-            ]
-        )
+        counts = [sum(value > 1.15 for value in ratios), *unsolved]
+        middle = [*(f"{total:.1f}" for total in totals), f"{statistics.median(ratios):.2f}"]
+        families.append([family, str(len(own)), *middle, *map(str, counts)])
     slow = sorted((record for record in records if ratio(record) > 1.15), key=ratio, reverse=True)
     worst = [["program", "old, s", "new, s", "ratio", "iterations old", "iterations new"]]
     for record in slow:
@@ -141,15 +139,13 @@ def paths() -> str:
         cells.setdefault((record["cell"], record["design"]), {})[record["contender"]] = reached
     rows = [["cell", "design", *names]]
     rows += [[*where, *(found.get(name, "-") for name in names)] for where, found in cells.items()]
-    return "\n\n".join(
-        [
-            "# Paths",
-            "Seconds of thirty values of `alpha` from `alpha_max` to a hundredth of it, until the largest certified "
-            f"gap is at most 1e-4. `x (g)`: the smallest largest gap within {data['limit']:g} s of runs, unless a "
-            "command below names another limit; `-`: the package has no such program.",
-            markdown(rows),
-            measured(data),
-        ]
+    return section(
+        "# Paths",
+        "Seconds of thirty values of `alpha` from `alpha_max` to a hundredth of it, until the largest certified "
+        f"gap is at most 1e-4. `x (g)`: the smallest largest gap within {data['limit']:g} s of runs, unless a "
+        "command below names another limit; `-`: the package has no such program.",
+        rows,
+        data,
     )
 
 
@@ -190,17 +186,14 @@ def leave_one_out(name: str, title: str, text: str) -> str:
         iterations = sum(other["n_iter"] for _, base, other in found if other.get("1e-06") is not None)
         sweep = f"{sums[1] / sums[0]:.2f}" if sums[0] else "-"
         rows.append([piece, overall, worst, sweep, str(iterations), str(unsolved)])
-    return "\n\n".join(
-        [
-            title,
-            text,
-            f"With all pieces: {sum(found['n_iter'] for found in whole)} iterations. Ratios are of seconds to a "
-            "certified relative gap of 1e-6, those of a cell geometric means over its seeds. A program counts as "
-            "unsolved that all pieces together solve. The iterations are those of solved programs. A dash stands for "
-            "what was not measured.",
-            markdown(rows),
-            measured(data),
-        ]
+    return section(
+        title,
+        f"{text}\n\nWith all pieces: {sum(found['n_iter'] for found in whole)} iterations. Ratios are of seconds to a "
+        "certified relative gap of 1e-6, those of a cell geometric means over its seeds. A program counts as "
+        "unsolved that all pieces together solve. The iterations are those of solved programs. A dash stands for "
+        "what was not measured.",
+        rows,
+        data,
     )
 
 
@@ -209,24 +202,15 @@ def memory() -> str:
     data = load("memory")
     rows = [["cell", "ratio", "MB beyond the data", "limit", "gap", "seconds"]]
     for record in data["records"]:
-        rows.append(
-            [
-                record["cell"],
-                f"{record['ratio']:g}",
-                f"{record['bytes'] / 2**20:.0f}",
-                f"{record['limit'] / 2**20:.0f}",
-                f"{record['gap']:.1e}",
-                number(record["seconds"]),
-            ]
-        )
-    return "\n\n".join(
-        [
-            "# Peak memory",
-            "Peak memory of a solve to 1e-6 beyond its data. The limit is a quarter of the gated design, or half of "
-            "the data where there are no gates.",
-            markdown(rows),
-            measured(data),
-        ]
+        sizes = (f"{record[name] / 2**20:.0f}" for name in ("bytes", "limit"))
+        rest = f"{record['gap']:.1e}", number(record["seconds"])
+        rows.append([record["cell"], f"{record['ratio']:g}", *sizes, *rest])
+    return section(
+        "# Peak memory",
+        "Peak memory of a solve to 1e-6 beyond its data. The limit is a quarter of the gated design, or half of "
+        "the data where there are no gates.",
+        rows,
+        data,
     )
 
 
@@ -239,15 +223,13 @@ def probe_memory() -> str:
         pooled, held = (f"{record[name] / 1e9:.3g}" for name in ("pooled_bytes", "bytes"))
         rest = f"{record['alpha_ratio']:.2f}", f"{record['gap']:.1e}", f"{record['seconds']:.0f}"
         rows.append([str(record["n_samples"]), pooled, limit, held, *rest])
-    return "\n\n".join(
-        [
-            "# Memory of probes",
-            "`ConvexProbeClassifier` on samples of 64 tokens of width 384 in half precision, which a memory map reads "
-            "from the disk, with 128 weightings, to a gap of 1e-3. Held is what the process holds beyond what it held "
-            "before, pages of files left out. The seconds contain the pooling.",
-            markdown(rows),
-            measured(data),
-        ]
+    return section(
+        "# Memory of probes",
+        "`ConvexProbeClassifier` on samples of 64 tokens of width 384 in half precision, which a memory map reads "
+        "from the disk, with 128 weightings, to a gap of 1e-3. Held is what the process holds beyond what it held "
+        "before, pages of files left out. The seconds contain the pooling.",
+        rows,
+        data,
     )
 
 
@@ -256,11 +238,6 @@ def out_of_core() -> str:
     data = load("out_of_core")
     sections = [of_large, of_peers, of_wide, of_held, of_passes, of_ranks, of_scaling, of_one_process]
     return "\n\n".join(["# Data on a disk, and many processes", *(of_part(data) for of_part in sections)])
-
-
-def section(title: str, text: str, rows: list[list[str]], data: dict[str, Any]) -> str:
-    """A section of a page: a table with what it says and where it was measured."""
-    return "\n\n".join([title, text, markdown(rows), measured(data)])
 
 
 def of_large(data: dict[str, Any]) -> str:
@@ -401,11 +378,8 @@ def of_scaling(data: dict[str, Any]) -> str:
     for design, fits in designs.items():
         for name, fit in fits.items():
             one, two = (fit["measured"][size] for size in ("1", "2"))
-            off = [
-                f"{fit['model_over_measured']['1']:.2f}",
-                f"{fit['with_the_commands_of_two_processes']['over_measured']:.2f}",
-            ]
-            rows.append([design, name, f"{fit['plain']:.2f}", f"{one:.2f}", f"{two:.2f}", *off])
+            off = fit["model_over_measured"]["1"], fit["with_the_commands_of_two_processes"]["over_measured"]
+            rows.append([design, name, *(f"{value:.2f}" for value in (fit["plain"], one, two, *off))])
             more.append([design, name, *(f"{fit['prediction'][size]['seconds']:.2f}" for size in sizes)])
     return "\n\n".join(
         [
@@ -501,16 +475,14 @@ def layers() -> str:
         found = record["seconds"]
         ratio = max(found[name] for name in names if name.startswith("aim")) / found[names[0]]
         rows.append([*map(str, record["size"]), *(f"{1e3 * found[name]:.3g}" for name in names), f"{ratio:.2f}"])
-    return "\n\n".join(
-        [
-            "# Unfolded layers",
-            f"Milliseconds of a pass forward and back, medians of {data['repeats']} passes that take turns, of "
-            "`torch.nn.TransformerEncoderLayer` (four heads, feed-forward part four times as wide, no dropout) and of "
-            "`UnfoldedLayer` of equal width. The bound for the mode `aim` is a ratio of 1.5. The layers have 12 and 2 "
-            "times the square of the width as parameters.",
-            markdown(rows),
-            measured(data),
-        ]
+    return section(
+        "# Unfolded layers",
+        f"Milliseconds of a pass forward and back, medians of {data['repeats']} passes that take turns, of "
+        "`torch.nn.TransformerEncoderLayer` (four heads, feed-forward part four times as wide, no dropout) and of "
+        "`UnfoldedLayer` of equal width. The bound for the mode `aim` is a ratio of 1.5. The layers have 12 and 2 "
+        "times the square of the width as parameters.",
+        rows,
+        data,
     )
 
 
@@ -523,16 +495,14 @@ def constrained_steps() -> str:
         times = [f"{1e3 * found[name]:.3g}" for name in ("last", "constrained", "sum")]
         ratio = f"{found['constrained'] / found['last']:.2f}"
         rows.append([record["model"], *map(str, record["size"]), *times, ratio])
-    return "\n\n".join(
-        [
-            "# Steps under descent constraints",
-            f"Milliseconds of a step of `PrimalDual`, medians of {data['repeats']} steps that take turns: of the loss "
-            "of the last layer alone, the outputs of the others not being computed (`last`), of the Lagrangian with "
-            "its multipliers (`constrained`), and of the sum of all losses (`sum`, deep supervision). The bound for "
-            "constrained over unconstrained steps is a ratio of 1.3.",
-            markdown(rows),
-            measured(data),
-        ]
+    return section(
+        "# Steps under descent constraints",
+        f"Milliseconds of a step of `PrimalDual`, medians of {data['repeats']} steps that take turns: of the loss "
+        "of the last layer alone, the outputs of the others not being computed (`last`), of the Lagrangian with "
+        "its multipliers (`constrained`), and of the sum of all losses (`sum`, deep supervision). The bound for "
+        "constrained over unconstrained steps is a ratio of 1.3.",
+        rows,
+        data,
     )
 
 
