@@ -18,12 +18,13 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from benchmark_utils.machine import THREAD_VARIABLES, add_figures, forget
+from benchmark_utils.turns import median_seconds
 from probe_memory import Watch, memory
 from sklearn.exceptions import ConvergenceWarning
 
@@ -33,6 +34,7 @@ LIMIT = 4 * 2**30
 RATIO = 0.1
 TOLERANCE = 1e-4
 REPEATS = 3  # of fits to cell G
+PRODUCTS = 6  # that are timed
 WIDE = (5_000, 64, 256)
 HELD = (13_000, 52, 256)
 WIDE_LIMIT = 10**8
@@ -252,20 +254,10 @@ def one_pass(folder: Path) -> dict[str, Any]:
             "matvec": lambda linear_map, coef=coef: linear_map.matvec(coef),
             "rmatvec": lambda linear_map, values=values: linear_map.rmatvec(values),
         }.items():
-            found = interleaved({kind: lambda m=m, product=product: product(m) for kind, m in maps.items()})
+            runs = {kind: lambda m=m, product=product: product(m) for kind, m in maps.items()}
+            found = median_seconds(runs, PRODUCTS, n_untimed=1)
             result[f"{name}, {str(dtype).removeprefix('torch.')}"] = found
     return result
-
-
-def interleaved(contenders: dict[str, Callable[[], Any]], repeats: int = 7) -> dict[str, float]:
-    """Median seconds of each contender, in turn."""
-    seconds: dict[str, list[float]] = {name: [] for name in contenders}
-    for _ in range(repeats):
-        for name, run in contenders.items():
-            began = time.perf_counter()
-            run()
-            seconds[name].append(time.perf_counter() - began)
-    return {name: statistics.median(found[1:]) for name, found in seconds.items()}
 
 
 def cell_g(repeats: int) -> dict[str, Any]:
@@ -292,7 +284,8 @@ def cell_g(repeats: int) -> dict[str, Any]:
             here: dict[str, Any] = {}
             coef = torch.ones((*linear_map.feature_shape, 1), dtype=torch.float64)
             linear_map.matvec(coef)
-            here["product"] = interleaved({"seconds": lambda: linear_map.rmatvec(linear_map.matvec(coef))})["seconds"]
+            both = {"product": lambda: linear_map.rmatvec(linear_map.matvec(coef))}
+            here |= median_seconds(both, PRODUCTS, n_untimed=1)
             program = Program(linear_map, y, Squared(), GroupL2(), 1.0)
             for ratio in (0.1, 0.01):
                 at_alpha = program.with_alpha(ratio * program.alpha_max)
