@@ -16,6 +16,7 @@ from typing import Any
 
 from benchmark_utils.instance import Instance
 from benchmark_utils.ladder import LadderSolver
+from benchmark_utils.machine import memory
 
 HERE = Path(__file__).resolve().parent
 # A ladder ends once its runs together took so many limits: what is left of it would take longer still.
@@ -33,13 +34,8 @@ def load(path: Path) -> ModuleType:
 
 
 def peak_memory() -> int:
-    """Largest resident memory of this process so far, in bytes; 0 where the system does not tell.
-
-    Not ``ru_maxrss``: that starts at the memory of the parent process.
-    """
-    status = Path("/proc/self/status")
-    lines = status.read_text().splitlines() if status.exists() else []
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")), 0)
+    """Largest resident memory of this process so far, in bytes; 0 where the system does not tell."""
+    return memory("VmHWM") if Path("/proc/self/status").exists() else 0
 
 
 class Contest:

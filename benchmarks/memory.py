@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmark_utils.cells import CELLS, simulate
 from benchmark_utils.instance import Instance
-from benchmark_utils.machine import THREAD_VARIABLES, machine
+from benchmark_utils.machine import THREAD_VARIABLES, machine, memory
 
 LIMITED = ("E", "F", "G")
 RATIOS = (0.1, 0.01)
@@ -31,12 +31,6 @@ def limit(cell: str, scale: float) -> float:
 def resident() -> int:
     """Bytes resident now."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def peak() -> int:
-    """Largest number of bytes resident so far; unlike ``ru_maxrss`` it does not start at the parent's memory."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
 
 def generate(cell: str, seed: int, scale: float, folder: Path) -> None:
@@ -60,7 +54,7 @@ def fit(folder: Path, solver: str, ratio: float, seconds: float) -> dict[str, fl
         )
     gap = result.certificate.relative_gap
     # A peak from before the fit would hide that of the fit: it must not be there.
-    return {"bytes": peak() - before, "gap": gap, "seconds": result.seconds}
+    return {"bytes": memory("VmHWM") - before, "gap": gap, "seconds": result.seconds}
 
 
 def measured(*arguments: object) -> str:

@@ -27,9 +27,9 @@ from typing import Any
 import numpy as np
 import out_of_core
 import torch
-from benchmark_utils.machine import THREAD_VARIABLES, add_figures, forget
+from benchmark_utils.machine import THREAD_VARIABLES, add_figures, forget, memory
 from out_of_core import RATIO, TOLERANCE
-from probe_memory import Watch, memory
+from probe_memory import Watch
 
 import convexformer
 from convexformer.storage import open_source

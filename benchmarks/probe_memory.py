@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from benchmark_utils.machine import THREAD_VARIABLES, machine
+from benchmark_utils.machine import THREAD_VARIABLES, machine, memory
 
 SHAPE = (100_000, 64, 384)
 N_WEIGHTINGS = 128
@@ -23,13 +22,6 @@ LIMIT = 2**30
 TOLERANCE = 1e-3
 RATIO = 0.05  # of the alpha_max of 200 samples, whose own is larger than that of all
 CHUNK = 1000
-
-
-def memory(kind: str) -> int:
-    """Bytes of a kind of memory of this process: RssAnon is what it holds, RssFile what it shares with files."""
-    found = re.search(rf"{kind}:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert found is not None
-    return 1024 * int(found.group(1))
 
 
 class Watch(threading.Thread):

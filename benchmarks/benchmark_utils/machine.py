@@ -6,6 +6,7 @@ import datetime
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -46,6 +47,16 @@ def forget(files: Iterable[Path]) -> None:
         descriptor = os.open(file, os.O_RDONLY)
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         os.close(descriptor)
+
+
+def memory(kind: str) -> int:
+    """Bytes of a kind of memory of this process: RssAnon is what it holds, RssFile what it shares with files.
+
+    VmHWM is the most that was resident so far; unlike ``ru_maxrss`` it does not start at the parent's memory.
+    """
+    found = re.search(rf"{kind}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None
+    return 1024 * int(found.group(1))
 
 
 def commit(root: Path) -> str:
