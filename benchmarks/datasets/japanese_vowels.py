@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from benchmark_utils.instance import Instance
 from benchopt import BaseDataset
-from numpy.typing import NDArray
+
+from convexformer.experiments.probes.series import carried_folder, read_ts
 
 FOLDER_VARIABLE = "JAPANESE_VOWELS_FOLDER"
 FILE = "JapaneseVowels_TRAIN.ts"
@@ -37,31 +39,10 @@ class Dataset(BaseDataset):
 def find_file() -> Path:
     """Path of the training file; ``FileNotFoundError`` says where it was looked for."""
     folder = os.environ.get(FOLDER_VARIABLE)
-    candidates = [Path(folder) / FILE] if folder else _in_aeon()
-    for path in candidates:
+    with suppress(ModuleNotFoundError):
+        path = (Path(folder) if folder else carried_folder() / "JapaneseVowels") / FILE
         if path.exists():
             return path
     raise FileNotFoundError(
         f"{FILE} not found: set {FOLDER_VARIABLE} to a folder that holds it, or pip install aeon, which carries it"
     )
-
-
-def _in_aeon() -> list[Path]:
-    """Where the package keeps the file, found without importing the package and its dependencies."""
-    from importlib.util import find_spec
-
-    spec = find_spec("aeon")
-    roots = spec.submodule_search_locations or [] if spec else []
-    return [Path(root) / "datasets" / "data" / "JapaneseVowels" / FILE for root in roots]
-
-
-def read_ts(path: Path) -> tuple[list[NDArray], list[str]]:
-    """Sequences ``(n_frames, n_channels)`` and labels: after ``@data``, channels are separated by colons."""
-    lines = path.read_text(encoding="utf-8").splitlines()
-    start = next(i for i, line in enumerate(lines) if line.strip().lower() == "@data") + 1
-    sequences, labels = [], []
-    for line in filter(None, lines[start:]):
-        *channels, label = line.split(":")
-        sequences.append(np.array([np.array(channel.split(","), dtype=float) for channel in channels]).T)
-        labels.append(label)
-    return sequences, labels
