@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -375,6 +376,11 @@ def with_seeds(names: Sequence[str]) -> list[str]:
     ['ridge (2 seeds)', 'softmax (1 seed)']
     """
     return [f"{name} ({counted(names.count(name), 'seed')})" for name in dict.fromkeys(names)]
+
+
+def closing(report: dict[str, Any]) -> list[str]:
+    """The last lines of a report as text: its remark and its figures."""
+    return [textwrap.fill(report["remark"], 120), "figures: " + ", ".join(report["figures"])]
 
 
 def shown(name: str, form: str, factor: float = 1) -> Callable[[dict[str, Any]], str]:

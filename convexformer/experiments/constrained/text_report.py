@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from convexformer.experiments.common import Column, counted, grouped, mean_and_error, shown, shown_with_error
+from convexformer.experiments.common import Column, closing, counted, grouped, mean_and_error, shown, shown_with_error
 from convexformer.experiments.tables import format_rows
 
 from .common import METHODS, paired_difference
@@ -136,8 +135,7 @@ def format_constrained_text(report: dict[str, Any]) -> str:
             if n_diverged
             else []
         ),
-        textwrap.fill(report["remark"], 120),
-        "figures: " + ", ".join(report["figures"]),
+        *closing(report),
     ]
     return "\n".join(parts)
 

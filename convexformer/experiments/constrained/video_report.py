@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import textwrap
 from typing import Any
 
 import numpy as np
 
-from convexformer.experiments.common import Column, counted, mean_and_error, shown, shown_with_error
+from convexformer.experiments.common import Column, closing, counted, mean_and_error, shown, shown_with_error
 from convexformer.experiments.tables import format_rows
 
 from .common import METHODS, paired_difference
@@ -174,7 +173,7 @@ def format_constrained_video(report: dict[str, Any]) -> str:
     parts += [f"{name} is left out: {reason}" for name, reason in report["skipped"].items()]
     if diverged:
         parts.append(f"{counted(len(diverged), 'run')} diverged and left out of the means and of what is feasible")
-    return "\n".join([*parts, textwrap.fill(report["remark"], 120), "figures: " + ", ".join(report["figures"])])
+    return "\n".join([*parts, *closing(report)])
 
 
 def _beside_input(rows: list[dict[str, Any]], test_noises: list[float]) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
 
-from convexformer.experiments.common import Column, counted, grouped, shown
+from convexformer.experiments.common import Column, closing, counted, grouped, shown
 from convexformer.experiments.tables import format_rows
 
 from .methods import Method
@@ -153,7 +153,7 @@ def format_grokking(report: dict[str, Any]) -> str:
     for row in report["medians"]:
         if row["structure"] is not None:
             parts.append(_filled(f"given to '{row['method']}', p = {row['p']}: {row['structure']}"))
-    return "\n".join([*parts, _filled(report["remark"]), "figures: " + ", ".join(report["figures"])])
+    return "\n".join([*parts, *closing(report)])
 
 
 def _filled(text: str) -> str:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from convexformer.experiments.common import Column, counted, grouped, mean_and_error, shown, shown_with_error
+from convexformer.experiments.common import Column, closing, counted, grouped, mean_and_error, shown, shown_with_error
 from convexformer.experiments.tables import format_rows
 
 from .methods import ATTENTIVE, CERTIFIED, MEAN
@@ -189,8 +188,7 @@ def format_probes(report: dict[str, Any]) -> str:
         "",
         format_rows(report["summaries"], _COLUMNS),
         "",
-        textwrap.fill(report["remark"], 120),
-        "figures: " + ", ".join(report["figures"]),
+        *closing(report),
     ]
     return "\n".join(parts)
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from convexformer.experiments.common import Column, counted, medians, shown, with_seeds
+from convexformer.experiments.common import Column, closing, counted, medians, shown, with_seeds
 from convexformer.experiments.tables import format_rows
 
 from .maps import SMOOTHING, SOFTMAX
@@ -95,8 +94,7 @@ def format_student_teacher(report: dict[str, Any]) -> str:
     diverged = _diverged(report["runs"])
     if diverged:
         parts += ["", f"diverged with every learning rate and left out of the medians: {', '.join(diverged)}"]
-    parts += ["", *(f"skipped: {reason}" for reason in report["skipped"]), textwrap.fill(report["remark"], 120)]
-    return "\n".join([*parts, "figures: " + ", ".join(report["figures"])])
+    return "\n".join([*parts, "", *(f"skipped: {reason}" for reason in report["skipped"]), *closing(report)])
 
 
 def _diverged(runs: Sequence[dict[str, Any]]) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 
 from convexformer.experiments.common import (
     Column,
+    closing,
     counted,
     grouped,
     mean_and_error,
@@ -149,8 +149,7 @@ def format_unfolded(report: dict[str, Any]) -> str:
         format_rows(summaries["classification"], _CLASSIFICATION_COLUMNS),
         "",
         *(f"diverged and left out: {name}" for name in _diverged(report)),
-        textwrap.fill(report["remark"], 120),
-        "figures: " + ", ".join(report["figures"]),
+        *closing(report),
     ]
     return "\n".join(parts)
 
