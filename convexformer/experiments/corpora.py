@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from convexformer.datasets import load_documentation_sentences, load_word_vectors, make_word_vectors
 from convexformer.datasets._lines import text_lines
-from convexformer.experiments.settings import check_each
+from convexformer.experiments.settings import ExperimentSettings, check_each
 from convexformer.unfolded import padding_mask
 from convexformer.validation import check_positive, is_integer
 from convexformer_solvers.validation import check_counts
@@ -24,30 +24,23 @@ from convexformer_solvers.validation import check_counts
 _DOCUMENTATION = "documentation"
 
 
-class CorpusSettings(Protocol):
-    """What an experiment says of its corpora; its fields are described in its settings."""
+@dataclass(frozen=True)
+class CorpusSettings(ExperimentSettings):
+    """What an experiment says of its corpora; ``UnfoldedSettings`` describes the fields."""
 
-    @property
-    def corpora(self) -> tuple[str, ...]: ...
-    @property
-    def vectors(self) -> str | None: ...
-    @property
-    def n_features(self) -> int: ...
-    @property
-    def n_sentences(self) -> int: ...
-    @property
-    def n_tokens(self) -> int: ...
-    @property
-    def token_norm(self) -> float: ...
+    corpora: tuple[str, ...] = ("documentation:numpy,scipy,sklearn", "documentation:torch,matplotlib")
+    vectors: str | None = None
+    n_features: int = 50
+    n_sentences: int = 4000
+    n_tokens: int = 32
+    token_norm: float = 2.0
 
-
-def check_corpus_settings(settings: CorpusSettings) -> None:
-    """Raise ``ValueError`` naming what settings say of their corpora that is not as described there."""
-    check_each(lambda name: isinstance(name, str), "names or paths", corpora=settings.corpora)
-    check_counts(n_features=settings.n_features, n_tokens=settings.n_tokens)
-    if not is_integer(settings.n_sentences, 20):
-        raise ValueError(f"n_sentences must be an integer of at least 20, got {settings.n_sentences!r}")
-    check_positive(token_norm=settings.token_norm)
+    def __post_init__(self) -> None:
+        check_each(lambda name: isinstance(name, str), "names or paths", corpora=self.corpora)
+        check_counts(n_features=self.n_features, n_tokens=self.n_tokens)
+        if not is_integer(self.n_sentences, 20):
+            raise ValueError(f"n_sentences must be an integer of at least 20, got {self.n_sentences!r}")
+        check_positive(token_norm=self.token_norm)
 
 
 class Part(NamedTuple):

@@ -43,6 +43,10 @@ class ExperimentSettings:
         """Settings as they read back from a JSON file."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
+    def _named(self, *names: str) -> dict[str, Any]:
+        """Some of the settings, as checks take them."""
+        return {name: getattr(self, name) for name in names}
+
 
 def check_each(holds: Callable[[Any], bool], what: str, **tuples: tuple[Any, ...]) -> None:
     """Raise ``ValueError`` naming the first argument that is empty or has an entry of which a condition does not hold.

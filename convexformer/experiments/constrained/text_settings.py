@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from convexformer.experiments.corpora import check_corpus_settings
-from convexformer.experiments.settings import ExperimentSettings, check_each, is_nonnegative, is_positive
+from convexformer.experiments.corpora import CorpusSettings
+from convexformer.experiments.settings import check_each, is_nonnegative, is_positive
 from convexformer.validation import check_positive, is_integer
 from convexformer_solvers.validation import check_counts
 
@@ -16,7 +16,7 @@ from .common import Search
 
 
 @dataclass(frozen=True)
-class ConstrainedTextSettings(ExperimentSettings):
+class ConstrainedTextSettings(CorpusSettings):
     """Everything that the numbers of the experiment on text depend on, besides versions and machine.
 
     The defaults are the full setting, hours on two cores; ``small`` takes less than a minute.
@@ -74,12 +74,7 @@ class ConstrainedTextSettings(ExperimentSettings):
     2
     """
 
-    corpora: tuple[str, ...] = ("documentation:numpy,scipy,sklearn", "documentation:torch,matplotlib")
-    vectors: str | None = None
-    n_features: int = 50
     n_sentences: int = 3000
-    n_tokens: int = 32
-    token_norm: float = 2.0
     encoder: str | None = None
     depths: tuple[int, ...] = (3, 5)
     train_noises: tuple[float, ...] = (0.0, 0.6, 1.0)
@@ -113,15 +108,14 @@ class ConstrainedTextSettings(ExperimentSettings):
     }
 
     def __post_init__(self) -> None:
-        check_corpus_settings(self)
-        names = ("noise_copies", "n_epochs", "encoder_epochs", "batch_size")
-        check_counts(**{name: getattr(self, name) for name in names})
+        super().__post_init__()
+        check_counts(**self._named("noise_copies", "n_epochs", "encoder_epochs", "batch_size"))
         check_each(lambda depth: is_integer(depth, 2), "integers of at least 2", depths=self.depths)
         check_each(is_nonnegative, "numbers from 0", train_noises=self.train_noises, test_noises=self.test_noises)
         if self.test_noises[0] != 0 or any(np.diff(self.test_noises) <= 0):
             raise ValueError(f"test_noises must begin with 0 and increase, got {self.test_noises!r}")
         check_each(is_positive, "positive numbers", learning_rates=self.learning_rates)
-        alphas = {"alphas": self.alphas, "ablation_alphas": self.ablation_alphas}
+        alphas = self._named("alphas", "ablation_alphas")
         check_each(lambda alpha: 0 <= alpha < 1, "numbers from 0 and below 1", **alphas)
         check_each(lambda value: 0 <= value <= 1, "numbers from 0 to 1", thresholds=self.thresholds)
         check_positive(c_ref_ratio=self.c_ref_ratio, dual_lr=self.dual_lr)

@@ -136,8 +136,7 @@ class ConstrainedVideoSettings(ExperimentSettings):
     }
 
     def __post_init__(self) -> None:
-        names = ("size", "patch_size", "n_atoms", "n_hidden", "n_heads", "n_epochs", "batch_size")
-        check_counts(**{name: getattr(self, name) for name in names})
+        check_counts(**self._named("size", "patch_size", "n_atoms", "n_hidden", "n_heads", "n_epochs", "batch_size"))
         if not is_integer(self.n_frames, 5):
             raise ValueError(f"n_frames must be an integer of at least 5, got {self.n_frames!r}")
         if self.size % self.patch_size:
@@ -152,13 +151,9 @@ class ConstrainedVideoSettings(ExperimentSettings):
             raise ValueError(f"n_heads must divide n_hidden={self.n_hidden}, got {self.n_heads}")
         check_each(lambda depth: is_integer(depth, 2), "integers of at least 2", depths=self.depths)
         check_each(is_nonnegative, "numbers from 0", noises=self.noises, test_noises=self.test_noises)
-        check_positive(
-            least_noise=self.least_noise,
-            c_ref=self.c_ref,
-            dual_lr=self.dual_lr,
-            feedforward_scale=self.feedforward_scale,
-            **({} if self.resilience is None else {"resilience": self.resilience}),
-        )
+        check_positive(**self._named("least_noise", "c_ref", "dual_lr", "feedforward_scale"))
+        if self.resilience is not None:
+            check_positive(resilience=self.resilience)
         for name in ("learning_rates", "alphas", "weight_decays"):
             if not getattr(self, name):
                 raise ValueError(f"{name} must hold one or more numbers, got {getattr(self, name)!r}")

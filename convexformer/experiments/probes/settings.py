@@ -151,11 +151,9 @@ class ProbesSettings(ExperimentSettings):
 
     def __post_init__(self) -> None:
         check_each(lambda name: isinstance(name, str) and bool(name), "names or paths", datasets=self.datasets)
-        names = [
-            *("n_tokens", "window", "n_epochs", "least_steps", "n_looks", "patience", "batch_size", "path_patience"),
-            *("generated", "generated_at_once", "generation_samples", "generation_steps"),
-        ]
-        check_counts(**{name: getattr(self, name) for name in names})
+        check_counts(**self._named("n_tokens", "window", "n_epochs", "least_steps", "n_looks", "patience"))
+        check_counts(**self._named("batch_size", "path_patience", "generated", "generated_at_once"))
+        check_counts(**self._named("generation_samples", "generation_steps"))
         for name, least in (("layer", 0), ("n_samples", 20), ("n_alphas", 2)):
             if not is_integer(getattr(self, name), least):
                 raise ValueError(f"{name} must be an integer of at least {least}, got {getattr(self, name)!r}")
@@ -166,5 +164,5 @@ class ProbesSettings(ExperimentSettings):
         check_each(lambda size: is_integer(size, 10), "integers of at least 10", budgets=self.budgets)
         check_each(lambda size: is_integer(size, 1), "positive integers", queries=self.queries)
         check_each(is_nonnegative, "numbers from 0", weight_decays=self.weight_decays)
-        for name in ("inverse_decays", "learning_rates", "generation_factors"):
-            check_each(is_positive, "positive numbers", **{name: getattr(self, name)})
+        rates = self._named("inverse_decays", "learning_rates", "generation_factors")
+        check_each(is_positive, "positive numbers", **rates)

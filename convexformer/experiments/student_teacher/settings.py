@@ -123,7 +123,7 @@ class StudentTeacherSettings(ExperimentSettings):
         if not 0 < self.alpha_ratio < 1:
             raise ValueError(f"alpha_ratio must be between 0 and 1, got {self.alpha_ratio!r}")
         names = ("map_alpha_ratios", "learning_rates", "softmax_learning_rates", "softmax_alphas", "ridge_alphas")
-        check_each(is_positive, "positive numbers", **{name: getattr(self, name) for name in names})
+        check_each(is_positive, "positive numbers", **self._named(*names))
 
     @property
     def target_position(self) -> int:

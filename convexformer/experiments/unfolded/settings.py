@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from convexformer.experiments.corpora import check_corpus_settings
-from convexformer.experiments.settings import ExperimentSettings, check_each, is_nonnegative, is_positive
+from convexformer.experiments.corpora import CorpusSettings
+from convexformer.experiments.settings import check_each, is_nonnegative, is_positive
 from convexformer.validation import check_positive, is_integer
 from convexformer_solvers.validation import check_counts
 
 
 @dataclass(frozen=True)
-class UnfoldedSettings(ExperimentSettings):
+class UnfoldedSettings(CorpusSettings):
     """Everything that the numbers of the experiment on unfolded transformers depend on, besides versions and machine.
 
     The defaults are the full setting, an hour or two on two cores; ``small`` takes about a minute.
@@ -74,12 +74,6 @@ class UnfoldedSettings(ExperimentSettings):
     8
     """
 
-    corpora: tuple[str, ...] = ("documentation:numpy,scipy,sklearn", "documentation:torch,matplotlib")
-    vectors: str | None = None
-    n_features: int = 50
-    n_sentences: int = 4000
-    n_tokens: int = 32
-    token_norm: float = 2.0
     n_layers: int = 12
     n_shown: int = 200
     step: float = 0.1
@@ -116,10 +110,9 @@ class UnfoldedSettings(ExperimentSettings):
     }
 
     def __post_init__(self) -> None:
-        check_corpus_settings(self)
-        names = ("n_layers", "n_shown", "train_layers", "n_steps", "n_looks", "batch_size")
-        check_counts(**{name: getattr(self, name) for name in names})
-        check_counts(aim_tokens=self.aim_tokens, aim_features=self.aim_features, aim_iterations=self.aim_iterations)
+        super().__post_init__()
+        check_counts(**self._named("n_layers", "n_shown", "train_layers", "n_steps", "n_looks", "batch_size"))
+        check_counts(**self._named("aim_tokens", "aim_features", "aim_iterations"))
         check_positive(step=self.step)
         check_each(is_positive, "positive numbers", learning_rates=self.learning_rates, alphas=self.alphas)
         check_each(lambda depth: is_integer(depth, 1), "positive integers", depths=self.depths)
