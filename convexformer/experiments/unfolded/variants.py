@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from convexformer.unfolded import EnergyAttention, InteractionEnergy, UnfoldedTransformer
+from convexformer.unfolded.unrolled import tied_attention
 
 
 class _AsPrinted10(EnergyAttention):
@@ -49,10 +50,7 @@ class _WithoutKeyWeights(EnergyAttention):
         attention_mask: Any = None,
     ) -> Tensor:
         keys = tokens if projected is None else projected
-        scores = keys @ keys.mT
-        if attention_mask is not None:
-            scores = scores.masked_fill(~attention_mask[..., None, :], -torch.inf)
-        return torch.lerp(tokens, torch.softmax(scores, -1) @ tokens, self.step)
+        return torch.lerp(tokens, tied_attention(tokens, keys, attention_mask), self.step)
 
 
 @dataclass(frozen=True)
