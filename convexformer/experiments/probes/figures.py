@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from convexformer import plot
+from convexformer.experiments.common import draw_means, legend_below
 
 from .methods import ATTENTIVE, CERTIFIED, CERTIFIED_MEAN, FIRST, LARGEST, MEAN
 
@@ -60,40 +61,32 @@ def _draw(summary: list[dict[str, Any]], names: list[str], panel: Any, title: st
     n_rows = math.ceil(len(names) / n_columns)
     figure, axes = plot.new_figure(n_rows, n_columns, figsize=(max(9, 5 * n_columns), 4.2 * n_rows + 1))
     figure.suptitle(title)
-    handles: dict[str, Any] = {}
     for ax, name in zip(axes, names, strict=False):
-        panel(ax, [row for row in summary if row["data"] == name], handles)
+        panel(ax, [row for row in summary if row["data"] == name])
         ax.set(title=name, ylabel="accuracy")
         ax.grid(alpha=0.3)
     for ax in axes[len(names) :]:
         ax.set_axis_off()
-    figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=3, fontsize=9)
+    legend_below(figure, axes, ncols=3, fontsize=9)
     plot.save_figure(figure, path)
 
 
-def _draw_budgets(ax: Any, rows: list[dict[str, Any]], handles: dict[str, Any]) -> None:
+def _draw_budgets(ax: Any, rows: list[dict[str, Any]]) -> None:
     ax.set(xscale="log", xlabel="labels")
     for number, (method, colour) in enumerate(_COLOURS.items()):
         aside = _ASIDE ** (number - len(_COLOURS) // 2)
         own = sorted((row for row in rows if row["method"] == method), key=lambda row: row["n_labels"])
         if own:
-            handles[method] = ax.errorbar(
-                [aside * row["n_labels"] for row in own],
-                [row["accuracy"] for row in own],
-                yerr=[row["accuracy_error"] or 0.0 for row in own],
-                color=colour,
-                marker="o",
-                markersize=4,
-                capsize=3,
-            )
+            means: dict[str, Any] = {"method": method, "accuracy": [row["accuracy"] for row in own]}
+            means["accuracy_error"] = [row["accuracy_error"] or 0.0 for row in own]
+            draw_means(ax, [aside * row["n_labels"] for row in own], means, "accuracy", colour)
     ticks = sorted({row["n_labels"] for row in rows})
     ax.set_xticks(ticks, labels=ticks, minor=False)
     ax.minorticks_off()
 
 
-def _draw_seconds(ax: Any, rows: list[dict[str, Any]], handles: dict[str, Any]) -> None:
+def _draw_seconds(ax: Any, rows: list[dict[str, Any]]) -> None:
     for row in rows:
         if row["budget"] is None and row["method"] in _COLOURS:
-            point = ax.scatter(row["seconds"], row["accuracy"], color=_COLOURS[row["method"]])
-            handles.setdefault(row["method"], point)
+            ax.scatter(row["seconds"], row["accuracy"], color=_COLOURS[row["method"]], label=row["method"])
     ax.set(xscale="log", xlabel="seconds")
