@@ -567,6 +567,18 @@ def is_one_of(value: Any, choices: Collection[str]) -> TypeGuard[str]:
     return isinstance(value, str) and value in choices
 
 
+def check_one_of(choices: Collection[str], **words: Any) -> None:
+    """Raise ``ValueError`` naming the first argument that is none of some words.
+
+    Examples
+    --------
+    >>> check_one_of(("mean", "last"), readout="mean")
+    """
+    for name, value in words.items():
+        if not is_one_of(value, choices):
+            raise ValueError(f"{name} must be one of {choices}, got {value!r}")
+
+
 def check_optional_counts(**counts: Any) -> None:
     """Raise ``ValueError`` naming the first argument that is neither a positive integer nor ``None``.
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from convexformer.validation import check_positive, is_integer, is_one_of
+from convexformer.validation import check_one_of, check_positive, is_integer
 from convexformer_solvers.validation import check_counts, is_real
 
 OPTIMIZERS: dict[str, Any] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
@@ -23,8 +23,7 @@ _CHOICES = {
 def check_options(**options: Any) -> None:
     """Raise ``ValueError`` naming the first option that is not as described; constraints check their own."""
     for name, known in _CHOICES.items():
-        if not is_one_of(options[name], known):
-            raise ValueError(f"{name} must be one of {known}, got {options[name]!r}")
+        check_one_of(known, **{name: options[name]})
     check_positive(dual_lr=options["dual_lr"], lr=options["lr"])
     for name in ("weight_decay", "n_errors"):
         if not (is_real(options[name]) and 0 <= options[name] < math.inf):

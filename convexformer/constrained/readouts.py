@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from convexformer.nn.modules.base import as_arguments, seeded
 from convexformer.unfolded.graphs import check_attention_mask
 from convexformer.unfolded.unrolled import UnrolledNetwork
-from convexformer.validation import check_flag, is_one_of
+from convexformer.validation import check_flag, check_one_of
 from convexformer_solvers.validation import check_counts, check_tensor, is_real
 
 from .encoder_parts import base_of, final_norm, noise_on_embeddings, noisy, patch_sides, sizes
@@ -96,8 +96,7 @@ def layer_readouts(
     >>> network.layer_outputs(tokens=torch.rand(4, 5, 8)).shape
     torch.Size([3, 4, 2])
     """
-    if not is_one_of(readout, READOUTS):
-        raise ValueError(f"readout must be one of {READOUTS}, got {readout!r}")
+    check_one_of(READOUTS, readout=readout)
     freeze = check_flag(freeze, "freeze")
     width, _ = sizes(model)
     if readout == "vocabulary":
@@ -154,8 +153,7 @@ class LayerReadouts(nn.Module):
         _, self.n_layers = sizes(model)
         if self.n_layers < 2:
             raise ValueError("model must have at least two layers, as constraints are between layers, got one")
-        if not is_one_of(readout, READOUTS):
-            raise ValueError(f"readout must be one of {READOUTS}, got {readout!r}")
+        check_one_of(READOUTS, readout=readout)
         if (head is None) != (readout == "vocabulary"):
             raise ValueError(f"head must be None for readout='vocabulary' alone, got {head!r} for {readout!r}")
         self.model, self.head, self.readout, self.freeze = model, head, readout, check_flag(freeze, "freeze")

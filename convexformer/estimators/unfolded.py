@@ -16,7 +16,14 @@ from convexformer.nn.training.samples import NetworkSamples
 from convexformer.targets import Targets
 from convexformer.unfolded import DescentReport, UnfoldedNetwork, descent_report
 from convexformer.unfolded.networks import POOLINGS
-from convexformer.validation import as_tensor, check_flag, check_optional_counts, check_stream, check_weight, is_one_of
+from convexformer.validation import (
+    as_tensor,
+    check_flag,
+    check_one_of,
+    check_optional_counts,
+    check_stream,
+    check_weight,
+)
 from convexformer_solvers import PENALTIES, Certificate, DenseMap, Loss, Penalty, get_penalty
 
 from .attention import ClassificationMixin, RegressionMixin
@@ -133,8 +140,7 @@ class UnfoldedTransformerBase(TargetEstimator, NetworkEstimator):
 
     def _network_options(self) -> dict[str, Any]:
         """Arguments of the network that follow from the parameters and the shape of the data."""
-        if not is_one_of(self.pooling, ("auto", *POOLINGS)):
-            raise ValueError(f"pooling must be one of {('auto', *POOLINGS)}, got {self.pooling!r}")
+        check_one_of(("auto", *POOLINGS), pooling=self.pooling)
         pooling = ("tokens" if self._n_dims == 2 else "mean") if self.pooling == "auto" else self.pooling
         n_features = 1 if self._n_dims == 2 else self.n_features_in_
         shape = {"n_tokens": self.n_tokens_in_, "n_features": n_features, "padded": self._n_dims == 3}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from convexformer.validation import is_one_of
+from convexformer.validation import check_one_of
 from convexformer_solvers.validation import check_counts
 
 from .modules.softmax_attention import Position, check_position
@@ -107,8 +107,7 @@ def model_cost(
     >>> model_cost("softmax_attention", n_tokens=16, n_features=4, n_outputs=10, n_heads=2, head_width=2, position=0)
     ModelCost(parameters=98, flops=688)
     """
-    if not is_one_of(model, _MODELS):
-        raise ValueError(f"model must be one of {sorted(_MODELS)}, got {model!r}")
+    check_one_of(sorted(_MODELS), model=model)
     count, needed, allowed = _MODELS[model]
     optional = {
         "n_heads": n_heads,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from convexformer.validation import check_flag, check_positive, is_one_of
+from convexformer.validation import check_flag, check_one_of, check_positive
 
 from .energies import Energy, InteractionEnergy, SquaredDistance
 from .graphs import (
@@ -115,8 +115,7 @@ class EnergyAttention(nn.Module):
     ) -> None:
         super().__init__()
         self.rho = get_rho(rho)
-        if not is_one_of(mode, MODES):
-            raise ValueError(f"attention mode must be one of {MODES}, got {mode!r}")
+        check_one_of(MODES, **{"attention mode": mode})
         check_positive(step=step, weight=weight)
         self.mode, self.step, self.weight = mode, step, weight
         self.register_buffer("graph", check_graph(graph), persistent=False)

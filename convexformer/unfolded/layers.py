@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from convexformer.nn.modules.base import check_like, seeded
-from convexformer.validation import check_flag, check_positive, is_one_of
+from convexformer.validation import check_flag, check_one_of, check_positive
 from convexformer_solvers.validation import check_counts
 
 from .attention import DescentWarning, EnergyAttention
@@ -166,8 +166,7 @@ class UnfoldedLayer(nn.Module):
             },
         )
         check_counts(n_features=n_features)
-        if not is_one_of(mode, MODES):
-            raise ValueError(f"mode must be one of {MODES}, got {mode!r}")
+        check_one_of(MODES, mode=mode)
         check_positive(feedforward_step=feedforward_step)
         self.mode, self.feedforward_step = mode, feedforward_step
         self.attention = EnergyAttention(rho, attention, step=attention_step, graph=graph)

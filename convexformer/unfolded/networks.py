@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from convexformer.nn import AttentionNetwork, ConvexAttention
 from convexformer.nn.modules.base import draw_seed, seeded
-from convexformer.validation import is_one_of
+from convexformer.validation import check_one_of
 from convexformer_solvers import Penalty
 from convexformer_solvers.validation import check_counts, check_tensor
 
@@ -115,8 +115,7 @@ class UnfoldedNetwork(AttentionNetwork):
     ) -> None:
         super().__init__()
         check_counts(n_tokens=n_tokens, n_features=n_features, n_outputs=n_outputs, n_heads=n_heads)
-        if not is_one_of(pooling, POOLINGS):
-            raise ValueError(f"pooling must be one of {POOLINGS}, got {pooling!r}")
+        check_one_of(POOLINGS, pooling=pooling)
         self.embedding: nn.Linear | None = None
         with seeded(seed):
             if width is not None:

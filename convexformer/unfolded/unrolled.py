@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from convexformer.nn.modules.base import as_arguments, check_like, seeded
-from convexformer.validation import check_flag, check_positive, is_one_of
+from convexformer.validation import check_flag, check_one_of, check_positive
 from convexformer_solvers.validation import check_counts, check_tensor
 
 from .graphs import check_attention_mask, without_padding
@@ -510,10 +510,8 @@ class DUST(UnrolledNetwork):
     ) -> None:
         super().__init__(n_features, n_layers, shared)
         check_positive(penalty=penalty, attention_scale=attention_scale)
-        if not is_one_of(start, STARTS):
-            raise ValueError(f"start must be one of {STARTS}, got {start!r}")
-        if not is_one_of(dictionary, DICTIONARIES):
-            raise ValueError(f"dictionary must be one of {DICTIONARIES}, got {dictionary!r}")
+        check_one_of(STARTS, start=start)
+        check_one_of(DICTIONARIES, dictionary=dictionary)
         self.n_atoms = 4 * n_features if n_atoms is None else n_atoms
         atoms = overcomplete_dct(n_features, self.n_atoms)  # checks the sizes of a random one too
         if dictionary == "random":

@@ -15,7 +15,7 @@ from convexformer.estimators.samples import across_ranks
 from convexformer.estimators.tokens import unchanged_on_failure
 from convexformer.nn.modules.base import draw_seed, seeded
 from convexformer.unfolded.unrolled import DUST, UnrolledTransformer
-from convexformer.validation import Result, check_positive, is_one_of, result_of
+from convexformer.validation import Result, check_one_of, check_positive, result_of
 
 from .base import DescentConstrainedBase
 
@@ -98,8 +98,7 @@ class DescentConstrainedDenoiser(TransformerMixin, DescentConstrainedBase):
         InfeasibleWarning
             If the constraints do not hold at the end.
         """
-        if not is_one_of(self.model, _MODELS):
-            raise ValueError(f"model must be one of {sorted(_MODELS)}, got {self.model!r}")
+        check_one_of(sorted(_MODELS), model=self.model)
         check_positive(noise=self.noise)
         samples = self._training_samples(X)
         seed, noise = self._seed(), self.noise

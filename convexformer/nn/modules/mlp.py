@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from convexformer.validation import is_one_of
+from convexformer.validation import check_one_of
 from convexformer_solvers.validation import check_counts
 
 from .base import draw_seed, seeded
@@ -65,8 +65,7 @@ class EmbeddingMLP(SymbolNetwork):
     ) -> None:
         super().__init__()
         check_counts(n_outputs=n_outputs, n_hidden=n_hidden)
-        if not is_one_of(activation, _ACTIVATIONS):
-            raise ValueError(f"activation must be one of {tuple(_ACTIVATIONS)}, got {activation!r}")
+        check_one_of(tuple(_ACTIVATIONS), activation=activation)
         self.activation = activation
         with seeded(seed):
             self.embedding = TokenEmbedding(n_symbols, n_tokens, width, shared, seed=draw_seed())

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from convexformer.validation import check_flag, check_positive, is_integer, is_one_of
+from convexformer.validation import check_flag, check_one_of, check_positive, is_integer, is_one_of
 from convexformer_solvers import Penalty
 from convexformer_solvers.validation import check_counts
 
@@ -84,8 +84,7 @@ class SoftmaxAttention(AttentionNetwork):
         check_counts(n_features=n_features, n_outputs=n_outputs, n_heads=n_heads)
         head_width = max(1, n_features // n_heads) if head_width is None else head_width
         check_counts(head_width=head_width)
-        if not is_one_of(decay_on, _DECAYED):
-            raise ValueError(f"decay_on must be one of {sorted(_DECAYED)}, got {decay_on!r}")
+        check_one_of(sorted(_DECAYED), decay_on=decay_on)
         check_position(position)
         check_flag(bias, "bias")
         if scale is not None:

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
-from convexformer.validation import as_tensor, check_finite, check_positive, is_integer, is_one_of
+from convexformer.validation import as_tensor, check_finite, check_one_of, check_positive, is_integer
 
 from .base import as_arguments
 
@@ -299,8 +299,7 @@ class PositionWeights(TokenWeights):
             raise ValueError(f"offsets must be a sequence of integers with at least one, got {offsets!r}")
         if max(map(abs, map(int, listed))) > sys.maxsize:
             raise ValueError(f"offsets must lie between {-sys.maxsize} and {sys.maxsize}, got {offsets!r}")
-        if not is_one_of(origin, ORIGINS):
-            raise ValueError(f"origin must be one of {ORIGINS}, got {origin!r}")
+        check_one_of(ORIGINS, origin=origin)
         if not (is_integer(mark, 0) if origin == "marked" else mark is None):
             raise ValueError(
                 f"mark must be the position of a feature with origin='marked' and None otherwise, got {mark!r} with "

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from convexformer.validation import is_one_of
+from convexformer.validation import check_one_of
 from convexformer_solvers.validation import check_counts
 
 from .base import draw_seed, seeded
@@ -84,12 +84,8 @@ class SoftmaxTransformer(SymbolNetwork):
         check_counts(n_outputs=n_outputs, n_layers=n_layers, width=width, n_heads=n_heads, hidden_width=hidden_width)
         if width % n_heads:
             raise ValueError(f"width must be a multiple of n_heads={n_heads}, got {width}")
-        for name, value, known in (
-            ("activation", activation, ("relu", "gelu")),
-            ("readout", readout, ("last", "mean")),
-        ):
-            if not is_one_of(value, known):
-                raise ValueError(f"{name} must be one of {known}, got {value!r}")
+        check_one_of(("relu", "gelu"), activation=activation)
+        check_one_of(("last", "mean"), readout=readout)
         self.readout = readout
         with seeded(seed):
             self.embedding = TokenEmbedding(n_symbols, n_tokens, width, shared=True, seed=draw_seed())

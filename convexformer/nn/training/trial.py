@@ -15,7 +15,7 @@ from torch import Tensor
 from convexformer.nn.modules.base import AttentionNetwork, check_decay_weight, check_seed, sample_losses
 from convexformer.nn.training.learning_rates import SCHEDULES
 from convexformer.nn.training.stopwatch import Stopwatch
-from convexformer.validation import check_optional_counts, is_one_of
+from convexformer.validation import check_one_of, check_optional_counts
 from convexformer_solvers import Loss, Penalty
 from convexformer_solvers.validation import check_callback, check_counts, is_real
 
@@ -72,8 +72,7 @@ class Settings:
     def __post_init__(self) -> None:
         check_decay_weight(self.alpha)
         for name, known in (("optimizer", OPTIMIZERS), ("schedule", SCHEDULES)):
-            if not is_one_of(getattr(self, name), known):
-                raise ValueError(f"{name} must be one of {sorted(known)}, got {getattr(self, name)!r}")
+            check_one_of(sorted(known), **{name: getattr(self, name)})
         pair = np.asarray(self.betas)
         if pair.shape != (2,) or pair.dtype.kind not in "iuf" or not ((pair >= 0) & (pair < 1)).all():
             raise ValueError(f"betas must be two numbers of at least 0 and below 1, got {self.betas!r}")
