@@ -1,4 +1,4 @@
-"""The methods that are compared: one line each."""
+"""The methods that are compared: one line for each kind and all depths of it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from .settings import GrokkingSettings
 
 _END_TO_END, _CERTIFIED = "convex attention, end to end", "certified convex programs"
 _LEARNED = "convex block, learned tokens"
+_DEPTHS = (1, 2, 4)
 
 
 def _any_modulus(p: int) -> bool:
@@ -79,26 +80,13 @@ def _certified(name: str, trainer: Trainer, n_layers: int | None = None) -> Meth
 METHODS: tuple[Method, ...] = (
     Method("MLP, ReLU", "MLPs", adamw(mlp("relu"))),
     Method("MLP, quadratic", "MLPs", adamw(mlp("quadratic"))),
-    Method("transformer, L = 1", "transformers", adamw(transformer(1)), n_layers=1),
-    Method("transformer, L = 2", "transformers", adamw(transformer(2)), n_layers=2),
-    Method("transformer, L = 4", "transformers", adamw(transformer(4)), n_layers=4),
-    Method(
-        "transformer, L = 1, untuned",
-        "transformers",
-        adamw(transformer(1)),
-        tuned=False,
-        n_layers=1,
-        limit="untuned_steps",
-    ),
-    Method("convex attention, L = 1", _END_TO_END, adamw(convex_attention(1)), n_layers=1),
-    Method("convex attention, L = 2", _END_TO_END, adamw(convex_attention(2)), n_layers=2),
-    Method("convex attention, L = 4", _END_TO_END, adamw(convex_attention(4)), n_layers=4),
+    *(Method(f"transformer, L = {n}", "transformers", adamw(transformer(n)), n_layers=n) for n in _DEPTHS),
+    Method("transformer, L = 1, untuned", "transformers", adamw(transformer(1)), False, 1, limit="untuned_steps"),
+    *(Method(f"convex attention, L = {n}", _END_TO_END, adamw(convex_attention(n)), n_layers=n) for n in _DEPTHS),
     Method("convex block, joint", _LEARNED, join, tuned=False),
     Method("convex block, projection", _LEARNED, project, tuned=False, limit="projection_steps"),
     _certified("fully convex", solve_fourier),
-    _certified("layer-wise convex, L = 1", greedy_layers(1), 1),
-    _certified("layer-wise convex, L = 2", greedy_layers(2), 2),
-    _certified("layer-wise convex, L = 4", greedy_layers(4), 4),
+    *(_certified(f"layer-wise convex, L = {n}", greedy_layers(n), n) for n in _DEPTHS),
 )
 
 

@@ -84,36 +84,16 @@ def _train(
 
 def transformer(n_layers: int) -> Build:
     """Pre-norm transformer with learned embeddings and so many layers."""
-
-    def build(split: Split, settings: GrokkingSettings, seed: int) -> SymbolNetwork:
-        return SoftmaxTransformer(
-            split.p,
-            2,
-            split.p,
-            n_layers=n_layers,
-            width=settings.transformer_width,
-            n_heads=settings.transformer_heads,
-            seed=seed,
-        )
-
-    return build
+    return lambda split, settings, seed: SoftmaxTransformer(
+        split.p, 2, split.p, n_layers, settings.transformer_width, settings.transformer_heads, seed=seed
+    )
 
 
 def mlp(activation: Literal["relu", "quadratic"]) -> Build:
     """One hidden layer on learned embeddings."""
-
-    def build(split: Split, settings: GrokkingSettings, seed: int) -> SymbolNetwork:
-        return EmbeddingMLP(
-            split.p,
-            2,
-            split.p,
-            width=settings.embedding_width,
-            n_hidden=settings.n_hidden,
-            activation=activation,
-            seed=seed,
-        )
-
-    return build
+    return lambda split, settings, seed: EmbeddingMLP(
+        split.p, 2, split.p, settings.embedding_width, settings.n_hidden, activation, seed=seed
+    )
 
 
 def convex_attention(n_layers: int) -> Build:
