@@ -125,11 +125,13 @@ def run_demo(folder: Path, *, seed: int = 0, quiet: bool = False) -> list[Row]:
         if not quiet:
             print(f"\n{name}", file=sys.stderr)
         model.set_params(verbose=not quiet).fit(split.train_tokens, split.train_y)
-        rows.append(_certified_row(name, model, split))
+        found = {"iterations": model.n_iter_, "seconds": model.history_.seconds[-1]}
+        rows.append(_row(name, "convex, certified", model.heads_, model, split, **found))
         curves[name] = {"convex, certified": (model.history_.seconds, model.history_.primal)}
         for adam_seed in ADAM_SEEDS:
-            network, history = _train_same_network(model, split, adam_seed, quiet)
-            rows.append(_adam_row(name, model, network, history, split, adam_seed))
+            heads, history = _train_same_network(model, split, adam_seed, quiet)
+            found = {"iterations": ADAM_STEPS, "seconds": history.seconds[-1]}
+            rows.append(_row(name, f"Adam, seed {adam_seed}", heads, model, split, **found))
             curves[name][f"Adam, {len(ADAM_SEEDS)} seeds: {adam_seed}"] = (history.seconds, history.objective)
     _draw_token_maps(models, folder / "token_map.png")
     _draw_convergence(models, curves, folder / "convergence.png")
@@ -181,44 +183,24 @@ def _row(name: str, method: str, heads: Heads, model: ConvexAttentionBase, split
     )
 
 
-def _certified_row(name: str, model: ConvexAttentionBase, split: _Split) -> Row:
-    seconds = model.history_.seconds[-1]
-    return _row(name, "convex, certified", model.heads_, model, split, iterations=model.n_iter_, seconds=seconds)
-
-
 def _train_same_network(
     model: ConvexAttentionBase, split: _Split, seed: int, quiet: bool
-) -> tuple[ConvexAttention, TrainingHistory]:
+) -> tuple[Heads, TrainingHistory]:
     """Adam on a network with the heads and gates of the certified solution, from random weights, in float32."""
     heads = model.heads_
     shape = (heads.w1.shape[1], heads.w2.shape[1], heads.w3.shape[1], len(heads))
     network = ConvexAttention(*shape, gates=heads.gates, gate_index=heads.gate_index, seed=seed)
+    trained_for: dict[str, Any] = {"alpha": model.alpha, "loss": model.loss_, "penalty": model.penalty_}
     history = train(
         network,
         torch.as_tensor(split.train_tokens, dtype=torch.float32),
         torch.as_tensor(heads.targets.encode(split.train_y), dtype=torch.float32),
-        loss=model.loss_,
-        penalty=model.penalty_,
-        alpha=model.alpha,
+        **trained_for,
         lr=ADAM_LEARNING_RATE,
         n_steps=ADAM_STEPS,
         verbose=not quiet,
     )
-    return network, history
-
-
-def _adam_row(
-    name: str,
-    model: ConvexAttentionBase,
-    network: ConvexAttention,
-    history: TrainingHistory,
-    split: _Split,
-    seed: int,
-) -> Row:
-    heads = Heads.from_torch(
-        network, alpha=model.alpha, loss=model.loss_, penalty=model.penalty_, targets=model.heads_.targets
-    )
-    return _row(name, f"Adam, seed {seed}", heads, model, split, iterations=ADAM_STEPS, seconds=history.seconds[-1])
+    return Heads.from_torch(network, **trained_for, targets=heads.targets), history
 
 
 def _draw_token_maps(models: dict[str, ConvexAttentionBase], path: Path) -> None:
