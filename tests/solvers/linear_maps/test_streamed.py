@@ -2,6 +2,7 @@
 
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -261,24 +262,36 @@ def test_no_samples_have_no_slopes():
     assert streamed.largest() == 0.0
 
 
-class SlowFile(Rows):
-    """Samples in a file of which each read takes longer than anything else here."""
-
+class MappedFile(Rows):
     is_mapped = True
 
-    def read(self, rows):
-        time.sleep(0.2)
-        return super().read(rows)
+
+def lengthened(monkeypatch, clock, kind, **seconds):
+    """Have methods of a class take so many seconds by a clock, and nothing else any."""
+
+    def lasting(run, length):
+        def method(*arguments, **options):
+            clock[0] += length
+            return run(*arguments, **options)
+
+        return method
+
+    for name, length in seconds.items():
+        monkeypatch.setattr(kind, name, lasting(getattr(kind, name), length))
 
 
 def test_passes_of_a_gram_matrix_are_timed_on_two_parts_of_a_large_file(monkeypatch):
-    data = randn(900, 8, 100)
-    small, few_features = StreamedMap(SlowFile(data), chunk=80_000), StreamedMap(SlowFile(data[:, :1, :1]))
+    data, clock = randn(900, 8, 100), [0.0]
+    small, few_features = StreamedMap(MappedFile(data), chunk=80_000), StreamedMap(MappedFile(data[:, :1, :1]))
     assert small.passes_of_gram(1) == 0.0
     monkeypatch.setattr(streamed, "CONFIG", MapConfig(chunk=80_000))  # parts of a hundred samples
-    slow = StreamedMap(SlowFile(data))
-    assert 0 < slow.passes_of_gram(1) < 0.5
-    assert 0 < slow.gated(masks_of(900, 1)).passes_of_gram(2) < 0.5
+    monkeypatch.setattr(streamed, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    slow = StreamedMap(MappedFile(data))
+    lengthened(monkeypatch, clock, MappedFile, read=4.0)
+    lengthened(monkeypatch, clock, DenseMap, moments=3.0, matvec=1.0)
+    lengthened(monkeypatch, clock, GatedMap, moments=3.0, matvec=8.0)
+    assert slow.passes_of_gram(1) == 3 / 4  # reading takes longer than products
+    assert slow.gated(masks_of(900, 1)).passes_of_gram(2) == 3 / 8
     assert len(slow.source.reads) == 4  # two parts for each map
     for untimed in (few_features, StreamedMap(Rows(data)), DenseMap(data)):
         assert untimed.passes_of_gram(1) == 0.0
