@@ -14,7 +14,7 @@ from convexformer import __version__
 
 from . import activations, demo, fit, predict, reproduce
 from .inputs import CommandError
-from .output import as_json
+from .output import as_json, print_text
 
 __all__ = ["CommandError", "build_parser", "main"]
 
@@ -30,7 +30,8 @@ class _Parser(argparse.ArgumentParser):
         return found, unknown
 
     def error(self, message: str) -> NoReturn:
-        if os.environ.get("RANK", "0") != "0":  # all processes that torchrun starts have the same options
+        # All processes that torchrun starts have the same options; RANK alone may be of something else.
+        if os.environ.get("RANK", "0") != "0" and os.environ.get("WORLD_SIZE", "1") != "1":
             self.exit(2)
         super().error(message)
 
@@ -92,7 +93,7 @@ def main(arguments: list[str] | None = None) -> int:
     Returns
     -------
     int
-        0, or 1 after a mistake in the input, or 130 after an interrupt.
+        0, or 1 after a mistake in the input or where the report cannot be printed, or 130 after an interrupt.
 
     Raises
     ------
@@ -134,7 +135,10 @@ def main(arguments: list[str] | None = None) -> int:
     if text is None:  # another process prints
         return 0
     try:
-        print(as_json(report) if options.json else text, flush=True)
-    except BrokenPipeError:  # whoever reads has read enough; Python must not complain of it at its end either
+        print_text(as_json(report) if options.json else text)
+    except OSError as error:  # Python must not complain of it at its end either
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):  # whoever reads a pipe has read enough
+            print(f"convexformer: the report cannot be printed: {error}", file=sys.stderr)
+            return 1
     return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sys
 from typing import Any
 
 GOES_ON = "interrupted; what is finished is in {}, and the same command goes on"
@@ -26,6 +27,15 @@ def as_lines(report: dict[str, Any]) -> str:
 def as_json(report: dict[str, Any]) -> str:
     """A report as JSON, which has no NaN and no infinity: null stands for them."""
     return json.dumps(_finite(report), indent=2, allow_nan=False)
+
+
+def print_text(text: str) -> None:
+    """Print a report; what the encoding of the output lacks, as in names of files, is printed by its code."""
+    try:
+        print(text, flush=True)
+    except UnicodeEncodeError:
+        encoding = sys.stdout.encoding
+        print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
 
 
 def _finite(value: Any) -> Any:

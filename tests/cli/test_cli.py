@@ -802,6 +802,7 @@ def test_a_memory_limit_in_other_units_than_bytes_is_refused(regression_file, ca
 @pytest.mark.parametrize("rank", [0, 1])
 def test_the_first_process_alone_tells_of_unknown_options(rank, capsys, monkeypatch):
     monkeypatch.setenv("RANK", str(rank))
+    monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(SystemExit, match="2"):
         cli.main(["fit", "data.npz", "--alfa", "1"])
     assert ("unknown arguments: --alfa 1; is --alpha meant?" in capsys.readouterr().err) == (rank == 0)
