@@ -7,10 +7,9 @@ import multiprocessing
 import os
 import signal
 import sys
-from pathlib import Path
 from typing import Any
 
-from .inputs import CommandError, check_folder
+from .inputs import CommandError, check_folder, named_path
 from .output import GOES_ON, HelpFormatter, as_lines
 from .processes import own_device
 
@@ -31,7 +30,7 @@ def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
     command.add_argument("texts", help="text file in UTF-8 with one text a line, or 'documentation'")
     command.add_argument("--model", help="folder or name; default: all-MiniLM-L6-v2")
     command.add_argument("--layer", type=int, default=2, help="layer of the encoder, from 0")
-    command.add_argument("--out", type=Path, required=True, help="folder for the shards")
+    command.add_argument("--out", type=named_path, required=True, help="folder for the shards")
     command.add_argument("--n-tokens", type=int, default=32, help="tokens of a text; the first ones are used")
     command.add_argument("--site", choices=("attention", "layer"), default="attention", help="where outputs are taken")
     command.add_argument("--attention", action="store_true", help="store the attention maps too")

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from .inputs import check_folder, seed
+from .inputs import check_folder, named_path, seed
 from .output import as_json
 
 
@@ -19,7 +19,7 @@ def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     demo.add_argument(
-        "--out", type=Path, default=Path("convexformer-demo"), help="folder for the figures and demo.json"
+        "--out", type=named_path, default=Path("convexformer-demo"), help="folder for the figures and demo.json"
     )
     demo.add_argument("--seed", type=seed, default=0, help="seed of the split and of the gates")
     demo.set_defaults(run=_run_demo)

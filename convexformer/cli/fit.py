@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .inputs import TARGETS, CommandError, check_target, load_data, memory, samples_of, seed
+from .inputs import TARGETS, CommandError, check_target, load_data, memory, named_path, samples_of, seed
 from .output import GOES_ON, HelpFormatter, as_lines
 from .processes import n_processes, process_group
 
@@ -38,12 +38,12 @@ def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
     )
     fit.add_argument(
         "file",
-        type=Path,
+        type=named_path,
         metavar="DATA",
         help=".npz, another file or a folder of shards, with X (samples, tokens[, features]), y or else a file of "
         "--targets, and maybe sample_weight; FILE:NAME is one of several arrays",
     )
-    fit.add_argument("--targets", type=Path, metavar="FILE", help=TARGETS)
+    fit.add_argument("--targets", type=named_path, metavar="FILE", help=TARGETS)
     fit.add_argument(
         "--memory-limit",
         type=memory,
@@ -51,7 +51,7 @@ def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
         help="memory that data on a disk, or pooled tokens, may take; default: a quarter of what is free, with --probe "
         "no limit",
     )
-    fit.add_argument("--model", type=Path, default=Path("model.npz"), help=".npz file to save the model in")
+    fit.add_argument("--model", type=named_path, default=Path("model.npz"), help=".npz file to save the model in")
     fit.add_argument(
         "--task",
         choices=("auto", "regression", "classification"),
@@ -63,7 +63,7 @@ def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
     )
     fit.add_argument(
         "--resume",
-        type=Path,
+        type=named_path,
         metavar="PATH",
         help="file that keeps the best point so far, with --alpha cv folder that keeps what is finished, to go on from",
     )

@@ -48,6 +48,13 @@ def memory(text: str) -> int:
     return value
 
 
+def named_path(text: str) -> Path:
+    """A path; no text, as of a variable that is not set, would be the working folder."""
+    if not text:
+        raise argparse.ArgumentTypeError("must be a path, got an empty text")
+    return Path(text)
+
+
 def check_target(path: Path, *inputs: Path | None) -> None:
     """Raise unless a file that is none of the inputs can be written there."""
     if any(other is not None and _is_same(path, file_of(other)) for other in inputs):

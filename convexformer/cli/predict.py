@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .inputs import TARGETS, CommandError, check_target, load_samples, samples_of
+from .inputs import TARGETS, CommandError, check_target, load_samples, named_path, samples_of
 from .output import as_lines
 from .processes import n_processes, own_device, process_group
 
@@ -24,14 +24,17 @@ def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
     )
     predict.add_argument(
         "file",
-        type=Path,
+        type=named_path,
         metavar="DATA",
         help=".npz, another file or a folder of shards with X, and y when a score is wanted",
     )
-    predict.add_argument("--targets", type=Path, metavar="FILE", help=f"{TARGETS}; when a score is wanted")
-    predict.add_argument("--model", type=Path, default=Path("model.npz"), help="model saved by fit")
+    predict.add_argument("--targets", type=named_path, metavar="FILE", help=f"{TARGETS}; when a score is wanted")
+    predict.add_argument("--model", type=named_path, default=Path("model.npz"), help="model saved by fit")
     predict.add_argument(
-        "--out", type=Path, default=Path("predictions.npz"), help=".npz file to save predictions (and probabilities) in"
+        "--out",
+        type=named_path,
+        default=Path("predictions.npz"),
+        help=".npz file to save predictions (and probabilities) in",
     )
     predict.set_defaults(run=_run_predict)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .inputs import check_folder
+from .inputs import check_folder, named_path
 from .output import GOES_ON
 
 # Options of an experiment that are settings by the same name: type and help. A list stands for one or more.
@@ -202,7 +202,7 @@ def _add_experiment(experiments: Any, common: argparse.ArgumentParser, experimen
     command.add_argument("--small", action="store_true", help=experiment.small)
     command.add_argument(
         "--out",
-        type=Path,
+        type=named_path,
         default=Path(f"convexformer-{experiment.name}"),
         help=f"folder for {experiment.entry}.json and the figures (default: %(default)s)",
     )

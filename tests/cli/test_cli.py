@@ -799,6 +799,23 @@ def test_a_memory_limit_in_other_units_than_bytes_is_refused(regression_file, ca
     assert "argument --memory-limit: must be in bytes, such as 4000000000" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["fit", ""],
+        ["fit", "{data}", "--targets", ""],
+        ["fit", "{data}", "--resume", ""],
+        ["predict", "{data}", "--model", ""],
+        ["activations", "texts.txt", "--out", ""],
+        ["reproduce", "grokking", "--out="],
+    ],
+)
+def test_an_empty_path_is_not_the_working_folder(arguments, regression_file, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        cli.main([argument.format(data=regression_file) for argument in arguments])
+    assert "must be a path, got an empty text" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_the_first_process_alone_tells_of_unknown_options(rank, capsys, monkeypatch):
     monkeypatch.setenv("RANK", str(rank))
