@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .inputs import TARGETS, CommandError, check_target, load_data, memory, named_path, samples_of, seed
+from .inputs import TARGETS, CommandError, check_no_shard, check_target, load_data, memory, named_path, samples_of, seed
 from .output import GOES_ON, HelpFormatter, as_lines
 from .processes import n_processes, process_group
 
@@ -106,6 +106,8 @@ def _fit(options: argparse.Namespace, is_first: bool) -> dict[str, Any]:
     model = _new_model(task, options)
     X = samples_of({**arrays, "X": X}, options.file, options.targets, options.probe)
     check_target(options.model, options.file, options.targets, options.resume)  # before the minutes that a fit may take
+    if options.resume is not None and options.alpha != "cv":
+        check_no_shard(options.resume, options.file, options.targets)
     from convexformer.estimators.persistence import save_model
 
     try:

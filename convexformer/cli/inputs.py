@@ -59,6 +59,7 @@ def check_target(path: Path, *inputs: Path | None) -> None:
     """Raise unless a file that is none of the inputs can be written there."""
     if any(other is not None and _is_same(path, file_of(other)) for other in inputs):
         raise CommandError(f"{path} is read here and would be replaced; give another name to write to")
+    check_no_shard(path, *inputs)
     if path.is_dir():
         raise CommandError(f"{path} is a folder; give the name of a file")
     if path.exists() and not path.is_file():
@@ -67,6 +68,15 @@ def check_target(path: Path, *inputs: Path | None) -> None:
         raise CommandError(f"no folder at {path.parent}; make it first or give another name than {path}")
     if not os.access(path.parent, os.W_OK):
         raise CommandError(f"{path.parent} cannot be written to; give another name than {path}")
+
+
+def check_no_shard(path: Path, *inputs: Path | None) -> None:
+    """Raise where a file that is written there would be read among the shards of an input."""
+    from convexformer.storage.opening import would_be_shard
+
+    for folder in (file_of(other) for other in inputs if other is not None):
+        if folder.is_dir() and would_be_shard(path, folder):
+            raise CommandError(f"{path} would be read as one of the shards of {folder}; give a name in another folder")
 
 
 def file_of(path: Path) -> Path:

@@ -150,6 +150,12 @@ def _shard_files(folder: str) -> list[str]:
     return sorted(file for file in os.listdir(folder) if file.endswith(SUFFIXES))
 
 
+def would_be_shard(file: Path, folder: Path) -> bool:
+    """Whether a file, once written, is read among the shards of a folder, which no manifest lists."""
+    is_listed = folder.suffix == ".zarr" or any((folder / name).exists() for name in (MANIFEST, "dataset_info.json"))
+    return file.name.endswith(SUFFIXES) and not is_listed and file.absolute().parent.resolve() == folder.resolve()
+
+
 def _saved_table(folder: str, place: str) -> Any:
     """What ``datasets.Dataset.save_to_disk`` wrote to a folder; None where it wrote nothing."""
     if (Path(folder) / "dataset_dict.json").exists():

@@ -816,6 +816,27 @@ def test_an_empty_path_is_not_the_working_folder(arguments, regression_file, cap
     assert "must be a path, got an empty text" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["fit", "parts", "--model", "parts/model.npz"],
+        ["fit", "parts", "--model", "model.npz", "--resume", "parts/fit.npz"],
+        ["predict", "parts", "--model", "model.npz", "--out", "parts/predictions.npz"],
+    ],
+)
+def test_what_a_command_writes_is_not_read_as_a_shard(arguments, regression_file, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "parts").mkdir()
+    shard = regression_file.rename(tmp_path / "parts" / "a.npz")
+    run_json(capsys, "fit", "parts", "--model", "model.npz")
+    assert cli.main(arguments) == 1
+    assert "would be read as one of the shards of parts" in capsys.readouterr().err
+    assert [*shard.parent.iterdir()] == [shard]
+    (shard.parent / "results").mkdir()
+    run_json(capsys, "predict", "parts", "--model", "model.npz", "--out", "parts/results/predictions.npz")
+    run_json(capsys, "predict", "parts", "--model", "model.npz", "--out", "parts/predictions")
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_the_first_process_alone_tells_of_unknown_options(rank, capsys, monkeypatch):
     monkeypatch.setenv("RANK", str(rank))
