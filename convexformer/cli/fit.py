@@ -105,9 +105,10 @@ def _fit(options: argparse.Namespace, is_first: bool) -> dict[str, Any]:
     y, weight, task = arrays["y"], arrays.get("sample_weight"), _task(options, arrays["y"])
     model = _new_model(task, options)
     X = samples_of({**arrays, "X": X}, options.file, options.targets, options.probe)
-    check_target(options.model, options.file, options.targets, options.resume)  # before the minutes that a fit may take
-    if options.resume is not None and options.alpha != "cv":
-        check_no_shard(options.resume, options.file, options.targets)
+    if is_first:  # the one that writes, before the minutes that a fit may take
+        check_target(options.model, options.file, options.targets, options.resume)
+        if options.resume is not None and options.alpha != "cv":
+            check_no_shard(options.resume, options.file, options.targets)
     from convexformer.estimators.persistence import save_model
 
     try:

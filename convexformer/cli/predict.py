@@ -54,7 +54,8 @@ def _predict(options: argparse.Namespace, is_first: bool) -> dict[str, Any]:
         raise CommandError(
             f"no model at {options.model}; 'convexformer fit FILE.npz --model {options.model}' makes one"
         )
-    check_target(options.out, options.file, options.targets, options.model)
+    if is_first:  # the one that writes
+        check_target(options.out, options.file, options.targets, options.model)
     model: Any = load_model(options.model)
     if not hasattr(model, "predict"):
         raise CommandError(f"{options.model} holds a {type(model).__name__}, which has no targets to predict")

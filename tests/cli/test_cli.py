@@ -837,6 +837,18 @@ def test_what_a_command_writes_is_not_read_as_a_shard(arguments, regression_file
     run_json(capsys, "predict", "parts", "--model", "model.npz", "--out", "parts/predictions")
 
 
+def test_the_first_process_alone_needs_the_folder_of_what_is_written(regression_file, tmp_path, capsys):
+    data, model, absent = str(regression_file), str(tmp_path / "m.npz"), str(tmp_path / "absent" / "file.npz")
+    run_json(capsys, "fit", data, "--model", model)
+    for command, run in (
+        (["fit", data, "--quiet", "--model", absent], cli.fit._fit),
+        (["predict", data, "--model", model, "--out", absent], cli.predict._predict),
+    ):
+        assert run(cli.build_parser().parse_args(command), is_first=False)["text"] is None
+        assert cli.main(command) == 1
+        assert "no folder at" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_the_first_process_alone_tells_of_unknown_options(rank, capsys, monkeypatch):
     monkeypatch.setenv("RANK", str(rank))
