@@ -168,6 +168,7 @@ class CrossValidationMixin(ConvexAttentionBase):
             folder.mkdir(parents=True, exist_ok=True)
         except (TypeError, ValueError, FileExistsError, NotADirectoryError) as error:
             raise ValueError(f"resume must be None or the path of a folder, got {self.resume!r}") from error
+        folder = folder.absolute()  # the working folder may change before a fold begins
         return [folder / f"fold_{index}.npz" for index in range(n_folds)]
 
     def _fold_scores(

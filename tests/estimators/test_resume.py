@@ -49,6 +49,25 @@ class CountingFista(Fista):
         return super().finished(state[0])
 
 
+@pytest.mark.parametrize(
+    ("model", "fit"),
+    [
+        (ConvexAttentionRegressor(), lambda model: model.fit(X, Y, resume="kept")),
+        (ConvexAttentionRegressor(), lambda model: model.path(X, Y, n_alphas=3, resume="kept")),
+        (ConvexAttentionRegressorCV(alphas=3, cv=2, resume="kept"), lambda model: model.fit(X, Y)),
+    ],
+    ids=["fit", "path", "cross-validation"],
+)
+def test_what_is_kept_stays_where_it_was_asked_for(model, fit, tmp_path, monkeypatch):
+    elsewhere, kept = tmp_path / "elsewhere", tmp_path / "kept"
+    elsewhere.mkdir()
+    monkeypatch.chdir(tmp_path)
+    fit(model.set_params(solver="fista", tol=1e-9, callback=lambda progress: os.chdir(elsewhere)))
+    assert os.getcwd() == str(elsewhere)
+    assert os.listdir(elsewhere) == []
+    assert (len(os.listdir(kept)) == 2) if kept.is_dir() else kept.is_file()
+
+
 class TestPath:
     def test_resumed_after_an_interrupt(self, tmp_path):
         file = tmp_path / "path.npz"

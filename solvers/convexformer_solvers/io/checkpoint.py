@@ -50,6 +50,7 @@ class PathFile:
         if self.path.is_dir() or not self.path.parent.is_dir():
             found = "a folder" if self.path.is_dir() else "a folder that is not there"
             raise ValueError(f"resume must be the path of a file in an existing folder, got {found}: {str(resume)!r}")
+        self._file = self.path.absolute()  # the working folder may change before the next is written
         self._fingerprint = fingerprint(program, grid)
         self._keys = {str(index) for index in range(len(grid))}
         self._points: dict[int, dict[str, NDArray]] = {}
@@ -100,7 +101,7 @@ class PathFile:
         if self.kept is not None:
             header["kept"] = self.kept[0]
             arrays |= {f"{_KEPT}{name}": array for name, array in self.kept[1].items()}
-        write_archive(self.path, "path", header, arrays)
+        write_archive(self._file, "path", header, arrays)
 
     def _read(self) -> None:
         try:
