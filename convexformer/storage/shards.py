@@ -79,11 +79,14 @@ class ShardWriter:
         worker: int | None = None,
         workers: int | None = None,
     ) -> None:
-        workers = int(os.environ.get("WORLD_SIZE", 1)) if workers is None else workers
-        worker = int(os.environ.get("RANK", 0)) if worker is None else worker
+        workers = _variable("WORLD_SIZE", 1) if workers is None else workers
+        of_variable = " from the variable RANK" if worker is None else ""
+        worker = _variable("RANK", 0) if worker is None else worker
         check_counts(n_samples=n_samples, shard_rows=shard_rows, workers=workers)
         if not is_integer(worker, 0) or worker >= workers:
-            raise ValueError(f"worker must be an integer from 0 to workers - 1 = {workers - 1}, got {worker!r}")
+            raise ValueError(
+                f"worker must be an integer from 0 to workers - 1 = {workers - 1}, got {worker!r}{of_variable}"
+            )
         n_samples, shard_rows = int(n_samples), int(shard_rows)  # JSON has no integers of numpy
         self.folder = Path(folder)
         self.n_samples, self.shard_rows, self.n_shards = n_samples, shard_rows, -(-n_samples // shard_rows)
@@ -223,6 +226,18 @@ class ShardWriter:
             # Another process found the shard finished, and removed what seemed to be left over.
             if not path.exists():
                 raise
+
+
+def _variable(name: str, default: int) -> int:
+    """A variable that ``torchrun`` sets."""
+    given = os.environ.get(name, str(default))
+    try:
+        return int(given)
+    except ValueError as error:
+        raise ValueError(
+            f"the variable {name} must be an integer, as torchrun sets it, got {given!r}; unset it, or give worker "
+            "and workers"
+        ) from error
 
 
 def write_shards(

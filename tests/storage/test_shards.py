@@ -137,6 +137,23 @@ def test_workers_write_what_one_writes(workers, written, tmp_path, monkeypatch):
     assert contents(folder) == contents(written)
 
 
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"WORLD_SIZE": "", "RANK": "0"}, "variable WORLD_SIZE must be an integer"),
+        ({"WORLD_SIZE": "2", "RANK": "first"}, "variable RANK must be an integer"),
+        ({"RANK": "1"}, "got 1 from the variable RANK"),
+    ],
+)
+def test_message_names_the_variable_that_is_no_worker(variables, message, tmp_path, monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=message):
+        write_shards(tmp_path / "shared", compute, N, shard_rows=ROWS)
+    assert write_shards(tmp_path / "shared", compute, N, shard_rows=ROWS, worker=0, workers=1)
+
+
 def test_threads_at_the_same_shards_do_no_damage(written, tmp_path):
     def write(_):
         return write_shards(tmp_path / "shared", compute, N, shard_rows=ROWS, info={"encoder": "none"})
