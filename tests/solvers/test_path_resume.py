@@ -4,6 +4,7 @@ import dataclasses
 import gc
 import re
 import weakref
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -395,6 +396,18 @@ class TestRefused:
             assert file.read_text() == "second"
         assert file.read_text() == "first"
         assert list(tmp_path.iterdir()) == [file]
+
+    @pytest.mark.parametrize("is_there", [True, False])
+    def test_a_link_stays_one_to_the_file_that_is_written(self, is_there, tmp_path):
+        (tmp_path / "disk").mkdir()
+        file, link = tmp_path / "disk" / "file.npz", tmp_path / "link.npz"
+        if is_there:
+            write_archive(file, "example", {"n": 1}, {})
+        link.symlink_to(Path("disk", "file.npz"))
+        write_archive(link, "example", {"n": 2}, {})
+        assert link.is_symlink()
+        assert read_archive(file, "example") == ({"n": 2}, {})
+        assert [*file.parent.iterdir()] == [file]
 
     def test_whatever_byte_is_damaged_the_file_is_named(self, tmp_path):
         file = tmp_path / "small.npz"

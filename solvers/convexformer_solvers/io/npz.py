@@ -48,10 +48,12 @@ def replacing(path: Path) -> Iterator[Path]:
     """A path to write to, whose file takes the place of an old one at the end; after an error nothing has changed."""
     if path.exists() and not (path.is_file() or path.is_dir()):  # such as /dev/null, for a superuser
         raise OSError(f"{str(path)!r} is a device or pipe, which a file would replace; give the name of a file")
-    partial = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.partial")  # as another process may write there, too
+    target = Path(os.path.realpath(path))  # a link stays one
+    # A name of its own, as another process may write there, too.
+    partial = target.with_name(f"{target.name}.{uuid.uuid4().hex[:8]}.partial")
     try:
         yield partial
-        os.replace(partial, path)
+        os.replace(partial, target)
     except OSError as error:
         if error.filename is not None:
             raise
