@@ -296,7 +296,7 @@ class Program:
         """Best constant per output, shape (c,), of predictions without one, from a guess `start`; or zeros."""
         if not self.fit_intercept:
             return pred.new_zeros(pred.shape[1])
-        return self.loss.best_intercept(pred, self.y, self.weight, start)
+        return self.loss.best_intercept(self.of_counted(pred), self.y, self.weight, start)
 
     def constant_pred(self, intercept: Tensor) -> Tensor:
         """Predictions of an intercept of shape (c,) alone, shape (N, c)."""

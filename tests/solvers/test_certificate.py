@@ -721,15 +721,18 @@ class TestCertificate:
 @pytest.mark.parametrize("in_memory", [True, False])
 @pytest.mark.parametrize("change", [lambda back: 1.1 * back, lambda back: -back, lambda back: back.flip(0)])
 @pytest.mark.parametrize("fit_intercept", [True, False])
-def test_no_certificate_of_a_map_with_a_wrong_adjoint(in_memory, change, fit_intercept):
+@pytest.mark.parametrize("overflows", [True, False])
+def test_no_certificate_of_a_map_with_a_wrong_adjoint(in_memory, change, fit_intercept, overflows):
     """A bound from a wrong adjoint bounds nothing, and a solver that is led astray by it ends with that error too."""
 
     class Wrong(DenseMap):
         def rmatvec(self, values):
             return change(super().rmatvec(values))
 
-    program = make_program("squared", "group_l2", intercept=fit_intercept)
+    program = make_program("squared", "group_l2", intercept=fit_intercept, weighted=overflows)
     coef = randn(*program.coef_shape)
+    if overflows:  # a prediction that does not count switches no test off
+        program.map.data[program.weight == 0] = coef.sign()[..., 0] * torch.finfo(coef.dtype).max
     linear_map = Wrong(program.map.data)
     linear_map.in_memory = in_memory
     wrong = dataclasses.replace(program, map=linear_map)

@@ -40,6 +40,7 @@ from convexformer_solvers.linear_maps.derived import DerivedMap
 from convexformer_solvers.points import Point
 
 PENALTIES = ("group_l2", "nuclear")
+MAX = torch.finfo(torch.float64).max
 
 
 class CountedMap(DerivedMap):
@@ -658,12 +659,13 @@ def test_where_a_sample_overflows_the_constant_model_gives_the_bound(intercept):
 
 
 @pytest.mark.parametrize("intercept", [False, True])
-def test_a_sample_of_weight_zero_may_overflow(intercept):
-    program = program_of("poisson", "group_l2", intercept=intercept, weighted=True)
-    program.map.data[1] *= 1e6
+@pytest.mark.parametrize(("name", "size"), [("poisson", 1e6), ("poisson", MAX), ("squared", MAX), ("huber", MAX)])
+def test_a_sample_of_weight_zero_may_overflow(intercept, name, size):
+    program = program_of(name, "group_l2", intercept=intercept, weighted=True)
+    coef, shift = 0.5 * randn(*program.coef_shape, seed=7), program.null_intercept
+    program.map.data[1] = size * coef[..., 0].sign()
     program = dataclasses.replace(program, alpha=0.1 * program.alpha_max)
     assert program.weight[1] == 0
-    coef, shift = 0.1 * randn(*program.coef_shape, seed=7), program.null_intercept
     for place in (lambda held: held, on_disk):
         found, counted = (certify(place(each), coef, shift) for each in (program, program.drop_zero_weights()))
         assert math.isfinite(found.primal)
