@@ -190,6 +190,20 @@ def test_far_targets_of_the_huber_loss_take_few_passes(delta, share, most):
     assert counted.passes[0] <= most
 
 
+@pytest.mark.parametrize(("delta", "share", "most"), [(0.03, 0.1, 65), (0.003, 0.3, 60)])
+def test_a_path_with_far_targets_of_the_huber_loss_takes_few_passes(delta, share, most):
+    """The first program may need no smoothing where the next ones do, or less narrow smoothing than these."""
+    data = randn(100, 4, 2)
+    signal = data[:, :2].sum((1, 2))[:, None]
+    y = signal / signal.std() + randn(len(data), 1, seed=3)
+    program = on_disk(Program(DenseMap(data), y, Huber(delta), get_penalty("group_l2"), 1.0, None, True))
+    alphas = [0.95 * program.alpha_max, share * program.alpha_max]
+    program.map.passes[0] = 0
+    found = solve_path(program, MetricGradient(GramMetrics(Batched(Auto()))), alphas, tol=1e-3, max_iter=100)
+    assert max(found.gaps) <= 1e-3
+    assert program.map.passes[0] <= most
+
+
 def test_a_path_of_the_squared_loss_takes_certificates_alone():
     program = program_of("squared", "group_l2", n=4000, data=correlated())
     counted = CountedMap(program.map)

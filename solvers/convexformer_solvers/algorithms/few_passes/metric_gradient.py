@@ -116,10 +116,8 @@ class MetricGradient(Solver):
         intercept = program.null_intercept if start.intercept is None else start.intercept.to(program.y)
         single = program.map.dtype == torch.float32
         found = read(program, coef, intercept, single)
-        cost, accuracy = abs(found.gap), self.config.accuracy
-        smooth = program.smoothed(cost)
-        if not smooth.loss.smoothness < self.config.alike * program.loss.smoothness:  # residuals are not far out
-            smooth, cost = program, 0.0
+        cost, accuracy = self._cost(program, found), self.config.accuracy
+        smooth = program.smoothed(cost) if cost > 0 else program
         metric = self.metrics.of(smooth, self._curvatures(smooth, found.at.pred + found.at.intercept))
         state = _State(smooth, cost, metric, found, found, (), coef, intercept, accuracy=accuracy, single=single)
         return self._minimised(smooth, state)
@@ -127,10 +125,15 @@ class MetricGradient(Solver):
     def init_again(self, program: Program, start: Point, previous: _State) -> _State:
         single, smooth = program.map.dtype == torch.float32, previous.smooth.with_alpha(program.alpha)
         found = read(smooth, start.coef.to(program.y), previous.intercept, single, previous.metric)
-        cost = abs(found.gap) if previous.cost > 0 else 0.0
+        cost = abs(found.gap) if previous.cost > 0 else self._cost(program, found)
         before = previous.iterations_before + previous.iteration
         again = previous._replace(smooth=smooth, cost=cost, read=found, base=found, past=(), single=single)
         return self._minimised(smooth, again._replace(iteration=0, iterations_before=before, finished=False))
+
+    def _cost(self, program: Program, found: Read) -> float:
+        """Cost of smoothing the loss at a start, or zero where residuals are not far out."""
+        cost = abs(found.gap)
+        return cost if program.smoothed(cost).loss.smoothness < self.config.alike * program.loss.smoothness else 0.0
 
     def step(self, program: Program, state: _State) -> _State:
         is_near = 0 < abs(state.read.gap) <= state.cost
