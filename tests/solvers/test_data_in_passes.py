@@ -353,6 +353,26 @@ def test_contract_of_the_metric_steps(rank):
     check_solver(MetricGradient(GramMetrics(Batched(Auto())) if rank is None else LowRankMetrics(rank)))
 
 
+@pytest.mark.parametrize("metrics", [GramMetrics(Batched(Auto())), LowRankMetrics(3)])
+def test_metric_steps_end_where_the_minimum_of_the_model_is_its_base(metrics):
+    program, solver = on_disk(program_of("logistic", "group_l2")), MetricGradient(metrics)
+    start = Point(torch.zeros(program.coef_shape, dtype=torch.float64))
+    for share, ends in ((2.0, True), (0.5, False)):  # of the first the optimum is zero
+        state = solver.init(program.with_alpha(share * program.alpha_max), start)
+        assert solver.finished(state) == ends
+
+
+def test_curvatures_of_samples_of_weight_zero_do_not_count():
+    program = program_of("poisson", "group_l2", weighted=True)
+    coef = 0.3 * randn(*program.coef_shape, seed=7)
+    program.map.data[1] = 20 * coef[..., 0].sign()
+    program = on_disk(program.with_alpha(0.1 * program.alpha_max))
+    assert program.weight[1] == 0
+    solver = MetricGradient(LowRankMetrics(3))
+    every, counted = (solver.init(each, Point(coef)) for each in (program, program.drop_zero_weights()))
+    torch.testing.assert_close(every.coef, counted.coef, rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", ["logistic", "softmax"])
 def test_gram_matrices_of_all_outputs_take_one_pass(name, dtype):
