@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from convexformer.gates.search import DualPoint, GateSearch, gate_norms
+from convexformer.gates.search import DualPoint, GateSearch, _gates, gate_norms
 from convexformer.solvers import get_penalty
 
 N = 40
@@ -68,3 +68,24 @@ def test_gates_that_differ_on_exactly_the_share_are_apart():
             arguments = alike, masks, torch.zeros(n, 1, dtype=torch.bool), torch.tensor([1.0, 2.0]), 0.5, 2
             assert GateSearch(apart=k / n)._most_violating(*arguments) == [1, 0]
             assert GateSearch(apart=(k + 0.1) / n)._most_violating(*arguments) == [1]
+
+
+def test_gates_that_the_program_has_are_not_found_again():
+    point = a_point()
+    known = search(point).gates.masks(point.tokens)
+    again = GateSearch().violated(
+        point, known, None, n_restarts=12, n_wanted=6, tol=1e-3, random_state=np.random.RandomState(0)
+    )
+    patterns = again.gates.masks(point.tokens)
+    assert not bool((patterns[:, :, None] == known[:, None]).all(0).any())
+
+
+@pytest.mark.parametrize("n_trials", [1, 30])
+def test_a_climb_ends_no_lower_than_it_begins_on_either_side(n_trials):
+    point = a_point()
+    u1, u2 = (torch.as_tensor(np.random.default_rng(1).normal(size=(50, width))) for width in (3, 2))
+    norms = [gate_norms(point, _gates(*pair).masks(point.tokens)) for pair in ((u1, u2), (-u1, u2))]
+    ends = GateSearch(n_trials=n_trials)._climbed(point, u1, u2, np.random.RandomState(0))
+    found = gate_norms(point, _gates(*ends).masks(point.tokens))
+    assert bool((found >= torch.maximum(*norms) * (1 - 1e-12)).all())
+    assert bool((found > torch.maximum(*norms)).any())
