@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from sklearn.base import ClassifierMixin, RegressorMixin
+from sklearn.base import ClassifierMixin, MultiOutputMixin, RegressorMixin
 from sklearn.metrics import accuracy_score, r2_score
 from sklearn.utils import get_tags
 from sklearn.utils.metaestimators import available_if
@@ -72,13 +72,8 @@ class ScoreMixin:
         return float(score(target, pred, sample_weight=weight))
 
 
-class RegressionMixin(ScoreMixin, RegressorMixin):
+class RegressionMixin(ScoreMixin, MultiOutputMixin, RegressorMixin):
     """Targets and predictions of regression."""
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.target_tags.multi_output = True
-        return tags
 
     def _read_targets(
         self: Any, y: Any, n_samples: int, sample_weight: NDArray[np.float64] | None

@@ -8,7 +8,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from sklearn.base import RegressorMixin
+from sklearn.base import MultiOutputMixin, RegressorMixin
 from sklearn.metrics import r2_score
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
@@ -39,7 +39,7 @@ from convexformer_solvers import (
 
 
 @dataclass(eq=False, repr=False)
-class ConvexSequenceRegressor(ScoreMixin, RegressorMixin, CertifiedEstimator):
+class ConvexSequenceRegressor(ScoreMixin, MultiOutputMixin, RegressorMixin, CertifiedEstimator):
     r"""Attention network for sequence targets, trained to a certified global optimum.
 
     Minimises over any number of heads, with a bias :math:`b \in R^{T \times c}` without decay,
@@ -131,11 +131,6 @@ class ConvexSequenceRegressor(ScoreMixin, RegressorMixin, CertifiedEstimator):
     alpha: float = 0.01
     _: KW_ONLY
     form: str | SequenceForm = "single_row"
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.target_tags.multi_output = True
-        return tags
 
     @unchanged_on_failure
     @across_ranks
