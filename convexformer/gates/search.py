@@ -159,7 +159,7 @@ class GateSearch:
         Found
         """
         start = self._starting_directions(point, in_use, n_restarts, random_state)
-        candidates = _gates(*self._climbed(point, *self._ascended(point, *start), random_state))
+        candidates = Gates(*self._climbed(point, *self._ascended(point, *start), random_state))
         masks = candidates.masks(point.tokens)
         excess = gate_norms(point, masks) / point.alpha - 1
         chosen = self._most_violating(point, masks, known, excess, tol, n_wanted)
@@ -211,13 +211,13 @@ class GateSearch:
     ) -> tuple[Tensor, Tensor]:
         """The directions, or their opposites, after random trials of which those that raise the dual norm are kept."""
         u1, u2 = torch.cat([u1, -u1]), torch.cat([u2, u2])
-        norms = gate_norms(point, _gates(u1, u2).masks(point.tokens))
+        norms = gate_norms(point, Gates(u1, u2).masks(point.tokens))
         best = norms.view(2, -1).argmax(0) * (len(u1) // 2) + torch.arange(len(u1) // 2, device=u1.device)
         u1, u2, norms = torch.nn.functional.normalize(u1[best]), torch.nn.functional.normalize(u2[best]), norms[best]
         for length in np.geomspace(*self.trial_lengths, self.n_trials):
             noise = _random_directions(point, len(u1), random_state)
             trial = [torch.nn.functional.normalize(u + length * v) for u, v in zip((u1, u2), noise, strict=True)]
-            found = gate_norms(point, _gates(*trial).masks(point.tokens))
+            found = gate_norms(point, Gates(*trial).masks(point.tokens))
             better = (found > norms)[:, None]
             u1, u2 = torch.where(better, trial[0], u1), torch.where(better, trial[1], u2)
             norms = torch.maximum(found, norms)
@@ -273,10 +273,6 @@ def _smoothed_norms(point: DualPoint, rows: Tensor, u1: Tensor, u2: Tensor, widt
     opened = torch.sigmoid(side / (width * spread))
     sums = rows.T @ (opened[:, :, None] * point.values[:, None, :]).flatten(1)
     return _largest(point.penalty, sums.view(n_tokens, n_features, -1, n_outputs).permute(2, 0, 1, 3))
-
-
-def _gates(u1: Tensor, u2: Tensor) -> Gates:
-    return Gates(u1.numpy(force=True), u2.numpy(force=True))
 
 
 def _patterns(masks: Tensor) -> Iterator[bytes]:

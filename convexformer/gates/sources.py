@@ -214,8 +214,7 @@ class DifferenceGates(GateSource):
         first = random_state.randint(len(samples), size=self.n_gates)
         second = (first + random_state.randint(1, len(samples), size=self.n_gates)) % len(samples)
         pairs = (samples[torch.as_tensor(index, device=samples.device)] for index in (first, second))
-        u1, u2 = separating_directions(*pairs)
-        return Gates(u1.numpy(force=True), u2.numpy(force=True))
+        return Gates(*separating_directions(*pairs))
 
 
 def separating_directions(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
@@ -329,17 +328,12 @@ class NetworkGates(GateSource):
             )
 
     def make(self, data: TrainingData, random_state: np.random.RandomState) -> Gates:
-        gates = self._own_gates() or Gates(*(_as_array(u) for u in self.network.gate_directions()))
+        gates = self._own_gates() or Gates(*self.network.gate_directions())
         return _fitting(gates, data)
 
     def _own_gates(self) -> Gates | None:
         gates = getattr(self.network, "gates", None)
         return gates if isinstance(gates, Gates) else None
-
-
-def _as_array(directions: Any) -> Any:
-    """A copy: training goes on with the weights, the gates stay."""
-    return np.array(directions.numpy(force=True) if torch.is_tensor(directions) else directions)
 
 
 def _fitting(gates: Gates, data: TrainingData) -> Gates:
