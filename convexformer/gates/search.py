@@ -241,12 +241,12 @@ class GateSearch:
 
 def gate_norms(point: DualPoint, masks: Tensor) -> Tensor:
     """Dual norm of each of some gates at a dual point, shape ``(h,)``; the constraint is that none exceeds alpha."""
-    return _largest(point.penalty, GatedMap(point.tokens, masks).rmatvec(point.values))
+    return largest_dual_norms(point.penalty, GatedMap(point.tokens, masks).rmatvec(point.values))
 
 
-def _largest(penalty: Penalty, sums: Tensor) -> Tensor:
+def largest_dual_norms(penalty: Penalty, sums: Tensor) -> Tensor:
     """Largest dual norm of a group, for each entry of the first axis."""
-    return penalty.group_dual_norms(sums).flatten(1).amax(1)
+    return penalty.group_dual_norms(sums).reshape(len(sums), -1).amax(1)
 
 
 def _random_directions(point: DualPoint, count: int, random_state: np.random.RandomState) -> tuple[Tensor, Tensor]:
@@ -272,7 +272,7 @@ def _smoothed_norms(point: DualPoint, rows: Tensor, u1: Tensor, u2: Tensor, widt
     spread = (point.weight @ side.square()).add(torch.finfo(side.dtype).tiny).sqrt()
     opened = torch.sigmoid(side / (width * spread))
     sums = rows.T @ (opened[:, :, None] * point.values[:, None, :]).flatten(1)
-    return _largest(point.penalty, sums.view(n_tokens, n_features, -1, n_outputs).permute(2, 0, 1, 3))
+    return largest_dual_norms(point.penalty, sums.view(n_tokens, n_features, -1, n_outputs).permute(2, 0, 1, 3))
 
 
 def _patterns(masks: Tensor) -> Iterator[bytes]:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from convexformer.gates.search import largest_dual_norms
 from convexformer.nn.modules.base import copied_to
 from convexformer.nn.modules.probe import TokenPooler
 from convexformer.nn.modules.token_weights import GateWeights, QueryWeights, TokenWeights
@@ -283,16 +284,12 @@ def find_weightings(
     """
     part = (_ascended_queries if kind == "queries" else _ascended_gates)(point, config, random_state)
     sums, factors = _correlations(part, point)
-    norms = _dual_norms(point.penalty, sums * factors[:, None, None])
+    norms = largest_dual_norms(point.penalty, sums * factors[:, None, None])
     excess = norms / point.alpha - 1
     chosen = _most_violating(sums, excess, config, n_wanted)
     if not chosen:
         return Found(None, None, float(excess.max()))
     return Found(_selected(part, chosen), factors[chosen] if point.scaled else None, float(excess.max()))
-
-
-def _dual_norms(penalty: Penalty, sums: Tensor) -> Tensor:
-    return penalty.group_dual_norms(sums).reshape(len(sums), -1).amax(1)
 
 
 def _correlations(part: TokenWeights, point: DualPoint) -> tuple[Tensor, Tensor]:
@@ -405,7 +402,7 @@ class _PooledMoments(torch.autograd.Function):
 def _norms_of(batch: _Batch, point: DualPoint, weights: Tensor) -> Tensor:
     """Dual norms, times factors where pooled tokens have them, of weights ``(B, h, n)`` of the samples of an ascent."""
     sums, spread = _PooledMoments.apply(weights, batch.tokens, batch.values, batch.weight)
-    norms = _dual_norms(point.penalty, sums)
+    norms = largest_dual_norms(point.penalty, sums)
     return norms * (spread + torch.finfo(spread.dtype).eps).rsqrt() if point.scaled else norms
 
 

@@ -69,7 +69,7 @@ def test_all_samples_together_give_the_norms_that_judge(scaled):
     sums, factors = generate._correlations(part, point)
     batch = generate._batch(point, Generation(), np.random.RandomState(0))
     norms = generate._norms_of(batch, point, part(batch.tokens, batch.mask))
-    torch.testing.assert_close(norms, generate._dual_norms(point.penalty, sums * factors[:, None, None]))
+    torch.testing.assert_close(norms, generate.largest_dual_norms(point.penalty, sums * factors[:, None, None]))
 
 
 @pytest.mark.parametrize("scaled", [False, True])
@@ -81,7 +81,7 @@ def test_what_is_found_violates_by_more_than_the_tolerance_and_is_not_alike(kind
         for tol in (0.01, between):
             found = search(point, kind, tol=tol, similarity=similarity)
             sums, factors = generate._correlations(found.weights, point)
-            excess = generate._dual_norms(point.penalty, sums * factors[:, None, None]) / point.alpha - 1
+            excess = generate.largest_dual_norms(point.penalty, sums * factors[:, None, None]) / point.alpha - 1
             assert found.violation == pytest.approx(float(excess[0]), rel=1e-6)
             assert excess.tolist() == sorted(excess.tolist(), reverse=True)
             assert bool((excess > tol).all())
@@ -116,7 +116,7 @@ def test_queries_ascend_the_norms_that_judge_them(monkeypatch, scaled):
     monkeypatch.setattr(generate, "_ascend", lambda start, norms, *_: seen.append(norms(0, *start)) or start)
     part = generate._ascended_queries(point, Generation(temperature=0.7, radius=2.0), np.random.RandomState(0))
     sums, factors = generate._correlations(part, point)
-    torch.testing.assert_close(seen[0], generate._dual_norms(point.penalty, sums * factors[:, None, None]))
+    torch.testing.assert_close(seen[0], generate.largest_dual_norms(point.penalty, sums * factors[:, None, None]))
 
 
 def weighted(point, weight):
@@ -309,6 +309,6 @@ def test_weights_of_samples_are_repetitions_in_the_ascent(kind, scaled):
 @pytest.mark.parametrize(("name", "norm"), [("nuclear", 2), ("group_l2", None)])
 def test_norms_of_several_outputs_are_those_of_the_penalty(name, norm):
     sums = torch.as_tensor(np.random.default_rng(0).normal(size=(5, 4, 3)))
-    found = generate._dual_norms(get_penalty(name), sums)
+    found = generate.largest_dual_norms(get_penalty(name), sums)
     largest = torch.linalg.vector_norm(sums, dim=1).amax(1) if norm is None else torch.linalg.matrix_norm(sums, norm)
     torch.testing.assert_close(found, largest)
