@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +29,7 @@ from convexformer.validation import (
     without_tensor,
 )
 from convexformer_solvers import DenseMap, Loss, Penalty, Program, get_loss, get_penalty
+from convexformer_solvers.linear_maps.base import slices
 from convexformer_solvers.program import check_alpha
 from convexformer_solvers.validation import check_kind, is_real
 
@@ -294,7 +294,7 @@ class Heads:
         data = DenseMap(tokens)
         masks = None if self.gates is None else self.gates.masks(tokens)
         pred = as_tensor(self.intercept).double().repeat(len(tokens), 1)
-        for part in self._parts():
+        for part in slices(len(self), _HEADS_AT_ONCE):
             w1, w2, w3 = (as_tensor(w[part]).double() for w in (self.w1, self.w2, self.w3))
             pooled = data.matvec(torch.einsum("mk,md->kdm", w1, w2))
             if masks is not None:
@@ -302,10 +302,6 @@ class Heads:
                 pooled = pooled * masks[:, as_tensor(self.gate_index[part])]
             pred += pooled @ w3
         return pred.numpy()
-
-    def _parts(self) -> Iterator[slice]:
-        for start in range(0, len(self), _HEADS_AT_ONCE):
-            yield slice(start, start + _HEADS_AT_ONCE)
 
     def objective(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
         """Non-convex training objective of the network: mean loss plus ``alpha`` times the decay of its heads.
@@ -441,7 +437,6 @@ class Heads:
         if not isinstance(network, ConvexAttention):
             raise TypeError(f"network must be a ConvexAttention, got {type(network).__name__}")
         w1, w2, w3, bias = weights_of(network)
-        gated = network.gates is not None
         return cls(
             w1=w1,
             w2=w2,
@@ -451,6 +446,6 @@ class Heads:
             penalty=get_penalty(penalty),
             alpha=alpha,
             gates=network.gates,
-            gate_index=network.gate_index.cpu().numpy() if gated else None,
+            gate_index=None if network.gates is None else network.gate_index.cpu().numpy(),
             targets=targets or RealTargets(),
         )
