@@ -307,8 +307,11 @@ def as_floats(tokens: Tensor) -> Tensor:
     return tokens if tokens.dtype in PRECISIONS.values() or tokens.is_complex() else tokens.double()
 
 
-def check_program_tokens(X: Any) -> Tensor:
-    """Samples as a tensor of finite floats, shape (N, n, d), from such or from shape (N, n)."""
+def check_program_tokens(X: Any, sizes: tuple[int, int] | None = None) -> Tensor:
+    """Samples as a tensor of finite floats, shape (N, n, d), from such or from shape (N, n).
+
+    `sizes` are ``(n, d)`` where they must be those of a network.
+    """
     tokens = as_floats(as_tokens(X))
     tokens = tokens.detach() if tokens.requires_grad else tokens
     if tokens.ndim != 3 or tokens.dtype not in PRECISIONS.values() or 0 in tokens.shape:
@@ -317,6 +320,8 @@ def check_program_tokens(X: Any) -> Tensor:
             f"least one of each, got {tokens.dtype} of shape {tuple(tokens.shape)}"
         )
     check_finite("X", tokens)
+    if sizes is not None and tokens.shape[1:] != sizes:
+        raise ValueError(f"X must have shape (n_samples, n_tokens, n_features) with {sizes}, got {tuple(tokens.shape)}")
     return tokens
 
 

@@ -285,12 +285,7 @@ class Heads:
         ValueError
             If ``X`` does not hold finite numbers, or has other tokens or features than the heads.
         """
-        tokens = check_program_tokens(X).cpu()
-        if tokens.shape[1:] != (self.w1.shape[1], self.w2.shape[1]):
-            wanted = (self.w1.shape[1], self.w2.shape[1])
-            raise ValueError(
-                f"X must have shape (n_samples, n_tokens, n_features) with {wanted}, got {tuple(tokens.shape)}"
-            )
+        tokens = check_program_tokens(X, (self.w1.shape[1], self.w2.shape[1])).cpu()
         data = DenseMap(tokens)
         masks = None if self.gates is None else self.gates.masks(tokens)
         pred = as_tensor(self.intercept).double().repeat(len(tokens), 1)

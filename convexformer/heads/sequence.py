@@ -269,12 +269,7 @@ class SequenceHeads:
         ValueError
             If ``X`` does not hold finite numbers, or has other tokens or features than the heads.
         """
-        tokens = check_program_tokens(X).cpu().double()
-        if tokens.ndim != 3 or tuple(tokens.shape[1:]) != (self.w1.shape[2], self.w2.shape[1]):
-            wanted = (self.w1.shape[2], self.w2.shape[1])
-            raise ValueError(
-                f"X must have shape (n_samples, n_tokens, n_features) with {wanted}, got {tuple(tokens.shape)}"
-            )
+        tokens = check_program_tokens(X, (self.w1.shape[2], self.w2.shape[1])).cpu().double()
         weights = HeadWeights(*(part.double() for part in self._weights()))
         pred = torch.as_tensor(self.intercept).double().repeat(len(tokens), 1, 1)
         for w1, w2, w3 in zip(*(part.split(_HEADS_AT_ONCE) for part in weights), strict=True):
