@@ -74,23 +74,14 @@ class Explanation:
         if not (is_integer(sample) and -len(self) <= sample < len(self)):
             raise IndexError(f"sample must be the position of one of the {len(self)} samples, got {sample!r}")
         found = self.contributions[sample]
-        if found.ndim == 1:
-            return self._of_single(found, output)
-        if output is None:
-            return found[:, (found.sum(0) + self.baseline).argmax()]
-        names = list(range(found.shape[1])) if self.classes is None else self.classes.tolist()
-        if _is_array(output) or output not in names:
+        n_scores = 1 if found.ndim == 1 else found.shape[1]
+        names = list(range(n_scores)) if self.classes is None else self.classes.tolist()
+        is_array = getattr(output, "ndim", 0) > 0  # which has no single truth when it is compared
+        if output is not None and (is_array or output not in names):
             raise ValueError(f"output must be one of {names}, got {output!r}")
-        return found[:, names.index(output)]
-
-    def _of_single(self, found: NDArray[np.floating], output: Any) -> NDArray[np.floating]:
-        """The only score, which of two classes is minus that of the first."""
-        names = [0] if self.classes is None else self.classes.tolist()
-        if output is None:
-            return found
-        if not _is_array(output) and output in names:
-            return found if output == names[-1] else -found
-        raise ValueError(f"output must be one of {names}, got {output!r}")
+        if found.ndim == 1:  # of two classes it is minus the score of the first
+            return found if output is None or output == names[-1] else -found
+        return found[:, (found.sum(0) + self.baseline).argmax() if output is None else names.index(output)]
 
     def plot_text(self, sample: int, words: Sequence[str], output: Any = None, **options: Any) -> Any:
         """Draw the words of a sample on colours by their contributions; see ``convexformer.plot.plot_token_text``."""
@@ -109,8 +100,3 @@ class Explanation:
         from convexformer.plot import plot_token_curve
 
         return plot_token_curve(self.of(sample, output), **options)
-
-
-def _is_array(value: Any) -> bool:
-    """Whether a value is an array, which has no single truth when it is compared."""
-    return getattr(value, "ndim", 0) > 0
