@@ -98,9 +98,9 @@ class CrossValidationMixin(ConvexAttentionBase):
         if isinstance(problem.targets, MultilabelTargets):
             labels = without_objects(labels)
         splits = self._splits(labels, groups)
-        _check_splits(splits, problem.program.sample_weight)
+        _check_splits(splits, problem.program.weight)
         if isinstance(problem.targets, ClassTargets):
-            _check_classes(splits, np.ravel(labels), problem.program.sample_weight)
+            _check_classes(splits, np.ravel(labels), problem.program.weight)
         _check_targets(splits, problem)
         self._check_can_resume(self.resume, "folds" if self._draws_folds() else "")
         files = self._resume_files(len(splits))
@@ -252,10 +252,8 @@ def _loss_score(program: Program, test: torch.Tensor) -> Callable[[float, Solver
     return score
 
 
-def _check_splits(splits: list[Split], weight: torch.Tensor | None) -> None:
+def _check_splits(splits: list[Split], weight: torch.Tensor) -> None:
     """Raise ``ValueError`` when all samples on one side of a split have weight zero."""
-    if weight is None:
-        return
     for index, split in enumerate(splits):
         for rows, name in zip(split, ("training", "held-out"), strict=True):
             if not bool(weight[torch.as_tensor(rows, device=weight.device)].any()):
@@ -281,9 +279,9 @@ def _check_targets(splits: list[Split], problem: Problem) -> None:
             ) from error
 
 
-def _check_classes(splits: list[Split], labels: NDArray, weight: torch.Tensor | None) -> None:
+def _check_classes(splits: list[Split], labels: NDArray, weight: torch.Tensor) -> None:
     """Raise ``ValueError`` when a training part has less than two classes; warn of those that lack some classes."""
-    counted = np.ones(len(labels), dtype=bool) if weight is None else weight.numpy(force=True) > 0
+    counted = weight.numpy(force=True) > 0
     classes, sizes = np.unique(labels[counted], return_counts=True)
     lacking, remedy = [], _STRATIFY
     for index, (rows, _) in enumerate(splits):
