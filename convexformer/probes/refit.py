@@ -22,9 +22,7 @@ from convexformer_solvers import (
     Certificate,
     Loss,
     Penalty,
-    Program,
     Solver,
-    SolverResult,
     certify,
     get_loss,
     get_penalty,
@@ -163,7 +161,8 @@ def refit_probe(
         raise ValueError("fit_intercept=False is for a probe without bias, and this one has a bias")
     samples = _read(probe, X, device)
     with torch.no_grad():
-        coef = probe.coef().detach().to(samples.device, samples.dtype)
+        own_coef = probe.coef().detach()
+        coef = own_coef.to(samples.device, samples.dtype)
         bias = coef.new_zeros(coef.shape[2]) if probe.bias is None else probe.bias.detach().to(coef)
     target = as_targets(y, samples.device)
     if target.shape[1] != coef.shape[2]:
@@ -184,9 +183,15 @@ def refit_probe(
         has_intercept,
     )
     start = certify(program, coef, bias)
-    own_decay = copy.deepcopy(probe).double().decay(program.penalty).item()
     result = solve(program, get_solver(solver), tol=tol, max_iter=max_iter, start=(coef, bias), verbose=verbose)
-    return _refit(probe, program, start.primal, own_decay, result)  # which is no worse than its start
+    own_decay = copy.deepcopy(probe).double().decay(program.penalty).item()
+    excess = own_decay - float(program.penalty.value(own_coef.to(program.y.device).double()))
+    arrays = (part.numpy(force=True) for part in (result.coef, result.intercept))
+    heads = Heads.from_coef(*arrays, alpha=program.alpha, loss=program.loss, penalty=program.penalty)
+    intercept = result.intercept if has_intercept else None
+    refit = AttentiveProbe.from_coef(probe.queries, result.coef, intercept, probe.temperature, program.penalty)
+    objective = start.primal + program.alpha * excess  # the re-fit is no worse than its start
+    return ProbeRefit(objective, start.primal, result.certificate, heads, refit)
 
 
 def _read(probe: AttentiveProbe, X: Any, device: Any) -> TokenSequences:
@@ -196,19 +201,3 @@ def _read(probe: AttentiveProbe, X: Any, device: Any) -> TokenSequences:
             f"X has tokens of width {samples.n_features}, but the queries of the probe have {probe.queries.shape[1]}"
         )
     return samples.to(check_device(device, samples.device))
-
-
-def _refit(
-    probe: AttentiveProbe,
-    program: Program,
-    start_objective: float,
-    own_decay: float,
-    result: SolverResult,
-) -> ProbeRefit:
-    own_coef = probe.coef().detach().to(program.y.device).double()
-    objective = start_objective + program.alpha * (own_decay - float(program.penalty.value(own_coef)))
-    arrays = (part.numpy(force=True) for part in (result.coef, result.intercept))
-    heads = Heads.from_coef(*arrays, alpha=program.alpha, loss=program.loss, penalty=program.penalty)
-    bias = result.intercept if program.fit_intercept else None
-    module = AttentiveProbe.from_coef(probe.queries, result.coef, bias, probe.temperature, program.penalty)
-    return ProbeRefit(objective, start_objective, result.certificate, heads, module)
