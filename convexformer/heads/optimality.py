@@ -28,7 +28,6 @@ from convexformer_solvers import (
     LinearMap,
     Loss,
     Penalty,
-    Program,
     Solver,
     certify,
     get_penalty,
@@ -237,7 +236,7 @@ def optimality_gap(
     result = solve(program, get_solver(solver), start=start if covered else None, **options)
     certificate = result.certificate
     refit = heads.with_coef(result.coef.cpu(), result.intercept.cpu())
-    start_objective = _convex_objective(program, *start) if covered else math.nan
+    start_objective = certify(program, *start).primal if covered else math.nan
     excess = heads.decay() - float(program.penalty.value(start[0]))  # of the decay over the penalty
     objective = start_objective + heads.alpha * excess if reading.objective is None else reading.objective
     bound = certificate.dual if covered else math.nan
@@ -335,10 +334,6 @@ def _given(alpha: float | None) -> float:
     if alpha is None:
         raise ValueError("alpha must be given for a module: the weight of the decay that it was trained with")
     return alpha
-
-
-def _convex_objective(program: Program, coef: torch.Tensor, intercept: torch.Tensor) -> float:
-    return certify(program, coef, intercept).primal
 
 
 def _has_enough(heads: Heads | SequenceHeads, refit: Heads | SequenceHeads) -> bool:
