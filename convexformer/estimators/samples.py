@@ -99,7 +99,9 @@ def across_ranks(method: _Method) -> _Method:
             except KeyboardInterrupt as error:
                 interrupts.append(error)
                 result = KeyboardInterrupt(str(error))
-            return None if result is self else result, _changed(self, before), before.keys() - vars(self).keys()
+            state = vars(self)
+            changed = {name: value for name, value in state.items() if name not in before or before[name] is not value}
+            return None if result is self else result, changed, before.keys() - state.keys()
 
         result, state, deleted = on_all_ranks(local, work, group, self._of_all_ranks)
         vars(self).update(state)
@@ -279,11 +281,3 @@ def _check_alike(of_ranks: list[dict[str, Any]]) -> None:
                 raise ValueError(
                     f"{name} must be the same on all ranks, got {first!r} on rank 0, {own!r} on rank {rank}"
                 )
-
-
-def _changed(estimator: Any, before: dict[str, Any]) -> dict[str, Any]:
-    """Attributes that a method has set."""
-    return {name: value for name, value in vars(estimator).items() if before.get(name, _MISSING) is not value}
-
-
-_MISSING = object()
