@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from convexformer.nn.training.learning_rates import SCHEDULES
-from convexformer.validation import check_positive
+from convexformer.validation import check_one_of, check_positive
 from convexformer_solvers.validation import check_callback
 
 from .problem import EmbeddedProblem, along_sphere, random_tables, unit_rows
@@ -39,9 +39,8 @@ class MovingTables:
         schedule: str,
         n_steps: int,
     ) -> None:
-        for name, choices, value in (("optimizer", OPTIMIZERS, optimizer), ("schedule", SCHEDULES, schedule)):
-            if value not in choices:
-                raise ValueError(f"{name} must be one of {sorted(choices)}, got {value!r}")
+        check_one_of(sorted(OPTIMIZERS), optimizer=optimizer)
+        check_one_of(sorted(SCHEDULES), schedule=schedule)
         check_positive(lr=lr)
         if tables is not None:
             problem.check_tables(tables)
