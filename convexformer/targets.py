@@ -67,10 +67,6 @@ class RealTargets(Targets):
     def _saved_state(self) -> SavedState:
         return {"single": self.single}, {}
 
-    @classmethod
-    def _restored(cls, header: dict[str, Any]) -> RealTargets:
-        return cls(header["single"])
-
 
 @dataclass(frozen=True)
 class ProbabilityTargets(Targets):
@@ -197,10 +193,6 @@ class ClassTargets(LabelTargets):
     def _saved_state(self) -> SavedState:
         weight = {} if self.class_weight is None else {"class_weight": self.class_weight}
         return {"single": self.single}, {"classes": _plain_labels(self.classes), **weight}
-
-    @classmethod
-    def _restored(cls, arrays: dict[str, NDArray], loss: Loss) -> ClassTargets:
-        return cls(arrays["classes"], loss, arrays.get("class_weight"))
 
 
 @dataclass(frozen=True, eq=False)

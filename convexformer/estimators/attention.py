@@ -87,7 +87,7 @@ class RegressionMixin(ScoreMixin, MultiOutputMixin, RegressorMixin):
         return targets, loss, targets.encode(given(y))  # as given, since its precision says what rounding is
 
     def _restored_targets(self, header: dict[str, Any], arrays: dict[str, NDArray], loss: Loss) -> Targets:
-        return ProbabilityTargets() if loss.targets == "simplex" else RealTargets._restored(header)
+        return ProbabilityTargets() if loss.targets == "simplex" else RealTargets(header["single"])
 
     def predict(self: Any, X: ArrayLike) -> Result:
         """Predict the mean of the targets: outputs of the network.
@@ -155,8 +155,10 @@ class ClassificationMixin(ScoreMixin, ClassifierMixin):
         return targets, loss, y
 
     def _restored_targets(self, header: dict[str, Any], arrays: dict[str, NDArray], loss: Loss) -> Targets:
-        several = "n_labels" in header
-        targets = MultilabelTargets(header["n_labels"], loss) if several else ClassTargets._restored(arrays, loss)
+        if "n_labels" in header:
+            targets: LabelTargets = MultilabelTargets(header["n_labels"], loss)
+        else:
+            targets = ClassTargets(arrays["classes"], loss, arrays.get("class_weight"))
         self.classes_ = targets.classes
         return targets
 
