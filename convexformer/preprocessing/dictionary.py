@@ -11,10 +11,9 @@ from torch import Tensor
 
 from convexformer.nn.modules.probe import TokenPooler
 from convexformer.nn.modules.token_weights import MeanWeights
-from convexformer.validation import check_stream
 
 from .moments import Moments
-from .pooling import MeanPooling, PoolingUnion, QueryPooling, TokenGates, TokenPooling, moments, scale_of
+from .pooling import MeanPooling, PoolingUnion, QueryPooling, TokenGates, TokenPooling, moments, scale_of, weights_by
 from .sequences import TokenSequences
 
 
@@ -72,9 +71,7 @@ def make_pooler(
         found = moments(samples, sample_weight)
         mean, scale = found.mean, scale_of(samples, found, sample_weight)
         samples = samples.mapped(TokenPooler([MeanWeights()], mean, scale).standardized)
-    own = getattr(dictionary, "random_state", None)
-    weights = dictionary.make_weights(samples, random_state if own is None else check_stream(own), sample_weight)
-    return TokenPooler([weights], mean, scale)
+    return TokenPooler([weights_by(dictionary, samples, random_state, sample_weight)], mean, scale)
 
 
 def factors_of(moments: Moments) -> Tensor:

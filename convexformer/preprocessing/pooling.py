@@ -110,7 +110,7 @@ class TokenPooling(_OfTokens):
         """
         samples = check_sequences(self, X, reset=True)
         weight = check_weight(sample_weight, len(samples))
-        self.weights_ = self.make_weights(samples, check_stream(getattr(self, "random_state", None)), weight)
+        self.weights_ = weights_by(self, samples, None, weight)
         return self
 
     def transform(self, X: Any) -> Result:
@@ -129,6 +129,12 @@ class TokenPooling(_OfTokens):
         check_is_fitted(self, "weights_")  # a fit that fails may have set others
         samples = check_sequences(self, X, reset=False)
         return result_of(pooled(TokenPooler([self.weights_]), samples), X)
+
+
+def weights_by(pooling: TokenPooling, samples: TokenSequences, default: Any, weight: NDArray | None) -> TokenWeights:
+    """What a pooling makes; its own `random_state` goes before the default."""
+    own = getattr(pooling, "random_state", None)
+    return pooling.make_weights(samples, check_stream(default if own is None else own), weight)
 
 
 def pooled_chunks(
@@ -472,11 +478,7 @@ class PoolingUnion(TokenPooling):
         is_list = isinstance(self.parts, (list, tuple)) and len(self.parts) > 0
         if not is_list or not all(isinstance(part, TokenPooling) for part in self.parts):
             raise ValueError(f"parts must be a list of poolings such as TokenGates(64), got {self.parts!r}")
-        made = []
-        for part in self.parts:
-            own = getattr(part, "random_state", None)
-            made.append(part.make_weights(samples, random_state if own is None else check_stream(own), sample_weight))
-        return JoinedWeights(made)
+        return JoinedWeights([weights_by(part, samples, random_state, sample_weight) for part in self.parts])
 
 
 class TokenStandardizer(_OfTokens):
