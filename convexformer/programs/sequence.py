@@ -377,15 +377,8 @@ def sequence_program(
     tokens = tokens.to(dtype=torch.float64) if form.exact_sums else tokens
     weight = as_weight(sample_weight, tokens.device)
     has_intercept = check_flag(fit_intercept, "fit_intercept")
-    return Program(
-        form.linear_map(tokens),
-        target.flatten(1),
-        loss,
-        form.penalty(base, target.shape[1]),
-        alpha,
-        weight,
-        has_intercept,
-    )
+    linear_map, outputs = form.linear_map(tokens), target.flatten(1)
+    return Program(linear_map, outputs, loss, form.penalty(base, target.shape[1]), alpha, weight, has_intercept)
 
 
 def _shares(values: Tensor) -> Tensor:
