@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from convexformer.validation import check_positive
 from convexformer_solvers import GatedMap, Penalty
@@ -179,12 +180,11 @@ class GateSearch:
             noise = _random_directions(point, near, random_state)
             index = random_state.randint(len(in_use), size=near)
             own1, own2 = (
-                torch.nn.functional.normalize(torch.as_tensor(u[index], device=point.tokens.device))
-                for u in (in_use.u1, in_use.u2)
+                normalize(torch.as_tensor(u[index], device=point.tokens.device)) for u in (in_use.u1, in_use.u2)
             )
             parts.append((own1 + self.perturbation * noise[0], own2 + self.perturbation * noise[1]))
         u1, u2 = (torch.cat(directions) for directions in zip(*parts, strict=True))
-        return torch.nn.functional.normalize(u1), torch.nn.functional.normalize(u2)
+        return normalize(u1), normalize(u2)
 
     def _ascended(self, point: DualPoint, u1: Tensor, u2: Tensor) -> tuple[Tensor, Tensor]:
         """The directions after an ascent of the smoothed dual norm."""
@@ -202,8 +202,8 @@ class GateSearch:
                 directions = [u.requires_grad_() for u in (u1, u2)]
                 norms = _smoothed_norms(point, rows, directions[0], directions[1], float(width))
                 slopes = torch.autograd.grad(norms.sum(), directions)
-            steps = (length * torch.nn.functional.normalize(slope, eps=1e-300) for slope in slopes)
-            u1, u2 = (torch.nn.functional.normalize(u.detach() + v) for u, v in zip(directions, steps, strict=True))
+            steps = (length * normalize(slope, eps=1e-300) for slope in slopes)
+            u1, u2 = (normalize(u.detach() + v) for u, v in zip(directions, steps, strict=True))
         return u1, u2
 
     def _climbed(
@@ -213,10 +213,10 @@ class GateSearch:
         u1, u2 = torch.cat([u1, -u1]), torch.cat([u2, u2])
         norms = gate_norms(point, Gates(u1, u2).masks(point.tokens))
         best = norms.view(2, -1).argmax(0) * (len(u1) // 2) + torch.arange(len(u1) // 2, device=u1.device)
-        u1, u2, norms = torch.nn.functional.normalize(u1[best]), torch.nn.functional.normalize(u2[best]), norms[best]
+        u1, u2, norms = normalize(u1[best]), normalize(u2[best]), norms[best]
         for length in np.geomspace(*self.trial_lengths, self.n_trials):
             noise = _random_directions(point, len(u1), random_state)
-            trial = [torch.nn.functional.normalize(u + length * v) for u, v in zip((u1, u2), noise, strict=True)]
+            trial = [normalize(u + length * v) for u, v in zip((u1, u2), noise, strict=True)]
             found = gate_norms(point, Gates(*trial).masks(point.tokens))
             better = (found > norms)[:, None]
             u1, u2 = torch.where(better, trial[0], u1), torch.where(better, trial[1], u2)
@@ -252,7 +252,7 @@ def largest_dual_norms(penalty: Penalty, sums: Tensor) -> Tensor:
 def _random_directions(point: DualPoint, count: int, random_state: np.random.RandomState) -> tuple[Tensor, Tensor]:
     """Directions of unit length."""
     drawn = (random_state.standard_normal((count, width)) for width in point.tokens.shape[1:])
-    u1, u2 = (torch.nn.functional.normalize(torch.as_tensor(u, device=point.tokens.device)) for u in drawn)
+    u1, u2 = (normalize(torch.as_tensor(u, device=point.tokens.device)) for u in drawn)
     return u1, u2
 
 
