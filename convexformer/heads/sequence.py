@@ -243,13 +243,12 @@ class SequenceHeads:
     def _trained_for(self) -> dict[str, Any]:
         return {"alpha": self.alpha, "form": self.form, "penalty": self.penalty, "loss": self.loss}
 
-    def _weights(self) -> HeadWeights:
-        return HeadWeights(*(torch.as_tensor(part) for part in (self.w1, self.w2, self.w3)))
+    def _weights(self, dtype: torch.dtype | None = None) -> HeadWeights:
+        return HeadWeights(*(torch.as_tensor(part, dtype=dtype) for part in (self.w1, self.w2, self.w3)))
 
     def decay(self) -> float:
         """Weight decay of all heads, the penalty's counterpart; float64."""
-        weights = HeadWeights(*(part.double() for part in self._weights()))
-        return float(self.form.decay(self.penalty, weights).sum())
+        return float(self.form.decay(self.penalty, self._weights(torch.float64)).sum())
 
     def predict(self, X: ArrayLike) -> NDArray[np.floating]:
         """Outputs of the network, computed head by head.
@@ -270,9 +269,8 @@ class SequenceHeads:
             If ``X`` does not hold finite numbers, or has other tokens or features than the heads.
         """
         tokens = check_program_tokens(X, (self.w1.shape[2], self.w2.shape[1])).cpu().double()
-        weights = HeadWeights(*(part.double() for part in self._weights()))
         pred = torch.as_tensor(self.intercept).double().repeat(len(tokens), 1, 1)
-        for w1, w2, w3 in zip(*(part.split(_HEADS_AT_ONCE) for part in weights), strict=True):
+        for w1, w2, w3 in zip(*(part.split(_HEADS_AT_ONCE) for part in self._weights(torch.float64)), strict=True):
             read = torch.einsum("mtk,nkm->ntm", w1, tokens @ w2.T)
             pred += read @ w3
         return pred.numpy()
@@ -317,7 +315,7 @@ class SequenceHeads:
             Non-negative. Rows sum to 1 for ``"stochastic"`` heads; for ``"single_row"`` ones the whole sums to 1. All
             zero without heads that cost anything.
         """
-        weights = HeadWeights(*(part.double() for part in self._weights()))
+        weights = self._weights(torch.float64)
         cost = self.form.decay(self.penalty, weights)
         total = torch.einsum("m,mtk->tk", cost, weights.w1)
         return (total / cost.sum() if cost.sum() > 0 else total).numpy()
