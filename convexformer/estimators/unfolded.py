@@ -150,8 +150,7 @@ class UnfoldedTransformerBase(TargetEstimator, NetworkEstimator):
     def _store(self, network: UnfoldedNetwork, targets: Targets, loss: Loss, penalty: Penalty, samples: Any) -> None:
         """Set every attribute that follows from the trained network."""
         for name in ("certificate_", "optimality_gap_"):  # of an earlier fit
-            if hasattr(self, name):
-                delattr(self, name)
+            self.__dict__.pop(name, None)
         self.network_, self._targets = network.requires_grad_(False), targets
         self.loss_, self.penalty_ = loss, penalty
         self.n_iter_ = self.history_.kept_step
