@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from convexformer.gates.search import DualPoint, GateSearch, _gates, gate_norms
+from convexformer.gates import Gates
+from convexformer.gates.search import DualPoint, GateSearch, gate_norms
 from convexformer.solvers import get_penalty
 
 N = 40
@@ -84,8 +85,8 @@ def test_gates_that_the_program_has_are_not_found_again():
 def test_a_climb_ends_no_lower_than_it_begins_on_either_side(n_trials):
     point = a_point()
     u1, u2 = (torch.as_tensor(np.random.default_rng(1).normal(size=(50, width))) for width in (3, 2))
-    norms = [gate_norms(point, _gates(*pair).masks(point.tokens)) for pair in ((u1, u2), (-u1, u2))]
+    norms = [gate_norms(point, Gates(*pair).masks(point.tokens)) for pair in ((u1, u2), (-u1, u2))]
     ends = GateSearch(n_trials=n_trials)._climbed(point, u1, u2, np.random.RandomState(0))
-    found = gate_norms(point, _gates(*ends).masks(point.tokens))
+    found = gate_norms(point, Gates(*ends).masks(point.tokens))
     assert bool((found >= torch.maximum(*norms) * (1 - 1e-12)).all())
     assert bool((found > torch.maximum(*norms)).any())
