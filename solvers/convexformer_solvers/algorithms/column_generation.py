@@ -56,11 +56,11 @@ class ColumnGeneration(Solver):
         exact = program.with_float64_targets()
         solved = _solved(exact, state)
         more = _with_atoms(exact, solved)
-        # Atoms that violate their constraint by rounding do not count: they come and go for ever. The first ones do.
-        counts = state.atoms.shape[1] == 0 or more.gap > 8 * EPS * exact.null_value
-        # Neither do those of predictions that stay: where rounding ends the minimisation at once, they get no weight.
-        moved = state.atoms.shape[1] == 0 or not torch.equal(solved.pred, state.pred)
-        is_new = more.atoms.shape[1] > solved.atoms.shape[1] and counts and moved
+        # Atoms that violate their constraint by rounding come and go for ever. Where rounding ends the minimisation at
+        # once, predictions stay and atoms get no weight. Neither counts; the first atoms do.
+        more_than_rounding = more.gap > 8 * EPS * exact.null_value and not torch.equal(solved.pred, state.pred)
+        counts = state.atoms.shape[1] == 0 or more_than_rounding
+        is_new = more.atoms.shape[1] > solved.atoms.shape[1] and counts
         return more._replace(ended=not is_new and more.gap >= state.gap)
 
     def point(self, program: Program, state: _State) -> Point:
