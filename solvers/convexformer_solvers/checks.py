@@ -463,12 +463,17 @@ def check_solver(solver: Solver, tol: float = 1e-6, seed: int = 0) -> None:
     check_kind("solver", solver, Solver, "get_solver('auto')")
     generator = Generator().manual_seed(seed)
     linear_map = DenseMap(_normal(generator, 30, 4, 3))
-    kinds = ("squared", "group_l2", 2), ("logistic", "nuclear", 2), ("squared", "group_l2", 1), ("huber", "group_l2", 1)
+    kinds = (
+        ("squared", "group_l2", 2, True),
+        ("logistic", "nuclear", 2, False),
+        ("squared", "group_l2", 1, False),
+        ("huber", "group_l2", 1, False),
+    )
     programs = []
-    for position, (name, norm, c) in enumerate(kinds):
+    for name, norm, c, fit_intercept in kinds:
         loss = get_loss(name)
         y = loss.example_target(30, c, generator)
-        programs.append(Program(linear_map, y, loss, get_penalty(norm), 1.0, fit_intercept=position == 0))
+        programs.append(Program(linear_map, y, loss, get_penalty(norm), 1.0, fit_intercept=fit_intercept))
     unmet = [solver.unmet_requirement(program) for program in programs]
     if None not in unmet:
         raise AssertionError(f"the solver applies to none of the programs here, as it needs {unmet}")
