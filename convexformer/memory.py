@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from convexformer.validation import is_integer
-from convexformer_solvers.rates import free_memory
+from convexformer_solvers.memory import free_memory
 
 _UNKNOWN = 2**33  # bytes that count as free where the system does not say
 

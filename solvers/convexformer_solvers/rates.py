@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import functools
 import math
-import mmap
-import os
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -46,68 +42,6 @@ def machine_rates(dtype: torch.dtype = torch.float64, device: torch.device | str
     Each is rounded to a power of the root of two, so that two runs on one machine decide alike as a rule.
     """
     return _measured(dtype, str(device), torch.get_num_threads())
-
-
-def free_memory(device: torch.device) -> int | None:
-    """Bytes that are free on a device; None where the system does not say.
-
-    On the CPU no more than the control groups of Linux leave to the process, as those of a container or of a job.
-
-    Examples
-    --------
-    >>> free = free_memory(torch.device("cpu"))
-    >>> free is None or free > 0
-    True
-    """
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    of_machine = _free_on_machine()
-    return min((*_left_by_groups(), *([] if of_machine is None else [of_machine])), default=None)
-
-
-def _free_on_machine() -> int | None:
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            for line in file:
-                if line.startswith("MemAvailable:"):
-                    return 1024 * int(line.split()[1])
-    except OSError:
-        pass
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):
-        return None
-
-
-def _left_by_groups(process: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> list[int]:
-    """Bytes that each control group of the process with a limit leaves to it, at least a page."""
-    left: list[int] = []
-    with suppress(OSError):
-        for line in process.read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            if "memory" in controllers.split(","):  # version 1
-                top, files = root / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
-            elif not controllers:  # version 2
-                top, files = root, ("memory.max", "memory.current", "")
-            else:
-                continue
-            group = top / path.lstrip("/")
-            for folder in (group, *group.parents):  # in a container the group itself may be seen as the top alone
-                left.extend(_left_by_group(folder, *files))
-                if folder == top:
-                    break
-    return left
-
-
-def _left_by_group(folder: Path, limit: str, usage: str, prefix: str) -> list[int]:
-    """Bytes that a control group leaves, where it has a limit; what it keeps of files on a disk can be given up."""
-    try:
-        most, used = (int((folder / name).read_text()) for name in (limit, usage))
-        entries = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-    except (OSError, ValueError):  # not there, or "max", which is none
-        return []
-    of_files = sum(int(entries.get(f"{prefix}{kind}_file", 0)) for kind in ("active", "inactive"))
-    return [max(mmap.PAGESIZE, most - used + of_files)]
 
 
 @functools.cache

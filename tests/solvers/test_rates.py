@@ -14,7 +14,7 @@ from convexformer_solvers import DenseMap, GatedMap, TableMap
 from convexformer_solvers import rates as rates_module
 from convexformer_solvers.auto.cost import products_of_gram
 from convexformer_solvers.linear_maps import base
-from convexformer_solvers.rates import Rates, _left_by_groups, free_memory, machine_rates
+from convexformer_solvers.rates import Rates, machine_rates
 
 PRECISIONS = [torch.float32, torch.float64]
 
@@ -199,39 +199,3 @@ class TestWork:
             found = TableMap.where_it_pays(repeated, gates, 20)
             assert isinstance(found, TableMap)
             assert found.product_work(20) < GatedMap(repeated, gates).product_work(20)
-
-
-GROUPS = {  # of a process with a limit on a group above its own: lines, folder of the groups, and names of the files
-    "version 2": ("0::/job/step\n", "job", "memory.max", "memory.current", ""),
-    "version 1": (
-        "2:cpu,memory:/job/step\n0::/\n",
-        "memory/job",
-        "memory.limit_in_bytes",
-        "memory.usage_in_bytes",
-        "total_",
-    ),
-    "a container that sees its own group alone": ("0::/../pod\n", "", "memory.max", "memory.current", ""),
-}
-
-
-@pytest.mark.parametrize(("lines", "folder", "limit", "usage", "prefix"), GROUPS.values(), ids=GROUPS)
-def test_control_groups_leave_what_they_have_not_used_apart_from_files(tmp_path, lines, folder, limit, usage, prefix):
-    (process := tmp_path / "cgroup").write_text(lines)
-    (group := tmp_path / "groups" / folder).mkdir(parents=True)
-    (group / limit).write_text("1000000\n")
-    (group / usage).write_text("700000\n")
-    (group / "memory.stat").write_text(f"{prefix}inactive_file 20000\n{prefix}active_file 3000\nanon 600000\n")
-    assert _left_by_groups(process, tmp_path / "groups") == [323_000]
-
-
-def test_a_control_group_without_a_limit_leaves_all(tmp_path):
-    (process := tmp_path / "cgroup").write_text("0::/\n")
-    (tmp_path / "memory.max").write_text("max\n")
-    (tmp_path / "memory.current").write_text("700000\n")
-    assert _left_by_groups(process, tmp_path) == []
-    assert _left_by_groups(tmp_path / "not there", tmp_path) == []
-
-
-def test_free_memory_is_at_most_what_the_control_groups_leave(monkeypatch):
-    monkeypatch.setattr("convexformer_solvers.rates._left_by_groups", lambda: [10**6, 5 * 10**5])
-    assert free_memory(torch.device("cpu")) == 5 * 10**5

@@ -20,7 +20,7 @@ ROOT = Path(convexformer_solvers.__file__).parent
 
 # From what imports nothing to what may import all; folders and files directly in the package.
 LAYERS = (
-    ("validation", "rates", "rounding"),
+    ("validation", "memory", "rates", "rounding"),
     ("losses", "penalties", "linear_maps"),
     ("program",),
     ("points", "certificate", "result"),

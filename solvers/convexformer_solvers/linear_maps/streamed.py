@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from convexformer_solvers.rates import free_memory
+from convexformer_solvers.memory import free_memory
 from convexformer_solvers.validation import check_kind
 
 from .base import LinearMap, Slopes, slices, widened
