@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .inputs import TARGETS, CommandError, check_target, load_samples, named_path, samples_of
-from .output import as_lines
+from .output import HelpFormatter, as_lines
 from .processes import n_processes, own_device, process_group
 
 
@@ -20,7 +20,7 @@ def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
         parents=[common],
         help="predict for the samples of a file or folder with a saved model",
         description="Predict with a saved model. Under torchrun each process predicts a part of the samples.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=HelpFormatter,
     )
     predict.add_argument(
         "file",

@@ -616,6 +616,8 @@ def test_help_and_version(capsys):
     for arguments in (
         ["--help"],
         ["fit", "--help"],
+        ["predict", "--help"],
+        ["activations", "--help"],
         ["reproduce", "--help"],
         ["reproduce", "grokking", "--help"],
         ["--version"],
@@ -623,7 +625,9 @@ def test_help_and_version(capsys):
         with pytest.raises(SystemExit) as exit_:
             cli.main(arguments)
         assert exit_.value.code == 0
-    assert "0.1" in capsys.readouterr().out
+        text = capsys.readouterr().out
+        assert "None" not in text
+    assert "0.1" in text
 
 
 @pytest.mark.parametrize(
