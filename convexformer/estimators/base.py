@@ -240,8 +240,8 @@ class ConvexAttentionBase(ProgramParameters, TargetEstimator, CertifiedEstimator
             On Ctrl-C; a ``KeyboardInterrupt`` that says how to go on, and whose ``path`` is the ``PathResult`` of what
             was finished.
         ValueError
-            If an argument is not as described, the gates depend on ``alpha`` (``"generated"``), or the file of `resume`
-            is of other data, parameters or grid; the message says what differs.
+            If an argument is not as described, the gates depend on ``alpha`` (``"generated"``), a probe generates
+            weightings, or the file of `resume` is of other data, parameters or grid; the message says what differs.
 
         Examples
         --------

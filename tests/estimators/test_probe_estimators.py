@@ -620,9 +620,10 @@ def test_a_path_pools_by_the_weightings_that_it_drew():
         path.pool([sample[:, :2] for sample in SAMPLES])
 
 
-def test_paths_of_generated_weightings_are_refused():
+@pytest.mark.parametrize("probe", [regressor(generate=4), ConvexProbeRegressorCV(generate=4)])
+def test_paths_of_generated_weightings_are_refused(probe):
     with pytest.raises(ValueError, match="generate=4 depends on alpha"):
-        regressor(generate=4).path(SAMPLES, Y)
+        probe.path(SAMPLES, Y)
 
 
 # Modules

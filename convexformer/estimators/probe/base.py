@@ -75,7 +75,6 @@ class ConvexProbeBase(ConvexAttentionBase):
     generate: int | Generation | None = None
     standardize: bool = True
     activation = "linear"
-    _generates_after_a_grid = False
 
     # Building the program
 
@@ -83,10 +82,7 @@ class ConvexProbeBase(ConvexAttentionBase):
         get_dictionary(self.dictionary, longest=1)
         check_flag(self.standardize, "standardize")
         check_memory_limit(self.memory_limit)
-        if get_generation(self.generate) is not None and is_grid and not self._generates_after_a_grid:
-            raise ValueError(
-                f"generate={self.generate!r} depends on alpha, so a grid of alphas has no one program; leave it out"
-            )
+        get_generation(self.generate)
 
     def _read_samples(self, X: Any, reset: bool, part: slice | None = None) -> TokenSequences:
         samples = check_sequences(self, X, reset, part)
@@ -130,6 +126,13 @@ class ConvexProbeBase(ConvexAttentionBase):
         return samples.map_made(pooled_map, pooler=pooler, memory_limit=self.memory_limit)
 
     # Solving
+
+    def _solve_path(self, X: Any, y: Any, sample_weight: Any, **options: Any) -> PathResult:
+        if get_generation(self.generate) is not None:
+            raise ValueError(
+                f"generate={self.generate!r} depends on alpha, so a grid of alphas has no one program; leave it out"
+            )
+        return super()._solve_path(X, y, sample_weight, **options)
 
     def _path_result(self, problem: Problem, path: Path) -> PathResult:
         self.pooler_ = cast(ProbeProblem, problem).pooler  # of an estimator of the path's own

@@ -53,8 +53,6 @@ memory_limit, random_state, verbose, callback
     (5, 3)
     """
 
-    _generates_after_a_grid = True
-
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class ConvexProbeClassifierCV(ClassificationMixin, CrossValidationMixin, ConvexProbeBase):
@@ -97,8 +95,6 @@ memory_limit, random_state, verbose, callback
     >>> model.score_path_.shape
     (5, 3)
     """
-
-    _generates_after_a_grid = True
 
     loss: str | Loss = "auto"
     class_weight: dict | str | None = None
