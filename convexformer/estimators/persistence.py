@@ -61,7 +61,7 @@ def save_model(model: TokenEstimator, path: str | Path) -> None:
     model : estimator
         A fitted estimator of this package. Kept are its parameters, network, names of features, certified figures or
         the report on its constraints, and the scores of a cross-validation; not kept are the training history, the dual
-        point and ``optimality_gap_``.
+        point, ``generation_``, ``optimality_gap_`` and ``traffic_``.
     path : str or Path
         File to write; replaced only when everything has been written.
 

@@ -143,9 +143,10 @@ class ConvexSequenceRegressor(ScoreMixin, MultiOutputMixin, RegressorMixin, Cert
             Token sequences; each column of two-dimensional data is a token of width 1. What ``open_source`` takes, as
             the path of a file or a folder of shards, is read from the disk where it is large for `memory_limit`. Under
             ``torchrun`` each rank gives its own samples, or all give one path, of which each reads its part.
-        y : array-like of shape (n_samples, n_targets, n_outputs), (n_samples, n_targets) or (n_samples,)
-            Target sequences; two-dimensional ones have one output per row, one-dimensional ones one row.
-        sample_weight : array-like of shape (n_samples,), optional
+        y : array-like of shape (n_samples, n_targets, n_outputs), (n_samples, n_targets) or (n_samples,), or path
+            Target sequences; two-dimensional ones have one output per row, one-dimensional ones one row. A path, as
+            ``"shards"`` or ``"data.npz:y"``, is read into memory.
+        sample_weight : array-like of shape (n_samples,), or path, optional
             Non-negative weights; only ratios matter.
 
         Returns

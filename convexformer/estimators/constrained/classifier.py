@@ -135,8 +135,8 @@ class DescentConstrainedClassifier(ClassificationMixin, TargetEstimator, Descent
             token of its own: with two-dimensional ``X`` a token has one coordinate for each column, its value there.
             What ``open_source`` takes, as the path of a file or a folder of shards, is read into memory. Under
             ``torchrun`` each rank gives its own samples, or all give one path, of which each reads its part.
-        y : array-like of shape (n_samples,)
-            Labels.
+        y : array-like of shape (n_samples,), or path
+            Labels. A path, as ``"shards"`` or ``"data.npz:y"``, is read into memory.
 
         Returns
         -------

@@ -88,12 +88,12 @@ class ConvexProbeRegressor(RegressionMixin, ConvexProbeBase):
     pooler_ : TokenPooler
         The dictionary, a torch module.
     generation_ : GenerationReport or None
-        Rounds of `generate` and how it ended.
+        Rounds of `generate` and how it ended; None without it and after loading.
     alpha_max_ : float
         Smallest ``alpha`` whose solution is zero, for the weightings that there are.
     traffic_ : Traffic or None
-        ``passes``, ``read_bytes`` and ``bytes_per_second`` of tokens on a disk, over ranks in all; None of tokens in
-        memory and after loading.
+        ``passes``, ``read_bytes`` and ``bytes_per_second`` of tokens on a disk; None of tokens in memory and after
+        loading.
     loss_, penalty_ : Loss, Penalty
         The instances used.
     status_ : Status
