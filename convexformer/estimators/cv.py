@@ -15,6 +15,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn import config_context
 from sklearn.base import is_classifier
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.metrics import check_scoring
 from sklearn.model_selection import check_cv
 from tqdm.auto import tqdm
@@ -89,6 +90,9 @@ class CrossValidationMixin(ConvexAttentionBase):
 
         Warns
         -----
+        ConvergenceWarning
+            If the callback has stopped fits of folds, or the certified relative gap of a fit did not come within
+            ``tol``.
         UserWarning
             If the training part of a fold lacks a class, or a score is not a number.
         """
@@ -120,6 +124,13 @@ class CrossValidationMixin(ConvexAttentionBase):
                 f"interrupted; what is finished is in resume={os.fspath(self.resume)!r}, "
                 "and a fit with the same parameters and data goes on from there"
             ) from interruption
+        if watch.n_unfinished:
+            warn_caller(
+                f"callback has stopped {watch.n_unfinished} of the {total} fits that alpha is chosen by, whose scores "
+                "are of unfinished fits. To choose by finished ones let it stop none of them; a larger tol or fewer "
+                "alphas take less time.",
+                ConvergenceWarning,
+            )
         self.alpha_ = float(self.alphas_[_best(self.score_path_, self.scoring)])
         self._fit_problem(replace(problem, program=problem.program.with_alpha(self.alpha_)), X)
         return self

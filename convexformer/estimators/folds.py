@@ -14,7 +14,7 @@ from sklearn import config_context, get_config
 from tqdm.auto import tqdm
 
 from convexformer.validation import is_integer
-from convexformer_solvers import Callback, Progress, SolverResult
+from convexformer_solvers import Callback, Progress, SolverResult, Status
 
 T = TypeVar("T")
 Split = tuple[NDArray[np.int64], NDArray[np.int64]]  # positions of training and of held-out samples
@@ -48,15 +48,17 @@ def _rows(part: Any, index: int, n_samples: int) -> NDArray[np.int64]:
 
 
 class Watch:
-    """What the folds have in common: the progress bar over folds and alphas, and whether they are to stop."""
+    """What the folds have in common: progress over folds and alphas, and whether they are to stop."""
 
     def __init__(self, bar: tqdm) -> None:
         self.stopped = Event()
+        self.n_unfinished = 0  # solves that the user's callback has stopped
         self._bar, self._lock = bar, Lock()
 
     def count(self, result: SolverResult) -> None:
         """Move the bar on by one alpha."""
         with self._lock:
+            self.n_unfinished += result.status is Status.STOPPED
             self._bar.set_postfix_str(f"gap {result.certificate.relative_gap:.1e}", refresh=False)
             self._bar.update()
 

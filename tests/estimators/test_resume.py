@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from forks import Fork
 from sklearn.base import clone
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.model_selection import KFold
 
 from convexformer import ConvexAttentionClassifierCV, ConvexAttentionRegressor, ConvexAttentionRegressorCV, Gates
@@ -252,8 +253,10 @@ class TestCrossValidation:
         ConvexAttentionRegressorCV(alphas=2, cv=2, n_jobs=2, callback=callback).fit(X, Y)
         assert len(threads) == 3
 
-    def test_callback_still_stops_the_solves(self):
-        model = ConvexAttentionRegressorCV(alphas=[0.01], cv=2, tol=0.0, callback=lambda progress: True).fit(X, Y)
+    def test_callback_still_stops_the_solves_and_scores_of_these_are_warned_of(self):
+        model = ConvexAttentionRegressorCV(alphas=[0.01], cv=2, tol=0.0, callback=lambda progress: True)
+        with pytest.warns(ConvergenceWarning, match="callback has stopped 2 of the 2 fits that alpha is chosen by"):
+            model.fit(X, Y)
         assert model.history_.iteration == [model.n_iter_]
 
     def test_folder_of_other_data_or_folds(self, tmp_path):
