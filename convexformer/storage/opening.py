@@ -37,7 +37,7 @@ def open_source(X: Any) -> Source | None:
 
         - the path of a ``.npy``, ``.npz``, ``.safetensors``, ``.h5`` or ``.hdf5`` file, or of a ``.zarr`` folder;
         - the path of a folder of shards, written by `write_shards`, or of ``.npy``, ``.npz`` and ``.safetensors`` files
-          that are read one after the other in the order of their names;
+          that are not hidden, which are read one after the other in the order of their names;
         - the path of a folder that ``datasets.Dataset.save_to_disk`` wrote, whose columns are its arrays;
         - an ``np.memmap``, an array of zarr, a data set of h5py;
         - a column of a ``datasets.Dataset``, or a data set with one column;
@@ -147,13 +147,18 @@ def _open_folder(folder: str, name: str | None, place: str) -> Source:
 
 def _shard_files(folder: str) -> list[str]:
     """Names of the files of a folder without a manifest, in their order."""
-    return sorted(file for file in os.listdir(folder) if file.endswith(SUFFIXES))
+    return sorted(filter(_is_shard, os.listdir(folder)))
+
+
+def _is_shard(file: str) -> bool:
+    """Whether a name is that of a shard; a hidden file, as macOS writes beside each, is none."""
+    return file.endswith(SUFFIXES) and not file.startswith(".")
 
 
 def would_be_shard(file: Path, folder: Path) -> bool:
     """Whether a file, once written, is read among the shards of a folder, which no manifest lists."""
     is_listed = folder.suffix == ".zarr" or any((folder / name).exists() for name in (MANIFEST, "dataset_info.json"))
-    return file.name.endswith(SUFFIXES) and not is_listed and file.absolute().parent.resolve() == folder.resolve()
+    return _is_shard(file.name) and not is_listed and file.absolute().parent.resolve() == folder.resolve()
 
 
 def _saved_table(folder: str, place: str) -> Any:

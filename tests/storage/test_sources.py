@@ -413,6 +413,15 @@ def test_shards_that_differ_are_named(tmp_path):
     refused(folder, r"'5.npy' of \(4, 3\) in torch.float64")
 
 
+def test_hidden_files_are_no_shards(tmp_path):
+    folder = save_folder(tmp_path, numbers())
+    (folder / "._0.npy").write_bytes(b"what macOS keeps of a file on other file systems")
+    assert_reads(open_source(folder), numbers())
+    for file in [*folder.glob("[!.]*")]:
+        file.unlink()
+    refused(folder, "must hold .npy, .npz, .safetensors files, or be a .zarr folder; it has none")
+
+
 def test_arrays_are_chosen_by_name(tmp_path):
     path = tmp_path / "two.npz"
     np.savez(path, a=numbers(), b=numbers())
