@@ -40,6 +40,7 @@ class _Parser(argparse.ArgumentParser):
 _OPTIONS = {
     r"use ConvexAttentionClassifier": "use --task classification",
     r"use ConvexAttentionRegressor": "use --task regression",
+    r"Use device='cpu'": "Use --device cpu",
     r"\w+Path\(('[^']*')\)": r"\1",
     r"(contains NaN)\.\n\w+ does not accept missing values(.|\n)*": r"\1",  # advice of scikit-learn on its estimators
 }

@@ -36,6 +36,7 @@ def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
         default=Path("predictions.npz"),
         help=".npz file to save predictions (and probabilities) in",
     )
+    predict.add_argument("--device", help="cpu or cuda; default: that of the fit")
     predict.set_defaults(run=_run_predict)
 
 
@@ -60,8 +61,10 @@ def _predict(options: argparse.Namespace, is_first: bool) -> dict[str, Any]:
     if not hasattr(model, "predict"):
         raise CommandError(f"{options.model} holds a {type(model).__name__}, which has no targets to predict")
     X = samples_of(arrays, options.file, options.targets, hasattr(model, "pooler_"))
-    if n_processes() > 1 and str(model.device).startswith("cuda"):
-        model.device = own_device("cuda")  # that of the fit is of its first process
+    if options.device is not None:
+        _place(model, own_device(options.device))
+    elif n_processes() > 1 and str(model.device).startswith("cuda"):
+        _place(model, own_device("cuda"))  # that of the fit is of its first process
     y = arrays.get("y")
     weight = None if y is None else arrays.get("sample_weight")
     y, weight, predictions = predictions_of_all(model, X, y, weight)
@@ -81,3 +84,16 @@ def _predict(options: argparse.Namespace, is_first: bool) -> dict[str, Any]:
             np.savez(file, **results)
     report["text"] = as_lines(report) if is_first else None
     return report
+
+
+def _place(model: Any, device: str | None) -> None:
+    """Let a model predict on a device."""
+    import torch
+
+    from convexformer.validation import check_device
+
+    place = check_device(device, torch.device("cpu"))
+    for part in (model, *getattr(model, "layers_", ())):
+        part.device = device
+    if hasattr(model, "network_"):
+        model.network_.to(place)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from sklearn.metrics import r2_score
 
 from convexformer import (
@@ -19,6 +20,8 @@ from convexformer import (
     ConvexAttentionRegressor,
     ConvexProbeRegressor,
     DescentConstrainedDenoiser,
+    GreedyConvexTransformerRegressor,
+    UnfoldedTransformerClassifier,
     cli,
     load_model,
     save_model,
@@ -81,6 +84,35 @@ def test_labels_are_classified_and_probabilities_saved(class_file, tmp_path, cap
     np.testing.assert_array_equal(results["predictions"], wanted.predict(data["X"]))
     np.testing.assert_allclose(results["probabilities"], wanted.predict_proba(data["X"]), atol=1e-12)
     np.testing.assert_array_equal(results["classes"], ["low", "mid", "top"])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
+@pytest.mark.parametrize(
+    "model", [ConvexAttentionRegressor(), GreedyConvexTransformerRegressor(n_gates=2, random_state=0)]
+)
+def test_a_model_of_a_gpu_predicts_on_another_device(model, regression_file, tmp_path, capsys):
+    data, path = np.load(regression_file), tmp_path / "m.npz"
+    expected = model.fit(data["X"], data["y"]).predict(data["X"])
+    save_model(model.set_params(device="cuda"), path)
+    predict = ["predict", str(regression_file), "--model", str(path), "--out", str(tmp_path / "p.npz")]
+    assert cli.main(predict) == 1
+    assert "finds no CUDA device. Use --device cpu" in capsys.readouterr().err
+    run_json(capsys, *predict, "--device", "cpu")
+    np.testing.assert_allclose(np.load(tmp_path / "p.npz")["predictions"], expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("device", "message"), [("gpu", "device must be None or the name"), ("meta", "device must be one that holds")]
+)
+def test_a_network_predicts_on_a_device_that_is_there(device, message, class_file, tmp_path, capsys):
+    data, path = np.load(class_file), tmp_path / "m.npz"
+    model = UnfoldedTransformerClassifier(n_layers=1, n_steps=1, random_state=0).fit(data["X"], data["y"])
+    save_model(model, path)
+    predict = ["predict", str(class_file), "--model", str(path), "--out", str(tmp_path / "p.npz")]
+    assert cli.main([*predict, "--device", device]) == 1
+    assert message in capsys.readouterr().err
+    run_json(capsys, *predict, "--device", "cpu")
+    np.testing.assert_array_equal(np.load(tmp_path / "p.npz")["predictions"], model.predict(data["X"]))
 
 
 def test_a_probe_reads_lengths_and_predicts_as_the_estimator(tmp_path, capsys):
