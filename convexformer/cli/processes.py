@@ -12,13 +12,9 @@ from .inputs import CommandError
 
 def n_processes() -> int:
     """How many processes ``torchrun`` has started."""
-    given = os.environ.get("WORLD_SIZE", "1")
-    if not given.isdecimal() or int(given) < 1:
-        raise CommandError(
-            f"the variable WORLD_SIZE must be the number of processes, as torchrun sets it, got {given!r}; unset it "
-            "for one process"
-        )
-    return int(given)
+    from convexformer.storage.shards import of_torchrun
+
+    return of_torchrun("WORLD_SIZE", 1)
 
 
 def own_device(device: str | None) -> str | None:

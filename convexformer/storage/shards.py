@@ -79,9 +79,9 @@ class ShardWriter:
         worker: int | None = None,
         workers: int | None = None,
     ) -> None:
-        workers = _variable("WORLD_SIZE", 1) if workers is None else workers
+        workers = of_torchrun("WORLD_SIZE", 1) if workers is None else workers
         of_variable = " from the variable RANK" if worker is None else ""
-        worker = _variable("RANK", 0) if worker is None else worker
+        worker = of_torchrun("RANK", 0) if worker is None else worker
         check_counts(n_samples=n_samples, shard_rows=shard_rows, workers=workers)
         if not is_integer(worker, 0) or worker >= workers:
             raise ValueError(
@@ -228,16 +228,15 @@ class ShardWriter:
                 raise
 
 
-def _variable(name: str, default: int) -> int:
-    """A variable that ``torchrun`` sets."""
-    given = os.environ.get(name, str(default))
-    try:
-        return int(given)
-    except ValueError as error:
+def of_torchrun(name: str, least: int) -> int:
+    """A variable that ``torchrun`` sets, `least` where it is not set; ``ValueError`` unless it is such an integer."""
+    given = os.environ.get(name, str(least))
+    if not given.isdecimal() or int(given) < least:
         raise ValueError(
-            f"the variable {name} must be an integer, as torchrun sets it, got {given!r}; unset it, or give worker "
-            "and workers"
-        ) from error
+            f"the variable {name} must be an integer of at least {least}, as torchrun sets it, got {given!r}; unset it "
+            "for one process"
+        )
+    return int(given)
 
 
 def write_shards(

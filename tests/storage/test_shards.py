@@ -141,6 +141,8 @@ def test_workers_write_what_one_writes(workers, written, tmp_path, monkeypatch):
     ("variables", "message"),
     [
         ({"WORLD_SIZE": "", "RANK": "0"}, "variable WORLD_SIZE must be an integer"),
+        ({"WORLD_SIZE": "0", "RANK": "0"}, "variable WORLD_SIZE must be an integer of at least 1"),
+        ({"WORLD_SIZE": "2", "RANK": "-1"}, "variable RANK must be an integer of at least 0"),
         ({"WORLD_SIZE": "2", "RANK": "first"}, "variable RANK must be an integer"),
         ({"RANK": "1"}, "got 1 from the variable RANK"),
     ],
