@@ -8,6 +8,7 @@ from typing import Any
 
 from .inputs import check_folder, named_path, seed
 from .output import as_json
+from .processes import check_one_process
 
 
 def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -26,6 +27,7 @@ def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
 
 
 def _run_demo(options: argparse.Namespace) -> dict[str, Any]:
+    check_one_process("demo")
     from convexformer.experiments.demonstration import (
         ADAM_LEARNING_RATE,
         ADAM_STEPS,

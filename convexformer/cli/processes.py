@@ -17,6 +17,14 @@ def n_processes() -> int:
     return of_torchrun("WORLD_SIZE", 1)
 
 
+def check_one_process(command: str) -> None:
+    """Raise where ``torchrun`` has started several processes, each of which would do all of the work."""
+    if n_processes() > 1:
+        raise CommandError(
+            f"{command} runs in one process; start it without torchrun, or unset the variable WORLD_SIZE"
+        )
+
+
 def own_device(device: str | None) -> str | None:
     """The device of this process: on ``"cuda"`` each process that ``torchrun`` starts on a host has one of its own."""
     if device != "cuda" or n_processes() == 1:

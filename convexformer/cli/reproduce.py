@@ -10,6 +10,7 @@ from typing import Any
 
 from .inputs import check_folder, named_path
 from .output import GOES_ON
+from .processes import check_one_process
 
 # Options of an experiment that are settings by the same name: type and help. A list stands for one or more.
 _STUDENT_TEACHER_SETTINGS: dict[str, tuple[Any, str]] = {
@@ -229,6 +230,7 @@ def _reproduce(options: argparse.Namespace, experiment: _Experiment) -> dict[str
     """Run an experiment and show its report, without the entries that have a row for each run."""
     from convexformer import experiments
 
+    check_one_process("reproduce")
     check_folder(options.out)
     kind = getattr(experiments, experiment.name.title().replace("-", "") + "Settings")
     run, as_text = (getattr(experiments, f"{verb}_{experiment.entry}") for verb in ("run", "format"))

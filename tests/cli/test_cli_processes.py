@@ -39,6 +39,14 @@ def test_message_names_the_variable_that_is_no_number_of_processes(monkeypatch, 
     assert "WORLD_SIZE" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", [["demo"], ["reproduce", "grokking", "--small"]])
+def test_what_runs_in_one_process_is_not_run_by_each_of_several(command, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main([*command, "--out", str(tmp_path / "out")]) == 1
+    assert f"{command[0]} runs in one process; start it without torchrun" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_process_whose_rank_is_of_something_else_says_which_option_is_wrong(monkeypatch, capsys):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.delenv("WORLD_SIZE", raising=False)
