@@ -15,6 +15,7 @@ from .files import FileArray, checked, choose, read_header, stored
 
 MANIFEST = "manifest.json"
 FORMAT, VERSION = "convexformer shards", 1
+_ENTRIES = {"n_samples": int, "arrays": dict, "default": str, "info": dict, "shards": list}
 
 
 def read_manifest(folder: str | os.PathLike[str]) -> dict[str, Any]:
@@ -59,6 +60,10 @@ def read_manifest(folder: str | os.PathLike[str]) -> dict[str, Any]:
         raise ValueError(f"{os.fspath(path)!r} is damaged or no manifest of shards: {error!r}") from error
     if (kind, version) != (FORMAT, VERSION):
         raise ValueError(f"{os.fspath(path)!r} must be of {FORMAT!r} version {VERSION}, got {kind!r} {version}")
+    with checked(repr(os.fspath(path))):
+        for name, kind in _ENTRIES.items():
+            if not isinstance(manifest[name], kind):
+                raise TypeError(f"{name} must be a {kind.__name__}, got {manifest[name]!r}")
     return manifest
 
 

@@ -340,6 +340,17 @@ def test_shards_and_manifests_that_lack_an_entry_are_refused(written):
         open_source(written)
 
 
+@pytest.mark.parametrize("name", ["n_samples", "arrays", "default", "info", "shards"])
+def test_a_manifest_without_an_entry_is_named(name, written):
+    rewrite(written, lambda manifest: manifest.update({name: None}))
+    with pytest.raises(ValueError, match=rf"manifest.json' is damaged: TypeError: {name} must be .*, got None"):
+        read_manifest(written)
+    manifest = json.loads((written / "manifest.json").read_text())
+    (written / "manifest.json").write_text(json.dumps({key: manifest[key] for key in manifest if key != name}))
+    with pytest.raises(ValueError, match=rf"manifest.json' is damaged: KeyError: '{name}'"):
+        read_manifest(written)
+
+
 def test_damaged_manifests_are_named(written, tmp_path):
     with pytest.raises(ValueError, match=r"has no array 'z', but \['X', 'y'\]"):
         open_source(f"{written}:z")
