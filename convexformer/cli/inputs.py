@@ -74,9 +74,9 @@ def check_no_shard(path: Path, *inputs: Path | None) -> None:
     """Raise where a file that is written there would be read among the shards of an input."""
     from convexformer.storage.opening import would_be_shard
 
-    for folder in (file_of(other) for other in inputs if other is not None):
-        if folder.is_dir() and would_be_shard(path, folder):
-            raise CommandError(f"{path} would be read as one of the shards of {folder}; give a name in another folder")
+    for other in inputs:
+        if other is not None and would_be_shard(path, other):
+            raise CommandError(f"{path} would be read as one of the shards of {other}; give a name in another folder")
 
 
 def file_of(path: Path) -> Path:

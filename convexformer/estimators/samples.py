@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from functools import wraps
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
@@ -16,7 +17,7 @@ from torch import Tensor
 from convexformer.memory import check_memory_limit, limit_of
 from convexformer.programs.build import attention_map
 from convexformer.storage import Source, open_source
-from convexformer.storage.opening import array_of
+from convexformer.storage.opening import array_of, would_be_shard
 from convexformer.validation import (
     check_device,
     check_shape,
@@ -82,8 +83,10 @@ def across_ranks(method: _Method) -> _Method:
         group, call = ranks(), signature.bind(self, *args, **kwargs)
         given = call.arguments
         if group is None:
+            _check_no_shard(self, given)
             given.update({name: array_of(given[name], name) for name in _PER_SAMPLE if name in given})
             return method(*call.args, **call.kwargs)
+        _in_turn(group, lambda: _check_no_shard(self, given))
         X, share = _own_samples(group, self, given["X"], reset=True)
         local, described = _in_turn(group, lambda: (_read(self, X, reset=True), _described(self, method, given)))
         _check_alike(group.all(described))
@@ -112,6 +115,19 @@ def across_ranks(method: _Method) -> _Method:
         return self if result is None else result
 
     return cast(_Method, wrapped)
+
+
+def _check_no_shard(estimator: Any, arguments: dict[str, Any]) -> None:
+    """Raise ``ValueError`` where what `resume` keeps, a file or those of folds, would be read among the samples."""
+    resume = arguments.get("resume", getattr(estimator, "resume", None))
+    if not isinstance(resume, (str, os.PathLike)):
+        return
+    for path in (_path_of(arguments.get(name)) for name in ("X", *_PER_SAMPLE)):
+        if path is not None and any(would_be_shard(file, Path(path)) for file in (Path(resume), Path(resume, "0.npz"))):
+            raise ValueError(
+                f"resume={os.fspath(resume)!r} would be read as one of the shards of {path!r}; give a path in another "
+                "folder"
+            )
 
 
 def predictions_of_all(

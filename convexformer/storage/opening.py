@@ -155,10 +155,12 @@ def _is_shard(file: str) -> bool:
     return file.endswith(SUFFIXES) and not file.startswith(".")
 
 
-def would_be_shard(file: Path, folder: Path) -> bool:
-    """Whether a file, once written, is read among the shards of a folder, which no manifest lists."""
+def would_be_shard(file: Path, path: Path) -> bool:
+    """Whether a file, once written, is read among the shards of the folder of a path, which no manifest lists."""
+    folder = Path(_without_name(os.fspath(path))[0])
     is_listed = folder.suffix == ".zarr" or any((folder / name).exists() for name in (MANIFEST, "dataset_info.json"))
-    return _is_shard(file.name) and not is_listed and file.absolute().parent.resolve() == folder.resolve()
+    is_read = _is_shard(file.name) and folder.is_dir() and not is_listed
+    return is_read and file.absolute().parent.resolve() == folder.resolve()
 
 
 def _saved_table(folder: str, place: str) -> Any:

@@ -92,6 +92,22 @@ def places(data, tmp_path):
     }
 
 
+def test_what_is_kept_for_a_later_call_is_not_read_as_a_shard(data, tmp_path):
+    folder, y = tmp_path / "parts", data[1]
+    folder.mkdir()
+    np.savez(folder / "a.npz", X=data[0], y=y)
+    model, file = ConvexAttentionRegressor(), str(folder / "kept.npz")
+    for call in (
+        lambda *samples: model.fit(*samples, resume=file),
+        lambda *samples: model.path(*samples, n_alphas=2, resume=file),
+        ConvexAttentionRegressorCV(alphas=2, cv=2, resume=folder).fit,
+    ):
+        for samples in ((folder, y), (f"{folder}:X", y), (data[0], f"{folder}:y")):
+            with pytest.raises(ValueError, match=r"resume=.* would be read as one of the shards of '.*parts"):
+                call(*samples)
+    assert [path.name for path in folder.iterdir()] == ["a.npz"]
+
+
 @pytest.mark.parametrize(
     ("name", "limit", "place"), covering(ESTIMATORS, [None, LIMIT], ["file", "path", "memory map", "shards", "chunks"])
 )
