@@ -269,7 +269,13 @@ def _plain_labels(classes: NDArray) -> NDArray:
     if not classes.dtype.hasobject:
         return classes
     if all(isinstance(label, str) for label in classes):
-        return classes.astype(str)
+        plain = classes.astype(str)
+        if (plain.astype(object) != classes).any():
+            raise ValueError(
+                f"the labels {classes.tolist()} cannot be saved, as text of numpy loses null characters at its end; "
+                "fit on labels without them"
+            )
+        return plain
     raise ValueError(
         f"the labels {classes.tolist()} cannot be saved, as they are objects; fit on strings, integers or booleans"
     )

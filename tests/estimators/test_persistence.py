@@ -133,6 +133,13 @@ def test_objects_are_refused_before_anything_is_written(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_labels_that_a_file_does_not_hold_are_named(tmp_path):
+    labels = np.array(["a\0", "a"], dtype=object)[(X3[:, 0, 0] > 0).astype(int)]
+    model = ConvexAttentionClassifier(alpha=0.05).fit(X3, labels)
+    with pytest.raises(ValueError, match=r"the labels \['a', 'a\\x00'\] cannot be saved, as text of numpy loses null"):
+        save_model(model, tmp_path / "m.npz")
+
+
 def test_saving_twice_replaces_the_file_and_leaves_nothing_else(tmp_path):
     model = ConvexAttentionRegressor(alpha=0.05).fit(X3, X3[:, 0, 0])
     save_model(model, tmp_path / "m.npz")
