@@ -232,6 +232,8 @@ class CrossValidationMixin(ConvexAttentionBase):
                 fault = f"gives no score of these predictions: {error}"
                 if isinstance(error, TypeError) and "sample_weight" in str(error):
                     fault = "takes no sample_weight, which fit was given; give a score that counts weights, or none"
+                elif "pos_label" in str(error):
+                    fault += "; give a scorer that knows it, as make_scorer(..., pos_label=...) of scikit-learn makes"
                 raise ValueError(f"scoring={self.scoring!r} {fault}") from error
 
         return score

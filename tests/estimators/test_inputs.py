@@ -16,6 +16,7 @@ import pytest
 import torch
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import f1_score, make_scorer
 from sklearn.model_selection import GroupKFold, KFold, ShuffleSplit, StratifiedKFold
 
 import convexformer
@@ -1087,6 +1088,20 @@ def test_folds_are_not_blamed_for_a_class_of_one_sample(cv):
 def test_scores_that_cannot_be_are_named(scoring):
     with pytest.raises(ValueError, match=r"scoring=.* gives no score of these predictions"):
         ConvexAttentionRegressorCV(alphas=2, cv=3, scoring=scoring).fit(X, y)
+
+
+def test_scores_of_one_class_are_told_which_labels_there_are():
+    labels = np.where(y > np.median(y), "yes", "no")
+    with pytest.raises(
+        ValueError, match=r"scoring='f1' gives no score .*; give a scorer .* make_scorer\(.*pos_label=\.\.\."
+    ):
+        ConvexAttentionClassifierCV(alphas=2, cv=3, scoring="f1").fit(X, labels)
+    scoring = make_scorer(f1_score, pos_label="yes")
+    text, numbers = (
+        ConvexAttentionClassifierCV(alphas=2, cv=3, scoring=score).fit(X, target)
+        for score, target in ((scoring, labels), ("f1", labels == "yes"))
+    )
+    np.testing.assert_array_equal(text.score_path_, numbers.score_path_)
 
 
 def test_scores_of_probabilities_that_the_loss_does_not_have_are_named():
