@@ -11,6 +11,7 @@ from torch import Tensor
 
 from convexformer.nn.modules.probe import TokenPooler
 from convexformer.nn.modules.token_weights import MeanWeights
+from convexformer_solvers.validation import shown
 
 from .moments import Moments
 from .pooling import MeanPooling, PoolingUnion, QueryPooling, TokenGates, TokenPooling, moments, scale_of, weights_by
@@ -50,7 +51,7 @@ def get_dictionary(dictionary: Any, longest: int) -> TokenPooling:
     if is_list and all(isinstance(part, TokenPooling) for part in dictionary):
         return PoolingUnion(dictionary)
     raise ValueError(
-        f"dictionary must be 'auto', a pooling such as TokenGates(64), or a list of poolings, got {dictionary!r}"
+        f"dictionary must be 'auto', a pooling such as TokenGates(64), or a list of poolings, got {shown(dictionary)}"
     )
 
 

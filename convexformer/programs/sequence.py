@@ -22,6 +22,7 @@ from convexformer_solvers import (
     get_penalty,
 )
 from convexformer_solvers.linear_maps.derived import PaddedMap
+from convexformer_solvers.validation import shown
 
 from .build import attention_map
 
@@ -297,7 +298,7 @@ def get_form(form: str | SequenceForm) -> SequenceForm:
         return form
     if isinstance(form, str) and form in FORMS:
         return FORMS[form]
-    raise ValueError(f"form must be one of {sorted(FORMS)} or a SequenceForm, got {form!r}")
+    raise ValueError(f"form must be one of {sorted(FORMS)} or a SequenceForm, got {shown(form)}")
 
 
 def sequence_program(

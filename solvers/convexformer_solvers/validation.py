@@ -91,11 +91,16 @@ def check_tensor(name: str, value: Any) -> None:
         raise TypeError(f"{name} must be a torch tensor, got {got}")
 
 
+def shown(value: Any) -> str:
+    """What messages call a value; of a class also what makes an object of it, as that is often meant."""
+    return f"the class {value.__name__}; is {value.__name__}() meant?" if isinstance(value, type) else repr(value)
+
+
 def check_kind(name: str, value: Any, kind: type, example: str) -> None:
     """Raise ``TypeError`` unless the argument of that name is an object of that class."""
     if not isinstance(value, kind):
-        shown = repr(value)
-        got = type(value).__name__ if "\n" in shown else shown  # as that of a tensor, which may fill pages
+        got = shown(value)
+        got = type(value).__name__ if "\n" in got else got  # as that of a tensor, which may fill pages
         raise TypeError(f"{name} must be a {kind.__name__}, as {example} makes one, got {got}")
 
 

@@ -47,8 +47,9 @@ from convexformer.gates import TrainingData, generate_gates
 from convexformer.nn import train
 from convexformer.nn.modules.token_weights import PositionWeights
 from convexformer.plot import plot_attention_map, plot_convergence, plot_token_norms
-from convexformer.preprocessing import QueryPooling
-from convexformer.solvers import Fista, GroupL2, SolverUnavailableError, Squared, get_loss, solve
+from convexformer.preprocessing import MeanPooling, QueryPooling
+from convexformer.programs.sequence import Stochastic
+from convexformer.solvers import Fista, GroupL2, Huber, SolverUnavailableError, Squared, get_loss, solve
 from convexformer.targets import class_targets
 from convexformer.validation import as_tensor, check_program_tokens, refuse_dates
 from convexformer_solvers.penalties.base import Penalty
@@ -1088,6 +1089,23 @@ def test_folds_are_not_blamed_for_a_class_of_one_sample(cv):
 def test_scores_that_cannot_be_are_named(scoring):
     with pytest.raises(ValueError, match=r"scoring=.* gives no score of these predictions"):
         ConvexAttentionRegressorCV(alphas=2, cv=3, scoring=scoring).fit(X, y)
+
+
+@pytest.mark.parametrize(
+    ("make", "parameters"),
+    [
+        (ConvexAttentionRegressor, {"loss": Huber}),
+        (ConvexAttentionRegressor, {"penalty": GroupL2}),
+        (ConvexAttentionRegressor, {"solver": Fista}),
+        (ConvexSequenceRegressor, {"form": Stochastic}),
+        (ConvexProbeRegressor, {"dictionary": MeanPooling}),
+    ],
+)
+def test_a_class_in_place_of_an_object_is_told_from_one(make, parameters):
+    ((name, kind),) = parameters.items()
+    wanted = rf"{name} must be .*, got the class {kind.__name__}; is {kind.__name__}\(\) meant\?"
+    with pytest.raises(ValueError, match=wanted):
+        make(**parameters).fit(X, X if make is ConvexSequenceRegressor else y)
 
 
 def test_scores_of_one_class_are_told_which_labels_there_are():

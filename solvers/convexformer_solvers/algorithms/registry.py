@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from importlib import import_module
 
+from convexformer_solvers.validation import shown
+
 from .base import Solver
 
 SOLVERS: dict[str, str | type[Solver]] = {
@@ -56,4 +58,4 @@ def get_solver(solver: str | Solver) -> Solver:
 
             return Exact(solver)
     wanted = f"one of {sorted(SOLVERS)}, the name of a solver of cvxpy, or a Solver instance"
-    raise ValueError(f"solver must be {wanted}, got {solver!r}")
+    raise ValueError(f"solver must be {wanted}, got {shown(solver)}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from convexformer_solvers.validation import shown
+
 from .base import Loss
 from .classification import Logistic, Softmax, SquaredHinge
 from .regression import Huber, Poisson, Squared
@@ -42,4 +44,4 @@ def get_loss(loss: str | Loss) -> Loss:
         return loss
     if isinstance(loss, str) and loss in LOSSES:
         return LOSSES[loss]()
-    raise ValueError(f"loss must be one of {sorted(LOSSES)} or a Loss instance, got {loss!r}")
+    raise ValueError(f"loss must be one of {sorted(LOSSES)} or a Loss instance, got {shown(loss)}")

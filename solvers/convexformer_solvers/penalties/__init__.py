@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from convexformer_solvers.validation import shown
+
 from .base import Penalty
 from .group import GroupL2, GroupNuclear
 
@@ -34,4 +36,4 @@ def get_penalty(penalty: str | Penalty) -> Penalty:
         return penalty
     if isinstance(penalty, str) and penalty in PENALTIES:
         return PENALTIES[penalty]()
-    raise ValueError(f"penalty must be one of {sorted(PENALTIES)} or a Penalty instance, got {penalty!r}")
+    raise ValueError(f"penalty must be one of {sorted(PENALTIES)} or a Penalty instance, got {shown(penalty)}")
