@@ -241,7 +241,11 @@ class _Run:
             return self.start
         point = self.solver.point(self.chain.program, self.state)
         check_kind(f"what point of solver {self.solver.name!r} returns", point, Point, "Point(coef)")
-        check_kind(f"coef of the point of solver {self.solver.name!r}", point.coef, Tensor, "torch.as_tensor(coef)")
+        for name, part in point._asdict().items():
+            if part is not None or name == "coef":
+                check_kind(
+                    f"{name} of the point of solver {self.solver.name!r}", part, Tensor, f"torch.as_tensor({name})"
+                )
         return completed(self.chain.original, self.chain.invert(point))
 
     @property

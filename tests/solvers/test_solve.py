@@ -212,6 +212,16 @@ def test_coefficients_that_are_no_tensor_are_named():
         solve(make_program(), ReturnsArrays())
 
 
+@pytest.mark.parametrize("name", ["intercept", "dual", "pred", "fitted", "correlation"])
+def test_other_parts_of_a_point_that_are_no_tensor_are_named(name):
+    class ReturnsArrays(Fista):
+        def point(self, program, state):
+            return super().point(program, state)._replace(**{name: np.zeros(program.y.shape[-1])})
+
+    with pytest.raises(TypeError, match=f"{name} of the point of solver 'fista' must be a Tensor"):
+        solve(make_program(), ReturnsArrays())
+
+
 class FailsToFactorise(Fista):
     """Fista whose third step meets a matrix without a factor."""
 
