@@ -325,7 +325,7 @@ def _most_violating(sums: Tensor, excess: Tensor, config: Generation, n_wanted: 
     units = torch.nn.functional.normalize(sums.flatten(1), eps=_TINY)
     chosen: list[int] = []
     for index in excess.argsort(descending=True).tolist():
-        if excess[index] <= config.tol or len(chosen) == n_wanted:
+        if float(excess[index]) <= config.tol or len(chosen) == n_wanted:
             break
         if not chosen or float((units[chosen] @ units[index]).max()) <= config.similarity:
             chosen.append(index)

@@ -256,6 +256,7 @@ def test_as_many_samples_as_the_ascent_may_see_are_seen_once_each():
 def test_weightings_of_opposite_correlations_are_not_alike():
     sums = torch.tensor([1.0, 1.0, -1.0]).double()[:, None, None].expand(3, 2, 1)
     assert generate._most_violating(sums, torch.tensor([3.0, 2.0, 1.0]), Generation(), 3) == [0, 2]
+    assert generate._most_violating(sums, torch.tensor([3.0, 2.0, 1.0]), Generation(tol=10**30), 3) == []
 
 
 @pytest.mark.parametrize("kind", ["queries", "gates"])
