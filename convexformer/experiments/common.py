@@ -461,3 +461,19 @@ def legend_below(figure: Any, axes: Iterable[Any], **options: Any) -> None:
     """
     entries = {label: handle for ax in axes for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
     figure.legend(entries.values(), entries.keys(), loc="outside lower center", **{"ncols": len(entries)} | options)
+
+
+def plain_log(axis: Any, subs: Sequence[int]) -> None:
+    """Numbers such as 20 and 50 rather than powers of ten at a logarithmic axis.
+
+    Parameters
+    ----------
+    axis : matplotlib Axis
+        Such as ``ax.xaxis``.
+    subs : sequence of int
+        Multiples of powers of ten that have a number where there are several; others are those of a linear axis.
+    """
+    plt = plot.require_matplotlib()
+    axis.set_major_locator(plt.LogLocator(subs=subs))
+    axis.set_major_formatter(plt.FormatStrFormatter("%g"))
+    axis.set_minor_formatter(plt.NullFormatter())

@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import replace
-from itertools import product
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -130,6 +130,27 @@ def test_methods_of_equal_accuracy_do_not_hide_each_other_in_the_figure(report, 
         points = [tuple(point) for line in ax.lines if line.get_marker() == "o" for point in line.get_xydata()]
         assert len(points) == len(set(points)) > 2
         assert all(abs(np.log(x / min(ax.get_xticks(), key=lambda tick: abs(tick - x)))) < 0.1 for x, _ in points)
+
+
+def test_numbers_of_seconds_do_not_overlap(tmp_path, monkeypatch):
+    drawn, close = [], plot.require_matplotlib().close
+    monkeypatch.setattr("convexformer.plot.save_figure", lambda figure, path: drawn.append(figure) or close(figure))
+    ranges = {"narrow": (3.16, 3.56), "in a decade": (3.1, 8.7), "short": (0.02, 0.09), "wide": (1.0, 2e4)}
+    row = {"budget": None, "n_labels": 100, "accuracy": 0.5, "accuracy_error": None}
+    rows = [
+        row | {"data": name, "method": method, "seconds": seconds}
+        for name, ends in ranges.items()
+        for method, seconds in zip((methods.MEAN, methods.CERTIFIED), ends, strict=True)
+    ]
+    draw_figures({"summaries": rows, "data": {"datasets_read": [{"name": name} for name in ranges]}}, tmp_path)
+    drawn[1].draw_without_rendering()
+    for ax in drawn[1].axes[: len(ranges)]:
+        labels = [*ax.get_xticklabels(), *ax.get_xticklabels(minor=True)]
+        places = {label.get_position()[0]: label.get_window_extent() for label in labels if label.get_text()}
+        low, high = ax.get_xlim()
+        boxes = [places[place] for place in sorted(places) if low <= place <= high]
+        assert len(boxes) >= 2
+        assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
 
 
 def test_a_second_call_runs_nothing_again(report, settings, folder, monkeypatch):

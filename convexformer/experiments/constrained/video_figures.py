@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from convexformer import plot
-from convexformer.experiments.common import draw_means, legend_below
+from convexformer.experiments.common import draw_means, legend_below, plain_log
 
 from .common import METHODS
 
@@ -107,16 +107,8 @@ def _draw_layers(report: dict[str, Any], path: Path) -> None:
         ax.axhline(bound, color="gray", linestyle=":", label="bound of the first layer")
         ax.set(xlabel="layer", ylabel="RMSE, scale of 0 to 255", yscale="log")
         ax.set_xticks(np.arange(1, rows[0]["depth"] + 1))
-        _plain_log(ax)
+        plain_log(ax.yaxis, (1, 2, 3, 5))
     _finish(figure, places, path)
-
-
-def _plain_log(ax: Any) -> None:
-    """Numbers such as 20 and 50 rather than powers of ten at a logarithmic axis."""
-    plt = plot.require_matplotlib()
-    ax.yaxis.set_major_locator(plt.LogLocator(subs=(1, 2, 3, 5)))
-    ax.yaxis.set_major_formatter(plt.FormatStrFormatter("%g"))
-    ax.yaxis.set_minor_formatter(plt.NullFormatter())
 
 
 def _draw_training(report: dict[str, Any], path: Path) -> None:
@@ -132,7 +124,7 @@ def _draw_training(report: dict[str, Any], path: Path) -> None:
             epochs = np.arange(1, len(run["training_curve"]) + 1)
             ax.plot(epochs, run["training_curve"], color=_COLOURS[run["method"]], label=run["method"])
         ax.set(xlabel="epoch", ylabel="loss", yscale="log")
-        _plain_log(ax)
+        plain_log(ax.yaxis, (1, 2, 3, 5))
     _finish(figure, places, path)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from convexformer import plot
-from convexformer.experiments.common import draw_means, legend_below
+from convexformer.experiments.common import draw_means, legend_below, plain_log
 
 from .methods import ATTENTIVE, CERTIFIED, CERTIFIED_MEAN, FIRST, LARGEST, MEAN
 
@@ -90,3 +90,5 @@ def _draw_seconds(ax: Any, rows: list[dict[str, Any]]) -> None:
         if row["budget"] is None and row["method"] in _COLOURS:
             ax.scatter(row["seconds"], row["accuracy"], color=_COLOURS[row["method"]], label=row["method"])
     ax.set(xscale="log", xlabel="seconds")
+    plain_log(ax.xaxis, (1, 3))
+    ax.tick_params(axis="x", labelsize="small")
