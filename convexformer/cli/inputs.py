@@ -59,7 +59,6 @@ def check_target(path: Path, *inputs: Path | None) -> None:
     """Raise unless a file that is none of the inputs can be written there."""
     if any(other is not None and _is_same(path, file_of(other)) for other in inputs):
         raise CommandError(f"{path} is read here and would be replaced; give another name to write to")
-    check_no_shard(path, *inputs)
     if path.is_dir():
         raise CommandError(f"{path} is a folder; give the name of a file")
     if path.exists() and not path.is_file():

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .inputs import TARGETS, CommandError, check_target, load_samples, named_path, samples_of
+from .inputs import TARGETS, CommandError, check_no_shard, check_target, load_samples, named_path, samples_of
 from .output import HelpFormatter, as_lines
 from .processes import n_processes, own_device, process_group
 
@@ -57,6 +57,7 @@ def _predict(options: argparse.Namespace, is_first: bool) -> dict[str, Any]:
         )
     if is_first:  # the one that writes
         check_target(options.out, options.file, options.targets, options.model)
+        check_no_shard(options.out, options.file, options.targets)
     model: Any = load_model(options.model)
     if not hasattr(model, "predict"):
         raise CommandError(f"{options.model} holds a {type(model).__name__}, which has no targets to predict")

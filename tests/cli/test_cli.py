@@ -873,6 +873,14 @@ def test_what_a_command_writes_is_not_read_as_a_shard(arguments, regression_file
     run_json(capsys, "predict", "parts", "--model", "model.npz", "--out", "parts/predictions")
 
 
+def test_the_folder_of_folds_may_hold_the_model(regression_file, tmp_path, capsys):
+    folder = tmp_path / "folds"
+    folder.mkdir()
+    options = ["--alpha", "cv", "--n-alphas", 2, "--folds", 2, "--resume", folder, "--eps", 0.5]
+    run_json(capsys, "fit", regression_file, *options, "--model", folder / "model.npz")
+    assert sorted(path.name for path in folder.iterdir()) == ["fold_0.npz", "fold_1.npz", "model.npz"]
+
+
 def test_the_first_process_alone_needs_the_folder_of_what_is_written(regression_file, tmp_path, capsys):
     data, model, absent = str(regression_file), str(tmp_path / "m.npz"), str(tmp_path / "absent" / "file.npz")
     run_json(capsys, "fit", data, "--model", model)
