@@ -48,7 +48,7 @@ class ShardWriter:
 
     Raises
     ------
-    ValueError
+    ValueError, TypeError
         If an argument is not as described, or the folder holds shards of another run.
 
     See Also
@@ -91,12 +91,12 @@ class ShardWriter:
         self.folder = Path(folder)
         self.n_samples, self.shard_rows, self.n_shards = n_samples, shard_rows, -(-n_samples // shard_rows)
         self.worker, self.workers = worker, workers
-        self._about = {"default": default, "info": dict(info or {})}
-        plan = {"format": FORMAT, "version": VERSION, "rows": [n_samples, shard_rows], **self._about}
         try:
+            self._about = {"default": default, "info": dict(info or {})}
+            plan = {"format": FORMAT, "version": VERSION, "rows": [n_samples, shard_rows], **self._about}
             self._run = hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()
-        except TypeError as error:
-            raise TypeError(f"info must hold what JSON has, such as text and numbers: {error}") from error
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"info must hold what JSON has, such as text and numbers, by name: {error}") from error
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def name(self, shard: int) -> str:
@@ -282,6 +282,8 @@ def write_shards(
     True
     ['manifest.json', 'part-00000.safetensors', 'part-00001.safetensors', 'part-00002.safetensors']
     """
+    if not callable(compute):
+        raise TypeError(f"compute must be callable with a slice of the samples, got {type(compute).__name__}")
     writer = ShardWriter(folder, n_samples, shard_rows, info=info, default=default, worker=worker, workers=workers)
     for shard, rows in writer.pending():
         try:

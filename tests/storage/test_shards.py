@@ -295,6 +295,11 @@ def test_wrong_settings_are_named(options, message, tmp_path):
         ShardWriter(tmp_path, **{"n_samples": N, "shard_rows": ROWS} | options)
     with pytest.raises(TypeError, match="info must hold what JSON has"):
         ShardWriter(tmp_path, N, ROWS, info={"X": X})
+    for info in ([1], "bert"):
+        with pytest.raises(TypeError, match="info must hold what JSON has, such as text and numbers, by name"):
+            ShardWriter(tmp_path, N, ROWS, info=info)
+    with pytest.raises(TypeError, match="compute must be callable with a slice of the samples, got dict"):
+        write_shards(tmp_path, {"X": X}, N, shard_rows=ROWS)
 
 
 def test_shards_that_do_not_match_the_manifest_are_named(written):
