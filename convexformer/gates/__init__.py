@@ -13,6 +13,8 @@ from collections.abc import Callable
 
 from numpy.typing import ArrayLike
 
+from convexformer_solvers.validation import shown
+
 from .base import Gates, GatesInterrupted, GateSource, TrainingData
 from .generated import (
     GeneratedGates,
@@ -90,5 +92,6 @@ def get_gate_source(gates: str | GateSource | Gates | tuple[ArrayLike, ArrayLike
     if isinstance(gates, (tuple, list)) and len(gates) == 2:
         return GivenGates(Gates(*gates))
     raise ValueError(
-        f"gates must be one of {sorted(GATE_SOURCES)}, a pair of arrays (u1, u2), Gates or a GateSource, got {gates!r}"
+        f"gates must be one of {sorted(GATE_SOURCES)}, a pair of arrays (u1, u2), Gates or a GateSource, got "
+        f"{shown(gates)}"
     )

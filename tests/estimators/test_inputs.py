@@ -1097,12 +1097,13 @@ def test_scores_that_cannot_be_are_named(scoring):
         (ConvexAttentionRegressor, {"loss": Huber}),
         (ConvexAttentionRegressor, {"penalty": GroupL2}),
         (ConvexAttentionRegressor, {"solver": Fista}),
+        (ConvexAttentionRegressor, {"activation": "gated_relu", "gates": GaussianGates}),
         (ConvexSequenceRegressor, {"form": Stochastic}),
         (ConvexProbeRegressor, {"dictionary": MeanPooling}),
     ],
 )
 def test_a_class_in_place_of_an_object_is_told_from_one(make, parameters):
-    ((name, kind),) = parameters.items()
+    name, kind = [*parameters.items()][-1]
     wanted = rf"{name} must be .*, got the class {kind.__name__}; is {kind.__name__}\(\) meant\?"
     with pytest.raises(ValueError, match=wanted):
         make(**parameters).fit(X, X if make is ConvexSequenceRegressor else y)
