@@ -159,7 +159,8 @@ class EnergyAttention(nn.Module):
         -------
         Energy
         """
-        interaction = InteractionEnergy(self.rho, self.graph, attention_mask)
+        interaction = InteractionEnergy(attention_mask=attention_mask)
+        interaction.rho, interaction.graph = self.rho, self.graph  # checked already, which a graph of torch cannot do
         if self.mode == "softmax":
             return interaction
         return interaction + SquaredDistance(anchor, self.weight, attention_mask)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch.nn.utils import parametrize
-from unfolded_cases import RHO_IDS, RHOS, autograd_gradient, draw, random_graph
+from unfolded_cases import RHO_IDS, RHOS, SquareRoot, autograd_gradient, draw, random_graph
 
 from convexformer.nn.modules.base import seeded
 from convexformer.unfolded import (
@@ -300,6 +300,15 @@ def test_a_graph_of_torch_takes_tokens_and_a_mask(mode):
     mask = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
     program = torch.export.export(network, (tokens, torch.ones_like(mask))).module()
     torch.testing.assert_close(program(tokens, mask), network(tokens, mask))
+
+
+@pytest.mark.parametrize("options", [{"rho": SquareRoot()}, {"graph": random_graph(0, N)}], ids=["rho", "graph"])
+def test_functions_and_graphs_are_checked_once_and_not_in_every_run(options):
+    network, tokens = UnfoldedTransformer(D, 2, "joint", **options), torch.rand(2, N, D)
+    program, wanted = torch.export.export(network, (tokens,)).module(), network(tokens)
+    torch.testing.assert_close(program(tokens), wanted)
+    with torch.inference_mode():
+        torch.testing.assert_close(network(tokens), wanted)
 
 
 @pytest.mark.parametrize("mode", ["aim", "joint"])
