@@ -145,18 +145,18 @@ def get_rho(rho: str | Rho) -> Rho:
     return rho
 
 
+@torch.inference_mode(False)  # with gradients
 def _check(rho: Rho) -> None:
     """Raise ``ValueError`` unless a function is what majorisation needs, on a grid."""
     positive = torch.logspace(-4, 4, 161, dtype=torch.float64)
     z = torch.cat([positive.new_zeros(1), positive]).requires_grad_()
-    with torch.enable_grad():
-        values = rho.value(z)
-        derivative = rho.derivative(z)
-        if not all(torch.is_tensor(numbers) and numbers.shape == z.shape for numbers in (values, derivative)):
-            raise ValueError(f"rho={rho!r} must return tensors of the shape of z from value and derivative")
-        if not values.requires_grad:
-            raise ValueError(f"rho={rho!r} must have a value that autograd can differentiate, without detach()")
-        (slopes,) = torch.autograd.grad(values.sum(), z)
+    values = rho.value(z)
+    derivative = rho.derivative(z)
+    if not all(torch.is_tensor(numbers) and numbers.shape == z.shape for numbers in (values, derivative)):
+        raise ValueError(f"rho={rho!r} must return tensors of the shape of z from value and derivative")
+    if not values.requires_grad:
+        raise ValueError(f"rho={rho!r} must have a value that autograd can differentiate, without detach()")
+    (slopes,) = torch.autograd.grad(values.sum(), z)
     derivative = derivative.detach()
     needs = "; attention descends its energy for concave non-decreasing functions only ([U] Theorem 3.1)"
     if not bool(torch.isfinite(torch.cat([values.detach(), derivative])).all()):

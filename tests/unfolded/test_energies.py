@@ -326,8 +326,9 @@ def test_functions_without_a_majoriser_are_refused(rho, message):
 
 
 def test_functions_are_checked_where_gradients_are_switched_off():
-    with torch.no_grad():
-        assert isinstance(get_rho(_Own()), _Own)
+    for off in (torch.no_grad, torch.inference_mode):
+        with off():
+            assert isinstance(get_rho(_Own()), _Own)
 
 
 def test_what_is_no_function_is_refused():
