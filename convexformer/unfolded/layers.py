@@ -185,11 +185,11 @@ class UnfoldedLayer(nn.Module):
                 )
 
     def __reduce_ex__(self, protocol: Any) -> Any:
+        if not parametrize.is_parametrized(self):
+            return super().__reduce_ex__(protocol)
         # A parametrised module cannot be pickled as other objects are: its class is made when it is parametrised.
         kind = parametrize.type_before_parametrizations(self)
         sizes, options = self._arguments
-        if not parametrize.is_parametrized(self):  # it may have been removed
-            options = options | {"eigenvalue_limit": None}
         frozen = [name for name, parameter in self.named_parameters() if not parameter.requires_grad]
         # What may have been set, or moved to a device, since the layer was made.
         set_since = {name: value for name, value in vars(self).items() if not name.startswith("_")}

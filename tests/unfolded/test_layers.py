@@ -351,6 +351,13 @@ def test_copies_are_as_the_layer_is_now(copied, limit):
     assert copied(layer.to("meta")).attention.graph.device.type == "meta"
 
 
+def test_copies_of_a_free_layer_keep_its_hooks():
+    layer, calls = UnfoldedLayer(D, eigenvalue_limit=None), []
+    layer.register_forward_hook(lambda *arguments: calls.append(arguments))
+    copy.deepcopy(layer)(torch.rand(N, D))
+    assert len(calls) == 1
+
+
 def test_a_network_trained_while_another_thread_runs_one_has_its_weights_of_now():
     running, trained = (UnfoldedTransformer(D, 2, seed=seed).double() for seed in range(2))
     tokens, outputs = draw(0, N, D), []
