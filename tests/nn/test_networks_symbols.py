@@ -56,6 +56,13 @@ def weights(network):
 
 
 @any_network
+def test_a_graph_of_torch_takes_symbols(make):
+    network, (symbols, _) = make(), table()
+    program = torch.export.export(network, (symbols[:3],), dynamic_shapes=({0: torch.export.Dim("batch")},)).module()
+    torch.testing.assert_close(program(symbols), network(symbols))
+
+
+@any_network
 def test_shapes_and_gradients_of_every_parameter(make):
     network, (symbols, y) = make(), table()
     assert network(symbols).shape == (V * V, C)

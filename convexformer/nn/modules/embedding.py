@@ -76,7 +76,8 @@ class TokenEmbedding(nn.Module):
         Raises
         ------
         ValueError
-            If they are of another shape, type or device, or not all of them are symbols.
+            If they are of another shape, type or device, or not all of them are symbols. ``torch.compile`` and
+            ``torch.export`` leave out the latter.
         """
         check_tensor(name, symbols)
         if symbols.ndim != 2 or symbols.shape[1] != self.n_tokens:
@@ -85,6 +86,8 @@ class TokenEmbedding(nn.Module):
             raise ValueError(f"{name} must be integers, the symbols, got {symbols.dtype}")
         if symbols.device != self.weight.device:
             raise ValueError(f"{name} must be on {self.weight.device} like the network, got {symbols.device}")
+        if torch.compiler.is_compiling():  # a graph knows no entries
+            return
         values = symbols.long()
         wrong = values[(values < 0) | (values >= self.n_symbols)]
         if len(wrong):
