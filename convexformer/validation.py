@@ -244,7 +244,8 @@ def as_tensor(
             array = array.copy()  # torch has no negative strides
         if array.__array_interface__["data"][1]:  # read-only, of which torch warns; nothing ever writes to data
             array = np.asarray(_Writable(array))
-    return torch.as_tensor(array, device=device, dtype=dtype)
+        array = torch.from_numpy(array)
+    return array.to(device=device, dtype=dtype)
 
 
 class _Writable:

@@ -125,6 +125,8 @@ def _run_kernel(operation, args, kwargs):
         raise RuntimeError(f"{operation}: expected all tensors to be on the same device")
     if operation not in _COPIES[1:] and kwargs.get("device") is not None:
         on_device = torch.device(kwargs["device"]).type == NAME
+        if on_device and kwargs.get("generator") is not None:
+            raise RuntimeError(f"{operation}: expected a generator of {NAME}, got one of the CPU")
         inner_kwargs["device"] = torch.device("cpu")
     result = operation(*inner_args, **inner_kwargs)
     if not on_device:

@@ -142,8 +142,8 @@ def _parts(problem: EmbeddedProblem, batch_size: int | None, seed: int) -> Itera
         if batch_size is None:
             yield problem
         else:
-            drawn = torch.randperm(len(problem.symbols), generator=generator)[:batch_size]
-            yield problem.rows(drawn.to(problem.symbols.device))
+            drawn = torch.randperm(len(problem.symbols), generator=generator, device=generator.device)
+            yield problem.rows(drawn[:batch_size].to(problem.symbols.device))
 
 
 class _ProximalAdam:

@@ -217,7 +217,7 @@ class Heads:
 
     def program_coef(self) -> Tensor:
         """``to_coef`` as a tensor in float64: a feasible point of ``program``."""
-        return torch.as_tensor(self.replace(w2=self.w2.astype(np.float64)).to_coef())  # takes the others along
+        return as_tensor(self.replace(w2=self.w2.astype(np.float64)).to_coef())  # takes the others along
 
     def gate_of_heads(self) -> list[int]:
         """Gate of each head; zeros without gates."""
@@ -321,7 +321,7 @@ class Heads:
         ValueError
             If ``X``, ``y`` or ``sample_weight`` are of other shapes, or weights are negative.
         """
-        pred, encoded = torch.as_tensor(self.predict(X)), as_tensor(self.targets.encode(y))
+        pred, encoded = as_tensor(self.predict(X)), as_tensor(self.targets.encode(y))
         if encoded.shape != pred.shape:
             raise ValueError(
                 f"y must have a row for each of the {len(pred)} samples, of {pred.shape[1]} outputs "
@@ -378,7 +378,7 @@ class Heads:
         first = np.unique(group, return_index=True)[1]
         membership = csr_array((np.ones(len(self)), (group, np.arange(len(self)))))
         total = (membership @ sizes)[:, None]
-        right_norm = self.penalty.right_norm(torch.as_tensor(unit3[first])).numpy()[:, None]
+        right_norm = self.penalty.right_norm(as_tensor(unit3[first])).numpy()[:, None]
         merged = self._chosen(first)
         return dataclasses.replace(
             merged,

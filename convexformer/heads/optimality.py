@@ -226,7 +226,7 @@ def optimality_gap(
         raise ValueError("fit_intercept must not be False for a network whose bias is not zero")
     program = heads.program(tokens, y, weight, fit_intercept=has_bias)
     covered = reading.objective is None
-    start = (heads.program_coef(), torch.as_tensor(heads.intercept).flatten())
+    start = (heads.program_coef(), as_tensor(heads.intercept).flatten())
     if tuple(start[0].shape) != program.coef_shape:
         raise ValueError(
             f"X and y must be of the sizes that the network takes and gives: X {tuple(tokens.shape)} and y {y.shape} "

@@ -98,7 +98,7 @@ class SequenceHeads:
             raise ValueError(f"intercept must have shape {wanted}, got {self.intercept.shape}")
         if len(self.w1) and self.w1.min() < 0:
             raise ValueError(f"w1 must be non-negative, got {self.w1.min()}")
-        form.check(torch.as_tensor(self.w1))
+        form.check(as_tensor(self.w1))
 
     def __len__(self) -> int:
         return len(self.w1)
@@ -244,7 +244,7 @@ class SequenceHeads:
         return {"alpha": self.alpha, "form": self.form, "penalty": self.penalty, "loss": self.loss}
 
     def _weights(self, dtype: torch.dtype | None = None) -> HeadWeights:
-        return HeadWeights(*(torch.as_tensor(part, dtype=dtype) for part in (self.w1, self.w2, self.w3)))
+        return HeadWeights(*(as_tensor(part, dtype=dtype) for part in (self.w1, self.w2, self.w3)))
 
     def decay(self) -> float:
         """Weight decay of all heads, the penalty's counterpart; float64."""
@@ -269,7 +269,7 @@ class SequenceHeads:
             If ``X`` does not hold finite numbers, or has other tokens or features than the heads.
         """
         tokens = check_program_tokens(X, (self.w1.shape[2], self.w2.shape[1])).cpu().double()
-        pred = torch.as_tensor(self.intercept).double().repeat(len(tokens), 1, 1)
+        pred = as_tensor(self.intercept).double().repeat(len(tokens), 1, 1)
         for w1, w2, w3 in zip(*(part.split(_HEADS_AT_ONCE) for part in self._weights(torch.float64)), strict=True):
             read = torch.einsum("mtk,nkm->ntm", w1, tokens @ w2.T)
             pred += read @ w3
@@ -297,7 +297,7 @@ class SequenceHeads:
         ValueError
             If ``X``, ``y`` or ``sample_weight`` are of other shapes, or weights are negative.
         """
-        pred, target = torch.as_tensor(self.predict(X)), _as_sequences(y).detach().cpu()
+        pred, target = as_tensor(self.predict(X)), _as_sequences(y).detach().cpu()
         if target.shape != pred.shape:
             raise ValueError(f"y must have shape {tuple(pred.shape)}, got {tuple(target.shape)}")
         check_finite("y", target)

@@ -153,7 +153,7 @@ class SingleRow(SequenceForm):
         by_target = coef.unflatten(-1, (n_targets, -1)).movedim(-2, 0)
         block, left, right = penalty.factorize(by_target)
         w1 = left.new_zeros((len(left), n_targets, coef.shape[0]))
-        w1[torch.arange(len(left)), block[:, 0], block[:, 1]] = 1.0
+        w1[torch.arange(len(left), device=left.device), block[:, 0], block[:, 1]] = 1.0
         return HeadWeights(w1, left, right)
 
     def attention(self, coef: Tensor, penalty: Penalty, n_targets: int, n_tokens: int) -> Tensor:

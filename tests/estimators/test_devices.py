@@ -49,6 +49,8 @@ def test_the_stand_in_refuses_what_a_gpu_refuses():
         for mixture in (lambda: there + here, lambda: there @ here.T, lambda: here[there[0].long()]):
             with pytest.raises(RuntimeError):
                 mixture()
+        with pytest.raises(RuntimeError, match="expected a generator of stand_in"):
+            torch.randn(3, generator=torch.Generator(), device=NAME)
         for conversion in (there.numpy, lambda: np.asarray(there)):
             with pytest.raises(TypeError, match="cpu"):
                 conversion()
@@ -61,6 +63,31 @@ def test_the_stand_in_refuses_what_a_gpu_refuses():
 
 
 # Estimators
+
+
+FITS = {
+    "attention": lambda X, y, path: ConvexAttentionRegressor(0.05).fit(X, y[:, 0], resume=path),
+    "gated": lambda X, y, path: ConvexAttentionRegressor(0.05, activation="gated_relu", random_state=0).fit(X, y[:, 0]),
+    "generated": lambda X, y, path: ConvexAttentionRegressor(
+        0.05, activation="gated_relu", gates="generated", random_state=0
+    ).fit(X, y[:, 0]),
+    "folds": lambda X, y, path: ConvexAttentionRegressorCV(alphas=2, cv=2).fit(X, y[:, 0]),
+    "probe": lambda X, y, path: ConvexProbeRegressor(0.05, random_state=0).fit(X, y[:, 0]),
+    "sequence": lambda X, y, path: ConvexSequenceRegressor(0.05).fit(X, y[:, None]),
+}
+
+
+@pytest.mark.parametrize("fit", FITS.values(), ids=FITS)
+def test_the_default_device_of_torch_changes_no_fit(fit, tmp_path):
+    X, y = data()
+    X = X.astype(np.float32)
+    here = fit(X, y, tmp_path / "here")
+    wanted = here.predict(X)
+    with stand_in(), torch.device(NAME):
+        there = fit(X, y, tmp_path / "there")
+        np.testing.assert_allclose(there.predict(X), wanted, atol=1e-5)
+        if fit is not FITS["probe"]:
+            assert there.heads_.objective(X, y) == pytest.approx(here.certificate_.primal)
 
 
 @pytest.mark.parametrize("estimator", [ConvexAttentionRegressorCV, ConvexAttentionClassifierCV])

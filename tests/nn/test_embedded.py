@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.exceptions import ConvergenceWarning
+from stand_in_device import NAME, stand_in
 
 from convexformer.embedded import (
     EmbeddedProblem,
@@ -38,6 +39,15 @@ def make_problem(loss="softmax", penalty="nuclear", dtype=torch.float64, n_gates
     target = torch.eye(P, dtype=dtype)[symbols.sum(1) % P]
     gates = Gates(torch.eye(2)[torch.arange(n_gates) % 2].numpy(), randn(n_gates, width, seed=3).numpy())
     return EmbeddedProblem(symbols, target, gates, get_loss(loss), get_penalty(penalty), P)
+
+
+def test_the_default_device_of_torch_changes_no_batches():
+    problem, options = make_problem(), {"alpha": 0.1, "n_steps": 2, "batch_size": 3}
+    wanted = train_jointly(problem, **options)
+    with stand_in(), torch.device(NAME):
+        state = train_jointly(problem, **options)
+    torch.testing.assert_close(state.coef, wanted.coef)
+    torch.testing.assert_close(state.tables, wanted.tables)
 
 
 class TestEnvelopeTheorem:

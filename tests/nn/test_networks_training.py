@@ -595,6 +595,20 @@ def test_any_device_trains_to_the_same_weights(make, batch_size, accelerator):
     np.testing.assert_allclose(ends[0][1], ends[1][1], rtol=1e-8)
 
 
+def test_the_default_device_of_torch_changes_no_training(accelerator):
+    def trained():
+        network = ConvexAttention(3, 2, 1, 6, gates=Gates(np.eye(2, 3), np.eye(2)))
+        X, y = (part.to(network.w2) for part in data())
+        train(network, X, y, alpha=0.05, n_steps=5, batch_size=10)
+        return network
+
+    wanted = weights(trained())
+    with torch.device(accelerator):
+        network = trained()
+    assert network.w2.device.type == accelerator
+    torch.testing.assert_close(weights(network).cpu(), wanted)
+
+
 # Errors
 
 

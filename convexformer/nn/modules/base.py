@@ -113,7 +113,8 @@ def normal_draws(seed: int) -> Callable[..., Tensor]:
     generator = torch.Generator().manual_seed(check_seed(seed))
 
     def draw(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, dtype=torch.get_default_dtype())
+        drawn = torch.randn(shape, generator=generator, device=generator.device)
+        return torch.empty(shape).copy_(drawn)  # on the default device
 
     return draw
 
@@ -132,7 +133,7 @@ def seeded(seed: int) -> Iterator[None]:
 
 def draw_seed() -> int:
     """A seed from torch's global generator, for a part that has a stream of its own inside ``seeded``."""
-    return int(torch.randint(2**31, ()))
+    return int(torch.randint(2**31, (), device="cpu"))
 
 
 def check_like(parameter: Tensor, part: Tensor, name: str) -> None:

@@ -47,7 +47,7 @@ class Data:
         """Endless minibatches of equal size; each pass over the samples is in a new order and drops the remainder."""
         generator = torch.Generator().manual_seed(seed)  # on the CPU, so that every device draws the same batches
         while True:
-            order = torch.randperm(len(self), generator=generator)[: len(self) // size * size]
+            order = torch.randperm(len(self), generator=generator, device=generator.device)[: len(self) // size * size]
             yield from (self.rows(index.to(self.y.device)) for index in order.split(int(size)))
 
 

@@ -140,13 +140,14 @@ class PathFile:
 def fingerprint(program: Program, grid: Sequence[float]) -> dict[str, Any]:
     """Shapes, names and checksums that tell a program, whatever its ``alpha``, and a grid of alphas from others."""
     generator = torch.Generator().manual_seed(0)
-    vector = torch.randn((*program.map.feature_shape, 1), generator=generator, dtype=torch.float64)
+    like: dict[str, Any] = {"dtype": torch.float64, "device": generator.device}
+    vector = torch.randn((*program.map.feature_shape, 1), generator=generator, **like)
 
     def described(part: Any) -> str:
         return repr(part) if dataclasses.is_dataclass(part) else type(part).__qualname__
 
     scores = program.map.matvec(vector.to(program.map.device))
-    coef = torch.randn(program.coef_shape, generator=generator, dtype=torch.float64).to(scores.device)
+    coef = torch.randn(program.coef_shape, generator=generator, **like).to(scores.device)
     pred = scores / scores.abs().amax().clamp(min=1) * coef.reshape(-1, coef.shape[-1])[0]  # where losses are finite
     return {
         "coef_shape": list(program.coef_shape),
@@ -167,7 +168,8 @@ def fingerprint(program: Program, grid: Sequence[float]) -> dict[str, Any]:
 def _checksum(values: Tensor) -> list[float]:
     """Norm of an array and a random projection of each column, which differ between machines by rounding."""
     rows = values.detach().double().cpu().reshape(len(values), -1)
-    direction = torch.randn(len(rows), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    generator = torch.Generator().manual_seed(1)
+    direction = torch.randn(len(rows), generator=generator, dtype=torch.float64, device=generator.device)
     return [float(torch.linalg.vector_norm(rows)), *(direction @ rows).tolist()]
 
 

@@ -333,7 +333,8 @@ class LinearMap(InParts, ABC):
                 share = share * float(weight.sum() / share.sum())
                 return self.rows(index).squared_norm(share, center, n_steps)
         generator = torch.Generator().manual_seed(0)
-        vector = torch.randn((*self.feature_shape, 1), generator=generator, dtype=weight.dtype).to(weight.device)
+        vector = torch.randn((*self.feature_shape, 1), generator=generator, dtype=weight.dtype, device=generator.device)
+        vector = vector.to(weight.device)
         value = 0.0
         for _ in range(n_steps):
             norm = float(torch.linalg.vector_norm(vector))

@@ -69,8 +69,8 @@ class LowRankMetrics(Metrics):
 
 def _random(n_features: int, rank: int, like: Tensor) -> Tensor:
     """Directions at random, as many as the rank or the features."""
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn((n_features, min(rank, n_features)), generator=generator, dtype=like.dtype).to(like.device)
+    generator, shape = torch.Generator().manual_seed(0), (n_features, min(rank, n_features))
+    return torch.randn(shape, generator=generator, dtype=like.dtype, device=generator.device).to(like.device)
 
 
 def _products(linear_map: LinearMap, coef: Tensor, slopes: _CurvatureSlopes) -> tuple[Tensor, Tensor]:
