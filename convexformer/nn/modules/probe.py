@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from convexformer.optional import required
 from convexformer.validation import as_tensor, check_finite
 
-from .base import check_mask
+from .base import check_mask, check_tokens_for
 from .token_weights import TOKEN_WEIGHTS, JoinedWeights, TokenWeights
 
 _FILE, _CONFIG = "model.safetensors", "config.json"
@@ -228,16 +228,8 @@ class ProbeNetwork(nn.Module):
         -------
         Tensor of shape (B, c)
         """
-        self._check(tokens)
+        check_tokens_for(self.coef, tokens, None, self.coef.shape[1])
         return self.pooler(tokens, mask).flatten(1) @ self.coef.flatten(0, 1) + self.bias
-
-    def _check(self, tokens: Tensor) -> None:
-        """Raise ``ValueError`` unless tokens have the precision and the width of the coefficients."""
-        if tokens.dtype != self.coef.dtype or tokens.ndim != 3 or tokens.shape[2] != self.coef.shape[1]:
-            raise ValueError(
-                f"tokens must be {self.coef.dtype} of shape (n_samples, n_tokens, {self.coef.shape[1]}), got "
-                f"{tokens.dtype} of shape {tuple(tokens.shape)}"
-            )
 
     def contributions(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         r"""What each token adds to the scores: :math:`\sum_j f_j \, a_j(X)_k \, \tilde x_k^\top Z_j`.
@@ -252,7 +244,7 @@ class ProbeNetwork(nn.Module):
         Tensor of shape (B, n, c)
             The sum over tokens and the bias are the scores. Zero for tokens that are not real.
         """
-        self._check(tokens)
+        check_tokens_for(self.coef, tokens, None, self.coef.shape[1])
         tokens, mask = self.pooler.prepared(tokens, mask)
         weights = self.pooler.weights(tokens, mask)
         h, d, c = self.coef.shape
