@@ -12,8 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from convexformer import ConvexAttention, ConvexAttentionClassifier, ConvexAttentionRegressor, Gates, Heads
-from convexformer.nn import EmbeddingMLP, network_from_heads, project_to_simplex, train
+from convexformer.nn import (
+    AttentiveProbe,
+    EmbeddingMLP,
+    MeanWeights,
+    ProbeNetwork,
+    TokenPooler,
+    network_from_heads,
+    project_to_simplex,
+    train,
+)
 from convexformer.solvers import LOSSES
+from convexformer.unfolded import UnfoldedNetwork, UnrolledTransformer
 
 PENALTIES = ("group_l2", "nuclear")
 CLASSIFICATION = ("logistic", "softmax", "squared_hinge")
@@ -39,6 +49,25 @@ def train_for(model, network, tokens, targets, **options):
 
 
 # What it computes
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        ConvexAttention(4, 3, 2),
+        AttentiveProbe(3, 2),
+        ProbeNetwork(TokenPooler([MeanWeights()]), torch.ones(1, 3, 2), torch.zeros(2)),
+        UnfoldedNetwork(4, 3, 2, n_layers=2, width=5),
+        UnrolledTransformer(3),
+    ],
+    ids=lambda network: type(network).__name__,
+)
+def test_networks_take_tokens_in_the_precision_that_autocast_gave_them(network):
+    tokens = torch.rand(5, 4, 3, generator=torch.Generator().manual_seed(0))
+    with torch.autocast("cpu", torch.bfloat16):
+        outputs = network(tokens), network(tokens.bfloat16())
+    for output in outputs:
+        torch.testing.assert_close(output.float(), network(tokens), rtol=0.05, atol=0.05)
 
 
 @pytest.mark.parametrize("simplex", ["softmax", "projection"])
