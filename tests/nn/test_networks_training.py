@@ -190,6 +190,15 @@ def test_networks_train_where_gradients_are_switched_off():
     assert objective == run()
 
 
+def test_no_gradient_passes_to_the_samples():
+    X, y = data()
+    wanted = train(NETWORKS["convex"](), X, y, alpha=0.05, n_steps=5).objective
+    leaf = X.clone().requires_grad_()
+    assert train(NETWORKS["convex"](), leaf * 1, y, alpha=0.05, n_steps=5).objective == wanted
+    assert train(NETWORKS["convex"](), leaf, y, alpha=0.05, n_steps=5).objective == wanted
+    assert leaf.grad is None
+
+
 def test_sizes_of_batches_may_be_integers_of_numpy():
     def run(size):
         return train(NETWORKS["convex"](), *data(), alpha=0.05, n_steps=5, batch_size=size).objective
