@@ -13,7 +13,7 @@ from convexformer.gates import Gates
 from convexformer.gates.base import as_gate_index
 from convexformer.validation import as_tensor
 
-from .base import GatedModule, check_tokens_for
+from .base import GatedModule
 from .simplex import Simplex
 from .simplex_heads import SimplexHeads
 
@@ -115,9 +115,7 @@ class ConvexAttention(GatedModule, SimplexHeads):
         ValueError
             If the tokens are of another shape, precision or device than the network's, or ``masks`` of another shape.
         """
-        check_tokens_for(self.w1, tokens, self.w1.shape[1], self.w2.shape[1])
-        directions = (self.w1[:, :, None] * self.w2[:, None, :]).flatten(1)  # (m, n d)
-        pooled = tokens.flatten(1) @ directions.T  # (N, m)
+        pooled = self._pooled(tokens)
         if self.gates is not None:
             pooled = pooled * self.masks_of(tokens, masks)[:, self.gate_index]
         elif masks is not None:

@@ -7,7 +7,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .base import check_tokens_for
 from .simplex import Simplex
 from .simplex_heads import SimplexHeads
 
@@ -86,7 +85,5 @@ class ReluAttention(SimplexHeads):
         -------
         Tensor of shape (N, c)
         """
-        check_tokens_for(self.w1, tokens, self.w1.shape[1], self.w2.shape[1])
-        directions = (self.w1[:, :, None] * self.w2[:, None, :]).flatten(1)  # (m, n d)
-        pred = torch.relu(tokens.flatten(1) @ directions.T) @ self.w3  # (N, c)
+        pred = torch.relu(self._pooled(tokens)) @ self.w3  # (N, c)
         return pred if self.bias is None else pred + self.bias

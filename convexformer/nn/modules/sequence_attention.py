@@ -80,7 +80,7 @@ class SequenceAttention(SimplexHeads):
         -------
         Tensor of shape (N, T, c)
         """
-        check_tokens_for(self.w1, tokens, self.w1.shape[2], self.w2.shape[1])
+        check_tokens_for(self.w1_free, tokens, self.w1_free.shape[2], self.w2.shape[1])
         projected = tokens @ self.w2.T  # (N, n, m)
         mixed = torch.einsum("jtk,ikj->itj", self.w1, projected)  # (N, T, m)
         pred = mixed @ self.w3  # (N, T, c)

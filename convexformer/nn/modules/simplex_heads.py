@@ -14,7 +14,7 @@ from convexformer.validation import as_floats, as_tensor, check_flag
 from convexformer_solvers import Penalty, get_penalty
 from convexformer_solvers.validation import check_counts
 
-from .base import AttentionNetwork, as_arguments, normal_draws
+from .base import AttentionNetwork, as_arguments, check_tokens_for, normal_draws
 from .simplex import Simplex, first_free, into_simplex
 
 
@@ -65,6 +65,12 @@ class SimplexHeads(AttentionNetwork):
     def w1(self) -> Tensor:
         """Attention over tokens of each head, in the simplex, shape ``(m, n)`` or ``(m, T, n)``."""
         return into_simplex(self.w1_free, self.simplex)
+
+    def _pooled(self, tokens: Tensor) -> Tensor:
+        """What each head with one row of attention reads from checked tokens, ``w1' X w2``, shape ``(N, m)``."""
+        check_tokens_for(self.w2, tokens, self.w1_free.shape[1], self.w2.shape[1])
+        directions = (self.w1[:, :, None] * self.w2[:, None, :]).flatten(1)  # (m, n d)
+        return tokens.flatten(1) @ directions.T
 
     def get_extra_state(self) -> dict[str, Any]:
         """How free parameters read, for ``state_dict``: without it ``w1_free`` means something else."""
