@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from convexformer.nn.modules.base import as_arguments, check_like, seeded
+from convexformer.nn.modules.base import as_arguments, check_tokens_for, seeded
 from convexformer.validation import check_flag, check_one_of, check_positive
 from convexformer_solvers.validation import check_counts, check_tensor
 
@@ -329,10 +329,7 @@ class UnrolledNetwork(nn.Module, ABC):
 
     def _running(self, tokens: Tensor, mask: Any, max_layers: int | None) -> tuple[Iterator[Tensor], Tensor | None]:
         """The states of so many layers, and the checked mask."""
-        check_like(next(self.parameters()), tokens, "tokens")
-        if tokens.ndim != 3 or tokens.shape[-1] != self.n_features:
-            wanted = f"(n_samples, n_tokens, {self.n_features})"
-            raise ValueError(f"tokens must have shape {wanted}, got {tuple(tokens.shape)}")
+        check_tokens_for(next(self.parameters()), tokens, None, self.n_features)
         count = self.n_layers if max_layers is None else max_layers
         check_counts(max_layers=count)
         if count > self.n_layers:
