@@ -80,7 +80,7 @@ class Gates:
         ValueError
             If the tokens are of other numbers or widths than the gates.
         """
-        linear_map = tokens if isinstance(tokens, LinearMap) else DenseMap(as_tokens(tokens))
+        linear_map = tokens if isinstance(tokens, LinearMap) else DenseMap(as_tokens(tokens).detach())
         if linear_map.feature_shape != (self.u1.shape[1], self.u2.shape[1]):
             raise ValueError(
                 f"gates with u1 of width {self.u1.shape[1]} and u2 of width {self.u2.shape[1]} are for so many tokens "

@@ -47,6 +47,14 @@ def test_a_sample_on_the_boundary_passes():
     assert gates.masks(torch.ones(1, 2, 1)).item()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_masks_of_samples_that_require_gradients_have_none(dtype):
+    tokens = torch.ones(2, 5, 3, dtype=dtype, requires_grad=True)
+    masks = draw(GaussianGates(4)).masks(tokens)
+    assert not masks.requires_grad
+    assert torch.equal(masks, draw(GaussianGates(4)).masks(tokens.detach()))
+
+
 def test_masks_of_single_precision_data_are_formed_in_double_precision():
     # In float32 the product rounds to exactly zero, which would open a gate that is closed.
     gates = Gates([[1.0, -1.0 - 1e-9]], [[1.0]])

@@ -195,7 +195,7 @@ class GatedModule(nn.Module):
             u1, u2 = (torch.from_numpy(u).to(tokens.device) for u in (self.gates.u1, self.gates.u2))
             return torch.einsum("nkd,hk,hd->nh", tokens.detach().double(), u1, u2) >= 0
         if masks is None:
-            return self.gates.masks(tokens.detach())
+            return self.gates.masks(tokens)
         wanted = (len(tokens), len(self.gates))
         if tuple(masks.shape) != wanted:
             raise ValueError(f"masks must have shape {wanted}, one column per gate, got {tuple(masks.shape)}")
