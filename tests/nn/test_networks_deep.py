@@ -81,6 +81,13 @@ def test_gate_directions_are_copies():
     assert torch.equal(weights(network), before)
 
 
+def test_gates_of_a_network_in_bfloat16_are_those_in_float32():
+    network = ReluAttention(3, 2, simplex="projection").bfloat16()
+    found = network.gate_directions()
+    for part, wanted in zip(found, network.float().gate_directions(), strict=True):
+        np.testing.assert_allclose(part, wanted, atol=0.02)
+
+
 def test_bias_and_seed_of_relu_heads():
     X, _ = data()
     network = ReluAttention(3, 2, bias=False, seed=2).double()

@@ -7,6 +7,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from convexformer.validation import as_floats
+
 from .simplex import Simplex
 from .simplex_heads import SimplexHeads
 
@@ -70,7 +72,7 @@ class ReluAttention(SimplexHeads):
         u2 : ndarray of shape (m, d)
             Feature directions: a copy of ``w2``.
         """
-        u1, u2 = (weight.detach().cpu().numpy().copy() for weight in (self.w1, self.w2))
+        u1, u2 = (as_floats(weight).numpy(force=True).copy() for weight in (self.w1, self.w2))
         return u1, u2
 
     def forward(self, tokens: Tensor) -> Tensor:
