@@ -70,6 +70,12 @@ def test_networks_take_tokens_in_the_precision_that_autocast_gave_them(network):
         torch.testing.assert_close(output.float(), network(tokens), rtol=0.05, atol=0.05)
 
 
+@pytest.mark.parametrize("network", [ConvexAttention(4, 3, 2), AttentiveProbe(3, 2), UnrolledTransformer(3)])
+def test_networks_on_the_meta_device_give_shapes(network):
+    on_meta = copy.deepcopy(network).to("meta")
+    assert on_meta(torch.rand(5, 4, 3, device="meta")).shape == network(torch.rand(5, 4, 3)).shape
+
+
 @pytest.mark.parametrize("simplex", ["softmax", "projection"])
 @pytest.mark.parametrize("gated", [False, True], ids=["linear", "gated"])
 @pytest.mark.parametrize("bias", [False, True])

@@ -139,7 +139,8 @@ def draw_seed() -> int:
 def check_like(parameter: Tensor, part: Tensor, name: str) -> None:
     """Raise an error naming a part of the data that is no tensor of the precision and on the device of a parameter."""
     check_tensor(name, part)
-    is_cast = part.is_floating_point() and torch.is_autocast_enabled(part.device.type)  # by what computed it
+    kind = part.device.type
+    is_cast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind) and part.is_floating_point()
     if (part.dtype != parameter.dtype and not is_cast) or part.device != parameter.device:
         raise ValueError(
             f"{name} must be {parameter.dtype} on {parameter.device} like the network, "
