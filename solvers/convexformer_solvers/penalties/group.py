@@ -33,8 +33,7 @@ class GroupL2(Penalty):
             return torch.linalg.vector_norm(coef, dim=-2)
         return coef.square().sum(-2).sqrt()
 
-    def group_dual_norms(self, coef: Tensor) -> Tensor:
-        return self.group_values(coef)
+    group_dual_norms = group_values
 
     def prox(self, coef: Tensor, step: float) -> Tensor:
         norms = self.group_values(coef)[..., None, :]
