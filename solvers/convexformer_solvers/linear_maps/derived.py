@@ -14,7 +14,7 @@ _Base = TypeVar("_Base", bound=LinearMap)
 
 
 class DerivedMap(LinearMap, Generic[_Base]):
-    """Another map `base` but for what a subclass defines; its data are neither copied nor doubled."""
+    """Another map `base` but for its products and what else a subclass defines; the data are not copied."""
 
     n_samples = property(lambda self: self.base.n_samples)
     feature_shape = property(lambda self: self.base.feature_shape)
@@ -25,12 +25,6 @@ class DerivedMap(LinearMap, Generic[_Base]):
 
     def __init__(self, base: _Base) -> None:
         self.base, self.memory_limit = base, base.memory_limit
-
-    def matvec(self, coef: Tensor) -> Tensor:
-        return self.base.matvec(coef)
-
-    def rmatvec(self, values: Tensor) -> Tensor:
-        return self.base.rmatvec(values)
 
     def columns(self, blocks: Tensor) -> Tensor:
         return self.base.columns(blocks)
