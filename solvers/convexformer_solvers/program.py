@@ -17,7 +17,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -52,16 +52,13 @@ class LossSlopes(Slopes):
         return (torch.cat([slopes, weight], dim=1) if self.with_weight else slopes).to(pred.dtype)
 
 
-class _WithoutAlpha(Generic[_T]):
+def _without_alpha(compute: Callable[[Any], _T]) -> _T:
     """A property that does not depend on ``alpha``: computed once for all programs that differ in that alone."""
 
-    def __init__(self, compute: Callable[[Any], _T]) -> None:
-        self._compute, self.__doc__ = compute, compute.__doc__
+    def remembered(program: Program) -> _T:
+        return program.remembered(compute.__name__, lambda: compute(program))
 
-    def __get__(self, program: Any, owner: type) -> _T:
-        if program is None:
-            return self  # type: ignore[return-value]
-        return program.remembered(self._compute.__name__, lambda: self._compute(program))
+    return property(remembered, doc=compute.__doc__)  # type: ignore[return-value]
 
 
 @dataclass(frozen=True, eq=False)  # tensors have no single truth value
@@ -184,7 +181,7 @@ class Program:
         n_parts, penalty = self.penalty.of_part(self.y.shape[1])
         return self._changed({}, y=self.y.chunk(n_parts, dim=1)[number], penalty=penalty)
 
-    @_WithoutAlpha
+    @_without_alpha
     def weight(self) -> Tensor:
         """Weights ``p`` of the samples, summing to 1, in the precision of ``y``."""
         if self.sample_weight is None:
@@ -193,7 +190,7 @@ class Program:
         weight = weight / weight.max()  # so that the sum of huge weights cannot overflow
         return (weight / weight.sum()).to(self.y)
 
-    @_WithoutAlpha
+    @_without_alpha
     def counted(self) -> Tensor | None:
         """Which samples have a positive weight, shape (N,); None where all have."""
         counted = self.weight > 0
@@ -215,7 +212,7 @@ class Program:
         """The same program with targets and weights in float64; the map converts its rows as it reads them."""
         return self if self.y.dtype == torch.float64 else self._exact.with_alpha(self.alpha)
 
-    @_WithoutAlpha
+    @_without_alpha
     def _exact(self) -> Program:
         return dataclasses.replace(self, y=self.loss.target_in(self.y, torch.float64))
 
@@ -327,7 +324,7 @@ class Program:
         """Dual objective at a point of shape (N, c), **whether feasible or not**; -inf where the conjugate is inf."""
         return -self.mean(self.loss.conjugate(-theta, self.y))
 
-    @_WithoutAlpha
+    @_without_alpha
     def null_intercept(self) -> Tensor:
         """Intercept of the best constant model, shape ``(c,)``."""
         exact = self.with_float64_targets()  # in float32 it may be far off on many samples
@@ -335,7 +332,7 @@ class Program:
             return exact.null_intercept.to(self.y)
         return self.best_intercept(torch.zeros_like(self.y))
 
-    @_WithoutAlpha
+    @_without_alpha
     def null_value(self) -> float:
         """Objective of the best constant model: the reference of relative gaps.
 
@@ -379,17 +376,17 @@ class Program:
         self.remembered("feature_means", lambda: products[..., -1])  # in the same pass
         return products[..., :-1]
 
-    @_WithoutAlpha
+    @_without_alpha
     def feature_means(self) -> Tensor:
         """Weighted means of the features, of shape ``feature_shape``, in the precision of ``y``."""
         return self.map.rmatvec(self.weight[:, None])[..., 0]
 
-    @_WithoutAlpha
+    @_without_alpha
     def null_dual_norms(self) -> Tensor:
         """Dual norm of each group at the best constant model, as from ``group_dual_norms``; float64."""
         return self.penalty.group_dual_norms_in_any_units(self.null_correlation)
 
-    @_WithoutAlpha
+    @_without_alpha
     def alpha_max(self) -> float:
         """Smallest ``alpha`` whose solution is zero; zero where nothing but the intercept can lower the loss."""
         exact = self.with_float64_targets()
