@@ -381,6 +381,11 @@ class Program:
         """Weighted means of the features, of shape ``feature_shape``, in the precision of ``y``."""
         return self.map.rmatvec(self.weight[:, None])[..., 0]
 
+    @property
+    def block_means(self) -> Tensor | None:
+        """What an intercept takes from the features: ``feature_means`` as ``(n_blocks, d)``; None without one."""
+        return self.feature_means.reshape(-1, self.coef_shape[-2]) if self.fit_intercept else None
+
     @_without_alpha
     def null_dual_norms(self) -> Tensor:
         """Dual norm of each group at the best constant model, as from ``group_dual_norms``; float64."""

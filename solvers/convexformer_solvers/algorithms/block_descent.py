@@ -184,12 +184,6 @@ def _minimiser(spectrum: NDArray, slope: NDArray, alpha: float, size: float) -> 
     return slope * (size / (spectrum * size + alpha))
 
 
-def _gram(program: Program) -> NDArray:
-    """Weighted Gram matrix of all columns, centred where there is an intercept; only to read."""
-    means = program.feature_means.flatten(0, -2) if program.fit_intercept else None
-    return program.map.full_gram(program.weight, means).cpu().numpy()
-
-
 class State(NamedTuple):
     """What sweeps leave."""
 
@@ -223,7 +217,8 @@ class BlockDescent(PrimalDualSolver):
         return super().unmet_requirement(program)
 
     def init_again(self, program: Program, start: Point, previous: State | None) -> State:
-        gram = program.remembered("gram", lambda: _gram(program))
+        full_gram = program.map.full_gram
+        gram = program.remembered("gram", lambda: full_gram(program.weight, program.block_means).cpu().numpy())
         products = program.null_correlation.flatten().cpu().numpy()
         if previous is not None and start.correlation is not None:
             # Rounding of the Gram matrix then goes by the distance from the point whose correlation is known better.

@@ -119,8 +119,7 @@ class WorkingSet(PrimalDualSolver):
         blocks, known = nonzero_blocks(whole.coef).nonzero()[:, 0], None
         if previous is None:
             is_single = self.config.single and squares_fit_single(program)
-            means = program.feature_means.reshape(-1, program.coef_shape[-2]) if program.fit_intercept else None
-            gram = SupportGram(program.map, means, single=is_single)
+            gram = SupportGram(program.map, program.block_means, single=is_single)
         else:
             gram, known = previous.gram, previous.inner
             blocks = torch.cat([previous.blocks, blocks[~torch.isin(blocks, previous.blocks)]])

@@ -112,9 +112,7 @@ class Features:
         self.map, self.fit_intercept = program.map, program.fit_intercept
         self._shape = program.map.feature_shape
         self._blocks = torch.arange(math.prod(self._shape[:-1]), device=program.y.device)
-        self.means: Tensor | None = None  # (n_blocks, d)
-        if program.fit_intercept:
-            self.means = program.feature_means.reshape(-1, self._shape[-1])
+        self.means = program.block_means
         self._gram = SupportGram(program.map, self.means)
 
     def forward(self, coef: Tensor) -> Tensor:
