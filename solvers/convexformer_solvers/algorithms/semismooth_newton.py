@@ -9,7 +9,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from convexformer_solvers.linalg.gram import SupportGram
 from convexformer_solvers.linalg.line_search import backtracking
 from convexformer_solvers.linalg.newton_systems import NewtonSystem, ProxJacobian
 from convexformer_solvers.points import Point, as_start, own_predictions
@@ -65,9 +64,7 @@ class _Iterate(NamedTuple):
         return self.shortening < math.sqrt(EPS)
 
 
-class _State(NamedTuple):
-    iterates: tuple[_Iterate, ...]  # one per output
-    gram: SupportGram
+_State = tuple[_Iterate, ...]  # one per output
 
 
 class SemismoothNewton(PrimalDualSolver):
@@ -109,22 +106,21 @@ class SemismoothNewton(PrimalDualSolver):
         coef, pred = as_start(program, start)
         if pred is None:
             pred = own_predictions(program, coef)
-        gram = SupportGram(program.map) if previous is None else previous.gram
-        system = NewtonSystem(program.map, _intercept_scale(program), gram)
+        system = previous[0].system if previous else NewtonSystem(program.map, _intercept_scale(program))
         parts = zip(program.y.split(1, 1), coef.split(1, -1), pred.split(1, 1), strict=True)
         programs = ((dataclasses.replace(program, y=y), center, v) for y, center, v in parts)
-        return _State(tuple(_first_iterate(*part, self.config, system) for part in programs), gram)
+        return tuple(_first_iterate(*part, self.config, system) for part in programs)
 
     def step(self, program: Program, state: _State) -> _State:
-        return state._replace(iterates=tuple(s if s.finished else _newton_step(s) for s in state.iterates))
+        return tuple(s if s.finished else _newton_step(s) for s in state)
 
     def point(self, program: Program, state: _State) -> Point:
-        parts = zip(*((s.coef, s.correlation, s.pred, s.residual) for s in state.iterates), strict=True)
+        parts = zip(*((s.coef, s.correlation, s.pred, s.residual) for s in state), strict=True)
         coef, correlation, pred, residual = (torch.cat(part, dim=-1) for part in parts)
         return Point(coef, pred=pred, fitted=pred + residual, correlation=correlation)
 
     def finished(self, state: _State) -> bool:
-        return all(s.finished for s in state.iterates)
+        return all(s.finished for s in state)
 
 
 def _first_iterate(

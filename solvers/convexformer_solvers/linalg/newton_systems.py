@@ -43,12 +43,12 @@ class NewtonSystem:
     ``D`` holds the curvatures of the weighted loss, ``J`` is the Jacobian of the prox; the term ``s 1 1'`` stands for
     the intercept, whose ``s`` has the unit of a squared feature and is zero where there is none. The smaller of the
     sides of the active columns and of the samples is factorised, in float64. While ``D`` stays the same the Gram matrix
-    of the groups met so far is kept; other outputs may share it.
+    of the groups met so far is kept.
     """
 
-    def __init__(self, linear_map: LinearMap, intercept_scale: float, gram: SupportGram | None = None) -> None:
+    def __init__(self, linear_map: LinearMap, intercept_scale: float) -> None:
         self.map, self.intercept_scale, self.fit_intercept = linear_map, intercept_scale, intercept_scale > 0
-        self._gram = gram or SupportGram(linear_map)
+        self._gram = SupportGram(linear_map)
 
     def solve(self, jacobian: ProxJacobian, sigma: float, curvature: Tensor, target: Tensor) -> Tensor:
         """The ``x`` for ``J``, a positive ``sigma``, the diagonal of ``D`` and ``r``, all vectors of shape ``(N,)``."""
