@@ -34,10 +34,9 @@ class Part(NamedTuple):
         chosen = coef[..., self.outputs]
         return chosen.movedim(-1, -2).reshape(-1, 1) if self.joint else chosen.flatten(0, -2)
 
-    def shaped(self, flat: Tensor, like: Tensor) -> Tensor:
-        """The outputs' coefficients of a matrix or a vector, in the shape of `like`."""
-        *blocks, width, k = like[..., self.outputs].shape
-        return flat.view(*blocks, k, width).movedim(-1, -2) if self.joint else flat.view(*blocks, width, k)
+    def shaped(self, flat: Tensor) -> Tensor:
+        """The outputs' coefficients of a matrix or a vector."""
+        return flat.view(self.feature_shape).movedim(-1, -2) if self.joint else flat.view(*self.feature_shape, -1)
 
     def of_intercept(self, values: Tensor) -> Tensor:
         """Values of the outputs, as many rows as the intercepts have in the metric."""
@@ -59,9 +58,8 @@ class Metric(NamedTuple):
 
     def reduced(self, correlation: Tensor, slope: Tensor) -> Tensor:
         """Correlation of a dual point whose sum `slope` has been taken from the samples in proportion to `local`."""
-        moved = (part.cross @ part.inverse @ part.of_intercept(slope) for part in self.parts)
-        shaped = [part.shaped(each, correlation) for part, each in zip(self.parts, moved, strict=True)]
-        return correlation - torch.cat(shaped, dim=-1)
+        moved = [part.shaped(part.cross @ part.inverse @ part.of_intercept(slope)) for part in self.parts]
+        return correlation - torch.cat(moved, dim=-1)
 
     def square(self, coef: Tensor, intercept: Tensor) -> float:
         """Squared norm of a move."""

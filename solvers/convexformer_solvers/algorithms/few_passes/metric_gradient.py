@@ -230,7 +230,7 @@ class MetricGradient(Solver):
         penalty = program.penalty.for_outputs(start.shape[1])
         flat = part.matrix.minimum(Model(penalty, program.alpha / length, shape, product, before, goal))
         shift = part.inverse @ (slope / length - part.cross.T @ (flat - start))
-        return part.shaped(flat, at.coef), at.intercept[part.outputs] + shift.flatten()
+        return part.shaped(flat), at.intercept[part.outputs] + shift.flatten()
 
     def _curvatures(self, program: Program, pred: Tensor) -> Tensor:
         """Second derivatives of each sample's loss that the metric takes, shape ``(N, n)``.
