@@ -71,9 +71,7 @@ class Batched(Solver):
             before, inner = state.gap, self.solver.step(program, state.inner)
             finished = self.solver.finished(inner)
             state = _with_gap(program, _State(inner, self.solver.point(program, inner), math.inf, finished))
-            if finished or abs(state.gap) <= goal:
-                break
-            if abs(before) <= abs(state.gap) <= SUM * program.null_value:
+            if finished or abs(state.gap) <= goal or abs(before) <= abs(state.gap) <= SUM * program.null_value:
                 break
         return state
 
