@@ -234,18 +234,16 @@ class Admm(PrimalDualSolver):
 
         What moves say of rho they say of the rule by size, for later iterations and the next alpha of a path.
         """
-        config = self.config
+        config, mark, state = self.config, state.mark, state._replace(mark=None)
         # A gap below zero is that of a correlation that is not the dual point's: then moves are not those of the loss.
-        usable = state.mark is not None and self.gap_estimate(program, state) >= 0
-        by_moves = balancing_rho(state.mark, state.sides) if usable and state.mark is not None else None
-        state, wanted = state._replace(mark=None), by_moves
-        if by_moves is not None:
-            wanted = within(state.rho, by_moves, config.largest_change)
-            rule = GroupSizeStepRule.giving(program, state.coef, wanted) or state.rule
-        else:
+        by_moves = balancing_rho(mark, state.sides) if mark and self.gap_estimate(program, state) >= 0 else None
+        if by_moves is None:
             wanted, rule = state.rule.rho(program, state.coef, state.cache.largest_rho), state.rule
             if wanted == state.cache.largest_rho and state.before is not None:
                 return state  # groups that small tell less than a path
+        else:
+            wanted = within(state.rho, by_moves, config.largest_change)
+            rule = GroupSizeStepRule.giving(program, state.coef, wanted) or state.rule
         if wanted is None or serves_as_well(state.rho, wanted, config.refactor):
             return state
         return state._replace(rho=wanted, rule=rule)
