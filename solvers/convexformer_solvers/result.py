@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import math
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -157,15 +158,8 @@ def check_tol(tol: Any) -> None:
 class Interrupted(KeyboardInterrupt):
     """Ctrl-C with what is finished by then; subclasses take other arguments than a message and can be pickled."""
 
-    _arguments: tuple[Any, ...]
-
-    def __new__(cls, *arguments: Any) -> Interrupted:
-        made = super().__new__(cls)
-        made._arguments = arguments
-        return made
-
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), self._arguments, self.__dict__
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
 
 class SolverInterrupted(Interrupted):
