@@ -278,7 +278,7 @@ class _Pickler(pickle.Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, nn.Parameter):
-            return _as_parameter, (obj.numpy(force=True), obj.requires_grad)
+            return nn.Parameter, (obj.detach(), obj.requires_grad)
         if isinstance(obj, Tensor):
             return _as_tensor, (obj.numpy(force=True),)
         return NotImplemented
@@ -298,10 +298,6 @@ class _Unpickler(pickle.Unpickler):
 
 def _as_tensor(array: np.ndarray) -> Tensor:
     return torch.from_numpy(array if array.flags.writeable else array.copy())
-
-
-def _as_parameter(array: np.ndarray, requires_grad: bool) -> nn.Parameter:
-    return nn.Parameter(_as_tensor(array), requires_grad)
 
 
 def packed(value: Any, name_of: Callable[[Any], Any] | None = None) -> bytes:
