@@ -514,5 +514,4 @@ def _sparsity_and_starts(program: Program, solver: Solver, tol: float) -> _Ident
 
 
 def _tensors(state: Any) -> list[Tensor]:
-    """The tensors of a state."""
     return [leaf for leaf in tree_leaves(state) if isinstance(leaf, Tensor)]

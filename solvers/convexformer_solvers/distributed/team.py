@@ -128,7 +128,6 @@ class Team:
         return cast(list[Any], self._tell(ask))
 
     def _raise_first(self, of_ranks: list[Failed | None]) -> NoReturn:
-        """Raise the error of the first rank that has one."""
         errors = [(rank, failed) for rank, failed in enumerate(of_ranks) if failed is not None]
         rank, first = errors[0]
         error = named(rank, first.error)

@@ -148,7 +148,6 @@ def _table_part(coef: Tensor, sums: Tensor) -> Tensor:
 
 
 def _grouped(symbols: Tensor, n_rows: int, masks: Tensor) -> _Position:
-    """Samples grouped by symbol."""
     n_samples, place = len(symbols), torch.arange(len(symbols), device=symbols.device)
     counts, by_symbol = symbols.bincount(minlength=n_rows), symbols.argsort(stable=True)
     height, before = int(counts.max()) if n_samples else 0, counts.cumsum(0) - counts  # samples of smaller symbols

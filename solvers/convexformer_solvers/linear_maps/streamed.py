@@ -210,7 +210,6 @@ class StreamedMap(LinearMap):
             self._traffic.is_finite = True
 
     def _map_of(self, places: Places, values: Tensor) -> LinearMap:
-        """The map of some samples that have been read."""
         values = values if self.features is None else widened(values, self.features[places])
         return DenseMap(values) if self.masks is None else GatedMap(values, self.masks[places])
 
