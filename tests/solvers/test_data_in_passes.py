@@ -160,6 +160,14 @@ def test_singular_gram_matrices(case, name):
     assert_same(program, one, other, tol)
 
 
+@pytest.mark.parametrize(("name", "mean"), [("squared", 1e9)])
+@pytest.mark.parametrize("c", [1, 2])
+def test_means_far_larger_than_the_spread_take_few_steps(name, mean, c):
+    program = program_of(name, "group_l2", c=c, data=randn(60, 3, 2) + mean)
+    there = on_disk(program.with_alpha(0.1 * program.alpha_max))
+    assert solve(there, Auto(), tol=1e-6, max_iter=20).certificate.relative_gap <= 1e-6
+
+
 def correlated(n=4000, p=60):
     factors = randn(n, 6) @ randn(6, p, seed=1)
     return (factors + randn(n, p, seed=2)).view(n, p // 3, 3)

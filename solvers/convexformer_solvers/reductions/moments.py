@@ -11,7 +11,7 @@ from torch import Tensor
 
 from convexformer_solvers.points import Point
 from convexformer_solvers.program import Program
-from convexformer_solvers.rounding import EPS
+from convexformer_solvers.rounding import EPS, SUM
 
 from .base import Reduction
 from .blocks import _RootMap
@@ -50,7 +50,7 @@ def _moments(program: Program, single: bool) -> MomentsOf:
     rounding = torch.finfo(torch.float32).eps if single else EPS
     if lost_to_means(raw, gram.diagonal(), rounding):
         gram = program.map.full_gram(weight, means.view(-1, program.map.feature_shape[-1]))
-    lost = gram.diagonal() <= EPS * raw  # features that are constant but for rounding
+    lost = gram.diagonal() <= SUM**2 * raw  # features that are constant but for the rounding of their means
     gram[lost], gram[:, lost] = 0.0, 0.0
     return MomentsOf(gram, target.masked_fill(lost[:, None], 0.0), means, mean)
 
