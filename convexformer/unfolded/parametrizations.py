@@ -16,7 +16,8 @@ from convexformer.validation import check_positive
 class _Computed(threading.local):
     """The projections that a thread knows within ``computed_once``, by weight and limit."""
 
-    known: dict[tuple[int, float], tuple[Tensor, Tensor]] | None = None
+    def __init__(self) -> None:  # an attribute of the class would hide from torch.compile that it changes
+        self.known: dict[tuple[int, float], tuple[Tensor, Tensor]] | None = None
 
 
 _COMPUTED = _Computed()

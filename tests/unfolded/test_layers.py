@@ -4,6 +4,7 @@ import copy
 import pickle
 import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -300,6 +301,15 @@ def test_a_graph_of_torch_takes_tokens_and_a_mask(mode):
     mask = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
     program = torch.export.export(network, (tokens, torch.ones_like(mask))).module()
     torch.testing.assert_close(program(tokens, mask), network(tokens, mask))
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by torch, as it compiles
+def test_a_compiled_network_runs_again():
+    network, tokens = UnfoldedTransformer(D, 2), torch.rand(2, N, D)
+    compiled, wanted = torch.compile(network, backend="eager", fullgraph=True), network(tokens)
+    with ThreadPoolExecutor(1) as pool:  # a thread that has run no network
+        for _ in range(2):
+            torch.testing.assert_close(pool.submit(compiled, tokens).result(), wanted)
 
 
 @pytest.mark.parametrize("options", [{"rho": SquareRoot()}, {"graph": random_graph(0, N)}], ids=["rho", "graph"])
