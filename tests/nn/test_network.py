@@ -70,6 +70,16 @@ def test_networks_take_tokens_in_the_precision_that_autocast_gave_them(network):
         torch.testing.assert_close(output.float(), network(tokens), rtol=0.05, atol=0.05)
 
 
+@pytest.mark.parametrize("dtypes", [(torch.float32, torch.float64), (torch.float64, torch.bfloat16)])
+def test_double_precision_which_autocast_leaves_is_not_mixed_with_others(dtypes):
+    network, tokens = ConvexAttention(4, 3, 2).to(dtypes[0]), torch.rand(5, 4, 3).to(dtypes[1])
+    with (
+        torch.autocast("cpu", torch.bfloat16),
+        pytest.raises(ValueError, match=f"tokens must be {dtypes[0]} .*got {dtypes[1]}"),
+    ):
+        network(tokens)
+
+
 @pytest.mark.parametrize("network", [ConvexAttention(4, 3, 2), AttentiveProbe(3, 2), UnrolledTransformer(3)])
 def test_networks_on_the_meta_device_give_shapes(network):
     on_meta = copy.deepcopy(network).to("meta")
