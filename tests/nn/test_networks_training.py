@@ -196,7 +196,10 @@ def test_no_gradient_passes_to_the_samples():
     leaf = X.clone().requires_grad_()
     assert train(NETWORKS["convex"](), leaf * 1, y, alpha=0.05, n_steps=5).objective == wanted
     assert train(NETWORKS["convex"](), leaf, y, alpha=0.05, n_steps=5).objective == wanted
+    weight = torch.ones(len(X), requires_grad=True)
+    assert train(NETWORKS["convex"](), leaf, y, alpha=0.05, n_steps=5, sample_weight=weight).objective == wanted
     assert leaf.grad is None
+    assert weight.grad is None
 
 
 def test_sizes_of_batches_may_be_integers_of_numpy():

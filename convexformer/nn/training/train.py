@@ -70,7 +70,7 @@ def train(
         of symbols take integers of shape ``(N, n)``. A network whose ``forward`` takes a mask, as ``AttentiveProbe``,
         also trains on pairs of such a tensor and a mask of shape ``(N, n)``, True or 1 where a token is real, or
         lengths, integers of shape ``(N,)``. What is not real counts as zero, whatever it holds. No gradient passes to
-        the samples.
+        the samples, targets or weights.
     y : Tensor of the shape of the predictions, or (N, T * c) for predictions of shape (N, T, c)
         Targets of the loss, in the precision and on the device of the network.
     loss : str or Loss, default="squared"
@@ -275,7 +275,7 @@ def _data(
     check_finite(f"{kind}tokens", tokens)
     check_finite(f"{kind}y", y)
     inputs, y = tuple(part.detach() for part in inputs), y.detach()  # a graph behind them serves a single step
-    share = None if weight is None else relative_weight(weight, y)
+    share = None if weight is None else relative_weight(weight, y).detach()
     if share is not None and not bool(share.all()):  # the loss of what has no weight may be infinite
         counted = share > 0
         inputs, y, share = tuple(part[counted] for part in inputs), y[counted], share[counted]
