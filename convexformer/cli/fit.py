@@ -108,8 +108,9 @@ def _fit(options: argparse.Namespace, is_first: bool) -> dict[str, Any]:
     if is_first:  # the one that writes, before the minutes that a fit may take
         check_target(options.model, options.file, options.targets, options.resume)
         check_no_shard(options.model, options.file, options.targets)
-        if options.resume is not None and options.alpha != "cv":
-            check_no_shard(options.resume, options.file, options.targets)
+        if options.resume is not None:
+            kept = options.resume / "fold_0.npz" if options.alpha == "cv" else options.resume
+            check_no_shard(kept, options.file, options.targets)
     from convexformer.estimators.persistence import save_model
 
     try:

@@ -857,6 +857,8 @@ def test_an_empty_path_is_not_the_working_folder(arguments, regression_file, cap
     [
         ["fit", "parts", "--model", "parts/model.npz"],
         ["fit", "parts", "--model", "model.npz", "--resume", "parts/fit.npz"],
+        ["fit", "parts", "--model", "model.npz", "--alpha", "cv", "--resume", "parts"],
+        ["fit", "X.npy", "--targets", "parts", "--model", "model.npz", "--alpha", "cv", "--resume", "parts"],
         ["predict", "parts", "--model", "model.npz", "--out", "parts/predictions.npz"],
     ],
 )
@@ -864,6 +866,7 @@ def test_what_a_command_writes_is_not_read_as_a_shard(arguments, regression_file
     monkeypatch.chdir(tmp_path)
     (tmp_path / "parts").mkdir()
     shard = regression_file.rename(tmp_path / "parts" / "a.npz")
+    np.save("X.npy", np.load(shard)["X"])
     run_json(capsys, "fit", "parts", "--model", "model.npz")
     assert cli.main(arguments) == 1
     assert "would be read as one of the shards of parts" in capsys.readouterr().err
