@@ -21,7 +21,7 @@ from convexformer.preprocessing.pooling import query_temperature
 from convexformer.preprocessing.sequences import TokenSequences, draw_tokens
 from convexformer.validation import check_positive, is_integer
 from convexformer_solvers import Penalty, Program
-from convexformer_solvers.validation import check_counts
+from convexformer_solvers.validation import check_counts, shown
 
 KINDS = ("queries", "gates")
 _TINY = 1e-30  # lengths below it are those of zero: targets may be in any units
@@ -141,7 +141,7 @@ def get_generation(generate: Any) -> Generation | None:
         return generate
     if is_integer(generate, 1):
         return Generation(max_new=int(generate))
-    raise ValueError(f"generate must be None, a positive integer or Generation(...), got {generate!r}")
+    raise ValueError(f"generate must be None, a positive integer or Generation(...), got {shown(generate)}")
 
 
 class WeightingRound(NamedTuple):

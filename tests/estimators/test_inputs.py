@@ -48,6 +48,7 @@ from convexformer.nn import train
 from convexformer.nn.modules.token_weights import PositionWeights
 from convexformer.plot import plot_attention_map, plot_convergence, plot_token_norms
 from convexformer.preprocessing import MeanPooling, QueryPooling
+from convexformer.probes import Generation
 from convexformer.programs.sequence import Stochastic
 from convexformer.solvers import Fista, GroupL2, Huber, SolverUnavailableError, Squared, get_loss, solve
 from convexformer.targets import class_targets
@@ -1100,6 +1101,7 @@ def test_scores_that_cannot_be_are_named(scoring):
         (ConvexAttentionRegressor, {"activation": "gated_relu", "gates": GaussianGates}),
         (ConvexSequenceRegressor, {"form": Stochastic}),
         (ConvexProbeRegressor, {"dictionary": MeanPooling}),
+        (ConvexProbeRegressor, {"generate": Generation}),
     ],
 )
 def test_a_class_in_place_of_an_object_is_told_from_one(make, parameters):
