@@ -128,7 +128,12 @@ def _run_kernel(operation, args, kwargs):
         if on_device and kwargs.get("generator") is not None:
             raise RuntimeError(f"{operation}: expected a generator of {NAME}, got one of the CPU")
         inner_kwargs["device"] = torch.device("cpu")
-    result = operation(*inner_args, **inner_kwargs)
+    if on_device and torch.Tag.nondeterministic_seeded in operation.tags:  # it has a generator of its own
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(Counter.n_results)
+            result = operation(*inner_args, **inner_kwargs)
+    else:
+        result = operation(*inner_args, **inner_kwargs)
     if not on_device:
         return result
     Counter.n_results += 1

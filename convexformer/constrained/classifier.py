@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from convexformer.nn.modules.base import draw_seed, seeded
+from convexformer.nn.modules.base import draw_seed, seeded_parts
 from convexformer.unfolded.networks import padding_mask
 from convexformer.unfolded.unrolled import UnrolledTransformer
 from convexformer_solvers.validation import check_counts
@@ -51,7 +51,7 @@ class LayeredClassifier(nn.Module):
         super().__init__()
         check_counts(n_outputs=n_outputs)
         self.padded = padded
-        with seeded(seed):
+        with seeded_parts(self, seed):
             self.layers = UnrolledTransformer(n_features, n_layers, shared=shared, seed=draw_seed())
             self.readout = nn.Linear(n_features, n_outputs)
 

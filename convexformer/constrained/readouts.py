@@ -112,7 +112,7 @@ def layer_readouts(
     check_counts(n_outputs=n_outputs)
     like = next(model.parameters())
     with seeded(seed):
-        head = nn.Linear(width, n_outputs)
+        head = nn.Linear(width, n_outputs, device="cpu")
     return LayerReadouts(model, head.to(like.device, like.dtype), readout, freeze=freeze)
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from convexformer.nn.modules.base import check_like, seeded
+from convexformer.nn.modules.base import check_like, seeded, seeded_parts
 from convexformer.validation import check_flag, check_one_of, check_positive
 from convexformer_solvers.validation import check_counts
 
@@ -400,7 +400,7 @@ class UnfoldedTransformer(nn.Module):
         check_counts(n_layers=n_layers)
         self.n_layers = n_layers
         self.shared, self.anchored = check_flag(shared, "shared"), check_flag(anchored, "anchored")
-        with seeded(seed):
+        with seeded_parts(self, seed):
             count = 1 if self.shared else n_layers
             self.layers = nn.ModuleList(UnfoldedLayer(n_features, mode, **layer_options) for _ in range(count))
 

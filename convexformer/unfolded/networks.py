@@ -7,7 +7,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from convexformer.nn import AttentionNetwork, ConvexAttention
-from convexformer.nn.modules.base import draw_seed, seeded
+from convexformer.nn.modules.base import draw_seed, seeded_parts
 from convexformer.validation import check_one_of
 from convexformer_solvers import Penalty
 from convexformer_solvers.validation import check_counts, check_tensor
@@ -117,7 +117,7 @@ class UnfoldedNetwork(AttentionNetwork):
         check_counts(n_tokens=n_tokens, n_features=n_features, n_outputs=n_outputs, n_heads=n_heads)
         check_one_of(POOLINGS, pooling=pooling)
         self.embedding: nn.Linear | None = None
-        with seeded(seed):
+        with seeded_parts(self, seed):
             if width is not None:
                 check_counts(width=width)
                 self.embedding = nn.Linear(n_features, width)

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from convexformer.nn.modules.base import as_arguments, check_tokens_for, seeded
+from convexformer.nn.modules.base import as_arguments, check_tokens_for, seeded, seeded_parts
 from convexformer.validation import check_flag, check_one_of, check_positive
 from convexformer_solvers.validation import check_counts, check_tensor
 
@@ -399,7 +399,7 @@ class UnrolledTransformer(UnrolledNetwork):
     def __init__(self, n_features: int, n_layers: int = 3, *, shared: bool = False, seed: int = 0) -> None:
         super().__init__(n_features, n_layers, shared)
         count = 1 if self.shared else n_layers
-        with seeded(seed):
+        with seeded_parts(self, seed):
             self.attention_weight, self.feedforward_weight = (
                 nn.Parameter(
                     torch.stack([nn.init.xavier_normal_(torch.empty(n_features, n_features)) for _ in range(count)])
@@ -513,7 +513,7 @@ class DUST(UnrolledNetwork):
         atoms = overcomplete_dct(n_features, self.n_atoms)  # checks the sizes of a random one too
         if dictionary == "random":
             with seeded(seed):
-                atoms = F.normalize(torch.randn(n_features, self.n_atoms), dim=0)
+                atoms = F.normalize(torch.randn(n_features, self.n_atoms, device="cpu"), dim=0).to(atoms)
         self.start, self.attention = start, check_flag(attention, "attention")
         self.dictionary = nn.Parameter(atoms.repeat(1 if self.shared else n_layers, 1, 1))
         self.raw_penalty = nn.Parameter(torch.full((n_layers,), _inverse_softplus(penalty)))

@@ -14,6 +14,9 @@ from convexformer import (
     ConvexProbeClassifierCV,
     ConvexProbeRegressor,
     ConvexSequenceRegressor,
+    DescentConstrainedClassifier,
+    DescentConstrainedDenoiser,
+    UnfoldedTransformerRegressor,
     attention_program,
     optimality_gap,
 )
@@ -65,6 +68,7 @@ def test_the_stand_in_refuses_what_a_gpu_refuses():
 # Estimators
 
 
+CONSTRAINED = {"objective": "last", "n_layers": 2, "n_epochs": 1, "random_state": 0}
 FITS = {
     "attention": lambda X, y, path: ConvexAttentionRegressor(0.05).fit(X, y[:, 0], resume=path),
     "gated": lambda X, y, path: ConvexAttentionRegressor(0.05, activation="gated_relu", random_state=0).fit(X, y[:, 0]),
@@ -74,6 +78,9 @@ FITS = {
     "folds": lambda X, y, path: ConvexAttentionRegressorCV(alphas=2, cv=2).fit(X, y[:, 0]),
     "probe": lambda X, y, path: ConvexProbeRegressor(0.05, random_state=0).fit(X, y[:, 0]),
     "sequence": lambda X, y, path: ConvexSequenceRegressor(0.05).fit(X, y[:, None]),
+    "unfolded": lambda X, y, path: UnfoldedTransformerRegressor(n_layers=2, n_steps=2, random_state=0).fit(X, y[:, 0]),
+    "constrained": lambda X, y, path: DescentConstrainedClassifier(**CONSTRAINED).fit(X, y[:, 0] > 0),
+    "denoised": lambda X, y, path: DescentConstrainedDenoiser(**CONSTRAINED).fit(X),
 }
 
 
@@ -82,11 +89,12 @@ def test_the_default_device_of_torch_changes_no_fit(fit, tmp_path):
     X, y = data()
     X = X.astype(np.float32)
     here = fit(X, y, tmp_path / "here")
-    wanted = here.predict(X)
+    output = "predict" if hasattr(here, "predict") else "transform"
+    wanted = getattr(here, output)(X)
     with stand_in(), torch.device(NAME):
         there = fit(X, y, tmp_path / "there")
-        np.testing.assert_allclose(there.predict(X), wanted, atol=1e-5)
-        if fit is not FITS["probe"]:
+        np.testing.assert_allclose(getattr(there, output)(X), wanted, atol=1e-5)
+        if fit is not FITS["probe"] and hasattr(here, "heads_"):
             assert there.heads_.objective(X, y) == pytest.approx(here.certificate_.primal)
 
 

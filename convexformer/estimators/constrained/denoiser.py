@@ -144,5 +144,5 @@ class DescentConstrainedDenoiser(TransformerMixin, DescentConstrainedBase):
 def _noisy_losses(network: Any, clean: Tensor, rows: Any, *, noise: float, n_samples: int, seed: int) -> Tensor:
     """Losses of every layer, shape ``(N, n_layers)``, of samples that are some rows of a batch."""
     with seeded(seed):  # the noise of the whole batch, so that a sample gets the same on any number of ranks
-        drawn = torch.randn((n_samples, *clean.shape[1:]), dtype=clean.dtype)[rows].to(clean.device)
+        drawn = torch.randn((n_samples, *clean.shape[1:]), dtype=clean.dtype, device="cpu")[rows].to(clean.device)
     return (network.layer_outputs(clean + noise * drawn) - clean).square().mean((2, 3)).T / 2

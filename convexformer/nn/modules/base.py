@@ -131,6 +131,16 @@ def seeded(seed: int) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def seeded_parts(module: nn.Module, seed: int) -> Iterator[None]:
+    """Let a module make its parts from a seed, on the default device; drawn on the CPU, so that all have the same."""
+    device = torch.empty(0).device
+    with torch.device("cpu"), seeded(seed):
+        yield
+    if device.type != "cpu":
+        module.to(device)
+
+
 def draw_seed() -> int:
     """A seed from torch's global generator, for a part that has a stream of its own inside ``seeded``."""
     return int(torch.randint(2**31, (), device="cpu"))

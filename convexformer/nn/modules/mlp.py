@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from convexformer.validation import check_one_of
 from convexformer_solvers.validation import check_counts
 
-from .base import draw_seed, seeded
+from .base import draw_seed, seeded_parts
 from .embedding import SymbolNetwork, TokenEmbedding
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": torch.relu, "quadratic": torch.square}
@@ -67,7 +67,7 @@ class EmbeddingMLP(SymbolNetwork):
         check_counts(n_outputs=n_outputs, n_hidden=n_hidden)
         check_one_of(tuple(_ACTIVATIONS), activation=activation)
         self.activation = activation
-        with seeded(seed):
+        with seeded_parts(self, seed):
             self.embedding = TokenEmbedding(n_symbols, n_tokens, width, shared, seed=draw_seed())
             self.hidden = nn.Linear(n_tokens * width, n_hidden)
             self.output = nn.Linear(n_hidden, n_outputs)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from convexformer.validation import check_one_of
 from convexformer_solvers.validation import check_counts
 
-from .base import draw_seed, seeded
+from .base import draw_seed, seeded_parts
 from .embedding import SymbolNetwork, TokenEmbedding
 
 
@@ -87,7 +87,7 @@ class SoftmaxTransformer(SymbolNetwork):
         check_one_of(("relu", "gelu"), activation=activation)
         check_one_of(("last", "mean"), readout=readout)
         self.readout = readout
-        with seeded(seed):
+        with seeded_parts(self, seed):
             self.embedding = TokenEmbedding(n_symbols, n_tokens, width, shared=True, seed=draw_seed())
             self.position = nn.Parameter(torch.randn(n_tokens, width) / math.sqrt(width))  # (n, d)
             layers = [
