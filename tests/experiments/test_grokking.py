@@ -344,6 +344,12 @@ def test_names_of_methods_differ_and_unknown_ones_are_refused():
         chosen_methods(GrokkingSettings(), ["perceptron"])
 
 
+@pytest.mark.parametrize("name", ["layers", "transformer_layers"])
+def test_depths_that_no_method_has_are_refused(name):
+    with pytest.raises(ValueError, match=rf"^{name} must hold one or more of the depths \[1, 2, 4\], got \(2, 3\)"):
+        chosen_methods(GrokkingSettings(**{name: (2, 3)}))
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from convexformer.experiments.settings import check_each
 from convexformer.validation import is_prime
 
 from .convex_programs import greedy_layers, solve_fourier
@@ -67,10 +68,14 @@ class Method:
     limit: Literal["n_steps", "untuned_steps", "projection_steps", "max_iter"] = "n_steps"
     applies: Callable[[int], bool] = _any_modulus
 
+    @property
+    def depths(self) -> str:
+        """The setting that says which depths are run."""
+        return "transformer_layers" if self.family == "transformers" else "layers"
+
     def is_in(self, settings: GrokkingSettings) -> bool:
         """Whether its depth is one of the settings."""
-        depths = settings.transformer_layers if self.family == "transformers" else settings.layers
-        return self.n_layers is None or self.n_layers in depths
+        return self.n_layers is None or self.n_layers in getattr(settings, self.depths)
 
 
 def _certified(name: str, trainer: Trainer, n_layers: int | None = None) -> Method:
@@ -107,13 +112,16 @@ def chosen_methods(settings: GrokkingSettings, names: list[str] | None = None) -
     Raises
     ------
     ValueError
-        If a name is that of none of them.
+        If a name is that of none of them, or no method has a depth of the settings.
 
     Examples
     --------
     >>> [method.name for method in chosen_methods(GrokkingSettings.small(), ["MLP", "fully"])]
     ['MLP, ReLU', 'MLP, quadratic', 'fully convex']
     """
+    for name in ("layers", "transformer_layers"):
+        known = sorted({m.n_layers for m in METHODS if m.depths == name and m.n_layers is not None})
+        check_each(known.__contains__, f"of the depths {known}", **{name: getattr(settings, name)})
     there = [method for method in METHODS if method.is_in(settings)]
     for name in names or ():
         if not any(method.name.startswith(name) for method in there):
