@@ -285,6 +285,15 @@ def test_targets_that_do_not_vary_are_refused(activations):
         split_activations(activations, position=0, n_outputs=17, seed=0)
 
 
+def test_targets_that_do_not_vary_in_a_part_are_refused(activations):
+    """Scores in that part would divide by a variance of zero."""
+    outputs = np.ones_like(activations.outputs)
+    outputs[0] = 2  # in one part alone, whichever it is
+    for seed in range(5):
+        with pytest.raises(ValueError, match=f"the same for all (training|validation|test) sentences of seed {seed}; "):
+            split_activations(dataclasses.replace(activations, outputs=outputs), position=0, n_outputs=None, seed=seed)
+
+
 def test_scores_of_the_mean_and_of_the_truth():
     y = np.random.default_rng(0).normal(size=(30, 3))
     assert r2_and_error(y, y) == (1, 0)

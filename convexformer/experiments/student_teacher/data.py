@@ -74,17 +74,21 @@ def split_activations(data: Activations, *, position: int | None, n_outputs: int
     Raises
     ------
     ValueError
-        If there are fewer outputs than are to be kept, or the targets do not vary.
+        If there are fewer outputs than are to be kept, or the targets of a part do not vary.
     """
     order = np.random.default_rng(seed).permutation(len(data))
     ends = [round(_TRAIN * len(data)), round((_TRAIN + _VALIDATION) * len(data))]
     rows = np.split(order, ends)
     outputs = (data.outputs if position is None else data.outputs[:, position]).astype(np.float64)
+    for part, index in zip(("training", "validation", "test"), rows, strict=True):
+        if not np.ptp(outputs[index], axis=0).any():
+            raise ValueError(
+                f"the teacher's outputs are the same for all {part} sentences of seed {seed}; pass more or other "
+                "sentences"
+            )
     targets = outputs - outputs[rows[0]].mean(axis=0)
     targets, kept = _project(targets, rows[0], n_outputs)
     spread = np.sqrt(np.mean(targets[rows[0]] ** 2))
-    if not spread > 0:
-        raise ValueError("the teacher's outputs are the same for all training sentences; pass more or other sentences")
     tokens = data.inputs / np.sqrt(np.mean(data.inputs[rows[0]].astype(np.float64) ** 2)).astype(np.float32)
     train, validation, test = (Part(tokens[index], targets[index] / spread) for index in rows)
     return Split(train, validation, test, rows[0], kept)
