@@ -83,6 +83,17 @@ def is_positive(value: float) -> bool:
     return 0 < value < float("inf")
 
 
+def is_price(value: float | None) -> bool:
+    """Whether a price of slacks is positive and finite, or None, for none.
+
+    Examples
+    --------
+    >>> is_price(None), is_price(0.1), is_price(0.0)
+    (True, True, False)
+    """
+    return value is None or is_positive(value)
+
+
 def is_nonnegative(value: float) -> bool:
     """Whether a number is finite and not negative.
 

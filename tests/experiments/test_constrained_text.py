@@ -214,6 +214,8 @@ def test_areas_are_compared_over_the_seeds_that_both_methods_ended_in():
         ({"train_noises": (-1.0,)}, "train_noises must hold"),
         ({"c_ref_ratio": 0.0}, "c_ref_ratio must be"),
         ({"alphas": (0.1,)}, "as many values"),
+        ({"weight_decays": (0.0, -1.0)}, "weight_decays must hold one or more numbers from 0"),
+        ({"ablation_prices": (None, 0.0)}, "ablation_prices must hold one or more positive numbers or None"),
     ],
 )
 def test_bad_settings(change, message):

@@ -357,6 +357,8 @@ def test_depths_that_no_method_has_are_refused(name):
         ({"moduli": (2,)}, "moduli must hold one or more integers of at least 3"),
         ({"layers": ()}, "layers must hold one or more integers of at least 1"),
         ({"fraction": 1.0}, "fraction must be between 0 and 1"),
+        ({"joint_rate": 0.0}, "joint_rate must be a positive"),
+        ({"greedy_tol": -1.0}, "greedy_tol must be a positive"),
         ({"run_on": 0.5}, "run_on must be a number of at least 1"),
         ({"decays": (-1.0,)}, "decays must hold one or more numbers of at least 0"),
         ({"learning_rates": (0.0,)}, "learning_rates must hold one or more positive numbers"),

@@ -266,6 +266,7 @@ def test_bad_corpora(sources, settings, source, changes, message):
         ({"learning_rates": ()}, "learning_rates must hold"),
         ({"depths": (0,)}, "depths must hold"),
         ({"noises": (-1.0,)}, "noises must hold"),
+        ({"weight_decay": -1.0}, "weight_decay must be a number from 0, got -1.0"),
         ({"n_layers": 0}, "n_layers must be a positive integer"),
     ],
 )

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from convexformer.experiments.corpora import CorpusSettings
-from convexformer.experiments.settings import check_each, is_nonnegative, is_positive
+from convexformer.experiments.settings import check_each, is_nonnegative, is_positive, is_price
 from convexformer.validation import check_positive, is_integer
 from convexformer_solvers.validation import check_counts
 
@@ -111,10 +111,11 @@ class ConstrainedTextSettings(CorpusSettings):
         super().__post_init__()
         check_counts(**self._named("noise_copies", "n_epochs", "encoder_epochs", "batch_size"))
         check_each(lambda depth: is_integer(depth, 2), "integers of at least 2", depths=self.depths)
-        check_each(is_nonnegative, "numbers from 0", train_noises=self.train_noises, test_noises=self.test_noises)
+        check_each(is_nonnegative, "numbers from 0", **self._named("train_noises", "test_noises", "weight_decays"))
         if self.test_noises[0] != 0 or any(np.diff(self.test_noises) <= 0):
             raise ValueError(f"test_noises must begin with 0 and increase, got {self.test_noises!r}")
         check_each(is_positive, "positive numbers", learning_rates=self.learning_rates)
+        check_each(is_price, "positive numbers or None", ablation_prices=self.ablation_prices)
         alphas = self._named("alphas", "ablation_alphas")
         check_each(lambda alpha: 0 <= alpha < 1, "numbers from 0 and below 1", **alphas)
         check_each(lambda value: 0 <= value <= 1, "numbers from 0 to 1", thresholds=self.thresholds)

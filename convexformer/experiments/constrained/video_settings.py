@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from convexformer.experiments.settings import ExperimentSettings, check_each, is_nonnegative
+from convexformer.experiments.settings import ExperimentSettings, check_each, is_nonnegative, is_positive, is_price
 from convexformer.validation import check_flag, check_positive, is_integer
 from convexformer_solvers.validation import check_counts
 
@@ -150,18 +150,18 @@ class ConstrainedVideoSettings(ExperimentSettings):
         if "ViT" in self.models and self.n_hidden % self.n_heads:
             raise ValueError(f"n_heads must divide n_hidden={self.n_hidden}, got {self.n_heads}")
         check_each(lambda depth: is_integer(depth, 2), "integers of at least 2", depths=self.depths)
-        check_each(is_nonnegative, "numbers from 0", noises=self.noises, test_noises=self.test_noises)
+        check_each(is_nonnegative, "numbers from 0", **self._named("noises", "test_noises", "weight_decays"))
+        check_each(is_positive, "positive numbers", learning_rates=self.learning_rates)
         check_positive(**self._named("least_noise", "c_ref", "dual_lr", "feedforward_scale"))
         if self.resilience is not None:
             check_positive(resilience=self.resilience)
-        for name in ("learning_rates", "alphas", "weight_decays"):
-            if not getattr(self, name):
-                raise ValueError(f"{name} must hold one or more numbers, got {getattr(self, name)!r}")
+        if not self.alphas:
+            raise ValueError(f"alphas must hold one or more numbers, got {self.alphas!r}")
         for name in ("alphas", "ablation_alphas"):
             if not all(0 <= alpha < 1 for alpha in getattr(self, name)):
                 raise ValueError(f"{name} must hold numbers from 0 and below 1, got {getattr(self, name)!r}")
-        if self.ablation_alphas and not self.ablation_resiliences:
-            raise ValueError("ablation_resiliences must hold one or more prices of slacks or None, got ()")
+        if self.ablation_alphas:
+            check_each(is_price, "positive numbers or None", ablation_resiliences=self.ablation_resiliences)
         check_flag(self.search_every_seed, "search_every_seed")
         _ = self.search  # as many values for each method
 

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from convexformer.experiments.settings import ExperimentSettings, check_each, is_nonnegative, is_positive
-from convexformer.validation import is_integer
+from convexformer.validation import check_positive, is_integer
 from convexformer_solvers.validation import check_counts
 
 _CHOICES = ("moduli", "layers", "transformer_layers")
@@ -157,6 +157,7 @@ class GrokkingSettings(ExperimentSettings):
                 raise ValueError(f"{name} must be between 0 and 1, got {getattr(self, name)!r}")
         if not 1 <= self.run_on < math.inf:
             raise ValueError(f"run_on must be a number of at least 1, got {self.run_on!r}")
+        check_positive(**self._named("projection_rate", "joint_rate", "joint_head_rate", "tol", "greedy_tol"))
         check_each(is_positive, "positive numbers", learning_rates=self.learning_rates)
         check_each(is_nonnegative, "numbers of at least 0", decays=self.decays)
 

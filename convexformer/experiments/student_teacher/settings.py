@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from convexformer.experiments.settings import ExperimentSettings, check_each, is_positive
-from convexformer.validation import check_optional_counts, is_integer
+from convexformer.validation import check_optional_counts, check_positive, is_integer
 from convexformer_solvers.validation import check_counts
 
 
@@ -111,7 +111,9 @@ class StudentTeacherSettings(ExperimentSettings):
 
     def __post_init__(self) -> None:
         check_counts(n_tokens=self.n_tokens, n_gates=self.n_gates, n_alphas=self.n_alphas, n_steps=self.n_steps)
+        check_counts(**self._named("softmax_heads", "softmax_head_width"))
         check_optional_counts(n_outputs=self.n_outputs, map_outputs=self.map_outputs)
+        check_positive(tol=self.tol, search_tol=self.search_tol)
         if not is_integer(self.n_sentences, 10):
             raise ValueError(
                 f"n_sentences must be an integer of at least 10, to be split in three, got {self.n_sentences!r}"

@@ -117,6 +117,8 @@ class UnfoldedSettings(CorpusSettings):
         check_each(is_positive, "positive numbers", learning_rates=self.learning_rates, alphas=self.alphas)
         check_each(lambda depth: is_integer(depth, 1), "positive integers", depths=self.depths)
         check_each(is_nonnegative, "numbers from 0", noises=self.noises)
+        if not is_nonnegative(self.weight_decay):
+            raise ValueError(f"weight_decay must be a number from 0, got {self.weight_decay!r}")
 
     @property
     def look_every(self) -> int:
