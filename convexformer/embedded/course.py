@@ -44,6 +44,8 @@ class MovingTables:
         check_positive(lr=lr)
         if tables is not None:
             problem.check_tables(tables)
+            if not bool(tables.any(-1).all()):
+                raise ValueError("tables must have no row of zeros, which cannot be scaled to length one")
         self.now = random_tables(problem, seed) if tables is None else unit_rows(tables.detach().to(problem.target))
         self._parts = list(self.now.unbind())  # views: one table per token, as Muon's matrices are
         self._optimizer = OPTIMIZERS[optimizer](self._parts, lr)

@@ -451,6 +451,14 @@ def test_an_embedding_to_begin_with_has_a_row_for_each_symbol():
         dataclasses.replace(problem, symbols=problem.symbols.numpy())
 
 
+@pytest.mark.parametrize("train", [train_by_projection, train_jointly])
+def test_an_embedding_to_begin_with_has_no_row_of_zeros(train):
+    tables = torch.ones(2, P, 3)
+    tables[1, 2] = 0
+    with pytest.raises(ValueError, match="tables must have no row of zeros"):
+        train(make_problem(), tables, n_steps=1, alpha=0.1)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
