@@ -305,7 +305,8 @@ def test_tokens_of_one_feature_are_predicted_where_they_were_not_fitted(place, l
 def test_scores_of_folds_of_a_file_of_two_dimensions(limit, data, tmp_path):
     X, y = data[0].reshape(600, 20), data[1]
     np.save(tmp_path / "X.npy", X)
-    model = ConvexAttentionRegressorCV(alphas=2, cv=2, scoring="r2", tol=1e-8, memory_limit=limit)
+    halves = np.arange(300), np.arange(-300, 0)
+    model = ConvexAttentionRegressorCV(alphas=2, cv=[halves, halves[::-1]], scoring="r2", tol=1e-8, memory_limit=limit)
     wanted = clone(model).fit(X, y).score_path_
     np.testing.assert_allclose(model.fit(tmp_path / "X.npy", y).score_path_, wanted, atol=1e-3)
 

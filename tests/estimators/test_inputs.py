@@ -836,7 +836,13 @@ class TestFolds:
             ([(np.arange(9), np.zeros(20, dtype=bool))], r"cv: both parts of fold 0 must hold positions"),
             ([(np.arange(9), [10]), ([0, 20], [3])], r"cv: fold 1 must hold positions of the 20 samples, got 0 to 20"),
             ([(np.arange(9), [10, -21])], r"cv: fold 0 must hold positions of the 20 samples, got -21 to 10"),
+            ([(np.arange(9), [[10], [11]])], r"cv: both parts of fold 0 must hold positions .* of shape \(2, 1\)"),
             ([([0, 1], [2], [3])], r"cv=.* gives no folds of 20 samples"),
+            pytest.param(
+                SimpleNamespace(split=lambda *given: [([0, 1], [2], [3])]),
+                "cv: fold 0 must be a pair of training and",
+                id="three parts",
+            ),
             (1, "cv=1 gives no folds of 20 samples: .*n_splits"),
             (100, "cv=100 gives no folds of 20 samples"),
             ("five", "cv='five' gives no folds"),
@@ -857,7 +863,7 @@ class TestFolds:
         ):
             model.fit(X, counts, weight)
 
-    def test_masks_and_unsigned_integers_are_positions(self):
+    def test_masks_unsigned_and_negative_integers_are_positions(self):
         first = np.arange(20) < 12
         scores = [
             ConvexAttentionRegressorCV(alphas=3, cv=[split]).fit(X, y).score_path_
@@ -865,6 +871,7 @@ class TestFolds:
                 (np.arange(12), np.arange(12, 20)),
                 (first, ~first),
                 (np.arange(12, dtype=np.uint8), np.arange(12, 20, dtype=np.uint8)),
+                (np.arange(-20, -8), np.arange(-8, 0)),
             )
         ]
         for found in scores[1:]:
