@@ -45,6 +45,11 @@ def test_an_array_is_no_score(baseline):
     contributions = FIRST if np.ndim(baseline) == 0 else np.stack([FIRST, FIRST], axis=1)
     explanation = Explanation([contributions], baseline, np.array([0, 1]))
     for output in (np.arange(2), np.array([1]), torch.arange(2)):
-        for draw in (explanation.of, explanation.plot_series):  # of which the second takes no times or values
+        for draw, *given in (
+            (explanation.of,),
+            (explanation.plot_series,),  # which takes no times or values
+            (explanation.plot_text, ["a", "b"]),
+            (explanation.plot_patches, (1, 2)),
+        ):
             with pytest.raises(ValueError, match=r"output must be one of \[0, 1\], got (array|tensor)"):
-                draw(0, output)
+                draw(0, *given, output)
