@@ -104,7 +104,7 @@ def test_queries_stay_in_their_ball_and_reach_its_rim():
 
 @pytest.mark.parametrize("kind", ["queries", "gates"])
 def test_where_tokens_or_dual_values_are_zero_nothing_is_violated(kind):
-    for point in (dual_point(unit=0.0), dual_point()):
+    for point in (dual_point(unit=0.0), dual_point(unit=0.0, scaled=True), dual_point()):
         found = search(point._replace(values=0 * point.values, alpha=1.0), kind, n_samples=20)
         assert found.weights is None
         assert found.violation == -1.0
