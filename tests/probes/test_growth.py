@@ -119,7 +119,12 @@ def test_a_file_of_other_samples_or_damaged_weightings_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"resume=.*these differ: .*\bX\b"):
         fitted(file, samples=[2 * sample + sample**2 for sample in SAMPLES])
     header, arrays = read_archive(file, "path")
-    header["kept"]["parts"][0]["kind"] = "none of them"
-    write_archive(file, "path", header, arrays)
-    with pytest.raises(ValueError, match=r"resume='.*fit.npz' cannot be continued: its weightings cannot be used"):
-        fitted(file)
+    kept = header["kept"]
+    for damaged in (
+        {"parts": [kept["parts"][0] | {"kind": "none of them"}]},
+        {"rounds": 3},
+        {"stream": kept["stream"] | {"bit_generator": "none of them"}},
+    ):
+        write_archive(file, "path", header | {"kept": kept | damaged}, arrays)
+        with pytest.raises(ValueError, match=r"resume='.*fit.npz' cannot be continued: its weightings cannot be used"):
+            fitted(file)
