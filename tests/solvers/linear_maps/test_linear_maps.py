@@ -483,6 +483,7 @@ def test_products_of_a_map_in_both_precisions_are_those_of_their_argument(gated)
     exact = make_map(gated, n=30, blocks=8, d=3)
     mixed, single = MixedMap(exact), exact.to(torch.float32)
     check_map(mixed)
+    assert mixed.to(device="cpu").dtype == mixed.dtype
     coef, values = randn(*exact.feature_shape, 2, seed=1), randn(30, 2, seed=2)
     for dtype, base in ((torch.float64, exact), (torch.float32, single)):
         some = mixed.rows(slice(3, 9)).matvec(coef.to(dtype))
