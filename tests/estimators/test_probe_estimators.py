@@ -818,6 +818,13 @@ def test_samples_whose_pooled_tokens_overflow_are_refused(method):
         getattr(probe, method)(np.full((3, 5, 3), 1.7e308))
 
 
+def test_a_probe_that_is_not_fitted_says_so():
+    probe = regressor()
+    for asked in (probe.predict, probe.pool, probe.explain, lambda X: probe.to_torch()):
+        with pytest.raises(NotFittedError):
+            asked(SAMPLES)
+
+
 def test_one_class_and_empty_samples_are_named():
     with pytest.raises(ValueError, match="at least two classes"):
         classifier().fit(SAMPLES, np.zeros(len(SAMPLES)))

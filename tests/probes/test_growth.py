@@ -85,6 +85,7 @@ def test_no_more_weightings_are_taken_from_a_file_than_are_asked_for(tmp_path):
     alone = fewer.set_params(generate=None).fit(SAMPLES, Y, resume=tmp_path / "fit.npz")
     assert alone.n_iter_ == 0
     assert len(alone.weighting_norms_) == 1
+    assert alone.generation_ is None
 
 
 @pytest.mark.parametrize("of_numpy", [False, True])
