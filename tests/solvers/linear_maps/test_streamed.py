@@ -194,6 +194,16 @@ def test_a_sum_that_overflows_is_no_fault():
     assert torch.isfinite(StreamedMap(Rows(data), chunk=24).matvec(torch.zeros(3, 2, 1))).all()
 
 
+def test_samples_that_a_network_makes_have_no_gradient():
+    scale = torch.ones(2, dtype=torch.float64, requires_grad=True)
+
+    class Made(Rows):
+        def read(self, rows):
+            return scale * super().read(rows)
+
+    assert not StreamedMap(Made(randn(N, 3, 2)), chunk=24).matvec(randn(3, 2, 1)).requires_grad
+
+
 def test_a_source_that_fails_ends_the_product_and_its_thread():
     class Broken(Rows):
         def read(self, rows):
