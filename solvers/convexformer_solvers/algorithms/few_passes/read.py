@@ -27,7 +27,7 @@ class Linear(NamedTuple):
     intercept: Tensor
     pred: Tensor  # A coef
     correlation: Tensor  # A' diag(p) theta
-    slope: Tensor  # sum of diag(p) theta, (c,); zeros without an intercept
+    slope: Tensor  # sum of diag(p) theta, (c,)
 
     def plus(self, moves: Sequence[Linear], shares: Tensor) -> Linear:
         """The sum with shares of moves."""
@@ -66,7 +66,7 @@ def read(program: Program, coef: Tensor, intercept: Tensor, single: bool, metric
         passed = program.map.slopes_pass(coef, slopes)
         coef, pred, correlation = (part.to(program.y) for part in (coef, *passed))
     of_samples = slopes.at(pred)
-    slope = of_samples.sum(0) * program.fit_intercept
+    slope = of_samples.sum(0)
     value = float(program.objective(coef, pred + intercept))
     # Large means of the features multiply what the slopes leave of an intercept that is not quite the best.
     centred = correlation if metric is None else metric.reduced(correlation, slope)
