@@ -76,6 +76,13 @@ def test_combinations_have_their_own_predictions_and_slopes_of_a_quadratic_loss(
         torch.testing.assert_close(at.slope, own.at.slope)
 
 
+def test_a_pass_at_zero_coefficients_is_at_its_own_intercept():
+    program = program_of("logistic", GroupL2())
+    intercept = program.null_intercept + 0.1 * randn(2, seed=3)
+    at = read(program, torch.zeros(program.coef_shape, dtype=torch.float64), intercept, False).at
+    torch.testing.assert_close(at.correlation, program.map.rmatvec(program.slopes(intercept).at(at.pred)))
+
+
 def test_two_equal_points_are_combined_to_themselves():
     program = program_of("logistic", GroupL2())
     first = points_of(program, 1)[0]
