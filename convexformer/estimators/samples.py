@@ -86,9 +86,13 @@ def across_ranks(method: _Method) -> _Method:
             _check_no_shard(self, given)
             given.update({name: array_of(given[name], name) for name in _PER_SAMPLE if name in given})
             return method(*call.args, **call.kwargs)
-        _in_turn(group, lambda: _check_no_shard(self, given))
         X, share = _own_samples(group, self, given["X"], reset=True)
-        local, described = _in_turn(group, lambda: (_read(self, X, reset=True), _described(self, method, given)))
+
+        def read() -> tuple[Any, dict[str, Any]]:
+            _check_no_shard(self, given)
+            return _read(self, X, reset=True), _described(self, method, given)
+
+        local, described = _in_turn(group, read)
         _check_alike(group.all(described))
         joined = _joined_samples(group, [given.get(name) for name in _PER_SAMPLE], share, len(local))
         interrupts: list[KeyboardInterrupt] = []  # what rank 0 has of it, with the solution
@@ -122,8 +126,9 @@ def _check_no_shard(estimator: Any, arguments: dict[str, Any]) -> None:
     resume = arguments.get("resume", getattr(estimator, "resume", None))
     if not isinstance(resume, (str, os.PathLike)):
         return
+    files = Path(resume), Path(resume, "fold_0.npz")
     for path in (_path_of(arguments.get(name)) for name in ("X", *_PER_SAMPLE)):
-        if path is not None and any(would_be_shard(file, Path(path)) for file in (Path(resume), Path(resume, "0.npz"))):
+        if path is not None and any(would_be_shard(file, Path(path)) for file in files):
             raise ValueError(
                 f"resume={os.fspath(resume)!r} would be read as one of the shards of {path!r}; give a path in another "
                 "folder"
