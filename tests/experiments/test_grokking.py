@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -315,6 +316,16 @@ def test_the_text_says_how_far_runs_went_that_never_got_there():
         "there": ["10", "30", "20", "1/1"],
     }
     assert "diverged" not in text
+
+
+def test_the_text_has_the_test_loss_at_the_end_beside_the_accuracy():
+    run = {"p": 5, "seed": 0, "method": "network", "convex": False, "train_step": 10, "test_step": 30, "delay": 20}
+    run |= {"n_steps": 50, "steps": 50, "test_loss_then": 0.75, "final_test_accuracy": 0.5, "final_test_loss": 0.125}
+    text = format_grokking(summarise([run]) | {"tables": [], "skipped": [], "remark": "", "figures": []})
+    titles, _, cells = (re.split(r" {2,}", line) for line in text.splitlines()[1:4])
+    assert dict(zip(titles, cells, strict=False))["test loss then"] == "0.750"
+    assert dict(zip(titles, cells, strict=False))["last test loss"] == "0.125"
+    assert titles.index("last test loss") == titles.index("last test accuracy") + 1
 
 
 def test_bands_are_drawn_on_one_grid_and_ended_runs_keep_their_value():

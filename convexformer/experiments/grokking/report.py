@@ -110,6 +110,7 @@ _COLUMNS: tuple[Column, ...] = (
     ("s", ">", shown("test_seconds", ".1f")),
     ("test loss then", ">", shown("test_loss_then", ".3f")),
     ("last test accuracy", ">", shown("final_test_accuracy", ".2%")),
+    ("last test loss", ">", shown("final_test_loss", ".3f")),
     ("rate", ">", shown("learning_rate", "g")),
     ("decay", ">", shown("weight_decay", "g")),
     ("tuning steps", ">", shown("tuning_steps", ".0f")),
@@ -212,8 +213,8 @@ def remark(settings: GrokkingSettings) -> str:
         "split, initial weights, gates and minibatches. Steps are those of the optimiser, or iterations of the convex "
         f"solver; they are counted to the first look, every {settings.look_every} steps (10 iterations, at first "
         f"fewer), with an accuracy of {settings.threshold:.0%}. A convex program is looked at on the way; the last "
-        "test accuracy is that of its solution, which may be less. '>N': not reached in N steps; 'never': the solved "
-        "program does not; such seeds count as the slowest in medians. delay = steps from 99% training to "
+        "test accuracy and loss are those of its solution, which may be worse. '>N': not reached in N steps; 'never': "
+        "the solved program does not; such seeds count as the slowest in medians. delay = steps from 99% training to "
         "99% test accuracy. gradients = gradients taken until then, each "
         "over so many rows ('rows each'); s = seconds of training until then, looks not counted, on whatever machine "
         "and beside whatever else ran. Loss: mean cross-entropy in nats. A run ends after "
