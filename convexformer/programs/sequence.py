@@ -238,8 +238,9 @@ class Stochastic(SequenceForm):
 class Substochastic(Stochastic):
     r"""As ``Stochastic``, with rows of ``W1`` that sum to at most 1: a row may look away.
 
-    The same as a further token of zeros. The penalty is :math:`\sum_{\pm, q, l} \max_t \|(C^\pm_{ql})_t\|_1`, the
-    printed form of the theorem, with a matrix :math:`C^\pm \ge 0` for either sign.
+    The same as a further token of zeros. The penalty is :math:`\sum_{\pm, q, l} \max_t \|(C^\pm_{ql})_t\|_1` with a
+    matrix :math:`C^\pm \ge 0` for either sign: the largest row sums that the theorem prints. Those of
+    :math:`|C^+_{ql} - C^-_{ql}|`, one for both signs, would give no more than a lower bound.
 
     Examples
     --------
@@ -323,7 +324,7 @@ def sequence_program(
     - ``"single_row"``: :math:`W_1 = e_t a^\top`; separates into a program per target row that share the data;
     - ``"stochastic"``: row-stochastic :math:`W_1`, shared by all samples (Theorem A.1, corrected): ``2 d c`` heads
       suffice;
-    - ``"substochastic"``: rows of :math:`W_1` sum to at most 1 (the theorem as printed).
+    - ``"substochastic"``: rows of :math:`W_1` sum to at most 1 (the theorem's largest row sums, for either sign).
 
     Parameters
     ----------

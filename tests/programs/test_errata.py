@@ -5,7 +5,14 @@ import numpy as np
 import pytest
 import torch
 
-from convexformer import ConvexAttention, ConvexAttentionRegressor, Heads, attention_program, pad_sequences
+from convexformer import (
+    ConvexAttention,
+    ConvexAttentionRegressor,
+    Heads,
+    attention_program,
+    pad_sequences,
+    sequence_program,
+)
 from convexformer.nn import train
 from convexformer.solvers import Fista, GroupL2, get_penalty, solve
 
@@ -38,6 +45,22 @@ def test_sequence_counterexample():
     printed = cp.Problem(cp.Minimize(fit + beta * printed_decay)).solve(solver="CLARABEL")
     assert exact == pytest.approx(0.254975, abs=1e-7)
     assert printed == pytest.approx(0.00995, abs=1e-7)
+
+
+def test_one_maximum_of_row_sums_for_both_signs_is_a_relaxation_for_substochastic_attention_too():
+    # Attention is not negative: targets of either sign need a head each, which a norm of their difference does not say.
+    X, Y, alpha = np.eye(2), np.array([[1.0, 0.0], [0.0, -1.0]]), 0.05
+    program = sequence_program(X[:, :, None], Y[:, :, None], alpha=alpha, form="substochastic")
+    certificate = solve(program, Fista(), tol=1e-9).certificate
+    plus, minus = cp.Variable((2, 2), nonneg=True), cp.Variable((2, 2), nonneg=True)
+    fit = cp.sum_squares(X @ (plus - minus).T - Y) / 4
+
+    def optimum(*matrices):
+        decay = sum(cp.max(cp.sum(matrix, axis=1)) for matrix in matrices)
+        return cp.Problem(cp.Minimize(fit + alpha * decay)).solve(solver="CLARABEL")
+
+    assert certificate.primal == pytest.approx(optimum(plus, minus), rel=1e-6)
+    assert optimum(plus + minus) < 0.6 * certificate.dual
 
 
 @pytest.mark.parametrize("penalty", ["group_l2", "nuclear"])
